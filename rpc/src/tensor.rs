@@ -1,0 +1,78 @@
+use grpcxx_memory::Buffer;
+
+use crate::{Code, DType, Shape, Status};
+
+/// What a tensor is, without its data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorMeta {
+    /// Element type.
+    pub dtype: DType,
+    /// Dimensions.
+    pub shape: Shape,
+    /// The value of a branch that was not taken; its data means nothing.
+    pub is_dead: bool,
+    /// Length of the data: elements times their size, or that of the serialized TensorProto.
+    pub data_bytes: u64,
+}
+
+/// A tensor and its data, as it travels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// Element type.
+    pub dtype: DType,
+    /// Dimensions.
+    pub shape: Shape,
+    /// The value of a branch that was not taken; its data means nothing.
+    pub is_dead: bool,
+    /// Row-major little-endian elements; for strings, resources and variants a serialized TensorProto.
+    pub data: Buffer,
+}
+
+impl Tensor {
+    /// A live tensor over `data`.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if the data is not as long as type and shape ask for.
+    pub fn new(dtype: DType, shape: Shape, data: impl Into<Buffer>) -> Result<Self, Status> {
+        let data = data.into();
+        if let Some(element_bytes) = dtype.element_bytes() {
+            let expected = shape.num_elements().checked_mul(element_bytes as u64);
+            if expected != Some(data.len() as u64) {
+                return Err(Status::new(
+                    Code::InvalidArgument,
+                    format!(
+                        "a {dtype} tensor of shape {shape} needs {} x {element_bytes} bytes of data, not {}",
+                        shape.num_elements(),
+                        data.len()
+                    ),
+                ));
+            }
+        }
+        Ok(Self {
+            dtype,
+            shape,
+            is_dead: false,
+            data,
+        })
+    }
+
+    /// The dead tensor that star peers send.
+    pub fn dead() -> Self {
+        Self {
+            dtype: DType::Float32,
+            shape: Shape::new(&[0]).expect("one empty dimension"),
+            is_dead: true,
+            data: Buffer::new(),
+        }
+    }
+
+    /// The description of this tensor.
+    pub fn meta(&self) -> TensorMeta {
+        TensorMeta {
+            dtype: self.dtype,
+            shape: self.shape.clone(),
+            is_dead: self.is_dead,
+            data_bytes: self.data.len() as u64,
+        }
+    }
+}

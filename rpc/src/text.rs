@@ -1,0 +1,119 @@
+use std::borrow::Borrow;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::ops::Deref;
+
+use grpcxx_memory::Buffer;
+
+/// Shared UTF-8 text over a [`Buffer`]: a name or a key, cloned and kept without a copy.
+#[derive(Clone, Default)]
+pub struct Text(Buffer);
+
+/// Bytes that are not UTF-8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not UTF-8 at byte {at_byte}")]
+pub struct NotUtf8 {
+    /// Offset of the first byte that does not belong to a character.
+    pub at_byte: usize,
+}
+
+impl Text {
+    /// The text as a string slice.
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).expect("checked when the text was made")
+    }
+
+    /// The memory behind the text.
+    pub fn as_buffer(&self) -> &Buffer {
+        &self.0
+    }
+}
+
+impl TryFrom<Buffer> for Text {
+    type Error = NotUtf8;
+
+    fn try_from(bytes: Buffer) -> Result<Self, NotUtf8> {
+        match std::str::from_utf8(&bytes) {
+            Ok(_) => Ok(Self(bytes)),
+            Err(error) => Err(NotUtf8 {
+                at_byte: error.valid_up_to(),
+            }),
+        }
+    }
+}
+
+impl From<&str> for Text {
+    fn from(text: &str) -> Self {
+        Self(Buffer::from(text.as_bytes().to_vec()))
+    }
+}
+
+impl From<String> for Text {
+    fn from(text: String) -> Self {
+        Self(Buffer::from(text.into_bytes()))
+    }
+}
+
+impl Deref for Text {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        self.as_str()
+    }
+}
+
+impl PartialEq for Text {
+    fn eq(&self, other: &Self) -> bool {
+        self.0[..] == other.0[..]
+    }
+}
+
+impl Eq for Text {}
+
+impl PartialOrd for Text {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Text {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0[..].cmp(&other.0[..])
+    }
+}
+
+impl Hash for Text {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_str().hash(state);
+    }
+}
+
+impl Borrow<str> for Text {
+    fn borrow(&self) -> &str {
+        self.as_str()
+    }
+}
+
+impl PartialEq<str> for Text {
+    fn eq(&self, other: &str) -> bool {
+        &self.0[..] == other.as_bytes()
+    }
+}
+
+impl PartialEq<&str> for Text {
+    fn eq(&self, other: &&str) -> bool {
+        self == *other
+    }
+}
+
+impl fmt::Display for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self)
+    }
+}
+
+impl fmt::Debug for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_str(), f)
+    }
+}

@@ -1,0 +1,1 @@
+//! A shared-nothing tensor RPC runtime that speaks GRPC++, the star protocol of DeepRec.

@@ -1,0 +1,105 @@
+use grpcxx_memory::Buffer;
+
+/// Bytes that leave a link together: a head, with payload spliced in by reference.
+///
+/// A frame moves into [`Transport::send`](crate::Transport::send) and comes back in
+/// [`LinkHandler::sent`](crate::LinkHandler::sent), so its memory can be used again.
+#[derive(Debug, Default)]
+pub struct Frame {
+    bytes: Vec<u8>,
+    splices: Vec<Splice>,
+    payload_bytes: u64,
+    /// The sender's own mark; links never look at it.
+    pub token: u64,
+}
+
+#[derive(Debug)]
+struct Splice {
+    at: usize,
+    buffer: Buffer,
+}
+
+impl Frame {
+    /// An empty frame.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The copied part, to append to.
+    pub fn bytes_mut(&mut self) -> &mut Vec<u8> {
+        &mut self.bytes
+    }
+
+    /// The copied part, without the splices.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Splices `payload` in behind the bytes written so far, without a copy.
+    pub fn attach(&mut self, payload: Buffer) {
+        if payload.is_empty() {
+            return;
+        }
+        self.payload_bytes += payload.len() as u64;
+        self.splices.push(Splice {
+            at: self.bytes.len(),
+            buffer: payload,
+        });
+    }
+
+    /// Length on the link, in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.bytes.len() as u64 + self.payload_bytes
+    }
+
+    /// Number of pieces that [`Frame::segment`] knows, empty ones included.
+    pub fn segment_count(&self) -> usize {
+        2 * self.splices.len() + 1
+    }
+
+    /// The piece with this index; in ascending order the pieces are the frame. Some may be empty.
+    pub fn segment(&self, index: usize) -> &[u8] {
+        let splice = index / 2;
+        if index % 2 == 1 {
+            return &self.splices[splice].buffer;
+        }
+        let from = splice.checked_sub(1).map_or(0, |p| self.splices[p].at);
+        let to = self.splices.get(splice).map_or(self.bytes.len(), |s| s.at);
+        &self.bytes[from..to]
+    }
+
+    /// All pieces in order.
+    pub fn segments(&self) -> impl Iterator<Item = &[u8]> {
+        (0..self.segment_count()).map(|index| self.segment(index))
+    }
+
+    /// Empties the frame and drops its references, but keeps its memory.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.splices.clear();
+        self.payload_bytes = 0;
+        self.token = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_are_the_frame_in_order() {
+        let mut frame = Frame::new();
+        frame.bytes_mut().extend_from_slice(b"head");
+        frame.attach(Buffer::from(&b"payload"[..]));
+        frame.attach(Buffer::from(&b"more"[..]));
+        frame.bytes_mut().extend_from_slice(b"tail");
+        assert_eq!(
+            frame.segments().collect::<Vec<_>>().concat(),
+            b"headpayloadmoretail"
+        );
+        assert_eq!(frame.len_bytes(), 19);
+        frame.clear();
+        assert_eq!(frame.len_bytes(), 0);
+        assert_eq!(frame.segments().map(<[u8]>::len).sum::<usize>(), 0);
+    }
+}

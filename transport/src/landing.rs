@@ -1,0 +1,85 @@
+use grpcxx_memory::BufferMut;
+
+/// Memory on its way to being filled from a link.
+#[derive(Debug)]
+pub struct Landing {
+    buffer: BufferMut,
+    filled_bytes: usize,
+}
+
+impl Landing {
+    /// A landing that wants all of `buffer`.
+    pub fn new(buffer: BufferMut) -> Self {
+        Self {
+            buffer,
+            filled_bytes: 0,
+        }
+    }
+
+    /// Bytes still wanted.
+    pub fn remaining_bytes(&self) -> usize {
+        self.buffer.len() - self.filled_bytes
+    }
+
+    /// Whether all bytes are there.
+    pub fn is_full(&self) -> bool {
+        self.remaining_bytes() == 0
+    }
+
+    /// The part that is not filled yet.
+    pub fn unfilled(&mut self) -> &mut [u8] {
+        &mut self.buffer[self.filled_bytes..]
+    }
+
+    /// Notes that `bytes` more bytes of [`Landing::unfilled`] hold data.
+    ///
+    /// # Panics
+    /// If that is more than was unfilled.
+    pub fn advance(&mut self, bytes: usize) {
+        assert!(bytes <= self.remaining_bytes(), "landing overrun");
+        self.filled_bytes += bytes;
+    }
+
+    /// Copies as much of `bytes` as still fits and returns how much that was.
+    pub fn fill_from(&mut self, bytes: &[u8]) -> usize {
+        let count = bytes.len().min(self.remaining_bytes());
+        self.unfilled()[..count].copy_from_slice(&bytes[..count]);
+        self.advance(count);
+        count
+    }
+
+    /// The memory, filled or not.
+    pub fn into_buffer(self) -> BufferMut {
+        self.buffer
+    }
+}
+
+/// What a link shall do with the bytes that come next.
+#[derive(Debug)]
+pub enum Next {
+    /// Show them, once at least this many are there; at most [`HEAD_BYTES_MAX`](crate::HEAD_BYTES_MAX).
+    Head {
+        /// Fewest bytes worth showing, at least 1.
+        at_least_bytes: usize,
+    },
+    /// Fill this memory with them.
+    Land(Landing),
+    /// Drop this many of them, then show at least as many as the second field says.
+    Discard {
+        /// Bytes to drop.
+        bytes: u64,
+        /// As in [`Next::Head`], for what follows.
+        then_at_least_bytes: usize,
+    },
+    /// Take nothing from the link until [`Transport::resume`](crate::Transport::resume).
+    Pause,
+}
+
+/// How far a handler came with the bytes it was shown.
+#[derive(Debug)]
+pub struct Progress {
+    /// Bytes it is done with.
+    pub consumed_bytes: usize,
+    /// What it wants for the rest.
+    pub next: Next,
+}

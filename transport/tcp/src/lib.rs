@@ -1,0 +1,1 @@
+//! TCP links, over io_uring where it works and over epoll elsewhere.
