@@ -8,6 +8,7 @@
 mod dtype;
 mod message;
 mod method;
+pub mod proto;
 mod shape;
 mod status;
 mod tensor;
