@@ -5,11 +5,15 @@ use crate::{HEAD_BYTES_MAX, Landing, LinkHandler, LinkId, Next, Outcome};
 /// Drivers ask [`Inbound::target`] where the next read shall go. Bytes read into the driver's staging memory
 /// go to [`Inbound::offer`]; bytes read straight into a landing are reported with [`Inbound::landed_direct`].
 ///
-/// Invariants: `carry` is shorter than the head that is waited for; bytes are held back only in [`Next::Pause`].
+/// Invariants, checked at the end of [`Inbound::offer`]: bytes are held back only while the link is paused,
+/// or while they are fewer than the head that is waited for. Memory for the latter is there from the start,
+/// so a link allocates only when it is paused with bytes at hand, and keeps that memory for the next pause.
 #[derive(Debug)]
 pub struct Inbound {
     state: State,
-    carry: Vec<u8>,
+    held: Vec<u8>,
+    /// `held` is used up to here.
+    held_from: usize,
 }
 
 #[derive(Debug)]
@@ -23,6 +27,7 @@ enum State {
         then_at_least_bytes: usize,
     },
     Paused,
+    Lost,
 }
 
 /// Where the next read shall go.
@@ -32,32 +37,35 @@ pub enum ReadTarget<'a> {
     Staging,
     /// Straight into final memory.
     Direct(&'a mut [u8]),
-    /// Nowhere: the link is paused.
+    /// Nowhere: the link is paused or lost.
     Paused,
 }
 
-/// Landings that want less are read through staging memory, together with what follows them.
-const DIRECT_BYTES_MIN: usize = 8192;
-
 impl Inbound {
-    /// The receiving half of a fresh link.
+    /// The receiving half of a fresh link. As after [`Inbound::resume`], the caller must call
+    /// [`Inbound::offer`] once from its next turn, with no bytes if it has none: an empty landing is full.
+    ///
+    /// # Panics
+    /// If the order asks for a head of no bytes or of more than [`HEAD_BYTES_MAX`].
     pub fn new(next: Next) -> Self {
-        let mut inbound = Self {
-            state: State::Paused,
-            carry: Vec::new(),
-        };
-        inbound.set(next);
-        inbound
+        Self {
+            state: State::from(next),
+            held: Vec::with_capacity(HEAD_BYTES_MAX),
+            held_from: 0,
+        }
     }
 
     /// Where the next read shall go.
     pub fn target(&mut self) -> ReadTarget<'_> {
+        let nothing_held = self.held_bytes() == 0;
         match &mut self.state {
-            State::Land(landing) if landing.remaining_bytes() >= DIRECT_BYTES_MIN => {
+            State::Land(landing)
+                if nothing_held && landing.remaining_bytes() >= DIRECT_BYTES_MIN =>
+            {
                 ReadTarget::Direct(landing.unfilled())
             }
             State::Head { .. } | State::Land(_) | State::Discard { .. } => ReadTarget::Staging,
-            State::Paused => ReadTarget::Paused,
+            State::Paused | State::Lost => ReadTarget::Paused,
         }
     }
 
@@ -66,20 +74,34 @@ impl Inbound {
         matches!(self.state, State::Paused)
     }
 
+    /// Bytes taken and not shown yet: a head that is not complete, or what came with a pause.
+    pub fn held_bytes(&self) -> usize {
+        self.held.len() - self.held_from
+    }
+
     /// Ends a pause. The caller must then call [`Inbound::offer`] once, with no bytes if it has none, from
     /// its next turn: bytes held back during the pause may be enough for an event.
     ///
     /// # Errors
     /// The order comes back if the link is not paused.
+    ///
+    /// # Panics
+    /// As [`Inbound::new`].
     pub fn resume(&mut self, next: Next) -> Result<(), Next> {
         if !self.is_paused() {
             return Err(next);
         }
-        self.set(next);
+        self.state = State::from(next);
         Ok(())
     }
 
     /// Takes bytes that were read into staging memory. Returns the number of events.
+    ///
+    /// A head that began in an earlier call is shown on its own, with not a byte more than was asked for.
+    ///
+    /// # Panics
+    /// If the handler claims more bytes than it was shown, answers with a [`Next::Head`] that the bytes left
+    /// over satisfy already, or goes on for ever without taking a byte.
     pub fn offer<A>(
         &mut self,
         link: LinkId,
@@ -87,17 +109,31 @@ impl Inbound {
         handler: &mut dyn LinkHandler<A>,
     ) -> usize {
         let mut events = 0;
-        if !self.carry.is_empty() {
-            let mut joined = std::mem::take(&mut self.carry);
-            joined.extend_from_slice(bytes);
-            events += self.work(link, &mut joined.as_slice(), handler);
-            return events;
+        while self.held_bytes() > 0 && !matches!(self.state, State::Paused | State::Lost) {
+            if let State::Head { at_least_bytes } = self.state {
+                let missing = at_least_bytes.saturating_sub(self.held_bytes());
+                let (top_up, rest) = bytes.split_at(missing.min(bytes.len()));
+                self.hold(top_up);
+                bytes = rest;
+                if top_up.len() < missing {
+                    return events;
+                }
+            }
+            let held = std::mem::take(&mut self.held);
+            let used = self.work(link, &held[self.held_from..], handler, &mut events);
+            self.held = held;
+            self.held_from += used;
         }
-        events += self.work(link, &mut bytes, handler);
+        let used = self.work(link, bytes, handler, &mut events);
+        self.hold(&bytes[used..]);
+        self.check();
         events
     }
 
     /// Notes that `bytes` bytes were read straight into the landing. Returns the number of events.
+    ///
+    /// # Panics
+    /// If no landing waits, or fewer bytes were wanted.
     pub fn landed_direct<A>(
         &mut self,
         link: LinkId,
@@ -105,108 +141,135 @@ impl Inbound {
         handler: &mut dyn LinkHandler<A>,
     ) -> usize {
         let State::Land(landing) = &mut self.state else {
-            unreachable!("a direct read needs a landing");
+            panic!("a direct read of {bytes} bytes, but no landing waits");
         };
         landing.advance(bytes);
-        self.finish_landing(link, handler)
+        self.offer(link, &[], handler)
     }
 
-    /// Gives the landing back when the link dies. Returns the number of events.
+    /// Gives the landing back when the link dies, and drops what was held. Returns the number of events.
+    /// Whatever is offered afterwards is ignored.
     pub fn lose<A>(&mut self, link: LinkId, handler: &mut dyn LinkHandler<A>) -> usize {
-        match std::mem::replace(&mut self.state, State::Paused) {
+        self.held = Vec::new();
+        self.held_from = 0;
+        match std::mem::replace(&mut self.state, State::Lost) {
             State::Land(landing) => {
                 handler.landed(link, landing, Outcome::Lost);
                 1
             }
-            State::Head { .. } | State::Discard { .. } | State::Paused => 0,
+            State::Head { .. } | State::Discard { .. } | State::Paused | State::Lost => 0,
         }
     }
 
-    fn set(&mut self, next: Next) {
-        self.state = match next {
-            Next::Head { at_least_bytes } => State::Head {
-                at_least_bytes: checked_head(at_least_bytes),
-            },
-            Next::Land(landing) => State::Land(landing),
-            Next::Discard {
-                bytes,
-                then_at_least_bytes,
-            } => State::Discard {
-                bytes,
-                then_at_least_bytes: checked_head(then_at_least_bytes),
-            },
-            Next::Pause => State::Paused,
-        };
-    }
-
+    /// Follows the orders through `bytes` and returns how many of them it used. What is left over is to be held.
     fn work<A>(
         &mut self,
         link: LinkId,
-        bytes: &mut &[u8],
+        bytes: &[u8],
         handler: &mut dyn LinkHandler<A>,
+        events: &mut usize,
     ) -> usize {
-        let mut events = 0;
+        let mut used = 0;
+        let mut idle_steps = 0;
         loop {
+            let rest = &bytes[used..];
+            let used_before = used;
             match &mut self.state {
                 State::Head { at_least_bytes } => {
-                    if bytes.len() < *at_least_bytes {
-                        self.carry.extend_from_slice(bytes);
-                        return events;
+                    if rest.len() < *at_least_bytes {
+                        return used;
                     }
-                    let progress = handler.received(link, bytes);
-                    events += 1;
-                    *bytes = &bytes[progress.consumed_bytes..];
+                    let progress = handler.received(link, rest);
+                    *events += 1;
+                    let consumed = progress.consumed_bytes;
+                    assert!(
+                        consumed <= rest.len(),
+                        "a handler was shown {} bytes and claims to have consumed {consumed}",
+                        rest.len()
+                    );
+                    used += consumed;
                     if let Next::Head { at_least_bytes } = progress.next {
+                        let left = rest.len() - consumed;
                         assert!(
-                            at_least_bytes > bytes.len(),
-                            "a handler must use the bytes it asked for"
+                            at_least_bytes > left,
+                            "a handler left {left} bytes over and asks for {at_least_bytes}: it must consume what it can use"
                         );
                     }
-                    self.set(progress.next);
+                    self.state = State::from(progress.next);
                 }
                 State::Land(landing) => {
-                    let count = landing.fill_from(bytes);
-                    *bytes = &bytes[count..];
+                    used += landing.fill_from(rest);
                     if !landing.is_full() {
-                        return events;
+                        return used;
                     }
-                    events += self.finish_landing(link, handler);
+                    if let State::Land(landing) = std::mem::replace(&mut self.state, State::Lost) {
+                        *events += 1;
+                        self.state = State::from(handler.landed(link, landing, Outcome::Done));
+                    }
                 }
                 State::Discard {
                     bytes: left,
                     then_at_least_bytes,
                 } => {
-                    let count = usize::try_from(*left)
-                        .unwrap_or(usize::MAX)
-                        .min(bytes.len());
-                    *bytes = &bytes[count..];
+                    let count = usize::try_from(*left).unwrap_or(usize::MAX).min(rest.len());
+                    used += count;
                     *left -= count as u64;
                     if *left > 0 {
-                        return events;
+                        return used;
                     }
                     self.state = State::Head {
                         at_least_bytes: *then_at_least_bytes,
                     };
                 }
-                State::Paused => {
-                    self.carry.extend_from_slice(bytes);
-                    return events;
-                }
+                State::Paused => return used,
+                State::Lost => return bytes.len(),
             }
+            idle_steps = if used == used_before {
+                idle_steps + 1
+            } else {
+                0
+            };
+            assert!(
+                idle_steps < IDLE_STEPS_MAX,
+                "a handler answered {idle_steps} times without taking a byte"
+            );
         }
     }
 
-    fn finish_landing<A>(&mut self, link: LinkId, handler: &mut dyn LinkHandler<A>) -> usize {
-        match std::mem::replace(&mut self.state, State::Paused) {
-            State::Land(landing) if landing.is_full() => {
-                let next = handler.landed(link, landing, Outcome::Done);
-                self.set(next);
-                1
-            }
-            state => {
-                self.state = state;
-                0
-            }
+    fn hold(&mut self, bytes: &[u8]) {
+        if self.held_from > 0 {
+            self.held.drain(..self.held_from);
+            self.held_from = 0;
+        }
+        self.held.extend_from_slice(bytes);
+    }
+
+    fn check(&self) {
+        let held = self.held_bytes();
+        let legal = match self.state {
+            State::Head { at_least_bytes } => held < at_least_bytes,
+            State::Land(_) | State::Discard { .. } | State::Lost => held == 0,
+            State::Paused => true,
+        };
+        assert!(legal, "{held} bytes are held in {:?}", self.state);
+    }
+}
+
+impl From<Next> for State {
+    fn from(next: Next) -> Self {
+        match next {
+            Next::Head { at_least_bytes } => Self::Head {
+                at_least_bytes: checked_head(at_least_bytes),
+            },
+            Next::Land(landing) => Self::Land(landing),
+            Next::Discard {
+                bytes,
+                then_at_least_bytes,
+            } => Self::Discard {
+                bytes,
+                then_at_least_bytes: checked_head(then_at_least_bytes),
+            },
+            Next::Pause => Self::Paused,
         }
     }
 }
@@ -214,7 +277,16 @@ impl Inbound {
 fn checked_head(at_least_bytes: usize) -> usize {
     assert!(
         (1..=HEAD_BYTES_MAX).contains(&at_least_bytes),
-        "a head of {at_least_bytes} bytes cannot be asked for"
+        "a head of {at_least_bytes} bytes was asked for, 1 to {HEAD_BYTES_MAX} are allowed"
     );
     at_least_bytes
 }
+
+/// Landings that want less are read through staging memory, together with what follows them.
+const DIRECT_BYTES_MIN: usize = 8192;
+
+/// More steps in a row that take no byte are a handler that turns in circles. Empty landings are such steps.
+const IDLE_STEPS_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests;

@@ -16,6 +16,11 @@ impl Landing {
         }
     }
 
+    /// Bytes that are there.
+    pub fn filled_bytes(&self) -> usize {
+        self.filled_bytes
+    }
+
     /// Bytes still wanted.
     pub fn remaining_bytes(&self) -> usize {
         self.buffer.len() - self.filled_bytes
@@ -36,7 +41,11 @@ impl Landing {
     /// # Panics
     /// If that is more than was unfilled.
     pub fn advance(&mut self, bytes: usize) {
-        assert!(bytes <= self.remaining_bytes(), "landing overrun");
+        assert!(
+            bytes <= self.remaining_bytes(),
+            "{bytes} bytes landed where {} were wanted",
+            self.remaining_bytes()
+        );
         self.filled_bytes += bytes;
     }
 
@@ -82,4 +91,27 @@ pub struct Progress {
     pub consumed_bytes: usize,
     /// What it wants for the rest.
     pub next: Next,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_landing_takes_what_it_wants_and_no_more() {
+        let mut landing = Landing::new(BufferMut::zeroed(5));
+        assert_eq!(landing.fill_from(b"abc"), 3);
+        landing.unfilled()[0] = b'd';
+        landing.advance(1);
+        assert_eq!((landing.filled_bytes(), landing.remaining_bytes()), (4, 1));
+        assert_eq!(landing.fill_from(b"efg"), 1);
+        assert!(landing.is_full());
+        assert_eq!(&landing.into_buffer()[..], b"abcde");
+    }
+
+    #[test]
+    #[should_panic(expected = "6 bytes landed where 5 were wanted")]
+    fn a_landing_cannot_be_overrun() {
+        Landing::new(BufferMut::zeroed(5)).advance(6);
+    }
 }

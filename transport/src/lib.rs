@@ -12,6 +12,8 @@
 //! - Frames leave a link in the order in which it accepted them, and no other bytes come between theirs.
 //! - A call that is refused changes nothing and hands its value back.
 
+#![forbid(unsafe_code)]
+
 mod frame;
 mod id;
 mod inbound;
