@@ -13,6 +13,7 @@ mod shape;
 mod status;
 mod tensor;
 mod text;
+pub mod wire;
 
 pub use dtype::{DType, DTypeClass};
 pub use message::{GraphCall, Request, Response};

@@ -1,0 +1,18 @@
+//! The bytes of star: headers, tensor records, graph metadata, and the hot protobuf messages.
+//!
+//! Encoders append to memory that the caller reuses. Decoders take bytes of any origin: they never panic,
+//! and check every length and count before they ask for memory. `docs/wire.md` describes the layout.
+
+mod announcement;
+mod graph;
+mod header;
+mod reader;
+mod receive;
+mod record;
+
+pub use announcement::{Announcement, Features};
+pub use graph::{decode_graph_metadata, decode_names, encode_graph_metadata, encode_names};
+pub use header::{CANCEL_METHOD, HEADER_BYTES, RequestHeader, ResponseHeader, WrongId};
+pub use reader::{Malformed, Problem, Reader};
+pub use receive::{ReceiveRequest, decode_receive, encode_receive, receive_bytes};
+pub use record::{RECORD_BYTES, RecordError, decode_record, encode_record};
