@@ -1,73 +1,156 @@
-use std::ops::{Deref, DerefMut, RangeBounds};
+#![expect(unsafe_code, reason = "a pointer and a length become a slice")]
+
+use std::fmt;
+use std::ops::{Bound, Deref, RangeBounds};
+use std::ptr::NonNull;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
-/// Memory with one owner, which may write it.
-#[derive(Debug, Default)]
-pub struct BufferMut {
-    bytes: Vec<u8>,
-}
+use crate::BufferMut;
+use crate::block::SharedBlock;
+use crate::buffer_mut::DropOnly;
+use crate::heap::HeapBlock;
+use crate::region::Region;
 
 /// Read-only memory with any number of owners.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+///
+/// Buffers are equal if their bytes are.
+#[derive(Clone)]
 pub struct Buffer {
-    bytes: Bytes,
+    start: NonNull<u8>,
+    len: usize,
+    owner: SharedOwner,
 }
 
-impl BufferMut {
-    /// `len` zero bytes from the heap.
-    pub fn zeroed(len: usize) -> Self {
-        Self {
-            bytes: vec![0; len],
-        }
-    }
-
-    /// Gives up the right to write.
-    pub fn freeze(self) -> Buffer {
-        Buffer::from(self.bytes)
-    }
-
-    /// Shortens the buffer to its first `len` bytes; longer values change nothing.
-    pub fn truncate(&mut self, len: usize) {
-        self.bytes.truncate(len);
-    }
+/// What keeps the bytes of a [`Buffer`] alive.
+#[derive(Clone)]
+pub(crate) enum SharedOwner {
+    /// They live as long as the program.
+    Static,
+    Arena(SharedBlock),
+    Heap(Arc<HeapBlock>),
+    Foreign(#[expect(dead_code, reason = "held to be dropped")] Arc<dyn Send + Sync>),
 }
 
-impl Deref for BufferMut {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-impl DerefMut for BufferMut {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes
-    }
-}
-
-impl From<Vec<u8>> for BufferMut {
-    fn from(bytes: Vec<u8>) -> Self {
-        Self { bytes }
-    }
-}
+// SAFETY: the bytes are only read while buffers over them exist, and each kind of owner is `Send` and `Sync`.
+unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// An empty buffer, which owns nothing.
     pub const fn new() -> Self {
         Self {
-            bytes: Bytes::new(),
+            start: NonNull::dangling(),
+            len: 0,
+            owner: SharedOwner::Static,
         }
     }
 
-    /// The part of this buffer in `range`, sharing the same memory.
+    /// The bytes that `owner` refers to, without a copy; it is dropped, on any thread, with the last buffer.
+    pub fn from_owner(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
+        let owner = Arc::new(owner);
+        let bytes = (*owner).as_ref();
+        let (start, len) = (NonNull::from(bytes).cast(), bytes.len());
+        // SAFETY: the bytes are borrowed from a value that never moves and that nobody but its drop can touch again,
+        // so the borrow could last as long as the value does.
+        unsafe { Self::from_parts(start, len, SharedOwner::Foreign(owner)) }
+    }
+
+    /// Memory that somebody else made and may read too; `owner` is dropped, on any thread, with the last buffer.
+    ///
+    /// # Safety
+    /// `start` points to `len` initialised bytes outside of the box itself that stay there, and that nothing writes,
+    /// until `owner` is dropped. `len` is at most `isize::MAX`.
+    pub unsafe fn from_foreign(start: NonNull<u8>, len: usize, owner: Box<dyn Send>) -> Self {
+        let owner = SharedOwner::Foreign(Arc::new(DropOnly::new(owner)));
+        // SAFETY: stated by the caller.
+        unsafe { Self::from_parts(start, len, owner) }
+    }
+
+    /// # Safety
+    /// `owner` keeps `len` initialised bytes at `start`, which nothing writes while a buffer over them exists.
+    #[inline]
+    pub(crate) unsafe fn from_parts(start: NonNull<u8>, len: usize, owner: SharedOwner) -> Self {
+        Self { start, len, owner }
+    }
+
+    /// The part of this buffer in `range`, sharing the same memory. An empty part owns nothing.
     ///
     /// # Panics
     /// If the range reaches beyond the buffer.
+    #[inline]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
+        let first = match range.start_bound() {
+            Bound::Included(&first) => first,
+            Bound::Excluded(&before) => before.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&last) => last.saturating_add(1),
+            Bound::Excluded(&end) => end,
+            Bound::Unbounded => self.len,
+        };
+        assert!(
+            first <= end && end <= self.len,
+            "slice {first}..{end} of a buffer of {} bytes",
+            self.len
+        );
+        if first == end {
+            return Self::new();
+        }
         Self {
-            bytes: self.bytes.slice(range),
+            // SAFETY: `first` is inside of the buffer, as just asserted.
+            start: unsafe { self.start.add(first) },
+            len: end - first,
+            owner: self.owner.clone(),
+        }
+    }
+
+    /// The buffer of `part`, sharing the same memory, or `None` unless all of `part` lies in this buffer.
+    pub fn slice_ref(&self, part: &[u8]) -> Option<Self> {
+        if part.is_empty() {
+            return Some(Self::new());
+        }
+        let first = part.as_ptr().addr().checked_sub(self.start.addr().get())?;
+        let end = first.checked_add(part.len())?;
+        (end <= self.len).then(|| self.slice(first..end))
+    }
+
+    /// The right to write, without a copy.
+    ///
+    /// # Errors
+    /// The buffer itself, if other buffers share its memory, or if that is neither an arena's nor the heap's.
+    pub fn try_into_mut(self) -> Result<BufferMut, Self> {
+        let Self { start, len, owner } = self;
+        let owner = match owner {
+            SharedOwner::Arena(block) => match block.into_unique() {
+                // SAFETY: the bytes belong to the block, which nobody else refers to now.
+                Ok(block) => return Ok(unsafe { BufferMut::from_block(block, start, len) }),
+                Err(block) => SharedOwner::Arena(block),
+            },
+            SharedOwner::Heap(block) => match Arc::try_unwrap(block) {
+                // SAFETY: the bytes belong to the heap block, which nobody else refers to now.
+                Ok(block) => return Ok(unsafe { BufferMut::from_heap(block, start, len) }),
+                Err(block) => SharedOwner::Heap(block),
+            },
+            SharedOwner::Static if len == 0 => return Ok(BufferMut::new()),
+            other => other,
+        };
+        Err(Self { start, len, owner })
+    }
+
+    /// Whether the memory is an arena's.
+    pub fn is_arena(&self) -> bool {
+        matches!(self.owner, SharedOwner::Arena(_))
+    }
+
+    /// The region of the arena that the memory lies in, if it is an arena's.
+    pub fn region(&self) -> Option<Region> {
+        match &self.owner {
+            SharedOwner::Arena(block) => Some(block.region()),
+            _ => None,
         }
     }
 }
@@ -75,35 +158,240 @@ impl Buffer {
 impl Deref for Buffer {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
-        &self.bytes
+        // SAFETY: the owner keeps `len` initialised bytes there, which nobody writes.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl PartialEq for Buffer {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for Buffer {}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let memory = match self.owner {
+            SharedOwner::Static => "static",
+            SharedOwner::Arena(_) => "arena",
+            SharedOwner::Heap(_) => "heap",
+            SharedOwner::Foreign(_) => "foreign",
+        };
+        write!(f, "Buffer({} bytes, {memory})", self.len)
+    }
+}
+
+impl From<BufferMut> for Buffer {
+    fn from(buffer: BufferMut) -> Self {
+        buffer.freeze()
     }
 }
 
 impl From<Vec<u8>> for Buffer {
     fn from(bytes: Vec<u8>) -> Self {
-        Self {
-            bytes: bytes.into(),
-        }
+        BufferMut::from(bytes).freeze()
     }
 }
 
 impl From<Bytes> for Buffer {
     fn from(bytes: Bytes) -> Self {
-        Self { bytes }
+        if bytes.is_empty() {
+            return Self::new();
+        }
+        Self::from_owner(bytes)
     }
 }
 
 impl From<Buffer> for Bytes {
     fn from(buffer: Buffer) -> Self {
-        buffer.bytes
+        match buffer.owner {
+            // SAFETY: bytes without an owner live as long as the program and are never written.
+            SharedOwner::Static => Self::from_static(unsafe {
+                std::slice::from_raw_parts(buffer.start.as_ptr(), buffer.len)
+            }),
+            _ => Self::from_owner(buffer),
+        }
     }
 }
 
 impl From<&'static [u8]> for Buffer {
     fn from(bytes: &'static [u8]) -> Self {
         Self {
-            bytes: Bytes::from_static(bytes),
+            start: NonNull::from(bytes).cast(),
+            len: bytes.len(),
+            owner: SharedOwner::Static,
         }
+    }
+}
+
+const _: () = assert!(size_of::<Buffer>() <= 40);
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::{Arena, ArenaOptions};
+
+    fn arena() -> Arena {
+        Arena::new(ArenaOptions {
+            capacity_bytes: 1 << 20,
+            huge_pages: false,
+        })
+        .unwrap()
+    }
+
+    fn digits(mut buffer: BufferMut) -> Buffer {
+        buffer.copy_from_slice(b"0123456789");
+        buffer.freeze()
+    }
+
+    /// The same ten bytes in every kind of memory.
+    fn all_kinds(arena: &mut Arena) -> Vec<Buffer> {
+        let foreign = Box::new(b"0123456789".to_vec());
+        let start = NonNull::from(foreign.as_slice()).cast();
+        vec![
+            Buffer::from(&b"0123456789"[..]),
+            digits(arena.allocate(10).unwrap()),
+            digits(BufferMut::zeroed(10)),
+            Buffer::from(Bytes::copy_from_slice(b"0123456789")),
+            Buffer::from_owner(String::from("0123456789")),
+            // SAFETY: the vector's memory stays where it is until the buffer drops it.
+            unsafe { Buffer::from_foreign(start, 10, foreign) },
+        ]
+    }
+
+    #[test]
+    fn slices_share_memory_and_compare_by_content() {
+        for buffer in all_kinds(&mut arena()) {
+            assert_eq!(&buffer[..], b"0123456789");
+            assert_eq!(buffer, Buffer::from(b"0123456789".to_vec()));
+            let part = buffer.slice(2..=5);
+            assert_eq!(part.as_ptr(), buffer[2..].as_ptr());
+            let inner = part.slice(1..).slice(..2);
+            assert_eq!(&inner[..], b"34");
+            assert_ne!(inner, part);
+            let found = buffer.slice_ref(&part[1..3]).unwrap();
+            assert_eq!((found.as_ptr(), found.len()), (inner.as_ptr(), 2));
+            assert!(inner.slice_ref(&buffer[2..4]).is_none());
+            assert!(inner.slice_ref(b"34").is_none());
+            assert!(inner.slice_ref(&[]).unwrap().is_empty());
+            drop((buffer, part));
+            assert_eq!(&inner[..], b"34");
+        }
+    }
+
+    #[test]
+    fn empty_slices_own_nothing() {
+        let mut arena = arena();
+        let empty = digits(arena.allocate(10).unwrap()).slice(10..);
+        assert_eq!(arena.reclaim(), 1);
+        assert_eq!(empty, Buffer::default());
+        assert!(empty.try_into_mut().unwrap().is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "slice 3..11 of a buffer of 10 bytes")]
+    fn a_slice_beyond_the_end_panics() {
+        Buffer::from(&b"0123456789"[..]).slice(3..11);
+    }
+
+    #[test]
+    #[should_panic(expected = "of a buffer of 10 bytes")]
+    fn an_endless_slice_panics() {
+        Buffer::from(&b"0123456789"[..]).slice(..=usize::MAX);
+    }
+
+    #[test]
+    fn only_the_last_owner_may_write_again() {
+        let mut arena = arena();
+        for buffer in [
+            digits(arena.allocate(10).unwrap()),
+            digits(BufferMut::zeroed(10)),
+        ] {
+            let part = buffer.slice(4..8);
+            let buffer = buffer.try_into_mut().unwrap_err();
+            drop(buffer);
+            let mut part = part.try_into_mut().unwrap();
+            part[0] = b'x';
+            part.truncate(3);
+            assert_eq!(&part.freeze()[..], b"x56");
+        }
+        assert_eq!(arena.reclaim(), 1);
+        assert!(Buffer::from(&b"static"[..]).try_into_mut().is_err());
+        assert!(Buffer::from_owner([1, 2, 3]).try_into_mut().is_err());
+    }
+
+    #[test]
+    fn bytes_and_back() {
+        for buffer in all_kinds(&mut arena()) {
+            let start = buffer.as_ptr();
+            let bytes = Bytes::from(buffer);
+            assert_eq!((bytes.as_ptr(), &bytes[..]), (start, &b"0123456789"[..]));
+            let buffer = Buffer::from(bytes);
+            assert_eq!((buffer.as_ptr(), &buffer[..]), (start, &b"0123456789"[..]));
+        }
+        assert!(Buffer::from(Bytes::new()).is_empty());
+    }
+
+    #[test]
+    fn foreign_memory_is_released_once_by_the_last() {
+        struct Owner(Box<[u8; 4]>, Arc<AtomicUsize>);
+        impl Drop for Owner {
+            fn drop(&mut self) {
+                self.1.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let drops = Arc::new(AtomicUsize::new(0));
+        let foreign = || {
+            let mut owner = Box::new(Owner(Box::new([1, 2, 3, 4]), Arc::clone(&drops)));
+            let start = NonNull::from(&mut *owner.0).cast();
+            // SAFETY: the inner box stays where it is until the owner is dropped, and nobody else uses it.
+            unsafe { BufferMut::from_foreign(start, 4, owner) }
+        };
+        drop(foreign());
+        assert_eq!(drops.load(Ordering::Relaxed), 1);
+
+        let mut buffer = foreign();
+        buffer[1] = 9;
+        assert_eq!(format!("{buffer:?}"), "BufferMut(4 bytes, foreign)");
+        let buffer = buffer.freeze();
+        let part = buffer.slice(1..3);
+        drop(buffer);
+        assert_eq!(&part[..], [9, 3]);
+        assert_eq!(drops.load(Ordering::Relaxed), 1);
+        drop(part);
+        assert_eq!(drops.load(Ordering::Relaxed), 2);
+
+        let mut buffer = foreign();
+        buffer.truncate(0);
+        assert!(buffer.freeze().is_empty());
+        assert_eq!(drops.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn vectors_of_any_capacity_are_freed() {
+        let mut roomy = Vec::with_capacity(100);
+        roomy.extend_from_slice(b"few");
+        assert_eq!(&Buffer::from(roomy)[..], b"few");
+        assert!(Buffer::from(Vec::new()).is_empty());
+        assert!(BufferMut::zeroed(0).freeze().is_empty());
+        assert_eq!(&Buffer::from(BufferMut::from(vec![1, 2]))[..], [1, 2]);
     }
 }

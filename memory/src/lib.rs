@@ -3,9 +3,55 @@
 //! A [`BufferMut`] has exactly one owner and may be written. [`BufferMut::freeze`] turns it into a
 //! [`Buffer`], which is read-only, cheap to clone and to slice, and returns its memory to wherever it
 //! came from when the last clone is dropped, on whatever thread that happens.
+//!
+//! # Where memory comes from
+//! | source | made by | frozen, cloned, sliced, dropped |
+//! |---|---|---|
+//! | arena of a shard | [`Arena::allocate`] | without the heap, without a lock |
+//! | heap | [`BufferMut::zeroed`], `From<Vec<u8>>` | the first freeze allocates a reference count |
+//! | somebody else, unique | [`BufferMut::from_foreign`] | the first freeze allocates a reference count |
+//! | somebody else, shared | [`Buffer::from_owner`], [`Buffer::from_foreign`], `From<Bytes>` | one reference count, allocated at the start |
+//! | the program | `From<&'static [u8]>` | free of charge |
+//!
+//! # How an arena works
+//! Address space is reserved once and pages are committed when they are first touched. Requests up to
+//! 2 KiB take a slot of a slab (64 slots of one power of two), larger ones a span of 4 KiB pages from a
+//! buddy allocator, of which the unused tail goes straight back. Blocks are aligned to 64 bytes, spans to 4096.
+//! What the arena knows about its blocks lies outside of their mapping, behind a guard page, so writing
+//! past a block cannot corrupt it. The owner alone allocates. Blocks come back from any thread over one
+//! lock-free list, which the owner empties while it allocates. The mapping lives until the arena and
+//! its last buffer are gone.
+//!
+//! # Unsafe code
+//! Only in `mapping.rs` (address space), `block.rs` (blocks and their counts), `heap.rs` (heap memory as
+//! a base and a capacity), `buffer.rs` and `buffer_mut.rs` (pointer and length as a slice), `arena.rs` (one
+//! block becomes one buffer), and `sync.rs` (for loom only).
+//!
+//! # Checking it
+//! - `cargo test -p grpcxx-memory`: unit, random and allocation-counting tests.
+//! - `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p grpcxx-memory --release --test loom`:
+//!   all interleavings of giving blocks back, of the reference count and of closing the arena.
+//! - `MIRIFLAGS=-Zmiri-ignore-leaks= cargo +nightly miri test -p grpcxx-memory`: under Miri and loom the
+//!   mapping is heap memory.
+#![deny(unsafe_code)]
 
 mod arena;
+mod block;
+mod buddy;
 mod buffer;
+mod buffer_mut;
+mod heap;
+mod mapping;
+mod options;
+mod places;
+mod recent;
+mod reclaim;
+mod region;
+mod slabs;
+mod sync;
 
-pub use arena::{Arena, ArenaOptions, OutOfMemory};
-pub use buffer::{Buffer, BufferMut};
+pub use arena::{Arena, ArenaStatistics, OutOfMemory};
+pub use buffer::Buffer;
+pub use buffer_mut::BufferMut;
+pub use options::{ARENA_BYTES_MAX, ArenaOptions, CAPACITY_BYTES_DEFAULT, MEMORY_SHARE_PERCENT};
+pub use region::{Region, RegionKind};

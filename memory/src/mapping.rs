@@ -1,0 +1,227 @@
+#![expect(unsafe_code, reason = "maps and unmaps address space")]
+
+use std::io;
+use std::ptr::NonNull;
+
+/// Zeroed memory of its own, which stays where it is until dropped.
+///
+/// Guard pages lie before and behind it, and none of it is committed before it is touched.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    len_bytes: usize,
+    reserved: Reserved,
+}
+
+// SAFETY: a mapping is an address range that any thread may release; access to its bytes is the business
+// of whoever dereferences the base.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; no method that takes a shared reference touches the bytes.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Reserves `len_bytes`, a multiple of [`PAGE_BYTES`] and not zero, aligned to [`MAPPING_ALIGN_BYTES`].
+    pub(crate) fn new(len_bytes: usize) -> io::Result<Self> {
+        assert!(len_bytes > 0 && len_bytes.is_multiple_of(PAGE_BYTES));
+        let reserved = Reserved::new(len_bytes)?;
+        Ok(Self {
+            base: reserved.usable_base(len_bytes)?,
+            len_bytes,
+            reserved,
+        })
+    }
+
+    #[inline]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    #[inline]
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Asks for transparent huge pages. A kernel without them refuses, which changes nothing.
+    pub(crate) fn advise_huge_pages(&self) {
+        self.reserved.advise_huge_pages(self.base, self.len_bytes);
+    }
+
+    /// Gives the pages of a part back to the kernel; they are zero at their next use.
+    ///
+    /// # Safety
+    /// Whole pages inside of the mapping, which nobody reads or writes meanwhile.
+    pub(crate) unsafe fn discard(&self, offset_bytes: usize, len_bytes: usize) {
+        assert!(offset_bytes.is_multiple_of(PAGE_BYTES) && len_bytes.is_multiple_of(PAGE_BYTES));
+        assert!(offset_bytes + len_bytes <= self.len_bytes);
+        // SAFETY: the part lies inside of the mapping (asserted) and the caller lets nobody use it.
+        unsafe {
+            let part = self.base.add(offset_bytes);
+            self.reserved.discard(part, len_bytes);
+        }
+    }
+}
+
+#[cfg(not(any(miri, loom)))]
+mod reserved {
+    use std::ffi::c_void;
+    use std::io;
+    use std::ptr::{self, NonNull};
+
+    use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+
+    use super::{MAPPING_ALIGN_BYTES, PAGE_BYTES};
+
+    /// Address space without access, released on drop.
+    #[derive(Debug)]
+    pub(crate) struct Reserved {
+        start: *mut c_void,
+        len_bytes: usize,
+    }
+
+    impl Reserved {
+        pub(crate) fn new(usable_bytes: usize) -> io::Result<Self> {
+            let len_bytes = usable_bytes + MAPPING_ALIGN_BYTES + 2 * PAGE_BYTES;
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+            // SAFETY: a new private mapping at an address that the kernel chooses touches no other memory.
+            let start = unsafe {
+                rustix::mm::mmap_anonymous(ptr::null_mut(), len_bytes, ProtFlags::empty(), flags)?
+            };
+            Ok(Self { start, len_bytes })
+        }
+
+        /// Opens the aligned part in the middle; what is left before and behind it guards it.
+        pub(crate) fn usable_base(&self, usable_bytes: usize) -> io::Result<NonNull<u8>> {
+            let first = self.start.addr() + PAGE_BYTES;
+            let lead_bytes = first.next_multiple_of(MAPPING_ALIGN_BYTES) - self.start.addr();
+            let access = MprotectFlags::READ | MprotectFlags::WRITE;
+            // SAFETY: `lead_bytes` is at most the alignment plus a page, so base and usable part lie inside
+            // of the reserved range, which is ours alone.
+            unsafe {
+                let base = self.start.byte_add(lead_bytes);
+                rustix::mm::mprotect(base, usable_bytes, access)?;
+                NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+            }
+        }
+
+        pub(crate) fn advise_huge_pages(&self, base: NonNull<u8>, len_bytes: usize) {
+            // SAFETY: this advice leaves the content of the range as it is.
+            unsafe {
+                rustix::mm::madvise(base.as_ptr().cast(), len_bytes, Advice::LinuxHugepage).ok();
+            }
+        }
+
+        /// # Safety
+        /// The part lies in the usable part and nobody uses it meanwhile.
+        pub(crate) unsafe fn discard(&self, part: NonNull<u8>, len_bytes: usize) {
+            // SAFETY: stated by the caller. Refusal only means that the pages stay committed.
+            unsafe {
+                rustix::mm::madvise(part.as_ptr().cast(), len_bytes, Advice::LinuxDontNeed).ok();
+            }
+        }
+    }
+
+    impl Drop for Reserved {
+        fn drop(&mut self) {
+            // SAFETY: the range was mapped by `new` and its owner is going, so nobody refers to it.
+            let refused = unsafe { rustix::mm::munmap(self.start, self.len_bytes) };
+            debug_assert!(refused.is_ok(), "unmapping our own range");
+        }
+    }
+}
+
+#[cfg(any(miri, loom))]
+mod reserved {
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
+    use std::io;
+    use std::ptr::NonNull;
+
+    use super::MAPPING_ALIGN_BYTES;
+
+    /// Heap memory in place of a mapping, for checkers that know no `mmap`.
+    #[derive(Debug)]
+    pub(crate) struct Reserved {
+        start: NonNull<u8>,
+        layout: Layout,
+    }
+
+    impl Reserved {
+        pub(crate) fn new(usable_bytes: usize) -> io::Result<Self> {
+            let layout = Layout::from_size_align(usable_bytes, MAPPING_ALIGN_BYTES)
+                .map_err(io::Error::other)?;
+            // SAFETY: the size is not zero, as `Mapping::new` asserts.
+            let start = unsafe { alloc_zeroed(layout) };
+            let start = NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
+            Ok(Self { start, layout })
+        }
+
+        pub(crate) fn usable_base(&self, _usable_bytes: usize) -> io::Result<NonNull<u8>> {
+            Ok(self.start)
+        }
+
+        pub(crate) fn advise_huge_pages(&self, _base: NonNull<u8>, _len_bytes: usize) {}
+
+        /// # Safety
+        /// The part lies in the usable part and nobody uses it meanwhile.
+        pub(crate) unsafe fn discard(&self, part: NonNull<u8>, len_bytes: usize) {
+            // SAFETY: stated by the caller.
+            unsafe { part.write_bytes(0, len_bytes) };
+        }
+    }
+
+    impl Drop for Reserved {
+        fn drop(&mut self) {
+            // SAFETY: allocated by `new` with the same layout; the owner is going.
+            unsafe { dealloc(self.start.as_ptr(), self.layout) };
+        }
+    }
+}
+
+use reserved::Reserved;
+
+/// Unit in which address space is handed out.
+pub(crate) const PAGE_BYTES: usize = 4096;
+
+/// Alignment of a mapping: one huge page where there are such.
+pub(crate) const MAPPING_ALIGN_BYTES: usize = if cfg!(any(miri, loom)) {
+    PAGE_BYTES
+} else {
+    2 << 20
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_zero_aligned_and_zero_again_after_discard() {
+        let len_bytes = 4 * PAGE_BYTES;
+        let mapping = Mapping::new(len_bytes).unwrap();
+        mapping.advise_huge_pages();
+        assert_eq!(mapping.len_bytes(), len_bytes);
+        assert!(
+            mapping
+                .base()
+                .addr()
+                .get()
+                .is_multiple_of(MAPPING_ALIGN_BYTES)
+        );
+        // SAFETY: the mapping is ours alone and `len_bytes` long.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(mapping.base().as_ptr(), len_bytes) };
+        assert!(bytes.iter().all(|&byte| byte == 0));
+        bytes.fill(7);
+        // SAFETY: the slice is not used until after the call.
+        unsafe { mapping.discard(PAGE_BYTES, 2 * PAGE_BYTES) };
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(mapping.base().as_ptr(), len_bytes) };
+        let sum = |part: &[u8]| part.iter().map(|&byte| usize::from(byte)).sum::<usize>();
+        assert_eq!(sum(&bytes[..PAGE_BYTES]), 7 * PAGE_BYTES);
+        assert_eq!(sum(&bytes[PAGE_BYTES..3 * PAGE_BYTES]), 0);
+        assert_eq!(sum(&bytes[3 * PAGE_BYTES..]), 7 * PAGE_BYTES);
+    }
+
+    #[test]
+    #[cfg(not(any(miri, loom)))]
+    fn more_than_the_address_space_is_an_error() {
+        assert!(Mapping::new(1 << 50).is_err());
+    }
+}

@@ -1,0 +1,97 @@
+use std::fs;
+
+/// How much memory an [`Arena`](crate::Arena) may hand out, and how it is obtained.
+#[derive(Clone, Debug)]
+pub struct ArenaOptions {
+    /// Address space reserved at start, rounded up to whole pages of 4096 bytes; pages are committed at
+    /// their first use. At most [`ARENA_BYTES_MAX`].
+    pub capacity_bytes: usize,
+    /// Ask the kernel for transparent huge pages where it allows them.
+    pub huge_pages: bool,
+}
+
+impl ArenaOptions {
+    /// An equal part for each of `shards` arenas of [`MEMORY_SHARE_PERCENT`] of the memory that this process
+    /// may use: that of the machine, or of its control group if that allows less.
+    ///
+    /// [`CAPACITY_BYTES_DEFAULT`] if the system does not tell.
+    pub fn share_of_machine(shards: usize) -> Self {
+        let usable_bytes = usable_memory_bytes();
+        let capacity_bytes = if usable_bytes == 0 {
+            CAPACITY_BYTES_DEFAULT
+        } else {
+            share_bytes(usable_bytes, shards)
+        };
+        Self {
+            capacity_bytes,
+            ..Self::default()
+        }
+    }
+}
+
+impl Default for ArenaOptions {
+    fn default() -> Self {
+        Self {
+            capacity_bytes: CAPACITY_BYTES_DEFAULT,
+            huge_pages: true,
+        }
+    }
+}
+
+fn share_bytes(usable_bytes: u64, shards: usize) -> usize {
+    let share = usable_bytes / 100 * MEMORY_SHARE_PERCENT / shards.max(1) as u64;
+    let rounded = share / SHARE_STEP_BYTES * SHARE_STEP_BYTES;
+    usize::try_from(rounded)
+        .unwrap_or(ARENA_BYTES_MAX)
+        .clamp(SHARE_BYTES_MIN, ARENA_BYTES_MAX)
+}
+
+fn usable_memory_bytes() -> u64 {
+    let system = rustix::system::sysinfo();
+    let physical_bytes = (system.totalram as u64).saturating_mul(u64::from(system.mem_unit.max(1)));
+    CONTROL_GROUP_LIMITS
+        .iter()
+        .filter_map(|path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok())
+        .filter(|&limit| limit > 0)
+        .fold(physical_bytes, u64::min)
+}
+
+/// Capacity of an arena if nothing else is said: address space only, until it is used.
+pub const CAPACITY_BYTES_DEFAULT: usize = 4 << 30;
+
+/// Largest capacity of one arena; keeps every page number well inside of 31 bits.
+pub const ARENA_BYTES_MAX: usize = 1 << 40;
+
+/// Part of the usable memory that all arenas of [`ArenaOptions::share_of_machine`] together may fill.
+pub const MEMORY_SHARE_PERCENT: u64 = 75;
+
+const SHARE_STEP_BYTES: u64 = 2 << 20;
+const SHARE_BYTES_MIN: usize = 64 << 20;
+
+/// Memory limits of the control group that a container sees, version 2 and 1. "max" is no number: no limit.
+const CONTROL_GROUP_LIMITS: [&str; 2] = [
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_stay_in_their_bounds() {
+        assert_eq!(share_bytes(16 << 30, 3) % (2 << 20), 0);
+        assert!(share_bytes(16 << 30, 3) <= 4 << 30);
+        assert!(share_bytes(16 << 30, 3) > (4 << 30) - (4 << 20));
+        assert_eq!(share_bytes(1 << 20, 64), SHARE_BYTES_MIN);
+        assert_eq!(share_bytes(u64::MAX, 1), ARENA_BYTES_MAX);
+        assert_eq!(share_bytes(16 << 30, 0), share_bytes(16 << 30, 1));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the operating system")]
+    fn the_machine_has_some_memory() {
+        let options = ArenaOptions::share_of_machine(1);
+        assert!((SHARE_BYTES_MIN..=ARENA_BYTES_MAX).contains(&options.capacity_bytes));
+    }
+}
