@@ -1,0 +1,173 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+use crossbeam_queue::ArrayQueue;
+use grpcxx_transport::{Refusal, Refused};
+
+use super::Doorbell;
+
+/// The end of a shard's inbox that any thread may hold.
+#[derive(Debug)]
+pub struct InboxSender<T> {
+    shared: Arc<Shared<T>>,
+    doorbell: Doorbell,
+}
+
+/// The shard's end of its inbox.
+#[derive(Debug)]
+pub struct Inbox<T> {
+    shared: Arc<Shared<T>>,
+}
+
+#[derive(Debug)]
+struct Shared<T> {
+    queue: ArrayQueue<T>,
+    closed: AtomicBool,
+}
+
+/// An inbox for at most `capacity` values; each push rings `doorbell`.
+///
+/// # Panics
+/// If `capacity` is 0.
+pub fn inbox<T>(capacity: usize, doorbell: Doorbell) -> (InboxSender<T>, Inbox<T>) {
+    let shared = Arc::new(Shared {
+        queue: ArrayQueue::new(capacity),
+        closed: AtomicBool::new(false),
+    });
+    let sender = InboxSender {
+        shared: shared.clone(),
+        doorbell,
+    };
+    (sender, Inbox { shared })
+}
+
+impl<T> InboxSender<T> {
+    /// Queues a value and wakes the shard.
+    ///
+    /// A value that was accepted while the shard was ending is dropped.
+    ///
+    /// # Errors
+    /// The value comes back: the inbox is full, or its shard has ended.
+    pub fn push(&self, value: T) -> Result<(), Refused<T>> {
+        if self.is_closed() {
+            return Err(Refused {
+                value,
+                refusal: Refusal::NotOpen,
+            });
+        }
+        self.shared.queue.push(value).map_err(|value| Refused {
+            value,
+            refusal: Refusal::Full,
+        })?;
+        fence(Ordering::SeqCst);
+        if self.is_closed() {
+            self.shared.clear();
+        }
+        self.doorbell.ring();
+        Ok(())
+    }
+
+    /// Whether the shard has ended.
+    pub fn is_closed(&self) -> bool {
+        self.shared.closed.load(Ordering::Acquire)
+    }
+}
+
+impl<T> Clone for InboxSender<T> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: self.shared.clone(),
+            doorbell: self.doorbell.clone(),
+        }
+    }
+}
+
+impl<T> Inbox<T> {
+    /// Takes the value that waits longest.
+    pub fn pop(&mut self) -> Option<T> {
+        self.shared.queue.pop()
+    }
+
+    /// Hands at most `limit` values to `take`. Returns how many there were.
+    pub fn drain(&mut self, limit: usize, mut take: impl FnMut(T)) -> usize {
+        for count in 0..limit {
+            match self.shared.queue.pop() {
+                Some(value) => take(value),
+                None => return count,
+            }
+        }
+        limit
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.shared.queue.is_empty()
+    }
+}
+
+impl<T> Drop for Inbox<T> {
+    fn drop(&mut self) {
+        self.shared.closed.store(true, Ordering::Release);
+        fence(Ordering::SeqCst);
+        self.shared.clear();
+    }
+}
+
+impl<T> Shared<T> {
+    fn clear(&self) {
+        while let Some(value) = self.queue.pop() {
+            drop(value);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::mesh::doorbell;
+
+    #[test]
+    fn a_full_inbox_hands_the_value_back() {
+        let (bell, _sleeper) = doorbell();
+        let (sender, mut inbox) = inbox(2, bell);
+        sender.push(1).unwrap();
+        sender.push(2).unwrap();
+        let refused = sender.push(3).unwrap_err();
+        assert_eq!((refused.value, refused.refusal), (3, Refusal::Full));
+        let mut taken = Vec::new();
+        assert_eq!(inbox.drain(1, |value| taken.push(value)), 1);
+        assert_eq!(inbox.drain(9, |value| taken.push(value)), 1);
+        assert_eq!(taken, [1, 2]);
+        assert!(inbox.is_empty());
+    }
+
+    #[test]
+    fn a_closed_inbox_keeps_nothing() {
+        let (bell, _sleeper) = doorbell();
+        let (sender, inbox) = inbox(4, bell);
+        let value = Arc::new(());
+        sender.push(value.clone()).unwrap();
+        drop(inbox);
+        assert_eq!(Arc::strong_count(&value), 1);
+        let refused = sender.clone().push(value.clone()).unwrap_err();
+        assert_eq!(refused.refusal, Refusal::NotOpen);
+    }
+
+    #[test]
+    fn no_value_is_stranded_while_the_shard_ends() {
+        for _round in 0..200 {
+            let (bell, _sleeper) = doorbell();
+            let (sender, inbox) = inbox(64, bell);
+            let value = Arc::new(());
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for _ in 0..32 {
+                        let _refused = sender.push(value.clone());
+                    }
+                });
+                drop(inbox);
+            });
+            assert_eq!(Arc::strong_count(&value), 1);
+        }
+    }
+}

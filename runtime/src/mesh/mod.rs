@@ -1,0 +1,17 @@
+//! What shards and outside threads send each other: one ring for each ordered pair of shards, one inbox per
+//! shard for everyone else, and the doorbell that ends a shard's sleep.
+//!
+//! The doorbell's protocol is checked by loom:
+//! `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p grpcxx-runtime --lib --release loom_`
+
+mod doorbell;
+mod inbox;
+mod spsc;
+mod sync;
+
+pub use doorbell::{Doorbell, Sleeper, doorbell};
+pub use inbox::{Inbox, InboxSender, inbox};
+pub use spsc::{Mesh, mesh};
+
+#[cfg(all(test, not(loom)))]
+mod stress;
