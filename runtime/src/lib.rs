@@ -1,1 +1,7 @@
-//! grpcxx-runtime
+//! What runs the protocol: shards on their threads, what they send each other, and how they are placed.
+#![deny(unsafe_code)]
+
+pub mod host;
+pub mod idle;
+pub mod mesh;
+pub mod placement;

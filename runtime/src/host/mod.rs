@@ -1,0 +1,240 @@
+//! Hosts: the threads that turn shards.
+//!
+//! A shard is a [`ShardLoop`]. The glommio host turns it from one task of a `LocalExecutor`, so that users'
+//! futures, timers and files live on the same thread; the native host is a plain loop, for systems where
+//! glommio cannot start. Both run futures given to [`TaskSpawner::spawn_local`].
+
+mod choice;
+mod glommio;
+mod native;
+mod readable;
+mod tasks;
+
+use std::any::Any;
+use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::task::Waker;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use grpcxx_transport::Time;
+
+pub use choice::{HostChoice, HostKind, HostSetting};
+pub use tasks::TaskSpawner;
+
+use crate::idle::{Idle, IdlePolicy};
+use crate::placement::{PlacementError, pin_current_thread};
+
+/// A shard as its host sees it.
+pub trait ShardLoop {
+    /// Does a bounded amount of work. Returns the number of events; 0 means that there was nothing to do.
+    fn turn(&mut self, now: Time) -> usize;
+
+    /// When the shard wants its next turn even if nothing happens.
+    fn next_timeout(&self) -> Option<Time>;
+
+    /// Sleeps until there may be work, the waker was used, or `timeout` is over. Returns at once if work
+    /// already waits.
+    fn park(&mut self, timeout: Option<Duration>);
+
+    /// Prepares for sleep elsewhere: the returned descriptor becomes readable when there may be work or the
+    /// waker was used. `None` if work already waits. It must be something that can be polled, and not a socket.
+    fn park_fd(&mut self) -> Option<BorrowedFd<'_>>;
+
+    /// Ends the preparation of [`ShardLoop::park_fd`]; called after each of its calls.
+    fn unpark(&mut self);
+
+    /// Ends a sleep, present or next, from any thread.
+    fn waker(&self) -> Waker;
+
+    /// Whether the shard wants no further turn.
+    fn is_finished(&self) -> bool;
+}
+
+/// The clock of an engine: all its shards count from the same origin.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    origin: Instant,
+}
+
+/// How a shard's thread is run.
+#[derive(Clone, Debug)]
+pub struct HostOptions {
+    /// Name of the thread; the system shows its first 15 bytes.
+    pub name: String,
+    /// Which host.
+    pub kind: HostKind,
+    /// CPU to pin the thread to.
+    pub cpu: Option<usize>,
+    /// What it does while there is nothing to do.
+    pub idle: IdlePolicy,
+    /// The engine's clock.
+    pub clock: Clock,
+}
+
+/// A running shard thread.
+#[derive(Debug)]
+pub struct HostHandle {
+    name: String,
+    started: Receiver<Result<(), HostError>>,
+    thread: JoinHandle<Result<(), HostError>>,
+}
+
+/// Why a host did not start, or ended early.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HostError {
+    /// The system gave no thread.
+    #[error("cannot start thread `{name}`: {message}")]
+    Thread {
+        /// Name of the thread.
+        name: String,
+        /// The system's words.
+        message: String,
+    },
+    /// The thread could not be pinned.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// glommio did not start.
+    #[error("the glommio host did not start: {0}; GRPCXX_HOST=native runs without it")]
+    Glommio(String),
+    /// The shard could not be made.
+    #[error("shard `{name}` did not start: {message}")]
+    Shard {
+        /// Name of the thread.
+        name: String,
+        /// The shard's words.
+        message: String,
+    },
+    /// Code on the shard's thread panicked.
+    #[error("shard `{name}` panicked: {message}")]
+    Panicked {
+        /// Name of the thread.
+        name: String,
+        /// The panic's words.
+        message: String,
+    },
+}
+
+/// Starts a thread that makes a shard and turns it until it is finished. The spawner runs futures beside it.
+///
+/// # Errors
+/// The system gave no thread. Later failures come from [`HostHandle::wait_started`] and [`HostHandle::join`].
+pub fn spawn<L, F>(options: HostOptions, make: F) -> Result<(HostHandle, TaskSpawner), HostError>
+where
+    L: ShardLoop + 'static,
+    F: FnOnce() -> Result<L, String> + Send + 'static,
+{
+    let (spawner, jobs) = tasks::jobs();
+    let (starting, started) = sync_channel(1);
+    let name = options.name.clone();
+    let thread = thread::Builder::new()
+        .name(name.clone())
+        .spawn(move || {
+            let name = options.name.clone();
+            let report = starting.clone();
+            let run = move || {
+                if let Some(cpu) = options.cpu {
+                    pin_current_thread(cpu)?;
+                }
+                let shard = make().map_err(|message| HostError::Shard {
+                    name: options.name.clone(),
+                    message,
+                })?;
+                let started = move || {
+                    let _nobody_waits = starting.try_send(Ok(()));
+                };
+                let idle = Idle::new(options.idle);
+                match options.kind {
+                    HostKind::Native => {
+                        started();
+                        native::run(shard, options.clock, idle, jobs)
+                            .unwrap_or_else(|panic| resume_unwind(panic));
+                        Ok(())
+                    }
+                    HostKind::Glommio => glommio::run(shard, options.clock, idle, jobs, started),
+                }
+            };
+            let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|payload| {
+                Err(HostError::Panicked {
+                    name,
+                    message: panic_message(payload.as_ref()),
+                })
+            });
+            if let Err(error) = &result {
+                let _nobody_waits = report.try_send(Err(error.clone()));
+            }
+            result
+        })
+        .map_err(|error| HostError::Thread {
+            name: name.clone(),
+            message: error.to_string(),
+        })?;
+    let handle = HostHandle {
+        name,
+        started,
+        thread,
+    };
+    Ok((handle, spawner))
+}
+
+impl Clock {
+    /// A clock that begins now.
+    pub fn start() -> Self {
+        Self {
+            origin: Instant::now(),
+        }
+    }
+
+    /// The present.
+    pub fn now(&self) -> Time {
+        Time::ZERO + self.origin.elapsed()
+    }
+}
+
+impl HostHandle {
+    /// Waits until the shard turns, or has failed to.
+    ///
+    /// # Errors
+    /// Why it does not turn.
+    pub fn wait_started(&self) -> Result<(), HostError> {
+        self.started.recv().unwrap_or(Ok(()))
+    }
+
+    /// Whether the thread has ended.
+    pub fn is_finished(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Waits for the thread to end.
+    ///
+    /// # Errors
+    /// Why it ended before its shard was finished.
+    pub fn join(self) -> Result<(), HostError> {
+        self.thread.join().unwrap_or_else(|payload| {
+            Err(HostError::Panicked {
+                name: self.name,
+                message: panic_message(payload.as_ref()),
+            })
+        })
+    }
+}
+
+/// How long a shard may sleep; `None` is without end. Zero means that its next turn is due.
+fn sleep_limit<L: ShardLoop>(shard: &L, clock: Clock) -> Option<Duration> {
+    let deadline = shard.next_timeout()?;
+    Some(deadline.since(clock.now()))
+}
+
+fn panic_message(payload: &(dyn Any + Send)) -> String {
+    if let Some(text) = payload.downcast_ref::<&str>() {
+        (*text).to_owned()
+    } else if let Some(text) = payload.downcast_ref::<String>() {
+        text.clone()
+    } else {
+        "no message".to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests;
