@@ -1,0 +1,62 @@
+use std::io;
+use std::path::PathBuf;
+
+/// Why a model cannot be read or written; each text names the file and says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// The operating system refused a step.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was attempted, as in `open`.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The reason of the operating system.
+        source: io::Error,
+    },
+    /// The file is not a safetensors file, or a damaged one.
+    #[error("{}: {problem}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What was found, what is allowed and what to do.
+        problem: String,
+    },
+    /// One tensor of the file is described wrongly, or by a type that cannot be sent.
+    #[error("{}: tensor {tensor:?}: {problem}", path.display())]
+    Tensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor's name.
+        tensor: String,
+        /// What was found, what is allowed and what to do.
+        problem: String,
+    },
+    /// Two files hold a tensor of the same name.
+    #[error(
+        "tensor {tensor:?} is in {} and again in {}: a model holds each name once, so rename one or load one of the files only",
+        first.display(), second.display()
+    )]
+    Duplicate {
+        /// The tensor's name.
+        tensor: String,
+        /// The file that was opened first.
+        first: PathBuf,
+        /// The file that was opened later.
+        second: PathBuf,
+    },
+}
+
+impl ModelError {
+    pub(super) fn io(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io {
+            action,
+            path,
+            source,
+        }
+    }
+}

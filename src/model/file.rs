@@ -1,0 +1,258 @@
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use grpcxx_memory::BufferMut;
+use grpcxx_rpc::{DType, Shape, Tensor, TensorMeta};
+
+use super::format::{self, Flaw, PREFIX_BYTES};
+use super::{Fingerprint, ModelError, ModelFingerprint};
+
+/// The named tensors of one or more safetensors files, described but not read.
+#[derive(Debug)]
+pub struct Model {
+    files: Vec<SourceFile>,
+    entries: Vec<Entry>,
+}
+
+/// One tensor of a [`Model`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The tensor's name.
+    pub name: String,
+    /// Type, shape and length.
+    pub meta: TensorMeta,
+    file: usize,
+    offset: u64,
+}
+
+#[derive(Debug)]
+struct SourceFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl Model {
+    /// Opens `paths` and checks their headers whole: types, shapes, offsets, names, lengths.
+    ///
+    /// No tensor is read. The files stay open, so that a later rename or removal changes nothing.
+    ///
+    /// # Errors
+    /// A file cannot be read, is damaged, holds a type that cannot be sent, or a name is there twice.
+    pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Self, ModelError> {
+        let mut files = Vec::with_capacity(paths.len());
+        let mut by_name: BTreeMap<String, Entry> = BTreeMap::new();
+        for path in paths {
+            let path = path.as_ref().to_owned();
+            let file = File::open(&path).map_err(ModelError::io("open", &path))?;
+            for entry in read_header(&path, &file, files.len())? {
+                if let Some(first) = by_name.get(&entry.name) {
+                    let first: &SourceFile = &files[first.file];
+                    return Err(ModelError::Duplicate {
+                        tensor: entry.name,
+                        first: first.path.clone(),
+                        second: path,
+                    });
+                }
+                by_name.insert(entry.name.clone(), entry);
+            }
+            files.push(SourceFile { path, file });
+        }
+        Ok(Self {
+            files,
+            entries: by_name.into_values().collect(),
+        })
+    }
+
+    /// All tensors in byte order of their names.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// The tensor of this name.
+    pub fn entry(&self, name: &str) -> Option<&Entry> {
+        let index = self
+            .entries
+            .binary_search_by(|entry| entry.name.as_str().cmp(name))
+            .ok()?;
+        Some(&self.entries[index])
+    }
+
+    /// Length of all data together.
+    pub fn data_bytes(&self) -> u64 {
+        self.entries.iter().map(|entry| entry.meta.data_bytes).sum()
+    }
+
+    /// Reads one tensor into memory of its own.
+    ///
+    /// # Errors
+    /// The file cannot be read, or was shortened since it was opened.
+    ///
+    /// # Panics
+    /// If `entry` belongs to another model with more files.
+    pub fn read(&self, entry: &Entry) -> Result<Tensor, ModelError> {
+        let source = &self.files[entry.file];
+        let mut data = BufferMut::zeroed(entry.meta.data_bytes as usize);
+        source
+            .file
+            .read_exact_at(&mut data, entry.offset)
+            .map_err(ModelError::io("read a tensor of", &source.path))?;
+        Ok(Tensor {
+            dtype: entry.meta.dtype,
+            shape: entry.meta.shape.clone(),
+            is_dead: false,
+            data: data.freeze(),
+        })
+    }
+
+    /// Reads every tensor once and fingerprints all of them.
+    ///
+    /// # Errors
+    /// As for [`Model::read`].
+    pub fn fingerprint(&self) -> Result<ModelFingerprint, ModelError> {
+        let mut fingerprints = Vec::with_capacity(self.entries.len());
+        for entry in &self.entries {
+            let tensor = self.read(entry)?;
+            fingerprints.push((entry.name.as_str(), Fingerprint::of(&entry.name, &tensor)));
+        }
+        Ok(ModelFingerprint::of(fingerprints))
+    }
+}
+
+fn read_header(path: &Path, file: &File, index: usize) -> Result<Vec<Entry>, ModelError> {
+    let metadata = file.metadata().map_err(ModelError::io("examine", path))?;
+    if !metadata.is_file() {
+        return Err(ModelError::Malformed {
+            path: path.to_owned(),
+            problem: "this is not a regular file; name a .safetensors file".to_owned(),
+        });
+    }
+    let file_bytes = metadata.len();
+    let mut prefix = [0; PREFIX_BYTES];
+    if file_bytes < prefix.len() as u64 {
+        return Err(ModelError::Malformed {
+            path: path.to_owned(),
+            problem: format!(
+                "the file has {file_bytes} bytes, but a safetensors file has at least 8; it was cut off, copy it again"
+            ),
+        });
+    }
+    let read = |bytes: &mut [u8], offset| {
+        file.read_exact_at(bytes, offset)
+            .map_err(ModelError::io("read the header of", path))
+    };
+    read(&mut prefix, 0)?;
+    let header_bytes = format::header_bytes(prefix, file_bytes).map_err(|flaw| at(path, flaw))?;
+    let mut json = vec![0; header_bytes];
+    read(&mut json, PREFIX_BYTES as u64)?;
+    let data_offset = (PREFIX_BYTES + header_bytes) as u64;
+    let records =
+        format::parse_header(&json, file_bytes - data_offset).map_err(|flaw| at(path, flaw))?;
+    Ok(records
+        .into_iter()
+        .map(|record| Entry {
+            name: record.name,
+            meta: meta(record.dtype, record.shape, record.end - record.begin),
+            file: index,
+            offset: data_offset + record.begin,
+        })
+        .collect())
+}
+
+fn meta(dtype: DType, shape: Shape, data_bytes: u64) -> TensorMeta {
+    TensorMeta {
+        dtype,
+        shape,
+        is_dead: false,
+        data_bytes,
+    }
+}
+
+fn at(path: &Path, flaw: Flaw) -> ModelError {
+    let path = path.to_owned();
+    match flaw.tensor {
+        Some(tensor) => ModelError::Tensor {
+            path,
+            tensor,
+            problem: flaw.problem,
+        },
+        None => ModelError::Malformed {
+            path,
+            problem: flaw.problem,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn save(folder: &Path, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = folder.join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    fn image(json: &str, data: &[u8]) -> Vec<u8> {
+        let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(json.bytes());
+        bytes.extend(data);
+        bytes
+    }
+
+    const TWO: &str = r#"{"b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"I16","shape":[],"data_offsets":[2,4]}}"#;
+
+    #[test]
+    fn entries_come_by_name_and_read_their_own_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = save(folder.path(), "m", &image(TWO, &[1, 2, 3, 4]));
+        let model = Model::open(&[path]).unwrap();
+        let names: Vec<&str> = model.entries().iter().map(|entry| &*entry.name).collect();
+        assert_eq!(names, ["a", "b"]);
+        let tensor = model.read(model.entry("a").unwrap()).unwrap();
+        assert_eq!(
+            (tensor.dtype, &tensor.data[..]),
+            (DType::Int16, &[3, 4][..])
+        );
+        assert_eq!(model.data_bytes(), 4);
+        assert!(model.entry("c").is_none());
+    }
+
+    #[test]
+    fn a_name_in_two_files_is_refused_with_both_paths() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = save(folder.path(), "first", &image(TWO, &[1, 2, 3, 4]));
+        let second = save(folder.path(), "second", &image(TWO, &[1, 2, 3, 4]));
+        let text = Model::open(&[first, second]).unwrap_err().to_string();
+        assert!(text.contains("first") && text.contains("second"), "{text}");
+    }
+
+    #[test]
+    fn missing_short_and_foreign_files_say_what_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = |path: &Path| Model::open(&[path]).unwrap_err().to_string();
+        assert!(text(&folder.path().join("none")).contains("cannot open"));
+        assert!(text(folder.path()).contains("not a regular file"));
+        assert!(text(&save(folder.path(), "short", b"1234567")).contains("cut off"));
+        assert!(text(&save(folder.path(), "text", b"hello, world")).contains("no safetensors"));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_accepted_the_reference_reader_accepts_too(
+            at in 0usize..128, value: u8, cut in 0usize..8
+        ) {
+            let folder = tempfile::tempdir().unwrap();
+            let mut bytes = image(TWO, &[1, 2, 3, 4]);
+            let at = at % bytes.len();
+            bytes[at] = value;
+            bytes.truncate(bytes.len() - cut);
+            let path = save(folder.path(), "m", &bytes);
+            if Model::open(&[path]).is_ok() {
+                prop_assert!(safetensors::SafeTensors::deserialize(&bytes).is_ok());
+            }
+        }
+    }
+}
