@@ -1,0 +1,301 @@
+/// When tensors share a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanLimits {
+    /// Longest frame in bytes, with everything in it; below 4 GiB, because original peers keep the length of
+    /// a frame in 32 bits.
+    pub frame_bytes: u64,
+    /// Most tensors of one frame. Original peers before release 2208 let other frames come into the middle
+    /// of one that has more than about 250.
+    pub tensors_per_frame: usize,
+    /// A tensor with more data than this has a frame of its own.
+    pub shared_tensor_bytes: u64,
+    /// Bytes of a frame before its first tensor.
+    pub frame_overhead_bytes: u64,
+    /// Bytes in front of the data of each tensor.
+    pub tensor_overhead_bytes: u64,
+}
+
+impl Default for PlanLimits {
+    fn default() -> Self {
+        Self {
+            frame_bytes: (1 << 32) - 1,
+            tensors_per_frame: 250,
+            shared_tensor_bytes: 256 << 10,
+            frame_overhead_bytes: 32,
+            tensor_overhead_bytes: 37,
+        }
+    }
+}
+
+/// Groups of tensors, each for one frame. Keeps its memory when it is filled again.
+///
+/// ```
+/// use grpcxx_fusion::{Plan, PlanLimits};
+///
+/// let mut plan = Plan::new();
+/// plan.fill([4, 64 << 20, 8], &PlanLimits::default())?;
+/// let groups: Vec<Vec<usize>> = plan
+///     .groups()
+///     .map(|group| group.tensors().map(|tensor| tensor.index).collect())
+///     .collect();
+/// assert_eq!(groups, [vec![0, 2], vec![1]]);
+/// # Ok::<(), grpcxx_fusion::TooLarge>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// Tensors in the order of the groups.
+    tensors: Vec<Planned>,
+    groups: Vec<GroupEnd>,
+    /// Tensors that have a frame of their own, until all others have theirs.
+    alone: Vec<Planned>,
+}
+
+/// Tensors that share a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group<'a> {
+    tensors: &'a [Planned],
+    frame_bytes: u64,
+}
+
+/// A tensor's place in a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planned {
+    /// Which of the given tensors this is.
+    pub index: usize,
+    /// From the start of the frame to the tensor's data.
+    pub data_offset_bytes: u64,
+    /// Length of the tensor's data.
+    pub data_bytes: u64,
+}
+
+/// A tensor that fits into no frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "tensor {index} has {data_bytes} bytes, and a frame takes one of {allowed_bytes} at most; split the tensor"
+)]
+pub struct TooLarge {
+    /// Which of the given tensors.
+    pub index: usize,
+    /// Length of its data.
+    pub data_bytes: u64,
+    /// Longest data of a tensor that is alone in a frame.
+    pub allowed_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct GroupEnd {
+    end: usize,
+    frame_bytes: u64,
+}
+
+impl Plan {
+    /// An empty plan.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Plans anew: each of the tensors with these data sizes is in exactly one group. Small ones fill frames
+    /// in the order given; those with a frame of their own follow, also in the order given.
+    ///
+    /// # Errors
+    /// A tensor fits into no frame; the plan is empty then.
+    pub fn fill(
+        &mut self,
+        sizes: impl IntoIterator<Item = u64>,
+        limits: &PlanLimits,
+    ) -> Result<(), TooLarge> {
+        self.clear();
+        let first_data = limits
+            .frame_overhead_bytes
+            .saturating_add(limits.tensor_overhead_bytes);
+        let (mut group_start, mut frame_bytes) = (0, limits.frame_overhead_bytes);
+        for (index, data_bytes) in sizes.into_iter().enumerate() {
+            if first_data.saturating_add(data_bytes) > limits.frame_bytes {
+                self.clear();
+                return Err(TooLarge {
+                    index,
+                    data_bytes,
+                    allowed_bytes: limits.frame_bytes.saturating_sub(first_data),
+                });
+            }
+            let mut planned = Planned {
+                index,
+                data_offset_bytes: first_data,
+                data_bytes,
+            };
+            if data_bytes > limits.shared_tensor_bytes {
+                self.alone.push(planned);
+                continue;
+            }
+            let record_bytes = limits.tensor_overhead_bytes + data_bytes;
+            let tensors = self.tensors.len() - group_start;
+            let is_full = tensors >= limits.tensors_per_frame
+                || record_bytes > limits.frame_bytes - frame_bytes;
+            if tensors > 0 && is_full {
+                self.end_group(frame_bytes);
+                group_start = self.tensors.len();
+                frame_bytes = limits.frame_overhead_bytes;
+            }
+            planned.data_offset_bytes = frame_bytes + limits.tensor_overhead_bytes;
+            frame_bytes += record_bytes;
+            self.tensors.push(planned);
+        }
+        if self.tensors.len() > group_start {
+            self.end_group(frame_bytes);
+        }
+        for at in 0..self.alone.len() {
+            let planned = self.alone[at];
+            self.tensors.push(planned);
+            self.end_group(planned.data_offset_bytes + planned.data_bytes);
+        }
+        Ok(())
+    }
+
+    /// The groups, each for one frame.
+    pub fn groups(&self) -> impl ExactSizeIterator<Item = Group<'_>> {
+        (0..self.groups.len()).map(|at| self.group(at))
+    }
+
+    fn group(&self, at: usize) -> Group<'_> {
+        let start = at
+            .checked_sub(1)
+            .map_or(0, |before| self.groups[before].end);
+        let GroupEnd { end, frame_bytes } = self.groups[at];
+        Group {
+            tensors: &self.tensors[start..end],
+            frame_bytes,
+        }
+    }
+
+    fn end_group(&mut self, frame_bytes: u64) {
+        self.groups.push(GroupEnd {
+            end: self.tensors.len(),
+            frame_bytes,
+        });
+    }
+
+    fn clear(&mut self) {
+        self.tensors.clear();
+        self.groups.clear();
+        self.alone.clear();
+    }
+}
+
+impl<'a> Group<'a> {
+    /// The tensors in ascending order of their indices, which is that of their places.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = Planned> + use<'a> {
+        self.tensors.iter().copied()
+    }
+
+    /// Number of tensors, at least 1.
+    #[expect(clippy::len_without_is_empty, reason = "no group is empty")]
+    pub fn len(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// Length of the frame, with everything in it.
+    pub fn frame_bytes(&self) -> u64 {
+        self.frame_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SMALL: PlanLimits = PlanLimits {
+        frame_bytes: 1000,
+        tensors_per_frame: 4,
+        shared_tensor_bytes: 300,
+        frame_overhead_bytes: 32,
+        tensor_overhead_bytes: 37,
+    };
+
+    fn indices(sizes: &[u64], limits: &PlanLimits) -> Vec<Vec<usize>> {
+        let mut plan = Plan::new();
+        plan.fill(sizes.iter().copied(), limits).unwrap();
+        let groups = plan.groups();
+        groups
+            .map(|group| group.tensors().map(|tensor| tensor.index).collect())
+            .collect()
+    }
+
+    #[test]
+    fn small_tensors_share_and_large_ones_travel_alone() {
+        assert!(indices(&[], &SMALL).is_empty());
+        assert_eq!(indices(&[0], &SMALL), [[0]]);
+        assert_eq!(indices(&[1, 300, 301, 2], &SMALL), [&[0, 1, 3][..], &[2]]);
+        assert_eq!(
+            indices(&[1; 9], &SMALL),
+            [&[0, 1, 2, 3][..], &[4, 5, 6, 7], &[8]]
+        );
+        // 32 + 3 * (37 + 285) = 998, and the fourth does not fit.
+        assert_eq!(indices(&[285; 4], &SMALL), [&[0, 1, 2][..], &[3]]);
+    }
+
+    #[test]
+    fn a_tensor_that_fits_into_no_frame_is_named() {
+        let mut plan = Plan::new();
+        let error = plan.fill([1, 932], &SMALL).unwrap_err();
+        assert_eq!((error.index, error.allowed_bytes), (1, 931));
+        assert_eq!(plan.groups().len(), 0);
+        plan.fill([931], &SMALL).unwrap();
+        assert_eq!(plan.groups().next().unwrap().frame_bytes(), 1000);
+        assert!(plan.fill([u64::MAX], &PlanLimits::default()).is_err());
+        let no_room = PlanLimits {
+            frame_bytes: 60,
+            ..SMALL
+        };
+        assert!(plan.fill([0], &no_room).is_err());
+    }
+
+    #[test]
+    fn checklist_12_no_frame_reaches_four_gibibytes() {
+        let limits = PlanLimits {
+            shared_tensor_bytes: u64::MAX,
+            ..PlanLimits::default()
+        };
+        let mut plan = Plan::new();
+        let sizes = [1 << 31, 1 << 31, (1 << 32) - 70, 1];
+        plan.fill(sizes, &limits).unwrap();
+        assert_eq!(plan.groups().len(), 4);
+        assert!(plan.groups().all(|group| group.frame_bytes() < 1 << 32));
+        assert!(plan.fill([(1 << 32) - 69], &limits).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn each_tensor_is_in_one_frame_that_keeps_the_limits(
+            sizes in proptest::collection::vec(0u64..600, 0..80),
+            frame_bytes in 669u64..3000,
+            tensors_per_frame in 1usize..10,
+            shared_tensor_bytes in 0u64..700
+        ) {
+            let limits = PlanLimits { frame_bytes, tensors_per_frame, shared_tensor_bytes, ..SMALL };
+            let mut plan = Plan::new();
+            plan.fill([1, 2, 3], &limits).unwrap();
+            plan.fill(sizes.iter().copied(), &limits).unwrap();
+            let mut seen = vec![0; sizes.len()];
+            for group in plan.groups() {
+                prop_assert!(group.len() >= 1 && group.len() <= tensors_per_frame);
+                prop_assert!(group.frame_bytes() <= frame_bytes);
+                let mut end = limits.frame_overhead_bytes;
+                let mut previous = None;
+                for tensor in group.tensors() {
+                    prop_assert!(previous < Some(tensor.index));
+                    previous = Some(tensor.index);
+                    seen[tensor.index] += 1;
+                    prop_assert_eq!(tensor.data_bytes, sizes[tensor.index]);
+                    prop_assert!(group.len() == 1 || tensor.data_bytes <= shared_tensor_bytes);
+                    end += limits.tensor_overhead_bytes;
+                    prop_assert_eq!(tensor.data_offset_bytes, end);
+                    end += tensor.data_bytes;
+                }
+                prop_assert_eq!(group.frame_bytes(), end);
+            }
+            prop_assert!(seen.iter().all(|&times| times == 1));
+        }
+    }
+}
