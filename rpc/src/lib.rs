@@ -5,20 +5,37 @@
 
 #![forbid(unsafe_code)]
 
+mod channel;
+mod devices;
 mod dtype;
+mod elements;
+mod key;
 mod message;
 mod method;
 pub mod proto;
+mod rejected;
+mod rendezvous;
 mod shape;
 mod status;
+mod steps;
+mod store;
+mod strings;
 mod tensor;
 mod text;
 pub mod wire;
 
+pub use channel::{Action, Admission, Channel, ChannelOptions};
+pub use devices::Devices;
 pub use dtype::{DType, DTypeClass};
+pub use elements::Element;
+pub use key::RendezvousKey;
 pub use message::{GraphCall, Request, Response};
 pub use method::Method;
+pub use rejected::Rejected;
+pub use rendezvous::{Ready, Rendezvous, RendezvousLimits, home_shard};
 pub use shape::{Shape, ShapeError};
 pub use status::{Code, Status};
+pub use steps::StepCountdown;
+pub use store::{StoreLimits, TensorStore};
 pub use tensor::{Tensor, TensorMeta};
 pub use text::{NotUtf8, Text};

@@ -1,0 +1,279 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use grpcxx_transport::Time;
+
+use crate::{Code, Rejected, Status, Text};
+
+/// The connection to one target as its callers see it: dialled when it is first needed, dialled again for as
+/// long as it fails, with calls waiting for it for a bounded time.
+///
+/// The state machine does no I/O. Its owner reports what became of a dial ([`Channel::handle_connected`],
+/// [`Channel::handle_closed`]), and carries out what [`Channel::poll_action`] says until it says no more,
+/// after each call of another method and when the time of [`Channel::poll_timeout`] has come. `T` is a call.
+///
+/// A channel is healthy only while it is connected. A loss starts no dial; the next call does. A dial that
+/// fails is repeated after [`ChannelOptions::redial_delay`], for ever, whether calls wait or not.
+#[derive(Debug)]
+pub struct Channel<T> {
+    address: Text,
+    options: ChannelOptions,
+    state: State,
+    was_connected: bool,
+    last_failure: Option<String>,
+    waiting: BTreeMap<u64, Waiting<T>>,
+    expiries: BTreeSet<(Time, u64)>,
+    next_ticket: u64,
+    jitter: u64,
+}
+
+/// How a [`Channel`] dials and lets calls wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChannelOptions {
+    /// Time from a failed dial to the next.
+    pub redial_delay: Duration,
+    /// Up to so much is added to [`ChannelOptions::redial_delay`], so that the callers of a target that comes
+    /// back do not all dial at once.
+    pub redial_jitter: Duration,
+    /// What the jitter is drawn from; equal seeds give equal times.
+    pub jitter_seed: u64,
+    /// How long a call without a timeout of its own waits (`NETWORK_MAX_CONNECTION_TIMEOUT`).
+    pub connection_timeout: Duration,
+    /// Most calls that wait.
+    pub waiting_calls: usize,
+}
+
+impl Default for ChannelOptions {
+    fn default() -> Self {
+        Self {
+            redial_delay: Duration::from_secs(1),
+            redial_jitter: Duration::from_millis(50),
+            jitter_seed: 0,
+            connection_timeout: Duration::from_millis(120_000),
+            waiting_calls: 4096,
+        }
+    }
+}
+
+/// What became of a call that was shown to a [`Channel`].
+#[derive(Debug, PartialEq, Eq)]
+pub enum Admission<T> {
+    /// The channel is connected and nobody waits: send it.
+    SendNow(T),
+    /// It waits; an [`Action::Release`] or [`Action::Fail`] will hand it back.
+    Waiting,
+    /// Too many calls wait.
+    Refused(Rejected<T>),
+}
+
+/// What the owner of a [`Channel`] shall do.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Action<T> {
+    /// Dial the target and report how that went.
+    Dial,
+    /// Send this call.
+    Release(T),
+    /// End this call with this status.
+    Fail(T, Status),
+}
+
+/// Whether a [`Channel`] has a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// None, and none is wanted before the next call.
+    Idle,
+    /// None; the owner is yet to be told to dial.
+    DialDue,
+    /// A dial is under way.
+    Dialling,
+    /// A dial failed; the next is due at this time.
+    Backoff(Time),
+    /// There is one.
+    Connected,
+}
+
+#[derive(Debug)]
+struct Waiting<T> {
+    call: T,
+    expiry: Time,
+}
+
+impl<T> Channel<T> {
+    /// A channel to a target that is not dialled yet. The address appears in texts only.
+    pub fn new(address: Text, options: ChannelOptions) -> Self {
+        Self {
+            address,
+            options,
+            state: State::Idle,
+            was_connected: false,
+            last_failure: None,
+            waiting: BTreeMap::new(),
+            expiries: BTreeSet::new(),
+            next_ticket: 0,
+            jitter: options.jitter_seed,
+        }
+    }
+
+    /// Whether calls may be sent.
+    pub fn is_connected(&self) -> bool {
+        self.state == State::Connected
+    }
+
+    /// Calls that wait.
+    pub fn waiting_calls(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Why there is no connection, as far as is known.
+    pub fn last_failure(&self) -> Option<&str> {
+        self.last_failure.as_deref()
+    }
+
+    /// Shows a call. `timeout` is the call's own; without one, or with zero, it waits as long as
+    /// [`ChannelOptions::connection_timeout`].
+    pub fn admit(&mut self, now: Time, call: T, timeout: Option<Duration>) -> Admission<T> {
+        if self.state == State::Connected && self.waiting.is_empty() {
+            return Admission::SendNow(call);
+        }
+        if self.waiting.len() >= self.options.waiting_calls {
+            return Admission::Refused(Rejected {
+                value: call,
+                status: Status::new(
+                    Code::ResourceExhausted,
+                    format!(
+                        "{} calls wait for a connection to {} already, the limit waiting_calls; try again later",
+                        self.waiting.len(),
+                        self.address
+                    ),
+                ),
+            });
+        }
+        if self.state == State::Idle {
+            self.state = State::DialDue;
+        }
+        let wait = timeout
+            .filter(|timeout| !timeout.is_zero())
+            .unwrap_or(self.options.connection_timeout);
+        let expiry = now + wait;
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.expiries.insert((expiry, ticket));
+        self.waiting.insert(ticket, Waiting { call, expiry });
+        Admission::Waiting
+    }
+
+    /// The dial succeeded. Returns false, and changes nothing, if none was under way.
+    pub fn handle_connected(&mut self) -> bool {
+        if self.state != State::Dialling {
+            return false;
+        }
+        self.state = State::Connected;
+        self.was_connected = true;
+        self.last_failure = None;
+        true
+    }
+
+    /// The dial failed, or the connection is lost. Returns false, and changes nothing, if there was neither.
+    pub fn handle_closed(&mut self, now: Time, reason: &str) -> bool {
+        self.state = match self.state {
+            State::Dialling => {
+                let delay = self.options.redial_delay + self.draw_jitter();
+                State::Backoff(now + delay)
+            }
+            // Calls that were not released yet need the connection as much as a new call would.
+            State::Connected if !self.waiting.is_empty() => State::DialDue,
+            State::Connected => State::Idle,
+            State::Idle | State::DialDue | State::Backoff(_) => return false,
+        };
+        self.last_failure = Some(reason.to_owned());
+        true
+    }
+
+    /// The next thing to do. Ask until there is none.
+    pub fn poll_action(&mut self, now: Time) -> Option<Action<T>> {
+        match self.state {
+            State::Connected => self.release(now),
+            State::DialDue => {
+                self.state = State::Dialling;
+                Some(Action::Dial)
+            }
+            State::Backoff(until) if until <= now => {
+                self.state = State::Dialling;
+                Some(Action::Dial)
+            }
+            State::Backoff(_) | State::Dialling | State::Idle => self.expire(now),
+        }
+    }
+
+    /// When [`Channel::poll_action`] will next have something to do, if nothing is reported before.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let expiry = self.expiries.first().map(|&(expiry, _)| expiry);
+        match self.state {
+            State::Backoff(until) => Some(expiry.map_or(until, |expiry| expiry.min(until))),
+            State::Idle | State::DialDue | State::Dialling | State::Connected => expiry,
+        }
+    }
+
+    /// Takes the first waiting call that `is_wanted` picks, because its caller has gone.
+    pub fn take_waiting(&mut self, mut is_wanted: impl FnMut(&T) -> bool) -> Option<T> {
+        let (&ticket, _) = self.waiting.iter().find(|(_, w)| is_wanted(&w.call))?;
+        self.take(ticket)
+    }
+
+    fn release(&mut self, now: Time) -> Option<Action<T>> {
+        let (&ticket, waiting) = self.waiting.first_key_value()?;
+        if waiting.expiry <= now {
+            return self.fail(ticket);
+        }
+        self.take(ticket).map(Action::Release)
+    }
+
+    fn expire(&mut self, now: Time) -> Option<Action<T>> {
+        let &(expiry, ticket) = self.expiries.first()?;
+        if expiry > now {
+            return None;
+        }
+        self.fail(ticket)
+    }
+
+    fn fail(&mut self, ticket: u64) -> Option<Action<T>> {
+        let status = self.timeout_status();
+        let call = self.take(ticket)?;
+        Some(Action::Fail(call, status))
+    }
+
+    fn take(&mut self, ticket: u64) -> Option<T> {
+        let waiting = self.waiting.remove(&ticket)?;
+        self.expiries.remove(&(waiting.expiry, ticket));
+        Some(waiting.call)
+    }
+
+    fn timeout_status(&self) -> Status {
+        let what = match (self.is_connected(), self.was_connected) {
+            // The connection came when the call's time was over already.
+            (true, _) => "unknown error",
+            (false, true) => "connection is broken",
+            (false, false) => "connection is timeout",
+        };
+        let mut text = format!("Seastar channel: {what}. connection is : {}", self.address);
+        if let Some(failure) = &self.last_failure {
+            text.push_str(" (");
+            text.push_str(failure);
+            text.push(')');
+        }
+        Status::new(Code::Internal, text)
+    }
+
+    /// A duration below [`ChannelOptions::redial_jitter`], by SplitMix64.
+    fn draw_jitter(&mut self) -> Duration {
+        self.jitter = self.jitter.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.jitter;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^= word >> 31;
+        let parts = u32::try_from(word >> 32).unwrap_or(u32::MAX);
+        self.options
+            .redial_jitter
+            .mul_f64(f64::from(parts) / (f64::from(u32::MAX) + 1.0))
+    }
+}

@@ -1,0 +1,473 @@
+mod closed;
+mod limits;
+mod table;
+mod waiters;
+
+use smallvec::SmallVec;
+
+pub use self::limits::RendezvousLimits;
+
+use self::closed::{ClosedSteps, Ending};
+use self::table::{NONE, Table};
+use self::waiters::{State, Taken, Waiters};
+use crate::{Code, Rejected, Status, Tensor, Text};
+
+/// Where the tensors of a step meet those who ask for them, in either order.
+///
+/// One shard holds the steps that [`home_shard`] gives it. A step needs no start: it exists while a tensor
+/// or a request waits in it, so a request may come before anything else is known of its step. It ends with
+/// [`Rendezvous::abort`] or [`Rendezvous::cleanup`]; what comes later fails at once, as long as the end is
+/// remembered ([`RendezvousLimits::closed_steps`]). A step id is therefore not for use a second time.
+///
+/// # Contracts
+/// - A tensor that was sent is handed out once, unless it comes back through [`Rendezvous::restore`].
+/// - A request takes all its tensors at once, when the last of them is there. Until then it holds nothing,
+///   and forgetting it loses nothing. Of several requests that could take a tensor, the first come does.
+/// - Each accepted request has exactly one outcome in [`Rendezvous::poll_ready`], unless it is forgotten.
+/// - What is refused changes nothing.
+///
+/// Work per call is bounded by the keys of the request times [`RendezvousLimits::waiters_per_key`]; ending a
+/// step takes time for each key that is left in it. With one key per request nothing is allocated once the
+/// tables have grown to their working size.
+///
+/// ```
+/// use grpcxx_rpc::{DType, Rendezvous, RendezvousLimits, Shape, Tensor, Text};
+/// use smallvec::smallvec;
+///
+/// let mut rendezvous = Rendezvous::new(RendezvousLimits::default());
+/// let (step_id, key) = (7, Text::from("edge_1_logits"));
+///
+/// // Request 42 is early: it waits.
+/// rendezvous.receive(step_id, smallvec![key.clone()], 42)?;
+/// assert!(rendezvous.poll_ready().is_none());
+///
+/// let logits = Tensor::new(DType::UInt8, Shape::new(&[2])?, vec![1, 2])?;
+/// rendezvous.send(step_id, key, logits.clone())?;
+/// let ready = rendezvous.poll_ready().expect("the tensor is there");
+/// assert_eq!(ready.waiter, 42);
+/// assert_eq!(ready.result?[0], logits);
+///
+/// rendezvous.cleanup(step_id);
+/// assert!(rendezvous.receive(step_id, smallvec![Text::from("late")], 43).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Rendezvous {
+    limits: RendezvousLimits,
+    table: Table,
+    closed: ClosedSteps,
+    waiters: Waiters,
+    stored_bytes: u64,
+}
+
+/// The outcome of a request.
+#[derive(Debug)]
+pub struct Ready {
+    /// The request, as named to [`Rendezvous::receive`].
+    pub waiter: u64,
+    /// The tensors in the order of the keys, or how the step ended.
+    pub result: Result<SmallVec<[Tensor; 1]>, Status>,
+}
+
+impl Rendezvous {
+    /// A rendezvous without steps.
+    pub fn new(limits: RendezvousLimits) -> Self {
+        Self {
+            limits,
+            table: Table::new(),
+            closed: ClosedSteps::new(limits.closed_steps),
+            waiters: Waiters::new(),
+            stored_bytes: 0,
+        }
+    }
+
+    /// Offers a tensor under a key of a step: to the first request that now has all it waits for, or to
+    /// whoever asks next.
+    ///
+    /// # Errors
+    /// The tensor comes back, with `ALREADY_EXISTS` if one waits under this key, with the status of the step
+    /// if it is over, with `RESOURCE_EXHAUSTED` beyond a limit, with `INVALID_ARGUMENT` if the key is too long.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the tensor goes back without an allocation, also when memory is short"
+    )]
+    pub fn send(
+        &mut self,
+        step_id: i64,
+        key: Text,
+        tensor: Tensor,
+    ) -> Result<(), Rejected<Tensor>> {
+        let hash = self.table.hash(step_id, &key);
+        let found = self.table.find(hash, step_id, &key);
+        if let Err(status) = self.admit_tensor(step_id, &key, found, &tensor) {
+            return Err(Rejected {
+                value: tensor,
+                status,
+            });
+        }
+        let entry = found.unwrap_or_else(|| self.table.insert(hash, step_id, key));
+        self.deposit(entry, tensor);
+        Ok(())
+    }
+
+    /// Asks for the tensors of one or more keys of a step, all at once. `waiter` names the request; it is the
+    /// caller's to choose, and must not be in use.
+    ///
+    /// # Errors
+    /// The request was not accepted and has no other outcome: `INVALID_ARGUMENT` without a key, with the same
+    /// key twice, or with one too long, `ALREADY_EXISTS` if the name is in use, the status of the step if it
+    /// is over, `RESOURCE_EXHAUSTED` beyond a limit.
+    pub fn receive(
+        &mut self,
+        step_id: i64,
+        keys: SmallVec<[Text; 1]>,
+        waiter: u64,
+    ) -> Result<(), Status> {
+        self.admit_request(step_id, keys.len(), waiter)?;
+        let slot = self.waiters.insert(waiter, step_id);
+        let mut last_wait = NONE;
+        for key in keys {
+            match self.add_wait(step_id, key, slot, last_wait) {
+                Ok(wait) => last_wait = wait,
+                Err(status) => {
+                    self.remove_waits(slot);
+                    self.waiters.remove(slot);
+                    return Err(status);
+                }
+            }
+        }
+        if self.waiters.parked(slot).missing == 0 {
+            self.complete(slot);
+        }
+        Ok(())
+    }
+
+    /// Drops a request whose asker has gone. Tensors that it had already taken wait again for another asker.
+    /// Returns false if there is no such request, or its outcome was taken before.
+    pub fn forget(&mut self, waiter: u64) -> bool {
+        let Some(slot) = self.waiters.find(waiter) else {
+            return false;
+        };
+        if let State::Parked(_) = self.waiters.state(slot) {
+            self.remove_waits(slot);
+            self.waiters.remove(slot);
+            return true;
+        }
+        let (step_id, state) = self.waiters.forget(slot);
+        if let State::Ready(taken) = state {
+            for Taken { key, tensor } in taken {
+                self.restore(step_id, key, tensor);
+            }
+        }
+        true
+    }
+
+    /// Gives back a tensor that was handed out but did not arrive, so that another may ask for it. No limit
+    /// applies: it had its place before. Returns false if nobody can ask for it any more, because the step is
+    /// over or its producer has sent the key anew; the tensor is dropped then.
+    pub fn restore(&mut self, step_id: i64, key: Text, tensor: Tensor) -> bool {
+        if self.closed.contains(step_id) {
+            return false;
+        }
+        let hash = self.table.hash(step_id, &key);
+        let entry = match self.table.find(hash, step_id, &key) {
+            Some(entry) if self.table.entry(entry).tensor.is_some() => return false,
+            Some(entry) => entry,
+            None => self.table.insert(hash, step_id, key),
+        };
+        self.deposit(entry, tensor);
+        true
+    }
+
+    /// Ends a step with an error: requests that wait and whatever comes later fail with exactly this status,
+    /// until [`Rendezvous::cleanup`]. Its tensors are dropped. Nothing changes if the step is over already.
+    pub fn abort(&mut self, step_id: i64, status: Status) {
+        if !self.closed.contains(step_id) {
+            self.close(step_id, Ending::Aborted(status));
+        }
+    }
+
+    /// Ends a step for good: its tensors are dropped, requests that wait and whatever comes later fail with
+    /// `ABORTED`.
+    pub fn cleanup(&mut self, step_id: i64) {
+        self.close(step_id, Ending::CleanedUp);
+    }
+
+    /// Aborts every step in which something waits. Other steps are not touched: they may be yet to come.
+    pub fn abort_all(&mut self, status: &Status) {
+        let step_ids: Vec<i64> = self.table.step_ids().collect();
+        for step_id in step_ids {
+            self.abort(step_id, status.clone());
+        }
+    }
+
+    /// The next outcome of a request, in the order in which they came about.
+    pub fn poll_ready(&mut self) -> Option<Ready> {
+        self.waiters.poll()
+    }
+
+    /// Steps in which something waits.
+    pub fn open_steps(&self) -> usize {
+        self.table.steps()
+    }
+
+    /// Aborted and cleaned steps that are remembered.
+    pub fn closed_steps(&self) -> usize {
+        self.closed.len()
+    }
+
+    /// Keys for which a tensor or a request waits.
+    pub fn waiting_keys(&self) -> usize {
+        self.table.entries()
+    }
+
+    /// Requests that wait, or whose outcome was not taken yet.
+    pub fn waiters(&self) -> usize {
+        self.waiters.len()
+    }
+
+    /// Bytes of data in tensors that wait.
+    pub fn stored_bytes(&self) -> u64 {
+        self.stored_bytes
+    }
+
+    fn admit_tensor(
+        &self,
+        step_id: i64,
+        key: &Text,
+        found: Option<usize>,
+        tensor: &Tensor,
+    ) -> Result<(), Status> {
+        if let Some(status) = self.closed.status(step_id) {
+            return Err(status);
+        }
+        match found {
+            Some(entry) if self.table.entry(entry).tensor.is_some() => {
+                return Err(Status::new(
+                    Code::AlreadyExists,
+                    format!("step {step_id} has a tensor under {key} already; send each key once"),
+                ));
+            }
+            Some(_) => {}
+            None => self.admit_key(step_id, key)?,
+        }
+        let bytes = tensor.data.len() as u64;
+        let left = self.limits.stored_bytes.saturating_sub(self.stored_bytes);
+        if bytes > left && found.is_none_or(|entry| self.first_taker(entry).is_none()) {
+            return Err(exhausted(
+                format_args!("{bytes} more bytes of tensors, {left} are left of"),
+                "stored_bytes",
+                self.limits.stored_bytes,
+            ));
+        }
+        Ok(())
+    }
+
+    fn admit_key(&self, step_id: i64, key: &Text) -> Result<(), Status> {
+        let key_bytes = key.as_buffer().len();
+        if key_bytes > self.limits.key_bytes {
+            return Err(Status::new(
+                Code::InvalidArgument,
+                format!(
+                    "a key of {key_bytes} bytes in step {step_id}, at most {} are allowed (key_bytes)",
+                    self.limits.key_bytes
+                ),
+            ));
+        }
+        let entries = self.table.entries_of(step_id);
+        if entries == 0 && self.table.steps() >= self.limits.steps {
+            return Err(exhausted(
+                format_args!("step {step_id} would be one more than"),
+                "steps",
+                self.limits.steps,
+            ));
+        }
+        if entries >= self.limits.keys_per_step {
+            return Err(exhausted(
+                format_args!("step {step_id} has as many waiting keys as"),
+                "keys_per_step",
+                self.limits.keys_per_step,
+            ));
+        }
+        Ok(())
+    }
+
+    fn admit_request(&self, step_id: i64, keys: usize, waiter: u64) -> Result<(), Status> {
+        if keys == 0 {
+            return Err(Status::new(
+                Code::InvalidArgument,
+                format!("a request for step {step_id} without a key; name at least one"),
+            ));
+        }
+        if let Some(status) = self.closed.status(step_id) {
+            return Err(status);
+        }
+        if keys > self.limits.keys_per_request {
+            return Err(exhausted(
+                format_args!("a request for {keys} keys"),
+                "keys_per_request",
+                self.limits.keys_per_request,
+            ));
+        }
+        if self.waiters.find(waiter).is_some() {
+            return Err(Status::new(
+                Code::AlreadyExists,
+                format!("request {waiter} waits already; each needs a name of its own"),
+            ));
+        }
+        if self.waiters.len() >= self.limits.waiters {
+            return Err(exhausted(
+                format_args!("one more request than"),
+                "waiters",
+                self.limits.waiters,
+            ));
+        }
+        Ok(())
+    }
+
+    /// Lets a request wait for one more key; returns the wait.
+    fn add_wait(
+        &mut self,
+        step_id: i64,
+        key: Text,
+        slot: usize,
+        last_wait: usize,
+    ) -> Result<usize, Status> {
+        let hash = self.table.hash(step_id, &key);
+        let entry = match self.table.find(hash, step_id, &key) {
+            Some(entry) => {
+                self.admit_wait(step_id, entry, slot)?;
+                entry
+            }
+            None => {
+                self.admit_key(step_id, &key)?;
+                self.table.insert(hash, step_id, key)
+            }
+        };
+        let wait = self.table.insert_wait(entry, slot);
+        let parked = self.waiters.parked_mut(slot);
+        if last_wait == NONE {
+            parked.first_wait = wait;
+        } else {
+            self.table.wait_mut(last_wait).next_of_waiter = wait;
+        }
+        if self.table.entry(entry).tensor.is_none() {
+            parked.missing += 1;
+        }
+        Ok(wait)
+    }
+
+    fn admit_wait(&self, step_id: i64, entry: usize, slot: usize) -> Result<(), Status> {
+        let key = &self.table.entry(entry).key;
+        if self.table.last_waiter_at(entry) == Some(slot) {
+            return Err(Status::new(
+                Code::InvalidArgument,
+                format!("a request for step {step_id} names {key} twice; a tensor goes out once"),
+            ));
+        }
+        if self.table.entry(entry).waits() >= self.limits.waiters_per_key {
+            return Err(exhausted(
+                format_args!("one more request for {key} of step {step_id} than"),
+                "waiters_per_key",
+                self.limits.waiters_per_key,
+            ));
+        }
+        Ok(())
+    }
+
+    /// Puts a tensor where there is none, and hands it on if a request was waiting only for it.
+    fn deposit(&mut self, entry: usize, tensor: Tensor) {
+        let taker = self.first_taker(entry);
+        self.stored_bytes += tensor.data.len() as u64;
+        self.table.entry_mut(entry).tensor = Some(tensor);
+        for slot in self.table.waiters_at(entry) {
+            self.waiters.parked_mut(slot).missing -= 1;
+        }
+        if let Some(slot) = taker {
+            self.complete(slot);
+        }
+    }
+
+    /// The first request that lacks only the tensor of this key, which is not there.
+    fn first_taker(&self, entry: usize) -> Option<usize> {
+        self.table
+            .waiters_at(entry)
+            .find(|&slot| self.waiters.parked(slot).missing == 1)
+    }
+
+    /// Takes all tensors of a request that misses none.
+    fn complete(&mut self, slot: usize) {
+        let mut taken = SmallVec::new();
+        let mut next = self.waiters.parked(slot).first_wait;
+        while next != NONE {
+            let wait = self.table.remove_wait(next);
+            next = wait.next_of_waiter;
+            let tensor = self.table.entry_mut(wait.entry).tensor.take();
+            let tensor = tensor.expect("a request that misses nothing finds its tensors");
+            self.stored_bytes -= tensor.data.len() as u64;
+            for other in self.table.waiters_at(wait.entry) {
+                self.waiters.parked_mut(other).missing += 1;
+            }
+            let key = if self.table.entry(wait.entry).is_empty() {
+                self.table.remove(wait.entry).key
+            } else {
+                self.table.entry(wait.entry).key.clone()
+            };
+            taken.push(Taken { key, tensor });
+        }
+        self.waiters.settle(slot, State::Ready(taken));
+    }
+
+    /// Takes a parked request out of the lists of its keys.
+    fn remove_waits(&mut self, slot: usize) {
+        let mut next = self.waiters.parked(slot).first_wait;
+        while next != NONE {
+            let wait = self.table.remove_wait(next);
+            next = wait.next_of_waiter;
+            if self.table.entry(wait.entry).is_empty() {
+                self.table.remove(wait.entry);
+            }
+        }
+    }
+
+    fn close(&mut self, step_id: i64, ending: Ending) {
+        while let Some(entry) = self.table.first_entry(step_id) {
+            let first = self.table.waiters_at(entry).next();
+            if let Some(slot) = first {
+                self.remove_waits(slot);
+                self.waiters
+                    .settle(slot, State::Failed(ending.status(step_id)));
+            } else if let Some(tensor) = self.table.remove(entry).tensor {
+                self.stored_bytes -= tensor.data.len() as u64;
+            }
+        }
+        self.closed.close(step_id, ending);
+    }
+}
+
+/// The shard, of `shards`, on which everything of a step meets. Equal on all shards and in all processes.
+///
+/// # Panics
+/// If there are no shards.
+pub fn home_shard(step_id: i64, shards: usize) -> usize {
+    assert!(shards > 0, "a step needs a shard");
+    // The finalizer of SplitMix64: each bit of the id moves each bit of the result.
+    let mut hash = step_id as u64;
+    hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    hash ^= hash >> 31;
+    ((u128::from(hash) * shards as u128) >> 64) as usize
+}
+
+fn exhausted(
+    what: std::fmt::Arguments<'_>,
+    limit: &str,
+    allowed: impl std::fmt::Display,
+) -> Status {
+    Status::new(
+        Code::ResourceExhausted,
+        format!(
+            "{what} the limit {limit} = {allowed} of the rendezvous; receive or clean up first"
+        ),
+    )
+}

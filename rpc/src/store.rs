@@ -1,0 +1,312 @@
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use wildmatch::WildMatch;
+
+use crate::{Code, Rejected, Status, Tensor, TensorMeta, Text};
+
+/// Named tensors that stay: the parameters of a model.
+///
+/// The data is shared, so a clone is a replica for another shard that costs one reference per tensor.
+#[derive(Clone, Debug)]
+pub struct TensorStore {
+    limits: StoreLimits,
+    tensors: BTreeMap<Text, Tensor>,
+    stored_bytes: u64,
+}
+
+/// Bounds of a [`TensorStore`]. Whatever would go beyond one is refused with `RESOURCE_EXHAUSTED` and a text
+/// that names the field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreLimits {
+    /// Most tensors.
+    pub tensors: usize,
+    /// Longest name, in bytes.
+    pub name_bytes: usize,
+    /// Most bytes of data in all tensors.
+    pub stored_bytes: u64,
+}
+
+impl Default for StoreLimits {
+    fn default() -> Self {
+        Self {
+            tensors: 1 << 20,
+            // Names on the wire carry a 16-bit length.
+            name_bytes: 65_535,
+            stored_bytes: 1 << 40,
+        }
+    }
+}
+
+impl TensorStore {
+    /// A store without tensors.
+    pub fn new(limits: StoreLimits) -> Self {
+        Self {
+            limits,
+            tensors: BTreeMap::new(),
+            stored_bytes: 0,
+        }
+    }
+
+    /// Keeps a tensor under a name and returns the one that had the name before.
+    ///
+    /// # Errors
+    /// The tensor comes back, with `INVALID_ARGUMENT` if the name is empty, too long or the tensor is dead,
+    /// with `RESOURCE_EXHAUSTED` beyond a limit.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the tensor goes back without an allocation, also when memory is short"
+    )]
+    pub fn put(&mut self, name: Text, tensor: Tensor) -> Result<Option<Tensor>, Rejected<Tensor>> {
+        if let Err(status) = self.admit(&name, &tensor) {
+            return Err(Rejected {
+                value: tensor,
+                status,
+            });
+        }
+        self.stored_bytes += tensor.data.len() as u64;
+        let previous = self.tensors.insert(name, tensor);
+        self.stored_bytes -= previous.as_ref().map_or(0, |t| t.data.len() as u64);
+        Ok(previous)
+    }
+
+    /// The tensor of this name, sharing its data.
+    ///
+    /// # Errors
+    /// `NOT_FOUND` with the names nearest in order.
+    pub fn fetch(&self, name: &str) -> Result<Tensor, Status> {
+        match self.tensors.get(name) {
+            Some(tensor) => Ok(tensor.clone()),
+            None => Err(self.not_found(name)),
+        }
+    }
+
+    /// Forgets the tensor of this name and returns it.
+    pub fn remove(&mut self, name: &str) -> Option<Tensor> {
+        let tensor = self.tensors.remove(name)?;
+        self.stored_bytes -= tensor.data.len() as u64;
+        Some(tensor)
+    }
+
+    /// Forgets all tensors.
+    pub fn clear(&mut self) {
+        self.tensors.clear();
+        self.stored_bytes = 0;
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// Names and tensors in byte order of the names.
+    pub fn iter(&self) -> impl Iterator<Item = (&Text, &Tensor)> {
+        self.tensors.iter()
+    }
+
+    /// The names in byte order.
+    pub fn names(&self) -> impl Iterator<Item = &Text> {
+        self.tensors.keys()
+    }
+
+    /// Names and descriptions in byte order of the names.
+    pub fn metas(&self) -> impl Iterator<Item = (&Text, TensorMeta)> {
+        self.iter().map(|(name, tensor)| (name, tensor.meta()))
+    }
+
+    /// The names that a pattern selects, in byte order. `*` stands for any text, `?` for any one character,
+    /// everything else for itself.
+    pub fn matching(&self, pattern: &str) -> impl Iterator<Item = &Text> {
+        let pattern = WildMatch::new(pattern);
+        self.names().filter(move |name| pattern.matches(name))
+    }
+
+    /// Number of tensors.
+    pub fn len(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// Whether there are no tensors.
+    pub fn is_empty(&self) -> bool {
+        self.tensors.is_empty()
+    }
+
+    /// Bytes of data in all tensors.
+    pub fn stored_bytes(&self) -> u64 {
+        self.stored_bytes
+    }
+
+    fn admit(&self, name: &Text, tensor: &Tensor) -> Result<(), Status> {
+        if name.is_empty() || name.len() > self.limits.name_bytes {
+            return Err(Status::new(
+                Code::InvalidArgument,
+                format!(
+                    "a tensor's name of {} bytes; 1 to {} are allowed (name_bytes)",
+                    name.len(),
+                    self.limits.name_bytes
+                ),
+            ));
+        }
+        if tensor.is_dead {
+            return Err(Status::new(
+                Code::InvalidArgument,
+                format!("the tensor for {name} is dead and has no value to keep"),
+            ));
+        }
+        let previous = self.tensors.get(name.as_str());
+        if previous.is_none() && self.tensors.len() >= self.limits.tensors {
+            return Err(Status::new(
+                Code::ResourceExhausted,
+                format!(
+                    "{name} would be one more tensor than the limit tensors = {} of the store; remove some first",
+                    self.limits.tensors
+                ),
+            ));
+        }
+        let others = self.stored_bytes - previous.map_or(0, |t| t.data.len() as u64);
+        let left = self.limits.stored_bytes.saturating_sub(others);
+        if tensor.data.len() as u64 > left {
+            return Err(Status::new(
+                Code::ResourceExhausted,
+                format!(
+                    "{name} has {} bytes, {left} are left of the limit stored_bytes = {} of the store; remove some first",
+                    tensor.data.len(),
+                    self.limits.stored_bytes
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn not_found(&self, name: &str) -> Status {
+        let shown: String = name.chars().take(SHOWN_CHARS_MAX).collect();
+        let after = self
+            .tensors
+            .range::<str, _>((Bound::Included(name), Bound::Unbounded))
+            .next()
+            .map(|(near, _)| near);
+        let before = self
+            .tensors
+            .range::<str, _>((Bound::Unbounded, Bound::Excluded(name)))
+            .next_back()
+            .map(|(near, _)| near);
+        let near = match (before, after) {
+            (None, None) => "the store is empty".to_owned(),
+            (Some(near), None) | (None, Some(near)) => format!("the nearest name is {near}"),
+            (Some(before), Some(after)) => format!("the nearest names are {before} and {after}"),
+        };
+        Status::new(
+            Code::NotFound,
+            format!("no tensor is named {shown}; {near}"),
+        )
+    }
+}
+
+impl Default for TensorStore {
+    fn default() -> Self {
+        Self::new(StoreLimits::default())
+    }
+}
+
+/// So much of an unknown name is repeated in the error text.
+const SHOWN_CHARS_MAX: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Shape};
+
+    fn bytes(count: usize) -> Tensor {
+        let shape = Shape::new(&[count as u64]).unwrap();
+        Tensor::new(DType::UInt8, shape, vec![7; count]).unwrap()
+    }
+
+    fn store(names: &[&str]) -> TensorStore {
+        let mut store = TensorStore::default();
+        for name in names {
+            store.put(Text::from(*name), bytes(name.len())).unwrap();
+        }
+        store
+    }
+
+    #[test]
+    fn names_come_in_byte_order_and_bytes_are_counted() {
+        let mut store = store(&["b", "a.weight", "B", "é", "a"]);
+        let names: Vec<&str> = store.names().map(Text::as_str).collect();
+        assert_eq!(names, ["B", "a", "a.weight", "b", "é"]);
+        assert_eq!(store.stored_bytes(), 1 + 8 + 1 + 2 + 1);
+        assert_eq!(
+            store.put(Text::from("b"), bytes(5)).unwrap(),
+            Some(bytes(1))
+        );
+        assert_eq!(store.stored_bytes(), 17);
+        assert_eq!(store.remove("b"), Some(bytes(5)));
+        assert_eq!(store.remove("b"), None);
+        assert_eq!((store.len(), store.stored_bytes()), (4, 12));
+        store.clear();
+        assert_eq!((store.len(), store.stored_bytes()), (0, 0));
+    }
+
+    #[test]
+    fn a_replica_shares_the_data() {
+        let store = store(&["w"]);
+        let replica = store.clone();
+        let (here, there) = (store.fetch("w").unwrap(), replica.fetch("w").unwrap());
+        assert_eq!(here.data.as_ptr(), there.data.as_ptr());
+    }
+
+    #[test]
+    fn patterns_select_names() {
+        let store = store(&["layer.0.bias", "layer.0.weight", "layer.10.weight", "norm"]);
+        let select = |pattern| -> Vec<&str> { store.matching(pattern).map(Text::as_str).collect() };
+        assert_eq!(select("*").len(), 4);
+        assert_eq!(select("layer.?.weight"), ["layer.0.weight"]);
+        assert_eq!(select("*weight"), ["layer.0.weight", "layer.10.weight"]);
+        assert_eq!(select("norm"), ["norm"]);
+        assert!(select("nor").is_empty());
+        assert!(select("").is_empty());
+    }
+
+    #[test]
+    fn an_unknown_name_shows_its_neighbours() {
+        let store = store(&["a", "c"]);
+        let status = store.fetch("b").unwrap_err();
+        assert_eq!(status.code, Code::NotFound);
+        assert!(
+            status.message.contains("b; the nearest names are a and c"),
+            "{status}"
+        );
+        assert!(
+            TensorStore::default()
+                .fetch("b")
+                .unwrap_err()
+                .message
+                .contains("empty")
+        );
+    }
+
+    #[test]
+    fn limits_hand_the_tensor_back() {
+        let mut store = TensorStore::new(StoreLimits {
+            tensors: 2,
+            name_bytes: 3,
+            stored_bytes: 10,
+        });
+        let mut refuse = |name: &str, count: usize, code: Code, word: &str| {
+            let rejected = store.put(Text::from(name), bytes(count)).unwrap_err();
+            assert_eq!(rejected.value, bytes(count));
+            assert_eq!(rejected.status.code, code);
+            assert!(rejected.status.message.contains(word), "{rejected}");
+        };
+        refuse("", 1, Code::InvalidArgument, "name_bytes");
+        refuse("long", 1, Code::InvalidArgument, "name_bytes");
+        refuse("a", 11, Code::ResourceExhausted, "stored_bytes");
+        store.put(Text::from("a"), bytes(6)).unwrap();
+        store.put(Text::from("a"), bytes(9)).unwrap();
+        store.put(Text::from("b"), bytes(1)).unwrap();
+        let full = store.put(Text::from("c"), bytes(0)).unwrap_err();
+        assert!(full.status.message.contains("tensors = 2"), "{full}");
+        let dead = store.put(Text::from("a"), Tensor::dead()).unwrap_err();
+        assert_eq!(dead.status.code, Code::InvalidArgument);
+    }
+}
