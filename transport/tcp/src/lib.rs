@@ -1,1 +1,30 @@
 //! TCP links, over io_uring where it works and over epoll elsewhere.
+//!
+//! [`TcpTransport::open`] probes which driver works here and says why it took it. Payloads of 8 KiB and more
+//! are received straight into their landing, frames are sent from where their pieces lie; heads and small
+//! payloads pass through staging memory that all links of a transport share, so that an idle link holds none.
+//!
+//! Unsafe code is confined to `sys`, one request of a socket.
+
+#![deny(unsafe_code)]
+
+mod core;
+mod counters;
+mod epoll;
+mod link;
+mod listener;
+mod options;
+mod outbound;
+mod socket;
+#[expect(unsafe_code, reason = "one ioctl")]
+mod sys;
+#[allow(dead_code, reason = "the io_uring driver uses the rest")]
+mod table;
+mod transport;
+#[allow(dead_code, reason = "the io_uring driver uses the rest")]
+mod wake;
+
+pub use counters::TcpCounters;
+pub use options::{Driver, DriverChoice, DriverRequest, TcpOptions, UnknownDriver};
+pub use socket::Accepted;
+pub use transport::TcpTransport;

@@ -1,0 +1,321 @@
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use grpcxx_transport::{
+    CloseReason, Frame, LinkHandler, LinkId, ListenerId, Next, Outcome, Refusal, Refused, Time,
+    TransportError,
+};
+use rustix::net::Shutdown;
+
+use crate::link::{Link, Phase};
+use crate::listener::{Accepting, Listener, STALL};
+use crate::socket::{self, Accepted};
+use crate::sys::unacknowledged_bytes;
+use crate::table::Table;
+use crate::wake::Bell;
+use crate::{TcpCounters, TcpOptions};
+
+/// What both drivers have in common: everything but input and output.
+///
+/// Commands change the state of a link and put it on the work list; the driver's next turn takes the list
+/// off and does what each link's state asks for.
+#[derive(Debug)]
+pub(crate) struct Core<D> {
+    pub(crate) options: TcpOptions,
+    pub(crate) links: Table<Link<D>>,
+    pub(crate) listeners: Vec<Listener>,
+    pub(crate) work: VecDeque<u32>,
+    pub(crate) counters: TcpCounters,
+    pub(crate) frames_in_flight: usize,
+    pub(crate) bell: Bell,
+    pub(crate) now: Time,
+    /// Links in [`Phase::Flushing`] or [`Phase::Lingering`].
+    closing: Vec<u32>,
+    closing_checked: Time,
+    next_listener: u32,
+}
+
+impl<D> Core<D> {
+    pub(crate) fn new(options: TcpOptions) -> rustix::io::Result<Self> {
+        Ok(Self {
+            options,
+            links: Table::new(),
+            listeners: Vec::new(),
+            work: VecDeque::new(),
+            counters: TcpCounters::default(),
+            frames_in_flight: 0,
+            bell: Bell::new()?,
+            now: Time::ZERO,
+            closing: Vec::new(),
+            closing_checked: Time::ZERO,
+            next_listener: 0,
+        })
+    }
+
+    /// Opens a listener and returns its index with its address.
+    pub(crate) fn listen(
+        &mut self,
+        address: SocketAddr,
+    ) -> Result<(usize, SocketAddr), TransportError> {
+        let (socket, address) = socket::listen(address, &self.options)?;
+        let id = ListenerId(self.next_listener);
+        self.next_listener += 1;
+        self.listeners.push(Listener::new(id, socket, address));
+        Ok((self.listeners.len() - 1, address))
+    }
+
+    /// An error if there are as many links as there may be.
+    pub(crate) fn check_room(
+        &self,
+        operation: &str,
+        peer: SocketAddr,
+    ) -> Result<(), TransportError> {
+        let limit = self.options.limits.links;
+        if self.links.len() < limit {
+            return Ok(());
+        }
+        Err(TransportError {
+            operation: format!("{operation} {peer}"),
+            errno: 0,
+            message: format!("all {limit} links are in use; close some or raise LinkLimits::links"),
+        })
+    }
+
+    /// Sets up the socket of an accepted connection.
+    pub(crate) fn set_up(
+        &self,
+        accepted: Accepted,
+    ) -> Result<(OwnedFd, SocketAddr), TransportError> {
+        let Accepted { socket, peer } = accepted;
+        self.check_room("adopt a connection from", peer)?;
+        socket::set_up(&socket, &self.options).map_err(|errno| {
+            socket::system_error(format!("set up a connection from {peer}"), errno)
+        })?;
+        Ok((socket, peer))
+    }
+
+    pub(crate) fn insert(&mut self, link: Link<D>) -> LinkId {
+        let id = self.links.insert(link);
+        self.queue(id.slot);
+        id
+    }
+
+    /// Puts a link on the work list.
+    pub(crate) fn queue(&mut self, slot: u32) {
+        if let Some((_, link)) = self.links.at(slot)
+            && !link.queued
+        {
+            link.queued = true;
+            self.work.push_back(slot);
+        }
+    }
+
+    pub(crate) fn send(
+        &mut self,
+        id: LinkId,
+        frame: Box<Frame>,
+    ) -> Result<(), Refused<Box<Frame>>> {
+        let refuse = |value, refusal| Err(Refused { value, refusal });
+        let limit = self.options.limits.queued_frames;
+        match self.links.find(id) {
+            Some(link) if !link.is_open() => refuse(frame, Refusal::NotOpen),
+            Some(link) if link.outbound.len() >= limit => refuse(frame, Refusal::Full),
+            Some(link) => {
+                link.outbound.push(frame);
+                self.frames_in_flight += 1;
+                self.queue(id.slot);
+                Ok(())
+            }
+            None => refuse(frame, Refusal::NotOpen),
+        }
+    }
+
+    pub(crate) fn resume(&mut self, id: LinkId, next: Next) -> Result<(), Refused<Next>> {
+        let refuse = |value, refusal| Err(Refused { value, refusal });
+        let Some(link) = self.links.find(id).filter(|link| link.is_open()) else {
+            return refuse(next, Refusal::NotOpen);
+        };
+        let Some(inbound) = &mut link.inbound else {
+            return refuse(next, Refusal::NotOpen);
+        };
+        if let Err(next) = inbound.resume(next) {
+            return refuse(next, Refusal::WrongState);
+        }
+        link.resumed = true;
+        self.queue(id.slot);
+        Ok(())
+    }
+
+    pub(crate) fn close(&mut self, id: LinkId, flush: bool) {
+        let Some(link) = self.links.find(id) else {
+            return;
+        };
+        match link.phase {
+            Phase::Open if flush => {
+                link.phase = Phase::Flushing { until: None };
+                self.closing.push(id.slot);
+                self.closing_checked = Time::ZERO;
+            }
+            Phase::Open | Phase::Dialling => link.end(CloseReason::Local),
+            Phase::Flushing { .. } | Phase::Lingering { .. } | Phase::Ended(_) => return,
+        }
+        self.queue(id.slot);
+    }
+
+    /// Begins a turn.
+    pub(crate) fn begin(&mut self, now: Time) {
+        self.now = now;
+        if !self.closing.is_empty() {
+            self.check_closing();
+        }
+    }
+
+    /// Notes that `bytes` bytes of a link's frames have left. Returns the number of events.
+    pub(crate) fn sent(
+        &mut self,
+        slot: u32,
+        bytes: usize,
+        handler: &mut dyn LinkHandler<Accepted>,
+    ) -> usize {
+        let Some((id, link)) = self.links.at(slot) else {
+            return 0;
+        };
+        self.counters.sends += 1;
+        self.counters.sent_bytes += bytes as u64;
+        let mut events = 0;
+        link.outbound.advance(bytes, |frame| {
+            handler.sent(id, frame, Outcome::Done);
+            events += 1;
+        });
+        self.frames_in_flight -= events;
+        if link.outbound.is_empty() && matches!(link.phase, Phase::Flushing { .. }) {
+            self.closing_checked = Time::ZERO;
+        }
+        events
+    }
+
+    /// Reports that a dial succeeded. Returns the number of events.
+    pub(crate) fn connected(
+        &mut self,
+        slot: u32,
+        handler: &mut dyn LinkHandler<Accepted>,
+    ) -> usize {
+        let Some((id, link)) = self.links.at(slot) else {
+            return 0;
+        };
+        link.phase = Phase::Open;
+        link.inbound = Some(grpcxx_transport::Inbound::new(handler.connected(id)));
+        1
+    }
+
+    /// Removes a link that has ended, and reports all that follows from it. The kernel must have let go of
+    /// the link's memory. Returns the number of events.
+    pub(crate) fn finish(&mut self, slot: u32, handler: &mut dyn LinkHandler<Accepted>) -> usize {
+        let Some((id, _)) = self.links.at(slot) else {
+            return 0;
+        };
+        let Some(mut link) = self.links.remove(slot) else {
+            return 0;
+        };
+        let Phase::Ended(reason) = &link.phase else {
+            unreachable!("only links that have ended are removed");
+        };
+        let mut events = 1;
+        if let Some(inbound) = &mut link.inbound {
+            events += inbound.lose(id, handler);
+        }
+        while let Some(frame) = link.outbound.pop() {
+            self.frames_in_flight -= 1;
+            handler.sent(id, frame, Outcome::Lost);
+            events += 1;
+        }
+        handler.closed(id, reason);
+        self.closing.retain(|&closing| closing != slot);
+        for listener in &mut self.listeners {
+            // A descriptor is free again.
+            if let Accepting::Stalled { until } = &mut listener.state {
+                *until = self.now;
+            }
+        }
+        events
+    }
+
+    /// Accepts on all listeners that may have connections. Returns the number of events.
+    pub(crate) fn accept(&mut self, handler: &mut dyn LinkHandler<Accepted>) -> usize {
+        let mut events = 0;
+        for listener in &mut self.listeners {
+            if listener.state != Accepting::Waiting {
+                events += listener.accept(self.now, &mut self.counters, handler);
+            }
+        }
+        events
+    }
+
+    /// Whether a turn has something to do that the kernel will not tell.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.work.is_empty()
+            || self
+                .listeners
+                .iter()
+                .any(|listener| listener.state == Accepting::Ready)
+    }
+
+    /// How long a sleep may last because of what only a clock will tell.
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        let is_stalled = |l: &Listener| matches!(l.state, Accepting::Stalled { .. });
+        if !self.closing.is_empty() {
+            Some(CLOSING_CHECK)
+        } else if self.listeners.iter().any(is_stalled) {
+            Some(STALL)
+        } else {
+            None
+        }
+    }
+
+    fn check_closing(&mut self) {
+        if self.closing_checked != Time::ZERO
+            && self.now.since(self.closing_checked) < CLOSING_CHECK
+        {
+            return;
+        }
+        self.closing_checked = self.now;
+        for index in 0..self.closing.len() {
+            let slot = self.closing[index];
+            let Some((_, link)) = self.links.at(slot) else {
+                continue;
+            };
+            step_closing(link, self.now);
+            if link.is_ended() {
+                self.queue(slot);
+            }
+        }
+    }
+}
+
+/// Moves a closing link on as far as it is ready for.
+fn step_closing<D>(link: &mut Link<D>, now: Time) {
+    if let Phase::Flushing { until } = &mut link.phase {
+        let until = *until.get_or_insert(now + FLUSH_TIME_MAX);
+        if link.outbound.is_empty() {
+            // Fails only if the connection is gone, which the next step finds out.
+            let _ = rustix::net::shutdown(&link.socket, Shutdown::Write);
+            link.phase = Phase::Lingering { until };
+        } else if now >= until {
+            link.end(CloseReason::Local);
+        }
+    }
+    if let Phase::Lingering { until } = link.phase {
+        let left_bytes = unacknowledged_bytes(&link.socket).unwrap_or(0);
+        if left_bytes == 0 || now >= until {
+            link.end(CloseReason::Local);
+        }
+    }
+}
+
+/// How long a link that closes may take to get its frames to the peer's system.
+const FLUSH_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// How often links that close are looked at.
+const CLOSING_CHECK: Duration = Duration::from_millis(1);

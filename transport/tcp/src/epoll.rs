@@ -1,0 +1,300 @@
+//! Readiness from epoll, edge triggered; bytes by `recv` and `sendmsg`.
+
+mod io;
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::task::Waker;
+use std::time::Duration;
+
+use grpcxx_transport::{
+    Frame, Inbound, LinkHandler, LinkId, ListenerId, Next, Park, Refused, Time, Transport,
+    TransportError,
+};
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
+
+use self::io::{Readiness, Staging};
+use crate::core::Core;
+use crate::link::{Link, Phase};
+use crate::listener::Accepting;
+use crate::socket::{self, Accepted, Dial, system_error};
+use crate::wake::Sleep;
+use crate::{TcpCounters, TcpOptions};
+
+/// The driver for hosts without io_uring.
+pub(crate) struct EpollDriver {
+    core: Core<Readiness>,
+    epoll: OwnedFd,
+    /// Ends a sleep elsewhere for the sake of the clock.
+    alarm: OwnedFd,
+    events: Vec<epoll::Event>,
+    staging: Staging,
+}
+
+impl EpollDriver {
+    pub(crate) fn open(options: TcpOptions) -> Result<Self, TransportError> {
+        let staging = Staging::new(options.staging_bytes);
+        Self::open_with(options, staging).map_err(|errno| system_error("set up epoll", errno))
+    }
+
+    fn open_with(options: TcpOptions, staging: Staging) -> rustix::io::Result<Self> {
+        let core = Core::new(options)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let alarm = timerfd_create(
+            TimerfdClockId::Monotonic,
+            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+        )?;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        for fd in [core.bell.inside(), alarm.as_fd()] {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(TOKEN_WAKE), flags)?;
+        }
+        Ok(Self {
+            core,
+            epoll,
+            alarm,
+            events: Vec::with_capacity(EVENTS_MAX),
+            staging,
+        })
+    }
+
+    pub(crate) fn counters(&self) -> TcpCounters {
+        self.core.counters
+    }
+
+    /// Adds a link to the table and to the set that is watched.
+    fn insert(&mut self, link: Link<Readiness>) -> Result<LinkId, TransportError> {
+        use epoll::EventFlags;
+        let peer = link.peer;
+        let id = self.core.insert(link);
+        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        let data = epoll::EventData::new_u64(u64::from(id.slot));
+        let Some(link) = self.core.links.find(id) else {
+            unreachable!("the link was inserted above");
+        };
+        if let Err(errno) = epoll::add(&self.epoll, &link.socket, data, flags) {
+            self.core.links.remove(id.slot);
+            let operation = format!("watch a connection with {peer}");
+            return Err(system_error(operation, errno));
+        }
+        Ok(id)
+    }
+
+    /// Asks the kernel what is ready and puts it on the work list; waits if there is a timeout.
+    fn poll(&mut self, timeout: Option<Option<Duration>>) -> rustix::io::Result<()> {
+        self.core.counters.polls += 1;
+        let timeout = timeout.map_or(Some(Duration::ZERO), |timeout| timeout);
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: i64::try_from(timeout.as_secs())
+                .unwrap_or(i64::MAX)
+                .min(SLEEP_SECONDS_MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        self.events.clear();
+        let buffer = rustix::buffer::spare_capacity(&mut self.events);
+        match epoll::wait(&self.epoll, buffer, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        for index in 0..self.events.len() {
+            let event = self.events[index];
+            self.note(event.data.u64(), event.flags);
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, token: u64, flags: epoll::EventFlags) {
+        use epoll::EventFlags;
+        if token == TOKEN_WAKE {
+            return;
+        }
+        if token >= TOKEN_LISTENER {
+            let id = ListenerId((token - TOKEN_LISTENER) as u32);
+            if let Some(listener) = self.core.listeners.iter_mut().find(|l| l.id == id)
+                && listener.state == Accepting::Waiting
+            {
+                listener.state = Accepting::Ready;
+            }
+            return;
+        }
+        let slot = token as u32;
+        if let Some((_, link)) = self.core.links.at(slot) {
+            let gone = flags.intersects(EventFlags::HUP | EventFlags::ERR);
+            link.io.ended |= gone || flags.contains(EventFlags::RDHUP);
+            link.io.readable |= flags.contains(EventFlags::IN) || link.io.ended;
+            link.io.writable |= flags.contains(EventFlags::OUT) || gone;
+            self.core.queue(slot);
+        }
+    }
+
+    /// Does what the state of one link asks for. Returns the number of events.
+    fn advance(&mut self, slot: u32, handler: &mut dyn LinkHandler<Accepted>) -> usize {
+        let core = &mut self.core;
+        let Some((_, link)) = core.links.at(slot) else {
+            return 0;
+        };
+        link.queued = false;
+        let mut events = 0;
+        if matches!(link.phase, Phase::Dialling) && link.io.writable {
+            match socket::dial_result(&link.socket, link.peer) {
+                Ok(()) => events += core.connected(slot, handler),
+                Err(errno) => link.fail("connect to", errno),
+            }
+        }
+        events += self.staging.write(core, slot, handler);
+        events += self.staging.read(core, slot, handler);
+        if core.links.at(slot).is_some_and(|(_, link)| link.is_ended()) {
+            events += core.finish(slot, handler);
+        }
+        events
+    }
+
+    /// Takes the work list off once. Returns the number of events.
+    fn work(&mut self, handler: &mut dyn LinkHandler<Accepted>) -> usize {
+        let mut events = 0;
+        for _ in 0..self.core.work.len() {
+            if let Some(slot) = self.core.work.pop_front() {
+                events += self.advance(slot, handler);
+            }
+        }
+        events
+    }
+
+    fn set_alarm(&self, delay: Option<Duration>) {
+        let delay = delay.unwrap_or(Duration::ZERO);
+        let none = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let value = Timespec {
+            tv_sec: i64::try_from(delay.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: delay.subsec_nanos().into(),
+        };
+        let timer = Itimerspec {
+            it_interval: none,
+            it_value: value,
+        };
+        // The values are in range and the descriptor is ours, so this cannot fail.
+        let _ = timerfd_settime(&self.alarm, TimerfdTimerFlags::empty(), &timer);
+    }
+}
+
+impl Transport for EpollDriver {
+    type Accepted = Accepted;
+
+    fn name(&self) -> &'static str {
+        "tcp/epoll"
+    }
+
+    fn listen(&mut self, address: SocketAddr) -> Result<(ListenerId, SocketAddr), TransportError> {
+        let (index, address) = self.core.listen(address)?;
+        let listener = &self.core.listeners[index];
+        let id = listener.id;
+        let data = epoll::EventData::new_u64(TOKEN_LISTENER + u64::from(id.0));
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        if let Err(errno) = epoll::add(&self.epoll, &listener.socket, data, flags) {
+            self.core.listeners.remove(index);
+            return Err(system_error(
+                format!("watch a listener on {address}"),
+                errno,
+            ));
+        }
+        Ok((id, address))
+    }
+
+    fn unlisten(&mut self, listener: ListenerId) {
+        self.core.listeners.retain(|l| l.id != listener);
+    }
+
+    fn adopt(&mut self, accepted: Accepted, next: Next) -> Result<LinkId, TransportError> {
+        let (socket, peer) = self.core.set_up(accepted)?;
+        let inbound = Some(Inbound::new(next));
+        self.insert(Link::new(socket, peer, inbound, Readiness::default()))
+    }
+
+    fn connect(&mut self, peer: SocketAddr) -> Result<LinkId, TransportError> {
+        self.core.check_room("connect to", peer)?;
+        let (socket, dial) = socket::dial(peer, &self.core.options)?;
+        let mut link = Link::new(socket, peer, None, Readiness::default());
+        match dial {
+            Dial::Connected => link.io.writable = true,
+            Dial::Pending => {}
+            Dial::Failed(errno) => link.fail("connect to", errno),
+        }
+        self.insert(link)
+    }
+
+    fn send(&mut self, link: LinkId, frame: Box<Frame>) -> Result<(), Refused<Box<Frame>>> {
+        self.core.send(link, frame)
+    }
+
+    fn resume(&mut self, link: LinkId, next: Next) -> Result<(), Refused<Next>> {
+        self.core.resume(link, next)
+    }
+
+    fn close(&mut self, link: LinkId, flush: bool) {
+        self.core.close(link, flush);
+    }
+
+    fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<Accepted>) -> usize {
+        self.core.begin(now);
+        let mut events = self.work(handler);
+        if let Err(errno) = self.poll(None) {
+            unreachable!("epoll_wait on a descriptor of our own: {errno}");
+        }
+        events += self.core.accept(handler);
+        events + self.work(handler)
+    }
+
+    fn frames_in_flight(&self) -> usize {
+        self.core.frames_in_flight
+    }
+}
+
+impl Park for EpollDriver {
+    fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError> {
+        if self.core.has_work() || !self.core.bell.fall_asleep(Sleep::Inside) {
+            return Ok(());
+        }
+        let timeout = [timeout, self.core.patience()].into_iter().flatten().min();
+        let slept = self.poll(Some(timeout));
+        self.core.bell.wake_up();
+        slept.map_err(|errno| system_error("epoll_wait", errno))
+    }
+
+    fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
+        if self.core.has_work() || self.poll(None).is_err() || self.core.has_work() {
+            return None;
+        }
+        // The descriptor that is lent out watches the bell's inner one.
+        if !self.core.bell.fall_asleep(Sleep::Inside) {
+            return None;
+        }
+        let patience = self.core.patience();
+        if patience.is_some() {
+            self.set_alarm(patience);
+        }
+        Some(self.epoll.as_fd())
+    }
+
+    fn unpark(&mut self) {
+        self.core.bell.wake_up();
+    }
+
+    fn waker(&self) -> Waker {
+        self.core.bell.waker()
+    }
+}
+
+/// Events taken from the kernel at once.
+const EVENTS_MAX: usize = 256;
+
+/// Longest sleep; the system call takes no more.
+const SLEEP_SECONDS_MAX: i64 = 24 * 60 * 60;
+
+/// Links have their slot as token, below this.
+const TOKEN_LISTENER: u64 = 1 << 32;
+const TOKEN_WAKE: u64 = u64::MAX;

@@ -1,0 +1,160 @@
+use std::io::IoSlice;
+
+use grpcxx_transport::{CloseReason, LinkHandler, ReadTarget};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+
+use crate::core::Core;
+use crate::socket::Accepted;
+
+/// What epoll has told about a link and no system call has disproved since.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Readiness {
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    /// The stream has an end: reads go on until they find it, since no further edge will tell.
+    pub(crate) ended: bool,
+}
+
+/// Memory for the system calls, used by one link at a time.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    bytes: Box<[u8]>,
+    slices: Vec<IoSlice<'static>>,
+}
+
+impl Staging {
+    pub(crate) fn new(bytes: usize) -> Self {
+        Self {
+            bytes: vec![0; bytes.max(STAGING_BYTES_MIN)].into_boxed_slice(),
+            slices: Vec::with_capacity(SLICES_MAX),
+        }
+    }
+
+    /// Sends what is queued, as far as the socket takes it and the turn allows. Returns the number of events.
+    pub(crate) fn write(
+        &mut self,
+        core: &mut Core<Readiness>,
+        slot: u32,
+        handler: &mut dyn LinkHandler<Accepted>,
+    ) -> usize {
+        let mut events = 0;
+        let mut budget_bytes = SEND_BYTES_MAX;
+        while let Some((_, link)) = core.links.at(slot) {
+            if !link.io.writable || !link.sends() {
+                break;
+            }
+            if budget_bytes == 0 {
+                core.queue(slot);
+                break;
+            }
+            let mut slices: Vec<IoSlice<'_>> = std::mem::take(&mut self.slices);
+            let pieces = link.outbound.pieces(budget_bytes);
+            slices.extend(pieces.take(SLICES_MAX).map(IoSlice::new));
+            let asked: usize = slices.iter().map(|slice| slice.len()).sum();
+            let sent = if asked == 0 {
+                Ok(0)
+            } else {
+                let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+                let mut control = SendAncillaryBuffer::default();
+                rustix::net::sendmsg(&link.socket, &slices, &mut control, flags)
+            };
+            self.slices = recycle(slices);
+            match sent {
+                Ok(bytes) => {
+                    link.io.writable = bytes == asked;
+                    budget_bytes -= bytes;
+                    events += core.sent(slot, bytes, handler);
+                }
+                Err(Errno::AGAIN) => link.io.writable = false,
+                Err(Errno::INTR) => {}
+                Err(errno) => link.fail("send to", errno),
+            }
+        }
+        events
+    }
+
+    /// Receives what is there, as far as the link's orders and the turn allow. Returns the number of events.
+    pub(crate) fn read(
+        &mut self,
+        core: &mut Core<Readiness>,
+        slot: u32,
+        handler: &mut dyn LinkHandler<Accepted>,
+    ) -> usize {
+        let mut events = 0;
+        let mut budget_bytes = RECEIVE_BYTES_MAX;
+        for _ in 0..RECEIVES_MAX {
+            let Some((id, link)) = core.links.at(slot) else {
+                return events;
+            };
+            let Some(inbound) = link.inbound.as_mut().filter(|_| link.phase.reads()) else {
+                return events;
+            };
+            if std::mem::take(&mut link.resumed) {
+                events += inbound.offer(id, &[], handler);
+            }
+            if !link.io.readable {
+                return events;
+            }
+            let (buffer, is_direct) = match inbound.target() {
+                ReadTarget::Paused => return events,
+                ReadTarget::Direct(target) => (target, true),
+                ReadTarget::Staging => (&mut *self.bytes, false),
+            };
+            let limit = if is_direct {
+                usize::MAX
+            } else {
+                link.stage_bytes_max
+            };
+            let asked = buffer.len().min(budget_bytes).min(limit);
+            let received =
+                rustix::net::recv(&link.socket, &mut buffer[..asked], RecvFlags::DONTWAIT);
+            match received {
+                Ok((0, _)) => link.end(CloseReason::EndOfStream),
+                Ok((bytes, _)) => {
+                    link.io.readable = bytes == asked || link.io.ended;
+                    budget_bytes -= bytes;
+                    core.counters.receives += 1;
+                    if is_direct {
+                        core.counters.direct_bytes += bytes as u64;
+                        events += inbound.landed_direct(id, bytes, handler);
+                        link.note_direct();
+                    } else {
+                        core.counters.staged_bytes += bytes as u64;
+                        events += inbound.offer(id, &self.bytes[..bytes], handler);
+                        link.note_staged(bytes);
+                    }
+                }
+                Err(Errno::AGAIN) => link.io.readable = false,
+                Err(Errno::INTR) => {}
+                Err(errno) => link.fail("receive from", errno),
+            }
+            if budget_bytes == 0 {
+                break;
+            }
+        }
+        core.queue(slot);
+        events
+    }
+}
+
+/// The same memory for slices of another lifetime.
+fn recycle(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'static>> {
+    slices.clear();
+    slices.into_iter().map(|_| IoSlice::new(&[])).collect()
+}
+
+/// Pieces that one `sendmsg` takes; more are an error of the system.
+const SLICES_MAX: usize = 1024;
+
+/// Bytes that one link sends in one turn.
+const SEND_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes that one link receives in one turn.
+const RECEIVE_BYTES_MAX: usize = 1 << 20;
+
+/// Receive calls for one link in one turn.
+const RECEIVES_MAX: usize = 16;
+
+/// Staging memory cannot be smaller.
+const STAGING_BYTES_MIN: usize = 4096;

@@ -1,0 +1,118 @@
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use grpcxx_transport::{CloseReason, Inbound, Time};
+use rustix::io::Errno;
+
+use crate::outbound::Outbound;
+use crate::socket::system_error;
+
+/// What both drivers know of a link; `D` is what one driver knows in addition.
+#[derive(Debug)]
+pub(crate) struct Link<D> {
+    pub(crate) socket: OwnedFd,
+    pub(crate) peer: SocketAddr,
+    pub(crate) phase: Phase,
+    /// Present once the link is established.
+    pub(crate) inbound: Option<Inbound>,
+    pub(crate) outbound: Outbound,
+    /// A pause has ended, and bytes held back may wait.
+    pub(crate) resumed: bool,
+    /// Whether the work list has the link.
+    pub(crate) queued: bool,
+    /// Most bytes that the next read through staging memory takes.
+    pub(crate) stage_bytes_max: usize,
+    pub(crate) io: D,
+}
+
+/// The life of a link. `Ended` is followed by its removal, once the kernel has let go of its memory.
+#[derive(Debug)]
+pub(crate) enum Phase {
+    /// The dial is on its way.
+    Dialling,
+    /// Bytes flow both ways.
+    Open,
+    /// Accepted frames leave; nothing is read.
+    Flushing {
+        /// When patience ends; set in the turn after the close.
+        until: Option<Time>,
+    },
+    /// All frames left this process; waits until the peer's system has them, so that closing cannot take
+    /// them back.
+    Lingering {
+        /// When patience ends.
+        until: Time,
+    },
+    /// Over.
+    Ended(CloseReason),
+}
+
+impl Phase {
+    /// Whether bytes of the peer are taken.
+    pub(crate) fn reads(&self) -> bool {
+        matches!(self, Self::Open)
+    }
+}
+
+impl<D> Link<D> {
+    pub(crate) fn new(socket: OwnedFd, peer: SocketAddr, inbound: Option<Inbound>, io: D) -> Self {
+        Self {
+            socket,
+            peer,
+            phase: inbound.as_ref().map_or(Phase::Dialling, |_| Phase::Open),
+            inbound,
+            outbound: Outbound::default(),
+            resumed: false,
+            queued: false,
+            stage_bytes_max: STAGE_BYTES_FIRST,
+            io,
+        }
+    }
+
+    /// Ends the link, unless that has happened already.
+    pub(crate) fn end(&mut self, reason: CloseReason) {
+        if !self.is_ended() {
+            self.phase = Phase::Ended(reason);
+        }
+    }
+
+    /// Ends the link because the system refused `operation` on it.
+    pub(crate) fn fail(&mut self, operation: &str, errno: Errno) {
+        if !self.is_ended() {
+            let operation = format!("{operation} {}", self.peer);
+            self.end(CloseReason::Failed(system_error(operation, errno)));
+        }
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        matches!(self.phase, Phase::Ended(_))
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Open)
+    }
+
+    /// Whether frames that are queued shall still leave.
+    pub(crate) fn sends(&self) -> bool {
+        matches!(self.phase, Phase::Open | Phase::Flushing { .. }) && !self.outbound.is_empty()
+    }
+
+    /// Learns from a staged read: whoever fills it gets a longer one next time.
+    pub(crate) fn note_staged(&mut self, bytes: usize) {
+        if bytes >= self.stage_bytes_max {
+            self.stage_bytes_max = self.stage_bytes_max.saturating_mul(4);
+        }
+    }
+
+    /// Learns from a direct read: where one large payload was, the next is likely, and bytes of it that a
+    /// long staged read would take along with its head would have to be copied.
+    pub(crate) fn note_direct(&mut self) {
+        self.stage_bytes_max = STAGE_BYTES_BEFORE_PAYLOAD;
+    }
+}
+
+/// Length of the first staged read of a link, about which nothing is known yet.
+const STAGE_BYTES_FIRST: usize = 4096;
+
+/// First length of a staged read behind a large payload: room for a head, and little more.
+const STAGE_BYTES_BEFORE_PAYLOAD: usize = 512;

@@ -1,0 +1,131 @@
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use grpcxx_transport::TransportError;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrAny, SocketFlags, SocketType, sockopt};
+
+use crate::TcpOptions;
+
+/// An incoming connection that no shard has taken yet. Dropping it closes the connection.
+#[derive(Debug)]
+pub struct Accepted {
+    pub(crate) socket: OwnedFd,
+    /// The address it came from.
+    pub peer: SocketAddr,
+}
+
+/// How far a dial came at once.
+#[derive(Debug)]
+pub(crate) enum Dial {
+    Connected,
+    Pending,
+    Failed(Errno),
+}
+
+/// Opens a listening socket; returns it with the address in use.
+pub(crate) fn listen(
+    address: SocketAddr,
+    options: &TcpOptions,
+) -> Result<(OwnedFd, SocketAddr), TransportError> {
+    let fail = |call: &str| {
+        let operation = format!("{call} {address}");
+        move |errno: Errno| system_error(operation, errno)
+    };
+    let socket = new_socket(address).map_err(fail("create a socket for"))?;
+    sockopt::set_socket_reuseaddr(&socket, true).map_err(fail("set SO_REUSEADDR for"))?;
+    if options.reuse_port {
+        sockopt::set_socket_reuseport(&socket, true).map_err(fail("set SO_REUSEPORT for"))?;
+    }
+    set_buffers(&socket, options).map_err(fail("set socket buffers for"))?;
+    rustix::net::bind(&socket, &address).map_err(fail("bind"))?;
+    rustix::net::listen(&socket, BACKLOG).map_err(fail("listen on"))?;
+    let address = local_address(&socket).map_err(fail("ask for the address bound as"))?;
+    Ok((socket, address))
+}
+
+/// Opens a socket and starts to dial.
+pub(crate) fn dial(
+    peer: SocketAddr,
+    options: &TcpOptions,
+) -> Result<(OwnedFd, Dial), TransportError> {
+    let fail = |errno| system_error(format!("create a socket for {peer}"), errno);
+    let socket = new_socket(peer).map_err(fail)?;
+    set_buffers(&socket, options).map_err(fail)?;
+    set_up(&socket, options).map_err(fail)?;
+    let dial = loop {
+        match rustix::net::connect(&socket, &peer) {
+            Ok(()) => break Dial::Connected,
+            Err(Errno::INPROGRESS) => break Dial::Pending,
+            Err(Errno::INTR) => {}
+            Err(errno) => break Dial::Failed(errno),
+        }
+    };
+    Ok((socket, dial))
+}
+
+/// What became of a dial, once the socket is writable.
+pub(crate) fn dial_result(socket: &OwnedFd, peer: SocketAddr) -> Result<(), Errno> {
+    sockopt::socket_error(socket)??;
+    if rustix::net::getpeername(socket)?.is_none() {
+        return Err(Errno::NOTCONN);
+    }
+    // A dial of a free local port can meet itself there.
+    if local_address(socket)? == peer {
+        return Err(Errno::CONNREFUSED);
+    }
+    Ok(())
+}
+
+/// Sets what both ends of a connection have.
+pub(crate) fn set_up(socket: &OwnedFd, options: &TcpOptions) -> rustix::io::Result<()> {
+    sockopt::set_tcp_nodelay(socket, true)?;
+    if let Some(idle) = options.keepalive {
+        let idle = idle.max(KEEPALIVE_INTERVAL);
+        sockopt::set_socket_keepalive(socket, true)?;
+        sockopt::set_tcp_keepidle(socket, idle)?;
+        sockopt::set_tcp_keepintvl(socket, KEEPALIVE_INTERVAL)?;
+        sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?;
+    }
+    Ok(())
+}
+
+/// An error of the system, with what was attempted.
+pub(crate) fn system_error(operation: impl Into<String>, errno: Errno) -> TransportError {
+    TransportError::from_io(operation, &errno.into())
+}
+
+fn new_socket(address: SocketAddr) -> rustix::io::Result<OwnedFd> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+}
+
+fn set_buffers(socket: &OwnedFd, options: &TcpOptions) -> rustix::io::Result<()> {
+    if let Some(bytes) = options.send_buffer_bytes {
+        sockopt::set_socket_send_buffer_size(socket, bytes)?;
+    }
+    if let Some(bytes) = options.receive_buffer_bytes {
+        sockopt::set_socket_recv_buffer_size(socket, bytes)?;
+    }
+    Ok(())
+}
+
+fn local_address(socket: impl AsFd) -> rustix::io::Result<SocketAddr> {
+    to_std(rustix::net::getsockname(socket)?).ok_or(Errno::AFNOSUPPORT)
+}
+
+/// The address as the standard library has it, if it is one of the internet.
+pub(crate) fn to_std(address: SocketAddrAny) -> Option<SocketAddr> {
+    SocketAddr::try_from(address).ok()
+}
+
+/// Connections that wait to be accepted; what the original asks for.
+const BACKLOG: i32 = 4096;
+
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_PROBES: u32 = 4;

@@ -1,0 +1,140 @@
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::task::Waker;
+use std::time::Duration;
+
+use grpcxx_transport::{
+    Frame, LinkHandler, LinkId, ListenerId, Next, Park, Refused, Time, Transport, TransportError,
+};
+
+use crate::epoll::EpollDriver;
+use crate::{Accepted, Driver, DriverChoice, DriverRequest, TcpCounters, TcpOptions};
+
+/// TCP links of one shard, driven by io_uring or epoll.
+///
+/// It stays on the thread that opened it: the kernel takes a ring's entries from one thread only.
+pub struct TcpTransport {
+    driver: AnyDriver,
+}
+
+enum AnyDriver {
+    Epoll(Box<EpollDriver>),
+}
+
+/// Calls the same method of whichever driver is there.
+macro_rules! either {
+    ($transport:expr, $driver:ident => $call:expr) => {
+        match &$transport.driver {
+            AnyDriver::Epoll($driver) => $call,
+        }
+    };
+    (mut $transport:expr, $driver:ident => $call:expr) => {
+        match &mut $transport.driver {
+            AnyDriver::Epoll($driver) => $call,
+        }
+    };
+}
+
+impl TcpTransport {
+    /// Opens a transport with the driver that the options ask for, and tells which one it is and why.
+    ///
+    /// # Errors
+    /// The system refuses what every driver needs, or the one driver that was asked for.
+    pub fn open(options: TcpOptions) -> Result<(Self, DriverChoice), TransportError> {
+        let why = match options.driver {
+            DriverRequest::Epoll => "asked for".to_owned(),
+            DriverRequest::Auto => "io_uring is not built in".to_owned(),
+            DriverRequest::IoUring => {
+                return Err(TransportError {
+                    operation: "open a TCP transport over io_uring".to_owned(),
+                    errno: 0,
+                    message: "not built in; ask for auto or epoll".to_owned(),
+                });
+            }
+        };
+        let driver = EpollDriver::open(options)?;
+        let choice = DriverChoice {
+            driver: Driver::Epoll,
+            why,
+        };
+        let driver = AnyDriver::Epoll(Box::new(driver));
+        Ok((Self { driver }, choice))
+    }
+
+    /// What the transport has done so far.
+    pub fn counters(&self) -> TcpCounters {
+        either!(self, driver => driver.counters())
+    }
+}
+
+impl Transport for TcpTransport {
+    type Accepted = Accepted;
+
+    fn name(&self) -> &'static str {
+        either!(self, driver => driver.name())
+    }
+
+    fn listen(&mut self, address: SocketAddr) -> Result<(ListenerId, SocketAddr), TransportError> {
+        either!(mut self, driver => driver.listen(address))
+    }
+
+    fn unlisten(&mut self, listener: ListenerId) {
+        either!(mut self, driver => driver.unlisten(listener));
+    }
+
+    fn adopt(&mut self, accepted: Accepted, next: Next) -> Result<LinkId, TransportError> {
+        either!(mut self, driver => driver.adopt(accepted, next))
+    }
+
+    fn connect(&mut self, peer: SocketAddr) -> Result<LinkId, TransportError> {
+        either!(mut self, driver => driver.connect(peer))
+    }
+
+    fn send(&mut self, link: LinkId, frame: Box<Frame>) -> Result<(), Refused<Box<Frame>>> {
+        either!(mut self, driver => driver.send(link, frame))
+    }
+
+    fn resume(&mut self, link: LinkId, next: Next) -> Result<(), Refused<Next>> {
+        either!(mut self, driver => driver.resume(link, next))
+    }
+
+    fn close(&mut self, link: LinkId, flush: bool) {
+        either!(mut self, driver => driver.close(link, flush));
+    }
+
+    fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<Accepted>) -> usize {
+        either!(mut self, driver => driver.turn(now, handler))
+    }
+
+    fn frames_in_flight(&self) -> usize {
+        either!(self, driver => driver.frames_in_flight())
+    }
+}
+
+impl Park for TcpTransport {
+    fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError> {
+        either!(mut self, driver => driver.park(timeout))
+    }
+
+    fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
+        either!(mut self, driver => driver.park_fd())
+    }
+
+    fn unpark(&mut self) {
+        either!(mut self, driver => driver.unpark());
+    }
+
+    fn waker(&self) -> Waker {
+        either!(self, driver => driver.waker())
+    }
+}
+
+impl fmt::Debug for TcpTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpTransport")
+            .field("name", &self.name())
+            .field("counters", &self.counters())
+            .finish_non_exhaustive()
+    }
+}

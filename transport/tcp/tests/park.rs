@@ -1,0 +1,138 @@
+//! Sleeping and waking, with both drivers.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use grpcxx_memory::Buffer;
+use grpcxx_tcp::DriverRequest;
+use grpcxx_transport::{Park, Transport};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use support::*;
+
+fn is_readable(fd: std::os::fd::BorrowedFd<'_>, timeout: Duration) -> bool {
+    let timeout = Timespec {
+        tv_sec: timeout.as_secs() as i64,
+        tv_nsec: i64::from(timeout.subsec_nanos()),
+    };
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1
+}
+
+/// Turns until there is nothing left to do.
+fn quiet(side: &mut Side) {
+    side.settle(Duration::from_millis(3));
+}
+
+for_each_driver! {
+    fn park_lasts_as_long_as_it_may(driver) {
+        let mut side = Side::new(driver);
+        side.listen();
+        quiet(&mut side);
+        let start = Instant::now();
+        side.transport.park(Some(Duration::from_millis(30))).unwrap();
+        assert!(start.elapsed() >= Duration::from_millis(29), "{:?}", start.elapsed());
+    }
+
+    fn waker_ends_the_present_park_and_the_next(driver) {
+        let mut side = Side::new(driver);
+        quiet(&mut side);
+        let waker = side.transport.waker();
+        waker.wake_by_ref();
+        let start = Instant::now();
+        side.transport.park(Some(PATIENCE)).unwrap();
+        for _ in 0..20 {
+            let waker = waker.clone();
+            let thread = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(2));
+                waker.wake();
+            });
+            side.transport.park(Some(PATIENCE)).unwrap();
+            thread.join().unwrap();
+            quiet(&mut side);
+        }
+        assert!(start.elapsed() < PATIENCE);
+    }
+
+    fn no_wake_is_lost_between_two_threads(driver) {
+        use std::sync::Arc;
+        use std::sync::atomic::{AtomicU64, Ordering};
+        let mut side = Side::new(driver);
+        let waker = side.transport.waker();
+        let (rung, seen) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let (ring, look) = (Arc::clone(&rung), Arc::clone(&seen));
+        let thread = std::thread::spawn(move || {
+            for count in 1..=2000 {
+                ring.store(count, Ordering::SeqCst);
+                waker.wake_by_ref();
+                while look.load(Ordering::SeqCst) < count {
+                    std::hint::spin_loop();
+                }
+            }
+        });
+        let start = Instant::now();
+        while seen.load(Ordering::SeqCst) < 2000 {
+            side.turn();
+            seen.store(rung.load(Ordering::SeqCst), Ordering::SeqCst);
+            if seen.load(Ordering::SeqCst) < 2000 {
+                side.transport.park(Some(Duration::from_secs(5))).unwrap();
+            }
+        }
+        assert!(start.elapsed() < Duration::from_secs(5), "a wake was lost");
+        thread.join().unwrap();
+    }
+
+    fn traffic_ends_a_park(driver) {
+        let (mut a, there, mut b, _) = pair(driver);
+        for round in 1..=20 {
+            quiet(&mut b);
+            let sender = std::time::Duration::from_millis(1);
+            assert!(a.send(there, 0, &Buffer::from(pattern(100, 0))));
+            a.settle(sender);
+            let start = Instant::now();
+            while b.seen.messages.len() < round {
+                b.transport.park(Some(PATIENCE)).unwrap();
+                b.turn();
+            }
+            assert!(start.elapsed() < Duration::from_secs(5));
+        }
+    }
+
+    fn lent_descriptor_tells_of_traffic_and_wakes(driver) {
+        let (mut a, there, mut b, _) = pair(driver);
+        let waker = b.transport.waker();
+        for round in 1..=20 {
+            quiet(&mut b);
+            let fd = b.transport.park_fd().expect("nothing is left to do");
+            assert!(!is_readable(fd, Duration::from_millis(2)));
+            if round % 2 == 0 {
+                waker.wake_by_ref();
+                assert!(is_readable(fd, Duration::from_secs(5)));
+            }
+            b.transport.unpark();
+            assert!(a.send(there, 0, &Buffer::from(pattern(100, 0))));
+            quiet(&mut b);
+            let fd = b.transport.park_fd().expect("nothing is left to do");
+            a.settle(Duration::from_millis(1));
+            assert!(is_readable(fd, Duration::from_secs(5)));
+            b.transport.unpark();
+            b.until("it came", |seen| seen.messages.len() == round);
+        }
+        waker.wake();
+        quiet(&mut b);
+        assert!(b.transport.park_fd().is_none(), "woken before");
+    }
+
+    fn flush_ends_while_its_owner_sleeps(driver) {
+        let (mut a, there, mut b, _) = pair(driver);
+        assert!(a.send(there, 1, &Buffer::from(pattern(3 << 20, 0))));
+        a.transport.close(there, true);
+        let start = Instant::now();
+        while a.seen.closed.is_empty() {
+            a.turn();
+            b.turn();
+            a.transport.park(Some(Duration::from_millis(5))).unwrap();
+            assert!(start.elapsed() < Duration::from_secs(5));
+        }
+        both(&mut a, &mut b, "it came", |_, b| b.messages.len() == 1);
+    }
+}

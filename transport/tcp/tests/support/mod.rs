@@ -1,0 +1,277 @@
+//! One side of a test: a transport, and a handler that takes messages with an 8-byte length in front.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    missing_docs,
+    reason = "each test binary uses a part"
+)]
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use grpcxx_memory::{Buffer, BufferMut};
+use grpcxx_tcp::{Accepted, DriverRequest, TcpOptions, TcpTransport};
+use grpcxx_transport::{
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress, Time,
+    Transport,
+};
+
+/// What a [`Side`] has been told.
+#[derive(Default)]
+pub struct Seen {
+    pub accepted: VecDeque<Accepted>,
+    pub connected: Vec<LinkId>,
+    pub messages: VecDeque<(LinkId, Vec<u8>)>,
+    pub sent: Vec<(u64, Outcome)>,
+    pub closed: HashMap<LinkId, CloseReason>,
+    pub landings_lost: usize,
+    /// Landings handed out and not yet back.
+    pub landings_out: usize,
+    /// Pause after each message.
+    pub pauses: bool,
+    /// Keep no content, reuse the landing's memory.
+    pub recycles: bool,
+    pub received_bytes: u64,
+    spare: Vec<BufferMut>,
+}
+
+impl Seen {
+    fn after_message(&self) -> Next {
+        if self.pauses { Next::Pause } else { HEAD }
+    }
+}
+
+impl LinkHandler<Accepted> for Seen {
+    fn accepted(&mut self, _: ListenerId, peer: SocketAddr, accepted: Accepted) {
+        assert_eq!(peer, accepted.peer);
+        self.accepted.push_back(accepted);
+    }
+
+    fn connected(&mut self, link: LinkId) -> Next {
+        self.connected.push(link);
+        HEAD
+    }
+
+    fn received(&mut self, link: LinkId, bytes: &[u8]) -> Progress {
+        let mut consumed_bytes = 0;
+        while let Some(head) = bytes[consumed_bytes..].first_chunk() {
+            consumed_bytes += 8;
+            let len = u64::from_le_bytes(*head) as usize;
+            if len > 0 {
+                self.landings_out += 1;
+                let spare = self.spare.pop().filter(|spare| spare.len() == len);
+                let next = Next::Land(Landing::new(
+                    spare.unwrap_or_else(|| BufferMut::zeroed(len)),
+                ));
+                return Progress {
+                    consumed_bytes,
+                    next,
+                };
+            }
+            self.messages.push_back((link, Vec::new()));
+            if self.pauses {
+                break;
+            }
+        }
+        Progress {
+            consumed_bytes,
+            next: self.after_message(),
+        }
+    }
+
+    fn landed(&mut self, link: LinkId, landing: Landing, outcome: Outcome) -> Next {
+        assert!(!self.closed.contains_key(&link));
+        self.landings_out -= 1;
+        if outcome == Outcome::Lost {
+            self.landings_lost += 1;
+            return Next::Pause;
+        }
+        assert!(landing.is_full());
+        let buffer = landing.into_buffer();
+        self.received_bytes += buffer.len() as u64;
+        if self.recycles {
+            self.spare.push(buffer);
+        } else {
+            self.messages.push_back((link, buffer.to_vec()));
+        }
+        self.after_message()
+    }
+
+    fn sent(&mut self, link: LinkId, frame: Box<Frame>, outcome: Outcome) {
+        assert!(!self.closed.contains_key(&link));
+        self.sent.push((frame.token, outcome));
+    }
+
+    fn closed(&mut self, link: LinkId, reason: &CloseReason) {
+        assert!(self.closed.insert(link, reason.clone()).is_none());
+    }
+}
+
+/// A transport with what it has told.
+pub struct Side {
+    pub transport: TcpTransport,
+    pub seen: Seen,
+    start: Instant,
+}
+
+impl Side {
+    pub fn new(driver: DriverRequest) -> Self {
+        Self::with(TcpOptions {
+            driver,
+            ..TcpOptions::default()
+        })
+    }
+
+    pub fn with(options: TcpOptions) -> Self {
+        let (transport, choice) = TcpTransport::open(options).unwrap();
+        assert_eq!(transport.name(), format!("tcp/{}", choice.driver));
+        Self {
+            transport,
+            seen: Seen::default(),
+            start: Instant::now(),
+        }
+    }
+
+    pub fn now(&self) -> Time {
+        Time::ZERO + self.start.elapsed()
+    }
+
+    pub fn turn(&mut self) -> usize {
+        let now = self.now();
+        self.transport.turn(now, &mut self.seen)
+    }
+
+    /// Turns for a while, whatever happens.
+    pub fn settle(&mut self, duration: Duration) {
+        let end = Instant::now() + duration;
+        while Instant::now() < end {
+            if self.turn() == 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    pub fn until(&mut self, what: &str, mut done: impl FnMut(&mut Seen) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while !done(&mut self.seen) {
+            assert!(Instant::now() < end, "waited too long until {what}");
+            if self.turn() == 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    pub fn listen(&mut self) -> SocketAddr {
+        self.transport
+            .listen("127.0.0.1:0".parse().unwrap())
+            .unwrap()
+            .1
+    }
+
+    pub fn adopt(&mut self) -> LinkId {
+        let accepted = self.seen.accepted.pop_front().unwrap();
+        self.transport.adopt(accepted, HEAD).unwrap()
+    }
+
+    /// Waits for a connection and adopts it.
+    pub fn accept(&mut self) -> LinkId {
+        self.until("a connection came", |seen| !seen.accepted.is_empty());
+        self.adopt()
+    }
+
+    pub fn send(&mut self, link: LinkId, token: u64, payload: &Buffer) -> bool {
+        self.transport.send(link, message(token, payload)).is_ok()
+    }
+}
+
+/// Turns both sides until `done`.
+pub fn both(
+    a: &mut Side,
+    b: &mut Side,
+    what: &str,
+    mut done: impl FnMut(&mut Seen, &mut Seen) -> bool,
+) {
+    let end = Instant::now() + PATIENCE;
+    while !done(&mut a.seen, &mut b.seen) {
+        assert!(Instant::now() < end, "waited too long until {what}");
+        if a.turn() + b.turn() == 0 {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Two sides, and the ids that the link between them has on each.
+pub fn pair(driver: DriverRequest) -> (Side, LinkId, Side, LinkId) {
+    let (mut a, mut b) = (Side::new(driver), Side::new(driver));
+    let address = b.listen();
+    let dialled = a.transport.connect(address).unwrap();
+    both(&mut a, &mut b, "the link is up", |a, b| {
+        a.connected == [dialled] && b.accepted.len() == 1
+    });
+    let adopted = b.adopt();
+    (a, dialled, b, adopted)
+}
+
+pub fn message(token: u64, payload: &Buffer) -> Box<Frame> {
+    let mut frame = Box::new(Frame::new());
+    frame.token = token;
+    let head = (payload.len() as u64).to_le_bytes();
+    frame.bytes_mut().extend_from_slice(&head);
+    frame.attach(payload.clone());
+    frame
+}
+
+/// Bytes that differ from their neighbours.
+pub fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len)
+        .map(|i| ((i * 31 + seed * 7) ^ (i >> 8)) as u8)
+        .collect()
+}
+
+/// Runs each test with each driver.
+#[macro_export]
+macro_rules! for_each_driver {
+    ($($(#[$meta:meta])* fn $name:ident($driver:ident) $body:block)*) => { $(
+        mod $name {
+            use super::*;
+
+            fn run($driver: DriverRequest) $body
+
+            $(#[$meta])*
+            #[test]
+            fn epoll() {
+                run(DriverRequest::Epoll);
+            }
+
+            $(#[$meta])*
+            #[test]
+            fn io_uring() {
+                if has_io_uring() {
+                    run(DriverRequest::IoUring);
+                }
+            }
+        }
+    )* };
+}
+
+/// Whether the ring works here; says so if not.
+#[allow(clippy::print_stderr)]
+pub fn has_io_uring() -> bool {
+    let options = TcpOptions {
+        driver: DriverRequest::IoUring,
+        ..TcpOptions::default()
+    };
+    match TcpTransport::open(options) {
+        Ok(_) => true,
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            false
+        }
+    }
+}
+
+pub const HEAD: Next = Next::Head { at_least_bytes: 8 };
+
+/// How long a test waits for what must happen.
+pub const PATIENCE: Duration = Duration::from_secs(20);
