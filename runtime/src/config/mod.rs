@@ -1,0 +1,286 @@
+//! Settings from the environment: read once, checked whole, then immutable.
+//!
+//! The table in [`Config`]'s definition is the only place that names them; `docs/configuration.md` is made of
+//! it and held against it by a test. Variables of DeepRec keep DeepRec's habits: what cannot be read counts as
+//! the default, with a warning. Our own, with the prefix `GRPCXX_`, are strict, and unknown ones are errors.
+
+mod parse;
+mod role;
+mod table;
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use role::{CORES_OF_OTHER_JOBS, CoreLimit, JobKind, shard_count};
+pub use table::{VARIABLES, Variable, markdown};
+
+use crate::host::HostSetting;
+use crate::placement::CpuList;
+use table::Reader;
+
+/// Which driver moves bytes over TCP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DriverSetting {
+    /// io_uring where the system allows it, else epoll.
+    #[default]
+    Auto,
+    /// io_uring or nothing.
+    IoUring,
+    /// epoll.
+    Epoll,
+}
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Something that was read but probably not meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warning {
+    /// What is odd and what is done about it.
+    pub message: String,
+}
+
+/// Everything that is wrong with the environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// One message for each problem, in the order of the table.
+    pub problems: Vec<String>,
+}
+
+macro_rules! config {
+    ($(
+        $field:ident: $type:ty = $parse:expr,
+        $name:literal, $default:literal, $unit:literal, $reader:literal, $meaning:literal;
+    )*) => {
+        /// All settings of a process.
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct Config {
+            $(
+                #[doc = concat!("`", $name, "`: ", $meaning, ".")]
+                pub $field: $type,
+            )*
+        }
+
+        impl Config {
+            fn take(reader: &mut Reader<'_>) -> Self {
+                Self {
+                    $($field: reader.take($name, $default, $parse),)*
+                }
+            }
+        }
+
+        const TABLE: &[Variable] = &[$(
+            Variable {
+                name: $name,
+                default: $default,
+                unit: $unit,
+                reader: $reader,
+                meaning: $meaning,
+            },
+        )*];
+    };
+}
+
+config! {
+    ps_cores: CoreLimit = parse::core_limit,
+        "NETWORK_PS_CORE_NUMBER", "16", "shards", "engine",
+        "most shards of a task of job `ps`; negative: no limit";
+    worker_cores: CoreLimit = parse::core_limit,
+        "NETWORK_WORKER_CORE_NUMBER", "16", "shards", "engine",
+        "most shards of a task of job `worker` or `chief`; negative: no limit";
+    ps_polling: bool = parse::boolean,
+        "PS_ENABLE_POLLING", "false", "", "engine",
+        "shards spin while idle; for all jobs but `worker` and `chief`";
+    worker_polling: bool = parse::boolean,
+        "WORKER_ENABLE_POLLING", "false", "", "engine",
+        "shards spin while idle; for jobs `worker` and `chief`";
+    ps_unpinned: bool = parse::boolean,
+        "PS_DISABLE_PIN_CORES", "true", "", "engine",
+        "shards are not pinned to CPUs; for all jobs but `worker` and `chief`";
+    worker_unpinned: bool = parse::boolean,
+        "WORKER_DISABLE_PIN_CORES", "true", "", "engine",
+        "shards are not pinned to CPUs; for jobs `worker` and `chief`";
+    connection_timeout: Duration = parse::connection_timeout,
+        "NETWORK_MAX_CONNECTION_TIMEOUT", "120000", "ms", "engine",
+        "how long a call without a timeout of its own waits for a connection; 0 and less: not at all";
+    endpoint_map_directory: Option<PathBuf> = parse::path,
+        "TF_SEASTAR_ENDPOINT_MAP_PATH", "", "", "grpcxx-server, grpcxx",
+        "directory that holds `.endpoint_map`; unset: the working directory";
+    tf_config: Option<String> = parse::text,
+        "TF_CONFIG", "", "JSON", "grpcxx-server",
+        "cluster and task, where flags do not give them";
+    task_index: Option<u32> = parse::index,
+        "TASK_INDEX", "", "", "grpcxx-server",
+        "index of this task, where neither flags nor `TF_CONFIG` give it";
+    ps_graph_fusion: bool = parse::boolean,
+        "TF_ENABLE_PS_GRAPH_FUSION", "true", "", "TensorFlow plugin",
+        "fuse the parts of a graph that lie on the same ps";
+    flow_control_tensors: u32 = parse::count,
+        "REMOTE_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE", "16", "tensors", "nobody",
+        "known and checked, but without effect: it concerns TensorFlow's gRPC path only";
+
+    shards: Option<u16> = parse::shards,
+        "GRPCXX_SHARDS", "", "shards", "engine",
+        "number of shards, 1 to 256; unset: as the variables of DeepRec say";
+    cpus: Option<CpuList> = parse::cpus,
+        "GRPCXX_CPUS", "", "", "engine",
+        "CPUs to pin shards to, in this order, such as `0-3,8`; pins whatever `*_DISABLE_PIN_CORES` says";
+    driver: DriverSetting = parse::driver,
+        "GRPCXX_DRIVER", "auto", "", "engine",
+        "`auto`, `io_uring` or `epoll`; `auto` takes io_uring where the system allows it";
+    host: HostSetting = parse::host,
+        "GRPCXX_HOST", "auto", "", "engine",
+        "`auto`, `glommio` or `native`; `auto` takes glommio where it can start";
+    spin: Duration = parse::spin,
+        "GRPCXX_SPIN_US", "30", "us", "engine",
+        "how long an idle shard without polling looks for work before it sleeps, up to 1000000";
+    arena_bytes: Option<u64> = parse::arena_bytes,
+        "GRPCXX_ARENA_BYTES", "", "bytes", "engine",
+        "memory of each shard for received tensors, 1MiB to 16TiB; unset: a part of the machine's memory";
+    huge_pages: bool = parse::boolean,
+        "GRPCXX_HUGE_PAGES", "true", "", "engine",
+        "ask the kernel for transparent huge pages";
+    bind_address: IpAddr = parse::ip_address,
+        "GRPCXX_BIND_ADDRESS", "0.0.0.0", "", "engine, gRPC endpoint",
+        "address that the star port and the gRPC port listen on";
+    star_port_offset: u16 = parse::port_offset,
+        "GRPCXX_STAR_PORT_OFFSET", "10000", "", "grpcxx-server, grpcxx",
+        "star port minus gRPC port of every task where there is no `.endpoint_map`; 1 to 65534";
+    connections: u32 = parse::positive_count,
+        "GRPCXX_CONNECTIONS_MAX", "65536", "connections", "engine",
+        "most connections of a shard";
+    queued_frames: u32 = parse::positive_count,
+        "GRPCXX_QUEUED_FRAMES_MAX", "1024", "frames", "engine",
+        "most frames that wait to leave on a connection";
+    outstanding_calls: u32 = parse::positive_count,
+        "GRPCXX_OUTSTANDING_CALLS_MAX", "4096", "calls", "engine",
+        "most calls without an answer on a connection, at either end";
+    waiting_calls: u32 = parse::positive_count,
+        "GRPCXX_WAITING_CALLS_MAX", "4096", "calls", "engine",
+        "most calls that wait for a connection to one target";
+    frame_bytes: u64 = parse::frame_bytes,
+        "GRPCXX_FRAME_BYTES_MAX", "4294967295", "bytes", "engine",
+        "longest frame, 64KiB to 4294967295";
+    message_bytes: u64 = parse::message_bytes,
+        "GRPCXX_MESSAGE_BYTES_MAX", "64MiB", "bytes", "engine",
+        "longest protobuf message and longest names of a graph call, 64KiB to 2GiB";
+    rendezvous_steps: u32 = parse::positive_count,
+        "GRPCXX_RENDEZVOUS_STEPS_MAX", "4096", "steps", "engine",
+        "most steps of a shard in which a tensor or a receiver waits";
+    rendezvous_bytes: u64 = parse::rendezvous_bytes,
+        "GRPCXX_RENDEZVOUS_BYTES_MAX", "16GiB", "bytes", "engine",
+        "most bytes of tensors of a shard that wait for a receiver, 1MiB to 16TiB";
+    compute_threads: Option<u16> = parse::threads,
+        "GRPCXX_COMPUTE_THREADS", "", "threads", "engine",
+        "threads that run registered functions, 1 to 1024; unset: one for each allowed CPU";
+    redial_delay: Duration = parse::redial,
+        "GRPCXX_REDIAL_MS", "1000", "ms", "engine",
+        "time from a failed dial to the next, 1 to 3600000";
+    shutdown_grace: Duration = parse::grace,
+        "GRPCXX_SHUTDOWN_GRACE_MS", "1500", "ms", "grpcxx-server",
+        "how long calls in flight may take to end after SIGINT or SIGTERM, 0 to 3600000";
+    extensions: bool = parse::boolean,
+        "GRPCXX_EXTENSIONS", "true", "", "engine",
+        "announce what `docs/wire.md` adds to star; peers that do not know it ignore it";
+    metrics_address: Option<SocketAddr> = parse::socket_address,
+        "GRPCXX_METRICS_ADDRESS", "", "", "grpcxx-server",
+        "address that serves metrics over HTTP, such as `127.0.0.1:9100`; unset: none";
+    log: String = parse::required_text,
+        "GRPCXX_LOG", "info", "", "grpcxx-server, grpcxx",
+        "what is logged: `error`, `warn`, `info`, `debug`, `trace`, or filters such as `info,grpcxx_rpc=debug`";
+    log_format: LogFormat = parse::log_format,
+        "GRPCXX_LOG_FORMAT", "text", "", "grpcxx-server, grpcxx",
+        "`text` or `json`";
+}
+
+impl Config {
+    /// Reads all settings through `lookup`. `names` are the names of everything that is set: those with the
+    /// prefix `GRPCXX_` that nobody knows are errors.
+    ///
+    /// # Errors
+    /// Every problem there is, together.
+    pub fn read<N: AsRef<str>>(
+        lookup: impl Fn(&str) -> Option<String>,
+        names: impl IntoIterator<Item = N>,
+    ) -> Result<(Self, Vec<Warning>), ConfigError> {
+        let mut reader = Reader::new(&lookup);
+        let config = Self::take(&mut reader);
+        reader.check_names(names);
+        let (problems, warnings) = reader.into_parts();
+        if problems.is_empty() {
+            Ok((config, warnings))
+        } else {
+            Err(ConfigError { problems })
+        }
+    }
+
+    /// Number of shards of a task of `job` in a cluster of `total_tasks` tasks.
+    pub fn shards(&self, job: JobKind, total_tasks: usize) -> usize {
+        if let Some(shards) = self.shards {
+            return usize::from(shards);
+        }
+        let limit = match job {
+            JobKind::Ps => self.ps_cores,
+            JobKind::Worker => self.worker_cores,
+            JobKind::Other => CORES_OF_OTHER_JOBS,
+        };
+        shard_count(total_tasks, limit)
+    }
+
+    /// Whether idle shards of a task of `job` spin.
+    pub fn polling(&self, job: JobKind) -> bool {
+        match job {
+            JobKind::Worker => self.worker_polling,
+            JobKind::Ps | JobKind::Other => self.ps_polling,
+        }
+    }
+
+    /// Whether shards of a task of `job` shall be pinned.
+    pub fn pinning(&self, job: JobKind) -> bool {
+        !match job {
+            JobKind::Worker => self.worker_unpinned,
+            JobKind::Ps | JobKind::Other => self.ps_unpinned,
+        }
+    }
+}
+
+impl Default for Config {
+    /// The settings of an empty environment.
+    fn default() -> Self {
+        Self::take(&mut Reader::new(&|_| None))
+    }
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.problems.as_slice() {
+            [problem] => f.write_str(problem),
+            problems => {
+                write!(f, "{} settings are wrong:", problems.len())?;
+                problems
+                    .iter()
+                    .try_for_each(|problem| write!(f, "\n  {problem}"))
+            }
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+#[cfg(test)]
+mod tests;
