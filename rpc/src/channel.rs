@@ -277,3 +277,254 @@ impl<T> Channel<T> {
             .mul_f64(f64::from(parts) / (f64::from(u32::MAX) + 1.0))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ADDRESS: &str = "10.0.0.1:7777";
+
+    /// A channel under a clock of its own, and the calls that came out of it.
+    struct Bench {
+        channel: Channel<u32>,
+        now: Time,
+        dials: Vec<Duration>,
+        released: Vec<u32>,
+        failed: Vec<(u32, Duration, Status)>,
+    }
+
+    impl Bench {
+        fn new(change: impl FnOnce(&mut ChannelOptions)) -> Self {
+            let mut options = ChannelOptions {
+                redial_jitter: Duration::ZERO,
+                ..ChannelOptions::default()
+            };
+            change(&mut options);
+            Self {
+                channel: Channel::new(Text::from(ADDRESS), options),
+                now: Time::ZERO,
+                dials: Vec::new(),
+                released: Vec::new(),
+                failed: Vec::new(),
+            }
+        }
+
+        fn admit(&mut self, call: u32, timeout_ms: u64) -> bool {
+            let timeout = Some(Duration::from_millis(timeout_ms));
+            match self.channel.admit(self.now, call, timeout) {
+                Admission::SendNow(sent) => {
+                    assert_eq!(sent, call);
+                    return true;
+                }
+                Admission::Waiting => {}
+                Admission::Refused(rejected) => panic!("{rejected}"),
+            }
+            self.drain();
+            false
+        }
+
+        fn drain(&mut self) {
+            let at = self.now.since(Time::ZERO);
+            while let Some(action) = self.channel.poll_action(self.now) {
+                match action {
+                    Action::Dial => self.dials.push(at),
+                    Action::Release(call) => self.released.push(call),
+                    Action::Fail(call, status) => self.failed.push((call, at, status)),
+                }
+            }
+        }
+
+        fn connect(&mut self) {
+            assert!(self.channel.handle_connected());
+            self.drain();
+        }
+
+        fn close(&mut self) {
+            assert!(self.channel.handle_closed(self.now, "connection refused"));
+            self.drain();
+        }
+
+        /// Lets the time pass; each dial fails until the target is up, then succeeds.
+        fn run(&mut self, until_ms: u64, up_at_ms: u64) {
+            let until = Time::from_nanos(until_ms * 1_000_000);
+            let up_at = Time::from_nanos(up_at_ms * 1_000_000);
+            loop {
+                if self.channel.state == State::Dialling {
+                    if self.now >= up_at {
+                        self.connect();
+                    } else {
+                        self.close();
+                    }
+                }
+                match self.channel.poll_timeout() {
+                    Some(next) if next <= until => {
+                        assert!(next > self.now, "a timer that does nothing");
+                        self.now = next;
+                    }
+                    _ => break,
+                }
+                self.drain();
+            }
+            self.now = until;
+        }
+    }
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn checklist_15_dials_lazily_and_again_each_second_until_the_peer_is_up() {
+        let mut bench = Bench::new(|_| {});
+        bench.run(5_000, 0);
+        assert!(bench.dials.is_empty(), "nothing was asked for");
+        assert!(!bench.admit(1, 0) && !bench.admit(2, 0) && !bench.admit(3, 0));
+        assert_eq!(bench.dials, [ms(5_000)], "one dial for all");
+        bench.run(10_000, 7_500);
+        assert_eq!(bench.dials, [5_000, 6_000, 7_000, 8_000].map(ms));
+        assert_eq!(bench.released, [1, 2, 3], "in order, without an error");
+        assert!(bench.failed.is_empty());
+        assert!(bench.admit(4, 0), "connected");
+        assert_eq!(bench.channel.poll_timeout(), None);
+    }
+
+    #[test]
+    fn checklist_15_redials_for_ever_also_when_nobody_waits() {
+        let mut bench = Bench::new(|_| {});
+        bench.admit(1, 10);
+        bench.run(1_000_000, u64::MAX / 1_000_000);
+        assert_eq!(bench.dials.len(), 1_001, "at 0 s to 1000 s");
+        assert_eq!(bench.channel.waiting_calls(), 0);
+        assert_eq!(bench.channel.last_failure(), Some("connection refused"));
+    }
+
+    #[test]
+    fn checklist_15_the_jitter_is_small_and_comes_from_the_seed() {
+        let dials = |seed| {
+            let mut bench = Bench::new(|options| {
+                options.redial_jitter = ms(50);
+                options.jitter_seed = seed;
+            });
+            bench.admit(1, 0);
+            bench.run(100_000, u64::MAX / 1_000_000);
+            bench.dials
+        };
+        let times = dials(1);
+        for pair in times.windows(2) {
+            let delay = pair[1] - pair[0];
+            assert!(delay >= ms(1_000) && delay < ms(1_050), "{delay:?}");
+        }
+        assert_eq!(times, dials(1));
+        assert_ne!(times, dials(2));
+    }
+
+    #[test]
+    fn checklist_16_a_call_waits_its_own_timeout_or_the_default_then_is_internal() {
+        let mut bench = Bench::new(|_| {});
+        bench.admit(1, 0);
+        bench.admit(2, 2_500);
+        bench.run(200_000, u64::MAX / 1_000_000);
+        let failed: Vec<(u32, Duration)> = bench.failed.iter().map(|f| (f.0, f.1)).collect();
+        assert_eq!(failed, [(2, ms(2_500)), (1, ms(120_000))]);
+        for (_, _, status) in &bench.failed {
+            assert_eq!(status.code, Code::Internal);
+            assert_eq!(
+                status.message,
+                "Seastar channel: connection is timeout. connection is : 10.0.0.1:7777 (connection refused)"
+            );
+        }
+    }
+
+    #[test]
+    fn checklist_16_a_broken_connection_and_a_late_one_have_texts_of_their_own() {
+        let mut bench = Bench::new(|_| {});
+        bench.admit(1, 0);
+        bench.connect();
+        bench.close();
+        bench.admit(2, 10);
+        bench.run(1_000, u64::MAX / 1_000_000);
+        let broken = &bench.failed[0].2.message;
+        assert!(
+            broken.starts_with(
+                "Seastar channel: connection is broken. connection is : 10.0.0.1:7777"
+            ),
+            "{broken}"
+        );
+
+        let mut bench = Bench::new(|_| {});
+        bench.admit(1, 10);
+        bench.now = bench.now + ms(10);
+        bench.connect();
+        assert!(bench.released.is_empty());
+        assert_eq!(
+            bench.failed[0].2.message,
+            "Seastar channel: unknown error. connection is : 10.0.0.1:7777"
+        );
+    }
+
+    #[test]
+    fn checklist_17_after_a_loss_the_next_call_dials_at_once() {
+        let mut bench = Bench::new(|_| {});
+        bench.admit(1, 0);
+        bench.connect();
+        bench.close();
+        assert!(!bench.channel.is_connected());
+        bench.run(3_000, 0);
+        assert_eq!(bench.dials.len(), 1, "nothing is dialled for nobody");
+        assert!(!bench.admit(2, 0), "not sent before it is connected");
+        assert_eq!(bench.dials, [ms(0), ms(3_000)]);
+        bench.run(4_000, 0);
+        assert_eq!(bench.released, [1, 2]);
+    }
+
+    #[test]
+    fn calls_that_wait_are_bounded_and_can_be_taken_back() {
+        let mut bench = Bench::new(|options| options.waiting_calls = 2);
+        bench.admit(1, 0);
+        bench.admit(2, 0);
+        match bench.channel.admit(bench.now, 3, None) {
+            Admission::Refused(rejected) => {
+                assert_eq!(rejected.value, 3);
+                assert_eq!(rejected.status.code, Code::ResourceExhausted);
+                assert!(rejected.status.message.contains("waiting_calls"));
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(bench.channel.take_waiting(|&call| call == 1), Some(1));
+        assert_eq!(bench.channel.take_waiting(|&call| call == 1), None);
+        bench.admit(4, 0);
+        bench.connect();
+        assert_eq!(bench.released, [2, 4]);
+    }
+
+    #[test]
+    fn a_call_does_not_overtake_those_that_still_wait() {
+        let mut bench = Bench::new(|_| {});
+        bench.admit(1, 0);
+        assert!(bench.channel.handle_connected());
+        let second = bench.channel.admit(bench.now, 2, None);
+        assert_eq!(second, Admission::Waiting);
+        bench.drain();
+        assert_eq!(bench.released, [1, 2]);
+
+        assert!(bench.channel.handle_closed(bench.now, "gone"));
+        bench.admit(3, 0);
+        assert!(bench.channel.handle_connected());
+        assert!(bench.channel.handle_closed(bench.now, "gone again"));
+        bench.drain();
+        assert_eq!(bench.dials.len(), 3, "it still waits for a connection");
+    }
+
+    #[test]
+    fn reports_that_fit_no_dial_change_nothing() {
+        let mut bench = Bench::new(|_| {});
+        assert!(!bench.channel.handle_connected());
+        assert!(!bench.channel.handle_closed(bench.now, "what"));
+        bench.admit(1, 0);
+        bench.close();
+        assert!(!bench.channel.handle_closed(bench.now, "twice"));
+        assert!(!bench.channel.handle_connected());
+        bench.run(999, 0);
+        assert_eq!(bench.dials.len(), 1);
+    }
+}

@@ -24,7 +24,8 @@ pub struct RendezvousLimits {
 impl Default for RendezvousLimits {
     fn default() -> Self {
         Self {
-            steps: 4096,
+            // A step may hold as little as one request.
+            steps: 65_536,
             keys_per_step: 65_536,
             // Names on the wire carry a 16-bit length.
             key_bytes: 65_535,
