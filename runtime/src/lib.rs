@@ -1,6 +1,7 @@
 //! What runs the protocol: shards on their threads, what they send each other, and how they are placed.
 #![deny(unsafe_code)]
 
+pub mod cluster;
 pub mod config;
 pub mod host;
 pub mod idle;

@@ -1,0 +1,198 @@
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+
+use super::{ClusterError, ClusterSpec, TASKS_MAX, TaskId, check_length};
+
+/// The cluster and the own task, as `TF_CONFIG` tells them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TfConfig {
+    /// The cluster.
+    pub cluster: ClusterSpec,
+    /// The own task. An evaluator's is not part of the cluster.
+    pub task: Option<TaskId>,
+}
+
+/// The fields of `TF_CONFIG` that count here; others are TensorFlow's business.
+#[derive(Deserialize)]
+struct Fields {
+    cluster: Option<Jobs>,
+    task: Option<Task>,
+}
+
+#[derive(Deserialize)]
+struct Task {
+    #[serde(rename = "type")]
+    job: String,
+    #[serde(default)]
+    index: Index,
+}
+
+/// A task's index, as a number or as digits.
+#[derive(Clone, Copy, Default)]
+struct Index(u32);
+
+/// Jobs in the order of the text, so that a job that comes twice is seen.
+struct Jobs(Vec<(String, Tasks)>);
+
+struct Tasks(Vec<(u32, String)>);
+
+impl TfConfig {
+    /// Reads the value of `TF_CONFIG`.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with its place.
+    pub fn parse(text: &str) -> Result<Self, ClusterError> {
+        check_length(text)?;
+        let fields: Fields = read("TF_CONFIG", text)?;
+        let jobs = fields.cluster.ok_or_else(|| {
+            ClusterError::new(
+                "TF_CONFIG".to_owned(),
+                text,
+                "add the tasks: {\"cluster\": {\"worker\": [\"host:port\"]}}",
+            )
+        })?;
+        let cluster = assemble(jobs)?;
+        let task = fields.task.map(|task| TaskId::new(task.job, task.index.0));
+        if let Some(task) = &task
+            && !OUTSIDE_JOBS.contains(&task.job.as_str())
+        {
+            cluster.require(task)?;
+        }
+        Ok(Self { cluster, task })
+    }
+}
+
+pub(super) fn cluster(text: &str) -> Result<ClusterSpec, ClusterError> {
+    assemble(read("the cluster spec", text)?)
+}
+
+fn read<'a, T: Deserialize<'a>>(what: &str, text: &'a str) -> Result<T, ClusterError> {
+    serde_json::from_str(text).map_err(|error| {
+        let line = text.lines().nth(error.line().saturating_sub(1)).unwrap_or("");
+        ClusterError::new(
+            format!("{what}, line {}, column {}", error.line(), error.column()),
+            line.trim(),
+            &format!(
+                "{error}; write JSON such as {{\"ps\": [\"host:port\"], \"worker\": {{\"0\": \"host:port\"}}}}"
+            ),
+        )
+    })
+}
+
+fn assemble(jobs: Jobs) -> Result<ClusterSpec, ClusterError> {
+    let mut cluster = ClusterSpec::default();
+    for (name, tasks) in jobs.0 {
+        cluster.add_job(name, tasks.0)?;
+    }
+    cluster.check_addresses()?;
+    Ok(cluster)
+}
+
+impl<'de> Deserialize<'de> for Index {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Number;
+        impl Visitor<'_> for Number {
+            type Value = Index;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the index of a task")
+            }
+
+            fn visit_u64<E: Error>(self, number: u64) -> Result<Index, E> {
+                u32::try_from(number)
+                    .map(Index)
+                    .map_err(|_| E::custom("the index of a task is too large"))
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Index, E> {
+                text.parse()
+                    .map(Index)
+                    .map_err(|_| E::custom("the index of a task is a whole number"))
+            }
+        }
+        deserializer.deserialize_any(Number)
+    }
+}
+
+impl<'de> Deserialize<'de> for Jobs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object;
+        impl<'de> Visitor<'de> for Object {
+            type Value = Jobs;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of jobs")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Jobs, A::Error> {
+                let mut jobs = Vec::new();
+                let mut room = TASKS_MAX;
+                while let Some(name) = map.next_key()? {
+                    let tasks = map.next_value_seed(TasksSeed { room })?;
+                    room -= tasks.0.len();
+                    jobs.push((name, tasks));
+                    if jobs.len() > TASKS_MAX {
+                        return Err(too_many());
+                    }
+                }
+                Ok(Jobs(jobs))
+            }
+        }
+        deserializer.deserialize_map(Object)
+    }
+}
+
+/// Reads the tasks of a job; at most `room` of them.
+struct TasksSeed {
+    room: usize,
+}
+
+impl<'de> DeserializeSeed<'de> for TasksSeed {
+    type Value = Tasks;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Tasks, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for TasksSeed {
+    type Value = Tasks;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of addresses, or an object of task index to address")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Tasks, A::Error> {
+        let mut tasks = Vec::new();
+        for index in 0.. {
+            let Some(address) = list.next_element()? else {
+                break;
+            };
+            if tasks.len() == self.room {
+                return Err(too_many());
+            }
+            tasks.push((index, address));
+        }
+        Ok(Tasks(tasks))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Tasks, A::Error> {
+        let mut tasks = Vec::new();
+        while let Some((index, address)) = map.next_entry::<Index, String>()? {
+            if tasks.len() == self.room {
+                return Err(too_many());
+            }
+            tasks.push((index.0, address));
+        }
+        Ok(Tasks(tasks))
+    }
+}
+
+fn too_many<E: Error>() -> E {
+    E::custom(format!("a cluster has at most {TASKS_MAX} tasks"))
+}
+
+/// Jobs that TensorFlow runs beside a cluster.
+const OUTSIDE_JOBS: [&str; 1] = ["evaluator"];

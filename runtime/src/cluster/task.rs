@@ -1,0 +1,72 @@
+use std::fmt;
+use std::str::FromStr;
+
+use super::{ClusterError, JOB_NAME_BYTES_MAX};
+
+/// A task of a cluster. Its text is TensorFlow's target, `/job:ps/replica:0/task:1`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TaskId {
+    /// Name of the job.
+    pub job: String,
+    /// Index in the job.
+    pub index: u32,
+}
+
+impl TaskId {
+    /// The task of this job with this index.
+    pub fn new(job: impl Into<String>, index: u32) -> Self {
+        Self {
+            job: job.into(),
+            index,
+        }
+    }
+
+    /// The full name of a device of this task, `/job:ps/replica:0/task:1/device:CPU:0`.
+    pub fn device(&self, kind: &str, number: u32) -> String {
+        format!("{self}/device:{kind}:{number}")
+    }
+}
+
+impl fmt::Display for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "/job:{}/replica:0/task:{}", self.job, self.index)
+    }
+}
+
+impl FromStr for TaskId {
+    type Err = ClusterError;
+
+    fn from_str(text: &str) -> Result<Self, ClusterError> {
+        let wrong = |wanted: &str| ClusterError::new("a target".to_owned(), text, wanted);
+        let Some((job, index)) = text
+            .strip_prefix("/job:")
+            .and_then(|rest| rest.split_once("/replica:0/task:"))
+        else {
+            return Err(wrong("write `/job:NAME/replica:0/task:INDEX`"));
+        };
+        check_job_name(job).map_err(|wanted| wrong(&wanted))?;
+        let is_number = !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit());
+        match index.parse() {
+            Ok(index) if is_number => Ok(Self::new(job, index)),
+            _ => Err(wrong(
+                "write the task's index as a number, such as `/task:0`",
+            )),
+        }
+    }
+}
+
+/// Says what to write if `name` cannot be part of a device's name.
+pub(super) fn check_job_name(name: &str) -> Result<(), String> {
+    if name.len() > JOB_NAME_BYTES_MAX {
+        return Err(format!(
+            "a job's name has at most {JOB_NAME_BYTES_MAX} bytes"
+        ));
+    }
+    let begins_well = name.starts_with(|first: char| first.is_ascii_alphabetic());
+    let is_letter = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+    if begins_well && name.chars().all(is_letter) {
+        Ok(())
+    } else {
+        Err("a job's name begins with a letter and goes on with letters, digits and `_`".to_owned())
+    }
+}
