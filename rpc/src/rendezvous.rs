@@ -1,16 +1,19 @@
+mod admission;
 mod closed;
+mod home;
 mod limits;
 mod table;
 mod waiters;
 
 use smallvec::SmallVec;
 
+pub use self::home::home_shard;
 pub use self::limits::RendezvousLimits;
 
 use self::closed::{ClosedSteps, Ending};
 use self::table::{NONE, Table};
 use self::waiters::{State, Taken, Waiters};
-use crate::{Code, Rejected, Status, Tensor, Text};
+use crate::{Rejected, Status, Tensor, Text};
 
 /// Where the tensors of a step meet those who ask for them, in either order.
 ///
@@ -194,7 +197,7 @@ impl Rendezvous {
     }
 
     /// Aborts every step in which something waits. Other steps are not touched: they may be yet to come.
-    pub fn abort_all(&mut self, status: &Status) {
+    pub fn abort_all(&mut self, status: Status) {
         let step_ids: Vec<i64> = self.table.step_ids().collect();
         for step_id in step_ids {
             self.abort(step_id, status.clone());
@@ -231,100 +234,6 @@ impl Rendezvous {
         self.stored_bytes
     }
 
-    fn admit_tensor(
-        &self,
-        step_id: i64,
-        key: &Text,
-        found: Option<usize>,
-        tensor: &Tensor,
-    ) -> Result<(), Status> {
-        if let Some(status) = self.closed.status(step_id) {
-            return Err(status);
-        }
-        match found {
-            Some(entry) if self.table.entry(entry).tensor.is_some() => {
-                return Err(Status::new(
-                    Code::AlreadyExists,
-                    format!("step {step_id} has a tensor under {key} already; send each key once"),
-                ));
-            }
-            Some(_) => {}
-            None => self.admit_key(step_id, key)?,
-        }
-        let bytes = tensor.data.len() as u64;
-        let left = self.limits.stored_bytes.saturating_sub(self.stored_bytes);
-        if bytes > left && found.is_none_or(|entry| self.first_taker(entry).is_none()) {
-            return Err(exhausted(
-                format_args!("{bytes} more bytes of tensors, {left} are left of"),
-                "stored_bytes",
-                self.limits.stored_bytes,
-            ));
-        }
-        Ok(())
-    }
-
-    fn admit_key(&self, step_id: i64, key: &Text) -> Result<(), Status> {
-        let key_bytes = key.as_buffer().len();
-        if key_bytes > self.limits.key_bytes {
-            return Err(Status::new(
-                Code::InvalidArgument,
-                format!(
-                    "a key of {key_bytes} bytes in step {step_id}, at most {} are allowed (key_bytes)",
-                    self.limits.key_bytes
-                ),
-            ));
-        }
-        let entries = self.table.entries_of(step_id);
-        if entries == 0 && self.table.steps() >= self.limits.steps {
-            return Err(exhausted(
-                format_args!("step {step_id} would be one more than"),
-                "steps",
-                self.limits.steps,
-            ));
-        }
-        if entries >= self.limits.keys_per_step {
-            return Err(exhausted(
-                format_args!("step {step_id} has as many waiting keys as"),
-                "keys_per_step",
-                self.limits.keys_per_step,
-            ));
-        }
-        Ok(())
-    }
-
-    fn admit_request(&self, step_id: i64, keys: usize, waiter: u64) -> Result<(), Status> {
-        if keys == 0 {
-            return Err(Status::new(
-                Code::InvalidArgument,
-                format!("a request for step {step_id} without a key; name at least one"),
-            ));
-        }
-        if let Some(status) = self.closed.status(step_id) {
-            return Err(status);
-        }
-        if keys > self.limits.keys_per_request {
-            return Err(exhausted(
-                format_args!("a request for {keys} keys"),
-                "keys_per_request",
-                self.limits.keys_per_request,
-            ));
-        }
-        if self.waiters.find(waiter).is_some() {
-            return Err(Status::new(
-                Code::AlreadyExists,
-                format!("request {waiter} waits already; each needs a name of its own"),
-            ));
-        }
-        if self.waiters.len() >= self.limits.waiters {
-            return Err(exhausted(
-                format_args!("one more request than"),
-                "waiters",
-                self.limits.waiters,
-            ));
-        }
-        Ok(())
-    }
-
     /// Lets a request wait for one more key; returns the wait.
     fn add_wait(
         &mut self,
@@ -355,24 +264,6 @@ impl Rendezvous {
             parked.missing += 1;
         }
         Ok(wait)
-    }
-
-    fn admit_wait(&self, step_id: i64, entry: usize, slot: usize) -> Result<(), Status> {
-        let key = &self.table.entry(entry).key;
-        if self.table.last_waiter_at(entry) == Some(slot) {
-            return Err(Status::new(
-                Code::InvalidArgument,
-                format!("a request for step {step_id} names {key} twice; a tensor goes out once"),
-            ));
-        }
-        if self.table.entry(entry).waits() >= self.limits.waiters_per_key {
-            return Err(exhausted(
-                format_args!("one more request for {key} of step {step_id} than"),
-                "waiters_per_key",
-                self.limits.waiters_per_key,
-            ));
-        }
-        Ok(())
     }
 
     /// Puts a tensor where there is none, and hands it on if a request was waiting only for it.
@@ -445,36 +336,10 @@ impl Rendezvous {
     }
 }
 
-/// The shard, of `shards`, on which everything of a step meets. Equal on all shards and in all processes.
-///
-/// # Panics
-/// If there are no shards.
-pub fn home_shard(step_id: i64, shards: usize) -> usize {
-    assert!(shards > 0, "a step needs a shard");
-    // The finalizer of SplitMix64: each bit of the id moves each bit of the result.
-    let mut hash = step_id as u64;
-    hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    hash ^= hash >> 31;
-    ((u128::from(hash) * shards as u128) >> 64) as usize
-}
-
-fn exhausted(
-    what: std::fmt::Arguments<'_>,
-    limit: &str,
-    allowed: impl std::fmt::Display,
-) -> Status {
-    Status::new(
-        Code::ResourceExhausted,
-        format!(
-            "{what} the limit {limit} = {allowed} of the rendezvous; receive or clean up first"
-        ),
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Code;
 
     const STEP: i64 = 7;
 
@@ -582,7 +447,7 @@ mod tests {
                 .unwrap();
         }
         let status = Status::new(Code::Unavailable, "the server stops");
-        rendezvous.abort_all(&status);
+        rendezvous.abort_all(status.clone());
         for waiter in 0..3 {
             assert_eq!(poll(&mut rendezvous), Some((waiter, Err(status.clone()))));
         }
@@ -729,19 +594,5 @@ mod tests {
         rendezvous.receive(0, keys(&["a"]), 1).unwrap();
         assert!(rendezvous.receive(1, keys(&["a"]), 2).is_err());
         assert!(rendezvous.receive(2, keys(&["a"]), 2).is_err());
-    }
-
-    #[test]
-    fn steps_spread_evenly_over_shards() {
-        for shards in [1, 2, 3, 7, 64] {
-            let mut counts = vec![0; shards];
-            for step_id in 0..64_000 {
-                counts[home_shard(step_id, shards)] += 1;
-            }
-            let even = 64_000 / shards;
-            let fits = |&count: &usize| count > even * 8 / 10 && count < even * 12 / 10;
-            assert!(counts.iter().all(fits), "{counts:?}");
-        }
-        assert_eq!(home_shard(i64::MIN, 1), 0);
     }
 }

@@ -258,7 +258,7 @@ impl Pair {
                 // Closing more steps than are remembered would make the order of closing show.
                 if model.open_steps().len() <= 1 {
                     let status = Status::new(Code::Unavailable, "all");
-                    real.abort_all(&status);
+                    real.abort_all(status.clone());
                     for step in model.open_steps() {
                         model.close(step, status.clone(), false);
                     }
