@@ -4,7 +4,9 @@
 //! are received straight into their landing, frames are sent from where their pieces lie; heads and small
 //! payloads pass through staging memory that all links of a transport share, so that an idle link holds none.
 //!
-//! Unsafe code is confined to `sys`, one request of a socket.
+//! Unsafe code is confined to `sys` (one request of a socket), `uring/ring` (system calls and the queues
+//! shared with the kernel), `uring/buffers` (staging memory that the kernel writes) and `uring/operation`
+//! (operations on memory that links own).
 
 #![deny(unsafe_code)]
 
@@ -18,10 +20,9 @@ mod outbound;
 mod socket;
 #[expect(unsafe_code, reason = "one ioctl")]
 mod sys;
-#[allow(dead_code, reason = "the io_uring driver uses the rest")]
 mod table;
 mod transport;
-#[allow(dead_code, reason = "the io_uring driver uses the rest")]
+mod uring;
 mod wake;
 
 pub use counters::TcpCounters;

@@ -16,7 +16,7 @@ pub(crate) struct Link<D> {
     /// Present once the link is established.
     pub(crate) inbound: Option<Inbound>,
     pub(crate) outbound: Outbound,
-    /// A pause has ended, and bytes held back may wait.
+    /// `inbound` is new or its pause has ended: it must be offered bytes, or the news that there are none.
     pub(crate) resumed: bool,
     /// Whether the work list has the link.
     pub(crate) queued: bool,
@@ -62,7 +62,7 @@ impl<D> Link<D> {
             phase: inbound.as_ref().map_or(Phase::Dialling, |_| Phase::Open),
             inbound,
             outbound: Outbound::default(),
-            resumed: false,
+            resumed: true,
             queued: false,
             stage_bytes_max: STAGE_BYTES_FIRST,
             io,

@@ -15,6 +15,8 @@ pub(crate) struct Listener {
     pub(crate) id: ListenerId,
     pub(crate) socket: OwnedFd,
     pub(crate) state: Accepting,
+    /// The ring watches the socket.
+    pub(crate) watched: bool,
     address: SocketAddr,
     stall_told: bool,
 }
@@ -39,6 +41,7 @@ impl Listener {
             id,
             socket,
             state: Accepting::Waiting,
+            watched: false,
             address,
             stall_told: false,
         }

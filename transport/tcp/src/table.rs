@@ -67,13 +67,6 @@ impl<L> Table<L> {
         };
         entry.link.as_mut().map(|link| (id, link))
     }
-
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut L)> {
-        self.slots
-            .iter_mut()
-            .zip(0..)
-            .filter_map(|(entry, slot)| entry.link.as_mut().map(|link| (slot, link)))
-    }
 }
 
 #[cfg(test)]
@@ -94,6 +87,5 @@ mod tests {
         assert_eq!(table.find(first), None);
         assert_eq!(table.find(third), Some(&mut 'c'));
         assert_eq!(table.at(second.slot), Some((second, &mut 'b')));
-        assert_eq!(table.iter_mut().count(), 2);
     }
 }

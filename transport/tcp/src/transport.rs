@@ -8,7 +8,10 @@ use grpcxx_transport::{
     Frame, LinkHandler, LinkId, ListenerId, Next, Park, Refused, Time, Transport, TransportError,
 };
 
+use rustix::io::Errno;
+
 use crate::epoll::EpollDriver;
+use crate::uring::UringDriver;
 use crate::{Accepted, Driver, DriverChoice, DriverRequest, TcpCounters, TcpOptions};
 
 /// TCP links of one shard, driven by io_uring or epoll.
@@ -20,6 +23,7 @@ pub struct TcpTransport {
 
 enum AnyDriver {
     Epoll(Box<EpollDriver>),
+    Uring(Box<UringDriver>),
 }
 
 /// Calls the same method of whichever driver is there.
@@ -27,11 +31,13 @@ macro_rules! either {
     ($transport:expr, $driver:ident => $call:expr) => {
         match &$transport.driver {
             AnyDriver::Epoll($driver) => $call,
+            AnyDriver::Uring($driver) => $call,
         }
     };
     (mut $transport:expr, $driver:ident => $call:expr) => {
         match &mut $transport.driver {
             AnyDriver::Epoll($driver) => $call,
+            AnyDriver::Uring($driver) => $call,
         }
     };
 }
@@ -44,21 +50,27 @@ impl TcpTransport {
     pub fn open(options: TcpOptions) -> Result<(Self, DriverChoice), TransportError> {
         let why = match options.driver {
             DriverRequest::Epoll => "asked for".to_owned(),
-            DriverRequest::Auto => "io_uring is not built in".to_owned(),
-            DriverRequest::IoUring => {
-                return Err(TransportError {
-                    operation: "open a TCP transport over io_uring".to_owned(),
-                    errno: 0,
-                    message: "not built in; ask for auto or epoll".to_owned(),
-                });
-            }
+            DriverRequest::IoUring => return Self::open_ring(options).map_err(explain),
+            DriverRequest::Auto => match Self::open_ring(options.clone()) {
+                Ok(opened) => return Ok(opened),
+                Err(error) => explain(error).to_string(),
+            },
         };
-        let driver = EpollDriver::open(options)?;
         let choice = DriverChoice {
             driver: Driver::Epoll,
             why,
         };
-        let driver = AnyDriver::Epoll(Box::new(driver));
+        let driver = AnyDriver::Epoll(Box::new(EpollDriver::open(options)?));
+        Ok((Self { driver }, choice))
+    }
+
+    fn open_ring(options: TcpOptions) -> Result<(Self, DriverChoice), TransportError> {
+        let (driver, why) = UringDriver::open(options)?;
+        let choice = DriverChoice {
+            driver: Driver::IoUring,
+            why: why.to_owned(),
+        };
+        let driver = AnyDriver::Uring(Box::new(driver));
         Ok((Self { driver }, choice))
     }
 
@@ -128,6 +140,23 @@ impl Park for TcpTransport {
     fn waker(&self) -> Waker {
         either!(self, driver => driver.waker())
     }
+}
+
+/// Adds to an error of the ring what to do about it.
+fn explain(mut error: TransportError) -> TransportError {
+    let advice = match Errno::from_raw_os_error(error.errno) {
+        Errno::PERM | Errno::ACCESS => {
+            "blocked by a seccomp profile or kernel.io_uring_disabled; allow io_uring there, or ask for epoll"
+        }
+        Errno::NOSYS => "this kernel is built without io_uring; ask for epoll",
+        Errno::NOMEM => {
+            "too little lockable memory; raise RLIMIT_MEMLOCK to 8 MiB (ulimit -l 8192), or ask for epoll"
+        }
+        Errno::INVAL | Errno::OPNOTSUPP => "this kernel is older than Linux 5.19; ask for epoll",
+        _ => "ask for epoll to do without io_uring",
+    };
+    error.message = format!("{} ({advice})", error.message);
+    error
 }
 
 impl fmt::Debug for TcpTransport {
