@@ -1,1 +1,39 @@
-//! grpcxx-control
+//! The gRPC endpoint of a task, on its address in the cluster spec.
+//!
+//! Served are `tensorflow.WorkerService` and `tensorflow.MasterService` with the names and messages that
+//! TensorFlow's clients use, gRPC's health and reflection services, and a page of metrics over HTTP. What needs a
+//! graph executor is answered UNIMPLEMENTED with a text that says what to use instead.
+//!
+//! [`Control`] is the server; it reaches the engine through a [`Backend`]. [`ControlClient`] is the other side.
+
+#![forbid(unsafe_code)]
+
+mod backend;
+mod calls;
+mod client;
+
+mod control;
+mod dispatch;
+mod incoming;
+pub mod limits;
+mod listener;
+mod master;
+mod methods;
+mod metrics;
+mod metrics_page;
+mod options;
+pub mod services;
+mod sessions;
+mod status;
+mod tensor_proto;
+mod tensors;
+mod worker;
+
+pub use backend::{Answer, Backend, TaskDevices};
+pub use client::{
+    BlockingControlClient, ClientError, ClientOptions, ControlClient, DeviceList, Health,
+};
+
+pub use control::{Control, Stopped};
+pub use listener::ControlError;
+pub use options::{BadAddress, ControlOptions};

@@ -1,0 +1,48 @@
+use std::future::Future;
+use std::pin::Pin;
+
+use grpcxx_rpc::proto::{DeviceAttributes, GetStatusResponse};
+use grpcxx_rpc::{Status, Tensor, Text};
+
+/// An answer that comes later. Dropping it before then cancels the request.
+pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, Status>> + Send + 'a>>;
+
+/// The engine as the endpoint sees it.
+///
+/// Every method returns at once; its answer is awaited on the endpoint's thread, which also serves all other
+/// calls, so polling an answer must not block.
+pub trait Backend: Send + Sync + 'static {
+    /// The devices of this task.
+    fn status(&self) -> Answer<'_, GetStatusResponse>;
+
+    /// The tensors of one step under these rendezvous keys (at least one), in the order of the keys, as soon as
+    /// all are there. A dropped answer leaves the tensors for the next who asks.
+    fn recv_tensors(&self, step_id: i64, keys: Vec<Text>) -> Answer<'_, Vec<Tensor>>;
+
+    /// Forgets the tensors of a step that nobody has fetched.
+    fn cleanup_graph(&self, step_id: i64) -> Answer<'_, ()>;
+
+    /// Forgets the resources in these containers; none named: those in the default container.
+    fn cleanup_all(&self, containers: Vec<String>) -> Answer<'_, ()>;
+
+    /// The devices of all tasks of the cluster, this one included. A task that does not answer is listed with
+    /// the reason.
+    fn cluster_devices(&self) -> Answer<'_, Vec<TaskDevices>>;
+
+    /// Does on all tasks of the cluster what [`cleanup_all`](Self::cleanup_all) does on one.
+    fn reset(&self, containers: Vec<String>) -> Answer<'_, ()>;
+
+    /// The metrics of this task in Prometheus' text format.
+    fn metrics_text(&self) -> Answer<'_, String>;
+}
+
+/// The devices of one task, as far as they are known.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TaskDevices {
+    /// The task: `/job:ps/replica:0/task:0`.
+    pub task: String,
+    /// Whether it is the task that was asked.
+    pub is_local: bool,
+    /// Its devices, or why they are unknown.
+    pub devices: Result<Vec<DeviceAttributes>, Status>,
+}

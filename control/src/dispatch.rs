@@ -1,0 +1,244 @@
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use http_body::{Frame, SizeHint};
+use tokio::sync::watch;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::service::Routes;
+use tower_service::Service;
+
+use crate::calls::{Call, Calls, RequestBytes};
+use crate::methods;
+use crate::status::to_grpc;
+use crate::tensors::{GRPC_STATUS, MESSAGE_PREFIX_BYTES, TensorFrames};
+
+/// Every gRPC call passes here: limits, deadline, the end of the grace, and counting.
+#[derive(Clone, Debug)]
+pub(crate) struct Dispatch {
+    routes: Routes,
+    calls: Arc<Calls>,
+    /// True once the grace of a stop is over.
+    stopped: watch::Receiver<bool>,
+}
+
+impl Dispatch {
+    pub(crate) fn new(routes: Routes, calls: Arc<Calls>, stopped: watch::Receiver<bool>) -> Self {
+        Self {
+            routes: routes.prepare(),
+            calls,
+            stopped,
+        }
+    }
+}
+
+impl Service<Request<Body>> for Dispatch {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Service::<Request<Body>>::poll_ready(&mut self.routes, context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let mut call = match self.calls.begin(methods::find(request.uri().path())) {
+            Ok(call) => call,
+            Err(refused) => {
+                let response = to_grpc(&refused).into_http();
+                return Box::pin(async { Ok(response) });
+            }
+        };
+        let deadline = deadline(request.headers());
+        let mut stopped = self.stopped.clone();
+        let answer = self.routes.call(request.map(|body| {
+            Body::new(RequestBody {
+                inner: body,
+                prefix: [0; MESSAGE_PREFIX_BYTES],
+                prefix_bytes: 0,
+                budget: call.request_bytes(),
+            })
+        }));
+        Box::pin(async move {
+            let response = tokio::select! {
+                biased;
+                Ok(response) = answer => response,
+                () = expired(deadline) => Status::deadline_exceeded(
+                    "the deadline of the call has passed",
+                ).into_http(),
+                _ = stopped.wait_for(|&stopped| stopped) => Status::unavailable(
+                    "the server is stopping and could not answer in time: ask another task, or again later",
+                ).into_http(),
+            };
+            Ok(finish(response, &mut call).map(|body| Body::new(AnswerBody { inner: body, call })))
+        })
+    }
+}
+
+/// Puts tensors into the place of the empty message that stands for them, and notes a failure.
+fn finish(mut response: Response<Body>, call: &mut Call) -> Response<Body> {
+    if let Some(code) = code(response.headers()) {
+        call.ended_with(code);
+    }
+    match response.extensions_mut().remove::<TensorFrames>() {
+        Some(frames) => {
+            call.count_tensor_bytes(frames.tensor_bytes);
+            response.map(|_| Body::new(frames.into_body()))
+        }
+        None => response,
+    }
+}
+
+fn code(headers: &HeaderMap) -> Option<i32> {
+    headers.get(GRPC_STATUS)?.to_str().ok()?.parse().ok()
+}
+
+async fn expired(deadline: Option<Duration>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The time that the caller gives the call: up to eight digits and a unit. What is malformed is ignored.
+///
+/// The server below also keeps it, but answers CANCELLED; so this one ends a moment before.
+fn deadline(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let count: u64 = digits.parse().ok()?;
+    let deadline = match unit {
+        "H" => Duration::from_secs(count * 3600),
+        "M" => Duration::from_secs(count * 60),
+        "S" => Duration::from_secs(count),
+        "m" => Duration::from_millis(count),
+        "u" => Duration::from_micros(count),
+        "n" => Duration::from_nanos(count),
+        _ => return None,
+    };
+    Some(deadline.saturating_sub(DEADLINE_LEAD))
+}
+
+/// A request that takes room for its first message when the length is announced.
+struct RequestBody {
+    inner: Body,
+    prefix: [u8; MESSAGE_PREFIX_BYTES],
+    prefix_bytes: usize,
+    budget: Arc<RequestBytes>,
+}
+
+impl RequestBody {
+    fn check(&mut self, data: &Bytes) -> Result<(), Status> {
+        let missing = MESSAGE_PREFIX_BYTES - self.prefix_bytes;
+        if missing == 0 {
+            return Ok(());
+        }
+        let part = &data[..missing.min(data.len())];
+        self.prefix[self.prefix_bytes..][..part.len()].copy_from_slice(part);
+        self.prefix_bytes += part.len();
+        if self.prefix_bytes < MESSAGE_PREFIX_BYTES {
+            return Ok(());
+        }
+        let [_, length @ ..] = self.prefix;
+        self.budget
+            .take(u32::from_be_bytes(length) as usize)
+            .map_err(|refused| to_grpc(&refused))
+    }
+}
+
+impl http_body::Body for RequestBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let polled = Pin::new(&mut self.inner).poll_frame(context);
+        if let Poll::Ready(Some(Ok(frame))) = &polled
+            && let Some(data) = frame.data_ref()
+            && let Err(refused) = self.check(data)
+        {
+            return Poll::Ready(Some(Err(refused)));
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// An answer on its way out; the call ends with it.
+struct AnswerBody {
+    inner: Body,
+    call: Call,
+}
+
+impl http_body::Body for AnswerBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let polled = Pin::new(&mut self.inner).poll_frame(context);
+        match &polled {
+            Poll::Ready(Some(Ok(frame))) => {
+                if let Some(code) = frame.trailers_ref().and_then(code) {
+                    self.call.ended_with(code);
+                }
+            }
+            Poll::Ready(Some(Err(status))) => self.call.ended_with(status.code() as i32),
+            Poll::Ready(None) | Poll::Pending => {}
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// How long before the caller's deadline a call is given up here.
+const DEADLINE_LEAD: Duration = Duration::from_millis(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deadlines_are_read_as_grpc_writes_them() {
+        let read = |text: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("grpc-timeout", text.parse().unwrap());
+            deadline(&headers)
+        };
+        let lead = DEADLINE_LEAD;
+        assert_eq!(read("2S"), Some(Duration::from_secs(2) - lead));
+        assert_eq!(read("99999999H").unwrap().as_secs(), 99_999_999 * 3600 - 1);
+        assert_eq!(read("250m"), Some(Duration::from_millis(250) - lead));
+        assert_eq!(read("5n"), Some(Duration::ZERO));
+        for bad in ["", "S", "5", "123456789S", "-1S", "5x", "1 S"] {
+            assert_eq!(read(bad), None, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! What the endpoint accepts at most, by name.
+
+use std::time::Duration;
+
+/// Connections open at once; a further one is closed at once and counted.
+pub const CONNECTIONS_MAX: usize = 1024;
+
+/// Streams a peer may have open on one connection.
+pub const STREAMS_PER_CONNECTION_MAX: u32 = 1024;
+
+/// `RecvTensor` and `FuseRecvTensor` calls under way at once; they may wait long for their producer.
+pub const TENSOR_CALLS_MAX: usize = 8192;
+
+/// Other calls of the worker and master services under way at once.
+pub const SERVICE_CALLS_MAX: usize = 1024;
+
+/// Health and reflection calls under way at once. They have places of their own, so that no other call takes them.
+pub const OBSERVER_CALLS_MAX: usize = 1024;
+
+/// Connections to the metrics port open at once.
+pub const METRICS_CONNECTIONS_MAX: usize = 64;
+
+/// Length of one message in either direction: what a gRPC peer of the original accepts.
+pub const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
+
+/// Sum of the announced lengths of all requests under way: one message of the greatest length.
+pub const REQUEST_BYTES_MAX: usize = MESSAGE_BYTES_MAX;
+
+/// Keys of one `FuseRecvTensor` call.
+pub const FUSED_KEYS_MAX: usize = 16_384;
+
+/// Worker sessions that masters have opened here.
+pub const WORKER_SESSIONS_MAX: usize = 16_384;
+
+/// Master sessions that clients have opened here.
+pub const MASTER_SESSIONS_MAX: usize = 16_384;
+
+/// Length of a session handle.
+pub const SESSION_HANDLE_BYTES_MAX: usize = 1024;
+
+/// Length of an error text: other implementations drop answers with more than 8 KiB of headers.
+pub const ERROR_TEXT_BYTES_MAX: usize = 4096;
+
+/// Length of all remarks about unreachable tasks in one answer, for the same reason.
+pub const UNREACHABLE_TEXT_BYTES_MAX: usize = 4096;
+
+/// How long a new connection may take to send its first byte.
+pub const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A silent connection is asked for a sign of life after this time.
+pub const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
+
+/// A connection that gives no sign of life for this time is closed.
+pub const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How long a client of the metrics port may take to send its request.
+pub const METRICS_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long the metrics page waits for the numbers of the engine before it is sent without them.
+pub const METRICS_BACKEND_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long answers may take to leave after the grace of a stop is over.
+pub const FLUSH_TIMEOUT: Duration = Duration::from_millis(250);
+
+/// How long to wait before accepting again when the process has run out of file descriptors.
+pub const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);

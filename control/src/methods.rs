@@ -1,0 +1,151 @@
+//! Which methods there are, and what the endpoint does with each.
+
+/// A method that peers may call.
+#[derive(Debug)]
+pub(crate) struct Method {
+    /// The service in gRPC's spelling.
+    pub(crate) service: &'static str,
+    /// The name within the service.
+    pub(crate) name: &'static str,
+    /// What happens to its calls.
+    pub(crate) class: Class,
+}
+
+/// What happens to the calls of a method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// Waits for a tensor, possibly long.
+    Tensor,
+    /// Answered by the engine soon.
+    Service,
+    /// Tells how the endpoint is; has places of its own.
+    Observer,
+    /// Answered UNIMPLEMENTED with this text, without reading the request.
+    Unserved(&'static str),
+}
+
+use Class::{Observer, Service, Tensor, Unserved};
+
+/// The method that a request names; one that stands for all others if there is no such method.
+pub(crate) fn find(path: &str) -> &'static Method {
+    let Some((service, name)) = path.strip_prefix('/').and_then(|p| p.split_once('/')) else {
+        return &UNKNOWN;
+    };
+    METHODS
+        .iter()
+        .find(|method| method.service == service && (method.name == name || method.name == ANY))
+        .unwrap_or(&UNKNOWN)
+}
+
+/// Services whose health can be asked for, beside the whole endpoint.
+pub(crate) const HEALTH_SERVICES: [&str; 2] = [WORKER, MASTER];
+
+/// All methods that have a row of their own in the metrics.
+pub(crate) const METHODS: &[Method] = &[
+    method(WORKER, "GetStatus", Service),
+    method(WORKER, "CreateWorkerSession", Service),
+    method(WORKER, "DeleteWorkerSession", Service),
+    method(WORKER, "RegisterGraph", Unserved(NO_GRAPHS_WORKER)),
+    method(WORKER, "DeregisterGraph", Unserved(NO_GRAPHS_WORKER)),
+    method(WORKER, "RunGraph", Unserved(NO_GRAPHS_WORKER)),
+    method(WORKER, "CleanupGraph", Service),
+    method(WORKER, "CleanupAll", Service),
+    method(WORKER, "RecvTensor", Tensor),
+    method(WORKER, "FuseRecvTensor", Tensor),
+    method(WORKER, "MarkRecvFinished", Service),
+    method(WORKER, "Logging", Service),
+    method(WORKER, "Tracing", Unserved(NO_TRACING)),
+    method(WORKER, "RecvBuf", Unserved(NO_COLLECTIVES)),
+    method(WORKER, "GetStepSequence", Unserved(NO_COLLECTIVES)),
+    method(WORKER, "CompleteGroup", Unserved(NO_COLLECTIVES)),
+    method(WORKER, "CompleteInstance", Unserved(NO_COLLECTIVES)),
+    method(MASTER, "CreateSession", Service),
+    method(MASTER, "ExtendSession", Unserved(NO_GRAPHS_MASTER)),
+    method(MASTER, "PartialRunSetup", Unserved(NO_GRAPHS_MASTER)),
+    method(MASTER, "RunStep", Unserved(NO_GRAPHS_MASTER)),
+    method(MASTER, "CloseSession", Service),
+    method(MASTER, "ListDevices", Service),
+    method(MASTER, "Reset", Service),
+    method(MASTER, "MakeCallable", Unserved(NO_GRAPHS_MASTER)),
+    method(MASTER, "RunCallable", Unserved(NO_GRAPHS_MASTER)),
+    method(MASTER, "ReleaseCallable", Unserved(NO_GRAPHS_MASTER)),
+    method("grpc.health.v1.Health", "Check", Observer),
+    method("grpc.health.v1.Health", "Watch", Observer),
+    method(
+        "grpc.reflection.v1.ServerReflection",
+        "ServerReflectionInfo",
+        Observer,
+    ),
+    method(
+        "grpc.reflection.v1alpha.ServerReflection",
+        "ServerReflectionInfo",
+        Observer,
+    ),
+    method("tensorflow.eager.EagerService", ANY, Unserved(NO_EAGER)),
+];
+
+const fn method(service: &'static str, name: &'static str, class: Class) -> Method {
+    Method {
+        service,
+        name,
+        class,
+    }
+}
+
+static UNKNOWN: Method = method("unknown", "unknown", Unserved(NO_SUCH_METHOD));
+
+/// Stands for every method of a service.
+const ANY: &str = "any";
+const WORKER: &str = "tensorflow.WorkerService";
+const MASTER: &str = "tensorflow.MasterService";
+
+/// What a call that needs a graph executor on this task is answered with; the session answers the same.
+pub(crate) const NO_GRAPHS_MASTER: &str = "this server runs no graphs: run the session on a TensorFlow server (tf.distribute.Server with the grpcxx plugin and protocol=\"grpc++\"), or register a function in the server and call it with StarRunGraph (`grpcxx call`)";
+const NO_GRAPHS_WORKER: &str = "this server runs no graphs: register a function in it and call that with StarRunGraph over the star port (`grpcxx call`), or place the graph on a TensorFlow server with the grpcxx plugin";
+const NO_COLLECTIVES: &str = "this server takes no part in collectives: run them between TensorFlow servers with the grpcxx plugin, or exchange tensors with RecvTensor";
+const NO_EAGER: &str = "this server runs no eager operations: connect to a TensorFlow server with the grpcxx plugin (protocol=\"grpc++\")";
+const NO_TRACING: &str = "Tracing: no device traces are taken here; read the metrics page (--metrics-addr) or attach `perf` to the process";
+const NO_SUCH_METHOD: &str = "no such method here; served are tensorflow.WorkerService, tensorflow.MasterService, grpc.health.v1.Health and gRPC reflection, which lists their methods";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_lead_to_methods() {
+        assert_eq!(find("/tensorflow.WorkerService/RecvTensor").class, Tensor);
+        assert_eq!(find("/grpc.health.v1.Health/Check").class, Observer);
+        assert_eq!(
+            find("/tensorflow.eager.EagerService/CreateContext").class,
+            Unserved(NO_EAGER)
+        );
+        for unknown in [
+            "",
+            "/",
+            "RecvTensor",
+            "/tensorflow.WorkerService/",
+            "/a/b/c",
+        ] {
+            assert_eq!(find(unknown).name, "unknown", "{unknown}");
+        }
+    }
+
+    #[test]
+    fn every_method_of_the_services_has_a_row() {
+        let descriptors = <prost_types::FileDescriptorSet as prost::Message>::decode(
+            crate::services::DESCRIPTORS,
+        )
+        .unwrap();
+        let mut methods = 0;
+        for file in descriptors.file {
+            for service in file.service {
+                for method in &service.method {
+                    let path = format!("/tensorflow.{}/{}", service.name(), method.name());
+                    assert_ne!(find(&path).name, "unknown", "{path}");
+                    methods += 1;
+                }
+            }
+        }
+        assert_eq!(methods, 27);
+    }
+}

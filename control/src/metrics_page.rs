@@ -1,0 +1,125 @@
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+
+use crate::Backend;
+use crate::incoming::concerns_one_peer;
+use crate::limits::{
+    ACCEPT_RETRY_DELAY, METRICS_BACKEND_TIMEOUT, METRICS_CONNECTIONS_MAX, METRICS_REQUEST_TIMEOUT,
+};
+use crate::metrics::Metrics;
+
+/// The page that Prometheus reads, and one that says whether the server is stopping.
+#[derive(Clone)]
+pub(crate) struct MetricsPage {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) stopping: watch::Receiver<bool>,
+}
+
+impl MetricsPage {
+    /// Serves the pages until dropped.
+    pub(crate) async fn serve(self, listener: TcpListener) {
+        let places = Arc::new(Semaphore::new(METRICS_CONNECTIONS_MAX));
+        loop {
+            // Waiting for a place leaves further clients in the queue of the system.
+            let Ok(place) = places.clone().acquire_owned().await else {
+                return;
+            };
+            let stream = match listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) if concerns_one_peer(&error) => continue,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection to the metrics page");
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
+                    continue;
+                }
+            };
+            let page = self.clone();
+            tokio::spawn(async move {
+                let _place = place;
+                let service = service_fn(move |request| {
+                    let page = page.clone();
+                    async move { Ok::<_, Infallible>(page.answer(&request).await) }
+                });
+                // One request per connection: scrapes are rare, and an idle client keeps no place.
+                let served = http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(METRICS_REQUEST_TIMEOUT)
+                    .keep_alive(false)
+                    .serve_connection(TokioIo::new(stream), service);
+                if let Err(error) = served.await {
+                    tracing::debug!(%error, "a connection to the metrics page failed");
+                }
+            });
+        }
+    }
+
+    async fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+        if request.method() != Method::GET && request.method() != Method::HEAD {
+            return page(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
+        }
+        match request.uri().path() {
+            "/metrics" => page(StatusCode::OK, self.metrics_text().await),
+            "/healthz" if *self.stopping.borrow() => {
+                page(StatusCode::SERVICE_UNAVAILABLE, "stopping\n")
+            }
+            "/healthz" => page(StatusCode::OK, "serving\n"),
+            _ => page(
+                StatusCode::NOT_FOUND,
+                "here are /metrics (Prometheus) and /healthz\n",
+            ),
+        }
+    }
+
+    /// The numbers of the engine, then those of the endpoint.
+    async fn metrics_text(&self) -> String {
+        let answer = tokio::time::timeout(METRICS_BACKEND_TIMEOUT, self.backend.metrics_text());
+        let (mut text, answers) = match answer.await {
+            Ok(Ok(text)) => (text, 1),
+            Ok(Err(status)) => {
+                tracing::warn!(%status, "the engine gave no metrics");
+                (String::new(), 0)
+            }
+            Err(_) => {
+                tracing::warn!(timeout = ?METRICS_BACKEND_TIMEOUT, "the engine gave no metrics in time");
+                (String::new(), 0)
+            }
+        };
+        // The end mark of OpenMetrics must not stand in the middle.
+        text.truncate(text.trim_end().trim_end_matches(END_MARK).trim_end().len());
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(ENGINE_ANSWERS);
+        text.push_str(if answers == 1 { "1\n" } else { "0\n" });
+        text.push_str(&self.metrics.text());
+        text
+    }
+}
+
+fn page(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(text.into()));
+    *response.status_mut() = status;
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static(TEXT_FORMAT));
+    response
+}
+
+const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+const END_MARK: &str = "# EOF";
+
+const ENGINE_ANSWERS: &str = "# HELP grpcxx_control_engine_answers Whether the engine gave its metrics in time\n\
+    # TYPE grpcxx_control_engine_answers gauge\n\
+    grpcxx_control_engine_answers ";

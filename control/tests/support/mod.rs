@@ -1,0 +1,192 @@
+//! An engine for tests that answers from memory.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use grpcxx_control::{
+    Answer, Backend, ClientOptions, Control, ControlClient, ControlOptions, TaskDevices,
+};
+use grpcxx_rpc::proto::{DeviceAttributes, GetStatusResponse};
+use grpcxx_rpc::{Code, Status, Tensor, Text};
+use tokio::sync::watch;
+
+/// Names tensors by step and key. A key that starts with `gate` is answered once the gate is open, `never` never.
+pub(crate) struct Fake {
+    pub(crate) tensors: Mutex<HashMap<(i64, String), Tensor>>,
+    pub(crate) gate: watch::Sender<bool>,
+    /// Requests for tensors that wait.
+    pub(crate) waiting: Arc<AtomicUsize>,
+    pub(crate) cleaned_steps: Mutex<Vec<i64>>,
+    pub(crate) containers: Mutex<Vec<String>>,
+    pub(crate) engine_answers: bool,
+}
+
+impl Fake {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self::default())
+    }
+
+    pub(crate) fn put(&self, step_id: i64, key: &str, tensor: Tensor) {
+        self.tensors
+            .lock()
+            .unwrap()
+            .insert((step_id, key.to_owned()), tensor);
+    }
+
+    /// Until `count` requests for tensors wait.
+    pub(crate) async fn until_waiting(&self, count: usize) {
+        while self.waiting.load(Ordering::SeqCst) != count {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+impl Default for Fake {
+    fn default() -> Self {
+        Self {
+            tensors: Mutex::default(),
+            gate: watch::Sender::new(false),
+            waiting: Arc::default(),
+            cleaned_steps: Mutex::default(),
+            containers: Mutex::default(),
+            engine_answers: true,
+        }
+    }
+}
+
+impl Backend for Fake {
+    fn status(&self) -> Answer<'_, GetStatusResponse> {
+        Box::pin(async {
+            Ok(GetStatusResponse {
+                device_attributes: vec![device("/job:ps/replica:0/task:0", 11)],
+            })
+        })
+    }
+
+    fn recv_tensors(&self, step_id: i64, keys: Vec<Text>) -> Answer<'_, Vec<Tensor>> {
+        Box::pin(async move {
+            let mut tensors = Vec::new();
+            for key in keys {
+                self.wait(&key).await;
+                let found = self
+                    .tensors
+                    .lock()
+                    .unwrap()
+                    .get(&(step_id, key.as_str().to_owned()))
+                    .cloned();
+                let missing = || match Code::ALL.iter().find(|code| code.name() == key.as_str()) {
+                    Some(&code) => Status::new(code, "as asked"),
+                    None => Status::new(Code::NotFound, format!("no tensor {key}")),
+                };
+                tensors.push(found.ok_or_else(missing)?);
+            }
+            Ok(tensors)
+        })
+    }
+
+    fn cleanup_graph(&self, step_id: i64) -> Answer<'_, ()> {
+        self.cleaned_steps.lock().unwrap().push(step_id);
+        Box::pin(async { Ok(()) })
+    }
+
+    fn cleanup_all(&self, containers: Vec<String>) -> Answer<'_, ()> {
+        self.containers.lock().unwrap().extend(containers);
+        Box::pin(async { Ok(()) })
+    }
+
+    fn cluster_devices(&self) -> Answer<'_, Vec<TaskDevices>> {
+        Box::pin(async {
+            Ok(vec![
+                TaskDevices {
+                    task: "/job:ps/replica:0/task:0".to_owned(),
+                    is_local: true,
+                    devices: Ok(vec![device("/job:ps/replica:0/task:0", 11)]),
+                },
+                TaskDevices {
+                    task: "/job:worker/replica:0/task:0".to_owned(),
+                    is_local: false,
+                    devices: Ok(vec![device("/job:worker/replica:0/task:0", 12)]),
+                },
+                TaskDevices {
+                    task: "/job:worker/replica:0/task:1".to_owned(),
+                    is_local: false,
+                    devices: Err(Status::new(Code::Unavailable, "nobody answers")),
+                },
+            ])
+        })
+    }
+
+    fn reset(&self, containers: Vec<String>) -> Answer<'_, ()> {
+        self.cleanup_all(containers)
+    }
+
+    fn metrics_text(&self) -> Answer<'_, String> {
+        Box::pin(async {
+            if !self.engine_answers {
+                std::future::pending::<()>().await;
+            }
+            Ok(ENGINE_METRICS.to_owned())
+        })
+    }
+}
+
+impl Fake {
+    async fn wait(&self, key: &str) {
+        let gated = key.starts_with("gate");
+        if !gated && key != "never" {
+            return;
+        }
+        let _waiting = Waiting::begin(&self.waiting);
+        if gated {
+            let mut gate = self.gate.subscribe();
+            gate.wait_for(|&open| open).await.unwrap();
+        } else {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+struct Waiting(Arc<AtomicUsize>);
+
+impl Waiting {
+    fn begin(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(count.clone())
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+pub(crate) fn device(task: &str, incarnation: u64) -> DeviceAttributes {
+    DeviceAttributes {
+        name: format!("{task}/device:CPU:0"),
+        device_type: "CPU".to_owned(),
+        memory_limit: 1 << 30,
+        incarnation,
+        ..Default::default()
+    }
+}
+
+pub(crate) fn loopback() -> ControlOptions {
+    ControlOptions::new(0).bind_to([127, 0, 0, 1].into())
+}
+
+pub(crate) fn start(fake: &Arc<Fake>) -> Control {
+    Control::start(loopback(), fake.clone()).unwrap()
+}
+
+pub(crate) async fn connect(control: &Control) -> ControlClient {
+    ControlClient::connect(&control.local_addr().to_string(), ClientOptions::default())
+        .await
+        .unwrap()
+}
+
+pub(crate) const ENGINE_METRICS: &str = "# HELP grpcxx_calls_total Calls\n# TYPE grpcxx_calls_total counter\ngrpcxx_calls_total 5\n# EOF\n";
