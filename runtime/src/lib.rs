@@ -3,6 +3,7 @@
 
 pub mod cluster;
 pub mod config;
+pub mod endpoint_map;
 pub mod host;
 pub mod idle;
 pub mod mesh;
