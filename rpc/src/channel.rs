@@ -14,6 +14,21 @@ use crate::{Code, Rejected, Status, Text};
 ///
 /// A channel is healthy only while it is connected. A loss starts no dial; the next call does. A dial that
 /// fails is repeated after [`ChannelOptions::redial_delay`], for ever, whether calls wait or not.
+///
+/// ```
+/// use grpcxx_rpc::{Action, Admission, Channel, ChannelOptions, Text};
+/// use grpcxx_transport::Time;
+///
+/// let now = Time::ZERO;
+/// let mut channel = Channel::new(Text::from("10.0.0.1:7777"), ChannelOptions::default());
+/// assert_eq!(channel.admit(now, "first call", None), Admission::Waiting);
+/// assert_eq!(channel.poll_action(now), Some(Action::Dial));
+/// assert_eq!(channel.poll_action(now), None);
+///
+/// assert!(channel.handle_connected());
+/// assert_eq!(channel.poll_action(now), Some(Action::Release("first call")));
+/// assert_eq!(channel.admit(now, "second", None), Admission::SendNow("second"));
+/// ```
 #[derive(Debug)]
 pub struct Channel<T> {
     address: Text,
@@ -280,6 +295,8 @@ impl<T> Channel<T> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const ADDRESS: &str = "10.0.0.1:7777";
@@ -526,5 +543,90 @@ mod tests {
         assert!(!bench.channel.handle_connected());
         bench.run(999, 0);
         assert_eq!(bench.dials.len(), 1);
+    }
+    #[derive(Clone, Debug)]
+    enum Event {
+        Admit { timeout_ms: u64 },
+        Connected,
+        Closed,
+        TakeBack(u32),
+        Wait { ms: u64 },
+        Drain,
+    }
+
+    fn events() -> impl Strategy<Value = Vec<Event>> {
+        let event = prop_oneof![
+            4 => (0u64..3000).prop_map(|timeout_ms| Event::Admit { timeout_ms }),
+            2 => Just(Event::Connected),
+            2 => Just(Event::Closed),
+            1 => (0u32..60).prop_map(Event::TakeBack),
+            3 => (1u64..2000).prop_map(|ms| Event::Wait { ms }),
+            3 => Just(Event::Drain),
+        ];
+        proptest::collection::vec(event, 1..60)
+    }
+
+    proptest! {
+        #[test]
+        fn each_call_comes_out_once_and_in_order(events in events()) {
+            let mut bench = Bench::new(|options| options.waiting_calls = 5);
+            let (mut calls, mut refused) = (0, 0);
+            let (mut sent, mut taken) = (Vec::new(), Vec::new());
+            for event in events {
+                let state = bench.channel.state;
+                match event {
+                    Event::Admit { timeout_ms } => {
+                        calls += 1;
+                        let timeout = Some(ms(timeout_ms));
+                        match bench.channel.admit(bench.now, calls, timeout) {
+                            Admission::SendNow(call) => {
+                                prop_assert_eq!(state, State::Connected);
+                                sent.push(call);
+                            }
+                            Admission::Waiting => prop_assert!(bench.channel.state != State::Idle),
+                            Admission::Refused(rejected) => {
+                                prop_assert_eq!(rejected.value, calls);
+                                refused += 1;
+                            }
+                        }
+                    }
+                    Event::Connected => {
+                        let taken = bench.channel.handle_connected();
+                        prop_assert_eq!(taken, state == State::Dialling);
+                    }
+                    Event::Closed => {
+                        let taken = bench.channel.handle_closed(bench.now, "closed");
+                        prop_assert_eq!(taken, matches!(state, State::Dialling | State::Connected));
+                    }
+                    Event::TakeBack(call) => {
+                        taken.extend(bench.channel.take_waiting(|&waiting| waiting == call));
+                    }
+                    Event::Wait { ms: pause } => bench.now = bench.now + ms(pause),
+                    Event::Drain => {
+                        let dials = bench.dials.len();
+                        bench.drain();
+                        prop_assert!(bench.dials.len() <= dials + 1);
+                        prop_assert!(bench.channel.poll_timeout() > Some(bench.now)
+                            || bench.channel.poll_timeout().is_none());
+                    }
+                }
+                prop_assert!(bench.channel.waiting_calls() <= 5);
+                prop_assert_eq!(bench.channel.expiries.len(), bench.channel.waiting_calls());
+            }
+            bench.now = bench.now + ms(200_000);
+            bench.drain();
+            prop_assert_eq!(bench.channel.waiting_calls(), 0);
+            let mut all = sent;
+            all.extend(&taken);
+            all.extend(bench.failed.iter().map(|failed| failed.0));
+            let ascending = |released: &[u32]| released.windows(2).all(|pair| pair[0] < pair[1]);
+            prop_assert!(ascending(&bench.released));
+            all.extend(&bench.released);
+            let outcomes = all.len();
+            all.sort_unstable();
+            all.dedup();
+            prop_assert_eq!(outcomes, all.len(), "no call comes out twice");
+            prop_assert_eq!(all.len() as u32 + refused, calls);
+        }
     }
 }

@@ -101,6 +101,7 @@ mod tests {
     const PS: &str = "/job:ps/replica:0/task:0/device:CPU:0";
     const WORKER: &str = "/job:worker/replica:0/task:0/device:CPU:0";
 
+    /// Also checklist 17: a restarted task refuses keys of its former life.
     #[test]
     fn checklist_26_another_incarnation_is_aborted() {
         let mut devices = Devices::new();
