@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod channel;
+mod connection;
 mod devices;
 mod dtype;
 mod elements;
@@ -25,6 +26,10 @@ mod text;
 pub mod wire;
 
 pub use channel::{Action, Admission, Channel, ChannelOptions};
+pub use connection::{
+    COALESCE_BYTES_MAX, CallId, CallOptions, ClientConnection, ConnectionLimits, Finished,
+    Incoming, Landings, PeerViolation, RequestId, ServerConnection, Undelivered,
+};
 pub use devices::Devices;
 pub use dtype::{DType, DTypeClass};
 pub use elements::Element;
@@ -39,3 +44,4 @@ pub use steps::StepCountdown;
 pub use store::{StoreLimits, TensorStore};
 pub use tensor::{Tensor, TensorMeta};
 pub use text::{NotUtf8, Text};
+pub use wire::Features;

@@ -11,6 +11,7 @@ mod receive;
 mod record;
 
 pub use announcement::{Announcement, Features};
+pub(crate) use graph::sorted_by_name;
 pub use graph::{decode_graph_metadata, decode_names, encode_graph_metadata, encode_names};
 pub use header::{CANCEL_METHOD, HEADER_BYTES, RequestHeader, ResponseHeader, WrongId};
 pub use reader::{Malformed, Problem, Reader};

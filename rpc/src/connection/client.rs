@@ -1,0 +1,374 @@
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use grpcxx_memory::Buffer;
+use grpcxx_transport::{Frame, Next, Outcome, Refusal, Refused, Time};
+
+use super::client_inbound::Inbound;
+use super::deadlines::Deadlines;
+use super::outgoing::Outgoing;
+use super::slots::{SlotId, Slots};
+use super::{ConnectionLimits, encode};
+use crate::wire::{Announcement, Features, HEADER_BYTES};
+use crate::{Code, Request, Response, Status, Text};
+
+/// The asking end of a connection.
+///
+/// A call holds a slot until its response is complete or the link is gone; its tag is slot and generation. A call that
+/// was given up keeps its slot too, because its response still comes and has to be recognised.
+#[derive(Debug)]
+pub struct ClientConnection {
+    pub(super) limits: ConnectionLimits,
+    pub(super) calls: Slots<Call>,
+    pub(super) inbound: Inbound,
+    announced: Features,
+    pub(super) peer: Option<Features>,
+    pub(super) peer_status: Option<Buffer>,
+    deadlines: Deadlines,
+    outgoing: Outgoing,
+    finished: VecDeque<Finished>,
+    outstanding: usize,
+    closed: bool,
+}
+
+/// A call of one connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CallId(pub(super) SlotId);
+
+/// What a caller says about a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallOptions {
+    /// The caller's own mark, given to [`Landings`](super::Landings) and returned in [`Finished`].
+    pub token: u64,
+    /// When the call fails with `DEADLINE_EXCEEDED`, if it has no result by then.
+    pub deadline: Option<Time>,
+}
+
+/// How a call ended.
+#[derive(Debug, PartialEq)]
+pub struct Finished {
+    /// The call.
+    pub call: CallId,
+    /// The caller's mark.
+    pub token: u64,
+    /// The peer's answer, or why there is none.
+    pub result: Result<Response, Status>,
+}
+
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) token: u64,
+    pub(super) expected: Expected,
+    /// Whether the link has taken the request.
+    pub(super) is_sent: bool,
+    /// Whether the caller has its result, so that only the response is missing.
+    pub(super) is_ended: bool,
+    /// Whether the peer ends the call at its deadline by itself.
+    is_deadline_sent: bool,
+}
+
+/// What a successful response consists of.
+#[derive(Debug)]
+pub(super) enum Expected {
+    Announcement,
+    Message,
+    Tensors { count: usize },
+    Fetched { names: Vec<Text> },
+}
+
+impl CallId {
+    /// The call's tag on the wire: slot and generation.
+    pub fn tag(self) -> u64 {
+        self.0.raw()
+    }
+}
+
+impl ClientConnection {
+    /// A fresh connection. Unless `announce` is empty, its first frame announces these features.
+    pub fn new(limits: ConnectionLimits, announce: Features) -> Self {
+        let limits = limits.within_protocol();
+        let mut connection = Self {
+            limits,
+            calls: Slots::new(),
+            inbound: Inbound::Header,
+            announced: announce,
+            peer: None,
+            peer_status: None,
+            deadlines: Deadlines::default(),
+            outgoing: Outgoing::new(&limits),
+            finished: VecDeque::new(),
+            outstanding: 0,
+            closed: false,
+        };
+        if !announce.is_empty() {
+            connection.announce(announce);
+        }
+        connection
+    }
+
+    /// What the link shall do first.
+    pub fn first_order(&self) -> Next {
+        Next::Head {
+            at_least_bytes: HEADER_BYTES,
+        }
+    }
+
+    /// Features that the peer has announced; `None` as long as its answer is missing.
+    pub fn peer_features(&self) -> Option<Features> {
+        self.peer
+    }
+
+    /// The peer's `GetStatusResponse` with its announcement, serialized.
+    pub fn peer_status(&self) -> Option<&Buffer> {
+        self.peer_status.as_ref()
+    }
+
+    /// Calls without a result.
+    pub fn outstanding_calls(&self) -> usize {
+        self.outstanding
+    }
+
+    /// Starts a call. What cannot be sent at all ends with its reason, like a call that fails later.
+    ///
+    /// # Errors
+    /// The request comes back: as many calls are outstanding as the limit allows, or the link is gone.
+    pub fn call(
+        &mut self,
+        now: Time,
+        request: Request,
+        options: CallOptions,
+    ) -> Result<CallId, Refused<Request>> {
+        let refusal = if self.closed {
+            Some(Refusal::NotOpen)
+        } else if self.calls.len() - self.announcement_calls() >= self.limits.outstanding_calls
+            || self.finished.len() >= self.limits.outstanding_calls
+        {
+            Some(Refusal::Full)
+        } else {
+            None
+        };
+        if let Some(refusal) = refusal {
+            return Err(Refused {
+                value: request,
+                refusal,
+            });
+        }
+
+        let timeout_ms = match options.deadline {
+            Some(deadline) if self.has(Features::DEADLINE) => timeout_ms(deadline.since(now)),
+            _ => 0,
+        };
+        let id = self.calls.insert(Call {
+            token: options.token,
+            expected: Expected::Message,
+            is_sent: false,
+            is_ended: false,
+            is_deadline_sent: timeout_ms != 0,
+        });
+        self.outstanding += 1;
+        if options.deadline.is_some_and(|deadline| deadline <= now) {
+            self.finish(id, Err(deadline_exceeded()));
+            return Ok(CallId(id));
+        }
+        let mut frame = self.outgoing.empty_frame();
+        match encode::request(&mut frame, id.raw(), timeout_ms, &request, &self.limits) {
+            Ok(()) => {
+                frame.token = id.raw();
+                self.outgoing.push(frame);
+                self.expect(id, Expected::of(request), options.deadline);
+            }
+            Err(status) => {
+                self.outgoing.recycle(frame);
+                self.finish(id, Err(status));
+            }
+        }
+        Ok(CallId(id))
+    }
+
+    /// Gives a call up: it ends with `CANCELLED`, unless it has ended already, which `false` says.
+    pub fn cancel(&mut self, call: CallId) -> bool {
+        match self.calls.get(call.0) {
+            Some(Call {
+                is_ended: false,
+                expected: Expected::Message | Expected::Tensors { .. } | Expected::Fetched { .. },
+                ..
+            }) => {
+                let status = Status::new(Code::Cancelled, "the caller gave the call up");
+                self.give_up(call.0, status, true);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes back a frame that the link is done with.
+    pub fn handle_sent(&mut self, frame: Box<Frame>, _outcome: Outcome) {
+        self.outgoing.recycle(frame);
+    }
+
+    /// Ends all calls, because the link is gone.
+    pub fn handle_closed(&mut self, status: &Status) {
+        self.closed = true;
+        while let Some(frame) = self.outgoing.pop() {
+            self.outgoing.recycle(frame);
+        }
+        let ids: Vec<SlotId> = self.calls.iter().map(|(id, _)| id).collect();
+        for id in ids {
+            self.finish(id, Err(status.clone()));
+        }
+        self.deadlines.clear();
+        self.inbound = Inbound::Header;
+    }
+
+    /// Ends the calls whose deadline is over.
+    pub fn handle_timeout(&mut self, now: Time) {
+        while let Some(slot) = self.deadlines.pop_due(now) {
+            let id = self.calls.id_of(slot);
+            let id = id.expect("a deadline is removed with its call");
+            let tell_peer = self
+                .calls
+                .get(id)
+                .is_some_and(|call| !call.is_deadline_sent);
+            self.give_up(id, deadline_exceeded(), tell_peer);
+        }
+    }
+
+    /// When [`ClientConnection::handle_timeout`] is due.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.deadlines.next()
+    }
+
+    /// The next frame for the link.
+    pub fn poll_frame(&mut self) -> Option<Box<Frame>> {
+        loop {
+            let frame = self.outgoing.pop()?;
+            let id = SlotId::from_raw(frame.token);
+            match self.calls.get_mut(id) {
+                Some(call) if call.is_ended => {
+                    self.calls.remove(id);
+                    self.outgoing.recycle(frame);
+                }
+                Some(call) => {
+                    call.is_sent = true;
+                    return Some(frame);
+                }
+                // A cancel, which no slot belongs to.
+                None => return Some(frame),
+            }
+        }
+    }
+
+    /// Takes back a frame that the link refused; it is the next one again.
+    pub fn unpoll_frame(&mut self, frame: Box<Frame>) {
+        if let Some(call) = self.calls.get_mut(SlotId::from_raw(frame.token)) {
+            call.is_sent = false;
+        }
+        self.outgoing.unpop(frame);
+    }
+
+    /// The next result.
+    pub fn poll_finished(&mut self) -> Option<Finished> {
+        self.finished.pop_front()
+    }
+
+    fn announce(&mut self, features: Features) {
+        let id = self.calls.insert(Call {
+            token: 0,
+            expected: Expected::Announcement,
+            is_sent: false,
+            is_ended: false,
+            is_deadline_sent: false,
+        });
+        let mut frame = self.outgoing.empty_frame();
+        encode::announcement(&mut frame, id.raw(), Announcement { features });
+        frame.token = id.raw();
+        self.outgoing.push(frame);
+    }
+
+    /// Slots held by the announcement, as long as its answer is missing.
+    fn announcement_calls(&self) -> usize {
+        usize::from(!self.announced.is_empty() && self.peer.is_none())
+    }
+
+    fn has(&self, feature: Features) -> bool {
+        let both = self.announced & self.peer.unwrap_or_default();
+        both.contains(feature)
+    }
+
+    fn expect(&mut self, id: SlotId, expected: Expected, deadline: Option<Time>) {
+        let call = self.calls.get_mut(id).expect("the call has just begun");
+        call.expected = expected;
+        if let Some(deadline) = deadline {
+            self.deadlines.insert(id.slot, deadline);
+        }
+    }
+
+    /// Ends a call whose response is still to come, or whose request has not left.
+    fn give_up(&mut self, id: SlotId, status: Status, tell_peer: bool) {
+        let Some(call) = self.calls.get_mut(id) else {
+            return;
+        };
+        let is_sent = call.is_sent;
+        call.is_ended = true;
+        let token = call.token;
+        self.note(id, token, Err(status));
+        if is_sent && tell_peer && self.has(Features::CANCEL) {
+            let mut frame = self.outgoing.empty_frame();
+            encode::cancel(&mut frame, id.raw());
+            frame.token = NO_CALL;
+            self.outgoing.push(frame);
+        }
+    }
+
+    /// Frees the slot of a call, and ends it unless it has ended before.
+    pub(super) fn finish(&mut self, id: SlotId, result: Result<Response, Status>) {
+        let Some(call) = self.calls.remove(id) else {
+            return;
+        };
+        if let Expected::Announcement = call.expected {
+            // A peer that cannot answer knows no extensions.
+            self.peer.get_or_insert(Features::NONE);
+        } else if !call.is_ended {
+            self.note(id, call.token, result);
+        }
+    }
+
+    fn note(&mut self, id: SlotId, token: u64, result: Result<Response, Status>) {
+        self.deadlines.remove(id.slot);
+        self.outstanding -= 1;
+        self.finished.push_back(Finished {
+            call: CallId(id),
+            token,
+            result,
+        });
+    }
+}
+
+impl Expected {
+    fn of(request: Request) -> Self {
+        match request {
+            Request::Message { .. } => Self::Message,
+            Request::RecvTensor { .. } => Self::Tensors { count: 1 },
+            Request::FuseRecvTensor { keys, .. } => Self::Tensors { count: keys.len() },
+            Request::StarRunGraph(call) => Self::Fetched {
+                names: call.fetches,
+            },
+        }
+    }
+}
+
+/// The time left as a request header carries it: rounded up, and never 0.
+fn timeout_ms(left: Duration) -> i32 {
+    let ms = left.as_nanos().div_ceil(1_000_000).max(1);
+    i32::try_from(ms).unwrap_or(i32::MAX)
+}
+
+fn deadline_exceeded() -> Status {
+    Status::new(
+        Code::DeadlineExceeded,
+        "the call had no result when its deadline was over",
+    )
+}
+
+/// Mark of frames that belong to no call.
+const NO_CALL: u64 = u64::MAX;

@@ -1,0 +1,401 @@
+use grpcxx_memory::{Buffer, BufferMut};
+use grpcxx_transport::{Landing, Next, Progress, Time};
+
+use super::client::{Call, ClientConnection, Expected};
+use super::cursor::{Cursor, Filled};
+use super::landings::checked;
+use super::records::{Records, message_too_long};
+use super::slots::SlotId;
+use super::{Landings, PeerViolation};
+use crate::wire::{
+    Announcement, Features, HEADER_BYTES, ResponseHeader, decode_names, sorted_by_name,
+};
+use crate::{Code, Response, Status, Text};
+
+/// What the next bytes from the peer are.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one in each connection, and a box would be allocated for each frame"
+)]
+pub(super) enum Inbound {
+    Header,
+    /// The body of a successful response.
+    Message {
+        id: SlotId,
+    },
+    /// The text of a failed one.
+    ErrorText {
+        id: SlotId,
+        status: i32,
+    },
+    /// The names of fetched tensors.
+    Names {
+        id: SlotId,
+    },
+    /// Tensors.
+    Records {
+        id: SlotId,
+        records: Records,
+    },
+}
+
+impl ClientConnection {
+    /// Takes bytes that the link shows, and says how many are done with and what the link shall do next.
+    ///
+    /// # Errors
+    /// The peer broke the protocol; close the link.
+    pub fn handle_received(
+        &mut self,
+        _now: Time,
+        bytes: &[u8],
+        landings: &mut dyn Landings,
+    ) -> Result<Progress, PeerViolation> {
+        let mut cursor = Cursor::new(bytes);
+        let next = self.read(&mut cursor, landings)?;
+        Ok(Progress {
+            consumed_bytes: cursor.consumed_bytes(),
+            next,
+        })
+    }
+
+    /// Takes memory that the link has filled, and says what the link shall do next.
+    ///
+    /// # Errors
+    /// The peer broke the protocol; close the link.
+    pub fn handle_landed(
+        &mut self,
+        _now: Time,
+        landing: Landing,
+        landings: &mut dyn Landings,
+    ) -> Result<Next, PeerViolation> {
+        if !landing.is_full() {
+            // The link died; that it is gone comes as an event of its own.
+            return Ok(Next::Pause);
+        }
+        self.land(landing.into_buffer())?;
+        self.read(&mut Cursor::new(&[]), landings)
+    }
+
+    fn read(
+        &mut self,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Next, PeerViolation> {
+        loop {
+            let next = match &self.inbound {
+                Inbound::Header => match cursor.array::<HEADER_BYTES>() {
+                    Some(bytes) => {
+                        let header = ResponseHeader::decode(bytes).map_err(|cause| {
+                            PeerViolation::WrongId {
+                                place: "response header",
+                                cause,
+                            }
+                        })?;
+                        self.begin(header, cursor, landings)?
+                    }
+                    None => Some(self.first_order()),
+                },
+                Inbound::Records { .. } => self.read_records(cursor, landings)?,
+                Inbound::Message { .. } | Inbound::ErrorText { .. } | Inbound::Names { .. } => {
+                    unreachable!("the link shows bytes only when its landing is done")
+                }
+            };
+            if let Some(next) = next {
+                return Ok(next);
+            }
+        }
+    }
+
+    fn begin(
+        &mut self,
+        header: ResponseHeader,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        let id = SlotId::from_raw(header.tag);
+        let Some(call @ Call { is_sent: true, .. }) = self.calls.get(id) else {
+            return Err(PeerViolation::UnknownTag { found: header.tag });
+        };
+        if header.status != 0 {
+            return self.begin_error(id, header, cursor, landings);
+        }
+        match call.expected {
+            Expected::Announcement | Expected::Message => {
+                self.begin_message(id, header, cursor, landings)
+            }
+            Expected::Tensors { count } => {
+                self.inbound = Inbound::Records {
+                    id,
+                    records: Records::new(call.token, count, 0),
+                };
+                Ok(None)
+            }
+            Expected::Fetched { .. } => self.begin_fetched(id, header, cursor, landings),
+        }
+    }
+
+    fn begin_error(
+        &mut self,
+        id: SlotId,
+        header: ResponseHeader,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        let len = self.checked_payload(&header, "the text of a failure")?;
+        let ended = self.is_ended(id);
+        if ended || len == 0 || len > self.limits.error_text_bytes as u64 {
+            let text = match len {
+                0 => String::new(),
+                len => format!("the peer's reason has {len} bytes, which is too long to keep"),
+            };
+            self.finish(id, Err(status_of(header.status, text)));
+            return Ok(cursor.skip(len, HEADER_BYTES));
+        }
+        if let Some(text) = cursor.slice(len as usize) {
+            let text = String::from_utf8_lossy(text).into_owned();
+            self.finish(id, Err(status_of(header.status, text)));
+            return Ok(None);
+        }
+        match checked(landings.message(len as usize), len) {
+            Ok(buffer) => self.want(
+                Inbound::ErrorText {
+                    id,
+                    status: header.status,
+                },
+                buffer,
+                cursor,
+            ),
+            Err(refused) => {
+                let text = format!("the peer's reason could not be kept: {}", refused.message);
+                self.finish(id, Err(status_of(header.status, text)));
+                Ok(cursor.skip(len, HEADER_BYTES))
+            }
+        }
+    }
+
+    fn begin_message(
+        &mut self,
+        id: SlotId,
+        header: ResponseHeader,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        let len = self.checked_payload(&header, "a message")?;
+        if len == 0 {
+            self.finish_message(id, Buffer::new());
+            return Ok(None);
+        }
+        let memory = if self.is_ended(id) {
+            Err(gone())
+        } else if len > self.limits.message_bytes {
+            Err(message_too_long(len, &self.limits))
+        } else {
+            checked(landings.message(len as usize), len)
+        };
+        match memory {
+            Ok(buffer) => self.want(Inbound::Message { id }, buffer, cursor),
+            Err(status) => {
+                self.finish(id, Err(status));
+                Ok(cursor.skip(len, HEADER_BYTES))
+            }
+        }
+    }
+
+    fn begin_fetched(
+        &mut self,
+        id: SlotId,
+        header: ResponseHeader,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        let len = match usize::try_from(header.names_bytes) {
+            Ok(len) if len <= self.limits.names_bytes => len,
+            _ => {
+                return Err(PeerViolation::Length {
+                    place: "the names of a response",
+                    found: header.names_bytes.into(),
+                    allowed_max: self.limits.names_bytes as u64,
+                });
+            }
+        };
+        if len == 0 {
+            self.names_landed(id, Buffer::new())?;
+            return Ok(None);
+        }
+        match checked(landings.message(len), len as u64) {
+            Ok(buffer) => self.want(Inbound::Names { id }, buffer, cursor),
+            Err(status) => {
+                // Without the names nobody knows the number of records, so the header has to say how much to skip.
+                let payload = self.checked_payload(&header, "named tensors")?;
+                self.finish(id, Err(status));
+                Ok(cursor.skip(payload, HEADER_BYTES))
+            }
+        }
+    }
+
+    /// Fills memory with what is there, and orders the rest.
+    fn want(
+        &mut self,
+        inbound: Inbound,
+        buffer: BufferMut,
+        cursor: &mut Cursor<'_>,
+    ) -> Result<Option<Next>, PeerViolation> {
+        self.inbound = inbound;
+        match cursor.fill(buffer) {
+            Filled::Whole(buffer) => {
+                self.land(buffer)?;
+                Ok(None)
+            }
+            Filled::Partly(landing) => Ok(Some(Next::Land(landing))),
+        }
+    }
+
+    fn land(&mut self, buffer: BufferMut) -> Result<(), PeerViolation> {
+        match std::mem::replace(&mut self.inbound, Inbound::Header) {
+            Inbound::Message { id } => self.finish_message(id, buffer.freeze()),
+            Inbound::ErrorText { id, status } => {
+                let text = String::from_utf8_lossy(&buffer).into_owned();
+                self.finish(id, Err(status_of(status, text)));
+            }
+            Inbound::Names { id } => self.names_landed(id, buffer.freeze())?,
+            Inbound::Records { id, mut records } => {
+                records.landed(buffer);
+                self.inbound = Inbound::Records { id, records };
+            }
+            // The link is gone, and this was on its way.
+            Inbound::Header => {}
+        }
+        Ok(())
+    }
+
+    fn names_landed(&mut self, id: SlotId, names: Buffer) -> Result<(), PeerViolation> {
+        let call = self
+            .calls
+            .get(id)
+            .expect("a call keeps its slot while its response comes");
+        let Expected::Fetched { names: asked } = &call.expected else {
+            unreachable!("only graph calls are answered with names");
+        };
+        let returned = decode_names(&names, self.limits.records)?;
+        let mut records = Records::new(call.token, returned.len(), names.len() as u64);
+        match indexes(asked, &returned) {
+            Ok(indexes) => records = records.with_indexes(indexes),
+            Err(status) => records.fail(status),
+        }
+        self.inbound = Inbound::Records { id, records };
+        Ok(())
+    }
+
+    fn read_records(
+        &mut self,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        let Inbound::Records { id, records } = &mut self.inbound else {
+            unreachable!("the caller has looked");
+        };
+        let id = *id;
+        if self.calls.get(id).is_none_or(|call| call.is_ended) {
+            records.fail(gone());
+        }
+        let next = records.advance(cursor, &self.limits, landings)?;
+        if records.is_complete()
+            && let Inbound::Records { id, records } =
+                std::mem::replace(&mut self.inbound, Inbound::Header)
+        {
+            let result = self.response(id, records);
+            self.finish(id, result);
+        }
+        Ok(next)
+    }
+
+    fn response(&mut self, id: SlotId, records: Records) -> Result<Response, Status> {
+        let (tensors, indexes) = records.into_result()?;
+        let call = self
+            .calls
+            .get_mut(id)
+            .expect("a call keeps its slot while its response comes");
+        let Expected::Fetched { names } = &mut call.expected else {
+            return Ok(Response::Tensors(tensors));
+        };
+        let mut sorted: Vec<_> = indexes.into_iter().zip(tensors).collect();
+        sorted.sort_unstable_by_key(|&(index, _)| index);
+        let tensors = sorted.into_iter().map(|(_, tensor)| tensor);
+        Ok(Response::Fetched(
+            std::mem::take(names).into_iter().zip(tensors).collect(),
+        ))
+    }
+
+    fn finish_message(&mut self, id: SlotId, body: Buffer) {
+        let call = self.calls.get(id);
+        if call.is_some_and(|call| matches!(call.expected, Expected::Announcement)) {
+            let found = Announcement::find(&body).ok().flatten();
+            self.peer = Some(found.map_or(Features::NONE, |found| found.features));
+            self.peer_status = Some(body.clone());
+        }
+        self.finish(id, Ok(Response::Message(body)));
+    }
+
+    fn is_ended(&self, id: SlotId) -> bool {
+        self.calls.get(id).is_none_or(|call| call.is_ended)
+    }
+
+    fn checked_payload(
+        &self,
+        header: &ResponseHeader,
+        place: &'static str,
+    ) -> Result<u64, PeerViolation> {
+        let allowed_max = self.limits.frame_bytes.saturating_sub(HEADER_BYTES as u64);
+        if header.payload_bytes > allowed_max {
+            return Err(PeerViolation::Length {
+                place,
+                found: header.payload_bytes.into(),
+                allowed_max,
+            });
+        }
+        Ok(header.payload_bytes)
+    }
+}
+
+/// For each returned name its place among those asked for.
+fn indexes(asked: &[Text], returned: &[Text]) -> Result<Vec<u32>, Status> {
+    let order = sorted_by_name(asked).expect("a request with duplicates is not sent");
+    let mut indexes = Vec::with_capacity(returned.len());
+    let mut seen = vec![false; asked.len()];
+    for name in returned {
+        let found = order.binary_search_by(|&index| asked[index as usize].cmp(name));
+        let index = found.map(|at| order[at]).map_err(|_| {
+            Status::new(
+                Code::Internal,
+                format!("the peer returned {name:?}, which was not asked for"),
+            )
+        })?;
+        if std::mem::replace(&mut seen[index as usize], true) {
+            return Err(Status::new(
+                Code::Internal,
+                format!("the peer returned {name:?} twice"),
+            ));
+        }
+        indexes.push(index);
+    }
+    match seen.iter().position(|&seen| !seen) {
+        Some(missing) => Err(Status::new(
+            Code::Internal,
+            format!("the peer did not return {:?}", asked[missing]),
+        )),
+        None => Ok(indexes),
+    }
+}
+
+fn status_of(number: i32, text: String) -> Status {
+    match Code::from_number(number) {
+        Some(code) => Status::new(code, text),
+        None => Status::new(Code::Unknown, format!("status code {number}: {text}")),
+    }
+}
+
+/// Why payload is dropped; nobody sees it, since the call has ended before.
+fn gone() -> Status {
+    Status::new(Code::Cancelled, "the call has ended")
+}

@@ -1,0 +1,67 @@
+use grpcxx_memory::BufferMut;
+use grpcxx_transport::{Landing, Next};
+
+/// The bytes that a link shows, and how far they are used.
+#[derive(Debug)]
+pub(super) struct Cursor<'a> {
+    bytes: &'a [u8],
+    at_byte: usize,
+}
+
+/// What became of memory that wants bytes.
+#[derive(Debug)]
+pub(super) enum Filled {
+    /// All bytes were there.
+    Whole(BufferMut),
+    /// The rest has to come from the link.
+    Partly(Landing),
+}
+
+impl<'a> Cursor<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at_byte: 0 }
+    }
+
+    pub(super) fn consumed_bytes(&self) -> usize {
+        self.at_byte
+    }
+
+    /// Takes an array, if all of it is there.
+    pub(super) fn array<const N: usize>(&mut self) -> Option<&'a [u8; N]> {
+        let array = self.bytes[self.at_byte..].first_chunk()?;
+        self.at_byte += N;
+        Some(array)
+    }
+
+    /// Takes `len` bytes, if all of them are there.
+    pub(super) fn slice(&mut self, len: usize) -> Option<&'a [u8]> {
+        let slice = self.bytes[self.at_byte..].get(..len)?;
+        self.at_byte += len;
+        Some(slice)
+    }
+
+    /// Moves bytes into memory.
+    pub(super) fn fill(&mut self, buffer: BufferMut) -> Filled {
+        let mut landing = Landing::new(buffer);
+        self.at_byte += landing.fill_from(&self.bytes[self.at_byte..]);
+        if landing.is_full() {
+            Filled::Whole(landing.into_buffer())
+        } else {
+            Filled::Partly(landing)
+        }
+    }
+
+    /// Drops `len` bytes; an order says how many of them the link has to drop.
+    pub(super) fn skip(&mut self, len: u64, then_at_least_bytes: usize) -> Option<Next> {
+        let there = self.bytes.len() - self.at_byte;
+        let count = usize::try_from(len).unwrap_or(usize::MAX).min(there);
+        self.at_byte += count;
+        match len - count as u64 {
+            0 => None,
+            bytes => Some(Next::Discard {
+                bytes,
+                then_at_least_bytes,
+            }),
+        }
+    }
+}

@@ -1,0 +1,337 @@
+use std::slice;
+
+use grpcxx_memory::Buffer;
+use grpcxx_transport::Frame;
+
+use super::{COALESCE_BYTES_MAX, ConnectionLimits};
+use crate::wire::{
+    Announcement, CANCEL_METHOD, HEADER_BYTES, RequestHeader, ResponseHeader,
+    encode_graph_metadata, encode_names, encode_receive, encode_record, sorted_by_name,
+};
+use crate::{Code, GraphCall, Method, Request, Status, Tensor, Text};
+
+/// Fills an empty frame with a request.
+///
+/// # Errors
+/// The request cannot be sent; the frame has to be cleared.
+pub(super) fn request(
+    frame: &mut Frame,
+    tag: u64,
+    timeout_ms: i32,
+    request: &Request,
+    limits: &ConnectionLimits,
+) -> Result<(), Status> {
+    reserve_header(frame);
+    let mut metadata_bytes = 0;
+    match request {
+        Request::Message { method, body } => {
+            check_message_method(*method)?;
+            check_message(body, limits)?;
+            payload(frame, body);
+        }
+        Request::RecvTensor { step_id, key } => {
+            encode_receive(*step_id, slice::from_ref(key).iter(), frame.bytes_mut());
+        }
+        Request::FuseRecvTensor { step_id, keys } => {
+            if keys.is_empty() {
+                return Err(Status::new(
+                    Code::InvalidArgument,
+                    "FuseRecvTensor needs at least one key",
+                ));
+            }
+            check_records(keys.len(), limits)?;
+            encode_receive(*step_id, keys.iter(), frame.bytes_mut());
+        }
+        Request::StarRunGraph(call) => metadata_bytes = graph_call(frame, call, limits)?,
+    }
+    let header = RequestHeader {
+        method: request.method().number(),
+        tag,
+        timeout_ms,
+        metadata_bytes,
+        payload_bytes: payload_bytes(frame, limits)?,
+    };
+    write_header(frame, &header.encode());
+    Ok(())
+}
+
+/// Fills an empty frame with a `GetStatus` request that announces this side.
+pub(super) fn announcement(frame: &mut Frame, tag: u64, announcement: Announcement) {
+    let header = RequestHeader {
+        method: Method::GetStatus.number(),
+        tag,
+        payload_bytes: announcement.len_bytes() as u64,
+        ..RequestHeader::default()
+    };
+    frame.bytes_mut().extend_from_slice(&header.encode());
+    announcement.encode(frame.bytes_mut());
+}
+
+/// Fills an empty frame with the order to give up a call.
+pub(super) fn cancel(frame: &mut Frame, tag: u64) {
+    let header = RequestHeader {
+        method: CANCEL_METHOD,
+        tag,
+        ..RequestHeader::default()
+    };
+    frame.bytes_mut().extend_from_slice(&header.encode());
+}
+
+/// Fills an empty frame with a response that is one message, and an announcement behind it.
+///
+/// # Errors
+/// The response cannot be sent; the frame has to be cleared.
+pub(super) fn message_response(
+    frame: &mut Frame,
+    tag: u64,
+    body: &Buffer,
+    announce: Option<Announcement>,
+    limits: &ConnectionLimits,
+) -> Result<(), Status> {
+    check_message(body, limits)?;
+    reserve_header(frame);
+    payload(frame, body);
+    if let Some(announcement) = announce {
+        announcement.encode(frame.bytes_mut());
+    }
+    finish_response(frame, tag, 0, limits)
+}
+
+/// Fills an empty frame with a response that is tensors alone.
+///
+/// # Errors
+/// As above.
+pub(super) fn tensors_response(
+    frame: &mut Frame,
+    tag: u64,
+    tensors: &[Tensor],
+    limits: &ConnectionLimits,
+) -> Result<(), Status> {
+    reserve_header(frame);
+    for tensor in tensors {
+        record(frame, tensor)?;
+    }
+    finish_response(frame, tag, 0, limits)
+}
+
+/// Fills an empty frame with the response to a graph call that asked for `asked`.
+///
+/// # Errors
+/// As above, or the tensors are not exactly those asked for.
+pub(super) fn fetched_response(
+    frame: &mut Frame,
+    tag: u64,
+    asked: &[Text],
+    fetched: &[(Text, Tensor)],
+    limits: &ConnectionLimits,
+) -> Result<(), Status> {
+    let order = fetch_order(asked, fetched)?;
+    let sorted = order.iter().map(|&index| &fetched[index as usize]);
+    reserve_header(frame);
+    let names_bytes = encode_names(sorted.clone().map(|(name, _)| name), frame.bytes_mut())?;
+    let names_bytes = checked_names(names_bytes, limits)?;
+    for (_, tensor) in sorted {
+        record(frame, tensor)?;
+    }
+    finish_response(frame, tag, names_bytes, limits)
+}
+
+/// Fills an empty frame with a failure.
+pub(super) fn error_response(
+    frame: &mut Frame,
+    tag: u64,
+    status: &Status,
+    limits: &ConnectionLimits,
+) {
+    let text = match status.message.as_ref() {
+        // Originals take an empty text for the end of the connection.
+        "" => status.code.name(),
+        text => prefix(text, limits.error_text_bytes),
+    };
+    let header = ResponseHeader {
+        tag,
+        status: status.code as i32,
+        names_bytes: 0,
+        payload_bytes: text.len() as u64,
+    };
+    frame.bytes_mut().extend_from_slice(&header.encode());
+    frame.bytes_mut().extend_from_slice(text.as_bytes());
+}
+
+fn graph_call(
+    frame: &mut Frame,
+    call: &GraphCall,
+    limits: &ConnectionLimits,
+) -> Result<i32, Status> {
+    check_records(call.feeds.len(), limits)?;
+    check_records(call.fetches.len(), limits)?;
+    if let Err(name) = sorted_by_name(&call.fetches) {
+        return Err(Status::new(
+            Code::InvalidArgument,
+            format!("the fetch {name:?} is asked for twice, allowed is once"),
+        ));
+    }
+    let metadata_bytes = encode_graph_metadata(call, frame.bytes_mut())?;
+    let metadata_bytes = checked_names(metadata_bytes, limits)?;
+    for (_, tensor) in &call.feeds {
+        record(frame, tensor)?;
+    }
+    Ok(metadata_bytes)
+}
+
+/// The indexes of `fetched` sorted by name, if its names are exactly those of `asked`.
+fn fetch_order(asked: &[Text], fetched: &[(Text, Tensor)]) -> Result<Vec<u32>, Status> {
+    let mut asked: Vec<&Text> = asked.iter().collect();
+    asked.sort_unstable();
+    let mut order: Vec<u32> = (0..).take(fetched.len()).collect();
+    order.sort_unstable_by(|&a, &b| fetched[a as usize].0.cmp(&fetched[b as usize].0));
+    let names = order.iter().map(|&index| &fetched[index as usize].0);
+    if names.clone().eq(asked.iter().copied()) {
+        return Ok(order);
+    }
+    let names: Vec<&Text> = names.take(NAMES_SHOWN).collect();
+    asked.truncate(NAMES_SHOWN);
+    Err(Status::new(
+        Code::Internal,
+        format!("the function returned {names:?}, asked for were {asked:?}"),
+    ))
+}
+
+fn record(frame: &mut Frame, tensor: &Tensor) -> Result<(), Status> {
+    frame.bytes_mut().extend_from_slice(&encode_record(tensor)?);
+    payload(frame, &tensor.data);
+    Ok(())
+}
+
+fn payload(frame: &mut Frame, buffer: &Buffer) {
+    if buffer.len() <= COALESCE_BYTES_MAX {
+        frame.bytes_mut().extend_from_slice(buffer);
+    } else {
+        frame.attach(buffer.clone());
+    }
+}
+
+fn reserve_header(frame: &mut Frame) {
+    frame.bytes_mut().extend_from_slice(&[0; HEADER_BYTES]);
+}
+
+fn write_header(frame: &mut Frame, header: &[u8; HEADER_BYTES]) {
+    frame.bytes_mut()[..HEADER_BYTES].copy_from_slice(header);
+}
+
+fn finish_response(
+    frame: &mut Frame,
+    tag: u64,
+    names_bytes: i32,
+    limits: &ConnectionLimits,
+) -> Result<(), Status> {
+    let header = ResponseHeader {
+        tag,
+        status: 0,
+        names_bytes,
+        payload_bytes: payload_bytes(frame, limits)?,
+    };
+    write_header(frame, &header.encode());
+    Ok(())
+}
+
+fn payload_bytes(frame: &Frame, limits: &ConnectionLimits) -> Result<u64, Status> {
+    let frame_bytes = frame.len_bytes();
+    if frame_bytes > limits.frame_bytes {
+        return Err(exhausted(
+            "a frame",
+            "bytes",
+            frame_bytes,
+            limits.frame_bytes,
+        ));
+    }
+    Ok(frame_bytes - HEADER_BYTES as u64)
+}
+
+fn check_message(body: &Buffer, limits: &ConnectionLimits) -> Result<(), Status> {
+    let len = body.len() as u64;
+    if len > limits.message_bytes {
+        return Err(exhausted("a message", "bytes", len, limits.message_bytes));
+    }
+    Ok(())
+}
+
+fn check_records(count: usize, limits: &ConnectionLimits) -> Result<(), Status> {
+    if count > limits.records {
+        return Err(exhausted(
+            "a frame",
+            "tensors",
+            count as u64,
+            limits.records as u64,
+        ));
+    }
+    Ok(())
+}
+
+fn checked_names(len: usize, limits: &ConnectionLimits) -> Result<i32, Status> {
+    match i32::try_from(len) {
+        Ok(names_bytes) if len <= limits.names_bytes => Ok(names_bytes),
+        _ => Err(exhausted(
+            "a list of names",
+            "bytes",
+            len as u64,
+            limits.names_bytes as u64,
+        )),
+    }
+}
+
+fn check_message_method(method: Method) -> Result<(), Status> {
+    match method {
+        Method::RecvTensor | Method::FuseRecvTensor | Method::StarRunGraph => Err(Status::new(
+            Code::InvalidArgument,
+            format!("{method} is not called with a message"),
+        )),
+        _ => match unsupported(method) {
+            Some(text) => Err(Status::new(Code::Unimplemented, text)),
+            None => Ok(()),
+        },
+    }
+}
+
+/// Why a method that has a number in star cannot be called with it.
+pub(super) fn unsupported(method: Method) -> Option<&'static str> {
+    match method {
+        Method::GetTopologyStatus => Some("GetTopologyStatus is not served over star"),
+        Method::RecvBuf => Some("RecvBuf is not served over star"),
+        Method::CompleteGroup => Some("CompleteGroup is not served over star"),
+        Method::CompleteInstance => Some("CompleteInstance is not served over star"),
+        Method::GetStepSequence => Some("GetStepSequence is not served over star"),
+        Method::GetStatus
+        | Method::CreateWorkerSession
+        | Method::DeleteWorkerSession
+        | Method::RegisterGraph
+        | Method::DeregisterGraph
+        | Method::RunGraph
+        | Method::StarRunGraph
+        | Method::CleanupGraph
+        | Method::CleanupAll
+        | Method::RecvTensor
+        | Method::FuseRecvTensor
+        | Method::Logging
+        | Method::Tracing => None,
+    }
+}
+
+fn exhausted(what: &str, unit: &str, found: u64, allowed: u64) -> Status {
+    Status::new(
+        Code::ResourceExhausted,
+        format!("{what} of {found} {unit} cannot be sent, allowed are {allowed}"),
+    )
+}
+
+/// The longest start of `text` with at most `len_max` bytes that ends with a whole character.
+fn prefix(text: &str, len_max: usize) -> &str {
+    let mut len = text.len().min(len_max);
+    while !text.is_char_boundary(len) {
+        len -= 1;
+    }
+    &text[..len]
+}
+
+/// Names in one error text.
+const NAMES_SHOWN: usize = 8;

@@ -1,0 +1,39 @@
+use grpcxx_memory::BufferMut;
+
+use crate::{Code, Status, TensorMeta};
+
+/// Where payload lands: the memory that the owner of a connection has for what arrives.
+pub trait Landings {
+    /// Memory for the data of a tensor, exactly `meta.data_bytes` long, which is never 0.
+    ///
+    /// At a client `token` is that of the call and `index` the place among the keys or fetches that it asked
+    /// for; at a server `token` is the request's [`RequestId`](crate::RequestId) and `index` the place among the feeds.
+    ///
+    /// # Errors
+    /// The call fails with this status; its payload is taken off the link and dropped.
+    fn tensor(&mut self, token: u64, index: usize, meta: &TensorMeta) -> Result<BufferMut, Status>;
+
+    /// Memory for a message, names or text of exactly `len` bytes, which is never 0.
+    ///
+    /// # Errors
+    /// As above.
+    fn message(&mut self, len: usize) -> Result<BufferMut, Status>;
+}
+
+/// Checks that memory is as long as it was asked for.
+pub(super) fn checked(
+    memory: Result<BufferMut, Status>,
+    wanted_bytes: u64,
+) -> Result<BufferMut, Status> {
+    let buffer = memory?;
+    if buffer.len() as u64 == wanted_bytes {
+        return Ok(buffer);
+    }
+    Err(Status::new(
+        Code::Internal,
+        format!(
+            "the memory for {wanted_bytes} bytes of payload has {} bytes",
+            buffer.len()
+        ),
+    ))
+}

@@ -1,0 +1,82 @@
+/// Payload up to this length is copied into the frame; longer payload is attached by reference.
+pub const COALESCE_BYTES_MAX: usize = 512;
+
+/// What one connection may hold, and what it accepts from a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// Client: calls without a complete response, given up ones included. Server: requests without an
+    /// answer that has left. Behind the last one a server stops reading, so the limit must be above the number of
+    /// requests that wait for a later one on the same connection.
+    pub outstanding_calls: usize,
+    /// Longest frame, header included, in bytes.
+    pub frame_bytes: u64,
+    /// Longest protobuf message, in bytes.
+    pub message_bytes: u64,
+    /// Longest graph metadata, and longest list of names in a response, in bytes.
+    pub names_bytes: usize,
+    /// Most tensors in one frame, and most names in one list.
+    pub records: usize,
+    /// Longest error text, in bytes.
+    pub error_text_bytes: usize,
+    /// Frames kept for reuse.
+    pub pooled_frames: usize,
+    /// Frames that have grown longer than this are not kept, in bytes.
+    pub pooled_frame_bytes: usize,
+}
+
+impl Default for ConnectionLimits {
+    fn default() -> Self {
+        Self {
+            outstanding_calls: 65_536,
+            frame_bytes: FRAME_BYTES_MAX,
+            message_bytes: i32::MAX as u64,
+            names_bytes: 16 << 20,
+            records: RECORDS_MAX,
+            error_text_bytes: 64 << 10,
+            pooled_frames: 256,
+            pooled_frame_bytes: 16 << 10,
+        }
+    }
+}
+
+impl ConnectionLimits {
+    /// The limits without what the protocol or the tables cannot hold.
+    pub(super) fn within_protocol(self) -> Self {
+        Self {
+            outstanding_calls: self.outstanding_calls.clamp(1, OUTSTANDING_CALLS_MAX),
+            frame_bytes: self.frame_bytes.min(FRAME_BYTES_MAX),
+            message_bytes: self.message_bytes.min(FRAME_BYTES_MAX),
+            names_bytes: self.names_bytes.min(i32::MAX as usize),
+            records: self.records.min(RECORDS_MAX),
+            ..self
+        }
+    }
+
+    /// Most calls that hold a slot at a client: those of its user, and the announcement.
+    pub fn client_slots(&self) -> usize {
+        self.outstanding_calls + ANNOUNCEMENT_CALLS
+    }
+
+    /// Most frames that wait at a client for the link: each slot's request, and a cancel for each slot.
+    pub fn client_frames(&self) -> usize {
+        self.client_slots() + self.client_slots()
+    }
+
+    /// Most frames that wait at a server for the link: one answer for each request.
+    pub fn server_frames(&self) -> usize {
+        self.outstanding_calls
+    }
+}
+
+/// Originals hold the length of a frame in 32 bits.
+const FRAME_BYTES_MAX: u64 = u32::MAX as u64;
+
+/// Originals send at most 65535 pieces: one header, and for each tensor its record and its data.
+const RECORDS_MAX: usize = (65_535 - 1) / 2;
+
+const ANNOUNCEMENT_CALLS: usize = 1;
+
+/// Slots are counted in 32 bits, of which the last value means none.
+const OUTSTANDING_CALLS_MAX: usize = u32::MAX as usize - 1 - ANNOUNCEMENT_CALLS;
+
+const _: () = assert!(RECORDS_MAX == 32_767);

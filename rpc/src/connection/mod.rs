@@ -1,0 +1,35 @@
+//! Both ends of a star connection without I/O.
+//!
+//! A [`ClientConnection`] turns calls into frames and frames into results; a [`ServerConnection`] does the
+//! reverse. Neither knows a link: whoever drives one
+//! - shows it bytes and landed memory with `handle_*`, and does what the returned [`Next`] says,
+//! - takes frames with `poll_frame`, gives back what the link refused with `unpoll_frame` and what it has sent with
+//!   `handle_sent`,
+//! - drains the other `poll_*` methods after each of these, and calls `handle_timeout` at `poll_timeout`.
+//!
+//! Each accepted call ends in exactly one [`Finished`], each [`Incoming`] request in exactly one answer or one
+//! `poll_cancelled`, whatever the peer and the link do. A [`PeerViolation`] means that the peer broke the protocol: the
+//! driver closes the link, and then calls `handle_closed`.
+
+mod client;
+mod client_inbound;
+mod cursor;
+mod deadlines;
+mod encode;
+mod landings;
+mod limits;
+mod outgoing;
+mod records;
+mod server;
+mod server_inbound;
+mod slots;
+mod violation;
+
+pub use client::{CallId, CallOptions, ClientConnection, Finished};
+pub use landings::Landings;
+pub use limits::{COALESCE_BYTES_MAX, ConnectionLimits};
+pub use server::{Incoming, RequestId, ServerConnection, Undelivered};
+pub use violation::PeerViolation;
+
+#[expect(unused_imports, reason = "the documentation links to it")]
+use grpcxx_transport::Next;

@@ -1,0 +1,188 @@
+use grpcxx_memory::{Buffer, BufferMut};
+use grpcxx_transport::Next;
+use smallvec::SmallVec;
+
+use super::cursor::{Cursor, Filled};
+use super::landings::checked;
+use super::{ConnectionLimits, Landings, PeerViolation};
+use crate::wire::{HEADER_BYTES, RECORD_BYTES, decode_record};
+use crate::{Code, DTypeClass, Status, Tensor, TensorMeta};
+
+/// The tensor records of one frame on their way in.
+#[derive(Debug)]
+pub(super) struct Records {
+    token: u64,
+    wanted: usize,
+    begun: usize,
+    /// For each record the index that its memory is asked with; empty if that is its place.
+    indexes: Vec<u32>,
+    landing: Option<TensorMeta>,
+    arrived: SmallVec<[Tensor; 1]>,
+    failure: Option<Status>,
+    frame_bytes: u64,
+}
+
+impl Records {
+    /// `wanted` records behind `head_bytes` bytes of payload.
+    pub(super) fn new(token: u64, wanted: usize, head_bytes: u64) -> Self {
+        Self {
+            token,
+            wanted,
+            begun: 0,
+            indexes: Vec::new(),
+            landing: None,
+            arrived: SmallVec::new(),
+            failure: None,
+            frame_bytes: HEADER_BYTES as u64 + head_bytes,
+        }
+    }
+
+    /// The same, with the index that the memory of each record is asked with.
+    pub(super) fn with_indexes(self, indexes: Vec<u32>) -> Self {
+        Self { indexes, ..self }
+    }
+
+    /// Drops the rest; the first reason counts.
+    pub(super) fn fail(&mut self, status: Status) {
+        self.failure.get_or_insert(status);
+    }
+
+    /// Whether all bytes of all records are there, or ordered to be dropped.
+    pub(super) fn is_complete(&self) -> bool {
+        self.begun == self.wanted && self.landing.is_none()
+    }
+
+    /// All tensors, with their indexes, once complete.
+    pub(super) fn into_result(self) -> Result<(SmallVec<[Tensor; 1]>, Vec<u32>), Status> {
+        match self.failure {
+            Some(status) => Err(status),
+            None => Ok((self.arrived, self.indexes)),
+        }
+    }
+
+    /// Takes the memory that was ordered to be filled.
+    pub(super) fn landed(&mut self, buffer: BufferMut) {
+        let meta = self.landing.take().expect("a landing belongs to a record");
+        self.arrive(meta, buffer.freeze());
+    }
+
+    /// Takes what is there, and says what the link shall do. `None` means that all records are complete.
+    pub(super) fn advance(
+        &mut self,
+        cursor: &mut Cursor<'_>,
+        limits: &ConnectionLimits,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        assert!(self.landing.is_none(), "a landing is still under way");
+        while self.begun < self.wanted {
+            let Some(head) = cursor.array::<RECORD_BYTES>() else {
+                return Ok(Some(Next::Head {
+                    at_least_bytes: RECORD_BYTES,
+                }));
+            };
+            let index = self.begun;
+            let meta =
+                decode_record(head).map_err(|cause| PeerViolation::Record { index, cause })?;
+            self.count(&meta, limits)?;
+            self.begun += 1;
+            if let Some(next) = self.take(meta, cursor, limits, landings) {
+                return Ok(Some(next));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes the data of a record.
+    fn take(
+        &mut self,
+        meta: TensorMeta,
+        cursor: &mut Cursor<'_>,
+        limits: &ConnectionLimits,
+        landings: &mut dyn Landings,
+    ) -> Option<Next> {
+        if meta.data_bytes == 0 {
+            self.arrive(meta, Buffer::new());
+            return None;
+        }
+        match self.memory(&meta, limits, landings) {
+            Some(buffer) => match cursor.fill(buffer) {
+                Filled::Whole(buffer) => {
+                    self.arrive(meta, buffer.freeze());
+                    None
+                }
+                Filled::Partly(landing) => {
+                    self.landing = Some(meta);
+                    Some(Next::Land(landing))
+                }
+            },
+            None => cursor.skip(meta.data_bytes, self.next_head_bytes()),
+        }
+    }
+
+    fn memory(
+        &mut self,
+        meta: &TensorMeta,
+        limits: &ConnectionLimits,
+        landings: &mut dyn Landings,
+    ) -> Option<BufferMut> {
+        if self.failure.is_some() {
+            return None;
+        }
+        let place = self.begun - 1;
+        let index = self.indexes.get(place).map_or(place, |&i| i as usize);
+        let memory =
+            if meta.dtype.class() == DTypeClass::Proto && meta.data_bytes > limits.message_bytes {
+                Err(message_too_long(meta.data_bytes, limits))
+            } else {
+                checked(landings.tensor(self.token, index, meta), meta.data_bytes)
+            };
+        memory.map_err(|status| self.fail(status)).ok()
+    }
+
+    fn arrive(&mut self, meta: TensorMeta, data: Buffer) {
+        if self.failure.is_none() {
+            self.arrived.push(Tensor {
+                dtype: meta.dtype,
+                shape: meta.shape,
+                is_dead: meta.is_dead,
+                data,
+            });
+        }
+    }
+
+    fn count(&mut self, meta: &TensorMeta, limits: &ConnectionLimits) -> Result<(), PeerViolation> {
+        let found =
+            u128::from(self.frame_bytes) + RECORD_BYTES as u128 + u128::from(meta.data_bytes);
+        match u64::try_from(found) {
+            Ok(frame_bytes) if frame_bytes <= limits.frame_bytes => {
+                self.frame_bytes = frame_bytes;
+                Ok(())
+            }
+            _ => Err(PeerViolation::Length {
+                place: "a frame with its tensors",
+                found: found as i128,
+                allowed_max: limits.frame_bytes,
+            }),
+        }
+    }
+
+    /// What the link has to show behind the record that was begun last.
+    fn next_head_bytes(&self) -> usize {
+        if self.begun == self.wanted {
+            HEADER_BYTES
+        } else {
+            RECORD_BYTES
+        }
+    }
+}
+
+/// The failure of a call whose message is not worth its memory.
+pub(super) fn message_too_long(found_bytes: u64, limits: &ConnectionLimits) -> Status {
+    Status::new(
+        Code::ResourceExhausted,
+        format!(
+            "the peer sent a message of {found_bytes} bytes, allowed are {}",
+            limits.message_bytes
+        ),
+    )
+}

@@ -1,0 +1,422 @@
+use std::collections::VecDeque;
+
+use grpcxx_transport::{Frame, Next, Outcome, Time};
+use hashbrown::HashMap;
+use smallvec::SmallVec;
+
+use super::deadlines::Deadlines;
+use super::outgoing::Outgoing;
+use super::server_inbound::Inbound;
+use super::slots::{SlotId, Slots};
+use super::{ConnectionLimits, encode};
+use crate::wire::{Announcement, Features, HEADER_BYTES};
+use crate::{Code, Request, Response, Status, Tensor, Text};
+
+/// The answering end of a connection.
+///
+/// A request holds a slot from its header until its answer has left, so a peer that asks without reading is bounded
+/// by the same limit as one that asks for what takes long.
+#[derive(Debug)]
+pub struct ServerConnection {
+    pub(super) limits: ConnectionLimits,
+    pub(super) served: Slots<Served>,
+    /// Requests without an answer by tag.
+    pub(super) tags: HashMap<u64, SlotId>,
+    pub(super) inbound: Inbound,
+    pub(super) announced: Features,
+    pub(super) peer: Option<Features>,
+    pub(super) deadlines: Deadlines,
+    pub(super) ready: VecDeque<Incoming>,
+    pub(super) is_paused: bool,
+    outgoing: Outgoing,
+    cancelled: VecDeque<Cancelled>,
+    undelivered: VecDeque<Undelivered>,
+    closed: bool,
+}
+
+/// A request of one connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub(super) SlotId);
+
+/// A request that wants an answer.
+#[derive(Debug, PartialEq)]
+pub struct Incoming {
+    /// What to answer it with.
+    pub id: RequestId,
+    /// What the peer asks.
+    pub request: Request,
+    /// When the answer is no longer wanted.
+    pub deadline: Option<Time>,
+}
+
+/// Tensors that were taken for a peer and did not reach the link.
+#[derive(Debug, PartialEq)]
+pub struct Undelivered {
+    /// The request, which is `RecvTensor` or `FuseRecvTensor`.
+    pub request: Request,
+    /// One tensor for each key.
+    pub tensors: SmallVec<[Tensor; 1]>,
+}
+
+#[derive(Debug)]
+pub(super) struct Served {
+    pub(super) tag: u64,
+    pub(super) expected: Expected,
+    pub(super) state: State,
+}
+
+/// Where a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Its payload is on its way in.
+    Arriving,
+    /// It waits to be polled.
+    Ready,
+    /// The service has it.
+    HandedOut,
+    /// Its answer waits for the link, or is at the link.
+    Answered,
+}
+
+/// What a successful answer consists of.
+#[derive(Debug)]
+pub(super) enum Expected {
+    Message {
+        announce: bool,
+    },
+    Tensors {
+        request: Request,
+        /// What is on its way, to be given back if it gets lost.
+        delivering: SmallVec<[Tensor; 1]>,
+    },
+    Fetched {
+        names: Vec<Text>,
+    },
+}
+
+/// A request whose answer is no longer wanted, as long as the service has not been told.
+#[derive(Debug)]
+struct Cancelled {
+    id: RequestId,
+    expected: Expected,
+}
+
+impl RequestId {
+    /// The id as a number, which is the token given to [`Landings`](super::Landings).
+    pub fn token(self) -> u64 {
+        self.0.raw()
+    }
+}
+
+impl ServerConnection {
+    /// A fresh connection. To a peer that announces itself it announces these features.
+    pub fn new(limits: ConnectionLimits, announce: Features) -> Self {
+        let limits = limits.within_protocol();
+        Self {
+            limits,
+            served: Slots::new(),
+            tags: HashMap::new(),
+            inbound: Inbound::Header,
+            announced: announce,
+            peer: None,
+            deadlines: Deadlines::default(),
+            ready: VecDeque::new(),
+            is_paused: false,
+            outgoing: Outgoing::new(&limits),
+            cancelled: VecDeque::new(),
+            undelivered: VecDeque::new(),
+            closed: false,
+        }
+    }
+
+    /// What the link shall do first.
+    pub fn first_order(&self) -> Next {
+        Next::Head {
+            at_least_bytes: HEADER_BYTES,
+        }
+    }
+
+    /// Features that the peer has announced.
+    pub fn peer_features(&self) -> Option<Features> {
+        self.peer
+    }
+
+    /// Requests that were handed out and have no answer.
+    pub fn outstanding_requests(&self) -> impl Iterator<Item = RequestId> {
+        self.served
+            .iter()
+            .filter(|(_, served)| served.state == State::HandedOut)
+            .map(|(id, _)| RequestId(id))
+    }
+
+    /// Whether an answer to this request is still wanted.
+    pub fn is_outstanding(&self, id: RequestId) -> bool {
+        self.served
+            .get(id.0)
+            .is_some_and(|served| served.state == State::HandedOut)
+    }
+
+    /// The next request.
+    pub fn poll_request(&mut self) -> Option<Incoming> {
+        loop {
+            let incoming = self.ready.pop_front()?;
+            if let Some(
+                served @ Served {
+                    state: State::Ready,
+                    ..
+                },
+            ) = self.served.get_mut(incoming.id.0)
+            {
+                served.state = State::HandedOut;
+                return Some(incoming);
+            }
+        }
+    }
+
+    /// Answers a request. What cannot be sent is answered with its reason.
+    ///
+    /// `false` says that nobody waits for the answer any more. Until [`ServerConnection::poll_cancelled`] has said so too,
+    /// tensors in such an answer come back through [`ServerConnection::poll_undelivered`].
+    pub fn answer(&mut self, id: RequestId, result: Result<Response, Status>) -> bool {
+        if !self.is_outstanding(id) {
+            self.rescue(id, result);
+            return false;
+        }
+        self.respond(id.0, result);
+        true
+    }
+
+    /// A request that was handed out and whose answer is no longer wanted: the peer gave it up, its deadline
+    /// is over, or the link is gone. The connection has answered it, if that makes sense.
+    pub fn poll_cancelled(&mut self) -> Option<RequestId> {
+        self.cancelled.pop_front().map(|cancelled| cancelled.id)
+    }
+
+    /// Tensors that were answered and did not reach the link, for the rendezvous that they came from.
+    pub fn poll_undelivered(&mut self) -> Option<Undelivered> {
+        self.undelivered.pop_front()
+    }
+
+    /// What a paused link shall do next, once there is room for another request.
+    pub fn poll_resume(&mut self) -> Option<Next> {
+        if !self.is_paused || self.closed || self.is_full() {
+            return None;
+        }
+        self.is_paused = false;
+        Some(self.first_order())
+    }
+
+    /// Takes back a frame that the link is done with, and frees its request.
+    pub fn handle_sent(&mut self, frame: Box<Frame>, outcome: Outcome) {
+        let served = self.served.remove(SlotId::from_raw(frame.token));
+        if let (Some(served), Outcome::Lost) = (served, outcome) {
+            self.give_back(served.expected);
+        }
+        self.outgoing.recycle(frame);
+    }
+
+    /// Ends all requests, because the link is gone.
+    pub fn handle_closed(&mut self, _status: &Status) {
+        self.closed = true;
+        self.inbound = Inbound::Header;
+        self.deadlines.clear();
+        self.tags.clear();
+        self.ready.clear();
+        while let Some(frame) = self.outgoing.pop() {
+            self.handle_sent(frame, Outcome::Lost);
+        }
+        let ids: Vec<_> = self
+            .served
+            .iter()
+            .filter(|(_, served)| served.state != State::Answered)
+            .map(|(id, _)| id)
+            .collect();
+        for id in ids {
+            let served = self.served.remove(id).expect("it was just there");
+            if served.state == State::HandedOut {
+                self.cancelled.push_back(Cancelled {
+                    id: RequestId(id),
+                    expected: served.expected,
+                });
+            }
+        }
+    }
+
+    /// Answers the requests whose deadline is over.
+    pub fn handle_timeout(&mut self, now: Time) {
+        while let Some(slot) = self.deadlines.pop_due(now) {
+            let id = self.served.id_of(slot);
+            let status = Status::new(
+                Code::DeadlineExceeded,
+                "the server had no answer when the deadline of the request was over",
+            );
+            self.refuse(id.expect("a deadline is removed with its request"), status);
+        }
+    }
+
+    /// When [`ServerConnection::handle_timeout`] is due.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.deadlines.next()
+    }
+
+    /// The next frame for the link.
+    pub fn poll_frame(&mut self) -> Option<Box<Frame>> {
+        self.outgoing.pop()
+    }
+
+    /// Takes back a frame that the link refused; it is the next one again.
+    pub fn unpoll_frame(&mut self, frame: Box<Frame>) {
+        self.outgoing.unpop(frame);
+    }
+
+    pub(super) fn has(&self, feature: Features) -> bool {
+        let both = self.announced & self.peer.unwrap_or_default();
+        both.contains(feature)
+    }
+
+    /// Whether another request has to wait.
+    pub(super) fn is_full(&self) -> bool {
+        self.served.len() + self.cancelled.len() >= self.limits.outstanding_calls
+    }
+
+    /// Answers a request that the service shall not see, or no longer care for.
+    pub(super) fn refuse(&mut self, id: SlotId, status: Status) {
+        let Some(served) = self.served.get_mut(id) else {
+            return;
+        };
+        let state = served.state;
+        if state == State::Answered {
+            return;
+        }
+        let none = Expected::Message { announce: false };
+        let expected = std::mem::replace(&mut served.expected, none);
+        self.respond(id, Err(status));
+        if state == State::HandedOut {
+            self.cancelled.push_back(Cancelled {
+                id: RequestId(id),
+                expected,
+            });
+        }
+    }
+
+    /// Queues the one answer of a request.
+    fn respond(&mut self, id: SlotId, result: Result<Response, Status>) {
+        let served = self.served.get_mut(id).expect("the caller has found it");
+        let mut frame = self.outgoing.empty_frame();
+        let encoded = match &result {
+            Ok(response) => {
+                let announcement = Announcement {
+                    features: self.announced,
+                };
+                served
+                    .expected
+                    .encode(&mut frame, served.tag, response, announcement, &self.limits)
+            }
+            Err(status) => Err(status.clone()),
+        };
+        if let Err(status) = encoded {
+            frame.clear();
+            encode::error_response(&mut frame, served.tag, &status, &self.limits);
+        } else if let (Expected::Tensors { delivering, .. }, Ok(Response::Tensors(tensors))) =
+            (&mut served.expected, result)
+        {
+            *delivering = tensors;
+        }
+        frame.token = id.raw();
+        served.state = State::Answered;
+        self.tags.remove(&served.tag);
+        self.deadlines.remove(id.slot);
+        self.outgoing.push(frame);
+    }
+
+    /// Saves the tensors of an answer that comes between a cancel and the moment the service hears of it.
+    fn rescue(&mut self, id: RequestId, result: Result<Response, Status>) {
+        let Ok(Response::Tensors(tensors)) = result else {
+            return;
+        };
+        let waiting = self
+            .cancelled
+            .iter_mut()
+            .find(|cancelled| cancelled.id == id);
+        if let Some(Cancelled {
+            expected:
+                Expected::Tensors {
+                    request,
+                    delivering,
+                },
+            ..
+        }) = waiting
+            && delivering.is_empty()
+        {
+            delivering.clone_from(&tensors);
+            self.undelivered.push_back(Undelivered {
+                request: request.clone(),
+                tensors,
+            });
+        }
+    }
+
+    fn give_back(&mut self, expected: Expected) {
+        if let Expected::Tensors {
+            request,
+            delivering,
+        } = expected
+            && !delivering.is_empty()
+        {
+            self.undelivered.push_back(Undelivered {
+                request,
+                tensors: delivering,
+            });
+        }
+    }
+}
+
+impl Expected {
+    /// Fills an empty frame with the answer.
+    fn encode(
+        &self,
+        frame: &mut Frame,
+        tag: u64,
+        response: &Response,
+        announcement: Announcement,
+        limits: &ConnectionLimits,
+    ) -> Result<(), Status> {
+        match (self, response) {
+            (Self::Message { announce }, Response::Message(body)) => {
+                let announcement = announce.then_some(announcement);
+                encode::message_response(frame, tag, body, announcement, limits)
+            }
+            (Self::Tensors { request, .. }, Response::Tensors(tensors))
+                if key_count(request) == tensors.len() =>
+            {
+                encode::tensors_response(frame, tag, tensors, limits)
+            }
+            (Self::Tensors { request, .. }, Response::Tensors(tensors)) => Err(Status::new(
+                Code::Internal,
+                format!(
+                    "the service answered {} keys with {} tensors",
+                    key_count(request),
+                    tensors.len()
+                ),
+            )),
+            (Self::Fetched { names }, Response::Fetched(fetched)) => {
+                encode::fetched_response(frame, tag, names, fetched, limits)
+            }
+            (
+                Self::Message { .. } | Self::Tensors { .. } | Self::Fetched { .. },
+                Response::Message(_) | Response::Tensors(_) | Response::Fetched(_),
+            ) => Err(Status::new(
+                Code::Internal,
+                "the service answered with another kind of response than the method has",
+            )),
+        }
+    }
+}
+
+fn key_count(request: &Request) -> usize {
+    match request {
+        Request::FuseRecvTensor { keys, .. } => keys.len(),
+        Request::RecvTensor { .. } => 1,
+        Request::Message { .. } | Request::StarRunGraph(_) => 0,
+    }
+}

@@ -1,0 +1,182 @@
+/// A place in [`Slots`] and the life of what is in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct SlotId {
+    pub(super) slot: u32,
+    pub(super) generation: u32,
+}
+
+/// Values by slot and generation; an id never finds a later value in the same slot.
+///
+/// Invariants: `free` heads a list of all vacant slots; `occupied` counts the others; generations are not 0.
+#[derive(Debug)]
+pub(super) struct Slots<T> {
+    entries: Vec<Entry<T>>,
+    free: u32,
+    occupied: usize,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    generation: u32,
+    value: Value<T>,
+}
+
+#[derive(Debug)]
+enum Value<T> {
+    Vacant { next_free: u32 },
+    Occupied(T),
+}
+
+impl SlotId {
+    /// The id on the wire and in tokens.
+    pub(super) fn raw(self) -> u64 {
+        u64::from(self.slot) | u64::from(self.generation) << 32
+    }
+
+    /// The id that [`SlotId::raw`] made; any other number finds nothing.
+    pub(super) fn from_raw(raw: u64) -> Self {
+        Self {
+            slot: raw as u32,
+            generation: (raw >> 32) as u32,
+        }
+    }
+}
+
+impl<T> Slots<T> {
+    pub(super) fn new() -> Self {
+        Self {
+            entries: Vec::new(),
+            free: NONE,
+            occupied: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.occupied
+    }
+
+    pub(super) fn insert(&mut self, value: T) -> SlotId {
+        self.occupied += 1;
+        if self.free == NONE {
+            let slot = u32::try_from(self.entries.len()).expect("the limits keep slots below 2^32");
+            self.entries.push(Entry {
+                generation: 1,
+                value: Value::Occupied(value),
+            });
+            return SlotId {
+                slot,
+                generation: 1,
+            };
+        }
+        let slot = self.free;
+        let entry = &mut self.entries[slot as usize];
+        let Value::Vacant { next_free } = entry.value else {
+            unreachable!("the free list holds vacant slots only");
+        };
+        self.free = next_free;
+        entry.value = Value::Occupied(value);
+        SlotId {
+            slot,
+            generation: entry.generation,
+        }
+    }
+
+    pub(super) fn get(&self, id: SlotId) -> Option<&T> {
+        match self.entries.get(id.slot as usize)? {
+            Entry {
+                generation,
+                value: Value::Occupied(value),
+            } if *generation == id.generation => Some(value),
+            _ => None,
+        }
+    }
+
+    pub(super) fn get_mut(&mut self, id: SlotId) -> Option<&mut T> {
+        match self.entries.get_mut(id.slot as usize)? {
+            Entry {
+                generation,
+                value: Value::Occupied(value),
+            } if *generation == id.generation => Some(value),
+            _ => None,
+        }
+    }
+
+    pub(super) fn remove(&mut self, id: SlotId) -> Option<T> {
+        self.get(id)?;
+        let entry = &mut self.entries[id.slot as usize];
+        let vacant = Value::Vacant {
+            next_free: self.free,
+        };
+        let Value::Occupied(value) = std::mem::replace(&mut entry.value, vacant) else {
+            unreachable!("the id was found");
+        };
+        entry.generation = entry.generation.checked_add(1).unwrap_or(1);
+        self.free = id.slot;
+        self.occupied -= 1;
+        Some(value)
+    }
+
+    /// The id of what is in a slot now.
+    pub(super) fn id_of(&self, slot: u32) -> Option<SlotId> {
+        let entry = self.entries.get(slot as usize)?;
+        matches!(entry.value, Value::Occupied(_)).then_some(SlotId {
+            slot,
+            generation: entry.generation,
+        })
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SlotId, &T)> {
+        self.entries.iter().zip(0..).filter_map(|(entry, slot)| {
+            let Value::Occupied(value) = &entry.value else {
+                return None;
+            };
+            let id = SlotId {
+                slot,
+                generation: entry.generation,
+            };
+            Some((id, value))
+        })
+    }
+}
+
+const NONE: u32 = u32::MAX;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_finds_its_own_value_only() {
+        let mut slots = Slots::new();
+        let a = slots.insert('a');
+        let b = slots.insert('b');
+        assert_eq!(slots.remove(a), Some('a'));
+        assert_eq!(slots.remove(a), None);
+        let c = slots.insert('c');
+        assert_eq!(c.slot, a.slot);
+        assert_eq!(slots.get(a), None);
+        assert_eq!(slots.get_mut(c), Some(&mut 'c'));
+        assert_eq!(slots.get(SlotId::from_raw(b.raw())), Some(&'b'));
+        assert_eq!(slots.id_of(a.slot), Some(c));
+        assert_eq!(slots.len(), 2);
+        let mut all: Vec<_> = slots.iter().collect();
+        all.sort();
+        assert_eq!(all, [(c, &'c'), (b, &'b')]);
+        for raw in [0, u64::MAX, 2] {
+            assert_eq!(slots.get(SlotId::from_raw(raw)), None);
+        }
+    }
+
+    #[test]
+    fn a_generation_is_never_zero() {
+        let mut slots = Slots::new();
+        let id = slots.insert(0);
+        slots.entries[0].generation = u32::MAX;
+        let last = SlotId {
+            generation: u32::MAX,
+            ..id
+        };
+        slots.remove(last).unwrap();
+        assert_eq!(slots.insert(0), id);
+    }
+}

@@ -1,0 +1,109 @@
+use crate::wire::{Malformed, RecordError, WrongId};
+
+/// How a peer broke the protocol. There is no way to go on: the link has to be closed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PeerViolation {
+    /// A frame does not begin as frames do.
+    #[error("{place} {cause}")]
+    WrongId {
+        /// Which header.
+        place: &'static str,
+        /// How it begins.
+        cause: WrongId,
+    },
+    /// A response to something that was not asked, or was answered before.
+    #[error("response header: tag {found:#018x} belongs to no outstanding call")]
+    UnknownTag {
+        /// The tag.
+        found: u64,
+    },
+    /// Two requests with one tag.
+    #[error(
+        "request header: tag {found:#018x} belongs to an outstanding request, allowed is an unused one"
+    )]
+    DuplicateTag {
+        /// The tag.
+        found: u64,
+    },
+    /// A length beyond the limit.
+    #[error("{place} is {found} bytes, allowed are 0 to {allowed_max}")]
+    Length {
+        /// Which length.
+        place: &'static str,
+        /// The length.
+        found: i128,
+        /// The limit.
+        allowed_max: u64,
+    },
+    /// A tensor that contradicts itself.
+    #[error("tensor record {index}: {cause}")]
+    Record {
+        /// Its place in the frame.
+        index: usize,
+        /// What is wrong.
+        cause: RecordError,
+    },
+    /// Names that cannot be read, so that what follows them cannot be either.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Problem;
+
+    #[test]
+    fn each_names_place_found_and_allowed() {
+        let cases = [
+            (
+                PeerViolation::WrongId {
+                    place: "request header",
+                    cause: WrongId {
+                        found: *b"GET ",
+                        allowed: *b"AAAA",
+                    },
+                },
+                "request header begins with \"GET \", not \"AAAA\" (the peer speaks HTTP)",
+            ),
+            (
+                PeerViolation::UnknownTag { found: 7 },
+                "response header: tag 0x0000000000000007 belongs to no outstanding call",
+            ),
+            (
+                PeerViolation::DuplicateTag { found: 7 },
+                "request header: tag 0x0000000000000007 belongs to an outstanding request, allowed is an unused one",
+            ),
+            (
+                PeerViolation::Length {
+                    place: "graph metadata",
+                    found: -1,
+                    allowed_max: 5,
+                },
+                "graph metadata is -1 bytes, allowed are 0 to 5",
+            ),
+            (
+                PeerViolation::Record {
+                    index: 3,
+                    cause: RecordError::Form { found: 2 },
+                },
+                "tensor record 3: the shape has the form 2, allowed are 0 (16-bit) and 1 (32-bit)",
+            ),
+            (
+                PeerViolation::Malformed(Malformed {
+                    place: "response names",
+                    field: "a name",
+                    at_byte: 4,
+                    problem: Problem::Short {
+                        wanted_bytes: 3,
+                        left_bytes: 1,
+                    },
+                }),
+                "response names, byte 4: a name needs 3 bytes, 1 are left",
+            ),
+        ];
+        for (violation, text) in cases {
+            assert_eq!(violation.to_string(), text);
+        }
+    }
+}
