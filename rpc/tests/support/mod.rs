@@ -1,0 +1,12 @@
+//! Connections joined without a link, for the tests and the fuzz targets.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    unused_imports,
+    reason = "each test binary uses a part of it"
+)]
+
+pub mod driver;
+pub mod make;
+
+pub use driver::{ClientEnd, End, HeapLandings, Port, ServerEnd, carry};
