@@ -227,7 +227,7 @@ fn a_full_connection_hands_the_request_back() {
     let mut pair = Pair::with_limits(limits, Features::ALL, Features::ALL);
     pair.call(receive("a"));
     let b = pair.call(receive("b"));
-    let mut refused = |pair: &mut Pair| {
+    let refused = |pair: &mut Pair| {
         let result = pair
             .client
             .end
