@@ -31,13 +31,13 @@ impl Pair {
     /// Both sides have announced everything.
     fn announced() -> Self {
         let mut pair = Self::new(Features::ALL, Features::ALL);
-        pair.to_server();
+        pair.carry_requests();
         let status = pair.request();
         assert_eq!(status.request.method(), Method::GetStatus);
         pair.server
             .end
             .answer(status.id, Ok(Response::Message(vec![].into())));
-        pair.to_client();
+        pair.carry_responses();
         assert_eq!(pair.client.end.peer_features(), Some(Features::ALL));
         assert_eq!(pair.client.end.poll_finished(), None);
         pair
@@ -51,12 +51,12 @@ impl Pair {
         }
     }
 
-    fn to_server(&mut self) {
+    fn carry_requests(&mut self) {
         carry(&mut self.client, &mut self.server, self.piece_bytes);
         assert_eq!(self.server.violation, None);
     }
 
-    fn to_client(&mut self) {
+    fn carry_responses(&mut self) {
         carry(&mut self.server, &mut self.client, self.piece_bytes);
         assert_eq!(self.client.violation, None);
     }
@@ -81,12 +81,12 @@ impl Pair {
     /// A whole call: the request arrives unchanged, the answer too.
     fn round_trip(&mut self, request: Request, response: Result<Response, Status>) {
         let call = self.call(request.clone());
-        self.to_server();
+        self.carry_requests();
         let incoming = self.request();
         assert_eq!(incoming.request, request);
         assert!(self.server.end.answer(incoming.id, response.clone()));
         assert!(!self.server.end.answer(incoming.id, response.clone()));
-        self.to_client();
+        self.carry_responses();
         let finished = self.finished();
         assert_eq!(finished.call, call);
         assert_eq!(finished.result, response);
@@ -164,7 +164,7 @@ fn a_thousand_calls_are_answered_in_any_order() {
     }
     assert_eq!(pair.client.end.outstanding_calls(), 1500);
     pair.piece_bytes = 1000;
-    pair.to_server();
+    pair.carry_requests();
     let mut requests: Vec<Incoming> =
         std::iter::from_fn(|| pair.server.end.poll_request()).collect();
     assert_eq!(requests.len(), 1500);
@@ -177,7 +177,7 @@ fn a_thousand_calls_are_answered_in_any_order() {
         let number: f32 = key.strip_prefix("key ").unwrap().parse().unwrap();
         assert!(pair.server.end.answer(*id, tensors([floats(&[number])])));
     }
-    pair.to_client();
+    pair.carry_responses();
     for i in 0..1500u64 {
         let finished = pair.finished();
         assert_eq!(finished.token, i * 701 % 1500);
@@ -192,7 +192,7 @@ fn a_lost_link_ends_all_calls_with_its_status() {
     let mut pair = Pair::announced();
     let lost = Status::new(Code::Unavailable, "the connection is gone");
     let sent = pair.call(receive("sent"));
-    pair.to_server();
+    pair.carry_requests();
     let unsent = pair.call(receive("unsent"));
     let cancelled = pair.call(receive("cancelled"));
     pair.client.end.cancel(cancelled);
@@ -237,7 +237,7 @@ fn a_full_connection_hands_the_request_back() {
     assert!(refused(&mut pair));
     // A call that was given up before it was sent frees its slot when its frame would have left.
     assert!(pair.client.end.cancel(b));
-    pair.to_server();
+    pair.carry_requests();
     assert_eq!(pair.finished().call, b);
     assert!(!refused(&mut pair));
     assert!(refused(&mut pair));
@@ -251,7 +251,7 @@ fn a_refused_frame_is_the_next_one_again() {
     let frame = pair.client.end.poll_frame().unwrap();
     pair.client.end.unpoll_frame(frame);
     pair.client.end.cancel(b);
-    pair.to_server();
+    pair.carry_requests();
     assert_eq!(pair.request().request, receive("a"));
     assert_eq!(pair.server.end.poll_request(), None);
 }
@@ -267,7 +267,7 @@ fn a_server_at_its_limit_stops_reading_until_answers_have_left() {
     for key in ["a", "b", "c", "d", "e"] {
         pair.call(receive(key));
     }
-    pair.to_server();
+    pair.carry_requests();
     let mut answered = Vec::new();
     loop {
         let batch: Vec<_> = std::iter::from_fn(|| pair.server.end.poll_request()).collect();
@@ -282,7 +282,7 @@ fn a_server_at_its_limit_stops_reading_until_answers_have_left() {
                 .end
                 .answer(incoming.id, tensors([Tensor::dead()]));
         }
-        pair.to_client();
+        pair.carry_responses();
         if !pair.server.resume() {
             break;
         }
@@ -316,14 +316,14 @@ fn a_cancelled_call_drops_its_response() {
         ];
         for (request, response) in requests.into_iter().zip(responses) {
             let call = pair.call(request);
-            pair.to_server();
+            pair.carry_requests();
             assert!(pair.client.end.cancel(call));
             assert!(!pair.client.end.cancel(call));
             assert_eq!(pair.finished().result.unwrap_err().code, Code::Cancelled);
             let before = pair.client.landings.tensors.len();
             let incoming = pair.request();
             assert!(pair.server.end.answer(incoming.id, response));
-            pair.to_client();
+            pair.carry_responses();
             assert_eq!(pair.client.landings.tensors.len(), before);
             assert_eq!(pair.client.end.poll_finished(), None);
         }
@@ -335,7 +335,7 @@ fn a_cancelled_call_drops_its_response() {
 fn a_cancel_while_the_response_lands_drops_the_rest() {
     let mut pair = Pair::plain();
     let call = pair.call(fuse(&["a", "b"]));
-    pair.to_server();
+    pair.carry_requests();
     let incoming = pair.request();
     let answer = tensors([make::bytes_tensor(9000, 1), make::bytes_tensor(9000, 2)]);
     pair.server.end.answer(incoming.id, answer);
@@ -354,10 +354,10 @@ fn a_cancel_while_the_response_lands_drops_the_rest() {
 fn an_announced_cancel_reaches_the_service() {
     let mut pair = Pair::announced();
     let call = pair.call(receive("k"));
-    pair.to_server();
+    pair.carry_requests();
     let incoming = pair.request();
     pair.client.end.cancel(call);
-    pair.to_server();
+    pair.carry_requests();
     assert_eq!(pair.server.end.poll_cancelled(), Some(incoming.id));
     assert_eq!(pair.server.end.poll_cancelled(), None);
     assert!(
@@ -366,7 +366,7 @@ fn an_announced_cancel_reaches_the_service() {
             .end
             .answer(incoming.id, tensors([floats(&[1.0])]))
     );
-    pair.to_client();
+    pair.carry_responses();
     assert_eq!(pair.finished().result.unwrap_err().code, Code::Cancelled);
     assert_eq!(pair.client.end.poll_finished(), None);
     pair.round_trip(receive("after"), tensors([floats(&[1.0])]));
@@ -376,7 +376,7 @@ fn an_announced_cancel_reaches_the_service() {
 fn a_cancel_that_crosses_the_answer_is_ignored() {
     let mut pair = Pair::announced();
     let call = pair.call(receive("k"));
-    pair.to_server();
+    pair.carry_requests();
     let incoming = pair.request();
     pair.client.end.cancel(call);
     assert!(
@@ -384,9 +384,9 @@ fn a_cancel_that_crosses_the_answer_is_ignored() {
             .end
             .answer(incoming.id, tensors([floats(&[1.0])]))
     );
-    pair.to_server();
+    pair.carry_requests();
     assert_eq!(pair.server.end.poll_cancelled(), None);
-    pair.to_client();
+    pair.carry_responses();
     assert_eq!(pair.finished().result.unwrap_err().code, Code::Cancelled);
     assert_eq!(pair.client.end.poll_finished(), None);
 }
@@ -395,12 +395,12 @@ fn a_cancel_that_crosses_the_answer_is_ignored() {
 fn a_request_cancelled_before_it_was_polled_never_shows() {
     let mut pair = Pair::announced();
     let call = pair.call(receive("k"));
-    pair.to_server();
+    pair.carry_requests();
     pair.client.end.cancel(call);
-    pair.to_server();
+    pair.carry_requests();
     assert_eq!(pair.server.end.poll_request(), None);
     assert_eq!(pair.server.end.poll_cancelled(), None);
-    pair.to_client();
+    pair.carry_responses();
     assert_eq!(pair.finished().call, call);
     pair.round_trip(receive("after"), tensors([floats(&[1.0])]));
 }
@@ -410,10 +410,10 @@ fn a_request_cancelled_before_it_was_polled_never_shows() {
 fn tensors_of_an_answer_that_came_too_late_are_given_back() {
     let mut pair = Pair::announced();
     let call = pair.call(receive("k"));
-    pair.to_server();
+    pair.carry_requests();
     let incoming = pair.request();
     pair.client.end.cancel(call);
-    pair.to_server();
+    pair.carry_requests();
     assert!(
         !pair
             .server
@@ -434,7 +434,7 @@ fn tensors_that_never_left_are_given_back() {
     for request in [receive("a"), receive("b"), fuse(&["c", "d"]), receive("e")] {
         pair.call(request);
     }
-    pair.to_server();
+    pair.carry_requests();
     let a = pair.request();
     let b = pair.request();
     let c = pair.request();
@@ -485,7 +485,7 @@ fn a_deadline_ends_the_call_here_and_says_so_there() {
     pair.call_with(receive("k"), options);
     assert_eq!(pair.client.end.poll_timeout(), Some(at(350)));
     pair.server.now = at(1000);
-    pair.to_server();
+    pair.carry_requests();
     let incoming = pair.request();
     assert_eq!(incoming.deadline, Some(at(1250)));
     assert_eq!(pair.server.end.poll_timeout(), Some(at(1250)));
@@ -505,7 +505,7 @@ fn a_deadline_ends_the_call_here_and_says_so_there() {
     pair.server.end.handle_timeout(at(1250));
     assert_eq!(pair.server.end.poll_cancelled(), Some(incoming.id));
     assert_eq!(pair.server.end.poll_timeout(), None);
-    pair.to_client();
+    pair.carry_responses();
     assert_eq!(pair.client.end.poll_finished(), None);
     pair.round_trip(receive("after"), tensors([floats(&[1.0])]));
 }
@@ -517,11 +517,11 @@ fn deadlines_end_calls_soonest_first_and_answers_end_deadlines() {
         let deadline = Some(at(ms));
         pair.call_with(receive("k"), CallOptions { token, deadline });
     }
-    pair.to_server();
+    pair.carry_requests();
     let first = pair.request();
     assert_eq!(first.deadline, None, "an original sends no deadline");
     pair.server.end.answer(first.id, tensors([Tensor::dead()]));
-    pair.to_client();
+    pair.carry_responses();
     assert_eq!(pair.finished().token, 0);
     assert_eq!(pair.client.end.poll_timeout(), Some(at(10)));
     pair.client.end.handle_timeout(at(15));
@@ -553,20 +553,20 @@ fn a_deadline_in_the_past_sends_nothing() {
 #[test]
 fn a_deadline_that_was_not_sent_is_followed_by_a_cancel() {
     let mut pair = Pair::new(Features::CANCEL, Features::ALL);
-    pair.to_server();
+    pair.carry_requests();
     let status = pair.request();
     let body = Response::Message(vec![].into());
     pair.server.end.answer(status.id, Ok(body));
-    pair.to_client();
+    pair.carry_responses();
     let deadline = Some(at(5));
     pair.call_with(receive("k"), CallOptions { token: 0, deadline });
-    pair.to_server();
+    pair.carry_requests();
     let incoming = pair.request();
     assert_eq!(incoming.deadline, None);
     pair.client.end.handle_timeout(at(5));
-    pair.to_server();
+    pair.carry_requests();
     assert_eq!(pair.server.end.poll_cancelled(), Some(incoming.id));
-    pair.to_client();
+    pair.carry_responses();
     assert_eq!(
         pair.finished().result.unwrap_err().code,
         Code::DeadlineExceeded
@@ -605,10 +605,10 @@ fn memory_that_is_refused_fails_the_call_and_nothing_else() {
         ];
         for (request, response) in answers {
             pair.call(request);
-            pair.to_server();
+            pair.carry_requests();
             let incoming = pair.request();
             pair.server.end.answer(incoming.id, response);
-            pair.to_client();
+            pair.carry_responses();
             let status = pair.finished().result.unwrap_err();
             assert_eq!(status.code, Code::ResourceExhausted);
             assert_eq!(status.message, "no memory for 5000 bytes");
@@ -621,9 +621,9 @@ fn memory_that_is_refused_fails_the_call_and_nothing_else() {
         ];
         for request in requests {
             pair.call(request);
-            pair.to_server();
+            pair.carry_requests();
             assert_eq!(pair.server.end.poll_request(), None);
-            pair.to_client();
+            pair.carry_responses();
             let status = pair.finished().result.unwrap_err();
             assert_eq!(status.code, Code::ResourceExhausted, "{status}");
         }
@@ -642,12 +642,12 @@ fn frames_beyond_the_limit_are_not_sent() {
     let exact = 1000 - 32 - 37;
     pair.round_trip(receive("k"), tensors([make::bytes_tensor(exact, 1)]));
     pair.call(receive("k"));
-    pair.to_server();
+    pair.carry_requests();
     let incoming = pair.request();
     pair.server
         .end
         .answer(incoming.id, tensors([make::bytes_tensor(exact + 1, 1)]));
-    pair.to_client();
+    pair.carry_responses();
     let status = pair.finished().result.unwrap_err();
     assert_eq!(status.code, Code::ResourceExhausted);
     assert_eq!(
@@ -683,10 +683,10 @@ fn answers_of_the_wrong_kind_or_with_wrong_names_become_internal_errors() {
     ];
     for (request, response) in cases {
         pair.call(request);
-        pair.to_server();
+        pair.carry_requests();
         let incoming = pair.request();
         assert!(pair.server.end.answer(incoming.id, response));
-        pair.to_client();
+        pair.carry_responses();
         let status = pair.finished().result.unwrap_err();
         assert_eq!(status.code, Code::Internal, "{status}");
     }
@@ -731,12 +731,12 @@ fn tensors_are_asked_for_by_their_place_in_the_request() {
         deadline: None,
     };
     pair.call_with(request, options);
-    pair.to_server();
+    pair.carry_requests();
     let incoming = pair.request();
     pair.server
         .end
         .answer(incoming.id, Ok(Response::Fetched(answer)));
-    pair.to_client();
+    pair.carry_responses();
     assert_eq!(pair.client.landings.tensors, [(77, 1), (77, 2), (77, 0)]);
     let Ok(Response::Fetched(fetched)) = pair.finished().result else {
         panic!("the call succeeds");
@@ -760,7 +760,7 @@ fn a_status_call_of_the_user_is_its_own() {
 fn an_answer_keeps_a_small_tensor_and_attaches_a_large_one() {
     let mut pair = Pair::plain();
     pair.call(fuse(&["a", "b"]));
-    pair.to_server();
+    pair.carry_requests();
     let incoming = pair.request();
     let large = make::bytes_tensor(513, 2);
     let answer = Response::Tensors(smallvec![make::bytes_tensor(512, 1), large.clone()]);

@@ -10,7 +10,7 @@ pub fn bytes_tensor(len: usize, seed: u8) -> Tensor {
     let data: Vec<u8> = (0..len)
         .map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed))
         .collect();
-    let rank_two = len % 60_000 == 0 && len > 60_000;
+    let rank_two = len.is_multiple_of(60_000) && len > 60_000;
     let shape = if rank_two {
         Shape::new(&[len as u64 / 60_000, 60_000])
     } else {
