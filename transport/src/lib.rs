@@ -14,10 +14,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod conformance;
 mod frame;
 mod id;
 mod inbound;
 mod landing;
+pub mod sim;
 mod time;
 mod transport;
 

@@ -1,0 +1,529 @@
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::network::{Interest, SideState, error};
+use super::pipe::End;
+use super::table::Table;
+use super::{SimAccepted, SimNetwork};
+use crate::{
+    CloseReason, Frame, Inbound, LinkHandler, LinkId, LinkLimits, ListenerId, Next, Outcome,
+    ReadTarget, Refusal, Refused, Time, Transport, TransportError,
+};
+
+/// The links of one shard of a simulated host. Dropping it closes them, as the end of a process does.
+#[derive(Debug)]
+pub struct SimTransport {
+    network: SimNetwork,
+    id: u32,
+    host: usize,
+    epoch: u32,
+    limits: LinkLimits,
+    links: Table<Link>,
+    listeners_made: u32,
+    frames_in_flight: usize,
+    /// The slot where the next turn begins.
+    first_slot: usize,
+    staging: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Link {
+    connection: u64,
+    side: usize,
+    phase: Phase,
+    inbound: Option<Inbound>,
+    queue: VecDeque<Box<Frame>>,
+    /// How far the oldest frame has left: its segment, and bytes of that.
+    cursor: (usize, usize),
+    /// The inbound half wants to be called though no bytes came.
+    offer_due: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Dialling,
+    Open,
+    Flushing { until: Time },
+    Closing,
+}
+
+impl SimTransport {
+    pub(super) fn new(
+        network: SimNetwork,
+        id: u32,
+        host: usize,
+        epoch: u32,
+        limits: LinkLimits,
+    ) -> Self {
+        Self {
+            network,
+            id,
+            host,
+            epoch,
+            limits,
+            links: Table::new(),
+            listeners_made: 0,
+            frames_in_flight: 0,
+            first_slot: 0,
+            staging: vec![0; STAGING_BYTES],
+        }
+    }
+
+    /// The network that this transport is part of.
+    pub fn network(&self) -> &SimNetwork {
+        &self.network
+    }
+
+    /// Sets other bounds than those of the network's options, for links that are made from now on.
+    pub fn set_limits(&mut self, limits: LinkLimits) {
+        self.limits = limits;
+    }
+
+    /// Breaks a link, as a network does that fails. Says whether there was such a link.
+    pub fn sever(&mut self, link: LinkId) -> bool {
+        self.with_connection(link, |network, key, side| network.state().sever(key, side))
+    }
+
+    /// Ends the stream of a link behind the bytes that have left, though the link stays open here.
+    /// Says whether there was such a link.
+    pub fn half_close(&mut self, link: LinkId) -> bool {
+        self.with_connection(link, |network, key, side| {
+            network.state().half_close(key, side);
+        })
+    }
+
+    /// Lets a link read nothing for a while. Says whether there was such a link.
+    pub fn stall(&mut self, link: LinkId, duration: Duration) -> bool {
+        self.with_connection(link, |network, key, side| {
+            let mut state = network.state();
+            let until = state.now + duration;
+            state.stall(key, side, until);
+        })
+    }
+
+    fn with_connection(&mut self, link: LinkId, act: impl FnOnce(&SimNetwork, u64, usize)) -> bool {
+        match self.links.find(link) {
+            Some(link) => {
+                act(&self.network, link.connection, link.side);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn check_up(&self, operation: &str) -> Result<(), TransportError> {
+        if self.network.state().is_up(self.host, self.epoch) {
+            Ok(())
+        } else {
+            Err(error(operation, 0, "the host has crashed"))
+        }
+    }
+
+    fn check_room(&self, operation: &str) -> Result<(), TransportError> {
+        if self.links.len() < self.limits.links {
+            return Ok(());
+        }
+        let message = format!("the limit of {} links is reached", self.limits.links);
+        Err(error(operation, 24, &message))
+    }
+
+    fn accept_some(&mut self, handler: &mut dyn LinkHandler<SimAccepted>) -> usize {
+        for events in 0..ACCEPTS_PER_TURN {
+            let accepted = self.network.state().accept(self.id);
+            let Some((listener, peer, accepted)) = accepted else {
+                return events;
+            };
+            handler.accepted(listener, peer, accepted);
+        }
+        ACCEPTS_PER_TURN
+    }
+
+    /// Does for one link what is to be done. Returns the number of events, and whether the link is gone.
+    fn work(
+        &mut self,
+        id: LinkId,
+        link: &mut Link,
+        is_up: bool,
+        handler: &mut dyn LinkHandler<SimAccepted>,
+    ) -> (usize, bool) {
+        if !is_up {
+            let crash = error("use a link", 0, "the host has crashed");
+            return self.finish(id, link, &CloseReason::Failed(crash), handler);
+        }
+        let state = self
+            .network
+            .state()
+            .side_state(link.connection, link.side)
+            .clone();
+        match (link.phase, state) {
+            (Phase::Closing, _) => self.finish(id, link, &CloseReason::Local, handler),
+            (_, SideState::Failed(error)) => {
+                self.finish(id, link, &CloseReason::Failed(error), handler)
+            }
+            (Phase::Dialling, SideState::Dialling) => (0, false),
+            (Phase::Dialling, _) => {
+                link.phase = Phase::Open;
+                link.inbound = Some(Inbound::new(handler.connected(id)));
+                link.offer_due = true;
+                (1, false)
+            }
+            (Phase::Open, _) => self.work_open(id, link, handler),
+            (Phase::Flushing { until }, _) => self.work_flushing(id, link, until, handler),
+        }
+    }
+
+    fn work_open(
+        &mut self,
+        id: LinkId,
+        link: &mut Link,
+        handler: &mut dyn LinkHandler<SimAccepted>,
+    ) -> (usize, bool) {
+        let mut events = self.write(id, link, handler);
+        events += self.read(id, link, handler);
+        let paused = link.inbound.as_ref().is_some_and(Inbound::is_paused);
+        let (end, unread) = {
+            let mut state = self.network.state();
+            let arrived = state
+                .incoming(link.connection, link.side)
+                .map_or(0, |pipe| pipe.arrived_bytes());
+            (state.end_reached(link.connection, link.side), arrived > 0)
+        };
+        let reason = match end {
+            Some(End::Broken) => {
+                CloseReason::Failed(error("use a link", 104, "connection reset by peer"))
+            }
+            Some(End::OfStream) if !paused && !unread && !link.offer_due => {
+                CloseReason::EndOfStream
+            }
+            Some(End::OfStream) | None => return (events, false),
+        };
+        let (more, gone) = self.finish(id, link, &reason, handler);
+        (events + more, gone)
+    }
+
+    fn work_flushing(
+        &mut self,
+        id: LinkId,
+        link: &mut Link,
+        until: Time,
+        handler: &mut dyn LinkHandler<SimAccepted>,
+    ) -> (usize, bool) {
+        let mut events = 0;
+        if let Some(inbound) = &mut link.inbound {
+            events += inbound.lose(id, handler);
+        }
+        events += self.write(id, link, handler);
+        let broken = {
+            let state = self.network.state();
+            state.end_reached(link.connection, link.side) == Some(End::Broken)
+        };
+        if !broken && !link.queue.is_empty() && self.network.now() < until {
+            return (events, false);
+        }
+        let (more, gone) = self.finish(id, link, &CloseReason::Local, handler);
+        (events + more, gone)
+    }
+
+    /// Moves bytes of waiting frames into the connection, and gives back those that are through.
+    fn write(
+        &mut self,
+        id: LinkId,
+        link: &mut Link,
+        handler: &mut dyn LinkHandler<SimAccepted>,
+    ) -> usize {
+        let complete = {
+            let mut state = self.network.state();
+            let (now, max) = (state.now, state.options.write_bytes_max.max(1));
+            let Some(pipe) = state.outgoing(link.connection, link.side) else {
+                return 0;
+            };
+            let mut budget = pipe.room_bytes(now).min(max);
+            let budget_before = budget;
+            let mut complete = 0;
+            for frame in link.queue.iter().take(FRAMES_PER_LINK_AND_TURN) {
+                let (segment, offset) = &mut link.cursor;
+                while *segment < frame.segment_count() {
+                    let rest = &frame.segment(*segment)[*offset..];
+                    let count = rest.len().min(budget);
+                    pipe.write(&rest[..count]);
+                    budget -= count;
+                    if count < rest.len() {
+                        *offset += count;
+                        break;
+                    }
+                    (*segment, *offset) = (*segment + 1, 0);
+                }
+                if *segment < frame.segment_count() {
+                    break;
+                }
+                link.cursor = (0, 0);
+                complete += 1;
+            }
+            state.dispatch(link.connection, link.side, budget_before - budget);
+            complete
+        };
+        for frame in link.queue.drain(..complete) {
+            self.frames_in_flight -= 1;
+            handler.sent(id, frame, Outcome::Done);
+        }
+        complete
+    }
+
+    fn read(
+        &mut self,
+        id: LinkId,
+        link: &mut Link,
+        handler: &mut dyn LinkHandler<SimAccepted>,
+    ) -> usize {
+        let Some(inbound) = &mut link.inbound else {
+            return 0;
+        };
+        let mut events = 0;
+        if std::mem::take(&mut link.offer_due) {
+            events += inbound.offer(id, &[], handler);
+        }
+        let (key, side) = (link.connection, link.side);
+        match inbound.target() {
+            ReadTarget::Paused => {}
+            ReadTarget::Direct(memory) => {
+                let count = self.network.state().read(key, side, memory);
+                if count > 0 {
+                    events += inbound.landed_direct(id, count, handler);
+                }
+            }
+            ReadTarget::Staging => {
+                let count = self.network.state().read(key, side, &mut self.staging);
+                if count > 0 {
+                    events += inbound.offer(id, &self.staging[..count], handler);
+                }
+            }
+        }
+        events
+    }
+
+    /// Gives everything back that a link holds, and says that it is gone.
+    fn finish(
+        &mut self,
+        id: LinkId,
+        link: &mut Link,
+        reason: &CloseReason,
+        handler: &mut dyn LinkHandler<SimAccepted>,
+    ) -> (usize, bool) {
+        let mut events = 1;
+        if let Some(inbound) = &mut link.inbound {
+            events += inbound.lose(id, handler);
+        }
+        for frame in link.queue.drain(..) {
+            self.frames_in_flight -= 1;
+            events += 1;
+            handler.sent(id, frame, Outcome::Lost);
+        }
+        let mut state = self.network.state();
+        if state.is_up(self.host, self.epoch) {
+            state.leave(link.connection, link.side, true);
+        }
+        drop(state);
+        handler.closed(id, reason);
+        (events, true)
+    }
+
+    fn interest(link: &Link) -> Interest {
+        let is_open = link.phase == Phase::Open;
+        Interest {
+            due: (is_open && link.offer_due) || link.phase == Phase::Closing,
+            read: is_open
+                && link
+                    .inbound
+                    .as_ref()
+                    .is_some_and(|inbound| !inbound.is_paused()),
+            write: !link.queue.is_empty(),
+            deadline: match link.phase {
+                Phase::Flushing { until } => Some(until),
+                Phase::Dialling | Phase::Open | Phase::Closing => None,
+            },
+        }
+    }
+}
+
+impl Transport for SimTransport {
+    type Accepted = SimAccepted;
+
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn listen(&mut self, address: SocketAddr) -> Result<(ListenerId, SocketAddr), TransportError> {
+        self.check_up("listen")?;
+        let id = ListenerId(self.listeners_made);
+        let address = self
+            .network
+            .state()
+            .listen(self.id, self.host, id, address)?;
+        self.listeners_made += 1;
+        Ok((id, address))
+    }
+
+    fn unlisten(&mut self, listener: ListenerId) {
+        self.network.state().unlisten(self.id, listener);
+    }
+
+    fn adopt(&mut self, accepted: SimAccepted, next: Next) -> Result<LinkId, TransportError> {
+        self.check_up("adopt a connection")?;
+        self.check_room("adopt a connection")?;
+        let (key, side) = (accepted.connection, 1);
+        self.network.state().claim(self.host, key)?;
+        self.network.state().set_due(key, side);
+        Ok(self.links.insert(Link {
+            connection: key,
+            side,
+            phase: Phase::Open,
+            inbound: Some(Inbound::new(next)),
+            queue: VecDeque::new(),
+            cursor: (0, 0),
+            offer_due: true,
+        }))
+    }
+
+    fn connect(&mut self, peer: SocketAddr) -> Result<LinkId, TransportError> {
+        let operation = format!("connect to {peer}");
+        self.check_up(&operation)?;
+        self.check_room(&operation)?;
+        let connection = self.network.state().dial(self.host, peer);
+        Ok(self.links.insert(Link {
+            connection,
+            side: 0,
+            phase: Phase::Dialling,
+            inbound: None,
+            queue: VecDeque::new(),
+            cursor: (0, 0),
+            offer_due: false,
+        }))
+    }
+
+    fn send(&mut self, link: LinkId, frame: Box<Frame>) -> Result<(), Refused<Box<Frame>>> {
+        let refusal = match self.links.find(link) {
+            Some(link) if link.phase == Phase::Open => {
+                if link.queue.len() < self.limits.queued_frames {
+                    link.queue.push_back(frame);
+                    self.frames_in_flight += 1;
+                    self.network.state().set_due(link.connection, link.side);
+                    return Ok(());
+                }
+                Refusal::Full
+            }
+            Some(_) | None => Refusal::NotOpen,
+        };
+        Err(Refused {
+            value: frame,
+            refusal,
+        })
+    }
+
+    fn resume(&mut self, link: LinkId, next: Next) -> Result<(), Refused<Next>> {
+        let refuse = |value, refusal| Err(Refused { value, refusal });
+        let Some(link) = self.links.find(link) else {
+            return refuse(next, Refusal::NotOpen);
+        };
+        let inbound = match &mut link.inbound {
+            Some(inbound) if link.phase == Phase::Open => inbound,
+            Some(_) | None => return refuse(next, Refusal::NotOpen),
+        };
+        if let Err(next) = inbound.resume(next) {
+            return refuse(next, Refusal::WrongState);
+        }
+        link.offer_due = true;
+        self.network.state().set_due(link.connection, link.side);
+        Ok(())
+    }
+
+    fn close(&mut self, link: LinkId, flush: bool) {
+        let Some(link) = self.links.find(link) else {
+            return;
+        };
+        let mut state = self.network.state();
+        link.phase = match link.phase {
+            Phase::Open if flush => {
+                if let Some(pipe) = state.incoming(link.connection, link.side) {
+                    pipe.drain();
+                }
+                Phase::Flushing {
+                    until: state.now + state.options.flush_timeout,
+                }
+            }
+            Phase::Flushing { until } if flush => Phase::Flushing { until },
+            Phase::Dialling | Phase::Open | Phase::Flushing { .. } | Phase::Closing => {
+                Phase::Closing
+            }
+        };
+        state.set_due(link.connection, link.side);
+    }
+
+    /// Does what is due on each link, beginning behind the link where the last turn stopped. A turn stops
+    /// after 1024 events; those of one link, which are bounded by its queue and by one read, may go beyond.
+    fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<SimAccepted>) -> usize {
+        self.network.state().advance(now);
+        let is_up = self.network.state().is_up(self.host, self.epoch);
+        let mut events = self.accept_some(handler);
+        let slots = self.links.slot_count();
+        for step in 0..slots {
+            let slot = (self.first_slot + step) % slots;
+            if events >= EVENTS_PER_TURN {
+                self.first_slot = slot;
+                break;
+            }
+            let Some((id, mut link)) = self.links.take(slot) else {
+                continue;
+            };
+            if is_up && !self.network.state().is_ready(link.connection, link.side) {
+                self.links.put_back(id, link);
+                continue;
+            }
+            let (more, gone) = self.work(id, &mut link, is_up, handler);
+            events += more;
+            if gone {
+                self.links.free(id);
+                continue;
+            }
+            let interest = Self::interest(&link);
+            self.network
+                .state()
+                .set_interest(link.connection, link.side, interest);
+            self.links.put_back(id, link);
+        }
+        events
+    }
+
+    fn frames_in_flight(&self) -> usize {
+        self.frames_in_flight
+    }
+}
+
+impl Drop for SimTransport {
+    fn drop(&mut self) {
+        let mut state = self.network.state();
+        for listener in 0..self.listeners_made {
+            state.unlisten(self.id, ListenerId(listener));
+        }
+        if !state.is_up(self.host, self.epoch) {
+            return;
+        }
+        for slot in 0..self.links.slot_count() {
+            if let Some((_, link)) = self.links.take(slot) {
+                state.leave(link.connection, link.side, true);
+            }
+        }
+    }
+}
+
+/// A turn begins no further link once it has had this many events.
+const EVENTS_PER_TURN: usize = 1024;
+
+/// Connections that one turn reports.
+const ACCEPTS_PER_TURN: usize = 256;
+
+/// Frames of one link that one turn completes.
+const FRAMES_PER_LINK_AND_TURN: usize = 256;
+
+/// Most bytes of one read into staging memory.
+const STAGING_BYTES: usize = 64 << 10;
