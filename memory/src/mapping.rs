@@ -142,6 +142,9 @@ mod reserved {
     pub(crate) struct Reserved {
         start: NonNull<u8>,
         layout: Layout,
+        /// Makes loom report memory that was never freed.
+        #[cfg(loom)]
+        _freed: loom::alloc::Track<()>,
     }
 
     impl Reserved {
@@ -151,7 +154,12 @@ mod reserved {
             // SAFETY: the size is not zero, as `Mapping::new` asserts.
             let start = unsafe { alloc_zeroed(layout) };
             let start = NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
-            Ok(Self { start, layout })
+            Ok(Self {
+                start,
+                layout,
+                #[cfg(loom)]
+                _freed: loom::alloc::Track::new(()),
+            })
         }
 
         pub(crate) fn usable_base(&self, _usable_bytes: usize) -> io::Result<NonNull<u8>> {
