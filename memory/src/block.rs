@@ -313,6 +313,7 @@ impl Drop for EntryTable {
             // SAFETY: written by `new` and dropped once, here.
             unsafe {
                 let entries = self.mapping.base().cast::<BlockEntry>();
+                entries.add(index).as_ref().bytes.write();
                 entries.add(index).drop_in_place();
             }
         }
