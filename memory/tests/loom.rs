@@ -39,9 +39,6 @@ fn the_last_of_three_references_gives_the_block_back() {
             })
             .collect();
         drop(shared);
-        if let Ok(mut again) = arena.allocate(PAGE_BYTES) {
-            again.fill(2);
-        }
         for thread in threads {
             thread.join().expect("no panic");
         }
@@ -50,7 +47,21 @@ fn the_last_of_three_references_gives_the_block_back() {
 }
 
 #[test]
-fn blocks_come_back_from_two_threads_while_the_owner_allocates() {
+fn a_block_is_used_again_after_another_thread_is_done_with_it() {
+    loom::model(|| {
+        let mut arena = one_page();
+        let mut unique = filled(&mut arena, PAGE_BYTES, 1);
+        let thread = thread::spawn(move || unique.fill(2));
+        if let Ok(mut again) = arena.allocate(PAGE_BYTES) {
+            again.fill(3);
+        }
+        thread.join().expect("no panic");
+        assert!(arena.allocate(PAGE_BYTES).is_ok());
+    });
+}
+
+#[test]
+fn blocks_come_back_from_two_threads_while_the_owner_looks() {
     loom::model(|| {
         let mut arena = one_page();
         let threads: Vec<_> = (0..2)
@@ -59,7 +70,7 @@ fn blocks_come_back_from_two_threads_while_the_owner_allocates() {
                 thread::spawn(move || unique.fill(2))
             })
             .collect();
-        drop(filled(&mut arena, 64, 3));
+        arena.reclaim();
         for thread in threads {
             thread.join().expect("no panic");
         }
