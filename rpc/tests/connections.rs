@@ -2,102 +2,14 @@
 
 mod support;
 
-use grpcxx_rpc::wire::Features;
 use grpcxx_rpc::{
-    CallId, CallOptions, ClientConnection, Code, ConnectionLimits, Finished, Incoming, Method,
-    Request, Response, ServerConnection, Status, Tensor,
+    CallOptions, Code, ConnectionLimits, Features, Incoming, Method, Request, Response,
+    ServerConnection, Status, Tensor,
 };
 use grpcxx_transport::{Outcome, Refusal, Time};
 use smallvec::smallvec;
 use support::make::{self, floats, fuse, graph, message, named, receive};
-use support::{ClientEnd, Port, ServerEnd, carry};
-
-/// A client and a server, and the pieces in which bytes cross between them.
-struct Pair {
-    client: ClientEnd,
-    server: ServerEnd,
-    piece_bytes: usize,
-}
-
-impl Pair {
-    fn new(client: Features, server: Features) -> Self {
-        Self::with_limits(ConnectionLimits::default(), client, server)
-    }
-
-    fn plain() -> Self {
-        Self::new(Features::NONE, Features::NONE)
-    }
-
-    /// Both sides have announced everything.
-    fn announced() -> Self {
-        let mut pair = Self::new(Features::ALL, Features::ALL);
-        pair.carry_requests();
-        let status = pair.request();
-        assert_eq!(status.request.method(), Method::GetStatus);
-        pair.server
-            .end
-            .answer(status.id, Ok(Response::Message(vec![].into())));
-        pair.carry_responses();
-        assert_eq!(pair.client.end.peer_features(), Some(Features::ALL));
-        assert_eq!(pair.client.end.poll_finished(), None);
-        pair
-    }
-
-    fn with_limits(limits: ConnectionLimits, client: Features, server: Features) -> Self {
-        Self {
-            client: Port::new(ClientConnection::new(limits, client)),
-            server: Port::new(ServerConnection::new(limits, server)),
-            piece_bytes: usize::MAX,
-        }
-    }
-
-    fn carry_requests(&mut self) {
-        carry(&mut self.client, &mut self.server, self.piece_bytes);
-        assert_eq!(self.server.violation, None);
-    }
-
-    fn carry_responses(&mut self) {
-        carry(&mut self.server, &mut self.client, self.piece_bytes);
-        assert_eq!(self.client.violation, None);
-    }
-
-    fn call(&mut self, request: Request) -> CallId {
-        self.call_with(request, CallOptions::default())
-    }
-
-    fn call_with(&mut self, request: Request, options: CallOptions) -> CallId {
-        let now = self.client.now;
-        self.client.end.call(now, request, options).unwrap()
-    }
-
-    fn request(&mut self) -> Incoming {
-        self.server.end.poll_request().expect("a request")
-    }
-
-    fn finished(&mut self) -> Finished {
-        self.client.end.poll_finished().expect("a result")
-    }
-
-    /// A whole call: the request arrives unchanged, the answer too.
-    fn round_trip(&mut self, request: Request, response: Result<Response, Status>) {
-        let call = self.call(request.clone());
-        self.carry_requests();
-        let incoming = self.request();
-        assert_eq!(incoming.request, request);
-        assert!(self.server.end.answer(incoming.id, response.clone()));
-        assert!(!self.server.end.answer(incoming.id, response.clone()));
-        self.carry_responses();
-        let finished = self.finished();
-        assert_eq!(finished.call, call);
-        assert_eq!(finished.result, response);
-        assert_eq!(self.client.end.outstanding_calls(), 0);
-        assert_eq!(self.server.end.outstanding_requests().count(), 0);
-    }
-}
-
-fn tensors(tensors: impl IntoIterator<Item = Tensor>) -> Result<Response, Status> {
-    Ok(Response::Tensors(tensors.into_iter().collect()))
-}
+use support::{Pair, Port, tensors};
 
 /// Every kind of call in pieces of every awkward size.
 #[test]

@@ -8,5 +8,9 @@
 
 pub mod driver;
 pub mod make;
+pub mod original;
+pub mod pair;
 
 pub use driver::{ClientEnd, End, HeapLandings, Port, ServerEnd, carry};
+pub use original::{OriginalClient, OriginalServer};
+pub use pair::{Pair, tensors};
