@@ -27,8 +27,11 @@ fn an_original_server_gets_plain_star() {
     );
 
     let exercise = |pair: &mut Pair, server: &mut OriginalServer| {
-        let deadline = Some(at(pair.client.now.as_nanos() / 1_000_000 + 50));
-        let options = CallOptions { token: 3, deadline };
+        let deadline = at(pair.client.now.as_nanos() / 1_000_000 + 50);
+        let options = CallOptions {
+            token: 3,
+            deadline: Some(deadline),
+        };
         let calls = [
             pair.call_with(receive("a"), options),
             pair.call_with(fuse(&["b", "c"]), options),
@@ -45,7 +48,7 @@ fn an_original_server_gets_plain_star() {
             server.take(&pair.client.drain()).is_empty(),
             "no cancel leaves"
         );
-        pair.client.now = deadline.unwrap();
+        pair.client.now = deadline;
         pair.client.end.handle_timeout(pair.client.now);
         assert!(server.take(&pair.client.drain()).is_empty());
         assert!(server.is_idle());
