@@ -161,7 +161,14 @@ impl RequestBytes {
                 )
             })?;
         self.taken.fetch_add(bytes, Ordering::Relaxed);
-        Ok(())
+        // The reader of the message will allocate it whole, and a failure there would end the process.
+        let mut probe = Vec::<u8>::new();
+        probe.try_reserve_exact(bytes).map_err(|_| {
+            Status::new(
+                Code::ResourceExhausted,
+                format!("this machine has no memory for a request of {bytes} bytes"),
+            )
+        })
     }
 }
 

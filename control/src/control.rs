@@ -16,8 +16,8 @@ use crate::calls::Calls;
 use crate::dispatch::Dispatch;
 use crate::incoming::Incoming;
 use crate::limits::{
-    FLUSH_TIMEOUT, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, MASTER_SESSIONS_MAX, MESSAGE_BYTES_MAX,
-    STREAMS_PER_CONNECTION_MAX, WORKER_SESSIONS_MAX,
+    CONNECTIONS_MAX, FLUSH_TIMEOUT, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, MASTER_SESSIONS_MAX,
+    MESSAGE_BYTES_MAX, STREAMS_PER_CONNECTION_MAX, WORKER_SESSIONS_MAX,
 };
 use crate::listener::listen;
 use crate::master::Master;
@@ -216,7 +216,7 @@ impl Endpoint {
                 .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
                 .serve_with_incoming_shutdown(
                     dispatch,
-                    Incoming::new(listeners.grpc, metrics),
+                    Incoming::new(listeners.grpc, CONNECTIONS_MAX, metrics),
                     async move {
                         let _ = drain.wait_for(|&stopping| stopping).await;
                     },

@@ -13,12 +13,13 @@ use tokio::time::Sleep;
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
-use crate::limits::{ACCEPT_RETRY_DELAY, CONNECTIONS_MAX, FIRST_BYTE_TIMEOUT};
+use crate::limits::{ACCEPT_RETRY_DELAY, FIRST_BYTE_TIMEOUT};
 use crate::metrics::Metrics;
 
 /// Connections as they arrive, as many as there may be.
 pub(crate) struct Incoming {
     listener: TcpListener,
+    connections_max: usize,
     places: Arc<Semaphore>,
     metrics: Arc<Metrics>,
     /// Set while the process lacks what a new connection needs.
@@ -26,10 +27,15 @@ pub(crate) struct Incoming {
 }
 
 impl Incoming {
-    pub(crate) fn new(listener: TcpListener, metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(
+        listener: TcpListener,
+        connections_max: usize,
+        metrics: Arc<Metrics>,
+    ) -> Self {
         Self {
             listener,
-            places: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+            connections_max,
+            places: Arc::new(Semaphore::new(connections_max)),
             metrics,
             retry: None,
         }
@@ -40,7 +46,7 @@ impl Incoming {
         let Ok(place) = self.places.clone().try_acquire_owned() else {
             self.metrics.connections_refused.inc();
             tracing::warn!(
-                connections = CONNECTIONS_MAX,
+                connections_max = self.connections_max,
                 "a gRPC connection was closed at once: as many as are allowed are open"
             );
             return None;
@@ -177,7 +183,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let metrics = Metrics::new();
-        let mut incoming = Incoming::new(listener, metrics.clone());
+        let mut incoming = Incoming::new(listener, 1, metrics.clone());
         let _silent = std::net::TcpStream::connect(address).unwrap();
         let mut connection = incoming.next().await.unwrap().unwrap();
         assert_eq!(metrics.connections.get(), 1);
@@ -185,5 +191,26 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         drop(connection);
         assert_eq!(metrics.connections.get(), 0);
+    }
+
+    #[tokio::test]
+    async fn connections_beyond_the_limit_are_closed_at_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let metrics = Metrics::new();
+        let mut incoming = Incoming::new(listener, 2, metrics.clone());
+        let mut peers = Vec::new();
+        for _ in 0..3 {
+            peers.push(TcpStream::connect(address).await.unwrap());
+        }
+        let first = incoming.next().await.unwrap().unwrap();
+        let _second = incoming.next().await.unwrap().unwrap();
+        let waiting = tokio::spawn(async move { incoming.next().await.is_some() });
+        let mut closed = [0; 1];
+        assert_eq!(peers[2].read(&mut closed).await.unwrap(), 0);
+        assert_eq!(metrics.connections_refused.get(), 1);
+        drop(first);
+        let _fourth = TcpStream::connect(address).await.unwrap();
+        assert!(waiting.await.unwrap());
     }
 }
