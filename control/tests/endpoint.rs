@@ -2,8 +2,7 @@
 
 mod support;
 
-use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use grpcxx_control::services::master_service_client::MasterServiceClient;
 use grpcxx_control::services::worker_service_client::WorkerServiceClient;
@@ -11,18 +10,9 @@ use grpcxx_control::{
     BlockingControlClient, ClientError, ClientOptions, Control, ControlClient, ControlError, Health,
 };
 use grpcxx_rpc::proto::*;
-use grpcxx_rpc::{Code, DType, Shape, Tensor};
-use support::{Fake, connect, loopback, start};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use grpcxx_rpc::{Code, Tensor};
+use support::{Fake, bytes, channel, connect, loopback, start};
 use tonic::transport::Channel;
-
-async fn channel(control: &Control) -> Channel {
-    Channel::from_shared(format!("http://{}", control.local_addr()))
-        .unwrap()
-        .connect()
-        .await
-        .unwrap()
-}
 
 async fn worker(control: &Control) -> WorkerServiceClient<Channel> {
     WorkerServiceClient::new(channel(control).await)
@@ -30,11 +20,6 @@ async fn worker(control: &Control) -> WorkerServiceClient<Channel> {
 
 async fn master(control: &Control) -> MasterServiceClient<Channel> {
     MasterServiceClient::new(channel(control).await)
-}
-
-fn bytes(len: usize) -> Tensor {
-    let data: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
-    Tensor::new(DType::UInt8, Shape::new(&[len as u64]).unwrap(), data).unwrap()
 }
 
 fn recv(step_id: i64, key: &str) -> RecvTensorRequest {
@@ -299,101 +284,6 @@ async fn a_request_of_32_mib_is_accepted() {
         .unwrap();
 }
 
-#[tokio::test]
-async fn a_stop_lets_calls_under_way_end() {
-    let fake = Fake::new();
-    fake.put(1, "gate", bytes(1 << 20));
-    let control = start(&fake);
-    let client = connect(&control).await;
-    let waiting = tokio::spawn(async move { client.recv_tensor(1, "gate").await });
-    fake.until_waiting(1).await;
-    let address = control.local_addr();
-    let stopping = tokio::task::spawn_blocking(move || control.shutdown(Duration::from_secs(20)));
-    // The port is closed while the call goes on.
-    while tokio::net::TcpStream::connect(address).await.is_ok() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    assert_eq!(fake.waiting.load(std::sync::atomic::Ordering::SeqCst), 1);
-    fake.gate.send_replace(true);
-    assert_eq!(waiting.await.unwrap().unwrap(), bytes(1 << 20));
-    assert_eq!(stopping.await.unwrap().unanswered_calls, 0);
-}
-
-#[tokio::test]
-async fn a_stop_answers_calls_that_do_not_end_and_is_bounded() {
-    let fake = Fake::new();
-    let control = start(&fake);
-    let client = connect(&control).await;
-    let waiting: Vec<_> = (0..10)
-        .map(|_| {
-            let client = client.clone();
-            tokio::spawn(async move { client.recv_tensor(1, "never").await })
-        })
-        .collect();
-    fake.until_waiting(10).await;
-    let begun = Instant::now();
-    let stopped = tokio::task::spawn_blocking(move || control.shutdown(Duration::from_millis(100)));
-    for call in waiting {
-        let ClientError::Call { status, .. } = call.await.unwrap().unwrap_err() else {
-            panic!("another error than that of the call");
-        };
-        assert_eq!(status.code, Code::Unavailable);
-        assert!(status.message.contains("stopping"), "{status}");
-    }
-    assert_eq!(stopped.await.unwrap().unanswered_calls, 10);
-    assert!(
-        begun.elapsed() < Duration::from_secs(5),
-        "{:?}",
-        begun.elapsed()
-    );
-    fake.until_waiting(0).await;
-}
-
-#[tokio::test]
-async fn watchers_learn_of_a_stop_and_do_not_delay_it() {
-    use tonic_health::pb::HealthCheckRequest;
-    use tonic_health::pb::health_check_response::ServingStatus;
-    use tonic_health::pb::health_client::HealthClient;
-
-    let fake = Fake::new();
-    let control = start(&fake);
-    let mut health = HealthClient::new(channel(&control).await);
-    let service = "tensorflow.WorkerService".to_owned();
-    let mut watch = health
-        .watch(HealthCheckRequest { service })
-        .await
-        .unwrap()
-        .into_inner();
-    let first = watch.message().await.unwrap().unwrap();
-    assert_eq!(first.status(), ServingStatus::Serving);
-    let begun = Instant::now();
-    let stopped = tokio::task::spawn_blocking(move || control.shutdown(Duration::from_secs(60)));
-    let second = watch.message().await.unwrap().unwrap();
-    assert_eq!(second.status(), ServingStatus::NotServing);
-    stopped.await.unwrap();
-    assert!(
-        begun.elapsed() < Duration::from_secs(30),
-        "{:?}",
-        begun.elapsed()
-    );
-}
-
-#[tokio::test]
-async fn dropping_the_endpoint_closes_its_port() {
-    let control = start(&Fake::new());
-    let address = control.local_addr();
-    tokio::task::spawn_blocking(move || drop(control))
-        .await
-        .unwrap();
-    assert!(tokio::net::TcpStream::connect(address).await.is_err());
-    let client = ControlClient::connect(&address.to_string(), ClientOptions::default()).await;
-    let text = client.unwrap_err().to_string();
-    assert!(
-        text.contains(&address.to_string()) && text.contains("check that"),
-        "{text}"
-    );
-}
-
 #[test]
 fn a_port_in_use_is_an_error_that_says_so() {
     let control = start(&Fake::new());
@@ -429,39 +319,6 @@ fn ipv6_is_served_where_there_is_any() {
     }
 }
 
-/// Sends `bytes` and waits until the endpoint closes the connection.
-async fn closes_after(address: SocketAddr, bytes: &[u8]) {
-    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-    // The endpoint may close before all is written.
-    let _ = stream.write_all(bytes).await;
-    let mut answer = Vec::new();
-    let ended = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut answer));
-    let _ = ended.await.expect("the connection is closed");
-}
-
-#[tokio::test]
-async fn bytes_that_are_no_http2_close_their_connection_only() {
-    let control = start(&Fake::new());
-    let client = connect(&control).await;
-    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-    let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
-    let after = |frame: &[u8]| [&preface[..], &settings, frame].concat();
-    let star_head = [b"AAAAAAAA".as_slice(), &[0; 24]].concat();
-    for bytes in [
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
-        star_head,
-        vec![0xff; 4096],
-        // DATA on stream 0, an oversized SETTINGS, HEADERS with a broken HPACK block.
-        after(&[0, 0, 1, 0, 0, 0, 0, 0, 0, 0]),
-        after(&[0, 0, 5, 4, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5]),
-        after(&[0, 0, 2, 1, 5, 0, 0, 0, 1, 0xff, 0xff]),
-        after(&[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]),
-    ] {
-        closes_after(control.local_addr(), &bytes).await;
-        client.get_status().await.unwrap();
-    }
-}
-
 #[tokio::test]
 async fn unknown_methods_are_unimplemented_with_a_text() {
     let control = start(&Fake::new());
@@ -487,32 +344,6 @@ async fn unknown_methods_are_unimplemented_with_a_text() {
 }
 
 #[tokio::test]
-async fn a_star_port_is_told_apart() {
-    // Anything that speaks no HTTP/2 stands for a star port.
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            tokio::spawn(async move { stream.write_all(&[0x42; 32]).await });
-        }
-    });
-    let options = ClientOptions {
-        call_timeout: Duration::from_secs(10),
-        ..Default::default()
-    };
-    let error = match ControlClient::connect(&address, options).await {
-        Ok(client) => client.get_status().await.unwrap_err(),
-        Err(error) => error,
-    };
-    let text = error.to_string();
-    assert!(
-        text.contains("cluster spec") || text.contains("check that"),
-        "{text}"
-    );
-    assert!(text.contains(&address), "{text}");
-}
-
-#[tokio::test]
 async fn a_recv_of_a_bare_message_is_a_plain_response() {
     let fake = Fake::new();
     fake.put(5, "k", bytes(4));
@@ -522,4 +353,43 @@ async fn a_recv_of_a_bare_message_is_a_plain_response() {
     assert!(!response.is_dead && !response.require_ack);
     assert!(response.send_start_micros > 0);
     assert_eq!(response.tensor.unwrap().tensor_content[..], [0, 1, 2, 3]);
+}
+
+#[tokio::test]
+async fn both_versions_of_reflection_list_the_services() {
+    use tokio_stream::StreamExt;
+    macro_rules! services {
+        ($version:ident, $control:expr) => {{
+            use tonic_reflection::pb::$version as pb;
+            let request = pb::ServerReflectionRequest {
+                host: String::new(),
+                message_request: Some(pb::server_reflection_request::MessageRequest::ListServices(
+                    String::new(),
+                )),
+            };
+            let channel = channel($control).await;
+            let mut client = pb::server_reflection_client::ServerReflectionClient::new(channel);
+            let answers = client
+                .server_reflection_info(tokio_stream::once(request))
+                .await
+                .unwrap();
+            let answer = answers.into_inner().next().await.unwrap().unwrap();
+            match answer.message_response.unwrap() {
+                pb::server_reflection_response::MessageResponse::ListServicesResponse(list) => {
+                    list.service.into_iter().map(|s| s.name).collect::<Vec<_>>()
+                }
+                other => panic!("{other:?}"),
+            }
+        }};
+    }
+    let control = start(&Fake::new());
+    for services in [services!(v1, &control), services!(v1alpha, &control)] {
+        for service in [
+            "tensorflow.WorkerService",
+            "tensorflow.MasterService",
+            "grpc.health.v1.Health",
+        ] {
+            assert!(services.iter().any(|name| name == service), "{services:?}");
+        }
+    }
 }

@@ -1,51 +1,101 @@
 //! Clients of other implementations of gRPC call the endpoint.
 //!
-//! Needs `python3` with `venv` and the packages of `interop/requirements.txt`, which are installed below the target
-//! directory once. Where that cannot be, the test says why and passes; with `GRPCXX_INTEROP=require` it fails.
+//! `grpcio` needs `python3` with `venv`, and the packages of `interop/requirements.txt`, which are installed below
+//! the target directory once. TensorFlow is too large for that: `GRPCXX_INTEROP_TENSORFLOW` names a python that has
+//! it. What cannot be had is skipped with the reason; with `GRPCXX_INTEROP=require` it fails.
 
 #![allow(clippy::print_stderr, reason = "what is skipped says so")]
 
 mod support;
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Arc;
 
+use grpcxx_rpc::proto::{TensorProto, TensorShapeProto, tensor_shape_proto::Dim};
 use grpcxx_rpc::{DType, Shape, Tensor};
-use support::{Fake, start};
-
-const REQUIRE: &str = "GRPCXX_INTEROP";
+use prost::Message;
+use support::{Fake, bytes, start};
 
 #[test]
 fn grpcio_finds_everything_through_reflection() {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop");
-    let python = match python(&here.join("requirements.txt")) {
-        Ok(python) => python,
-        Err(reason) if std::env::var_os(REQUIRE).is_some_and(|value| value == "require") => {
-            panic!("{reason}")
+    match grpcio_python() {
+        Ok(python) => {
+            let fake = Fake::new();
+            fake.put(1, "large", bytes(LARGE_BYTES));
+            passes(python.as_os_str(), "clients.py", &fake, 9);
         }
-        Err(reason) => {
-            eprintln!("SKIPPED: no client of another implementation: {reason}");
-            return;
-        }
-    };
+        Err(reason) => skip("grpcio", &reason),
+    }
+}
 
+#[test]
+fn stock_tensorflow_takes_the_endpoint_as_its_ps() {
+    let Some(python) = std::env::var_os("GRPCXX_INTEROP_TENSORFLOW") else {
+        return skip(
+            "TensorFlow",
+            "GRPCXX_INTEROP_TENSORFLOW names no python with tensorflow",
+        );
+    };
     let fake = Fake::new();
-    let data: Vec<u8> = (0..LARGE_BYTES).map(|i| (i % 251) as u8).collect();
-    let shape = Shape::new(&[LARGE_BYTES as u64]).unwrap();
-    fake.put(1, "large", Tensor::new(DType::UInt8, shape, data).unwrap());
-    let control = start(&fake);
+    let tensor = |dtype, dims: &[u64], data: Vec<u8>| {
+        Tensor::new(dtype, Shape::new(dims).unwrap(), data).unwrap()
+    };
+    let floats = [1f32, 2.0, 3.0].iter().flat_map(|f| f.to_le_bytes());
+    for (edge, sent) in [
+        ("float32", tensor(DType::Float32, &[3], floats.collect())),
+        ("bool", tensor(DType::Bool, &[2, 1], vec![1, 0])),
+        ("bfloat16", tensor(DType::BFloat16, &[], vec![0x80, 0x3f])),
+        ("empty", tensor(DType::Int64, &[0, 5], vec![])),
+        ("string", tensor(DType::String, &[1], one_string("text"))),
+        ("large", bytes(LARGE_BYTES)),
+    ] {
+        fake.edges.lock().unwrap().insert(edge.to_owned(), sent);
+    }
+    passes(&python, "tensorflow_peer.py", &fake, 5);
+}
+
+/// The data of a string tensor of shape `[1]`.
+fn one_string(text: &'static str) -> Vec<u8> {
+    TensorProto {
+        dtype: DType::String.number().into(),
+        tensor_shape: Some(TensorShapeProto {
+            dim: vec![Dim {
+                size: 1,
+                name: String::new(),
+            }],
+            unknown_rank: false,
+        }),
+        string_val: vec![text.into()],
+        ..Default::default()
+    }
+    .encode_to_vec()
+}
+
+/// Runs a script against an endpoint; it must pass so many checks.
+fn passes(python: &OsStr, script: &str, fake: &Arc<Fake>, checks: usize) {
+    let control = start(fake);
     let output = Command::new(python)
-        .arg(here.join("clients.py"))
+        .arg(folder().join(script))
         .arg(control.local_addr().to_string())
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", text(&output));
     let passed = text(&output).matches("passed ").count();
-    assert_eq!(passed, 9, "{}", text(&output));
+    assert_eq!(passed, checks, "{}", text(&output));
+}
+
+fn skip(what: &str, reason: &str) {
+    assert!(
+        std::env::var_os("GRPCXX_INTEROP").is_none_or(|value| value != "require"),
+        "{what}: {reason}"
+    );
+    eprintln!("SKIPPED: no call from {what}: {reason}");
 }
 
 /// A python that has the packages, or why there is none.
-fn python(requirements: &Path) -> Result<PathBuf, String> {
+fn grpcio_python() -> Result<PathBuf, String> {
     let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop-python");
     let python = home.join("bin/python");
     let complete = Command::new(&python)
@@ -58,24 +108,16 @@ fn python(requirements: &Path) -> Result<PathBuf, String> {
         .args(["-m", "venv", "--clear"])
         .arg(&home))?;
     run(Command::new(&python)
-        .args([
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--retries",
-            "1",
-            "--timeout",
-            "15",
-        ])
-        .args([
-            "--disable-pip-version-check",
-            "--only-binary",
-            ":all:",
-            "-r",
-        ])
-        .arg(requirements))?;
+        .args(["-m", "pip", "install", "--quiet"])
+        .args(["--retries", "1", "--timeout", "15"])
+        .args(["--disable-pip-version-check", "--only-binary", ":all:"])
+        .arg("-r")
+        .arg(folder().join("requirements.txt")))?;
     Ok(python)
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop")
 }
 
 fn run(command: &mut Command) -> Result<(), String> {
@@ -93,5 +135,5 @@ fn text(output: &Output) -> String {
     format!("{}{}", part(&output.stdout), part(&output.stderr))
 }
 
-/// Known to `clients.py`.
+/// Known to both scripts.
 const LARGE_BYTES: usize = 64 << 20;

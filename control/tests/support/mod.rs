@@ -11,12 +11,15 @@ use grpcxx_control::{
     Answer, Backend, ClientOptions, Control, ControlClient, ControlOptions, TaskDevices,
 };
 use grpcxx_rpc::proto::{DeviceAttributes, GetStatusResponse};
-use grpcxx_rpc::{Code, Status, Tensor, Text};
+use grpcxx_rpc::{Code, DType, Shape, Status, Tensor, Text};
 use tokio::sync::watch;
+use tonic::transport::Channel;
 
 /// Names tensors by step and key. A key that starts with `gate` is answered once the gate is open, `never` never.
 pub(crate) struct Fake {
     pub(crate) tensors: Mutex<HashMap<(i64, String), Tensor>>,
+    /// For every step, by the edge name in the key.
+    pub(crate) edges: Mutex<HashMap<String, Tensor>>,
     pub(crate) gate: watch::Sender<bool>,
     /// Requests for tensors that wait.
     pub(crate) waiting: Arc<AtomicUsize>,
@@ -49,6 +52,7 @@ impl Default for Fake {
     fn default() -> Self {
         Self {
             tensors: Mutex::default(),
+            edges: Mutex::default(),
             gate: watch::Sender::new(false),
             waiting: Arc::default(),
             cleaned_steps: Mutex::default(),
@@ -72,13 +76,11 @@ impl Backend for Fake {
             let mut tensors = Vec::new();
             for key in keys {
                 self.wait(&key).await;
-                let found = self
-                    .tensors
-                    .lock()
-                    .unwrap()
-                    .get(&(step_id, key.as_str().to_owned()))
-                    .cloned();
-                let missing = || match Code::ALL.iter().find(|code| code.name() == key.as_str()) {
+                let found = self.find(step_id, &key);
+                let missing = || match Code::ALL
+                    .iter()
+                    .find(|code| key.split(';').any(|part| part == code.name()))
+                {
                     Some(&code) => Status::new(code, "as asked"),
                     None => Status::new(Code::NotFound, format!("no tensor {key}")),
                 };
@@ -135,6 +137,14 @@ impl Backend for Fake {
 }
 
 impl Fake {
+    fn find(&self, step_id: i64, key: &str) -> Option<Tensor> {
+        let edge = key.split(';').nth(3).unwrap_or_default();
+        let tensors = self.tensors.lock().unwrap();
+        let edges = self.edges.lock().unwrap();
+        let found = tensors.get(&(step_id, key.to_owned()));
+        found.or_else(|| edges.get(edge)).cloned()
+    }
+
     async fn wait(&self, key: &str) {
         let gated = key.starts_with("gate");
         if !gated && key != "never" {
@@ -187,6 +197,20 @@ pub(crate) async fn connect(control: &Control) -> ControlClient {
     ControlClient::connect(&control.local_addr().to_string(), ClientOptions::default())
         .await
         .unwrap()
+}
+
+pub(crate) async fn channel(control: &Control) -> Channel {
+    Channel::from_shared(format!("http://{}", control.local_addr()))
+        .unwrap()
+        .connect()
+        .await
+        .unwrap()
+}
+
+/// Byte i is i modulo 251.
+pub(crate) fn bytes(len: usize) -> Tensor {
+    let data: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+    Tensor::new(DType::UInt8, Shape::new(&[len as u64]).unwrap(), data).unwrap()
 }
 
 pub(crate) const ENGINE_METRICS: &str = "# HELP grpcxx_calls_total Calls\n# TYPE grpcxx_calls_total counter\ngrpcxx_calls_total 5\n# EOF\n";
