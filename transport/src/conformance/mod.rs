@@ -2,12 +2,14 @@
 //!
 //! A transport brings an [`Environment`]: how to make two of them that reach each other, and how time
 //! passes. [`run`] then plays all cases, each with fresh transports behind a [`Ledger`], and checks each byte
-//! that arrives. A case that fails panics with the environment's name, its own name, and what happened.
+//! that arrives. [`park::run`] does the same for transports that can sleep. A case that fails panics with
+//! the environment's name, its own name, and what happened.
 
 mod closing;
 mod crowd;
 mod ledger;
 mod opening;
+pub mod park;
 mod reader;
 mod scene;
 mod stream;

@@ -93,16 +93,25 @@ impl<'e, E: Environment> Scene<'e, E> {
     /// Turns both transports once.
     pub(super) fn turn(&mut self) -> Time {
         let now = self.environment.advance();
-        for side in &mut self.sides {
-            let events = side.transport.turn(now, &mut side.reader);
-            let max = self.bounds.events_per_turn_max;
-            assert!(
-                events <= max,
-                "{}: a turn had {events} events, at most {max} are allowed",
-                self.name
-            );
-        }
+        self.turn_at(0, now);
+        self.turn_at(1, now);
         now
+    }
+
+    /// Turns one transport once.
+    pub(super) fn turn_side(&mut self, side: usize) {
+        let now = self.environment.advance();
+        self.turn_at(side, now);
+    }
+
+    fn turn_at(&mut self, side: usize, now: Time) {
+        let Side { transport, reader } = &mut self.sides[side];
+        let events = transport.turn(now, reader);
+        let max = self.bounds.events_per_turn_max;
+        self.check(
+            events <= max,
+            &format!("a turn had {events} events, at most {max} are allowed"),
+        );
     }
 
     pub(super) fn turns(&mut self, count: usize) {
