@@ -255,6 +255,16 @@ mod tests {
     }
 
     #[test]
+    fn one_block_may_take_most_of_an_arena_in_use() {
+        let mut arena = arena(1 << 20);
+        let small = arena.allocate(64).unwrap();
+        let most = arena.allocate(900 << 10).unwrap();
+        assert!(is_aligned(&most, 4096));
+        drop((small, most));
+        assert!(arena.allocate(1 << 20).is_ok());
+    }
+
+    #[test]
     fn statistics_count_blocks_and_bytes() {
         let mut arena = arena(1 << 20);
         let (first, second) = (arena.allocate(100).unwrap(), arena.allocate(5000).unwrap());

@@ -49,6 +49,31 @@ impl Buddy {
         Some(page)
     }
 
+    /// As [`Buddy::allocate`], but also across the borders of free spans that lie side by side: what serves a request
+    /// of more than half of the arena. Looks at a bounded number of spans, the longest first.
+    pub(crate) fn allocate_across(&mut self, pages: u32) -> Option<u32> {
+        // So many pages in a row hold an aligned span of a quarter of the next power of two.
+        let order_min = pages.checked_ilog2()?.saturating_sub(1) as usize;
+        let mut looked_at = 0;
+        for order in (order_min..ORDERS).rev() {
+            let mut page = self.heads[order];
+            while page != NONE {
+                let (start, end) = self.free_run_around(page, order);
+                if end - start >= pages {
+                    self.unlink_run(start, end);
+                    self.free(start + pages, end - start - pages);
+                    return Some(start);
+                }
+                looked_at += 1;
+                if looked_at == SPANS_LOOKED_AT_MAX {
+                    return None;
+                }
+                page = self.links[page as usize][NEXT];
+            }
+        }
+        None
+    }
+
     /// Takes back `pages` pages from `page` on, which were handed out together.
     pub(crate) fn free(&mut self, page: u32, pages: u32) {
         self.each_aligned(page, pages, Self::merge);
@@ -83,6 +108,38 @@ impl Buddy {
         }
     }
 
+    /// First page of, and first page behind, all free pages in a row around a free span.
+    fn free_run_around(&self, page: u32, order: usize) -> (u32, u32) {
+        let (mut start, mut end) = (page, page + (1 << order));
+        while let Some(before) = self.free_span_before(start) {
+            start = before;
+        }
+        while let Some(order) = self.free_order(end) {
+            end += 1 << order;
+        }
+        (start, end)
+    }
+
+    fn free_span_before(&self, end: u32) -> Option<u32> {
+        (0..ORDERS.min(end.trailing_zeros() as usize + 1))
+            .filter_map(|order| Some((order, end.checked_sub(1 << order)?)))
+            .find(|&(order, page)| self.free_order(page) == Some(order))
+            .map(|(_, page)| page)
+    }
+
+    fn free_order(&self, page: u32) -> Option<usize> {
+        usize::from(*self.free_orders.get(page as usize)?).checked_sub(1)
+    }
+
+    fn unlink_run(&mut self, start: u32, end: u32) {
+        let mut page = start;
+        while page < end {
+            let order = self.free_order(page).expect("a run of free spans");
+            self.unlink(page, order);
+            page += 1 << order;
+        }
+    }
+
     fn merge(&mut self, page: u32, order: usize) {
         let (mut page, mut order) = (page, order);
         while let Some(buddy) = self.free_buddy(page, order) {
@@ -95,8 +152,7 @@ impl Buddy {
 
     fn free_buddy(&self, page: u32, order: usize) -> Option<u32> {
         let buddy = page ^ (1 << order);
-        let free_order = *self.free_orders.get(buddy as usize)?;
-        (usize::from(free_order) == order + 1).then_some(buddy)
+        (self.free_order(buddy) == Some(order)).then_some(buddy)
     }
 
     fn link(&mut self, page: u32, order: usize) {
@@ -130,6 +186,10 @@ impl Buddy {
 
 /// Orders 0 to 28: up to 2^28 pages, 1 TiB.
 const ORDERS: usize = 30;
+
+/// Most spans that a search across borders starts from.
+const SPANS_LOOKED_AT_MAX: usize = 64;
+
 const PREVIOUS: usize = 0;
 const NEXT: usize = 1;
 const NONE: u32 = u32::MAX;
@@ -165,6 +225,21 @@ mod tests {
     }
 
     #[test]
+    fn most_of_the_pages_can_go_together() {
+        let mut buddy = Buddy::new(16);
+        assert_eq!(buddy.allocate(1), Some(0));
+        assert_eq!(buddy.allocate(12), None);
+        assert_eq!(buddy.allocate_across(16), None);
+        assert_eq!(buddy.allocate_across(12), Some(1));
+        assert_eq!(free_spans(&buddy), [(13, 1), (14, 2)]);
+        buddy.free(1, 12);
+        assert_eq!(buddy.allocate_across(15), Some(1));
+        buddy.free(1, 15);
+        buddy.free(0, 1);
+        assert_eq!(free_spans(&buddy), [(0, 16)]);
+    }
+
+    #[test]
     fn too_much_is_refused_and_changes_nothing() {
         let mut buddy = Buddy::new(13);
         assert_eq!(buddy.allocate(9), None);
@@ -178,9 +253,10 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 256 }) })]
 
-        /// Against a map of pages: spans never overlap, and everything grows together at the end.
+        /// Against a map of pages: spans never overlap, none is refused that would fit, and everything grows together
+        /// at the end.
         #[test]
-        fn spans_never_overlap(page_count in 1u32..200, steps in prop::collection::vec((any::<bool>(), 1u32..40), 1..200)) {
+        fn spans_fit_and_never_overlap(page_count in 1u32..=128, steps in prop::collection::vec((any::<bool>(), 1u32..40), 1..200)) {
             let mut buddy = Buddy::new(page_count);
             let start = free_spans(&buddy);
             let mut owned = vec![false; page_count as usize];
@@ -190,11 +266,14 @@ mod tests {
                     let (page, pages) = spans.swap_remove(number as usize % spans.len());
                     owned[page as usize..(page + pages) as usize].fill(false);
                     buddy.free(page, pages);
-                } else if let Some(page) = buddy.allocate(number) {
+                } else if let Some(page) = buddy.allocate(number).or_else(|| buddy.allocate_across(number)) {
                     let part = &mut owned[page as usize..(page + number) as usize];
                     prop_assert!(part.iter().all(|owned| !owned));
                     part.fill(true);
                     spans.push((page, number));
+                } else {
+                    let longest = owned.split(|owned| *owned).map(<[bool]>::len).max();
+                    prop_assert!(longest < Some(number as usize), "refused although {longest:?} pages are free");
                 }
                 let free_pages = free_spans(&buddy).iter().map(|&(_, pages)| pages).sum::<u32>();
                 prop_assert_eq!(free_pages as usize, owned.iter().filter(|owned| !**owned).count());

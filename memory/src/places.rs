@@ -124,7 +124,9 @@ impl Places {
             return Some(page);
         }
         self.merge();
-        self.buddy.allocate(pages)
+        self.buddy
+            .allocate(pages)
+            .or_else(|| self.buddy.allocate_across(pages))
     }
 }
 
