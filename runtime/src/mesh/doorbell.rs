@@ -66,7 +66,8 @@ impl Sleeper {
         if self.shared.waker.get().is_none() {
             return false;
         }
-        self.shared.parked.store(true, Ordering::Relaxed);
+        // Not a plain store: it orders the swaps of earlier rings before this announcement.
+        let _was_parked = self.shared.parked.swap(true, Ordering::AcqRel);
         fence(Ordering::SeqCst);
         if has_work() {
             self.awake();
@@ -163,26 +164,30 @@ mod model {
             let bed = std::sync::Arc::new(Bed(Notify::new()));
             let (doorbell, mut sleeper) = doorbell();
             sleeper.install(bed.clone().into());
-            let queues: Vec<_> = (0..producers)
+            // What a ring of one producer comes down to: only its producer writes the tail.
+            let tails: Vec<_> = (0..producers)
                 .map(|_| Arc::new(AtomicBool::new(false)))
                 .collect();
-            let threads: Vec<_> = queues
+            let threads: Vec<_> = tails
                 .iter()
-                .map(|queue| {
-                    let (queue, doorbell) = (queue.clone(), doorbell.clone());
+                .map(|tail| {
+                    let (tail, doorbell) = (tail.clone(), doorbell.clone());
                     thread::spawn(move || {
-                        queue.store(true, Ordering::Release);
+                        tail.store(true, Ordering::Release);
                         doorbell.ring();
                     })
                 })
                 .collect();
-            let mut taken = 0;
-            while taken < producers {
-                let before = taken;
-                for queue in &queues {
-                    taken += usize::from(queue.swap(false, Ordering::Acquire));
+            let mut taken = vec![false; producers];
+            while taken.contains(&false) {
+                let before = taken.clone();
+                for (tail, taken) in tails.iter().zip(&mut taken) {
+                    *taken = *taken || tail.load(Ordering::Acquire);
                 }
-                let has_work = || queues.iter().any(|queue| queue.load(Ordering::Acquire));
+                let has_work = || {
+                    let mut rings = tails.iter().zip(&taken);
+                    rings.any(|(tail, taken)| !taken && tail.load(Ordering::Acquire))
+                };
                 if taken == before && sleeper.may_sleep(has_work) {
                     bed.0.wait();
                     sleeper.awake();
