@@ -83,6 +83,15 @@ impl Idle {
         }
     }
 
+    /// Spends the moment between two turns without events. A CPU that is not this shard's own is offered to
+    /// others, which may be the very peer whose answer it waits for.
+    pub fn relax(&self) {
+        match self.policy {
+            IdlePolicy::Spin => std::hint::spin_loop(),
+            IdlePolicy::SpinThenPark(_) | IdlePolicy::Park => std::thread::yield_now(),
+        }
+    }
+
     /// Notes that the shard woke up. `is_timeout` says that nothing but time woke it: then it does not spin
     /// again before it sleeps.
     pub fn after_park(&mut self, is_timeout: bool) {

@@ -2,7 +2,7 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::pin;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use glommio::timer::Timer;
 use glommio::{LocalExecutor, LocalExecutorBuilder, Placement};
@@ -34,7 +34,7 @@ pub(super) fn executor() -> Result<LocalExecutor, String> {
         LocalExecutorBuilder::new(Placement::Unbound)
             .io_memory(IO_MEMORY_BYTES)
             .ring_depth(RING_DEPTH)
-            .preempt_timer(REACTOR_PASS_INTERVAL)
+            .preempt_timer(PREEMPTION_INTERVAL)
             .make()
     };
     match catch_unwind(make) {
@@ -51,6 +51,8 @@ async fn turn_until_finished<L: ShardLoop>(
     jobs: Jobs,
 ) -> Result<(), Panic> {
     let mut tasks = TaskQueue::new(jobs, shard.waker());
+    drop(glommio::spawn_local(bound_lost_wake_ups()).detach());
+    let mut last_pass = clock.now();
     let mut empty_turns = 0;
     while !shard.is_finished() {
         let now = clock.now();
@@ -64,14 +66,18 @@ async fn turn_until_finished<L: ShardLoop>(
             return Err(panic);
         }
         match idle.after_turn(now, events) {
+            IdleStep::Turn if now.since(last_pass) >= REACTOR_PASS_INTERVAL => {
+                last_pass = now;
+                pass_to_reactor().await;
+            }
             IdleStep::Turn => {
                 empty_turns = if events > 0 { 0 } else { empty_turns + 1 };
-                give_way(empty_turns).await;
+                give_way(&idle, empty_turns).await;
             }
             IdleStep::Park => {
                 let limit = sleep_limit(&shard, clock);
                 if limit.is_some_and(|limit| limit.is_zero()) {
-                    glommio::executor().yield_if_needed().await;
+                    glommio::executor().yield_now().await;
                     continue;
                 }
                 park(&mut shard, &mut tasks, limit).await;
@@ -82,16 +88,35 @@ async fn turn_until_finished<L: ShardLoop>(
     Ok(())
 }
 
-/// Lets other tasks of the thread run after turns with events and now and then between others; and the
-/// reactor, as often as its timer asks.
-async fn give_way(empty_turns: u32) {
-    let executor = glommio::executor();
-    if executor.need_preempt() {
-        executor.yield_if_needed().await;
-    } else if empty_turns.is_multiple_of(EMPTY_TURNS_PER_YIELD) {
-        executor.yield_now().await;
+/// Lets other tasks of the thread run after turns with events, and now and then between others.
+async fn give_way(idle: &Idle, empty_turns: u32) {
+    if empty_turns.is_multiple_of(EMPTY_TURNS_PER_YIELD) {
+        glommio::executor().yield_now().await;
     } else {
-        std::hint::spin_loop();
+        idle.relax();
+    }
+}
+
+/// Lets glommio's reactor look for completions. It does so by itself only when its preemption timer fires, in
+/// whose wake it can fall asleep although tasks can run, or when no task can run. So this one pauses, for a timer
+/// that is over before the reactor looks at it.
+async fn pass_to_reactor() {
+    let begin = Instant::now();
+    let mut timer = pin!(Timer::new(MOMENT));
+    std::future::poll_fn(|context| {
+        let elapsed = timer.as_mut().poll(context);
+        while elapsed.is_pending() && begin.elapsed() <= MOMENT {
+            std::hint::spin_loop();
+        }
+        elapsed.map(|_| ())
+    })
+    .await;
+}
+
+/// Wakes the thread if glommio fell asleep although tasks can run.
+async fn bound_lost_wake_ups() {
+    loop {
+        Timer::new(SLEEP_MAX).await;
     }
 }
 
@@ -134,6 +159,11 @@ async fn first_of(ready: Option<Readable>, timer: Timer) {
 
 /// How often glommio's reactor gets a pass while the shard does not sleep.
 const REACTOR_PASS_INTERVAL: Duration = Duration::from_micros(500);
+/// A pause longer than it takes to begin it.
+const MOMENT: Duration = Duration::from_micros(1);
+/// How long users' tasks run on before glommio asks them to give way. It is longer than
+/// [`REACTOR_PASS_INTERVAL`] because each time it is over, a wake-up can be lost.
+const PREEMPTION_INTERVAL: Duration = Duration::from_millis(10);
 /// Longest sleep: glommio can lose a wake-up when its preemption timer fires as it parks.
 const SLEEP_MAX: Duration = Duration::from_millis(10);
 /// Turns without events between two chances for other tasks.

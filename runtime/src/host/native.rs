@@ -18,7 +18,7 @@ pub(super) fn run<L: ShardLoop>(
         }
         match idle.after_turn(now, events) {
             IdleStep::Turn if events > 0 => {}
-            IdleStep::Turn => std::hint::spin_loop(),
+            IdleStep::Turn => idle.relax(),
             IdleStep::Park => {
                 let limit = sleep_limit(&shard, clock);
                 if limit.is_some_and(|limit| limit.is_zero()) || !tasks.may_sleep() {
