@@ -58,6 +58,9 @@ fn elements(
             ))
         })?;
     let mut data = values(message, dtype, data_bytes)?;
+    if data.len() % element_bytes != 0 {
+        return Err(bad(format!("its last {dtype} is not whole")));
+    }
     let last = match data.len() {
         0 => vec![0; element_bytes],
         len => data[len - element_bytes..].to_vec(),
@@ -122,6 +125,8 @@ fn bad(what: impl std::fmt::Display) -> Status {
 #[cfg(test)]
 mod tests {
     use grpcxx_rpc::proto::{TensorShapeProto, tensor_shape_proto::Dim};
+    use proptest::collection::vec;
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -194,6 +199,8 @@ mod tests {
         too_many.int_val = vec![1, 2];
         let mut short = message(DType::Int32, &[2]);
         short.tensor_content = vec![0; 4].into();
+        let mut half_a_complex = message(DType::Complex128, &[1]);
+        half_a_complex.dcomplex_val = vec![1.0];
         let mut rank = message(DType::Int32, &[]);
         rank.tensor_shape = Some(TensorShapeProto {
             dim: vec![],
@@ -202,6 +209,7 @@ mod tests {
         for bad in [
             too_many,
             short,
+            half_a_complex,
             rank,
             message(DType::Int32, &[-1]),
             // One value must not stand for more than a message could hold.
@@ -215,5 +223,34 @@ mod tests {
             assert_eq!(decode(bad, false).unwrap_err().code, Code::Internal);
         }
         assert!(decode(TensorProto::default(), true).unwrap().is_dead);
+    }
+
+    proptest! {
+        #[test]
+        fn what_a_peer_sends_is_a_whole_tensor_or_refused(
+            dtype in -1..30,
+            dims in vec(-1..5_i64, 0..4),
+            content in vec(any::<u8>(), 0..9),
+            values in vec(any::<i32>(), 0..9),
+        ) {
+            let floats = values.iter().map(|&value| value as f32).collect();
+            let doubles = values.iter().map(|&value| value.into()).collect();
+            let sent = TensorProto {
+                dtype,
+                tensor_content: content.into(),
+                int_val: values.clone(),
+                half_val: values.clone(),
+                bool_val: values.iter().map(|&value| value > 0).collect(),
+                scomplex_val: floats,
+                dcomplex_val: doubles,
+                ..message(DType::Float32, &dims)
+            };
+            if let Ok(tensor) = decode(sent, false)
+                && let Some(element_bytes) = tensor.dtype.element_bytes()
+            {
+                let whole = tensor.shape.num_elements() * element_bytes as u64;
+                prop_assert_eq!(tensor.data.len() as u64, whole);
+            }
+        }
     }
 }
