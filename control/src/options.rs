@@ -76,6 +76,7 @@ impl ControlOptions {
 mod tests {
     use super::*;
 
+    /// checklist 14: the port of the cluster spec, on any address.
     #[test]
     fn the_host_only_chooses_the_address_family() {
         let listen = |address| {

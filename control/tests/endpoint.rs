@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use grpcxx_control::services::master_service_client::MasterServiceClient;
@@ -392,4 +393,31 @@ async fn both_versions_of_reflection_list_the_services() {
             assert!(services.iter().any(|name| name == service), "{services:?}");
         }
     }
+}
+
+#[test]
+fn status_answers_while_every_cpu_is_busy() {
+    let control = start(&Fake::new());
+    let address = control.local_addr().to_string();
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let busy = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        for _ in 0..2 * cpus {
+            scope.spawn(|| {
+                while busy.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let asked = scope.spawn(|| -> Result<(), ClientError> {
+            let client = BlockingControlClient::connect(&address, ClientOptions::default())?;
+            for _ in 0..20 {
+                client.get_status()?;
+            }
+            Ok(())
+        });
+        let answered = asked.join();
+        busy.store(false, Ordering::Relaxed);
+        answered.unwrap().unwrap();
+    });
 }
