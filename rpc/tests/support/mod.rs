@@ -7,7 +7,9 @@
 )]
 
 pub mod driver;
+pub mod fuzz;
 pub mod make;
+pub mod operations;
 pub mod original;
 pub mod pair;
 

@@ -1,0 +1,160 @@
+//! In steady state a connection allocates nothing: frames, slots, queues and heaps are reused.
+
+mod support;
+
+use grpcxx_memory::{Buffer, BufferMut};
+use grpcxx_rpc::{
+    CallOptions, ClientConnection, ConnectionLimits, Features, Landings, Method, Request, Response,
+    ServerConnection, Status, TensorMeta, Text,
+};
+use grpcxx_transport::{Frame, Next, Outcome, Time};
+use smallvec::smallvec;
+use support::make;
+
+/// Memory that was there before.
+struct Prepared {
+    buffers: Vec<BufferMut>,
+}
+
+impl Prepared {
+    fn new(count: usize, len: usize) -> Self {
+        Self {
+            buffers: (0..count).map(|_| BufferMut::zeroed(len)).collect(),
+        }
+    }
+
+    fn take(&mut self, len: usize) -> Result<BufferMut, Status> {
+        let mut buffer = self.buffers.pop().expect("enough was prepared");
+        buffer.truncate(len);
+        Ok(buffer)
+    }
+}
+
+impl Landings for Prepared {
+    fn tensor(&mut self, _: u64, _: usize, meta: &TensorMeta) -> Result<BufferMut, Status> {
+        self.take(meta.data_bytes as usize)
+    }
+
+    fn message(&mut self, len: usize) -> Result<BufferMut, Status> {
+        self.take(len)
+    }
+}
+
+/// Bytes of one direction, in memory that stays.
+struct Wire {
+    bytes: Vec<u8>,
+}
+
+impl Wire {
+    fn put(&mut self, frame: &Frame) {
+        for segment in frame.segments() {
+            self.bytes.extend_from_slice(segment);
+        }
+    }
+}
+
+/// One call there and back, in whole frames.
+fn round_trip(
+    client: &mut ClientConnection,
+    server: &mut ServerConnection,
+    request: Request,
+    response: Response,
+    memory: &mut Prepared,
+    wire: &mut Wire,
+) -> Response {
+    let now = Time::ZERO;
+    let options = CallOptions {
+        token: 1,
+        deadline: Some(Time::from_nanos(1_000_000)),
+    };
+    client.call(now, request, options).expect("there is room");
+    wire.bytes.clear();
+    while let Some(frame) = client.poll_frame() {
+        wire.put(&frame);
+        client.handle_sent(frame, Outcome::Done);
+    }
+    let progress = server.handle_received(now, &wire.bytes, memory).unwrap();
+    assert!(matches!(progress.next, Next::Head { .. }));
+    let incoming = server.poll_request().expect("the request is whole");
+    assert!(server.answer(incoming.id, Ok(response)));
+    wire.bytes.clear();
+    while let Some(frame) = server.poll_frame() {
+        wire.put(&frame);
+        server.handle_sent(frame, Outcome::Done);
+    }
+    let progress = client.handle_received(now, &wire.bytes, memory).unwrap();
+    assert!(matches!(progress.next, Next::Head { .. }));
+    client
+        .poll_finished()
+        .expect("the response is whole")
+        .result
+        .unwrap()
+}
+
+/// The counts of a thousand calls, after a hundred that fill the pools.
+fn allocations_per_thousand(request: &Request, response: &Response) -> u64 {
+    let limits = ConnectionLimits::default();
+    let mut client = ClientConnection::new(limits, Features::NONE);
+    let mut server = ServerConnection::new(limits, Features::NONE);
+    let mut memory = Prepared::new(3000, 4096);
+    let mut wire = Wire {
+        bytes: Vec::with_capacity(1 << 16),
+    };
+    let mut one = || {
+        let (request, response) = (request.clone(), response.clone());
+        round_trip(
+            &mut client,
+            &mut server,
+            request,
+            response,
+            &mut memory,
+            &mut wire,
+        )
+    };
+    for _ in 0..100 {
+        assert_eq!(one(), *response);
+    }
+    allocation_counter::measure(|| {
+        for _ in 0..1000 {
+            one();
+        }
+    })
+    .count_total
+}
+
+/// What freezing a buffer of the heap costs, which memory of an arena does not.
+fn allocations_of_a_heap_buffer() -> u64 {
+    let buffer = BufferMut::zeroed(64);
+    allocation_counter::measure(|| drop(buffer.freeze().clone())).count_total
+}
+
+#[test]
+fn a_tensor_received_in_steady_state_allocates_nothing() {
+    let request = Request::RecvTensor {
+        step_id: 1,
+        key: Text::from(make::KEY),
+    };
+    for len in [0, 4, 400, 4000] {
+        let tensor = make::bytes_tensor(len, 1);
+        let response = Response::Tensors(smallvec![tensor]);
+        // One buffer holds the key, and one the data if there is any.
+        let buffers = if len == 0 { 1 } else { 2 };
+        let heap = allocations_of_a_heap_buffer() * buffers * 1000;
+        assert_eq!(
+            allocations_per_thousand(&request, &response),
+            heap,
+            "{len} bytes"
+        );
+    }
+}
+
+#[test]
+fn a_message_in_steady_state_allocates_nothing() {
+    let request = Request::Message {
+        method: Method::RunGraph,
+        body: Buffer::from(&[1; 100][..]),
+    };
+    let response = Response::Message(Buffer::from(&[2; 1000][..]));
+    let heap = allocations_of_a_heap_buffer() * 2 * 1000;
+    assert_eq!(allocations_per_thousand(&request, &response), heap);
+}
