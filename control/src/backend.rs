@@ -10,7 +10,8 @@ pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, Status>> + Send +
 /// The engine as the endpoint sees it.
 ///
 /// Every method returns at once; its answer is awaited on the endpoint's thread, which also serves all other
-/// calls, so polling an answer must not block.
+/// calls, so polling an answer must not block. The thread runs a tokio runtime: answers may use its timers and
+/// sockets, and hand what blocks to its blocking threads.
 pub trait Backend: Send + Sync + 'static {
     /// The devices of this task.
     fn status(&self) -> Answer<'_, GetStatusResponse>;
