@@ -314,6 +314,10 @@ fn step_closing<D>(link: &mut Link<D>, now: Time) {
     }
 }
 
+/// A turn that has had this many events begins nothing more. What one link can have in addition is bounded by
+/// the pieces of one send and by the heads that fit into one staged read.
+pub(crate) const EVENTS_ENOUGH: usize = 1024;
+
 /// How long a link that closes may take to get its frames to the peer's system.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(2);
 

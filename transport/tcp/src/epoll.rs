@@ -18,7 +18,7 @@ use rustix::time::{
 };
 
 use self::io::{Readiness, Staging};
-use crate::core::Core;
+use crate::core::{Core, EVENTS_ENOUGH};
 use crate::link::{Link, Phase};
 use crate::listener::Accepting;
 use crate::socket::{self, Accepted, Dial, system_error};
@@ -147,15 +147,20 @@ impl EpollDriver {
         events += self.staging.write(core, slot, handler);
         events += self.staging.read(core, slot, handler);
         if core.links.at(slot).is_some_and(|(_, link)| link.is_ended()) {
-            events += core.finish(slot, handler);
+            if events == 0 {
+                return core.finish(slot, handler);
+            }
+            core.queue(slot);
         }
         events
     }
 
-    /// Takes the work list off once. Returns the number of events.
-    fn work(&mut self, handler: &mut dyn LinkHandler<Accepted>) -> usize {
-        let mut events = 0;
+    /// Takes the work list off once, until that brings `events` to [`EVENTS_ENOUGH`]. Returns the new number.
+    fn work(&mut self, mut events: usize, handler: &mut dyn LinkHandler<Accepted>) -> usize {
         for _ in 0..self.core.work.len() {
+            if events >= EVENTS_ENOUGH {
+                break;
+            }
             if let Some(slot) = self.core.work.pop_front() {
                 events += self.advance(slot, handler);
             }
@@ -241,12 +246,11 @@ impl Transport for EpollDriver {
 
     fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<Accepted>) -> usize {
         self.core.begin(now);
-        let mut events = self.work(handler);
+        let events = self.work(0, handler);
         if let Err(errno) = self.poll(None) {
             unreachable!("epoll_wait on a descriptor of our own: {errno}");
         }
-        events += self.core.accept(handler);
-        events + self.work(handler)
+        self.work(events, handler) + self.core.accept(handler)
     }
 
     fn frames_in_flight(&self) -> usize {

@@ -33,7 +33,7 @@ use rustix::net::Shutdown;
 use self::buffers::Buffers;
 use self::operation::{Alarm, Flight, Gather, Kind};
 use self::ring::Ring;
-use crate::core::Core;
+use crate::core::{Core, EVENTS_ENOUGH};
 use crate::link::{Link, Phase};
 use crate::listener::Accepting;
 use crate::socket::{self, Accepted, Dial, system_error};
@@ -46,7 +46,9 @@ pub(crate) struct UringDriver {
     ring: Ring,
     /// Taken by the drop only.
     buffers: Option<Buffers>,
+    /// Completions taken from the ring, and how many of them have been dealt with.
     batch: Vec<cqueue::Entry>,
+    batch_done: usize,
     spare_gathers: Vec<Gather>,
     bell_watched: bool,
     alarm: Alarm,
@@ -74,6 +76,7 @@ impl UringDriver {
             ring,
             buffers: Some(buffers),
             batch: Vec::with_capacity(COMPLETIONS_MAX),
+            batch_done: 0,
             spare_gathers: Vec::with_capacity(SPARE_GATHERS_MAX),
             bell_watched: false,
             alarm: Alarm::new(),
@@ -131,6 +134,9 @@ impl UringDriver {
     fn work(&mut self, handler: &mut dyn LinkHandler<Accepted>) -> usize {
         let mut events = 0;
         for _ in 0..self.core.work.len() {
+            if events >= EVENTS_ENOUGH {
+                break;
+            }
             if let Some(slot) = self.core.work.pop_front() {
                 events += self.advance(slot, handler);
             }
@@ -176,41 +182,59 @@ impl UringDriver {
         }
     }
 
-    /// Deals with completions. Returns the number of events.
-    fn complete(&mut self, handler: &mut dyn LinkHandler<Accepted>) -> usize {
-        let mut events = 0;
-        self.batch.clear();
-        self.ring.take(&mut self.batch);
-        for index in 0..self.batch.len() {
-            let completion = self.batch[index].clone();
-            let (kind, subject) = operation::unmark(&completion);
-            let result = completion.result();
-            match kind {
-                Kind::Receive => events += self.received(subject, &completion, handler),
-                Kind::Send => events += self.sent(subject, result, handler),
-                Kind::Dial => events += self.dialled(subject, handler),
-                Kind::Cancel => {
-                    if let Some((_, link)) = self.core.links.at(subject) {
-                        link.io.cancelling = false;
-                        self.core.queue(subject);
-                    }
-                }
-                Kind::Listener => {
-                    let id = ListenerId(subject);
-                    let listener = self.core.listeners.iter_mut().find(|l| l.id == id);
-                    if let Some(listener) = listener {
-                        listener.watched = false;
-                        listener.state = Accepting::Ready;
-                    }
-                }
-                Kind::Bell => {
-                    silence(self.core.bell.inside());
-                    self.bell_watched = false;
-                }
-                Kind::Alarm => self.alarm.armed = false,
+    /// Deals with completions, until that brings `events` to [`EVENTS_ENOUGH`]. Returns the new number.
+    fn complete(&mut self, mut events: usize, handler: &mut dyn LinkHandler<Accepted>) -> usize {
+        if self.batch_done == self.batch.len() {
+            self.batch_done = 0;
+            self.batch.clear();
+            self.ring.take(&mut self.batch);
+        }
+        while let Some(completion) = self.batch.get(self.batch_done) {
+            if events >= EVENTS_ENOUGH {
+                break;
             }
+            self.batch_done += 1;
+            events += self.complete_one(&completion.clone(), handler);
         }
         events
+    }
+
+    fn complete_one(
+        &mut self,
+        completion: &cqueue::Entry,
+        handler: &mut dyn LinkHandler<Accepted>,
+    ) -> usize {
+        let (kind, subject) = operation::unmark(completion);
+        match kind {
+            Kind::Receive => return self.received(subject, completion, handler),
+            Kind::Send => return self.sent(subject, completion.result(), handler),
+            Kind::Dial => return self.dialled(subject, handler),
+            Kind::Cancel => {
+                if let Some((_, link)) = self.core.links.at(subject) {
+                    link.io.cancelling = false;
+                    self.core.queue(subject);
+                }
+            }
+            Kind::Listener => {
+                let id = ListenerId(subject);
+                let listener = self.core.listeners.iter_mut().find(|l| l.id == id);
+                if let Some(listener) = listener {
+                    listener.watched = false;
+                    listener.state = Accepting::Ready;
+                }
+            }
+            Kind::Bell => {
+                silence(self.core.bell.inside());
+                self.bell_watched = false;
+            }
+            Kind::Alarm => self.alarm.armed = false,
+        }
+        0
+    }
+
+    /// Whether a turn has something to do without entering the kernel.
+    fn has_work(&mut self) -> bool {
+        self.core.has_work() || self.batch_done < self.batch.len() || self.ring.has_completions()
     }
 
     fn received(
@@ -364,7 +388,7 @@ impl Transport for UringDriver {
         let mut events = self.work(handler);
         self.watch();
         self.enter();
-        events += self.complete(handler);
+        events = self.complete(events, handler);
         events + self.core.accept(handler)
     }
 
@@ -376,10 +400,7 @@ impl Transport for UringDriver {
 impl Park for UringDriver {
     fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError> {
         self.watch();
-        if self.core.has_work()
-            || self.ring.has_completions()
-            || !self.core.bell.fall_asleep(Sleep::Inside)
-        {
+        if self.has_work() || !self.core.bell.fall_asleep(Sleep::Inside) {
             return Ok(());
         }
         let timeout = [timeout, self.core.patience()].into_iter().flatten().min();
@@ -400,13 +421,8 @@ impl Park for UringDriver {
             return None;
         }
         self.enter();
-        if self.core.has_work() {
-            return None;
-        }
         self.ring.signal(true);
-        if self.ring.has_completions()
-            || self.ring.wants_enter()
-            || !self.core.bell.fall_asleep(Sleep::Outside)
+        if self.has_work() || self.ring.wants_enter() || !self.core.bell.fall_asleep(Sleep::Outside)
         {
             self.ring.signal(false);
             return None;

@@ -44,7 +44,7 @@ impl Staging {
             if !link.io.writable || !link.sends() {
                 break;
             }
-            if budget_bytes == 0 {
+            if budget_bytes == 0 || events >= EVENTS_PER_LINK {
                 core.queue(slot);
                 break;
             }
@@ -129,7 +129,7 @@ impl Staging {
                 Err(Errno::INTR) => {}
                 Err(errno) => link.fail("receive from", errno),
             }
-            if budget_bytes == 0 {
+            if budget_bytes == 0 || events >= EVENTS_PER_LINK {
                 break;
             }
         }
@@ -155,6 +155,9 @@ const RECEIVE_BYTES_MAX: usize = 1 << 20;
 
 /// Receive calls for one link in one turn.
 const RECEIVES_MAX: usize = 16;
+
+/// A link that has had this many events lets others go on.
+const EVENTS_PER_LINK: usize = 256;
 
 /// Staging memory cannot be smaller.
 const STAGING_BYTES_MIN: usize = 4096;
