@@ -341,6 +341,7 @@ impl First {
 }
 
 /// What is sent, and frames to send it with.
+#[allow(clippy::vec_box, reason = "links take boxes")]
 struct Out {
     message_bytes: usize,
     payload: Buffer,

@@ -104,10 +104,11 @@ impl<D> Link<D> {
         }
     }
 
-    /// Learns from a direct read: where one large payload was, the next is likely, and bytes of it that a
-    /// long staged read would take along with its head would have to be copied.
-    pub(crate) fn note_direct(&mut self) {
-        self.stage_bytes_max = STAGE_BYTES_BEFORE_PAYLOAD;
+    /// Learns from a direct read that left `missing_bytes` bytes of its payload: where one large payload was,
+    /// the next is likely, and bytes of it that a long staged read would take along with its head would have
+    /// to be copied.
+    pub(crate) fn note_direct(&mut self, missing_bytes: usize) {
+        self.stage_bytes_max = missing_bytes + STAGE_BYTES_BEFORE_PAYLOAD;
     }
 }
 

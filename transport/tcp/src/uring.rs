@@ -23,8 +23,8 @@ use std::task::Waker;
 use std::time::Duration;
 
 use grpcxx_transport::{
-    CloseReason, Frame, Inbound, LinkHandler, LinkId, ListenerId, Next, Park, Refused, Time,
-    Transport, TransportError,
+    CloseReason, Frame, Inbound, LinkHandler, LinkId, ListenerId, Next, Park, ReadTarget, Refused,
+    Time, Transport, TransportError,
 };
 use io_uring::cqueue;
 use rustix::io::Errno;
@@ -267,8 +267,12 @@ impl UringDriver {
                     assert!(is_direct, "bytes came from nowhere");
                     self.core.counters.receives += 1;
                     self.core.counters.direct_bytes += bytes as u64;
+                    let wanted = match inbound.target() {
+                        ReadTarget::Direct(target) => target.len(),
+                        ReadTarget::Staging | ReadTarget::Paused => bytes,
+                    };
                     events += inbound.landed_direct(id, bytes, handler);
-                    link.note_direct();
+                    link.note_direct(wanted - bytes);
                 }
                 (0, _) => link.end(CloseReason::EndOfStream),
                 (..0, _) => match Errno::from_raw_os_error(-result) {

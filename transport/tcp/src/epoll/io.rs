@@ -96,17 +96,13 @@ impl Staging {
             if !link.io.readable {
                 return events;
             }
-            let (buffer, is_direct) = match inbound.target() {
+            let (buffer, is_direct, limit) = match inbound.target() {
                 ReadTarget::Paused => return events,
-                ReadTarget::Direct(target) => (target, true),
-                ReadTarget::Staging => (&mut *self.bytes, false),
+                ReadTarget::Direct(target) => (target, true, usize::MAX),
+                ReadTarget::Staging => (&mut *self.bytes, false, link.stage_bytes_max),
             };
-            let limit = if is_direct {
-                usize::MAX
-            } else {
-                link.stage_bytes_max
-            };
-            let asked = buffer.len().min(budget_bytes).min(limit);
+            let wanted = buffer.len();
+            let asked = wanted.min(budget_bytes).min(limit);
             let received =
                 rustix::net::recv(&link.socket, &mut buffer[..asked], RecvFlags::DONTWAIT);
             match received {
@@ -118,7 +114,7 @@ impl Staging {
                     if is_direct {
                         core.counters.direct_bytes += bytes as u64;
                         events += inbound.landed_direct(id, bytes, handler);
-                        link.note_direct();
+                        link.note_direct(wanted - bytes);
                     } else {
                         core.counters.staged_bytes += bytes as u64;
                         events += inbound.offer(id, &self.bytes[..bytes], handler);

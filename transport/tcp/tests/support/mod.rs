@@ -33,6 +33,9 @@ pub struct Seen {
     /// Keep no content, reuse the landing's memory.
     pub recycles: bool,
     pub received_bytes: u64,
+    /// Frames that came back, if `recycles`.
+    #[allow(clippy::vec_box, reason = "links take boxes")]
+    pub spare_frames: Vec<Box<Frame>>,
     spare: Vec<BufferMut>,
 }
 
@@ -100,7 +103,11 @@ impl LinkHandler<Accepted> for Seen {
 
     fn sent(&mut self, link: LinkId, frame: Box<Frame>, outcome: Outcome) {
         assert!(!self.closed.contains_key(&link));
-        self.sent.push((frame.token, outcome));
+        if self.recycles {
+            self.spare_frames.push(frame);
+        } else {
+            self.sent.push((frame.token, outcome));
+        }
     }
 
     fn closed(&mut self, link: LinkId, reason: &CloseReason) {
