@@ -15,19 +15,23 @@
 #![forbid(unsafe_code)]
 
 pub mod conformance;
+mod faults;
 mod frame;
 mod id;
 mod inbound;
 mod landing;
 pub mod sim;
 mod time;
+mod trace;
 mod transport;
 
+pub use faults::{FaultOptions, Faults};
 pub use frame::Frame;
 pub use id::{LinkId, ListenerId};
 pub use inbound::{Inbound, ReadTarget};
 pub use landing::{Landing, Next, Progress};
 pub use time::Time;
+pub use trace::{TRACE_LINES_MAX, Trace};
 pub use transport::{
     CloseReason, HEAD_BYTES_MAX, LinkHandler, LinkLimits, Outcome, Park, Refusal, Refused,
     Transport, TransportError,
