@@ -109,8 +109,8 @@ impl<T: Transport> Transport for Trace<T> {
     }
 
     fn close(&mut self, link: LinkId, flush: bool) {
-        let flush = if flush { " with flush" } else { "" };
-        self.lines.add(format!("{} close{flush}", name(link)));
+        let how = if flush { "close with flush" } else { "close" };
+        self.lines.add(format!("{} {how}", name(link)));
         self.inner.close(link, flush);
     }
 

@@ -1,11 +1,11 @@
-//! The simulator passes the suite of all transports, whatever it does to the stream.
-
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use grpcxx_transport::conformance::{self, Bounds, Environment};
 use grpcxx_transport::sim::{SimNetwork, SimOptions, SimTransport};
 use grpcxx_transport::{LinkId, LinkLimits, Time};
+
+use crate::support::{host, seeds};
 
 struct Simulated {
     name: &'static str,
@@ -65,18 +65,6 @@ impl Environment for Simulated {
 
     fn sever(&mut self, transport: &mut SimTransport, link: LinkId) -> bool {
         transport.sever(link)
-    }
-}
-
-fn host(side: usize) -> IpAddr {
-    IpAddr::V4(Ipv4Addr::new(10, 0, 0, side as u8 + 1))
-}
-
-/// The seed to repeat, or `count` fixed ones.
-fn seeds(count: u64) -> Vec<u64> {
-    match std::env::var("GRPCXX_SEED") {
-        Ok(seed) => vec![seed.parse().expect("GRPCXX_SEED is a number")],
-        Err(_) => (1..=count).collect(),
     }
 }
 
