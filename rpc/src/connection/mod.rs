@@ -2,7 +2,7 @@
 //!
 //! A [`ClientConnection`] turns calls into frames and frames into results; a [`ServerConnection`] does the
 //! reverse. Neither knows a link: whoever drives one
-//! - shows it bytes and landed memory with `handle_*`, and does what the returned [`Next`] says,
+//! - shows it bytes and landed memory with `handle_*`, and does what the returned [`Next`](grpcxx_transport::Next) says,
 //! - takes frames with `poll_frame`, gives back what the link refused with `unpoll_frame` and what it has sent with
 //!   `handle_sent`,
 //! - drains the other `poll_*` methods after each of these, and calls `handle_timeout` at `poll_timeout`.
@@ -30,6 +30,3 @@ pub use landings::Landings;
 pub use limits::{COALESCE_BYTES_MAX, ConnectionLimits};
 pub use server::{Incoming, RequestId, ServerConnection, Undelivered};
 pub use violation::PeerViolation;
-
-#[expect(unused_imports, reason = "the documentation links to it")]
-use grpcxx_transport::Next;

@@ -27,8 +27,9 @@ pub fn encode_graph_metadata(call: &GraphCall, out: &mut Vec<u8>) -> Result<usiz
     out.extend_from_slice(&call.step_id.to_le_bytes());
     out.extend_from_slice(&call.ps_graph_count.to_le_bytes());
     out.push(u8::from(call.should_trace));
-    encode_short("", out);
-    encode_short("", out);
+    let no_text = Text::default();
+    encode_short(&no_text, out);
+    encode_short(&no_text, out);
     Ok(out.len() - start)
 }
 
@@ -151,14 +152,15 @@ fn skip_short(reader: &mut Reader<'_>, field: &'static str) -> Result<(), Malfor
     Ok(())
 }
 
-fn encode_short(text: &str, out: &mut Vec<u8>) {
-    let len = u16::try_from(text.len()).expect("the length was checked before");
+fn encode_short(text: &Text, out: &mut Vec<u8>) {
+    let bytes = text.as_buffer();
+    let len = u16::try_from(bytes.len()).expect("the length was checked before");
     out.extend_from_slice(&len.to_le_bytes());
-    out.extend_from_slice(text.as_bytes());
+    out.extend_from_slice(bytes);
 }
 
-fn check_short(text: &str, what: &str) -> Result<(), Status> {
-    if u16::try_from(text.len()).is_ok() {
+fn check_short(text: &Text, what: &str) -> Result<(), Status> {
+    if u16::try_from(text.as_buffer().len()).is_ok() {
         return Ok(());
     }
     let start: String = text.chars().take(40).collect();

@@ -21,7 +21,8 @@ pub fn receive_bytes<'a>(step_id: i64, keys: impl Iterator<Item = &'a Text>) -> 
         step_id => 1 + encoded_len_varint(step_id as u64),
     };
     let keys: usize = keys
-        .map(|key| 1 + encoded_len_varint(key.len() as u64) + key.len())
+        .map(|key| key.as_buffer().len())
+        .map(|len| 1 + encoded_len_varint(len as u64) + len)
         .sum();
     (step + keys) as u64
 }
@@ -33,9 +34,11 @@ pub fn encode_receive<'a>(step_id: i64, keys: impl Iterator<Item = &'a Text>, ou
         encode_varint(step_id as u64, out);
     }
     for key in keys {
+        // As bytes, since a look at the text would check it once more.
+        let bytes = key.as_buffer();
         out.push(RENDEZVOUS_KEY << 3 | DELIMITED);
-        encode_varint(key.len() as u64, out);
-        out.extend_from_slice(key.as_bytes());
+        encode_varint(bytes.len() as u64, out);
+        out.extend_from_slice(bytes);
     }
 }
 
