@@ -9,6 +9,7 @@ use grpcxx_rpc::{
     ClientConnection, Code, ConnectionLimits, DType, Features, Method, PeerViolation, Request,
     Response, Shape, Status, Tensor,
 };
+use grpcxx_transport::Outcome;
 use prost::Message;
 use support::make::{self, floats, fuse, graph, message, named, receive};
 use support::original::Expected;
@@ -65,6 +66,29 @@ fn tags_come_back_bit_exact() {
         .map(|response| response.tag)
         .collect();
     assert_eq!(answered, tags);
+}
+
+/// checklist 01: an original's tags are addresses, and one is in use again as soon as its response is there.
+#[test]
+fn a_tag_is_free_again_once_its_answer_is_on_its_way() {
+    let mut pair = Pair::new(Features::NONE, Features::ALL);
+    let mut client = OriginalClient::default();
+    let mut at_link = Vec::new();
+    for _ in 0..3 {
+        pair.server
+            .offer(&client.request(8, 0x7fff_0000, b"", Expected::Message));
+        assert_eq!(pair.server.violation, None);
+        let incoming = pair.request();
+        let ok = Ok(Response::Message(Buffer::new()));
+        assert!(pair.server.end.answer(incoming.id, ok));
+        let frame = pair.server.end.poll_frame().unwrap();
+        client.take(&support::driver::frame_bytes(&frame));
+        at_link.push(frame);
+    }
+    for frame in at_link {
+        pair.server.end.handle_sent(frame, Outcome::Done);
+    }
+    assert!(client.is_idle());
 }
 
 /// checklist 02
@@ -541,6 +565,73 @@ fn headers_beyond_the_limits_close_the_link() {
         pair.client.offer_violation(&frame).to_string(),
         "the names of a response is 2147483647 bytes, allowed are 0 to 16777216"
     );
+}
+
+/// checklist 12: the tensors of a frame count together, and each is checked before its memory is asked for.
+#[test]
+fn a_frame_that_its_tensors_make_too_long_closes_the_link() {
+    let record = |dims: [u32; 2]| {
+        let elements = u64::from(dims[0]) * u64::from(dims[1]);
+        let mut bytes = vec![0, 4, 0, 0, 0];
+        bytes.extend(dims.iter().flat_map(|dim| dim.to_le_bytes()));
+        bytes.extend([0, 0, 0, 0, 0, 4, 2, 1]);
+        bytes.extend(elements.to_le_bytes());
+        bytes.extend(elements.to_le_bytes());
+        bytes
+    };
+    let mut pair = Pair::plain();
+    let tag = pair.call(receive("k")).tag();
+    pair.client.drain();
+    let mut frame = support::original::response(tag, 0, b"");
+    frame.extend(record([70_000, 70_000]));
+    assert_eq!(
+        pair.client.offer_violation(&frame).to_string(),
+        "a frame with its tensors is 4900000069 bytes, allowed are 0 to 4294967295"
+    );
+    assert_eq!(pair.client.landings.pieces, 0);
+
+    let limits = ConnectionLimits {
+        frame_bytes: 1000,
+        ..ConnectionLimits::default()
+    };
+    let mut pair = Pair::with_limits(limits, Features::NONE, Features::NONE);
+    let tag = pair.call(fuse(&["a", "b"])).tag();
+    pair.client.drain();
+    let mut frame = support::original::response(tag, 0, b"");
+    frame.extend(record([1, 500]));
+    frame.extend([0; 500]);
+    frame.extend(record([1, 500]));
+    assert_eq!(
+        pair.client.offer_violation(&frame).to_string(),
+        "a frame with its tensors is 1106 bytes, allowed are 0 to 1000"
+    );
+}
+
+/// What follows dropped payload is read as soon as it is there, even if it is a header alone.
+#[test]
+fn a_lone_header_behind_dropped_payload_is_read() {
+    let mut pair = Pair::plain();
+    pair.client.landings.piece_bytes_max = 10;
+    for request in [receive("k"), fuse(&["a", "b"])] {
+        let Expected::Tensors(count) = expected(&request) else {
+            panic!("tensors");
+        };
+        pair.call(request);
+        pair.carry_requests();
+        let incoming = pair.request();
+        let answer = tensors((0..count).map(|_| make::bytes_tensor(1000, 1)));
+        pair.server.end.answer(incoming.id, answer);
+        pair.call(message(Method::CleanupGraph, b""));
+        pair.carry_requests();
+        let incoming = pair.request();
+        let ok = Ok(Response::Message(Buffer::new()));
+        pair.server.end.answer(incoming.id, ok.clone());
+        for piece in pair.server.drain().chunks(100) {
+            pair.client.offer(piece);
+        }
+        assert!(pair.finished().result.is_err());
+        assert_eq!(pair.finished().result, ok);
+    }
 }
 
 /// A message beyond the limit is skipped on both sides, before any memory is asked for.
