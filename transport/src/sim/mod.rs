@@ -5,6 +5,8 @@
 //! host; the loop around them turns each with the same `now` and then lets time jump to
 //! [`SimNetwork::next_event_at`].
 
+mod connection;
+mod dialling;
 mod network;
 mod options;
 mod pipe;

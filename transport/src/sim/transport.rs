@@ -2,7 +2,8 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::network::{Interest, SideState, error};
+use super::connection::{Interest, SideState};
+use super::network::error;
 use super::pipe::End;
 use super::table::Table;
 use super::{SimAccepted, SimNetwork};

@@ -70,7 +70,7 @@ impl Environment for Simulated {
 
 #[test]
 fn a_reliable_network_passes_the_suite() {
-    for seed in seeds(3) {
+    for seed in seeds(2) {
         conformance::run(&mut Simulated::new(
             "reliable",
             16 << 20,
@@ -81,7 +81,7 @@ fn a_reliable_network_passes_the_suite() {
 
 #[test]
 fn a_network_of_crumbs_passes_the_suite() {
-    for seed in seeds(3) {
+    for seed in seeds(2) {
         conformance::run(&mut Simulated::new(
             "crumbs",
             20_000,
@@ -100,5 +100,22 @@ fn single_bytes_pass_the_suite() {
             ..SimOptions::reliable(seed)
         };
         conformance::run(&mut Simulated::new("single bytes", 500, options));
+    }
+}
+
+#[test]
+fn random_scripts_pass_with_many_seeds() {
+    for seed in seeds(25) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let options = SimOptions {
+            read_bytes_max: 1 << random.usize(2..17),
+            write_bytes_max: 1 << random.usize(2..17),
+            buffer_bytes: random.usize(8..100_000),
+            stall_chance: random.f64() * 0.05,
+            ..SimOptions::reliable(seed)
+        };
+        let mut environment = Simulated::new("random network", 1_500, options);
+        conformance::run_case(&mut environment, "random scripts on several links");
+        conformance::run_case(&mut environment, "links come and go");
     }
 }
