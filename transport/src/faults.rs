@@ -62,7 +62,9 @@ impl<T: Transport> Faults<T> {
         }
     }
 
-    /// Until when nothing happens, whatever the transport behind has to say.
+    /// Until when nothing happens, whatever the transport behind has to say. It is not turned either, so a
+    /// simulated network whose transports are all stalled has a clock that stands still: the loop around
+    /// them must keep its own.
     pub fn stalled_until(&self) -> Time {
         self.stalled_until
     }

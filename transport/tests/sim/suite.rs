@@ -70,7 +70,7 @@ impl Environment for Simulated {
 
 #[test]
 fn a_reliable_network_passes_the_suite() {
-    for seed in seeds(2) {
+    for seed in seeds(20) {
         conformance::run(&mut Simulated::new(
             "reliable",
             16 << 20,
