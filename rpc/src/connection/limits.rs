@@ -80,3 +80,54 @@ const ANNOUNCEMENT_CALLS: usize = 1;
 const OUTSTANDING_CALLS_MAX: usize = u32::MAX as usize - 1 - ANNOUNCEMENT_CALLS;
 
 const _: () = assert!(RECORDS_MAX == 32_767);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_document_states_the_defaults() {
+        let document = include_str!("../../../docs/wire.md");
+        let limits = ConnectionLimits::default();
+        assert_eq!(limits, limits.within_protocol());
+        assert_eq!(limits.frame_bytes, (1 << 32) - 1);
+        assert_eq!(limits.message_bytes, (1 << 31) - 1);
+        assert_eq!(limits.names_bytes, 16 << 20);
+        assert_eq!(limits.error_text_bytes, 64 << 10);
+        let rows = [
+            "| frame | 2^32 - 1 bytes |".to_owned(),
+            "| message | 2^31 - 1 bytes |".to_owned(),
+            "| graph metadata, names of a response | 16 MiB |".to_owned(),
+            format!("| records of one frame | {} |", limits.records),
+            "| error text | 64 KiB |".to_owned(),
+            format!(
+                "| requests on one connection without an answer | {} |",
+                limits.outstanding_calls
+            ),
+        ];
+        for row in rows {
+            assert!(document.contains(&row), "docs/wire.md lacks {row}");
+        }
+    }
+
+    #[test]
+    fn limits_beyond_the_protocol_are_cut() {
+        let limits = ConnectionLimits {
+            outstanding_calls: 0,
+            frame_bytes: u64::MAX,
+            message_bytes: u64::MAX,
+            names_bytes: usize::MAX,
+            records: usize::MAX,
+            ..ConnectionLimits::default()
+        };
+        let cut = limits.within_protocol();
+        assert_eq!(cut.outstanding_calls, 1);
+        assert_eq!(cut.frame_bytes, FRAME_BYTES_MAX);
+        assert_eq!(cut.message_bytes, FRAME_BYTES_MAX);
+        assert_eq!(cut.names_bytes, i32::MAX as usize);
+        assert_eq!(cut.records, RECORDS_MAX);
+        assert_eq!(cut.client_slots(), 2);
+        assert_eq!(cut.client_frames(), 4);
+        assert_eq!(cut.server_frames(), 1);
+    }
+}
