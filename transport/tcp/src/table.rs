@@ -25,6 +25,11 @@ impl<L> Table<L> {
         self.slots.len() - self.free.len()
     }
 
+    /// All slots, in use or not.
+    pub(crate) fn slots(&self) -> std::ops::Range<u32> {
+        0..self.slots.len() as u32
+    }
+
     pub(crate) fn insert(&mut self, link: L) -> LinkId {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot {

@@ -16,6 +16,7 @@ mod operation;
     reason = "system calls, and the queues shared with the kernel"
 )]
 mod ring;
+mod teardown;
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -100,7 +101,7 @@ impl UringDriver {
             if link.io.is_empty() {
                 return self.core.finish(slot, handler);
             }
-            if !link.io.cancelling && !operation::cancel(&mut self.ring, slot, link) {
+            if link.io.cancels == 0 && !operation::cancel(&mut self.ring, slot, &mut link.io) {
                 self.core.queue(slot);
             }
             return 0;
@@ -210,8 +211,10 @@ impl UringDriver {
             Kind::Send => return self.sent(subject, completion.result(), handler),
             Kind::Dial => return self.dialled(subject, handler),
             Kind::Cancel => {
-                if let Some((_, link)) = self.core.links.at(subject) {
-                    link.io.cancelling = false;
+                if let Some((_, link)) = self.core.links.at(subject)
+                    && link.io.cancels > 0
+                {
+                    link.io.cancels -= 1;
                     self.core.queue(subject);
                 }
             }
@@ -447,34 +450,7 @@ impl Park for UringDriver {
 
 impl Drop for UringDriver {
     fn drop(&mut self) {
-        for _ in 0..CANCELS_MAX {
-            // What is queued must be submitted before it can be cancelled.
-            let _ = self.ring.enter();
-            if self.ring.operations() == 0 {
-                break;
-            }
-            operation::cancel_all(&mut self.ring);
-            let _ = self.ring.wait(Some(CANCEL_WAIT));
-            self.batch.clear();
-            self.ring.take(&mut self.batch);
-        }
-        let buffers = self.buffers.take();
-        if self.ring.operations() == 0 {
-            if let Some(buffers) = buffers {
-                buffers.unmap(&mut self.ring);
-            }
-            return;
-        }
-        tracing::error!(
-            "{} operations did not end; the memory of {} links is given up for good",
-            self.ring.operations(),
-            self.core.links.len()
-        );
-        std::mem::forget(std::mem::replace(
-            &mut self.core.links,
-            crate::table::Table::new(),
-        ));
-        std::mem::forget(std::mem::replace(&mut self.alarm, Alarm::new()));
+        teardown::run(self);
     }
 }
 
@@ -483,7 +459,3 @@ const COMPLETIONS_MAX: usize = 256;
 
 /// Descriptions of sends that are kept for the next.
 const SPARE_GATHERS_MAX: usize = 256;
-
-/// How often and how long a drop waits for operations to end.
-const CANCELS_MAX: usize = 100;
-const CANCEL_WAIT: Duration = Duration::from_millis(20);

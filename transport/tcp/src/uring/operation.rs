@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use grpcxx_transport::ReadTarget;
 use io_uring::squeue::Flags;
-use io_uring::types::{CancelBuilder, Fd, Timespec};
+use io_uring::types::{Fd, Timespec};
 use io_uring::{cqueue, opcode};
 
 use super::buffers::GROUP;
@@ -21,8 +21,8 @@ pub(crate) struct Flight {
     pub(crate) sending: bool,
     /// A wait until the dial has ended.
     pub(crate) dialling: bool,
-    /// A request to cancel the others.
-    pub(crate) cancelling: bool,
+    /// Requests to cancel one of the others.
+    pub(crate) cancels: u8,
     /// Describes the pieces of a send; kept until its completion.
     pub(crate) gather: Option<Gather>,
     /// More bytes were there when the last receive completed, as far as is known.
@@ -32,7 +32,12 @@ pub(crate) struct Flight {
 impl Flight {
     /// Whether the kernel may still use memory of the link, or will still say something about it.
     pub(crate) fn is_empty(&self) -> bool {
-        !(self.receiving() || self.sending || self.dialling || self.cancelling)
+        !self.has_operations() && self.cancels == 0
+    }
+
+    /// Whether there is something that a cancel could end.
+    pub(crate) fn has_operations(&self) -> bool {
+        self.receiving() || self.sending || self.dialling
     }
 
     pub(crate) fn receiving(&self) -> bool {
@@ -180,12 +185,30 @@ pub(crate) fn await_dial(ring: &mut Ring, slot: u32, link: &mut Link<Flight>) ->
 }
 
 /// Asks the kernel to give up whatever it does for the link. False if the ring has no room.
-pub(crate) fn cancel(ring: &mut Ring, slot: u32, link: &mut Link<Flight>) -> bool {
-    let fd = Fd(link.socket.as_raw_fd());
-    let entry = opcode::AsyncCancel2::new(CancelBuilder::fd(fd).all()).build();
+pub(crate) fn cancel(ring: &mut Ring, slot: u32, flight: &mut Flight) -> bool {
+    let operations = [
+        (Kind::Receive, flight.receiving()),
+        (Kind::Send, flight.sending),
+        (Kind::Dial, flight.dialling),
+    ];
+    for (kind, _) in operations
+        .into_iter()
+        .filter(|(_, is_under_way)| *is_under_way)
+    {
+        if !cancel_one(ring, kind, slot) {
+            return false;
+        }
+        flight.cancels += 1;
+    }
+    true
+}
+
+/// Asks the kernel to give up one operation. False if the ring has no room.
+pub(crate) fn cancel_one(ring: &mut Ring, kind: Kind, index: u32) -> bool {
+    // By its mark, which the kernel finds at once; by descriptor it would look at all operations.
+    let entry = opcode::AsyncCancel::new(mark(kind, index)).build();
     // SAFETY: the entry points to no memory.
-    link.io.cancelling = unsafe { ring.push(&entry.user_data(mark(Kind::Cancel, slot))) };
-    link.io.cancelling
+    unsafe { ring.push(&entry.user_data(mark(Kind::Cancel, index))) }
 }
 
 /// Starts to wait until a listener has a connection. False if the ring has no room.
@@ -233,16 +256,6 @@ impl Alarm {
         self.armed
     }
 }
-
-/// Asks the kernel to give up everything. False if the ring has no room.
-pub(crate) fn cancel_all(ring: &mut Ring) -> bool {
-    let entry = opcode::AsyncCancel2::new(CancelBuilder::any()).build();
-    // SAFETY: the entry points to no memory.
-    unsafe { ring.push(&entry.user_data(mark(Kind::Cancel, NO_LINK))) }
-}
-
-/// Marks operations that concern no link in particular.
-const NO_LINK: u32 = u32::MAX;
 
 /// Bytes that one receive takes at most: more would tempt the kernel to hand it to a thread of its own.
 const RECEIVE_BYTES_MAX: usize = 1 << 20;
