@@ -16,10 +16,23 @@ pub enum IdlePolicy {
 }
 
 /// The idling of one shard.
+///
+/// Whether looking for work pays depends on what shares the CPU: a peer on the same one cannot even begin its
+/// answer before this shard sleeps. So a shard that looked in vain some times in a row goes to sleep at once, for
+/// a growing number of times, before it tries again.
 #[derive(Debug)]
 pub struct Idle {
     policy: IdlePolicy,
-    idle_since: Option<Time>,
+    state: State,
+    vain_spins: u32,
+    spins_to_skip: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Busy,
+    Spinning { since: Time },
+    Asleep,
 }
 
 /// What to do after a turn.
@@ -59,47 +72,61 @@ impl Idle {
     pub fn new(policy: IdlePolicy) -> Self {
         Self {
             policy,
-            idle_since: None,
+            state: State::Busy,
+            vain_spins: 0,
+            spins_to_skip: 0,
         }
     }
 
     /// Decides after a turn that began at `now` and brought `events` events.
     pub fn after_turn(&mut self, now: Time, events: usize) -> IdleStep {
         if events > 0 {
-            self.idle_since = None;
+            if let State::Spinning { .. } = self.state {
+                self.vain_spins = 0;
+            }
+            self.state = State::Busy;
             return IdleStep::Turn;
         }
         match self.policy {
             IdlePolicy::Spin => IdleStep::Turn,
             IdlePolicy::Park => IdleStep::Park,
-            IdlePolicy::SpinThenPark(spin) => {
-                let since = *self.idle_since.get_or_insert(now);
-                if now.since(since) < spin {
-                    IdleStep::Turn
-                } else {
-                    IdleStep::Park
-                }
+            IdlePolicy::SpinThenPark(spin) => self.spin_or_park(now, spin),
+        }
+    }
+
+    fn spin_or_park(&mut self, now: Time, spin: Duration) -> IdleStep {
+        match self.state {
+            State::Asleep => return IdleStep::Park,
+            State::Spinning { since } if now.since(since) < spin => return IdleStep::Turn,
+            State::Spinning { .. } => {
+                self.vain_spins += 1;
+                self.spins_to_skip = spins_to_skip(self.vain_spins);
+            }
+            State::Busy if self.spins_to_skip > 0 => self.spins_to_skip -= 1,
+            State::Busy => {
+                self.state = State::Spinning { since: now };
+                return IdleStep::Turn;
             }
         }
-    }
-
-    /// Spends the moment between two turns without events. A CPU that is not this shard's own is offered to
-    /// others, which may be the very peer whose answer it waits for.
-    pub fn relax(&self) {
-        match self.policy {
-            IdlePolicy::Spin => std::hint::spin_loop(),
-            IdlePolicy::SpinThenPark(_) | IdlePolicy::Park => std::thread::yield_now(),
-        }
-    }
-
-    /// Notes that the shard woke up. `is_timeout` says that nothing but time woke it: then it does not spin
-    /// again before it sleeps.
-    pub fn after_park(&mut self, is_timeout: bool) {
-        if !is_timeout {
-            self.idle_since = None;
-        }
+        self.state = State::Asleep;
+        IdleStep::Park
     }
 }
+
+/// How often a shard goes to sleep at once after it has looked in vain `vain_spins` times in a row.
+fn spins_to_skip(vain_spins: u32) -> u32 {
+    match vain_spins.checked_sub(VAIN_SPINS_ALLOWED) {
+        None => 0,
+        Some(exponent) => 1_u32
+            .checked_shl(exponent)
+            .map_or(SPINS_SKIPPED_MAX, |skips| skips.min(SPINS_SKIPPED_MAX)),
+    }
+}
+
+/// Vain spins in a row, from which on some are left out.
+const VAIN_SPINS_ALLOWED: u32 = 3;
+/// Most spins left out before the next try.
+const SPINS_SKIPPED_MAX: u32 = 256;
 
 #[cfg(test)]
 mod tests {
@@ -118,18 +145,41 @@ mod tests {
         assert_eq!(idle.after_turn(at(10_000_000), 0), IdleStep::Turn);
     }
 
+    /// Goes idle at `us`, and says after how many microseconds the shard sleeps.
+    fn sleeps_after_us(idle: &mut Idle, us: u64) -> u64 {
+        assert_eq!(idle.after_turn(at(us), 1), IdleStep::Turn);
+        (0..)
+            .find(|passed| idle.after_turn(at(us + passed), 0) == IdleStep::Park)
+            .unwrap()
+    }
+
     #[test]
-    fn the_default_spins_after_each_event_then_parks() {
+    fn the_default_spins_after_an_event_then_parks() {
         let mut idle = Idle::new(IdlePolicy::choose(false, SPIN, 2, 2));
-        assert_eq!(idle.after_turn(at(100), 0), IdleStep::Turn);
-        assert_eq!(idle.after_turn(at(129), 0), IdleStep::Turn);
-        assert_eq!(idle.after_turn(at(129), 1), IdleStep::Turn);
-        assert_eq!(idle.after_turn(at(131), 0), IdleStep::Turn);
-        assert_eq!(idle.after_turn(at(161), 0), IdleStep::Park);
-        idle.after_park(true);
-        assert_eq!(idle.after_turn(at(170), 0), IdleStep::Park);
-        idle.after_park(false);
-        assert_eq!(idle.after_turn(at(180), 0), IdleStep::Turn);
+        assert_eq!(sleeps_after_us(&mut idle, 100), 30);
+        assert_eq!(idle.after_turn(at(900), 0), IdleStep::Park);
+        assert_eq!(sleeps_after_us(&mut idle, 1000), 30);
+    }
+
+    #[test]
+    fn spinning_in_vain_becomes_rare_until_it_pays() {
+        let mut idle = Idle::new(IdlePolicy::SpinThenPark(SPIN));
+        let times: Vec<u64> = (0..600)
+            .map(|period| sleeps_after_us(&mut idle, period * 1000))
+            .collect();
+        let spins: Vec<usize> = (0..600).filter(|period| times[*period] > 0).collect();
+        assert_eq!(spins, [0, 1, 2, 4, 7, 12, 21, 38, 71, 136, 265, 522]);
+        let mut period = 1000;
+        while sleeps_after_us(&mut idle, period * 1000) == 0 {
+            period += 1;
+        }
+        assert!(period <= 1000 + u64::from(SPINS_SKIPPED_MAX));
+        idle.spins_to_skip = 0;
+        idle.after_turn(at(9_000_000), 1);
+        assert_eq!(idle.after_turn(at(9_000_001), 0), IdleStep::Turn);
+        assert_eq!(idle.after_turn(at(9_000_002), 1), IdleStep::Turn);
+        assert_eq!(sleeps_after_us(&mut idle, 9_000_003), 30);
+        assert_eq!(sleeps_after_us(&mut idle, 9_001_000), 30);
     }
 
     #[test]

@@ -72,7 +72,7 @@ async fn turn_until_finished<L: ShardLoop>(
             }
             IdleStep::Turn => {
                 empty_turns = if events > 0 { 0 } else { empty_turns + 1 };
-                give_way(&idle, empty_turns).await;
+                give_way(empty_turns).await;
             }
             IdleStep::Park => {
                 let limit = sleep_limit(&shard, clock);
@@ -81,7 +81,6 @@ async fn turn_until_finished<L: ShardLoop>(
                     continue;
                 }
                 park(&mut shard, &mut tasks, limit).await;
-                idle.after_park(sleep_limit(&shard, clock).is_some_and(|limit| limit.is_zero()));
             }
         }
     }
@@ -89,11 +88,11 @@ async fn turn_until_finished<L: ShardLoop>(
 }
 
 /// Lets other tasks of the thread run after turns with events, and now and then between others.
-async fn give_way(idle: &Idle, empty_turns: u32) {
+async fn give_way(empty_turns: u32) {
     if empty_turns.is_multiple_of(EMPTY_TURNS_PER_YIELD) {
         glommio::executor().yield_now().await;
     } else {
-        idle.relax();
+        std::hint::spin_loop();
     }
 }
 
@@ -116,7 +115,7 @@ async fn pass_to_reactor() {
 /// Wakes the thread if glommio fell asleep although tasks can run.
 async fn bound_lost_wake_ups() {
     loop {
-        Timer::new(SLEEP_MAX).await;
+        Timer::new(GUARD_INTERVAL).await;
     }
 }
 
@@ -131,28 +130,30 @@ async fn park<L: ShardLoop>(shard: &mut L, tasks: &mut TaskQueue, limit: Option<
         tasks.awake();
         return;
     }
-    // A descriptor that cannot be waited for costs latency, up to the end of the timer, but no event.
-    let ready = shard
-        .park_fd()
-        .map(|descriptor| Readable::new(descriptor).ok());
-    if let Some(ready) = ready {
-        let limit = limit.map_or(SLEEP_MAX, |limit| limit.min(SLEEP_MAX));
-        first_of(ready, Timer::new(limit)).await;
+    let ready = shard.park_fd().map(Readable::new);
+    match ready {
+        None => {}
+        Some(Ok(ready)) => first_of(ready, limit.map(Timer::new)).await,
+        // A descriptor that cannot be waited for costs latency, but no event.
+        Some(Err(_)) => {
+            let limit = limit.map_or(GUARD_INTERVAL, |limit| limit.min(GUARD_INTERVAL));
+            Timer::new(limit).await;
+        }
     }
     shard.unpark();
     tasks.awake();
 }
 
-async fn first_of(ready: Option<Readable>, timer: Timer) {
+async fn first_of(ready: Readable, timer: Option<Timer>) {
     let mut ready = pin!(ready);
     let mut timer = pin!(timer);
     std::future::poll_fn(|context| {
-        if let Some(ready) = ready.as_mut().as_pin_mut()
-            && ready.poll(context).is_ready()
+        if let Some(timer) = timer.as_mut().as_pin_mut()
+            && timer.poll(context).is_ready()
         {
             return Poll::Ready(());
         }
-        timer.as_mut().poll(context).map(|_elapsed| ())
+        ready.as_mut().poll(context)
     })
     .await;
 }
@@ -164,8 +165,9 @@ const MOMENT: Duration = Duration::from_micros(1);
 /// How long users' tasks run on before glommio asks them to give way. It is longer than
 /// [`REACTOR_PASS_INTERVAL`] because each time it is over, a wake-up can be lost.
 const PREEMPTION_INTERVAL: Duration = Duration::from_millis(10);
-/// Longest sleep: glommio can lose a wake-up when its preemption timer fires as it parks.
-const SLEEP_MAX: Duration = Duration::from_millis(10);
+/// Longest sleep of the thread inside glommio, which can lose a wake-up when its preemption timer fires as it
+/// parks.
+const GUARD_INTERVAL: Duration = Duration::from_millis(20);
 /// Turns without events between two chances for other tasks.
 const EMPTY_TURNS_PER_YIELD: u32 = 16;
 /// Memory for glommio's own direct input and output; the shard's does not come from here.

@@ -18,7 +18,7 @@ pub(super) fn run<L: ShardLoop>(
         }
         match idle.after_turn(now, events) {
             IdleStep::Turn if events > 0 => {}
-            IdleStep::Turn => idle.relax(),
+            IdleStep::Turn => std::hint::spin_loop(),
             IdleStep::Park => {
                 let limit = sleep_limit(&shard, clock);
                 if limit.is_some_and(|limit| limit.is_zero()) || !tasks.may_sleep() {
@@ -26,7 +26,6 @@ pub(super) fn run<L: ShardLoop>(
                 }
                 shard.park(limit);
                 tasks.awake();
-                idle.after_park(sleep_limit(&shard, clock).is_some_and(|limit| limit.is_zero()));
             }
         }
     }

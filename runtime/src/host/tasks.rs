@@ -36,6 +36,7 @@ pub(super) struct TaskQueue {
     sleeper: Sleeper,
     was_used: bool,
     panic: Rc<Cell<Option<Panic>>>,
+    waker: Waker,
 }
 
 /// The native host's executor.
@@ -88,20 +89,21 @@ impl TaskQueue {
     /// `waker` ends the thread's sleep.
     pub(super) fn new(jobs: Jobs, waker: Waker) -> Self {
         let Jobs { inbox, mut sleeper } = jobs;
-        sleeper.install(waker);
+        sleeper.install(waker.clone());
         Self {
             inbox,
             sleeper,
             was_used: false,
             panic: Rc::default(),
+            waker,
         }
     }
 
     pub(super) fn drain(&mut self, mut start: impl FnMut(LocalTask)) -> usize {
-        let panic = &self.panic;
-        let count = self
-            .inbox
-            .drain(TASKS_PER_TURN_MAX, |job| start(guarded(job(), panic)));
+        let (panic, waker) = (&self.panic, &self.waker);
+        let count = self.inbox.drain(TASKS_PER_TURN_MAX, |job| {
+            start(guarded(job(), panic.clone(), waker.clone()));
+        });
         self.was_used |= count > 0;
         count
     }
@@ -192,12 +194,12 @@ impl Wake for Signal {
 }
 
 /// Keeps a panic from unwinding through the executor: glommio would leave the shard behind, neither running nor
-/// dropped.
-fn guarded(task: LocalTask, panic: &Rc<Cell<Option<Panic>>>) -> LocalTask {
-    let panic = panic.clone();
+/// dropped. The waker lets a sleeping shard see it.
+fn guarded(task: LocalTask, panic: Rc<Cell<Option<Panic>>>, waker: Waker) -> LocalTask {
     Box::pin(async move {
         if let Err(payload) = AssertUnwindSafe(task).catch_unwind().await {
             panic.set(Some(payload));
+            waker.wake_by_ref();
         }
     })
 }
