@@ -1,5 +1,6 @@
-//! Question: what does a host cost? 64 bytes over TCP and back between two shards, in microseconds, for
-//! each placement, driver, host and way to idle. Baseline of the same run: blocking sockets of std between two threads.
+//! Question: what does a host cost? First, 64 bytes over TCP and back between two shards, in microseconds, for
+//! each placement, driver, host and way to idle. Baseline of the same run: blocking sockets of std between two
+//! threads. Second, what a shard without work takes of a CPU, in percent. Baseline: a thread that spins.
 #![expect(clippy::print_stdout, reason = "the figures are the result")]
 
 #[path = "../tests/echo/mod.rs"]
@@ -29,6 +30,57 @@ fn main() {
         print(&format!("{placed}, blocking std sockets"), &baseline(cpus));
         print_hosts(placed, cpus);
     }
+    println!("{:<64} {:>8}", "a shard without work, % of a CPU", "mean");
+    print_idle();
+}
+
+fn print_idle() {
+    println!(
+        "{:<64} {:>8.2}",
+        "a thread that spins",
+        cpu_percent(Instant::now())
+    );
+    for driver in [DriverRequest::IoUring, DriverRequest::Epoll] {
+        for (kind, has_futures) in HOSTS {
+            let setup = Setup {
+                driver,
+                kind,
+                idle: IdlePolicy::SpinThenPark(Duration::from_micros(30)),
+                has_futures,
+                cpus: [None, None],
+                round_trips: 1,
+            };
+            let (server, address) = echo::serve(&setup);
+            let client = TcpStream::connect(address).expect("the server listens");
+            std::thread::sleep(Duration::from_millis(50));
+            let before_ns = cpu_time_ns();
+            std::thread::sleep(IDLE_TIME);
+            let percent = (cpu_time_ns() - before_ns) as f64 * 100.0 / IDLE_TIME.as_nanos() as f64;
+            let futures = if has_futures { " with futures" } else { "" };
+            let name = format!("{driver}, {}{futures}", kind.name());
+            println!("{name:<64} {percent:>8.2}");
+            drop(client);
+            server.join().expect("the server ends with its client");
+        }
+    }
+}
+
+fn cpu_percent(begin: Instant) -> f64 {
+    let before_ns = cpu_time_ns();
+    while begin.elapsed() < IDLE_TIME {
+        std::hint::spin_loop();
+    }
+    (cpu_time_ns() - before_ns) as f64 * 100.0 / IDLE_TIME.as_nanos() as f64
+}
+
+/// Time that the threads of this process have run, as the scheduler counts it.
+fn cpu_time_ns() -> u64 {
+    let threads = std::fs::read_dir("/proc/self/task").expect("proc is mounted");
+    threads
+        .flatten()
+        .filter_map(|thread| std::fs::read_to_string(thread.path().join("schedstat")).ok())
+        .filter_map(|text| text.split(' ').next()?.parse::<u64>().ok())
+        .sum()
 }
 
 fn print_hosts(placed: &str, cpus: [Option<usize>; 2]) {
@@ -38,11 +90,7 @@ fn print_hosts(placed: &str, cpus: [Option<usize>; 2]) {
             IdlePolicy::SpinThenPark(Duration::from_micros(30)),
             IdlePolicy::Park,
         ] {
-            for (kind, has_futures) in [
-                (HostKind::Native, false),
-                (HostKind::Glommio, false),
-                (HostKind::Glommio, true),
-            ] {
+            for (kind, has_futures) in HOSTS {
                 let setup = Setup {
                     driver,
                     kind,
@@ -97,4 +145,10 @@ fn print(name: &str, times_ns: &[u64]) {
     println!("{name:<64} {:>8.1} {:>8.1}", at(50), at(99));
 }
 
-const ROUND_TRIPS: usize = 20_000;
+const ROUND_TRIPS: usize = 10_000;
+const IDLE_TIME: Duration = Duration::from_secs(2);
+const HOSTS: [(HostKind, bool); 3] = [
+    (HostKind::Native, false),
+    (HostKind::Glommio, false),
+    (HostKind::Glommio, true),
+];

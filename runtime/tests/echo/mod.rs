@@ -6,7 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use grpcxx_runtime::host::{Clock, HostKind, HostOptions, ShardLoop, spawn};
+use grpcxx_runtime::host::{Clock, HostHandle, HostKind, HostOptions, ShardLoop, spawn};
 use grpcxx_runtime::idle::IdlePolicy;
 use grpcxx_tcp::{Accepted, DriverRequest, TcpOptions, TcpTransport};
 use grpcxx_transport::{
@@ -26,11 +26,12 @@ pub(crate) struct Setup {
     pub(crate) round_trips: usize,
 }
 
-/// Runs the pair and returns the round trip times in nanoseconds, sorted.
-pub(crate) fn run(setup: Setup) -> Vec<u64> {
+/// Starts a server that waits for a client; it ends when its client goes.
+pub(crate) fn serve(setup: &Setup) -> (HostHandle, SocketAddr) {
     let (address, addressed) = channel();
+    let driver = setup.driver;
     let server = move || {
-        let (mut transport, _) = open(setup.driver)?;
+        let (mut transport, _) = open(driver)?;
         let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
         let (_, bound) = transport
             .listen(any_port)
@@ -38,9 +39,17 @@ pub(crate) fn run(setup: Setup) -> Vec<u64> {
         address.send(bound).map_err(|error| error.to_string())?;
         Ok(EchoShard::new(transport, Side::Server))
     };
-    let (server, server_tasks) = spawn(options("echo-server", &setup, 0), server).unwrap();
+    let (server, tasks) = spawn(options("echo-server", setup, 0), server).unwrap();
     server.wait_started().unwrap();
-    let peer = addressed.recv().unwrap();
+    if setup.has_futures {
+        tasks.spawn_local(std::future::pending).unwrap();
+    }
+    (server, addressed.recv().unwrap())
+}
+
+/// Runs the pair and returns the round trip times in nanoseconds, sorted.
+pub(crate) fn run(setup: Setup) -> Vec<u64> {
+    let (server, peer) = serve(&setup);
     let (times, timed) = channel();
     let client = move || {
         let (mut transport, _) = open(setup.driver)?;
@@ -54,9 +63,7 @@ pub(crate) fn run(setup: Setup) -> Vec<u64> {
     };
     let (client, client_tasks) = spawn(options("echo-client", &setup, 1), client).unwrap();
     if setup.has_futures {
-        for tasks in [server_tasks, client_tasks] {
-            tasks.spawn_local(std::future::pending).unwrap();
-        }
+        client_tasks.spawn_local(std::future::pending).unwrap();
     }
     let mut times = timed.recv_timeout(PATIENCE).expect("the pair is stuck");
     client.join().unwrap();
