@@ -1,10 +1,29 @@
-//! What runs the protocol: shards on their threads, what they send each other, and how they are placed.
+//! What runs the protocol: engines and their shards, what shards send each other, and how they are placed.
 #![deny(unsafe_code)]
 
+mod call;
+mod client;
 pub mod cluster;
+mod command;
+mod compute;
 pub mod config;
 pub mod endpoint_map;
+mod counters;
+mod engine;
+mod function;
 pub mod host;
 pub mod idle;
+mod limits;
 pub mod mesh;
 pub mod placement;
+mod registry;
+mod shard;
+mod task;
+
+pub use call::{Call, CallResult, CallSink};
+pub use client::{Client, Peer};
+pub use counters::Counters;
+pub use engine::{Engine, EngineError, EngineOptions, SPIN_DEFAULT, StartReport};
+pub use function::{Function, Later, Promise, Responder, Served, Service};
+pub use registry::{STORE_LIST, STORE_PULL, STORE_PUSH};
+pub use shard::ShardContext;

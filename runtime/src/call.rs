@@ -1,0 +1,111 @@
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures_channel::oneshot;
+use grpcxx_memory::BufferMut;
+use grpcxx_rpc::{Code, Response, Status, TensorMeta};
+
+use crate::client::Cancel;
+use crate::shard::ShardContext;
+
+/// What a call ends in.
+pub type CallResult = Result<Response, Status>;
+
+/// Takes the results of calls on the shard that made them, without a hop to another thread.
+///
+/// All methods run on the shard's thread and must not block.
+pub trait CallSink: Send + Sync {
+    /// A call ended. `token` is the one given with the call; further calls can be made through `shard`.
+    fn finished(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>);
+
+    /// Memory for the data of tensor `index` of a response, `meta.data_bytes` long. `None` takes it from the
+    /// shard's arena.
+    fn allocate(
+        &self,
+        token: u64,
+        index: usize,
+        meta: &TensorMeta,
+    ) -> Option<Result<BufferMut, Status>> {
+        let _ = (token, index, meta);
+        None
+    }
+}
+
+/// Where the result of a call goes.
+pub(crate) enum Completion {
+    Sink { sink: Arc<dyn CallSink>, token: u64 },
+    Future(oneshot::Sender<CallResult>),
+    Nobody,
+}
+
+impl fmt::Debug for Completion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sink { .. } => "Sink",
+            Self::Future(_) => "Future",
+            Self::Nobody => "Nobody",
+        })
+    }
+}
+
+/// A call under way: a future of its result. Dropping it cancels the call.
+#[must_use = "dropping a call cancels it"]
+#[derive(Debug)]
+pub struct Call {
+    receiver: oneshot::Receiver<CallResult>,
+    cancel: Option<Cancel>,
+}
+
+impl Call {
+    pub(crate) fn new(receiver: oneshot::Receiver<CallResult>, cancel: Cancel) -> Self {
+        Self {
+            receiver,
+            cancel: Some(cancel),
+        }
+    }
+
+    /// A call that has ended before it began.
+    pub(crate) fn failed(status: Status) -> Self {
+        let (sender, receiver) = oneshot::channel();
+        // The receiver is right here, so the result cannot be refused.
+        let _ = sender.send(Err(status));
+        Self {
+            receiver,
+            cancel: None,
+        }
+    }
+
+    /// Blocks the calling thread until the call has ended. Not for use on a shard.
+    ///
+    /// # Errors
+    /// The status with which the call failed.
+    pub fn wait(self) -> CallResult {
+        futures_executor::block_on(self)
+    }
+}
+
+impl Future for Call {
+    type Output = CallResult;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<CallResult> {
+        let result = std::task::ready!(Pin::new(&mut self.receiver).poll(context));
+        self.cancel = None;
+        Poll::Ready(result.unwrap_or_else(|oneshot::Canceled| {
+            Err(Status::new(
+                Code::Unavailable,
+                "the engine stopped before the call ended",
+            ))
+        }))
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if let Some(cancel) = self.cancel.take() {
+            cancel.send();
+        }
+    }
+}

@@ -1,0 +1,317 @@
+use std::collections::HashMap;
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crossbeam_queue::SegQueue;
+use futures_channel::oneshot;
+use grpcxx_rpc::{Code, Request, Status, Text};
+
+use crate::call::{Call, CallSink, Completion};
+use crate::command::{Command, NewCall};
+use crate::limits;
+use crate::mesh::{Doorbell, InboxSender};
+
+/// The inboxes of all shards of an engine.
+pub(crate) struct Mailboxes {
+    inboxes: Vec<InboxSender<Command>>,
+    doorbells: Vec<Doorbell>,
+    overflow: Vec<SegQueue<Command>>,
+}
+
+/// Makes calls to peers, from any thread.
+#[derive(Clone)]
+pub struct Client {
+    shared: Arc<ClientShared>,
+}
+
+struct ClientShared {
+    mailboxes: Arc<Mailboxes>,
+    next_call: AtomicU64,
+    next_shard: AtomicUsize,
+    own_address: Option<SocketAddr>,
+    peers: Mutex<HashMap<String, Peer>>,
+}
+
+/// A task that can be called, by the address of its star port. The connection is made at the first call, and
+/// again after it was lost.
+#[derive(Clone)]
+pub struct Peer {
+    inner: Arc<PeerInner>,
+}
+
+struct PeerInner {
+    address: Text,
+    socket_address: SocketAddr,
+    shard: usize,
+    number: u64,
+    is_self: bool,
+}
+
+/// Withdraws a call.
+#[derive(Clone)]
+pub(crate) struct Cancel {
+    mailboxes: Arc<Mailboxes>,
+    shard: usize,
+    number: u64,
+}
+
+impl Client {
+    pub(crate) fn new(mailboxes: Arc<Mailboxes>, own_address: Option<SocketAddr>) -> Self {
+        Self {
+            shared: Arc::new(ClientShared {
+                mailboxes,
+                next_call: AtomicU64::new(1),
+                next_shard: AtomicUsize::new(0),
+                own_address,
+                peers: Mutex::new(HashMap::new()),
+            }),
+        }
+    }
+
+    /// The peer at `host:port`. The name is resolved once, in the calling thread; the same address always
+    /// gives the same peer. Peers are spread over the shards in turn.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if the address is no `host:port` or does not resolve, `RESOURCE_EXHAUSTED` if there
+    /// are too many peers.
+    pub fn peer(&self, address: &str) -> Result<Peer, Status> {
+        let lock = || {
+            self.shared
+                .peers
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        };
+        if let Some(peer) = lock().get(address) {
+            return Ok(peer.clone());
+        }
+        let socket_address = resolve(address)?;
+        let mut peers = lock();
+        if let Some(peer) = peers.get(address) {
+            return Ok(peer.clone());
+        }
+        if peers.len() >= limits::PEERS {
+            return Err(Status::new(
+                Code::ResourceExhausted,
+                format!(
+                    "{address} would be peer {}, the limit is {}",
+                    peers.len() + 1,
+                    limits::PEERS
+                ),
+            ));
+        }
+        let turn = self.shared.next_shard.fetch_add(1, Ordering::Relaxed);
+        let peer = Peer {
+            inner: Arc::new(PeerInner {
+                address: Text::from(address),
+                socket_address,
+                shard: turn % self.shared.mailboxes.len(),
+                number: peers.len() as u64,
+                is_self: self.shared.own_address == Some(socket_address),
+            }),
+        };
+        peers.insert(address.to_owned(), peer.clone());
+        Ok(peer)
+    }
+
+    /// Calls a peer. `timeout` bounds the whole call; without one it waits as long as the peer lives.
+    pub fn call(&self, peer: &Peer, request: Request, timeout: Option<Duration>) -> Call {
+        let number = self.shared.next_call.fetch_add(1, Ordering::Relaxed);
+        let (sender, receiver) = oneshot::channel();
+        let command = Command::Call(NewCall {
+            peer: peer.clone(),
+            request,
+            timeout,
+            completion: Completion::Future(sender),
+            number: Some(number),
+        });
+        match self.shared.mailboxes.try_deliver(peer.shard(), command) {
+            Ok(()) => Call::new(
+                receiver,
+                Cancel {
+                    mailboxes: Arc::clone(&self.shared.mailboxes),
+                    shard: peer.shard(),
+                    number,
+                },
+            ),
+            Err(_) => Call::failed(inbox_full()),
+        }
+    }
+
+    /// Calls a peer; the result goes to `sink` on the peer's shard.
+    ///
+    /// # Errors
+    /// The request comes back if the shard's inbox is full; `sink` hears nothing then.
+    pub fn call_with(
+        &self,
+        peer: &Peer,
+        request: Request,
+        timeout: Option<Duration>,
+        sink: Arc<dyn CallSink>,
+        token: u64,
+    ) -> Result<(), Request> {
+        let command = Command::Call(NewCall {
+            peer: peer.clone(),
+            request,
+            timeout,
+            completion: Completion::Sink { sink, token },
+            number: None,
+        });
+        match self.shared.mailboxes.try_deliver(peer.shard(), command) {
+            Ok(()) => Ok(()),
+            Err(Command::Call(call)) => Err(call.request),
+            Err(_) => unreachable!("the inbox returns the command it was given"),
+        }
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("shards", &self.shared.mailboxes.len())
+            .finish()
+    }
+}
+
+impl Peer {
+    /// This engine's own task, served by one of its shards without a connection.
+    pub(crate) fn own(shard: usize) -> Self {
+        Self {
+            inner: Arc::new(PeerInner {
+                address: Text::from("self"),
+                socket_address: SocketAddr::from(([0, 0, 0, 0], 0)),
+                shard,
+                number: u64::MAX,
+                is_self: true,
+            }),
+        }
+    }
+
+    /// The address as it was given, `host:port`.
+    pub fn address(&self) -> &str {
+        &self.inner.address
+    }
+
+    /// The address that the name resolved to.
+    pub fn socket_address(&self) -> SocketAddr {
+        self.inner.socket_address
+    }
+
+    /// The shard that owns the connection to this peer.
+    pub fn shard(&self) -> usize {
+        self.inner.shard
+    }
+
+    /// Whether this is the engine's own task, which is served without a connection.
+    pub fn is_self(&self) -> bool {
+        self.inner.is_self
+    }
+
+    pub(crate) fn text(&self) -> Text {
+        self.inner.address.clone()
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.inner.number
+    }
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Peer({})", self.inner.address)
+    }
+}
+
+impl fmt::Debug for Mailboxes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mailboxes")
+            .field("shards", &self.inboxes.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Mailboxes {
+    pub(crate) fn new(inboxes: Vec<InboxSender<Command>>, doorbells: Vec<Doorbell>) -> Self {
+        let overflow = inboxes.iter().map(|_| SegQueue::new()).collect();
+        Self {
+            inboxes,
+            doorbells,
+            overflow,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.inboxes.len()
+    }
+
+    /// Hands a command over, or back if the inbox is full.
+    pub(crate) fn try_deliver(&self, shard: usize, command: Command) -> Result<(), Command> {
+        self.inboxes[shard]
+            .push(command)
+            .map_err(|refused| refused.value)
+    }
+
+    /// Hands over an answer, which must not be lost. Answers that do not fit into the inbox wait beside it;
+    /// there are never more of them than requests under way.
+    pub(crate) fn deliver(&self, shard: usize, command: Command) {
+        if let Err(command) = self.try_deliver(shard, command) {
+            self.overflow[shard].push(command);
+            self.doorbells[shard].ring();
+        }
+    }
+
+    /// Whether an answer that did not fit into the shard's inbox waits.
+    pub(crate) fn has_overflow(&self, shard: usize) -> bool {
+        !self.overflow[shard].is_empty()
+    }
+
+    /// The next answer that did not fit into the shard's inbox.
+    pub(crate) fn overflow(&self, shard: usize) -> Option<Command> {
+        self.overflow[shard].pop()
+    }
+}
+
+impl Cancel {
+    pub(crate) fn send(self) {
+        // If the inbox is full the call runs to its end and its result is dropped.
+        let _ = self.mailboxes.try_deliver(
+            self.shard,
+            Command::Cancel {
+                number: self.number,
+            },
+        );
+    }
+}
+
+impl fmt::Debug for Cancel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cancel({})", self.number)
+    }
+}
+
+pub(crate) fn inbox_full() -> Status {
+    Status::new(
+        Code::ResourceExhausted,
+        format!(
+            "the shard's inbox already holds {} commands; make fewer calls at once",
+            limits::INBOX_COMMANDS
+        ),
+    )
+}
+
+fn resolve(address: &str) -> Result<SocketAddr, Status> {
+    let invalid = |why: &str| {
+        Status::new(
+            Code::InvalidArgument,
+            format!("cannot use \"{address}\" as the address of a peer: {why}; write host:port"),
+        )
+    };
+    let mut addresses = address
+        .to_socket_addrs()
+        .map_err(|error| invalid(&error.to_string()))?;
+    addresses
+        .next()
+        .ok_or_else(|| invalid("the name has no address"))
+}

@@ -1,0 +1,145 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use grpcxx_rpc::{RequestId, Status, Tensor, Text};
+use grpcxx_transport::{ListenerId, Time};
+use smallvec::SmallVec;
+
+use crate::call::{CallResult, Completion};
+use crate::client::Peer;
+use crate::shard::ShardContext;
+
+/// The keys of one receive.
+pub(crate) type Keys = SmallVec<[Text; 1]>;
+
+/// What a shard is asked to do, by another shard or by a thread outside.
+pub(crate) enum Command {
+    /// Make a call on the shard that owns the peer.
+    Call(NewCall),
+    /// Forget a call made by a future that was dropped.
+    Cancel { number: u64 },
+    /// Deliver the answer to a request on the shard where it came from.
+    Answer {
+        origin: Origin,
+        result: CallResult,
+        taken: Option<Taken>,
+    },
+    /// Receive from a step, on its home shard.
+    Receive {
+        origin: Origin,
+        step_id: i64,
+        keys: Keys,
+    },
+    /// Nobody waits for this receive any more.
+    Forget { origin: Origin },
+    /// Put a tensor into a step, on its home shard.
+    Send {
+        step_id: i64,
+        key: Text,
+        tensor: Tensor,
+        origin: Option<Origin>,
+    },
+    /// Put tensors back whose answer never left.
+    Restore {
+        step_id: i64,
+        keys: Keys,
+        tensors: SmallVec<[Tensor; 1]>,
+    },
+    /// Fail a step, on its home shard.
+    Abort {
+        step_id: i64,
+        status: Status,
+        origin: Option<Origin>,
+    },
+    /// Fail all steps of this shard.
+    AbortAll { status: Status },
+    /// Remove a step, on its home shard.
+    Cleanup {
+        step_id: i64,
+        origin: Option<Origin>,
+    },
+    /// One graph call of a step is done; the last one removes the step.
+    GraphDone { step_id: i64, ps_graph_count: i32 },
+    /// Run code on the shard.
+    Run(Box<dyn FnOnce(&mut ShardContext<'_>) + Send>),
+    /// Stop listening, answer what is in flight, close all links.
+    Stop { grace: Duration },
+}
+
+/// A call that no shard has taken up yet.
+pub(crate) struct NewCall {
+    pub(crate) peer: Peer,
+    pub(crate) request: grpcxx_rpc::Request,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) completion: Completion,
+    /// Set for calls that can be cancelled from outside; unique within the engine.
+    pub(crate) number: Option<u64>,
+}
+
+/// What a shard hands to another one.
+pub(crate) enum Parcel<A> {
+    Command(Command),
+    Adopt { listener: ListenerId, accepted: A },
+}
+
+/// Tensors that an answer took out of a step, so that they can be put back.
+pub(crate) struct Taken {
+    pub(crate) step_id: i64,
+    pub(crate) keys: Keys,
+}
+
+/// Where a request came from, and so where its answer goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Origin {
+    /// A request from a peer.
+    Link {
+        shard: u16,
+        server: SlotId,
+        request: RequestId,
+    },
+    /// A call of this process to itself.
+    Local { shard: u16, call: SlotId },
+}
+
+/// An entry of a slab, and the generation that tells its users apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct SlotId {
+    pub(crate) slot: u32,
+    pub(crate) generation: u32,
+}
+
+impl Origin {
+    pub(crate) fn shard(self) -> usize {
+        match self {
+            Self::Link { shard, .. } | Self::Local { shard, .. } => usize::from(shard),
+        }
+    }
+}
+
+impl std::fmt::Debug for Command {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Call(_) => "Call",
+            Self::Cancel { .. } => "Cancel",
+            Self::Answer { .. } => "Answer",
+            Self::Receive { .. } => "Receive",
+            Self::Forget { .. } => "Forget",
+            Self::Send { .. } => "Send",
+            Self::Restore { .. } => "Restore",
+            Self::Abort { .. } => "Abort",
+            Self::AbortAll { .. } => "AbortAll",
+            Self::Cleanup { .. } => "Cleanup",
+            Self::GraphDone { .. } => "GraphDone",
+            Self::Run(_) => "Run",
+            Self::Stop { .. } => "Stop",
+        })
+    }
+}
+
+/// The later of a relative timeout's end and never.
+pub(crate) fn deadline(now: Time, timeout: Option<Duration>) -> Option<Time> {
+    timeout.map(|timeout| now + timeout)
+}
+
+/// Names of tensors and functions that all shards see, replaced as a whole when they change.
+pub(crate) type Shared<T> = Arc<arc_swap::ArcSwap<T>>;

@@ -1,0 +1,30 @@
+use std::thread;
+
+/// Runs the code of functions away from the shards.
+pub(crate) trait Compute: Send + Sync {
+    /// Runs `job` soon, on another thread.
+    fn spawn(&self, job: Box<dyn FnOnce() + Send>);
+}
+
+/// A pool of threads.
+pub(crate) struct ComputePool(rayon_core::ThreadPool);
+
+impl ComputePool {
+    /// Starts `threads` threads, or one for each CPU.
+    pub(crate) fn start(threads: Option<usize>) -> Result<Self, String> {
+        let threads =
+            threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
+        rayon_core::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|index| format!("compute-{index}"))
+            .build()
+            .map(Self)
+            .map_err(|error| format!("cannot start the compute pool: {error}"))
+    }
+}
+
+impl Compute for ComputePool {
+    fn spawn(&self, job: Box<dyn FnOnce() + Send>) {
+        self.0.spawn(job);
+    }
+}

@@ -1,0 +1,74 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that one thread counts up and any thread reads.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    /// Only the counting thread calls this, so a load and a store are enough.
+    pub(crate) fn add(&self, count: u64) {
+        let total = self.0.load(Ordering::Relaxed).wrapping_add(count);
+        self.0.store(total, Ordering::Relaxed);
+    }
+
+    fn value(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])* $name:ident,)*) => {
+        /// What one shard has counted since it started.
+        #[derive(Debug, Default)]
+        pub(crate) struct ShardCounters {
+            $(pub(crate) $name: Counter,)*
+        }
+
+        /// What an engine has counted since it started, over all shards.
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct Counters {
+            $($(#[doc = $doc])* pub $name: u64,)*
+        }
+
+        impl Counters {
+            pub(crate) fn sum(shards: &[ShardCounters]) -> Self {
+                let mut total = Self::default();
+                for shard in shards {
+                    $(total.$name = total.$name.wrapping_add(shard.$name.value());)*
+                }
+                total
+            }
+
+            /// Name, meaning and value of each counter.
+            pub fn entries(&self) -> Vec<(&'static str, &'static str, u64)> {
+                vec![$((stringify!($name), concat!($($doc),*), self.$name),)*]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Connections accepted from peers.
+    accepted,
+    /// Connections from peers that ended.
+    closed,
+    /// Connections to peers that were lost.
+    links_lost,
+    /// Connections closed because the peer broke the protocol.
+    violations,
+    /// Requests taken from peers.
+    requests,
+    /// Requests answered with an error.
+    requests_failed,
+    /// Calls begun.
+    calls,
+    /// Calls that ended with an error.
+    calls_failed,
+    /// Tensors put back into their step because their answer never left.
+    restored,
+    /// Tensors put into a step.
+    sends,
+    /// Tensors refused by their step: the key was taken, or the step was aborted.
+    sends_refused,
+}

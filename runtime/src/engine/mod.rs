@@ -1,0 +1,228 @@
+//! The engine: all shards of one task, and the handle that a program holds.
+
+mod options;
+mod report;
+mod start;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use grpcxx_rpc::{Request, Status, Tensor, Text, home_shard, proto};
+
+pub use self::options::{EngineError, EngineOptions, SPIN_DEFAULT};
+pub use self::report::StartReport;
+use crate::call::Call;
+use crate::client::{Client, Peer, inbox_full};
+use crate::cluster::TaskId;
+use crate::command::Command;
+use crate::counters::Counters;
+use crate::function::Function;
+use crate::host::{HostError, HostHandle, TaskSpawner};
+use crate::registry;
+use crate::shard::SharedParts;
+
+/// A running task: its shards, its listener, its steps, its store and its functions.
+///
+/// Dropping it stops the shards without grace; [`Engine::shutdown`] lets what is in flight finish first.
+pub struct Engine {
+    shared: SharedParts,
+    client: Client,
+    report: StartReport,
+    hosts: Vec<HostHandle>,
+    spawners: Vec<TaskSpawner>,
+}
+
+impl Engine {
+    /// Starts the shards and, if asked to, listens on the star port.
+    ///
+    /// # Errors
+    /// What could not be had: the port, memory, a thread, the host or driver that was asked for.
+    pub fn start(options: EngineOptions) -> Result<Self, EngineError> {
+        start::start(options)
+    }
+
+    /// Makes calls to peers; cheap to clone.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// Where the star port listens, if it does.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.report.star_address
+    }
+
+    /// What was chosen at start; its text is the line for the log.
+    pub fn start_report(&self) -> &StartReport {
+        &self.report
+    }
+
+    /// Which task this is.
+    pub fn task(&self) -> &TaskId {
+        self.shared.task.id()
+    }
+
+    /// The number that tells this run of the task from every other, and stands in its rendezvous keys.
+    pub fn incarnation(&self) -> u64 {
+        self.shared.task.incarnation()
+    }
+
+    /// The task's device, as GetStatus reports it.
+    pub fn device_attributes(&self) -> &proto::DeviceAttributes {
+        self.shared.task.attributes()
+    }
+
+    /// Lets peers call `function` by `name`; a function of that name is replaced.
+    pub fn register(&self, name: impl Into<Text>, function: Arc<dyn Function>) {
+        let name = name.into();
+        self.shared.functions.rcu(|functions| {
+            let mut functions = registry::Functions::clone(functions);
+            functions.insert(name.clone(), Arc::clone(&function));
+            functions
+        });
+    }
+
+    /// Puts a tensor into a step, where one receiver will find it. A key that is taken, or a step that was
+    /// aborted, drops the tensor and counts it ([`Counters::sends_refused`]).
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if the key is not a rendezvous key, `NOT_FOUND` or `ABORTED` if it does not name this
+    /// task's device in this incarnation, `RESOURCE_EXHAUSTED` if the shard's inbox is full.
+    pub fn send(&self, step_id: i64, key: Text, tensor: Tensor) -> Result<(), Status> {
+        self.shared.task.check_key(&key)?;
+        self.order(
+            step_id,
+            Command::Send {
+                step_id,
+                key,
+                tensor,
+                origin: None,
+            },
+        )
+    }
+
+    /// Receives tensors of this task's own steps, as a peer would with the same keys.
+    pub fn receive(&self, step_id: i64, keys: Vec<Text>, timeout: Option<Duration>) -> Call {
+        let home = home_shard(step_id, self.shared.mailboxes.len());
+        let request = Request::FuseRecvTensor { step_id, keys };
+        self.client.call(&Peer::own(home), request, timeout)
+    }
+
+    /// Fails all receives of a step, those that wait and those to come, with `status`.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED` if the shard's inbox is full.
+    pub fn abort_step(&self, step_id: i64, status: Status) -> Result<(), Status> {
+        self.order(
+            step_id,
+            Command::Abort {
+                step_id,
+                status,
+                origin: None,
+            },
+        )
+    }
+
+    /// Removes a step with all its tensors; receives that wait fail with `ABORTED`.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED` if the shard's inbox is full.
+    pub fn cleanup_step(&self, step_id: i64) -> Result<(), Status> {
+        self.order(
+            step_id,
+            Command::Cleanup {
+                step_id,
+                origin: None,
+            },
+        )
+    }
+
+    /// Puts tensors into the store, all or none; those of the same names are replaced.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED` beyond a limit of the store.
+    pub fn store_put(&self, tensors: Vec<(Text, Tensor)>) -> Result<(), Status> {
+        registry::put_all(&self.shared.store, tensors)
+    }
+
+    /// The names and tensors of the store, in byte order of the names.
+    pub fn stored(&self) -> Vec<(Text, Tensor)> {
+        self.shared
+            .store
+            .load()
+            .iter()
+            .map(|(name, tensor)| (name.clone(), tensor.clone()))
+            .collect()
+    }
+
+    /// Serves a request as if a peer had sent it.
+    pub fn serve(&self, request: Request, timeout: Option<Duration>) -> Call {
+        self.client.call(&Peer::own(0), request, timeout)
+    }
+
+    /// What all shards have counted so far.
+    pub fn counters(&self) -> Counters {
+        Counters::sum(&self.shared.counters)
+    }
+
+    /// Runs futures of the program on a shard's thread, beside the shard.
+    pub fn spawner(&self, shard: usize) -> Option<&TaskSpawner> {
+        self.spawners.get(shard)
+    }
+
+    /// Stops: no new connections and calls, what is in flight gets `grace` to finish, then all links close.
+    ///
+    /// # Errors
+    /// A shard had ended before because its thread failed.
+    pub fn shutdown(mut self, grace: Duration) -> Result<(), HostError> {
+        self.stop(grace)
+    }
+
+    fn order(&self, step_id: i64, command: Command) -> Result<(), Status> {
+        let home = home_shard(step_id, self.shared.mailboxes.len());
+        self.shared
+            .mailboxes
+            .try_deliver(home, command)
+            .map_err(|_| inbox_full())
+    }
+
+    fn stop(&mut self, grace: Duration) -> Result<(), HostError> {
+        for shard in 0..self.shared.mailboxes.len() {
+            self.shared
+                .mailboxes
+                .deliver(shard, Command::Stop { grace });
+        }
+        let mut result = Ok(());
+        for host in self.hosts.drain(..) {
+            let ended = host.join();
+            if result.is_ok() {
+                result = ended;
+            }
+        }
+        result
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop(Duration::ZERO) {
+            tracing::error!(%error, "a shard had failed");
+        }
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Engine({})", self.report)
+    }
+}
+
+/// Something like a random number without a dependency: different for each start of a process.
+pub(crate) fn fresh_incarnation() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u128(Instant::now().elapsed().as_nanos());
+    hasher.write_u32(std::process::id());
+    hasher.finish()
+}

@@ -1,0 +1,193 @@
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use grpcxx_memory::ArenaOptions;
+use grpcxx_rpc::{ChannelOptions, ConnectionLimits, RendezvousLimits, StoreLimits};
+use grpcxx_tcp::{DriverRequest, TcpOptions};
+use grpcxx_transport::LinkLimits;
+
+use super::fresh_incarnation;
+use crate::cluster::TaskId;
+use crate::config::{Config, DriverSetting, JobKind};
+use crate::function::Service;
+use crate::host::{HostError, HostSetting};
+use crate::placement::{CpuList, PlacementError};
+
+/// What an engine is made of. The default is a task of its own with one shard that listens nowhere.
+#[derive(Clone)]
+pub struct EngineOptions {
+    /// Which task of the cluster this is.
+    pub task: TaskId,
+    /// Where the star port listens; port 0 takes a free one. `None`: this engine only calls.
+    pub listen: Option<SocketAddr>,
+    /// Number of shards, at least 1.
+    pub shards: usize,
+    /// Whether each shard is pinned to a CPU of its own.
+    pub pin: bool,
+    /// CPUs to pin shards to, in order; pins whatever `pin` says.
+    pub cpus: Option<CpuList>,
+    /// Index into the allowed CPUs of the first shard's CPU, so that tasks of one host can differ.
+    pub first_cpu: usize,
+    /// Whether shards spin for ever instead of parking.
+    pub polling: bool,
+    fn tcp_options(config: &Config, polling: bool) -> TcpOptions {
+    TcpOptions {
+        driver: match config.driver {
+            DriverSetting::Auto => DriverRequest::Auto,
+            DriverSetting::IoUring => DriverRequest::IoUring,
+            DriverSetting::Epoll => DriverRequest::Epoll,
+        },
+        limits: LinkLimits {
+            queued_frames: config.queued_frames as usize,
+            links: config.connections as usize,
+        },
+        busy: polling,
+        ..TcpOptions::default()
+    }
+}
+
+/// How long an idle shard spins before it parks, if it does not poll.
+    pub spin: Duration,
+    /// What turns the shards.
+    pub host: HostSetting,
+    /// Driver and socket options.
+    pub tcp: TcpOptions,
+    /// Memory of each shard; `None` takes an equal share of half the machine.
+    pub arena: Option<ArenaOptions>,
+    /// Limits of each connection.
+    pub connection_limits: ConnectionLimits,
+    /// How peers are dialled and how long calls wait for them.
+    pub channel: ChannelOptions,
+    /// Limits of the steps of each shard.
+    pub rendezvous_limits: RendezvousLimits,
+    /// Limits of the store.
+    pub store_limits: StoreLimits,
+    /// Threads that run functions; `None`: one for each CPU.
+    pub compute_threads: Option<usize>,
+    /// Whether to announce what goes beyond star.
+    pub extensions: bool,
+    /// Sees each request before the built-in services.
+    pub service: Option<Arc<dyn Service>>,
+}
+
+impl EngineOptions {
+    /// What the environment's settings mean for `task` in a cluster of `total_tasks` tasks.
+    pub fn from_config(config: &Config, task: TaskId, total_tasks: usize) -> Self {
+        let job = JobKind::of(task.job());
+        let shards = config.shards(job, total_tasks);
+        let mut arena = ArenaOptions::share_of_machine(shards);
+        arena.huge_pages = config.huge_pages;
+        if let Some(bytes) = config.arena_bytes {
+            arena.capacity_bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        }
+        let polling = config.polling(job);
+        Self {
+            task,
+            listen: None,
+            shards,
+            pin: config.pinning(job),
+            cpus: config.cpus.clone(),
+            first_cpu: 0,
+            polling,
+            spin: config.spin,
+            host: config.host,
+            tcp: tcp_options(config, polling),
+            arena: Some(arena),
+            connection_limits: ConnectionLimits {
+                outstanding_calls: config.outstanding_calls as usize,
+                frame_bytes: config.frame_bytes,
+                message_bytes: config.message_bytes,
+                names_bytes: usize::try_from(config.message_bytes).unwrap_or(usize::MAX),
+                ..ConnectionLimits::default()
+            },
+            channel: ChannelOptions {
+                redial_delay: config.redial_delay,
+                connection_timeout: config.connection_timeout,
+                waiting_calls: config.waiting_calls as usize,
+                jitter_seed: fresh_incarnation(),
+                ..ChannelOptions::default()
+            },
+            rendezvous_limits: RendezvousLimits {
+                steps: config.rendezvous_steps as usize,
+                stored_bytes: config.rendezvous_bytes,
+                ..RendezvousLimits::default()
+            },
+            store_limits: StoreLimits::default(),
+            compute_threads: config.compute_threads.map(usize::from),
+            extensions: config.extensions,
+            service: None,
+        }
+    }
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            task: TaskId::new("localhost", 0),
+            listen: None,
+            shards: 1,
+            pin: false,
+            cpus: None,
+            first_cpu: 0,
+            polling: false,
+            spin: SPIN_DEFAULT,
+            host: HostSetting::default(),
+            tcp: TcpOptions::default(),
+            arena: None,
+            connection_limits: ConnectionLimits::default(),
+            channel: ChannelOptions::default(),
+            rendezvous_limits: RendezvousLimits::default(),
+            store_limits: StoreLimits::default(),
+            compute_threads: None,
+            extensions: true,
+            service: None,
+        }
+    }
+}
+
+impl fmt::Debug for EngineOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EngineOptions")
+            .field("task", &self.task)
+            .field("listen", &self.listen)
+            .field("shards", &self.shards)
+            .field("polling", &self.polling)
+            .field("host", &self.host)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why an engine did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The options contradict themselves.
+    #[error("{0}")]
+    Options(String),
+    /// Shards cannot be placed as asked.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// A shard's thread did not start: no port, no memory, no driver.
+    #[error(transparent)]
+    Host(#[from] HostError),
+}
+
+fn tcp_options(config: &Config, polling: bool) -> TcpOptions {
+    TcpOptions {
+        driver: match config.driver {
+            DriverSetting::Auto => DriverRequest::Auto,
+            DriverSetting::IoUring => DriverRequest::IoUring,
+            DriverSetting::Epoll => DriverRequest::Epoll,
+        },
+        limits: LinkLimits {
+            queued_frames: config.queued_frames as usize,
+            links: config.connections as usize,
+        },
+        busy: polling,
+        ..TcpOptions::default()
+    }
+}
+
+/// How long an idle shard spins before it parks, if nothing else is said.
+pub const SPIN_DEFAULT: Duration = Duration::from_micros(30);

@@ -1,0 +1,69 @@
+use std::fmt;
+use std::net::SocketAddr;
+
+use grpcxx_tcp::DriverChoice;
+
+use crate::host::HostChoice;
+use crate::idle::IdlePolicy;
+
+/// What an engine chose when it started. Its text is one line for the log.
+#[derive(Clone, Debug)]
+pub struct StartReport {
+    /// The task, `/job:J/replica:0/task:N`.
+    pub task: String,
+    /// The driver of the sockets, and why.
+    pub driver: DriverChoice,
+    /// What turns the shards, and why.
+    pub host: HostChoice,
+    /// Number of shards.
+    pub shards: usize,
+    /// The CPU of each pinned shard; empty if they are not pinned.
+    pub pinned_cpus: Vec<usize>,
+    /// Number of CPUs that the process may use.
+    pub allowed_cpus: usize,
+    /// What an idle shard does.
+    pub idle: IdlePolicy,
+    /// Why pinning that was asked for was left out.
+    pub placement_warning: Option<String>,
+    /// Memory of each shard, in bytes of address space.
+    pub arena_bytes: usize,
+    /// Where the star port listens.
+    pub star_address: Option<SocketAddr>,
+}
+
+impl fmt::Display for StartReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} driver={} host={} shards={} cpus={} idle={} arena={}MiB/shard star=",
+            self.task,
+            self.driver,
+            self.host,
+            self.shards,
+            Cpus(self),
+            self.idle,
+            self.arena_bytes >> 20,
+        )?;
+        match self.star_address {
+            Some(address) => write!(f, "{address}"),
+            None => f.write_str("none"),
+        }
+    }
+}
+
+struct Cpus<'a>(&'a StartReport);
+
+impl fmt::Display for Cpus<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let report = self.0;
+        if !report.pinned_cpus.is_empty() {
+            let cpus: Vec<String> = report.pinned_cpus.iter().map(usize::to_string).collect();
+            return write!(f, "pinned:{}", cpus.join(","));
+        }
+        write!(f, "unpinned(of {})", report.allowed_cpus)?;
+        if let Some(warning) = &report.placement_warning {
+            write!(f, " ({warning})")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,231 @@
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use grpcxx_memory::{Arena, ArenaOptions};
+use grpcxx_rpc::{Features, TensorStore};
+use grpcxx_tcp::{Accepted, DriverChoice, TcpOptions, TcpTransport};
+
+use super::{Engine, EngineError, EngineOptions, StartReport, fresh_incarnation};
+use crate::client::{Client, Mailboxes};
+use crate::command::{Command, Parcel};
+use crate::compute::ComputePool;
+use crate::counters::ShardCounters;
+use crate::host::{self, Clock, HostChoice, HostHandle, HostOptions, TaskSpawner};
+use crate::idle::IdlePolicy;
+use crate::limits;
+use crate::mesh::{self, Doorbell, Inbox, InboxSender, Mesh, Sleeper};
+use crate::placement::{Placement, PlacementRequest, allowed_cpus};
+use crate::registry::Functions;
+use crate::shard::{CoreParts, DrivenShard, Shard, SharedParts};
+use crate::task::Task;
+
+/// The ends of a shard's queues that live on its thread.
+struct Ends {
+    sleeper: Sleeper,
+    inbox: Inbox<Command>,
+    mesh: Mesh<Parcel<Accepted>>,
+}
+
+/// What a shard tells the thread that starts the engine.
+struct Started {
+    driver: DriverChoice,
+    star_address: Option<SocketAddr>,
+}
+
+/// How all shards of an engine are run.
+struct Plan {
+    host: HostChoice,
+    placement: Placement,
+    placement_warning: Option<String>,
+    allowed_cpus: usize,
+    idle: IdlePolicy,
+    arena: ArenaOptions,
+}
+
+pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
+    let plan = plan(&options)?;
+    let (ends, mailboxes) = queues(options.shards);
+    let shared = shared_parts(&options, &plan, Arc::new(mailboxes))?;
+    let clock = Clock::start();
+    let (starting, started) = channel();
+    let mut hosts = Vec::new();
+    let mut spawners = Vec::new();
+    for (index, ends) in ends.into_iter().enumerate() {
+        let (host, spawner) =
+            start_shard(index, ends, &options, &plan, &shared, clock, starting.clone())?;
+        hosts.push(host);
+        spawners.push(spawner);
+    }
+    drop(starting);
+    let waited: Result<(), _> = hosts.iter().try_for_each(HostHandle::wait_started);
+    let reports: Vec<Started> = started.try_iter().collect();
+    let driver = reports.first().map(|report| report.driver.clone());
+    let star_address = reports.iter().find_map(|report| report.star_address);
+    let mut engine = Engine {
+        client: Client::new(Arc::clone(&shared.mailboxes), star_address),
+        report: StartReport {
+            task: shared.task.name().to_owned(),
+            driver: driver.unwrap_or_else(|| unknown_driver(&options.tcp)),
+            host: plan.host,
+            shards: options.shards,
+            pinned_cpus: (0..options.shards)
+                .filter_map(|shard| plan.placement.cpu(shard))
+                .collect(),
+            allowed_cpus: plan.allowed_cpus,
+            idle: plan.idle,
+            placement_warning: plan.placement_warning,
+            arena_bytes: plan.arena.capacity_bytes,
+            star_address,
+        },
+        shared,
+        hosts,
+        spawners,
+    };
+    if let Err(error) = waited {
+        // The shards that did start are stopped; the error of the one that did not is what counts.
+        let _ = engine.stop(std::time::Duration::ZERO);
+        return Err(error.into());
+    }
+    Ok(engine)
+}
+
+fn plan(options: &EngineOptions) -> Result<Plan, EngineError> {
+    if !(1..=SHARDS_MAX).contains(&options.shards) {
+        return Err(EngineError::Options(format!(
+            "{} shards cannot run; set between 1 and {SHARDS_MAX}",
+            options.shards
+        )));
+    }
+    let allowed = allowed_cpus();
+    let request = PlacementRequest {
+        shards: options.shards,
+        pin: options.pin,
+        list: options.cpus.as_ref(),
+        first: options.first_cpu,
+    };
+    let (placement, placement_warning) = Placement::choose(&request, &allowed)?;
+    let allowed_cpus = allowed.as_slice().len();
+    Ok(Plan {
+        host: HostChoice::choose(options.host).map_err(EngineError::Options)?,
+        placement,
+        placement_warning,
+        allowed_cpus,
+        idle: IdlePolicy::choose(options.polling, options.spin, options.shards, allowed_cpus),
+        arena: options
+            .arena
+            .clone()
+            .unwrap_or_else(|| ArenaOptions::share_of_machine(options.shards)),
+    })
+}
+
+fn queues(shards: usize) -> (Vec<Ends>, Mailboxes) {
+    let (doorbells, sleepers): (Vec<Doorbell>, Vec<Sleeper>) =
+        (0..shards).map(|_| mesh::doorbell()).unzip();
+    let (senders, inboxes): (Vec<InboxSender<Command>>, Vec<Inbox<Command>>) = doorbells
+        .iter()
+        .map(|doorbell| mesh::inbox(limits::INBOX_COMMANDS, doorbell.clone()))
+        .unzip();
+    let meshes = mesh::mesh(limits::MESH_PARCELS, &doorbells);
+    let ends = sleepers
+        .into_iter()
+        .zip(inboxes)
+        .zip(meshes)
+        .map(|((sleeper, inbox), mesh)| Ends {
+            sleeper,
+            inbox,
+            mesh,
+        })
+        .collect();
+    (ends, Mailboxes::new(senders, doorbells))
+}
+
+fn shared_parts(
+    options: &EngineOptions,
+    plan: &Plan,
+    mailboxes: Arc<Mailboxes>,
+) -> Result<SharedParts, EngineError> {
+    let memory_bytes = plan.arena.capacity_bytes.saturating_mul(options.shards) as u64;
+    let task = Task::new(options.task.clone(), fresh_incarnation(), memory_bytes)
+        .map_err(EngineError::Options)?;
+    let store = Arc::new(ArcSwap::from_pointee(TensorStore::new(options.store_limits)));
+    Ok(SharedParts {
+        task: Arc::new(task),
+        mailboxes,
+        functions: Arc::new(ArcSwap::from_pointee(Functions::builtin(&store))),
+        store,
+        service: options.service.clone(),
+        compute: Arc::new(ComputePool::start(options.compute_threads).map_err(EngineError::Options)?),
+        counters: (0..options.shards)
+            .map(|_| ShardCounters::default())
+            .collect(),
+        loads: (0..options.shards).map(|_| AtomicUsize::new(0)).collect(),
+    })
+}
+
+fn start_shard(
+    index: usize,
+    ends: Ends,
+    options: &EngineOptions,
+    plan: &Plan,
+    shared: &SharedParts,
+    clock: Clock,
+    starting: Sender<Started>,
+) -> Result<(HostHandle, TaskSpawner), EngineError> {
+    let host_options = HostOptions {
+        name: format!("grpcxx-{index}"),
+        kind: plan.host.kind,
+        cpu: plan.placement.cpu(index),
+        idle: plan.idle,
+        clock,
+    };
+    let options = options.clone();
+    let arena = plan.arena.clone();
+    let shared = shared.clone();
+    let make = move || {
+        let (transport, driver) =
+            TcpTransport::open(options.tcp.clone()).map_err(|error| error.to_string())?;
+        let parts = CoreParts {
+            index,
+            shared,
+            connection_limits: options.connection_limits,
+            announce: if options.extensions {
+                Features::ALL
+            } else {
+                Features::NONE
+            },
+            channel_options: options.channel,
+            rendezvous_limits: options.rendezvous_limits,
+            links: options.tcp.limits.links,
+            arena: Arena::new(arena).map_err(|error| format!("reserve the arena: {error}"))?,
+            mesh: ends.mesh,
+            inbox: ends.inbox,
+        };
+        let mut shard = Shard::new(transport, parts);
+        let star_address = match options.listen {
+            Some(address) if index == 0 => {
+                Some(shard.listen(address).map_err(|error| error.to_string())?)
+            }
+            _ => None,
+        };
+        // The engine that waits for this may have given up already.
+        let _ = starting.send(Started {
+            driver,
+            star_address,
+        });
+        Ok(DrivenShard::new(shard, ends.sleeper))
+    };
+    Ok(host::spawn(host_options, make)?)
+}
+
+fn unknown_driver(options: &TcpOptions) -> DriverChoice {
+    DriverChoice {
+        driver: grpcxx_tcp::Driver::Epoll,
+        why: format!("{} was asked for", options.driver),
+    }
+}
+
+/// Most shards of an engine: shard numbers travel in 16 bits, and no machine has more CPUs.
+const SHARDS_MAX: usize = 1024;

@@ -1,0 +1,19 @@
+//! The named limits of the runtime.
+
+use std::time::Duration;
+
+/// Commands from outside threads that one shard holds back: 4,096 calls under way from a thread pool, and as
+/// many cancellations.
+pub(crate) const INBOX_COMMANDS: usize = 4096 + 4096;
+
+/// Parcels from one shard to another that fit into the ring between them; more wait at the sender.
+pub(crate) const MESH_PARCELS: usize = 1024;
+
+/// Most commands and parcels of each source that a shard takes in one turn.
+pub(crate) const COMMANDS_PER_TURN: usize = 256;
+
+/// Most peers of one engine: one for each possible port of a large cluster's hosts.
+pub(crate) const PEERS: usize = 65_536;
+
+/// Most calls under way on one shard, over all peers.
+pub(crate) const CALLS_PER_SHARD: usize = 1 << 18;

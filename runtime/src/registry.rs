@@ -1,0 +1,169 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use grpcxx_memory::Buffer;
+use grpcxx_rpc::proto;
+use grpcxx_rpc::{Code, GraphCall, Response, Shape, Status, Tensor, TensorStore, Text};
+use prost::Message;
+
+use crate::command::Shared;
+use crate::function::Function;
+
+/// Name of the built-in function that returns tensors of the store: one fetch for each name.
+pub const STORE_PULL: &str = "grpcxx.store.pull";
+/// Name of the built-in function that puts tensors into the store: one feed for each name.
+pub const STORE_PUSH: &str = "grpcxx.store.push";
+/// Name of the built-in function that describes the store. Fetches, each with one element for each tensor in byte
+/// order of the names: `names` (string), `dtypes` (int32, TensorFlow's numbers), `shapes` (string, as in
+/// `[2, 3]`), `bytes` (int64).
+pub const STORE_LIST: &str = "grpcxx.store.list";
+
+/// The functions that peers may call, by name.
+#[derive(Clone, Default)]
+pub(crate) struct Functions {
+    entries: BTreeMap<Text, Entry>,
+}
+
+#[derive(Clone)]
+pub(crate) enum Entry {
+    /// Answered on the shard: it only looks up references.
+    Pull,
+    Function(Arc<dyn Function>),
+}
+
+impl Functions {
+    /// The built-in functions over `store`.
+    pub(crate) fn builtin(store: &Shared<TensorStore>) -> Self {
+        let mut functions = Self::default();
+        functions
+            .entries
+            .insert(Text::from(STORE_PULL), Entry::Pull);
+        let list = store.clone();
+        functions.insert(
+            Text::from(STORE_LIST),
+            Arc::new(move |call: GraphCall| list_store(&list.load(), &call)),
+        );
+        let push = store.clone();
+        functions.insert(
+            Text::from(STORE_PUSH),
+            Arc::new(move |call: GraphCall| push_store(&push, call)),
+        );
+        functions
+    }
+
+    pub(crate) fn insert(&mut self, name: Text, function: Arc<dyn Function>) {
+        self.entries.insert(name, Entry::Function(function));
+    }
+
+    pub(crate) fn find(&self, name: &Text) -> Option<&Entry> {
+        self.entries.get(name)
+    }
+
+    /// The text for a caller who asks for a function that is not there.
+    pub(crate) fn unknown(&self, name: &Text) -> String {
+        let names: Vec<&str> = self.entries.keys().map(Text::as_str).collect();
+        format!(
+            "no function \"{name}\" is registered here; there are: {}",
+            names.join(", ")
+        )
+    }
+}
+
+/// The tensors of the store with these names.
+pub(crate) fn pull(store: &TensorStore, names: &[Text]) -> Result<Response, Status> {
+    let mut tensors = Vec::with_capacity(names.len());
+    for name in names {
+        tensors.push((name.clone(), store.fetch(name)?));
+    }
+    Ok(Response::Fetched(tensors))
+}
+
+/// Empties the store, as TensorFlow's CleanupAll empties resource containers: the default container holds
+/// all tensors, other containers hold none.
+pub(crate) fn cleanup_all(store: &Shared<TensorStore>, body: &Buffer) -> Result<Response, Status> {
+    let request = proto::CleanupAllRequest::decode(&body[..]).map_err(|error| {
+        Status::new(Code::InvalidArgument, format!("CleanupAllRequest: {error}"))
+    })?;
+    let names_default = request.container.is_empty() || request.container.iter().any(String::is_empty);
+    if names_default {
+        store.rcu(|store| {
+            let mut store = TensorStore::clone(store);
+            store.clear();
+            store
+        });
+    }
+    Ok(Response::Message(Buffer::new()))
+}
+
+/// Puts tensors into the store, all or none.
+pub(crate) fn put_all(
+    store: &Shared<TensorStore>,
+    tensors: Vec<(Text, Tensor)>,
+) -> Result<(), Status> {
+    let mut outcome = Ok(());
+    store.rcu(|current| {
+        let mut next = TensorStore::clone(current);
+        outcome = tensors
+            .iter()
+            .try_for_each(|(name, tensor)| match next.put(name.clone(), tensor.clone()) {
+                Ok(_replaced) => Ok(()),
+                Err(rejected) => Err(rejected.status),
+            });
+        match outcome {
+            Ok(()) => Arc::new(next),
+            Err(_) => Arc::clone(current),
+        }
+    });
+    outcome
+}
+
+fn push_store(store: &Shared<TensorStore>, call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
+    if !call.fetches.is_empty() {
+        return Err(Status::new(
+            Code::InvalidArgument,
+            format!("{STORE_PUSH} returns nothing; fetch nothing"),
+        ));
+    }
+    put_all(store, call.feeds)?;
+    Ok(Vec::new())
+}
+
+fn list_store(store: &TensorStore, call: &GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
+    call.fetches
+        .iter()
+        .map(|fetch| Ok((fetch.clone(), column(store, fetch)?)))
+        .collect()
+}
+
+fn column(store: &TensorStore, name: &Text) -> Result<Tensor, Status> {
+    let shape = Shape::new(&[store.len() as u64])
+        .map_err(|error| Status::new(Code::Internal, error.to_string()))?;
+    match name.as_str() {
+        "names" => Tensor::from_strings(shape, store.iter().map(|(name, _)| name.as_bytes())),
+        "shapes" => {
+            let texts: Vec<String> = store
+                .iter()
+                .map(|(_, tensor)| tensor.shape.to_string())
+                .collect();
+            Tensor::from_strings(shape, texts.iter().map(String::as_bytes))
+        }
+        "dtypes" => {
+            let numbers: Vec<i32> = store
+                .iter()
+                .map(|(_, tensor)| i32::from(tensor.dtype.number()))
+                .collect();
+            Tensor::from_slice(shape, &numbers)
+        }
+        "bytes" => {
+            let sizes: Vec<i64> = store
+                .iter()
+                .map(|(_, tensor)| tensor.data.len() as i64)
+                .collect();
+            Tensor::from_slice(shape, &sizes)
+        }
+        _ => Err(Status::new(
+            Code::InvalidArgument,
+            format!("{STORE_LIST} has no \"{name}\"; fetch names, dtypes, shapes or bytes"),
+        )),
+    }
+}

@@ -1,0 +1,95 @@
+use grpcxx_rpc::{Request, Response, home_shard};
+use smallvec::{SmallVec, smallvec};
+
+use crate::call::CallResult;
+use crate::command::{Command, Keys, Origin, SlotId, Taken};
+use crate::shard::core::Core;
+
+impl<A> Core<A> {
+    /// Answers a request, on whatever shard it came from. If nobody wants the answer any more, tensors that
+    /// were taken out of a step for it go back there.
+    pub(super) fn answer(&mut self, origin: Origin, result: CallResult, taken: Option<Taken>) {
+        if origin.shard() != self.index {
+            self.route(
+                origin.shard(),
+                Command::Answer {
+                    origin,
+                    result,
+                    taken,
+                },
+            );
+            return;
+        }
+        match origin {
+            Origin::Local { call, .. } => self.answer_call(call, result, taken),
+            Origin::Link {
+                server: id,
+                request,
+                ..
+            } => {
+                let wanted = self.servers.find_mut(id).is_some_and(|server| {
+                    server.unpark(request);
+                    server.connection.awaits_answer(request)
+                });
+                if !wanted {
+                    return self.put_back(result, taken);
+                }
+                if result.is_err() {
+                    self.counters().requests_failed.add(1);
+                }
+                if let Some(server) = self.servers.find_mut(id) {
+                    server.connection.answer(request, result);
+                }
+                self.mark_server(id);
+            }
+        }
+    }
+
+    /// Puts tensors back whose answer had not left when the connection was lost.
+    pub(super) fn take_undelivered(&mut self, id: SlotId) {
+        while let Some(undelivered) = self
+            .servers
+            .find_mut(id)
+            .and_then(|server| server.connection.poll_undelivered())
+        {
+            let (step_id, keys) = match undelivered.request {
+                Request::RecvTensor { step_id, key } => (step_id, smallvec![key]),
+                Request::FuseRecvTensor { step_id, keys } => (step_id, Keys::from_vec(keys)),
+                Request::Message { .. } | Request::StarRunGraph(_) => continue,
+            };
+            self.route_restore(step_id, keys, undelivered.tensors);
+        }
+    }
+
+    fn answer_call(&mut self, call: SlotId, result: CallResult, taken: Option<Taken>) {
+        if self.calls.is_pending(call) {
+            self.finish_call(call, result);
+        } else {
+            self.put_back(result, taken);
+        }
+    }
+
+    fn put_back(&mut self, result: CallResult, taken: Option<Taken>) {
+        if let (Some(taken), Ok(Response::Tensors(tensors))) = (taken, result) {
+            self.route_restore(taken.step_id, taken.keys, tensors);
+        }
+    }
+
+    fn route_restore(
+        &mut self,
+        step_id: i64,
+        keys: Keys,
+        tensors: SmallVec<[grpcxx_rpc::Tensor; 1]>,
+    ) {
+        let home = home_shard(step_id, self.shared.loads.len());
+        self.counters().restored.add(tensors.len() as u64);
+        self.route(
+            home,
+            Command::Restore {
+                step_id,
+                keys,
+                tensors,
+            },
+        );
+    }
+}

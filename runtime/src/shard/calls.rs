@@ -1,0 +1,272 @@
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+use grpcxx_memory::BufferMut;
+use grpcxx_rpc::{CallId, CallOptions, Code, Request, Status, TensorMeta};
+use grpcxx_transport::Time;
+
+use crate::call::{CallResult, Completion};
+use crate::command::{Command, NewCall, Origin, SlotId, deadline};
+use crate::limits;
+use crate::shard::core::{Core, Subject};
+use crate::shard::slots::Slots;
+
+/// The calls that this shard has accepted and not yet finished.
+#[derive(Debug)]
+pub(super) struct Calls {
+    slots: Slots<PendingCall>,
+    numbers: HashMap<u64, SlotId, RandomState>,
+}
+
+#[derive(Debug)]
+pub(super) struct PendingCall {
+    completion: Completion,
+    number: Option<u64>,
+    deadline: Option<Time>,
+    place: Place,
+}
+
+/// How far a call has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Waits for a connection to the peer.
+    Waiting,
+    /// Sent, or about to be, on the peer's connection.
+    OnLink { peer: usize, call: CallId },
+    /// Served in this process; `home` is the shard that may hold it parked.
+    Local { home: Option<usize> },
+}
+
+/// A call on its way through a peer's channel.
+#[derive(Debug)]
+pub(super) struct WaitingCall {
+    pub(super) call: SlotId,
+    pub(super) request: Request,
+}
+
+impl Calls {
+    pub(super) fn new() -> Self {
+        Self {
+            slots: Slots::new(limits::CALLS_PER_SHARD),
+            numbers: HashMap::default(),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// The caller's own memory for a tensor of a response, if it brings any.
+    pub(super) fn allocate(
+        &self,
+        token: u64,
+        index: usize,
+        meta: &TensorMeta,
+    ) -> Option<Result<BufferMut, Status>> {
+        match &self.slots.find(from_token(token))?.completion {
+            Completion::Sink { sink, token } => sink.allocate(*token, index, meta),
+            Completion::Future(_) | Completion::Nobody => None,
+        }
+    }
+
+    /// Whether the call has not ended yet.
+    pub(super) fn is_pending(&self, call: SlotId) -> bool {
+        self.slots.find(call).is_some()
+    }
+
+    /// Notes which shard may hold a local call parked.
+    pub(super) fn set_home(&mut self, call: SlotId, shard: usize) {
+        if let Some(pending) = self.slots.find_mut(call) {
+            pending.place = Place::Local { home: Some(shard) };
+        }
+    }
+
+    fn insert(&mut self, call: PendingCall) -> Result<SlotId, PendingCall> {
+        let number = call.number;
+        let id = self.slots.insert(call)?;
+        if let Some(number) = number {
+            self.numbers.insert(number, id);
+        }
+        Ok(id)
+    }
+
+    fn remove(&mut self, id: SlotId) -> Option<PendingCall> {
+        let call = self.slots.remove(id)?;
+        if let Some(number) = call.number {
+            self.numbers.remove(&number);
+        }
+        Some(call)
+    }
+}
+
+impl<A> Core<A> {
+    pub(super) fn start_call(&mut self, new: NewCall) {
+        if new.peer.shard() != self.index {
+            self.route(new.peer.shard(), Command::Call(new));
+            return;
+        }
+        let NewCall {
+            peer,
+            request,
+            timeout,
+            completion,
+            number,
+        } = new;
+        if self.is_stopping() {
+            let status = Status::new(Code::Unavailable, "this engine is stopping");
+            return self.complete(completion, Err(status));
+        }
+        self.counters().calls.add(1);
+        let pending = PendingCall {
+            completion,
+            number,
+            deadline: deadline(self.now, timeout),
+            place: Place::Waiting,
+        };
+        let call = match self.calls.insert(pending) {
+            Ok(call) => call,
+            Err(pending) => {
+                let status = Status::new(
+                    Code::ResourceExhausted,
+                    format!(
+                        "{} calls are under way on this shard",
+                        limits::CALLS_PER_SHARD
+                    ),
+                );
+                return self.complete(pending.completion, Err(status));
+            }
+        };
+        if peer.is_self() {
+            self.start_local_call(call, request);
+        } else {
+            let slot = self.peer_slot(&peer);
+            self.admit(slot, WaitingCall { call, request }, timeout);
+        }
+    }
+
+    /// Puts a call on its peer's connection, which is up.
+    pub(super) fn dispatch_call(&mut self, peer: usize, waiting: WaitingCall) {
+        let Some(pending) = self.calls.slots.find_mut(waiting.call) else {
+            return;
+        };
+        let options = CallOptions {
+            token: token(waiting.call),
+            deadline: pending.deadline,
+        };
+        let Some(connection) = self.peers[peer].connection_mut() else {
+            let status = Status::new(Code::Unavailable, "the connection was lost");
+            return self.finish_call(waiting.call, Err(status));
+        };
+        match connection.call(self.now, waiting.request, options) {
+            Ok(call) => {
+                pending.place = Place::OnLink { peer, call };
+                self.mark_peer(peer);
+            }
+            Err(refused) => {
+                let status = refused.status;
+                self.finish_call(waiting.call, Err(status));
+            }
+        }
+    }
+
+    pub(super) fn finish_call(&mut self, call: SlotId, result: CallResult) {
+        if let Some(pending) = self.calls.remove(call) {
+            self.complete(pending.completion, result);
+        }
+    }
+
+    pub(super) fn cancel_call(&mut self, number: u64) {
+        if let Some(&call) = self.calls.numbers.get(&number) {
+            self.withdraw_call(call, Status::new(Code::Cancelled, "the caller cancelled"));
+        }
+    }
+
+    pub(super) fn call_timeout(&mut self, call: SlotId, _at: Time) {
+        let due = self
+            .calls
+            .slots
+            .find(call)
+            .and_then(|pending| pending.deadline)
+            .is_some_and(|deadline| deadline <= self.now);
+        if due {
+            let status = Status::new(Code::DeadlineExceeded, "the call took longer than allowed");
+            self.withdraw_call(call, status);
+        }
+    }
+
+    /// Ends all calls that are still under way, because the shard stops.
+    pub(super) fn end_calls(&mut self) {
+        let ids: Vec<SlotId> = self.calls.slots.ids().collect();
+        for call in ids {
+            let status = Status::new(Code::Unavailable, "this engine is stopping");
+            self.finish_call(call, Err(status));
+        }
+    }
+
+    fn start_local_call(&mut self, call: SlotId, request: Request) {
+        let mut armed = None;
+        if let Some(pending) = self.calls.slots.find_mut(call) {
+            pending.place = Place::Local { home: None };
+            self.timers
+                .arm(Subject::Call(call), pending.deadline, &mut armed);
+        }
+        let origin = Origin::Local {
+            shard: self.index as u16,
+            call,
+        };
+        self.dispatch(origin, request);
+    }
+
+    fn withdraw_call(&mut self, call: SlotId, status: Status) {
+        let Some(pending) = self.calls.slots.find(call) else {
+            return;
+        };
+        match pending.place {
+            Place::OnLink { peer, call: on_link } => {
+                let cancelled = self.peers[peer]
+                    .connection_mut()
+                    .is_some_and(|connection| connection.cancel(on_link));
+                self.mark_peer(peer);
+                if !cancelled {
+                    self.finish_call(call, Err(status));
+                }
+            }
+            Place::Waiting => self.finish_call(call, Err(status)),
+            Place::Local { home } => {
+                if let Some(home) = home {
+                    let origin = Origin::Local {
+                        shard: self.index as u16,
+                        call,
+                    };
+                    self.route(home, Command::Forget { origin });
+                }
+                self.finish_call(call, Err(status));
+            }
+        }
+    }
+
+    fn complete(&mut self, completion: Completion, result: CallResult) {
+        if result.is_err() {
+            self.counters().calls_failed.add(1);
+        }
+        match completion {
+            Completion::Sink { sink, token } => sink.finished(token, result, &mut self.context()),
+            Completion::Future(sender) => {
+                // A receiver that is gone has lost interest.
+                let _ = sender.send(result);
+            }
+            Completion::Nobody => {}
+        }
+    }
+}
+
+pub(super) fn token(id: SlotId) -> u64 {
+    u64::from(id.generation) << 32 | u64::from(id.slot)
+}
+
+pub(super) fn from_token(token: u64) -> SlotId {
+    SlotId {
+        slot: token as u32,
+        generation: (token >> 32) as u32,
+    }
+}

@@ -1,0 +1,393 @@
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use foldhash::fast::RandomState;
+use grpcxx_memory::Arena;
+use grpcxx_rpc::{Code, ConnectionLimits, Features, Status, TensorStore};
+use grpcxx_transport::{LinkId, ListenerId, Time, Transport};
+
+use crate::client::Mailboxes;
+use crate::command::{Command, Parcel, Shared, SlotId};
+use crate::compute::Compute;
+use crate::counters::ShardCounters;
+use crate::function::Service;
+use crate::limits;
+use crate::mesh::{Inbox, Mesh};
+use crate::registry::Functions;
+use crate::shard::FLUSH_TIME;
+use crate::shard::calls::Calls;
+use crate::shard::context::ShardContext;
+use crate::shard::links::{Links, Owner};
+use crate::shard::peers::PeerLink;
+use crate::shard::requests::ServerLink;
+use crate::shard::slots::Slots;
+use crate::shard::steps::Steps;
+use crate::shard::timers::Timers;
+use crate::task::Task;
+
+/// Everything of a shard but its transport.
+pub(crate) struct Core<A> {
+    pub(super) index: usize,
+    pub(super) now: Time,
+    pub(super) shared: SharedParts,
+    pub(super) limits: ConnectionLimits,
+    pub(super) announce: Features,
+    pub(super) channel_options: grpcxx_rpc::ChannelOptions,
+    pub(super) arena: Arena,
+    pub(super) links: Links,
+    pub(super) servers: Slots<ServerLink>,
+    pub(super) peers: Vec<PeerLink>,
+    pub(super) peer_slots: HashMap<u64, usize, RandomState>,
+    pub(super) calls: Calls,
+    pub(super) steps: Steps,
+    pub(super) timers: Timers<Subject>,
+    pub(super) local: VecDeque<Command>,
+    pub(super) dirty_servers: Vec<SlotId>,
+    pub(super) dirty_peers: Vec<usize>,
+    pub(super) condemned: Vec<LinkId>,
+    pub(super) stop_at: Option<Time>,
+    finished: bool,
+    mesh: Mesh<Parcel<A>>,
+    unsent: Vec<VecDeque<Parcel<A>>>,
+    inbox: Inbox<Command>,
+    arrived: VecDeque<Parcel<A>>,
+    newcomers: Vec<(ListenerId, A)>,
+}
+
+/// What all shards of an engine share.
+#[derive(Clone)]
+pub(crate) struct SharedParts {
+    pub(crate) task: Arc<Task>,
+    pub(crate) mailboxes: Arc<Mailboxes>,
+    pub(crate) functions: Shared<Functions>,
+    pub(crate) store: Shared<TensorStore>,
+    pub(crate) service: Option<Arc<dyn Service>>,
+    pub(crate) compute: Arc<dyn Compute>,
+    pub(crate) counters: Arc<[ShardCounters]>,
+    /// Open connections from peers, by shard.
+    pub(crate) loads: Arc<[AtomicUsize]>,
+}
+
+/// What a shard is made of.
+pub(crate) struct CoreParts<A> {
+    pub(crate) index: usize,
+    pub(crate) shared: SharedParts,
+    pub(crate) connection_limits: ConnectionLimits,
+    pub(crate) announce: Features,
+    pub(crate) channel_options: grpcxx_rpc::ChannelOptions,
+    pub(crate) rendezvous_limits: grpcxx_rpc::RendezvousLimits,
+    pub(crate) links: usize,
+    pub(crate) arena: Arena,
+    pub(crate) mesh: Mesh<Parcel<A>>,
+    pub(crate) inbox: Inbox<Command>,
+}
+
+/// Who wants to be looked at when a timer is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Subject {
+    Peer(usize),
+    Server(SlotId),
+    Call(SlotId),
+}
+
+impl<A> Core<A> {
+    pub(super) fn new(parts: CoreParts<A>) -> Self {
+        let shards = parts.shared.loads.len();
+        Self {
+            index: parts.index,
+            now: Time::ZERO,
+            limits: parts.connection_limits,
+            announce: parts.announce,
+            channel_options: parts.channel_options,
+            arena: parts.arena,
+            links: Links::default(),
+            servers: Slots::new(parts.links),
+            peers: Vec::new(),
+            peer_slots: HashMap::default(),
+            calls: Calls::new(),
+            steps: Steps::new(parts.rendezvous_limits),
+            timers: Timers::new(),
+            local: VecDeque::new(),
+            dirty_servers: Vec::new(),
+            dirty_peers: Vec::new(),
+            condemned: Vec::new(),
+            stop_at: None,
+            finished: false,
+            mesh: parts.mesh,
+            unsent: (0..shards).map(|_| VecDeque::new()).collect(),
+            inbox: parts.inbox,
+            arrived: VecDeque::new(),
+            newcomers: Vec::new(),
+            shared: parts.shared,
+        }
+    }
+
+    pub(super) fn begin(&mut self, now: Time) {
+        self.now = now;
+    }
+
+    pub(crate) fn counters(&self) -> &ShardCounters {
+        &self.shared.counters[self.index]
+    }
+
+    pub(crate) fn inbox(&self) -> &Inbox<Command> {
+        &self.inbox
+    }
+
+    /// Whether parcels or commands wait that no event of a link will announce.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.local.is_empty()
+            || !self.newcomers.is_empty()
+            || !self.inbox.is_empty()
+            || self.shared.mailboxes.has_overflow(self.index)
+            || !self.mesh.is_empty()
+            || self.unsent.iter().any(|queue| !queue.is_empty())
+    }
+
+    /// Hands a command to the shard it belongs to.
+    pub(super) fn route(&mut self, shard: usize, command: Command) {
+        if shard == self.index {
+            self.local.push_back(command);
+        } else {
+            self.ship(shard, Parcel::Command(command));
+        }
+    }
+
+    /// Takes what other shards and threads have handed over since the last turn.
+    pub(super) fn take_commands<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
+        let mut events = 0;
+        self.ship_unsent();
+        events += self
+            .inbox
+            .drain(limits::COMMANDS_PER_TURN, |command| self.local.push_back(command));
+        while let Some(command) = self.shared.mailboxes.overflow(self.index) {
+            self.local.push_back(command);
+            events += 1;
+        }
+        events += self
+            .mesh
+            .drain(limits::COMMANDS_PER_TURN, |_, parcel| {
+                self.arrived.push_back(parcel);
+            });
+        while let Some(parcel) = self.arrived.pop_front() {
+            match parcel {
+                Parcel::Command(command) => self.local.push_back(command),
+                Parcel::Adopt { accepted, .. } => self.adopt(accepted, transport),
+            }
+        }
+        self.place_newcomers(transport);
+        events
+    }
+
+    /// Works off orders and what the connections have taken in, until nothing is left or the turn is long
+    /// enough.
+    pub(super) fn settle(&mut self) -> usize {
+        let mut events = 0;
+        while events < limits::COMMANDS_PER_TURN {
+            let before = events;
+            if let Some(command) = self.local.pop_front() {
+                self.execute(command);
+                events += 1;
+            }
+            events += self.take_requests();
+            events += self.take_results();
+            if events == before {
+                break;
+            }
+        }
+        events
+    }
+
+    /// Hands frames to the links, carries out dials, closes links whose peers broke the protocol.
+    pub(super) fn flush<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
+        let mut events = 0;
+        events += self.flush_servers(transport);
+        events += self.flush_peers(transport);
+        while let Some(link) = self.condemned.pop() {
+            transport.close(link, false);
+            events += 1;
+        }
+        self.mesh.flush();
+        events
+    }
+
+    pub(super) fn run_timers<T: Transport<Accepted = A>>(&mut self, _transport: &mut T) -> usize {
+        let mut events = 0;
+        while let Some((subject, at)) = self.timers.poll(self.now) {
+            events += 1;
+            match subject {
+                Subject::Peer(slot) => self.peer_timeout(slot, at),
+                Subject::Server(id) => self.server_timeout(id, at),
+                Subject::Call(id) => self.call_timeout(id, at),
+            }
+        }
+        events
+    }
+
+    pub(super) fn next_timeout(&self) -> Option<Time> {
+        if self.has_work() {
+            return Some(self.now);
+        }
+        let stop = self.stop_at.map(|at| at.min(self.now + STOP_POLL));
+        [self.timers.next(), stop].into_iter().flatten().min()
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stop_at.is_some()
+    }
+
+    pub(super) fn is_finished(&self) -> bool {
+        self.finished
+    }
+
+    /// Closes links once nothing is in flight on them or the grace is over.
+    pub(super) fn wind_down<T: Transport<Accepted = A>>(&mut self, transport: &mut T) {
+        let Some(stop_at) = self.stop_at else {
+            return;
+        };
+        let overdue = self.now >= stop_at;
+        let idle = self.servers_idle() && self.calls.is_empty();
+        if idle || overdue {
+            self.end_calls();
+            for (link, _) in self.links.iter() {
+                transport.close(link, true);
+            }
+        }
+        let given_up = self.now >= stop_at + FLUSH_TIME;
+        if (idle || overdue) && (self.links.is_empty() || given_up) {
+            self.finished = true;
+        }
+    }
+
+    pub(super) fn context(&mut self) -> ShardContext<'_> {
+        ShardContext {
+            index: self.index,
+            now: self.now,
+            shards: self.shared.loads.len(),
+            orders: &mut self.local,
+        }
+    }
+
+    pub(super) fn newcomer(&mut self, listener: ListenerId, accepted: A) {
+        self.newcomers.push((listener, accepted));
+    }
+
+    fn execute(&mut self, command: Command) {
+        match command {
+            Command::Call(call) => self.start_call(call),
+            Command::Cancel { number } => self.cancel_call(number),
+            Command::Answer {
+                origin,
+                result,
+                taken,
+            } => self.answer(origin, result, taken),
+            Command::Receive {
+                origin,
+                step_id,
+                keys,
+            } => self.receive(origin, step_id, keys),
+            Command::Forget { origin } => self.forget(origin),
+            Command::Send {
+                step_id,
+                key,
+                tensor,
+                origin,
+            } => self.send(step_id, key, tensor, origin),
+            Command::Restore {
+                step_id,
+                keys,
+                tensors,
+            } => self.restore(step_id, keys, tensors),
+            Command::Abort {
+                step_id,
+                status,
+                origin,
+            } => self.abort(step_id, status, origin),
+            Command::AbortAll { status } => self.abort_all(status),
+            Command::Cleanup { step_id, origin } => self.cleanup(step_id, origin),
+            Command::GraphDone {
+                step_id,
+                ps_graph_count,
+            } => self.graph_done(step_id, ps_graph_count),
+            Command::Run(code) => code(&mut self.context()),
+            Command::Stop { grace } => self.stop(grace),
+        }
+    }
+
+    fn stop(&mut self, grace: std::time::Duration) {
+        if self.stop_at.is_none() {
+            self.stop_at = Some(self.now + grace);
+            self.abort_all(Status::new(
+                Code::Unavailable,
+                format!("{} is stopping", self.shared.task.name()),
+            ));
+        }
+    }
+
+    fn ship(&mut self, shard: usize, parcel: Parcel<A>) {
+        let parcel = if self.unsent[shard].is_empty() {
+            match self.mesh.send(shard, parcel) {
+                Ok(()) => return,
+                Err(refused) => refused.value,
+            }
+        } else {
+            parcel
+        };
+        self.unsent[shard].push_back(parcel);
+    }
+
+    fn ship_unsent(&mut self) {
+        for shard in 0..self.unsent.len() {
+            while let Some(parcel) = self.unsent[shard].pop_front() {
+                if let Err(refused) = self.mesh.send(shard, parcel) {
+                    self.unsent[shard].push_front(refused.value);
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Gives each new connection to the shard with the fewest, the lowest of them on a tie.
+    fn place_newcomers<T: Transport<Accepted = A>>(&mut self, transport: &mut T) {
+        while let Some((listener, accepted)) = self.newcomers.pop() {
+            let loads = &self.shared.loads;
+            let shard = (0..loads.len())
+                .min_by_key(|&shard| loads[shard].load(Ordering::Relaxed))
+                .unwrap_or(self.index);
+            loads[shard].fetch_add(1, Ordering::Relaxed);
+            if shard == self.index {
+                self.adopt(accepted, transport);
+            } else {
+                self.ship(shard, Parcel::Adopt { listener, accepted });
+            }
+        }
+    }
+
+    fn adopt<T: Transport<Accepted = A>>(&mut self, accepted: A, transport: &mut T) {
+        let connection = grpcxx_rpc::ServerConnection::new(self.limits.clone(), self.announce);
+        let order = connection.first_order();
+        let adopted = match transport.adopt(accepted, order) {
+            Ok(link) => link,
+            Err(error) => {
+                self.leave_load();
+                tracing::warn!(%error, "a connection could not be taken in");
+                return;
+            }
+        };
+        match self.servers.insert(ServerLink::new(adopted, connection)) {
+            Ok(id) => self.links.set(adopted, Owner::Server(id)),
+            Err(_) => {
+                self.leave_load();
+                transport.close(adopted, false);
+            }
+        }
+    }
+
+    pub(super) fn leave_load(&self) {
+        self.shared.loads[self.index].fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// How often a stopping shard looks whether it is done.
+const STOP_POLL: std::time::Duration = std::time::Duration::from_millis(1);

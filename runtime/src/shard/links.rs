@@ -1,0 +1,190 @@
+use std::net::SocketAddr;
+
+use grpcxx_memory::{Arena, BufferMut};
+use grpcxx_rpc::{Code, Landings, PeerViolation, Status, TensorMeta};
+use grpcxx_transport::{
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress,
+};
+
+use crate::command::SlotId;
+use crate::shard::calls::Calls;
+use crate::shard::core::Core;
+
+/// Who uses which link.
+#[derive(Debug, Default)]
+pub(super) struct Links {
+    owners: Vec<Option<(LinkId, Owner)>>,
+    count: usize,
+}
+
+/// The user of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// A peer that calls us.
+    Server(SlotId),
+    /// A peer that we call, by its slot.
+    Peer(usize),
+}
+
+impl Links {
+    pub(super) fn set(&mut self, link: LinkId, owner: Owner) {
+        let slot = link.slot as usize;
+        if self.owners.len() <= slot {
+            self.owners.resize(slot + 1, None);
+        }
+        debug_assert!(self.owners[slot].is_none(), "a link has one owner");
+        self.owners[slot] = Some((link, owner));
+        self.count += 1;
+    }
+
+    pub(super) fn owner(&self, link: LinkId) -> Option<Owner> {
+        match self.owners.get(link.slot as usize) {
+            Some(Some((id, owner))) if *id == link => Some(*owner),
+            _ => None,
+        }
+    }
+
+    pub(super) fn remove(&mut self, link: LinkId) -> Option<Owner> {
+        let owner = self.owner(link)?;
+        self.owners[link.slot as usize] = None;
+        self.count -= 1;
+        Some(owner)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (LinkId, Owner)> {
+        self.owners.iter().flatten().copied()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+}
+
+impl<A> LinkHandler<A> for Core<A> {
+    fn accepted(&mut self, listener: ListenerId, peer: SocketAddr, accepted: A) {
+        tracing::debug!(%peer, "connection accepted");
+        if !self.is_stopping() {
+            self.counters().accepted.add(1);
+            self.newcomer(listener, accepted);
+        }
+    }
+
+    fn connected(&mut self, link: LinkId) -> Next {
+        match self.links.owner(link) {
+            Some(Owner::Peer(slot)) => self.peer_connected(slot),
+            _ => Next::Pause,
+        }
+    }
+
+    fn received(&mut self, link: LinkId, bytes: &[u8]) -> Progress {
+        let progress = match self.links.owner(link) {
+            Some(Owner::Server(id)) => self.server_received(id, bytes),
+            Some(Owner::Peer(slot)) => self.peer_received(slot, bytes),
+            None => None,
+        };
+        match progress {
+            Some(Ok(progress)) => progress,
+            Some(Err(violation)) => {
+                self.condemn(link, &violation);
+                ignore(bytes)
+            }
+            None => ignore(bytes),
+        }
+    }
+
+    fn landed(&mut self, link: LinkId, landing: Landing, outcome: Outcome) -> Next {
+        if outcome == Outcome::Lost {
+            return Next::Pause;
+        }
+        let next = match self.links.owner(link) {
+            Some(Owner::Server(id)) => self.server_landed(id, landing),
+            Some(Owner::Peer(slot)) => self.peer_landed(slot, landing),
+            None => None,
+        };
+        match next {
+            Some(Ok(next)) => next,
+            Some(Err(violation)) => {
+                self.condemn(link, &violation);
+                Next::Pause
+            }
+            None => Next::Pause,
+        }
+    }
+
+    fn sent(&mut self, link: LinkId, frame: Box<Frame>, outcome: Outcome) {
+        match self.links.owner(link) {
+            Some(Owner::Server(id)) => self.server_sent(id, frame, outcome),
+            Some(Owner::Peer(slot)) => self.peer_sent(slot, frame, outcome),
+            None => {}
+        }
+    }
+
+    fn closed(&mut self, link: LinkId, reason: &CloseReason) {
+        match self.links.remove(link) {
+            Some(Owner::Server(id)) => self.server_closed(id, reason),
+            Some(Owner::Peer(slot)) => self.peer_closed(slot, reason),
+            None => {}
+        }
+    }
+}
+
+impl<A> Core<A> {
+    fn condemn(&mut self, link: LinkId, violation: &PeerViolation) {
+        tracing::warn!(%violation, "closing the connection of a peer that broke the protocol");
+        self.counters().violations.add(1);
+        self.condemned.push(link);
+    }
+}
+
+/// Lands everything in the arena.
+pub(super) struct ArenaLandings<'a> {
+    pub(super) arena: &'a mut Arena,
+}
+
+impl Landings for ArenaLandings<'_> {
+    fn tensor(
+        &mut self,
+        _token: u64,
+        _index: usize,
+        meta: &TensorMeta,
+    ) -> Result<BufferMut, Status> {
+        allocate(self.arena, meta.data_bytes)
+    }
+
+    fn message(&mut self, len: usize) -> Result<BufferMut, Status> {
+        allocate(self.arena, len as u64)
+    }
+}
+
+/// Lands tensors where the caller wants them, and everything else in the arena.
+pub(super) struct CallLandings<'a> {
+    pub(super) arena: &'a mut Arena,
+    pub(super) calls: &'a Calls,
+}
+
+impl Landings for CallLandings<'_> {
+    fn tensor(&mut self, token: u64, index: usize, meta: &TensorMeta) -> Result<BufferMut, Status> {
+        match self.calls.allocate(token, index, meta) {
+            Some(memory) => memory,
+            None => allocate(self.arena, meta.data_bytes),
+        }
+    }
+
+    fn message(&mut self, len: usize) -> Result<BufferMut, Status> {
+        allocate(self.arena, len as u64)
+    }
+}
+
+fn allocate(arena: &mut Arena, len_bytes: u64) -> Result<BufferMut, Status> {
+    let len = usize::try_from(len_bytes).unwrap_or(usize::MAX);
+    arena
+        .allocate(len)
+        .map_err(|error| Status::new(Code::ResourceExhausted, error.to_string()))
+}
+
+fn ignore(bytes: &[u8]) -> Progress {
+    Progress {
+        consumed_bytes: bytes.len(),
+        next: Next::Pause,
+    }
+}

@@ -1,0 +1,92 @@
+//! One shard: its links, its peers, the steps whose home it is, and the turn that drives them.
+
+mod answers;
+mod calls;
+mod context;
+mod core;
+mod driven;
+mod links;
+mod peers;
+mod requests;
+mod slots;
+mod steps;
+mod timers;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use grpcxx_transport::{ListenerId, Time, Transport, TransportError};
+
+pub use self::context::ShardContext;
+pub(crate) use self::core::{Core, CoreParts, SharedParts};
+pub(crate) use self::driven::DrivenShard;
+
+/// A shard over one transport. The host turns it; nothing happens in between.
+pub(crate) struct Shard<T: Transport> {
+    transport: T,
+    core: Core<T::Accepted>,
+    listener: Option<ListenerId>,
+}
+
+impl<T: Transport> Shard<T> {
+    pub(crate) fn new(transport: T, parts: CoreParts<T::Accepted>) -> Self {
+        Self {
+            transport,
+            core: Core::new(parts),
+            listener: None,
+        }
+    }
+
+    /// Accepts connections for all shards of the engine.
+    pub(crate) fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, TransportError> {
+        let (listener, address) = self.transport.listen(address)?;
+        self.listener = Some(listener);
+        Ok(address)
+    }
+
+    /// One bounded round of work. Returns how much happened.
+    pub(crate) fn turn(&mut self, now: Time) -> usize {
+        self.core.begin(now);
+        let mut events = self.transport.turn(now, &mut self.core);
+        events += self.core.take_commands(&mut self.transport);
+        events += self.core.run_timers(&mut self.transport);
+        events += self.core.settle();
+        events += self.core.flush(&mut self.transport);
+        if self.core.is_stopping() {
+            self.stop_listening();
+            self.core.wind_down(&mut self.transport);
+        }
+        events
+    }
+
+    /// When the shard wants its next turn even if nothing happens.
+    pub(crate) fn next_timeout(&self) -> Option<Time> {
+        self.core.next_timeout()
+    }
+
+    /// Whether the shard has stopped and let go of all links.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.core.is_finished()
+    }
+
+    pub(crate) fn transport_mut(&mut self) -> &mut T {
+        &mut self.transport
+    }
+
+    pub(crate) fn transport(&self) -> &T {
+        &self.transport
+    }
+
+    pub(crate) fn core(&self) -> &Core<T::Accepted> {
+        &self.core
+    }
+
+    fn stop_listening(&mut self) {
+        if let Some(listener) = self.listener.take() {
+            self.transport.unlisten(listener);
+        }
+    }
+}
+
+/// How long links may take to send what they hold when the shard stops, whatever grace was given.
+pub(crate) const FLUSH_TIME: Duration = Duration::from_millis(500);

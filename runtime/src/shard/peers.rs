@@ -1,0 +1,254 @@
+use grpcxx_rpc::{
+    Action, Admission, Channel, ClientConnection, Code, PeerViolation, Status,
+};
+use grpcxx_transport::{
+    CloseReason, Frame, Landing, LinkId, Next, Outcome, Progress, Time, Transport,
+};
+
+use crate::client::Peer;
+use crate::shard::calls::{WaitingCall, from_token};
+use crate::shard::core::{Core, Subject};
+use crate::shard::links::{CallLandings, Owner};
+
+/// A task that this shard calls: the road to it, and the connection while there is one.
+#[derive(Debug)]
+pub(super) struct PeerLink {
+    peer: Peer,
+    channel: Channel<WaitingCall>,
+    link: Option<LinkId>,
+    connection: Option<ClientConnection>,
+    is_dirty: bool,
+    armed: Option<Time>,
+}
+
+impl PeerLink {
+    pub(super) fn connection_mut(&mut self) -> Option<&mut ClientConnection> {
+        self.connection.as_mut()
+    }
+
+    /// The earliest time at which the channel or the connection wants to be asked.
+    fn timeout(&self) -> Option<Time> {
+        let connection = self
+            .connection
+            .as_ref()
+            .and_then(ClientConnection::poll_timeout);
+        [self.channel.poll_timeout(), connection]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+}
+
+impl<A> Core<A> {
+    /// The slot of a peer, made at its first call.
+    pub(super) fn peer_slot(&mut self, peer: &Peer) -> usize {
+        let next = self.peers.len();
+        let slot = *self.peer_slots.entry(peer.number()).or_insert(next);
+        if slot == next {
+            self.peers.push(PeerLink {
+                peer: peer.clone(),
+                channel: Channel::new(peer.text(), self.channel_options),
+                link: None,
+                connection: None,
+                is_dirty: false,
+                armed: None,
+            });
+        }
+        slot
+    }
+
+    pub(super) fn admit(
+        &mut self,
+        slot: usize,
+        waiting: WaitingCall,
+        timeout: Option<std::time::Duration>,
+    ) {
+        match self.peers[slot].channel.admit(self.now, waiting, timeout) {
+            Admission::SendNow(waiting) => self.dispatch_call(slot, waiting),
+            Admission::Waiting => self.mark_peer(slot),
+            Admission::Refused(rejected) => {
+                self.finish_call(rejected.value.call, Err(rejected.status));
+            }
+        }
+    }
+
+    /// Notes that a peer has something to do before the turn ends.
+    pub(super) fn mark_peer(&mut self, slot: usize) {
+        let peer = &mut self.peers[slot];
+        if !peer.is_dirty {
+            peer.is_dirty = true;
+            self.dirty_peers.push(slot);
+        }
+    }
+
+    pub(super) fn peer_connected(&mut self, slot: usize) -> Next {
+        let connection = ClientConnection::new(self.limits.clone(), self.announce);
+        let order = connection.first_order();
+        let peer = &mut self.peers[slot];
+        peer.connection = Some(connection);
+        peer.channel.handle_connected();
+        tracing::debug!(peer = peer.peer.address(), "connected");
+        self.mark_peer(slot);
+        order
+    }
+
+    pub(super) fn peer_received(
+        &mut self,
+        slot: usize,
+        bytes: &[u8],
+    ) -> Option<Result<Progress, PeerViolation>> {
+        let mut landings = CallLandings {
+            arena: &mut self.arena,
+            calls: &self.calls,
+        };
+        let progress = self.peers[slot].connection.as_mut()?.handle_received(
+            self.now,
+            bytes,
+            &mut landings,
+        );
+        self.mark_peer(slot);
+        Some(progress)
+    }
+
+    pub(super) fn peer_landed(
+        &mut self,
+        slot: usize,
+        landing: Landing,
+    ) -> Option<Result<Next, PeerViolation>> {
+        let mut landings = CallLandings {
+            arena: &mut self.arena,
+            calls: &self.calls,
+        };
+        let next = self.peers[slot].connection.as_mut()?.handle_landed(
+            self.now,
+            landing,
+            &mut landings,
+        );
+        self.mark_peer(slot);
+        Some(next)
+    }
+
+    pub(super) fn peer_sent(&mut self, slot: usize, frame: Box<Frame>, outcome: Outcome) {
+        if let Some(connection) = &mut self.peers[slot].connection {
+            connection.handle_sent(frame, outcome);
+            self.mark_peer(slot);
+        }
+    }
+
+    pub(super) fn peer_closed(&mut self, slot: usize, reason: &CloseReason) {
+        let peer = &mut self.peers[slot];
+        peer.link = None;
+        if let Some(connection) = &mut peer.connection {
+            tracing::info!(peer = peer.peer.address(), %reason, "connection lost");
+            self.shared.counters[self.index].links_lost.add(1);
+            connection.handle_closed(&Status::new(
+                Code::Unavailable,
+                format!(
+                    "the connection to {} was lost: {reason}",
+                    peer.peer.address()
+                ),
+            ));
+        }
+        self.drain_results(slot);
+        let peer = &mut self.peers[slot];
+        peer.connection = None;
+        peer.channel.handle_closed(self.now, &reason.to_string());
+        self.mark_peer(slot);
+    }
+
+    pub(super) fn peer_timeout(&mut self, slot: usize, at: Time) {
+        let peer = &mut self.peers[slot];
+        if peer.armed == Some(at) {
+            peer.armed = None;
+        }
+        if let Some(connection) = &mut peer.connection {
+            connection.handle_timeout(self.now);
+        }
+        self.mark_peer(slot);
+    }
+
+    /// Carries out what the marked peers' connections have finished.
+    pub(super) fn take_results(&mut self) -> usize {
+        let mut events = 0;
+        let mut index = 0;
+        while let Some(&slot) = self.dirty_peers.get(index) {
+            events += self.drain_results(slot);
+            index += 1;
+        }
+        events
+    }
+
+    pub(super) fn flush_peers<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
+        let mut events = 0;
+        for _ in 0..self.dirty_peers.len() {
+            let Some(slot) = self.dirty_peers.pop() else {
+                break;
+            };
+            self.peers[slot].is_dirty = false;
+            events += self.drive_channel(slot, transport);
+            events += self.flush_peer(slot, transport);
+            let peer = &mut self.peers[slot];
+            let timeout = peer.timeout();
+            self.timers
+                .arm(Subject::Peer(slot), timeout, &mut peer.armed);
+        }
+        events
+    }
+
+    fn drain_results(&mut self, slot: usize) -> usize {
+        let mut events = 0;
+        while let Some(finished) = self.peers[slot]
+            .connection
+            .as_mut()
+            .and_then(ClientConnection::poll_finished)
+        {
+            self.finish_call(from_token(finished.token), finished.result);
+            events += 1;
+        }
+        events
+    }
+
+    fn drive_channel<T: Transport<Accepted = A>>(
+        &mut self,
+        slot: usize,
+        transport: &mut T,
+    ) -> usize {
+        let mut events = 0;
+        while let Some(action) = self.peers[slot].channel.poll_action(self.now) {
+            events += 1;
+            match action {
+                Action::Dial => self.dial(slot, transport),
+                Action::Release(waiting) => self.dispatch_call(slot, waiting),
+                Action::Fail(waiting, status) => self.finish_call(waiting.call, Err(status)),
+            }
+        }
+        events
+    }
+
+    fn dial<T: Transport<Accepted = A>>(&mut self, slot: usize, transport: &mut T) {
+        let peer = &mut self.peers[slot];
+        match transport.connect(peer.peer.socket_address()) {
+            Ok(link) => {
+                peer.link = Some(link);
+                self.links.set(link, Owner::Peer(slot));
+            }
+            Err(error) => peer.channel.handle_closed(self.now, &error.to_string()),
+        }
+    }
+
+    fn flush_peer<T: Transport<Accepted = A>>(&mut self, slot: usize, transport: &mut T) -> usize {
+        let mut events = 0;
+        let peer = &mut self.peers[slot];
+        let (Some(link), Some(connection)) = (peer.link, &mut peer.connection) else {
+            return 0;
+        };
+        while let Some(frame) = connection.poll_frame() {
+            if let Err(refused) = transport.send(link, frame) {
+                connection.unpoll_frame(refused.value);
+                break;
+            }
+            events += 1;
+        }
+        events
+    }
+}

@@ -1,0 +1,366 @@
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+use grpcxx_memory::Buffer;
+use grpcxx_rpc::{
+    Code, GraphCall, Method, PeerViolation, Request, RequestId, Response, ServerConnection, Status,
+    home_shard,
+};
+use grpcxx_transport::{
+    CloseReason, Frame, Landing, LinkId, Next, Outcome, Progress, Time, Transport,
+};
+use smallvec::smallvec;
+
+use crate::command::{Command, Keys, Origin, SlotId};
+use crate::function::{self, Later, Responder, Served};
+use crate::registry::Entry;
+use crate::shard::core::{Core, Subject};
+use crate::shard::links::ArenaLandings;
+
+/// A connection on which a peer calls us.
+#[derive(Debug)]
+pub(super) struct ServerLink {
+    link: LinkId,
+    pub(super) connection: ServerConnection,
+    /// The steps in which requests of this connection wait for tensors.
+    parked: HashMap<RequestId, i64, RandomState>,
+    is_dirty: bool,
+    armed: Option<Time>,
+}
+
+impl ServerLink {
+    pub(super) fn new(link: LinkId, connection: ServerConnection) -> Self {
+        Self {
+            link,
+            connection,
+            parked: HashMap::default(),
+            is_dirty: false,
+            armed: None,
+        }
+    }
+
+    pub(super) fn park(&mut self, request: RequestId, step_id: i64) {
+        self.parked.insert(request, step_id);
+    }
+
+    pub(super) fn unpark(&mut self, request: RequestId) -> Option<i64> {
+        if self.parked.is_empty() {
+            return None;
+        }
+        self.parked.remove(&request)
+    }
+}
+
+impl<A> Core<A> {
+    pub(super) fn server_received(
+        &mut self,
+        id: SlotId,
+        bytes: &[u8],
+    ) -> Option<Result<Progress, PeerViolation>> {
+        let mut landings = ArenaLandings {
+            arena: &mut self.arena,
+        };
+        let server = self.servers.find_mut(id)?;
+        let progress = server
+            .connection
+            .handle_received(self.now, bytes, &mut landings);
+        self.mark_server(id);
+        Some(progress)
+    }
+
+    pub(super) fn server_landed(
+        &mut self,
+        id: SlotId,
+        landing: Landing,
+    ) -> Option<Result<Next, PeerViolation>> {
+        let mut landings = ArenaLandings {
+            arena: &mut self.arena,
+        };
+        let server = self.servers.find_mut(id)?;
+        let next = server
+            .connection
+            .handle_landed(self.now, landing, &mut landings);
+        self.mark_server(id);
+        Some(next)
+    }
+
+    pub(super) fn server_sent(&mut self, id: SlotId, frame: Box<Frame>, outcome: Outcome) {
+        if let Some(server) = self.servers.find_mut(id) {
+            server.connection.handle_sent(frame, outcome);
+            self.mark_server(id);
+        }
+    }
+
+    /// Takes back what a lost connection still held: tensors whose answer never left, and places in steps.
+    pub(super) fn server_closed(&mut self, id: SlotId, reason: &CloseReason) {
+        let Some(server) = self.servers.find_mut(id) else {
+            return;
+        };
+        tracing::debug!(%reason, "a peer's connection ended");
+        server.connection.handle_closed(&Status::new(
+            Code::Unavailable,
+            format!("the connection ended: {reason}"),
+        ));
+        self.take_undelivered(id);
+        let parked: Vec<(RequestId, i64)> = match self.servers.remove(id) {
+            Some(server) => server.parked.into_iter().collect(),
+            None => Vec::new(),
+        };
+        for (request, step_id) in parked {
+            self.forget_parked(id, request, step_id);
+        }
+        self.counters().closed.add(1);
+        self.leave_load();
+    }
+
+    pub(super) fn server_timeout(&mut self, id: SlotId, at: Time) {
+        if let Some(server) = self.servers.find_mut(id) {
+            if server.armed == Some(at) {
+                server.armed = None;
+            }
+            server.connection.handle_timeout(self.now);
+            self.mark_server(id);
+        }
+    }
+
+    pub(super) fn servers_idle(&self) -> bool {
+        self.servers.ids().all(|id| {
+            self.servers
+                .find(id)
+                .is_none_or(|server| server.connection.is_idle())
+        })
+    }
+
+    pub(super) fn mark_server(&mut self, id: SlotId) {
+        if let Some(server) = self.servers.find_mut(id)
+            && !server.is_dirty
+        {
+            server.is_dirty = true;
+            self.dirty_servers.push(id);
+        }
+    }
+
+    /// Serves what the marked connections have read.
+    pub(super) fn take_requests(&mut self) -> usize {
+        let mut events = 0;
+        let mut index = 0;
+        while let Some(&id) = self.dirty_servers.get(index) {
+            index += 1;
+            while let Some(request) = self
+                .servers
+                .find_mut(id)
+                .and_then(|server| server.connection.poll_cancelled())
+            {
+                events += 1;
+                if let Some(step_id) = self.servers.find_mut(id).and_then(|s| s.unpark(request)) {
+                    self.forget_parked(id, request, step_id);
+                }
+            }
+            while let Some(incoming) = self
+                .servers
+                .find_mut(id)
+                .and_then(|server| server.connection.poll_request())
+            {
+                events += 1;
+                let origin = Origin::Link {
+                    shard: self.index as u16,
+                    server: id,
+                    request: incoming.id,
+                };
+                self.counters().requests.add(1);
+                self.dispatch(origin, incoming.request);
+            }
+        }
+        events
+    }
+
+    pub(super) fn flush_servers<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
+        let mut events = 0;
+        for _ in 0..self.dirty_servers.len() {
+            let Some(id) = self.dirty_servers.pop() else {
+                break;
+            };
+            let Some(server) = self.servers.find_mut(id) else {
+                continue;
+            };
+            server.is_dirty = false;
+            while let Some(frame) = server.connection.poll_frame() {
+                if let Err(refused) = transport.send(server.link, frame) {
+                    server.connection.unpoll_frame(refused.value);
+                    break;
+                }
+                events += 1;
+            }
+            if let Some(next) = server.connection.poll_resume() {
+                // A link that closed in this very turn refuses; its end is on the way.
+                let _ = transport.resume(server.link, next);
+            }
+            let timeout = server.connection.poll_timeout();
+            self.timers
+                .arm(Subject::Server(id), timeout, &mut server.armed);
+        }
+        events
+    }
+
+    /// Serves a request, now or later; `origin` gets exactly one answer.
+    pub(super) fn dispatch(&mut self, origin: Origin, request: Request) {
+        let request = match self.offer_to_service(origin, request) {
+            Some(request) => request,
+            None => return,
+        };
+        if self.is_stopping() {
+            let text = format!("{} is stopping", self.shared.task.name());
+            return self.answer(origin, Err(Status::new(Code::Unavailable, text)), None);
+        }
+        match request {
+            Request::RecvTensor { step_id, key } => {
+                self.serve_receive(origin, step_id, smallvec![key]);
+            }
+            Request::FuseRecvTensor { step_id, keys } => {
+                self.serve_receive(origin, step_id, Keys::from_vec(keys));
+            }
+            Request::StarRunGraph(call) => self.serve_graph(origin, *call),
+            Request::Message { method, body } => self.serve_message(origin, method, &body),
+        }
+    }
+
+    fn offer_to_service(&mut self, origin: Origin, request: Request) -> Option<Request> {
+        let Some(service) = &self.shared.service else {
+            return Some(request);
+        };
+        let later = Later::new(&self.shared.mailboxes, origin);
+        match service.serve(request, later) {
+            Served::Now(result) => {
+                self.answer(origin, result, None);
+                None
+            }
+            Served::Later(_) => None,
+            Served::Declined(request) => Some(request),
+        }
+    }
+
+    fn serve_receive(&mut self, origin: Origin, step_id: i64, keys: Keys) {
+        for key in &keys {
+            if let Err(status) = self.shared.task.check_key(key) {
+                return self.answer(origin, Err(status), None);
+            }
+        }
+        let home = home_shard(step_id, self.shared.loads.len());
+        match origin {
+            Origin::Link {
+                server, request, ..
+            } => {
+                if let Some(server) = self.servers.find_mut(server) {
+                    server.park(request, step_id);
+                }
+            }
+            Origin::Local { call, .. } => self.calls.set_home(call, home),
+        }
+        if home == self.index {
+            self.receive(origin, step_id, keys);
+        } else {
+            self.route(
+                home,
+                Command::Receive {
+                    origin,
+                    step_id,
+                    keys,
+                },
+            );
+        }
+    }
+
+    fn serve_graph(&mut self, origin: Origin, call: GraphCall) {
+        if call.ps_graph_count < 0 {
+            let text = format!(
+                "ps_graph_count is {}; send the number of graph calls of the step on this task, or 0",
+                call.ps_graph_count
+            );
+            return self.answer(origin, Err(Status::new(Code::InvalidArgument, text)), None);
+        }
+        let functions = self.shared.functions.load();
+        match functions.find(&call.graph_handle) {
+            Some(Entry::Pull) => {
+                let result = crate::registry::pull(&self.shared.store.load(), &call.fetches);
+                self.answer_graph(origin, &call, result);
+            }
+            Some(Entry::Function(function)) => {
+                let function = function.clone();
+                let responder = Responder::new(self.shared.mailboxes.clone(), origin);
+                let mailboxes = self.shared.mailboxes.clone();
+                self.shared.compute.spawn(Box::new(move || {
+                    let (step_id, count) = (call.step_id as i64, call.ps_graph_count);
+                    responder.answer(function::run(&*function, call));
+                    if count > 0 {
+                        let home = home_shard(step_id, mailboxes.len());
+                        mailboxes.deliver(
+                            home,
+                            Command::GraphDone {
+                                step_id,
+                                ps_graph_count: count,
+                            },
+                        );
+                    }
+                }));
+            }
+            None => {
+                let text = functions.unknown(&call.graph_handle);
+                self.answer(origin, Err(Status::new(Code::NotFound, text)), None);
+            }
+        }
+    }
+
+    fn answer_graph(
+        &mut self,
+        origin: Origin,
+        call: &GraphCall,
+        result: Result<Response, Status>,
+    ) {
+        self.answer(origin, result, None);
+        if call.ps_graph_count > 0 {
+            let step_id = call.step_id as i64;
+            let home = home_shard(step_id, self.shared.loads.len());
+            self.route(
+                home,
+                Command::GraphDone {
+                    step_id,
+                    ps_graph_count: call.ps_graph_count,
+                },
+            );
+        }
+    }
+
+    fn serve_message(&mut self, origin: Origin, method: Method, body: &Buffer) {
+        let shards = self.shared.loads.len();
+        match method {
+            Method::CleanupGraph => match crate::task::cleanup_graph_step(body) {
+                Ok(step_id) => {
+                    let origin = Some(origin);
+                    self.route(
+                        home_shard(step_id, shards),
+                        Command::Cleanup { step_id, origin },
+                    );
+                }
+                Err(status) => self.answer(origin, Err(status), None),
+            },
+            Method::CleanupAll => {
+                let result = crate::registry::cleanup_all(&self.shared.store, body);
+                self.answer(origin, result, None);
+            }
+            _ => {
+                let result = self.shared.task.serve(method, body);
+                self.answer(origin, result, None);
+            }
+        }
+    }
+
+    fn forget_parked(&mut self, server: SlotId, request: RequestId, step_id: i64) {
+        let origin = Origin::Link {
+            shard: self.index as u16,
+            server,
+            request,
+        };
+        let home = home_shard(step_id, self.shared.loads.len());
+        self.route(home, Command::Forget { origin });
+    }
+}

@@ -1,0 +1,152 @@
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+use grpcxx_memory::Buffer;
+use grpcxx_rpc::{
+    Rendezvous, RendezvousLimits, Response, Status, StepCountdown, Tensor, Text,
+};
+use smallvec::SmallVec;
+
+use crate::command::{Keys, Origin, SlotId, Taken};
+use crate::shard::calls::{from_token, token};
+use crate::shard::core::Core;
+use crate::shard::slots::Slots;
+
+/// The steps whose home is this shard, and who waits in them.
+#[derive(Debug)]
+pub(super) struct Steps {
+    rendezvous: Rendezvous,
+    countdown: StepCountdown,
+    waiters: Slots<Waiter>,
+    by_origin: HashMap<Origin, SlotId, RandomState>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    origin: Origin,
+    step_id: i64,
+    keys: Keys,
+}
+
+impl Steps {
+    pub(super) fn new(limits: RendezvousLimits) -> Self {
+        Self {
+            waiters: Slots::new(limits.waiters),
+            countdown: StepCountdown::new(limits.steps),
+            rendezvous: Rendezvous::new(limits),
+            by_origin: HashMap::default(),
+        }
+    }
+}
+
+impl<A> Core<A> {
+    pub(super) fn receive(&mut self, origin: Origin, step_id: i64, keys: Keys) {
+        let waiter = Waiter {
+            origin,
+            step_id,
+            keys: keys.clone(),
+        };
+        let Ok(id) = self.steps.waiters.insert(waiter) else {
+            let status = Status::new(
+                grpcxx_rpc::Code::ResourceExhausted,
+                "too many requests wait for tensors on this task",
+            );
+            return self.answer(origin, Err(status), None);
+        };
+        if let Err(status) = self.steps.rendezvous.receive(step_id, keys, token(id)) {
+            self.steps.waiters.remove(id);
+            return self.answer(origin, Err(status), None);
+        }
+        self.take_ready();
+        if self.steps.waiters.find(id).is_some() {
+            self.steps.by_origin.insert(origin, id);
+        }
+    }
+
+    pub(super) fn forget(&mut self, origin: Origin) {
+        if let Some(id) = self.steps.by_origin.remove(&origin) {
+            self.steps.rendezvous.forget(token(id));
+            self.steps.waiters.remove(id);
+        }
+    }
+
+    pub(super) fn send(&mut self, step_id: i64, key: Text, tensor: Tensor, origin: Option<Origin>) {
+        let result = match self.steps.rendezvous.send(step_id, key, tensor) {
+            Ok(()) => Ok(done()),
+            Err(rejected) => Err(rejected.status),
+        };
+        match result {
+            Ok(_) => self.counters().sends.add(1),
+            Err(_) => self.counters().sends_refused.add(1),
+        }
+        self.take_ready();
+        self.confirm(origin, result);
+    }
+
+    pub(super) fn restore(
+        &mut self,
+        step_id: i64,
+        keys: Keys,
+        tensors: SmallVec<[Tensor; 1]>,
+    ) {
+        for (key, tensor) in keys.into_iter().zip(tensors) {
+            if !self.steps.rendezvous.restore(step_id, key, tensor) {
+                self.counters().sends_refused.add(1);
+            }
+        }
+        self.take_ready();
+    }
+
+    pub(super) fn abort(&mut self, step_id: i64, status: Status, origin: Option<Origin>) {
+        self.steps.rendezvous.abort(step_id, status);
+        self.take_ready();
+        self.confirm(origin, Ok(done()));
+    }
+
+    pub(super) fn abort_all(&mut self, status: Status) {
+        self.steps.rendezvous.abort_all(&status);
+        self.take_ready();
+    }
+
+    pub(super) fn cleanup(&mut self, step_id: i64, origin: Option<Origin>) {
+        self.steps.rendezvous.cleanup(step_id);
+        self.take_ready();
+        self.confirm(origin, Ok(done()));
+    }
+
+    pub(super) fn graph_done(&mut self, step_id: i64, ps_graph_count: i32) {
+        let countdown = &mut self.steps.countdown;
+        let step = step_id as u64;
+        if countdown.start(step, ps_graph_count).is_ok() && countdown.finish(step, ps_graph_count) {
+            self.cleanup(step_id, None);
+        }
+    }
+
+    fn take_ready(&mut self) {
+        while let Some(ready) = self.steps.rendezvous.poll_ready() {
+            let Some(waiter) = self.steps.waiters.remove(from_token(ready.waiter)) else {
+                continue;
+            };
+            self.steps.by_origin.remove(&waiter.origin);
+            let taken = Taken {
+                step_id: waiter.step_id,
+                keys: waiter.keys,
+            };
+            self.answer(
+                waiter.origin,
+                ready.result.map(Response::Tensors),
+                Some(taken),
+            );
+        }
+    }
+
+    fn confirm(&mut self, origin: Option<Origin>, result: Result<Response, Status>) {
+        if let Some(origin) = origin {
+            self.answer(origin, result, None);
+        }
+    }
+}
+
+fn done() -> Response {
+    Response::Message(Buffer::new())
+}

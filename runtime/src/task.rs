@@ -1,0 +1,126 @@
+use grpcxx_memory::Buffer;
+use grpcxx_rpc::proto;
+use grpcxx_rpc::{Code, Devices, Method, RendezvousKey, Response, Status};
+use prost::Message;
+
+use crate::cluster::TaskId;
+
+/// Who this engine is: its name, its device, and what it answers about itself.
+#[derive(Debug)]
+pub(crate) struct Task {
+    id: TaskId,
+    name: String,
+    incarnation: u64,
+    devices: Devices,
+    attributes: proto::DeviceAttributes,
+    status: Buffer,
+}
+
+impl Task {
+    /// A task with one CPU device. `incarnation` tells this run of the task from any other.
+    pub(crate) fn new(id: TaskId, incarnation: u64, memory_limit_bytes: u64) -> Result<Self, String> {
+        let name = id.target();
+        let device = format!("{name}/device:CPU:0");
+        let mut devices = Devices::new();
+        devices
+            .insert(device.as_str(), incarnation)
+            .map_err(|status| status.to_string())?;
+        let attributes = proto::DeviceAttributes {
+            name: device,
+            device_type: "CPU".to_owned(),
+            memory_limit: i64::try_from(memory_limit_bytes).unwrap_or(i64::MAX),
+            locality: Some(proto::DeviceLocality::default()),
+            incarnation,
+            ..Default::default()
+        };
+        let status = proto::GetStatusResponse {
+            device_attributes: vec![attributes.clone()],
+        };
+        Ok(Self {
+            id,
+            name,
+            incarnation,
+            devices,
+            attributes,
+            status: Buffer::from(status.encode_to_vec()),
+        })
+    }
+
+    /// `/job:J/replica:0/task:N`
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn id(&self) -> &TaskId {
+        &self.id
+    }
+
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    pub(crate) fn attributes(&self) -> &proto::DeviceAttributes {
+        &self.attributes
+    }
+
+    /// Whether a tensor with this key can come from this task in this incarnation.
+    pub(crate) fn check_key(&self, key: &str) -> Result<(), Status> {
+        self.devices.check(&RendezvousKey::parse(key)?)
+    }
+
+    /// Answers the methods that need nothing but the task itself.
+    pub(crate) fn serve(&self, method: Method, body: &Buffer) -> Result<Response, Status> {
+        match method {
+            Method::GetStatus => Ok(Response::Message(self.status.clone())),
+            Method::CreateWorkerSession | Method::DeleteWorkerSession => {
+                Ok(Response::Message(Buffer::new()))
+            }
+            Method::RunGraph => run_graph(body),
+            Method::Logging | Method::Tracing => {
+                Err(Status::new(Code::Unimplemented, method.name()))
+            }
+            Method::RegisterGraph | Method::DeregisterGraph => Err(no_graphs(method)),
+            _ => Err(Status::new(
+                Code::Unimplemented,
+                format!("{method} is not part of star's service"),
+            )),
+        }
+    }
+}
+
+/// The step of a CleanupGraph request.
+pub(crate) fn cleanup_graph_step(body: &Buffer) -> Result<i64, Status> {
+    let request = proto::CleanupGraphRequest::decode(&body[..]).map_err(|error| {
+        Status::new(
+            Code::InvalidArgument,
+            format!("CleanupGraphRequest: {error}"),
+        )
+    })?;
+    Ok(request.step_id)
+}
+
+/// No graph can run here; the master may have asked to get failures in the body.
+fn run_graph(body: &Buffer) -> Result<Response, Status> {
+    let request = proto::RunGraphRequest::decode(&body[..]).map_err(|error| {
+        Status::new(Code::InvalidArgument, format!("RunGraphRequest: {error}"))
+    })?;
+    let status = no_graphs(Method::RunGraph);
+    if !request.store_errors_in_response_body {
+        return Err(status);
+    }
+    let response = proto::RunGraphResponse {
+        status_code: status.code as i32,
+        status_error_message: status.message.into_owned(),
+        ..Default::default()
+    };
+    Ok(Response::Message(Buffer::from(response.encode_to_vec())))
+}
+
+fn no_graphs(method: Method) -> Status {
+    Status::new(
+        Code::Unimplemented,
+        format!(
+            "{method}: this task has no graph executor; register a function and call it by StarRunGraph"
+        ),
+    )
+}
