@@ -52,7 +52,10 @@ pub fn bandwidth_gb_s(count: usize, bytes: usize) -> f64 {
             start = Instant::now();
         }
         write_all(&mut near, &[1]);
-        assert!(read_exact(&mut near, &mut landing), "the sender ended early");
+        assert!(
+            read_exact(&mut near, &mut landing),
+            "the sender ended early"
+        );
     }
     let elapsed = start.elapsed();
     drop(near);

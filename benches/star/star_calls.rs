@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use grpcxx::{
-    CallResult, CallSink, DType, Engine, EngineOptions, Peer, RendezvousKey, Request, Response, Shape,
-    ShardContext, Tensor, Text,
+    CallResult, CallSink, DType, Engine, EngineOptions, Peer, RendezvousKey, Request, Response,
+    Shape, ShardContext, Tensor, Text,
 };
 
 use crate::report::{Histogram, allocations};
@@ -26,7 +26,12 @@ pub fn receive_many(calls: usize, bytes: usize) -> SmallRun {
     let total = calls + calls / 10;
     // A step holds a bounded number of keys, so the tensors are spread over many steps.
     let keys: Vec<(i64, Text)> = (0..total)
-        .map(|index| (1 + (index / KEYS_PER_STEP) as i64, cluster.key(index % KEYS_PER_STEP)))
+        .map(|index| {
+            (
+                1 + (index / KEYS_PER_STEP) as i64,
+                cluster.key(index % KEYS_PER_STEP),
+            )
+        })
         .collect();
     cluster.produce(&keys, &tensor);
     let (done, ended) = channel();

@@ -38,7 +38,6 @@ pub trait CallSink: Send + Sync {
 pub(crate) enum Completion {
     Sink { sink: Arc<dyn CallSink>, token: u64 },
     Future(oneshot::Sender<CallResult>),
-    Nobody,
 }
 
 impl fmt::Debug for Completion {
@@ -46,7 +45,6 @@ impl fmt::Debug for Completion {
         f.write_str(match self {
             Self::Sink { .. } => "Sink",
             Self::Future(_) => "Future",
-            Self::Nobody => "Nobody",
         })
     }
 }

@@ -247,6 +247,10 @@ impl Mailboxes {
     }
 
     /// Hands a command over, or back if the inbox is full.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the command comes back whole, without an allocation"
+    )]
     pub(crate) fn try_deliver(&self, shard: usize, command: Command) -> Result<(), Command> {
         self.inboxes[shard]
             .push(command)

@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grpcxx_rpc::{RequestId, Status, Tensor, Text};
-use grpcxx_transport::{ListenerId, Time};
+use grpcxx_transport::Time;
 use smallvec::SmallVec;
 
 use crate::call::{CallResult, Completion};
@@ -77,9 +77,13 @@ pub(crate) struct NewCall {
 }
 
 /// What a shard hands to another one.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "commands are the common case, and a box for each would be an allocation for each"
+)]
 pub(crate) enum Parcel<A> {
     Command(Command),
-    Adopt { listener: ListenerId, accepted: A },
+    Adopt(A),
 }
 
 /// Tensors that an answer took out of a step, so that they can be put back.

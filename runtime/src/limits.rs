@@ -1,7 +1,5 @@
 //! The named limits of the runtime.
 
-use std::time::Duration;
-
 /// Commands from outside threads that one shard holds back: 4,096 calls under way from a thread pool, and as
 /// many cancellations.
 pub(crate) const INBOX_COMMANDS: usize = 4096 + 4096;

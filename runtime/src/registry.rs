@@ -84,7 +84,8 @@ pub(crate) fn cleanup_all(store: &Shared<TensorStore>, body: &Buffer) -> Result<
     let request = proto::CleanupAllRequest::decode(&body[..]).map_err(|error| {
         Status::new(Code::InvalidArgument, format!("CleanupAllRequest: {error}"))
     })?;
-    let names_default = request.container.is_empty() || request.container.iter().any(String::is_empty);
+    let names_default =
+        request.container.is_empty() || request.container.iter().any(String::is_empty);
     if names_default {
         store.rcu(|store| {
             let mut store = TensorStore::clone(store);
@@ -103,12 +104,12 @@ pub(crate) fn put_all(
     let mut outcome = Ok(());
     store.rcu(|current| {
         let mut next = TensorStore::clone(current);
-        outcome = tensors
-            .iter()
-            .try_for_each(|(name, tensor)| match next.put(name.clone(), tensor.clone()) {
+        outcome = tensors.iter().try_for_each(|(name, tensor)| {
+            match next.put(name.clone(), tensor.clone()) {
                 Ok(_replaced) => Ok(()),
                 Err(rejected) => Err(rejected.status),
-            });
+            }
+        });
         match outcome {
             Ok(()) => Arc::new(next),
             Err(_) => Arc::clone(current),

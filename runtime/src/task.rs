@@ -18,9 +18,13 @@ pub(crate) struct Task {
 
 impl Task {
     /// A task with one CPU device. `incarnation` tells this run of the task from any other.
-    pub(crate) fn new(id: TaskId, incarnation: u64, memory_limit_bytes: u64) -> Result<Self, String> {
-        let name = id.target();
-        let device = format!("{name}/device:CPU:0");
+    pub(crate) fn new(
+        id: TaskId,
+        incarnation: u64,
+        memory_limit_bytes: u64,
+    ) -> Result<Self, String> {
+        let name = id.to_string();
+        let device = id.device("CPU", 0);
         let mut devices = Devices::new();
         devices
             .insert(device.as_str(), incarnation)
@@ -101,9 +105,8 @@ pub(crate) fn cleanup_graph_step(body: &Buffer) -> Result<i64, Status> {
 
 /// No graph can run here; the master may have asked to get failures in the body.
 fn run_graph(body: &Buffer) -> Result<Response, Status> {
-    let request = proto::RunGraphRequest::decode(&body[..]).map_err(|error| {
-        Status::new(Code::InvalidArgument, format!("RunGraphRequest: {error}"))
-    })?;
+    let request = proto::RunGraphRequest::decode(&body[..])
+        .map_err(|error| Status::new(Code::InvalidArgument, format!("RunGraphRequest: {error}")))?;
     let status = no_graphs(Method::RunGraph);
     if !request.store_errors_in_response_body {
         return Err(status);

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use grpcxx_rpc::{Request, Status, Tensor, Text, home_shard, proto};
+use grpcxx_rpc::{Code, Request, Status, Tensor, Text, home_shard, proto};
 
 pub use self::options::{EngineError, EngineOptions, SPIN_DEFAULT};
 pub use self::report::StartReport;
@@ -21,7 +21,7 @@ use crate::counters::Counters;
 use crate::function::Function;
 use crate::host::{HostError, HostHandle, TaskSpawner};
 use crate::registry;
-use crate::shard::SharedParts;
+use crate::shard::{ShardContext, SharedParts};
 
 /// A running task: its shards, its listener, its steps, its store and its functions.
 ///
@@ -136,6 +136,38 @@ impl Engine {
                 origin: None,
             },
         )
+    }
+
+    /// Fails all receives of all steps with `status`, those that wait and those to come.
+    pub fn abort_all_steps(&self, status: &Status) {
+        for shard in 0..self.shared.mailboxes.len() {
+            let status = status.clone();
+            self.shared
+                .mailboxes
+                .deliver(shard, Command::AbortAll { status });
+        }
+    }
+
+    /// Runs code on a shard's thread, between two turns of its work. It must not block.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if there is no such shard, `RESOURCE_EXHAUSTED` if its inbox is full.
+    pub fn run_on(
+        &self,
+        shard: usize,
+        code: impl FnOnce(&mut ShardContext<'_>) + Send + 'static,
+    ) -> Result<(), Status> {
+        let shards = self.shared.mailboxes.len();
+        if shard >= shards {
+            return Err(Status::new(
+                Code::InvalidArgument,
+                format!("there is no shard {shard}; this engine has {shards}"),
+            ));
+        }
+        self.shared
+            .mailboxes
+            .try_deliver(shard, Command::Run(Box::new(code)))
+            .map_err(|_| inbox_full())
     }
 
     /// Puts tensors into the store, all or none; those of the same names are replaced.

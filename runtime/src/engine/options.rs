@@ -32,23 +32,7 @@ pub struct EngineOptions {
     pub first_cpu: usize,
     /// Whether shards spin for ever instead of parking.
     pub polling: bool,
-    fn tcp_options(config: &Config, polling: bool) -> TcpOptions {
-    TcpOptions {
-        driver: match config.driver {
-            DriverSetting::Auto => DriverRequest::Auto,
-            DriverSetting::IoUring => DriverRequest::IoUring,
-            DriverSetting::Epoll => DriverRequest::Epoll,
-        },
-        limits: LinkLimits {
-            queued_frames: config.queued_frames as usize,
-            links: config.connections as usize,
-        },
-        busy: polling,
-        ..TcpOptions::default()
-    }
-}
-
-/// How long an idle shard spins before it parks, if it does not poll.
+    /// How long an idle shard spins before it parks, if it does not poll.
     pub spin: Duration,
     /// What turns the shards.
     pub host: HostSetting,
@@ -75,7 +59,7 @@ pub struct EngineOptions {
 impl EngineOptions {
     /// What the environment's settings mean for `task` in a cluster of `total_tasks` tasks.
     pub fn from_config(config: &Config, task: TaskId, total_tasks: usize) -> Self {
-        let job = JobKind::of(task.job());
+        let job = JobKind::of(&task.job);
         let shards = config.shards(job, total_tasks);
         let mut arena = ArenaOptions::share_of_machine(shards);
         arena.huge_pages = config.huge_pages;

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use grpcxx_memory::{Arena, ArenaOptions};
@@ -54,8 +54,15 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
     let mut hosts = Vec::new();
     let mut spawners = Vec::new();
     for (index, ends) in ends.into_iter().enumerate() {
-        let (host, spawner) =
-            start_shard(index, ends, &options, &plan, &shared, clock, starting.clone())?;
+        let (host, spawner) = start_shard(
+            index,
+            ends,
+            &options,
+            &plan,
+            &shared,
+            clock,
+            starting.clone(),
+        )?;
         hosts.push(host);
         spawners.push(spawner);
     }
@@ -150,14 +157,18 @@ fn shared_parts(
     let memory_bytes = plan.arena.capacity_bytes.saturating_mul(options.shards) as u64;
     let task = Task::new(options.task.clone(), fresh_incarnation(), memory_bytes)
         .map_err(EngineError::Options)?;
-    let store = Arc::new(ArcSwap::from_pointee(TensorStore::new(options.store_limits)));
+    let store = Arc::new(ArcSwap::from_pointee(TensorStore::new(
+        options.store_limits,
+    )));
     Ok(SharedParts {
         task: Arc::new(task),
         mailboxes,
         functions: Arc::new(ArcSwap::from_pointee(Functions::builtin(&store))),
         store,
         service: options.service.clone(),
-        compute: Arc::new(ComputePool::start(options.compute_threads).map_err(EngineError::Options)?),
+        compute: Arc::new(
+            ComputePool::start(options.compute_threads).map_err(EngineError::Options)?,
+        ),
         counters: (0..options.shards)
             .map(|_| ShardCounters::default())
             .collect(),

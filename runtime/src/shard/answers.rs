@@ -29,7 +29,7 @@ impl<A> Core<A> {
             } => {
                 let wanted = self.servers.find_mut(id).is_some_and(|server| {
                     server.unpark(request);
-                    server.connection.awaits_answer(request)
+                    server.connection.is_outstanding(request)
                 });
                 if !wanted {
                     return self.put_back(result, taken);

@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{CallId, CallOptions, Code, Request, Status, TensorMeta};
-use grpcxx_transport::Time;
+use grpcxx_transport::{Refusal, Time};
 
 use crate::call::{CallResult, Completion};
 use crate::command::{Command, NewCall, Origin, SlotId, deadline};
@@ -65,7 +65,7 @@ impl Calls {
     ) -> Option<Result<BufferMut, Status>> {
         match &self.slots.find(from_token(token))?.completion {
             Completion::Sink { sink, token } => sink.allocate(*token, index, meta),
-            Completion::Future(_) | Completion::Nobody => None,
+            Completion::Future(_) => None,
         }
     }
 
@@ -163,7 +163,18 @@ impl<A> Core<A> {
                 self.mark_peer(peer);
             }
             Err(refused) => {
-                let status = refused.status;
+                let status = match refused.refusal {
+                    Refusal::Full => Status::new(
+                        Code::ResourceExhausted,
+                        format!(
+                            "{} calls to this peer have no answer yet; wait for some",
+                            self.limits.outstanding_calls
+                        ),
+                    ),
+                    Refusal::NotOpen | Refusal::WrongState => {
+                        Status::new(Code::Unavailable, "the connection was lost")
+                    }
+                };
                 self.finish_call(waiting.call, Err(status));
             }
         }
@@ -222,7 +233,10 @@ impl<A> Core<A> {
             return;
         };
         match pending.place {
-            Place::OnLink { peer, call: on_link } => {
+            Place::OnLink {
+                peer,
+                call: on_link,
+            } => {
                 let cancelled = self.peers[peer]
                     .connection_mut()
                     .is_some_and(|connection| connection.cancel(on_link));
@@ -255,7 +269,6 @@ impl<A> Core<A> {
                 // A receiver that is gone has lost interest.
                 let _ = sender.send(result);
             }
-            Completion::Nobody => {}
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use foldhash::fast::RandomState;
 use grpcxx_memory::Arena;
 use grpcxx_rpc::{Code, ConnectionLimits, Features, Status, TensorStore};
-use grpcxx_transport::{LinkId, ListenerId, Time, Transport};
+use grpcxx_transport::{LinkId, Time, Transport};
 
 use crate::client::Mailboxes;
 use crate::command::{Command, Parcel, Shared, SlotId};
@@ -52,7 +52,7 @@ pub(crate) struct Core<A> {
     unsent: Vec<VecDeque<Parcel<A>>>,
     inbox: Inbox<Command>,
     arrived: VecDeque<Parcel<A>>,
-    newcomers: Vec<(ListenerId, A)>,
+    newcomers: Vec<A>,
 }
 
 /// What all shards of an engine share.
@@ -131,10 +131,6 @@ impl<A> Core<A> {
         &self.shared.counters[self.index]
     }
 
-    pub(crate) fn inbox(&self) -> &Inbox<Command> {
-        &self.inbox
-    }
-
     /// Whether parcels or commands wait that no event of a link will announce.
     pub(crate) fn has_work(&self) -> bool {
         !self.local.is_empty()
@@ -158,22 +154,20 @@ impl<A> Core<A> {
     pub(super) fn take_commands<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
         let mut events = 0;
         self.ship_unsent();
-        events += self
-            .inbox
-            .drain(limits::COMMANDS_PER_TURN, |command| self.local.push_back(command));
+        events += self.inbox.drain(limits::COMMANDS_PER_TURN, |command| {
+            self.local.push_back(command)
+        });
         while let Some(command) = self.shared.mailboxes.overflow(self.index) {
             self.local.push_back(command);
             events += 1;
         }
-        events += self
-            .mesh
-            .drain(limits::COMMANDS_PER_TURN, |_, parcel| {
-                self.arrived.push_back(parcel);
-            });
+        events += self.mesh.drain(limits::COMMANDS_PER_TURN, |_, parcel| {
+            self.arrived.push_back(parcel);
+        });
         while let Some(parcel) = self.arrived.pop_front() {
             match parcel {
                 Parcel::Command(command) => self.local.push_back(command),
-                Parcel::Adopt { accepted, .. } => self.adopt(accepted, transport),
+                Parcel::Adopt(accepted) => self.adopt(accepted, transport),
             }
         }
         self.place_newcomers(transport);
@@ -269,8 +263,8 @@ impl<A> Core<A> {
         }
     }
 
-    pub(super) fn newcomer(&mut self, listener: ListenerId, accepted: A) {
-        self.newcomers.push((listener, accepted));
+    pub(super) fn newcomer(&mut self, accepted: A) {
+        self.newcomers.push(accepted);
     }
 
     fn execute(&mut self, command: Command) {
@@ -350,7 +344,7 @@ impl<A> Core<A> {
 
     /// Gives each new connection to the shard with the fewest, the lowest of them on a tie.
     fn place_newcomers<T: Transport<Accepted = A>>(&mut self, transport: &mut T) {
-        while let Some((listener, accepted)) = self.newcomers.pop() {
+        while let Some(accepted) = self.newcomers.pop() {
             let loads = &self.shared.loads;
             let shard = (0..loads.len())
                 .min_by_key(|&shard| loads[shard].load(Ordering::Relaxed))
@@ -359,13 +353,13 @@ impl<A> Core<A> {
             if shard == self.index {
                 self.adopt(accepted, transport);
             } else {
-                self.ship(shard, Parcel::Adopt { listener, accepted });
+                self.ship(shard, Parcel::Adopt(accepted));
             }
         }
     }
 
     fn adopt<T: Transport<Accepted = A>>(&mut self, accepted: A, transport: &mut T) {
-        let connection = grpcxx_rpc::ServerConnection::new(self.limits.clone(), self.announce);
+        let connection = grpcxx_rpc::ServerConnection::new(self.limits, self.announce);
         let order = connection.first_order();
         let adopted = match transport.adopt(accepted, order) {
             Ok(link) => link,

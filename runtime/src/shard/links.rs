@@ -61,11 +61,11 @@ impl Links {
 }
 
 impl<A> LinkHandler<A> for Core<A> {
-    fn accepted(&mut self, listener: ListenerId, peer: SocketAddr, accepted: A) {
+    fn accepted(&mut self, _listener: ListenerId, peer: SocketAddr, accepted: A) {
         tracing::debug!(%peer, "connection accepted");
         if !self.is_stopping() {
             self.counters().accepted.add(1);
-            self.newcomer(listener, accepted);
+            self.newcomer(accepted);
         }
     }
 

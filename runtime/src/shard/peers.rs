@@ -1,6 +1,4 @@
-use grpcxx_rpc::{
-    Action, Admission, Channel, ClientConnection, Code, PeerViolation, Status,
-};
+use grpcxx_rpc::{Action, Admission, Channel, ClientConnection, Code, PeerViolation, Status};
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkId, Next, Outcome, Progress, Time, Transport,
 };
@@ -82,7 +80,7 @@ impl<A> Core<A> {
     }
 
     pub(super) fn peer_connected(&mut self, slot: usize) -> Next {
-        let connection = ClientConnection::new(self.limits.clone(), self.announce);
+        let connection = ClientConnection::new(self.limits, self.announce);
         let order = connection.first_order();
         let peer = &mut self.peers[slot];
         peer.connection = Some(connection);
@@ -101,11 +99,11 @@ impl<A> Core<A> {
             arena: &mut self.arena,
             calls: &self.calls,
         };
-        let progress = self.peers[slot].connection.as_mut()?.handle_received(
-            self.now,
-            bytes,
-            &mut landings,
-        );
+        let progress =
+            self.peers[slot]
+                .connection
+                .as_mut()?
+                .handle_received(self.now, bytes, &mut landings);
         self.mark_peer(slot);
         Some(progress)
     }
@@ -119,11 +117,11 @@ impl<A> Core<A> {
             arena: &mut self.arena,
             calls: &self.calls,
         };
-        let next = self.peers[slot].connection.as_mut()?.handle_landed(
-            self.now,
-            landing,
-            &mut landings,
-        );
+        let next =
+            self.peers[slot]
+                .connection
+                .as_mut()?
+                .handle_landed(self.now, landing, &mut landings);
         self.mark_peer(slot);
         Some(next)
     }
@@ -232,7 +230,9 @@ impl<A> Core<A> {
                 peer.link = Some(link);
                 self.links.set(link, Owner::Peer(slot));
             }
-            Err(error) => peer.channel.handle_closed(self.now, &error.to_string()),
+            Err(error) => {
+                peer.channel.handle_closed(self.now, &error.to_string());
+            }
         }
     }
 

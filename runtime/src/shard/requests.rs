@@ -127,7 +127,7 @@ impl<A> Core<A> {
         self.servers.ids().all(|id| {
             self.servers
                 .find(id)
-                .is_none_or(|server| server.connection.is_idle())
+                .is_none_or(|server| server.connection.outstanding_requests().next().is_none())
         })
     }
 
@@ -310,12 +310,7 @@ impl<A> Core<A> {
         }
     }
 
-    fn answer_graph(
-        &mut self,
-        origin: Origin,
-        call: &GraphCall,
-        result: Result<Response, Status>,
-    ) {
+    fn answer_graph(&mut self, origin: Origin, call: &GraphCall, result: Result<Response, Status>) {
         self.answer(origin, result, None);
         if call.ps_graph_count > 0 {
             let step_id = call.step_id as i64;

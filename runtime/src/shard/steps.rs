@@ -2,9 +2,7 @@ use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
 use grpcxx_memory::Buffer;
-use grpcxx_rpc::{
-    Rendezvous, RendezvousLimits, Response, Status, StepCountdown, Tensor, Text,
-};
+use grpcxx_rpc::{Rendezvous, RendezvousLimits, Response, Status, StepCountdown, Tensor, Text};
 use smallvec::SmallVec;
 
 use crate::command::{Keys, Origin, SlotId, Taken};
@@ -83,12 +81,7 @@ impl<A> Core<A> {
         self.confirm(origin, result);
     }
 
-    pub(super) fn restore(
-        &mut self,
-        step_id: i64,
-        keys: Keys,
-        tensors: SmallVec<[Tensor; 1]>,
-    ) {
+    pub(super) fn restore(&mut self, step_id: i64, keys: Keys, tensors: SmallVec<[Tensor; 1]>) {
         for (key, tensor) in keys.into_iter().zip(tensors) {
             if !self.steps.rendezvous.restore(step_id, key, tensor) {
                 self.counters().sends_refused.add(1);

@@ -1,0 +1,352 @@
+//! Engines that talk to each other over real sockets.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use grpcxx_rpc::{
+    Code, DType, GraphCall, Method, RendezvousKey, Request, Response, Shape, Status, Tensor, Text,
+};
+use grpcxx_runtime::cluster::TaskId;
+use grpcxx_runtime::{Engine, EngineOptions, STORE_LIST, STORE_PULL, STORE_PUSH};
+
+fn options(job: &str, shards: usize) -> EngineOptions {
+    EngineOptions {
+        task: TaskId::new(job, 0),
+        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+        shards,
+        ..EngineOptions::default()
+    }
+}
+
+fn pair(shards: usize) -> (Engine, Engine) {
+    let server = Engine::start(options("ps", shards)).unwrap();
+    let worker = Engine::start(options("worker", shards)).unwrap();
+    (server, worker)
+}
+
+fn address(engine: &Engine) -> String {
+    engine.local_addr().unwrap().to_string()
+}
+
+fn key(engine: &Engine, edge: &str) -> Text {
+    RendezvousKey::new(
+        &engine.device_attributes().name,
+        engine.incarnation(),
+        "/job:worker/replica:0/task:0/device:CPU:0",
+        edge,
+    )
+    .unwrap()
+    .to_text()
+}
+
+fn floats(values: &[f32]) -> Tensor {
+    Tensor::from_slice(Shape::new(&[values.len() as u64]).unwrap(), values).unwrap()
+}
+
+fn receive(
+    server: &Engine,
+    worker: &Engine,
+    step_id: i64,
+    keys: Vec<Text>,
+) -> Result<Response, Status> {
+    let client = worker.client();
+    let peer = client.peer(&address(server)).unwrap();
+    let request = match keys.len() {
+        1 => Request::RecvTensor {
+            step_id,
+            key: keys[0].clone(),
+        },
+        _ => Request::FuseRecvTensor { step_id, keys },
+    };
+    client
+        .call(&peer, request, Some(Duration::from_secs(10)))
+        .wait()
+}
+
+#[test]
+fn tensor_and_request_meet_in_either_order() {
+    for shards in [1, 3] {
+        let (server, worker) = pair(shards);
+        let client = worker.client();
+        let peer = client.peer(&address(&server)).unwrap();
+        for step_id in 1..20 {
+            let early = key(&server, "early");
+            server
+                .send(step_id, early.clone(), floats(&[1.0, 2.0]))
+                .unwrap();
+            let got = receive(&server, &worker, step_id, vec![early]).unwrap();
+            assert_eq!(
+                got,
+                Response::Tensors([floats(&[1.0, 2.0])].into_iter().collect())
+            );
+            let late = key(&server, "late");
+            let call = client.call(
+                &peer,
+                Request::RecvTensor {
+                    step_id,
+                    key: late.clone(),
+                },
+                None,
+            );
+            std::thread::sleep(Duration::from_millis(2));
+            server.send(step_id, late, floats(&[3.0])).unwrap();
+            assert_eq!(
+                call.wait().unwrap(),
+                Response::Tensors([floats(&[3.0])].into_iter().collect())
+            );
+        }
+    }
+}
+
+#[test]
+fn fused_receives_answer_in_the_order_of_the_keys() {
+    let (server, worker) = pair(2);
+    let keys: Vec<Text> = (0..100)
+        .map(|i| key(&server, &format!("edge_{i}_x")))
+        .collect();
+    for (index, key) in keys.iter().enumerate().rev() {
+        server
+            .send(7, key.clone(), floats(&vec![index as f32; index * 50]))
+            .unwrap();
+    }
+    let Response::Tensors(tensors) = receive(&server, &worker, 7, keys).unwrap() else {
+        panic!("tensors");
+    };
+    for (index, tensor) in tensors.iter().enumerate() {
+        assert_eq!(*tensor, floats(&vec![index as f32; index * 50]));
+    }
+}
+
+#[test]
+fn large_tensors_arrive_whole() {
+    let (server, worker) = pair(1);
+    let bytes: Vec<u8> = (0..48_000_000_u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    let tensor = Tensor::new(
+        DType::UInt8,
+        Shape::new(&[bytes.len() as u64]).unwrap(),
+        bytes,
+    )
+    .unwrap();
+    server.send(1, key(&server, "big"), tensor.clone()).unwrap();
+    let Response::Tensors(tensors) =
+        receive(&server, &worker, 1, vec![key(&server, "big")]).unwrap()
+    else {
+        panic!("tensors");
+    };
+    assert!(tensors[0] == tensor, "the bytes differ");
+}
+
+#[test]
+fn checklist_26_bad_keys_and_other_incarnations() {
+    let (server, worker) = pair(1);
+    let status = receive(&server, &worker, 1, vec![Text::from("no key")]).unwrap_err();
+    assert_eq!(status.code, Code::InvalidArgument, "{status}");
+    let old = RendezvousKey::new(
+        &server.device_attributes().name,
+        server.incarnation() ^ 1,
+        "/job:worker/replica:0/task:0/device:CPU:0",
+        "edge",
+    )
+    .unwrap()
+    .to_text();
+    let status = receive(&server, &worker, 1, vec![old]).unwrap_err();
+    assert_eq!(status.code, Code::Aborted, "{status}");
+}
+
+#[test]
+fn the_store_takes_lists_and_returns_tensors() {
+    let (server, worker) = pair(2);
+    let client = worker.client();
+    let peer = client.peer(&address(&server)).unwrap();
+    let call = |call: GraphCall| {
+        client
+            .call(
+                &peer,
+                Request::StarRunGraph(Box::new(call)),
+                Some(Duration::from_secs(5)),
+            )
+            .wait()
+    };
+    let pushed = call(GraphCall {
+        graph_handle: Text::from(STORE_PUSH),
+        feeds: vec![
+            (Text::from("b"), floats(&[1.0; 4])),
+            (Text::from("a"), floats(&[])),
+        ],
+        ..GraphCall::default()
+    });
+    assert_eq!(pushed, Ok(Response::Fetched(Vec::new())));
+    let pulled = call(GraphCall {
+        graph_handle: Text::from(STORE_PULL),
+        fetches: vec![Text::from("b"), Text::from("a")],
+        ..GraphCall::default()
+    });
+    let Ok(Response::Fetched(tensors)) = pulled else {
+        panic!("{pulled:?}");
+    };
+    assert_eq!(tensors.len(), 2);
+    assert!(tensors.contains(&(Text::from("a"), floats(&[]))));
+    assert!(tensors.contains(&(Text::from("b"), floats(&[1.0; 4]))));
+    let listed = call(GraphCall {
+        graph_handle: Text::from(STORE_LIST),
+        fetches: ["names", "bytes", "shapes", "dtypes"]
+            .map(Text::from)
+            .to_vec(),
+        ..GraphCall::default()
+    });
+    let Ok(Response::Fetched(columns)) = listed else {
+        panic!("{listed:?}");
+    };
+    let names = columns.iter().find(|(name, _)| name == "names").unwrap();
+    assert_eq!(names.1.strings().unwrap()[1][..], b"b"[..]);
+    let missing = call(GraphCall {
+        graph_handle: Text::from(STORE_PULL),
+        fetches: vec![Text::from("c")],
+        ..GraphCall::default()
+    });
+    assert_eq!(missing.unwrap_err().code, Code::NotFound);
+}
+
+#[test]
+fn functions_are_called_by_name_and_their_panics_are_answers() {
+    let (server, worker) = pair(1);
+    server.register(
+        "double",
+        Arc::new(|call: GraphCall| {
+            let input = call.feeds[0].1.as_slice::<f32>().unwrap().to_vec();
+            let doubled: Vec<f32> = input.iter().map(|x| x * 2.0).collect();
+            Ok(vec![(Text::from("y"), floats(&doubled))])
+        }),
+    );
+    let client = worker.client();
+    let peer = client.peer(&address(&server)).unwrap();
+    let call = |feeds: Vec<(Text, Tensor)>, handle: &str| {
+        let call = GraphCall {
+            graph_handle: Text::from(handle),
+            feeds,
+            fetches: vec![Text::from("y")],
+            ..GraphCall::default()
+        };
+        client
+            .call(&peer, Request::StarRunGraph(Box::new(call)), None)
+            .wait()
+    };
+    let result = call(vec![(Text::from("x"), floats(&[1.0, 4.0]))], "double").unwrap();
+    assert_eq!(
+        result,
+        Response::Fetched(vec![(Text::from("y"), floats(&[2.0, 8.0]))])
+    );
+    let status = call(Vec::new(), "double").unwrap_err();
+    assert_eq!(status.code, Code::Internal);
+    let status = call(Vec::new(), "triple").unwrap_err();
+    assert_eq!(status.code, Code::NotFound);
+    assert!(status.message.contains("double"), "{status}");
+}
+
+#[test]
+fn deadlines_cancels_and_shutdown_end_waiting_calls() {
+    let (server, worker) = pair(2);
+    let client = worker.client();
+    let peer = client.peer(&address(&server)).unwrap();
+    let request = || Request::RecvTensor {
+        step_id: 9,
+        key: key(&server, "never"),
+    };
+    let started = Instant::now();
+    let status = client
+        .call(&peer, request(), Some(Duration::from_millis(80)))
+        .wait()
+        .unwrap_err();
+    assert_eq!(status.code, Code::DeadlineExceeded);
+    assert!(started.elapsed() < Duration::from_secs(5));
+    drop(client.call(&peer, request(), None));
+    let waiting = client.call(&peer, request(), None);
+    std::thread::sleep(Duration::from_millis(50));
+    let started = Instant::now();
+    server.shutdown(Duration::from_secs(2)).unwrap();
+    assert!(started.elapsed() < Duration::from_secs(2));
+    assert_eq!(waiting.wait().unwrap_err().code, Code::Unavailable);
+}
+
+#[test]
+fn checklist_17_a_restarted_peer_is_reached_again() {
+    let (server, worker) = pair(1);
+    let star = server.local_addr().unwrap();
+    let client = worker.client();
+    let peer = client.peer(&star.to_string()).unwrap();
+    let status_of = || {
+        let request = Request::Message {
+            method: Method::GetStatus,
+            body: grpcxx_memory::Buffer::new(),
+        };
+        client
+            .call(&peer, request, Some(Duration::from_secs(10)))
+            .wait()
+    };
+    assert!(status_of().is_ok());
+    drop(server);
+    let mut again = options("ps", 1);
+    again.listen = Some(star);
+    let server = Engine::start(again).unwrap();
+    let answered = (0..3).any(|_| status_of().is_ok());
+    assert!(answered);
+    drop(server);
+}
+
+#[test]
+fn checklist_16_a_peer_that_never_comes_up_fails_the_call_in_time() {
+    let worker = Engine::start(options("worker", 1)).unwrap();
+    let client = worker.client();
+    let peer = client.peer("127.0.0.1:1").unwrap();
+    let request = Request::Message {
+        method: Method::GetStatus,
+        body: grpcxx_memory::Buffer::new(),
+    };
+    let status = client
+        .call(&peer, request, Some(Duration::from_millis(300)))
+        .wait()
+        .unwrap_err();
+    assert_eq!(status.code, Code::Internal, "{status}");
+    assert!(
+        status
+            .message
+            .starts_with("Seastar channel: connection is timeout. connection is : 127.0.0.1:1"),
+        "{status}"
+    );
+}
+
+#[test]
+fn an_address_in_use_is_an_error_that_names_it() {
+    let (server, _worker) = pair(1);
+    let mut twice = options("ps", 1);
+    twice.listen = server.local_addr();
+    let error = Engine::start(twice).unwrap_err().to_string();
+    assert!(error.contains(&address(&server)), "{error}");
+}
+
+#[test]
+fn a_task_serves_its_own_calls_without_a_connection() {
+    let (server, _worker) = pair(3);
+    let client = server.client();
+    let own = client.peer(&address(&server)).unwrap();
+    assert!(own.is_self());
+    server.send(3, key(&server, "own"), floats(&[5.0])).unwrap();
+    let got = server
+        .receive(3, vec![key(&server, "own")], None)
+        .wait()
+        .unwrap();
+    assert_eq!(
+        got,
+        Response::Tensors([floats(&[5.0])].into_iter().collect())
+    );
+    let waiting = server.receive(
+        3,
+        vec![key(&server, "later")],
+        Some(Duration::from_millis(50)),
+    );
+    assert_eq!(waiting.wait().unwrap_err().code, Code::DeadlineExceeded);
+    assert_eq!(server.counters().accepted, 0);
+}
