@@ -97,7 +97,7 @@ impl<A> Core<A> {
     }
 
     pub(super) fn abort_all(&mut self, status: Status) {
-        self.steps.rendezvous.abort_all(&status);
+        self.steps.rendezvous.abort_all(status);
         self.take_ready();
     }
 
