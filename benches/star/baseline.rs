@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::report::{Histogram, pin};
 
 /// Median round trip of `bytes` bytes each way over spinning non-blocking sockets, in microseconds.
-pub fn round_trip_us(calls: usize, bytes: usize) -> f64 {
+pub(crate) fn round_trip_us(calls: usize, bytes: usize) -> f64 {
     let (mut near, mut far) = spinning_pair();
     let server = thread::spawn(move || {
         pin(1);
@@ -34,7 +34,7 @@ pub fn round_trip_us(calls: usize, bytes: usize) -> f64 {
 }
 
 /// Bandwidth of `count` transfers of `bytes` bytes, each asked for with one byte, in GB/s.
-pub fn bandwidth_gb_s(count: usize, bytes: usize) -> f64 {
+pub(crate) fn bandwidth_gb_s(count: usize, bytes: usize) -> f64 {
     let (mut near, mut far) = spinning_pair();
     let server = thread::spawn(move || {
         pin(1);
@@ -64,7 +64,7 @@ pub fn bandwidth_gb_s(count: usize, bytes: usize) -> f64 {
 }
 
 /// Speed of copying `bytes` bytes between two warm buffers, in GB/s.
-pub fn memcpy_gb_s(count: usize, bytes: usize) -> f64 {
+pub(crate) fn memcpy_gb_s(count: usize, bytes: usize) -> f64 {
     pin(0);
     let source = vec![5_u8; bytes];
     let mut target = vec![6_u8; bytes];

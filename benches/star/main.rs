@@ -6,6 +6,8 @@
 //!
 //! Run with `cargo bench --bench star`; `-- --quick` only shows that it runs.
 
+#![expect(clippy::print_stdout, reason = "the figures are the result")]
+
 mod baseline;
 mod report;
 mod star_calls;

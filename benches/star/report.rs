@@ -5,29 +5,29 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Latencies in nanoseconds.
-pub struct Histogram(hdrhistogram::Histogram<u64>);
+pub(crate) struct Histogram(hdrhistogram::Histogram<u64>);
 
 impl Histogram {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(hdrhistogram::Histogram::new(3).expect("three digits are allowed"))
     }
 
-    pub fn record(&mut self, elapsed: Duration) {
+    pub(crate) fn record(&mut self, elapsed: Duration) {
         self.0
             .saturating_record(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    pub fn p50_us(&self) -> f64 {
+    pub(crate) fn p50_us(&self) -> f64 {
         self.0.value_at_quantile(0.5) as f64 / 1e3
     }
 
-    pub fn p99_us(&self) -> f64 {
+    pub(crate) fn p99_us(&self) -> f64 {
         self.0.value_at_quantile(0.99) as f64 / 1e3
     }
 }
 
 /// One line of the table.
-pub struct Row {
+pub(crate) struct Row {
     name: String,
     unit: &'static str,
     ours: f64,
@@ -36,7 +36,7 @@ pub struct Row {
 
 impl Row {
     /// Our figure beside a baseline; the ratio is the median of the rounds' ratios.
-    pub fn ratio(
+    pub(crate) fn ratio(
         name: &str,
         unit: &'static str,
         ours: Vec<f64>,
@@ -52,7 +52,7 @@ impl Row {
         }
     }
 
-    pub fn plain(name: &str, unit: &'static str, ours: Vec<f64>) -> Self {
+    pub(crate) fn plain(name: &str, unit: &'static str, ours: Vec<f64>) -> Self {
         Self {
             name: name.to_owned(),
             unit,
@@ -62,7 +62,7 @@ impl Row {
     }
 }
 
-pub fn print_table(rows: &[Row]) {
+pub(crate) fn print_table(rows: &[Row]) {
     for row in rows {
         let figure = format!("{:.2} {}", row.ours, row.unit);
         match row.baseline {
@@ -81,7 +81,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Pins the calling thread to the CPU with this index among those allowed.
-pub fn pin(index: usize) {
+pub(crate) fn pin(index: usize) {
     if let Some(cpus) = core_affinity::get_core_ids()
         && let Some(cpu) = cpus.get(index)
     {
@@ -90,12 +90,12 @@ pub fn pin(index: usize) {
 }
 
 /// The system's allocator, with a count of allocations.
-pub struct CountingAllocator;
+pub(crate) struct CountingAllocator;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
 /// Heap allocations of the whole process so far.
-pub fn allocations() -> u64 {
+pub(crate) fn allocations() -> u64 {
     ALLOCATIONS.load(Ordering::Relaxed)
 }
 

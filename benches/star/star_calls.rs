@@ -1,7 +1,7 @@
 //! Two engines in one process, one shard and one CPU each, joined by TCP loopback.
 
 use std::net::SocketAddr;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,14 @@ use grpcxx::{
 use crate::report::{Histogram, allocations};
 
 /// What a run of small calls showed.
-pub struct SmallRun {
-    pub p50_us: f64,
-    pub p99_us: f64,
-    pub allocations_per_call: f64,
+pub(crate) struct SmallRun {
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) allocations_per_call: f64,
 }
 
 /// Receives `calls` tensors of `bytes` bytes, one after the other.
-pub fn receive_many(calls: usize, bytes: usize) -> SmallRun {
+pub(crate) fn receive_many(calls: usize, bytes: usize) -> SmallRun {
     let cluster = Cluster::start(true);
     let tensor = tensor(bytes);
     let total = calls + calls / 10;
@@ -52,7 +52,7 @@ pub fn receive_many(calls: usize, bytes: usize) -> SmallRun {
 }
 
 /// Receives `count` tensors of `bytes` bytes, one after the other, and returns GB/s.
-pub fn receive_large(count: usize, bytes: usize) -> f64 {
+pub(crate) fn receive_large(count: usize, bytes: usize) -> f64 {
     let cluster = Cluster::start(true);
     let tensor = tensor(bytes);
     let keys: Vec<(i64, Text)> = (0..=count).map(|index| (1, cluster.key(index))).collect();
@@ -74,7 +74,7 @@ pub fn receive_large(count: usize, bytes: usize) -> f64 {
 }
 
 /// CPU time that a server with `connections` idle connections takes, in percent of one core.
-pub fn idle_cpu_percent(connections: usize, period: Duration) -> f64 {
+pub(crate) fn idle_cpu_percent(connections: usize, period: Duration) -> f64 {
     let server = Engine::start(EngineOptions {
         listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         ..EngineOptions::default()
