@@ -1,0 +1,270 @@
+//! House rules that a compiler does not hold: lengths, words, and where unsafe code may be.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+#[test]
+fn files_are_short() {
+    let mut faults = Vec::new();
+    for source in sources() {
+        let lines = source.code().lines().count();
+        if !source.is_generated() && !source.is_test && lines > LINES_MAX {
+            faults.push(format!(
+                "{}: {lines} lines without tests, split it below {LINES_MAX}",
+                source.path
+            ));
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn unsafe_code_is_only_in_the_files_of_the_list() {
+    let listed = listed_unsafe_files();
+    let mut faults = Vec::new();
+    let mut found = BTreeSet::new();
+    for source in sources() {
+        let uses_unsafe = source
+            .text
+            .lines()
+            .any(|line| has_word(code_of(line), "unsafe"));
+        if uses_unsafe && source.path != THIS_FILE {
+            found.insert(source.path.clone());
+            if !listed.contains(&source.path) {
+                faults.push(format!(
+                    "{} has unsafe code, but docs/architecture.md does not list it",
+                    source.path
+                ));
+            }
+        }
+    }
+    for path in listed.difference(&found) {
+        faults.push(format!(
+            "docs/architecture.md lists {path}, which has no unsafe code"
+        ));
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn crates_without_unsafe_code_forbid_it() {
+    let listed = listed_unsafe_files();
+    for source in sources() {
+        let Some(folder) = source.path.strip_suffix("src/lib.rs") else {
+            continue;
+        };
+        let has_unsafe = listed.iter().any(|path| {
+            path.strip_prefix(folder)
+                .is_some_and(|rest| rest.starts_with("src/"))
+        });
+        assert!(
+            has_unsafe || source.text.contains("#![forbid(unsafe_code)]"),
+            "{}: says nothing about unsafe code, add #![forbid(unsafe_code)]",
+            source.path
+        );
+    }
+}
+
+#[test]
+fn code_holds_no_leftovers() {
+    let mut faults = Vec::new();
+    for source in sources() {
+        if source.path == THIS_FILE || source.is_generated() {
+            continue;
+        }
+        for (index, line) in source.text.lines().enumerate() {
+            for word in LEFTOVERS {
+                if has_word(line, word) {
+                    faults.push(format!("{}:{}: {word}", source.path, index + 1));
+                }
+            }
+        }
+        if !source.is_test {
+            for (index, line) in source.code().lines().enumerate() {
+                if code_of(line).contains(".unwrap()") {
+                    faults.push(format!(
+                        "{}:{}: .unwrap() outside tests; return an error, or state the invariant with expect",
+                        source.path,
+                        index + 1
+                    ));
+                }
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn files_are_named_for_what_they_own() {
+    for source in sources() {
+        let name = source.path.rsplit('/').next().expect("a name");
+        let stem = name.trim_end_matches(".rs");
+        for banned in ["util", "utils", "helper", "helpers", "misc", "common"] {
+            assert_ne!(stem, banned, "{}: name what it owns", source.path);
+        }
+    }
+}
+
+#[test]
+fn documents_link_to_files_that_exist() {
+    let mut faults = Vec::new();
+    let mut documents = vec![root().join("README.md")];
+    documents.extend(files_below(&root().join("docs"), "md"));
+    for document in documents {
+        let Ok(text) = std::fs::read_to_string(&document) else {
+            faults.push(format!("{} is missing", document.display()));
+            continue;
+        };
+        for piece in text.split("](").skip(1) {
+            let target = piece.split([')', '#']).next().unwrap_or_default();
+            if target.is_empty() || target.contains("://") {
+                continue;
+            }
+            let folder = document.parent().expect("documents lie in folders");
+            if !folder.join(target).exists() {
+                faults.push(format!("{} links to {target}", document.display()));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+struct Source {
+    path: String,
+    text: String,
+    is_test: bool,
+}
+
+impl Source {
+    /// The part before the tests at the bottom.
+    fn code(&self) -> &str {
+        match self.text.find("#[cfg(test)]\nmod ") {
+            Some(end) => &self.text[..end],
+            None => &self.text,
+        }
+    }
+
+    fn is_generated(&self) -> bool {
+        self.text.starts_with("// @generated")
+            || self.text.starts_with("// This file is @generated")
+    }
+}
+
+fn sources() -> Vec<Source> {
+    let mut paths = Vec::new();
+    for folder in [
+        "benches",
+        "control",
+        "examples",
+        "fusion",
+        "memory",
+        "rpc",
+        "runtime",
+        "src",
+        "tests",
+        "transport",
+        "fuzz/fuzz_targets",
+        "fuzz/src",
+    ] {
+        paths.extend(files_below(&root().join(folder), "rs"));
+    }
+    let mut sources: Vec<Source> = paths
+        .into_iter()
+        .map(|path| {
+            let text = std::fs::read_to_string(&path).expect("sources are readable");
+            let path = path.strip_prefix(root()).expect("below the root");
+            let path = path.to_str().expect("paths are UTF-8").to_owned();
+            let is_test = ["tests/", "benches/", "examples/", "fuzz/"]
+                .iter()
+                .any(|folder| path.starts_with(folder) || path.contains(&format!("/{folder}")));
+            Source {
+                path,
+                text,
+                is_test,
+            }
+        })
+        .collect();
+    let test_modules: BTreeSet<String> = sources.iter().flat_map(test_modules).collect();
+    for source in &mut sources {
+        source.is_test |= test_modules.iter().any(|module| {
+            source
+                .path
+                .strip_prefix(module)
+                .is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
+        });
+    }
+    sources
+}
+
+/// Paths, without ending, of the modules that `source` declares for tests only.
+fn test_modules(source: &Source) -> Vec<String> {
+    let (folder, name) = source.path.rsplit_once('/').unwrap_or(("", &source.path));
+    let folder = match name {
+        "lib.rs" | "mod.rs" | "main.rs" => folder.to_owned(),
+        _ => source.path.trim_end_matches(".rs").to_owned(),
+    };
+    let lines: Vec<&str> = source.text.lines().map(str::trim).collect();
+    lines
+        .windows(2)
+        .filter(|pair| pair[0].starts_with("#[cfg(") && pair[0].contains("test"))
+        .filter_map(|pair| {
+            let declaration = pair[1]
+                .trim_start_matches("pub(crate) ")
+                .trim_start_matches("pub ");
+            declaration.strip_prefix("mod ")?.strip_suffix(';')
+        })
+        .map(|module| format!("{folder}/{module}"))
+        .collect()
+}
+
+fn files_below(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return found;
+    };
+    for entry in entries {
+        let path = entry.expect("folders are readable").path();
+        if path.is_dir() {
+            if !path.ends_with("target") {
+                found.extend(files_below(&path, extension));
+            }
+        } else if path.extension().is_some_and(|found| found == extension) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+fn listed_unsafe_files() -> BTreeSet<String> {
+    let text = std::fs::read_to_string(root().join("docs/architecture.md"))
+        .expect("docs/architecture.md is readable");
+    let (_, rest) = text
+        .split_once("<!-- unsafe:begin -->")
+        .expect("a begin mark");
+    let (list, _) = rest.split_once("<!-- unsafe:end -->").expect("an end mark");
+    list.lines()
+        .filter_map(|line| line.strip_prefix("- "))
+        .map(|line| line.split(':').next().unwrap_or_default().to_owned())
+        .collect()
+}
+
+/// The line without its comment.
+fn code_of(line: &str) -> &str {
+    line.split("//").next().unwrap_or_default()
+}
+
+fn has_word(text: &str, word: &str) -> bool {
+    let is_part = |character: char| character.is_alphanumeric() || character == '_';
+    text.match_indices(word).any(|(at, _)| {
+        !text[..at].ends_with(is_part) && !text[at + word.len()..].starts_with(is_part)
+    })
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+const LINES_MAX: usize = 600;
+const THIS_FILE: &str = "tests/tidy.rs";
+const LEFTOVERS: &[&str] = &["TODO", "FIXME", "XXX", "HACK", "unimplemented!", "dbg!"];
