@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod local;
 pub mod model;
 
 pub use grpcxx_memory::{Buffer, BufferMut};

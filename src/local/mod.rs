@@ -1,0 +1,8 @@
+//! A whole cluster of `grpcxx-server` processes on this machine: for trying things out, and for tests.
+
+mod cluster;
+mod ports;
+mod process;
+
+pub use cluster::{LocalCluster, LocalError, LocalOptions};
+pub use process::{LogLine, Stream};
