@@ -1,8 +1,10 @@
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use tempfile::NamedTempFile;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
+use tempfile::TempPath;
 
 use super::ModelError;
 
@@ -10,36 +12,45 @@ use super::ModelError;
 #[derive(Debug)]
 pub(super) struct Output {
     path: PathBuf,
-    partial: NamedTempFile,
+    file: File,
+    /// Its name until it is complete, where the file system has no files without a name.
+    partial: Option<TempPath>,
 }
 
 impl Output {
-    /// Starts a file beside `path`, in the same folder, so that the last step is a rename.
+    /// Starts a file in the folder of `path`, so that the last step is a rename. Where the file system allows, the
+    /// file has no name at first: then nothing is left behind even if the process is killed.
     pub(super) fn create(path: &Path) -> Result<Self, ModelError> {
-        let folder = match path.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
         if path.is_dir() {
             return Err(ModelError::Malformed {
                 path: path.to_owned(),
                 problem: "this is a folder; name a file in it".to_owned(),
             });
         }
-        let partial = tempfile::Builder::new()
-            .prefix(".grpcxx-")
-            .suffix(".partial")
-            .permissions(Permissions::from_mode(0o666))
-            .tempfile_in(folder)
-            .map_err(ModelError::io("create a file beside", path))?;
+        let nameless = open(
+            folder(path),
+            OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC,
+            Mode::from_raw_mode(MODE),
+        );
+        let (file, partial) = match nameless {
+            Ok(descriptor) => (File::from(descriptor), None),
+            Err(_) => {
+                let named = builder()
+                    .tempfile_in(folder(path))
+                    .map_err(ModelError::io("create a file beside", path))?;
+                let (file, partial) = named.into_parts();
+                (file, Some(partial))
+            }
+        };
         Ok(Self {
             path: path.to_owned(),
+            file,
             partial,
         })
     }
 
-    pub(super) fn file(&self) -> &std::fs::File {
-        self.partial.as_file()
+    pub(super) fn file(&self) -> &File {
+        &self.file
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -48,15 +59,43 @@ impl Output {
 
     /// Gives the file its name; whatever had it before is replaced.
     pub(super) fn finish(self) -> Result<(), ModelError> {
-        self.partial
-            .as_file()
-            .sync_data()
-            .map_err(ModelError::io("write", &self.path))?;
-        match self.partial.persist(&self.path) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(ModelError::io("rename the finished file to", self.path)(
-                error.error,
-            )),
-        }
+        let failed = |action| ModelError::io(action, &self.path);
+        self.file.sync_data().map_err(failed("write"))?;
+        let partial = match self.partial {
+            Some(partial) => partial,
+            None => {
+                // A file without a name can be linked, but not over another file.
+                let open_file = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+                builder()
+                    .make_in(folder(&self.path), |name| {
+                        linkat(CWD, &open_file, CWD, name, AtFlags::SYMLINK_FOLLOW)
+                            .map_err(std::io::Error::from)
+                    })
+                    .map_err(failed("name the finished file"))?
+                    .into_temp_path()
+            }
+        };
+        partial
+            .persist(&self.path)
+            .map_err(|error| failed("rename the finished file to")(error.error))
     }
 }
+
+fn builder() -> tempfile::Builder<'static, 'static> {
+    let mut builder = tempfile::Builder::new();
+    builder
+        .prefix(".grpcxx-")
+        .suffix(".partial")
+        .permissions(Permissions::from_mode(MODE));
+    builder
+}
+
+fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// Read and write for all, less the process's mask.
+const MODE: u32 = 0o666;

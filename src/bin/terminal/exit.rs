@@ -1,0 +1,152 @@
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use grpcxx::model::ModelError;
+use grpcxx_rpc::{Code, Status};
+
+/// Why a program ended, as its exit code; the numbers are those of `sysexits.h` where it has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// A comparison found a difference.
+    Different = 1,
+    /// The command line is wrong.
+    Usage = 64,
+    /// The content of a file or an answer is wrong.
+    Data = 65,
+    /// A file that should be read is not there.
+    NoInput = 66,
+    /// A peer cannot be reached, or did not answer in time.
+    Unavailable = 69,
+    /// The program itself failed.
+    Software = 70,
+    /// The operating system refused something: memory, a thread, a socket.
+    System = 71,
+    /// A file cannot be written.
+    CannotCreate = 73,
+    /// Reading or writing failed half-way.
+    InputOutput = 74,
+    /// An address is in use; trying again later may help.
+    AddressInUse = 75,
+    /// A peer answered with an error.
+    Refused = 76,
+    /// No right to do this.
+    NoPermission = 77,
+    /// The cluster, the endpoint map or a variable of the environment is wrong.
+    Config = 78,
+}
+
+/// How a program fails: an exit code, and one message for people.
+#[derive(Debug)]
+pub struct Failure {
+    exit: Exit,
+    error: anyhow::Error,
+}
+
+/// A value, or the end of the program.
+pub type Outcome<T = ()> = Result<T, Failure>;
+
+/// Gives an error its exit code.
+pub trait OrExit<T> {
+    /// Ends with `exit`.
+    fn or_exit(self, exit: Exit) -> Outcome<T>;
+    /// Ends with `exit` and says what was attempted.
+    fn or_exit_at(self, exit: Exit, attempt: impl FnOnce() -> String) -> Outcome<T>;
+}
+
+impl<T, E: Into<anyhow::Error>> OrExit<T> for Result<T, E> {
+    fn or_exit(self, exit: Exit) -> Outcome<T> {
+        self.map_err(|error| Failure {
+            exit,
+            error: error.into(),
+        })
+    }
+
+    fn or_exit_at(self, exit: Exit, attempt: impl FnOnce() -> String) -> Outcome<T> {
+        self.map_err(|error| Failure {
+            exit,
+            error: error.into().context(attempt()),
+        })
+    }
+}
+
+impl Failure {
+    /// A failure in words.
+    pub fn new(exit: Exit, message: impl Into<String>) -> Self {
+        Self {
+            exit,
+            error: anyhow::Error::msg(message.into()),
+        }
+    }
+
+    /// Puts in front what was attempted.
+    pub fn at(self, attempt: impl Into<String>) -> Self {
+        Self {
+            exit: self.exit,
+            error: self.error.context(attempt.into()),
+        }
+    }
+
+    /// The message on one line.
+    pub fn message(&self) -> String {
+        format!("{:#}", self.error)
+    }
+
+    /// Prints the message under the program's name and gives the exit code.
+    pub fn report(&self, program: &str) -> ExitCode {
+        // If standard error is closed there is nobody to tell.
+        let _ = writeln!(io::stderr(), "{program}: {}", self.message());
+        ExitCode::from(self.exit as u8)
+    }
+}
+
+impl From<ModelError> for Failure {
+    fn from(error: ModelError) -> Self {
+        let exit = match &error {
+            ModelError::Io { source, action, .. } => exit_of_io(source, action),
+            ModelError::Malformed { .. }
+            | ModelError::Tensor { .. }
+            | ModelError::Duplicate { .. } => Exit::Data,
+        };
+        Self {
+            exit,
+            error: error.into(),
+        }
+    }
+}
+
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
+        let exit = match status.code {
+            Code::Unavailable | Code::DeadlineExceeded => Exit::Unavailable,
+            _ => Exit::Refused,
+        };
+        Self {
+            exit,
+            error: status.into(),
+        }
+    }
+}
+
+/// Reads the command line. Help and version go to standard output and end with 0; what is wrong ends with
+/// [`Exit::Usage`].
+pub fn parse_arguments<P: clap::Parser>() -> Result<P, ExitCode> {
+    P::try_parse().map_err(|error| {
+        // If the terminal is closed there is nobody to tell.
+        let _ = error.print();
+        if error.use_stderr() {
+            ExitCode::from(Exit::Usage as u8)
+        } else {
+            ExitCode::SUCCESS
+        }
+    })
+}
+
+fn exit_of_io(error: &io::Error, action: &str) -> Exit {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => Exit::NoPermission,
+        io::ErrorKind::NotFound if action == "open" => Exit::NoInput,
+        _ if action.starts_with("create") => Exit::CannotCreate,
+        _ => Exit::InputOutput,
+    }
+}
