@@ -47,9 +47,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_differ_and_can_be_listened_on() {
+    fn ports_differ() {
         let mut ports = free_ports(16).unwrap();
-        TcpListener::bind((Ipv4Addr::LOCALHOST, ports[0])).unwrap();
         ports.sort_unstable();
         ports.dedup();
         assert_eq!(ports.len(), 16);

@@ -1,0 +1,269 @@
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use grpcxx_control::{Answer, Backend, ClientError, ClientOptions, ControlClient, TaskDevices};
+use grpcxx_memory::Buffer;
+use grpcxx_rpc::proto::{
+    CleanupAllRequest, CleanupGraphRequest, DeviceAttributes, GetStatusResponse,
+};
+use grpcxx_rpc::{Code, Method, Request, Response, Status, Tensor, Text};
+use grpcxx_runtime::cluster::{ClusterSpec, TaskId};
+use grpcxx_runtime::{Client, Engine};
+use prost::Message;
+
+use super::engine_slot::EngineSlot;
+use crate::topology::Topology;
+
+/// The engine as its gRPC endpoint sees it.
+pub(super) struct EngineBackend {
+    engine: Arc<EngineSlot>,
+    client: Client,
+    /// The task itself and all others, in the order of the cluster.
+    tasks: Vec<Neighbour>,
+}
+
+#[derive(Clone, Debug)]
+struct Neighbour {
+    name: String,
+    is_local: bool,
+    grpc: String,
+    /// None if the tasks do not speak star with each other.
+    star: Option<String>,
+}
+
+impl EngineBackend {
+    pub(super) fn new(
+        engine: Arc<EngineSlot>,
+        client: Client,
+        cluster: &ClusterSpec,
+        own: TaskId,
+        topology: Option<Topology>,
+    ) -> Self {
+        let tasks = cluster
+            .tasks()
+            .map(|(task, grpc)| Neighbour {
+                name: task.to_string(),
+                is_local: task == own,
+                grpc: grpc.to_owned(),
+                star: topology
+                    .as_ref()
+                    .and_then(|topology| topology.task(&task))
+                    .map(|addresses| addresses.star.clone()),
+            })
+            .collect();
+        Self {
+            engine,
+            client,
+            tasks,
+        }
+    }
+
+    /// Lets the task itself serve `request`, as if a peer had sent it.
+    async fn serve(&self, request: Request) -> Result<Response, Status> {
+        let call = self.engine.with(|engine| engine.serve(request, None))?;
+        call.await
+    }
+
+    /// Sends a message to a task over star and returns the answer's bytes.
+    async fn ask(&self, task: &Neighbour, method: Method, body: Buffer) -> Result<Buffer, Status> {
+        let request = Request::Message { method, body };
+        let response = match &task.star {
+            _ if task.is_local => self.serve(request).await?,
+            Some(star) => {
+                let client = self.client.clone();
+                let star = star.clone();
+                // Looking up a name blocks, and nothing else may wait for it.
+                let peer = tokio::task::spawn_blocking(move || client.peer(&star))
+                    .await
+                    .map_err(|error| Status::new(Code::Internal, error.to_string()))??;
+                self.client
+                    .call(&peer, request, Some(NEIGHBOUR_TIMEOUT))
+                    .await?
+            }
+            None => {
+                return Err(Status::new(
+                    Code::Unimplemented,
+                    format!("{method} goes over star, which this cluster does not speak"),
+                ));
+            }
+        };
+        match response {
+            Response::Message(body) => Ok(body),
+            Response::Tensors(_) | Response::Fetched(_) => Err(Status::new(
+                Code::Internal,
+                format!("{} answered {method} with tensors", task.name),
+            )),
+        }
+    }
+
+    async fn describe(&self, task: &Neighbour) -> TaskDevices {
+        TaskDevices {
+            task: task.name.clone(),
+            is_local: task.is_local,
+            devices: self.devices(task).await,
+        }
+    }
+
+    async fn devices(&self, task: &Neighbour) -> Result<Vec<DeviceAttributes>, Status> {
+        if task.is_local || task.star.is_some() {
+            let body = self.ask(task, Method::GetStatus, Buffer::new()).await?;
+            let status = GetStatusResponse::decode(&body[..]).map_err(|error| {
+                Status::new(
+                    Code::DataLoss,
+                    format!(
+                        "{} answered GetStatus with no such message: {error}",
+                        task.name
+                    ),
+                )
+            })?;
+            return Ok(status.device_attributes);
+        }
+        let options = ClientOptions {
+            connect_timeout: NEIGHBOUR_TIMEOUT,
+            call_timeout: NEIGHBOUR_TIMEOUT,
+        };
+        let status = |error: ClientError| match error {
+            ClientError::Call { status, .. } => status,
+            other => Status::new(Code::Unavailable, other.to_string()),
+        };
+        let client = ControlClient::connect(&task.grpc, options)
+            .await
+            .map_err(status)?;
+        let answer = client.get_status().await.map_err(status)?;
+        Ok(answer.device_attributes)
+    }
+}
+
+impl Backend for EngineBackend {
+    fn status(&self) -> Answer<'_, GetStatusResponse> {
+        let attributes = self
+            .engine
+            .with(|engine| engine.device_attributes().clone());
+        Box::pin(async move {
+            Ok(GetStatusResponse {
+                device_attributes: vec![attributes?],
+            })
+        })
+    }
+
+    fn recv_tensors(&self, step_id: i64, keys: Vec<Text>) -> Answer<'_, Vec<Tensor>> {
+        let call = self
+            .engine
+            .with(|engine| engine.receive(step_id, keys, None));
+        Box::pin(async move {
+            match call?.await? {
+                Response::Tensors(tensors) => Ok(tensors.into_vec()),
+                Response::Message(_) | Response::Fetched(_) => Err(Status::new(
+                    Code::Internal,
+                    "the engine answered a receive with something else",
+                )),
+            }
+        })
+    }
+
+    fn cleanup_graph(&self, step_id: i64) -> Answer<'_, ()> {
+        let body = CleanupGraphRequest { step_id }.encode_to_vec();
+        Box::pin(async move {
+            let request = Request::Message {
+                method: Method::CleanupGraph,
+                body: Buffer::from(body),
+            };
+            self.serve(request).await.map(drop)
+        })
+    }
+
+    fn cleanup_all(&self, containers: Vec<String>) -> Answer<'_, ()> {
+        Box::pin(async move {
+            let request = Request::Message {
+                method: Method::CleanupAll,
+                body: cleanup_all_body(containers),
+            };
+            self.serve(request).await.map(drop)
+        })
+    }
+
+    fn cluster_devices(&self) -> Answer<'_, Vec<TaskDevices>> {
+        let questions: Vec<_> = self.tasks.iter().map(|task| self.describe(task)).collect();
+        Box::pin(async move {
+            let answers = stream::iter(questions).buffered(NEIGHBOURS_AT_ONCE);
+            Ok(answers.collect().await)
+        })
+    }
+
+    fn reset(&self, containers: Vec<String>) -> Answer<'_, ()> {
+        let body = cleanup_all_body(containers);
+        let orders: Vec<_> = self
+            .tasks
+            .iter()
+            .map(|task| self.ask(task, Method::CleanupAll, body.clone()))
+            .collect();
+        Box::pin(async move {
+            let answers: Vec<Result<Buffer, Status>> = stream::iter(orders)
+                .buffered(NEIGHBOURS_AT_ONCE)
+                .collect()
+                .await;
+            let failures: Vec<String> = self
+                .tasks
+                .iter()
+                .zip(answers)
+                .filter_map(|(task, answer)| Some(format!("{}: {}", task.name, answer.err()?)))
+                .collect();
+            if failures.is_empty() {
+                return Ok(());
+            }
+            Err(Status::new(
+                Code::Unavailable,
+                format!("not all tasks were reset: {}", failures.join("; ")),
+            ))
+        })
+    }
+
+    fn metrics_text(&self) -> Answer<'_, String> {
+        let text = self.engine.with(metrics_text);
+        Box::pin(async move { text })
+    }
+}
+
+/// The engine's counters and what its store holds, in Prometheus' text format.
+fn metrics_text(engine: &Engine) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let mut metric = |name: &str, kind: &str, meaning: &str, value: u64| {
+        let meaning = meaning.trim();
+        let _ = writeln!(text, "# HELP grpcxx_{name} {meaning}");
+        let _ = writeln!(text, "# TYPE grpcxx_{name} {kind}");
+        let _ = writeln!(text, "grpcxx_{name} {value}");
+    };
+    for (name, meaning, value) in engine.counters().entries() {
+        metric(&format!("{name}_total"), "counter", meaning, value);
+    }
+    let stored = engine.stored();
+    let stored_bytes = stored
+        .iter()
+        .map(|(_, tensor)| tensor.data.len() as u64)
+        .sum();
+    metric(
+        "stored_tensors",
+        "gauge",
+        "Tensors in the store.",
+        stored.len() as u64,
+    );
+    metric(
+        "stored_bytes",
+        "gauge",
+        "Bytes of the tensors in the store.",
+        stored_bytes,
+    );
+    text
+}
+
+fn cleanup_all_body(container: Vec<String>) -> Buffer {
+    Buffer::from(CleanupAllRequest { container }.encode_to_vec())
+}
+
+/// How long a question to another task may take before it counts as unreachable.
+const NEIGHBOUR_TIMEOUT: Duration = Duration::from_secs(5);
+/// Tasks that are asked at the same time.
+const NEIGHBOURS_AT_ONCE: usize = 64;

@@ -1,0 +1,306 @@
+//! One task of a cluster as a program runs it: an engine, its gRPC endpoint, and a share of a model.
+
+mod backend;
+mod engine_slot;
+mod info;
+mod model_pull;
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use grpcxx_control::{BadAddress, Control, ControlError, ControlOptions};
+use grpcxx_rpc::wire::encode_record;
+use grpcxx_rpc::{Status, Tensor, Text};
+use grpcxx_runtime::cluster::{ClusterError, ClusterSpec, Protocol, TaskId};
+use grpcxx_runtime::config::Config;
+use grpcxx_runtime::endpoint_map::EndpointMapError;
+use grpcxx_runtime::{Client, Engine, EngineError, EngineOptions, Function, StartReport};
+
+use crate::model::{Model, ModelError};
+use crate::topology::Topology;
+use backend::EngineBackend;
+use engine_slot::EngineSlot;
+pub use info::{SERVER_INFO, ServerInfo, server_info};
+pub use model_pull::{MODEL_PULL, PullReport, pull_model};
+
+/// Which task to run, in which cluster, and how.
+#[derive(Debug)]
+pub struct ServerOptions {
+    /// Settings of the process.
+    pub config: Config,
+    /// All tasks.
+    pub cluster: ClusterSpec,
+    /// The task to run.
+    pub task: TaskId,
+    /// How the tasks speak with each other.
+    pub protocol: Protocol,
+    /// Where all tasks are; not used if the protocol does not speak star.
+    pub topology: Option<Topology>,
+    /// Where metrics are served over HTTP, if anywhere.
+    pub metrics: Option<SocketAddr>,
+    /// The model that the ps tasks share; other tasks leave it.
+    pub model: Option<Model>,
+}
+
+/// A running task.
+pub struct Server {
+    engine: Arc<EngineSlot>,
+    control: Control,
+    client: Client,
+    report: StartReport,
+    loaded: Loaded,
+}
+
+/// The share of a model that a task holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// Number of tensors.
+    pub tensors: usize,
+    /// Bytes of their data.
+    pub bytes: u64,
+}
+
+/// How a task stopped.
+#[derive(Debug)]
+pub struct Stopped {
+    /// gRPC calls that did not get an answer of their own in time.
+    pub unanswered_calls: usize,
+    /// What a shard had failed with, if one did.
+    pub failure: Option<String>,
+}
+
+/// Why a task did not start; each text says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The task is not part of the cluster.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// The addresses of the tasks are not known.
+    #[error(transparent)]
+    EndpointMap(#[from] EndpointMapError),
+    /// The task's own gRPC address cannot be used.
+    #[error(transparent)]
+    Address(#[from] BadAddress),
+    /// The model cannot be read.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A tensor of the model cannot be served.
+    #[error("the model cannot be served: {0}")]
+    Store(#[source] Status),
+    /// The options contradict each other.
+    #[error("{0}")]
+    Contradiction(String),
+    /// The engine did not start.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The engine did not start because its port cannot be had.
+    #[error(
+        "the star port {address} cannot be listened on: {source}; stop the program that has it, or give this task another port in the endpoint map"
+    )]
+    StarPort {
+        /// Where it should have listened.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The gRPC endpoint did not start.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+}
+
+impl Server {
+    /// Reads the task's share of the model, starts its engine and opens its ports, in this order.
+    ///
+    /// # Errors
+    /// What is wrong, or what could not be had; nothing runs then.
+    pub fn start(options: ServerOptions) -> Result<Self, ServerError> {
+        let ServerOptions {
+            config,
+            cluster,
+            task,
+            protocol,
+            topology,
+            metrics,
+            model,
+        } = options;
+        let grpc_address = cluster.require(&task)?.to_owned();
+        let topology = topology.filter(|_| protocol.speaks_star());
+        if model.is_some() && !protocol.speaks_star() {
+            return Err(ServerError::Contradiction(format!(
+                "protocol {protocol} does not serve models; use grpc++, or load none"
+            )));
+        }
+        let share = match &model {
+            Some(model) => read_share(model, &cluster, &task)?,
+            None => Vec::new(),
+        };
+        let loaded = Loaded {
+            tensors: share.len(),
+            bytes: share
+                .iter()
+                .map(|(_, tensor)| tensor.data.len() as u64)
+                .sum(),
+        };
+        let mut engine_options =
+            EngineOptions::from_config(&config, task.clone(), cluster.total_tasks());
+        engine_options.listen = topology
+            .as_ref()
+            .and_then(|topology| topology.task(&task))
+            .map(|own| SocketAddr::new(config.bind_address, own.star_port));
+        let listen = engine_options.listen;
+        let engine = Engine::start(engine_options).map_err(|error| explain(error, listen))?;
+        engine.store_put(share).map_err(ServerError::Store)?;
+        let client = engine.client();
+        let report = engine.start_report().clone();
+        if let Some(topology) = &topology {
+            let sources = topology.job(PS_JOB).map(|ps| ps.star.clone()).collect();
+            let function =
+                model_pull::ModelPull::new(client.clone(), sources, report.driver.to_string());
+            engine.register(MODEL_PULL, Arc::new(function));
+        }
+        engine.register(SERVER_INFO, Arc::new(ServerInfo::of(&report)));
+        let engine = Arc::new(EngineSlot::new(engine));
+        let backend = EngineBackend::new(
+            Arc::clone(&engine),
+            client.clone(),
+            &cluster,
+            task,
+            topology,
+        );
+        let control_options = control_options(&grpc_address, config.bind_address, metrics)?;
+        let control = Control::start(control_options, Arc::new(backend))?;
+        Ok(Self {
+            engine,
+            control,
+            client,
+            report,
+            loaded,
+        })
+    }
+
+    /// Makes calls to peers.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// What the engine chose at its start; its text is one line for the log.
+    pub fn start_report(&self) -> &StartReport {
+        &self.report
+    }
+
+    /// Where the gRPC endpoint listens.
+    pub fn grpc_address(&self) -> SocketAddr {
+        self.control.local_addr()
+    }
+
+    /// Where metrics are served, if anywhere.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.control.metrics_addr()
+    }
+
+    /// The share of the model.
+    pub fn loaded(&self) -> Loaded {
+        self.loaded
+    }
+
+    /// Lets peers call `function` by `name`.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE` while the task stops.
+    pub fn register(
+        &self,
+        name: impl Into<Text>,
+        function: Arc<dyn Function>,
+    ) -> Result<(), Status> {
+        self.engine.with(|engine| engine.register(name, function))
+    }
+
+    /// Stops: no new connections and calls; those under way have `grace` to end, over gRPC and star alike.
+    pub fn shutdown(self, grace: Duration) -> Stopped {
+        let Self {
+            engine, control, ..
+        } = self;
+        std::thread::scope(|scope| {
+            let endpoint = scope.spawn(move || control.shutdown(grace));
+            let failure = engine
+                .take()
+                .and_then(|engine| engine.shutdown(grace).err())
+                .map(|error| error.to_string());
+            // A thread that panicked has counted nothing.
+            let unanswered_calls = endpoint
+                .join()
+                .map_or(0, |stopped| stopped.unanswered_calls);
+            Stopped {
+                unanswered_calls,
+                failure,
+            }
+        })
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Server({})", self.report)
+    }
+}
+
+/// The tensors of `model` that `task` holds, in memory; none if it is not a ps.
+fn read_share(
+    model: &Model,
+    cluster: &ClusterSpec,
+    task: &TaskId,
+) -> Result<Vec<(Text, Tensor)>, ServerError> {
+    let Some(job) = cluster.job(PS_JOB) else {
+        return Err(ServerError::Contradiction(
+            "a model is to be loaded, but the cluster has no job ps to hold it; add one to the cluster spec".to_owned(),
+        ));
+    };
+    if task.job != PS_JOB {
+        return Ok(Vec::new());
+    }
+    let tasks = job.tasks().count();
+    let position = job
+        .tasks()
+        .take_while(|(index, _)| *index != task.index)
+        .count();
+    model
+        .share(position, tasks)
+        .into_iter()
+        .map(|entry| {
+            let tensor = model.read(entry)?;
+            // What cannot be sent is told now, not to whoever asks for it later.
+            encode_record(&tensor).map_err(|status| {
+                let text = format!("tensor {:?}: {}", entry.name, status.message);
+                ServerError::Store(Status::new(status.code, text))
+            })?;
+            Ok((Text::from(entry.name.as_str()), tensor))
+        })
+        .collect()
+}
+
+/// A port that cannot be had is the usual reason; asking the system again tells whether it is this time.
+fn explain(error: EngineError, listen: Option<SocketAddr>) -> ServerError {
+    let refusal = listen.and_then(|address| Some((address, TcpListener::bind(address).err()?)));
+    match refusal {
+        Some((address, source)) => ServerError::StarPort { address, source },
+        None => ServerError::Engine(error),
+    }
+}
+
+fn control_options(
+    grpc_address: &str,
+    bind_address: IpAddr,
+    metrics: Option<SocketAddr>,
+) -> Result<ControlOptions, BadAddress> {
+    let options = ControlOptions::for_task(grpc_address)?.bind_to(bind_address);
+    Ok(match metrics {
+        Some(metrics) => options.metrics_on(metrics),
+        None => options,
+    })
+}
+
+/// The job whose tasks hold models.
+pub const PS_JOB: &str = "ps";

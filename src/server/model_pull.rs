@@ -1,0 +1,238 @@
+use std::sync::{Mutex, TryLockError};
+use std::time::Duration;
+
+use grpcxx_rpc::{Code, GraphCall, Request, Response, Shape, Status, Tensor, Text};
+use grpcxx_runtime::{Client, Function, Peer};
+
+use crate::model::{Fingerprint, ModelFingerprint};
+use crate::store::{Remote, Stored, TransferLimits, Transferred, list, pull};
+
+/// Name of the function by which a task pulls the whole model from the ps tasks, checks what came, and drops it.
+/// Fetches, all scalars: `fingerprint` (string), `tensors`, `bytes`, `calls` (int64), `seconds` (float64, from the
+/// first call to the last answer), `driver` (string, what moved the bytes on the task's side).
+pub const MODEL_PULL: &str = "grpcxx.model.pull";
+
+/// What a task says after it has pulled a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PullReport {
+    /// Of all tensors that came.
+    pub fingerprint: ModelFingerprint,
+    /// How much came, and how fast.
+    pub transferred: Transferred,
+    /// What moved the bytes on the task's side.
+    pub driver: String,
+}
+
+/// Asks the task at `peer` to pull the model from the ps tasks of its cluster.
+///
+/// # Errors
+/// The call failed, or the answer makes no sense (`DATA_LOSS`).
+pub fn pull_model(
+    client: &Client,
+    peer: &Peer,
+    timeout: Option<Duration>,
+) -> Result<PullReport, Status> {
+    let call = GraphCall {
+        graph_handle: Text::from(MODEL_PULL),
+        fetches: FETCHES.iter().map(|fetch| Text::from(*fetch)).collect(),
+        ..GraphCall::default()
+    };
+    let request = Request::StarRunGraph(Box::new(call));
+    match client.call(peer, request, timeout).wait()? {
+        Response::Fetched(values) => PullReport::from_values(&values),
+        Response::Message(_) | Response::Tensors(_) => Err(senseless("values")),
+    }
+}
+
+/// The function behind [`MODEL_PULL`].
+pub(super) struct ModelPull {
+    client: Client,
+    sources: Vec<String>,
+    driver: String,
+    /// Held while a model is pulled.
+    turn: Mutex<()>,
+}
+
+impl ModelPull {
+    /// Pulls through `client` from the tasks at the star addresses `sources`.
+    pub(super) fn new(client: Client, sources: Vec<String>, driver: String) -> Self {
+        Self {
+            client,
+            sources,
+            driver,
+            turn: Mutex::new(()),
+        }
+    }
+
+    fn pull(&self) -> Result<PullReport, Status> {
+        let mut listed: Vec<(Peer, Stored)> = Vec::new();
+        for source in &self.sources {
+            let peer = self.client.peer(source)?;
+            let stored = list(&self.client, &peer, Some(LIST_TIMEOUT))?;
+            listed.extend(stored.into_iter().map(|stored| (peer.clone(), stored)));
+        }
+        let remotes: Vec<Remote<'_>> = listed
+            .iter()
+            .map(|(peer, stored)| Remote {
+                peer,
+                name: &stored.name,
+                meta: &stored.meta,
+            })
+            .collect();
+        let mut tensors: Vec<Option<Tensor>> = vec![None; remotes.len()];
+        let transferred = pull(
+            &self.client,
+            &remotes,
+            &TransferLimits::default(),
+            |index, tensor| {
+                tensors[index] = Some(tensor);
+                Ok::<(), Status>(())
+            },
+        )?;
+        let fingerprints = remotes.iter().zip(&tensors).filter_map(|(remote, tensor)| {
+            let tensor = tensor.as_ref()?;
+            Some((remote.name, Fingerprint::of(remote.name, tensor)))
+        });
+        Ok(PullReport {
+            fingerprint: ModelFingerprint::of(fingerprints),
+            transferred,
+            driver: self.driver.clone(),
+        })
+    }
+}
+
+impl Function for ModelPull {
+    fn call(&self, call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
+        if let Some(unknown) = call
+            .fetches
+            .iter()
+            .find(|fetch| !FETCHES.contains(&fetch.as_str()))
+        {
+            return Err(Status::new(
+                Code::InvalidArgument,
+                format!(
+                    "{MODEL_PULL} has no \"{unknown}\"; fetch {}",
+                    FETCHES.join(", ")
+                ),
+            ));
+        }
+        // A second pull at the same time would need the memory of a second model.
+        let _turn = match self.turn.try_lock() {
+            Ok(turn) => turn,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                return Err(Status::new(
+                    Code::ResourceExhausted,
+                    "this task is pulling the model already; ask again later",
+                ));
+            }
+        };
+        let report = self.pull()?;
+        call.fetches
+            .into_iter()
+            .map(|fetch| {
+                let value = report.value(&fetch)?;
+                Ok((fetch, value))
+            })
+            .collect()
+    }
+}
+
+impl PullReport {
+    fn value(&self, fetch: &str) -> Result<Tensor, Status> {
+        let count = |number: u64| Tensor::scalar(i64::try_from(number).unwrap_or(i64::MAX));
+        let text = |text: &str| Tensor::from_strings(Shape::SCALAR, [text.as_bytes()]);
+        Ok(match fetch {
+            "fingerprint" => text(&self.fingerprint.to_string())?,
+            "tensors" => count(self.transferred.tensors as u64),
+            "bytes" => count(self.transferred.bytes),
+            "calls" => count(self.transferred.calls as u64),
+            "seconds" => Tensor::scalar(self.transferred.elapsed.as_secs_f64()),
+            _ => text(&self.driver)?,
+        })
+    }
+
+    fn from_values(values: &[(Text, Tensor)]) -> Result<Self, Status> {
+        let value = |wanted: &str| {
+            values
+                .iter()
+                .find(|(name, _)| name == wanted)
+                .map(|(_, tensor)| tensor)
+                .ok_or_else(|| senseless(wanted))
+        };
+        let count = |wanted: &str| {
+            let elements = value(wanted)?.elements::<i64>()?;
+            let count = elements
+                .first()
+                .and_then(|count| u64::try_from(*count).ok());
+            count.ok_or_else(|| senseless(wanted))
+        };
+        let text = |wanted: &str| {
+            let strings = value(wanted)?.strings()?;
+            let bytes = strings.first().ok_or_else(|| senseless(wanted))?;
+            String::from_utf8(bytes.to_vec()).map_err(|_| senseless(wanted))
+        };
+        let seconds = value("seconds")?.elements::<f64>()?.first().copied();
+        let elapsed = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        Ok(Self {
+            fingerprint: text("fingerprint")?
+                .parse()
+                .map_err(|_| senseless("fingerprint"))?,
+            transferred: Transferred {
+                tensors: count("tensors")? as usize,
+                bytes: count("bytes")?,
+                calls: count("calls")? as usize,
+                elapsed: elapsed.ok_or_else(|| senseless("seconds"))?,
+            },
+            driver: text("driver")?,
+        })
+    }
+}
+
+fn senseless(what: &str) -> Status {
+    Status::new(
+        Code::DataLoss,
+        format!(
+            "the answer to {MODEL_PULL} has no readable {what}; is the peer of another version?"
+        ),
+    )
+}
+
+const FETCHES: [&str; 6] = [
+    "fingerprint",
+    "tensors",
+    "bytes",
+    "calls",
+    "seconds",
+    "driver",
+];
+/// For the description of one store.
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_survive_the_wire() {
+        let report = PullReport {
+            fingerprint: ModelFingerprint::of([]),
+            transferred: Transferred {
+                tensors: 7,
+                bytes: 1 << 40,
+                calls: 2,
+                elapsed: Duration::from_millis(1500),
+            },
+            driver: "io_uring".to_owned(),
+        };
+        let values: Vec<(Text, Tensor)> = FETCHES
+            .iter()
+            .map(|fetch| (Text::from(*fetch), report.value(fetch).unwrap()))
+            .collect();
+        assert_eq!(PullReport::from_values(&values).unwrap(), report);
+        assert_eq!(
+            PullReport::from_values(&values[1..]).unwrap_err().code,
+            Code::DataLoss
+        );
+    }
+}
