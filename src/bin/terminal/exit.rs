@@ -7,7 +7,7 @@ use grpcxx_rpc::{Code, Status};
 /// Why a program ended, as its exit code; the numbers are those of `sysexits.h` where it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Exit {
+pub(crate) enum Exit {
     /// A comparison found a difference.
     Different = 1,
     /// The command line is wrong.
@@ -38,16 +38,16 @@ pub enum Exit {
 
 /// How a program fails: an exit code, and one message for people.
 #[derive(Debug)]
-pub struct Failure {
+pub(crate) struct Failure {
     exit: Exit,
     error: anyhow::Error,
 }
 
 /// A value, or the end of the program.
-pub type Outcome<T = ()> = Result<T, Failure>;
+pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
 /// Gives an error its exit code.
-pub trait OrExit<T> {
+pub(crate) trait OrExit<T> {
     /// Ends with `exit`.
     fn or_exit(self, exit: Exit) -> Outcome<T>;
     /// Ends with `exit` and says what was attempted.
@@ -72,7 +72,7 @@ impl<T, E: Into<anyhow::Error>> OrExit<T> for Result<T, E> {
 
 impl Failure {
     /// A failure in words.
-    pub fn new(exit: Exit, message: impl Into<String>) -> Self {
+    pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Self {
         Self {
             exit,
             error: anyhow::Error::msg(message.into()),
@@ -80,7 +80,7 @@ impl Failure {
     }
 
     /// Puts in front what was attempted.
-    pub fn at(self, attempt: impl Into<String>) -> Self {
+    pub(crate) fn at(self, attempt: impl Into<String>) -> Self {
         Self {
             exit: self.exit,
             error: self.error.context(attempt.into()),
@@ -88,12 +88,12 @@ impl Failure {
     }
 
     /// The message on one line.
-    pub fn message(&self) -> String {
+    pub(crate) fn message(&self) -> String {
         format!("{:#}", self.error)
     }
 
     /// Prints the message under the program's name and gives the exit code.
-    pub fn report(&self, program: &str) -> ExitCode {
+    pub(crate) fn report(&self, program: &str) -> ExitCode {
         // If standard error is closed there is nobody to tell.
         let _ = writeln!(io::stderr(), "{program}: {}", self.message());
         ExitCode::from(self.exit as u8)
@@ -119,6 +119,8 @@ impl From<Status> for Failure {
     fn from(status: Status) -> Self {
         let exit = match status.code {
             Code::Unavailable | Code::DeadlineExceeded => Exit::Unavailable,
+            // Originals, and we after them, call it an internal error that nobody could be reached.
+            Code::Internal if status.message.contains(UNREACHABLE) => Exit::Unavailable,
             _ => Exit::Refused,
         };
         Self {
@@ -130,7 +132,7 @@ impl From<Status> for Failure {
 
 /// Reads the command line. Help and version go to standard output and end with 0; what is wrong ends with
 /// [`Exit::Usage`].
-pub fn parse_arguments<P: clap::Parser>() -> Result<P, ExitCode> {
+pub(crate) fn parse_arguments<P: clap::Parser>() -> Result<P, ExitCode> {
     P::try_parse().map_err(|error| {
         // If the terminal is closed there is nobody to tell.
         let _ = error.print();
@@ -150,3 +152,6 @@ fn exit_of_io(error: &io::Error, action: &str) -> Exit {
         _ => Exit::InputOutput,
     }
 }
+
+/// How the text of a call begins that found no connection.
+const UNREACHABLE: &str = "Seastar channel: ";

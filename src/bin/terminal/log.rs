@@ -6,7 +6,7 @@ use tracing_subscriber::EnvFilter;
 use super::{Exit, Failure, Outcome};
 
 /// Sends log lines that pass `filter` to standard error.
-pub fn start_log(filter: &str, format: LogFormat) -> Outcome {
+pub(crate) fn start_log(filter: &str, format: LogFormat) -> Outcome {
     let filter = EnvFilter::try_new(filter).map_err(|error| {
         Failure::new(
             Exit::Config,

@@ -2,8 +2,10 @@
 
 mod exit;
 mod log;
+mod settings;
 mod signals;
 
-pub use exit::{Exit, Failure, OrExit, Outcome, parse_arguments};
-pub use log::start_log;
-pub use signals::Signals;
+pub(crate) use exit::{Exit, Failure, OrExit, Outcome, parse_arguments};
+pub(crate) use log::start_log;
+pub(crate) use settings::{read_cluster, read_config};
+pub(crate) use signals::Signals;

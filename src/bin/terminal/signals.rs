@@ -1,5 +1,5 @@
 use std::io::{self, Read};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -10,21 +10,25 @@ use super::{Exit, OrExit, Outcome};
 
 /// The requests to stop that reach this process: SIGINT, SIGTERM, and, if asked for, the end of standard input.
 #[derive(Debug)]
-pub struct Signals {
+pub(crate) struct Signals {
     requests: Receiver<&'static str>,
     sender: Sender<&'static str>,
 }
 
 impl Signals {
     /// Begins to watch; from now on the signals no longer end the process by themselves.
-    pub fn watch() -> Outcome<Self> {
+    pub(crate) fn watch() -> Outcome<Self> {
         let (sender, requests) = channel();
         let mut signals = iterator::Signals::new([SIGINT, SIGTERM])
             .or_exit_at(Exit::System, || "cannot watch for signals".to_owned())?;
         let signal_sender = sender.clone();
         spawn("signals", move || {
             for signal in signals.forever() {
-                let name = if signal == SIGINT { "SIGINT" } else { "SIGTERM" };
+                let name = if signal == SIGINT {
+                    "SIGINT"
+                } else {
+                    "SIGTERM"
+                };
                 if signal_sender.send(name).is_err() {
                     return;
                 }
@@ -34,7 +38,7 @@ impl Signals {
     }
 
     /// Also takes the end of standard input as a request to stop.
-    pub fn watch_stdin(&self) -> Outcome {
+    pub(crate) fn watch_stdin(&self) -> Outcome {
         let sender = self.sender.clone();
         spawn("stdin", move || {
             let mut bytes = [0; 256];
@@ -46,18 +50,15 @@ impl Signals {
     }
 
     /// Waits for the next request, at most as long as `timeout` says.
-    pub fn wait(&self, timeout: Option<Duration>) -> Option<&'static str> {
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> Option<&'static str> {
         match timeout {
             None => self.requests.recv().ok(),
-            Some(timeout) => match self.requests.recv_timeout(timeout) {
-                Ok(request) => Some(request),
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-            },
+            Some(timeout) => self.requests.recv_timeout(timeout).ok(),
         }
     }
 
     /// Hands over the watch: `act` runs on a thread of its own for each further request.
-    pub fn then(self, mut act: impl FnMut(&'static str) + Send + 'static) -> Outcome {
+    pub(crate) fn then(self, mut act: impl FnMut(&'static str) + Send + 'static) -> Outcome {
         spawn("second-signal", move || {
             while let Ok(request) = self.requests.recv() {
                 act(request);

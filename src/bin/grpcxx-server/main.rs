@@ -1,0 +1,25 @@
+//! `grpcxx-server`: one task of a cluster.
+
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod start;
+#[expect(dead_code, reason = "each program uses a part of it")]
+#[path = "../terminal/mod.rs"]
+mod terminal;
+
+use std::process::ExitCode;
+
+use arguments::Arguments;
+use terminal::parse_arguments;
+
+fn main() -> ExitCode {
+    let arguments = match parse_arguments::<Arguments>() {
+        Ok(arguments) => arguments,
+        Err(exit) => return exit,
+    };
+    match start::run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("grpcxx-server"),
+    }
+}

@@ -1,0 +1,219 @@
+use std::io::{self, Write};
+use std::process;
+
+use grpcxx::model::Model;
+use grpcxx::server::{PS_JOB, Server, ServerError, ServerOptions};
+use grpcxx::topology::Topology;
+use grpcxx_runtime::cluster::{ClusterSpec, Protocol, TaskId, TfConfig};
+use grpcxx_runtime::config::Config;
+use grpcxx_runtime::endpoint_map::EndpointMapError;
+
+use crate::arguments::Arguments;
+use crate::terminal::{
+    Exit, Failure, OrExit, Outcome, Signals, read_cluster, read_config, start_log,
+};
+
+/// Runs the task until it is asked to stop.
+pub(crate) fn run(arguments: &Arguments) -> Outcome {
+    let (config, warnings) = read_config()?;
+    start_log(&config.log, config.log_format)?;
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+    let grace = config.shutdown_grace;
+    let options = options(arguments, config)?;
+    let ready = ReadyNotice::of(&options);
+    // From here on a signal stops the task in order, also while it starts.
+    let signals = Signals::watch()?;
+    if arguments.until_stdin_closes {
+        signals.watch_stdin()?;
+    }
+    let server = Server::start(options).map_err(failure)?;
+    tracing::info!("{}", server.start_report());
+    if server.loaded().tensors > 0 {
+        let loaded = server.loaded();
+        tracing::info!(
+            tensors = loaded.tensors,
+            bytes = loaded.bytes,
+            "holds its share of the model"
+        );
+    }
+    ready.print(&server)?;
+
+    let reason = signals.wait(None).unwrap_or("lost signals");
+    tracing::info!(reason, grace_ms = grace.as_millis() as u64, "stopping");
+    // Whoever asks twice does not want to wait.
+    signals.then(|reason| {
+        tracing::warn!(reason, "stopping at once");
+        process::exit(0);
+    })?;
+    let stopped = server.shutdown(grace);
+    if stopped.unanswered_calls > 0 {
+        tracing::warn!(
+            calls = stopped.unanswered_calls,
+            "stopped before all calls had their answer"
+        );
+    }
+    match stopped.failure {
+        None => {
+            tracing::info!("stopped");
+            Ok(())
+        }
+        Some(failure) => Err(Failure::new(Exit::Software, failure)),
+    }
+}
+
+fn options(arguments: &Arguments, config: Config) -> Outcome<ServerOptions> {
+    let protocol: Protocol = arguments.protocol.parse().or_exit(Exit::Usage)?;
+    let (cluster, task) = cluster_and_task(arguments, &config)?;
+    cluster.require(&task).or_exit(Exit::Config)?;
+    let topology = if protocol.speaks_star() {
+        let topology = Topology::find(
+            &cluster,
+            arguments.endpoint_map.as_deref(),
+            config.endpoint_map_directory.as_deref(),
+            config.star_port_offset,
+        );
+        Some(topology.map_err(|error| failure(error.into()))?)
+    } else {
+        None
+    };
+    let model = if arguments.load.is_empty() {
+        None
+    } else {
+        if task.job != PS_JOB {
+            tracing::info!("--load has no effect here: the tasks of job {PS_JOB} hold the model");
+        }
+        Some(Model::open(&arguments.load)?)
+    };
+    Ok(ServerOptions {
+        metrics: arguments.metrics_addr.or(config.metrics_address),
+        config,
+        cluster,
+        task,
+        protocol,
+        topology,
+        model,
+    })
+}
+
+/// Flags go before `TF_CONFIG`, which goes before `TASK_INDEX`.
+fn cluster_and_task(arguments: &Arguments, config: &Config) -> Outcome<(ClusterSpec, TaskId)> {
+    let tf_config = match &config.tf_config {
+        Some(text) => Some(TfConfig::parse(text).or_exit_at(Exit::Config, || {
+            "the variable TF_CONFIG is wrong".to_owned()
+        })?),
+        None => None,
+    };
+    let told_task = tf_config.as_ref().and_then(|told| told.task.clone());
+    let cluster = match (&arguments.cluster_spec, tf_config) {
+        (Some(spec), _) => read_cluster(spec)?,
+        (None, Some(told)) => told.cluster,
+        (None, None) => {
+            return Err(Failure::new(
+                Exit::Usage,
+                "which cluster? Give --cluster-spec 'ps|host:port,worker|host:port', or set TF_CONFIG; see --help",
+            ));
+        }
+    };
+    let job = arguments
+        .job_name
+        .clone()
+        .or_else(|| told_task.as_ref().map(|task| task.job.clone()));
+    let index = arguments
+        .task_index
+        .or_else(|| told_task.as_ref().map(|task| task.index))
+        .or(config.task_index);
+    match (job, index) {
+        (Some(job), Some(index)) => Ok((cluster, TaskId::new(job, index))),
+        (None, _) => Err(Failure::new(
+            Exit::Usage,
+            "which task? Give --job-name, such as ps or worker, or set the task in TF_CONFIG",
+        )),
+        (_, None) => Err(Failure::new(
+            Exit::Usage,
+            "which task of the job? Give --task-index, counted from 0, or set the task in TF_CONFIG",
+        )),
+    }
+}
+
+/// The line by which scripts know that the task can be used.
+struct ReadyNotice {
+    task: TaskId,
+    grpc: String,
+    star: Option<String>,
+}
+
+impl ReadyNotice {
+    fn of(options: &ServerOptions) -> Self {
+        let own = options
+            .topology
+            .as_ref()
+            .and_then(|topology| topology.task(&options.task));
+        Self {
+            task: options.task.clone(),
+            grpc: options
+                .cluster
+                .address(&options.task)
+                .unwrap_or_default()
+                .to_owned(),
+            star: own.map(|own| own.star.clone()),
+        }
+    }
+
+    fn print(&self, server: &Server) -> Outcome {
+        let TaskId { job, index } = &self.task;
+        let mut line = format!(
+            "grpcxx-server ready job={job} task={index} grpc={}",
+            self.grpc
+        );
+        if let Some(star) = &self.star {
+            line.push_str(&format!(" star={star}"));
+        }
+        if let Some(metrics) = server.metrics_address() {
+            line.push_str(&format!(" metrics={metrics}"));
+        }
+        let mut output = io::stdout().lock();
+        writeln!(output, "{line}")
+            .and_then(|()| output.flush())
+            .or_exit_at(Exit::InputOutput, || {
+                "cannot write the ready notice".to_owned()
+            })
+    }
+}
+
+fn failure(error: ServerError) -> Failure {
+    if let ServerError::Model(error) = error {
+        return Failure::from(error);
+    }
+    let exit = exit_of_system(&error).unwrap_or(match &error {
+        ServerError::EndpointMap(EndpointMapError::Missing { .. }) => Exit::NoInput,
+        ServerError::Cluster(_)
+        | ServerError::EndpointMap(_)
+        | ServerError::Address(_)
+        | ServerError::Contradiction(_) => Exit::Config,
+        ServerError::Model(_) | ServerError::Store(_) => Exit::Data,
+        ServerError::StarPort { .. } | ServerError::Engine(_) | ServerError::Control(_) => {
+            Exit::System
+        }
+    });
+    Err::<(), _>(error)
+        .or_exit(exit)
+        .expect_err("an error stays one")
+}
+
+/// The exit code of the system's reason, if one is among the causes.
+fn exit_of_system(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            return match error.kind() {
+                io::ErrorKind::AddrInUse => Some(Exit::AddressInUse),
+                io::ErrorKind::PermissionDenied => Some(Exit::NoPermission),
+                _ => None,
+            };
+        }
+        cause = error.source();
+    }
+    None
+}

@@ -1,0 +1,250 @@
+use std::path::Path;
+use std::time::Duration;
+
+use grpcxx::server::PS_JOB;
+use grpcxx::store::{Stored, list};
+use grpcxx::topology::{MapSource, Topology};
+use grpcxx_rpc::Status;
+use grpcxx_runtime::cluster::{ClusterSpec, TaskId, TfConfig};
+use grpcxx_runtime::config::Config;
+use grpcxx_runtime::endpoint_map::EndpointMapError;
+use grpcxx_runtime::{Client, Engine, EngineOptions, Peer};
+
+use crate::arguments::Target;
+use crate::select::Patterns;
+use crate::terminal::{Exit, Failure, OrExit, Outcome, read_cluster};
+
+/// The tasks that the tool was pointed at, and an engine that only calls.
+pub(crate) struct Cluster {
+    engine: Engine,
+    tasks: Vec<Task>,
+    source: Option<MapSource>,
+    timeout: Duration,
+}
+
+/// A task that can be called.
+#[derive(Clone, Debug)]
+pub(crate) struct Task {
+    /// `ps:0`, or the star address if no cluster was given.
+    pub(crate) name: String,
+    /// Its job, if known.
+    pub(crate) job: Option<String>,
+    /// Where it speaks gRPC, if known.
+    pub(crate) grpc: Option<String>,
+    /// Where it speaks star.
+    pub(crate) star: String,
+}
+
+/// A tensor and the task that keeps it.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// Index of the task in [`Cluster::tasks`].
+    pub(crate) task: usize,
+    /// The task, to be called.
+    pub(crate) peer: Peer,
+    /// The tensor.
+    pub(crate) stored: Stored,
+}
+
+impl Cluster {
+    /// Finds the tasks and starts the engine.
+    pub(crate) fn connect(target: &Target, config: &Config) -> Outcome<Self> {
+        let (tasks, source) = if target.star.is_empty() {
+            let cluster = cluster_spec(target.cluster_spec.as_deref(), config)?;
+            let topology = Topology::find(
+                &cluster,
+                target.endpoint_map.as_deref(),
+                config.endpoint_map_directory.as_deref(),
+                config.star_port_offset,
+            )
+            .map_err(|error| {
+                let exit = match &error {
+                    EndpointMapError::Missing { .. } => Exit::NoInput,
+                    EndpointMapError::Unreadable { .. } | EndpointMapError::Wrong { .. } => {
+                        Exit::Config
+                    }
+                };
+                Failure::new(exit, error.to_string())
+            })?;
+            let tasks = topology.tasks().iter().map(|known| Task {
+                name: format!("{}:{}", known.task.job, known.task.index),
+                job: Some(known.task.job.clone()),
+                grpc: Some(known.grpc.clone()),
+                star: known.star.clone(),
+            });
+            (tasks.collect(), Some(topology.source().clone()))
+        } else {
+            let tasks = target.star.iter().map(|address| Task {
+                name: address.clone(),
+                job: None,
+                grpc: None,
+                star: address.clone(),
+            });
+            (tasks.collect(), None)
+        };
+        Self::new(tasks, source, config, target.timeout)
+    }
+
+    fn new(
+        tasks: Vec<Task>,
+        source: Option<MapSource>,
+        config: &Config,
+        timeout: Duration,
+    ) -> Outcome<Self> {
+        let options = EngineOptions::from_config(config, TaskId::new("tool", 0), 1);
+        let engine = Engine::start(options).or_exit_at(Exit::System, || {
+            "cannot start the engine that makes the calls".to_owned()
+        })?;
+        Ok(Self {
+            engine,
+            tasks,
+            source,
+            timeout,
+        })
+    }
+
+    /// The star ports of a cluster on this machine.
+    pub(crate) fn of_addresses(
+        tasks: impl IntoIterator<Item = (String, String)>,
+        config: &Config,
+        timeout: Duration,
+    ) -> Outcome<Self> {
+        let tasks = tasks.into_iter().map(|(name, star)| Task {
+            job: name.split(':').next().map(str::to_owned),
+            name,
+            grpc: None,
+            star,
+        });
+        Self::new(tasks.collect(), None, config, timeout)
+    }
+
+    /// All tasks.
+    pub(crate) fn tasks(&self) -> &[Task] {
+        &self.tasks
+    }
+
+    /// What joined the addresses of the tasks.
+    pub(crate) fn source(&self) -> Option<&MapSource> {
+        self.source.as_ref()
+    }
+
+    /// Index of the task that a person calls `name`: `ps:0`, `/job:ps/replica:0/task:0`, or its star address.
+    pub(crate) fn task(&self, name: &str) -> Outcome<usize> {
+        let short = name.parse::<TaskId>().map_or_else(
+            |_| name.to_owned(),
+            |task| format!("{}:{}", task.job, task.index),
+        );
+        let found = self
+            .tasks
+            .iter()
+            .position(|task| task.name == short || task.star == name);
+        found.ok_or_else(|| {
+            let names: Vec<&str> = self.tasks.iter().map(|task| task.name.as_str()).collect();
+            Failure::new(
+                Exit::Usage,
+                format!("there is no task {name:?}; there are {}", names.join(", ")),
+            )
+        })
+    }
+
+    /// The tasks that hold models: those of job ps; all, if there is no such job or jobs are not known.
+    pub(crate) fn holders(&self) -> Vec<usize> {
+        let is_ps = |task: &Task| task.job.as_deref() == Some(PS_JOB);
+        let has_ps = self.tasks.iter().any(is_ps);
+        (0..self.tasks.len())
+            .filter(|index| !has_ps || is_ps(&self.tasks[*index]))
+            .collect()
+    }
+
+    /// Makes calls.
+    pub(crate) fn client(&self) -> Client {
+        self.engine.client()
+    }
+
+    /// The other end of calls to `task`.
+    pub(crate) fn peer(&self, task: &Task) -> Outcome<Peer> {
+        Ok(self.engine.client().peer(&task.star)?)
+    }
+
+    /// What moves the bytes on this side.
+    pub(crate) fn driver(&self) -> String {
+        self.engine.start_report().driver.to_string()
+    }
+
+    /// How long each call may take.
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        Some(self.timeout)
+    }
+
+    /// The tensors that match `patterns`, of the tasks that hold models or of the one called `only`. Tensors come
+    /// by task, then by name.
+    pub(crate) fn find(&self, patterns: &Patterns, only: Option<&str>) -> Outcome<Vec<Found>> {
+        let asked = match only {
+            Some(name) => vec![self.task(name)?],
+            None => self.holders(),
+        };
+        let mut found = Vec::new();
+        for index in asked {
+            let task = &self.tasks[index];
+            let peer = self.peer(task)?;
+            let stored =
+                list(&self.client(), &peer, self.timeout()).map_err(|status| at(task, status))?;
+            found.extend(
+                stored
+                    .into_iter()
+                    .filter(|stored| patterns.matches(&stored.name))
+                    .map(|stored| Found {
+                        task: index,
+                        peer: peer.clone(),
+                        stored,
+                    }),
+            );
+        }
+        Ok(found)
+    }
+}
+
+/// A failure of a call to `task`.
+pub(crate) fn at(task: &Task, status: Status) -> Failure {
+    if task.name == task.star {
+        return Failure::from(status).at(format!("task at {}", task.star));
+    }
+    Failure::from(status).at(format!("task {} at {}", task.name, task.star))
+}
+
+/// The cluster from the command line, else from `TF_CONFIG`.
+pub(crate) fn cluster_spec(spec: Option<&str>, config: &Config) -> Outcome<ClusterSpec> {
+    match (spec, &config.tf_config) {
+        (Some(spec), _) => read_cluster(spec),
+        (None, Some(text)) => TfConfig::parse(text)
+            .map(|told| told.cluster)
+            .or_exit_at(Exit::Config, || {
+                "the variable TF_CONFIG is wrong".to_owned()
+            }),
+        (None, None) => Err(Failure::new(
+            Exit::Usage,
+            "which cluster? Give --cluster-spec 'ps|host:port,worker|host:port', name tasks with --star HOST:PORT, or set TF_CONFIG",
+        )),
+    }
+}
+
+/// The program `grpcxx-server` that lies beside this one.
+pub(crate) fn server_program(explicit: Option<&Path>) -> Outcome<std::path::PathBuf> {
+    if let Some(path) = explicit {
+        return Ok(path.to_owned());
+    }
+    let own = std::env::current_exe().or_exit_at(Exit::System, || {
+        "cannot find out where this program lies".to_owned()
+    })?;
+    let beside = own.with_file_name("grpcxx-server");
+    if beside.is_file() {
+        return Ok(beside);
+    }
+    Err(Failure::new(
+        Exit::NoInput,
+        format!(
+            "there is no {}; build it with `cargo build --release --bins`, or name it with --server",
+            beside.display()
+        ),
+    ))
+}

@@ -1,0 +1,129 @@
+use std::collections::HashMap;
+use std::fs;
+
+use grpcxx_runtime::config::Config;
+use grpcxx_runtime::endpoint_map::{EndpointMap, EndpointMapError, Problem, search, star_port};
+use serde::Serialize;
+
+use crate::arguments::{CheckArguments, GenerateArguments};
+use crate::cluster::cluster_spec;
+use crate::output::Output;
+use crate::terminal::{Exit, Failure, OrExit, Outcome};
+
+#[derive(Serialize)]
+struct Entry<'a> {
+    grpc: &'a str,
+    star: &'a str,
+}
+
+#[derive(Serialize)]
+struct Verdict {
+    path: String,
+    wrong: Vec<String>,
+    clashes: Vec<String>,
+    odd: Vec<String>,
+}
+
+/// Makes a map by a port rule.
+pub(crate) fn generate(arguments: &GenerateArguments, config: &Config, output: Output) -> Outcome {
+    let cluster = cluster_spec(arguments.cluster_spec.as_deref(), config)?;
+    let offset = arguments
+        .star_port_offset
+        .unwrap_or(config.star_port_offset);
+    let mut next_ports: HashMap<String, u16> = HashMap::new();
+    let map = EndpointMap::generate(&cluster, |_, host, grpc_port| {
+        let Some(first) = arguments.first_star_port else {
+            return star_port(grpc_port, offset);
+        };
+        let next = next_ports.entry(host.to_owned()).or_insert(first);
+        let port = *next;
+        *next = port.checked_add(1).ok_or_else(|| {
+            format!("the ports from {first} on are used up on host {host}; begin lower")
+        })?;
+        Ok(port)
+    })
+    .or_exit(Exit::Config)?;
+    let entries: Vec<Entry<'_>> = map
+        .entries()
+        .iter()
+        .map(|entry| Entry {
+            grpc: &entry.key,
+            star: &entry.value,
+        })
+        .collect();
+    let Some(path) = &arguments.output else {
+        return output.print(&entries, || map.to_string());
+    };
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let attempt = || format!("cannot write {}", path.display());
+    let file = tempfile::NamedTempFile::new_in(folder.unwrap_or_else(|| ".".as_ref()))
+        .or_exit_at(Exit::CannotCreate, attempt)?;
+    fs::write(file.path(), map.to_string()).or_exit_at(Exit::CannotCreate, attempt)?;
+    readable_by_all(&file).or_exit_at(Exit::CannotCreate, attempt)?;
+    file.persist(path).or_exit_at(Exit::CannotCreate, attempt)?;
+    output.print(&entries, || {
+        format!("wrote {} entries to {}", entries.len(), path.display())
+    })
+}
+
+/// Holds a map against a cluster.
+pub(crate) fn check(arguments: &CheckArguments, config: &Config, output: Output) -> Outcome {
+    let cluster = cluster_spec(arguments.cluster_spec.as_deref(), config)?;
+    let path = search(
+        arguments.file.as_deref(),
+        config.endpoint_map_directory.as_deref(),
+    );
+    let map = EndpointMap::read(&path).map_err(|error| {
+        let exit = match &error {
+            EndpointMapError::Missing { .. } => Exit::NoInput,
+            EndpointMapError::Unreadable { .. } => Exit::InputOutput,
+            EndpointMapError::Wrong { .. } => Exit::Config,
+        };
+        Failure::new(exit, error.to_string())
+    })?;
+    let report = map.check(&cluster);
+    let texts = |problems: &[Problem]| problems.iter().map(Problem::to_string).collect();
+    let verdict = Verdict {
+        path: path.display().to_string(),
+        wrong: texts(&report.wrong),
+        clashes: texts(&report.clashes),
+        odd: texts(&report.odd),
+    };
+    output.print(&verdict, || {
+        let mut text = String::new();
+        for (kind, problems) in [
+            ("wrong", &verdict.wrong),
+            ("clash", &verdict.clashes),
+            ("odd", &verdict.odd),
+        ] {
+            for problem in problems {
+                text.push_str(&format!("{kind}: {}: {problem}\n", verdict.path));
+            }
+        }
+        if text.is_empty() {
+            text = format!(
+                "{} serves all {} tasks\n",
+                verdict.path,
+                cluster.total_tasks()
+            );
+        }
+        text
+    })?;
+    match verdict.wrong.len() + verdict.clashes.len() {
+        0 => Ok(()),
+        count => Err(Failure::new(
+            Exit::Config,
+            format!(
+                "{} does not serve this cluster: {count} problems",
+                verdict.path
+            ),
+        )),
+    }
+}
+
+fn readable_by_all(file: &tempfile::NamedTempFile) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(file.path(), fs::Permissions::from_mode(0o644))
+}

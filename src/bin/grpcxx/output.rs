@@ -1,0 +1,131 @@
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::terminal::{Exit, OrExit, Outcome};
+
+/// Standard output, for people or for scripts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Output {
+    json: bool,
+}
+
+/// Rows of text under a heading, with columns as wide as they need to be.
+#[derive(Debug)]
+pub(crate) struct Table {
+    heading: Vec<&'static str>,
+    rows: Vec<Vec<String>>,
+    /// Columns of numbers, which are set to the right.
+    numbers: Vec<bool>,
+}
+
+impl Output {
+    /// Prints JSON if `json`, else text.
+    pub(crate) fn new(json: bool) -> Self {
+        Self { json }
+    }
+
+    /// Whether scripts read the output.
+    pub(crate) fn is_json(self) -> bool {
+        self.json
+    }
+
+    /// Prints `value` as one line of JSON, or the text that `text` makes.
+    pub(crate) fn print(self, value: &impl Serialize, text: impl FnOnce() -> String) -> Outcome {
+        let mut printed = if self.json {
+            serde_json::to_string(value).or_exit_at(Exit::Software, || {
+                "cannot write the result as JSON".to_owned()
+            })?
+        } else {
+            text()
+        };
+        if !printed.is_empty() && !printed.ends_with('\n') {
+            printed.push('\n');
+        }
+        let mut output = io::stdout().lock();
+        match output
+            .write_all(printed.as_bytes())
+            .and_then(|()| output.flush())
+        {
+            // Whoever reads only the beginning, as `head` does, has what he wants.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            result => result.or_exit_at(Exit::InputOutput, || "cannot write the result".to_owned()),
+        }
+    }
+}
+
+impl Table {
+    /// A table with these columns; those whose name ends with `#` hold numbers.
+    pub(crate) fn new(heading: &[&'static str]) -> Self {
+        Self {
+            heading: heading
+                .iter()
+                .map(|name| name.trim_end_matches('#'))
+                .collect(),
+            numbers: heading.iter().map(|name| name.ends_with('#')).collect(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds a row.
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let heading: Vec<String> = self.heading.iter().map(|name| (*name).to_owned()).collect();
+        let lines: Vec<&Vec<String>> = std::iter::once(&heading).chain(&self.rows).collect();
+        let width = |column: usize| {
+            let cells = lines.iter().filter_map(|line| line.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..heading.len()).map(width).collect();
+        for line in &lines {
+            let mut text = String::new();
+            for (column, cell) in line.iter().enumerate() {
+                let width = widths.get(column).copied().unwrap_or(0);
+                let cell = if self.numbers.get(column) == Some(&true) {
+                    format!("{cell:>width$}")
+                } else {
+                    format!("{cell:<width$}")
+                };
+                text.push_str(&cell);
+                text.push_str("  ");
+            }
+            writeln!(f, "{}", text.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// A number of bytes for people, in decimal units.
+pub(crate) fn size(bytes: u64) -> String {
+    match bytes {
+        0..1_000 => format!("{bytes} B"),
+        1_000..1_000_000 => format!("{:.1} kB", bytes as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
+        _ => format!("{:.2} GB", bytes as f64 / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_longest_cell() {
+        let mut table = Table::new(&["name", "bytes#", "task"]);
+        table.row(["a".to_owned(), "1000".to_owned(), "ps:0".to_owned()]);
+        table.row(["longer".to_owned(), "2".to_owned(), "ps:1".to_owned()]);
+        let expected = "name    bytes  task\na        1000  ps:0\nlonger      2  ps:1\n";
+        assert_eq!(table.to_string(), expected);
+    }
+
+    #[test]
+    fn sizes_have_decimal_units() {
+        let sizes = [0, 999, 1_000, 90_868_376, 2_500_000_000].map(size);
+        assert_eq!(sizes, ["0 B", "999 B", "1.0 kB", "90.9 MB", "2.50 GB"]);
+    }
+}

@@ -1,0 +1,45 @@
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use grpcxx_runtime::cluster::{ClusterSpec, TEXT_BYTES_MAX};
+use grpcxx_runtime::config::Config;
+
+use super::{Exit, Failure, OrExit, Outcome};
+
+/// Reads all settings from the environment, and what is odd about it.
+pub(crate) fn read_config() -> Outcome<(Config, Vec<String>)> {
+    let names: Vec<String> = std::env::vars_os()
+        .filter_map(|(name, _)| name.into_string().ok())
+        .collect();
+    let lookup =
+        |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    let (config, warnings) = Config::read(lookup, &names).or_exit(Exit::Config)?;
+    let warnings = warnings.into_iter().map(|warning| warning.message);
+    Ok((config, warnings.collect()))
+}
+
+/// Reads a cluster: TensorFlow's syntax if there is a `|` in it, else the name of a JSON file.
+pub(crate) fn read_cluster(spec: &str) -> Outcome<ClusterSpec> {
+    if spec.contains('|') {
+        return ClusterSpec::parse(spec).or_exit(Exit::Config);
+    }
+    if !Path::new(spec).exists() {
+        return Err(Failure::new(
+            Exit::NoInput,
+            format!(
+                "--cluster-spec is {spec:?}, which is no file and has no `|`; write 'job|host:port;host:port,job2|host:port' or name a JSON file"
+            ),
+        ));
+    }
+    let mut text = String::new();
+    File::open(spec)
+        .and_then(|file| {
+            file.take(TEXT_BYTES_MAX as u64 + 1)
+                .read_to_string(&mut text)
+        })
+        .or_exit_at(Exit::InputOutput, || {
+            format!("cannot read the cluster spec {spec}")
+        })?;
+    ClusterSpec::from_json(&text).or_exit_at(Exit::Config, || spec.to_owned())
+}
