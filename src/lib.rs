@@ -44,7 +44,10 @@ pub mod server;
 pub mod store;
 pub mod topology;
 
-pub use {grpcxx_control as control, grpcxx_memory as memory, grpcxx_rpc as rpc, grpcxx_runtime as runtime};
+pub use {
+    grpcxx_control as control, grpcxx_memory as memory, grpcxx_rpc as rpc,
+    grpcxx_runtime as runtime,
+};
 
 pub use grpcxx_memory::{Buffer, BufferMut};
 pub use grpcxx_rpc::{
