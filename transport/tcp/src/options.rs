@@ -38,7 +38,7 @@ impl Default for TcpOptions {
             ring_entries: 1024,
             send_buffer_bytes: None,
             receive_buffer_bytes: None,
-            staging_bytes: 32 << 10,
+            staging_bytes: 16 << 10,
             staging_buffers: 64,
             busy: true,
             reuse_port: false,

@@ -33,7 +33,8 @@ impl Buffers {
                 std::ptr::null_mut(),
                 map_bytes,
                 ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
+                // The first use of a page costs as much as half a round trip.
+                MapFlags::PRIVATE | MapFlags::POPULATE,
             )?
         };
         let map = NonNull::new(map.cast()).expect("a mapping is not at null");
