@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use grpcxx_transport::{
-    CloseReason, Frame, LinkHandler, LinkId, ListenerId, Next, Outcome, Refusal, Refused, Time,
-    TransportError,
+    CloseReason, Frame, LinkHandler, LinkId, ListenerId, Next, Outcome, ReadTarget, Refusal,
+    Refused, Time, TransportError,
 };
 use rustix::net::Shutdown;
 
@@ -193,6 +193,50 @@ impl<D> Core<D> {
         if link.outbound.is_empty() && matches!(link.phase, Phase::Flushing { .. }) {
             self.closing_checked = Time::ZERO;
         }
+        events
+    }
+
+    /// Takes bytes that were received into staging memory. Returns the number of events.
+    pub(crate) fn staged(
+        &mut self,
+        slot: u32,
+        bytes: &[u8],
+        handler: &mut dyn LinkHandler<Accepted>,
+    ) -> usize {
+        let Some((id, link)) = self.links.at(slot) else {
+            return 0;
+        };
+        let Some(inbound) = &mut link.inbound else {
+            return 0;
+        };
+        self.counters.receives += 1;
+        self.counters.staged_bytes += bytes.len() as u64;
+        let events = inbound.offer(id, bytes, handler);
+        link.note_staged(bytes.len());
+        events
+    }
+
+    /// Takes bytes that were received into the link's landing. Returns the number of events.
+    pub(crate) fn landed(
+        &mut self,
+        slot: u32,
+        bytes: usize,
+        handler: &mut dyn LinkHandler<Accepted>,
+    ) -> usize {
+        let Some((id, link)) = self.links.at(slot) else {
+            return 0;
+        };
+        let Some(inbound) = &mut link.inbound else {
+            return 0;
+        };
+        self.counters.receives += 1;
+        self.counters.direct_bytes += bytes as u64;
+        let wanted_bytes = match inbound.target() {
+            ReadTarget::Direct(target) => target.len(),
+            ReadTarget::Staging | ReadTarget::Paused => bytes,
+        };
+        let events = inbound.landed_direct(id, bytes, handler);
+        link.note_direct(wanted_bytes - bytes);
         events
     }
 

@@ -101,25 +101,18 @@ impl Staging {
                 ReadTarget::Direct(target) => (target, true, usize::MAX),
                 ReadTarget::Staging => (&mut *self.bytes, false, link.stage_bytes_max),
             };
-            let wanted = buffer.len();
-            let asked = wanted.min(budget_bytes).min(limit);
-            let received =
-                rustix::net::recv(&link.socket, &mut buffer[..asked], RecvFlags::DONTWAIT);
-            match received {
+            let asked = buffer.len().min(budget_bytes).min(limit);
+            let buffer = &mut buffer[..asked];
+            match rustix::net::recv(&link.socket, buffer, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => link.end(CloseReason::EndOfStream),
                 Ok((bytes, _)) => {
                     link.io.readable = bytes == asked || link.io.ended;
                     budget_bytes -= bytes;
-                    core.counters.receives += 1;
-                    if is_direct {
-                        core.counters.direct_bytes += bytes as u64;
-                        events += inbound.landed_direct(id, bytes, handler);
-                        link.note_direct(wanted - bytes);
+                    events += if is_direct {
+                        core.landed(slot, bytes, handler)
                     } else {
-                        core.counters.staged_bytes += bytes as u64;
-                        events += inbound.offer(id, &self.bytes[..bytes], handler);
-                        link.note_staged(bytes);
-                    }
+                        core.staged(slot, &self.bytes[..bytes], handler)
+                    };
                 }
                 Err(Errno::AGAIN) => link.io.readable = false,
                 Err(Errno::INTR) => {}

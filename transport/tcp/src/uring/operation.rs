@@ -27,6 +27,8 @@ pub(crate) struct Flight {
     pub(crate) gather: Option<Gather>,
     /// More bytes were there when the last receive completed, as far as is known.
     pub(crate) more: bool,
+    /// Turns in a row in which a landing found no bytes.
+    pub(crate) misses: u32,
 }
 
 impl Flight {
@@ -258,7 +260,7 @@ impl Alarm {
 }
 
 /// Bytes that one receive takes at most: more would tempt the kernel to hand it to a thread of its own.
-const RECEIVE_BYTES_MAX: usize = 1 << 20;
+pub(crate) const RECEIVE_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes that one send offers at most, so that links take turns.
 const SEND_BYTES_MAX: usize = 1 << 20;

@@ -1,0 +1,293 @@
+//! What a turn does with a ring: starts operations, and deals with their completions.
+
+use grpcxx_transport::{CloseReason, LinkHandler, ListenerId, ReadTarget};
+use io_uring::cqueue;
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+
+use super::operation::{self, Kind};
+use super::{SPARE_GATHERS_MAX, UringDriver};
+use crate::core::EVENTS_ENOUGH;
+use crate::link::Phase;
+use crate::listener::Accepting;
+use crate::socket::{self, Accepted};
+use crate::wake::silence;
+
+impl UringDriver {
+    /// Takes the work list off once. Returns the number of events.
+    pub(super) fn work(&mut self, handler: &mut dyn LinkHandler<Accepted>) -> usize {
+        let mut events = 0;
+        for _ in 0..self.core.work.len() {
+            if events >= EVENTS_ENOUGH {
+                break;
+            }
+            if let Some(slot) = self.core.work.pop_front() {
+                events += self.advance(slot, handler);
+            }
+        }
+        events
+    }
+
+    /// Does what the state of one link asks for. Returns the number of events.
+    fn advance(&mut self, slot: u32, handler: &mut dyn LinkHandler<Accepted>) -> usize {
+        let Some((id, link)) = self.core.links.at(slot) else {
+            return 0;
+        };
+        link.queued = false;
+        let mut events = 0;
+        if link.is_ended() {
+            if link.io.is_empty() {
+                return self.core.finish(slot, handler);
+            }
+            if link.io.cancels == 0 && !operation::cancel(&mut self.ring, slot, &mut link.io) {
+                self.core.queue(slot);
+            }
+            return 0;
+        }
+        let mut pushed = true;
+        if matches!(link.phase, Phase::Dialling) && !link.io.dialling {
+            pushed &= operation::await_dial(&mut self.ring, slot, link);
+        }
+        if link.phase.reads()
+            && let Some(inbound) = &mut link.inbound
+            && std::mem::take(&mut link.resumed)
+        {
+            events += inbound.offer(id, &[], handler);
+        }
+        if link.sends() && !link.io.sending {
+            if link.outbound.pieces(1).next().is_none() {
+                return events + self.core.sent(slot, 0, handler);
+            }
+            pushed &= operation::send(&mut self.ring, slot, link, &mut self.spare_gathers);
+        }
+        if link.phase.reads() && !link.io.receiving() {
+            if self.core.options.busy
+                && let Some(landed) = self.land_at_once(slot, handler)
+            {
+                self.core.queue(slot);
+                return events + landed;
+            }
+            if let Some((_, link)) = self.core.links.at(slot) {
+                pushed &= operation::receive(&mut self.ring, slot, link);
+            }
+        }
+        if !pushed {
+            self.core.queue(slot);
+        }
+        events
+    }
+
+    /// Receives into a landing with a plain system call: while the loop spins and a payload streams in, waking
+    /// up for each piece would cost both ends more. `None` if that is not the case, else the number of events.
+    fn land_at_once(
+        &mut self,
+        slot: u32,
+        handler: &mut dyn LinkHandler<Accepted>,
+    ) -> Option<usize> {
+        let (_, link) = self.core.links.at(slot)?;
+        let ReadTarget::Direct(target) = link.inbound.as_mut()?.target() else {
+            return None;
+        };
+        let asked = target.len().min(operation::RECEIVE_BYTES_MAX);
+        match rustix::net::recv(&link.socket, &mut target[..asked], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => link.end(CloseReason::EndOfStream),
+            Ok((bytes, _)) => {
+                link.io.misses = 0;
+                return Some(self.core.landed(slot, bytes, handler));
+            }
+            Err(Errno::AGAIN) if link.io.misses < MISSES_MAX => link.io.misses += 1,
+            Err(Errno::AGAIN) => {
+                link.io.misses = 0;
+                return None;
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => link.fail("receive from", errno),
+        }
+        Some(0)
+    }
+
+    /// Watches what is not a link.
+    pub(super) fn watch(&mut self) {
+        if !self.bell_watched {
+            self.bell_watched = operation::await_bell(&mut self.ring, self.core.bell.inside());
+        }
+        for listener in &mut self.core.listeners {
+            if !listener.watched && listener.state == Accepting::Waiting {
+                listener.watched =
+                    operation::await_connection(&mut self.ring, listener.id.0, &listener.socket);
+            }
+        }
+    }
+
+    pub(super) fn enter(&mut self) {
+        if self.ring.wants_enter() {
+            self.core.counters.polls += 1;
+            let entered = self.ring.enter();
+            self.check(entered);
+        }
+    }
+
+    /// Errors that pass by themselves are met by trying again in the next turn.
+    fn check(&mut self, entered: std::io::Result<()>) {
+        let Err(error) = entered else {
+            return;
+        };
+        let passes = matches!(
+            Errno::from_io_error(&error),
+            Some(Errno::INTR | Errno::AGAIN | Errno::BUSY | Errno::NOMEM)
+        );
+        if !passes && !self.is_broken {
+            self.is_broken = true;
+            tracing::error!(
+                "io_uring_enter: {error}; a transport must stay on the thread that opened it"
+            );
+        }
+    }
+
+    /// Deals with completions, until that brings `events` to [`EVENTS_ENOUGH`]. Returns the new number.
+    pub(super) fn complete(
+        &mut self,
+        mut events: usize,
+        handler: &mut dyn LinkHandler<Accepted>,
+    ) -> usize {
+        if self.batch_done == self.batch.len() {
+            self.batch_done = 0;
+            self.batch.clear();
+            self.ring.take(&mut self.batch);
+        }
+        while let Some(completion) = self.batch.get(self.batch_done) {
+            if events >= EVENTS_ENOUGH {
+                break;
+            }
+            self.batch_done += 1;
+            events += self.complete_one(&completion.clone(), handler);
+        }
+        events
+    }
+
+    fn complete_one(
+        &mut self,
+        completion: &cqueue::Entry,
+        handler: &mut dyn LinkHandler<Accepted>,
+    ) -> usize {
+        let (kind, subject) = operation::unmark(completion);
+        match kind {
+            Kind::Receive => return self.received(subject, completion, handler),
+            Kind::Send => return self.sent(subject, completion.result(), handler),
+            Kind::Dial => return self.dialled(subject, handler),
+            Kind::Cancel => {
+                if let Some((_, link)) = self.core.links.at(subject)
+                    && link.io.cancels > 0
+                {
+                    link.io.cancels -= 1;
+                    self.core.queue(subject);
+                }
+            }
+            Kind::Listener => {
+                let id = ListenerId(subject);
+                let listener = self.core.listeners.iter_mut().find(|l| l.id == id);
+                if let Some(listener) = listener {
+                    listener.watched = false;
+                    listener.state = Accepting::Ready;
+                }
+            }
+            Kind::Bell => {
+                silence(self.core.bell.inside());
+                self.bell_watched = false;
+            }
+            Kind::Alarm => self.alarm.armed = false,
+        }
+        0
+    }
+
+    /// Whether a turn has something to do without entering the kernel.
+    pub(super) fn has_work(&mut self) -> bool {
+        self.core.has_work() || self.batch_done < self.batch.len() || self.ring.has_completions()
+    }
+
+    fn received(
+        &mut self,
+        slot: u32,
+        completion: &cqueue::Entry,
+        handler: &mut dyn LinkHandler<Accepted>,
+    ) -> usize {
+        let buffers = self.buffers.as_mut().expect("taken by the drop only");
+        let Some((_, link)) = self.core.links.at(slot) else {
+            unreachable!("a link stays until its operations are complete");
+        };
+        let (result, flags) = (completion.result(), completion.flags());
+        let is_direct = std::mem::take(&mut link.io.landing);
+        link.io.staging = false;
+        link.io.more = cqueue::sock_nonempty(flags);
+        let bytes = usize::try_from(result).unwrap_or(0);
+        let staged =
+            cqueue::buffer_select(flags).map(|buffer| (buffer, buffers.take(buffer, bytes)));
+        let mut events = 0;
+        if link.phase.reads() {
+            match (result, &staged) {
+                (1.., Some((_, staged))) => events += self.core.staged(slot, staged, handler),
+                (1.., None) => {
+                    assert!(is_direct, "bytes came from nowhere");
+                    events += self.core.landed(slot, bytes, handler);
+                }
+                (0, _) => link.end(CloseReason::EndOfStream),
+                (..0, _) => match Errno::from_raw_os_error(-result) {
+                    Errno::NOBUFS => {
+                        self.core.counters.staging_exhausted += 1;
+                        link.io.more = true;
+                    }
+                    Errno::AGAIN | Errno::INTR | Errno::CANCELED => {}
+                    errno => link.fail("receive from", errno),
+                },
+            }
+        }
+        if let Some((buffer, _)) = staged {
+            buffers.give_back(buffer);
+        }
+        self.core.queue(slot);
+        events
+    }
+
+    fn sent(&mut self, slot: u32, result: i32, handler: &mut dyn LinkHandler<Accepted>) -> usize {
+        let Some((_, link)) = self.core.links.at(slot) else {
+            unreachable!("a link stays until its operations are complete");
+        };
+        link.io.sending = false;
+        if let Some(gather) = link.io.gather.take()
+            && self.spare_gathers.len() < SPARE_GATHERS_MAX
+        {
+            self.spare_gathers.push(gather);
+        }
+        let mut events = 0;
+        match usize::try_from(result) {
+            Ok(bytes) => events += self.core.sent(slot, bytes, handler),
+            Err(_) => match Errno::from_raw_os_error(-result) {
+                Errno::AGAIN | Errno::INTR | Errno::CANCELED => {}
+                errno => link.fail("send to", errno),
+            },
+        }
+        self.core.queue(slot);
+        events
+    }
+
+    fn dialled(&mut self, slot: u32, handler: &mut dyn LinkHandler<Accepted>) -> usize {
+        let Some((_, link)) = self.core.links.at(slot) else {
+            unreachable!("a link stays until its operations are complete");
+        };
+        link.io.dialling = false;
+        let mut events = 0;
+        if matches!(link.phase, Phase::Dialling) {
+            let result = socket::dial_result(&link.socket, link.peer)
+                .and_then(|()| rustix::io::ioctl_fionbio(&link.socket, false));
+            match result {
+                Ok(()) => events += self.core.connected(slot, handler),
+                Err(errno) => link.fail("connect to", errno),
+            }
+        }
+        self.core.queue(slot);
+        events
+    }
+}
+
+/// Turns in a row in which a landing may find no bytes before it waits in the ring: some tens of microseconds.
+const MISSES_MAX: u32 = 200;
