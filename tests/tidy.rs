@@ -138,10 +138,9 @@ struct Source {
 impl Source {
     /// The part before the tests at the bottom.
     fn code(&self) -> &str {
-        match self.text.find("#[cfg(test)]\nmod ") {
-            Some(end) => &self.text[..end],
-            None => &self.text,
-        }
+        let marks = ["#[cfg(test)]\nmod ", "#[cfg(all(test, not(loom)))]\nmod "];
+        let end = marks.iter().filter_map(|mark| self.text.find(mark)).min();
+        &self.text[..end.unwrap_or(self.text.len())]
     }
 
     fn is_generated(&self) -> bool {
