@@ -1,6 +1,6 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use grpcxx_transport::{
@@ -162,6 +162,11 @@ impl<D> Core<D> {
             Phase::Flushing { .. } | Phase::Lingering { .. } | Phase::Ended(_) => return,
         }
         self.queue(id.slot);
+    }
+
+    /// The socket of a link.
+    pub(crate) fn socket(&self, id: LinkId) -> Option<BorrowedFd<'_>> {
+        self.links.look_up(id).map(|link| link.socket.as_fd())
     }
 
     /// Begins a turn.

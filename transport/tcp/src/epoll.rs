@@ -65,6 +65,10 @@ impl EpollDriver {
         self.core.counters
     }
 
+    pub(crate) fn socket(&self, link: LinkId) -> Option<BorrowedFd<'_>> {
+        self.core.socket(link)
+    }
+
     /// Adds a link to the table and to the set that is watched.
     fn insert(&mut self, link: Link<Readiness>) -> Result<LinkId, TransportError> {
         use epoll::EventFlags;

@@ -63,6 +63,14 @@ impl<L> Table<L> {
             .flatten()
     }
 
+    /// As [`Table::find`], to look at only.
+    pub(crate) fn look_up(&self, id: LinkId) -> Option<&L> {
+        let entry = self.slots.get(id.slot as usize)?;
+        (entry.generation == id.generation)
+            .then_some(entry.link.as_ref())
+            .flatten()
+    }
+
     /// The link that now has this slot.
     pub(crate) fn at(&mut self, slot: u32) -> Option<(LinkId, &mut L)> {
         let entry = self.slots.get_mut(slot as usize)?;

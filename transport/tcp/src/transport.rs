@@ -78,6 +78,12 @@ impl TcpTransport {
     pub fn counters(&self) -> TcpCounters {
         either!(self, driver => driver.counters())
     }
+
+    /// The socket of a link, for options and statistics of the system; `None` if the link is gone. Bytes that
+    /// are read or written here are missing, or too many, in the link's stream.
+    pub fn socket(&self, link: LinkId) -> Option<BorrowedFd<'_>> {
+        either!(self, driver => driver.socket(link))
+    }
 }
 
 impl Transport for TcpTransport {

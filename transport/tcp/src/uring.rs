@@ -88,6 +88,10 @@ impl UringDriver {
     pub(crate) fn counters(&self) -> TcpCounters {
         self.core.counters
     }
+
+    pub(crate) fn socket(&self, link: LinkId) -> Option<BorrowedFd<'_>> {
+        self.core.socket(link)
+    }
 }
 
 impl Transport for UringDriver {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use grpcxx_tcp::{DriverRequest, TcpOptions, TcpTransport};
 use grpcxx_transport::conformance::{self, Bounds, Environment};
-use grpcxx_transport::{LinkLimits, Time};
+use grpcxx_transport::{LinkId, LinkLimits, Time};
 
 struct Loopback {
     options: TcpOptions,
@@ -39,6 +39,12 @@ impl Environment for Loopback {
     fn advance(&mut self) -> Time {
         std::thread::yield_now();
         Time::ZERO + self.start.elapsed()
+    }
+
+    fn sever(&mut self, transport: &mut TcpTransport, link: LinkId) -> bool {
+        // Resets the connection, for both ends.
+        let socket = transport.socket(link);
+        socket.is_some_and(|socket| rustix::net::connect_unspec(socket).is_ok())
     }
 
     fn bounds(&self) -> Bounds {
