@@ -206,6 +206,24 @@ fn maps_are_generated_and_checked() {
 }
 
 #[test]
+fn the_example_of_a_map_works_as_it_stands() {
+    let output = grpcxx(
+        Path::new(env!("CARGO_MANIFEST_DIR")),
+        &[
+            "--json",
+            "endpoint-map",
+            "check",
+            "endpoint_map.example",
+            "--cluster-spec",
+            "ps|localhost:2222;localhost:2223,worker|localhost:2224;localhost:2225",
+        ],
+    );
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let verdict: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(verdict["odd"], serde_json::json!([]));
+}
+
+#[test]
 fn local_runs_for_the_time_it_was_given() {
     let folder = tempfile::tempdir().unwrap();
     let output = grpcxx(

@@ -71,8 +71,10 @@ Examples:
     TF_CONFIG='{\"cluster\":{\"ps\":[\"a:2222\"],\"worker\":[\"b:2222\"]},\"task\":{\"type\":\"ps\",\"index\":0}}' grpcxx-server
 
 Exit codes:
-  0 stopped as asked, 64 wrong flags, 65 a damaged file, 66 a file is missing, 70 an error of the program,
-  71 the system refused something, 74 a file cannot be read, 75 a port is taken, 77 no permission,
-  78 the cluster, the endpoint map or a variable is wrong
+   0 stopped as asked                      71 the system refused something
+  64 wrong flags                           74 a file cannot be read
+  65 a damaged file                        75 a port is taken
+  66 a file is missing                     77 no permission
+  70 an error of the program               78 a wrong cluster, map or variable
 
 All variables: docs/configuration.md. Try a whole cluster: grpcxx local --ps 2 --worker 2";

@@ -23,12 +23,12 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
     let grace = config.shutdown_grace;
     let options = options(arguments, config)?;
     let ready = ReadyNotice::of(&options);
-    // From here on a signal stops the task in order, also while it starts.
+    let server = Server::start(options).map_err(failure)?;
+    // Until here a signal ended the process at once, which is right while there is nothing to finish.
     let signals = Signals::watch()?;
     if arguments.until_stdin_closes {
         signals.watch_stdin()?;
     }
-    let server = Server::start(options).map_err(failure)?;
     tracing::info!("{}", server.start_report());
     if server.loaded().tensors > 0 {
         let loaded = server.loaded();

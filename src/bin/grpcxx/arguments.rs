@@ -275,7 +275,10 @@ Examples:
   grpcxx endpoint-map generate --cluster-spec $CLUSTER --output .endpoint_map
 
 Exit codes:
-  0 done, 1 a comparison found a difference, 64 wrong arguments, 65 a damaged file or answer, 66 a file is missing,
-  69 a task cannot be reached or is too slow, 70 an error of the program, 71 the system refused something,
-  73 a file cannot be created, 74 reading or writing failed, 75 a port is taken, 76 a task answered with an error,
-  77 no permission, 78 the cluster, the endpoint map or a variable is wrong";
+   0 done                                  71 the system refused something
+   1 a comparison found a difference       73 a file cannot be created
+  64 wrong arguments                       74 reading or writing failed
+  65 a damaged file or answer              75 a port is taken
+  66 a file or tensor is missing           76 a task answered with an error
+  69 a task cannot be reached in time      77 no permission
+  70 an error of the program               78 a wrong cluster, map or variable";
