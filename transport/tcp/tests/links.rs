@@ -58,6 +58,17 @@ for_each_driver! {
         assert_eq!(a.transport.counters().sent_bytes, total);
     }
 
+    fn empty_frames_come_back_and_stop_nothing(driver) {
+        let (mut a, there, mut b, back) = pair(driver);
+        let payload = Buffer::from(pattern(100, 0));
+        for round in 1..=5 {
+            assert!(a.send(there, 0, &payload));
+            both(&mut a, &mut b, "it came", |_, b| b.messages.len() == round);
+            b.transport.send(back, Box::default()).unwrap();
+        }
+        both(&mut a, &mut b, "all came back", |_, b| b.sent.len() == 5);
+    }
+
     fn refused_dial_closes_the_link(driver) {
         let mut side = Side::new(driver);
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();

@@ -56,20 +56,20 @@ impl UringDriver {
         }
         if link.sends() && !link.io.sending {
             if link.outbound.pieces(1).next().is_none() {
-                return events + self.core.sent(slot, 0, handler);
+                events += self.core.sent(slot, 0, handler);
+            } else {
+                pushed &= operation::send(&mut self.ring, slot, link, &mut self.spare_gathers);
             }
-            pushed &= operation::send(&mut self.ring, slot, link, &mut self.spare_gathers);
         }
-        if link.phase.reads() && !link.io.receiving() {
-            if self.core.options.busy
-                && let Some(landed) = self.land_at_once(slot, handler)
-            {
-                self.core.queue(slot);
-                return events + landed;
-            }
-            if let Some((_, link)) = self.core.links.at(slot) {
-                pushed &= operation::receive(&mut self.ring, slot, link);
-            }
+        if let Some(landed) = self.land_at_once(slot, handler) {
+            self.core.queue(slot);
+            return events + landed;
+        }
+        if let Some((_, link)) = self.core.links.at(slot)
+            && link.phase.reads()
+            && !link.io.receiving()
+        {
+            pushed &= operation::receive(&mut self.ring, slot, link);
         }
         if !pushed {
             self.core.queue(slot);
@@ -85,6 +85,9 @@ impl UringDriver {
         handler: &mut dyn LinkHandler<Accepted>,
     ) -> Option<usize> {
         let (_, link) = self.core.links.at(slot)?;
+        if !self.core.options.busy || link.io.receiving() || !link.phase.reads() {
+            return None;
+        }
         let ReadTarget::Direct(target) = link.inbound.as_mut()?.target() else {
             return None;
         };
