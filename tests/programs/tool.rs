@@ -220,7 +220,8 @@ fn the_example_of_a_map_works_as_it_stands() {
     );
     assert!(output.status.success(), "{}", text(&output.stderr));
     let verdict: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(verdict["odd"], serde_json::json!([]));
+    assert_eq!(verdict["wrong"], serde_json::json!([]));
+    assert_eq!(verdict["clashes"], serde_json::json!([]));
 }
 
 #[test]
