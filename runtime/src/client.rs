@@ -1,8 +1,8 @@
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crossbeam_queue::SegQueue;
@@ -32,7 +32,14 @@ struct ClientShared {
     next_call: AtomicU64,
     next_shard: AtomicUsize,
     own_address: Option<SocketAddr>,
-    peers: Mutex<HashMap<String, Peer>>,
+    peers: Mutex<Peers>,
+}
+
+/// The peers by address, and by connection where there are several to one address.
+#[derive(Default)]
+struct Peers {
+    by_address: HashMap<String, BTreeMap<usize, Peer>>,
+    count: usize,
 }
 
 /// A task that can be called, by the address of its star port. The connection is made at the first call, and
@@ -66,7 +73,7 @@ impl Client {
                 next_call: AtomicU64::new(1),
                 next_shard: AtomicUsize::new(0),
                 own_address,
-                peers: Mutex::new(HashMap::new()),
+                peers: Mutex::default(),
             }),
         }
     }
@@ -78,26 +85,32 @@ impl Client {
     /// `INVALID_ARGUMENT` if the address is no `host:port` or does not resolve, `RESOURCE_EXHAUSTED` if there
     /// are too many peers.
     pub fn peer(&self, address: &str) -> Result<Peer, Status> {
-        let lock = || {
-            self.shared
-                .peers
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
+        self.peer_over(address, 0)
+    }
+
+    /// The peer at `host:port` over the connection with this number: each number is a connection of its own,
+    /// and [`Client::peer`] means number 0. Several connections to one peer spread its calls over shards.
+    ///
+    /// # Errors
+    /// As [`Client::peer`]; each connection counts as a peer.
+    pub fn peer_over(&self, address: &str, connection: usize) -> Result<Peer, Status> {
+        let known = self.shared.peers().find(address, connection);
+        let socket_address = match known {
+            Known::Peer(peer) => return Ok(peer),
+            Known::Address(socket_address) => socket_address,
+            Known::Nothing => resolve(address)?,
         };
-        if let Some(peer) = lock().get(address) {
-            return Ok(peer.clone());
+        let mut peers = self.shared.peers();
+        // Another thread may have been faster meanwhile.
+        if let Known::Peer(peer) = peers.find(address, connection) {
+            return Ok(peer);
         }
-        let socket_address = resolve(address)?;
-        let mut peers = lock();
-        if let Some(peer) = peers.get(address) {
-            return Ok(peer.clone());
-        }
-        if peers.len() >= limits::PEERS {
+        if peers.count >= limits::PEERS {
             return Err(Status::new(
                 Code::ResourceExhausted,
                 format!(
                     "{address} would be peer {}, the limit is {}",
-                    peers.len() + 1,
+                    peers.count + 1,
                     limits::PEERS
                 ),
             ));
@@ -108,11 +121,13 @@ impl Client {
                 address: Text::from(address),
                 socket_address,
                 shard: turn % self.shared.mailboxes.len(),
-                number: peers.len() as u64,
+                number: peers.count as u64,
                 is_self: self.shared.own_address == Some(socket_address),
             }),
         };
-        peers.insert(address.to_owned(), peer.clone());
+        peers.count += 1;
+        let connections = peers.by_address.entry(address.to_owned()).or_default();
+        connections.insert(connection, peer.clone());
         Ok(peer)
     }
 
@@ -163,6 +178,35 @@ impl Client {
             Ok(()) => Ok(()),
             Err(Command::Call(call)) => Err(call.request),
             Err(_) => unreachable!("the inbox returns the command it was given"),
+        }
+    }
+}
+
+impl ClientShared {
+    fn peers(&self) -> MutexGuard<'_, Peers> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is known of a connection to an address.
+enum Known {
+    Peer(Peer),
+    /// There are other connections to it.
+    Address(SocketAddr),
+    Nothing,
+}
+
+impl Peers {
+    fn find(&self, address: &str, connection: usize) -> Known {
+        let Some(connections) = self.by_address.get(address) else {
+            return Known::Nothing;
+        };
+        match connections.get(&connection) {
+            Some(peer) => Known::Peer(peer.clone()),
+            None => match connections.values().next() {
+                Some(peer) => Known::Address(peer.socket_address()),
+                None => Known::Nothing,
+            },
         }
     }
 }

@@ -350,3 +350,23 @@ fn a_task_serves_its_own_calls_without_a_connection() {
     assert_eq!(waiting.wait().unwrap_err().code, Code::DeadlineExceeded);
     assert_eq!(server.counters().accepted, 0);
 }
+
+#[test]
+fn each_numbered_connection_to_a_peer_is_one_of_its_own() {
+    let (server, worker) = pair(2);
+    let client = worker.client();
+    let request = || Request::Message {
+        method: Method::GetStatus,
+        body: Vec::new().into(),
+    };
+    let mut shards = Vec::new();
+    for connection in [0, 7, 3, 7, 0] {
+        let peer = client.peer_over(&address(&server), connection).unwrap();
+        let timeout = Some(Duration::from_secs(10));
+        client.call(&peer, request(), timeout).wait().unwrap();
+        shards.push(peer.shard());
+    }
+    assert_eq!(server.counters().accepted, 3);
+    assert_eq!(shards, [0, 1, 0, 1, 0], "connections take turns on shards");
+    assert_eq!(client.peer(&address(&server)).unwrap().shard(), 0);
+}
