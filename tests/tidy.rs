@@ -153,6 +153,7 @@ fn sources() -> Vec<Source> {
     let mut paths = Vec::new();
     for folder in [
         "benches",
+        "capi",
         "control",
         "examples",
         "fusion",

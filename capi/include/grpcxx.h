@@ -1,0 +1,585 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * grpcxx: a shared-nothing tensor RPC engine that speaks GRPC++ ("star", the protocol of DeepRec), from C.
+ *
+ * Link with -lgrpcxx_capi (shared), or with libgrpcxx_capi.a -lpthread -ldl -lm (static). Start with docs/c.md.
+ *
+ * ---------------------------------------------------------------------------------------------------------------
+ * Rules that hold for every function here
+ *
+ * Handles    Opaque. A function whose name ends in
+ *              _new      makes a handle, which the caller owns;
+ *              _free     ends the only ownership of a handle; NULL is allowed and does nothing;
+ *              _retain   adds one ownership to a counted handle and returns the same handle;
+ *              _release  ends one ownership of a counted handle; NULL is allowed and does nothing.
+ *            Handles given to a callback are borrowed until it returns, unless its comment says otherwise.
+ * NULL       Each pointer may be NULL without harm: the function then fails with GRPCXX_INVALID_ARGUMENT and names the
+ *            argument, or does nothing if it cannot fail. Arguments that may be left out are marked "or NULL".
+ * Errors     A function that can fail returns grpcxx_status*: NULL is success; otherwise the caller owns the status and
+ *            ends it with grpcxx_status_free. In callbacks a status is borrowed, and NULL is success too.
+ * Text       Pointer and length in bytes, UTF-8, without a final NUL. What is given is copied before the call returns.
+ *            Text that is returned as const char* alone ends with NUL.
+ * Unwinding  Never crosses this boundary, in neither direction: a callback must not throw or longjmp.
+ * Threads    Every function may be called from any thread at any time, for the same handle too, unless its comment
+ *            says otherwise. The one rule: a handle must not be used after its last ownership was ended.
+ * Callbacks  Marked SHARD run on a thread of the engine which serves many connections: they must return soon, must not
+ *            block, and may call every function here but those marked BLOCKS (these fail with
+ *            GRPCXX_FAILED_PRECONDITION there).
+ * Forks      A process that has started an engine must not use it in a child after fork().
+ *
+ * Structures that begin with struct_size grow at their end only. Who fills such a structure sets struct_size to sizeof
+ * the structure as it was compiled; fields beyond it count as 0.
+ */
+#ifndef GRPCXX_H
+#define GRPCXX_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Version --------------------------------------------------------------------------------------------------- */
+
+/* Changes when something here changes incompatibly; additions leave it. */
+#define GRPCXX_ABI_VERSION 1
+
+/* The GRPCXX_ABI_VERSION that the library was built with. Compare it before anything else after dlopen. */
+uint32_t grpcxx_abi_version(void);
+
+/* The version of the library, as in "0.1.0". Valid for ever. */
+const char *grpcxx_version(void);
+
+/* ---- Status ---------------------------------------------------------------------------------------------------- */
+
+/* gRPC's status codes. */
+typedef enum grpcxx_code {
+  GRPCXX_OK = 0,
+  GRPCXX_CANCELLED = 1,
+  GRPCXX_UNKNOWN = 2,
+  GRPCXX_INVALID_ARGUMENT = 3,
+  GRPCXX_DEADLINE_EXCEEDED = 4,
+  GRPCXX_NOT_FOUND = 5,
+  GRPCXX_ALREADY_EXISTS = 6,
+  GRPCXX_PERMISSION_DENIED = 7,
+  GRPCXX_RESOURCE_EXHAUSTED = 8,
+  GRPCXX_FAILED_PRECONDITION = 9,
+  GRPCXX_ABORTED = 10,
+  GRPCXX_OUT_OF_RANGE = 11,
+  GRPCXX_UNIMPLEMENTED = 12,
+  GRPCXX_INTERNAL = 13,
+  GRPCXX_UNAVAILABLE = 14,
+  GRPCXX_DATA_LOSS = 15,
+  GRPCXX_UNAUTHENTICATED = 16
+} grpcxx_code;
+
+/* A failure: a code and a text. */
+typedef struct grpcxx_status grpcxx_status;
+
+/* A failure to return from a callback. Codes that are not in the list count as GRPCXX_UNKNOWN, GRPCXX_OK too. */
+grpcxx_status *grpcxx_status_new(int32_t code, const char *message, size_t message_size);
+void grpcxx_status_free(grpcxx_status *status);
+/* The code, a grpcxx_code; GRPCXX_OK for NULL. */
+int32_t grpcxx_status_code(const grpcxx_status *status);
+/* The text, which lives as long as the status; "" for NULL. message_size gets its length in bytes, or NULL. */
+const char *grpcxx_status_message(const grpcxx_status *status, size_t *message_size);
+/* The name of a code, as in "UNAVAILABLE"; "UNKNOWN" for numbers that are no code. Valid for ever. */
+const char *grpcxx_code_name(int32_t code);
+
+/* ---- Text ------------------------------------------------------------------------------------------------------ */
+
+/* A text or a row of bytes that somebody else owns. */
+typedef struct grpcxx_text {
+  const char *data;
+  size_t size;
+} grpcxx_text;
+
+/* ---- Log ------------------------------------------------------------------------------------------------------- */
+
+typedef enum grpcxx_log_level {
+  GRPCXX_LOG_ERROR = 1,
+  GRPCXX_LOG_WARNING = 2,
+  GRPCXX_LOG_INFO = 3,
+  GRPCXX_LOG_DEBUG = 4,
+  GRPCXX_LOG_TRACE = 5
+} grpcxx_log_level;
+
+/* Takes one line of the log. target is the part of the engine that says it. SHARD, and on other threads too,
+ * several at once. Texts end with NUL and are borrowed. */
+typedef void (*grpcxx_log_fn)(void *user, int32_t level, const char *target, const char *message);
+
+/* Sends what all engines of the process log, at this level and more severe, to log; NULL stops that. Without it
+ * nothing is logged. The old function may still be running for a moment on other threads when this returns. */
+void grpcxx_log_set(int32_t level, grpcxx_log_fn log, void *user);
+
+/* ---- Tensors --------------------------------------------------------------------------------------------------- */
+
+/* TensorFlow's numbers. */
+typedef enum grpcxx_dtype {
+  GRPCXX_FLOAT32 = 1,
+  GRPCXX_FLOAT64 = 2,
+  GRPCXX_INT32 = 3,
+  GRPCXX_UINT8 = 4,
+  GRPCXX_INT16 = 5,
+  GRPCXX_INT8 = 6,
+  GRPCXX_STRING = 7,
+  GRPCXX_COMPLEX64 = 8,
+  GRPCXX_INT64 = 9,
+  GRPCXX_BOOL = 10,
+  GRPCXX_QINT8 = 11,
+  GRPCXX_QUINT8 = 12,
+  GRPCXX_QINT32 = 13,
+  GRPCXX_BFLOAT16 = 14,
+  GRPCXX_QINT16 = 15,
+  GRPCXX_QUINT16 = 16,
+  GRPCXX_UINT16 = 17,
+  GRPCXX_COMPLEX128 = 18,
+  GRPCXX_FLOAT16 = 19,
+  GRPCXX_RESOURCE = 20,
+  GRPCXX_VARIANT = 21,
+  GRPCXX_UINT32 = 22,
+  GRPCXX_UINT64 = 23
+} grpcxx_dtype;
+
+/* Size of one element in bytes; 0 for strings, resources, variants and numbers that are no type. */
+size_t grpcxx_dtype_size(int32_t dtype);
+/* The name, as in "float32"; NULL for numbers that are no type. Valid for ever. */
+const char *grpcxx_dtype_name(int32_t dtype);
+
+/* A counted, immutable tensor. Its data is row-major little-endian elements. For GRPCXX_STRING, GRPCXX_RESOURCE and
+ * GRPCXX_VARIANT the data is one serialized TensorProto (dtype, tensor_shape, tensor_content or string_val ...). */
+typedef struct grpcxx_tensor grpcxx_tensor;
+
+/* Lets go of the memory of a tensor: called exactly once, on any thread (SHARD rules hold), when neither a handle
+ * nor the engine nor the kernel refers to it any more. delivered is true if an answer that carried the tensor (see
+ * "Server side") was handed to the kernel to its last byte; it is false for an answer that never left, so that the
+ * service can account for it, and for every other use. */
+typedef void (*grpcxx_release_fn)(void *context, bool delivered);
+
+/* A tensor over memory of the caller, without a copy. The memory must stay as it is until release, which may be
+ * NULL if it lives for ever. If this fails, release is not called. data may be NULL if data_size is 0. dims may be
+ * NULL if rank is 0; dimensions must not be negative. A dead tensor (the value of a branch that was not taken) is
+ * normally GRPCXX_FLOAT32, shape [0], without data. */
+grpcxx_status *grpcxx_tensor_new(int32_t dtype, const int64_t *dims, size_t rank, bool is_dead, const void *data,
+                                 size_t data_size, grpcxx_release_fn release, void *context,
+                                 grpcxx_tensor **tensor);
+/* The same with a copy of the data. */
+grpcxx_status *grpcxx_tensor_copy_new(int32_t dtype, const int64_t *dims, size_t rank, bool is_dead, const void *data,
+                                      size_t data_size, grpcxx_tensor **tensor);
+/* A tensor of strings, row-major, as many as the shape asks for. */
+grpcxx_status *grpcxx_tensor_strings_new(const int64_t *dims, size_t rank, const grpcxx_text *elements,
+                                         size_t num_elements, grpcxx_tensor **tensor);
+grpcxx_tensor *grpcxx_tensor_retain(grpcxx_tensor *tensor);
+void grpcxx_tensor_release(grpcxx_tensor *tensor);
+
+/* These return 0, false or NULL for NULL. Pointers live as long as the tensor. */
+int32_t grpcxx_tensor_dtype(const grpcxx_tensor *tensor);
+size_t grpcxx_tensor_rank(const grpcxx_tensor *tensor);
+/* rank dimensions. */
+const int64_t *grpcxx_tensor_dims(const grpcxx_tensor *tensor);
+bool grpcxx_tensor_is_dead(const grpcxx_tensor *tensor);
+size_t grpcxx_tensor_num_elements(const grpcxx_tensor *tensor);
+/* The data: data_size bytes, 64-byte aligned if the engine allocated it. Never NULL for a tensor: without data it
+ * points to nothing that may be read. A tensor that landed in memory of the caller (see grpcxx_allocate_fn) points
+ * there, and does not keep that memory alive. */
+const void *grpcxx_tensor_data(const grpcxx_tensor *tensor);
+size_t grpcxx_tensor_data_size(const grpcxx_tensor *tensor);
+/* The elements of a tensor of strings: fills elements, which has room for capacity, with as many as there are
+ * (grpcxx_tensor_num_elements). They point into the tensor. Fails if this is no live tensor of strings, its data
+ * does not decode, or capacity is too small. */
+grpcxx_status *grpcxx_tensor_strings(const grpcxx_tensor *tensor, grpcxx_text *elements, size_t capacity);
+
+/* ---- Engine ---------------------------------------------------------------------------------------------------- */
+
+typedef struct grpcxx_options grpcxx_options;
+typedef struct grpcxx_engine grpcxx_engine;
+typedef struct grpcxx_request grpcxx_request;
+typedef struct grpcxx_responder grpcxx_responder;
+
+/* What a service did with a request. */
+typedef enum grpcxx_served {
+  /* Not mine: the built-in services answer. The responder is not the service's any more. */
+  GRPCXX_DECLINED = 0,
+  /* Mine: the service owns the responder, and has answered or will. */
+  GRPCXX_TAKEN = 1
+} grpcxx_served;
+
+/* Sees each request from a peer before the built-in services; see "Server side". SHARD, on several shards at once. */
+typedef int32_t (*grpcxx_service_fn)(void *user, grpcxx_request *request, grpcxx_responder *responder);
+
+/* How to start an engine: task 0 of job "localhost" in a cluster of one task, which listens nowhere, with the
+ * settings of the environment (docs/configuration.md). One thread at a time may change an options handle. */
+grpcxx_options *grpcxx_options_new(void);
+void grpcxx_options_free(grpcxx_options *options);
+/* Which task this is. */
+grpcxx_status *grpcxx_options_set_task(grpcxx_options *options, const char *job, size_t job_size, uint32_t task_index);
+/* Tasks in the whole cluster: the number of shards follows from it and from the environment. */
+grpcxx_status *grpcxx_options_set_num_tasks(grpcxx_options *options, size_t num_tasks);
+/* Where the star port listens: "host:port", IP addresses only; port 0 takes a free one. Size 0: nowhere. */
+grpcxx_status *grpcxx_options_set_listen(grpcxx_options *options, const char *address, size_t address_size);
+/* Gives a variable of docs/configuration.md a value, as if the environment said so. Checked at the start. */
+grpcxx_status *grpcxx_options_set_variable(grpcxx_options *options, const char *name, size_t name_size,
+                                           const char *value, size_t value_size);
+/* Adds a device of this task by its full name, as in "/job:ps/replica:0/task:0/device:CPU:0", with its type
+ * ("CPU"), its incarnation and the memory that GetStatus reports. The built-in services refuse rendezvous keys that
+ * name another device or incarnation. Without any the task has device:CPU:0 with a random incarnation. */
+grpcxx_status *grpcxx_options_add_device(grpcxx_options *options, const char *name, size_t name_size,
+                                         const char *type, size_t type_size, uint64_t incarnation,
+                                         int64_t memory_limit_bytes);
+/* The service, or NULL. free_user is called once with user when the service will not be called any more, or NULL. */
+grpcxx_status *grpcxx_options_set_service(grpcxx_options *options, grpcxx_service_fn service, void *user,
+                                          void (*free_user)(void *user));
+
+/* Starts an engine: its threads, its listener. Several engines in one process are independent. options may be NULL
+ * (see grpcxx_options_new), stay the caller's, and can start one engine only if they have a free_user. BLOCKS. */
+grpcxx_status *grpcxx_engine_start(const grpcxx_options *options, grpcxx_engine **engine);
+/* Stops: no new connections and calls; what is in flight has grace_ms to finish, then all links close. Every call
+ * has ended, and every memory that the caller lent was given back, when it returns, but for memory held by handles.
+ * After it functions of this engine fail with GRPCXX_UNAVAILABLE. A second call does nothing. BLOCKS. */
+grpcxx_status *grpcxx_engine_shutdown(grpcxx_engine *engine, uint64_t grace_ms);
+/* Shuts down without grace unless that was done, and ends the handle. BLOCKS, except in a callback: there the engine
+ * is stopped on another thread soon after. */
+void grpcxx_engine_free(grpcxx_engine *engine);
+
+/* These texts live as long as the engine. */
+/* "127.0.0.1:40001", where the star port really listens; NULL if it does not. */
+const char *grpcxx_engine_star_address(const grpcxx_engine *engine);
+/* The port of that address; 0 if it does not listen. */
+uint16_t grpcxx_engine_star_port(const grpcxx_engine *engine);
+/* One line for the log: driver, host, shards and CPUs, and why. */
+const char *grpcxx_engine_start_report(const grpcxx_engine *engine);
+/* "/job:ps/replica:0/task:0". */
+const char *grpcxx_engine_task(const grpcxx_engine *engine);
+/* Full name and incarnation of device number index, in the order of their names; NULL if there are not so many. */
+const char *grpcxx_engine_device(const grpcxx_engine *engine, size_t index, uint64_t *incarnation);
+
+/* Takes one counter. Texts end with NUL and live for ever. */
+typedef void (*grpcxx_counter_fn)(void *user, const char *name, const char *meaning, uint64_t value);
+/* Tells all counters of the engine, before it returns. */
+void grpcxx_engine_counters(const grpcxx_engine *engine, grpcxx_counter_fn counter, void *user);
+/* One counter; false if there is none of this name. name ends with NUL. */
+bool grpcxx_engine_counter(const grpcxx_engine *engine, const char *name, uint64_t *value);
+
+/* ---- Peers ----------------------------------------------------------------------------------------------------- */
+
+/* A task that an engine calls, counted. The connection is made at the first call, and again at the first call after
+ * it was lost; there is one for each peer and engine. A peer may be kept longer than its engine: its calls then
+ * fail. */
+typedef struct grpcxx_peer grpcxx_peer;
+
+/* The peer with this star address, "host:port". The name is resolved once, which can take time. BLOCKS for names. */
+grpcxx_status *grpcxx_peer_new(grpcxx_engine *engine, const char *address, size_t address_size, grpcxx_peer **peer);
+grpcxx_peer *grpcxx_peer_retain(grpcxx_peer *peer);
+void grpcxx_peer_release(grpcxx_peer *peer);
+/* The address as it was given. Lives as long as the peer. */
+const char *grpcxx_peer_address(const grpcxx_peer *peer);
+
+/* Bits of grpcxx_peer_state.features. */
+#define GRPCXX_FEATURE_CANCEL (UINT64_C(1) << 0)
+#define GRPCXX_FEATURE_DEADLINE (UINT64_C(1) << 1)
+
+/* What is known of a peer. */
+typedef struct grpcxx_peer_state {
+  size_t struct_size;
+  /* There is a connection. */
+  bool is_connected;
+  /* The peer has answered the announcement on this connection, so that the rest is known. A grpcxx engine announces
+   * features, an unmodified peer none. */
+  bool is_announced;
+  uint64_t features;
+  /* The peer's GetStatusResponse, serialized; NULL if not known. Borrowed. */
+  const void *status;
+  size_t status_size;
+} grpcxx_peer_state;
+
+/* SHARD. */
+typedef void (*grpcxx_peer_state_fn)(void *user, const grpcxx_status *status, const grpcxx_peer_state *state);
+/* Tells what is known of a peer now, exactly once; makes no connection. After a successful call of any method
+ * is_connected holds until the connection is lost, and is_announced follows within a round trip (at once after a
+ * GetStatus). */
+void grpcxx_peer_inspect(grpcxx_peer *peer, grpcxx_peer_state_fn done, void *user);
+/* Closes the connection: all calls to the peer that are on it end with GRPCXX_UNAVAILABLE, and memory lent to
+ * them comes back. Later calls connect again. */
+void grpcxx_peer_disconnect(grpcxx_peer *peer);
+
+/* ---- Calls ----------------------------------------------------------------------------------------------------- */
+
+/* One call, counted: the means to cancel it, to wait for it, and to give it memory without a callback. For one use. */
+typedef struct grpcxx_call grpcxx_call;
+
+grpcxx_call *grpcxx_call_new(void);
+grpcxx_call *grpcxx_call_retain(grpcxx_call *call);
+/* Does not cancel. */
+void grpcxx_call_release(grpcxx_call *call);
+/* Withdraws the call: it ends with GRPCXX_CANCELLED unless it has ended. May come before the call was begun: it
+ * then ends as soon as it begins. A peer that understands it is told. Never calls back from inside. */
+void grpcxx_call_cancel(grpcxx_call *call);
+
+/* For a call that was begun with done == NULL: waits at most timeout_ms (0: as long as it takes) for its end.
+ * Returns NULL if it has succeeded, its status if it has failed, and GRPCXX_DEADLINE_EXCEEDED if it goes on
+ * (grpcxx_call_is_done tells these apart). BLOCKS. */
+grpcxx_status *grpcxx_call_wait(grpcxx_call *call, uint64_t timeout_ms);
+bool grpcxx_call_is_done(const grpcxx_call *call);
+/* The results of such a call, once it has succeeded; borrowed from the call. NULL and 0 otherwise. */
+size_t grpcxx_call_num_tensors(const grpcxx_call *call);
+grpcxx_tensor *grpcxx_call_tensor(const grpcxx_call *call, size_t index);
+const void *grpcxx_call_message(const grpcxx_call *call, size_t *size);
+/* Before the call begins: memory for tensor number index (of the keys or fetches) of the result. If the tensor has
+ * exactly size bytes of data it lands there, otherwise in memory of the engine, which its data pointer tells. The
+ * memory is the call's until it has ended. Is asked before the allocate callback. */
+grpcxx_status *grpcxx_call_set_memory(grpcxx_call *call, size_t index, void *data, size_t size);
+
+/* How to call. NULL, or all zeros but struct_size: without a timeout. */
+typedef struct grpcxx_call_options {
+  size_t struct_size;
+  /* Bounds the whole call; 0: waits as long as the peer lives (and for a connection as long as
+   * NETWORK_MAX_CONNECTION_TIMEOUT says). */
+  uint64_t timeout_ms;
+} grpcxx_call_options;
+
+/* What a tensor is, as soon as its head has arrived. */
+typedef struct grpcxx_tensor_meta {
+  size_t struct_size;
+  int32_t dtype;
+  bool is_dead;
+  size_t rank;
+  const int64_t *dims;
+  /* Length of the data: of the elements, or of the serialized TensorProto. Never 0 here. */
+  size_t data_size;
+} grpcxx_tensor_meta;
+
+/* Memory of the caller for a tensor's data. */
+typedef struct grpcxx_memory {
+  size_t struct_size;
+  /* data_size bytes for the engine alone; NULL: take memory of the engine. The kernel writes there while the data
+   * arrives. */
+  void *data;
+  /* Or NULL. With it, a call that fails or is cancelled while data arrives ends at once, and release is called later, when
+   * nobody writes to the memory any more. Without it, such a call ends only then: when the data has arrived to its end or
+   * the connection is gone (grpcxx_peer_disconnect). After success release is called before done. Called exactly once,
+   * SHARD rules hold. */
+  void (*release)(void *context);
+  void *context;
+} grpcxx_memory;
+
+/* Chooses the memory for tensor number index (of the keys or fetches) of a response. Is called at most once for
+ * each, not at all for tensors without data, and never after done. Returns NULL after filling memory (which is all
+ * zeros but struct_size before), or a status, which then is the engine's, and the call fails with it. SHARD. */
+typedef grpcxx_status *(*grpcxx_allocate_fn)(void *user, size_t index, const grpcxx_tensor_meta *meta,
+                                             grpcxx_memory *memory);
+
+/* The end of a call for tensors: status is NULL and there is one tensor for each key or fetch, in their order; or
+ * status says why not and num_tensors is 0. Borrowed; retain a tensor to keep it. SHARD. */
+typedef void (*grpcxx_tensors_fn)(void *user, const grpcxx_status *status, grpcxx_tensor *const *tensors,
+                                  size_t num_tensors);
+/* The end of a call for a message: size bytes of serialized protobuf, borrowed. SHARD. */
+typedef void (*grpcxx_message_fn)(void *user, const grpcxx_status *status, const void *data, size_t size);
+
+/* The functions that begin a call. For all of them:
+ *   - done is called exactly once, whatever happens: success, error, cancel, timeout, lost connection, engine stopped, wrong
+ *     arguments. Never from inside of the function that begins the call. Normally SHARD, on the thread of the peer's
+ *     connection; after misuse or after the engine has stopped on another thread.
+ *   - done may be NULL if call is given: the result then waits in the call (grpcxx_call_wait).
+ *   - call may be NULL: it cannot be cancelled then. options, allocate may be NULL.
+ *   - All input but tensors is copied; tensors are retained until they have left. */
+
+/* One tensor by its rendezvous key, as TensorFlow's RecvTensor. */
+void grpcxx_recv_tensor(grpcxx_peer *peer, grpcxx_call *call, int64_t step_id, const char *key, size_t key_size,
+                        const grpcxx_call_options *options, grpcxx_allocate_fn allocate, grpcxx_tensors_fn done,
+                        void *user);
+/* Several of one step in one request and one response; at least one key. */
+void grpcxx_fuse_recv_tensor(grpcxx_peer *peer, grpcxx_call *call, int64_t step_id, const grpcxx_text *keys,
+                             size_t num_keys, const grpcxx_call_options *options, grpcxx_allocate_fn allocate,
+                             grpcxx_tensors_fn done, void *user);
+
+/* The methods of star whose request and response are messages, for grpcxx_message_call and
+ * grpcxx_request_method. */
+typedef enum grpcxx_method {
+  GRPCXX_GET_STATUS = 0,
+  GRPCXX_GET_TOPOLOGY_STATUS = 1,
+  GRPCXX_CREATE_WORKER_SESSION = 2,
+  GRPCXX_DELETE_WORKER_SESSION = 3,
+  GRPCXX_REGISTER_GRAPH = 4,
+  GRPCXX_DEREGISTER_GRAPH = 5,
+  GRPCXX_RUN_GRAPH = 6,
+  GRPCXX_STAR_RUN_GRAPH = 7,
+  GRPCXX_CLEANUP_GRAPH = 8,
+  GRPCXX_CLEANUP_ALL = 9,
+  GRPCXX_RECV_TENSOR = 10,
+  GRPCXX_FUSE_RECV_TENSOR = 11,
+  GRPCXX_LOGGING = 12,
+  GRPCXX_TRACING = 13,
+  GRPCXX_RECV_BUF = 14,
+  GRPCXX_COMPLETE_GROUP = 15,
+  GRPCXX_COMPLETE_INSTANCE = 16,
+  GRPCXX_GET_STEP_SEQUENCE = 17
+} grpcxx_method;
+
+/* A method with one serialized protobuf message in and one out. Fails with GRPCXX_INVALID_ARGUMENT for the methods
+ * with functions of their own here, and with GRPCXX_UNIMPLEMENTED for those that star does not have on the wire (1,
+ * 14-17): carry such a request as a graph call with a handle of your own, the message as a uint8 feed. */
+void grpcxx_message_call(grpcxx_peer *peer, grpcxx_call *call, int32_t method, const void *data, size_t size,
+                         const grpcxx_call_options *options, grpcxx_message_fn done, void *user);
+
+/* A call with tensors in and tensors out, by name (StarRunGraph): of a graph, of a registered function, or of
+ * whatever the peer's service makes of the handle. */
+typedef struct grpcxx_graph_call {
+  size_t struct_size;
+  grpcxx_text handle;
+  uint64_t step_id;
+  const grpcxx_text *feed_names;
+  grpcxx_tensor *const *feeds;
+  size_t num_feeds;
+  /* Each name once. */
+  const grpcxx_text *fetch_names;
+  size_t num_fetches;
+  /* Subgraphs of this step on the peer, behind the last of which the peer cleans the step up; 0 outside of steps. */
+  int32_t ps_graph_count;
+  bool should_trace;
+} grpcxx_graph_call;
+
+/* The tensors of the result come in the order of fetch_names; so does the index of allocate count. */
+void grpcxx_graph_call_begin(grpcxx_peer *peer, grpcxx_call *call, const grpcxx_graph_call *graph_call,
+                             const grpcxx_call_options *options, grpcxx_allocate_fn allocate, grpcxx_tensors_fn done,
+                             void *user);
+
+/* ---- Server side ----------------------------------------------------------------------------------------------- */
+
+/* A request, counted: borrowed by the service, which may retain it. These give 0, NULL, false where a request of
+ * another kind is asked, or an index is too large. Pointers live as long as the request. */
+grpcxx_request *grpcxx_request_retain(grpcxx_request *request);
+void grpcxx_request_release(grpcxx_request *request);
+/* A grpcxx_method; -1 for NULL. */
+int32_t grpcxx_request_method(const grpcxx_request *request);
+/* Of RecvTensor, FuseRecvTensor, StarRunGraph. */
+int64_t grpcxx_request_step_id(const grpcxx_request *request);
+/* The keys of RecvTensor (one) and FuseRecvTensor. */
+size_t grpcxx_request_num_keys(const grpcxx_request *request);
+const char *grpcxx_request_key(const grpcxx_request *request, size_t index, size_t *size);
+/* The serialized message of the other methods. */
+const void *grpcxx_request_message(const grpcxx_request *request, size_t *size);
+/* Of StarRunGraph. */
+const char *grpcxx_request_handle(const grpcxx_request *request, size_t *size);
+size_t grpcxx_request_num_feeds(const grpcxx_request *request);
+const char *grpcxx_request_feed_name(const grpcxx_request *request, size_t index, size_t *size);
+/* Borrowed from the request; retain it to keep it longer. */
+grpcxx_tensor *grpcxx_request_feed(const grpcxx_request *request, size_t index);
+size_t grpcxx_request_num_fetches(const grpcxx_request *request);
+const char *grpcxx_request_fetch_name(const grpcxx_request *request, size_t index, size_t *size);
+int32_t grpcxx_request_ps_graph_count(const grpcxx_request *request);
+bool grpcxx_request_should_trace(const grpcxx_request *request);
+
+/* The right and the duty to answer one request, once. It is the service's from the moment it returns GRPCXX_TAKEN,
+ * or has called one of the four functions below, each of which answers, ends the responder, and may run on any
+ * thread, inside of the service function too. */
+/* Answers with one serialized message, which is copied. */
+void grpcxx_responder_answer_message(grpcxx_responder *responder, const void *data, size_t size);
+/* Answers with one tensor for each key or fetch of the request, in their order. Each is retained until it has left;
+ * a tensor that is not needed afterwards is released by the caller right behind this. Fetches without a tensor
+ * (NULL) or a wrong number of tensors answer GRPCXX_INTERNAL. */
+void grpcxx_responder_answer_tensors(grpcxx_responder *responder, grpcxx_tensor *const *tensors, size_t num_tensors);
+/* Answers with an error; a code that is none becomes GRPCXX_UNKNOWN. */
+void grpcxx_responder_answer_error(grpcxx_responder *responder, int32_t code, const char *message,
+                                   size_t message_size);
+/* Answers GRPCXX_INTERNAL "dropped". */
+void grpcxx_responder_free(grpcxx_responder *responder);
+
+/* Whether nobody wants the answer any more: the peer gave the request up, its deadline is over, or the connection
+ * is gone. The request must be answered all the same; the answer goes nowhere. */
+bool grpcxx_responder_is_cancelled(const grpcxx_responder *responder);
+/* Says so at once: cancelled(context) is called at most once, when that becomes true before the request is
+ * answered; from inside this function if it is true already. It may answer the request itself. It can run while
+ * another thread answers, so context must stay valid until free_context(context), which is called exactly once,
+ * when cancelled is not running and will not run any more (or NULL). SHARD. A second registration replaces the
+ * first. */
+void grpcxx_responder_on_cancel(grpcxx_responder *responder, void (*cancelled)(void *context),
+                                void (*free_context)(void *context), void *context);
+
+/* ---- Rendezvous, store, functions: the built-in services of an engine ----------------------------------------- */
+
+/* Puts a tensor into a step, where one receiver will find it. The key is a whole rendezvous key whose source is a
+ * device of this engine: "/job:ps/replica:0/task:0/device:CPU:0;<incarnation, 16 hex digits>;<target
+ * device>;<name>;0:0". A key that is taken or a step that was aborted drops the tensor and counts it
+ * (sends_refused). */
+grpcxx_status *grpcxx_engine_send(grpcxx_engine *engine, int64_t step_id, const char *key, size_t key_size,
+                                  grpcxx_tensor *tensor);
+/* Receives tensors of this engine's own steps, like a peer: see "The functions that begin a call". The tensors are
+ * those that were sent, without a copy; memory of the caller is not used. */
+void grpcxx_engine_receive(grpcxx_engine *engine, grpcxx_call *call, int64_t step_id, const grpcxx_text *keys,
+                           size_t num_keys, const grpcxx_call_options *options, grpcxx_tensors_fn done, void *user);
+/* Fails all receives of a step, those that wait and those to come. */
+grpcxx_status *grpcxx_engine_abort_step(grpcxx_engine *engine, int64_t step_id, int32_t code, const char *message,
+                                        size_t message_size);
+/* The same for all steps. */
+grpcxx_status *grpcxx_engine_abort_all_steps(grpcxx_engine *engine, int32_t code, const char *message,
+                                             size_t message_size);
+/* Removes a step with all its tensors; receives that wait fail with GRPCXX_ABORTED. */
+grpcxx_status *grpcxx_engine_cleanup_step(grpcxx_engine *engine, int64_t step_id);
+
+/* The store holds named tensors that stay. Peers read it with the graph call "grpcxx.store.pull" (fetch names),
+ * write it with "grpcxx.store.push" (feed names) and list it with "grpcxx.store.list" (fetch "names", "dtypes",
+ * "shapes", "bytes"). */
+/* Puts tensors into the store, all or none; those of the same names are replaced. */
+grpcxx_status *grpcxx_store_put(grpcxx_engine *engine, const grpcxx_text *names, grpcxx_tensor *const *tensors,
+                                size_t num_tensors);
+/* The tensor of this name, without a copy. The caller releases it. */
+grpcxx_status *grpcxx_store_fetch(grpcxx_engine *engine, const char *name, size_t name_size, grpcxx_tensor **tensor);
+/* Removes tensors; names that are not there are left out. */
+grpcxx_status *grpcxx_store_remove(grpcxx_engine *engine, const grpcxx_text *names, size_t num_names);
+/* Tells all names with their tensors, in byte order of the names, before it returns. All borrowed. */
+typedef void (*grpcxx_store_fn)(void *user, const char *name, size_t name_size, grpcxx_tensor *tensor);
+void grpcxx_store_list(grpcxx_engine *engine, grpcxx_store_fn entry, void *user);
+
+/* A function that peers call by name (StarRunGraph with this handle). Owns the responder: it answers at once or
+ * later, from any thread. Runs on a thread of the compute pool: it may block, and several calls run at once.
+ * request is borrowed. */
+typedef void (*grpcxx_function_fn)(void *user, grpcxx_request *request, grpcxx_responder *responder);
+/* Registers a function; one of that name is replaced. free_user is called once with user when it will not be called
+ * any more, or NULL. If this fails, free_user is not called. */
+grpcxx_status *grpcxx_function_register(grpcxx_engine *engine, const char *name, size_t name_size,
+                                        grpcxx_function_fn function, void *user, void (*free_user)(void *user));
+
+/* ---- Endpoint map ---------------------------------------------------------------------------------------------- */
+
+/* .endpoint_map: which star address belongs to which gRPC address, read as DeepRec reads it. Immutable. */
+typedef struct grpcxx_endpoint_map grpcxx_endpoint_map;
+
+/* Reads the map at path; with path NULL or empty where DeepRec looks for it: in the directory
+ * TF_SEASTAR_ENDPOINT_MAP_PATH, else in the working directory. GRPCXX_NOT_FOUND if there is no file there;
+ * GRPCXX_INVALID_ARGUMENT with one line for each thing that is wrong in it. */
+grpcxx_status *grpcxx_endpoint_map_new(const char *path, size_t path_size, grpcxx_endpoint_map **map);
+void grpcxx_endpoint_map_free(grpcxx_endpoint_map *map);
+/* These texts live as long as the map. */
+const char *grpcxx_endpoint_map_path(const grpcxx_endpoint_map *map);
+size_t grpcxx_endpoint_map_size(const grpcxx_endpoint_map *map);
+/* Key (gRPC address) of entry number index, in the order of the file, and what stands behind "="; NULL beyond the
+ * end. */
+const char *grpcxx_endpoint_map_entry(const grpcxx_endpoint_map *map, size_t index, const char **value);
+/* The star address, "host:port", of the task with this gRPC address, which must match byte for byte.
+ * GRPCXX_NOT_FOUND if there is none, GRPCXX_INVALID_ARGUMENT if the entry is wrong. */
+grpcxx_status *grpcxx_endpoint_map_star_address(const grpcxx_endpoint_map *map, const char *grpc_address,
+                                                size_t grpc_address_size, const char **star_address);
+
+/* ---- Facts for a doctor ---------------------------------------------------------------------------------------- */
+
+/* Takes one fact about this machine and process. Texts end with NUL and are borrowed. */
+typedef void (*grpcxx_fact_fn)(void *user, const char *name, const char *value);
+/* Tells facts, before it returns: "version", "driver" (io_uring or epoll, with the settings of the environment),
+ * "driver_why", "io_uring" ("yes", or why not), "host" and "host_why", "memlock_bytes" ("unlimited" or a number),
+ * "cpus_allowed", "memory_bytes", "huge_pages", "shared_memory" (space of /dev/shm in bytes, or why not), "rdma"
+ * (devices, or why not), "configuration" ("ok", or what is wrong with the environment, one line for each problem).
+ * More may come. BLOCKS for some milliseconds. */
+void grpcxx_facts(grpcxx_fact_fn fact, void *user);
+/* Takes one variable of the configuration. Texts end with NUL and live for ever. */
+typedef void (*grpcxx_variable_fn)(void *user, const char *name, const char *default_value, const char *unit,
+                                   const char *reader, const char *meaning);
+/* Tells all variables, before it returns. */
+void grpcxx_variables(grpcxx_variable_fn variable, void *user);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* GRPCXX_H */

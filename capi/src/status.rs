@@ -1,0 +1,135 @@
+#![expect(unsafe_code, reason = "exported functions over pointers")]
+//! `grpcxx_status`.
+
+use std::ffi::{CStr, CString, c_char};
+use std::ptr;
+
+use grpcxx_rpc::{Code, Status};
+
+use crate::boundary::{guarded, put, text};
+
+/// A failure as C holds it.
+pub(crate) struct CStatus {
+    code: i32,
+    message: CString,
+}
+
+impl CStatus {
+    pub(crate) fn new(status: &Status) -> Self {
+        Self {
+            code: status.code as i32,
+            message: c_string(&status.message),
+        }
+    }
+
+    /// What C gets of an outcome: NULL or a status that it owns.
+    pub(crate) fn of(outcome: Result<(), Status>) -> *mut Self {
+        match outcome {
+            Ok(()) => ptr::null_mut(),
+            Err(status) => Box::into_raw(Box::new(Self::new(&status))),
+        }
+    }
+}
+
+/// A text with a final NUL; inner ones, which C could not see beyond, are replaced.
+pub(crate) fn c_string(text: &str) -> CString {
+    CString::new(text)
+        .or_else(|_| CString::new(text.replace('\0', "\u{fffd}")))
+        .unwrap_or_default()
+}
+
+/// The failure that C names with a code and a text.
+///
+/// # Safety
+/// `message` is NULL or points to `size` bytes.
+pub(crate) unsafe fn status_of(code: i32, message: *const c_char, size: usize) -> Status {
+    let code = Code::from_number(code).unwrap_or(Code::Unknown);
+    // SAFETY: stated by the caller.
+    match unsafe { text("message", message, size) } {
+        Ok(message) => Status::new(code, message.to_owned()),
+        Err(fault) => Status::new(code, fault.message),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_status_new(
+    code: i32,
+    message: *const c_char,
+    message_size: usize,
+) -> *mut CStatus {
+    guarded(ptr::null_mut(), || {
+        // SAFETY: stated in the header.
+        CStatus::of(Err(unsafe { status_of(code, message, message_size) }))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_status_free(status: *mut CStatus) {
+    if !status.is_null() {
+        // SAFETY: it was made by `CStatus::of`, and the caller owns it.
+        guarded((), || drop(unsafe { Box::from_raw(status) }));
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_status_code(status: *const CStatus) -> i32 {
+    // SAFETY: NULL or a status that lives.
+    unsafe { status.as_ref() }.map_or(0, |status| status.code)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_status_message(
+    status: *const CStatus,
+    message_size: *mut usize,
+) -> *const c_char {
+    // SAFETY: NULL or a status that lives.
+    let message = unsafe { status.as_ref() }.map_or(c"", |status| &status.message);
+    // SAFETY: NULL or writable.
+    unsafe { put(message_size, message.count_bytes()) };
+    message.as_ptr()
+}
+
+/// The name of a code.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn grpcxx_code_name(code: i32) -> *const c_char {
+    name_of(code).as_ptr()
+}
+
+fn name_of(code: i32) -> &'static CStr {
+    match code {
+        0 => c"OK",
+        1 => c"CANCELLED",
+        3 => c"INVALID_ARGUMENT",
+        4 => c"DEADLINE_EXCEEDED",
+        5 => c"NOT_FOUND",
+        6 => c"ALREADY_EXISTS",
+        7 => c"PERMISSION_DENIED",
+        8 => c"RESOURCE_EXHAUSTED",
+        9 => c"FAILED_PRECONDITION",
+        10 => c"ABORTED",
+        11 => c"OUT_OF_RANGE",
+        12 => c"UNIMPLEMENTED",
+        13 => c"INTERNAL",
+        14 => c"UNAVAILABLE",
+        15 => c"DATA_LOSS",
+        16 => c"UNAUTHENTICATED",
+        _ => c"UNKNOWN",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_codes() {
+        for code in Code::ALL {
+            assert_eq!(name_of(*code as i32).to_str(), Ok(code.name()));
+        }
+    }
+
+    #[test]
+    fn texts_with_nul_keep_their_rest() {
+        assert_eq!(c_string("a\0b").to_bytes(), "a\u{fffd}b".as_bytes());
+    }
+}
