@@ -62,7 +62,8 @@ impl Arena {
     ///
     /// # Errors
     /// The operating system refused the mapping, or the capacity is zero or above [`ARENA_BYTES_MAX`]. Where the
-    /// kernel never overcommits (`vm.overcommit_memory=2`), the whole capacity counts as used from the start.
+    /// kernel never overcommits (`vm.overcommit_memory=2`), the whole capacity counts as used from the start. For
+    /// shared memory the system must have `memfd_create` and `/proc`.
     pub fn new(options: ArenaOptions) -> io::Result<Self> {
         let capacity_bytes = options.capacity_bytes;
         if capacity_bytes == 0 || capacity_bytes > ARENA_BYTES_MAX {
@@ -76,7 +77,7 @@ impl Arena {
         let page_count = capacity_bytes.div_ceil(PAGE_BYTES) as u32;
         let slab_count = Slabs::count_max(page_count);
         Ok(Self {
-            pool: Pool::new(page_count, slab_count, options.huge_pages)?,
+            pool: Pool::new(page_count, slab_count, &options)?,
             places: Places::new(page_count),
             statistics: ArenaStatistics {
                 capacity_bytes: page_count as usize * PAGE_BYTES,
@@ -209,6 +210,7 @@ mod tests {
         Arena::new(ArenaOptions {
             capacity_bytes,
             huge_pages: false,
+            shared: false,
         })
         .unwrap()
     }
@@ -309,6 +311,39 @@ mod tests {
     }
 
     #[test]
+    #[cfg(not(miri))]
+    fn shared_memory_can_be_read_elsewhere_and_is_given_back_by_a_trim() {
+        use std::os::unix::fs::{FileExt, MetadataExt};
+        let mut arena = Arena::new(ArenaOptions {
+            capacity_bytes: 16 << 20,
+            huge_pages: true,
+            shared: true,
+        })
+        .unwrap();
+        let mut kept = arena.allocate(1 << 20).unwrap();
+        kept.fill(1);
+        let mut burst = arena.allocate(8 << 20).unwrap();
+        burst.fill(2);
+        let kept = kept.freeze();
+        let offset = kept.region().unwrap().offset_of(&kept).unwrap();
+        let descriptor = kept.descriptor().unwrap().try_clone_to_owned().unwrap();
+        let file = std::fs::File::from(descriptor);
+        let mut seen = vec![0; kept.len()];
+        file.read_exact_at(&mut seen, offset as u64).unwrap();
+        assert_eq!(seen, kept[..]);
+        assert!(file.write_at(&[3], 0).is_err(), "nobody else may write");
+        assert!(file.set_len(0).is_err(), "nor take the memory away");
+        let held_bytes = || file.metadata().unwrap().blocks() * 512;
+        assert!(held_bytes() >= 9 << 20);
+        drop(burst);
+        arena.trim();
+        assert!(held_bytes() < 9 << 20);
+        drop(arena);
+        assert!(kept.iter().all(|&byte| byte == 1));
+        assert!(Buffer::from(vec![1]).descriptor().is_none());
+    }
+
+    #[test]
     fn buffers_outlive_their_arena() {
         let mut arena = arena(1 << 20);
         let mut unique = arena.allocate(1000).unwrap();
@@ -344,6 +379,7 @@ mod tests {
             let options = ArenaOptions {
                 capacity_bytes,
                 huge_pages: true,
+                shared: false,
             };
             assert_eq!(
                 Arena::new(options).unwrap_err().kind(),

@@ -4,9 +4,11 @@
 )]
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use crate::mapping::{Mapping, PAGE_BYTES};
+use crate::options::ArenaOptions;
 use crate::reclaim::{
     BlockEntry, BlockId, BlockPlace, Chain, GivenBack, ReclaimList, SLOTS_PER_SLAB,
 };
@@ -57,9 +59,18 @@ unsafe impl Sync for SharedBlock {}
 
 impl Pool {
     /// Memory for `page_count` pages with up to `slab_count` slabs, neither of them zero.
-    pub(crate) fn new(page_count: u32, slab_count: u32, huge_pages: bool) -> io::Result<Self> {
-        let memory = Mapping::new(page_count as usize * PAGE_BYTES)?;
-        if huge_pages {
+    pub(crate) fn new(
+        page_count: u32,
+        slab_count: u32,
+        options: &ArenaOptions,
+    ) -> io::Result<Self> {
+        let len_bytes = page_count as usize * PAGE_BYTES;
+        let memory = if options.shared {
+            Mapping::shared(len_bytes)?
+        } else {
+            Mapping::new(len_bytes)?
+        };
+        if options.huge_pages {
             memory.advise_huge_pages();
         }
         let shared = Box::new(PoolShared {
@@ -203,6 +214,14 @@ impl SharedBlock {
     pub(crate) fn region(&self) -> Region {
         // SAFETY: this block is out, so the shared state is alive.
         unsafe { self.pool.as_ref() }.region()
+    }
+}
+
+impl SharedBlock {
+    /// What other processes map to read the region, if that is shared.
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: this block is out, so the shared state is alive.
+        unsafe { self.pool.as_ref() }.memory.descriptor()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::{Bound, Deref, RangeBounds};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -146,6 +147,14 @@ impl Buffer {
         matches!(self.owner, SharedOwner::Arena(_))
     }
 
+    /// What another process can map, read-only, to see [`Buffer::region`]; `None` unless that was made to be shared.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match &self.owner {
+            SharedOwner::Arena(block) => block.descriptor(),
+            _ => None,
+        }
+    }
+
     /// The region of the arena that the memory lies in, if it is an arena's.
     pub fn region(&self) -> Option<Region> {
         match &self.owner {
@@ -253,6 +262,7 @@ mod tests {
         Arena::new(ArenaOptions {
             capacity_bytes: 1 << 20,
             huge_pages: false,
+            shared: false,
         })
         .unwrap()
     }

@@ -1,6 +1,7 @@
 #![expect(unsafe_code, reason = "maps and unmaps address space")]
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 /// Zeroed memory of its own, which stays where it is until dropped.
@@ -41,6 +42,18 @@ impl Mapping {
         self.len_bytes
     }
 
+    /// As [`Mapping::new`], of memory that other processes can map too.
+    pub(crate) fn shared(len_bytes: usize) -> io::Result<Self> {
+        let mut mapping = Self::new(len_bytes)?;
+        mapping.reserved.share(mapping.base, len_bytes)?;
+        Ok(mapping)
+    }
+
+    /// What other processes map to read the memory, if it is shared.
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.reserved.descriptor()
+    }
+
     /// Asks for transparent huge pages. A kernel without them refuses, which changes nothing.
     pub(crate) fn advise_huge_pages(&self) {
         self.reserved.advise_huge_pages(self.base, self.len_bytes);
@@ -65,8 +78,10 @@ impl Mapping {
 mod reserved {
     use std::ffi::c_void;
     use std::io;
+    use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
     use std::ptr::{self, NonNull};
 
+    use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
     use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
     use super::{MAPPING_ALIGN_BYTES, PAGE_BYTES};
@@ -76,6 +91,8 @@ mod reserved {
     pub(crate) struct Reserved {
         start: *mut c_void,
         len_bytes: usize,
+        /// For reading only; set if the memory is shared.
+        descriptor: Option<OwnedFd>,
     }
 
     impl Reserved {
@@ -86,7 +103,41 @@ mod reserved {
             let start = unsafe {
                 rustix::mm::mmap_anonymous(ptr::null_mut(), len_bytes, ProtFlags::empty(), flags)?
             };
-            Ok(Self { start, len_bytes })
+            Ok(Self {
+                start,
+                len_bytes,
+                descriptor: None,
+            })
+        }
+
+        /// Puts memory that has a descriptor in place of the usable part.
+        pub(crate) fn share(&mut self, base: NonNull<u8>, usable_bytes: usize) -> io::Result<()> {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let writable = rustix::fs::memfd_create("grpcxx-arena", flags)?;
+            rustix::fs::ftruncate(&writable, usable_bytes as u64)?;
+            let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+            rustix::fs::fcntl_add_seals(&writable, seals)?;
+            let path = format!("/proc/self/fd/{}", writable.as_raw_fd());
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+            self.descriptor = Some(rustix::fs::open(path, flags, Mode::empty())?);
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
+            // SAFETY: the usable part lies in the reserved range, which is ours alone and which nobody uses yet.
+            unsafe {
+                rustix::mm::mmap(
+                    base.as_ptr().cast(),
+                    usable_bytes,
+                    access,
+                    flags,
+                    &writable,
+                    0,
+                )?;
+            }
+            Ok(())
+        }
+
+        pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+            self.descriptor.as_ref().map(AsFd::as_fd)
         }
 
         /// Opens the aligned part in the middle; what is left before and behind it guards it.
@@ -113,9 +164,14 @@ mod reserved {
         /// # Safety
         /// The part lies in the usable part and nobody uses it meanwhile.
         pub(crate) unsafe fn discard(&self, part: NonNull<u8>, len_bytes: usize) {
+            let advice = if self.descriptor.is_some() {
+                Advice::LinuxRemove
+            } else {
+                Advice::LinuxDontNeed
+            };
             // SAFETY: stated by the caller. Refusal only means that the pages stay committed.
             unsafe {
-                rustix::mm::madvise(part.as_ptr().cast(), len_bytes, Advice::LinuxDontNeed).ok();
+                rustix::mm::madvise(part.as_ptr().cast(), len_bytes, advice).ok();
             }
         }
     }
@@ -133,6 +189,7 @@ mod reserved {
 mod reserved {
     use std::alloc::{Layout, alloc_zeroed, dealloc};
     use std::io;
+    use std::os::fd::BorrowedFd;
     use std::ptr::NonNull;
 
     use super::MAPPING_ALIGN_BYTES;
@@ -164,6 +221,14 @@ mod reserved {
 
         pub(crate) fn usable_base(&self, _usable_bytes: usize) -> io::Result<NonNull<u8>> {
             Ok(self.start)
+        }
+
+        pub(crate) fn share(&mut self, _base: NonNull<u8>, _usable_bytes: usize) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+            None
         }
 
         pub(crate) fn advise_huge_pages(&self, _base: NonNull<u8>, _len_bytes: usize) {}

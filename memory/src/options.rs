@@ -8,6 +8,10 @@ pub struct ArenaOptions {
     pub capacity_bytes: usize,
     /// Ask the kernel for transparent huge pages where it allows them.
     pub huge_pages: bool,
+    /// Take memory that other processes can map, read-only, if they are given [`Buffer::descriptor`].
+    ///
+    /// [`Buffer::descriptor`]: crate::Buffer::descriptor
+    pub shared: bool,
 }
 
 impl ArenaOptions {
@@ -34,6 +38,7 @@ impl Default for ArenaOptions {
         Self {
             capacity_bytes: CAPACITY_BYTES_DEFAULT,
             huge_pages: true,
+            shared: false,
         }
     }
 }

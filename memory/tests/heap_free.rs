@@ -65,6 +65,7 @@ fn ten_thousand_rounds_leave_the_heap_alone() {
     let mut arena = Arena::new(ArenaOptions {
         capacity_bytes: 64 << 20,
         huge_pages: false,
+        shared: false,
     })
     .expect("address space");
     let mut kept = Vec::with_capacity(2 * LENGTHS.len());

@@ -13,6 +13,7 @@ fn one_page() -> Arena {
     Arena::new(ArenaOptions {
         capacity_bytes: PAGE_BYTES,
         huge_pages: false,
+        shared: false,
     })
     .expect("a page of memory")
 }

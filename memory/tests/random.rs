@@ -238,6 +238,7 @@ fn run(capacity_bytes: usize, drop_arena_first: bool, steps: Vec<Step>) {
     let arena = Arena::new(ArenaOptions {
         capacity_bytes,
         huge_pages: false,
+        shared: false,
     })
     .expect("address space");
     let mut model = Model {
