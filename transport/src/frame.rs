@@ -68,6 +68,12 @@ impl Frame {
         &self.bytes[from..to]
     }
 
+    /// The payload that is the piece with this index; `None` if that piece was copied.
+    pub fn payload(&self, index: usize) -> Option<&Buffer> {
+        let is_payload = index % 2 == 1;
+        is_payload.then(|| &self.splices[index / 2].buffer)
+    }
+
     /// All pieces in order.
     pub fn segments(&self) -> impl Iterator<Item = &[u8]> {
         (0..self.segment_count()).map(|index| self.segment(index))
@@ -98,6 +104,11 @@ mod tests {
             b"headpayloadmoretail"
         );
         assert_eq!(frame.len_bytes(), 19);
+        let payloads = (0..frame.segment_count()).map(|index| frame.payload(index).is_some());
+        assert_eq!(
+            payloads.collect::<Vec<_>>(),
+            [false, true, false, true, false]
+        );
         frame.clear();
         assert_eq!(frame.len_bytes(), 0);
         assert_eq!(frame.segments().map(<[u8]>::len).sum::<usize>(), 0);

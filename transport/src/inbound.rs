@@ -1,3 +1,5 @@
+use grpcxx_memory::Buffer;
+
 use crate::{HEAD_BYTES_MAX, Landing, LinkHandler, LinkId, Next, Outcome};
 
 /// The receiving half of a byte-stream link: turns bytes read into events, as the handler's orders say.
@@ -145,6 +147,26 @@ impl Inbound {
         };
         landing.advance(bytes);
         self.offer(link, &[], handler)
+    }
+
+    /// Hands memory that holds the next bytes over in place of the landing that waits for just these. Returns the
+    /// number of events.
+    ///
+    /// # Errors
+    /// The memory comes back, to be read from: no landing waits that [`Landing::replace`] allows it for.
+    pub fn replace<A>(
+        &mut self,
+        link: LinkId,
+        memory: Buffer,
+        handler: &mut dyn LinkHandler<A>,
+    ) -> Result<usize, Buffer> {
+        match &mut self.state {
+            State::Land(landing) => landing.replace(memory)?,
+            State::Head { .. } | State::Discard { .. } | State::Paused | State::Lost => {
+                return Err(memory);
+            }
+        }
+        Ok(self.offer(link, &[], handler))
     }
 
     /// Gives the landing back when the link dies, and drops what was held. Returns the number of events.

@@ -1,10 +1,12 @@
-use grpcxx_memory::BufferMut;
+use grpcxx_memory::{Buffer, BufferMut};
 
 /// Memory on its way to being filled from a link.
 #[derive(Debug)]
 pub struct Landing {
     buffer: BufferMut,
     filled_bytes: usize,
+    is_replaceable: bool,
+    replacement: Option<Buffer>,
 }
 
 impl Landing {
@@ -13,7 +15,32 @@ impl Landing {
         Self {
             buffer,
             filled_bytes: 0,
+            is_replaceable: false,
+            replacement: None,
         }
+    }
+
+    /// A landing that wants the bytes and not this very memory: a link that has them in memory of its own may
+    /// hand that over instead, read-only. Ends in [`Landing::into_shared`].
+    pub fn replaceable(buffer: BufferMut) -> Self {
+        Self {
+            is_replaceable: true,
+            ..Self::new(buffer)
+        }
+    }
+
+    /// Fills the landing with memory that has the bytes already, in place of its own.
+    ///
+    /// # Errors
+    /// The memory comes back: the landing is not replaceable, has bytes already, or is not as long.
+    pub fn replace(&mut self, memory: Buffer) -> Result<(), Buffer> {
+        let fits = self.is_replaceable && self.filled_bytes == 0;
+        if !fits || memory.len() != self.buffer.len() {
+            return Err(memory);
+        }
+        self.filled_bytes = memory.len();
+        self.replacement = Some(memory);
+        Ok(())
     }
 
     /// Bytes that are there.
@@ -58,8 +85,20 @@ impl Landing {
     }
 
     /// The memory, filled or not.
+    ///
+    /// # Panics
+    /// If it was replaced, which happens only to a [`Landing::replaceable`] one.
     pub fn into_buffer(self) -> BufferMut {
+        assert!(
+            self.replacement.is_none(),
+            "whoever allows a replacement takes the bytes as shared memory"
+        );
         self.buffer
+    }
+
+    /// The bytes, in the memory of the landing or in what replaced it.
+    pub fn into_shared(self) -> Buffer {
+        self.replacement.unwrap_or_else(|| self.buffer.freeze())
     }
 }
 
@@ -107,6 +146,23 @@ mod tests {
         assert_eq!(landing.fill_from(b"efg"), 1);
         assert!(landing.is_full());
         assert_eq!(&landing.into_buffer()[..], b"abcde");
+    }
+
+    #[test]
+    fn only_a_replaceable_landing_of_the_same_length_is_replaced() {
+        let other = Buffer::from(&b"12345"[..]);
+        let mut fixed = Landing::new(BufferMut::zeroed(5));
+        assert_eq!(fixed.replace(other.clone()), Err(other.clone()));
+        let mut begun = Landing::replaceable(BufferMut::zeroed(5));
+        begun.fill_from(b"a");
+        assert!(begun.replace(other.clone()).is_err());
+        assert_eq!(&begun.into_shared()[..], b"a\0\0\0\0");
+        let mut longer = Landing::replaceable(BufferMut::zeroed(6));
+        assert!(longer.replace(other.clone()).is_err());
+        let mut landing = Landing::replaceable(BufferMut::zeroed(5));
+        assert_eq!(landing.replace(other.clone()), Ok(()));
+        assert!(landing.is_full());
+        assert_eq!(landing.into_shared().as_ptr(), other.as_ptr());
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod id;
 mod inbound;
 mod landing;
 pub mod sim;
+mod table;
 mod time;
 mod trace;
 mod transport;
@@ -30,6 +31,7 @@ pub use frame::Frame;
 pub use id::{LinkId, ListenerId};
 pub use inbound::{Inbound, ReadTarget};
 pub use landing::{Landing, Next, Progress};
+pub use table::LinkTable;
 pub use time::Time;
 pub use trace::{TRACE_LINES_MAX, Trace};
 pub use transport::{

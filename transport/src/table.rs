@@ -2,7 +2,7 @@ use crate::LinkId;
 
 /// Values in slots whose generation grows with each use, so that an old id never finds a new value.
 #[derive(Debug)]
-pub(super) struct Table<V> {
+pub struct LinkTable<V> {
     slots: Vec<Slot<V>>,
     free: Vec<u32>,
 }
@@ -13,24 +13,32 @@ struct Slot<V> {
     value: Option<V>,
 }
 
-impl<V> Table<V> {
-    pub(super) fn new() -> Self {
+impl<V> LinkTable<V> {
+    /// An empty table.
+    pub const fn new() -> Self {
         Self {
             slots: Vec::new(),
             free: Vec::new(),
         }
     }
 
-    pub(super) fn len(&self) -> usize {
+    /// Slots in use, those of values taken out included.
+    pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    pub(super) fn slot_count(&self) -> usize {
+    /// Whether no slot is in use.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Slots that there are, in use or not.
+    pub fn slot_count(&self) -> usize {
         self.slots.len()
     }
 
-    /// The slot used last is used first, which is hard on ids that are out of date.
-    pub(super) fn insert(&mut self, value: V) -> LinkId {
+    /// Takes a value in. The slot used last is used first, which is hard on ids that are out of date.
+    pub fn insert(&mut self, value: V) -> LinkId {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot {
                 generation: 0,
@@ -47,7 +55,8 @@ impl<V> Table<V> {
         }
     }
 
-    pub(super) fn find(&mut self, id: LinkId) -> Option<&mut V> {
+    /// The value with this id, unless it is gone or taken out.
+    pub fn find(&mut self, id: LinkId) -> Option<&mut V> {
         let slot = self.slots.get_mut(id.slot as usize)?;
         (slot.generation == id.generation)
             .then_some(slot.value.as_mut())
@@ -55,7 +64,7 @@ impl<V> Table<V> {
     }
 
     /// Takes a value out to work on it; it must be put back, or its slot freed.
-    pub(super) fn take(&mut self, slot: usize) -> Option<(LinkId, V)> {
+    pub fn take(&mut self, slot: usize) -> Option<(LinkId, V)> {
         let entry = self.slots.get_mut(slot)?;
         let id = LinkId {
             slot: slot as u32,
@@ -64,11 +73,19 @@ impl<V> Table<V> {
         entry.value.take().map(|value| (id, value))
     }
 
-    pub(super) fn put_back(&mut self, id: LinkId, value: V) {
+    /// Ends a [`LinkTable::take`].
+    pub fn put_back(&mut self, id: LinkId, value: V) {
         self.slots[id.slot as usize].value = Some(value);
     }
 
-    pub(super) fn free(&mut self, id: LinkId) {
+    /// Frees the slot of a value that was taken out.
+    pub fn free(&mut self, id: LinkId) {
         self.free.push(id.slot);
+    }
+}
+
+impl<V> Default for LinkTable<V> {
+    fn default() -> Self {
+        Self::new()
     }
 }

@@ -122,6 +122,14 @@ impl<T: Transport> Transport for Trace<T> {
     fn frames_in_flight(&self) -> usize {
         self.inner.frames_in_flight()
     }
+
+    fn offer(&mut self, link: LinkId) -> Option<Vec<u8>> {
+        self.inner.offer(link)
+    }
+
+    fn upgrade(&mut self, link: LinkId, offer: &[u8]) {
+        self.inner.upgrade(link, offer);
+    }
 }
 
 impl<T: Park> Park for Trace<T> {
@@ -139,6 +147,10 @@ impl<T: Park> Park for Trace<T> {
 
     fn waker(&self) -> Waker {
         self.inner.waker()
+    }
+
+    fn watch(&mut self, companion: BorrowedFd<'_>) -> Result<(), TransportError> {
+        self.inner.watch(companion)
     }
 }
 

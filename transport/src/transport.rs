@@ -59,6 +59,19 @@ pub trait Transport {
 
     /// Frames accepted and not yet reported as sent, over all links.
     fn frames_in_flight(&self) -> usize;
+
+    /// What the peer of an adopted link needs to move it to a faster medium; `None` where this transport has
+    /// no other medium.
+    fn offer(&mut self, link: LinkId) -> Option<Vec<u8>> {
+        let _ = link;
+        None
+    }
+
+    /// Lets a dialled link move to the medium of its peer's [`Transport::offer`]. The link's stream goes on in any
+    /// case: where the offer cannot be taken, on the medium that it has.
+    fn upgrade(&mut self, link: LinkId, offer: &[u8]) {
+        let _ = (link, offer);
+    }
 }
 
 /// A transport whose thread can sleep until something happens.
@@ -78,6 +91,12 @@ pub trait Park: Transport {
 
     /// Ends a [`Park::park`], present or next, from any thread.
     fn waker(&self) -> Waker;
+
+    /// From now on a descriptor that is readable ends each sleep too. Nothing is taken from it.
+    ///
+    /// # Errors
+    /// The system refused.
+    fn watch(&mut self, companion: BorrowedFd<'_>) -> Result<(), TransportError>;
 }
 
 /// Takes the events of links. `A` is [`Transport::Accepted`].

@@ -73,7 +73,7 @@ impl ClientConnection {
             // The link died; that it is gone comes as an event of its own.
             return Ok(Next::Pause);
         }
-        self.land(landing.into_buffer())?;
+        self.land(landing.into_shared())?;
         self.read(&mut Cursor::new(&[]), landings)
     }
 
@@ -251,14 +251,14 @@ impl ClientConnection {
         }
     }
 
-    fn land(&mut self, buffer: BufferMut) -> Result<(), PeerViolation> {
+    fn land(&mut self, buffer: Buffer) -> Result<(), PeerViolation> {
         match std::mem::replace(&mut self.inbound, Inbound::Header) {
-            Inbound::Message { id } => self.finish_message(id, buffer.freeze()),
+            Inbound::Message { id } => self.finish_message(id, buffer),
             Inbound::ErrorText { id, status } => {
                 let text = String::from_utf8_lossy(&buffer).into_owned();
                 self.finish(id, Err(status_of(status, text)));
             }
-            Inbound::Names { id } => self.names_landed(id, buffer.freeze())?,
+            Inbound::Names { id } => self.names_landed(id, buffer)?,
             Inbound::Records { id, mut records } => {
                 records.landed(buffer);
                 self.inbound = Inbound::Records { id, records };

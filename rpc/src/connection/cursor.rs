@@ -1,4 +1,4 @@
-use grpcxx_memory::BufferMut;
+use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_transport::{Landing, Next};
 
 /// The bytes that a link shows, and how far they are used.
@@ -12,7 +12,7 @@ pub(super) struct Cursor<'a> {
 #[derive(Debug)]
 pub(super) enum Filled {
     /// All bytes were there.
-    Whole(BufferMut),
+    Whole(Buffer),
     /// The rest has to come from the link.
     Partly(Landing),
 }
@@ -42,10 +42,14 @@ impl<'a> Cursor<'a> {
 
     /// Moves bytes into memory.
     pub(super) fn fill(&mut self, buffer: BufferMut) -> Filled {
-        let mut landing = Landing::new(buffer);
+        self.fill_landing(Landing::new(buffer))
+    }
+
+    /// Moves bytes into the memory of a landing.
+    pub(super) fn fill_landing(&mut self, mut landing: Landing) -> Filled {
         self.at_byte += landing.fill_from(&self.bytes[self.at_byte..]);
         if landing.is_full() {
-            Filled::Whole(landing.into_buffer())
+            Filled::Whole(landing.into_shared())
         } else {
             Filled::Partly(landing)
         }

@@ -1,5 +1,5 @@
 use grpcxx_memory::{Buffer, BufferMut};
-use grpcxx_transport::Next;
+use grpcxx_transport::{Landing, Next};
 use smallvec::SmallVec;
 
 use super::cursor::{Cursor, Filled};
@@ -61,9 +61,9 @@ impl Records {
     }
 
     /// Takes the memory that was ordered to be filled.
-    pub(super) fn landed(&mut self, buffer: BufferMut) {
+    pub(super) fn landed(&mut self, buffer: Buffer) {
         let meta = self.landing.take().expect("a landing belongs to a record");
-        self.arrive(meta, buffer.freeze());
+        self.arrive(meta, buffer);
     }
 
     /// Takes what is there, and says what the link shall do. `None` means that all records are complete.
@@ -105,9 +105,9 @@ impl Records {
             return None;
         }
         match self.memory(&meta, limits, landings) {
-            Some(buffer) => match cursor.fill(buffer) {
+            Some(buffer) => match cursor.fill_landing(landing(buffer, &meta)) {
                 Filled::Whole(buffer) => {
-                    self.arrive(meta, buffer.freeze());
+                    self.arrive(meta, buffer);
                     None
                 }
                 Filled::Partly(landing) => {
@@ -173,6 +173,16 @@ impl Records {
         } else {
             RECORD_BYTES
         }
+    }
+}
+
+/// A landing for the data of a tensor. Memory of an arena is nobody's choice, so a link may bring its own in its
+/// place; but only for data that nobody parses, since the peer may still be able to write there.
+fn landing(buffer: BufferMut, meta: &TensorMeta) -> Landing {
+    if buffer.is_arena() && meta.dtype.class() != DTypeClass::Proto {
+        Landing::replaceable(buffer)
+    } else {
+        Landing::new(buffer)
     }
 }
 

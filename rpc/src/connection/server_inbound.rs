@@ -86,7 +86,7 @@ impl ServerConnection {
             return Ok(Next::Pause);
         }
         let cursor = &mut Cursor::new(&[]);
-        match self.land(landing.into_buffer(), cursor) {
+        match self.land(landing.into_shared(), cursor) {
             Some(next) => Ok(next),
             None => self.read(now, cursor, landings),
         }
@@ -254,7 +254,7 @@ impl ServerConnection {
         };
         if len == 0 {
             self.inbound = inbound;
-            return Ok(self.land(BufferMut::zeroed(0), cursor));
+            return Ok(self.land(Buffer::new(), cursor));
         }
         match checked(landings.message(len), len as u64) {
             Ok(buffer) => Ok(self.want(inbound, buffer, cursor)),
@@ -280,16 +280,16 @@ impl ServerConnection {
         }
     }
 
-    fn land(&mut self, buffer: BufferMut, cursor: &mut Cursor<'_>) -> Option<Next> {
+    fn land(&mut self, buffer: Buffer, cursor: &mut Cursor<'_>) -> Option<Next> {
         match std::mem::replace(&mut self.inbound, Inbound::Header) {
             Inbound::Message { arriving, method } => {
-                self.message_landed(arriving, method, buffer.freeze());
+                self.message_landed(arriving, method, buffer);
             }
             Inbound::Metadata {
                 arriving,
                 feeds_bytes,
             } => {
-                if let Err(malformed) = self.metadata_landed(arriving, &buffer.freeze()) {
+                if let Err(malformed) = self.metadata_landed(arriving, &buffer) {
                     self.refuse(arriving.id, malformed.into());
                     return cursor.skip(feeds_bytes, HEADER_BYTES);
                 }

@@ -10,7 +10,6 @@ mod dialling;
 mod network;
 mod options;
 mod pipe;
-mod table;
 mod transport;
 
 pub use network::{SimAccepted, SimNetwork};

@@ -5,11 +5,10 @@ use std::time::Duration;
 use super::connection::{Interest, SideState};
 use super::network::error;
 use super::pipe::End;
-use super::table::Table;
 use super::{SimAccepted, SimNetwork};
 use crate::{
-    CloseReason, Frame, Inbound, LinkHandler, LinkId, LinkLimits, ListenerId, Next, Outcome,
-    ReadTarget, Refusal, Refused, Time, Transport, TransportError,
+    CloseReason, Frame, Inbound, LinkHandler, LinkId, LinkLimits, LinkTable, ListenerId, Next,
+    Outcome, ReadTarget, Refusal, Refused, Time, Transport, TransportError,
 };
 
 /// The links of one shard of a simulated host. Dropping it closes them, as the end of a process does.
@@ -20,7 +19,7 @@ pub struct SimTransport {
     host: usize,
     epoch: u32,
     limits: LinkLimits,
-    links: Table<Link>,
+    links: LinkTable<Link>,
     listeners_made: u32,
     frames_in_flight: usize,
     /// The slot where the next turn begins.
@@ -63,7 +62,7 @@ impl SimTransport {
             host,
             epoch,
             limits,
-            links: Table::new(),
+            links: LinkTable::new(),
             listeners_made: 0,
             frames_in_flight: 0,
             first_slot: 0,

@@ -295,6 +295,13 @@ impl Park for EpollDriver {
     fn waker(&self) -> Waker {
         self.core.bell.waker()
     }
+
+    fn watch(&mut self, companion: BorrowedFd<'_>) -> Result<(), TransportError> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        let data = epoll::EventData::new_u64(TOKEN_WAKE);
+        epoll::add(&self.epoll, companion, data, flags)
+            .map_err(|errno| system_error("watch a companion", errno))
+    }
 }
 
 /// Events taken from the kernel at once.

@@ -146,6 +146,10 @@ impl Park for TcpTransport {
     fn waker(&self) -> Waker {
         either!(self, driver => driver.waker())
     }
+
+    fn watch(&mut self, companion: BorrowedFd<'_>) -> Result<(), TransportError> {
+        either!(mut self, driver => driver.watch(companion))
+    }
 }
 
 /// Adds to an error of the ring what to do about it.

@@ -20,7 +20,7 @@ mod teardown;
 mod turn;
 
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -51,9 +51,16 @@ pub(crate) struct UringDriver {
     batch_done: usize,
     spare_gathers: Vec<Gather>,
     bell_watched: bool,
+    companions: Vec<Companion>,
     alarm: Alarm,
     /// The kernel has refused the ring's service, and that was told.
     is_broken: bool,
+}
+
+/// A descriptor of somebody else that ends sleeps.
+struct Companion {
+    fd: OwnedFd,
+    watched: bool,
 }
 
 impl UringDriver {
@@ -79,6 +86,7 @@ impl UringDriver {
             batch_done: 0,
             spare_gathers: Vec::with_capacity(SPARE_GATHERS_MAX),
             bell_watched: false,
+            companions: Vec::new(),
             alarm: Alarm::new(),
             is_broken: false,
         };
@@ -165,6 +173,7 @@ impl Transport for UringDriver {
 impl Park for UringDriver {
     fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError> {
         self.watch();
+        self.watch_companions();
         if self.has_work() || !self.core.bell.fall_asleep(Sleep::Inside) {
             return Ok(());
         }
@@ -180,6 +189,7 @@ impl Park for UringDriver {
 
     fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
         self.watch();
+        self.watch_companions();
         if let Some(delay) = self.core.patience()
             && !self.alarm.set(&mut self.ring, delay)
         {
@@ -203,6 +213,14 @@ impl Park for UringDriver {
 
     fn waker(&self) -> Waker {
         self.core.bell.waker()
+    }
+
+    fn watch(&mut self, companion: BorrowedFd<'_>) -> Result<(), TransportError> {
+        let fd = companion
+            .try_clone_to_owned()
+            .map_err(|error| TransportError::from_io("duplicate a companion", &error))?;
+        self.companions.push(Companion { fd, watched: false });
+        Ok(())
     }
 }
 

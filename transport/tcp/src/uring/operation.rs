@@ -82,6 +82,7 @@ pub(crate) enum Kind {
     Listener,
     Bell,
     Alarm,
+    Companion,
 }
 
 /// Packs what a completion is about, and which link or listener.
@@ -100,6 +101,7 @@ pub(crate) fn unmark(completion: &cqueue::Entry) -> (Kind, u32) {
         4 => Kind::Listener,
         5 => Kind::Bell,
         6 => Kind::Alarm,
+        7 => Kind::Companion,
         other => unreachable!("no operation was marked with {other}"),
     };
     (kind, mark as u32)
@@ -226,6 +228,13 @@ pub(crate) fn await_bell(ring: &mut Ring, bell: BorrowedFd<'_>) -> bool {
     let entry = opcode::PollAdd::new(Fd(bell.as_raw_fd()), libc::POLLIN as u32).build();
     // SAFETY: the entry points to no memory.
     unsafe { ring.push(&entry.user_data(mark(Kind::Bell, 0))) }
+}
+
+/// Starts to wait until a companion is readable. False if the ring has no room.
+pub(crate) fn await_companion(ring: &mut Ring, index: u32, companion: BorrowedFd<'_>) -> bool {
+    let entry = opcode::PollAdd::new(Fd(companion.as_raw_fd()), libc::POLLIN as u32).build();
+    // SAFETY: the entry points to no memory.
+    unsafe { ring.push(&entry.user_data(mark(Kind::Companion, index))) }
 }
 
 /// A delay that the kernel may read at any time.

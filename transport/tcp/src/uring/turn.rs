@@ -1,5 +1,7 @@
 //! What a turn does with a ring: starts operations, and deals with their completions.
 
+use std::os::fd::AsFd;
+
 use grpcxx_transport::{CloseReason, LinkHandler, ListenerId, ReadTarget};
 use io_uring::cqueue;
 use rustix::io::Errno;
@@ -122,6 +124,16 @@ impl UringDriver {
         }
     }
 
+    /// Watches the companions, which matter only for sleep.
+    pub(super) fn watch_companions(&mut self) {
+        for (index, companion) in self.companions.iter_mut().enumerate() {
+            if !companion.watched {
+                companion.watched =
+                    operation::await_companion(&mut self.ring, index as u32, companion.fd.as_fd());
+            }
+        }
+    }
+
     pub(super) fn enter(&mut self) {
         if self.ring.wants_enter() {
             self.core.counters.polls += 1;
@@ -198,6 +210,7 @@ impl UringDriver {
                 silence(self.core.bell.inside());
                 self.bell_watched = false;
             }
+            Kind::Companion => self.companions[subject as usize].watched = false,
             Kind::Alarm => self.alarm.armed = false,
         }
         0
