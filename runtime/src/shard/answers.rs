@@ -62,9 +62,7 @@ impl<A> Core<A> {
     }
 
     fn answer_call(&mut self, call: SlotId, result: CallResult, taken: Option<Taken>) {
-        if self.calls.is_pending(call) {
-            self.finish_call(call, result);
-        } else {
+        if let Err(result) = self.try_finish_call(call, result) {
             self.put_back(result, taken);
         }
     }

@@ -56,6 +56,11 @@ impl Calls {
         self.slots.is_empty()
     }
 
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
     /// The caller's own memory for a tensor of a response, if it brings any.
     pub(super) fn allocate(
         &self,
@@ -67,11 +72,6 @@ impl Calls {
             Completion::Sink { sink, token } => sink.allocate(*token, index, meta),
             Completion::Future(_) => None,
         }
-    }
-
-    /// Whether the call has not ended yet.
-    pub(super) fn is_pending(&self, call: SlotId) -> bool {
-        self.slots.find(call).is_some()
     }
 
     /// Notes which shard may hold a local call parked.
@@ -114,7 +114,7 @@ impl<A> Core<A> {
         } = new;
         if self.is_stopping() {
             let status = Status::new(Code::Unavailable, "this engine is stopping");
-            return self.complete(completion, Err(status));
+            return self.refuse_call(completion, status);
         }
         self.counters().calls.add(1);
         let pending = PendingCall {
@@ -133,7 +133,7 @@ impl<A> Core<A> {
                         limits::CALLS_PER_SHARD
                     ),
                 );
-                return self.complete(pending.completion, Err(status));
+                return self.refuse_call(pending.completion, status);
             }
         };
         if peer.is_self() {
@@ -181,8 +181,18 @@ impl<A> Core<A> {
     }
 
     pub(super) fn finish_call(&mut self, call: SlotId, result: CallResult) {
-        if let Some(pending) = self.calls.remove(call) {
-            self.complete(pending.completion, result);
+        let _nobody_waits = self.try_finish_call(call, result);
+    }
+
+    /// Ends a call, or gives the result back if its caller has gone already.
+    pub(super) fn try_finish_call(
+        &mut self,
+        call: SlotId,
+        result: CallResult,
+    ) -> Result<(), CallResult> {
+        match self.calls.remove(call) {
+            Some(pending) => self.complete(pending.completion, result),
+            None => Err(result),
         }
     }
 
@@ -259,16 +269,20 @@ impl<A> Core<A> {
         }
     }
 
-    fn complete(&mut self, completion: Completion, result: CallResult) {
+    fn refuse_call(&mut self, completion: Completion, status: Status) {
+        let _nobody_waits = self.complete(completion, Err(status));
+    }
+
+    fn complete(&mut self, completion: Completion, result: CallResult) -> Result<(), CallResult> {
         if result.is_err() {
             self.counters().calls_failed.add(1);
         }
         match completion {
-            Completion::Sink { sink, token } => sink.finished(token, result, &mut self.context()),
-            Completion::Future(sender) => {
-                // A receiver that is gone has lost interest.
-                let _ = sender.send(result);
+            Completion::Sink { sink, token } => {
+                sink.finished(token, result, &mut self.context());
+                Ok(())
             }
+            Completion::Future(sender) => sender.send(result),
         }
     }
 }
