@@ -18,6 +18,8 @@ pub mod mesh;
 pub mod placement;
 mod registry;
 mod shard;
+#[cfg(all(test, not(loom)))]
+mod simulation;
 mod task;
 
 pub use call::{Call, CallResult, CallSink};

@@ -227,6 +227,13 @@ impl<A> Core<A> {
         [self.timers.next(), stop].into_iter().flatten().min()
     }
 
+    /// Commands and parcels taken and not yet worked off or handed over.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn backlog(&self) -> usize {
+        let unsent: usize = self.unsent.iter().map(VecDeque::len).sum();
+        self.local.len() + self.arrived.len() + unsent
+    }
+
     pub(super) fn is_stopping(&self) -> bool {
         self.stop_at.is_some()
     }

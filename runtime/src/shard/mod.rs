@@ -1,6 +1,8 @@
 //! One shard: its links, its peers, the steps whose home it is, and the turn that drives them.
 
 mod answers;
+#[cfg(all(test, not(loom)))]
+mod audit;
 mod calls;
 mod context;
 mod core;

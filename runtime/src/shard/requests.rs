@@ -131,6 +131,14 @@ impl<A> Core<A> {
         })
     }
 
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn outstanding_requests(&self) -> usize {
+        let ids = self.servers.ids();
+        ids.filter_map(|id| self.servers.find(id))
+            .map(|server| server.connection.outstanding_requests().count())
+            .sum()
+    }
+
     pub(super) fn mark_server(&mut self, id: SlotId) {
         if let Some(server) = self.servers.find_mut(id)
             && !server.is_dirty

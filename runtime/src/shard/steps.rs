@@ -37,6 +37,21 @@ impl Steps {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+impl Steps {
+    pub(super) fn waiters(&self) -> usize {
+        self.waiters.len()
+    }
+
+    pub(super) fn waiting_keys(&self) -> usize {
+        self.rendezvous.waiting_keys()
+    }
+
+    pub(super) fn stored_bytes(&self) -> u64 {
+        self.rendezvous.stored_bytes()
+    }
+}
+
 impl<A> Core<A> {
     pub(super) fn receive(&mut self, origin: Origin, step_id: i64, keys: Keys) {
         let waiter = Waiter {

@@ -1,0 +1,384 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use fastrand::Rng;
+use grpcxx_rpc::{Features, TensorStore};
+use grpcxx_transport::Time;
+use grpcxx_transport::sim::SimNetwork;
+
+use super::calls::State;
+use super::functions::answer_late;
+use super::model::{TaskRecord, Watcher};
+use super::profile::Profile;
+use super::task::{SimShard, SimTask, Start, address_of, host_of};
+use crate::command::Command;
+use crate::shard::FLUSH_TIME;
+
+/// A cluster of one seed: its tasks, the network between them, and the model that all is held against.
+pub(super) struct Cluster {
+    seed: u64,
+    pub(super) profile: Profile,
+    pub(super) random: Rng,
+    pub(super) network: SimNetwork,
+    pub(super) watcher: Watcher,
+    pub(super) tasks: Vec<Option<SimTask>>,
+    pub(super) now: Time,
+    plans: BTreeMap<(Time, u64), Plan>,
+    plans_made: u64,
+    runs_started: u64,
+}
+
+/// What happens at a set time.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Plan {
+    /// A tensor is put into its step.
+    Offer(usize),
+    Drop(usize),
+    Start(usize),
+    Heal(usize, usize),
+}
+
+impl Cluster {
+    pub(super) fn new(seed: u64, lines_max: usize) -> Self {
+        let mut random = Rng::with_seed(seed);
+        let profile = Profile::draw(seed, &mut random);
+        let watcher = Watcher::new(&profile, lines_max);
+        let mut cluster = Self {
+            seed,
+            network: SimNetwork::new(profile.network.clone()),
+            tasks: Vec::new(),
+            now: Time::ZERO,
+            plans: BTreeMap::new(),
+            plans_made: 0,
+            runs_started: 0,
+            watcher,
+            random,
+            profile,
+        };
+        for index in 0..cluster.profile.tasks {
+            let announces = cluster.random.u32(..3) > 0;
+            cluster.watcher.model().tasks.push(TaskRecord {
+                announces,
+                epoch: 0,
+                is_running: false,
+                was_disturbed: false,
+                incarnations: Vec::new(),
+            });
+            cluster.tasks.push(None);
+            cluster.start(index);
+        }
+        cluster
+    }
+
+    /// Lets time pass until `until`.
+    pub(super) fn run_until(&mut self, until: Time) {
+        while self.now < until {
+            self.step(until);
+        }
+    }
+
+    /// Lets time pass until `is_done`, but not much longer than `patience`.
+    pub(super) fn run_while(
+        &mut self,
+        patience: Duration,
+        mut is_waiting: impl FnMut(&Self) -> bool,
+    ) -> bool {
+        let until = self.now + patience;
+        while is_waiting(self) {
+            if self.now >= until {
+                return false;
+            }
+            self.step(until);
+        }
+        true
+    }
+
+    pub(super) fn plan(&mut self, delay: Duration, plan: Plan) {
+        self.plans_made += 1;
+        self.plans.insert((self.now + delay, self.plans_made), plan);
+    }
+
+    pub(super) fn has_plans(&self) -> bool {
+        !self.plans.is_empty()
+    }
+
+    pub(super) fn note(&self, what: std::fmt::Arguments<'_>) {
+        self.watcher.model().note(what);
+    }
+
+    /// A task that runs, at random.
+    pub(super) fn any_running(&mut self) -> Option<usize> {
+        let running: Vec<usize> = (0..self.tasks.len())
+            .filter(|&index| self.running(index).is_some())
+            .collect();
+        self.random.choice(running)
+    }
+
+    /// The task, if it runs and was not told to stop.
+    pub(super) fn running(&self, index: usize) -> Option<&SimTask> {
+        self.tasks[index]
+            .as_ref()
+            .filter(|task| task.stop_by.is_none())
+    }
+
+    pub(super) fn crash(&mut self, index: usize) {
+        let Some(mut task) = self.tasks[index].take() else {
+            return;
+        };
+        self.note(format_args!("task {index} crashes"));
+        self.down(index);
+        self.network.crash(host_of(index));
+        let mut model = self.watcher.model();
+        let epoch = model.tasks[index].epoch;
+        let lost: Vec<usize> = (model.calls.iter())
+            .filter(|(_, call)| (call.caller, call.caller_epoch) == (index, epoch))
+            .filter(|(_, call)| call.state == State::Open)
+            .map(|(id, _)| id)
+            .collect();
+        for id in lost {
+            model.calls.close(id, State::Crashed);
+        }
+        drop(model);
+        task.forget();
+        self.bury(task);
+    }
+
+    pub(super) fn stop(&mut self, index: usize, grace: Duration) {
+        if self.running(index).is_none() {
+            return;
+        }
+        self.note(format_args!("task {index} is told to stop in {grace:?}"));
+        self.down(index);
+        let stop_by = self.now + grace + FLUSH_TIME + STOP_SLACK;
+        if let Some(task) = &mut self.tasks[index] {
+            task.stop_by = Some(stop_by);
+            for shard in 0..task.shards.len() {
+                task.mailboxes.deliver(shard, Command::Stop { grace });
+            }
+        }
+    }
+
+    /// One round: time moves to the next event and a little further, and all to whom something happened
+    /// get their turn, in any order.
+    fn step(&mut self, until: Time) {
+        let due = self.next_due().map_or(until, |at| at.min(until));
+        let slack_ns = self.random.u64(1..=self.profile.slack.as_nanos() as u64);
+        self.now = self.now.max(due) + Duration::from_nanos(slack_ns);
+        self.watcher.model().now = self.now;
+        self.turn_shards();
+        self.run_jobs();
+        self.carry_out_plans();
+        for task in self.tasks.iter_mut().flatten() {
+            task.poll_calls();
+        }
+        self.bury_stopped();
+    }
+
+    fn next_due(&self) -> Option<Time> {
+        let tasks = || self.tasks.iter().flatten();
+        if tasks().any(|task| task.jobs.len() > 0) {
+            return Some(self.now);
+        }
+        let timeouts = tasks()
+            .flat_map(|task| &task.shards)
+            .filter_map(SimShard::next_timeout);
+        let plan = self.plans.keys().next().map(|&(at, _)| at);
+        timeouts
+            .chain(plan)
+            .chain(self.network.next_event_at())
+            .min()
+    }
+
+    fn turn_shards(&mut self) {
+        let now = self.now;
+        let is_network_due = self.network.next_event_at().is_some_and(|at| at <= now);
+        let mut order: Vec<(usize, usize)> = (self.tasks.iter().enumerate())
+            .flat_map(|(index, task)| {
+                let shards = task.as_ref().map_or(0, |task| task.shards.len());
+                (0..shards).map(move |shard| (index, shard))
+            })
+            .collect();
+        self.random.shuffle(&mut order);
+        for (index, shard) in order {
+            let Some(task) = &mut self.tasks[index] else {
+                continue;
+            };
+            let shard = &mut task.shards[shard];
+            let is_due = is_network_due || shard.next_timeout().is_some_and(|at| at <= now);
+            if !is_due || shard.is_finished() || self.random.u32(..8) == 0 {
+                continue;
+            }
+            let events = shard.turn(now);
+            assert!(
+                events <= TURN_EVENTS_MAX,
+                "a turn of task {index} had {events} events"
+            );
+        }
+    }
+
+    /// Runs some of the functions and late answers that wait.
+    fn run_jobs(&mut self) {
+        for task in self.tasks.iter().flatten() {
+            while task.jobs.len() > 0 && self.random.bool() {
+                let job = task.jobs.take(self.random.usize(..task.jobs.len()));
+                job();
+            }
+            if self.random.u32(..8) == 0
+                && let Some(late) = task.late.take()
+            {
+                if self.random.u32(..8) == 0 {
+                    let mut model = self.watcher.model();
+                    model.calls.record_mut(late.call).is_responder_dropped = true;
+                    drop(model);
+                    drop(late);
+                } else {
+                    answer_late(late);
+                }
+            }
+        }
+    }
+
+    fn carry_out_plans(&mut self) {
+        while let Some(entry) = self.plans.first_entry()
+            && entry.key().0 <= self.now
+        {
+            match entry.remove() {
+                Plan::Offer(id) => self.offer(id),
+                Plan::Drop(id) => self.drop_call(id),
+                Plan::Start(index) => self.start(index),
+                Plan::Heal(one, other) => {
+                    self.note(format_args!("{one} and {other} reach each other again"));
+                    self.network.heal(host_of(one), host_of(other));
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, index: usize) {
+        if self.tasks[index].is_some() {
+            // It is still stopping.
+            return self.plan(RESTART_RETRY, Plan::Start(index));
+        }
+        self.runs_started += 1;
+        let mut model = self.watcher.model();
+        let record = &mut model.tasks[index];
+        let incarnation = (index as u64) << 32 | self.runs_started;
+        if !record.incarnations.is_empty() {
+            record.epoch += 1;
+        }
+        record.incarnations.push(incarnation);
+        record.is_running = true;
+        let (announces, epoch) = (record.announces, record.epoch);
+        model.note(format_args!("task {index} starts, run {epoch}"));
+        drop(model);
+        let features = if announces {
+            Features::ALL
+        } else {
+            Features::NONE
+        };
+        self.tasks[index] = Some(SimTask::start(&Start {
+            index,
+            address: address_of(index, epoch),
+            incarnation,
+            features,
+            shards: self.random.usize(1..=3),
+            seed: self
+                .seed
+                .wrapping_mul(1000)
+                .wrapping_add(self.runs_started * 8),
+            profile: &self.profile,
+            network: &self.network,
+            watcher: &self.watcher,
+        }));
+    }
+
+    fn drop_call(&mut self, id: usize) {
+        for task in self.tasks.iter_mut().flatten() {
+            task.drop_call(id);
+        }
+    }
+
+    /// Notes that a task runs no longer.
+    fn down(&mut self, index: usize) {
+        let record = &mut self.watcher.model().tasks[index];
+        record.is_running = false;
+        record.was_disturbed = true;
+    }
+
+    fn bury_stopped(&mut self) {
+        for index in 0..self.tasks.len() {
+            let Some(task) = &self.tasks[index] else {
+                continue;
+            };
+            let Some(stop_by) = task.stop_by else {
+                continue;
+            };
+            if task.is_finished()
+                && let Some(mut task) = self.tasks[index].take()
+            {
+                self.note(format_args!("task {index} has stopped"));
+                for shard in &mut task.shards {
+                    shard.transport().inner().assert_settled();
+                }
+                task.late.clear();
+                task.jobs.clear();
+                let shards = std::mem::take(&mut task.shards);
+                self.check_arenas(index, &task, shards);
+                task.poll_calls();
+                let open = (task.calls.iter()).map(|(id, _)| *id).collect::<Vec<_>>();
+                assert!(
+                    open.is_empty(),
+                    "task {index} has stopped, but its calls {open:?} have no result"
+                );
+                self.check_sinks(index);
+            } else {
+                assert!(
+                    self.now <= stop_by,
+                    "task {index} had to be gone by {stop_by:?}"
+                );
+            }
+        }
+    }
+
+    /// Checks that no call of a stopped task is without a result.
+    fn check_sinks(&self, index: usize) {
+        let model = self.watcher.model();
+        let epoch = model.tasks[index].epoch;
+        for (id, call) in model.calls.iter() {
+            let is_own = (call.caller, call.caller_epoch) == (index, epoch);
+            assert!(
+                !is_own || call.state != State::Open,
+                "task {index} has stopped, but the sink of call {id} heard nothing: {call:?}"
+            );
+        }
+    }
+
+    fn bury(&mut self, mut task: SimTask) {
+        let shards = std::mem::take(&mut task.shards);
+        self.check_arenas(task.index, &task, shards);
+    }
+
+    /// Lets go of a task's memory and checks that all of it came home.
+    fn check_arenas(&self, index: usize, task: &SimTask, shards: Vec<SimShard>) {
+        task.store.store(std::sync::Arc::new(TensorStore::new(
+            grpcxx_rpc::StoreLimits::default(),
+        )));
+        let mut arenas: Vec<_> = shards.into_iter().map(SimShard::into_arena).collect();
+        for arena in &mut arenas {
+            arena.reclaim();
+            let statistics = arena.statistics();
+            assert_eq!(
+                statistics.in_use_bytes, 0,
+                "task {index} is gone, but memory of it is in use: {statistics:?}"
+            );
+        }
+    }
+}
+
+/// Most events of one turn: those of its links, and a bounded number of commands.
+const TURN_EVENTS_MAX: usize = 4096;
+
+/// How much longer than promised a stop may take: a stalled transport, and turns that come late.
+const STOP_SLACK: Duration = Duration::from_millis(20);
+
+const RESTART_RETRY: Duration = Duration::from_millis(5);

@@ -1,0 +1,166 @@
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+
+use grpcxx_rpc::Method;
+use grpcxx_rpc::wire::{CANCEL_METHOD, HEADER_BYTES, RequestHeader};
+use grpcxx_transport::{
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress, Refused,
+    Time, Transport, TransportError,
+};
+
+use super::model::Watcher;
+use super::tensors::ids_in;
+
+/// A transport that looks into each frame: tells the model which tensors leave with it, and holds it against
+/// what its receiver may get.
+#[derive(Debug)]
+pub(super) struct Customs<T> {
+    inner: T,
+    watcher: Watcher,
+    /// The task that uses the transport.
+    task: usize,
+    /// Tensors of each frame that has not come back.
+    frames: BTreeMap<LinkId, VecDeque<Vec<usize>>>,
+    /// The task at the other end of each dialled link.
+    peers: BTreeMap<LinkId, usize>,
+}
+
+impl<T> Customs<T> {
+    pub(super) fn new(inner: T, watcher: Watcher, task: usize) -> Self {
+        Self {
+            inner,
+            watcher,
+            task,
+            frames: BTreeMap::new(),
+            peers: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn inner(&self) -> &T {
+        &self.inner
+    }
+
+    pub(super) fn inner_mut(&mut self) -> &mut T {
+        &mut self.inner
+    }
+
+    /// Checks that a peer that plays an original gets nothing but what an original knows.
+    fn inspect(&self, link: LinkId, frame: &Frame) {
+        let Some(&peer) = self.peers.get(&link) else {
+            return;
+        };
+        let bytes = frame.bytes().first_chunk::<HEADER_BYTES>();
+        let header = RequestHeader::decode(bytes.expect("a header")).expect("a request");
+        let tasks = &self.watcher.model().tasks;
+        let (own, other) = (tasks[self.task].announces, tasks[peer].announces);
+        let is_announcement =
+            header.method == Method::GetStatus.number() && header.payload_bytes > 0;
+        let is_extension = header.method == CANCEL_METHOD || header.timeout_ms != 0;
+        assert!(
+            own || !is_announcement,
+            "task {} announced something to task {peer}, but has no extensions: {header:?}",
+            self.task
+        );
+        assert!(
+            (own && other) || !is_extension,
+            "task {} used an extension on task {peer}, and one of them has none: {header:?}",
+            self.task
+        );
+    }
+}
+
+impl<T: Transport> Transport for Customs<T> {
+    type Accepted = T::Accepted;
+
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn listen(&mut self, address: SocketAddr) -> Result<(ListenerId, SocketAddr), TransportError> {
+        self.inner.listen(address)
+    }
+
+    fn unlisten(&mut self, listener: ListenerId) {
+        self.inner.unlisten(listener);
+    }
+
+    fn adopt(&mut self, accepted: T::Accepted, next: Next) -> Result<LinkId, TransportError> {
+        self.inner.adopt(accepted, next)
+    }
+
+    fn connect(&mut self, peer: SocketAddr) -> Result<LinkId, TransportError> {
+        let link = self.inner.connect(peer)?;
+        self.peers.insert(link, super::task::index_of(peer));
+        Ok(link)
+    }
+
+    fn send(&mut self, link: LinkId, frame: Box<Frame>) -> Result<(), Refused<Box<Frame>>> {
+        self.inspect(link, &frame);
+        let ids = ids_in(&frame);
+        self.inner.send(link, frame)?;
+        self.watcher.model().framed(&ids);
+        self.frames.entry(link).or_default().push_back(ids);
+        Ok(())
+    }
+
+    fn resume(&mut self, link: LinkId, next: Next) -> Result<(), Refused<Next>> {
+        self.inner.resume(link, next)
+    }
+
+    fn close(&mut self, link: LinkId, flush: bool) {
+        self.inner.close(link, flush);
+    }
+
+    fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<T::Accepted>) -> usize {
+        let mut officer = Officer {
+            handler,
+            watcher: &self.watcher,
+            frames: &mut self.frames,
+            peers: &mut self.peers,
+        };
+        self.inner.turn(now, &mut officer)
+    }
+
+    fn frames_in_flight(&self) -> usize {
+        self.inner.frames_in_flight()
+    }
+}
+
+/// Sits between a transport and its handler during a turn.
+struct Officer<'a, A> {
+    handler: &'a mut dyn LinkHandler<A>,
+    watcher: &'a Watcher,
+    frames: &'a mut BTreeMap<LinkId, VecDeque<Vec<usize>>>,
+    peers: &'a mut BTreeMap<LinkId, usize>,
+}
+
+impl<A> LinkHandler<A> for Officer<'_, A> {
+    fn accepted(&mut self, listener: ListenerId, peer: SocketAddr, accepted: A) {
+        self.handler.accepted(listener, peer, accepted);
+    }
+
+    fn connected(&mut self, link: LinkId) -> Next {
+        self.handler.connected(link)
+    }
+
+    fn received(&mut self, link: LinkId, bytes: &[u8]) -> Progress {
+        self.handler.received(link, bytes)
+    }
+
+    fn landed(&mut self, link: LinkId, landing: Landing, outcome: Outcome) -> Next {
+        self.handler.landed(link, landing, outcome)
+    }
+
+    fn sent(&mut self, link: LinkId, frame: Box<Frame>, outcome: Outcome) {
+        let ids = self.frames.get_mut(&link).and_then(VecDeque::pop_front);
+        let ids = ids.expect("a frame comes back once");
+        self.watcher.model().unframed(&ids, outcome);
+        self.handler.sent(link, frame, outcome);
+    }
+
+    fn closed(&mut self, link: LinkId, reason: &CloseReason) {
+        self.frames.remove(&link);
+        self.peers.remove(&link);
+        self.handler.closed(link, reason);
+    }
+}

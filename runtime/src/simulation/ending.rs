@@ -1,0 +1,187 @@
+use std::time::Duration;
+
+use super::Outcome;
+use super::calls::{Kind, State};
+use super::cluster::Cluster;
+use super::tensors;
+use grpcxx_transport::Time;
+
+/// A whole run, and what must be true when it is over.
+impl Cluster {
+    pub(super) fn play(&mut self) -> Outcome {
+        let mut next = Time::ZERO;
+        for _ in 0..self.profile.operations {
+            let pace_ns = self.profile.pace.as_nanos() as u64;
+            next = next + Duration::from_nanos(self.random.u64(1..=2 * pace_ns));
+            self.run_until(next);
+            self.operate();
+        }
+        self.calm_down();
+        self.drain_steps();
+        self.stop_all();
+        self.outcome()
+    }
+
+    /// Lets everything come to its end that does so by itself, and gives up what cannot.
+    fn calm_down(&mut self) {
+        self.note(format_args!("no more operations"));
+        self.network.heal_all();
+        let planned = self.run_while(PATIENCE, |cluster| cluster.has_plans());
+        assert!(planned, "plans are left over");
+        self.run_while(Duration::from_millis(300), |cluster| {
+            cluster.has_open_calls()
+        });
+        self.give_up_receives();
+        let ended = self.run_while(PATIENCE, |cluster| cluster.has_open_calls());
+        // Where few calls may be under way on a connection, they can wait behind receives that never end.
+        assert!(
+            ended || self.profile.is_tight,
+            "calls without a result: {}",
+            self.open_calls()
+        );
+        self.run_until(self.now + QUIET);
+    }
+
+    /// Receives every tensor that must still be in its step.
+    fn drain_steps(&mut self) {
+        for round in 0.. {
+            let wanted: Vec<(usize, usize)> = {
+                let model = self.watcher.model();
+                (model.tensors.iter())
+                    .filter(|(_, record)| record.state == tensors::State::Offered)
+                    .filter(|(_, record)| record.delivered_to.is_none())
+                    .filter(|(id, _)| model.excuse(*id).is_none())
+                    .map(|(id, record)| (record.home, id))
+                    .take(DRAINED_AT_ONCE)
+                    .collect()
+            };
+            if wanted.is_empty() {
+                break;
+            }
+            for &(home, id) in &wanted {
+                self.drain(home, id);
+            }
+            let ended = self.run_while(PATIENCE, |cluster| cluster.has_open_drains());
+            assert!(ended, "calls without a result: {}", self.open_calls());
+            // Where limits are low a receive may be refused.
+            if !self.profile.is_tight || round >= DRAIN_ROUNDS {
+                self.check_found(&wanted);
+            }
+        }
+        for task in self.tasks.iter().flatten() {
+            for shard in &task.shards {
+                let audit = shard.audit();
+                assert_eq!(audit.backlog, 0, "task {}: {audit:?}", task.index);
+                assert!(
+                    audit.calls == 0 || self.profile.is_tight,
+                    "task {}: {audit:?}",
+                    task.index
+                );
+            }
+        }
+    }
+
+    fn check_found(&self, wanted: &[(usize, usize)]) {
+        let model = self.watcher.model();
+        for &(home, id) in wanted {
+            let record = model.tensors.record(id);
+            assert!(
+                record.delivered_to.is_some() || record.has_left,
+                "tensor {id} of task {home} is lost: {record:?}"
+            );
+        }
+    }
+
+    /// Stops what runs, some of it at once.
+    fn stop_all(&mut self) {
+        let mut order: Vec<usize> = (0..self.tasks.len()).collect();
+        self.random.shuffle(&mut order);
+        for index in order {
+            if self.random.u32(..8) == 0 {
+                self.crash(index);
+            } else {
+                let grace = Duration::from_millis(self.random.u64(..20));
+                self.stop(index, grace);
+            }
+        }
+        let gone = self.run_while(PATIENCE, |cluster| {
+            cluster.tasks.iter().any(Option::is_some)
+        });
+        assert!(gone, "a task does not stop");
+        let model = self.watcher.model();
+        assert_eq!(model.calls.open(), 0, "calls without a result");
+        assert_eq!(
+            model.tensors.live(),
+            0,
+            "tensors are still held by somebody"
+        );
+    }
+
+    fn give_up_receives(&mut self) {
+        for task in self.tasks.iter_mut().flatten() {
+            let receives: Vec<usize> = {
+                let model = self.watcher.model();
+                let is_receive =
+                    |id: &usize| matches!(model.calls.record(*id).kind, Kind::Receive { .. });
+                let ids = task.calls.iter().map(|(id, _)| *id);
+                ids.filter(is_receive).collect()
+            };
+            for id in receives {
+                task.drop_call(id);
+            }
+        }
+    }
+
+    fn has_open_calls(&self) -> bool {
+        self.watcher.model().calls.open() > 0
+    }
+
+    fn has_open_drains(&self) -> bool {
+        let model = self.watcher.model();
+        (model.calls.iter())
+            .any(|(_, call)| call.state == State::Open && matches!(call.kind, Kind::Receive { .. }))
+    }
+
+    fn open_calls(&self) -> String {
+        let model = self.watcher.model();
+        let open = model
+            .calls
+            .iter()
+            .filter(|(_, call)| call.state == State::Open);
+        format!("{:?}", open.collect::<Vec<_>>())
+    }
+
+    fn outcome(&self) -> Outcome {
+        let model = self.watcher.model();
+        let count = |count: usize| count as u64;
+        let succeeded = |state: State| state == State::Finished(None);
+        Outcome {
+            hash: model.journal.hash(),
+            events: model.journal.count(),
+            calls: count(model.calls.iter().count()),
+            calls_succeeded: count(
+                model
+                    .calls
+                    .iter()
+                    .filter(|(_, call)| succeeded(call.state))
+                    .count(),
+            ),
+            tensors: count(model.tensors.iter().count()),
+            tensors_delivered: count(
+                (model.tensors.iter())
+                    .filter(|(_, record)| record.delivered_to.is_some())
+                    .count(),
+            ),
+            tensors_returned: count(model.tensors.returned()),
+        }
+    }
+}
+
+/// How long something may take that must come to an end.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Enough for everything that is on its way to arrive.
+const QUIET: Duration = Duration::from_millis(100);
+
+const DRAINED_AT_ONCE: usize = 16;
+const DRAIN_ROUNDS: usize = 1000;

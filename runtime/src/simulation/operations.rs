@@ -1,0 +1,503 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use grpcxx_memory::Buffer;
+use grpcxx_rpc::{Code, GraphCall, Method, Request, Status, Text, home_shard, proto};
+use prost::Message;
+
+use super::calls::{Kind, Record, State};
+use super::cluster::{Cluster, Plan};
+use super::functions::{ECHO, FAIL, LATE, NextCall, Sink, call_feed};
+use super::model::stored;
+use super::task::{address_of, host_of};
+use super::tensors::{self, BODY_BYTES_MIN, tensor};
+use crate::client::Peer;
+use crate::command::Command;
+use crate::registry::{STORE_PULL, STORE_PUSH};
+
+/// The random operations.
+impl Cluster {
+    pub(super) fn operate(&mut self) {
+        match self.random.u32(..100) {
+            0..=14 => self.produce(),
+            15..=54 => self.call_receive(),
+            55..=74 => self.call_function(),
+            75..=80 => self.call_status(),
+            81..=85 => self.call_cleanup(),
+            86..=88 => self.abort_step(),
+            89..=92 => self.give_up(),
+            93..=94 => self.disturb_link(),
+            95..=97 if self.profile.restarts => self.disturb_task(),
+            98 if self.profile.partitions => self.cut_off(),
+            _ => self.call_function(),
+        }
+    }
+
+    /// Puts a tensor into its step, if its task still runs.
+    pub(super) fn offer(&mut self, id: usize) {
+        let mut model = self.watcher.model();
+        let record = model.tensors.record(id);
+        let (home, step_id, key) = (record.home, record.step_id, record.key.clone());
+        let is_due =
+            record.epoch == model.tasks[home].epoch && record.state == tensors::State::Planned;
+        let Some(task) = self.tasks[home].as_ref().filter(|_| is_due) else {
+            return;
+        };
+        let command = Command::Send {
+            step_id,
+            key,
+            tensor: model.tensors.make(id),
+            origin: None,
+        };
+        if task.deliver(home_shard(step_id, task.shards.len()), command) {
+            model.tensors.offered(id);
+            model.note(format_args!(
+                "tensor {id} sent into step {step_id} of {home}"
+            ));
+        } else {
+            drop(model);
+            self.plan(Duration::from_millis(1), Plan::Offer(id));
+        }
+    }
+
+    /// A receive within the task itself of tensors that nobody has taken.
+    pub(super) fn drain(&mut self, home: usize, id: usize) {
+        let Some(peer) = self.peer(home, home) else {
+            return;
+        };
+        let (step_id, key) = {
+            let model = self.watcher.model();
+            let record = model.tensors.record(id);
+            (record.step_id, record.key.clone())
+        };
+        let kind = Kind::Receive {
+            step_id,
+            tensors: vec![id],
+        };
+        let request = Request::RecvTensor { step_id, key };
+        self.call_future(home, &peer, kind, request, Some(DRAIN_TIMEOUT));
+    }
+
+    /// A tensor for later receivers.
+    fn produce(&mut self) {
+        if let Some(home) = self.any_running() {
+            let step_id = self.any_step();
+            let id = self.plan_tensor(home, step_id);
+            self.offer(id);
+        }
+    }
+
+    fn plan_tensor(&mut self, home: usize, step_id: i64) -> usize {
+        let len_bytes = match self.random.u32(..8) {
+            0..=3 => self.random.usize(BODY_BYTES_MIN..=600),
+            4..=6 => self
+                .random
+                .usize(BODY_BYTES_MIN..=self.profile.tensor_bytes_max.min(5000)),
+            _ => self
+                .random
+                .usize(BODY_BYTES_MIN..=self.profile.tensor_bytes_max),
+        };
+        let task = self.running(home).expect("the home runs");
+        let mut model = self.watcher.model();
+        let key = task.key(model.tensors.next_id());
+        let epoch = model.tasks[home].epoch;
+        model.tensors.plan(home, epoch, step_id, key, len_bytes)
+    }
+
+    fn call_receive(&mut self) {
+        let (Some(caller), Some(home)) = (self.any_running(), self.any_running()) else {
+            return;
+        };
+        let step_id = self.any_step();
+        let count = match self.random.u32(..4) {
+            0 => self.random.usize(2..=4),
+            _ => 1,
+        };
+        let Some(peer) = self.peer(caller, home) else {
+            return;
+        };
+        let timeout = (self.random.u32(..3) == 0).then(|| self.pause(20));
+        let to_sink = self.random.u32(..4) == 0;
+        if let Some(id) = self.out_of_date(home) {
+            let step_id = self.watcher.model().tensors.record(id).step_id;
+            return self.receive(caller, &peer, step_id, vec![id], timeout, to_sink);
+        }
+        let mut ids = self.wanted(home, step_id, count);
+        while ids.len() < count {
+            let id = self.plan_tensor(home, step_id);
+            let delay = self.pause(4);
+            // One in many never comes, so that its receivers wait for ever.
+            if self.random.u32(..16) > 0 {
+                self.plan(delay, Plan::Offer(id));
+            }
+            ids.push(id);
+        }
+        self.random.shuffle(&mut ids);
+        self.receive(caller, &peer, step_id, ids, timeout, to_sink);
+    }
+
+    /// Tensors of a step that nobody has got yet, also such as were asked for before.
+    fn wanted(&mut self, home: usize, step_id: i64, count: usize) -> Vec<usize> {
+        let model = self.watcher.model();
+        let name = (home, model.tasks[home].epoch, step_id);
+        let ids: Vec<usize> = (model.tensors.iter())
+            .filter(|(_, record)| (record.home, record.epoch, record.step_id) == name)
+            .filter(|(_, record)| record.delivered_to.is_none())
+            .map(|(id, _)| id)
+            .collect();
+        let wanted = self.random.usize(..=count);
+        self.random.choose_multiple(ids, wanted)
+    }
+
+    /// Now and then a tensor of an earlier run of the task.
+    fn out_of_date(&mut self, home: usize) -> Option<usize> {
+        let model = self.watcher.model();
+        let epoch = model.tasks[home].epoch;
+        if epoch == 0 || self.random.u32(..8) > 0 {
+            return None;
+        }
+        let ids: Vec<usize> = (model.tensors.iter())
+            .filter(|(_, record)| record.home == home && record.epoch < epoch)
+            .map(|(id, _)| id)
+            .collect();
+        self.random.choice(ids)
+    }
+
+    fn receive(
+        &mut self,
+        caller: usize,
+        peer: &Peer,
+        step_id: i64,
+        ids: Vec<usize>,
+        timeout: Option<Duration>,
+        to_sink: bool,
+    ) {
+        let keys: Vec<Text> = {
+            let model = self.watcher.model();
+            let key = |id: &usize| model.tensors.record(*id).key.clone();
+            ids.iter().map(key).collect()
+        };
+        let request = match &keys[..] {
+            [key] if self.random.u32(..4) > 0 => Request::RecvTensor {
+                step_id,
+                key: key.clone(),
+            },
+            _ => Request::FuseRecvTensor { step_id, keys },
+        };
+        let kind = Kind::Receive {
+            step_id,
+            tensors: ids,
+        };
+        if to_sink {
+            // Nobody can give up such a call, so it has to end by itself.
+            let timeout = timeout.unwrap_or_else(|| self.pause(40));
+            self.call_sink(caller, peer, kind, request, timeout);
+        } else {
+            let id = self.call_future(caller, peer, kind, request, timeout);
+            self.maybe_drop(id);
+        }
+    }
+
+    /// Plans that a call is given up, now and then.
+    fn maybe_drop(&mut self, id: usize) {
+        if self.random.u32(..8) == 0 {
+            let delay = self.pause(10);
+            self.plan(delay, Plan::Drop(id));
+        }
+    }
+
+    fn call_function(&mut self) {
+        let (Some(caller), Some(callee)) = (self.any_running(), self.any_task()) else {
+            return;
+        };
+        let Some(peer) = self.peer(caller, callee) else {
+            return;
+        };
+        let id = self.watcher.model().calls.next_id();
+        let mut call = GraphCall {
+            feeds: vec![call_feed(id)],
+            ..GraphCall::default()
+        };
+        let fetches: Vec<Text> = (0..self.random.usize(..4))
+            .map(|n| Text::from(format!("out_{id}_{n}")))
+            .collect();
+        let (name, kind) = match self.random.u32(..8) {
+            0 => (FAIL, Kind::Fail),
+            1..=2 => (
+                LATE,
+                Kind::Late {
+                    fetches: fetches.clone(),
+                },
+            ),
+            3 => ("nobody", Kind::Unknown),
+            4 => (STORE_PUSH, Kind::Push),
+            5 => (STORE_PULL, Kind::Pull),
+            _ => (
+                ECHO,
+                Kind::Echo {
+                    fetches: fetches.clone(),
+                },
+            ),
+        };
+        match kind {
+            Kind::Push => {
+                call.feeds = (0..self.random.usize(1..4))
+                    .map(|_| self.stored_name())
+                    .map(|name| (Text::from(name), tensor(stored(name))))
+                    .collect();
+                call.feeds.dedup_by(|one, other| one.0 == other.0);
+                call.feeds.sort_by(|one, other| one.0.cmp(&other.0));
+                call.feeds.dedup_by(|one, other| one.0 == other.0);
+            }
+            Kind::Pull => {
+                call.feeds.clear();
+                call.fetches = vec![Text::from(self.stored_name())];
+            }
+            Kind::Echo { .. } | Kind::Late { .. } => call.fetches = fetches,
+            _ => {}
+        }
+        if self.random.u32(..10) == 0 {
+            let step_id = self.any_step();
+            call.step_id = step_id as u64;
+            call.ps_graph_count = self.random.i32(1..=2);
+            self.watcher.model().maybe_clean(callee, step_id);
+        }
+        call.graph_handle = Text::from(name);
+        let request = Request::StarRunGraph(Box::new(call));
+        let timeout = (self.random.u32(..4) == 0).then(|| self.pause(20));
+        match self.random.u32(..4) {
+            0 => {
+                let timeout = timeout.unwrap_or(LONG_TIMEOUT);
+                self.call_sink(caller, &peer, kind, request, timeout);
+            }
+            _ => {
+                let id = self.call_future(caller, &peer, kind, request, timeout);
+                self.maybe_drop(id);
+            }
+        }
+    }
+
+    fn call_status(&mut self) {
+        let (Some(caller), Some(callee)) = (self.any_running(), self.any_task()) else {
+            return;
+        };
+        if let Some(peer) = self.peer(caller, callee) {
+            self.call_future(caller, &peer, Kind::Status, status_request(), None);
+        }
+    }
+
+    fn call_cleanup(&mut self) {
+        let (Some(caller), Some(callee)) = (self.any_running(), self.any_running()) else {
+            return;
+        };
+        let step_id = self.any_step();
+        let Some(peer) = self.peer(caller, callee) else {
+            return;
+        };
+        let request = Request::Message {
+            method: Method::CleanupGraph,
+            body: Buffer::from(proto::CleanupGraphRequest { step_id }.encode_to_vec()),
+        };
+        self.watcher.model().maybe_clean(callee, step_id);
+        self.call_future(caller, &peer, Kind::Cleanup { step_id }, request, None);
+    }
+
+    fn abort_step(&mut self) {
+        let Some(index) = self.any_running() else {
+            return;
+        };
+        let step_id = self.any_step();
+        let task = self.running(index).expect("it runs");
+        let command = Command::Abort {
+            step_id,
+            status: Status::new(Code::OutOfRange, "End of sequence"),
+            origin: None,
+        };
+        if task.deliver(home_shard(step_id, task.shards.len()), command) {
+            let mut model = self.watcher.model();
+            let name = model.step_name(index, step_id);
+            model.abort(name);
+            model.note(format_args!("step {step_id} of {index} aborted"));
+        }
+    }
+
+    fn give_up(&mut self) {
+        let Some(caller) = self.any_running() else {
+            return;
+        };
+        if let Some(task) = &mut self.tasks[caller]
+            && !task.calls.is_empty()
+        {
+            let (id, _) = task.calls[self.random.usize(..task.calls.len())];
+            task.drop_call(id);
+        }
+    }
+
+    fn disturb_link(&mut self) {
+        let Some(index) = self.any_running() else {
+            return;
+        };
+        let links_fail = self.profile.links_fail;
+        let Some(task) = &mut self.tasks[index] else {
+            return;
+        };
+        let shard = self.random.usize(..task.shards.len());
+        let ledger = task.shards[shard].transport_mut().inner_mut();
+        let links: Vec<_> = ledger.links().collect();
+        let Some(link) = self.random.choice(links) else {
+            return;
+        };
+        let transport = ledger.inner_mut().inner_mut();
+        match self.random.u32(..4) {
+            0 if links_fail => transport.sever(link),
+            1 if links_fail => transport.half_close(link),
+            _ => transport.stall(link, Duration::from_millis(self.random.u64(1..=30))),
+        };
+    }
+
+    fn disturb_task(&mut self) {
+        let Some(index) = self.any_running() else {
+            return;
+        };
+        if self.random.bool() {
+            self.crash(index);
+        } else {
+            let grace = self.pause(10);
+            self.stop(index, grace);
+        }
+        let delay = self.pause(20);
+        self.plan(delay, Plan::Start(index));
+    }
+
+    fn cut_off(&mut self) {
+        let (Some(one), Some(other)) = (self.any_task(), self.any_task()) else {
+            return;
+        };
+        if one != other {
+            self.note(format_args!(
+                "{one} and {other} are cut off from each other"
+            ));
+            self.network.partition(host_of(one), host_of(other));
+            let delay = self.pause(40);
+            self.plan(delay, Plan::Heal(one, other));
+        }
+    }
+
+    fn call_future(
+        &mut self,
+        caller: usize,
+        peer: &Peer,
+        kind: Kind,
+        request: Request,
+        timeout: Option<Duration>,
+    ) -> usize {
+        let id = self.issue(caller, peer, kind, timeout);
+        if let Some(task) = &mut self.tasks[caller] {
+            let call = task.client.call(peer, request, timeout);
+            task.calls.push((id, call));
+        }
+        id
+    }
+
+    fn call_sink(
+        &mut self,
+        caller: usize,
+        peer: &Peer,
+        kind: Kind,
+        request: Request,
+        timeout: Duration,
+    ) {
+        let id = self.issue(caller, peer, kind, Some(timeout));
+        let next = (self.random.u32(..4) == 0).then(|| NextCall {
+            call: self.issue(caller, peer, Kind::Status, None),
+            peer: peer.clone(),
+            request: status_request(),
+        });
+        let next_id = next.as_ref().map(|next| next.call);
+        let brings_memory = self.random.bool();
+        let sink = Arc::new(Sink::new(self.watcher.clone(), brings_memory, next));
+        let task = self.tasks[caller].as_ref().expect("the caller runs");
+        let refused = (task.client)
+            .call_with(peer, request, Some(timeout), sink, id as u64)
+            .is_err();
+        if refused {
+            let mut model = self.watcher.model();
+            model.calls.close(id, State::Dropped);
+            if let Some(next) = next_id {
+                model.calls.close(next, State::Dropped);
+            }
+        }
+    }
+
+    fn issue(
+        &mut self,
+        caller: usize,
+        peer: &Peer,
+        kind: Kind,
+        timeout: Option<Duration>,
+    ) -> usize {
+        let callee = super::task::index_of(peer.socket_address());
+        let mut model = self.watcher.model();
+        let id = model.calls.next_id();
+        model.note(format_args!(
+            "call {id}: {caller} -> {callee} {kind:?} {timeout:?}"
+        ));
+        let record = Record {
+            caller,
+            caller_epoch: model.tasks[caller].epoch,
+            callee,
+            kind,
+            state: State::Open,
+            issued_at: self.now,
+            timeout,
+            executions: 0,
+            is_responder_dropped: false,
+        };
+        model.calls.issue(record)
+    }
+
+    fn peer(&mut self, caller: usize, callee: usize) -> Option<Peer> {
+        let epoch = self.watcher.model().tasks[callee].epoch;
+        let address = address_of(callee, epoch).to_string();
+        let connection = self.random.usize(..10) / 9;
+        let client = &self.running(caller)?.client;
+        client.peer_over(&address, connection).ok()
+    }
+
+    fn any_task(&mut self) -> Option<usize> {
+        Some(self.random.usize(..self.tasks.len()))
+    }
+
+    fn any_step(&mut self) -> i64 {
+        // New steps come up as old ones end.
+        let age = self.now.as_nanos() / STEP_LIFE.as_nanos() as u64;
+        age as i64 * 2 + self.random.i64(0..6)
+    }
+
+    fn stored_name(&mut self) -> &'static str {
+        self.random.choice(STORED_NAMES).expect("there are names")
+    }
+
+    /// A random time, up to so many times the pace of operations.
+    fn pause(&mut self, times: u32) -> Duration {
+        let ns = (self.profile.pace * times).as_nanos() as u64;
+        Duration::from_nanos(self.random.u64(1..=ns))
+    }
+}
+
+fn status_request() -> Request {
+    Request::Message {
+        method: Method::GetStatus,
+        body: Buffer::new(),
+    }
+}
+
+const STORED_NAMES: [&str; 4] = ["bias", "kernel", "embedding", "moment"];
+
+/// How long the steps in use stay the same.
+const STEP_LIFE: Duration = Duration::from_millis(15);
+
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Timeout of calls that nobody can give up.
+const LONG_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,0 +1,118 @@
+use std::time::Duration;
+
+use fastrand::Rng;
+use grpcxx_memory::ArenaOptions;
+use grpcxx_rpc::{ChannelOptions, ConnectionLimits, RendezvousLimits};
+use grpcxx_transport::sim::SimOptions;
+use grpcxx_transport::{FaultOptions, LinkLimits};
+
+/// What kind of cluster a seed makes, and what befalls it.
+#[derive(Clone, Debug)]
+pub(super) struct Profile {
+    pub(super) tasks: usize,
+    pub(super) operations: usize,
+    /// Mean time from one operation to the next.
+    pub(super) pace: Duration,
+    pub(super) network: SimOptions,
+    /// Whether links fail by themselves.
+    pub(super) links_fail: bool,
+    /// Whether tasks crash, stop and start again.
+    pub(super) restarts: bool,
+    pub(super) partitions: bool,
+    /// Whether limits are so low that calls are refused.
+    pub(super) is_tight: bool,
+    pub(super) close_chance: f64,
+    pub(super) refusal_chance: f64,
+    pub(super) stall_chance: f64,
+    pub(super) tensor_bytes_max: usize,
+    pub(super) inbox_commands: usize,
+    pub(super) mesh_parcels: usize,
+    pub(super) arena_bytes: usize,
+    pub(super) connection_limits: ConnectionLimits,
+    pub(super) channel: ChannelOptions,
+    /// Longest delay of a step of the simulation behind the event that it is for.
+    pub(super) slack: Duration,
+}
+
+impl Profile {
+    pub(super) fn draw(seed: u64, random: &mut Rng) -> Self {
+        let kind = random.u32(..10);
+        let network = match kind {
+            0..=2 => SimOptions::reliable(seed),
+            3..=4 => SimOptions::crumbs(seed),
+            _ => SimOptions::faulty(seed),
+        };
+        let (is_crumbs, links_fail) = ((3..=4).contains(&kind), kind >= 5);
+        let is_tight = random.u32(..4) == 0;
+        let mut profile = Self {
+            tasks: random.usize(10..=40),
+            operations: random.usize(200..=600),
+            pace: Duration::from_micros(random.u64(50..=1500)),
+            network,
+            links_fail,
+            restarts: random.u32(..5) > 1,
+            partitions: random.u32(..3) == 0,
+            is_tight,
+            close_chance: if links_fail { 0.002 } else { 0.0 },
+            refusal_chance: random.f64() * 0.3,
+            stall_chance: if random.bool() { 0.01 } else { 0.0 },
+            tensor_bytes_max: if is_crumbs { 600 } else { 40_000 },
+            inbox_commands: 1024,
+            mesh_parcels: random.usize(1..=32),
+            arena_bytes: 8 << 20,
+            connection_limits: ConnectionLimits::default(),
+            channel: ChannelOptions {
+                redial_delay: Duration::from_millis(random.u64(5..=50)),
+                redial_jitter: Duration::from_millis(2),
+                jitter_seed: random.u64(..),
+                connection_timeout: Duration::from_millis(random.u64(100..=1000)),
+                waiting_calls: 4096,
+            },
+            slack: Duration::from_micros(random.u64(20..=400)),
+        };
+        profile.network.connect_timeout = Duration::from_millis(random.u64(20..=200));
+        profile.network.flush_timeout = Duration::from_millis(200);
+        profile.network.fault_bytes_max = 100_000;
+        if is_crumbs {
+            profile.tasks = random.usize(10..=16);
+            profile.operations = random.usize(100..=200);
+        }
+        if is_tight {
+            profile.tighten(random);
+        }
+        profile
+    }
+
+    pub(super) fn faults(&self, seed: u64) -> FaultOptions {
+        FaultOptions {
+            seed,
+            refusal_chance: self.refusal_chance,
+            stall_chance: self.stall_chance,
+            stall_max: Duration::from_millis(2),
+            close_chance: self.close_chance,
+        }
+    }
+
+    pub(super) fn arena(&self) -> ArenaOptions {
+        ArenaOptions {
+            capacity_bytes: self.arena_bytes,
+            huge_pages: false,
+            ..ArenaOptions::default()
+        }
+    }
+
+    pub(super) fn rendezvous_limits(&self) -> RendezvousLimits {
+        RendezvousLimits::default()
+    }
+
+    fn tighten(&mut self, random: &mut Rng) {
+        self.inbox_commands = random.usize(2..=64);
+        self.arena_bytes = 64 << 10;
+        self.connection_limits.outstanding_calls = random.usize(2..=16);
+        self.channel.waiting_calls = random.usize(1..=16);
+        self.network.limits = LinkLimits {
+            queued_frames: random.usize(1..=8),
+            links: LinkLimits::default().links,
+        };
+    }
+}

@@ -1,0 +1,217 @@
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::task::{Context, Poll, Waker};
+use std::{future::Future, pin::Pin};
+
+use arc_swap::ArcSwap;
+use grpcxx_memory::Arena;
+use grpcxx_rpc::{Features, RendezvousKey, StoreLimits, TensorStore, Text};
+use grpcxx_transport::conformance::Ledger;
+use grpcxx_transport::sim::{SimAccepted, SimNetwork, SimTransport};
+use grpcxx_transport::{Faults, Time};
+
+use super::calls::State;
+use super::customs::Customs;
+use super::functions::{self, ECHO, FAIL, Jobs, LateService};
+use super::model::Watcher;
+use super::profile::Profile;
+use crate::call::Call;
+use crate::client::{Client, Mailboxes};
+use crate::cluster::TaskId;
+use crate::command::{Command, Parcel};
+use crate::counters::ShardCounters;
+use crate::mesh::{self, Doorbell, Inbox, InboxSender};
+use crate::registry::Functions;
+use crate::shard::{CoreParts, Shard, SharedParts};
+use crate::task::Task;
+
+pub(super) type SimShard = Shard<Customs<Ledger<Faults<SimTransport>>>>;
+
+/// One run of a task, from its start to its stop or crash.
+pub(super) struct SimTask {
+    pub(super) index: usize,
+    pub(super) device: String,
+    pub(super) incarnation: u64,
+    pub(super) shards: Vec<SimShard>,
+    pub(super) client: Client,
+    pub(super) mailboxes: Arc<Mailboxes>,
+    pub(super) jobs: Arc<Jobs>,
+    pub(super) late: Arc<LateService>,
+    pub(super) store: Arc<ArcSwap<TensorStore>>,
+    /// Futures of calls that nobody has given up.
+    pub(super) calls: Vec<(usize, Call)>,
+    /// When the task has to be gone, if it was told to stop.
+    pub(super) stop_by: Option<Time>,
+    watcher: Watcher,
+}
+
+/// What a task is started with.
+pub(super) struct Start<'a> {
+    pub(super) index: usize,
+    pub(super) address: SocketAddr,
+    pub(super) incarnation: u64,
+    pub(super) features: Features,
+    pub(super) shards: usize,
+    pub(super) seed: u64,
+    pub(super) profile: &'a Profile,
+    pub(super) network: &'a SimNetwork,
+    pub(super) watcher: &'a Watcher,
+}
+
+impl SimTask {
+    pub(super) fn start(start: &Start<'_>) -> Self {
+        let profile = start.profile;
+        let (bells, _sleepers): (Vec<Doorbell>, Vec<_>) =
+            (0..start.shards).map(|_| mesh::doorbell()).unzip();
+        let (senders, inboxes): (Vec<InboxSender<Command>>, Vec<Inbox<Command>>) = bells
+            .iter()
+            .map(|bell| mesh::inbox(profile.inbox_commands, bell.clone()))
+            .unzip();
+        let meshes = mesh::mesh::<Parcel<SimAccepted>>(profile.mesh_parcels, &bells);
+        let mailboxes = Arc::new(Mailboxes::new(senders, bells));
+        let store = Arc::new(ArcSwap::from_pointee(TensorStore::new(
+            StoreLimits::default(),
+        )));
+        let mut known = Functions::builtin(&store);
+        let watcher = start.watcher.clone();
+        known.insert(Text::from(ECHO), Arc::new(functions::echo(watcher.clone())));
+        known.insert(Text::from(FAIL), Arc::new(functions::fail(watcher.clone())));
+        let id = TaskId::new("sim", start.index as u32);
+        let device = id.device("CPU", 0);
+        let jobs = Arc::new(Jobs::default());
+        let late = Arc::new(LateService::new(watcher.clone()));
+        let shared = SharedParts {
+            task: Arc::new(Task::new(id, start.incarnation, 0).expect("a good device name")),
+            mailboxes: Arc::clone(&mailboxes),
+            functions: Arc::new(ArcSwap::from_pointee(known)),
+            store: Arc::clone(&store),
+            service: Some(Arc::clone(&late) as Arc<dyn crate::Service>),
+            compute: Arc::clone(&jobs) as Arc<dyn crate::compute::Compute>,
+            counters: (0..start.shards)
+                .map(|_| ShardCounters::default())
+                .collect(),
+            loads: (0..start.shards).map(|_| AtomicUsize::new(0)).collect(),
+        };
+        let ends = inboxes.into_iter().zip(meshes).enumerate();
+        let mut shards: Vec<SimShard> = ends
+            .map(|(shard, (inbox, mesh))| {
+                let parts = CoreParts {
+                    index: shard,
+                    shared: shared.clone(),
+                    connection_limits: profile.connection_limits,
+                    announce: start.features,
+                    channel_options: profile.channel,
+                    rendezvous_limits: profile.rendezvous_limits(),
+                    links: profile.network.limits.links,
+                    arena: Arena::new(profile.arena()).expect("address space"),
+                    mesh,
+                    inbox,
+                };
+                Shard::new(start.transport(shard), parts)
+            })
+            .collect();
+        shards[0].listen(start.address).expect("the port is free");
+        Self {
+            index: start.index,
+            device,
+            incarnation: start.incarnation,
+            shards,
+            client: Client::new(Arc::clone(&mailboxes), Some(start.address)),
+            mailboxes,
+            jobs,
+            late,
+            store,
+            calls: Vec::new(),
+            stop_by: None,
+            watcher,
+        }
+    }
+
+    /// Key of a tensor that this run of the task makes.
+    pub(super) fn key(&self, id: usize) -> Text {
+        RendezvousKey::new(
+            &self.device,
+            self.incarnation,
+            "/job:sim/replica:0/task:0/device:CPU:0",
+            &format!("tensor_{id}"),
+        )
+        .expect("device and edge are fine")
+        .to_text()
+    }
+
+    /// Hands a command to a shard, as the engine does.
+    pub(super) fn deliver(&self, shard: usize, command: Command) -> bool {
+        self.mailboxes.try_deliver(shard, command).is_ok()
+    }
+
+    /// Tells the model of the calls that have ended.
+    pub(super) fn poll_calls(&mut self) {
+        let mut context = Context::from_waker(Waker::noop());
+        let watcher = &self.watcher;
+        self.calls
+            .retain_mut(|(id, call)| match Pin::new(call).poll(&mut context) {
+                Poll::Ready(result) => {
+                    watcher.model().finish(*id, &result);
+                    false
+                }
+                Poll::Pending => true,
+            });
+    }
+
+    /// Gives up a call by dropping its future, unless its result is there.
+    pub(super) fn drop_call(&mut self, id: usize) {
+        self.poll_calls();
+        let Some(index) = self.calls.iter().position(|(call, _)| *call == id) else {
+            return;
+        };
+        let (id, call) = self.calls.swap_remove(index);
+        let mut model = self.watcher.model();
+        model.note(format_args!("call {id} dropped"));
+        model.calls.close(id, State::Dropped);
+        drop(model);
+        drop(call);
+    }
+
+    /// Whether a stopping task is gone.
+    pub(super) fn is_finished(&self) -> bool {
+        self.shards.iter().all(SimShard::is_finished)
+    }
+
+    /// Lets go of everything outside of the shards, as the end of a process does.
+    pub(super) fn forget(&mut self) {
+        self.calls.clear();
+        self.late.clear();
+        self.jobs.clear();
+    }
+}
+
+impl Start<'_> {
+    fn transport(&self, shard: usize) -> Customs<Ledger<Faults<SimTransport>>> {
+        let transport = self.network.transport(self.address.ip());
+        let seed = self.seed.wrapping_add(shard as u64);
+        let faults = Faults::new(transport, self.profile.faults(seed));
+        let label = format!("task {} shard {shard}", self.index);
+        Customs::new(Ledger::new(faults, label), self.watcher.clone(), self.index)
+    }
+}
+
+/// Where a task listens in one of its runs.
+pub(super) fn address_of(index: usize, epoch: u32) -> SocketAddr {
+    let port = FIRST_PORT + (epoch / 2 % 2) as u16;
+    SocketAddr::new(host_of(index), port)
+}
+
+pub(super) fn host_of(index: usize) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, 0, 0, index as u8 + 1))
+}
+
+/// The task with this address.
+pub(super) fn index_of(address: SocketAddr) -> usize {
+    match address.ip() {
+        IpAddr::V4(ip) => usize::from(ip.octets()[3]) - 1,
+        IpAddr::V6(_) => unreachable!("tasks have IPv4 addresses"),
+    }
+}
+
+const FIRST_PORT: u16 = 7000;
