@@ -38,6 +38,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "programs")]
+pub mod bench;
 pub mod local;
 pub mod model;
 pub mod server;

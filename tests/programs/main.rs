@@ -5,6 +5,7 @@
 )]
 
 mod bad_input;
+mod bench;
 mod cluster;
 mod tool;
 

@@ -3,6 +3,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::bench::arguments::BenchCommand;
+
 /// The tool for clusters of grpcxx-server processes and their peers.
 #[derive(Debug, Parser)]
 #[command(name = "grpcxx", version, after_long_help = EXAMPLES, max_term_width = 100)]
@@ -35,6 +37,9 @@ pub(crate) enum Command {
     Local(LocalArguments),
     /// Show it: 2 ps hold a model, 2 workers pull it, the checksums are compared
     Demo(DemoArguments),
+    /// Measure latency, rate and bandwidth against a server, and how far they are from what the machine can do
+    #[command(subcommand)]
+    Bench(BenchCommand),
 }
 
 /// What to do with an endpoint map.
@@ -247,7 +252,7 @@ pub(crate) struct DemoArguments {
     pub(crate) rounds: u32,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     text.parse::<f64>()
         .ok()
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
@@ -273,6 +278,8 @@ Examples:
   grpcxx push model.safetensors --cluster-spec $CLUSTER
   grpcxx call worker:0 grpcxx.model.pull --fetch seconds --fetch bytes --cluster-spec $CLUSTER
   grpcxx endpoint-map generate --cluster-spec $CLUSTER --output .endpoint_map
+  grpcxx bench serve --listen 127.0.0.1:7070
+  grpcxx bench run --connect 127.0.0.1:7070 --op pull --size 1KiB --count 1000 --limit
 
 Exit codes:
    0 done                                  71 the system refused something

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod bench;
 mod call;
 mod cluster;
 mod demo;
@@ -65,5 +66,6 @@ fn run(arguments: Arguments) -> Outcome {
         }
         Command::Local(arguments) => local::run(&arguments, output),
         Command::Demo(arguments) => demo::run(&arguments, &config, output),
+        Command::Bench(command) => bench::run(&command, &config, output),
     }
 }

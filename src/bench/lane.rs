@@ -1,0 +1,260 @@
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use grpcxx_rpc::Status;
+use grpcxx_runtime::{CallResult, CallSink, Peer, ShardContext};
+use hdrhistogram::Histogram;
+
+use super::report::{Measured, coarse_histogram, nanoseconds};
+use super::steps::StepPlan;
+
+/// One connection under load. Its calls begin and end on the shard that owns the connection.
+pub(super) struct Lane {
+    pub(super) peer: Peer,
+    pub(super) session: i64,
+    pub(super) index: usize,
+    pub(super) load: Arc<Load>,
+    pub(super) state: Mutex<LaneState>,
+}
+
+/// Steps under way on a connection.
+pub(super) struct LaneState {
+    slots: Vec<Slot>,
+    /// The latencies of this connection alone, in coarse steps.
+    own: Option<Histogram<u32>>,
+}
+
+/// A step under way.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    begin: Instant,
+    phase: usize,
+    /// The next call of the phase to be made.
+    next: usize,
+    /// Calls of the phase without an answer.
+    open: usize,
+}
+
+/// What all connections of a run share.
+pub(super) struct Load {
+    pub(super) plan: StepPlan,
+    /// Steps that begin from here on are measured.
+    pub(super) from: Instant,
+    /// No step begins from here on, once one was measured.
+    pub(super) until: Instant,
+    /// Time between two steps of one slot, where the rate is limited.
+    pub(super) expected_interval: Option<Duration>,
+    /// By shard, so that nobody waits for the lock.
+    pub(super) recorders: Vec<Mutex<Recorder>>,
+    /// Whether a step was measured.
+    pub(super) has_measured: AtomicBool,
+    /// Set by the first error; nothing begins from then on.
+    pub(super) failure: Mutex<Option<Status>>,
+    pub(super) is_failed: AtomicBool,
+    /// Slots that have not ended.
+    pub(super) running: AtomicUsize,
+    pub(super) events: Sender<Event>,
+}
+
+/// What a run tells the thread that waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    /// A slot can begin its next step; only where the rate is limited.
+    Free { lane: usize, slot: usize },
+    /// All slots have ended.
+    Ended,
+}
+
+/// What one shard has measured.
+#[derive(Debug, Default)]
+pub(super) struct Recorder {
+    pub(super) measured: Measured,
+    pub(super) first: Option<Instant>,
+    pub(super) last: Option<Instant>,
+}
+
+impl Lane {
+    pub(super) fn state(depth: usize, by_connection: bool) -> LaneState {
+        let slot = Slot {
+            begin: Instant::now(),
+            phase: 0,
+            next: 0,
+            open: 0,
+        };
+        LaneState {
+            slots: vec![slot; depth],
+            own: by_connection.then(coarse_histogram),
+        }
+    }
+
+    /// Begins a step.
+    pub(super) fn begin(self: &Arc<Self>, slot: usize, shard: &mut ShardContext<'_>) {
+        let now = Instant::now();
+        if self.load.is_over(now) {
+            return self.load.end_slot();
+        }
+        {
+            let mut state = self.lock();
+            state.slots[slot] = Slot {
+                begin: now,
+                phase: 0,
+                next: 0,
+                open: 0,
+            };
+        }
+        self.make_calls(slot, shard);
+    }
+
+    /// The time that 99 of 100 steps of this connection did not exceed, in microseconds.
+    pub(super) fn own_p99_us(&self) -> Option<f64> {
+        let state = self.lock();
+        let own = state.own.as_ref().filter(|own| !own.is_empty())?;
+        Some(own.value_at_quantile(0.99) as f64 / 1e3)
+    }
+
+    /// Makes calls of a step's phase until enough are under way.
+    fn make_calls(self: &Arc<Self>, slot: usize, shard: &mut ShardContext<'_>) {
+        let plan = &self.load.plan;
+        let mut state = self.lock();
+        let step = &mut state.slots[slot];
+        let end = plan.calls_of(step.phase);
+        while step.next < end && step.open < CALLS_OF_A_STEP_MAX {
+            match plan.request(step.phase, step.next, self.session) {
+                Ok(request) => {
+                    let token = (slot as u64) << 32 | step.next as u64;
+                    let sink: Arc<dyn CallSink> = Arc::clone(self) as _;
+                    shard.call(&self.peer, request, Some(CALL_TIME), sink, token);
+                    step.next += 1;
+                    step.open += 1;
+                }
+                Err(status) => {
+                    self.load.fail(status);
+                    step.next = end;
+                }
+            }
+        }
+        if step.open == 0 {
+            drop(state);
+            self.load.end_slot();
+        }
+    }
+
+    /// Counts an answer. Returns the begin of the step if it was the last one of a whole step.
+    fn count_answer(&self, slot: usize) -> (bool, Option<Instant>) {
+        let plan = &self.load.plan;
+        let mut state = self.lock();
+        let step = &mut state.slots[slot];
+        step.open -= 1;
+        if step.next < plan.calls_of(step.phase) {
+            return (true, None);
+        }
+        if step.open > 0 {
+            return (false, None);
+        }
+        if step.phase + 1 < plan.phases() {
+            step.phase += 1;
+            step.next = 0;
+            return (true, None);
+        }
+        (false, Some(step.begin))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LaneState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CallSink for Lane {
+    fn finished(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
+        let (slot, call) = ((token >> 32) as usize, token as u32 as usize);
+        let phase = self.lock().slots[slot].phase;
+        let accepted = result.and_then(|response| self.load.plan.accept(phase, call, &response));
+        if let Err(status) = accepted {
+            let address = self.peer.address();
+            let text = format!("connection {} to {address}: {}", self.index, status.message);
+            self.load.fail(Status::new(status.code, text));
+        }
+        if self.load.is_failed.load(Ordering::Relaxed) {
+            let mut state = self.lock();
+            state.slots[slot].open -= 1;
+            if state.slots[slot].open == 0 {
+                drop(state);
+                self.load.end_slot();
+            }
+            return;
+        }
+        let (has_more, ended) = self.count_answer(slot);
+        if has_more {
+            self.make_calls(slot, shard);
+        }
+        let Some(begin) = ended else {
+            return;
+        };
+        let end = Instant::now();
+        if begin >= self.load.from {
+            self.load.record(shard.index(), begin, end);
+            if let Some(own) = &mut self.lock().own {
+                own.saturating_record(nanoseconds(end - begin));
+            }
+        }
+        if self.load.expected_interval.is_some() {
+            // The pacing thread listens until all slots have ended.
+            let _ = self.load.events.send(Event::Free {
+                lane: self.index,
+                slot,
+            });
+        } else {
+            self.begin(slot, shard);
+        }
+    }
+}
+
+impl Load {
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        self.is_failed.load(Ordering::Relaxed)
+            || (now >= self.until && self.has_measured.load(Ordering::Relaxed))
+    }
+
+    /// Notes that a slot begins no more steps.
+    pub(super) fn end_slot(&self) {
+        if self.running.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // The thread that runs the bench waits for this.
+            let _ = self.events.send(Event::Ended);
+        }
+    }
+
+    fn record(&self, shard: usize, begin: Instant, end: Instant) {
+        let mut recorder = self.recorders[shard]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let recorder = &mut *recorder;
+        match self.expected_interval {
+            None => recorder.measured.record(end - begin),
+            Some(interval) => {
+                recorder.measured.steps += 1;
+                let (took, interval) = (nanoseconds(end - begin), nanoseconds(interval));
+                // A time beyond the histogram is longer than a call may take.
+                let _ = recorder.measured.latency.record_correct(took, interval);
+            }
+        }
+        recorder.measured.calls += self.plan.calls();
+        let first = recorder.first.get_or_insert(begin);
+        *first = begin.min(*first);
+        if recorder.last.replace(end).is_none() {
+            self.has_measured.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn fail(&self, status: Status) {
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.get_or_insert(status);
+        self.is_failed.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Calls of one step without an answer, on one connection.
+const CALLS_OF_A_STEP_MAX: usize = 1024;
+/// How long a call may take before the run is given up.
+const CALL_TIME: Duration = Duration::from_secs(60);

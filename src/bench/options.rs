@@ -1,0 +1,190 @@
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use grpcxx_fusion::PlanLimits;
+
+use super::payload::PayloadSpec;
+
+/// What a run measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// One call after the other.
+    Latency,
+    /// As many calls as the connections take.
+    Rate,
+    /// Steps that take all tensors from the server.
+    Pull,
+    /// Steps that give all tensors to the server.
+    Push,
+    /// Steps of a worker: take all tensors, then give as many.
+    Ps,
+}
+
+/// What a client does, and for how long.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    /// What to measure.
+    pub op: Op,
+    /// The tensors of a step.
+    pub payload: PayloadSpec,
+    /// Number of connections, over all servers.
+    pub connections: usize,
+    /// Steps under way at once on each connection.
+    pub depth: usize,
+    /// How long to measure, after a warm-up.
+    pub duration: Duration,
+    /// Steps begun each second over all connections; as many as possible if `None`.
+    pub rate: Option<f64>,
+    /// Which tensors share a call; `None`: each has a call of its own.
+    pub fusion: Option<PlanLimits>,
+    /// Compare what arrives with what was sent, on both sides.
+    pub verify: bool,
+    /// Keep the latencies of each connection apart.
+    pub by_connection: bool,
+}
+
+impl Op {
+    /// The word on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Latency => "latency",
+            Self::Rate => "rate",
+            Self::Pull => "pull",
+            Self::Push => "push",
+            Self::Ps => "ps",
+        }
+    }
+
+    /// Whether tensors come from the server.
+    pub const fn pulls(self) -> bool {
+        !matches!(self, Self::Push)
+    }
+
+    /// Whether tensors go to the server.
+    pub const fn pushes(self) -> bool {
+        matches!(self, Self::Push | Self::Ps)
+    }
+
+    /// How often the payload crosses the link in one step.
+    pub const fn crossings(self) -> u64 {
+        self.pulls() as u64 + self.pushes() as u64
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Op {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        [Self::Latency, Self::Rate, Self::Pull, Self::Push, Self::Ps]
+            .into_iter()
+            .find(|op| op.name() == text)
+            .ok_or_else(|| {
+                format!("{text:?} is no operation; write latency, rate, pull, push or ps")
+            })
+    }
+}
+
+impl RunOptions {
+    /// Refuses what cannot be run, before anything is sent.
+    ///
+    /// # Errors
+    /// A text that names the option, its value and what is allowed.
+    pub fn check(&self) -> Result<(), String> {
+        within("connections", self.connections, CONNECTIONS_MAX)?;
+        within("depth", self.depth, DEPTH_MAX)?;
+        within(
+            "connections x depth",
+            self.connections * self.depth,
+            SLOTS_MAX,
+        )?;
+        if self.duration.is_zero() || self.duration > DURATION_MAX {
+            return Err(format!(
+                "cannot measure for {:?}; write more than 0 and at most {} seconds",
+                self.duration,
+                DURATION_MAX.as_secs()
+            ));
+        }
+        match self.rate {
+            Some(rate) if !(RATE_MIN..=RATE_MAX).contains(&rate) => Err(format!(
+                "cannot begin {rate} steps a second; write {RATE_MIN} to {RATE_MAX}"
+            )),
+            _ => self.payload.check(),
+        }
+    }
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        Self {
+            op: Op::Latency,
+            payload: PayloadSpec::default(),
+            connections: 1,
+            depth: 1,
+            duration: Duration::from_secs(3),
+            rate: None,
+            fusion: Some(PlanLimits::default()),
+            verify: false,
+            by_connection: false,
+        }
+    }
+}
+
+fn within(name: &str, value: usize, max: usize) -> Result<(), String> {
+    if (1..=max).contains(&value) {
+        return Ok(());
+    }
+    Err(format!("{name} is {value}; it must be 1 to {max}"))
+}
+
+/// As many as an engine has peers.
+pub const CONNECTIONS_MAX: usize = 65_536;
+/// As many calls as a connection has slots for.
+pub const DEPTH_MAX: usize = 65_536;
+/// Steps under way at once.
+const SLOTS_MAX: usize = 1 << 18;
+/// The longest run.
+const DURATION_MAX: Duration = Duration::from_secs(24 * 3600);
+const RATE_MIN: f64 = 0.01;
+const RATE_MAX: f64 = 1e7;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_are_read_by_name() {
+        for op in [Op::Latency, Op::Rate, Op::Pull, Op::Push, Op::Ps] {
+            assert_eq!(op.name().parse(), Ok(op));
+        }
+        assert!("ping".parse::<Op>().unwrap_err().contains("latency, rate"));
+        assert_eq!((Op::Push.crossings(), Op::Ps.crossings()), (1, 2));
+    }
+
+    #[test]
+    fn what_cannot_run_is_refused_by_name() {
+        let refused = |change: fn(&mut RunOptions)| {
+            let mut options = RunOptions::default();
+            change(&mut options);
+            options.check().unwrap_err()
+        };
+        assert_eq!(RunOptions::default().check(), Ok(()));
+        assert!(refused(|options| options.depth = 0).contains("depth is 0"));
+        assert!(
+            refused(|options| options.connections = 1 << 20).contains("connections is 1048576")
+        );
+        assert!(refused(|options| options.duration = Duration::ZERO).contains("cannot measure"));
+        assert!(refused(|options| options.rate = Some(0.0)).contains("0 steps"));
+        let both = refused(|options| {
+            options.connections = 10_000;
+            options.depth = 100;
+        });
+        assert!(both.contains("connections x depth is 1000000"));
+    }
+}

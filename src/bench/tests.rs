@@ -1,0 +1,114 @@
+use std::time::Duration;
+
+use grpcxx_runtime::EngineOptions;
+
+use super::{BenchClient, BenchServer, Mix, Op, RunOptions};
+
+fn pair(shards: usize) -> (BenchServer, BenchClient) {
+    let options = EngineOptions {
+        shards,
+        ..EngineOptions::default()
+    };
+    let server = BenchServer::start(EngineOptions {
+        listen: Some(([127, 0, 0, 1], 0).into()),
+        ..options.clone()
+    })
+    .unwrap();
+    let address = server.address().unwrap().to_string();
+    let client = BenchClient::start(options, vec![address]).unwrap();
+    (server, client)
+}
+
+fn short(op: Op) -> RunOptions {
+    RunOptions {
+        op,
+        duration: Duration::from_millis(60),
+        verify: true,
+        ..RunOptions::default()
+    }
+}
+
+#[test]
+fn each_operation_runs_fused_and_not_with_its_contents_compared() {
+    let (_server, client) = pair(1);
+    for op in [Op::Latency, Op::Rate, Op::Pull, Op::Push, Op::Ps] {
+        for (is_fused, serialized) in [(true, false), (false, false), (true, true)] {
+            let mut options = short(op);
+            options.payload.count = 40;
+            options.payload.mix = Mix::Uniform;
+            options.payload.serialized = serialized;
+            if !is_fused {
+                options.fusion = None;
+            }
+            let measured = client.run(&options).unwrap().measured;
+            assert!(measured.steps > 0, "{op} {is_fused}");
+            let calls = measured.calls / measured.steps;
+            let crossings = op.crossings();
+            if is_fused {
+                // 13 large tensors travel alone, the others share a call.
+                assert_eq!(calls, 14 * crossings, "{op}");
+            } else {
+                assert_eq!(calls, 40 * crossings, "{op}");
+            }
+        }
+    }
+}
+
+#[test]
+fn connections_spread_over_shards_and_are_told_apart() {
+    let (server, client) = pair(2);
+    let options = RunOptions {
+        connections: 9,
+        depth: 4,
+        by_connection: true,
+        ..short(Op::Rate)
+    };
+    let outcome = client.run(&options).unwrap();
+    assert_eq!(server.accepted(), 9);
+    assert_eq!(outcome.p99_us_by_connection.len(), 9);
+    assert!(outcome.p99_us_by_connection.iter().all(Option::is_some));
+    assert_eq!(outcome.measured.latency.len(), outcome.measured.steps);
+}
+
+#[test]
+fn a_limited_rate_is_kept() {
+    let (_server, client) = pair(1);
+    let options = RunOptions {
+        rate: Some(200.0),
+        duration: Duration::from_millis(500),
+        connections: 2,
+        ..short(Op::Latency)
+    };
+    let measured = client.run(&options).unwrap().measured;
+    // A machine that is busy with other things makes fewer, never more.
+    assert!((1..=105).contains(&measured.steps), "{}", measured.steps);
+}
+
+#[test]
+fn the_limit_is_measured_beside_the_calls() {
+    let (_server, client) = pair(1);
+    for op in [Op::Latency, Op::Ps] {
+        let floors = client
+            .floors(&short(op), Duration::from_millis(40))
+            .unwrap();
+        assert_eq!(floors.len(), 2);
+        assert!(
+            floors.iter().all(|floor| floor.measured.steps > 0),
+            "{floors:?}"
+        );
+        assert!(client.run(&short(op)).unwrap().measured.steps > 0);
+    }
+}
+
+#[test]
+fn a_server_that_is_no_bench_is_named_with_the_remedy() {
+    let server = grpcxx_runtime::Engine::start(EngineOptions {
+        listen: Some(([127, 0, 0, 1], 0).into()),
+        ..EngineOptions::default()
+    })
+    .unwrap();
+    let address = server.local_addr().unwrap().to_string();
+    let client = BenchClient::start(EngineOptions::default(), vec![address]).unwrap();
+    let status = client.run(&short(Op::Latency)).unwrap_err();
+    assert!(status.message.contains("grpcxx bench serve"), "{status}");
+}

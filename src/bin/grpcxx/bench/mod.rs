@@ -1,0 +1,79 @@
+//! `grpcxx bench`: the two sides of a bench as processes.
+
+pub(crate) mod arguments;
+mod plot;
+mod run;
+mod serve;
+
+use grpcxx_runtime::cluster::TaskId;
+use grpcxx_runtime::config::{Config, DriverSetting};
+use grpcxx_runtime::{EngineError, EngineOptions};
+
+use self::arguments::{BenchCommand, DriverName, EngineArguments, TransportName};
+use crate::output::Output;
+use crate::terminal::{Exit, Failure, OrExit, Outcome};
+
+/// Runs one side of a bench.
+pub(crate) fn run(command: &BenchCommand, config: &Config, output: Output) -> Outcome {
+    match command {
+        BenchCommand::Serve(arguments) => serve::run(arguments, config, output),
+        BenchCommand::Run(arguments) => run::run(arguments, config, output),
+    }
+}
+
+/// The engine of one side: flags go before the environment.
+fn engine_options(
+    arguments: &EngineArguments,
+    config: &Config,
+    job: &str,
+) -> Outcome<EngineOptions> {
+    check_transport(arguments.transport)?;
+    let mut config = config.clone();
+    match arguments.driver {
+        None => {}
+        Some(DriverName::Auto) => config.driver = DriverSetting::Auto,
+        Some(DriverName::IoUring) => config.driver = DriverSetting::IoUring,
+        Some(DriverName::Epoll) => config.driver = DriverSetting::Epoll,
+    }
+    if let Some(polling) = arguments.polling {
+        config.ps_polling = polling.is_on();
+        config.worker_polling = polling.is_on();
+    }
+    if let Some(shards) = arguments.shards {
+        config.shards = Some(shards);
+    }
+    let mut options = EngineOptions::from_config(&config, TaskId::new(job, 0), 1);
+    // Depth is what a bench is about; the limit of a connection shall not be what it finds.
+    let limits = &mut options.connection_limits;
+    limits.outstanding_calls = limits.outstanding_calls.max(OUTSTANDING_CALLS);
+    Ok(options)
+}
+
+fn check_transport(transport: TransportName) -> Outcome {
+    let name = match transport {
+        TransportName::Auto | TransportName::Tcp => return Ok(()),
+        TransportName::Shm => "shm",
+        TransportName::Rdma => "rdma",
+    };
+    Err(Failure::new(
+        Exit::Usage,
+        format!(
+            "--transport {name} is not available: this build carries tensors over tcp; write --transport tcp or auto"
+        ),
+    ))
+}
+
+fn engine_failure(error: EngineError) -> Failure {
+    let text = error.to_string();
+    let exit = if text.contains("in use") {
+        Exit::AddressInUse
+    } else {
+        Exit::System
+    };
+    Err::<(), _>(error)
+        .or_exit(exit)
+        .expect_err("an error stays one")
+}
+
+/// As many as the deepest bench has on one connection.
+const OUTSTANDING_CALLS: usize = 65_536;
