@@ -215,6 +215,14 @@ mod tests {
         .unwrap()
     }
 
+    /// Bytes of every page; all of them would take Miri minutes.
+    fn sample(bytes: &[u8]) -> impl Iterator<Item = u8> {
+        bytes
+            .iter()
+            .copied()
+            .step_by(if cfg!(miri) { 4001 } else { 1 })
+    }
+
     fn is_aligned(buffer: &BufferMut, align_bytes: usize) -> bool {
         buffer.as_ptr().addr().is_multiple_of(align_bytes)
     }
@@ -304,10 +312,10 @@ mod tests {
         let burst_start = burst.as_ptr();
         drop(burst);
         assert_eq!(arena.trim(), (8 + 4 + 2) << 20);
-        assert!(kept.iter().all(|&byte| byte == 1));
+        assert!(sample(&kept).all(|byte| byte == 1));
         let again = arena.allocate(8 << 20).unwrap();
         assert_eq!(again.as_ptr(), burst_start);
-        assert!(again.iter().all(|&byte| byte == 0));
+        assert!(sample(&again).all(|byte| byte == 0));
     }
 
     #[test]
