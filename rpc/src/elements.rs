@@ -63,7 +63,7 @@ impl Tensor {
             dtype: T::DTYPE,
             shape: Shape::SCALAR,
             is_dead: false,
-            data: Buffer::from(bytemuck::bytes_of(&value).to_vec()),
+            data: Buffer::from(Bytes::from_owner(Elements(vec![value]))),
         }
     }
 
