@@ -89,7 +89,7 @@ pub enum ServerError {
     Model(#[from] ModelError),
     /// A tensor of the model cannot be served.
     #[error("the model cannot be served: {0}")]
-    Store(#[source] Status),
+    Store(Status),
     /// The options contradict each other.
     #[error("{0}")]
     Contradiction(String),
@@ -98,7 +98,7 @@ pub enum ServerError {
     Engine(#[from] EngineError),
     /// The engine did not start because its port cannot be had.
     #[error(
-        "the star port {address} cannot be listened on: {source}; stop the program that has it, or give this task another port in the endpoint map"
+        "the star port {address} cannot be listened on; stop the program that has it, or give this task another port in the endpoint map"
     )]
     StarPort {
         /// Where it should have listened.

@@ -60,7 +60,7 @@ impl Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.line, self.column) {
-            (0, _) => {}
+            (0, _) => return write!(f, "found {}; {}", self.found, self.wanted),
             (line, 0) => write!(f, "{line}: ")?,
             (line, column) => write!(f, "{line}:{column}: ")?,
         }

@@ -126,8 +126,8 @@ fn checklist_22_missing_entries_are_all_told() {
     let error = map("").star_addresses(&cluster()).unwrap_err().to_string();
     assert_eq!(
         error,
-        "dir/.endpoint_map: found `no line for /job:ps/replica:0/task:0`; Star ip and port not found for job name: ps. Write `a:1=star_host:star_port`\n\
-         dir/.endpoint_map: found `no line for /job:worker/replica:0/task:0`; Star ip and port not found for job name: worker. Write `b:2=star_host:star_port`"
+        "dir/.endpoint_map: found no line for /job:ps/replica:0/task:0; Star ip and port not found for job name: ps. Write `a:1=star_host:star_port`\n\
+         dir/.endpoint_map: found no line for /job:worker/replica:0/task:0; Star ip and port not found for job name: worker. Write `b:2=star_host:star_port`"
     );
 }
 
