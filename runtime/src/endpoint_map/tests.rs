@@ -273,7 +273,7 @@ fn sizes_are_limited() {
     let large = vec![b'\n'; FILE_BYTES_MAX + 1];
     let error = EndpointMap::parse(Path::new("x"), &large).unwrap_err();
     assert!(
-        error.to_string().starts_with("x: found `more than"),
+        error.to_string().starts_with("x: found more than"),
         "{error}"
     );
     assert!(
