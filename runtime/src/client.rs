@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use crossbeam_queue::SegQueue;
 use futures_channel::oneshot;
-use grpcxx_rpc::{Code, Request, Status, Text};
+use grpcxx_memory::Buffer;
+use grpcxx_rpc::{Code, Features, Request, Status, Text};
 
 use crate::call::{Call, CallSink, Completion};
-use crate::command::{Command, NewCall};
+use crate::cancellation::Cancellation;
+use crate::command::{Cancellable, Command, NewCall};
 use crate::limits;
 use crate::mesh::{Doorbell, InboxSender};
 
@@ -55,6 +57,27 @@ struct PeerInner {
     shard: usize,
     number: u64,
     is_self: bool,
+}
+
+/// What an engine knows of a peer at a moment.
+#[derive(Clone, Debug)]
+pub struct PeerState {
+    /// Whether there is a connection.
+    pub is_connected: bool,
+    /// What the peer has announced on this connection; `None` as long as its answer is missing.
+    pub features: Option<Features>,
+    /// The peer's `GetStatusResponse`, serialized, from the announcement.
+    pub status: Option<Buffer>,
+}
+
+/// A call that was not accepted, with all that belongs to it.
+pub struct RefusedCall {
+    /// The request.
+    pub request: Request,
+    /// Where its result would have gone.
+    pub sink: Arc<dyn CallSink>,
+    /// Whether the engine has stopped; otherwise the shard's inbox is full.
+    pub is_stopped: bool,
 }
 
 /// Withdraws a call.
@@ -140,7 +163,7 @@ impl Client {
             request,
             timeout,
             completion: Completion::Future(sender),
-            number: Some(number),
+            cancellable: Some(Cancellable { number, flag: None }),
         });
         match self.shared.mailboxes.try_deliver(peer.shard(), command) {
             Ok(()) => Call::new(
@@ -172,13 +195,82 @@ impl Client {
             request,
             timeout,
             completion: Completion::Sink { sink, token },
-            number: None,
+            cancellable: None,
         });
         match self.shared.mailboxes.try_deliver(peer.shard(), command) {
             Ok(()) => Ok(()),
             Err(Command::Call(call)) => Err(call.request),
             Err(_) => unreachable!("the inbox returns the command it was given"),
         }
+    }
+
+    /// The same with a result that goes to `sink` for certain, and a call that `cancellation` withdraws. A
+    /// cancellation is for one call; one that was used before withdraws only its first.
+    ///
+    /// If the engine stops before its shard has seen the call, `sink` is dropped unheard, on any thread.
+    ///
+    /// # Errors
+    /// All comes back if the shard's inbox is full or the engine has stopped.
+    pub fn call_cancellable(
+        &self,
+        peer: &Peer,
+        request: Request,
+        timeout: Option<Duration>,
+        sink: Arc<dyn CallSink>,
+        token: u64,
+        cancellation: &Cancellation,
+    ) -> Result<(), RefusedCall> {
+        let number = self.shared.next_call.fetch_add(1, Ordering::Relaxed);
+        let flag = cancellation.attach(Cancel {
+            mailboxes: Arc::clone(&self.shared.mailboxes),
+            shard: peer.shard(),
+            number,
+        });
+        let command = Command::Call(NewCall {
+            peer: peer.clone(),
+            request,
+            timeout,
+            completion: Completion::Sink { sink, token },
+            cancellable: Some(Cancellable {
+                number,
+                flag: Some(flag),
+            }),
+        });
+        match self.shared.mailboxes.try_deliver(peer.shard(), command) {
+            Ok(()) => Ok(()),
+            Err(Command::Call(NewCall {
+                request,
+                completion: Completion::Sink { sink, .. },
+                ..
+            })) => Err(RefusedCall {
+                request,
+                sink,
+                is_stopped: self.is_stopped(),
+            }),
+            Err(_) => unreachable!("the inbox returns the command it was given"),
+        }
+    }
+
+    /// Tells what is known of a peer, on its shard's thread, without making a connection. `tell` is dropped unheard
+    /// if the engine has stopped.
+    pub fn inspect(&self, peer: &Peer, tell: impl FnOnce(PeerState) + Send + 'static) {
+        let command = Command::Inspect {
+            peer: peer.clone(),
+            tell: Box::new(tell),
+        };
+        self.shared.mailboxes.deliver(peer.shard(), command);
+    }
+
+    /// Closes the connection to a peer, if there is one. Calls on it fail with `UNAVAILABLE`; later calls
+    /// connect again.
+    pub fn disconnect(&self, peer: &Peer) {
+        let command = Command::Disconnect { peer: peer.clone() };
+        self.shared.mailboxes.deliver(peer.shard(), command);
+    }
+
+    /// Whether the engine has stopped.
+    pub fn is_stopped(&self) -> bool {
+        self.shared.mailboxes.is_closed()
     }
 }
 
@@ -301,10 +393,18 @@ impl Mailboxes {
             .map_err(|refused| refused.value)
     }
 
+    /// Whether the shards have ended.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.inboxes.iter().any(InboxSender::is_closed)
+    }
+
     /// Hands over an answer, which must not be lost. Answers that do not fit into the inbox wait beside it;
     /// there are never more of them than requests under way.
     pub(crate) fn deliver(&self, shard: usize, command: Command) {
         if let Err(command) = self.try_deliver(shard, command) {
+            if self.inboxes[shard].is_closed() {
+                return;
+            }
             self.overflow[shard].push(command);
             self.doorbells[shard].ring();
         }
@@ -330,6 +430,25 @@ impl Cancel {
                 number: self.number,
             },
         );
+    }
+
+    /// The same where somebody waits for the end of the call.
+    pub(crate) fn send_surely(&self) {
+        self.mailboxes.deliver(
+            self.shard,
+            Command::Cancel {
+                number: self.number,
+            },
+        );
+    }
+}
+
+impl fmt::Debug for RefusedCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RefusedCall")
+            .field("request", &self.request)
+            .field("is_stopped", &self.is_stopped)
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use grpcxx_rpc::{RequestId, Status, Tensor, Text};
@@ -6,7 +7,7 @@ use grpcxx_transport::Time;
 use smallvec::SmallVec;
 
 use crate::call::{CallResult, Completion};
-use crate::client::Peer;
+use crate::client::{Peer, PeerState};
 use crate::shard::ShardContext;
 
 /// The keys of one receive.
@@ -60,6 +61,13 @@ pub(crate) enum Command {
     },
     /// One graph call of a step is done; the last one removes the step.
     GraphDone { step_id: i64, ps_graph_count: i32 },
+    /// Tell what is known of a peer, on the shard that owns it.
+    Inspect {
+        peer: Peer,
+        tell: Box<dyn FnOnce(PeerState) + Send>,
+    },
+    /// Close the connection to a peer, on the shard that owns it.
+    Disconnect { peer: Peer },
     /// Run code on the shard.
     Run(Box<dyn FnOnce(&mut ShardContext<'_>) + Send>),
     /// Stop listening, answer what is in flight, close all links.
@@ -72,8 +80,24 @@ pub(crate) struct NewCall {
     pub(crate) request: grpcxx_rpc::Request,
     pub(crate) timeout: Option<Duration>,
     pub(crate) completion: Completion,
-    /// Set for calls that can be cancelled from outside; unique within the engine.
-    pub(crate) number: Option<u64>,
+    /// Set for calls that can be cancelled from outside.
+    pub(crate) cancellable: Option<Cancellable>,
+}
+
+/// How a call hears that it was cancelled.
+pub(crate) struct Cancellable {
+    /// Unique within the engine.
+    pub(crate) number: u64,
+    /// Set when it was cancelled before its shard has heard of it.
+    pub(crate) flag: Option<Arc<AtomicBool>>,
+}
+
+impl Cancellable {
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.flag
+            .as_ref()
+            .is_some_and(|flag| flag.load(Ordering::SeqCst))
+    }
 }
 
 /// What a shard hands to another one.
@@ -134,6 +158,8 @@ impl std::fmt::Debug for Command {
             Self::AbortAll { .. } => "AbortAll",
             Self::Cleanup { .. } => "Cleanup",
             Self::GraphDone { .. } => "GraphDone",
+            Self::Inspect { .. } => "Inspect",
+            Self::Disconnect { .. } => "Disconnect",
             Self::Run(_) => "Run",
             Self::Stop { .. } => "Stop",
         })

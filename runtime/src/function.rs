@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use grpcxx_rpc::{GraphCall, Request, Response, Status, Tensor, Text};
+use grpcxx_rpc::{GraphCall, Request, Response, Status, Tensor, Text, home_shard};
 
 use crate::call::CallResult;
 use crate::client::Mailboxes;
@@ -17,6 +17,11 @@ pub trait Function: Send + Sync {
     /// # Errors
     /// The status that the caller gets.
     fn call(&self, call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status>;
+
+    /// Runs the function, which answers through `responder`, from here or later from any thread.
+    fn start(&self, call: GraphCall, responder: Responder) {
+        responder.answer(caught(|| self.call(call)));
+    }
 }
 
 impl<F> Function for F
@@ -26,6 +31,18 @@ where
     fn call(&self, call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
         self(call)
     }
+}
+
+/// Hears what becomes of a request that a service has taken. The engine lets go of it once the request is over.
+///
+/// Runs on the shard's thread and must not block.
+pub trait RequestWatch: Send + Sync {
+    /// Nobody wants the answer any more: the peer gave the request up, its deadline is over, or the connection is
+    /// gone. Comes at most once, and not behind the answer.
+    fn withdrawn(&self) {}
+
+    /// The answer has left to its last byte. Never comes for an answer that was lost.
+    fn delivered(&self) {}
 }
 
 /// Sees each request from a peer before the built-in services do.
@@ -54,9 +71,11 @@ pub struct Later<'a> {
     origin: Origin,
 }
 
-/// Proof that somebody holds the responder.
-#[derive(Debug)]
-pub struct Promise(());
+/// Proof that somebody holds the responder, or has answered.
+pub struct Promise {
+    pub(crate) watch: Option<Arc<dyn RequestWatch>>,
+    pub(crate) answer: Option<CallResult>,
+}
 
 impl<'a> Later<'a> {
     pub(crate) fn new(mailboxes: &'a Arc<Mailboxes>, origin: Origin) -> Self {
@@ -66,7 +85,42 @@ impl<'a> Later<'a> {
     /// The responder, which may go to any thread, and what to return meanwhile.
     pub fn promise(self) -> (Responder, Served) {
         let responder = Responder::new(Arc::clone(self.mailboxes), self.origin);
-        (responder, Served::Later(Promise(())))
+        let promise = Promise {
+            watch: None,
+            answer: None,
+        };
+        (responder, Served::Later(promise))
+    }
+
+    /// The same for a service that wants to know what becomes of the request. Tensors in its answer that do not
+    /// reach the peer are dropped, and not put into the step of their key.
+    pub fn watched(self, watch: Arc<dyn RequestWatch>) -> (Responder, Promise) {
+        let responder = Responder::new(Arc::clone(self.mailboxes), self.origin);
+        let promise = Promise {
+            watch: Some(watch),
+            answer: None,
+        };
+        (responder, promise)
+    }
+}
+
+impl Promise {
+    /// Keeps the promise at once, in place of the responder, which is abandoned.
+    pub fn keep(self, responder: Responder, result: CallResult) -> Served {
+        responder.abandon();
+        Served::Later(Self {
+            answer: Some(result),
+            ..self
+        })
+    }
+}
+
+impl fmt::Debug for Promise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Promise")
+            .field("is_watched", &self.watch.is_some())
+            .field("answer", &self.answer)
+            .finish()
     }
 }
 
@@ -74,6 +128,14 @@ impl<'a> Later<'a> {
 pub struct Responder {
     mailboxes: Arc<Mailboxes>,
     origin: Option<Origin>,
+    graph_done: Option<GraphDone>,
+}
+
+/// The step whose graph call is done with the answer.
+#[derive(Clone, Copy, Debug)]
+struct GraphDone {
+    step_id: i64,
+    ps_graph_count: i32,
 }
 
 impl Responder {
@@ -81,7 +143,27 @@ impl Responder {
         Self {
             mailboxes,
             origin: Some(origin),
+            graph_done: None,
         }
+    }
+
+    /// The responder of a graph call, which counts towards the end of its step when it is answered.
+    pub(crate) fn of_graph(mailboxes: Arc<Mailboxes>, origin: Origin, call: &GraphCall) -> Self {
+        let graph_done = (call.ps_graph_count > 0).then_some(GraphDone {
+            step_id: call.step_id as i64,
+            ps_graph_count: call.ps_graph_count,
+        });
+        Self {
+            mailboxes,
+            origin: Some(origin),
+            graph_done,
+        }
+    }
+
+    /// Lets go of a request that its service declines after all, or has answered in another way.
+    pub fn abandon(mut self) {
+        self.origin = None;
+        self.graph_done = None;
     }
 
     /// Answers the request.
@@ -97,6 +179,20 @@ impl Responder {
                     origin,
                     result,
                     taken: None,
+                },
+            );
+        }
+        if let Some(GraphDone {
+            step_id,
+            ps_graph_count,
+        }) = self.graph_done.take()
+        {
+            let home = home_shard(step_id, self.mailboxes.len());
+            self.mailboxes.deliver(
+                home,
+                Command::GraphDone {
+                    step_id,
+                    ps_graph_count,
                 },
             );
         }
@@ -118,9 +214,9 @@ impl fmt::Debug for Responder {
     }
 }
 
-/// Runs `function` on `call` and shapes its result into an answer.
-pub(crate) fn run(function: &dyn Function, call: GraphCall) -> CallResult {
-    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| function.call(call)));
+/// Runs the code of a function and shapes its result into an answer.
+fn caught(code: impl FnOnce() -> Result<Vec<(Text, Tensor)>, Status>) -> CallResult {
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(code));
     match outcome {
         Ok(result) => result.map(Response::Fetched),
         Err(panic) => Err(Status::new(

@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 mod call;
+mod cancellation;
 mod client;
 pub mod cluster;
 mod command;
@@ -23,9 +24,11 @@ mod simulation;
 mod task;
 
 pub use call::{Call, CallResult, CallSink};
-pub use client::{Client, Peer};
+pub use cancellation::Cancellation;
+pub use client::{Client, Peer, PeerState, RefusedCall};
 pub use counters::Counters;
 pub use engine::{Engine, EngineError, EngineOptions, SPIN_DEFAULT, StartReport};
-pub use function::{Function, Later, Promise, Responder, Served, Service};
+pub use function::{Function, Later, Promise, RequestWatch, Responder, Served, Service};
 pub use registry::{STORE_LIST, STORE_PULL, STORE_PUSH};
 pub use shard::ShardContext;
+pub use task::Device;

@@ -118,6 +118,17 @@ pub(crate) fn put_all(
     outcome
 }
 
+/// Forgets the tensors of these names.
+pub(crate) fn remove_all(store: &Shared<TensorStore>, names: &[Text]) {
+    store.rcu(|current| {
+        let mut next = TensorStore::clone(current);
+        for name in names {
+            next.remove(name);
+        }
+        next
+    });
+}
+
 fn push_store(store: &Shared<TensorStore>, call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
     if !call.fetches.is_empty() {
         return Err(Status::new(

@@ -1,9 +1,22 @@
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto;
-use grpcxx_rpc::{Code, Devices, Method, RendezvousKey, Response, Status};
+use grpcxx_rpc::{Code, Devices, Method, RendezvousKey, Response, Status, Text};
 use prost::Message;
 
 use crate::cluster::TaskId;
+
+/// A device of a task: where tensors come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Full name, as in `/job:ps/replica:0/task:0/device:CPU:0`.
+    pub name: String,
+    /// Kind of device, as in `CPU`.
+    pub device_type: String,
+    /// The number that tells this run of the device from every other.
+    pub incarnation: u64,
+    /// Memory that GetStatus reports.
+    pub memory_limit_bytes: i64,
+}
 
 /// Who this engine is: its name, its device, and what it answers about itself.
 #[derive(Debug)]
@@ -16,29 +29,43 @@ pub(crate) struct Task {
     status: Buffer,
 }
 
-impl Task {
-    /// A task with one CPU device. `incarnation` tells this run of the task from any other.
-    pub(crate) fn new(
-        id: TaskId,
-        incarnation: u64,
-        memory_limit_bytes: u64,
-    ) -> Result<Self, String> {
-        let name = id.to_string();
-        let device = id.device("CPU", 0);
-        let mut devices = Devices::new();
-        devices
-            .insert(device.as_str(), incarnation)
-            .map_err(|status| status.to_string())?;
-        let attributes = proto::DeviceAttributes {
-            name: device,
+impl Device {
+    /// The first CPU of a task.
+    pub fn cpu(task: &TaskId, incarnation: u64, memory_limit_bytes: u64) -> Self {
+        Self {
+            name: task.device("CPU", 0),
             device_type: "CPU".to_owned(),
-            memory_limit: i64::try_from(memory_limit_bytes).unwrap_or(i64::MAX),
-            locality: Some(proto::DeviceLocality::default()),
             incarnation,
+            memory_limit_bytes: i64::try_from(memory_limit_bytes).unwrap_or(i64::MAX),
+        }
+    }
+
+    fn attributes(&self) -> proto::DeviceAttributes {
+        proto::DeviceAttributes {
+            name: self.name.clone(),
+            device_type: self.device_type.clone(),
+            memory_limit: self.memory_limit_bytes,
+            locality: Some(proto::DeviceLocality::default()),
+            incarnation: self.incarnation,
             ..Default::default()
-        };
+        }
+    }
+}
+
+impl Task {
+    /// A task with these devices, at least one.
+    pub(crate) fn new(id: TaskId, list: &[Device]) -> Result<Self, String> {
+        let name = id.to_string();
+        let first = list.first().ok_or("a task has at least one device")?;
+        let (incarnation, attributes) = (first.incarnation, first.attributes());
+        let mut devices = Devices::new();
+        for device in list {
+            devices
+                .insert(device.name.as_str(), device.incarnation)
+                .map_err(|status| status.to_string())?;
+        }
         let status = proto::GetStatusResponse {
-            device_attributes: vec![attributes.clone()],
+            device_attributes: list.iter().map(Device::attributes).collect(),
         };
         Ok(Self {
             id,
@@ -65,6 +92,10 @@ impl Task {
 
     pub(crate) fn attributes(&self) -> &proto::DeviceAttributes {
         &self.attributes
+    }
+
+    pub(crate) fn devices(&self) -> impl Iterator<Item = (&Text, u64)> {
+        self.devices.iter()
     }
 
     /// Whether a tensor with this key can come from this task in this incarnation.

@@ -52,6 +52,8 @@ pub struct Incoming {
 /// Tensors that were taken for a peer and did not reach the link.
 #[derive(Debug, PartialEq)]
 pub struct Undelivered {
+    /// The id under which the request was handed out.
+    pub id: RequestId,
     /// The request, which is `RecvTensor` or `FuseRecvTensor`.
     pub request: Request,
     /// One tensor for each key.
@@ -208,9 +210,10 @@ impl ServerConnection {
 
     /// Takes back a frame that the link is done with, and frees its request.
     pub fn handle_sent(&mut self, frame: Box<Frame>, outcome: Outcome) {
-        let served = self.served.remove(SlotId::from_raw(frame.token));
+        let id = SlotId::from_raw(frame.token);
+        let served = self.served.remove(id);
         if let (Some(served), Outcome::Lost) = (served, outcome) {
-            self.give_back(served.expected);
+            self.give_back(RequestId(id), served.expected);
         }
         self.outgoing.recycle(frame);
     }
@@ -350,13 +353,14 @@ impl ServerConnection {
         {
             delivering.clone_from(&tensors);
             self.undelivered.push_back(Undelivered {
+                id,
                 request: request.clone(),
                 tensors,
             });
         }
     }
 
-    fn give_back(&mut self, expected: Expected) {
+    fn give_back(&mut self, id: RequestId, expected: Expected) {
         if let Expected::Tensors {
             request,
             delivering,
@@ -364,6 +368,7 @@ impl ServerConnection {
             && !delivering.is_empty()
         {
             self.undelivered.push_back(Undelivered {
+                id,
                 request,
                 tensors: delivering,
             });

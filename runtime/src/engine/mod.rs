@@ -68,9 +68,14 @@ impl Engine {
         self.shared.task.incarnation()
     }
 
-    /// The task's device, as GetStatus reports it.
+    /// The task's first device, as GetStatus reports it.
     pub fn device_attributes(&self) -> &proto::DeviceAttributes {
         self.shared.task.attributes()
+    }
+
+    /// Full names and incarnations of the task's devices, in byte order of the names.
+    pub fn devices(&self) -> impl Iterator<Item = (&Text, u64)> {
+        self.shared.task.devices()
     }
 
     /// Lets peers call `function` by `name`; a function of that name is replaced.
@@ -104,9 +109,13 @@ impl Engine {
 
     /// Receives tensors of this task's own steps, as a peer would with the same keys.
     pub fn receive(&self, step_id: i64, keys: Vec<Text>, timeout: Option<Duration>) -> Call {
-        let home = home_shard(step_id, self.shared.mailboxes.len());
         let request = Request::FuseRecvTensor { step_id, keys };
-        self.client.call(&Peer::own(home), request, timeout)
+        self.client.call(&self.own_peer(step_id), request, timeout)
+    }
+
+    /// This task as a peer of itself, for calls that concern a step: they begin on its home shard.
+    pub fn own_peer(&self, step_id: i64) -> Peer {
+        Peer::own(home_shard(step_id, self.shared.mailboxes.len()))
     }
 
     /// Fails all receives of a step, those that wait and those to come, with `status`.
@@ -186,6 +195,19 @@ impl Engine {
             .iter()
             .map(|(name, tensor)| (name.clone(), tensor.clone()))
             .collect()
+    }
+
+    /// The tensor of the store with this name, sharing its data.
+    ///
+    /// # Errors
+    /// `NOT_FOUND` with the names nearest in order.
+    pub fn store_fetch(&self, name: &str) -> Result<Tensor, Status> {
+        self.shared.store.load().fetch(name)
+    }
+
+    /// Removes the tensors of these names from the store; names that are not there are left out.
+    pub fn store_remove(&self, names: &[Text]) {
+        registry::remove_all(&self.shared.store, names);
     }
 
     /// Serves a request as if a peer had sent it.

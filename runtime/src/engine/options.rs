@@ -14,12 +14,15 @@ use crate::config::{Config, DriverSetting, JobKind};
 use crate::function::Service;
 use crate::host::{HostError, HostSetting};
 use crate::placement::{CpuList, PlacementError};
+use crate::task::Device;
 
 /// What an engine is made of. The default is a task of its own with one shard that listens nowhere.
 #[derive(Clone)]
 pub struct EngineOptions {
     /// Which task of the cluster this is.
     pub task: TaskId,
+    /// The devices of the task; without any it has `CPU:0` with a random incarnation.
+    pub devices: Vec<Device>,
     /// Where the star port listens; port 0 takes a free one. `None`: this engine only calls.
     pub listen: Option<SocketAddr>,
     /// Number of shards, at least 1.
@@ -69,6 +72,7 @@ impl EngineOptions {
         let polling = config.polling(job);
         Self {
             task,
+            devices: Vec::new(),
             listen: None,
             shards,
             pin: config.pinning(job),
@@ -110,6 +114,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             task: TaskId::new("localhost", 0),
+            devices: Vec::new(),
             listen: None,
             shards: 1,
             pin: false,

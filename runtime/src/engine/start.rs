@@ -20,7 +20,7 @@ use crate::mesh::{self, Doorbell, Inbox, InboxSender, Mesh, Sleeper};
 use crate::placement::{Placement, PlacementRequest, allowed_cpus};
 use crate::registry::Functions;
 use crate::shard::{CoreParts, DrivenShard, Shard, SharedParts};
-use crate::task::Task;
+use crate::task::{Device, Task};
 
 /// The ends of a shard's queues that live on its thread.
 struct Ends {
@@ -155,8 +155,15 @@ fn shared_parts(
     mailboxes: Arc<Mailboxes>,
 ) -> Result<SharedParts, EngineError> {
     let memory_bytes = plan.arena.capacity_bytes.saturating_mul(options.shards) as u64;
-    let task = Task::new(options.task.clone(), fresh_incarnation(), memory_bytes)
-        .map_err(EngineError::Options)?;
+    let mut devices = options.devices.clone();
+    if devices.is_empty() {
+        devices.push(Device::cpu(
+            &options.task,
+            fresh_incarnation(),
+            memory_bytes,
+        ));
+    }
+    let task = Task::new(options.task.clone(), &devices).map_err(EngineError::Options)?;
     let store = Arc::new(ArcSwap::from_pointee(TensorStore::new(
         options.store_limits,
     )));

@@ -4,6 +4,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::call::CallResult;
 use crate::command::{Command, Keys, Origin, SlotId, Taken};
 use crate::shard::core::Core;
+use crate::shard::requests::ServerLink;
 
 impl<A> Core<A> {
     /// Answers a request, on whatever shard it came from. If nobody wants the answer any more, tensors that
@@ -50,7 +51,7 @@ impl<A> Core<A> {
         while let Some(undelivered) = self
             .servers
             .find_mut(id)
-            .and_then(|server| server.connection.poll_undelivered())
+            .and_then(ServerLink::poll_undelivered)
         {
             let (step_id, keys) = match undelivered.request {
                 Request::RecvTensor { step_id, key } => (step_id, smallvec![key]),
@@ -62,6 +63,9 @@ impl<A> Core<A> {
     }
 
     fn answer_call(&mut self, call: SlotId, result: CallResult, taken: Option<Taken>) {
+        if let Some(watch) = self.calls.take_watch(call) {
+            watch.delivered();
+        }
         if let Err(result) = self.try_finish_call(call, result) {
             self.put_back(result, taken);
         }

@@ -1,4 +1,6 @@
 use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use grpcxx_memory::BufferMut;
@@ -6,7 +8,8 @@ use grpcxx_rpc::{CallId, CallOptions, Code, Request, Status, TensorMeta};
 use grpcxx_transport::{Refusal, Time};
 
 use crate::call::{CallResult, Completion};
-use crate::command::{Command, NewCall, Origin, SlotId, deadline};
+use crate::command::{Cancellable, Command, NewCall, Origin, SlotId, deadline};
+use crate::function::RequestWatch;
 use crate::limits;
 use crate::shard::core::{Core, Subject};
 use crate::shard::slots::Slots;
@@ -18,12 +21,13 @@ pub(super) struct Calls {
     numbers: HashMap<u64, SlotId, RandomState>,
 }
 
-#[derive(Debug)]
 pub(super) struct PendingCall {
     completion: Completion,
     number: Option<u64>,
     deadline: Option<Time>,
     place: Place,
+    /// The service in this process that has the request.
+    watch: Option<Arc<dyn RequestWatch>>,
 }
 
 /// How far a call has come.
@@ -81,6 +85,18 @@ impl Calls {
         }
     }
 
+    /// Notes who wants to hear what becomes of a local call.
+    pub(super) fn watch(&mut self, call: SlotId, watch: Arc<dyn RequestWatch>) {
+        if let Some(pending) = self.slots.find_mut(call) {
+            pending.watch = Some(watch);
+        }
+    }
+
+    /// Takes who watches a local call.
+    pub(super) fn take_watch(&mut self, call: SlotId) -> Option<Arc<dyn RequestWatch>> {
+        self.slots.find_mut(call)?.watch.take()
+    }
+
     fn insert(&mut self, call: PendingCall) -> Result<SlotId, PendingCall> {
         let number = call.number;
         let id = self.slots.insert(call)?;
@@ -110,8 +126,12 @@ impl<A> Core<A> {
             request,
             timeout,
             completion,
-            number,
+            cancellable,
         } = new;
+        if cancellable.as_ref().is_some_and(Cancellable::is_cancelled) {
+            let status = Status::new(Code::Cancelled, "the caller cancelled");
+            return self.refuse_call(completion, status);
+        }
         if self.is_stopping() {
             let status = Status::new(Code::Unavailable, "this engine is stopping");
             return self.refuse_call(completion, status);
@@ -119,9 +139,10 @@ impl<A> Core<A> {
         self.counters().calls.add(1);
         let pending = PendingCall {
             completion,
-            number,
+            number: cancellable.map(|cancellable| cancellable.number),
             deadline: deadline(self.now, timeout),
             place: Place::Waiting,
+            watch: None,
         };
         let call = match self.calls.insert(pending) {
             Ok(call) => call,
@@ -191,7 +212,12 @@ impl<A> Core<A> {
         result: CallResult,
     ) -> Result<(), CallResult> {
         match self.calls.remove(call) {
-            Some(pending) => self.complete(pending.completion, result),
+            Some(pending) => {
+                if let Some(watch) = pending.watch {
+                    watch.withdrawn();
+                }
+                self.complete(pending.completion, result)
+            }
             None => Err(result),
         }
     }
@@ -284,6 +310,17 @@ impl<A> Core<A> {
             }
             Completion::Future(sender) => sender.send(result),
         }
+    }
+}
+
+impl fmt::Debug for PendingCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingCall")
+            .field("completion", &self.completion)
+            .field("number", &self.number)
+            .field("deadline", &self.deadline)
+            .field("place", &self.place)
+            .finish_non_exhaustive()
     }
 }
 

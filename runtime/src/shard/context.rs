@@ -42,7 +42,7 @@ impl ShardContext<'_> {
             request,
             timeout,
             completion: Completion::Sink { sink, token },
-            number: None,
+            cancellable: None,
         }));
     }
 

@@ -311,6 +311,8 @@ impl<A> Core<A> {
                 step_id,
                 ps_graph_count,
             } => self.graph_done(step_id, ps_graph_count),
+            Command::Inspect { peer, tell } => tell(self.inspect_peer(&peer)),
+            Command::Disconnect { peer } => self.disconnect_peer(&peer),
             Command::Run(code) => code(&mut self.context()),
             Command::Stop { grace } => self.stop(grace),
         }

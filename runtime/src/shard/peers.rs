@@ -3,7 +3,7 @@ use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkId, Next, Outcome, Progress, Time, Transport,
 };
 
-use crate::client::Peer;
+use crate::client::{Peer, PeerState};
 use crate::shard::calls::{WaitingCall, from_token};
 use crate::shard::core::{Core, Subject};
 use crate::shard::links::{CallLandings, Owner};
@@ -53,6 +53,26 @@ impl<A> Core<A> {
             });
         }
         slot
+    }
+
+    pub(super) fn inspect_peer(&self, peer: &Peer) -> PeerState {
+        let connection = self
+            .peer_slots
+            .get(&peer.number())
+            .and_then(|&slot| self.peers[slot].connection.as_ref());
+        PeerState {
+            is_connected: connection.is_some(),
+            features: connection.and_then(ClientConnection::peer_features),
+            status: connection.and_then(ClientConnection::peer_status).cloned(),
+        }
+    }
+
+    /// Closes the connection at the end of the turn; the link then says so, and calls on it end.
+    pub(super) fn disconnect_peer(&mut self, peer: &Peer) {
+        let slot = self.peer_slots.get(&peer.number());
+        if let Some(link) = slot.and_then(|&slot| self.peers[slot].link) {
+            self.condemned.push(link);
+        }
     }
 
     pub(super) fn admit(

@@ -1,10 +1,12 @@
 use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{
     Code, GraphCall, Method, PeerViolation, Request, RequestId, Response, ServerConnection, Status,
-    home_shard,
+    Undelivered, home_shard,
 };
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkId, Next, Outcome, Progress, Time, Transport,
@@ -12,7 +14,7 @@ use grpcxx_transport::{
 use smallvec::smallvec;
 
 use crate::command::{Command, Keys, Origin, SlotId};
-use crate::function::{self, Later, Responder, Served};
+use crate::function::{Later, RequestWatch, Responder, Served};
 use crate::registry::Entry;
 use crate::shard::core::{Core, Subject};
 use crate::shard::links::ArenaLandings;
@@ -24,9 +26,14 @@ pub(super) struct ServerLink {
     pub(super) connection: ServerConnection,
     /// The steps in which requests of this connection wait for tensors.
     parked: HashMap<RequestId, i64, RandomState>,
+    /// Who wants to hear what becomes of a request, by its token.
+    watches: HashMap<u64, Watch, RandomState>,
     is_dirty: bool,
     armed: Option<Time>,
 }
+
+/// Who hears what becomes of a request.
+struct Watch(Arc<dyn RequestWatch>);
 
 impl ServerLink {
     pub(super) fn new(link: LinkId, connection: ServerConnection) -> Self {
@@ -34,6 +41,7 @@ impl ServerLink {
             link,
             connection,
             parked: HashMap::default(),
+            watches: HashMap::default(),
             is_dirty: false,
             armed: None,
         }
@@ -48,6 +56,24 @@ impl ServerLink {
             return None;
         }
         self.parked.remove(&request)
+    }
+
+    /// Takes who watches a request.
+    fn take_watch(&mut self, token: u64) -> Option<Watch> {
+        if self.watches.is_empty() {
+            return None;
+        }
+        self.watches.remove(&token)
+    }
+
+    /// The next answer with tensors of a step that did not leave. Those of watched requests belong to their service.
+    pub(super) fn poll_undelivered(&mut self) -> Option<Undelivered> {
+        loop {
+            let undelivered = self.connection.poll_undelivered()?;
+            if !self.watches.contains_key(&undelivered.id.token()) {
+                return Some(undelivered);
+            }
+        }
     }
 }
 
@@ -85,10 +111,17 @@ impl<A> Core<A> {
     }
 
     pub(super) fn server_sent(&mut self, id: SlotId, frame: Box<Frame>, outcome: Outcome) {
-        if let Some(server) = self.servers.find_mut(id) {
-            server.connection.handle_sent(frame, outcome);
-            self.mark_server(id);
+        let Some(server) = self.servers.find_mut(id) else {
+            return;
+        };
+        let token = frame.token;
+        server.connection.handle_sent(frame, outcome);
+        if outcome == Outcome::Done
+            && let Some(Watch(watch)) = server.take_watch(token)
+        {
+            watch.delivered();
         }
+        self.mark_server(id);
     }
 
     /// Takes back what a lost connection still held: tensors whose answer never left, and places in steps.
@@ -102,12 +135,15 @@ impl<A> Core<A> {
             format!("the connection ended: {reason}"),
         ));
         self.take_undelivered(id);
-        let parked: Vec<(RequestId, i64)> = match self.servers.remove(id) {
-            Some(server) => server.parked.into_iter().collect(),
-            None => Vec::new(),
-        };
-        for (request, step_id) in parked {
-            self.forget_parked(id, request, step_id);
+        if let Some(mut server) = self.servers.remove(id) {
+            while let Some(request) = server.connection.poll_cancelled() {
+                if let Some(Watch(watch)) = server.take_watch(request.token()) {
+                    watch.withdrawn();
+                }
+            }
+            for (request, step_id) in server.parked {
+                self.forget_parked(id, request, step_id);
+            }
         }
         self.counters().closed.add(1);
         self.leave_load();
@@ -160,7 +196,13 @@ impl<A> Core<A> {
                 .and_then(|server| server.connection.poll_cancelled())
             {
                 events += 1;
-                if let Some(step_id) = self.servers.find_mut(id).and_then(|s| s.unpark(request)) {
+                let Some(server) = self.servers.find_mut(id) else {
+                    break;
+                };
+                if let Some(Watch(watch)) = server.take_watch(request.token()) {
+                    watch.withdrawn();
+                }
+                if let Some(step_id) = server.unpark(request) {
                     self.forget_parked(id, request, step_id);
                 }
             }
@@ -242,8 +284,29 @@ impl<A> Core<A> {
                 self.answer(origin, result, None);
                 None
             }
-            Served::Later(_) => None,
+            Served::Later(promise) => {
+                if let Some(watch) = promise.watch {
+                    self.watch(origin, watch);
+                }
+                if let Some(result) = promise.answer {
+                    self.answer(origin, result, None);
+                }
+                None
+            }
             Served::Declined(request) => Some(request),
+        }
+    }
+
+    fn watch(&mut self, origin: Origin, watch: Arc<dyn RequestWatch>) {
+        match origin {
+            Origin::Link {
+                server, request, ..
+            } => {
+                if let Some(server) = self.servers.find_mut(server) {
+                    server.watches.insert(request.token(), Watch(watch));
+                }
+            }
+            Origin::Local { call, .. } => self.calls.watch(call, watch),
         }
     }
 
@@ -294,22 +357,11 @@ impl<A> Core<A> {
             }
             Some(Entry::Function(function)) => {
                 let function = function.clone();
-                let responder = Responder::new(self.shared.mailboxes.clone(), origin);
                 let mailboxes = self.shared.mailboxes.clone();
-                self.shared.compute.spawn(Box::new(move || {
-                    let (step_id, count) = (call.step_id as i64, call.ps_graph_count);
-                    responder.answer(function::run(&*function, call));
-                    if count > 0 {
-                        let home = home_shard(step_id, mailboxes.len());
-                        mailboxes.deliver(
-                            home,
-                            Command::GraphDone {
-                                step_id,
-                                ps_graph_count: count,
-                            },
-                        );
-                    }
-                }));
+                let responder = Responder::of_graph(mailboxes, origin, &call);
+                self.shared
+                    .compute
+                    .spawn(Box::new(move || function.start(call, responder)));
             }
             None => {
                 let text = functions.unknown(&call.graph_handle);
@@ -365,5 +417,11 @@ impl<A> Core<A> {
         };
         let home = home_shard(step_id, self.shared.loads.len());
         self.route(home, Command::Forget { origin });
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watch")
     }
 }
