@@ -228,12 +228,13 @@ grpcxx_status *grpcxx_options_set_variable(grpcxx_options *options, const char *
 grpcxx_status *grpcxx_options_add_device(grpcxx_options *options, const char *name, size_t name_size,
                                          const char *type, size_t type_size, uint64_t incarnation,
                                          int64_t memory_limit_bytes);
-/* The service, or NULL. free_user is called once with user when the service will not be called any more, or NULL. */
+/* The service, or NULL. free_user(user), or NULL, is called once, when neither the options nor an engine started with
+ * them will call the service any more. */
 grpcxx_status *grpcxx_options_set_service(grpcxx_options *options, grpcxx_service_fn service, void *user,
                                           void (*free_user)(void *user));
 
-/* Starts an engine: its threads, its listener. Several engines in one process are independent. options may be NULL
- * (see grpcxx_options_new), stay the caller's, and can start one engine only if they have a free_user. BLOCKS. */
+/* Starts an engine: its threads, its listener. Several engines in one process are independent. options may be NULL (see
+ * grpcxx_options_new) and stay the caller's. BLOCKS. */
 grpcxx_status *grpcxx_engine_start(const grpcxx_options *options, grpcxx_engine **engine);
 /* Stops: no new connections and calls; what is in flight has grace_ms to finish, then all links close. Every call
  * has ended, and every memory that the caller lent was given back, when it returns, but for memory held by handles.

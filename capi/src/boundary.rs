@@ -1,10 +1,12 @@
 #![expect(unsafe_code, reason = "what C gives is pointers")]
 //! What every exported function does with what C gives it.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use grpcxx_rpc::{Code, Status};
+use std::sync::Arc;
+
+use grpcxx_rpc::{Code, Status, Text};
 
 /// Runs the body of an exported function. A panic, which would be our own fault, becomes `fallback`.
 pub(crate) fn guarded<T>(fallback: T, body: impl FnOnce() -> T) -> T {
@@ -69,3 +71,202 @@ pub(crate) unsafe fn put<T>(place: *mut T, value: T) {
         unsafe { place.write(value) };
     }
 }
+
+/// What C gives along with a function for that function alone.
+#[derive(Clone, Copy)]
+pub(crate) struct Context(pub(crate) *mut c_void);
+
+// SAFETY: the engine never looks behind the pointer; the header says on which threads it is given back to C.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// A value of C that goes with a function which lets go of it.
+pub(crate) struct Owned {
+    context: Context,
+    free: Option<extern "C" fn(*mut c_void)>,
+}
+
+impl Owned {
+    pub(crate) fn new(context: *mut c_void, free: Option<extern "C" fn(*mut c_void)>) -> Self {
+        Self {
+            context: Context(context),
+            free,
+        }
+    }
+
+    pub(crate) fn pointer(&self) -> *mut c_void {
+        self.context.0
+    }
+
+    /// Lets go of the value now.
+    pub(crate) fn end(&mut self) {
+        if let Some(free) = self.free.take() {
+            free(self.context.0);
+        }
+    }
+
+    /// Gives the value back to C, which keeps it because the function that brought it failed.
+    pub(crate) fn disarm(&mut self) {
+        self.free = None;
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A text of C, as in `grpcxx_text`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct CText {
+    pub(crate) data: *const c_char,
+    pub(crate) size: usize,
+}
+
+impl CText {
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        Self {
+            data: bytes.as_ptr().cast(),
+            size: bytes.len(),
+        }
+    }
+}
+
+/// An array of C.
+///
+/// # Safety
+/// `data` is NULL, or points to `count` values that stay unchanged for `'a`.
+pub(crate) unsafe fn array<'a, T>(
+    name: &str,
+    data: *const T,
+    count: usize,
+) -> Result<&'a [T], Status> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if data.is_null() {
+        return Err(invalid(format!("{name} is NULL, but has {count} entries")));
+    }
+    if count > isize::MAX as usize / size_of::<T>().max(1) {
+        return Err(invalid(format!(
+            "{name} has {count} entries, more than memory can hold"
+        )));
+    }
+    // SAFETY: stated by the caller, and not NULL and not too long.
+    Ok(unsafe { std::slice::from_raw_parts(data, count) })
+}
+
+/// Texts of an array of C, copied.
+///
+/// # Safety
+/// `data` is NULL or points to `count` texts, each of which is as for [`text`].
+pub(crate) unsafe fn texts(
+    name: &str,
+    data: *const CText,
+    count: usize,
+) -> Result<Vec<Text>, Status> {
+    // SAFETY: stated by the caller.
+    let list = unsafe { array(name, data, count) }?;
+    list.iter()
+        .map(|entry| {
+            // SAFETY: stated by the caller.
+            unsafe { text(name, entry.data, entry.size) }.map(Text::from)
+        })
+        .collect()
+}
+
+/// Refuses a missing place for a result.
+pub(crate) fn not_null<T>(name: &str, place: *const T) -> Result<(), Status> {
+    if place.is_null() {
+        return Err(invalid(format!("{name} is NULL")));
+    }
+    Ok(())
+}
+
+/// What a handle refers to.
+///
+/// # Safety
+/// `handle` is NULL or lives for `'a`.
+pub(crate) unsafe fn handle<'a, T>(name: &str, handle: *const T) -> Result<&'a T, Status> {
+    // SAFETY: stated by the caller.
+    unsafe { handle.as_ref() }.ok_or_else(|| invalid(format!("{name} is NULL")))
+}
+
+/// Another ownership of a counted handle.
+///
+/// # Safety
+/// `handle` is NULL or was made by [`Arc::into_raw`] and lives.
+pub(crate) unsafe fn counted<T>(handle: *const T) -> Option<Arc<T>> {
+    if handle.is_null() {
+        return None;
+    }
+    // SAFETY: stated by the caller; the count goes up before the ownership is made.
+    unsafe {
+        Arc::increment_strong_count(handle);
+        Some(Arc::from_raw(handle))
+    }
+}
+
+/// The body of every `_retain`.
+///
+/// # Safety
+/// As for [`counted`].
+pub(crate) unsafe fn retain<T>(handle: *const T) {
+    if !handle.is_null() {
+        // SAFETY: stated by the caller.
+        unsafe { Arc::increment_strong_count(handle) };
+    }
+}
+
+/// The body of every `_release`.
+///
+/// # Safety
+/// `handle` is NULL or an ownership that the caller gives up.
+pub(crate) unsafe fn release<T>(handle: *const T) {
+    if !handle.is_null() {
+        // SAFETY: stated by the caller.
+        guarded((), || unsafe { Arc::decrement_strong_count(handle) });
+    }
+}
+
+/// The body of every `_free`.
+///
+/// # Safety
+/// `handle` is NULL or was made by [`Box::into_raw`], and the caller gives it up.
+pub(crate) unsafe fn free<T>(handle: *mut T) {
+    if !handle.is_null() {
+        // SAFETY: stated by the caller.
+        guarded((), || drop(unsafe { Box::from_raw(handle) }));
+    }
+}
+
+/// Structures of C begin with their size, so that an older program's shorter ones are understood.
+///
+/// # Safety
+/// `given` is NULL, or points to a structure that begins with its size and is as long as that says.
+pub(crate) unsafe fn sized<T: Default>(name: &str, given: *const T) -> Result<T, Status> {
+    let mut whole = T::default();
+    if given.is_null() {
+        return Ok(whole);
+    }
+    // SAFETY: the caller's structure begins with its size.
+    let size = unsafe { given.cast::<usize>().read() };
+    if size < size_of::<usize>() || size > STRUCT_BYTES_MAX {
+        return Err(invalid(format!(
+            "struct_size of {name} is {size}; set it to sizeof the structure"
+        )));
+    }
+    let known = size.min(size_of::<T>());
+    // SAFETY: both are at least `known` bytes long, and every type used here is plain values for which all bytes that a
+    // C program writes are valid.
+    unsafe {
+        std::ptr::copy_nonoverlapping(given.cast::<u8>(), (&raw mut whole).cast::<u8>(), known);
+    }
+    Ok(whole)
+}
+
+/// No structure of the header will ever be longer.
+const STRUCT_BYTES_MAX: usize = 4096;

@@ -29,6 +29,22 @@ impl CStatus {
             Err(status) => Box::into_raw(Box::new(Self::new(&status))),
         }
     }
+
+    pub(crate) fn to_status(&self) -> Status {
+        let code = Code::from_number(self.code).unwrap_or(Code::Unknown);
+        Status::new(code, self.message.to_string_lossy().into_owned())
+    }
+}
+
+/// The body of an exported function that can fail.
+pub(crate) fn reporting(body: impl FnOnce() -> Result<(), Status>) -> *mut CStatus {
+    CStatus::of(guarded(
+        Err(Status::new(
+            Code::Internal,
+            "the engine's own code panicked; please report this",
+        )),
+        body,
+    ))
 }
 
 /// A text with a final NUL; inner ones, which C could not see beyond, are replaced.

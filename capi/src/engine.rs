@@ -1,0 +1,276 @@
+#![expect(unsafe_code, reason = "exported functions over pointers")]
+//! `grpcxx_engine`.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+use std::time::Duration;
+
+use grpcxx_rpc::{Code, Status};
+use grpcxx_runtime::{Client, Counters, Engine};
+
+use crate::boundary::{guarded, handle, invalid, not_null, put};
+use crate::flight::Received;
+use crate::notices::{is_calling_back, later, may_block};
+use crate::options::COptions;
+use crate::status::{CStatus, c_string, reporting};
+
+/// An engine as C holds it.
+pub(crate) struct CEngine {
+    engine: RwLock<Option<Engine>>,
+    client: Client,
+    received: Arc<Received>,
+    star_address: Option<CString>,
+    star_port: u16,
+    start_report: CString,
+    task: CString,
+    devices: Vec<(CString, u64)>,
+}
+
+type CounterFn = extern "C" fn(*mut c_void, *const c_char, *const c_char, u64);
+
+impl CEngine {
+    pub(crate) fn start(options: &COptions) -> Result<Self, Status> {
+        let (config, warnings) = options.config()?;
+        for warning in warnings {
+            tracing::warn!("{warning}");
+        }
+        let engine = Engine::start(options.engine_options(&config))
+            .map_err(|error| Status::new(Code::FailedPrecondition, error.to_string()))?;
+        tracing::info!("{}", engine.start_report());
+        Ok(Self::new(engine))
+    }
+
+    fn new(engine: Engine) -> Self {
+        let address = engine.local_addr();
+        Self {
+            client: engine.client(),
+            received: Arc::new(Received::default()),
+            star_address: address.map(|address| c_string(&address.to_string())),
+            star_port: address.map_or(0, |address| address.port()),
+            start_report: c_string(&engine.start_report().to_string()),
+            task: c_string(&engine.start_report().task),
+            devices: engine
+                .devices()
+                .map(|(name, incarnation)| (c_string(name), incarnation))
+                .collect(),
+            engine: RwLock::new(Some(engine)),
+        }
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub(crate) fn received(&self) -> &Arc<Received> {
+        &self.received
+    }
+
+    /// Runs code with the engine unless it has stopped.
+    pub(crate) fn with<T>(
+        &self,
+        code: impl FnOnce(&Engine) -> Result<T, Status>,
+    ) -> Result<T, Status> {
+        let engine = self.engine.read().unwrap_or_else(PoisonError::into_inner);
+        match &*engine {
+            Some(engine) => code(engine),
+            None => Err(Status::new(Code::Unavailable, "the engine has stopped")),
+        }
+    }
+
+    fn shutdown(&self, grace: Duration) -> Result<(), Status> {
+        let engine = self
+            .engine
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        match engine {
+            Some(engine) => engine
+                .shutdown(grace)
+                .map_err(|error| Status::new(Code::Internal, error.to_string())),
+            None => Ok(()),
+        }
+    }
+
+    fn counters(&self) -> Vec<u64> {
+        let engine = self
+            .with(|engine| Ok(engine.counters()))
+            .unwrap_or_default();
+        let received = &self.received;
+        let own = [
+            &received.caller_tensors,
+            &received.caller_bytes,
+            &received.engine_tensors,
+            &received.engine_bytes,
+        ];
+        let engine = engine.entries().into_iter().map(|(_, _, value)| value);
+        engine.chain(own.into_iter().map(load)).collect()
+    }
+}
+
+fn load(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+/// Names and meanings of the counters, in the order of their values.
+static COUNTERS: LazyLock<Vec<(CString, CString)>> = LazyLock::new(|| {
+    let engine = Counters::default();
+    let engine = engine.entries().into_iter();
+    engine
+        .map(|(name, meaning, _)| (name, meaning.trim()))
+        .chain(RECEIVED)
+        .map(|(name, meaning)| (c_string(name), c_string(meaning)))
+        .collect()
+});
+
+/// What is counted here, in the order of [`CEngine::counters`].
+const RECEIVED: [(&str, &str); 4] = [
+    (
+        "received_into_caller_tensors",
+        "Received tensors whose data landed in memory of the caller.",
+    ),
+    (
+        "received_into_caller_bytes",
+        "Bytes of data that landed in memory of the caller.",
+    ),
+    (
+        "received_into_engine_tensors",
+        "Received tensors whose data lies in memory of the engine.",
+    ),
+    (
+        "received_into_engine_bytes",
+        "Bytes of data that lie in memory of the engine.",
+    ),
+];
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_engine_start(
+    options: *const COptions,
+    engine: *mut *mut CEngine,
+) -> *mut CStatus {
+    reporting(|| {
+        may_block("grpcxx_engine_start")?;
+        not_null("engine", engine)?;
+        // SAFETY: NULL or alive.
+        let started = match unsafe { options.as_ref() } {
+            Some(options) => CEngine::start(options),
+            None => CEngine::start(&COptions::default()),
+        }?;
+        // SAFETY: writable.
+        unsafe { engine.write(Box::into_raw(Box::new(started))) };
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_engine_shutdown(
+    engine: *const CEngine,
+    grace_ms: u64,
+) -> *mut CStatus {
+    reporting(|| {
+        may_block("grpcxx_engine_shutdown")?;
+        // SAFETY: NULL or alive.
+        unsafe { handle("engine", engine) }?.shutdown(Duration::from_millis(grace_ms))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_engine_free(engine: *mut CEngine) {
+    if engine.is_null() {
+        return;
+    }
+    // SAFETY: owned by the caller.
+    let engine = unsafe { Box::from_raw(engine) };
+    guarded((), || {
+        if is_calling_back() {
+            later(move || drop(engine));
+        }
+    });
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_engine_star_address(
+    engine: *const CEngine,
+) -> *const c_char {
+    // SAFETY: NULL or alive.
+    unsafe { engine.as_ref() }
+        .and_then(|engine| engine.star_address.as_deref())
+        .map_or(ptr::null(), CStr::as_ptr)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_engine_star_port(engine: *const CEngine) -> u16 {
+    // SAFETY: NULL or alive.
+    unsafe { engine.as_ref() }.map_or(0, |engine| engine.star_port)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_engine_start_report(
+    engine: *const CEngine,
+) -> *const c_char {
+    // SAFETY: NULL or alive.
+    unsafe { engine.as_ref() }.map_or(ptr::null(), |engine| engine.start_report.as_ptr())
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_engine_task(engine: *const CEngine) -> *const c_char {
+    // SAFETY: NULL or alive.
+    unsafe { engine.as_ref() }.map_or(ptr::null(), |engine| engine.task.as_ptr())
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_engine_device(
+    engine: *const CEngine,
+    index: usize,
+    incarnation: *mut u64,
+) -> *const c_char {
+    // SAFETY: NULL or alive.
+    let device = unsafe { engine.as_ref() }.and_then(|engine| engine.devices.get(index));
+    // SAFETY: NULL or writable.
+    unsafe {
+        put(
+            incarnation,
+            device.map_or(0, |(_, incarnation)| *incarnation),
+        )
+    };
+    device.map_or(ptr::null(), |(name, _)| name.as_ptr())
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_engine_counters(
+    engine: *const CEngine,
+    counter: Option<CounterFn>,
+    user: *mut c_void,
+) {
+    // SAFETY: NULL or alive.
+    if let (Some(engine), Some(counter)) = (unsafe { engine.as_ref() }, counter) {
+        let values = guarded(Vec::new(), || engine.counters());
+        for ((name, meaning), value) in COUNTERS.iter().zip(values) {
+            counter(user, name.as_ptr(), meaning.as_ptr(), value);
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_engine_counter(
+    engine: *const CEngine,
+    name: *const c_char,
+    value: *mut u64,
+) -> bool {
+    guarded(Ok(false), || {
+        not_null("name", name)?;
+        // SAFETY: NULL or alive.
+        let engine = unsafe { handle("engine", engine) }?;
+        // SAFETY: a text that ends with NUL.
+        let name = unsafe { CStr::from_ptr(name) };
+        let index = COUNTERS
+            .iter()
+            .position(|(known, _)| known.as_c_str() == name)
+            .ok_or_else(|| invalid("no such counter"))?;
+        // SAFETY: NULL or writable.
+        unsafe { put(value, engine.counters()[index]) };
+        Ok::<bool, Status>(true)
+    })
+    .unwrap_or(false)
+}

@@ -1,0 +1,220 @@
+#![expect(unsafe_code, reason = "exported functions over pointers")]
+//! `grpcxx_options`.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_void};
+use std::net::SocketAddr;
+use std::ptr;
+use std::sync::Arc;
+
+use grpcxx_rpc::{Code, Status};
+use grpcxx_runtime::cluster::TaskId;
+use grpcxx_runtime::config::{Config, Warning};
+use grpcxx_runtime::{Device, EngineOptions, Service};
+
+use crate::boundary::{Owned, free, guarded, invalid, text};
+use crate::service::{CService, ServiceFn};
+use crate::status::{CStatus, reporting};
+
+/// How to start an engine, as C says it.
+#[derive(Clone)]
+pub(crate) struct COptions {
+    task: TaskId,
+    num_tasks: usize,
+    listen: Option<SocketAddr>,
+    variables: BTreeMap<String, String>,
+    devices: Vec<Device>,
+    service: Option<Arc<CService>>,
+}
+
+impl Default for COptions {
+    fn default() -> Self {
+        Self {
+            task: TaskId::new("localhost", 0),
+            num_tasks: 1,
+            listen: None,
+            variables: BTreeMap::new(),
+            devices: Vec::new(),
+            service: None,
+        }
+    }
+}
+
+impl COptions {
+    /// The settings of the environment, and those that C gave in its place.
+    pub(crate) fn config(&self) -> Result<(Config, Vec<Warning>), Status> {
+        let lookup = |name: &str| {
+            self.variables.get(name).cloned().or_else(|| {
+                std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+            })
+        };
+        let names: Vec<String> = std::env::vars_os()
+            .map(|(name, _)| name.to_string_lossy().into_owned())
+            .chain(self.variables.keys().cloned())
+            .collect();
+        Config::read(lookup, names)
+            .map_err(|error| Status::new(Code::InvalidArgument, error.problems.join("\n")))
+    }
+
+    pub(crate) fn set_variable(&mut self, name: &str, value: &str) {
+        self.variables.insert(name.to_owned(), value.to_owned());
+    }
+
+    pub(crate) fn engine_options(&self, config: &Config) -> EngineOptions {
+        let mut options = EngineOptions::from_config(config, self.task.clone(), self.num_tasks);
+        options.listen = self.listen;
+        options.devices.clone_from(&self.devices);
+        options.service = self
+            .service
+            .as_ref()
+            .map(|service| Arc::clone(service) as Arc<dyn Service>);
+        options
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn grpcxx_options_new() -> *mut COptions {
+    guarded(ptr::null_mut(), || Box::into_raw(Box::default()))
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_options_free(options: *mut COptions) {
+    // SAFETY: NULL or owned by the caller.
+    unsafe { free(options) };
+}
+
+/// Changes options.
+///
+/// # Safety
+/// `options` is NULL, or alive and used by this thread alone.
+unsafe fn change(
+    options: *mut COptions,
+    code: impl FnOnce(&mut COptions) -> Result<(), Status>,
+) -> *mut CStatus {
+    // SAFETY: stated by the caller.
+    reporting(|| match unsafe { options.as_mut() } {
+        Some(options) => code(options),
+        None => Err(invalid("options is NULL")),
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_options_set_task(
+    options: *mut COptions,
+    job: *const c_char,
+    job_size: usize,
+    task_index: u32,
+) -> *mut CStatus {
+    // SAFETY: the header says what each pointer is.
+    unsafe {
+        change(options, |options| {
+            let job = text("job", job, job_size)?;
+            if job.is_empty() {
+                return Err(invalid("job is empty; give the name of the task's job"));
+            }
+            options.task = TaskId::new(job, task_index);
+            Ok(())
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_options_set_num_tasks(
+    options: *mut COptions,
+    num_tasks: usize,
+) -> *mut CStatus {
+    // SAFETY: the header says what each pointer is.
+    unsafe {
+        change(options, |options| {
+            if num_tasks == 0 {
+                return Err(invalid("num_tasks is 0; a cluster has at least one task"));
+            }
+            options.num_tasks = num_tasks;
+            Ok(())
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_options_set_listen(
+    options: *mut COptions,
+    address: *const c_char,
+    address_size: usize,
+) -> *mut CStatus {
+    // SAFETY: the header says what each pointer is.
+    unsafe {
+        change(options, |options| {
+            let address = text("address", address, address_size)?;
+            options.listen = if address.is_empty() {
+                None
+            } else {
+                Some(address.parse().map_err(|_| {
+                    invalid(format!(
+                        "cannot listen on \"{address}\"; write an IP address and a port, as in 0.0.0.0:0"
+                    ))
+                })?)
+            };
+            Ok(())
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_options_set_variable(
+    options: *mut COptions,
+    name: *const c_char,
+    name_size: usize,
+    value: *const c_char,
+    value_size: usize,
+) -> *mut CStatus {
+    // SAFETY: the header says what each pointer is.
+    unsafe {
+        change(options, |options| {
+            let name = text("name", name, name_size)?;
+            let value = text("value", value, value_size)?;
+            options.set_variable(name, value);
+            Ok(())
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_options_add_device(
+    options: *mut COptions,
+    name: *const c_char,
+    name_size: usize,
+    kind: *const c_char,
+    kind_size: usize,
+    incarnation: u64,
+    memory_limit_bytes: i64,
+) -> *mut CStatus {
+    // SAFETY: the header says what each pointer is.
+    unsafe {
+        change(options, |options| {
+            options.devices.push(Device {
+                name: text("name", name, name_size)?.to_owned(),
+                device_type: text("type", kind, kind_size)?.to_owned(),
+                incarnation,
+                memory_limit_bytes,
+            });
+            Ok(())
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_options_set_service(
+    options: *mut COptions,
+    service: Option<ServiceFn>,
+    user: *mut c_void,
+    free_user: Option<extern "C" fn(*mut c_void)>,
+) -> *mut CStatus {
+    // SAFETY: the header says what each pointer is.
+    unsafe {
+        change(options, |options| {
+            options.service = service
+                .map(|service| Arc::new(CService::new(service, Owned::new(user, free_user))));
+            Ok(())
+        })
+    }
+}
