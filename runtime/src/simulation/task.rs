@@ -24,7 +24,7 @@ use crate::counters::ShardCounters;
 use crate::mesh::{self, Doorbell, Inbox, InboxSender};
 use crate::registry::Functions;
 use crate::shard::{CoreParts, Shard, SharedParts};
-use crate::task::Task;
+use crate::task::{Device, Task};
 
 pub(super) type SimShard = Shard<Customs<Ledger<Faults<SimTransport>>>>;
 
@@ -82,7 +82,10 @@ impl SimTask {
         let jobs = Arc::new(Jobs::default());
         let late = Arc::new(LateService::new(watcher.clone()));
         let shared = SharedParts {
-            task: Arc::new(Task::new(id, start.incarnation, 0).expect("a good device name")),
+            task: Arc::new(
+                Task::new(id.clone(), &[Device::cpu(&id, start.incarnation, 0)])
+                    .expect("a good device name"),
+            ),
             mailboxes: Arc::clone(&mailboxes),
             functions: Arc::new(ArcSwap::from_pointee(known)),
             store: Arc::clone(&store),
