@@ -90,7 +90,7 @@ impl Plan {
     fn calls(&self, load: Load) -> Load {
         let under_way = load.connections * load.depth;
         let per_window = (load.per_window / self.shortened)
-            .max(8 * under_way)
+            .max(4 * under_way)
             .min(load.per_window);
         Load {
             per_window,
@@ -285,8 +285,8 @@ const MANY: Load = Load {
     connections: 16,
     depth: 32,
     calls: 200_000,
-    // Results come in batches, of which a window has to hold many.
-    per_window: 8_000,
+    // Results come in batches, of which a window has to hold some.
+    per_window: 2_048,
 };
 
 /// Name, bytes, transfers in a window, transfers in a round.

@@ -116,7 +116,7 @@ fn allocations(host: HostSetting, driver: DriverRequest, bytes: usize) -> u64 {
     let device = &server.device_attributes().name;
     let key = RendezvousKey::new(device, server.incarnation(), TARGET, "edge").unwrap();
     let key = key.to_text();
-    let tensor = Tensor::from_slice(bytes_shape(bytes), &vec![7_u8; bytes]);
+    let tensor = Tensor::from_slice(bytes_shape(bytes), &vec![7_u8; bytes]).unwrap();
     for step_id in 0..WARM_UP + CALLS {
         server.send(step_id, key.clone(), tensor.clone()).unwrap();
     }
