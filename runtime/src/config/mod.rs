@@ -191,6 +191,9 @@ config! {
     extensions: bool = parse::boolean,
         "GRPCXX_EXTENSIONS", "true", "", "engine",
         "announce what `docs/wire.md` adds to star; peers that do not know it ignore it";
+    tensor_fuse: bool = parse::boolean,
+        "GRPCXX_TENSOR_FUSE", "true", "", "TensorFlow plugin",
+        "small tensors that a step receives from one task share requests";
     metrics_address: Option<SocketAddr> = parse::socket_address,
         "GRPCXX_METRICS_ADDRESS", "", "", "grpcxx-server",
         "address that serves metrics over HTTP, such as `127.0.0.1:9100`; unset: none";

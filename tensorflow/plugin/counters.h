@@ -1,0 +1,64 @@
+#ifndef GRPCXX_TENSORFLOW_COUNTERS_H_
+#define GRPCXX_TENSORFLOW_COUNTERS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+namespace grpcxx_tensorflow {
+
+// Why a tensor, or all tensors of a peer, take the way through gRPC.
+enum class Fallback {
+  kNoPlugin,     // the peer does not know grpc++
+  kUnreachable,  // the peer's star port does not answer
+  kDevice,       // the destination is not memory of the CPU
+  kCalls,        // too many calls to this peer are under way
+  kCount,
+};
+
+// The words of a reason for logs and for the names of counters.
+const char* FallbackName(Fallback reason);
+
+// What the plugin has done in this process. Read them as JSON with GrpcxxTensorFlowCounters.
+struct Counters {
+  std::atomic<uint64_t> received_tensors{0};
+  std::atomic<uint64_t> received_bytes{0};
+  std::atomic<uint64_t> received_in_place_bytes{0};
+  std::atomic<uint64_t> receives_failed{0};
+  std::atomic<uint64_t> receives_cancelled{0};
+  std::atomic<uint64_t> received_buffers{0};
+  std::atomic<uint64_t> received_buffer_bytes{0};
+  std::atomic<uint64_t> fused_requests{0};
+  std::atomic<uint64_t> fused_tensors{0};
+  std::atomic<uint64_t> fused_tensors_late{0};
+  std::atomic<uint64_t> served_tensors{0};
+  std::atomic<uint64_t> served_bytes{0};
+  std::atomic<uint64_t> served_by_reference_bytes{0};
+  std::atomic<uint64_t> served_undelivered{0};
+  std::atomic<uint64_t> served_buffers{0};
+  std::atomic<uint64_t> served_buffer_bytes{0};
+  std::atomic<uint64_t> served_errors{0};
+  std::atomic<uint64_t> messages{0};
+  std::atomic<uint64_t> peers_over_star{0};
+  std::atomic<uint64_t> tensors_lent{0};
+  std::atomic<uint64_t> receives_open{0};
+  std::atomic<uint64_t> fallback_tensors[static_cast<int>(Fallback::kCount)] = {};
+
+  void Fell(Fallback reason) { fallback_tensors[static_cast<int>(reason)].fetch_add(1, std::memory_order_relaxed); }
+
+  std::string Json() const;
+};
+
+// Those of this process.
+Counters& Count();
+
+inline void Add(std::atomic<uint64_t>& counter, uint64_t amount = 1) {
+  counter.fetch_add(amount, std::memory_order_relaxed);
+}
+inline void Subtract(std::atomic<uint64_t>& counter, uint64_t amount = 1) {
+  counter.fetch_sub(amount, std::memory_order_relaxed);
+}
+
+}  // namespace grpcxx_tensorflow
+
+#endif  // GRPCXX_TENSORFLOW_COUNTERS_H_

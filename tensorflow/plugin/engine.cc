@@ -1,0 +1,225 @@
+#include "engine.h"
+
+#include <cstdlib>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "counters.h"
+#include "status.h"
+#include "tensorflow/core/platform/logging.h"
+
+namespace grpcxx_tensorflow {
+namespace {
+
+constexpr char kWord[] = "grpcxx=";
+constexpr uint32_t kVersion = 1;
+
+// Settings that suit a process whose threads TensorFlow needs too. The environment has the last word.
+struct Setting {
+  const char* name;
+  const char* value;
+};
+constexpr Setting kSettings[] = {
+    // Tensors land in TensorFlow's memory, so that the arena holds small things only.
+    {"GRPCXX_ARENA_BYTES", "64MiB"},
+    // A step with many tensors has as many receives under way.
+    {"GRPCXX_OUTSTANDING_CALLS_MAX", "65536"},
+    {"GRPCXX_WAITING_CALLS_MAX", "65536"},
+};
+
+void Log(void*, int32_t level, const char* target, const char* message) {
+  switch (level) {
+    case GRPCXX_LOG_ERROR:
+      LOG(ERROR) << target << ": " << message;
+      break;
+    case GRPCXX_LOG_WARNING:
+      LOG(WARNING) << target << ": " << message;
+      break;
+    default:
+      VLOG(1) << target << ": " << message;
+  }
+}
+
+// The gRPC address of the task itself, and the number of tasks of the cluster.
+absl::StatusOr<std::string> OwnAddress(const tensorflow::ServerDef& server_def, size_t* num_tasks) {
+  std::string address;
+  *num_tasks = 0;
+  for (const auto& job : server_def.cluster().job()) {
+    *num_tasks += job.tasks().size();
+    if (job.name() != server_def.job_name()) continue;
+    const auto task = job.tasks().find(server_def.task_index());
+    if (task != job.tasks().end()) address = task->second;
+  }
+  if (address.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("the cluster has no task ", server_def.task_index(), " of job \"",
+                                                   server_def.job_name(), "\"; protocol=\"grpc++\" needs it there"));
+  }
+  return address;
+}
+
+// Engines that are alive, so that their threads end before the process takes TensorFlow apart.
+std::mutex& AliveMutex() {
+  static std::mutex* const mutex = new std::mutex;
+  return *mutex;
+}
+std::set<Engine*>& Alive() {
+  static std::set<Engine*>* const alive = new std::set<Engine*>;
+  return *alive;
+}
+void ShutdownAll() {
+  std::vector<Engine*> engines;
+  {
+    std::lock_guard<std::mutex> lock(AliveMutex());
+    engines.assign(Alive().begin(), Alive().end());
+    Alive().clear();
+  }
+  for (Engine* engine : engines) engine->Shutdown();
+}
+
+absl::StatusOr<bool> Boolean(const char* name, bool otherwise) {
+  const char* value = std::getenv(name);
+  if (value == nullptr || *value == '\0') return otherwise;
+  const std::string lower = absl::AsciiStrToLower(value);
+  if (lower == "true" || lower == "1") return true;
+  if (lower == "false" || lower == "0") return false;
+  return absl::InvalidArgumentError(absl::StrCat(name, "=", value, " is neither true, false, 1 nor 0"));
+}
+
+}  // namespace
+
+std::string Announcement::Word() const { return absl::StrCat(kWord, kVersion, ":", port, ":", features); }
+
+bool Announcement::Find(absl::string_view description, Announcement* announcement) {
+  for (absl::string_view word : absl::StrSplit(description, ' ')) {
+    if (!absl::ConsumePrefix(&word, kWord)) continue;
+    const std::vector<absl::string_view> parts = absl::StrSplit(word, ':');
+    uint32_t version = 0, port = 0, features = 0;
+    if (parts.size() < 3 || !absl::SimpleAtoi(parts[0], &version) || version != kVersion ||
+        !absl::SimpleAtoi(parts[1], &port) || port == 0 || port > 65535 || !absl::SimpleAtoi(parts[2], &features)) {
+      continue;
+    }
+    announcement->port = static_cast<uint16_t>(port);
+    announcement->features = features;
+    return true;
+  }
+  return false;
+}
+
+absl::StatusOr<std::shared_ptr<Engine>> Engine::Start(const tensorflow::ServerDef& server_def) {
+  if (grpcxx_abi_version() != GRPCXX_ABI_VERSION) {
+    return absl::FailedPreconditionError(absl::StrCat("the grpcxx engine has ABI ", grpcxx_abi_version(),
+                                                      ", this plugin needs ", GRPCXX_ABI_VERSION,
+                                                      "; install grpcxx again"));
+  }
+  grpcxx_log_set(GRPCXX_LOG_INFO, &Log, nullptr);
+  std::shared_ptr<Engine> engine(new Engine);
+  const absl::StatusOr<bool> fuses = Boolean("GRPCXX_TENSOR_FUSE", true);
+  if (!fuses.ok()) return fuses.status();
+  engine->fuses_ = *fuses;
+  if (absl::Status read = engine->ReadMap(); !read.ok()) return read;
+
+  size_t num_tasks = 0;
+  const absl::StatusOr<std::string> own = OwnAddress(server_def, &num_tasks);
+  if (!own.ok()) return own.status();
+  std::string port = "0";
+  if (engine->map_ != nullptr) {
+    const absl::StatusOr<std::string> star = engine->StarAddress(*own, 0);
+    if (!star.ok()) return star.status();
+    port = star->substr(star->rfind(':') + 1);
+  }
+  const char* bind_address = std::getenv("GRPCXX_BIND_ADDRESS");
+  const std::string listen =
+      absl::StrCat(bind_address != nullptr && *bind_address != '\0' ? bind_address : "0.0.0.0", ":", port);
+
+  grpcxx_options* options = grpcxx_options_new();
+  absl::Status started = engine->Configure(server_def, listen, options);
+  if (started.ok()) started = TakeFromEngine(grpcxx_options_set_num_tasks(options, num_tasks));
+  if (started.ok()) started = TakeFromEngine(grpcxx_engine_start(options, &engine->engine_));
+  grpcxx_options_free(options);
+  if (!started.ok()) {
+    return absl::Status(started.code(), absl::StrCat("grpc++ cannot start: ", started.message()));
+  }
+  engine->announcement_.port = grpcxx_engine_star_port(engine->engine_);
+  engine->announcement_.features = Announcement::kFusePartly | Announcement::kRecvBuf;
+  LOG(INFO) << "grpc++ on star port " << engine->announcement_.port << ", "
+            << (engine->map_ != nullptr ? absl::StrCat("peers by ", grpcxx_endpoint_map_path(engine->map_))
+                                        : std::string("peers by discovery"))
+            << ": " << grpcxx_engine_start_report(engine->engine_);
+  {
+    std::lock_guard<std::mutex> lock(AliveMutex());
+    static const bool kAtExit = std::atexit(&ShutdownAll) == 0;
+    (void)kAtExit;
+    Alive().insert(engine.get());
+  }
+  return engine;
+}
+
+Engine::~Engine() {
+  {
+    std::lock_guard<std::mutex> lock(AliveMutex());
+    Alive().erase(this);
+  }
+  grpcxx_engine_free(engine_);
+  grpcxx_endpoint_map_free(map_);
+}
+
+absl::StatusOr<std::string> Engine::StarAddress(const std::string& grpc_address, uint16_t port) const {
+  if (map_ != nullptr) {
+    const char* star = nullptr;
+    absl::Status found = TakeFromEngine(
+        grpcxx_endpoint_map_star_address(map_, grpc_address.data(), grpc_address.size(), &star));
+    if (!found.ok()) return found;
+    return std::string(star);
+  }
+  const size_t colon = grpc_address.rfind(':');
+  if (colon == std::string::npos || colon == 0 || grpc_address.find("//") != std::string::npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the address \"", grpc_address, "\" is not host:port, so that its host is not known"));
+  }
+  return absl::StrCat(grpc_address.substr(0, colon), ":", port);
+}
+
+void Engine::Shutdown() {
+  SetService(nullptr);
+  if (engine_ != nullptr) grpcxx_status_free(grpcxx_engine_shutdown(engine_, 0));
+}
+
+absl::Status Engine::ReadMap() {
+  absl::Status read = TakeFromEngine(grpcxx_endpoint_map_new(nullptr, 0, &map_));
+  // Without a map peers are found by asking them.
+  return absl::IsNotFound(read) ? absl::OkStatus() : read;
+}
+
+absl::Status Engine::Configure(const tensorflow::ServerDef& server_def, const std::string& listen,
+                               grpcxx_options* options) {
+  const std::string& job = server_def.job_name();
+  absl::Status status =
+      TakeFromEngine(grpcxx_options_set_task(options, job.data(), job.size(), server_def.task_index()));
+  if (status.ok()) status = TakeFromEngine(grpcxx_options_set_listen(options, listen.data(), listen.size()));
+  for (const Setting& setting : kSettings) {
+    const char* value = std::getenv(setting.name);
+    if (!status.ok() || (value != nullptr && *value != '\0')) continue;
+    const absl::string_view name = setting.name, text = setting.value;
+    status =
+        TakeFromEngine(grpcxx_options_set_variable(options, name.data(), name.size(), text.data(), text.size()));
+  }
+  if (status.ok()) status = TakeFromEngine(grpcxx_options_set_service(options, &Engine::Serve, this, nullptr));
+  return status;
+}
+
+int32_t Engine::Serve(void* user, grpcxx_request* request, grpcxx_responder* responder) {
+  Service* service = static_cast<Engine*>(user)->service_.load(std::memory_order_acquire);
+  if (service == nullptr) {
+    AnswerError(responder, absl::UnavailableError("this task has not started yet, or is about to end"));
+    return GRPCXX_TAKEN;
+  }
+  return service->Serve(request, responder) ? GRPCXX_TAKEN : GRPCXX_DECLINED;
+}
+
+}  // namespace grpcxx_tensorflow

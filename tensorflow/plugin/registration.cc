@@ -1,0 +1,70 @@
+// Makes TensorFlow know the protocol "grpc++": registers the factory of our server when the plugin is opened.
+
+#include <dlfcn.h>
+
+#include <memory>
+#include <set>
+#include <string>
+
+#include "server.h"
+#include "tensorflow/core/distributed_runtime/server_lib.h"
+#include "tensorflow/core/platform/logging.h"
+#include "tensorflow/core/public/version.h"
+#include "tensorflow/c/c_api.h"
+
+namespace grpcxx_tensorflow {
+namespace {
+
+class Factory : public tensorflow::ServerFactory {
+ public:
+  bool AcceptsOptions(const tensorflow::ServerDef& server_def) override {
+    return server_def.protocol() == kProtocol;
+  }
+
+  absl::Status NewServer(const tensorflow::ServerDef& server_def, const Options& options,
+                         std::unique_ptr<tensorflow::ServerInterface>* out_server) override {
+    return Server::Create(server_def, options.local_device_mgr, out_server);
+  }
+};
+
+using Register = void (*)(const std::string&, tensorflow::ServerFactory*);
+
+// TensorFlow 2.15 to 2.18 has a registry in each of its libraries, and Python may ask any of them.
+std::set<Register> Registries() {
+  constexpr const char* kLibraries[] = {
+      "libtensorflow_cc.so.2",
+      "libtensorflow_framework.so.2",
+      "_pywrap_tensorflow_internal.so",
+      "_pywrap_tensorflow_common.so",
+      "lib_pywrap_tensorflow_common.so",
+  };
+  constexpr const char* kRegisterSymbol =
+      "_ZN10tensorflow13ServerFactory8RegisterERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEPS0_";
+  std::set<Register> registries = {&tensorflow::ServerFactory::Register};
+  for (const char* library : kLibraries) {
+    void* handle = dlopen(library, RTLD_NOLOAD | RTLD_LAZY);
+    if (handle == nullptr) continue;
+    if (void* symbol = dlsym(handle, kRegisterSymbol)) {
+      registries.insert(reinterpret_cast<Register>(symbol));
+    }
+    dlclose(handle);
+  }
+  return registries;
+}
+
+bool RegisterProtocol() {
+  // Neighbouring versions load each other's builds, and crash at the first call.
+  if (std::string(TF_Version()) != GRPCXX_TENSORFLOW_VERSION) {
+    LOG(ERROR) << "grpcxx: this plugin was built for TensorFlow " << GRPCXX_TENSORFLOW_VERSION
+               << " and cannot work with " << TF_Version()
+               << "; protocol=\"grpc++\" is not available. Install grpcxx again.";
+    return false;
+  }
+  for (Register register_in : Registries()) register_in("GRPCXX_SERVER", new Factory());
+  return true;
+}
+
+const bool kRegistered = RegisterProtocol();
+
+}  // namespace
+}  // namespace grpcxx_tensorflow

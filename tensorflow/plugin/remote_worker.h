@@ -1,0 +1,123 @@
+#ifndef GRPCXX_TENSORFLOW_REMOTE_WORKER_H_
+#define GRPCXX_TENSORFLOW_REMOTE_WORKER_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "engine.h"
+#include "fuser.h"
+#include "route.h"
+#include "tensorflow/core/distributed_runtime/worker_cache.h"
+#include "tensorflow/core/distributed_runtime/worker_interface.h"
+
+namespace grpcxx_tensorflow {
+
+// Another task as TensorFlow sees it: tensors and buffers come through the engine if the task knows grpc++, all else,
+// and everything from tasks that do not, through the gRPC worker inside.
+//
+// Lives as long as the cache it comes from, and as calls are under way.
+class RemoteWorker : public tensorflow::WorkerInterface, public std::enable_shared_from_this<RemoteWorker> {
+ public:
+  // `cache` made `grpc`, and gets it back in the end. `run` runs code on threads of TensorFlow's compute pool.
+  RemoteWorker(std::shared_ptr<Engine> engine, std::function<void(std::function<void()>)> run,
+               std::shared_ptr<tensorflow::WorkerCacheInterface> cache, tensorflow::WorkerInterface* grpc,
+               std::string target, std::string grpc_address);
+  ~RemoteWorker() override;
+
+  // Begins to look for the star port. Once, before anything else.
+  void Open();
+
+  const std::string& target() const { return target_; }
+  tensorflow::WorkerInterface* grpc() const { return grpc_; }
+  Route& route() { return *route_; }
+  // Nullptr if receives do not share requests.
+  Fuser* fuser() { return fuser_.get(); }
+  // Runs code away from the threads of the engine.
+  void Run(std::function<void()> code) { run_(std::move(code)); }
+
+  void RecvTensorAsync(tensorflow::CallOptions* opts, const tensorflow::RecvTensorRequest* request,
+                       tensorflow::TensorResponse* response, tensorflow::StatusCallback done) override;
+  void RecvBufAsync(tensorflow::CallOptions* opts, const tensorflow::RecvBufRequest* request,
+                    tensorflow::RecvBufResponse* response, tensorflow::StatusCallback done) override;
+  void GetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
+                      tensorflow::GetStatusResponse* response, bool fail_fast,
+                      tensorflow::StatusCallback done) override;
+
+  void CreateWorkerSessionAsync(const tensorflow::CreateWorkerSessionRequest* request,
+                                tensorflow::CreateWorkerSessionResponse* response,
+                                tensorflow::StatusCallback done) override {
+    grpc_->CreateWorkerSessionAsync(request, response, std::move(done));
+  }
+  void DeleteWorkerSessionAsync(tensorflow::CallOptions* opts,
+                                const tensorflow::DeleteWorkerSessionRequest* request,
+                                tensorflow::DeleteWorkerSessionResponse* response,
+                                tensorflow::StatusCallback done) override {
+    grpc_->DeleteWorkerSessionAsync(opts, request, response, std::move(done));
+  }
+  void RegisterGraphAsync(const tensorflow::RegisterGraphRequest* request,
+                          tensorflow::RegisterGraphResponse* response, tensorflow::StatusCallback done) override {
+    grpc_->RegisterGraphAsync(request, response, std::move(done));
+  }
+  void DeregisterGraphAsync(const tensorflow::DeregisterGraphRequest* request,
+                            tensorflow::DeregisterGraphResponse* response,
+                            tensorflow::StatusCallback done) override {
+    grpc_->DeregisterGraphAsync(request, response, std::move(done));
+  }
+  using tensorflow::WorkerInterface::RunGraphAsync;
+  void RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequestWrapper* request,
+                     tensorflow::MutableRunGraphResponseWrapper* response,
+                     tensorflow::StatusCallback done) override {
+    grpc_->RunGraphAsync(opts, request, response, std::move(done));
+  }
+  tensorflow::MutableRunGraphRequestWrapper* CreateRunGraphRequest() override {
+    return grpc_->CreateRunGraphRequest();
+  }
+  tensorflow::MutableRunGraphResponseWrapper* CreateRunGraphResponse() override {
+    return grpc_->CreateRunGraphResponse();
+  }
+  void CleanupGraphAsync(const tensorflow::CleanupGraphRequest* request, tensorflow::CleanupGraphResponse* response,
+                         tensorflow::StatusCallback done) override {
+    grpc_->CleanupGraphAsync(request, response, std::move(done));
+  }
+  void CleanupAllAsync(const tensorflow::CleanupAllRequest* request, tensorflow::CleanupAllResponse* response,
+                       tensorflow::StatusCallback done) override {
+    grpc_->CleanupAllAsync(request, response, std::move(done));
+  }
+  void LoggingAsync(const tensorflow::LoggingRequest* request, tensorflow::LoggingResponse* response,
+                    tensorflow::StatusCallback done) override {
+    grpc_->LoggingAsync(request, response, std::move(done));
+  }
+  void TracingAsync(const tensorflow::TracingRequest* request, tensorflow::TracingResponse* response,
+                    tensorflow::StatusCallback done) override {
+    grpc_->TracingAsync(request, response, std::move(done));
+  }
+  void CompleteGroupAsync(tensorflow::CallOptions* opts, const tensorflow::CompleteGroupRequest* request,
+                          tensorflow::CompleteGroupResponse* response, tensorflow::StatusCallback done) override {
+    grpc_->CompleteGroupAsync(opts, request, response, std::move(done));
+  }
+  void CompleteInstanceAsync(tensorflow::CallOptions* opts, const tensorflow::CompleteInstanceRequest* request,
+                             tensorflow::CompleteInstanceResponse* response,
+                             tensorflow::StatusCallback done) override {
+    grpc_->CompleteInstanceAsync(opts, request, response, std::move(done));
+  }
+  void GetStepSequenceAsync(const tensorflow::GetStepSequenceRequest* request,
+                            tensorflow::GetStepSequenceResponse* response,
+                            tensorflow::StatusCallback done) override {
+    grpc_->GetStepSequenceAsync(request, response, std::move(done));
+  }
+
+ private:
+  const std::shared_ptr<Engine> engine_;
+  const std::function<void(std::function<void()>)> run_;
+  const std::shared_ptr<tensorflow::WorkerCacheInterface> cache_;
+  tensorflow::WorkerInterface* const grpc_;
+  const std::string target_;
+  const std::string grpc_address_;
+  std::shared_ptr<Route> route_;
+  std::shared_ptr<Fuser> fuser_;
+};
+
+}  // namespace grpcxx_tensorflow
+
+#endif  // GRPCXX_TENSORFLOW_REMOTE_WORKER_H_

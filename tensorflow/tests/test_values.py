@@ -1,0 +1,38 @@
+"""Every kind of tensor arrives over protocol="grpc++" with the bits it has over protocol="grpc"."""
+
+import pytest
+
+from cluster import Cluster
+
+pytestmark = pytest.mark.processes
+
+
+def sweep(protocol, *arguments, timeout_s=300):
+    with Cluster(protocol, ps=1, worker=1) as cluster:
+        cluster.serve("ps")
+        return cluster.start("worker", 0, "sweep.py", *arguments).result(timeout_s)
+
+
+def test_all_values_are_bit_exact():
+    expected = sweep("grpc")
+    found = sweep("grpc++")
+    failed = {name: value for name, value in expected["cases"].items() if str(value).startswith("ERROR")}
+    assert not failed, "these do not work over grpc either"
+    assert found["cases"] == expected["cases"]
+    counters = found["counters"]
+    assert counters["received_tensors"] > 300
+    assert counters["receives_open"] == 0
+    assert all(value == 0 for name, value in counters.items() if name.startswith("fallback"))
+
+
+@pytest.mark.long
+def test_a_tensor_of_more_than_2_gib():
+    found = sweep("grpc++", (2 << 30) + 4096 + 13, timeout_s=600)
+    assert not str(found["cases"]["large"]).startswith("ERROR"), found
+    assert found["counters"]["received_in_place_bytes"] > 2 << 30
+
+
+@pytest.mark.long
+def test_a_tensor_of_more_than_4_gib_is_refused_with_a_reason():
+    found = sweep("grpc++", (4 << 30) + 13, timeout_s=600)
+    assert "does not fit into one frame" in found["cases"]["large"]
