@@ -196,14 +196,19 @@ impl Drop for UniqueBlock {
 }
 
 impl SharedBlock {
+    /// Whether this is the only reference.
+    pub(crate) fn is_unique(&self) -> bool {
+        // SAFETY: this block is out, so the shared state is alive.
+        unsafe { self.pool.as_ref() }.entry(self.id).is_unique()
+    }
+
     /// The right to write, if this is the only reference.
     pub(crate) fn into_unique(self) -> Result<UniqueBlock, Self> {
-        // SAFETY: this block is out, so the shared state is alive.
-        let entry = unsafe { self.pool.as_ref() }.entry(self.id);
-        if !entry.is_unique() {
+        if !self.is_unique() {
             return Err(self);
         }
-        entry.bytes.write();
+        // SAFETY: this block is out, so the shared state is alive.
+        unsafe { self.pool.as_ref() }.entry(self.id).bytes.write();
         let block = std::mem::ManuallyDrop::new(self);
         Ok(UniqueBlock {
             pool: block.pool,

@@ -5,6 +5,7 @@ use std::ops::{Bound, Deref, RangeBounds};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use bytes::Bytes;
 
@@ -140,6 +141,21 @@ impl Buffer {
             other => other,
         };
         Err(Self { start, len, owner })
+    }
+
+    /// Whether this buffer has its memory, an arena's or the heap's, for itself: [`Buffer::try_into_mut`] would give it.
+    pub fn is_unique(&self) -> bool {
+        match &self.owner {
+            SharedOwner::Static => self.len == 0,
+            SharedOwner::Arena(block) => block.is_unique(),
+            SharedOwner::Heap(block) => {
+                let is_unique = Arc::strong_count(block) == 1;
+                // Whoever learns that nobody else is left may write, after all that former owners have read.
+                fence(Ordering::Acquire);
+                is_unique
+            }
+            SharedOwner::Foreign(_) => false,
+        }
     }
 
     /// Whether the memory is an arena's.
@@ -335,17 +351,22 @@ mod tests {
             digits(arena.allocate(10).unwrap()),
             digits(BufferMut::zeroed(10)),
         ] {
+            assert!(buffer.is_unique());
             let part = buffer.slice(4..8);
+            assert!(!buffer.is_unique());
             let buffer = buffer.try_into_mut().unwrap_err();
             drop(buffer);
+            assert!(part.is_unique());
             let mut part = part.try_into_mut().unwrap();
             part[0] = b'x';
             part.truncate(3);
             assert_eq!(&part.freeze()[..], b"x56");
         }
         assert_eq!(arena.reclaim(), 1);
-        assert!(Buffer::from(&b"static"[..]).try_into_mut().is_err());
-        assert!(Buffer::from_owner([1, 2, 3]).try_into_mut().is_err());
+        for shared in [Buffer::from(&b"static"[..]), Buffer::from_owner([1, 2, 3])] {
+            assert!(!shared.is_unique());
+            assert!(shared.try_into_mut().is_err());
+        }
     }
 
     #[test]
