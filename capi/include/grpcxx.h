@@ -186,6 +186,9 @@ size_t grpcxx_tensor_num_elements(const grpcxx_tensor *tensor);
  * there, and does not keep that memory alive. */
 const void *grpcxx_tensor_data(const grpcxx_tensor *tensor);
 size_t grpcxx_tensor_data_size(const grpcxx_tensor *tensor);
+/* The data of a tensor that the engine received, for writing: NULL unless this handle alone knows the memory, and no
+ * store, step, call or peer does. The tensor must not be given to the engine while or after it is written. */
+void *grpcxx_tensor_mutable_data(const grpcxx_tensor *tensor);
 /* The elements of a tensor of strings: fills elements, which has room for capacity, with as many as there are
  * (grpcxx_tensor_num_elements). They point into the tensor. Fails if this is no live tensor of strings, its data
  * does not decode, or capacity is too small. */

@@ -332,6 +332,17 @@ pub(crate) unsafe extern "C" fn grpcxx_tensor_data(tensor: *const CTensor) -> *c
 }
 
 #[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_tensor_mutable_data(tensor: *const CTensor) -> *mut c_void {
+    // SAFETY: NULL or alive.
+    match unsafe { tensor.as_ref() } {
+        Some(tensor) if tensor.landed.is_none() && tensor.tensor.data.is_unique() => {
+            tensor.tensor.data.as_ptr().cast_mut().cast()
+        }
+        _ => ptr::null_mut(),
+    }
+}
+
+#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn grpcxx_tensor_data_size(tensor: *const CTensor) -> usize {
     // SAFETY: NULL or alive.
     unsafe { tensor.as_ref() }.map_or(0, |tensor| tensor.data().size)
