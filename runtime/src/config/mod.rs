@@ -203,6 +203,15 @@ config! {
     log_format: LogFormat = parse::log_format,
         "GRPCXX_LOG_FORMAT", "text", "", "grpcxx-server, grpcxx",
         "`text` or `json`";
+    library: Option<PathBuf> = parse::path,
+        "GRPCXX_LIBRARY", "", "", "Python package",
+        "shared library of the engine; unset: the one in the package";
+    tensorflow: Option<PathBuf> = parse::path,
+        "GRPCXX_TENSORFLOW", "", "", "Python package",
+        "at its installation: the interpreter whose TensorFlow the plugin is built for, or `none`; unset: the one that is installed into";
+    plugins: Option<PathBuf> = parse::path,
+        "GRPCXX_PLUGINS", "", "", "Python package",
+        "at its installation: folder with plugins that were built before; unset: the plugin is built";
 }
 
 impl Config {
