@@ -1,0 +1,7 @@
+"""`python -m grpcxx doctor`."""
+
+import sys
+
+from .doctor import main
+
+sys.exit(main())
