@@ -147,7 +147,8 @@ pub(super) fn measure(
         let now = Instant::now();
         open = 0;
         for (pipe, begun) in &mut pipes {
-            while begun.len() < depth && (now < until || measured.steps == 0 && begun.is_empty()) {
+            while begun.len() < depth && (now < until || (measured.steps == 0 && begun.is_empty()))
+            {
                 begun.push_back(now);
                 pipe.owed_units += 1;
             }
@@ -164,7 +165,7 @@ pub(super) fn measure(
                     }
                 }
             }
-            open += usize::from(!begun.is_empty() || now < until);
+            open += usize::from(!begun.is_empty() || now < until || measured.steps == 0);
         }
     }
     measured.calls = measured.steps;
