@@ -63,6 +63,11 @@ impl<V> LinkTable<V> {
             .flatten()
     }
 
+    /// The values, in order of their slots, without those taken out.
+    pub fn values(&self) -> impl Iterator<Item = &V> {
+        self.slots.iter().filter_map(|slot| slot.value.as_ref())
+    }
+
     /// Takes a value out to work on it; it must be put back, or its slot freed.
     pub fn take(&mut self, slot: usize) -> Option<(LinkId, V)> {
         let entry = self.slots.get_mut(slot)?;

@@ -191,7 +191,7 @@ impl Cluster {
 
     fn turn_shards(&mut self) {
         let now = self.now;
-        let is_network_due = self.network.next_event_at().is_some_and(|at| at <= now);
+        self.network.advance(now);
         let mut order: Vec<(usize, usize)> = (self.tasks.iter().enumerate())
             .flat_map(|(index, task)| {
                 let shards = task.as_ref().map_or(0, |task| task.shards.len());
@@ -204,7 +204,8 @@ impl Cluster {
                 continue;
             };
             let shard = &mut task.shards[shard];
-            let is_due = is_network_due || shard.next_timeout().is_some_and(|at| at <= now);
+            // Only then would its host wake it.
+            let is_due = next_event_at(shard).is_some_and(|at| at <= now);
             if !is_due || shard.is_finished() || self.random.u32(..8) == 0 {
                 continue;
             }
@@ -373,6 +374,15 @@ impl Cluster {
             );
         }
     }
+}
+
+/// When a shard would be woken: by its links, or by itself.
+fn next_event_at(shard: &mut SimShard) -> Option<Time> {
+    let faults = shard.transport_mut().inner_mut().inner_mut();
+    let stalled_until = faults.stalled_until();
+    let links = faults.inner_mut().next_event_at();
+    let links = links.map(|at| at.max(stalled_until));
+    links.into_iter().chain(shard.next_timeout()).min()
 }
 
 /// Most events of one turn: those of its links, and a bounded number of commands.

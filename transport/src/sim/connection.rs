@@ -82,11 +82,15 @@ impl State {
 
     /// Whether a link has something to do now.
     pub(super) fn is_ready(&self, key: u64, side: usize) -> bool {
-        let Some(connection) = self.connections.get(&key) else {
-            return true;
-        };
-        let ready_at = connection.ready_at(side, self.is_cut_off(connection));
-        ready_at.is_some_and(|at| at <= self.now)
+        self.ready_at(key, side).is_some_and(|at| at <= self.now)
+    }
+
+    /// When a link has something to do, if ever.
+    pub(super) fn ready_at(&self, key: u64, side: usize) -> Option<Time> {
+        match self.connections.get(&key) {
+            Some(connection) => connection.ready_at(side, self.is_cut_off(connection)),
+            None => Some(self.now),
+        }
     }
 
     pub(super) fn set_interest(&mut self, key: u64, side: usize, interest: Interest) {

@@ -117,6 +117,13 @@ impl State {
         Some((id, peer, accepted))
     }
 
+    /// Whether a connection waits at a listener of `owner`.
+    pub(super) fn has_accepted(&self, owner: u32) -> bool {
+        self.listeners
+            .values()
+            .any(|listener| listener.owner == owner && !listener.queue.is_empty())
+    }
+
     pub(super) fn claim(&mut self, host: usize, key: u64) -> Result<(), TransportError> {
         self.unclaimed.retain(|(unclaimed, _)| *unclaimed != key);
         if let Some(connection) = self.connections.get(&key)

@@ -105,6 +105,11 @@ impl SimNetwork {
         self.state().now
     }
 
+    /// Moves the clock, never back, as a turn of any transport does.
+    pub fn advance(&self, now: Time) {
+        self.state().advance(now);
+    }
+
     /// The earliest time at which a turn of some transport has something to do, if nothing is submitted
     /// until then. `None`: nothing will ever happen by itself.
     pub fn next_event_at(&self) -> Option<Time> {

@@ -80,6 +80,18 @@ impl SimTransport {
         self.limits = limits;
     }
 
+    /// The earliest time at which a turn of this transport has something to do, as far as the network has come
+    /// by now ([`SimNetwork::advance`]), and if nothing is submitted until then.
+    pub fn next_event_at(&self) -> Option<Time> {
+        let state = self.network.state();
+        if !state.is_up(self.host, self.epoch) || state.has_accepted(self.id) {
+            return Some(state.now);
+        }
+        let links = self.links.values();
+        let at = links.filter_map(|link| state.ready_at(link.connection, link.side));
+        at.min()
+    }
+
     /// Breaks a link, as a network does that fails. Says whether there was such a link.
     pub fn sever(&mut self, link: LinkId) -> bool {
         self.with_connection(link, |network, key, side| network.state().sever(key, side))
