@@ -134,6 +134,8 @@ impl<A> Core<A> {
     /// Whether parcels or commands wait that no event of a link will announce.
     pub(crate) fn has_work(&self) -> bool {
         !self.local.is_empty()
+            || !self.dirty_servers.is_empty()
+            || !self.dirty_peers.is_empty()
             || !self.newcomers.is_empty()
             || !self.inbox.is_empty()
             || self.shared.mailboxes.has_overflow(self.index)

@@ -122,6 +122,9 @@ impl<A> Core<A> {
             watch.delivered();
         }
         self.mark_server(id);
+        if outcome == Outcome::Lost {
+            self.take_undelivered(id);
+        }
     }
 
     /// Takes back what a lost connection still held: tensors whose answer never left, and places in steps.
@@ -134,17 +137,18 @@ impl<A> Core<A> {
             Code::Unavailable,
             format!("the connection ended: {reason}"),
         ));
-        self.take_undelivered(id);
-        if let Some(mut server) = self.servers.remove(id) {
-            while let Some(request) = server.connection.poll_cancelled() {
-                if let Some(Watch(watch)) = server.take_watch(request.token()) {
-                    watch.withdrawn();
-                }
-            }
-            for (request, step_id) in server.parked {
-                self.forget_parked(id, request, step_id);
+        while let Some(request) = server.connection.poll_cancelled() {
+            if let Some(Watch(watch)) = server.take_watch(request.token()) {
+                watch.withdrawn();
             }
         }
+        // First the places in steps, so that nothing goes back to those who are gone.
+        let parked: Vec<(RequestId, i64)> = server.parked.drain().collect();
+        for (request, step_id) in parked {
+            self.forget_parked(id, request, step_id);
+        }
+        self.take_undelivered(id);
+        self.servers.remove(id);
         self.counters().closed.add(1);
         self.leave_load();
     }
@@ -365,7 +369,7 @@ impl<A> Core<A> {
             }
             None => {
                 let text = functions.unknown(&call.graph_handle);
-                self.answer(origin, Err(Status::new(Code::NotFound, text)), None);
+                self.answer_graph(origin, &call, Err(Status::new(Code::NotFound, text)));
             }
         }
     }

@@ -29,15 +29,26 @@ pub(super) struct Record {
 /// What a call asks for.
 #[derive(Clone, Debug)]
 pub(super) enum Kind {
-    Receive { step_id: i64, tensors: Vec<usize> },
-    Echo { fetches: Vec<Text> },
+    Receive {
+        step_id: i64,
+        tensors: Vec<usize>,
+    },
+    Echo {
+        fetches: Vec<Text>,
+    },
     Fail,
-    Late { fetches: Vec<Text> },
+    Late {
+        fetches: Vec<Text>,
+    },
     Unknown,
+    /// A call that cannot be put into a frame.
+    Malformed,
     Push,
     Pull,
     Status,
-    Cleanup { step_id: i64 },
+    Cleanup {
+        step_id: i64,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

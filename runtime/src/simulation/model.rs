@@ -236,6 +236,7 @@ impl Model {
                 }
             }
             Code::NotFound => matches!(call.kind, Kind::Unknown | Kind::Pull),
+            Code::InvalidArgument => matches!(call.kind, Kind::Malformed),
             Code::FailedPrecondition => matches!(call.kind, Kind::Fail),
             _ => false,
         };

@@ -221,7 +221,8 @@ impl Cluster {
         let fetches: Vec<Text> = (0..self.random.usize(..4))
             .map(|n| Text::from(format!("out_{id}_{n}")))
             .collect();
-        let (name, kind) = match self.random.u32(..8) {
+        let (name, kind) = match self.random.u32(..9) {
+            8 if caller != callee => (ECHO, Kind::Malformed),
             0 => (FAIL, Kind::Fail),
             1..=2 => (
                 LATE,
@@ -254,6 +255,7 @@ impl Cluster {
                 call.fetches = vec![Text::from(self.stored_name())];
             }
             Kind::Echo { .. } | Kind::Late { .. } => call.fetches = fetches,
+            Kind::Malformed => call.fetches = vec![Text::from("twice"); 2],
             _ => {}
         }
         if self.random.u32(..10) == 0 {
