@@ -1,4 +1,3 @@
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -6,9 +5,10 @@ use std::task::{Context, Poll};
 
 use futures_channel::oneshot;
 use grpcxx_memory::BufferMut;
-use grpcxx_rpc::{Code, Response, Status, TensorMeta};
+use grpcxx_rpc::{Response, Status, TensorMeta};
 
 use crate::client::Cancel;
+use crate::completion::stopped;
 use crate::shard::ShardContext;
 
 /// What a call ends in.
@@ -16,7 +16,8 @@ pub type CallResult = Result<Response, Status>;
 
 /// Takes the results of calls on the shard that made them, without a hop to another thread.
 ///
-/// All methods run on the shard's thread and must not block.
+/// All methods run on the shard's thread and must not block. Each call ends in one [`CallSink::finished`]; if the
+/// engine is gone by then, on whatever thread notices, and orders given there are not carried out.
 pub trait CallSink: Send + Sync {
     /// A call ended. `token` is the one given with the call; further calls can be made through `shard`.
     fn finished(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>);
@@ -31,21 +32,6 @@ pub trait CallSink: Send + Sync {
     ) -> Option<Result<BufferMut, Status>> {
         let _ = (token, index, meta);
         None
-    }
-}
-
-/// Where the result of a call goes.
-pub(crate) enum Completion {
-    Sink { sink: Arc<dyn CallSink>, token: u64 },
-    Future(oneshot::Sender<CallResult>),
-}
-
-impl fmt::Debug for Completion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Sink { .. } => "Sink",
-            Self::Future(_) => "Future",
-        })
     }
 }
 
@@ -91,12 +77,7 @@ impl Future for Call {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<CallResult> {
         let result = std::task::ready!(Pin::new(&mut self.receiver).poll(context));
         self.cancel = None;
-        Poll::Ready(result.unwrap_or_else(|oneshot::Canceled| {
-            Err(Status::new(
-                Code::Unavailable,
-                "the engine stopped before the call ended",
-            ))
-        }))
+        Poll::Ready(result.unwrap_or_else(|oneshot::Canceled| Err(stopped())))
     }
 }
 

@@ -10,9 +10,10 @@ use futures_channel::oneshot;
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{Code, Features, Request, Status, Text};
 
-use crate::call::{Call, CallSink, Completion};
+use crate::call::{Call, CallSink};
 use crate::cancellation::Cancellation;
 use crate::command::{Cancellable, Command, NewCall};
+use crate::completion::Completion;
 use crate::limits;
 use crate::mesh::{Doorbell, InboxSender};
 
@@ -162,7 +163,7 @@ impl Client {
             peer: peer.clone(),
             request,
             timeout,
-            completion: Completion::Future(sender),
+            completion: Completion::future(sender),
             cancellable: Some(Cancellable { number, flag: None }),
         });
         match self.shared.mailboxes.try_deliver(peer.shard(), command) {
@@ -194,20 +195,21 @@ impl Client {
             peer: peer.clone(),
             request,
             timeout,
-            completion: Completion::Sink { sink, token },
+            completion: Completion::sink(sink, token),
             cancellable: None,
         });
         match self.shared.mailboxes.try_deliver(peer.shard(), command) {
             Ok(()) => Ok(()),
-            Err(Command::Call(call)) => Err(call.request),
+            Err(Command::Call(call)) => {
+                call.completion.withdraw();
+                Err(call.request)
+            }
             Err(_) => unreachable!("the inbox returns the command it was given"),
         }
     }
 
     /// The same with a result that goes to `sink` for certain, and a call that `cancellation` withdraws. A
     /// cancellation is for one call; one that was used before withdraws only its first.
-    ///
-    /// If the engine stops before its shard has seen the call, `sink` is dropped unheard, on any thread.
     ///
     /// # Errors
     /// All comes back if the shard's inbox is full or the engine has stopped.
@@ -230,7 +232,7 @@ impl Client {
             peer: peer.clone(),
             request,
             timeout,
-            completion: Completion::Sink { sink, token },
+            completion: Completion::sink(Arc::clone(&sink), token),
             cancellable: Some(Cancellable {
                 number,
                 flag: Some(flag),
@@ -238,15 +240,14 @@ impl Client {
         });
         match self.shared.mailboxes.try_deliver(peer.shard(), command) {
             Ok(()) => Ok(()),
-            Err(Command::Call(NewCall {
-                request,
-                completion: Completion::Sink { sink, .. },
-                ..
-            })) => Err(RefusedCall {
-                request,
-                sink,
-                is_stopped: self.is_stopped(),
-            }),
+            Err(Command::Call(call)) => {
+                call.completion.withdraw();
+                Err(RefusedCall {
+                    request: call.request,
+                    sink,
+                    is_stopped: self.is_stopped(),
+                })
+            }
             Err(_) => unreachable!("the inbox returns the command it was given"),
         }
     }

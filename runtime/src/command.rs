@@ -6,8 +6,9 @@ use grpcxx_rpc::{RequestId, Status, Tensor, Text};
 use grpcxx_transport::Time;
 use smallvec::SmallVec;
 
-use crate::call::{CallResult, Completion};
+use crate::call::CallResult;
 use crate::client::{Peer, PeerState};
+use crate::completion::Completion;
 use crate::shard::ShardContext;
 
 /// The keys of one receive.

@@ -6,6 +6,7 @@ mod cancellation;
 mod client;
 pub mod cluster;
 mod command;
+mod completion;
 mod compute;
 pub mod config;
 mod counters;

@@ -7,8 +7,9 @@ use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{CallId, CallOptions, Code, Request, Status, TensorMeta};
 use grpcxx_transport::{Refusal, Time};
 
-use crate::call::{CallResult, Completion};
+use crate::call::CallResult;
 use crate::command::{Cancellable, Command, NewCall, Origin, SlotId, deadline};
+use crate::completion::Completion;
 use crate::function::RequestWatch;
 use crate::limits;
 use crate::shard::core::{Core, Subject};
@@ -72,10 +73,8 @@ impl Calls {
         index: usize,
         meta: &TensorMeta,
     ) -> Option<Result<BufferMut, Status>> {
-        match &self.slots.find(from_token(token))?.completion {
-            Completion::Sink { sink, token } => sink.allocate(*token, index, meta),
-            Completion::Future(_) => None,
-        }
+        let call = self.slots.find(from_token(token))?;
+        call.completion.allocate(index, meta)
     }
 
     /// Notes which shard may hold a local call parked.
@@ -303,13 +302,7 @@ impl<A> Core<A> {
         if result.is_err() {
             self.counters().calls_failed.add(1);
         }
-        match completion {
-            Completion::Sink { sink, token } => {
-                sink.finished(token, result, &mut self.context());
-                Ok(())
-            }
-            Completion::Future(sender) => sender.send(result),
-        }
+        completion.complete(result, &mut self.context())
     }
 }
 

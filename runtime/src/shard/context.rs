@@ -5,9 +5,10 @@ use std::time::Duration;
 use grpcxx_rpc::{Request, Tensor, Text};
 use grpcxx_transport::Time;
 
-use crate::call::{CallSink, Completion};
+use crate::call::CallSink;
 use crate::client::Peer;
 use crate::command::{Command, NewCall};
+use crate::completion::Completion;
 
 /// What code that runs on a shard may ask of it. Orders are carried out after the code has returned.
 pub struct ShardContext<'a> {
@@ -15,6 +16,18 @@ pub struct ShardContext<'a> {
     pub(super) now: Time,
     pub(super) shards: usize,
     pub(super) orders: &'a mut VecDeque<Command>,
+}
+
+impl<'a> ShardContext<'a> {
+    /// In place of that of a shard that is gone: nobody carries the orders out.
+    pub(crate) fn stopped(orders: &'a mut VecDeque<Command>) -> Self {
+        Self {
+            index: 0,
+            now: Time::ZERO,
+            shards: 0,
+            orders,
+        }
+    }
 }
 
 impl ShardContext<'_> {
@@ -41,7 +54,7 @@ impl ShardContext<'_> {
             peer: peer.clone(),
             request,
             timeout,
-            completion: Completion::Sink { sink, token },
+            completion: Completion::sink(sink, token),
             cancellable: None,
         }));
     }

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{Code, GraphCall, Request, Response, Status, Tensor, TensorMeta, Text};
 
+use super::calls::State;
 use super::model::{Watcher, fetched};
 use super::tensors::tensor;
 use crate::call::{CallResult, CallSink};
@@ -118,7 +119,12 @@ impl Sink {
 
 impl CallSink for Sink {
     fn finished(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
-        self.watcher.model().finish(token as usize, &result);
+        let mut model = self.watcher.model();
+        if model.calls.record(token as usize).state == State::Crashed {
+            return;
+        }
+        model.finish(token as usize, &result);
+        drop(model);
         let next = locked(&self.next).take();
         if let Some(next) = next {
             let token = next.call as u64;
