@@ -23,6 +23,7 @@ pub struct Arena {
     places: Places,
     statistics: ArenaStatistics,
     in_use_bytes_max_since_trim: usize,
+    keeps_pages: bool,
 }
 
 /// What an [`Arena`] has handed out.
@@ -84,6 +85,7 @@ impl Arena {
                 ..ArenaStatistics::default()
             },
             in_use_bytes_max_since_trim: 0,
+            keeps_pages: false,
         })
     }
 
@@ -128,8 +130,13 @@ impl Arena {
     /// them: all free stretches of at least 2 MiB, at once (`MADV_DONTNEED`: the resident size falls now, where
     /// `MADV_FREE` would wait for memory pressure; later uses find zeros). It makes system calls and costs page
     /// faults later, so call it while idle, when [`ArenaStatistics::idle_bytes`] is worth it.
+    ///
+    /// Does nothing but [`Arena::reclaim`] after [`Arena::keep_pages`].
     pub fn trim(&mut self) -> usize {
         self.reclaim();
+        if self.keeps_pages {
+            return 0;
+        }
         self.places.merge();
         let pool = &self.pool;
         let mut given_bytes = 0;
@@ -141,6 +148,12 @@ impl Arena {
             });
         self.in_use_bytes_max_since_trim = self.statistics.in_use_bytes;
         given_bytes
+    }
+
+    /// Gives no page back from now on. A device that was told of the arena's memory goes on with the pages it was
+    /// told of: what it wrote would not be seen in pages that came later.
+    pub fn keep_pages(&mut self) {
+        self.keeps_pages = true;
     }
 
     /// What is handed out.
@@ -349,6 +362,18 @@ mod tests {
         drop(arena);
         assert!(kept.iter().all(|&byte| byte == 1));
         assert!(Buffer::from(vec![1]).descriptor().is_none());
+    }
+
+    #[test]
+    fn an_arena_that_keeps_its_pages_trims_nothing() {
+        let mut arena = arena(8 << 20);
+        let mut burst = arena.allocate(4 << 20).unwrap();
+        burst.fill(2);
+        drop(burst);
+        arena.keep_pages();
+        assert_eq!(arena.trim(), 0);
+        let again = arena.allocate(4 << 20).unwrap();
+        assert!(again.iter().all(|&byte| byte == 2));
     }
 
     #[test]

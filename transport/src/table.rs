@@ -68,6 +68,16 @@ impl<V> LinkTable<V> {
         self.slots.iter().filter_map(|slot| slot.value.as_ref())
     }
 
+    /// The value that now has this slot, unless it is taken out.
+    pub fn at(&mut self, slot: usize) -> Option<(LinkId, &mut V)> {
+        let entry = self.slots.get_mut(slot)?;
+        let id = LinkId {
+            slot: slot as u32,
+            generation: entry.generation,
+        };
+        entry.value.as_mut().map(|value| (id, value))
+    }
+
     /// Takes a value out to work on it; it must be put back, or its slot freed.
     pub fn take(&mut self, slot: usize) -> Option<(LinkId, V)> {
         let entry = self.slots.get_mut(slot)?;

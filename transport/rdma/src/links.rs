@@ -1,0 +1,468 @@
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use grpcxx_memory::Arena;
+use grpcxx_transport::{
+    CloseReason, Frame, Inbound, LinkId, LinkTable, Next, Refusal, Refused, Time, TransportError,
+};
+
+use crate::adapter::{Adapter, Completion, Queue, QueueDepth, QueueTag};
+use crate::blob::{Blob, Introduction};
+use crate::counters::RdmaCounters;
+use crate::credits::Credits;
+use crate::link::{Link, Peer, Phase, Side};
+use crate::options::RdmaOptions;
+use crate::registry::{Registry, RegistryLimits};
+use crate::station::{Layout, Station, StationLimits};
+
+/// The RDMA links of one shard, without a way to find peers: set-up data is carried by whoever uses this.
+///
+/// The side that begins calls [`RdmaLinks::offer`], carries the blob to the peer, which answers with that of
+/// [`RdmaLinks::accept`], and gives the answer to [`RdmaLinks::finish`]. From then on a link works as every
+/// link of a [`Transport`](grpcxx_transport::Transport) does. That the peer is gone, it learns from its requests,
+/// which takes seconds, or at once from [`RdmaLinks::peer_gone`].
+pub struct RdmaLinks<A: Adapter> {
+    pub(crate) adapter: A,
+    pub(crate) options: RdmaOptions,
+    pub(crate) links: LinkTable<Link<A>>,
+    pub(crate) registry: Registry<A>,
+    pub(crate) work: VecDeque<u32>,
+    pub(crate) completions: Vec<Completion>,
+    pub(crate) counters: RdmaCounters,
+    pub(crate) frames_in_flight: usize,
+    pub(crate) now: Time,
+    /// Links that are flushing, or whose peer is gone.
+    pub(crate) timed: Vec<u32>,
+    pub(crate) over: VecDeque<(LinkId, CloseReason)>,
+    pub(crate) faults_checked: Time,
+    pub(crate) expires: bool,
+    generation: u16,
+}
+
+impl<A: Adapter> RdmaLinks<A> {
+    /// Links over this device.
+    pub fn new(adapter: A, options: RdmaOptions) -> Self {
+        let options = options.checked();
+        let registry = Registry::new(RegistryLimits {
+            arena_bytes: options.registered_bytes,
+            foreign_bytes_min: options.foreign_bytes_min,
+            foreign_bytes: options.foreign_bytes,
+            foreign_entries: options.foreign_entries,
+        });
+        Self {
+            adapter,
+            options,
+            links: LinkTable::new(),
+            registry,
+            work: VecDeque::new(),
+            completions: Vec::with_capacity(COMPLETIONS_MAX),
+            counters: RdmaCounters::default(),
+            frames_in_flight: 0,
+            now: Time::ZERO,
+            timed: Vec::new(),
+            over: VecDeque::new(),
+            faults_checked: Time::ZERO,
+            expires: false,
+            generation: 0,
+        }
+    }
+
+    /// Device and port, for logs.
+    pub fn device(&self) -> &str {
+        self.adapter.name()
+    }
+
+    /// The device.
+    pub fn adapter(&self) -> &A {
+        &self.adapter
+    }
+
+    /// The device, to play tricks on it in tests.
+    pub fn adapter_mut(&mut self) -> &mut A {
+        &mut self.adapter
+    }
+
+    /// What the links have done so far.
+    pub fn counters(&self) -> RdmaCounters {
+        let registry = self.registry.counters;
+        RdmaCounters {
+            registered_arena_bytes: registry.registered_arena_bytes,
+            registration_hits: registry.hits,
+            registration_misses: registry.misses,
+            registrations_refused: registry.refused,
+            ..self.counters
+        }
+    }
+
+    /// Registers an arena, so that its tensors are sent and received without a copy, or as much from its start as
+    /// the options and the system allow. Returns how many bytes that is. From then on the arena keeps its pages.
+    ///
+    /// # Errors
+    /// The arena is full, so that nothing can hold its mapping.
+    pub fn register_arena(&mut self, arena: &mut Arena) -> Result<usize, TransportError> {
+        let anchor = arena.allocate(1).map_err(|error| TransportError {
+            operation: "register an arena for RDMA".to_owned(),
+            errno: 0,
+            message: error.to_string(),
+        })?;
+        let region = arena.region();
+        arena.keep_pages();
+        let registered = self.registry.add_arena(&self.adapter, region, anchor);
+        if registered < region.len {
+            tracing::warn!(
+                arena_bytes = region.len,
+                registered_bytes = registered,
+                allowed_bytes = self.options.registered_bytes,
+                "not all of the arena is registered for RDMA; payload outside is registered when it is used, or copied (raise RLIMIT_MEMLOCK or GRPCXX_RDMA_BUFFER_BYTES)"
+            );
+        }
+        Ok(registered)
+    }
+
+    /// Begins a link and returns its id with the set-up data for the peer.
+    ///
+    /// # Errors
+    /// The limit of links is reached, or the device or the system refuses what a link needs.
+    pub fn offer(&mut self) -> Result<(LinkId, Blob), TransportError> {
+        let id = self.prepare()?;
+        match self.introduce(id) {
+            Ok(blob) => Ok((id, blob)),
+            Err(error) => {
+                self.forget(id);
+                Err(error)
+            }
+        }
+    }
+
+    /// Answers a peer's offer. The link is open at once; frames wait until the peer has the answer.
+    ///
+    /// # Errors
+    /// As [`RdmaLinks::offer`], or the blob is none.
+    pub fn accept(&mut self, blob: &[u8], next: Next) -> Result<(LinkId, Blob), TransportError> {
+        let id = self.expect(next)?;
+        match self.answer(id, blob) {
+            Ok(blob) => Ok((id, blob)),
+            Err(error) => {
+                self.forget(id);
+                Err(error)
+            }
+        }
+    }
+
+    /// Completes a link with the peer's answer; it is open then.
+    ///
+    /// # Errors
+    /// The blob is none, the device refuses the peer's address, or the link does not wait for it. The caller
+    /// should close the link.
+    pub fn finish(&mut self, id: LinkId, blob: &[u8], next: Next) -> Result<(), TransportError> {
+        if !self.connect(id, blob)? {
+            return Err(refusal("the link does not wait for an answer"));
+        }
+        self.open(id, next);
+        Ok(())
+    }
+
+    /// Says that the peer is gone, as the connection beside the link has ended for this reason. What arrived
+    /// before is still read; then the link closes with the same reason.
+    pub fn peer_gone(&mut self, id: LinkId, reason: CloseReason) {
+        let Some(link) = self.links.find(id) else {
+            return;
+        };
+        if matches!(link.side, Side::Up) && !link.is_ended() {
+            link.side = Side::Lost {
+                reason,
+                since: None,
+                is_settled: false,
+            };
+            self.timed.push(id.slot);
+        }
+    }
+
+    /// As [`Transport::send`](grpcxx_transport::Transport::send).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn send(&mut self, id: LinkId, frame: Box<Frame>) -> Result<(), Refused<Box<Frame>>> {
+        let refuse = |value, refusal| Err(Refused { value, refusal });
+        let limit = self.options.limits.queued_frames;
+        match self.links.find(id) {
+            Some(link) if !link.is_open() => refuse(frame, Refusal::NotOpen),
+            Some(link) if link.outbound.len() >= limit => refuse(frame, Refusal::Full),
+            Some(link) => {
+                link.outbound.push(frame);
+                self.frames_in_flight += 1;
+                self.queue(id.slot);
+                Ok(())
+            }
+            None => refuse(frame, Refusal::NotOpen),
+        }
+    }
+
+    /// As [`Transport::resume`](grpcxx_transport::Transport::resume).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn resume(&mut self, id: LinkId, next: Next) -> Result<(), Refused<Next>> {
+        let refuse = |value, refusal| Err(Refused { value, refusal });
+        let Some(link) = self.links.find(id).filter(|link| link.is_open()) else {
+            return refuse(next, Refusal::NotOpen);
+        };
+        // A read has the receiving half only while it is not paused.
+        let Some(inbound) = &mut link.inbound else {
+            return refuse(next, Refusal::WrongState);
+        };
+        if let Err(next) = inbound.resume(next) {
+            return refuse(next, Refusal::WrongState);
+        }
+        link.resumed = true;
+        self.queue(id.slot);
+        Ok(())
+    }
+
+    /// As [`Transport::close`](grpcxx_transport::Transport::close).
+    pub fn close(&mut self, id: LinkId, flush: bool) {
+        let Some(link) = self.links.find(id) else {
+            return;
+        };
+        match link.phase {
+            Phase::Open if flush => {
+                link.phase = Phase::Flushing { until: None };
+                link.outbound.end();
+                self.timed.push(id.slot);
+            }
+            Phase::Open | Phase::Preparing | Phase::Parting { .. } => link.end(CloseReason::Local),
+            Phase::Flushing { .. } | Phase::Ended(_) => return,
+        }
+        self.queue(id.slot);
+    }
+
+    /// Stops the queue of a link, as a device does that fails.
+    pub fn break_queue(&mut self, id: LinkId) -> bool {
+        let station = self.links.find(id).and_then(|link| link.station.as_mut());
+        station.map(|station| station.queue().stop()).is_some()
+    }
+
+    /// The next link that is gone, and why; nothing else follows for it.
+    pub fn next_closed(&mut self) -> Option<(LinkId, CloseReason)> {
+        let (id, reason) = self.over.pop_front()?;
+        self.free(id);
+        Some((id, reason))
+    }
+
+    /// As [`RdmaLinks::next_closed`], but keeps the id from being used again until [`RdmaLinks::free`].
+    pub(crate) fn next_over(&mut self) -> Option<(LinkId, CloseReason)> {
+        self.over.pop_front()
+    }
+
+    /// Lets an id be used again.
+    pub(crate) fn free(&mut self, id: LinkId) {
+        self.links.free(id);
+    }
+
+    /// Frames accepted and not yet reported as sent.
+    pub fn frames_in_flight(&self) -> usize {
+        self.frames_in_flight
+    }
+
+    /// Whether a turn has something to do that the device will not tell.
+    pub fn has_work(&self) -> bool {
+        !self.work.is_empty() || !self.over.is_empty() || !self.completions.is_empty()
+    }
+
+    /// How long a sleep may last because of what only a clock will tell.
+    pub fn patience(&self) -> Option<Duration> {
+        if !self.timed.is_empty() {
+            Some(TIMED_CHECK)
+        } else if self.expires {
+            Some(crate::registry::LINGER)
+        } else {
+            None
+        }
+    }
+
+    /// Prepares for sleep: after this call the descriptors become readable with a completion or a fault. False
+    /// if there is work already.
+    pub fn arm(&mut self) -> bool {
+        if self.has_work() {
+            return false;
+        }
+        self.adapter.arm();
+        self.poll();
+        self.completions.is_empty()
+    }
+
+    /// What [`RdmaLinks::arm`] makes readable.
+    pub fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        self.adapter.descriptors()
+    }
+
+    /// A link that this side begins, without a queue yet.
+    pub(crate) fn prepare(&mut self) -> Result<LinkId, TransportError> {
+        self.check_room()?;
+        Ok(self.links.insert(Link::new(Phase::Preparing, None)))
+    }
+
+    /// A link that a peer begins, whose set-up data is still on its way. It is open already.
+    pub(crate) fn expect(&mut self, next: Next) -> Result<LinkId, TransportError> {
+        self.check_room()?;
+        let link = Link::new(Phase::Open, Some(Inbound::new(next)));
+        let id = self.links.insert(link);
+        self.queue(id.slot);
+        Ok(id)
+    }
+
+    /// Connects a link that this side began to the peer's queue. False if the link does not wait for that.
+    pub(crate) fn connect(&mut self, id: LinkId, blob: &[u8]) -> Result<bool, TransportError> {
+        let introduction = decode(blob)?;
+        let waits =
+            (self.links.find(id)).is_some_and(|link| matches!(link.phase, Phase::Preparing));
+        if waits {
+            self.join(id, introduction, true)?;
+        }
+        Ok(waits)
+    }
+
+    /// Opens a link that is connected.
+    pub(crate) fn open(&mut self, id: LinkId, next: Next) {
+        if let Some(link) = self.links.find(id) {
+            link.phase = Phase::Open;
+            link.inbound = Some(Inbound::new(next));
+        }
+        self.queue(id.slot);
+    }
+
+    /// Takes back a link that nobody knows of yet.
+    pub(crate) fn forget(&mut self, id: LinkId) {
+        if self.links.take(id.slot as usize).is_some() {
+            self.links.free(id);
+        }
+    }
+
+    /// Gives a link its queue, and returns the set-up data for the peer.
+    pub(crate) fn introduce(&mut self, id: LinkId) -> Result<Blob, TransportError> {
+        let limits = self.adapter.limits();
+        let credits = self.options.credits;
+        let layout = Layout {
+            slot_bytes: self.options.message_bytes,
+            receives: credits.receives(),
+            sends: credits.messages,
+            staging_bytes: STAGING_BYTES,
+        };
+        let reads = self.options.reads.min(limits.reads_per_queue).max(1);
+        let requests = (usize::from(credits.messages) + usize::from(credits.immediates))
+            .saturating_add(usize::from(reads) + REQUESTS_SPARE)
+            .min(limits.requests_per_queue as usize);
+        let depth = QueueDepth {
+            receives: u32::from(credits.receives()),
+            sends: requests as u32,
+        };
+        let (memory, key) = (self.registry).link_memory(&self.adapter, layout.len_bytes())?;
+        self.generation = self.generation.wrapping_add(1);
+        let tag = QueueTag {
+            slot: id.slot,
+            generation: self.generation,
+        };
+        let queue = self.adapter.open_queue(tag, depth)?;
+        let endpoint = queue.endpoint();
+        let limits = StationLimits {
+            requests,
+            reads: usize::from(reads),
+            inline_bytes: limits.inline_bytes as usize,
+        };
+        let station = Station::new(queue, memory, key, layout, limits)?;
+        let Some(link) = self.links.find(id) else {
+            return Err(refusal("the link is gone"));
+        };
+        link.tag = tag;
+        link.station = Some(station);
+        let introduction = Introduction {
+            endpoint,
+            credits,
+            slot_bytes: self.options.message_bytes as u32,
+        };
+        Ok(introduction.encode())
+    }
+
+    /// Gives a link its queue and connects it to the peer's. Returns the answer.
+    pub(crate) fn answer(&mut self, id: LinkId, blob: &[u8]) -> Result<Blob, TransportError> {
+        let introduction = decode(blob)?;
+        let blob = self.introduce(id)?;
+        self.join(id, introduction, false)?;
+        Ok(blob)
+    }
+
+    /// Puts a link on the work list.
+    pub(crate) fn queue(&mut self, slot: u32) {
+        if let Some((_, link)) = self.links.at(slot as usize)
+            && !link.queued
+        {
+            link.queued = true;
+            self.work.push_back(slot);
+        }
+    }
+
+    pub(crate) fn poll(&mut self) {
+        let room = COMPLETIONS_MAX - self.completions.len();
+        self.adapter.poll(self.now, room, &mut self.completions);
+    }
+
+    fn join(
+        &mut self,
+        id: LinkId,
+        introduction: Introduction,
+        begins: bool,
+    ) -> Result<(), TransportError> {
+        let own = self.options.credits;
+        let message_bytes = self.options.message_bytes;
+        let Some(link) = self.links.find(id) else {
+            return Err(refusal("the link is gone"));
+        };
+        let Some(station) = &mut link.station else {
+            return Err(refusal("the link has no queue"));
+        };
+        station.queue().connect(&introduction.endpoint)?;
+        station.set_reads_max(usize::from(introduction.endpoint.reads));
+        link.peer = Some(Peer {
+            credits: Credits::new(own, introduction.credits, begins),
+            limits: introduction.credits,
+            message_bytes: message_bytes.min(introduction.slot_bytes as usize),
+            is_up: begins,
+        });
+        Ok(())
+    }
+
+    fn check_room(&self) -> Result<(), TransportError> {
+        let limit = self.options.limits.links;
+        if self.links.len() < limit {
+            return Ok(());
+        }
+        Err(refusal(format!(
+            "all {limit} links are in use; close some or raise LinkLimits::links"
+        )))
+    }
+}
+
+fn decode(blob: &[u8]) -> Result<Introduction, TransportError> {
+    Introduction::decode(blob).map_err(|error| refusal(error.to_string()))
+}
+
+fn refusal(message: impl Into<String>) -> TransportError {
+    TransportError {
+        operation: "set up an RDMA link".to_owned(),
+        errno: 0,
+        message: message.into(),
+    }
+}
+
+/// Completions taken at once.
+pub(crate) const COMPLETIONS_MAX: usize = 256;
+
+/// How often links are looked at that a clock moves on.
+const TIMED_CHECK: Duration = Duration::from_millis(1);
+
+/// What is read into no landing goes through so much memory.
+const STAGING_BYTES: usize = 32 << 10;
+
+/// Requests beyond what credits allow: those that completed unseen.
+const REQUESTS_SPARE: usize = 24;

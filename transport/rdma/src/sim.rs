@@ -1,0 +1,591 @@
+//! A device in software, inside of one thread: what real verbs do to links, with faults, and without hardware.
+//!
+//! A [`SimFabric`] joins any number of [`SimAdapter`]s. Requests take time by the clock that polls hand in,
+//! succeed in order, and touch memory when a device would: sends and reads copy when they are carried out, not
+//! when they are posted. Memory that is not registered, or not any more, is refused.
+
+use std::cell::{RefCell, RefMut};
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use grpcxx_transport::{Time, TransportError};
+
+use crate::adapter::{
+    Adapter, AdapterLimits, Completion, CompletionEvent, Endpoint, Fault, Queue, QueueDepth,
+    QueueTag, Receive, Registration, Request, RequestFailure, Work,
+};
+
+/// What a [`SimFabric`] does to those who use it. A chance is between 0 and 1.
+#[derive(Clone, Debug)]
+pub struct SimFabricOptions {
+    /// All that is random follows from it.
+    pub seed: u64,
+    /// Least time that a request takes.
+    pub latency_min: Duration,
+    /// Most time that a request takes, but for its bytes.
+    pub latency_max: Duration,
+    /// Bytes that one queue carries each second.
+    pub bytes_per_second: u64,
+    /// How long a request waits for a peer that does not answer.
+    pub retry_time: Duration,
+    /// Chance, for each request, that the peer does not answer it.
+    pub loss_chance: f64,
+    /// Chance, for each read, that the peer refuses access.
+    pub refusal_chance: f64,
+    /// Most memory that one adapter may register, in bytes.
+    pub lockable_bytes: usize,
+    /// What each device can do.
+    pub limits: AdapterLimits,
+}
+
+impl SimFabricOptions {
+    /// A fabric that never fails.
+    pub fn reliable(seed: u64) -> Self {
+        Self {
+            seed,
+            latency_min: Duration::from_micros(2),
+            latency_max: Duration::from_micros(8),
+            bytes_per_second: 10_000_000_000,
+            retry_time: Duration::from_millis(200),
+            loss_chance: 0.0,
+            refusal_chance: 0.0,
+            lockable_bytes: usize::MAX,
+            limits: AdapterLimits {
+                reads_per_queue: 16,
+                requests_per_queue: 1024,
+                inline_bytes: 64,
+                message_bytes: 1 << 30,
+            },
+        }
+    }
+}
+
+/// The devices of a simulation and what joins them. Clones are handles of the same fabric.
+#[derive(Clone)]
+pub struct SimFabric {
+    state: Rc<RefCell<State>>,
+}
+
+/// One device.
+pub struct SimAdapter {
+    fabric: SimFabric,
+    index: usize,
+}
+
+/// A pair of queues of a [`SimAdapter`].
+pub struct SimQueue {
+    fabric: SimFabric,
+    number: u32,
+}
+
+/// Memory that a [`SimAdapter`] knows.
+pub struct SimRegistration {
+    fabric: SimFabric,
+    key: u32,
+}
+
+struct State {
+    options: SimFabricOptions,
+    random: fastrand::Rng,
+    now: Time,
+    adapters: Vec<Device>,
+    queues: BTreeMap<u32, Pair>,
+    regions: BTreeMap<u32, Known>,
+    next_queue: u32,
+    next_key: u32,
+}
+
+#[derive(Default)]
+struct Device {
+    completions: VecDeque<Completion>,
+    faults: VecDeque<Fault>,
+    is_removed: bool,
+    registered_bytes: usize,
+}
+
+struct Known {
+    adapter: usize,
+    start: usize,
+    len_bytes: usize,
+    is_revoked: bool,
+}
+
+struct Pair {
+    adapter: usize,
+    tag: QueueTag,
+    peer: Option<u32>,
+    receives: VecDeque<Receive>,
+    requests: VecDeque<Pending>,
+    busy_until: Time,
+    is_stopped: bool,
+}
+
+/// A request that is carried out at a time.
+struct Pending {
+    at: Time,
+    request: Request,
+    /// The peer has not answered, and will not be asked again.
+    is_last_try: bool,
+}
+
+impl SimFabric {
+    /// A fabric without devices.
+    pub fn new(options: SimFabricOptions) -> Self {
+        Self {
+            state: Rc::new(RefCell::new(State {
+                random: fastrand::Rng::with_seed(options.seed),
+                options,
+                now: Time::ZERO,
+                adapters: Vec::new(),
+                queues: BTreeMap::new(),
+                regions: BTreeMap::new(),
+                next_queue: 1,
+                next_key: 1,
+            })),
+        }
+    }
+
+    /// One more device.
+    pub fn adapter(&self) -> SimAdapter {
+        let mut state = self.state();
+        state.adapters.push(Device::default());
+        SimAdapter {
+            fabric: self.clone(),
+            index: state.adapters.len() - 1,
+        }
+    }
+
+    /// The earliest time at which a poll has something to do, if nothing is posted until then.
+    pub fn next_event_at(&self) -> Option<Time> {
+        let state = self.state();
+        if (state.adapters.iter())
+            .any(|device| !device.completions.is_empty() || !device.faults.is_empty())
+        {
+            return Some(state.now);
+        }
+        let times = state.queues.values().filter_map(Pair::next_at);
+        times.min()
+    }
+
+    /// Queues that exist.
+    pub fn queue_count(&self) -> usize {
+        self.state().queues.len()
+    }
+
+    /// Registrations that exist.
+    pub fn registration_count(&self) -> usize {
+        self.state().regions.len()
+    }
+
+    fn state(&self) -> RefMut<'_, State> {
+        self.state.borrow_mut()
+    }
+}
+
+impl SimAdapter {
+    /// Takes the device away: nothing completes any more, and users hear of it.
+    pub fn remove(&mut self) {
+        let mut state = self.fabric.state();
+        let device = &mut state.adapters[self.index];
+        device.is_removed = true;
+        device.completions.clear();
+        device
+            .faults
+            .push_back(Fault::Device("the device was removed".to_owned()));
+    }
+
+    /// Lets peers read none of this device's memory any more, as if it had been registered no longer.
+    pub fn revoke_all(&mut self) {
+        let mut state = self.fabric.state();
+        let index = self.index;
+        for known in state.regions.values_mut() {
+            known.is_revoked |= known.adapter == index;
+        }
+    }
+
+    /// Drops completions, as a queue does that is overrun.
+    pub fn overrun(&mut self) {
+        let mut state = self.fabric.state();
+        let device = &mut state.adapters[self.index];
+        device.completions.clear();
+        device.faults.push_back(Fault::Completions {
+            what: "a completion queue was overrun",
+        });
+    }
+}
+
+impl Adapter for SimAdapter {
+    type Queue = SimQueue;
+    type Registration = SimRegistration;
+
+    fn name(&self) -> &str {
+        "simulated"
+    }
+
+    fn limits(&self) -> AdapterLimits {
+        self.fabric.state().options.limits
+    }
+
+    fn register(&self, start: usize, len_bytes: usize) -> Result<SimRegistration, TransportError> {
+        let mut state = self.fabric.state();
+        let lockable_bytes = state.options.lockable_bytes;
+        let device = &mut state.adapters[self.index];
+        if device.registered_bytes.saturating_add(len_bytes) > lockable_bytes {
+            return Err(TransportError {
+                operation: format!("register {len_bytes} bytes"),
+                errno: 12,
+                message: "no more memory may be locked".to_owned(),
+            });
+        }
+        device.registered_bytes += len_bytes;
+        let key = state.next_key;
+        state.next_key += 1;
+        let known = Known {
+            adapter: self.index,
+            start,
+            len_bytes,
+            is_revoked: false,
+        };
+        state.regions.insert(key, known);
+        drop(state);
+        Ok(SimRegistration {
+            fabric: self.fabric.clone(),
+            key,
+        })
+    }
+
+    fn open_queue(&mut self, tag: QueueTag, _: QueueDepth) -> Result<SimQueue, TransportError> {
+        let mut state = self.fabric.state();
+        let number = state.next_queue;
+        state.next_queue += 1;
+        let pair = Pair {
+            adapter: self.index,
+            tag,
+            peer: None,
+            receives: VecDeque::new(),
+            requests: VecDeque::new(),
+            busy_until: Time::ZERO,
+            is_stopped: false,
+        };
+        state.queues.insert(number, pair);
+        drop(state);
+        Ok(SimQueue {
+            fabric: self.fabric.clone(),
+            number,
+        })
+    }
+
+    fn poll(&mut self, now: Time, limit: usize, completions: &mut Vec<Completion>) {
+        let mut state = self.fabric.state();
+        state.run(now);
+        let device = &mut state.adapters[self.index];
+        let count = device.completions.len().min(limit);
+        completions.extend(device.completions.drain(..count));
+    }
+
+    fn next_fault(&mut self) -> Option<Fault> {
+        self.fabric.state().adapters[self.index].faults.pop_front()
+    }
+
+    fn arm(&mut self) {}
+
+    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        [None, None]
+    }
+}
+
+impl Registration for SimRegistration {
+    fn local_key(&self) -> u32 {
+        self.key
+    }
+
+    fn remote_key(&self) -> u32 {
+        self.key
+    }
+}
+
+impl Drop for SimRegistration {
+    fn drop(&mut self) {
+        let mut state = self.fabric.state();
+        if let Some(known) = state.regions.remove(&self.key) {
+            state.adapters[known.adapter].registered_bytes -= known.len_bytes;
+        }
+    }
+}
+
+impl Queue for SimQueue {
+    fn endpoint(&self) -> Endpoint {
+        Endpoint {
+            queue: self.number,
+            sequence: self.number,
+            lid: 0,
+            mtu: 5,
+            reads: self.fabric.state().options.limits.reads_per_queue,
+            gid: [7; 16],
+        }
+    }
+
+    fn connect(&mut self, peer: &Endpoint) -> Result<(), TransportError> {
+        if let Some(pair) = self.fabric.state().queues.get_mut(&self.number) {
+            pair.peer = Some(peer.queue);
+        }
+        Ok(())
+    }
+
+    unsafe fn post_receives(&mut self, requests: &[Receive]) -> Result<(), TransportError> {
+        if let Some(pair) = self.fabric.state().queues.get_mut(&self.number) {
+            pair.receives.extend(requests);
+        }
+        Ok(())
+    }
+
+    unsafe fn post_sends(&mut self, requests: &[Request]) -> Result<(), TransportError> {
+        let mut state = self.fabric.state();
+        for request in requests {
+            state.post(self.number, *request);
+        }
+        Ok(())
+    }
+
+    fn stop(&mut self) {
+        self.fabric
+            .state()
+            .fail(self.number, RequestFailure::FLUSHED);
+    }
+}
+
+impl Drop for SimQueue {
+    fn drop(&mut self) {
+        self.fabric.state().queues.remove(&self.number);
+    }
+}
+
+impl Pair {
+    fn next_at(&self) -> Option<Time> {
+        self.requests.front().map(|pending| pending.at)
+    }
+}
+
+impl State {
+    fn post(&mut self, number: u32, request: Request) {
+        let latency =
+            self.options.latency_min.as_nanos() as u64..=self.options.latency_max.as_nanos() as u64;
+        let mut delay_ns = self.random.u64(latency);
+        let is_lost =
+            self.options.loss_chance > 0.0 && self.random.f64() < self.options.loss_chance;
+        let len_bytes = match request.work {
+            Work::Send { len_bytes, .. } | Work::Read { len_bytes, .. } => u64::from(len_bytes),
+            Work::Immediate(_) => 0,
+        };
+        delay_ns += len_bytes * 1_000_000_000 / self.options.bytes_per_second;
+        let now = self.now;
+        let Some(pair) = self.queues.get_mut(&number) else {
+            return;
+        };
+        if pair.is_stopped {
+            let completion = Completion {
+                tag: pair.tag,
+                event: CompletionEvent::Failed(RequestFailure::FLUSHED),
+            };
+            let adapter = pair.adapter;
+            return self.complete(adapter, completion);
+        }
+        let at = pair.busy_until.max(now) + Duration::from_nanos(delay_ns);
+        pair.busy_until = at;
+        pair.requests.push_back(Pending {
+            at,
+            request,
+            is_last_try: false,
+        });
+        if is_lost {
+            pair.peer = None;
+        }
+    }
+
+    /// Carries out what is due, in order of time.
+    fn run(&mut self, now: Time) {
+        self.now = self.now.max(now);
+        loop {
+            let due = (self.queues.iter())
+                .filter_map(|(number, pair)| Some((pair.next_at()?, *number)))
+                .min();
+            let Some((_, number)) = due.filter(|(at, _)| *at <= self.now) else {
+                return;
+            };
+            let Some(pair) = self.queues.get_mut(&number) else {
+                return;
+            };
+            if self.adapters[pair.adapter].is_removed {
+                pair.requests.clear();
+                continue;
+            }
+            let Some(pending) = pair.requests.pop_front() else {
+                return;
+            };
+            self.carry_out_one(number, pending);
+        }
+    }
+
+    fn carry_out_one(&mut self, number: u32, pending: Pending) {
+        let Pending {
+            at,
+            request,
+            is_last_try,
+        } = pending;
+        let result = self.carry_out(number, &request);
+        let retry_time = self.options.retry_time;
+        let Some(pair) = self.queues.get_mut(&number) else {
+            return;
+        };
+        match result {
+            Ok(()) if request.signalled => {
+                let event = CompletionEvent::Done;
+                let (adapter, tag) = (pair.adapter, pair.tag);
+                self.complete(adapter, Completion { tag, event });
+            }
+            Ok(()) => {}
+            Err(RequestFailure::RETRY_EXCEEDED) if !is_last_try => {
+                let at = at + retry_time;
+                pair.busy_until = pair.busy_until.max(at);
+                pair.requests.push_front(Pending {
+                    at,
+                    request,
+                    is_last_try: true,
+                });
+            }
+            Err(failure) => self.fail(number, failure),
+        }
+    }
+
+    fn carry_out(&mut self, number: u32, request: &Request) -> Result<(), RequestFailure> {
+        let own = &self.queues[&number];
+        let adapter = own.adapter;
+        let Some(target) = own.peer else {
+            return Err(RequestFailure::RETRY_EXCEEDED);
+        };
+        let is_there = self.queues.get(&target).is_some_and(|peer| {
+            !peer.is_stopped && peer.peer == Some(number) && !self.adapters[peer.adapter].is_removed
+        });
+        if !is_there {
+            return Err(RequestFailure::RETRY_EXCEEDED);
+        }
+        match request.work {
+            Work::Send {
+                address,
+                len_bytes,
+                key,
+                inline,
+            } => {
+                if !inline {
+                    self.check(adapter, key, address as u64, len_bytes, LOCAL_PROTECTION)?;
+                }
+                let receive = self.receive(target)?;
+                if receive.len_bytes < len_bytes {
+                    return Err(REMOTE_INVALID);
+                }
+                let peer = self.queues[&target].adapter;
+                let into = receive.address as u64;
+                self.check(peer, receive.key, into, len_bytes, REMOTE_OPERATION)?;
+                copy(address, receive.address, len_bytes);
+                let index = receive.index;
+                self.arrive(target, CompletionEvent::Message { index, len_bytes });
+            }
+            Work::Immediate(bits) => {
+                let index = self.receive(target)?.index;
+                self.arrive(target, CompletionEvent::Immediate { index, bits });
+            }
+            Work::Read {
+                address,
+                len_bytes,
+                key,
+                remote_address,
+                remote_key,
+            } => {
+                self.check(adapter, key, address as u64, len_bytes, LOCAL_PROTECTION)?;
+                let peer = self.queues[&target].adapter;
+                let refused = RequestFailure::REMOTE_ACCESS;
+                self.check(peer, remote_key, remote_address, len_bytes, refused)?;
+                let chance = self.options.refusal_chance;
+                if chance > 0.0 && self.random.f64() < chance {
+                    return Err(refused);
+                }
+                copy(remote_address as usize, address, len_bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// The next receive of a queue.
+    fn receive(&mut self, number: u32) -> Result<Receive, RequestFailure> {
+        let pair = self.queues.get_mut(&number);
+        pair.and_then(|pair| pair.receives.pop_front())
+            .ok_or(RequestFailure::NOT_READY)
+    }
+
+    fn arrive(&mut self, number: u32, event: CompletionEvent) {
+        let pair = &self.queues[&number];
+        let (adapter, tag) = (pair.adapter, pair.tag);
+        self.complete(adapter, Completion { tag, event });
+    }
+
+    /// Whether the memory is registered with this key at this device.
+    fn check(
+        &self,
+        adapter: usize,
+        key: u32,
+        address: u64,
+        len_bytes: u32,
+        otherwise: RequestFailure,
+    ) -> Result<(), RequestFailure> {
+        let is_known = self.regions.get(&key).is_some_and(|known| {
+            known.adapter == adapter
+                && !(known.is_revoked && otherwise == RequestFailure::REMOTE_ACCESS)
+                && address >= known.start as u64
+                && address + u64::from(len_bytes) <= (known.start + known.len_bytes) as u64
+        });
+        if is_known { Ok(()) } else { Err(otherwise) }
+    }
+
+    /// Stops a queue: everything posted completes in error, the first with this reason.
+    fn fail(&mut self, number: u32, failure: RequestFailure) {
+        let Some(pair) = self.queues.get_mut(&number) else {
+            return;
+        };
+        if pair.is_stopped {
+            return;
+        }
+        pair.is_stopped = true;
+        let flushed = pair.requests.len() + pair.receives.len();
+        pair.requests.clear();
+        pair.receives.clear();
+        let (adapter, tag) = (pair.adapter, pair.tag);
+        let event = CompletionEvent::Failed(failure);
+        self.complete(adapter, Completion { tag, event });
+        for _ in 0..flushed {
+            let event = CompletionEvent::Failed(RequestFailure::FLUSHED);
+            self.complete(adapter, Completion { tag, event });
+        }
+    }
+
+    fn complete(&mut self, adapter: usize, completion: Completion) {
+        let device = &mut self.adapters[adapter];
+        if !device.is_removed {
+            device.completions.push_back(completion);
+        }
+    }
+}
+
+/// Copies as a device does.
+fn copy(from: usize, to: usize, len_bytes: u32) {
+    let from = std::ptr::with_exposed_provenance::<u8>(from);
+    let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
+    // SAFETY: both places are registered or belong to a posted request, so whoever posted it keeps the memory,
+    // does not write what is read, and neither reads nor writes what is written.
+    unsafe { std::ptr::copy(from, to, len_bytes as usize) };
+}
+
+const LOCAL_PROTECTION: RequestFailure = RequestFailure(4);
+const REMOTE_INVALID: RequestFailure = RequestFailure(9);
+const REMOTE_OPERATION: RequestFailure = RequestFailure(11);

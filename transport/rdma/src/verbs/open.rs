@@ -1,0 +1,482 @@
+use std::ffi::{CStr, c_int, c_void};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::rc::Rc;
+
+use grpcxx_transport::TransportError;
+
+use super::device::{DeviceReport, PortReport, Unavailable, packet_bytes};
+use super::ffi::{self, Functions};
+use super::library::library;
+use crate::adapter::{AdapterLimits, Registration};
+use crate::options::RdmaOptions;
+
+/// A device in use: its context, protection domain and completion channel.
+pub(super) struct OpenDevice {
+    pub(super) functions: &'static Functions,
+    pub(super) context: NonNull<ffi::Context>,
+    pub(super) domain: NonNull<ffi::ProtectionDomain>,
+    pub(super) channel: NonNull<ffi::CompletionChannel>,
+    pub(super) name: String,
+    pub(super) limits: AdapterLimits,
+    pub(super) completions_max: u32,
+    pub(super) port: Port,
+}
+
+/// The port in use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Port {
+    pub(super) number: u8,
+    pub(super) mtu: u8,
+    pub(super) lid: u16,
+    pub(super) gid_index: u8,
+    pub(super) gid: [u8; 16],
+    pub(super) is_ethernet: bool,
+}
+
+/// Memory that a device knows.
+pub struct VerbsRegistration {
+    device: Rc<OpenDevice>,
+    region: NonNull<ffi::MemoryRegion>,
+}
+
+/// The devices of this machine.
+///
+/// # Errors
+/// There is no libibverbs, or it lists nothing.
+pub fn devices() -> Result<Vec<DeviceReport>, Unavailable> {
+    let functions = functions()?;
+    let list = DeviceList::new(functions)?;
+    let mut reports = Vec::new();
+    for device in list.devices() {
+        let refusal = refusal_of(device);
+        let ports = match open_context(functions, device) {
+            Ok(context) => {
+                let ports = ports(functions, context);
+                // SAFETY: opened just now, and used by nobody else.
+                unsafe { (functions.ibv_close_device)(context.as_ptr()) };
+                ports
+            }
+            Err(_) => Vec::new(),
+        };
+        reports.push(DeviceReport {
+            name: name_of(device),
+            refusal,
+            ports: ports.iter().map(|(report, _)| report.clone()).collect(),
+        });
+    }
+    Ok(reports)
+}
+
+impl OpenDevice {
+    /// Opens the first device and port that the options allow and that work.
+    pub(super) fn open(options: &RdmaOptions) -> Result<Self, Unavailable> {
+        let functions = functions()?;
+        let list = DeviceList::new(functions)?;
+        let mut reasons = Vec::new();
+        let mut found = Vec::new();
+        for device in list.devices() {
+            let name = name_of(device);
+            found.push(name.clone());
+            if options.device.as_ref().is_some_and(|asked| *asked != name) {
+                continue;
+            }
+            if let Some(refusal) = refusal_of(device) {
+                reasons.push(format!("{name}: {refusal}"));
+                continue;
+            }
+            match Self::open_one(functions, device, &name, options) {
+                Ok(Ok(opened)) => return Ok(opened),
+                Ok(Err(reason)) => reasons.push(format!("{name}: {reason}")),
+                Err(error) => reasons.push(format!("{name}: {error}")),
+            }
+        }
+        match &options.device {
+            Some(asked) if !found.contains(asked) => Err(Unavailable::NoSuchDevice {
+                asked: asked.clone(),
+                found: found.join(", "),
+            }),
+            _ => Err(Unavailable::Unusable(reasons.join("; "))),
+        }
+    }
+
+    /// The device opened, or why its ports will not do.
+    fn open_one(
+        functions: &'static Functions,
+        device: NonNull<ffi::Device>,
+        name: &str,
+        options: &RdmaOptions,
+    ) -> Result<Result<Self, String>, TransportError> {
+        let context = open_context(functions, device)?;
+        let close = || {
+            // SAFETY: opened above; nothing was made of it that still exists.
+            unsafe { (functions.ibv_close_device)(context.as_ptr()) };
+        };
+        let port = match choose_port(functions, context, name, options) {
+            Ok(port) => port,
+            Err(reason) => {
+                close();
+                return Ok(Err(reason));
+            }
+        };
+        let mut attributes = MaybeUninit::<ffi::DeviceAttributes>::zeroed();
+        // SAFETY: the context is open; all-zero attributes are valid, and the call fills them in.
+        let (refused, attributes) = unsafe {
+            let refused = (functions.ibv_query_device)(context.as_ptr(), attributes.as_mut_ptr());
+            (refused, attributes.assume_init())
+        };
+        if refused != 0 {
+            close();
+            return Err(failed("query", name, refused));
+        }
+        // SAFETY: the context is open.
+        let domain = unsafe { (functions.ibv_alloc_pd)(context.as_ptr()) };
+        let Some(domain) = NonNull::new(domain) else {
+            let error = last_error("allocate a protection domain of", name);
+            close();
+            return Err(error);
+        };
+        // SAFETY: the context is open.
+        let channel = unsafe { (functions.ibv_create_comp_channel)(context.as_ptr()) };
+        let Some(channel) = NonNull::new(channel) else {
+            let error = last_error("create a completion channel of", name);
+            // SAFETY: allocated above, nothing uses it.
+            unsafe { (functions.ibv_dealloc_pd)(domain.as_ptr()) };
+            close();
+            return Err(error);
+        };
+        let reads = (attributes
+            .max_qp_rd_atom
+            .min(attributes.max_qp_init_rd_atom))
+        .clamp(1, 255);
+        let opened = Self {
+            functions,
+            context,
+            domain,
+            channel,
+            name: format!("{name} port {}", port.number),
+            limits: AdapterLimits {
+                reads_per_queue: reads as u8,
+                requests_per_queue: attributes.max_qp_wr.max(1) as u32,
+                inline_bytes: INLINE_BYTES,
+                message_bytes: 1 << 30,
+            },
+            completions_max: attributes.max_cqe.max(1) as u32,
+            port,
+        };
+        for descriptor in opened.descriptors() {
+            set_nonblocking(descriptor)
+                .map_err(|error| TransportError::from_io(format!("set up {name}"), &error))?;
+        }
+        Ok(Ok(opened))
+    }
+
+    /// The descriptors of completions and of faults.
+    pub(super) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        // SAFETY: context and channel live as long as `self`, and with them their descriptors.
+        unsafe {
+            let channel = self.channel.as_ref().fd;
+            let faults = self.context.as_ref().async_fd;
+            [
+                BorrowedFd::borrow_raw(channel),
+                BorrowedFd::borrow_raw(faults),
+            ]
+        }
+    }
+
+    /// Registers memory for reads by peers and for this side's own use.
+    pub(super) fn register(
+        self: &Rc<Self>,
+        start: usize,
+        len_bytes: usize,
+    ) -> Result<VerbsRegistration, TransportError> {
+        let access = ffi::ACCESS_LOCAL_WRITE | ffi::ACCESS_REMOTE_READ;
+        let start = ptr::with_exposed_provenance_mut::<c_void>(start);
+        // SAFETY: the domain is there. The kernel checks that the memory is; the device touches it only for
+        // requests that name its keys.
+        let region =
+            unsafe { (self.functions.ibv_reg_mr)(self.domain.as_ptr(), start, len_bytes, access) };
+        match NonNull::new(region) {
+            Some(region) => Ok(VerbsRegistration {
+                device: Rc::clone(self),
+                region,
+            }),
+            None => Err(last_error(
+                &format!("register {len_bytes} bytes with"),
+                &self.name,
+            )),
+        }
+    }
+}
+
+impl Drop for OpenDevice {
+    fn drop(&mut self) {
+        // SAFETY: all three are open, and everything made of them has a reference to `self` and is gone.
+        unsafe {
+            (self.functions.ibv_destroy_comp_channel)(self.channel.as_ptr());
+            (self.functions.ibv_dealloc_pd)(self.domain.as_ptr());
+            (self.functions.ibv_close_device)(self.context.as_ptr());
+        }
+    }
+}
+
+impl Registration for VerbsRegistration {
+    fn local_key(&self) -> u32 {
+        // SAFETY: the region is there until the drop.
+        unsafe { self.region.as_ref().lkey }
+    }
+
+    fn remote_key(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { self.region.as_ref().rkey }
+    }
+}
+
+impl Drop for VerbsRegistration {
+    fn drop(&mut self) {
+        // SAFETY: registered by `register`, ended only here.
+        unsafe { (self.device.functions.ibv_dereg_mr)(self.region.as_ptr()) };
+    }
+}
+
+/// The devices that libibverbs lists.
+struct DeviceList {
+    functions: &'static Functions,
+    list: *mut *mut ffi::Device,
+    count: usize,
+}
+
+impl DeviceList {
+    fn new(functions: &'static Functions) -> Result<Self, Unavailable> {
+        let mut count: c_int = 0;
+        // SAFETY: the count is ours to be written.
+        let list = unsafe { (functions.ibv_get_device_list)(&mut count) };
+        let count = usize::try_from(count).unwrap_or(0);
+        let list = Self {
+            functions,
+            list,
+            count: if list.is_null() { 0 } else { count },
+        };
+        if list.count == 0 {
+            return Err(Unavailable::NoDevice);
+        }
+        Ok(list)
+    }
+
+    fn devices(&self) -> impl Iterator<Item = NonNull<ffi::Device>> {
+        // SAFETY: the list has `count` entries until it is freed by the drop.
+        let devices = unsafe { std::slice::from_raw_parts(self.list, self.count) };
+        devices.iter().filter_map(|device| NonNull::new(*device))
+    }
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        if !self.list.is_null() {
+            // SAFETY: made by `ibv_get_device_list`; devices that were opened stay.
+            unsafe { (self.functions.ibv_free_device_list)(self.list) };
+        }
+    }
+}
+
+fn functions() -> Result<&'static Functions, Unavailable> {
+    match library() {
+        Ok(library) => Ok(&library.functions),
+        Err(reason) => Err(Unavailable::Library(reason.to_owned())),
+    }
+}
+
+fn name_of(device: NonNull<ffi::Device>) -> String {
+    // SAFETY: the device is of a list that exists, and its name ends with a zero.
+    let name = unsafe { CStr::from_ptr(device.as_ref().name.as_ptr()) };
+    name.to_string_lossy().into_owned()
+}
+
+fn refusal_of(device: NonNull<ffi::Device>) -> Option<&'static str> {
+    // SAFETY: the device is of a list that exists.
+    let transport_type = unsafe { device.as_ref().transport_type };
+    (transport_type != ffi::TRANSPORT_IB)
+        .then_some("neither InfiniBand nor RoCE: iWARP has no writes with immediate data")
+}
+
+fn open_context(
+    functions: &'static Functions,
+    device: NonNull<ffi::Device>,
+) -> Result<NonNull<ffi::Context>, TransportError> {
+    // SAFETY: the device is of a list that exists.
+    let context = unsafe { (functions.ibv_open_device)(device.as_ptr()) };
+    NonNull::new(context).ok_or_else(|| last_error("open", &name_of(device)))
+}
+
+/// All ports of a device, with what is needed to use them.
+fn ports(
+    functions: &'static Functions,
+    context: NonNull<ffi::Context>,
+) -> Vec<(PortReport, ffi::PortAttributes)> {
+    let mut ports = Vec::new();
+    for number in 1..=PORTS_MAX {
+        let mut attributes = ffi::PortAttributes::default();
+        // SAFETY: the context is open and the attributes are ours to be written.
+        let refused =
+            unsafe { (functions.ibv_query_port)(context.as_ptr(), number, &mut attributes) };
+        if refused != 0 {
+            break;
+        }
+        let report = PortReport {
+            number,
+            is_active: attributes.state == ffi::PORT_ACTIVE,
+            is_ethernet: attributes.link_layer == ffi::LINK_LAYER_ETHERNET,
+            packet_bytes: packet_bytes(attributes.active_mtu as u8),
+        };
+        ports.push((report, attributes));
+    }
+    ports
+}
+
+fn choose_port(
+    functions: &'static Functions,
+    context: NonNull<ffi::Context>,
+    name: &str,
+    options: &RdmaOptions,
+) -> Result<Port, String> {
+    let ports = ports(functions, context);
+    let chosen = ports.iter().find(|(report, _)| match options.port {
+        Some(number) => report.number == number,
+        None => report.is_active,
+    });
+    let Some((report, attributes)) = chosen else {
+        return Err(match options.port {
+            Some(number) => format!("has no port {number}, only {}", ports.len()),
+            None => "no port is active".to_owned(),
+        });
+    };
+    if !report.is_active {
+        return Err(format!("port {} is not active", report.number));
+    }
+    let gid_of = |index: u8| {
+        let mut gid = [0; 16];
+        // SAFETY: the context is open and the identifier is ours to be written.
+        let refused = unsafe {
+            (functions.ibv_query_gid)(
+                context.as_ptr(),
+                report.number,
+                c_int::from(index),
+                &mut gid,
+            )
+        };
+        (refused == 0 && gid != [0; 16]).then_some(gid)
+    };
+    let entries = attributes.gid_table_len.clamp(0, GID_ENTRIES_MAX) as u8;
+    let gid_index = match options.gid_index {
+        Some(index) => Some(index),
+        None => (0..entries)
+            .filter_map(|index| {
+                Some((
+                    rank_of(&gid_of(index)?, &kind_of(name, report.number, index)),
+                    index,
+                ))
+            })
+            .min()
+            .map(|(_, index)| index),
+    };
+    let gid = gid_index.and_then(gid_of);
+    let (gid_index, gid) = match (gid_index, gid) {
+        (Some(index), Some(gid)) => (index, gid),
+        (Some(index), None) => {
+            return Err(format!(
+                "port {} has no global identifier {index}",
+                report.number
+            ));
+        }
+        (None, _) if report.is_ethernet => {
+            return Err(format!(
+                "port {} has no global identifier; does its network device have an address?",
+                report.number
+            ));
+        }
+        (None, _) => (0, [0; 16]),
+    };
+    Ok(Port {
+        number: report.number,
+        mtu: attributes.active_mtu.clamp(1, 5) as u8,
+        lid: attributes.lid,
+        gid_index,
+        gid,
+        is_ethernet: report.is_ethernet,
+    })
+}
+
+/// How the kernel calls the kind of an entry: `RoCE v2`.
+fn kind_of(name: &str, port: u8, index: u8) -> String {
+    let path = format!("/sys/class/infiniband/{name}/ports/{port}/gid_attrs/types/{index}");
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+/// Smaller is better: RoCE version 2 with an IPv4 address, then version 2 with a global one, then others.
+fn rank_of(gid: &[u8; 16], kind: &str) -> u8 {
+    let is_v2 = kind.trim() == "RoCE v2";
+    let is_ipv4 = gid[..10] == [0; 10] && gid[10..12] == [0xff; 2];
+    let is_link_local = gid[0] == 0xfe && gid[1] & 0xc0 == 0x80;
+    match (is_v2, is_ipv4, is_link_local) {
+        (true, true, _) => 0,
+        (true, false, false) => 1,
+        (true, false, true) => 2,
+        (false, _, _) => 3,
+    }
+}
+
+fn set_nonblocking(descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = rustix::fs::fcntl_getfl(descriptor)?;
+    Ok(rustix::fs::fcntl_setfl(
+        descriptor,
+        flags | rustix::fs::OFlags::NONBLOCK,
+    )?)
+}
+
+pub(super) fn last_error(operation: &str, name: &str) -> TransportError {
+    TransportError::from_io(
+        format!("{operation} RDMA device {name}"),
+        &io::Error::last_os_error(),
+    )
+}
+
+/// An error that a verb returned as its value.
+pub(super) fn failed(operation: &str, name: &str, errno: c_int) -> TransportError {
+    TransportError::from_io(
+        format!("{operation} RDMA device {name}"),
+        &io::Error::from_raw_os_error(errno.abs()),
+    )
+}
+
+/// No device has more.
+const PORTS_MAX: u8 = 8;
+
+/// Entries of the table of global identifiers that are looked at.
+const GID_ENTRIES_MAX: c_int = 64;
+
+/// What most devices take without a second thought.
+const INLINE_BYTES: u32 = 128;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_identifier_with_an_ipv4_address_is_taken_first() {
+        let mut ipv4 = [0; 16];
+        ipv4[10..12].fill(0xff);
+        let mut link_local = [0; 16];
+        link_local[..2].copy_from_slice(&[0xfe, 0x80]);
+        let mut global = [0; 16];
+        global[..2].copy_from_slice(&[0xfd, 0x77]);
+        let ranks = [
+            rank_of(&ipv4, "RoCE v2\n"),
+            rank_of(&global, "RoCE v2\n"),
+            rank_of(&link_local, "RoCE v2\n"),
+            rank_of(&ipv4, "IB/RoCE v1\n"),
+        ];
+        assert!(ranks.is_sorted() && ranks[0] < ranks[3], "{ranks:?}");
+    }
+}

@@ -1,0 +1,4 @@
+//! RDMA links over a simulated device: the suite of all transports, and what faults do.
+
+mod suite;
+mod world;
