@@ -347,7 +347,9 @@ mod tests {
         burst.fill(2);
         let kept = kept.freeze();
         let offset = kept.region().unwrap().offset_of(&kept).unwrap();
-        let descriptor = kept.descriptor().unwrap().try_clone_to_owned().unwrap();
+        let shared = kept.shared_memory().unwrap();
+        assert_eq!(shared.region, kept.region().unwrap());
+        let descriptor = shared.descriptor.try_clone_to_owned().unwrap();
         let file = std::fs::File::from(descriptor);
         let mut seen = vec![0; kept.len()];
         file.read_exact_at(&mut seen, offset as u64).unwrap();
@@ -361,7 +363,7 @@ mod tests {
         assert!(held_bytes() < 9 << 20);
         drop(arena);
         assert!(kept.iter().all(|&byte| byte == 1));
-        assert!(Buffer::from(vec![1]).descriptor().is_none());
+        assert!(Buffer::from(vec![1]).shared_memory().is_none());
     }
 
     #[test]

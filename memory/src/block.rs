@@ -4,7 +4,6 @@
 )]
 
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use crate::mapping::{Mapping, PAGE_BYTES};
@@ -12,7 +11,7 @@ use crate::options::ArenaOptions;
 use crate::reclaim::{
     BlockEntry, BlockId, BlockPlace, Chain, GivenBack, ReclaimList, SLOTS_PER_SLAB,
 };
-use crate::region::{Region, RegionKind};
+use crate::region::{Region, RegionKind, SharedMemory};
 
 /// The owner's side of the memory behind an arena.
 #[derive(Debug)]
@@ -29,6 +28,8 @@ struct PoolShared {
     spans: EntryTable,
     slots: EntryTable,
     reclaim: CacheLines<ReclaimList>,
+    /// No other arena of this process has the same.
+    serial: u64,
 }
 
 /// A block with one owner.
@@ -78,6 +79,7 @@ impl Pool {
             spans: EntryTable::new(page_count as usize)?,
             slots: EntryTable::new(slab_count as usize * SLOTS_PER_SLAB as usize)?,
             reclaim: CacheLines(ReclaimList::new()),
+            serial: NEXT_SERIAL.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
         });
         Ok(Self {
             shared: NonNull::from(Box::leak(shared)),
@@ -223,10 +225,15 @@ impl SharedBlock {
 }
 
 impl SharedBlock {
-    /// What other processes map to read the region, if that is shared.
-    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+    /// How other processes see the region, if it is shared.
+    pub(crate) fn shared_memory(&self) -> Option<SharedMemory<'_>> {
         // SAFETY: this block is out, so the shared state is alive.
-        unsafe { self.pool.as_ref() }.memory.descriptor()
+        let shared = unsafe { self.pool.as_ref() };
+        Some(SharedMemory {
+            descriptor: shared.memory.descriptor()?,
+            region: shared.region(),
+            serial: shared.serial,
+        })
     }
 }
 
@@ -343,6 +350,9 @@ impl Drop for EntryTable {
         }
     }
 }
+
+/// Tells arenas apart that lie at the same place one after the other.
+static NEXT_SERIAL: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
 /// Keeps what other threads write off the cache lines, and their prefetched neighbours, of what they read.
 #[repr(align(128))]

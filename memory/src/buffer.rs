@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::ops::{Bound, Deref, RangeBounds};
-use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -13,7 +12,7 @@ use crate::BufferMut;
 use crate::block::SharedBlock;
 use crate::buffer_mut::DropOnly;
 use crate::heap::HeapBlock;
-use crate::region::Region;
+use crate::region::{Region, SharedMemory};
 
 /// Read-only memory with any number of owners.
 ///
@@ -163,10 +162,10 @@ impl Buffer {
         matches!(self.owner, SharedOwner::Arena(_))
     }
 
-    /// What another process can map, read-only, to see [`Buffer::region`]; `None` unless that was made to be shared.
-    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+    /// How another process can see this memory; `None` unless its arena was made to be shared.
+    pub fn shared_memory(&self) -> Option<SharedMemory<'_>> {
         match &self.owner {
-            SharedOwner::Arena(block) => block.descriptor(),
+            SharedOwner::Arena(block) => block.shared_memory(),
             _ => None,
         }
     }

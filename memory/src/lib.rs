@@ -54,4 +54,4 @@ pub use arena::{Arena, ArenaStatistics, OutOfMemory};
 pub use buffer::Buffer;
 pub use buffer_mut::BufferMut;
 pub use options::{ARENA_BYTES_MAX, ArenaOptions, CAPACITY_BYTES_DEFAULT, MEMORY_SHARE_PERCENT};
-pub use region::{Region, RegionKind};
+pub use region::{Region, RegionKind, SharedMemory};

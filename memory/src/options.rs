@@ -8,9 +8,10 @@ pub struct ArenaOptions {
     pub capacity_bytes: usize,
     /// Ask the kernel for transparent huge pages where it allows them.
     pub huge_pages: bool,
-    /// Take memory that other processes can map, read-only, if they are given [`Buffer::descriptor`].
+    /// Take memory that other processes can map, read-only, if they are given the descriptor of
+    /// [`Buffer::shared_memory`].
     ///
-    /// [`Buffer::descriptor`]: crate::Buffer::descriptor
+    /// [`Buffer::shared_memory`]: crate::Buffer::shared_memory
     pub shared: bool,
 }
 

@@ -1,3 +1,5 @@
+use std::os::fd::BorrowedFd;
+
 /// A range of addresses that memory is handed out from.
 ///
 /// Links that share or register whole arenas use it to turn a buffer into an offset.
@@ -9,6 +11,17 @@ pub struct Region {
     pub len: usize,
     /// What kind of memory it is.
     pub kind: RegionKind,
+}
+
+/// How another process can see the memory of an arena.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedMemory<'a> {
+    /// What to map, which can only be read.
+    pub descriptor: BorrowedFd<'a>,
+    /// The addresses that it has in this process; byte 0 of the descriptor is the first of them.
+    pub region: Region,
+    /// Tells it apart from every other arena that this process has or had.
+    pub serial: u64,
 }
 
 /// The kinds of memory a [`Region`] may be.

@@ -1,0 +1,343 @@
+//! A link once both ends have its segment: frames into one ring, bytes out of the other.
+
+mod read;
+mod write;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use grpcxx_memory::Buffer;
+use grpcxx_transport::{
+    CloseReason, Frame, Inbound, LinkHandler, LinkId, Next, Outcome, TransportError,
+};
+use rustix::io::Errno;
+
+use crate::garbage::Garbage;
+use crate::loans::{Loans, Orphan};
+use crate::memory::PeerArena;
+use crate::message::{Message, WAKE};
+use crate::options::ShmOptions;
+use crate::outbound::Outbound;
+use crate::ring::{RingReader, RingWriter};
+use crate::segment::{Segment, WANTS_BYTES, WANTS_ROOM};
+use crate::{ShmCounters, socket};
+
+/// The data path of a link in shared memory.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    socket: Arc<OwnedFd>,
+    segment: Arc<Segment>,
+    side: Side,
+    writer: RingWriter,
+    reader: RingReader,
+    outbound: Outbound,
+    /// Frames wait for those before them, which are elsewhere.
+    is_held: bool,
+    inbound: Option<Inbound>,
+    /// `inbound` is new or its pause has ended: it must be offered bytes, or the news that there are none.
+    resumed: bool,
+    /// What is left of the record that is being read.
+    arriving: Option<Arriving>,
+    loans: Loans,
+    /// Serials of the arenas that the peer knows, in the order in which it was told of them.
+    arenas: Vec<u64>,
+    peer_arenas: Vec<Arc<PeerArena>>,
+    /// What the peer has said about where its stream goes on here.
+    cut: Option<u64>,
+    peer_gone: bool,
+    lend_bytes_min: usize,
+    lent_bytes_max: usize,
+    /// Frames that are complete, while they are on their way to the handler.
+    #[expect(clippy::vec_box, reason = "links take and return boxes")]
+    complete: Vec<Box<Frame>>,
+}
+
+/// Which end of a link this is. It writes the lane of its own number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Side {
+    /// It has dialled and made the segment.
+    Dialler = 0,
+    /// It was dialled.
+    Acceptor = 1,
+}
+
+/// A record on its way in.
+#[derive(Debug)]
+enum Arriving {
+    /// Bytes of the ring, and how much padding follows.
+    Bytes { left: usize, padding: usize },
+    /// Lent memory, and how much of it was used.
+    Lent { memory: Buffer, used: usize },
+}
+
+/// How the other end of a stream is.
+#[derive(Debug)]
+pub(crate) enum Ending {
+    /// More may come.
+    None,
+    /// All was read that will ever come.
+    Over(CloseReason),
+}
+
+impl Side {
+    const fn other(self) -> Self {
+        match self {
+            Self::Dialler => Self::Acceptor,
+            Self::Acceptor => Self::Dialler,
+        }
+    }
+}
+
+impl Channel {
+    pub(crate) fn new(
+        socket: OwnedFd,
+        segment: Segment,
+        side: Side,
+        inbound: Option<Inbound>,
+        options: &ShmOptions,
+    ) -> Self {
+        let segment = Arc::new(segment);
+        Self {
+            socket: Arc::new(socket),
+            side,
+            writer: RingWriter::new(Arc::clone(&segment), side as usize),
+            reader: RingReader::new(Arc::clone(&segment), side.other() as usize),
+            segment,
+            outbound: Outbound::default(),
+            is_held: false,
+            inbound,
+            resumed: true,
+            arriving: None,
+            loans: Loans::default(),
+            arenas: Vec::new(),
+            peer_arenas: Vec::new(),
+            cut: None,
+            peer_gone: false,
+            lend_bytes_min: options.lend_bytes_min,
+            lent_bytes_max: options.lent_bytes_max,
+            complete: Vec::new(),
+        }
+    }
+
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Starts to take bytes in.
+    pub(crate) fn open(&mut self, next: Next) {
+        self.inbound = Some(Inbound::new(next));
+        self.resumed = true;
+    }
+
+    /// Whether [`Channel::open`] was called.
+    pub(crate) fn is_open(&self) -> bool {
+        self.inbound.is_some()
+    }
+
+    /// Lets no frame leave as long as it holds.
+    pub(crate) fn hold(&mut self, is_held: bool) {
+        self.is_held = is_held;
+    }
+
+    pub(crate) fn queued_frames(&self) -> usize {
+        self.outbound.len()
+    }
+
+    pub(crate) fn push(&mut self, frame: Box<Frame>) {
+        self.outbound.push(frame);
+    }
+
+    /// Ends a pause; the order comes back if there is none.
+    pub(crate) fn resume(&mut self, next: Next) -> Result<(), Next> {
+        let Some(inbound) = &mut self.inbound else {
+            return Err(next);
+        };
+        inbound.resume(next)?;
+        self.resumed = true;
+        Ok(())
+    }
+
+    /// Sends a message to the peer.
+    pub(crate) fn tell(&self, message: &Message) -> rustix::io::Result<()> {
+        socket::send(&*self.socket, &message.encode(), None)
+    }
+
+    /// How many bytes of the medium before the peer's stream has, if it has said so.
+    pub(crate) fn cut(&self) -> Option<u64> {
+        self.cut
+    }
+
+    /// Takes the messages of the peer.
+    pub(crate) fn hear(&mut self) -> Result<(), TransportError> {
+        for _ in 0..MESSAGES_MAX {
+            let packet = match socket::receive(&*self.socket) {
+                Ok(Some(packet)) => packet,
+                Ok(None) | Err(Errno::CONNRESET | Errno::PIPE) => {
+                    self.peer_gone = true;
+                    return Ok(());
+                }
+                Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+                Err(errno) => return Err(failure("receive from the peer's socket", errno)),
+            };
+            match Message::decode(packet.bytes()) {
+                Ok(Message::Wake) => {}
+                Ok(Message::Arena) => self.meet_arena(packet.descriptor)?,
+                Ok(Message::Switch { cut }) if self.cut.is_none() => self.cut = Some(cut),
+                Ok(
+                    Message::Hello { .. }
+                    | Message::Welcome
+                    | Message::Refuse { .. }
+                    | Message::Switch { .. },
+                ) => {
+                    return Err(broken("a message at the wrong time"));
+                }
+                Err(garbage) => return Err(broken(&garbage.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the peer's stream is over and read to its end.
+    pub(crate) fn ending(&mut self) -> Result<Ending, Garbage> {
+        let is_paused = self.inbound.as_ref().is_none_or(Inbound::is_paused);
+        if is_paused || self.resumed || self.arriving.is_some() {
+            return Ok(Ending::None);
+        }
+        // In this order: what was written before the end counts.
+        let (end, is_gone) = (self.reader.end(), self.peer_gone);
+        if end.is_none() && !is_gone || self.reader.available()? > 0 {
+            return Ok(Ending::None);
+        }
+        let message = match end {
+            Some(true) => return Ok(Ending::Over(CloseReason::EndOfStream)),
+            Some(false) => "the link has failed at the peer's end",
+            None => "the peer is gone without a farewell; its process has ended",
+        };
+        Ok(Ending::Over(CloseReason::Failed(TransportError {
+            operation: "read shared memory".to_owned(),
+            errno: 0,
+            message: message.to_owned(),
+        })))
+    }
+
+    /// Whether the peer's end of the socket is closed.
+    pub(crate) fn is_peer_gone(&self) -> bool {
+        self.peer_gone
+    }
+
+    /// Announces a sleep; false if there is work already, or something that only a turn can deal with.
+    pub(crate) fn fall_asleep(&mut self) -> bool {
+        let is_blocked = !self.outbound.is_empty();
+        let wants = WANTS_BYTES | if is_blocked { WANTS_ROOM } else { 0 };
+        self.segment.fall_asleep(self.side as usize, wants);
+        if self.has_work().unwrap_or(true) {
+            self.wake_up();
+            return false;
+        }
+        true
+    }
+
+    /// Ends [`Channel::fall_asleep`].
+    pub(crate) fn wake_up(&mut self) {
+        self.segment.wake_up(self.side as usize);
+    }
+
+    fn has_work(&mut self) -> Result<bool, Garbage> {
+        if !self.outbound.is_empty() && !self.is_held && self.can_write()? {
+            return Ok(true);
+        }
+        let Some(inbound) = &self.inbound else {
+            return Ok(false);
+        };
+        if self.resumed {
+            return Ok(true);
+        }
+        if inbound.is_paused() {
+            return Ok(false);
+        }
+        Ok(self.arriving.is_some()
+            || self.reader.available()? > 0
+            || self.reader.end().is_some()
+            || self.peer_gone)
+    }
+
+    /// Ends this side's stream and gives back what it holds. Returns the number of events, and the loans that last.
+    pub(crate) fn finish<A>(
+        mut self,
+        link: LinkId,
+        reason: &CloseReason,
+        handler: &mut dyn LinkHandler<A>,
+    ) -> (usize, Option<Orphan>) {
+        let mut events = 0;
+        if let Some(inbound) = &mut self.inbound {
+            events += inbound.lose(link, handler);
+        }
+        while let Some(frame) = self.outbound.pop() {
+            handler.sent(link, frame, Outcome::Lost);
+            events += 1;
+        }
+        self.writer.end(!matches!(reason, CloseReason::Failed(_)));
+        // Who sleeps learns of it even if the socket stays open for the sake of loans.
+        let _ = socket::send(&*self.socket, &WAKE, None);
+        self.loans.take_back(&self.writer);
+        if self.peer_gone {
+            self.loans.release();
+        }
+        let orphan = (!self.loans.is_empty())
+            .then(|| Orphan::new(std::mem::take(&mut self.loans), self.writer, self.socket));
+        (events, orphan)
+    }
+
+    /// Wakes the peer if it sleeps for want of what was just published.
+    fn knock(&self, published: u32, counters: &mut ShmCounters) {
+        let peer = self.side.other() as usize;
+        if self.segment.must_wake(peer, published) {
+            counters.wakes += 1;
+            // A full socket wakes as well, and a closed one is found out otherwise.
+            let _ = socket::send(&*self.socket, &WAKE, None);
+        }
+    }
+
+    fn meet_arena(&mut self, descriptor: Option<OwnedFd>) -> Result<(), TransportError> {
+        let Some(descriptor) = descriptor else {
+            return Err(broken("an arena without its descriptor"));
+        };
+        if self.peer_arenas.len() >= ARENAS_MAX {
+            return Err(broken("more arenas than are allowed"));
+        }
+        let arena = PeerArena::open(descriptor.as_fd(), ARENA_BYTES_MAX)
+            .map_err(|errno| failure("map an arena of the peer", errno))?;
+        self.peer_arenas.push(Arc::new(arena));
+        Ok(())
+    }
+}
+
+/// An error of the system.
+pub(crate) fn failure(operation: &str, errno: Errno) -> TransportError {
+    TransportError::from_io(operation, &errno.into())
+}
+
+/// The error of a link whose peer broke the rules of the segment.
+pub(crate) fn broken(message: &str) -> TransportError {
+    TransportError {
+        operation: "read shared memory".to_owned(),
+        errno: 0,
+        message: format!("the peer broke the protocol: {message}"),
+    }
+}
+
+impl From<Garbage> for TransportError {
+    fn from(garbage: Garbage) -> Self {
+        broken(&garbage.to_string())
+    }
+}
+
+/// Messages that one look at a socket takes.
+const MESSAGES_MAX: usize = 64;
+
+/// Arenas of a peer that one link maps.
+const ARENAS_MAX: usize = 64;
+
+/// Longest arena of a peer.
+const ARENA_BYTES_MAX: u64 = 1 << 40;

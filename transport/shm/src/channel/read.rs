@@ -1,0 +1,224 @@
+use std::sync::Arc;
+
+use grpcxx_memory::Buffer;
+use grpcxx_transport::{LinkHandler, LinkId, ReadTarget, TransportError};
+
+use super::{Arriving, Channel};
+use crate::ShmCounters;
+use crate::garbage::Garbage;
+use crate::loans::Borrowed;
+use crate::memory::LentBytes;
+use crate::record::{LENT_BYTES, Lent, RECORD_BYTES, Record, padded};
+use crate::ring::LOANS_MAX;
+use crate::segment::WANTS_ROOM;
+
+impl Channel {
+    /// Reads what is there, as far as the link's orders and the turn allow. Returns the number of events.
+    pub(crate) fn read<A>(
+        &mut self,
+        link: LinkId,
+        staging: &mut [u8],
+        handler: &mut dyn LinkHandler<A>,
+        counters: &mut ShmCounters,
+        events: &mut usize,
+    ) -> Result<(), TransportError> {
+        let enough = *events + EVENTS_ENOUGH;
+        let mut budget_bytes = READ_BYTES_MAX;
+        let mut has_consumed = false;
+        while budget_bytes > 0 && *events < enough {
+            let Some(inbound) = &mut self.inbound else {
+                break;
+            };
+            if std::mem::take(&mut self.resumed) {
+                *events += inbound.offer(link, &[], handler);
+            }
+            if inbound.is_paused() {
+                break;
+            }
+            let arriving = match self.arriving.take() {
+                Some(arriving) => arriving,
+                None => {
+                    let available = self.reader.available()?;
+                    if available == 0 {
+                        break;
+                    }
+                    has_consumed = true;
+                    self.begin(available)?
+                }
+            };
+            let (bytes, found) = match arriving {
+                Arriving::Bytes { left, padding } => {
+                    self.take_bytes(link, left, padding, staging, handler)
+                }
+                Arriving::Lent { memory, used } => {
+                    self.take_lent(link, memory, used, staging, handler, counters)
+                }
+            };
+            counters.received_bytes += bytes as u64;
+            budget_bytes -= bytes.min(budget_bytes);
+            *events += found;
+        }
+        if has_consumed {
+            self.knock(WANTS_ROOM, counters);
+        }
+        Ok(())
+    }
+
+    /// Reads the head of the next record.
+    fn begin(&mut self, available: usize) -> Result<Arriving, TransportError> {
+        let mut head = [0; RECORD_BYTES];
+        if available < RECORD_BYTES {
+            return Err(Garbage {
+                what: "length of an incomplete record",
+                found: available as u64,
+                allowed_max: 0,
+            }
+            .into());
+        }
+        self.reader.peek(&mut head);
+        match Record::decode(head, available - RECORD_BYTES)? {
+            Record::Bytes { len } => {
+                self.reader.consume(RECORD_BYTES);
+                Ok(Arriving::Bytes {
+                    left: len,
+                    padding: padded(len) - len,
+                })
+            }
+            Record::Lent => {
+                self.reader.consume(RECORD_BYTES);
+                let mut lent = [0; LENT_BYTES];
+                self.reader.peek(&mut lent);
+                self.reader.consume(LENT_BYTES);
+                let memory = self.borrow(Lent::decode(lent))?;
+                Ok(Arriving::Lent { memory, used: 0 })
+            }
+        }
+    }
+
+    /// The memory that a peer has lent. All that the peer says is checked here.
+    fn borrow(&mut self, lent: Lent) -> Result<Buffer, TransportError> {
+        let index = lent.arena as usize;
+        if index >= self.peer_arenas.len() {
+            // Its introduction was sent before the record was written.
+            self.hear()?;
+        }
+        let arenas = self.peer_arenas.len() as u64;
+        Garbage::check(
+            "index of an arena",
+            lent.arena.into(),
+            arenas.wrapping_sub(1),
+        )?;
+        let Some(arena) = self.peer_arenas.get(index) else {
+            return Err(super::broken(
+                "memory is lent of an arena that is not known",
+            ));
+        };
+        let arena_bytes = arena.len_bytes() as u64;
+        Garbage::check("slot of a loan", lent.slot.into(), LOANS_MAX as u64 - 1)?;
+        Garbage::check("offset of a loan", lent.offset, arena_bytes)?;
+        Garbage::check("length of a loan", lent.len, arena_bytes - lent.offset)?;
+        if lent.len == 0 {
+            return Err(super::broken("no bytes are lent"));
+        }
+        Ok(Buffer::from_owner(LentBytes {
+            arena: Arc::clone(arena),
+            at: lent.offset as usize,
+            len: lent.len as usize,
+            _keeper: Borrowed {
+                segment: Arc::clone(&self.segment),
+                lane: self.side.other() as usize,
+                slot: lent.slot as usize,
+                _socket: Arc::clone(&self.socket),
+            },
+        }))
+    }
+
+    /// Moves bytes of the ring to where the link wants them. Returns how many, and the number of events.
+    fn take_bytes<A>(
+        &mut self,
+        link: LinkId,
+        left: usize,
+        padding: usize,
+        staging: &mut [u8],
+        handler: &mut dyn LinkHandler<A>,
+    ) -> (usize, usize) {
+        let Some(inbound) = &mut self.inbound else {
+            return (0, 0);
+        };
+        let (bytes, events) = match inbound.target() {
+            ReadTarget::Paused => (0, 0),
+            ReadTarget::Direct(target) => {
+                let bytes = left.min(target.len());
+                self.reader.peek(&mut target[..bytes]);
+                self.reader.consume(bytes);
+                (bytes, inbound.landed_direct(link, bytes, handler))
+            }
+            ReadTarget::Staging => {
+                let bytes = left.min(staging.len());
+                self.reader.peek(&mut staging[..bytes]);
+                self.reader.consume(bytes);
+                (bytes, inbound.offer(link, &staging[..bytes], handler))
+            }
+        };
+        if bytes == left {
+            self.reader.consume(padding);
+        } else {
+            self.arriving = Some(Arriving::Bytes {
+                left: left - bytes,
+                padding,
+            });
+        }
+        (bytes, events)
+    }
+
+    /// Hands lent memory over, or copies out of it. Returns how many bytes were copied, and the number of events.
+    fn take_lent<A>(
+        &mut self,
+        link: LinkId,
+        mut memory: Buffer,
+        used: usize,
+        staging: &mut [u8],
+        handler: &mut dyn LinkHandler<A>,
+        counters: &mut ShmCounters,
+    ) -> (usize, usize) {
+        let Some(inbound) = &mut self.inbound else {
+            return (0, 0);
+        };
+        if used == 0 {
+            let len = memory.len();
+            match inbound.replace(link, memory, handler) {
+                Ok(events) => {
+                    counters.borrowed_bytes += len as u64;
+                    return (0, events);
+                }
+                Err(back) => memory = back,
+            }
+        }
+        let rest = &memory[used..];
+        let (bytes, events) = match inbound.target() {
+            ReadTarget::Paused => (0, 0),
+            ReadTarget::Direct(target) => {
+                let bytes = rest.len().min(target.len()).min(READ_BYTES_MAX);
+                target[..bytes].copy_from_slice(&rest[..bytes]);
+                (bytes, inbound.landed_direct(link, bytes, handler))
+            }
+            ReadTarget::Staging => {
+                // Copied before anybody looks at them: the peer may change its mind.
+                let bytes = rest.len().min(staging.len());
+                staging[..bytes].copy_from_slice(&rest[..bytes]);
+                (bytes, inbound.offer(link, &staging[..bytes], handler))
+            }
+        };
+        if bytes < rest.len() {
+            let used = used + bytes;
+            self.arriving = Some(Arriving::Lent { memory, used });
+        }
+        (bytes, events)
+    }
+}
+
+/// Bytes that one link reads in one turn.
+const READ_BYTES_MAX: usize = 1 << 20;
+
+/// A link that has had this many events lets others go on.
+const EVENTS_ENOUGH: usize = 256;

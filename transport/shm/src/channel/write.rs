@@ -1,0 +1,169 @@
+use std::os::fd::BorrowedFd;
+
+use grpcxx_memory::Buffer;
+use grpcxx_transport::{LinkHandler, LinkId, Outcome};
+
+use super::{ARENAS_MAX, Channel};
+use crate::garbage::Garbage;
+use crate::message::Message;
+use crate::record::{LENT_BYTES, Lent, RECORD_BYTES, Record, padded};
+use crate::segment::WANTS_BYTES;
+use crate::{ShmCounters, socket};
+
+impl Channel {
+    /// Writes what is queued, as far as there is room and the turn allows. Adds to the number of events.
+    pub(crate) fn write<A>(
+        &mut self,
+        link: LinkId,
+        handler: &mut dyn LinkHandler<A>,
+        counters: &mut ShmCounters,
+        events: &mut usize,
+    ) -> Result<(), Garbage> {
+        self.loans.take_back(&self.writer);
+        if self.is_held {
+            return Ok(());
+        }
+        let enough = *events + EVENTS_ENOUGH;
+        let mut budget_bytes = WRITE_BYTES_MAX;
+        while !self.outbound.is_empty() && budget_bytes > 0 && *events < enough {
+            let Some(written) = self.write_record(budget_bytes, counters)? else {
+                break;
+            };
+            budget_bytes -= written.min(budget_bytes);
+            for frame in self.complete.drain(..) {
+                handler.sent(link, frame, Outcome::Done);
+                *events += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the next record has room.
+    pub(super) fn can_write(&mut self) -> Result<bool, Garbage> {
+        let Some(piece) = self.outbound.piece() else {
+            return Ok(true);
+        };
+        let wanted = wanted_bytes(piece.bytes.len(), self.segment.ring_bytes());
+        Ok(self.writer.room(wanted)? >= wanted)
+    }
+
+    /// Writes one record, if it has room. Returns how many bytes of frames left with it.
+    fn write_record(
+        &mut self,
+        budget_bytes: usize,
+        counters: &mut ShmCounters,
+    ) -> Result<Option<usize>, Garbage> {
+        let Some(piece) = self.outbound.piece() else {
+            // Nothing but empty frames is left.
+            self.outbound.advance(0, |frame| self.complete.push(frame));
+            return Ok(Some(0));
+        };
+        let ring_bytes = self.segment.ring_bytes();
+        let wanted = wanted_bytes(piece.bytes.len(), ring_bytes);
+        let room = self.writer.room(wanted)?;
+        if room < wanted {
+            return Ok(None);
+        }
+        let payload = piece
+            .payload
+            .filter(|payload| self.is_worth_lending(payload));
+        if let Some(payload) = payload.cloned()
+            && let Some(lent) = self.lend(&payload)
+        {
+            self.writer.put(0, &Record::Lent.encode());
+            self.writer.put(RECORD_BYTES, &lent.encode());
+            self.writer.publish(RECORD_BYTES + LENT_BYTES);
+            self.outbound
+                .advance(payload.len(), |frame| self.complete.push(frame));
+            counters.lent_bytes += payload.len() as u64;
+            self.knock(WANTS_BYTES, counters);
+            return Ok(Some(payload.len()));
+        }
+        let len_max = (room - RECORD_BYTES)
+            .min(record_bytes_max(ring_bytes))
+            .min(budget_bytes);
+        let len = self.gather(len_max);
+        self.writer.put(0, &Record::Bytes { len }.encode());
+        self.writer.publish(RECORD_BYTES + padded(len));
+        counters.copied_bytes += len as u64;
+        self.knock(WANTS_BYTES, counters);
+        Ok(Some(len))
+    }
+
+    /// Copies pieces behind the place of a record's head, until one is to be lent. Returns how many bytes.
+    fn gather(&mut self, len_max: usize) -> usize {
+        // Padding fits behind it: rings and room are multiples of it.
+        let mut len = 0;
+        while len < len_max {
+            let Some(piece) = self.outbound.piece() else {
+                break;
+            };
+            let is_lent = piece
+                .payload
+                .is_some_and(|payload| self.is_worth_lending(payload));
+            if is_lent && len > 0 {
+                break;
+            }
+            let taken = piece.bytes.len().min(len_max - len);
+            self.writer.put(RECORD_BYTES + len, &piece.bytes[..taken]);
+            len += taken;
+            self.outbound
+                .advance(taken, |frame| self.complete.push(frame));
+        }
+        len
+    }
+
+    fn is_worth_lending(&self, payload: &Buffer) -> bool {
+        payload.len() >= self.lend_bytes_min
+            && payload.is_arena()
+            && self.loans.has_room()
+            && payload.len() <= self.lent_bytes_max.saturating_sub(self.loans.bytes())
+            && payload.shared_memory().is_some_and(|memory| {
+                self.arenas.len() < ARENAS_MAX || self.arenas.contains(&memory.serial)
+            })
+    }
+
+    /// Keeps a payload for the peer and says where it lies; `None` if it cannot be told of the arena now.
+    fn lend(&mut self, payload: &Buffer) -> Option<Lent> {
+        let memory = payload.shared_memory()?;
+        let offset = memory.region.offset_of(payload)?;
+        let arena = match self.arenas.iter().position(|&known| known == memory.serial) {
+            Some(arena) => arena,
+            None => self.introduce(memory.serial, memory.descriptor)?,
+        };
+        Some(Lent {
+            arena: arena as u32,
+            slot: self.loans.lend(payload.clone()) as u32,
+            offset: offset as u64,
+            len: payload.len() as u64,
+        })
+    }
+
+    fn introduce(&mut self, serial: u64, descriptor: BorrowedFd<'_>) -> Option<usize> {
+        let message = Message::Arena.encode();
+        socket::send(&*self.socket, &message, Some(descriptor)).ok()?;
+        self.arenas.push(serial);
+        Some(self.arenas.len() - 1)
+    }
+}
+
+/// Room that is worth a record with `len` bytes to come: all of them, or a good part of the ring.
+fn wanted_bytes(len: usize, ring_bytes: usize) -> usize {
+    (RECORD_BYTES + padded(len))
+        .max(RECORD_BYTES + LENT_BYTES)
+        .min(ring_bytes / 4)
+}
+
+/// Longest record: the reader goes on with one while the writer fills the next ones.
+fn record_bytes_max(ring_bytes: usize) -> usize {
+    (ring_bytes / 4).min(RECORD_BYTES_MAX) - RECORD_BYTES
+}
+
+/// Longest record in a long ring.
+const RECORD_BYTES_MAX: usize = 64 << 10;
+
+/// Bytes that one link writes in one turn.
+const WRITE_BYTES_MAX: usize = 1 << 20;
+
+/// A link that has had this many events lets others go on.
+const EVENTS_ENOUGH: usize = 256;

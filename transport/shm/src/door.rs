@@ -1,0 +1,135 @@
+use std::os::fd::{AsFd, OwnedFd};
+
+use grpcxx_transport::Time;
+use rustix::io::Errno;
+
+use crate::memory::Memory;
+use crate::message::{Message, Token};
+use crate::options::{RING_BYTES_MAX, RING_BYTES_MIN};
+use crate::poller::{Poller, Subject};
+use crate::segment::{Segment, len_bytes};
+use crate::socket;
+
+/// Where processes of this host and user dial to share memory.
+#[derive(Debug)]
+pub(crate) struct Door {
+    name: Vec<u8>,
+    listener: OwnedFd,
+    /// Connections that have not said what they want.
+    silent: Vec<(Time, OwnedFd)>,
+}
+
+/// A process that has come in, with the memory that it brought.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    pub(crate) socket: OwnedFd,
+    pub(crate) segment: Segment,
+    pub(crate) token: Token,
+}
+
+impl Door {
+    pub(crate) fn open(name: Vec<u8>, poller: &Poller) -> rustix::io::Result<Self> {
+        let listener = socket::listen(&name)?;
+        poller.watch(&listener, Subject::Other)?;
+        Ok(Self {
+            name,
+            listener,
+            silent: Vec::new(),
+        })
+    }
+
+    pub(crate) fn name(&self) -> &[u8] {
+        &self.name
+    }
+
+    /// Lets in who waits. Counts those that are turned away.
+    pub(crate) fn admit(
+        &mut self,
+        now: Time,
+        poller: &Poller,
+        refused: &mut u64,
+        mut each: impl FnMut(Guest),
+    ) {
+        for _ in 0..GUESTS_MAX {
+            match socket::accept(&self.listener) {
+                Ok(socket) => {
+                    if self.silent.len() >= SILENT_MAX {
+                        self.silent.remove(0);
+                        *refused += 1;
+                    }
+                    if poller.watch(&socket, Subject::Other).is_ok() {
+                        self.silent.push((now, socket));
+                    }
+                }
+                Err(Errno::PERM) => *refused += 1,
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(_) => break,
+            }
+        }
+        let mut index = 0;
+        while let Some((since, socket)) = self.silent.get(index) {
+            match greet(socket) {
+                None if now.since(*since) <= crate::HANDSHAKE_TIME_MAX => index += 1,
+                None | Some(Err(())) => {
+                    self.silent.remove(index);
+                    *refused += 1;
+                }
+                Some(Ok((segment, token))) => {
+                    let (_, socket) = self.silent.remove(index);
+                    each(Guest {
+                        socket,
+                        segment,
+                        token,
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Reads what a connection says first; `None` if that is nothing yet.
+fn greet(socket: &OwnedFd) -> Option<Result<(Segment, Token), ()>> {
+    let packet = match socket::receive(socket) {
+        Ok(Some(packet)) => packet,
+        Err(Errno::AGAIN | Errno::INTR) => return None,
+        Ok(None) | Err(_) => return Some(Err(())),
+    };
+    let Ok(Message::Hello { token, ring_bytes }) = Message::decode(packet.bytes()) else {
+        return Some(Err(()));
+    };
+    let segment = usize::try_from(ring_bytes)
+        .ok()
+        .filter(|bytes| (RING_BYTES_MIN..=RING_BYTES_MAX).contains(bytes))
+        .filter(|bytes| bytes.is_power_of_two())
+        .zip(packet.descriptor)
+        .and_then(|(bytes, descriptor)| {
+            let memory = Memory::open(descriptor.as_fd(), len_bytes(bytes)).ok()?;
+            Some(Segment::new(memory, bytes))
+        });
+    Some(segment.map(|segment| (segment, token)).ok_or(()))
+}
+
+/// Dials a door and brings memory along.
+pub(crate) fn enter(
+    name: &[u8],
+    token: Token,
+    ring_bytes: usize,
+) -> Result<(OwnedFd, Segment), (&'static str, Errno)> {
+    let socket =
+        socket::dial(name).map_err(|errno| ("connect to the peer's UNIX socket", errno))?;
+    let (memory, descriptor) = Memory::create(len_bytes(ring_bytes))
+        .map_err(|errno| ("create shared memory with memfd_create", errno))?;
+    let hello = Message::Hello {
+        token,
+        ring_bytes: ring_bytes as u64,
+    };
+    socket::send(&socket, &hello.encode(), Some(descriptor.as_fd()))
+        .map_err(|errno| ("send to the peer's UNIX socket", errno))?;
+    Ok((socket, Segment::new(memory, ring_bytes)))
+}
+
+/// Connections that one look at a door lets in.
+const GUESTS_MAX: usize = 64;
+
+/// Connections that have said nothing; the oldest goes when another comes.
+const SILENT_MAX: usize = 64;

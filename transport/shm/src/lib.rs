@@ -1,0 +1,66 @@
+//! Links between processes of one host and user, over shared memory.
+//!
+//! A link is a memory file with a ring for each direction, and a UNIX socket over which the file was passed. Heads
+//! and payloads are copied into a ring and out of it, straight into their landing; payloads in an arena that was made
+//! to be shared are lent instead: the ring says where they lie, and the receiver maps that arena read-only and gives
+//! the loan back when the last reference to the tensor is dropped. The socket wakes who sleeps, passes the
+//! descriptors of arenas, and tells by its end that the other process is gone. Nothing has a name in a file system, so
+//! nothing is left behind, whatever way a process ends. `docs/wire.md` holds the layout.
+//!
+//! [`ShmTransport`] has such links only. [`Upgrading`] adds them to another transport: each link starts there, and
+//! moves to shared memory if both ends can.
+//!
+//! # What a peer can do
+//! The other end may be any process of the same user, and may write anything into the memory at any time. Indices,
+//! lengths and offsets are copied before they are checked and used, bytes are copied before anybody parses them,
+//! and memory is mapped only if it is sealed against becoming shorter. A peer that breaks the rules loses its link.
+//!
+//! # Unsafe code
+//! Only in `memory` (mappings, and copies to and from them), `segment` (the atomics at the start of one) and `sys`
+//! (one question to a socket).
+
+#![deny(unsafe_code)]
+
+#[cfg(not(loom))]
+mod bell;
+#[cfg(not(loom))]
+mod channel;
+mod counters;
+#[cfg(not(loom))]
+mod door;
+mod garbage;
+#[cfg(not(loom))]
+mod link;
+#[cfg(not(loom))]
+mod loans;
+mod memory;
+mod message;
+mod options;
+#[cfg(not(loom))]
+mod outbound;
+#[cfg(not(loom))]
+mod poller;
+mod record;
+mod ring;
+mod segment;
+#[cfg(not(loom))]
+mod socket;
+mod sync;
+#[cfg(not(loom))]
+#[expect(unsafe_code, reason = "one question to a socket")]
+mod sys;
+#[cfg(not(loom))]
+mod transport;
+#[cfg(not(loom))]
+mod upgrading;
+
+pub use counters::ShmCounters;
+pub use options::{RING_BYTES_MAX, RING_BYTES_MIN, ShmOptions};
+#[cfg(not(loom))]
+pub use transport::{Accepted, ShmTransport};
+#[cfg(not(loom))]
+pub use upgrading::Upgrading;
+
+/// How long the two ends of a link may take to agree on their memory.
+#[cfg(not(loom))]
+pub(crate) const HANDSHAKE_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(1);

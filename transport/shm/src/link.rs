@@ -1,0 +1,129 @@
+use std::time::Duration;
+
+use grpcxx_transport::{CloseReason, LinkHandler, LinkId, Time, TransportError};
+
+use crate::ShmCounters;
+use crate::channel::{Channel, Ending};
+
+/// A link in shared memory.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) phase: Phase,
+    /// None if the dial failed.
+    pub(crate) channel: Option<Channel>,
+}
+
+/// The life of a link. `Ended` is followed by its removal.
+#[derive(Debug)]
+pub(crate) enum Phase {
+    /// The dial was answered, and nobody was told.
+    Dialled,
+    Open,
+    /// Accepted frames leave; nothing is read.
+    Flushing {
+        /// When patience ends; set in the turn after the close.
+        until: Option<Time>,
+    },
+    Ended(CloseReason),
+}
+
+impl Link {
+    pub(crate) fn queued_frames(&self) -> usize {
+        self.channel.as_ref().map_or(0, Channel::queued_frames)
+    }
+
+    /// Does what the state asks for. Returns the number of events.
+    pub(crate) fn advance<A>(
+        &mut self,
+        id: LinkId,
+        now: Time,
+        staging: &mut [u8],
+        handler: &mut dyn LinkHandler<A>,
+        counters: &mut ShmCounters,
+    ) -> usize {
+        let Some(channel) = &mut self.channel else {
+            return 0;
+        };
+        let mut events = 0;
+        if let Phase::Dialled = self.phase {
+            channel.open(handler.connected(id));
+            self.phase = Phase::Open;
+            events += 1;
+        }
+        let done = match &mut self.phase {
+            Phase::Dialled | Phase::Ended(_) => return events,
+            Phase::Open => exchange(channel, id, staging, handler, counters, &mut events),
+            Phase::Flushing { until } => {
+                let until = *until.get_or_insert(now + FLUSH_TIME_MAX);
+                let written = channel.write(id, handler, counters, &mut events);
+                if channel.queued_frames() == 0 || now >= until || channel.is_peer_gone() {
+                    self.phase.end(CloseReason::Local);
+                }
+                written.map_err(Into::into)
+            }
+        };
+        match done {
+            Err(error) => self.phase.end(CloseReason::Failed(error)),
+            Ok(()) if matches!(self.phase, Phase::Open) => match channel.ending() {
+                Ok(Ending::None) => {}
+                Ok(Ending::Over(reason)) => self.phase.end(reason),
+                Err(garbage) => self.phase.end(CloseReason::Failed(garbage.into())),
+            },
+            Ok(()) => {}
+        }
+        events
+    }
+
+    /// Closes the link, unless that has happened before.
+    pub(crate) fn close(&mut self, flush: bool) {
+        match self.phase {
+            Phase::Open if flush => self.phase = Phase::Flushing { until: None },
+            Phase::Open | Phase::Dialled => self.phase = Phase::Ended(CloseReason::Local),
+            Phase::Flushing { .. } | Phase::Ended(_) => {}
+        }
+    }
+
+    /// Announces sleep; false if there is work.
+    pub(crate) fn fall_asleep(&mut self) -> bool {
+        match (&self.phase, &mut self.channel) {
+            // Flushing is not finished before there is room or patience ends.
+            (Phase::Open | Phase::Flushing { until: Some(_) }, Some(channel)) => {
+                channel.fall_asleep()
+            }
+            _ => false,
+        }
+    }
+
+    /// Ends [`Link::fall_asleep`].
+    pub(crate) fn wake_up(&mut self) {
+        if let Some(channel) = &mut self.channel {
+            channel.wake_up();
+        }
+    }
+}
+
+impl Phase {
+    /// Ends the link, unless that has happened already.
+    pub(crate) fn end(&mut self, reason: CloseReason) {
+        if !matches!(self, Self::Ended(_)) {
+            *self = Self::Ended(reason);
+        }
+    }
+}
+
+/// Reads and writes what there is.
+fn exchange<A>(
+    channel: &mut Channel,
+    id: LinkId,
+    staging: &mut [u8],
+    handler: &mut dyn LinkHandler<A>,
+    counters: &mut ShmCounters,
+    events: &mut usize,
+) -> Result<(), TransportError> {
+    channel.read(id, staging, handler, counters, events)?;
+    channel.write(id, handler, counters, events)?;
+    Ok(())
+}
+
+/// How long a link that closes may take to get its frames into the ring.
+const FLUSH_TIME_MAX: Duration = Duration::from_secs(2);

@@ -1,0 +1,142 @@
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use grpcxx_memory::Buffer;
+
+use crate::ring::{LOANS_MAX, RingWriter};
+use crate::segment::Segment;
+use crate::socket;
+
+/// Memory that the peer may read until it gives it back.
+///
+/// What is still lent when this is dropped is never used again by anybody: its owner cannot know when the peer is
+/// done with it.
+#[derive(Debug, Default)]
+pub(crate) struct Loans {
+    slots: Vec<Option<Buffer>>,
+    free: Vec<u16>,
+    bytes: usize,
+}
+
+/// Loans of a link that is gone. They last until the peer has given all of them back, or is gone too.
+#[derive(Debug)]
+pub(crate) struct Orphan {
+    loans: Loans,
+    writer: RingWriter,
+    socket: Arc<OwnedFd>,
+}
+
+/// Held by what was borrowed: its drop, on any thread, gives the loan back. It keeps the socket open, whose end tells
+/// the lender that nothing is borrowed any more.
+#[derive(Debug)]
+pub(crate) struct Borrowed {
+    pub(crate) segment: Arc<Segment>,
+    pub(crate) lane: usize,
+    pub(crate) slot: usize,
+    pub(crate) _socket: Arc<OwnedFd>,
+}
+
+impl Loans {
+    /// Bytes that are lent.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.free.len() == self.slots.len()
+    }
+
+    /// Whether another loan has a slot.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.free.is_empty() || self.slots.len() < LOANS_MAX
+    }
+
+    /// Keeps `memory` for the peer, and says in which slot.
+    ///
+    /// # Panics
+    /// If there is no room.
+    pub(crate) fn lend(&mut self, memory: Buffer) -> usize {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            assert!(self.slots.len() < LOANS_MAX, "lent beyond the limit");
+            self.slots.push(None);
+            self.free.reserve(self.slots.len());
+            (self.slots.len() - 1) as u16
+        });
+        self.bytes += memory.len();
+        self.slots[usize::from(slot)] = Some(memory);
+        usize::from(slot)
+    }
+
+    /// Lets go of what the peer has given back. Marks of what was not lent mean nothing.
+    pub(crate) fn take_back(&mut self, writer: &RingWriter) {
+        if self.is_empty() {
+            return;
+        }
+        writer.take_returned(|index, mut word| {
+            while word != 0 {
+                let slot = index * 64 + word.trailing_zeros() as usize;
+                word &= word - 1;
+                if let Some(memory) = self.slots.get_mut(slot).and_then(Option::take) {
+                    self.bytes -= memory.len();
+                    self.free.push(slot as u16);
+                }
+            }
+        });
+    }
+
+    /// Lets go of everything, because nobody is left who could read it.
+    pub(crate) fn release(&mut self) {
+        self.slots.clear();
+        self.free.clear();
+        self.bytes = 0;
+    }
+}
+
+impl Drop for Loans {
+    fn drop(&mut self) {
+        for memory in self.slots.drain(..).flatten() {
+            std::mem::forget(memory);
+        }
+    }
+}
+
+impl Orphan {
+    pub(crate) fn new(loans: Loans, writer: RingWriter, socket: Arc<OwnedFd>) -> Self {
+        Self {
+            loans,
+            writer,
+            socket,
+        }
+    }
+
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Lets go of what was given back, and says whether that is all.
+    pub(crate) fn is_settled(&mut self) -> bool {
+        self.loans.take_back(&self.writer);
+        // What comes is of no interest, but for the end.
+        for _ in 0..MESSAGES_MAX {
+            match socket::receive(&self.socket) {
+                Ok(Some(_)) => {}
+                Ok(None) => self.loans.release(),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => break,
+                Err(_) => self.loans.release(),
+            }
+            if self.loans.is_empty() {
+                break;
+            }
+        }
+        self.loans.is_empty()
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        self.segment.lane(self.lane).give_back(self.slot);
+    }
+}
+
+/// Messages that one look at an orphan takes.
+const MESSAGES_MAX: usize = 64;

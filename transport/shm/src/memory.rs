@@ -1,0 +1,326 @@
+#![expect(
+    unsafe_code,
+    reason = "maps memory that other processes map too, and copies to and from it"
+)]
+
+use std::fmt;
+use std::ptr::NonNull;
+
+/// Memory that this process and another one map, for reading and writing.
+pub(crate) struct Memory {
+    base: NonNull<u8>,
+    len_bytes: usize,
+    backing: backing::Backing,
+}
+
+// SAFETY: a mapping is an address range that any thread may use and release; who copies to and from it answers for
+// what lies where.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// # Safety
+    /// The place lies inside of the memory, and no reference points to it.
+    #[inline]
+    pub(crate) unsafe fn copy_in(&self, at: usize, bytes: &[u8]) {
+        debug_assert!(at + bytes.len() <= self.len_bytes);
+        self.backing.note_write(at, bytes.len());
+        // SAFETY: stated by the caller; `bytes` is memory of this process alone, so the two do not overlap.
+        unsafe {
+            let place = self.base.as_ptr().add(at);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len());
+        }
+    }
+
+    /// # Safety
+    /// The place lies inside of the memory.
+    #[inline]
+    pub(crate) unsafe fn copy_out(&self, at: usize, into: &mut [u8]) {
+        debug_assert!(at + into.len() <= self.len_bytes);
+        self.backing.note_read(at, into.len());
+        // SAFETY: as in `copy_in`.
+        unsafe {
+            let place = self.base.as_ptr().add(at);
+            std::ptr::copy_nonoverlapping(place, into.as_mut_ptr(), into.len());
+        }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Memory({} bytes)", self.len_bytes)
+    }
+}
+
+#[cfg(not(loom))]
+mod backing {
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+    use std::ptr::{self, NonNull};
+    use std::sync::Arc;
+
+    use rustix::fs::{MemfdFlags, SealFlags};
+    use rustix::io::Errno;
+    use rustix::mm::{MapFlags, ProtFlags};
+
+    use super::Memory;
+
+    /// A range of addresses, unmapped on drop.
+    pub(super) struct Backing {
+        base: NonNull<u8>,
+        len_bytes: usize,
+    }
+
+    impl Backing {
+        #[inline]
+        pub(super) fn note_write(&self, _at: usize, _len: usize) {}
+
+        #[inline]
+        pub(super) fn note_read(&self, _at: usize, _len: usize) {}
+    }
+
+    impl Drop for Backing {
+        fn drop(&mut self) {
+            // SAFETY: the range was mapped for this value, whose owner is going.
+            let refused = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len_bytes) };
+            debug_assert!(refused.is_ok(), "unmapping our own range");
+        }
+    }
+
+    impl Memory {
+        /// Fresh zeroed memory that nobody can shrink, and the descriptor to give away.
+        pub(crate) fn create(len_bytes: usize) -> rustix::io::Result<(Self, OwnedFd)> {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let descriptor = rustix::fs::memfd_create("grpcxx-link", flags)?;
+            rustix::fs::ftruncate(&descriptor, len_bytes as u64)?;
+            let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+            rustix::fs::fcntl_add_seals(&descriptor, seals)?;
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            Ok((
+                Self::map(descriptor.as_fd(), len_bytes, access)?,
+                descriptor,
+            ))
+        }
+
+        /// The memory of a peer's descriptor, if it is what [`Memory::create`] makes and of this length.
+        pub(crate) fn open(
+            descriptor: BorrowedFd<'_>,
+            len_bytes: usize,
+        ) -> rustix::io::Result<Self> {
+            if sealed_len_bytes(descriptor)? != len_bytes as u64 {
+                return Err(Errno::INVAL);
+            }
+            Self::map(descriptor, len_bytes, ProtFlags::READ | ProtFlags::WRITE)
+        }
+
+        fn map(
+            descriptor: BorrowedFd<'_>,
+            len_bytes: usize,
+            access: ProtFlags,
+        ) -> rustix::io::Result<Self> {
+            // SAFETY: a new mapping at an address that the kernel chooses touches no other memory.
+            let base = unsafe {
+                let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+                rustix::mm::mmap(ptr::null_mut(), len_bytes, access, flags, descriptor, 0)?
+            };
+            let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+            Ok(Self {
+                base,
+                len_bytes,
+                backing: Backing { base, len_bytes },
+            })
+        }
+    }
+
+    /// An arena of a peer, for reading.
+    #[derive(Debug)]
+    pub(crate) struct PeerArena {
+        memory: Memory,
+    }
+
+    impl PeerArena {
+        /// Maps what a peer has sent, if it can never become shorter and is no longer than `len_bytes_max`.
+        pub(crate) fn open(
+            descriptor: BorrowedFd<'_>,
+            len_bytes_max: u64,
+        ) -> rustix::io::Result<Self> {
+            let len_bytes = sealed_len_bytes(descriptor)?;
+            if len_bytes == 0 || len_bytes > len_bytes_max {
+                return Err(Errno::FBIG);
+            }
+            let len_bytes = usize::try_from(len_bytes).map_err(|_| Errno::FBIG)?;
+            let memory = Memory::map(descriptor, len_bytes, ProtFlags::READ)?;
+            Ok(Self { memory })
+        }
+
+        pub(crate) fn len_bytes(&self) -> usize {
+            self.memory.len_bytes()
+        }
+    }
+
+    /// A part of a peer's arena that the peer has lent, and what has to live as long as the loan.
+    pub(crate) struct LentBytes<K> {
+        pub(crate) arena: Arc<PeerArena>,
+        pub(crate) at: usize,
+        pub(crate) len: usize,
+        /// Gives the part back when it is dropped.
+        pub(crate) _keeper: K,
+    }
+
+    impl<K> AsRef<[u8]> for LentBytes<K> {
+        fn as_ref(&self) -> &[u8] {
+            let len_bytes = self.arena.len_bytes();
+            assert!(self.at <= len_bytes && self.len <= len_bytes - self.at);
+            // SAFETY: the place lies inside of the mapping, as asserted, which stays as long as `arena` and cannot get
+            // shorter. The peer has promised not to write there until the part is given back. Should it break that,
+            // the bytes change as those of any shared mapping do, and nobody who is given such memory derives
+            // lengths or addresses from them: landings that are parsed are never replaced.
+            unsafe {
+                let start = self.arena.memory.base().as_ptr().add(self.at);
+                std::slice::from_raw_parts(start, self.len)
+            }
+        }
+    }
+
+    /// Length of memory that can never get shorter and never raises a bus error: sealed, and not of a file.
+    fn sealed_len_bytes(descriptor: BorrowedFd<'_>) -> rustix::io::Result<u64> {
+        let seals = rustix::fs::fcntl_get_seals(descriptor)?;
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+            return Err(Errno::PERM);
+        }
+        if rustix::fs::fstatfs(descriptor)?.f_type != TMPFS_MAGIC {
+            return Err(Errno::MEDIUMTYPE);
+        }
+        u64::try_from(rustix::fs::fstat(descriptor)?.st_size).map_err(|_| Errno::INVAL)
+    }
+
+    /// What `statfs` says of memory without huge pages of its own, which alone is sure to be there when touched.
+    const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+}
+
+#[cfg(not(loom))]
+pub(crate) use backing::{LentBytes, PeerArena};
+
+#[cfg(loom)]
+mod backing {
+    use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+    use std::ptr::NonNull;
+
+    use loom::cell::UnsafeCell;
+
+    use super::Memory;
+    use crate::segment::Header;
+
+    /// Heap memory in place of a mapping, with a cell for each word by which loom sees accesses.
+    pub(super) struct Backing {
+        base: NonNull<u8>,
+        layout: Layout,
+        words: Vec<UnsafeCell<()>>,
+    }
+
+    impl Backing {
+        pub(super) fn note_write(&self, at: usize, len: usize) {
+            for word in &self.words[at / 8..(at + len).div_ceil(8)] {
+                word.with_mut(|_| ());
+            }
+        }
+
+        pub(super) fn note_read(&self, at: usize, len: usize) {
+            for word in &self.words[at / 8..(at + len).div_ceil(8)] {
+                word.with(|_| ());
+            }
+        }
+    }
+
+    impl Drop for Backing {
+        fn drop(&mut self) {
+            // SAFETY: made by `heap`, header included, and dropped once.
+            unsafe {
+                self.base.cast::<Header>().drop_in_place();
+                dealloc(self.base.as_ptr(), self.layout);
+            }
+        }
+    }
+
+    impl Memory {
+        pub(crate) fn heap(len_bytes: usize) -> Self {
+            let layout = Layout::from_size_align(len_bytes, 4096).expect("a valid layout");
+            // SAFETY: the size is not zero; the header fits and is aligned.
+            let base = unsafe {
+                let base = NonNull::new(alloc_zeroed(layout));
+                let base = base.unwrap_or_else(|| handle_alloc_error(layout));
+                base.cast::<Header>().write(Header::default());
+                base
+            };
+            let words = (0..len_bytes / 8).map(|_| UnsafeCell::new(())).collect();
+            Self {
+                base,
+                len_bytes,
+                backing: Backing {
+                    base,
+                    layout,
+                    words,
+                },
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::fs::{MemfdFlags, SealFlags};
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn both_mappings_are_the_same_memory() {
+        let (ours, descriptor) = Memory::create(8192).unwrap();
+        let theirs = Memory::open(descriptor.as_fd(), 8192).unwrap();
+        let mut seen = [0; 3];
+        // SAFETY: inside of the memory, and nobody has references there.
+        unsafe {
+            ours.copy_in(8189, b"abc");
+            theirs.copy_out(8189, &mut seen);
+        }
+        assert_eq!(&seen, b"abc");
+        let lent = LentBytes {
+            arena: PeerArena::open(descriptor.as_fd(), 8192).unwrap().into(),
+            at: 8190,
+            len: 2,
+            _keeper: (),
+        };
+        assert_eq!(lent.as_ref(), b"bc");
+    }
+
+    #[test]
+    fn what_could_shrink_or_is_no_memory_is_refused() {
+        let (_, descriptor) = Memory::create(8192).unwrap();
+        assert_eq!(
+            Memory::open(descriptor.as_fd(), 4096).unwrap_err(),
+            Errno::INVAL
+        );
+        assert!(PeerArena::open(descriptor.as_fd(), 4096).is_err());
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let unsealed = rustix::fs::memfd_create("test", flags).unwrap();
+        rustix::fs::ftruncate(&unsealed, 8192).unwrap();
+        assert_eq!(
+            Memory::open(unsealed.as_fd(), 8192).unwrap_err(),
+            Errno::PERM
+        );
+        rustix::fs::fcntl_add_seals(&unsealed, SealFlags::SHRINK).unwrap();
+        assert!(PeerArena::open(unsealed.as_fd(), 8192).is_err());
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        assert!(PeerArena::open(file.as_fd(), u64::MAX).is_err());
+    }
+}

@@ -1,0 +1,161 @@
+use crate::garbage::Garbage;
+
+/// What two ends tell each other over their UNIX socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// First of the dialler; comes with the descriptor of the segment.
+    Hello { token: Token, ring_bytes: u64 },
+    /// The acceptor has the segment.
+    Welcome,
+    /// The acceptor does not want it.
+    Refuse { reason: String },
+    /// The writer's stream goes on in its ring behind this many bytes on the medium before.
+    Switch { cut: u64 },
+    /// There is something in the segment for who sleeps.
+    Wake,
+    /// The next arena of the sender; comes with its descriptor.
+    Arena,
+}
+
+/// What an offer names, so that only who has read it can take it.
+pub(crate) type Token = [u8; 16];
+
+impl Message {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![self.kind()];
+        match self {
+            Self::Hello { token, ring_bytes } => {
+                bytes.push(VERSION);
+                bytes.extend_from_slice(token);
+                bytes.extend_from_slice(&ring_bytes.to_le_bytes());
+            }
+            Self::Refuse { reason } => {
+                let text = reason.as_bytes();
+                bytes.extend_from_slice(&text[..text.len().min(REASON_BYTES_MAX)]);
+            }
+            Self::Switch { cut } => bytes.extend_from_slice(&cut.to_le_bytes()),
+            Self::Welcome | Self::Wake | Self::Arena => {}
+        }
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Garbage> {
+        let garbage = |what, found: usize| Garbage {
+            what,
+            found: found as u64,
+            allowed_max: u64::from(KIND_ARENA),
+        };
+        let Some((&kind, rest)) = bytes.split_first() else {
+            return Err(garbage("length of a message", 0));
+        };
+        let message = match (kind, rest.len()) {
+            (KIND_HELLO, 25) => {
+                Garbage::check("version", rest[0].into(), VERSION.into())?;
+                let mut token = Token::default();
+                token.copy_from_slice(&rest[1..17]);
+                Self::Hello {
+                    token,
+                    ring_bytes: word(&rest[17..]),
+                }
+            }
+            (KIND_WELCOME, 0) => Self::Welcome,
+            (KIND_REFUSE, 0..=REASON_BYTES_MAX) => Self::Refuse {
+                reason: String::from_utf8_lossy(rest).into_owned(),
+            },
+            (KIND_SWITCH, 8) => Self::Switch { cut: word(rest) },
+            (KIND_WAKE, 0) => Self::Wake,
+            (KIND_ARENA, 0) => Self::Arena,
+            (KIND_HELLO..=KIND_ARENA, len) => {
+                return Err(garbage("length of a message", len));
+            }
+            (kind, _) => return Err(garbage("kind of a message", kind.into())),
+        };
+        Ok(message)
+    }
+
+    const fn kind(&self) -> u8 {
+        match self {
+            Self::Hello { .. } => KIND_HELLO,
+            Self::Welcome => KIND_WELCOME,
+            Self::Refuse { .. } => KIND_REFUSE,
+            Self::Switch { .. } => KIND_SWITCH,
+            Self::Wake => KIND_WAKE,
+            Self::Arena => KIND_ARENA,
+        }
+    }
+}
+
+fn word(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(bytes);
+    u64::from_le_bytes(word)
+}
+
+/// Longest message.
+pub(crate) const MESSAGE_BYTES_MAX: usize = 1 + REASON_BYTES_MAX;
+
+/// What [`Message::Wake`] looks like.
+pub(crate) const WAKE: [u8; 1] = [KIND_WAKE];
+
+const VERSION: u8 = 1;
+const REASON_BYTES_MAX: usize = 255;
+const KIND_HELLO: u8 = 1;
+const KIND_WELCOME: u8 = 2;
+const KIND_REFUSE: u8 = 3;
+const KIND_SWITCH: u8 = 4;
+const KIND_WAKE: u8 = 5;
+const KIND_ARENA: u8 = 6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_back_as_they_were() {
+        let messages = [
+            Message::Hello {
+                token: [7; 16],
+                ring_bytes: 1 << 20,
+            },
+            Message::Welcome,
+            Message::Refuse {
+                reason: "no room".to_owned(),
+            },
+            Message::Switch { cut: 1 << 40 },
+            Message::Wake,
+            Message::Arena,
+        ];
+        for message in messages {
+            assert_eq!(Message::decode(&message.encode()), Ok(message));
+        }
+        assert_eq!(Message::Wake.encode(), WAKE);
+        let long = Message::Refuse {
+            reason: "x".repeat(1000),
+        };
+        assert_eq!(long.encode().len(), MESSAGE_BYTES_MAX);
+    }
+
+    #[test]
+    fn anything_else_is_refused() {
+        for bytes in [
+            &[][..],
+            &[0],
+            &[7],
+            &[1],
+            &[1; 25],
+            &[1; 27],
+            &[2, 0],
+            &[4; 8],
+            &[5, 5],
+        ] {
+            assert!(Message::decode(bytes).is_err(), "{bytes:?}");
+        }
+        let mut hello = Message::Hello {
+            token: [7; 16],
+            ring_bytes: 4096,
+        }
+        .encode();
+        hello[1] = 2;
+        assert!(Message::decode(&hello).is_err());
+    }
+}

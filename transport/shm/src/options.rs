@@ -1,0 +1,41 @@
+use grpcxx_transport::LinkLimits;
+
+/// How links over shared memory shall work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShmOptions {
+    /// Bounds of each link and of their number.
+    pub limits: LinkLimits,
+    /// Length of the ring of each direction, in bytes: rounded up to a power of two, and to what is allowed
+    /// ([`RING_BYTES_MIN`] to [`RING_BYTES_MAX`]).
+    pub ring_bytes: usize,
+    /// Payloads in shared arenas of at least this many bytes are lent instead of being copied.
+    pub lend_bytes_min: usize,
+    /// Most bytes that one link lends at a time; what is beyond is copied.
+    pub lent_bytes_max: usize,
+}
+
+impl ShmOptions {
+    /// The length of rings that the options mean.
+    pub(crate) fn ring_bytes(&self) -> usize {
+        self.ring_bytes
+            .clamp(RING_BYTES_MIN, RING_BYTES_MAX)
+            .next_power_of_two()
+    }
+}
+
+impl Default for ShmOptions {
+    fn default() -> Self {
+        Self {
+            limits: LinkLimits::default(),
+            ring_bytes: 256 << 10,
+            lend_bytes_min: 16 << 10,
+            lent_bytes_max: 1 << 30,
+        }
+    }
+}
+
+/// Shortest ring.
+pub const RING_BYTES_MIN: usize = 16 << 10;
+
+/// Longest ring.
+pub const RING_BYTES_MAX: usize = 64 << 20;

@@ -1,0 +1,118 @@
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use grpcxx_transport::LinkId;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+
+/// The sockets of links and doors, of which the kernel tells when they have something to say.
+pub(crate) struct Poller {
+    epoll: OwnedFd,
+    events: Vec<epoll::Event>,
+}
+
+impl std::fmt::Debug for Poller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Poller").field(&self.epoll).finish()
+    }
+}
+
+/// What is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Subject {
+    Link(LinkId),
+    /// Something that is no link: all of its kind are looked at.
+    Other,
+}
+
+impl Poller {
+    pub(crate) fn new() -> rustix::io::Result<Self> {
+        Ok(Self {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            events: Vec::with_capacity(EVENTS_MAX),
+        })
+    }
+
+    pub(crate) fn watch(&self, fd: impl AsFd, subject: Subject) -> rustix::io::Result<()> {
+        use epoll::EventFlags;
+        let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
+        epoll::add(
+            &self.epoll,
+            fd,
+            epoll::EventData::new_u64(subject.pack()),
+            flags,
+        )
+    }
+
+    /// As [`Poller::watch`], of something that is watched already.
+    pub(crate) fn watch_as(&self, fd: impl AsFd, subject: Subject) -> rustix::io::Result<()> {
+        use epoll::EventFlags;
+        let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
+        epoll::modify(
+            &self.epoll,
+            fd,
+            epoll::EventData::new_u64(subject.pack()),
+            flags,
+        )
+    }
+
+    pub(crate) fn forget(&self, fd: impl AsFd) {
+        // Fails only if it was never watched.
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    /// Takes what is ready, and waits for it up to `timeout`; `None` is without end.
+    pub(crate) fn poll(
+        &mut self,
+        timeout: Option<Duration>,
+        mut each: impl FnMut(Subject),
+    ) -> rustix::io::Result<()> {
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: i64::try_from(timeout.as_secs())
+                .unwrap_or(i64::MAX)
+                .min(SLEEP_SECONDS_MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        self.events.clear();
+        let buffer = rustix::buffer::spare_capacity(&mut self.events);
+        match epoll::wait(&self.epoll, buffer, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        for event in &self.events {
+            each(Subject::unpack(event.data.u64()));
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Poller {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+impl Subject {
+    fn pack(self) -> u64 {
+        match self {
+            Self::Link(link) => u64::from(link.generation) << 32 | u64::from(link.slot),
+            Self::Other => u64::MAX,
+        }
+    }
+
+    fn unpack(token: u64) -> Self {
+        match token {
+            u64::MAX => Self::Other,
+            token => Self::Link(LinkId {
+                slot: token as u32,
+                generation: (token >> 32) as u32,
+            }),
+        }
+    }
+}
+
+/// Events taken from the kernel at once.
+const EVENTS_MAX: usize = 256;
+
+/// Longest sleep; the system call takes no more.
+const SLEEP_SECONDS_MAX: i64 = 24 * 60 * 60;

@@ -1,0 +1,139 @@
+//! UNIX sockets in the abstract namespace, which leave nothing behind in any file system.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use crate::message::MESSAGE_BYTES_MAX;
+use crate::sys::peer_user;
+
+/// A message as it came.
+#[derive(Debug)]
+pub(crate) struct Packet {
+    bytes: [u8; MESSAGE_BYTES_MAX],
+    len: usize,
+    pub(crate) descriptor: Option<OwnedFd>,
+}
+
+impl Packet {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+pub(crate) fn listen(name: &[u8]) -> rustix::io::Result<OwnedFd> {
+    let socket = new_socket()?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// Dials a process of the same user.
+pub(crate) fn dial(name: &[u8]) -> rustix::io::Result<OwnedFd> {
+    let socket = new_socket()?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+    check_user(&socket)?;
+    Ok(socket)
+}
+
+/// Accepts a process of the same user; others are turned away with [`Errno::PERM`].
+pub(crate) fn accept(listener: impl AsFd) -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::accept_with(listener, flags)?;
+    check_user(&socket)?;
+    Ok(socket)
+}
+
+/// Sends a message, with a descriptor if there is one. Never waits.
+pub(crate) fn send(
+    socket: impl AsFd,
+    bytes: &[u8],
+    descriptor: Option<BorrowedFd<'_>>,
+) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = descriptor.as_slice();
+    if !descriptors.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags).map(|_| ())
+}
+
+/// Takes a message; `None` is the end. Never waits.
+pub(crate) fn receive(socket: impl AsFd) -> rustix::io::Result<Option<Packet>> {
+    let mut packet = Packet {
+        bytes: [0; MESSAGE_BYTES_MAX],
+        len: 0,
+        descriptor: None,
+    };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let mut slices = [IoSliceMut::new(&mut packet.bytes)];
+    let received = rustix::net::recvmsg(socket, &mut slices, &mut control, flags)?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            // More than one is not asked for, and closed here.
+            packet.descriptor = descriptors.last();
+        }
+    }
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    packet.len = received.bytes.min(MESSAGE_BYTES_MAX);
+    Ok(Some(packet))
+}
+
+fn new_socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+fn check_user(socket: &OwnedFd) -> rustix::io::Result<()> {
+    if peer_user(socket)? == rustix::process::geteuid().as_raw() {
+        Ok(())
+    } else {
+        Err(Errno::PERM)
+    }
+}
+
+/// Dials that wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Descriptors of one message that are taken in, to be closed.
+const DESCRIPTORS_MAX: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_and_descriptors_cross_and_the_end_is_told() {
+        let name = format!("grpcxx-test-{}", std::process::id());
+        let listener = listen(name.as_bytes()).unwrap();
+        assert!(listen(name.as_bytes()).is_err(), "the name is taken");
+        assert_eq!(accept(&listener).unwrap_err(), Errno::AGAIN);
+        let near = dial(name.as_bytes()).unwrap();
+        let far = accept(&listener).unwrap();
+        send(&near, b"with", Some(listener.as_fd())).unwrap();
+        send(&near, b"without", None).unwrap();
+        let first = receive(&far).unwrap().unwrap();
+        assert_eq!(first.bytes(), b"with");
+        assert!(first.descriptor.is_some());
+        let second = receive(&far).unwrap().unwrap();
+        assert_eq!(second.bytes(), b"without");
+        assert!(second.descriptor.is_none());
+        assert_eq!(receive(&far).unwrap_err(), Errno::AGAIN);
+        drop(near);
+        assert!(receive(&far).unwrap().is_none());
+        drop((listener, first));
+        assert_eq!(dial(name.as_bytes()).unwrap_err(), Errno::CONNREFUSED);
+    }
+}

@@ -1,0 +1,194 @@
+//! Checklist 18: a peer that writes garbage, or dies at any point, can neither crash nor hang a link.
+
+mod support;
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use grpcxx_shm::{RING_BYTES_MIN, ShmOptions};
+use grpcxx_transport::{CloseReason, Transport};
+use support::hostile::{self, ENDED, HEAD_OF_THE_OTHER_LANE, Peer, RING, TAIL, sealed_memory};
+use support::{HEAD, Side};
+
+/// A victim with a link to a hostile peer.
+fn victim() -> (Side, grpcxx_transport::LinkId, Peer) {
+    let mut side = Side::new(ShmOptions {
+        ring_bytes: RING_BYTES_MIN,
+        ..ShmOptions::default()
+    });
+    let address = side.listen();
+    let peer = Peer::dial(address);
+    peer.hello(RING_BYTES_MIN as u64, Some(peer.segment.as_fd()));
+    let link = side.accept();
+    (side, link, peer)
+}
+
+/// What the link says of garbage.
+fn complaint(mut side: Side) -> String {
+    side.until("the link fails", |side| !side.seen.closed.is_empty());
+    match &side.seen.closed[0] {
+        CloseReason::Failed(error) => error.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn indices_that_cannot_be_end_the_link() {
+    for (at, value, expected) in [
+        (TAIL, u64::MAX, "bytes written"),
+        (TAIL, RING_BYTES_MIN as u64 + 8, "bytes written"),
+        (TAIL, 4, "incomplete record"),
+        (TAIL, 8, "kind and length of a record"),
+        (HEAD_OF_THE_OTHER_LANE, 1 << 40, "bytes read"),
+        (HEAD_OF_THE_OTHER_LANE, u64::MAX, "bytes read"),
+    ] {
+        let (mut side, link, peer) = victim();
+        peer.write(at, &value.to_le_bytes());
+        // Enough to fill the ring, so that the other end's progress matters.
+        for _ in 0..40 {
+            let mut frame = Box::<grpcxx_transport::Frame>::default();
+            frame.bytes_mut().resize(1000, 1);
+            let _ = side.transport.send(link, frame);
+        }
+        let complaint = complaint(side);
+        assert!(complaint.contains(expected), "{value:#x}: {complaint}");
+    }
+}
+
+#[test]
+fn records_and_loans_that_cannot_be_end_the_link() {
+    let record = |kind: u64, len: u64| (kind << 32 | len).to_le_bytes().to_vec();
+    let lent = |arena: u32, slot: u32, offset: u64, len: u64| {
+        let mut bytes = record(2, 24);
+        bytes.extend_from_slice(&arena.to_le_bytes());
+        bytes.extend_from_slice(&slot.to_le_bytes());
+        bytes.extend_from_slice(&offset.to_le_bytes());
+        bytes.extend_from_slice(&len.to_le_bytes());
+        bytes
+    };
+    for (bytes, expected) in [
+        (record(1, 0), "must not be empty"),
+        (record(1, 8), "length of a record"),
+        (record(3, 0), "kind and length"),
+        (lent(1, 0, 0, 8), "arena"),
+        (lent(0, 512, 0, 8), "slot of a loan"),
+        (lent(0, 0, 8193, 8), "offset of a loan"),
+        (lent(0, 0, 8192, 1), "length of a loan"),
+        (lent(0, 0, 1, u64::MAX), "length of a loan"),
+        (lent(0, 0, 0, 0), "no bytes"),
+    ] {
+        let (side, _, peer) = victim();
+        peer.say(&[6], Some(sealed_memory(8192).as_fd()));
+        peer.write(RING, &bytes);
+        peer.write(TAIL, &(bytes.len() as u64).to_le_bytes());
+        let complaint = complaint(side);
+        assert!(complaint.contains(expected), "{bytes:?}: {complaint}");
+    }
+}
+
+#[test]
+fn messages_that_cannot_be_end_the_link() {
+    let shrinkable = std::fs::File::open("/proc/self/exe").unwrap();
+    for (bytes, descriptor) in [
+        (&[0][..], None),
+        (&[99, 1, 2], None),
+        (&[2], None),
+        (&[6], None),
+        (&[6], Some(shrinkable.as_fd())),
+    ] {
+        let (side, _, peer) = victim();
+        peer.say(bytes, descriptor);
+        complaint(side);
+    }
+}
+
+#[test]
+fn memory_that_could_vanish_is_not_taken() {
+    let mut side = Side::new(ShmOptions::default());
+    let address = side.listen();
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    let attempts = [
+        (RING_BYTES_MIN as u64, None),
+        (RING_BYTES_MIN as u64, Some(file.as_fd())),
+        (RING_BYTES_MIN as u64 * 2, None),
+        (u64::MAX, None),
+        (12_345, None),
+        (0, None),
+    ];
+    let mut peers = Vec::new();
+    for (ring_bytes, descriptor) in attempts {
+        let peer = Peer::dial(address);
+        let own = peer.segment.as_fd();
+        let is_plain = ring_bytes == RING_BYTES_MIN as u64;
+        peer.hello(ring_bytes, if is_plain { descriptor } else { Some(own) });
+        peers.push(peer);
+    }
+    side.until("all are turned away", |side| {
+        side.transport.counters().refused == 6
+    });
+    assert!(side.seen.accepted.is_empty());
+}
+
+#[test]
+fn a_peer_that_dies_is_noticed_behind_its_last_byte() {
+    for farewell in [0u8, 1, 2] {
+        let (mut side, _, peer) = victim();
+        let mut record = (1u64 << 32 | 8).to_le_bytes().to_vec();
+        record.extend_from_slice(&0u64.to_le_bytes());
+        peer.write(RING, &record);
+        peer.write(TAIL, &16u64.to_le_bytes());
+        peer.write(ENDED, &[farewell]);
+        drop(peer);
+        side.until("the link is closed", |side| !side.seen.closed.is_empty());
+        assert_eq!(side.seen.messages.len(), 1);
+        let is_whole = side.seen.closed[0] == CloseReason::EndOfStream;
+        assert_eq!(is_whole, farewell == 1, "{:?}", side.seen.closed);
+    }
+}
+
+#[test]
+fn silence_at_the_door_keeps_nobody_out() {
+    let mut side = Side::new(ShmOptions::default());
+    let address = side.listen();
+    let silent: Vec<Peer> = (0..100)
+        .map(|_| {
+            side.turn();
+            Peer::dial(address)
+        })
+        .collect();
+    let mut other = Side::new(ShmOptions::default());
+    let link = other.transport.connect(address).unwrap();
+    side.accept();
+    drop(silent);
+    other.until("connected", |other| other.seen.connected == [link]);
+    let _ = HEAD;
+}
+
+/// Random scripts; the seed is printed by a failure and taken from `GRPCXX_SEED`.
+#[test]
+fn any_script_of_a_peer_ends_as_every_link_does() {
+    let seed =
+        std::env::var("GRPCXX_SEED").map_or_else(|_| fastrand::u64(..), |s| s.parse().unwrap());
+    let mut random = fastrand::Rng::with_seed(seed);
+    for round in 0..300 {
+        let len = random.usize(..400);
+        let script: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(len).collect();
+        let outcome = std::panic::catch_unwind(|| hostile::peer(&script));
+        assert!(
+            outcome.is_ok(),
+            "GRPCXX_SEED={seed}, round {round}: {script:?}"
+        );
+    }
+}
+
+#[test]
+fn the_corpus_of_the_fuzzer_holds() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/shm_peer");
+    let mut count = 0;
+    for entry in fs::read_dir(folder).unwrap() {
+        hostile::peer(&fs::read(entry.unwrap().path()).unwrap());
+        count += 1;
+    }
+    assert!(count > 0, "fuzz/corpus/shm_peer is empty");
+}

@@ -1,0 +1,89 @@
+//! What stays when a process is killed.
+
+mod support;
+
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use grpcxx_shm::ShmOptions;
+use grpcxx_transport::CloseReason;
+use support::*;
+
+/// Not a test of its own: what the other process does, when one of the tests starts it.
+#[test]
+fn child() {
+    let Ok(address) = std::env::var("GRPCXX_TEST_PEER") else {
+        return;
+    };
+    let address: SocketAddr = address.parse().unwrap();
+    let mut side = Side::new(ShmOptions::default());
+    side.seen.borrows = true;
+    let link = side.dial(address);
+    let mut arena = shared_arena();
+    side.send(link, &payload(&mut arena, LEN, 1));
+    // Borrows what comes, and keeps it.
+    loop {
+        side.turn();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn start(address: SocketAddr) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["child", "--exact"])
+        .env("GRPCXX_TEST_PEER", address.to_string())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// Descriptors and mappings of this process that belong to links.
+fn traces() -> (usize, usize) {
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap();
+    let fds = fds.filter(|fd| {
+        let target = std::fs::read_link(fd.as_ref().unwrap().path());
+        target.is_ok_and(|target| target.to_string_lossy().contains("grpcxx"))
+    });
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let maps = maps.lines().filter(|line| line.contains("memfd:grpcxx"));
+    (fds.count(), maps.count())
+}
+
+#[test]
+fn a_killed_peer_leaves_nothing_behind() {
+    let before = traces();
+    for _ in 0..5 {
+        let mut side = Side::new(ShmOptions::default());
+        side.seen.borrows = true;
+        let address = side.listen();
+        let mut child = start(address);
+        let link = side.accept();
+        side.until("its tensor came", |side| !side.seen.messages.is_empty());
+        let mut arena = shared_arena();
+        side.send(link, &payload(&mut arena, LEN, 2));
+        side.until("ours has left", |side| !side.seen.sent.is_empty());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        side.until("its end is noticed", |side| !side.seen.closed.is_empty());
+        let reason = &side.seen.closed[0];
+        assert!(matches!(reason, CloseReason::Failed(_)), "{reason}");
+        // What it has lent stays readable, and what it has borrowed comes home.
+        assert_eq!(side.seen.messages[0][..], pattern(LEN, 1));
+        side.until("the loan comes home", |_| {
+            arena.reclaim();
+            arena.statistics().in_use_bytes == 0
+        });
+        drop((side, arena));
+        assert_eq!(traces(), before);
+    }
+    let left = std::fs::read_dir("/dev/shm").unwrap();
+    let ours = left.filter(|entry| {
+        let name = entry.as_ref().unwrap().file_name();
+        name.to_string_lossy().contains("grpcxx")
+    });
+    assert_eq!(ours.count(), 0);
+}
+
+const LEN: usize = 3 << 20;
