@@ -16,6 +16,7 @@ mod operation;
     reason = "system calls, and the queues shared with the kernel"
 )]
 mod ring;
+mod spin;
 mod teardown;
 mod turn;
 
@@ -34,6 +35,7 @@ use rustix::net::Shutdown;
 use self::buffers::Buffers;
 use self::operation::{Alarm, Flight, Gather};
 use self::ring::Ring;
+use self::spin::Spinning;
 use crate::core::Core;
 use crate::link::Link;
 use crate::socket::{self, Accepted, Dial, system_error};
@@ -50,6 +52,7 @@ pub(crate) struct UringDriver {
     batch: Vec<cqueue::Entry>,
     batch_done: usize,
     spare_gathers: Vec<Gather>,
+    spinning: Spinning,
     bell_watched: bool,
     companions: Vec<Companion>,
     alarm: Alarm,
@@ -74,6 +77,7 @@ impl UringDriver {
         let core = Core::new(options).map_err(|errno| system_error("open an eventfd", errno))?;
         ring.register_eventfd(core.bell.outside())
             .map_err(fail("register an eventfd with an io_uring"))?;
+        let busy = core.options.busy;
         let (count, bytes) = (core.options.staging_buffers, core.options.staging_bytes);
         let buffers = Buffers::new(&mut ring, count, bytes)
             .map_err(fail("register staging buffers with an io_uring"))?;
@@ -85,6 +89,7 @@ impl UringDriver {
             batch: Vec::with_capacity(COMPLETIONS_MAX),
             batch_done: 0,
             spare_gathers: Vec::with_capacity(SPARE_GATHERS_MAX),
+            spinning: Spinning::new(busy, bytes),
             bell_watched: false,
             companions: Vec::new(),
             alarm: Alarm::new(),
@@ -172,6 +177,7 @@ impl Transport for UringDriver {
 
 impl Park for UringDriver {
     fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError> {
+        self.cool();
         self.watch();
         self.watch_companions();
         if self.has_work() || !self.core.bell.fall_asleep(Sleep::Inside) {
@@ -188,6 +194,7 @@ impl Park for UringDriver {
     }
 
     fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
+        self.cool();
         self.watch();
         self.watch_companions();
         if let Some(delay) = self.core.patience()

@@ -27,8 +27,10 @@ pub(crate) struct Flight {
     pub(crate) gather: Option<Gather>,
     /// More bytes were there when the last receive completed, as far as is known.
     pub(crate) more: bool,
-    /// Turns in a row in which a landing found no bytes.
+    /// Turns in a row in which the link was asked for bytes in vain.
     pub(crate) misses: u32,
+    /// Turns in a row in which the socket took none.
+    pub(crate) full: u32,
 }
 
 impl Flight {
@@ -272,7 +274,7 @@ impl Alarm {
 pub(crate) const RECEIVE_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes that one send offers at most, so that links take turns.
-const SEND_BYTES_MAX: usize = 1 << 20;
+pub(crate) const SEND_BYTES_MAX: usize = 1 << 20;
 
 /// Pieces that one send takes; more are an error of the system.
 const PIECES_MAX: usize = 1024;

@@ -2,10 +2,9 @@
 
 use std::os::fd::AsFd;
 
-use grpcxx_transport::{CloseReason, LinkHandler, ListenerId, ReadTarget};
+use grpcxx_transport::{CloseReason, LinkHandler, ListenerId};
 use io_uring::cqueue;
 use rustix::io::Errno;
-use rustix::net::RecvFlags;
 
 use super::operation::{self, Kind};
 use super::{SPARE_GATHERS_MAX, UringDriver};
@@ -38,6 +37,7 @@ impl UringDriver {
         link.queued = false;
         let mut events = 0;
         if link.is_ended() {
+            self.spinning.dismiss(slot);
             if link.io.is_empty() {
                 return self.core.finish(slot, handler);
             }
@@ -59,13 +59,16 @@ impl UringDriver {
         if link.sends() && !link.io.sending {
             if link.outbound.pieces(1).next().is_none() {
                 events += self.core.sent(slot, 0, handler);
-            } else {
+            } else if let Some(sent) = self.send_at_once(slot, handler) {
+                events += sent;
+                self.queue_to_send(slot);
+            } else if let Some((_, link)) = self.core.links.at(slot) {
                 pushed &= operation::send(&mut self.ring, slot, link, &mut self.spare_gathers);
             }
         }
-        if let Some(landed) = self.land_at_once(slot, handler) {
+        if let Some(received) = self.receive_at_once(slot, handler) {
             self.core.queue(slot);
-            return events + landed;
+            return events + received;
         }
         if let Some((_, link)) = self.core.links.at(slot)
             && link.phase.reads()
@@ -79,36 +82,13 @@ impl UringDriver {
         events
     }
 
-    /// Receives into a landing with a plain system call: while the loop spins and a payload streams in, waking
-    /// up for each piece would cost both ends more. `None` if that is not the case, else the number of events.
-    fn land_at_once(
-        &mut self,
-        slot: u32,
-        handler: &mut dyn LinkHandler<Accepted>,
-    ) -> Option<usize> {
-        let (_, link) = self.core.links.at(slot)?;
-        if !self.core.options.busy || link.io.receiving() || !link.phase.reads() {
-            return None;
+    /// Puts a link on the work list if it has something to send, or has come to its end by sending.
+    fn queue_to_send(&mut self, slot: u32) {
+        if let Some((_, link)) = self.core.links.at(slot)
+            && (link.sends() || link.is_ended())
+        {
+            self.core.queue(slot);
         }
-        let ReadTarget::Direct(target) = link.inbound.as_mut()?.target() else {
-            return None;
-        };
-        let asked = target.len().min(operation::RECEIVE_BYTES_MAX);
-        match rustix::net::recv(&link.socket, &mut target[..asked], RecvFlags::DONTWAIT) {
-            Ok((0, _)) => link.end(CloseReason::EndOfStream),
-            Ok((bytes, _)) => {
-                link.io.misses = 0;
-                return Some(self.core.landed(slot, bytes, handler));
-            }
-            Err(Errno::AGAIN) if link.io.misses < MISSES_MAX => link.io.misses += 1,
-            Err(Errno::AGAIN) => {
-                link.io.misses = 0;
-                return None;
-            }
-            Err(Errno::INTR) => {}
-            Err(errno) => link.fail("receive from", errno),
-        }
-        Some(0)
     }
 
     /// Watches what is not a link.
@@ -304,6 +284,3 @@ impl UringDriver {
         events
     }
 }
-
-/// Turns in a row in which a landing may find no bytes before it waits in the ring: some tens of microseconds.
-const MISSES_MAX: u32 = 200;

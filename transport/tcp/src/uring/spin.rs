@@ -1,0 +1,182 @@
+//! Input and output without the ring, for links of a loop that spins.
+//!
+//! An operation in the ring costs more than a plain system call: the kernel polls the socket, puts off work
+//! when bytes arrive, and is entered once more to do it. That pays where somebody sleeps or where there are
+//! many links to wait for. While the loop spins, the few links that were used last are asked directly; after
+//! some turns in vain they wait in the ring again.
+
+use std::io::IoSlice;
+
+use grpcxx_transport::{CloseReason, LinkHandler, ReadTarget};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+
+use super::{UringDriver, operation};
+use crate::socket::Accepted;
+
+/// What links that are asked directly share.
+#[derive(Debug)]
+pub(super) struct Spinning {
+    /// Slots of the links that are asked for heads in each turn.
+    hot: Vec<u32>,
+    staging: Box<[u8]>,
+    slices: Vec<IoSlice<'static>>,
+}
+
+impl Spinning {
+    /// Memory for reads of `staging_bytes` bytes; none if the loop does not spin.
+    pub(super) fn new(is_busy: bool, staging_bytes: usize) -> Self {
+        let staging_bytes = if is_busy { staging_bytes } else { 0 };
+        Self {
+            hot: Vec::with_capacity(HOT_LINKS_MAX),
+            // Touched now, so that no round trip pays for the first use.
+            staging: vec![1; staging_bytes].into_boxed_slice(),
+            slices: Vec::with_capacity(PIECES_MAX),
+        }
+    }
+
+    /// Whether a link may be asked for heads.
+    fn admit(&mut self, slot: u32) -> bool {
+        if self.hot.contains(&slot) {
+            return true;
+        }
+        let has_room = self.hot.len() < HOT_LINKS_MAX && !self.staging.is_empty();
+        if has_room {
+            self.hot.push(slot);
+        }
+        has_room
+    }
+
+    /// Lets a link wait in the ring from now on.
+    pub(super) fn dismiss(&mut self, slot: u32) {
+        self.hot.retain(|&hot| hot != slot);
+    }
+}
+
+impl UringDriver {
+    /// Receives what is there. `None` if the link shall wait in the ring, else the number of events.
+    pub(super) fn receive_at_once(
+        &mut self,
+        slot: u32,
+        handler: &mut dyn LinkHandler<Accepted>,
+    ) -> Option<usize> {
+        if !self.core.options.busy {
+            return None;
+        }
+        let (_, link) = self.core.links.at(slot)?;
+        if link.io.receiving() || !link.phase.reads() {
+            return None;
+        }
+        let stage_bytes = link.stage_bytes_max.min(self.spinning.staging.len());
+        let (buffer, is_direct) = match link.inbound.as_mut()?.target() {
+            ReadTarget::Paused => {
+                self.spinning.dismiss(slot);
+                return None;
+            }
+            ReadTarget::Direct(target) => {
+                let asked = target.len().min(operation::RECEIVE_BYTES_MAX);
+                (&mut target[..asked], true)
+            }
+            ReadTarget::Staging if self.spinning.admit(slot) => {
+                (&mut self.spinning.staging[..stage_bytes], false)
+            }
+            ReadTarget::Staging => return None,
+        };
+        match rustix::net::recv(&link.socket, buffer, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => link.end(CloseReason::EndOfStream),
+            Ok((bytes, _)) => {
+                link.io.misses = 0;
+                return Some(if is_direct {
+                    self.core.landed(slot, bytes, handler)
+                } else {
+                    let staged = &self.spinning.staging[..bytes];
+                    self.core.staged(slot, staged, handler)
+                });
+            }
+            Err(Errno::AGAIN) if link.io.misses < MISSES_MAX => link.io.misses += 1,
+            Err(Errno::AGAIN) => {
+                link.io.misses = 0;
+                self.spinning.dismiss(slot);
+                return None;
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => link.fail("receive from", errno),
+        }
+        Some(0)
+    }
+
+    /// Sends what is queued, as far as the socket takes it. `None` if the rest shall wait in the ring, else
+    /// the number of events.
+    pub(super) fn send_at_once(
+        &mut self,
+        slot: u32,
+        handler: &mut dyn LinkHandler<Accepted>,
+    ) -> Option<usize> {
+        if !self.core.options.busy {
+            return None;
+        }
+        let (_, link) = self.core.links.at(slot)?;
+        let mut pieces = link.outbound.pieces(operation::SEND_BYTES_MAX);
+        let first = pieces.next().unwrap_or_default();
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let sent = match pieces.next() {
+            None => rustix::net::send(&link.socket, first, flags),
+            Some(second) => {
+                let mut slices: Vec<IoSlice<'_>> = std::mem::take(&mut self.spinning.slices);
+                let pieces = [first, second].into_iter().chain(pieces).take(PIECES_MAX);
+                slices.extend(pieces.map(IoSlice::new));
+                let mut control = SendAncillaryBuffer::default();
+                let sent = rustix::net::sendmsg(&link.socket, &slices, &mut control, flags);
+                self.spinning.slices = recycle(slices);
+                sent
+            }
+        };
+        match sent {
+            Ok(bytes) => {
+                link.io.full = 0;
+                Some(self.core.sent(slot, bytes, handler))
+            }
+            Err(Errno::AGAIN) if link.io.full < MISSES_MAX => {
+                link.io.full += 1;
+                Some(0)
+            }
+            Err(Errno::AGAIN) => {
+                link.io.full = 0;
+                None
+            }
+            Err(Errno::INTR) => Some(0),
+            Err(errno) => {
+                link.fail("send to", errno);
+                Some(0)
+            }
+        }
+    }
+
+    /// Lets all links wait in the ring, because the loop goes to sleep.
+    pub(super) fn cool(&mut self) {
+        while let Some(slot) = self.spinning.hot.pop() {
+            if let Some((_, link)) = self.core.links.at(slot)
+                && link.phase.reads()
+                && !link.io.receiving()
+                && !operation::receive(&mut self.ring, slot, link)
+            {
+                self.core.queue(slot);
+            }
+        }
+    }
+}
+
+/// The same memory for slices of another lifetime.
+fn recycle(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'static>> {
+    slices.clear();
+    slices.into_iter().map(|_| IoSlice::new(&[])).collect()
+}
+
+/// Links that are asked for heads in one turn: each costs a system call.
+const HOT_LINKS_MAX: usize = 4;
+
+/// Turns in a row in which a link may be asked in vain before it waits in the ring: some tens of microseconds.
+const MISSES_MAX: u32 = 200;
+
+/// Pieces that one `sendmsg` takes; more are an error of the system.
+const PIECES_MAX: usize = 1024;
