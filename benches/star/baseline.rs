@@ -2,13 +2,21 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use crate::report::{Histogram, pin};
+use crate::meter::{Measure, Meter, median};
+use crate::pin;
 
-/// Median round trip of `bytes` bytes each way over spinning non-blocking sockets, in microseconds.
-pub(crate) fn round_trip_us(calls: usize, bytes: usize) -> f64 {
+/// Which way the payload goes, as the side that measures sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Pull,
+    Push,
+}
+
+/// Round trips of `bytes` bytes each way.
+pub(crate) fn round_trips(calls: usize, per_window: usize, bytes: usize) -> Measure {
     let (mut near, mut far) = spinning_pair();
     let server = thread::spawn(move || {
         pin(1);
@@ -17,63 +25,164 @@ pub(crate) fn round_trip_us(calls: usize, bytes: usize) -> f64 {
             write_all(&mut far, &buffer);
         }
     });
-    pin(0);
     let mut buffer = vec![7; bytes];
-    let mut histogram = Histogram::new();
-    for call in 0..calls + calls / 10 {
-        let start = Instant::now();
+    let measure = measure(calls, per_window, || {
         write_all(&mut near, &buffer);
         assert!(read_exact(&mut near, &mut buffer), "the echo ended early");
-        if call >= calls / 10 {
-            histogram.record(start.elapsed());
-        }
-    }
-    drop(near);
-    server.join().expect("the echo thread");
-    histogram.p50_us()
+    });
+    end([near], server);
+    measure
 }
 
-/// Bandwidth of `count` transfers of `bytes` bytes, each asked for with one byte, in GB/s.
-pub(crate) fn bandwidth_gb_s(count: usize, bytes: usize) -> f64 {
+/// Transfers of `bytes` bytes, each asked for, or confirmed, with one byte.
+pub(crate) fn transfers(count: usize, per_window: usize, bytes: usize, way: Way) -> Measure {
     let (mut near, mut far) = spinning_pair();
     let server = thread::spawn(move || {
         pin(1);
-        let payload = vec![3; bytes];
-        let mut order = [0];
-        while read_exact(&mut far, &mut order) {
-            write_all(&mut far, &payload);
+        let mut payload = vec![3; bytes];
+        let mut byte = [0];
+        match way {
+            Way::Pull => {
+                while read_exact(&mut far, &mut byte) {
+                    write_all(&mut far, &payload);
+                }
+            }
+            Way::Push => {
+                while read_exact(&mut far, &mut payload) {
+                    write_all(&mut far, &byte);
+                }
+            }
         }
     });
-    pin(0);
-    let mut landing = vec![1; bytes];
-    let mut start = Instant::now();
-    for transfer in 0..=count {
-        if transfer == 1 {
-            start = Instant::now();
+    let mut payload = vec![1; bytes];
+    let mut byte = [1];
+    let measure = measure(count, per_window, || {
+        let is_open = match way {
+            Way::Pull => {
+                write_all(&mut near, &byte);
+                read_exact(&mut near, &mut payload)
+            }
+            Way::Push => {
+                write_all(&mut near, &payload);
+                read_exact(&mut near, &mut byte)
+            }
+        };
+        assert!(is_open, "the peer ended early");
+    });
+    end([near], server);
+    measure
+}
+
+/// Echoes of `bytes` bytes on `connections` connections with `depth` of them under way on each.
+pub(crate) fn echoes(
+    connections: usize,
+    depth: usize,
+    count: usize,
+    per_window: usize,
+    bytes: usize,
+) -> Measure {
+    let (mut near, mut far): (Vec<_>, Vec<_>) = (0..connections).map(|_| spinning_pair()).unzip();
+    let server = thread::spawn(move || {
+        pin(1);
+        let mut buffer = vec![0; depth * bytes];
+        loop {
+            for stream in &mut far {
+                match read_some(stream, &mut buffer) {
+                    Some(0) => {}
+                    Some(len) => write_all(stream, &buffer[..len]),
+                    None => return,
+                }
+            }
         }
-        write_all(&mut near, &[1]);
-        assert!(
-            read_exact(&mut near, &mut landing),
-            "the sender ended early"
-        );
+    });
+    let measure = on_cpu_0(|| echo_here(&mut near, depth, count, per_window, bytes));
+    end(near, server);
+    measure
+}
+
+fn echo_here(
+    near: &mut [TcpStream],
+    depth: usize,
+    count: usize,
+    per_window: usize,
+    bytes: usize,
+) -> Measure {
+    let mut buffer = vec![7; depth * bytes];
+    let mut partial = vec![0; near.len()];
+    let mut meter = Meter::new(count / per_window, per_window);
+    for stream in near.iter_mut() {
+        write_all(stream, &buffer);
     }
-    let elapsed = start.elapsed();
-    drop(near);
-    server.join().expect("the sending thread");
-    (count * bytes) as f64 / elapsed.as_secs_f64() / 1e9
+    let (mut done, warm_up) = (0, count / 10);
+    let mut sent_at = vec![Instant::now(); near.len()];
+    while done < count + warm_up {
+        for (index, stream) in near.iter_mut().enumerate() {
+            let len = read_some(stream, &mut buffer).expect("the echo lives");
+            let now = Instant::now();
+            partial[index] += len;
+            for _ in 0..partial[index] / bytes {
+                done += 1;
+                if done == warm_up {
+                    meter.begin_window();
+                } else if done > warm_up {
+                    meter.note(now, now - sent_at[index]);
+                }
+            }
+            if partial[index] >= bytes {
+                sent_at[index] = now;
+                write_all(stream, &buffer[..partial[index] / bytes * bytes]);
+                partial[index] %= bytes;
+            }
+        }
+    }
+    meter.finish()
 }
 
 /// Speed of copying `bytes` bytes between two warm buffers, in GB/s.
 pub(crate) fn memcpy_gb_s(count: usize, bytes: usize) -> f64 {
-    pin(0);
     let source = vec![5_u8; bytes];
     let mut target = vec![6_u8; bytes];
-    let start = Instant::now();
-    for _ in 0..count {
+    let mut copy = || {
+        let start = Instant::now();
         target.copy_from_slice(std::hint::black_box(&source));
         std::hint::black_box(&mut target);
+        bytes as f64 / start.elapsed().as_secs_f64() / 1e9
+    };
+    on_cpu_0(|| median((0..count).map(|_| copy()).collect()))
+}
+
+fn measure(count: usize, per_window: usize, operation: impl FnMut() + Send) -> Measure {
+    on_cpu_0(|| measure_here(count, per_window, operation))
+}
+
+/// Runs `work` in a thread of its own, so that the caller stays free to run anywhere.
+fn on_cpu_0<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let pinned = || {
+        pin(0);
+        work()
+    };
+    thread::scope(|scope| scope.spawn(pinned).join().expect("the near side"))
+}
+
+fn measure_here(count: usize, per_window: usize, mut operation: impl FnMut()) -> Measure {
+    let mut meter = Meter::new(count / per_window, per_window);
+    for _ in 0..(count / 10).max(2) {
+        operation();
     }
-    (count * bytes) as f64 / start.elapsed().as_secs_f64() / 1e9
+    meter.begin_window();
+    let mut begun = Instant::now();
+    for _ in 0..count {
+        operation();
+        let now = Instant::now();
+        meter.note(now, now - begun);
+        begun = Instant::now();
+    }
+    meter.finish()
+}
+
+fn end(near: impl IntoIterator<Item = TcpStream>, server: JoinHandle<()>) {
+    near.into_iter().for_each(drop);
+    server.join().expect("the far side");
 }
 
 fn spinning_pair() -> (TcpStream, TcpStream) {
@@ -87,14 +196,23 @@ fn spinning_pair() -> (TcpStream, TcpStream) {
     (near, far)
 }
 
+/// What is there, without waiting; `None` at the end.
+fn read_some(stream: &mut TcpStream, buffer: &mut [u8]) -> Option<usize> {
+    match stream.read(buffer) {
+        Ok(0) => None,
+        Ok(len) => Some(len),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Some(0),
+        Err(_) => None,
+    }
+}
+
 fn read_exact(stream: &mut TcpStream, mut buffer: &mut [u8]) -> bool {
     while !buffer.is_empty() {
         let wanted = buffer.len().min(1 << 20);
-        match stream.read(&mut buffer[..wanted]) {
-            Ok(0) => return false,
-            Ok(count) => buffer = &mut buffer[count..],
-            Err(error) if error.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
-            Err(_) => return false,
+        match read_some(stream, &mut buffer[..wanted]) {
+            Some(0) => std::hint::spin_loop(),
+            Some(len) => buffer = &mut buffer[len..],
+            None => return false,
         }
     }
     true

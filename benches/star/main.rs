@@ -1,112 +1,297 @@
-//! How far a star call is from the limits of this machine.
+//! How far star calls are from the limits of this machine.
 //!
-//! Questions: the round trip of a call with 64 bytes of payload, against spinning sockets; the bandwidth of one
-//! 64 MiB tensor, against spinning sockets and memcpy; the CPU time of an idle server with 100 connections.
-//! Each figure stands beside its baseline from the same run, in alternating rounds; the median counts.
+//! Questions: the round trip of a call with 64 bytes of payload and the rate of many of them, against spinning
+//! sockets; the bandwidth of large tensors both ways, against spinning sockets and memcpy; the epoll driver
+//! against io_uring; what an idle server costs and how fast it wakes up.
 //!
-//! Run with `cargo bench --bench star`; `-- --quick` only shows that it runs.
+//! Each figure stands beside its baseline from the same run, in alternating rounds; the median of the rounds
+//! counts. Both ends spin on a CPU of their own, so a round is only worth something while nobody else wants
+//! these CPUs: it is measured in short windows, those in which a thread had to wait for its CPU are left out,
+//! and the column `quiet` says how many remained.
+//!
+//! Run with `cargo bench --bench star`. Words behind `--` choose rows by the part of the bench: `small`,
+//! `rate`, `large`, `idle`, `drivers`; `--quick` only shows that it runs; `--profile PART` repeats our side alone.
 
 #![expect(clippy::print_stdout, reason = "the figures are the result")]
 
+mod allocator;
 mod baseline;
+mod calls;
+mod cluster;
+mod idle;
+mod meter;
 mod report;
-mod star_calls;
 
-use report::{Row, print_table};
+use std::time::Duration;
+
+use baseline::Way;
+use calls::Load;
+use cluster::Setting;
+use meter::Measure;
+use report::{Row, Target, print_head};
 
 #[global_allocator]
-static ALLOCATOR: report::CountingAllocator = report::CountingAllocator;
+static ALLOCATOR: allocator::CountingAllocator = allocator::CountingAllocator;
 
 fn main() {
-    let quick = std::env::args().any(|argument| argument == "--quick" || argument == "--test");
-    let plan = Plan::new(quick);
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let has = |word: &str| words.iter().any(|w| w == word);
+    let plan = Plan::new(has("--quick") || has("--test"), has("--profile"));
+    let chosen: Vec<&str> = PARTS
+        .iter()
+        .map(|(name, _)| *name)
+        .filter(|name| has(name))
+        .collect();
     println!(
-        "star over TCP loopback, {} CPUs, both ends spinning, {} rounds of each",
+        "star over TCP loopback, {} CPUs, both ends spinning, {} rounds of each, load {}",
         std::thread::available_parallelism().map_or(1, usize::from),
-        plan.rounds
+        plan.rounds,
+        std::fs::read_to_string("/proc/loadavg")
+            .map_or(String::new(), |text| { text.split(' ').take(1).collect() }),
     );
-    let mut rows = Vec::new();
-    rows.extend(small_calls(&plan));
-    rows.extend(large_tensor(&plan));
-    rows.push(idle(&plan));
-    print_table(&rows);
+    print_head();
+    for (name, part) in PARTS {
+        if chosen.is_empty() || chosen.contains(name) {
+            part(&plan);
+        }
+    }
 }
 
 /// How long to measure.
 struct Plan {
     rounds: usize,
-    small_calls: usize,
-    large_tensors: usize,
-    idle: std::time::Duration,
+    /// Divides all counts.
+    shortened: usize,
+    idle: Duration,
+    /// Leave the baselines out.
+    alone: bool,
 }
+
+type Part = (&'static str, fn(&Plan));
+
+const PARTS: &[Part] = &[
+    ("small", small_calls),
+    ("rate", call_rate),
+    ("large", large_tensors),
+    ("drivers", drivers),
+    ("idle", idle_server),
+];
 
 impl Plan {
-    fn new(quick: bool) -> Self {
-        if quick {
-            return Self {
-                rounds: 1,
-                small_calls: 1_000,
-                large_tensors: 2,
-                idle: std::time::Duration::from_millis(200),
-            };
-        }
+    fn new(quick: bool, alone: bool) -> Self {
         Self {
-            rounds: 5,
-            small_calls: 50_000,
-            large_tensors: 16,
-            idle: std::time::Duration::from_secs(3),
+            rounds: if quick { 1 } else { 7 },
+            shortened: if quick { 20 } else { 1 },
+            idle: Duration::from_millis(if quick { 200 } else { 3000 }),
+            alone,
+        }
+    }
+
+    fn calls(&self, load: Load) -> Load {
+        let under_way = load.connections * load.depth;
+        let per_window = (load.per_window / self.shortened)
+            .max(2 * under_way)
+            .min(load.per_window);
+        Load {
+            per_window,
+            calls: (load.calls / self.shortened).max(2 * per_window),
+            ..load
         }
     }
 }
 
-fn small_calls(plan: &Plan) -> Vec<Row> {
-    let mut floor = Vec::new();
-    let mut star = Vec::new();
-    let mut p99 = Vec::new();
-    let mut allocations = Vec::new();
-    for _ in 0..plan.rounds {
-        floor.push(baseline::round_trip_us(plan.small_calls, SMALL_BYTES));
-        let run = star_calls::receive_many(plan.small_calls, SMALL_BYTES);
-        star.push(run.p50_us);
-        p99.push(run.p99_us);
-        allocations.push(run.allocations_per_call);
-    }
-    vec![
-        Row::ratio("64 B RecvTensor p50", "us", star, "spinning sockets", floor),
-        Row::plain("64 B RecvTensor p99", "us", p99),
-        Row::plain("heap allocations a call, steady state", "", allocations),
-    ]
+/// Rounds of ours and of the baseline, one after the other.
+#[derive(Default)]
+struct Rounds {
+    ours: Vec<Measure>,
+    floor: Vec<Measure>,
+    allocations: Vec<f64>,
 }
 
-fn large_tensor(plan: &Plan) -> Vec<Row> {
-    let mut floor = Vec::new();
-    let mut star = Vec::new();
-    let mut copy = Vec::new();
-    for _ in 0..plan.rounds {
-        floor.push(baseline::bandwidth_gb_s(plan.large_tensors, LARGE_BYTES));
-        star.push(star_calls::receive_large(plan.large_tensors, LARGE_BYTES));
-        copy.push(baseline::memcpy_gb_s(plan.large_tensors, LARGE_BYTES));
+impl Rounds {
+    fn run(plan: &Plan, driver: &'static str, load: Load, floor: impl Fn(Load) -> Measure) -> Self {
+        let load = plan.calls(load);
+        let mut rounds = Self::default();
+        for _ in 0..plan.rounds {
+            if !plan.alone {
+                rounds.floor.push(floor(load));
+            }
+            let outcome = calls::run(Setting::spinning(driver), load);
+            rounds.ours.push(outcome.measure);
+            rounds.allocations.push(outcome.allocations_per_call);
+        }
+        rounds
     }
-    vec![
-        Row::ratio(
-            "64 MiB RecvTensor",
-            "GB/s",
-            star.clone(),
-            "spinning sockets",
-            floor,
-        ),
-        Row::ratio("64 MiB RecvTensor", "GB/s", star, "memcpy", copy),
-    ]
+
+    /// A row of one figure of each round.
+    fn row(&self, name: &str, unit: &'static str, figure: impl Fn(&Measure) -> f64) -> Row {
+        let ours: Vec<f64> = self.ours.iter().map(&figure).collect();
+        let floor: Vec<f64> = self.floor.iter().map(&figure).collect();
+        let both = self.ours.iter().chain(&self.floor);
+        Row::plain(name, unit, ours.clone())
+            .beside("sockets", &ours, &floor)
+            .quiet(both.map(|measure| measure.quiet).collect())
+    }
 }
 
-fn idle(plan: &Plan) -> Row {
-    let percent = star_calls::idle_cpu_percent(100, plan.idle);
+fn small_calls(plan: &Plan) {
+    let rounds = Rounds::run(plan, "auto", SMALL, |load| {
+        baseline::round_trips(load.calls, load.per_window, load.bytes)
+    });
+    rounds
+        .row("64 B RecvTensor, p50", "us", |m| m.p50_us)
+        .target(Target::AtMost(1.5))
+        .print();
+    rounds
+        .row("64 B RecvTensor, p99", "us", |m| m.p99_us)
+        .print();
+    allocations("64 B RecvTensor", &rounds);
+}
+
+fn call_rate(plan: &Plan) {
+    let rounds = Rounds::run(plan, "auto", MANY, |load| {
+        let Load {
+            connections, depth, ..
+        } = load;
+        baseline::echoes(connections, depth, load.calls, load.per_window, load.bytes)
+    });
+    rounds
+        .row("64 B RecvTensor, 16 x 32", "M/s", |m| 1e-6 / m.seconds)
+        .target(Target::AtLeast(0.7))
+        .print();
+    allocations("64 B RecvTensor, 16 x 32", &rounds);
+}
+
+fn large_tensors(plan: &Plan) {
+    for (size, bytes, per_window, count) in LARGE {
+        for (word, way) in [("pull", Way::Pull), ("push", Way::Push)] {
+            let load = Load {
+                way,
+                bytes,
+                connections: 1,
+                depth: 1,
+                calls: count,
+                per_window,
+            };
+            let rounds = Rounds::run(plan, "auto", load, |load| {
+                baseline::transfers(load.calls, load.per_window, load.bytes, load.way)
+            });
+            rounds
+                .row(&format!("{size} {word}"), "GB/s", |m| {
+                    bytes as f64 / m.seconds / 1e9
+                })
+                .target(Target::AtLeast(0.9))
+                .print();
+        }
+        let copies =
+            (0..plan.rounds).map(|_| baseline::memcpy_gb_s(count / plan.shortened + 1, bytes));
+        Row::plain(format!("{size} memcpy"), "GB/s", copies.collect()).print();
+    }
+}
+
+fn drivers(plan: &Plan) {
+    let compare = |name: &str, unit, load: Load, figure: fn(&Measure) -> f64, target| {
+        let rounds = Rounds::run(plan, "epoll", load, |load| {
+            calls::run(Setting::spinning("io_uring"), load).measure
+        });
+        let row = rounds.row(name, unit, figure);
+        row.target(target).print();
+    };
+    println!("|  epoll, with io_uring as the baseline:");
+    let slower = Target::AtMost(1.15);
+    let weaker = Target::AtLeast(0.87);
+    compare("64 B RecvTensor, p50", "us", SMALL, |m| m.p50_us, slower);
+    compare(
+        "64 B RecvTensor, 16 x 32",
+        "M/s",
+        MANY,
+        |m| 1e-6 / m.seconds,
+        weaker,
+    );
+    let (_, bytes, per_window, calls) = LARGE[1];
+    let load = Load {
+        way: Way::Pull,
+        bytes,
+        connections: 1,
+        depth: 1,
+        calls,
+        per_window,
+    };
+    compare(
+        "64 MiB pull",
+        "GB/s",
+        load,
+        |m| (64 << 20) as f64 / m.seconds / 1e9,
+        weaker,
+    );
+}
+
+fn idle_server(plan: &Plan) {
+    for (connections, limit) in [(100, 1.0), (1000, 0.5)] {
+        let percent = idle::cpu_percent(connections, plan.idle);
+        let name = format!("idle, {connections} connections, polling off");
+        Row::plain(name, "% of a core", vec![percent])
+            .target(Target::AtMost(limit))
+            .print();
+    }
+    let calls = 1000 / plan.shortened;
+    let pause = Duration::from_millis(3);
+    let rounds = |both| {
+        (0..plan.rounds.min(3))
+            .map(|_| idle::call_after_pause_us(calls, pause, both))
+            .collect()
+    };
     Row::plain(
-        "idle server, 100 connections, polling off",
-        "% of a core",
-        vec![percent],
+        "64 B RecvTensor from a sleeping server, p50",
+        "us",
+        rounds(false),
     )
+    .target(Target::AtMost(60.0))
+    .print();
+    Row::plain("64 B RecvTensor, both ends asleep, p50", "us", rounds(true)).print();
 }
 
-const SMALL_BYTES: usize = 64;
-const LARGE_BYTES: usize = 64 << 20;
+fn allocations(name: &str, rounds: &Rounds) {
+    Row::plain(
+        format!("{name}, allocations a call"),
+        "",
+        rounds.allocations.clone(),
+    )
+    .target(Target::AtMost(0.0))
+    .print();
+}
+
+/// Pins the calling thread to the CPU with this index among those allowed.
+pub(crate) fn pin(index: usize) {
+    if let Some(cpus) = core_affinity::get_core_ids()
+        && let Some(cpu) = cpus.get(index)
+    {
+        core_affinity::set_for_current(*cpu);
+    }
+}
+
+const SMALL: Load = Load {
+    way: Way::Pull,
+    bytes: 64,
+    connections: 1,
+    depth: 1,
+    calls: 1 << 15,
+    per_window: 128,
+};
+
+const MANY: Load = Load {
+    way: Way::Pull,
+    bytes: 64,
+    connections: 16,
+    depth: 32,
+    calls: 1 << 17,
+    // Results come in batches, of which a window has to hold some.
+    per_window: 1_024,
+};
+
+/// Name, bytes, transfers in a window, transfers in a round.
+const LARGE: [(&str, usize, usize, usize); 3] = [
+    ("1 MiB", 1 << 20, 8, 800),
+    ("64 MiB", 64 << 20, 1, 16),
+    ("256 MiB", 256 << 20, 1, 5),
+];

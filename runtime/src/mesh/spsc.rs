@@ -111,6 +111,9 @@ impl<T> Mesh<T> {
     /// different shard first in each call. Returns how many there were.
     pub fn drain(&mut self, limit_per_shard: usize, mut take: impl FnMut(usize, T)) -> usize {
         let shards = self.incoming.len();
+        if shards <= 1 {
+            return 0;
+        }
         let mut count = 0;
         for offset in 0..shards {
             let source = (self.next_source + offset) % shards;
@@ -123,7 +126,7 @@ impl<T> Mesh<T> {
                 count += 1;
             }
         }
-        self.next_source = (self.next_source + 1) % shards.max(1);
+        self.next_source = (self.next_source + 1) % shards;
         count
     }
 

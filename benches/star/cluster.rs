@@ -1,0 +1,126 @@
+//! Two engines in one process, one shard and one CPU each, joined by TCP loopback.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use grpcxx::{
+    Code, DType, Engine, EngineOptions, Later, Peer, RendezvousKey, Request, Response, Served,
+    Service, Shape, Status, Tensor, Text,
+};
+
+/// A server and the worker that calls it.
+pub(crate) struct Cluster {
+    pub(crate) server: Engine,
+    pub(crate) worker: Engine,
+}
+
+/// How the engines of a [`Cluster`] run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setting {
+    pub(crate) driver: &'static str,
+    pub(crate) server_polls: bool,
+    pub(crate) worker_polls: bool,
+}
+
+/// Takes pushed tensors and drops them, on the shard.
+struct Sinkhole;
+
+impl Setting {
+    /// Both ends spin.
+    pub(crate) fn spinning(driver: &'static str) -> Self {
+        Self {
+            driver,
+            server_polls: true,
+            worker_polls: true,
+        }
+    }
+}
+
+impl Cluster {
+    pub(crate) fn start(setting: Setting) -> Self {
+        let options = |first_cpu, polling| {
+            let mut options = EngineOptions {
+                pin: true,
+                first_cpu,
+                polling,
+                compute_threads: Some(1),
+                ..EngineOptions::default()
+            };
+            options.tcp.driver = setting.driver.parse().expect("a driver");
+            options.tcp.busy = polling;
+            options
+        };
+        let server = Engine::start(EngineOptions {
+            listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+            service: Some(Arc::new(Sinkhole)),
+            ..options(1, setting.server_polls)
+        })
+        .expect("a server");
+        let worker = Engine::start(options(0, setting.worker_polls)).expect("a worker");
+        Self { server, worker }
+    }
+
+    /// The server, over `connections` connections.
+    pub(crate) fn peers(&self, connections: usize) -> Vec<Peer> {
+        let address = self.server.local_addr().expect("the server listens");
+        (0..connections)
+            .map(|index| {
+                let client = self.worker.client();
+                let peer = client.peer_over(&address.to_string(), index);
+                peer.expect("an address")
+            })
+            .collect()
+    }
+
+    /// The one key of each step.
+    pub(crate) fn key(&self) -> Text {
+        RendezvousKey::new(
+            &self.server.device_attributes().name,
+            self.server.incarnation(),
+            "/job:worker/replica:0/task:0/device:CPU:0",
+            "edge_17_bench",
+        )
+        .expect("a valid key")
+        .to_text()
+    }
+
+    /// Puts a tensor into each of these steps.
+    pub(crate) fn produce(&self, steps: std::ops::Range<i64>, tensor: &Tensor) {
+        let key = self.key();
+        let wanted = self.server.counters().sends + (steps.end - steps.start) as u64;
+        for step_id in steps {
+            while (self.server)
+                .send(step_id, key.clone(), tensor.clone())
+                .is_err()
+            {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+        while self.server.counters().sends < wanted {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Service for Sinkhole {
+    fn serve(&self, request: Request, _later: Later<'_>) -> Served {
+        match request {
+            Request::StarRunGraph(call) if &*call.graph_handle == SINKHOLE => {
+                Served::Now(match call.feeds.len() {
+                    1 => Ok(Response::Fetched(Vec::new())),
+                    _ => Err(Status::new(Code::InvalidArgument, "push one tensor")),
+                })
+            }
+            request => Served::Declined(request),
+        }
+    }
+}
+
+pub(crate) fn tensor(bytes: usize) -> Tensor {
+    let shape = Shape::new(&[bytes as u64]).expect("a small product");
+    Tensor::new(DType::UInt8, shape, vec![9_u8; bytes]).expect("as many bytes as elements")
+}
+
+/// The function that drops what it is given.
+pub(crate) const SINKHOLE: &str = "bench/sinkhole";

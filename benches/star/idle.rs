@@ -1,0 +1,87 @@
+//! What an idle server costs, and how fast it is back.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
+
+use grpcxx::{CallResult, CallSink, Engine, EngineOptions, Request, ShardContext};
+
+use crate::cluster::{Cluster, Setting, tensor};
+use crate::meter::median;
+
+/// CPU time that a server with `connections` idle connections takes, in percent of one core.
+pub(crate) fn cpu_percent(connections: usize, period: Duration) -> f64 {
+    let mut options = EngineOptions {
+        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+        ..EngineOptions::default()
+    };
+    options.tcp.busy = false;
+    let server = Engine::start(options).expect("an engine");
+    let address = server.local_addr().expect("it listens");
+    let sockets: Vec<_> = (0..connections)
+        .map(|_| std::net::TcpStream::connect(address).expect("connect"))
+        .collect();
+    while server.counters().accepted < connections as u64 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    let before = cpu_time();
+    std::thread::sleep(period);
+    let used = cpu_time() - before;
+    drop(sockets);
+    100.0 * used.as_secs_f64() / period.as_secs_f64()
+}
+
+/// Median time of a 64 B call that finds the server asleep, in microseconds. The worker's shard polls, and so
+/// does not have to wake up itself, unless `both_asleep`.
+pub(crate) fn call_after_pause_us(calls: usize, pause: Duration, both_asleep: bool) -> f64 {
+    let cluster = Cluster::start(Setting {
+        driver: "auto",
+        server_polls: false,
+        worker_polls: !both_asleep,
+    });
+    let key = cluster.key();
+    cluster.produce(0..calls as i64, &tensor(64));
+    let peer = cluster.peers(1).remove(0);
+    let (sender, times) = channel();
+    let sink = Arc::new(Stopwatch {
+        origin: Instant::now(),
+        sender,
+    });
+    let mut latencies = Vec::new();
+    for step_id in 0..calls as i64 {
+        let request = Request::RecvTensor {
+            step_id,
+            key: key.clone(),
+        };
+        std::thread::sleep(pause);
+        let begun_ns = sink.origin.elapsed().as_nanos() as u64;
+        let sink: Arc<dyn CallSink> = Arc::clone(&sink) as _;
+        (cluster.worker.client())
+            .call_with(&peer, request, None, sink, begun_ns)
+            .expect("an empty inbox");
+        latencies.push(times.recv().expect("the call ends").as_secs_f64() * 1e6);
+    }
+    median(latencies)
+}
+
+/// Takes the time of calls whose token is when they began.
+struct Stopwatch {
+    origin: Instant,
+    sender: Sender<Duration>,
+}
+
+impl CallSink for Stopwatch {
+    fn finished(self: Arc<Self>, token: u64, result: CallResult, _shard: &mut ShardContext<'_>) {
+        assert!(result.is_ok(), "a call failed: {result:?}");
+        let latency = self.origin.elapsed() - Duration::from_nanos(token);
+        // The bench waits for this and nothing else.
+        let _ = self.sender.send(latency);
+    }
+}
+
+fn cpu_time() -> Duration {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(used.tv_sec as u64, used.tv_nsec as u32)
+}
