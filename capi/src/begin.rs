@@ -22,23 +22,23 @@ use crate::tensor::{CTensor, tensors_of};
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct CCallOptions {
-    struct_size: usize,
-    timeout_ms: u64,
+    pub(crate) struct_size: usize,
+    pub(crate) timeout_ms: u64,
 }
 
 /// `grpcxx_graph_call`.
 #[repr(C)]
 pub(crate) struct CGraphCall {
-    struct_size: usize,
-    handle: CText,
-    step_id: u64,
-    feed_names: *const CText,
-    feeds: *const *const CTensor,
-    num_feeds: usize,
-    fetch_names: *const CText,
-    num_fetches: usize,
-    ps_graph_count: i32,
-    should_trace: bool,
+    pub(crate) struct_size: usize,
+    pub(crate) handle: CText,
+    pub(crate) step_id: u64,
+    pub(crate) feed_names: *const CText,
+    pub(crate) feeds: *const *const CTensor,
+    pub(crate) num_feeds: usize,
+    pub(crate) fetch_names: *const CText,
+    pub(crate) num_fetches: usize,
+    pub(crate) ps_graph_count: i32,
+    pub(crate) should_trace: bool,
 }
 
 /// Everything of a call but its end.

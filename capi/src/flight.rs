@@ -24,21 +24,21 @@ use crate::tensor::{CTensor, Landed};
 /// `grpcxx_tensor_meta`.
 #[repr(C)]
 pub(crate) struct CMeta {
-    struct_size: usize,
-    dtype: i32,
-    is_dead: bool,
-    rank: usize,
-    dims: *const i64,
-    data_size: usize,
+    pub(crate) struct_size: usize,
+    pub(crate) dtype: i32,
+    pub(crate) is_dead: bool,
+    pub(crate) rank: usize,
+    pub(crate) dims: *const i64,
+    pub(crate) data_size: usize,
 }
 
 /// `grpcxx_memory`.
 #[repr(C)]
 pub(crate) struct CMemory {
-    struct_size: usize,
-    data: *mut c_void,
-    release: Option<extern "C" fn(*mut c_void)>,
-    context: *mut c_void,
+    pub(crate) struct_size: usize,
+    pub(crate) data: *mut c_void,
+    pub(crate) release: Option<extern "C" fn(*mut c_void)>,
+    pub(crate) context: *mut c_void,
 }
 
 pub(crate) type AllocateFn =

@@ -12,6 +12,7 @@ mod endpoint_map;
 mod engine;
 mod facts;
 mod flight;
+mod layout;
 mod log;
 mod notices;
 mod options;

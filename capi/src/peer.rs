@@ -25,12 +25,12 @@ pub(crate) struct CPeer {
 /// `grpcxx_peer_state`.
 #[repr(C)]
 pub(crate) struct CPeerState {
-    struct_size: usize,
-    is_connected: bool,
-    is_announced: bool,
-    features: u64,
-    status: *const c_void,
-    status_size: usize,
+    pub(crate) struct_size: usize,
+    pub(crate) is_connected: bool,
+    pub(crate) is_announced: bool,
+    pub(crate) features: u64,
+    pub(crate) status: *const c_void,
+    pub(crate) status_size: usize,
 }
 
 type PeerStateFn = extern "C" fn(*mut c_void, *const CStatus, *const CPeerState);

@@ -92,6 +92,7 @@ typedef struct seen_state {
 } seen_state;
 
 static void state_seen(void *user, const grpcxx_status *status, const grpcxx_peer_state *state) {
+  cross();
   seen_state *self = user;
   pthread_mutex_lock(&self->lock);
   self->code = grpcxx_status_code(status);
@@ -522,6 +523,7 @@ static void many_calls_at_once(grpcxx_engine *source, grpcxx_peer *peer) {
 }
 
 static void refuses_to_block(void *user, const grpcxx_status *status, const void *data, size_t size) {
+  cross();
   (void)status, (void)data, (void)size;
   outcome *self = user;
   grpcxx_call *call = grpcxx_call_new();
@@ -581,6 +583,7 @@ static void the_end_of_an_engine(void) {
 static grpcxx_engine *freed_in_callback;
 
 static void free_engine(void *user, const grpcxx_status *status, const void *data, size_t size) {
+  cross();
   grpcxx_engine_free(freed_in_callback);
   message_done(user, status, data, size);
 }

@@ -1,0 +1,247 @@
+//! C programs over the library: plain, and under the sanitizers of the C compiler.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// How a program is compiled and run.
+struct Build {
+    name: &'static str,
+    flags: &'static [&'static str],
+    environment: &'static [(&'static str, &'static str)],
+}
+
+const PLAIN: Build = Build {
+    name: "plain",
+    flags: &["-O1"],
+    environment: &[],
+};
+
+/// Reads and writes beyond memory, use after release, leaks, undefined behaviour.
+const ADDRESSES: Build = Build {
+    name: "address",
+    flags: &[
+        "-O1",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+        "-fno-omit-frame-pointer",
+    ],
+    environment: &[("ASAN_OPTIONS", "detect_leaks=1")],
+};
+
+/// Races of the program. What the library does inside is left out, since it is not compiled for this sanitizer.
+const THREADS: Build = Build {
+    name: "thread",
+    flags: &["-O1", "-fsanitize=thread"],
+    environment: &[("TSAN_OPTIONS", "halt_on_error=1")],
+};
+
+#[test]
+fn calls() {
+    run_program("calls", &PLAIN);
+}
+
+#[test]
+fn services() {
+    run_program("services", &PLAIN);
+}
+
+#[test]
+fn calls_under_the_address_sanitizer() {
+    run_program("calls", &ADDRESSES);
+}
+
+#[test]
+fn services_under_the_address_sanitizer() {
+    run_program("services", &ADDRESSES);
+}
+
+#[test]
+fn calls_under_the_thread_sanitizer() {
+    run_program("calls", &THREADS);
+}
+
+#[test]
+fn services_under_the_thread_sanitizer() {
+    run_program("services", &THREADS);
+}
+
+#[test]
+fn structures_lie_in_c_as_they_lie_here() {
+    run_program("layout", &PLAIN);
+}
+
+#[test]
+fn the_example_runs() {
+    let source = root().join("../examples/c/tensors.c");
+    if let Some(program) = compile(&source, &PLAIN, Library::Shared) {
+        let output = run(&program, &PLAIN);
+        assert!(output.contains("received 1 2 3 4"), "{output}");
+    }
+}
+
+#[test]
+fn the_static_library_links() {
+    let source = root().join("../examples/c/tensors.c");
+    if let Some(program) = compile(&source, &PLAIN, Library::Static) {
+        run(&program, &PLAIN);
+    }
+}
+
+/// The header alone, for a C++ compiler that takes all warnings seriously.
+#[test]
+fn the_header_is_cpp_too() {
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+    if Command::new(&compiler).arg("--version").output().is_err() {
+        return skip(&format!("there is no C++ compiler {compiler}"));
+    }
+    let output = Command::new(&compiler)
+        .args([
+            "-std=c++17",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-pedantic",
+            "-fsyntax-only",
+            "-x",
+            "c++",
+        ])
+        .arg(root().join("include/grpcxx.h"))
+        .output()
+        .expect("the compiler runs");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[derive(Clone, Copy)]
+enum Library {
+    Shared,
+    Static,
+}
+
+fn run_program(name: &str, build: &Build) {
+    let source = root().join("tests/programs").join(format!("{name}.c"));
+    if let Some(program) = compile(&source, build, Library::Shared) {
+        run(&program, build);
+    }
+}
+
+/// The program, or nothing where it cannot be made here.
+fn compile(source: &Path, build: &Build, library: Library) -> Option<PathBuf> {
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    if Command::new(&compiler).arg("--version").output().is_err() {
+        skip(&format!("there is no C compiler {compiler}"));
+        return None;
+    }
+    if !can_build(&compiler, build) {
+        skip(&format!("{compiler} cannot build with {:?}", build.flags));
+        return None;
+    }
+    let stem = source
+        .file_stem()
+        .expect("a name")
+        .to_string_lossy()
+        .into_owned();
+    let kind = match library {
+        Library::Shared => "shared",
+        Library::Static => "static",
+    };
+    let program = scratch().join(format!("{stem}-{}-{kind}", build.name));
+    let folder = libraries();
+    let mut command = Command::new(&compiler);
+    command
+        .args(["-std=c11", "-g", "-Wall", "-Wextra", "-Werror", "-pedantic"])
+        .args(build.flags)
+        .arg("-I")
+        .arg(root().join("include"))
+        .arg(source)
+        .arg("-o")
+        .arg(&program);
+    match library {
+        Library::Shared => command
+            .arg("-L")
+            .arg(&folder)
+            .arg("-lgrpcxx_capi")
+            .arg(format!("-Wl,-rpath,{}", folder.display())),
+        Library::Static => command.arg(folder.join("libgrpcxx_capi.a")),
+    };
+    let output = command
+        .args(["-lpthread", "-ldl", "-lm"])
+        .output()
+        .expect("the compiler runs");
+    assert!(
+        output.status.success(),
+        "{}: {}",
+        source.display(),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Some(program)
+}
+
+fn can_build(compiler: &str, build: &Build) -> bool {
+    let source = scratch().join("nothing.c");
+    std::fs::write(&source, "int main(void) { return 0; }\n").expect("writable");
+    let program = scratch().join(format!("nothing-{}", build.name));
+    let built = Command::new(compiler)
+        .args(build.flags)
+        .arg(&source)
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .is_ok_and(|output| output.status.success());
+    built
+        && Command::new(&program)
+            .output()
+            .is_ok_and(|output| output.status.success())
+}
+
+fn run(program: &Path, build: &Build) -> String {
+    let mut command = Command::new(program);
+    for (name, value) in build.environment {
+        let value = match *name {
+            "TSAN_OPTIONS" => format!(
+                "{value}:suppressions={}",
+                root().join("tests/programs/thread-sanitizer.txt").display()
+            ),
+            _ => (*value).to_owned(),
+        };
+        command.env(name, value);
+    }
+    let output = command.output().expect("the program runs");
+    let text = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(
+        output.status.success(),
+        "{}: {}\n{text}",
+        program.display(),
+        output.status
+    );
+    text
+}
+
+#[expect(
+    clippy::print_stderr,
+    reason = "whoever runs the tests is to see what was left out"
+)]
+fn skip(why: &str) {
+    eprintln!("SKIPPED: {why}; install gcc or clang with its sanitizers to run this test");
+}
+
+/// Where cargo has put the libraries of this build: beside the tests.
+fn libraries() -> PathBuf {
+    let test = std::env::current_exe().expect("tests are files");
+    test.parent().expect("in a folder").to_owned()
+}
+
+fn scratch() -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
