@@ -196,6 +196,11 @@ impl Rendezvous {
         self.close(step_id, Ending::CleanedUp);
     }
 
+    /// Whether a step is over, as far as that is remembered.
+    pub fn is_closed(&self, step_id: i64) -> bool {
+        self.closed.contains(step_id)
+    }
+
     /// Aborts every step in which something waits. Other steps are not touched: they may be yet to come.
     pub fn abort_all(&mut self, status: Status) {
         let step_ids: Vec<i64> = self.table.step_ids().collect();

@@ -10,6 +10,10 @@ pub(crate) const MESH_PARCELS: usize = 1024;
 /// Most commands and parcels of each source that a shard takes in one turn.
 pub(crate) const COMMANDS_PER_TURN: usize = 256;
 
+/// Commands that a shard has taken and not yet worked off, beyond which it takes no more: those of some turns, and
+/// what they lead to.
+pub(crate) const BACKLOG_COMMANDS: usize = 4 * COMMANDS_PER_TURN;
+
 /// Most peers of one engine: one for each possible port of a large cluster's hosts.
 pub(crate) const PEERS: usize = 65_536;
 

@@ -180,6 +180,7 @@ fn shared_parts(
             .map(|_| ShardCounters::default())
             .collect(),
         loads: (0..options.shards).map(|_| AtomicUsize::new(0)).collect(),
+        ended: Arc::new(AtomicUsize::new(0)),
     })
 }
 

@@ -16,6 +16,8 @@ pub(crate) struct Audit {
     pub(crate) waiting_keys: usize,
     /// Bytes of tensors that wait in steps of this shard.
     pub(crate) stored_bytes: u64,
+    /// Steps that count calls of functions.
+    pub(crate) unfinished_steps: usize,
     /// Requests of peers that have no answer.
     pub(crate) requests: usize,
     /// Links of any state.
@@ -33,6 +35,7 @@ impl<T: Transport> Shard<T> {
             waiters: core.steps.waiters(),
             waiting_keys: core.steps.waiting_keys(),
             stored_bytes: core.steps.stored_bytes(),
+            unfinished_steps: core.steps.unfinished_steps(),
             requests: core.outstanding_requests(),
             links: core.links.iter().count(),
             arena_bytes: core.arena.statistics().in_use_bytes,

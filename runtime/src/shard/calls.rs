@@ -35,7 +35,7 @@ pub(super) struct PendingCall {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// Waits for a connection to the peer.
-    Waiting,
+    Waiting { peer: usize },
     /// Sent, or about to be, on the peer's connection.
     OnLink { peer: usize, call: CallId },
     /// Served in this process; `home` is the shard that may hold it parked.
@@ -135,12 +135,21 @@ impl<A> Core<A> {
             let status = Status::new(Code::Unavailable, "this engine is stopping");
             return self.refuse_call(completion, status);
         }
+        if timeout.is_some_and(|timeout| timeout.is_zero()) {
+            return self.refuse_call(completion, deadline_exceeded());
+        }
         self.counters().calls.add(1);
+        let place = match peer.is_self() {
+            true => Place::Local { home: None },
+            false => Place::Waiting {
+                peer: self.peer_slot(&peer),
+            },
+        };
         let pending = PendingCall {
             completion,
             number: cancellable.map(|cancellable| cancellable.number),
             deadline: deadline(self.now, timeout),
-            place: Place::Waiting,
+            place,
             watch: None,
         };
         let call = match self.calls.insert(pending) {
@@ -156,11 +165,9 @@ impl<A> Core<A> {
                 return self.refuse_call(pending.completion, status);
             }
         };
-        if peer.is_self() {
-            self.start_local_call(call, request);
-        } else {
-            let slot = self.peer_slot(&peer);
-            self.admit(slot, WaitingCall { call, request }, timeout);
+        match place {
+            Place::Waiting { peer } => self.admit(peer, WaitingCall { call, request }, timeout),
+            Place::Local { .. } | Place::OnLink { .. } => self.start_local_call(call, request),
         }
     }
 
@@ -235,8 +242,7 @@ impl<A> Core<A> {
             .and_then(|pending| pending.deadline)
             .is_some_and(|deadline| deadline <= self.now);
         if due {
-            let status = Status::new(Code::DeadlineExceeded, "the call took longer than allowed");
-            self.withdraw_call(call, status);
+            self.withdraw_call(call, deadline_exceeded());
         }
     }
 
@@ -250,12 +256,14 @@ impl<A> Core<A> {
     }
 
     fn start_local_call(&mut self, call: SlotId, request: Request) {
-        let mut armed = None;
-        if let Some(pending) = self.calls.slots.find_mut(call) {
-            pending.place = Place::Local { home: None };
-            self.timers
-                .arm(Subject::Call(call), pending.deadline, &mut armed);
-        }
+        let deadline = self.calls.slots.find(call).and_then(|call| call.deadline);
+        self.timers.arm(Subject::Call(call), deadline, &mut None);
+        // Most calls end long before their deadlines.
+        let calls = &self.calls.slots;
+        self.timers.prune(|subject| match subject {
+            Subject::Call(call) => calls.find(call).is_some(),
+            Subject::Peer(_) | Subject::Server(_) => true,
+        });
         let origin = Origin::Local {
             shard: self.index as u16,
             call,
@@ -280,7 +288,12 @@ impl<A> Core<A> {
                     self.finish_call(call, Err(status));
                 }
             }
-            Place::Waiting => self.finish_call(call, Err(status)),
+            Place::Waiting { peer } => {
+                let channel = &mut self.peers[peer].channel;
+                let _taken = channel.take_waiting(|waiting| waiting.call == call);
+                self.mark_peer(peer);
+                self.finish_call(call, Err(status));
+            }
             Place::Local { home } => {
                 if let Some(home) = home {
                     let origin = Origin::Local {
@@ -315,6 +328,10 @@ impl fmt::Debug for PendingCall {
             .field("place", &self.place)
             .finish_non_exhaustive()
     }
+}
+
+fn deadline_exceeded() -> Status {
+    Status::new(Code::DeadlineExceeded, "the call took longer than allowed")
 }
 
 pub(super) fn token(id: SlotId) -> u64 {

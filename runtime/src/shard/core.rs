@@ -47,6 +47,8 @@ pub(crate) struct Core<A> {
     pub(super) dirty_peers: Vec<usize>,
     pub(super) condemned: Vec<LinkId>,
     pub(super) stop_at: Option<Time>,
+    /// Whether the shard has stopped and let go of all links; it then makes no more.
+    pub(super) has_ended: bool,
     finished: bool,
     mesh: Mesh<Parcel<A>>,
     unsent: Vec<VecDeque<Parcel<A>>>,
@@ -67,6 +69,8 @@ pub(crate) struct SharedParts {
     pub(crate) counters: Arc<[ShardCounters]>,
     /// Open connections from peers, by shard.
     pub(crate) loads: Arc<[AtomicUsize]>,
+    /// Shards that have stopped and let go of all links.
+    pub(crate) ended: Arc<AtomicUsize>,
 }
 
 /// What a shard is made of.
@@ -113,6 +117,7 @@ impl<A> Core<A> {
             dirty_peers: Vec::new(),
             condemned: Vec::new(),
             stop_at: None,
+            has_ended: false,
             finished: false,
             mesh: parts.mesh,
             unsent: (0..shards).map(|_| VecDeque::new()).collect(),
@@ -125,6 +130,7 @@ impl<A> Core<A> {
 
     pub(super) fn begin(&mut self, now: Time) {
         self.now = now;
+        self.arena.reclaim();
     }
 
     pub(crate) fn counters(&self) -> &ShardCounters {
@@ -156,14 +162,19 @@ impl<A> Core<A> {
     pub(super) fn take_commands<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
         let mut events = 0;
         self.ship_unsent();
-        events += self.inbox.drain(limits::COMMANDS_PER_TURN, |command| {
-            self.local.push_back(command)
-        });
-        while let Some(command) = self.shared.mailboxes.overflow(self.index) {
+        let room = limits::BACKLOG_COMMANDS.saturating_sub(self.local.len());
+        let limit = room.min(limits::COMMANDS_PER_TURN);
+        events += self
+            .inbox
+            .drain(limit, |command| self.local.push_back(command));
+        for _ in 0..limit {
+            let Some(command) = self.shared.mailboxes.overflow(self.index) else {
+                break;
+            };
             self.local.push_back(command);
             events += 1;
         }
-        events += self.mesh.drain(limits::COMMANDS_PER_TURN, |_, parcel| {
+        events += self.mesh.drain(limit, |_, parcel| {
             self.arrived.push_back(parcel);
         });
         while let Some(parcel) = self.arrived.pop_front() {
@@ -180,19 +191,20 @@ impl<A> Core<A> {
     /// enough.
     pub(super) fn settle(&mut self) -> usize {
         let mut events = 0;
-        while events < limits::COMMANDS_PER_TURN {
+        loop {
             let before = events;
-            if let Some(command) = self.local.pop_front() {
+            while events < limits::COMMANDS_PER_TURN
+                && let Some(command) = self.local.pop_front()
+            {
                 self.execute(command);
                 events += 1;
             }
             events += self.take_requests();
             events += self.take_results();
-            if events == before {
-                break;
+            if events == before || events >= limits::COMMANDS_PER_TURN {
+                return events;
             }
         }
-        events
     }
 
     /// Hands frames to the links, carries out dials, closes links whose peers broke the protocol.
@@ -250,17 +262,21 @@ impl<A> Core<A> {
             return;
         };
         let overdue = self.now >= stop_at;
-        let idle = self.servers_idle() && self.calls.is_empty();
+        let idle = self.servers_are_idle() && self.calls.is_empty();
         if idle || overdue {
             self.end_calls();
             for (link, _) in self.links.iter() {
                 transport.close(link, true);
             }
         }
-        let given_up = self.now >= stop_at + FLUSH_TIME;
-        if (idle || overdue) && (self.links.is_empty() || given_up) {
-            self.finished = true;
+        if (idle || overdue) && self.links.is_empty() && !self.has_ended {
+            self.has_ended = true;
+            self.shared.ended.fetch_add(1, Ordering::AcqRel);
         }
+        // Shards end together: requests of one may be on their way to another.
+        let ended = self.shared.ended.load(Ordering::Acquire);
+        let given_up = self.now >= stop_at + FLUSH_TIME;
+        self.finished = ended >= self.shared.loads.len() || given_up;
     }
 
     pub(super) fn context(&mut self) -> ShardContext<'_> {
@@ -323,11 +339,14 @@ impl<A> Core<A> {
     fn stop(&mut self, grace: std::time::Duration) {
         if self.stop_at.is_none() {
             self.stop_at = Some(self.now + grace);
-            self.abort_all(Status::new(
-                Code::Unavailable,
-                format!("{} is stopping", self.shared.task.name()),
-            ));
+            self.abort_all(self.stopping());
         }
+    }
+
+    /// Why requests are refused while the shard stops.
+    pub(super) fn stopping(&self) -> Status {
+        let text = format!("{} is stopping", self.shared.task.name());
+        Status::new(Code::Unavailable, text)
     }
 
     fn ship(&mut self, shard: usize, parcel: Parcel<A>) {
@@ -370,6 +389,9 @@ impl<A> Core<A> {
     }
 
     fn adopt<T: Transport<Accepted = A>>(&mut self, accepted: A, transport: &mut T) {
+        if self.is_stopping() {
+            return self.leave_load();
+        }
         let connection = grpcxx_rpc::ServerConnection::new(self.limits, self.announce);
         let order = connection.first_order();
         let adopted = match transport.adopt(accepted, order) {

@@ -12,7 +12,7 @@ use crate::shard::links::{CallLandings, Owner};
 #[derive(Debug)]
 pub(super) struct PeerLink {
     peer: Peer,
-    channel: Channel<WaitingCall>,
+    pub(super) channel: Channel<WaitingCall>,
     link: Option<LinkId>,
     connection: Option<ClientConnection>,
     is_dirty: bool,
@@ -245,6 +245,11 @@ impl<A> Core<A> {
 
     fn dial<T: Transport<Accepted = A>>(&mut self, slot: usize, transport: &mut T) {
         let peer = &mut self.peers[slot];
+        if self.has_ended {
+            peer.channel
+                .handle_closed(self.now, "the engine has stopped");
+            return;
+        }
         match transport.connect(peer.peer.socket_address()) {
             Ok(link) => {
                 peer.link = Some(link);

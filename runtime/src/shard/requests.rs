@@ -29,6 +29,8 @@ pub(super) struct ServerLink {
     /// Who wants to hear what becomes of a request, by its token.
     watches: HashMap<u64, Watch, RandomState>,
     is_dirty: bool,
+    /// The link was full when it was last given a frame.
+    is_held_back: bool,
     armed: Option<Time>,
 }
 
@@ -43,6 +45,7 @@ impl ServerLink {
             parked: HashMap::default(),
             watches: HashMap::default(),
             is_dirty: false,
+            is_held_back: false,
             armed: None,
         }
     }
@@ -163,11 +166,12 @@ impl<A> Core<A> {
         }
     }
 
-    pub(super) fn servers_idle(&self) -> bool {
+    /// Whether all requests have an answer that its link has taken.
+    pub(super) fn servers_are_idle(&self) -> bool {
         self.servers.ids().all(|id| {
-            self.servers
-                .find(id)
-                .is_none_or(|server| server.connection.outstanding_requests().next().is_none())
+            self.servers.find(id).is_none_or(|server| {
+                !server.is_held_back && server.connection.outstanding_requests().next().is_none()
+            })
         })
     }
 
@@ -238,9 +242,11 @@ impl<A> Core<A> {
                 continue;
             };
             server.is_dirty = false;
+            server.is_held_back = false;
             while let Some(frame) = server.connection.poll_frame() {
                 if let Err(refused) = transport.send(server.link, frame) {
                     server.connection.unpoll_frame(refused.value);
+                    server.is_held_back = true;
                     break;
                 }
                 events += 1;
@@ -263,8 +269,7 @@ impl<A> Core<A> {
             None => return,
         };
         if self.is_stopping() {
-            let text = format!("{} is stopping", self.shared.task.name());
-            return self.answer(origin, Err(Status::new(Code::Unavailable, text)), None);
+            return self.answer(origin, Err(self.stopping()), None);
         }
         match request {
             Request::RecvTensor { step_id, key } => {

@@ -47,6 +47,10 @@ impl Steps {
         self.rendezvous.waiting_keys()
     }
 
+    pub(super) fn unfinished_steps(&self) -> usize {
+        self.countdown.unfinished_steps()
+    }
+
     pub(super) fn stored_bytes(&self) -> u64 {
         self.rendezvous.stored_bytes()
     }
@@ -54,6 +58,9 @@ impl Steps {
 
 impl<A> Core<A> {
     pub(super) fn receive(&mut self, origin: Origin, step_id: i64, keys: Keys) {
+        if self.is_stopping() {
+            return self.answer(origin, Err(self.stopping()), None);
+        }
         let waiter = Waiter {
             origin,
             step_id,
@@ -106,6 +113,7 @@ impl<A> Core<A> {
     }
 
     pub(super) fn abort(&mut self, step_id: i64, status: Status, origin: Option<Origin>) {
+        self.steps.countdown.remove(step_id as u64);
         self.steps.rendezvous.abort(step_id, status);
         self.take_ready();
         self.confirm(origin, Ok(done()));
@@ -117,12 +125,17 @@ impl<A> Core<A> {
     }
 
     pub(super) fn cleanup(&mut self, step_id: i64, origin: Option<Origin>) {
+        self.steps.countdown.remove(step_id as u64);
         self.steps.rendezvous.cleanup(step_id);
         self.take_ready();
         self.confirm(origin, Ok(done()));
     }
 
     pub(super) fn graph_done(&mut self, step_id: i64, ps_graph_count: i32) {
+        if self.steps.rendezvous.is_closed(step_id) {
+            // Its other calls need not come any more.
+            return;
+        }
         let countdown = &mut self.steps.countdown;
         let step = step_id as u64;
         if countdown.start(step, ps_graph_count).is_ok() && countdown.finish(step, ps_graph_count) {

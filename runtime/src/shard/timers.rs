@@ -9,12 +9,23 @@ use grpcxx_transport::Time;
 #[derive(Debug)]
 pub(crate) struct Timers<S> {
     heap: BinaryHeap<Reverse<(Time, S)>>,
+    /// How long the heap may get before it is searched for subjects that are gone.
+    prune_above: usize,
 }
 
 impl<S: Ord + Copy> Timers<S> {
     pub(crate) fn new() -> Self {
         Self {
             heap: BinaryHeap::new(),
+            prune_above: PRUNE_ABOVE_MIN,
+        }
+    }
+
+    /// Drops the times of subjects that are gone, as soon as there may be more of them than of others.
+    pub(crate) fn prune(&mut self, mut is_there: impl FnMut(S) -> bool) {
+        if self.heap.len() > self.prune_above {
+            self.heap.retain(|Reverse((_, subject))| is_there(*subject));
+            self.prune_above = (2 * self.heap.len()).max(PRUNE_ABOVE_MIN);
         }
     }
 
@@ -41,5 +52,24 @@ impl<S: Ord + Copy> Timers<S> {
     /// The earliest time noted, stale ones included.
     pub(crate) fn next(&self) -> Option<Time> {
         self.heap.peek().map(|Reverse((at, _))| *at)
+    }
+}
+
+const PRUNE_ABOVE_MIN: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_subjects_that_are_gone_do_not_pile_up() {
+        let mut timers = Timers::new();
+        let far = Time::from_nanos(1_000_000);
+        for subject in 0..100_000_u64 {
+            timers.arm(subject, Some(far), &mut None);
+            timers.prune(|other| other == subject || other == 0);
+        }
+        assert!(timers.heap.len() <= PRUNE_ABOVE_MIN + 1);
+        assert_eq!(timers.poll(far), Some((0, far)));
     }
 }

@@ -95,6 +95,7 @@ impl SimTask {
                 .map(|_| ShardCounters::default())
                 .collect(),
             loads: (0..start.shards).map(|_| AtomicUsize::new(0)).collect(),
+            ended: Arc::new(AtomicUsize::new(0)),
         };
         let ends = inboxes.into_iter().zip(meshes).enumerate();
         let mut shards: Vec<SimShard> = ends
