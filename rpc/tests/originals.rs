@@ -196,9 +196,10 @@ fn an_announced_client_gets_the_status_and_the_announcement() {
     assert_eq!(seen[..body.len()], body);
     let announcement = Announcement {
         features: Features::ALL,
+        ..Announcement::default()
     };
-    assert_eq!(Announcement::find(&seen), Ok(Some(announcement)));
     assert_eq!(seen.len(), body.len() + announcement.len_bytes());
+    assert_eq!(Announcement::find(&seen), Ok(Some(announcement)));
 
     // A second question, without an announcement, gets the plain body.
     let body = Response::Message(body.into());
@@ -221,4 +222,27 @@ fn an_announcement_that_cannot_be_read_is_answered_so() {
         "GetStatus message, byte 4: the announcement needs 9 bytes, 0 are left"
     );
     assert_eq!(pair.server.end.peer_features(), None);
+}
+
+/// An offer reaches who has announced that it knows what to do with it, and nobody else.
+#[test]
+fn an_offer_reaches_only_who_can_take_it() {
+    let both = Features::CANCEL | Features::SHARED_MEMORY;
+    for (client, server, expected) in [
+        (both, both, Some(vec![7; 40])),
+        (Features::SHARED_MEMORY, both, Some(vec![7; 40])),
+        (Features::CANCEL, both, None),
+        (both, Features::CANCEL, None),
+    ] {
+        let mut pair = Pair::new(client, server);
+        pair.server.end.set_offer(vec![7; 40]);
+        pair.carry_requests();
+        let status = pair.server.end.poll_request().unwrap();
+        let body = original::status_body();
+        let answer = Ok(Response::Message(body.into()));
+        pair.server.end.answer(status.id, answer);
+        pair.carry_responses();
+        assert_eq!(pair.client.end.take_offer(), expected);
+        assert_eq!(pair.client.end.take_offer(), None);
+    }
 }

@@ -69,6 +69,10 @@ pub struct PeerState {
     pub features: Option<Features>,
     /// The peer's `GetStatusResponse`, serialized, from the announcement.
     pub status: Option<Buffer>,
+    /// What carries the connection now: `tcp` or `shm`.
+    pub medium: &'static str,
+    /// Why the last connection that should have gone on in shared memory stayed on TCP.
+    pub stays: Option<String>,
 }
 
 /// A call that was not accepted, with all that belongs to it.

@@ -55,6 +55,10 @@ counters! {
     closed,
     /// Connections to peers that were lost.
     links_lost,
+    /// Connections that went on in shared memory, at either end.
+    links_moved,
+    /// Connections that should have gone on in shared memory and stayed on TCP.
+    links_stayed,
     /// Connections closed because the peer broke the protocol.
     violations,
     /// Requests taken from peers.

@@ -60,7 +60,7 @@ impl ServerInfo {
     pub(super) fn of(report: &StartReport) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            driver: report.driver.to_string(),
+            driver: format!("{}, shm {}", report.driver, report.shared_memory),
             host: report.host.to_string(),
             report: report.to_string(),
         }

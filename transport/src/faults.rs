@@ -237,4 +237,12 @@ impl<A> LinkHandler<A> for Interceptor<'_, A> {
         }
         self.handler.closed(link, reason);
     }
+
+    fn moved(&mut self, link: LinkId, medium: &'static str) {
+        self.handler.moved(link, medium);
+    }
+
+    fn stayed(&mut self, link: LinkId, reason: &str) {
+        self.handler.stayed(link, reason);
+    }
 }

@@ -210,6 +210,14 @@ impl<A> LinkHandler<A> for Writer<'_, A> {
         self.lines.add(format!("{} gone: {reason}", name(link)));
         self.handler.closed(link, reason);
     }
+
+    fn moved(&mut self, link: LinkId, medium: &'static str) {
+        self.handler.moved(link, medium);
+    }
+
+    fn stayed(&mut self, link: LinkId, reason: &str) {
+        self.handler.stayed(link, reason);
+    }
 }
 
 impl Lines {

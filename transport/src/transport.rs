@@ -119,6 +119,16 @@ pub trait LinkHandler<A> {
 
     /// The link is gone; nothing follows.
     fn closed(&mut self, link: LinkId, reason: &CloseReason);
+
+    /// The stream of a link goes on on another medium, of this name. Not counted as an event.
+    fn moved(&mut self, link: LinkId, medium: &'static str) {
+        let _ = (link, medium);
+    }
+
+    /// A link that should have moved stays where it is. Not counted as an event.
+    fn stayed(&mut self, link: LinkId, reason: &str) {
+        let _ = (link, reason);
+    }
 }
 
 /// How an accepted operation ended.

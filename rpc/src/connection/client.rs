@@ -24,6 +24,7 @@ pub struct ClientConnection {
     announced: Features,
     pub(super) peer: Option<Features>,
     pub(super) peer_status: Option<Buffer>,
+    pub(super) offer: Option<Vec<u8>>,
     deadlines: Deadlines,
     outgoing: Outgoing,
     finished: VecDeque<Finished>,
@@ -94,6 +95,7 @@ impl ClientConnection {
             announced: announce,
             peer: None,
             peer_status: None,
+            offer: None,
             deadlines: Deadlines::default(),
             outgoing: Outgoing::new(&limits),
             finished: VecDeque::new(),
@@ -121,6 +123,11 @@ impl ClientConnection {
     /// The peer's `GetStatusResponse` with its announcement, serialized.
     pub fn peer_status(&self) -> Option<&Buffer> {
         self.peer_status.as_ref()
+    }
+
+    /// What the peer offers for the link to move to another medium, once.
+    pub fn take_offer(&mut self) -> Option<Vec<u8>> {
+        self.offer.take()
     }
 
     /// Calls without a result.
@@ -280,7 +287,11 @@ impl ClientConnection {
             is_deadline_sent: false,
         });
         let mut frame = self.outgoing.empty_frame();
-        encode::announcement(&mut frame, id.raw(), Announcement { features });
+        let announcement = Announcement {
+            features,
+            offer: Vec::new(),
+        };
+        encode::announcement(&mut frame, id.raw(), &announcement);
         frame.token = id.raw();
         self.outgoing.push(frame);
     }
@@ -290,7 +301,7 @@ impl ClientConnection {
         usize::from(!self.announced.is_empty() && self.peer.is_none())
     }
 
-    fn has(&self, feature: Features) -> bool {
+    pub(super) fn has(&self, feature: Features) -> bool {
         let both = self.announced & self.peer.unwrap_or_default();
         both.contains(feature)
     }

@@ -330,8 +330,11 @@ impl ClientConnection {
     fn finish_message(&mut self, id: SlotId, body: Buffer) {
         let call = self.calls.get(id);
         if call.is_some_and(|call| matches!(call.expected, Expected::Announcement)) {
-            let found = Announcement::find(&body).ok().flatten();
-            self.peer = Some(found.map_or(Features::NONE, |found| found.features));
+            let found = Announcement::find(&body).ok().flatten().unwrap_or_default();
+            self.peer = Some(found.features);
+            if self.has(Features::SHARED_MEMORY) && !found.offer.is_empty() {
+                self.offer = Some(found.offer);
+            }
             self.peer_status = Some(body.clone());
         }
         self.finish(id, Ok(Response::Message(body)));

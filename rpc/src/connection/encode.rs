@@ -56,7 +56,7 @@ pub(super) fn request(
 }
 
 /// Fills an empty frame with a `GetStatus` request that announces this side.
-pub(super) fn announcement(frame: &mut Frame, tag: u64, announcement: Announcement) {
+pub(super) fn announcement(frame: &mut Frame, tag: u64, announcement: &Announcement) {
     let header = RequestHeader {
         method: Method::GetStatus.number(),
         tag,
@@ -85,7 +85,7 @@ pub(super) fn message_response(
     frame: &mut Frame,
     tag: u64,
     body: &Buffer,
-    announce: Option<Announcement>,
+    announce: Option<&Announcement>,
     limits: &ConnectionLimits,
 ) -> Result<(), Status> {
     check_message(body, limits)?;

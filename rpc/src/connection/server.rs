@@ -25,6 +25,8 @@ pub struct ServerConnection {
     pub(super) inbound: Inbound,
     pub(super) announced: Features,
     pub(super) peer: Option<Features>,
+    /// What the link offers to a peer that can move it; empty if nothing.
+    offer: Vec<u8>,
     pub(super) deadlines: Deadlines,
     pub(super) ready: VecDeque<Incoming>,
     pub(super) is_paused: bool,
@@ -121,6 +123,7 @@ impl ServerConnection {
             inbound: Inbound::Header,
             announced: announce,
             peer: None,
+            offer: Vec::new(),
             deadlines: Deadlines::default(),
             ready: VecDeque::new(),
             is_paused: false,
@@ -136,6 +139,12 @@ impl ServerConnection {
         Next::Head {
             at_least_bytes: HEADER_BYTES,
         }
+    }
+
+    /// Lets the announcement carry what the peer needs to move the link to another medium. A peer that does not
+    /// know of that does not get it.
+    pub fn set_offer(&mut self, offer: Vec<u8>) {
+        self.offer = offer;
     }
 
     /// Features that the peer has announced.
@@ -304,17 +313,17 @@ impl ServerConnection {
 
     /// Queues the one answer of a request.
     fn respond(&mut self, id: SlotId, result: Result<Response, Status>) {
+        let announcement = self.announcement(id);
         let served = self.served.get_mut(id).expect("the caller has found it");
         let mut frame = self.outgoing.empty_frame();
         let encoded = match &result {
-            Ok(response) => {
-                let announcement = Announcement {
-                    features: self.announced,
-                };
-                served
-                    .expected
-                    .encode(&mut frame, served.tag, response, announcement, &self.limits)
-            }
+            Ok(response) => served.expected.encode(
+                &mut frame,
+                served.tag,
+                response,
+                announcement.as_ref(),
+                &self.limits,
+            ),
             Err(status) => Err(status.clone()),
         };
         if let Err(status) = encoded {
@@ -330,6 +339,23 @@ impl ServerConnection {
         self.tags.remove(&served.tag);
         self.deadlines.remove(id.slot);
         self.outgoing.push(frame);
+    }
+
+    /// What the answer to a request says about this side.
+    fn announcement(&self, id: SlotId) -> Option<Announcement> {
+        let served = self.served.get(id)?;
+        let Expected::Message { announce: true } = served.expected else {
+            return None;
+        };
+        let offer = if self.has(Features::SHARED_MEMORY) {
+            self.offer.clone()
+        } else {
+            Vec::new()
+        };
+        Some(Announcement {
+            features: self.announced,
+            offer,
+        })
     }
 
     /// Saves the tensors of an answer that comes between a cancel and the moment the service hears of it.
@@ -383,12 +409,11 @@ impl Expected {
         frame: &mut Frame,
         tag: u64,
         response: &Response,
-        announcement: Announcement,
+        announcement: Option<&Announcement>,
         limits: &ConnectionLimits,
     ) -> Result<(), Status> {
         match (self, response) {
-            (Self::Message { announce }, Response::Message(body)) => {
-                let announcement = announce.then_some(announcement);
+            (Self::Message { .. }, Response::Message(body)) => {
                 encode::message_response(frame, tag, body, announcement, limits)
             }
             (Self::Tensors { request, .. }, Response::Tensors(tensors))

@@ -16,8 +16,10 @@ impl Features {
     pub const CANCEL: Self = Self(1 << 0);
     /// A request may carry the time it has for its answer.
     pub const DEADLINE: Self = Self(1 << 1);
+    /// The connection may go on in shared memory.
+    pub const SHARED_MEMORY: Self = Self(1 << 2);
     /// All extensions that this version knows.
-    pub const ALL: Self = Self(Self::CANCEL.0 | Self::DEADLINE.0);
+    pub const ALL: Self = Self(Self::CANCEL.0 | Self::DEADLINE.0 | Self::SHARED_MEMORY.0);
 
     /// The features with these bits, known or not.
     pub const fn from_bits(bits: u64) -> Self {
@@ -32,6 +34,11 @@ impl Features {
     /// Whether there are none.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
+    }
+
+    /// The features of this set that are not in `other`.
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
     }
 
     /// Whether all of `other` are in this set.
@@ -63,7 +70,11 @@ impl fmt::Display for Features {
         }
         let mut separator = "";
         let mut unknown = self.0;
-        for (feature, name) in [(Self::CANCEL, "cancel"), (Self::DEADLINE, "deadline")] {
+        for (feature, name) in [
+            (Self::CANCEL, "cancel"),
+            (Self::DEADLINE, "deadline"),
+            (Self::SHARED_MEMORY, "shared memory"),
+        ] {
             if self.contains(feature) {
                 write!(f, "{separator}{name}")?;
                 separator = ", ";
@@ -78,10 +89,12 @@ impl fmt::Display for Features {
 }
 
 /// What a peer says about itself in an unknown field of `GetStatus` messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Announcement {
     /// The extensions it knows.
     pub features: Features,
+    /// What links need to move to another medium, which is for them to understand; empty if there is none.
+    pub offer: Vec<u8>,
 }
 
 impl Announcement {
@@ -105,37 +118,53 @@ impl Announcement {
     }
 
     /// Length of what [`Announcement::encode`] appends.
-    pub fn len_bytes(self) -> usize {
+    pub fn len_bytes(&self) -> usize {
         let content_bytes = self.content_bytes();
         encoded_len_varint(FIELD << 3) + encoded_len_varint(content_bytes as u64) + content_bytes
     }
 
     /// Appends the announcement to a serialized message.
-    pub fn encode(self, out: &mut Vec<u8>) {
+    pub fn encode(&self, out: &mut Vec<u8>) {
         encode_varint(FIELD << 3 | u64::from(DELIMITED), out);
         encode_varint(self.content_bytes() as u64, out);
         encode_varint(VERSION_FIELD << 3 | u64::from(VARINT), out);
         encode_varint(VERSION, out);
         encode_varint(FEATURES_FIELD << 3 | u64::from(VARINT), out);
         encode_varint(self.features.bits(), out);
+        if !self.offer.is_empty() {
+            encode_varint(OFFER_FIELD << 3 | u64::from(DELIMITED), out);
+            encode_varint(self.offer.len() as u64, out);
+            out.extend_from_slice(&self.offer);
+        }
     }
 
-    fn content_bytes(self) -> usize {
-        2 + encoded_len_varint(VERSION) + encoded_len_varint(self.features.bits())
+    fn content_bytes(&self) -> usize {
+        let offer_bytes = match self.offer.len() {
+            0 => 0,
+            len => 1 + encoded_len_varint(len as u64) + len,
+        };
+        2 + encoded_len_varint(VERSION) + encoded_len_varint(self.features.bits()) + offer_bytes
     }
 
     fn decode(content: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new("announcement", content);
-        let mut features = Features::NONE;
+        let mut found = Self::default();
         while !reader.is_empty() {
             match reader.field_key()? {
                 (FEATURES_FIELD, VARINT) => {
-                    features = Features::from_bits(reader.varint("the features")?);
+                    found.features = Features::from_bits(reader.varint("the features")?);
+                }
+                (OFFER_FIELD, DELIMITED) => {
+                    let offer = &content[reader.delimited("the offer")?];
+                    // A longer one is of a medium that this version does not know.
+                    if offer.len() <= OFFER_BYTES_MAX {
+                        found.offer = offer.to_vec();
+                    }
                 }
                 (_, wire_type) => reader.skip(wire_type)?,
             }
         }
-        Ok(Self { features })
+        Ok(found)
     }
 }
 
@@ -143,7 +172,11 @@ impl Announcement {
 const FIELD: u64 = 23_117;
 const VERSION_FIELD: u64 = 1;
 const FEATURES_FIELD: u64 = 2;
+const OFFER_FIELD: u64 = 3;
 const VERSION: u64 = 1;
+
+/// Longest offer that is kept.
+const OFFER_BYTES_MAX: usize = 256;
 
 #[cfg(test)]
 mod tests {
@@ -167,13 +200,34 @@ mod tests {
         let mut bytes = plain.clone();
         let announcement = Announcement {
             features: Features::ALL,
+            offer: Vec::new(),
         };
         announcement.encode(&mut bytes);
         assert_eq!(bytes.len(), plain.len() + announcement.len_bytes());
-        assert_eq!(bytes[plain.len()..], [0xea, 0xa4, 0x0b, 4, 8, 1, 0x10, 3]);
+        assert_eq!(bytes[plain.len()..], [0xea, 0xa4, 0x0b, 4, 8, 1, 0x10, 7]);
         assert_eq!(Announcement::find(&bytes), Ok(Some(announcement)));
         assert_eq!(GetStatusResponse::decode(&bytes[..]), Ok(status));
         assert!(GetStatusRequest::decode(&bytes[plain.len()..]).is_ok());
+    }
+
+    #[test]
+    fn an_offer_comes_back_as_it_was() {
+        let announcement = Announcement {
+            features: Features::SHARED_MEMORY,
+            offer: vec![7; 200],
+        };
+        let mut bytes = Vec::new();
+        announcement.encode(&mut bytes);
+        assert_eq!(bytes.len(), announcement.len_bytes());
+        assert_eq!(Announcement::find(&bytes), Ok(Some(announcement)));
+        let long = Announcement {
+            features: Features::SHARED_MEMORY,
+            offer: vec![7; 300],
+        };
+        let mut bytes = Vec::new();
+        long.encode(&mut bytes);
+        let found = Announcement::find(&bytes).unwrap().unwrap();
+        assert!(found.offer.is_empty() && found.features == Features::SHARED_MEMORY);
     }
 
     #[test]
@@ -181,7 +235,7 @@ mod tests {
         let bytes = [0xea, 0xa4, 0x0b, 9, 8, 2, 0x10, 0x85, 0x80, 1, 0x1a, 1, 7];
         let found = Announcement::find(&bytes).unwrap().unwrap();
         assert_eq!(found.features.bits(), 0x4005);
-        assert_eq!(found.features.to_string(), "cancel, 0x4004");
+        assert_eq!(found.features.to_string(), "cancel, shared memory, 0x4000");
         assert!(Announcement::find(&bytes[..9]).is_err());
     }
 }

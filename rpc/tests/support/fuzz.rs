@@ -107,6 +107,7 @@ pub fn announcement(data: &[u8]) {
         let mut longer = data.to_vec();
         let other = Announcement {
             features: Features::from_bits(found.map_or(1, |found| !found.features.bits())),
+            ..Announcement::default()
         };
         other.encode(&mut longer);
         assert_eq!(Announcement::find(&longer), Ok(Some(other)));

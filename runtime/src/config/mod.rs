@@ -32,6 +32,16 @@ pub enum DriverSetting {
     Epoll,
 }
 
+/// Whether connections may go on in shared memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ShmSetting {
+    /// Those between processes of one host and user.
+    #[default]
+    Auto,
+    /// None.
+    Off,
+}
+
 /// How log lines are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
@@ -143,6 +153,21 @@ config! {
     spin: Duration = parse::spin,
         "GRPCXX_SPIN_US", "30", "us", "engine",
         "how long an idle shard without polling looks for work before it sleeps, up to 1000000";
+    shm: ShmSetting = parse::shm,
+        "GRPCXX_SHM", "auto", "", "engine",
+        "`auto` or `off`; `auto` lets connections between processes of one host and user go on in shared memory";
+    shm_lend: bool = parse::boolean,
+        "GRPCXX_SHM_LEND", "true", "", "engine",
+        "let such processes map the memory of the shards, read-only, so that tensors in it reach them without a copy";
+    shm_links: u32 = parse::positive_count,
+        "GRPCXX_SHM_LINKS_MAX", "256", "connections", "engine",
+        "most connections of a shard in shared memory; others stay on TCP";
+    shm_ring_bytes: u64 = parse::shm_ring_bytes,
+        "GRPCXX_SHM_RING_BYTES", "256KiB", "bytes", "engine",
+        "ring of each direction of such a connection, 16KiB to 64MiB, rounded up to a power of two";
+    shm_lent_bytes: u64 = parse::shm_lent_bytes,
+        "GRPCXX_SHM_LENT_BYTES_MAX", "1GiB", "bytes", "engine",
+        "most bytes of tensors that one such connection lends at a time, up to 16TiB; what is beyond is copied";
     arena_bytes: Option<u64> = parse::arena_bytes,
         "GRPCXX_ARENA_BYTES", "", "bytes", "engine",
         "memory of each shard for received tensors, 1MiB to 16TiB; unset: a part of the machine's memory";

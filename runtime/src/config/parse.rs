@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::table::Invalid;
-use super::{CoreLimit, DriverSetting, LogFormat};
+use super::{CoreLimit, DriverSetting, LogFormat, ShmSetting};
 use crate::host::HostSetting;
 use crate::placement::CpuList;
 
@@ -95,6 +95,14 @@ pub(super) fn arena_bytes(text: &str) -> Parsed<Option<u64>> {
     optional(text, |text| bytes(text, MIB..=16 * TIB))
 }
 
+pub(super) fn shm_ring_bytes(text: &str) -> Parsed<u64> {
+    bytes(text, 16 * KIB..=64 * MIB)
+}
+
+pub(super) fn shm_lent_bytes(text: &str) -> Parsed<u64> {
+    bytes(text, 0..=16 * TIB)
+}
+
 pub(super) fn frame_bytes(text: &str) -> Parsed<u64> {
     bytes(text, 64 * KIB..=u64::from(u32::MAX))
 }
@@ -117,6 +125,14 @@ pub(super) fn driver(text: &str) -> Parsed<DriverSetting> {
         "io_uring" => Ok(DriverSetting::IoUring),
         "epoll" => Ok(DriverSetting::Epoll),
         _ => Err(unreadable("auto, io_uring or epoll")),
+    }
+}
+
+pub(super) fn shm(text: &str) -> Parsed<ShmSetting> {
+    match text {
+        "auto" => Ok(ShmSetting::Auto),
+        "off" => Ok(ShmSetting::Off),
+        _ => Err(unreadable("auto or off")),
     }
 }
 

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use grpcxx_memory::ArenaOptions;
 use grpcxx_rpc::{ChannelOptions, ConnectionLimits, RendezvousLimits, StoreLimits};
+use grpcxx_shm::ShmOptions;
 use grpcxx_tcp::{DriverRequest, TcpOptions};
 use grpcxx_transport::LinkLimits;
 
 use super::fresh_incarnation;
 use crate::cluster::TaskId;
-use crate::config::{Config, DriverSetting, JobKind};
+use crate::config::{Config, DriverSetting, JobKind, ShmSetting};
 use crate::function::Service;
 use crate::host::{HostError, HostSetting};
 use crate::placement::{CpuList, PlacementError};
@@ -41,6 +42,11 @@ pub struct EngineOptions {
     pub host: HostSetting,
     /// Driver and socket options.
     pub tcp: TcpOptions,
+    /// How connections between processes of this host share memory; `None`: they stay on TCP.
+    pub shm: Option<ShmOptions>,
+    /// Whether other processes of this user may map the memory of the shards, read-only, so that tensors in it
+    /// reach them without a copy. Without [`EngineOptions::shm`] it means nothing.
+    pub lends_arenas: bool,
     /// Memory of each shard; `None` takes an equal share of half the machine.
     pub arena: Option<ArenaOptions>,
     /// Limits of each connection.
@@ -82,6 +88,8 @@ impl EngineOptions {
             spin: config.spin,
             host: config.host,
             tcp: tcp_options(config, polling),
+            shm: shm_options(config),
+            lends_arenas: config.shm_lend,
             arena: Some(arena),
             connection_limits: ConnectionLimits {
                 outstanding_calls: config.outstanding_calls as usize,
@@ -124,6 +132,14 @@ impl Default for EngineOptions {
             spin: SPIN_DEFAULT,
             host: HostSetting::default(),
             tcp: TcpOptions::default(),
+            shm: Some(ShmOptions {
+                limits: LinkLimits {
+                    links: SHM_LINKS_DEFAULT,
+                    ..LinkLimits::default()
+                },
+                ..ShmOptions::default()
+            }),
+            lends_arenas: true,
             arena: None,
             connection_limits: ConnectionLimits::default(),
             channel: ChannelOptions::default(),
@@ -177,6 +193,21 @@ fn tcp_options(config: &Config, polling: bool) -> TcpOptions {
         ..TcpOptions::default()
     }
 }
+
+fn shm_options(config: &Config) -> Option<ShmOptions> {
+    (config.shm == ShmSetting::Auto).then(|| ShmOptions {
+        limits: LinkLimits {
+            queued_frames: config.queued_frames as usize,
+            links: config.shm_links as usize,
+        },
+        ring_bytes: usize::try_from(config.shm_ring_bytes).unwrap_or(usize::MAX),
+        lent_bytes_max: usize::try_from(config.shm_lent_bytes).unwrap_or(usize::MAX),
+        ..ShmOptions::default()
+    })
+}
+
+/// Connections of a shard that may be in shared memory, if nothing else is said.
+const SHM_LINKS_DEFAULT: usize = 256;
 
 /// How long an idle shard spins before it parks, if nothing else is said.
 pub const SPIN_DEFAULT: Duration = Duration::from_micros(30);

@@ -13,6 +13,8 @@ pub struct StartReport {
     pub task: String,
     /// The driver of the sockets, and why.
     pub driver: DriverChoice,
+    /// Whether connections within this host go on in shared memory.
+    pub shared_memory: SharedMemory,
     /// What turns the shards, and why.
     pub host: HostChoice,
     /// Number of shards.
@@ -31,13 +33,46 @@ pub struct StartReport {
     pub star_address: Option<SocketAddr>,
 }
 
+/// Whether connections between processes of this host and user go on in shared memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SharedMemory {
+    /// They do, if the peer can too.
+    On {
+        /// Whether tensors in the memory of the shards are lent rather than copied.
+        lends: bool,
+    },
+    /// They stay on TCP.
+    Off {
+        /// Why.
+        why: String,
+    },
+}
+
+impl SharedMemory {
+    pub(super) fn off(why: impl fmt::Display) -> Self {
+        let why = why.to_string();
+        Self::Off { why }
+    }
+}
+
+impl fmt::Display for SharedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::On { lends: true } => f.write_str("on"),
+            Self::On { lends: false } => f.write_str("on (copies only)"),
+            Self::Off { why } => write!(f, "off ({why})"),
+        }
+    }
+}
+
 impl fmt::Display for StartReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} driver={} host={} shards={} cpus={} idle={} arena={}MiB/shard star=",
+            "{} driver={} shm={} host={} shards={} cpus={} idle={} arena={}MiB/shard star=",
             self.task,
             self.driver,
+            self.shared_memory,
             self.host,
             self.shards,
             Cpus(self),

@@ -6,8 +6,10 @@ use std::sync::mpsc::{Sender, channel};
 use arc_swap::ArcSwap;
 use grpcxx_memory::{Arena, ArenaOptions};
 use grpcxx_rpc::{Features, TensorStore};
+use grpcxx_shm::Upgrading;
 use grpcxx_tcp::{Accepted, DriverChoice, TcpOptions, TcpTransport};
 
+use super::report::SharedMemory;
 use super::{Engine, EngineError, EngineOptions, StartReport, fresh_incarnation};
 use crate::client::{Client, Mailboxes};
 use crate::command::{Command, Parcel};
@@ -32,6 +34,7 @@ struct Ends {
 /// What a shard tells the thread that starts the engine.
 struct Started {
     driver: DriverChoice,
+    shared_memory: SharedMemory,
     star_address: Option<SocketAddr>,
 }
 
@@ -70,12 +73,14 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
     let waited: Result<(), _> = hosts.iter().try_for_each(HostHandle::wait_started);
     let reports: Vec<Started> = started.try_iter().collect();
     let driver = reports.first().map(|report| report.driver.clone());
+    let shared_memory = reports.first().map(|report| report.shared_memory.clone());
     let star_address = reports.iter().find_map(|report| report.star_address);
     let mut engine = Engine {
         client: Client::new(Arc::clone(&shared.mailboxes), star_address),
         report: StartReport {
             task: shared.task.name().to_owned(),
             driver: driver.unwrap_or_else(|| unknown_driver(&options.tcp)),
+            shared_memory: shared_memory.unwrap_or_else(|| SharedMemory::off("not started")),
             host: plan.host,
             shards: options.shards,
             pinned_cpus: (0..options.shards)
@@ -121,10 +126,13 @@ fn plan(options: &EngineOptions) -> Result<Plan, EngineError> {
         placement_warning,
         allowed_cpus,
         idle: IdlePolicy::choose(options.polling, options.spin, options.shards, allowed_cpus),
-        arena: options
-            .arena
-            .clone()
-            .unwrap_or_else(|| ArenaOptions::share_of_machine(options.shards)),
+        arena: ArenaOptions {
+            shared: options.lends_arenas && options.shm.is_some() && options.extensions,
+            ..options
+                .arena
+                .clone()
+                .unwrap_or_else(|| ArenaOptions::share_of_machine(options.shards))
+        },
     })
 }
 
@@ -204,21 +212,24 @@ fn start_shard(
     let arena = plan.arena.clone();
     let shared = shared.clone();
     let make = move || {
-        let (transport, driver) =
+        let (tcp, driver) =
             TcpTransport::open(options.tcp.clone()).map_err(|error| error.to_string())?;
+        let mut transport = Upgrading::new(tcp);
+        let shared_memory = share_memory(&mut transport, &options);
+        let features = match shared_memory {
+            _ if !options.extensions => Features::NONE,
+            SharedMemory::On { .. } => Features::ALL,
+            SharedMemory::Off { .. } => Features::ALL.without(Features::SHARED_MEMORY),
+        };
         let parts = CoreParts {
             index,
             shared,
             connection_limits: options.connection_limits,
-            announce: if options.extensions {
-                Features::ALL
-            } else {
-                Features::NONE
-            },
+            announce: features,
             channel_options: options.channel,
             rendezvous_limits: options.rendezvous_limits,
             links: options.tcp.limits.links,
-            arena: Arena::new(arena).map_err(|error| format!("reserve the arena: {error}"))?,
+            arena: reserve(&arena)?,
             mesh: ends.mesh,
             inbox: ends.inbox,
         };
@@ -232,11 +243,48 @@ fn start_shard(
         // The engine that waits for this may have given up already.
         let _ = starting.send(Started {
             driver,
+            shared_memory,
             star_address,
         });
         Ok(DrivenShard::new(shard, ends.sleeper))
     };
     Ok(host::spawn(host_options, make)?)
+}
+
+/// Lets the links of a transport move to shared memory, as the options say.
+fn share_memory(transport: &mut Upgrading<TcpTransport>, options: &EngineOptions) -> SharedMemory {
+    let Some(shm) = &options.shm else {
+        return SharedMemory::off("set by GRPCXX_SHM");
+    };
+    if !options.extensions {
+        return SharedMemory::off("GRPCXX_EXTENSIONS is off");
+    }
+    match transport.enable(shm.clone()) {
+        Ok(()) => SharedMemory::On {
+            lends: options.lends_arenas,
+        },
+        Err(error) => {
+            tracing::warn!(%error, "connections cannot move to shared memory here");
+            SharedMemory::off(error)
+        }
+    }
+}
+
+/// The memory of a shard. Where it cannot be shared it is private, and tensors are copied on their way.
+fn reserve(options: &ArenaOptions) -> Result<Arena, String> {
+    if options.shared {
+        match Arena::new(options.clone()) {
+            Ok(arena) => return Ok(arena),
+            Err(error) => {
+                tracing::warn!(%error, "the arena cannot be shared; other processes get copies");
+            }
+        }
+    }
+    let private = ArenaOptions {
+        shared: false,
+        ..options.clone()
+    };
+    Arena::new(private).map_err(|error| format!("reserve the arena: {error}"))
 }
 
 fn unknown_driver(options: &TcpOptions) -> DriverChoice {

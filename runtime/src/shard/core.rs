@@ -392,7 +392,7 @@ impl<A> Core<A> {
         if self.is_stopping() {
             return self.leave_load();
         }
-        let connection = grpcxx_rpc::ServerConnection::new(self.limits, self.announce);
+        let mut connection = grpcxx_rpc::ServerConnection::new(self.limits, self.announce);
         let order = connection.first_order();
         let adopted = match transport.adopt(accepted, order) {
             Ok(link) => link,
@@ -402,6 +402,11 @@ impl<A> Core<A> {
                 return;
             }
         };
+        if self.announce.contains(Features::SHARED_MEMORY)
+            && let Some(offer) = transport.offer(adopted)
+        {
+            connection.set_offer(offer);
+        }
         match self.servers.insert(ServerLink::new(adopted, connection)) {
             Ok(id) => self.links.set(adopted, Owner::Server(id)),
             Err(_) => {

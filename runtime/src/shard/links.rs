@@ -126,6 +126,21 @@ impl<A> LinkHandler<A> for Core<A> {
             None => {}
         }
     }
+
+    fn moved(&mut self, link: LinkId, medium: &'static str) {
+        self.counters().links_moved.add(1);
+        if let Some(Owner::Peer(slot)) = self.links.owner(link) {
+            self.peer_moved(slot, medium);
+        }
+    }
+
+    fn stayed(&mut self, link: LinkId, reason: &str) {
+        self.counters().links_stayed.add(1);
+        match self.links.owner(link) {
+            Some(Owner::Peer(slot)) => self.peer_stayed(slot, reason),
+            _ => tracing::info!(reason, "the connection of a peer stays on TCP"),
+        }
+    }
 }
 
 impl<A> Core<A> {

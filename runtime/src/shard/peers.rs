@@ -15,6 +15,10 @@ pub(super) struct PeerLink {
     pub(super) channel: Channel<WaitingCall>,
     link: Option<LinkId>,
     connection: Option<ClientConnection>,
+    /// What the connection has moved to.
+    medium: Option<&'static str>,
+    /// Why it did not move though it should.
+    stays: Option<String>,
     is_dirty: bool,
     armed: Option<Time>,
 }
@@ -48,6 +52,8 @@ impl<A> Core<A> {
                 channel: Channel::new(peer.text(), self.channel_options),
                 link: None,
                 connection: None,
+                medium: None,
+                stays: None,
                 is_dirty: false,
                 armed: None,
             });
@@ -56,14 +62,36 @@ impl<A> Core<A> {
     }
 
     pub(super) fn inspect_peer(&self, peer: &Peer) -> PeerState {
-        let connection = self
+        let link = self
             .peer_slots
             .get(&peer.number())
-            .and_then(|&slot| self.peers[slot].connection.as_ref());
+            .map(|&slot| &self.peers[slot]);
+        let connection = link.and_then(|link| link.connection.as_ref());
         PeerState {
+            medium: link.and_then(|link| link.medium).unwrap_or("tcp"),
+            stays: link.and_then(|link| link.stays.clone()),
             is_connected: connection.is_some(),
             features: connection.and_then(ClientConnection::peer_features),
             status: connection.and_then(ClientConnection::peer_status).cloned(),
+        }
+    }
+
+    pub(super) fn peer_moved(&mut self, slot: usize, medium: &'static str) {
+        let peer = &mut self.peers[slot];
+        peer.medium = Some(medium);
+        tracing::debug!(peer = peer.peer.address(), medium, "the connection moved");
+    }
+
+    pub(super) fn peer_stayed(&mut self, slot: usize, reason: &str) {
+        let peer = &mut self.peers[slot];
+        let is_news = peer.stays.as_deref() != Some(reason);
+        if is_news {
+            tracing::info!(
+                peer = peer.peer.address(),
+                reason,
+                "the connection stays on TCP"
+            );
+            peer.stays = Some(reason.to_owned());
         }
     }
 
@@ -104,6 +132,7 @@ impl<A> Core<A> {
         let order = connection.first_order();
         let peer = &mut self.peers[slot];
         peer.connection = Some(connection);
+        peer.medium = None;
         peer.channel.handle_connected();
         tracing::debug!(peer = peer.peer.address(), "connected");
         self.mark_peer(slot);
@@ -267,6 +296,9 @@ impl<A> Core<A> {
         let (Some(link), Some(connection)) = (peer.link, &mut peer.connection) else {
             return 0;
         };
+        if let Some(offer) = connection.take_offer() {
+            transport.upgrade(link, &offer);
+        }
         while let Some(frame) = connection.poll_frame() {
             if let Err(refused) = transport.send(link, frame) {
                 connection.unpoll_frame(refused.value);

@@ -1,13 +1,14 @@
-use std::time::Duration;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use grpcxx::server::{ServerInfo, server_info};
 use grpcxx::store::list;
 use grpcxx_control::{BlockingControlClient, ClientOptions, Health};
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto::{DeviceAttributes, GetStatusResponse};
-use grpcxx_rpc::{Code, Method, Request, Response, Status};
-use grpcxx_runtime::Client;
+use grpcxx_rpc::{Code, Features, Method, Request, Response, Status};
 use grpcxx_runtime::config::Config;
+use grpcxx_runtime::{Client, Peer, PeerState};
 use prost::Message;
 use serde::Serialize;
 
@@ -30,6 +31,10 @@ struct TaskReport {
     /// Absent for peers that are not grpcxx.
     version: Option<String>,
     transport: Option<String>,
+    /// What carries the connection that was asked over: `tcp` or `shm`.
+    link: Option<&'static str>,
+    /// Why it is not shared memory, although it should be.
+    link_stays: Option<String>,
     host: Option<String>,
     report: Option<String>,
     devices: Vec<Device>,
@@ -109,11 +114,13 @@ fn look(client: &Client, task: &Task, timeout: Duration) -> TaskReport {
     // Peers that are not grpcxx have neither; that is no error.
     let mut info = None;
     let mut stored = None;
+    let mut link = None;
     if devices.is_ok()
         && let Ok(peer) = client.peer(&task.star)
     {
         info = server_info(client, &peer, Some(timeout)).ok();
         stored = list(client, &peer, Some(timeout)).ok();
+        link = link_state(client, &peer, timeout);
     }
     let info_text = |field: fn(ServerInfo) -> String| info.clone().map(field);
     TaskReport {
@@ -122,6 +129,8 @@ fn look(client: &Client, task: &Task, timeout: Duration) -> TaskReport {
         star,
         version: info_text(|info| info.version),
         transport: info_text(|info| info.driver),
+        link: link.as_ref().map(|link| link.medium),
+        link_stays: link.and_then(|link| link.stays),
         host: info_text(|info| info.host),
         report: info_text(|info| info.report),
         devices: devices
@@ -131,6 +140,27 @@ fn look(client: &Client, task: &Task, timeout: Duration) -> TaskReport {
             .collect(),
         stored_tensors: stored.as_ref().map(Vec::len),
         stored_bytes: stored.map(|stored| stored.iter().map(|tensor| tensor.meta.data_bytes).sum()),
+    }
+}
+
+/// How the connection to a peer is, once it had the time to move.
+fn link_state(client: &Client, peer: &Peer, timeout: Duration) -> Option<PeerState> {
+    let end = Instant::now() + timeout.min(MOVE_TIME);
+    loop {
+        let (tell, told) = channel();
+        client.inspect(peer, move |state| {
+            // Who asked may have given up.
+            let _ = tell.send(state);
+        });
+        let state = told.recv_timeout(timeout).ok()?;
+        let may_move = state
+            .features
+            .is_some_and(|features| features.contains(Features::SHARED_MEMORY));
+        let is_settled = state.medium != "tcp" || state.stays.is_some() || !may_move;
+        if is_settled || Instant::now() >= end {
+            return Some(state);
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -192,6 +222,7 @@ fn text(report: &Report) -> String {
         "tensors#",
         "size#",
         "incarnation",
+        "link",
         "transport",
     ]);
     for task in &report.tasks {
@@ -207,6 +238,7 @@ fn text(report: &Report) -> String {
             task.devices
                 .first()
                 .map_or_else(unknown, |device| device.incarnation.clone()),
+            task.link.map_or_else(unknown, str::to_owned),
             task.transport.clone().unwrap_or_else(unknown),
         ]);
     }
@@ -218,6 +250,7 @@ fn text(report: &Report) -> String {
                 task.grpc.as_ref().and_then(|grpc| grpc.error.as_ref()),
             ),
             ("star", task.star.error.as_ref()),
+            ("link stays on tcp", task.link_stays.as_ref()),
         ] {
             if let Some(error) = error {
                 text.push_str(&format!("{} {kind}: {error}\n", task.task));
@@ -234,3 +267,6 @@ fn state(endpoint: &Endpoint) -> String {
     let state = if endpoint.is_serving { "up" } else { "DOWN" };
     format!("{} {state}", endpoint.address)
 }
+
+/// How long a connection may take to move to shared memory before it is shown where it is.
+const MOVE_TIME: Duration = Duration::from_millis(300);

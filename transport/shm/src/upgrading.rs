@@ -10,6 +10,7 @@ mod offer;
 mod steps;
 mod tap;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -47,10 +48,18 @@ pub struct Upgrading<T> {
     frames_in_flight: usize,
     counters: ShmCounters,
     last_failure: Option<String>,
+    /// What the handler has not been told.
+    notes: VecDeque<(LinkId, Note)>,
     /// When a link in shared memory had an event.
     stirred: Option<Time>,
     turns_without_base: u32,
     now: Time,
+}
+
+/// What became of a move.
+enum Note {
+    Moved,
+    Stayed(String),
 }
 
 /// What is needed for links in shared memory.
@@ -80,6 +89,7 @@ impl<T: Park> Upgrading<T> {
             frames_in_flight: 0,
             counters: ShmCounters::default(),
             last_failure: None,
+            notes: VecDeque::new(),
             stirred: None,
             turns_without_base: 0,
             now: Time::ZERO,
@@ -166,7 +176,7 @@ impl<T: Park> Upgrading<T> {
     /// Announces sleep to all links in shared memory; false if one of them has work.
     fn fall_asleep(&mut self) -> bool {
         if let Some(medium) = &self.medium
-            && (medium.others_heard || !medium.heard.is_empty())
+            && (medium.others_heard || !medium.heard.is_empty() || !self.notes.is_empty())
         {
             return false;
         }
@@ -339,6 +349,12 @@ impl<T: Park> Transport for Upgrading<T> {
     fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<T::Accepted>) -> usize {
         self.now = now;
         self.listen_around(now);
+        while let Some((link, note)) = self.notes.pop_front() {
+            match note {
+                Note::Moved => handler.moved(link, MEDIUM),
+                Note::Stayed(reason) => handler.stayed(link, &reason),
+            }
+        }
         let mut events = self.advance_moved(now, handler);
         if events > 0 {
             self.stirred = Some(now);
@@ -430,6 +446,9 @@ impl<T: Park> fmt::Debug for Upgrading<T> {
             .finish_non_exhaustive()
     }
 }
+
+/// Name of what links move to.
+const MEDIUM: &str = "shm";
 
 /// How long shared memory counts as busy after an event.
 const BUSY_TIME: Duration = Duration::from_micros(50);

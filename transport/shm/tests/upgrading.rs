@@ -164,10 +164,18 @@ impl LinkHandler<Accepted> for Reader {
             }
             if len > 0 {
                 let memory = grpcxx_memory::BufferMut::zeroed(len);
-                let next = Next::Land(Landing::replaceable(memory));
+                let mut landing = Landing::replaceable(memory);
+                if self.messages.is_multiple_of(2) {
+                    // As a connection does, it takes along what is there.
+                    consumed_bytes += landing.fill_from(&bytes[consumed_bytes..]);
+                }
+                if landing.is_full() {
+                    self.check(&landing.into_shared());
+                    continue;
+                }
                 return Progress {
                     consumed_bytes,
-                    next,
+                    next: Next::Land(landing),
                 };
             }
             self.check(&[]);

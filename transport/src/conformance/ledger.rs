@@ -294,6 +294,14 @@ impl<A> LinkHandler<A> for Auditor<'_, A> {
         self.books.closed(link, reason);
         self.handler.closed(link, reason);
     }
+
+    fn moved(&mut self, link: LinkId, medium: &'static str) {
+        self.handler.moved(link, medium);
+    }
+
+    fn stayed(&mut self, link: LinkId, reason: &str) {
+        self.handler.stayed(link, reason);
+    }
 }
 
 impl Books {

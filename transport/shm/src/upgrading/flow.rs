@@ -88,6 +88,13 @@ impl Flow {
         self.taken_bytes += bytes as u64;
     }
 
+    /// Notes that the landing of the last order is full. It may have had bytes before, which are not of the link.
+    pub(crate) fn take_landing(&mut self) {
+        if let Order::Land { bytes } = self.order {
+            self.taken_bytes += bytes;
+        }
+    }
+
     /// Divides an order of the handler: returns what the first medium shall do, and lets shared memory do what is
     /// beyond the peer's cut.
     pub(crate) fn steer(&mut self, next: Next) -> Next {

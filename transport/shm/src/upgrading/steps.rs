@@ -4,9 +4,9 @@ use std::time::Duration;
 use grpcxx_transport::{CloseReason, LinkHandler, LinkId, Park, Time};
 use rustix::io::Errno;
 
-use super::Upgrading;
 use super::flow::{Flow, Stage};
 use super::offer::{self, Offer};
+use super::{Note, Upgrading};
 use crate::HANDSHAKE_TIME_MAX;
 use crate::channel::{Channel, Side, failure};
 use crate::door::{self, Guest};
@@ -30,7 +30,7 @@ impl<T: Park> Upgrading<T> {
             return;
         }
         let Some(offer) = Offer::decode(offer) else {
-            return self.stay("the peer's offer cannot be read");
+            return self.stay(link, "the peer's offer cannot be read");
         };
         if offer.host != medium.host {
             self.counters.elsewhere += 1;
@@ -38,7 +38,10 @@ impl<T: Park> Upgrading<T> {
         }
         let limit = medium.options.limits.links;
         if self.moved.len() >= limit {
-            return self.stay(&format!("all {limit} links over shared memory are in use"));
+            return self.stay(
+                link,
+                &format!("all {limit} links over shared memory are in use"),
+            );
         }
         let entered = door::enter(&offer.door, offer.token, medium.options.ring_bytes()).and_then(
             |(socket, segment)| {
@@ -56,13 +59,16 @@ impl<T: Park> Upgrading<T> {
                 };
                 self.asked.push(link);
             }
-            Err((operation, Errno::CONNREFUSED)) => self.stay(&format!(
-                "{operation}: nobody listens there; the peer is in another network namespace"
-            )),
+            Err((operation, Errno::CONNREFUSED)) => self.stay(
+                link,
+                &format!(
+                    "{operation}: nobody listens there; the peer is in another network namespace"
+                ),
+            ),
             Err((operation, Errno::PERM)) => {
-                self.stay(&format!("{operation}: the peer runs as another user"));
+                self.stay(link, &format!("{operation}: the peer runs as another user"));
             }
-            Err((operation, errno)) => self.stay(&failure(operation, errno).to_string()),
+            Err((operation, errno)) => self.stay(link, &failure(operation, errno).to_string()),
         }
     }
 
@@ -121,9 +127,12 @@ impl<T: Park> Upgrading<T> {
             };
             self.asked.swap_remove(index);
             if is_late {
-                self.stay(&format!(
-                    "the peer did not answer at its UNIX socket within {HANDSHAKE_TIME_MAX:?}"
-                ));
+                self.stay(
+                    id,
+                    &format!(
+                        "the peer did not answer at its UNIX socket within {HANDSHAKE_TIME_MAX:?}"
+                    ),
+                );
             }
         }
     }
@@ -245,7 +254,7 @@ impl<T: Park> Upgrading<T> {
             }) {
                 Ok(Ok(Message::Welcome)) => self.switch_dialler(id, socket, segment),
                 Ok(Ok(Message::Refuse { reason })) => {
-                    self.stay(&format!("the peer refuses: {reason}"));
+                    self.stay(id, &format!("the peer refuses: {reason}"));
                 }
                 Err(Errno::AGAIN | Errno::INTR) => {
                     flow.stage = Stage::Asked {
@@ -254,12 +263,12 @@ impl<T: Park> Upgrading<T> {
                         since,
                     };
                 }
-                _ => self.stay("the peer closed its UNIX socket without an answer"),
+                _ => self.stay(id, "the peer closed its UNIX socket without an answer"),
             },
             Stage::Welcomed(mut channel) => {
                 let heard = channel.hear();
                 if heard.is_err() || channel.is_peer_gone() && channel.cut().is_none() {
-                    return self.stay("the peer changed its mind");
+                    return self.stay(id, "the peer changed its mind");
                 }
                 if channel.cut().is_some() {
                     self.switch_acceptor(id, channel);
@@ -287,7 +296,7 @@ impl<T: Park> Upgrading<T> {
         let channel = Channel::new(socket, segment, Side::Dialler, None, &medium.options);
         let cut = flow.sent_bytes;
         if channel.tell(&Message::Switch { cut }).is_err() {
-            return self.stay("the peer went away");
+            return self.stay(id, "the peer went away");
         }
         flow.switch(channel);
         self.note_moved(id);
@@ -313,7 +322,7 @@ impl<T: Park> Upgrading<T> {
     fn note_moved(&mut self, id: LinkId) {
         self.moved.push(id);
         self.counters.links += 1;
-        tracing::debug!(link = ?id, "a link goes on in shared memory");
+        self.notes.push_back((id, Note::Moved));
     }
 
     /// Lets a dialler in that was made an offer.
@@ -348,19 +357,16 @@ impl<T: Park> Upgrading<T> {
                 flow.stage = Stage::Welcomed(channel);
                 medium.heard.push(id);
             }
-            (Err(errno), _) => self.stay(&failure("welcome a peer", errno).to_string()),
+            (Err(errno), _) => self.stay(id, &failure("welcome a peer", errno).to_string()),
             (Ok(()), None) => {}
         }
     }
 
     /// Notes that a link stays where it is, and why.
-    fn stay(&mut self, reason: &str) {
+    fn stay(&mut self, link: LinkId, reason: &str) {
         self.counters.failures += 1;
-        tracing::info!(
-            reason,
-            medium = self.base.name(),
-            "a link stays where it is"
-        );
         self.last_failure = Some(reason.to_owned());
+        self.notes
+            .push_back((link, Note::Stayed(reason.to_owned())));
     }
 }

@@ -68,11 +68,10 @@ impl<A> LinkHandler<A> for Tap<'_, A> {
     fn landed(&mut self, base: LinkId, landing: Landing, outcome: Outcome) -> Next {
         let id = self.id(base);
         self.events += 1;
-        let bytes = landing.filled_bytes();
         let next = self.handler.landed(id, landing, outcome);
         match self.flows.find(id) {
             Some(flow) if outcome == Outcome::Done => {
-                flow.take(bytes);
+                flow.take_landing();
                 flow.steer(next)
             }
             _ => next,

@@ -1,0 +1,191 @@
+//! Engines of one host whose connections go on in shared memory.
+
+use std::net::SocketAddr;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use grpcxx_rpc::{Features, GraphCall, RendezvousKey, Request, Response, Shape, Tensor, Text};
+use grpcxx_runtime::cluster::TaskId;
+use grpcxx_runtime::host::HostSetting;
+use grpcxx_runtime::{
+    Call, Engine, EngineOptions, Peer, PeerState, STORE_PULL, STORE_PUSH, SharedMemory,
+};
+
+fn options(job: &str) -> EngineOptions {
+    EngineOptions {
+        task: TaskId::new(job, 0),
+        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+        ..EngineOptions::default()
+    }
+}
+
+fn start(options: EngineOptions) -> Engine {
+    Engine::start(options).unwrap()
+}
+
+fn peer_of(server: &Engine, worker: &Engine) -> Peer {
+    let address = server.local_addr().unwrap().to_string();
+    worker.client().peer(&address).unwrap()
+}
+
+fn key(engine: &Engine, edge: usize) -> Text {
+    RendezvousKey::new(
+        &engine.device_attributes().name,
+        engine.incarnation(),
+        "/job:worker/replica:0/task:0/device:CPU:0",
+        &format!("edge {edge}"),
+    )
+    .unwrap()
+    .to_text()
+}
+
+fn floats(len: usize, value: f32) -> Tensor {
+    let shape = Shape::new(&[len as u64]).unwrap();
+    Tensor::from_slice(shape, &vec![value; len]).unwrap()
+}
+
+fn state(engine: &Engine, peer: &Peer) -> PeerState {
+    let (tell, told) = channel();
+    engine
+        .client()
+        .inspect(peer, move |state| tell.send(state).unwrap());
+    told.recv_timeout(Duration::from_secs(10)).unwrap()
+}
+
+fn until_moved(engine: &Engine, peer: &Peer) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while state(engine, peer).medium != "shm" {
+        assert!(Instant::now() < end, "{:?}", state(engine, peer).stays);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn receive(engine: &Engine, peer: &Peer, step_id: i64, key: Text) -> Call {
+    let request = Request::RecvTensor { step_id, key };
+    engine
+        .client()
+        .call(peer, request, Some(Duration::from_secs(20)))
+}
+
+/// Calls that are under way when the connection moves end once each, with their own answers.
+#[test]
+fn calls_in_flight_at_the_move_end_once() {
+    for (round, host) in [
+        HostSetting::Native,
+        HostSetting::Auto,
+        HostSetting::Native,
+        HostSetting::Auto,
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let with = |job| EngineOptions {
+            host,
+            shards: 1 + round / 2,
+            ..options(job)
+        };
+        let (server, worker) = (start(with("ps")), start(with("worker")));
+        let peer = peer_of(&server, &worker);
+        let lens = [1, 100, 5000, 70_000];
+        let mut calls = Vec::new();
+        for index in 0..800 {
+            let key = key(&server, index);
+            let tensor = floats(lens[index % 4], index as f32);
+            // Some tensors are there before their request, some come later.
+            if index % 3 == 0 {
+                server.send(1, key.clone(), tensor).unwrap();
+                calls.push(receive(&worker, &peer, 1, key));
+            } else {
+                calls.push(receive(&worker, &peer, 1, key.clone()));
+                server.send(1, key, tensor).unwrap();
+            }
+            if index % 100 == 0 {
+                std::thread::sleep(Duration::from_micros(500));
+            }
+        }
+        for (index, call) in calls.into_iter().enumerate() {
+            let Response::Tensors(tensors) = call.wait().unwrap() else {
+                panic!("a tensor was asked for");
+            };
+            assert_eq!(tensors[0], floats(lens[index % 4], index as f32));
+        }
+        until_moved(&worker, &peer);
+        assert_eq!(worker.counters().links_moved, 1);
+        assert_eq!(server.counters().links_moved, 1);
+        assert_eq!(
+            worker.counters().links_stayed + server.counters().links_stayed,
+            0
+        );
+        assert_eq!(
+            server.counters().sends_refused + server.counters().restored,
+            0
+        );
+    }
+}
+
+#[test]
+fn tensors_of_the_store_are_borrowed_and_outlast_their_owner() {
+    let (server, worker) = (start(options("ps")), start(options("worker")));
+    let peer = peer_of(&server, &worker);
+    let push = GraphCall {
+        graph_handle: Text::from(STORE_PUSH),
+        feeds: vec![(Text::from("weights"), floats(1 << 20, 3.5))],
+        ..GraphCall::default()
+    };
+    let request = Request::StarRunGraph(Box::new(push));
+    let client = worker.client();
+    client.call(&peer, request, None).wait().unwrap();
+    until_moved(&worker, &peer);
+    let pull = GraphCall {
+        graph_handle: Text::from(STORE_PULL),
+        fetches: vec![Text::from("weights")],
+        ..GraphCall::default()
+    };
+    let request = Request::StarRunGraph(Box::new(pull));
+    let Response::Fetched(mut pulled) = client.call(&peer, request, None).wait().unwrap() else {
+        panic!("a tensor was fetched");
+    };
+    let tensor = pulled.pop().unwrap().1;
+    assert!(!tensor.data.is_arena(), "it is the server's memory");
+    drop(server);
+    assert_eq!(tensor, floats(1 << 20, 3.5));
+}
+
+#[test]
+fn whoever_does_not_want_it_stays_on_tcp() {
+    let off = |job| EngineOptions {
+        shm: None,
+        ..options(job)
+    };
+    let plain = |job| EngineOptions {
+        extensions: false,
+        ..options(job)
+    };
+    for (server, worker) in [
+        (off("ps"), options("worker")),
+        (options("ps"), off("worker")),
+        (plain("ps"), options("worker")),
+        (options("ps"), plain("worker")),
+    ] {
+        let (server, worker) = (start(server), start(worker));
+        let peer = peer_of(&server, &worker);
+        for step_id in 0..50 {
+            server
+                .send(step_id, key(&server, 1), floats(3, 1.0))
+                .unwrap();
+            receive(&worker, &peer, step_id, key(&server, 1))
+                .wait()
+                .unwrap();
+        }
+        let state = state(&worker, &peer);
+        assert_eq!(state.medium, "tcp");
+        let both = [&server, &worker]
+            .map(|engine| matches!(engine.start_report().shared_memory, SharedMemory::On { .. }));
+        assert_ne!(both, [true, true]);
+        let announced = state.features.unwrap_or(Features::NONE);
+        assert!(both[0] || !announced.contains(Features::SHARED_MEMORY));
+        for engine in [&server, &worker] {
+            assert_eq!(engine.counters().links_moved, 0);
+        }
+    }
+}
