@@ -237,6 +237,12 @@ impl<A: Adapter> RdmaLinks<A> {
         self.queue(id.slot);
     }
 
+    /// Takes peers the right to read foreign memory that was sent, also if they are reading it, which ends their links.
+    /// Returns how many registrations that ended.
+    pub fn revoke(&mut self, payload: &[u8]) -> usize {
+        self.registry.revoke(payload)
+    }
+
     /// Stops the queue of a link, as a device does that fails.
     pub fn break_queue(&mut self, id: LinkId) -> bool {
         let station = self.links.find(id).and_then(|link| link.station.as_mut());

@@ -67,7 +67,8 @@ struct Pool<A: Adapter> {
 struct Foreign<A: Adapter> {
     start: usize,
     len_bytes: usize,
-    registration: A::Registration,
+    /// `None` once it was revoked.
+    registration: Option<A::Registration>,
     _memory: Buffer,
     uses: u32,
     idle_since: Time,
@@ -174,17 +175,26 @@ impl<A: Adapter> Registry<A> {
         }
         for (index, entry) in self.foreign.iter_mut().enumerate() {
             if let Some(entry) = entry
+                && let Some(registration) = &entry.registration
                 && contains(entry.start, entry.len_bytes, start, len_bytes)
             {
                 entry.uses += 1;
                 self.counters.hits += 1;
                 return Some(Lent {
-                    key: entry.registration.remote_key(),
+                    key: registration.remote_key(),
                     lease: Lease::Foreign(index),
                 });
             }
         }
         self.register_foreign(adapter, buffer, now)
+    }
+
+    /// Ends the registrations of foreign memory that `part` lies in, though peers may be reading it. Returns how many.
+    pub(crate) fn revoke(&mut self, part: &[u8]) -> usize {
+        let (start, len_bytes) = (part.as_ptr().addr(), part.len());
+        let entries = self.foreign.iter_mut().flatten();
+        let hit = entries.filter(|entry| contains(entry.start, entry.len_bytes, start, len_bytes));
+        hit.filter_map(|entry| entry.registration.take()).count()
     }
 
     /// Ends a lease.
@@ -263,7 +273,7 @@ impl<A: Adapter> Registry<A> {
                 self.foreign[index] = Some(Foreign {
                     start: buffer.as_ptr().addr(),
                     len_bytes,
-                    registration,
+                    registration: Some(registration),
                     _memory: buffer.clone(),
                     uses: 1,
                     idle_since: now,

@@ -2,5 +2,6 @@
 
 mod faults;
 mod suite;
+#[path = "../support/talker.rs"]
 mod talker;
 mod world;
