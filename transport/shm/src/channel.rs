@@ -47,7 +47,9 @@ pub(crate) struct Channel {
     peer_gone: bool,
     lend_bytes_min: usize,
     lent_bytes_max: usize,
-    /// Frames that are complete, while they are on their way to the handler.
+    /// Bytes read since the peer was last asked whether it waits for room.
+    freed_bytes: usize,
+    /// Frames that are complete and not reported.
     #[expect(clippy::vec_box, reason = "links take and return boxes")]
     complete: Vec<Box<Frame>>,
 }
@@ -116,6 +118,7 @@ impl Channel {
             peer_gone: false,
             lend_bytes_min: options.lend_bytes_min,
             lent_bytes_max: options.lent_bytes_max,
+            freed_bytes: 0,
             complete: Vec::new(),
         }
     }
@@ -140,12 +143,19 @@ impl Channel {
         self.is_held = is_held;
     }
 
+    /// Frames that were accepted and not reported as sent.
     pub(crate) fn queued_frames(&self) -> usize {
-        self.outbound.len()
+        self.outbound.len() + self.complete.len()
     }
 
-    pub(crate) fn push(&mut self, frame: Box<Frame>) {
+    /// Queues a frame. The first of a turn is written at once, since the peer may wait for it.
+    pub(crate) fn push(&mut self, frame: Box<Frame>, counters: &mut ShmCounters) {
+        let is_first = self.outbound.is_empty() && self.complete.is_empty();
         self.outbound.push(frame);
+        if is_first && !self.is_held {
+            // What is wrong with the ring is found out by the next turn too.
+            let _ = self.write_record(WRITE_BYTES_EARLY, counters);
+        }
     }
 
     /// Ends a pause; the order comes back if there is none.
@@ -244,6 +254,9 @@ impl Channel {
     }
 
     fn has_work(&mut self) -> Result<bool, Garbage> {
+        if !self.complete.is_empty() {
+            return Ok(true);
+        }
         if !self.outbound.is_empty() && !self.is_held && self.can_write()? {
             return Ok(true);
         }
@@ -272,6 +285,10 @@ impl Channel {
         let mut events = 0;
         if let Some(inbound) = &mut self.inbound {
             events += inbound.lose(link, handler);
+        }
+        for frame in self.complete.drain(..) {
+            handler.sent(link, frame, Outcome::Done);
+            events += 1;
         }
         while let Some(frame) = self.outbound.pop() {
             handler.sent(link, frame, Outcome::Lost);
@@ -332,6 +349,9 @@ impl From<Garbage> for TransportError {
         broken(&garbage.to_string())
     }
 }
+
+/// Bytes of a frame that leave before the next turn.
+const WRITE_BYTES_EARLY: usize = 64 << 10;
 
 /// Messages that one look at a socket takes.
 const MESSAGES_MAX: usize = 64;

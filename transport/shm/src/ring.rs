@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use crate::garbage::Garbage;
+use crate::record::RECORD_BYTES;
 use crate::segment::{Line, Segment};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -48,7 +49,8 @@ impl RingWriter {
         }
     }
 
-    /// Bytes that can be written; looks at the reader's progress only if fewer than `wanted` are known of.
+    /// Bytes that can be written, a multiple of 8 as records are, although the reader may be in the middle of one;
+    /// looks at the reader's progress only if fewer than `wanted` are known of.
     pub(crate) fn room(&mut self, wanted: usize) -> Result<usize, Garbage> {
         let capacity = self.segment.ring_bytes() as u64;
         if capacity - (self.tail - self.head) < wanted as u64 {
@@ -57,7 +59,8 @@ impl RingWriter {
             Garbage::check("bytes read", read, self.tail - self.head)?;
             self.head = head;
         }
-        Ok((capacity - (self.tail - self.head)) as usize)
+        let room = (capacity - (self.tail - self.head)) as usize;
+        Ok(room / RECORD_BYTES * RECORD_BYTES)
     }
 
     /// Puts bytes `ahead` bytes behind the tail. Not visible before [`RingWriter::publish`].
@@ -75,6 +78,10 @@ impl RingWriter {
     /// Shows the reader `len` more bytes.
     pub(crate) fn publish(&mut self, len: usize) {
         self.tail += len as u64;
+        assert!(
+            self.tail - self.head <= self.segment.ring_bytes() as u64,
+            "more was written than there was room for"
+        );
         self.lane().tail.0.store(self.tail, Ordering::Release);
     }
 
@@ -141,13 +148,23 @@ impl RingReader {
         }
     }
 
-    /// Gives the room of the next `len` bytes, which must be available, back to the writer.
+    /// Bytes read since the start.
+    pub(crate) fn read_bytes(&self) -> u64 {
+        self.head
+    }
+
+    /// Notes that the next `len` bytes, which must be available, are read. The writer does not see it before
+    /// [`RingReader::publish`].
     pub(crate) fn consume(&mut self, len: usize) {
         assert!(
             len as u64 <= self.tail - self.head,
             "more was used than read"
         );
         self.head += len as u64;
+    }
+
+    /// Gives the room of what was read back to the writer.
+    pub(crate) fn publish(&self) {
         self.lane().head.0.store(self.head, Ordering::Release);
     }
 
@@ -213,6 +230,7 @@ mod interleavings {
                 let mut seen = [0; 8];
                 reader.peek(&mut seen);
                 reader.consume(8);
+                reader.publish();
                 assert_eq!(u64::from_le_bytes(seen), word);
             }
             thread.join().expect("the writer does not fail");
@@ -266,5 +284,27 @@ mod interleavings {
             look();
             assert_eq!(seen, 0b11);
         });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::memory::Memory;
+    use crate::segment::len_bytes;
+
+    #[test]
+    fn room_is_whole_records_while_the_reader_is_in_one() {
+        let (memory, _) = Memory::create(len_bytes(4096)).unwrap();
+        let segment = Arc::new(Segment::new(memory, 4096));
+        let mut writer = RingWriter::new(Arc::clone(&segment), 0);
+        let mut reader = RingReader::new(segment, 0);
+        assert_eq!(writer.room(1), Ok(4096));
+        writer.publish(4096);
+        assert_eq!(reader.available(), Ok(4096));
+        reader.consume(1027);
+        assert_eq!(writer.room(1), Ok(0), "not published");
+        reader.publish();
+        assert_eq!(writer.room(1), Ok(1024));
     }
 }

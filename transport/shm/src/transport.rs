@@ -168,17 +168,19 @@ impl ShmTransport {
 
     /// Does what the state of one link asks for. Returns the number of events.
     fn advance<A>(&mut self, slot: usize, now: Time, handler: &mut dyn LinkHandler<A>) -> usize {
-        let Some((id, mut link)) = self.links.take(slot) else {
+        let Some((id, link)) = self.links.at(slot) else {
             return 0;
         };
         let frames = link.queued_frames();
         let events = link.advance(id, now, &mut self.staging, handler, &mut self.counters);
         self.frames_in_flight -= frames - link.queued_frames();
         if events > 0 || !matches!(link.phase, Phase::Ended(_)) {
-            self.links.put_back(id, link);
             return events;
         }
-        self.finish(id, link, handler)
+        match self.links.take(slot) {
+            Some((id, link)) => self.finish(id, link, handler),
+            None => 0,
+        }
     }
 
     /// Removes a link that has ended, and reports all that follows from it.
@@ -210,12 +212,10 @@ impl ShmTransport {
             return false;
         }
         for slot in 0..self.links.slot_count() {
-            let Some((id, mut link)) = self.links.take(slot) else {
+            let Some((_, link)) = self.links.at(slot) else {
                 continue;
             };
-            let sleeps = link.fall_asleep();
-            self.links.put_back(id, link);
-            if !sleeps {
+            if !link.fall_asleep() {
                 self.wake_up();
                 return false;
             }
@@ -225,9 +225,8 @@ impl ShmTransport {
 
     fn wake_up(&mut self) {
         for slot in 0..self.links.slot_count() {
-            if let Some((id, mut link)) = self.links.take(slot) {
+            if let Some((_, link)) = self.links.at(slot) {
                 link.wake_up();
-                self.links.put_back(id, link);
             }
         }
         self.polled = None;
@@ -291,7 +290,7 @@ impl Transport for ShmTransport {
                 if channel.queued_frames() >= self.options.limits.queued_frames {
                     return refuse(frame, Refusal::Full);
                 }
-                channel.push(frame);
+                channel.push(frame, &mut self.counters);
                 self.frames_in_flight += 1;
                 Ok(())
             }
@@ -379,13 +378,11 @@ impl Park for ShmTransport {
 impl ShmTransport {
     /// How long a sleep may last because of what only a clock will tell.
     fn patience(&mut self) -> Option<Duration> {
-        let mut is_flushing = false;
-        for slot in 0..self.links.slot_count() {
-            if let Some((id, link)) = self.links.take(slot) {
-                is_flushing |= matches!(link.phase, Phase::Flushing { .. });
-                self.links.put_back(id, link);
-            }
-        }
+        let links = &mut self.links;
+        let is_flushing = (0..links.slot_count()).any(|slot| {
+            let link = links.at(slot);
+            link.is_some_and(|(_, link)| matches!(link.phase, Phase::Flushing { .. }))
+        });
         is_flushing.then_some(CLOSING_CHECK)
     }
 }
@@ -446,4 +443,4 @@ pub(crate) const CLOSING_CHECK: Duration = Duration::from_millis(1);
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// As [`POLL_INTERVAL`], for clocks that stand still.
-pub(crate) const TURNS_PER_POLL: u32 = 64;
+pub(crate) const TURNS_PER_POLL: u32 = 1024;

@@ -288,7 +288,7 @@ impl<T: Park> Transport for Upgrading<T> {
                 .map_or(0, |medium| medium.options.limits.queued_frames);
             return match (&moved.phase, &mut moved.channel) {
                 (Phase::Open, Some(channel)) if channel.queued_frames() < limit => {
-                    channel.push(frame);
+                    channel.push(frame, &mut self.counters);
                     self.frames_in_flight += 1;
                     Ok(())
                 }

@@ -24,7 +24,7 @@ impl Channel {
     ) -> Result<(), TransportError> {
         let enough = *events + EVENTS_ENOUGH;
         let mut budget_bytes = READ_BYTES_MAX;
-        let mut has_consumed = false;
+        let freed_before = self.reader.read_bytes();
         while budget_bytes > 0 && *events < enough {
             let Some(inbound) = &mut self.inbound else {
                 break;
@@ -42,7 +42,6 @@ impl Channel {
                     if available == 0 {
                         break;
                     }
-                    has_consumed = true;
                     self.begin(available)?
                 }
             };
@@ -58,10 +57,23 @@ impl Channel {
             budget_bytes -= bytes.min(budget_bytes);
             *events += found;
         }
-        if has_consumed {
+        self.free(freed_before, counters);
+        Ok(())
+    }
+
+    /// Lets the peer have the room of what was read, and wakes it if it may wait for that: who waits has filled three
+    /// quarters of the ring, so that a look for each quarter read is enough.
+    fn free(&mut self, freed_before: u64, counters: &mut ShmCounters) {
+        let freed_bytes = (self.reader.read_bytes() - freed_before) as usize;
+        if freed_bytes == 0 {
+            return;
+        }
+        self.reader.publish();
+        self.freed_bytes += freed_bytes;
+        if self.freed_bytes >= self.segment.ring_bytes() / 4 {
+            self.freed_bytes = 0;
             self.knock(WANTS_ROOM, counters);
         }
-        Ok(())
     }
 
     /// Reads the head of the next record.
@@ -160,6 +172,9 @@ impl Channel {
                 (bytes, inbound.offer(link, &staging[..bytes], handler))
             }
         };
+        if bytes >= PUBLISHED_BYTES {
+            self.reader.publish();
+        }
         if bytes == left {
             self.reader.consume(padding);
         } else {
@@ -216,6 +231,9 @@ impl Channel {
         (bytes, events)
     }
 }
+
+/// Reading so many bytes takes long enough for the peer to want their room before the rest is read.
+const PUBLISHED_BYTES: usize = 4096;
 
 /// Bytes that one link reads in one turn.
 const READ_BYTES_MAX: usize = 1 << 20;

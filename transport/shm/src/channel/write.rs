@@ -25,17 +25,27 @@ impl Channel {
         }
         let enough = *events + EVENTS_ENOUGH;
         let mut budget_bytes = WRITE_BYTES_MAX;
+        self.report_sent(link, handler, events);
         while !self.outbound.is_empty() && budget_bytes > 0 && *events < enough {
             let Some(written) = self.write_record(budget_bytes, counters)? else {
                 break;
             };
             budget_bytes -= written.min(budget_bytes);
-            for frame in self.complete.drain(..) {
-                handler.sent(link, frame, Outcome::Done);
-                *events += 1;
-            }
+            self.report_sent(link, handler, events);
         }
         Ok(())
+    }
+
+    fn report_sent<A>(
+        &mut self,
+        link: LinkId,
+        handler: &mut dyn LinkHandler<A>,
+        events: &mut usize,
+    ) {
+        for frame in self.complete.drain(..) {
+            handler.sent(link, frame, Outcome::Done);
+            *events += 1;
+        }
     }
 
     /// Whether the next record has room.
@@ -48,7 +58,7 @@ impl Channel {
     }
 
     /// Writes one record, if it has room. Returns how many bytes of frames left with it.
-    fn write_record(
+    pub(super) fn write_record(
         &mut self,
         budget_bytes: usize,
         counters: &mut ShmCounters,

@@ -190,26 +190,28 @@ impl<T: Park> Upgrading<T> {
         let Some(medium) = &mut self.medium else {
             return (0, true);
         };
-        let Some((_, mut flow)) = self.flows.take(id.slot as usize) else {
+        let Some(flow) = self.flows.find(id) else {
             return (0, true);
         };
-        let frames = flow.queued_frames();
+        let base = flow.base;
         let Stage::Moved(link) = &mut flow.stage else {
-            self.flows.put_back(id, flow);
             return (0, true);
         };
+        let frames = link.queued_frames();
         let events = link.advance(id, now, &mut medium.staging, handler, &mut self.counters);
         self.frames_in_flight -= frames - link.queued_frames();
         let is_ended = matches!(link.phase, Phase::Ended(_));
-        if is_ended && let Some(base) = flow.base {
+        if is_ended && let Some(base) = base {
             // Its end is the end of the link.
             self.base.close(base, false);
         }
-        if events > 0 || !is_ended || flow.base.is_some() {
-            self.flows.put_back(id, flow);
+        if events > 0 || !is_ended || base.is_some() {
             return (events, false);
         }
-        (self.finish(id, flow, handler), true)
+        match self.flows.take(id.slot as usize) {
+            Some((_, flow)) => (self.finish(id, flow, handler), true),
+            None => (0, true),
+        }
     }
 
     /// Reports all that follows from the end of a link, whose end on the first medium is over.
