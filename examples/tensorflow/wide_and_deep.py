@@ -11,7 +11,7 @@ Both protocols end with the same loss, to the last bit. That takes two things:
 
 * Clicks come from a seed and not from a file: batch `n` of worker `w` is the same in each run.
 * Updates are synchronous and have one order. Each worker puts its gradients into a queue of its own on each ps. The
-  first worker takes from the queues, worker by worker, applies what it took, and then lets the others go on.
+  first worker takes from all queues, applies what it took, worker by worker, and then lets the others go on.
 """
 
 import argparse
@@ -128,7 +128,8 @@ class Model:
         found = tf.gradients(loss, wide_rows + deep_rows + dense)
         tables = self.wide + self.deep
         gradients = [
-            (tf.IndexedSlices(values, unique_ids), table)
+            # The gradient of the rows that were fetched has a line for each use; this adds up those of one row.
+            (tf.IndexedSlices(tf.convert_to_tensor(values), unique_ids), table)
             for values, unique_ids, table in zip(found, row_ids + row_ids, tables)
         ]
         gradients += zip(found[len(tables) :], dense)
@@ -167,12 +168,15 @@ def gradient_queue(ps, pairs, worker):
 
 
 def apply_in_order(optimizer, queues, pairs):
-    """Applies what lies in the queues, queue after queue. Runs on the ps."""
-    applied = tf.no_op()
-    for queue in queues:
+    """Takes the gradients of all workers, and then applies them, worker by worker. Runs on the ps.
+
+    A worker that has put its gradients into a queue has read all that it needs. Nothing may change before.
+    """
+    taken = [queue.dequeue() for queue in queues]
+    applied = tf.group(*[tensors[0].op for tensors in taken])
+    for tensors in taken:
         with tf.control_dependencies([applied]):
-            taken = queue.dequeue()
-            applied = optimizer.apply_gradients(unflatten(taken, pairs))
+            applied = optimizer.apply_gradients(unflatten([tf.identity(tensor) for tensor in tensors], pairs))
     return applied
 
 
