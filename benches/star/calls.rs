@@ -97,7 +97,11 @@ pub(crate) fn run(setting: Setting, load: Load) -> Outcome {
     };
     // Batches are short so that what is produced is still in the caches when it is asked for.
     let per_batch = BATCH_CALLS.min(load.calls) as i64;
-    let warm_up = ((load.calls / 10).max(2 * under_way) as i64).min(per_batch);
+    // Tables, pools and queues grow to their working size first.
+    let warm_up = match load.bytes {
+        0..=4096 => (8 * under_way).max(1024) as i64,
+        _ => 2,
+    };
     run_batch(0..warm_up);
     let windows = load.calls / load.per_window;
     storm.progress().meter = Some(Meter::new(windows, load.per_window));

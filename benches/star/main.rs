@@ -88,13 +88,8 @@ impl Plan {
     }
 
     fn calls(&self, load: Load) -> Load {
-        let under_way = load.connections * load.depth;
-        let per_window = (load.per_window / self.shortened)
-            .max(2 * under_way)
-            .min(load.per_window);
         Load {
-            per_window,
-            calls: (load.calls / self.shortened).max(2 * per_window),
+            calls: (load.calls / self.shortened).max(2 * load.per_window),
             ..load
         }
     }
@@ -276,7 +271,7 @@ const SMALL: Load = Load {
     connections: 1,
     depth: 1,
     calls: 1 << 15,
-    per_window: 128,
+    per_window: 16,
 };
 
 const MANY: Load = Load {
@@ -286,12 +281,12 @@ const MANY: Load = Load {
     depth: 32,
     calls: 1 << 17,
     // Results come in batches, of which a window has to hold some.
-    per_window: 1_024,
+    per_window: 512,
 };
 
 /// Name, bytes, transfers in a window, transfers in a round.
 const LARGE: [(&str, usize, usize, usize); 3] = [
-    ("1 MiB", 1 << 20, 8, 800),
+    ("1 MiB", 1 << 20, 1, 800),
     ("64 MiB", 64 << 20, 1, 16),
     ("256 MiB", 256 << 20, 1, 5),
 ];

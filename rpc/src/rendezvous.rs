@@ -265,6 +265,7 @@ impl Rendezvous {
         } else {
             self.table.wait_mut(last_wait).next_of_waiter = wait;
         }
+        parked.keys += 1;
         if self.table.entry(entry).tensor.is_none() {
             parked.missing += 1;
         }
@@ -293,8 +294,9 @@ impl Rendezvous {
 
     /// Takes all tensors of a request that misses none.
     fn complete(&mut self, slot: usize) {
-        let mut taken = SmallVec::new();
-        let mut next = self.waiters.parked(slot).first_wait;
+        let parked = self.waiters.parked(slot);
+        let mut taken = SmallVec::with_capacity(parked.keys);
+        let mut next = parked.first_wait;
         while next != NONE {
             let wait = self.table.remove_wait(next);
             next = wait.next_of_waiter;

@@ -148,6 +148,23 @@ fn a_tensor_received_in_steady_state_allocates_nothing() {
     }
 }
 
+/// The lists that a receive of several keys needs belong to the request and to its answer, which are the
+/// caller's: their number does not grow with that of the keys.
+#[test]
+fn tensors_received_together_cost_a_fixed_number_of_lists() {
+    let lists_of = |count: usize| {
+        let keys: Vec<Text> = (0..count).map(|_| Text::from(make::KEY)).collect();
+        let request = Request::FuseRecvTensor { step_id: 1, keys };
+        let tensors = (0..count).map(|_| make::bytes_tensor(0, 1)).collect();
+        // The buffer of the message, and the lists that the test itself clones.
+        let own = allocations_of_a_heap_buffer() + 2;
+        allocations_per_thousand(&request, &Response::Tensors(tensors)) as f64 / 1000.0 - own as f64
+    };
+    let (few, many) = (lists_of(4), lists_of(20));
+    assert!(few <= 5.0, "{few} lists for a call with 4 keys");
+    assert!(many - few <= 3.0, "{many} lists for a call with 20 keys");
+}
+
 #[test]
 fn a_message_in_steady_state_allocates_nothing() {
     let request = Request::Message {

@@ -31,7 +31,7 @@ impl Records {
             begun: 0,
             indexes: Vec::new(),
             landing: None,
-            arrived: SmallVec::new(),
+            arrived: SmallVec::with_capacity(wanted.min(RESERVED_MAX)),
             failure: None,
             frame_bytes: HEADER_BYTES as u64 + head_bytes,
         }
@@ -196,3 +196,6 @@ pub(super) fn message_too_long(found_bytes: u64, limits: &ConnectionLimits) -> S
         ),
     )
 }
+
+/// Most tensors that room is made for before the first of them has come.
+const RESERVED_MAX: usize = 1024;

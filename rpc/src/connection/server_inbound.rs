@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_transport::{Landing, Next, Progress, Time};
+use hashbrown::hash_map::Entry;
 use smallvec::SmallVec;
 
 use super::cursor::{Cursor, Filled};
@@ -184,15 +185,15 @@ impl ServerConnection {
 
     /// Gives a request its slot.
     fn admit(&mut self, now: Time, header: &RequestHeader) -> Result<Arriving, PeerViolation> {
-        if self.tags.contains_key(&header.tag) {
+        let Entry::Vacant(tag) = self.tags.entry(header.tag) else {
             return Err(PeerViolation::DuplicateTag { found: header.tag });
-        }
+        };
         let id = self.served.insert(Served {
             tag: header.tag,
             expected: Expected::Message { announce: false },
             state: State::Arriving,
         });
-        self.tags.insert(header.tag, id);
+        tag.insert(id);
         let mut deadline = None;
         if self.has(Features::DEADLINE)
             && let Ok(timeout_ms @ 1..) = u64::try_from(header.timeout_ms)

@@ -39,6 +39,7 @@ pub(super) enum State {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parked {
     pub(super) first_wait: usize,
+    pub(super) keys: usize,
     pub(super) missing: usize,
 }
 
@@ -68,6 +69,7 @@ impl Waiters {
     pub(super) fn insert(&mut self, token: u64, step_id: i64) -> usize {
         let state = State::Parked(Parked {
             first_wait: NONE,
+            keys: 0,
             missing: 0,
         });
         let slot = self.slots.insert(Waiter {

@@ -305,7 +305,9 @@ impl<A> Core<A> {
                 origin,
                 step_id,
                 keys,
-            } => self.receive(origin, step_id, keys),
+            } => {
+                self.receive(origin, step_id, keys);
+            }
             Command::Forget { origin } => self.forget(origin),
             Command::Send {
                 step_id,

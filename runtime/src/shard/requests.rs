@@ -326,27 +326,34 @@ impl<A> Core<A> {
             }
         }
         let home = home_shard(step_id, self.shared.loads.len());
-        match origin {
-            Origin::Link {
-                server, request, ..
-            } => {
-                if let Some(server) = self.servers.find_mut(server) {
-                    server.park(request, step_id);
-                }
-            }
-            Origin::Local { call, .. } => self.calls.set_home(call, home),
+        if let Origin::Local { call, .. } = origin {
+            self.calls.set_home(call, home);
         }
         if home == self.index {
-            self.receive(origin, step_id, keys);
-        } else {
-            self.route(
-                home,
-                Command::Receive {
-                    origin,
-                    step_id,
-                    keys,
-                },
-            );
+            if self.receive(origin, step_id, keys) {
+                self.park(origin, step_id);
+            }
+            return;
+        }
+        self.park(origin, step_id);
+        self.route(
+            home,
+            Command::Receive {
+                origin,
+                step_id,
+                keys,
+            },
+        );
+    }
+
+    /// Notes on a connection that one of its requests waits in a step.
+    fn park(&mut self, origin: Origin, step_id: i64) {
+        if let Origin::Link {
+            server, request, ..
+        } = origin
+            && let Some(server) = self.servers.find_mut(server)
+        {
+            server.park(request, step_id);
         }
     }
 

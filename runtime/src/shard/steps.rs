@@ -57,9 +57,11 @@ impl Steps {
 }
 
 impl<A> Core<A> {
-    pub(super) fn receive(&mut self, origin: Origin, step_id: i64, keys: Keys) {
+    /// Receives from a step of this shard. Returns whether the answer has to wait.
+    pub(super) fn receive(&mut self, origin: Origin, step_id: i64, keys: Keys) -> bool {
         if self.is_stopping() {
-            return self.answer(origin, Err(self.stopping()), None);
+            self.answer(origin, Err(self.stopping()), None);
+            return false;
         }
         let waiter = Waiter {
             origin,
@@ -71,16 +73,20 @@ impl<A> Core<A> {
                 grpcxx_rpc::Code::ResourceExhausted,
                 "too many requests wait for tensors on this task",
             );
-            return self.answer(origin, Err(status), None);
+            self.answer(origin, Err(status), None);
+            return false;
         };
         if let Err(status) = self.steps.rendezvous.receive(step_id, keys, token(id)) {
             self.steps.waiters.remove(id);
-            return self.answer(origin, Err(status), None);
+            self.answer(origin, Err(status), None);
+            return false;
         }
         self.take_ready();
-        if self.steps.waiters.find(id).is_some() {
+        let waits = self.steps.waiters.find(id).is_some();
+        if waits {
             self.steps.by_origin.insert(origin, id);
         }
+        waits
     }
 
     pub(super) fn forget(&mut self, origin: Origin) {
@@ -148,7 +154,9 @@ impl<A> Core<A> {
             let Some(waiter) = self.steps.waiters.remove(from_token(ready.waiter)) else {
                 continue;
             };
-            self.steps.by_origin.remove(&waiter.origin);
+            if !self.steps.by_origin.is_empty() {
+                self.steps.by_origin.remove(&waiter.origin);
+            }
             let taken = Taken {
                 step_id: waiter.step_id,
                 keys: waiter.keys,

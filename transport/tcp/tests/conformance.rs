@@ -96,6 +96,16 @@ fn io_uring_passes_the_suite() {
     run(with(DriverRequest::IoUring), "127.0.0.1:0");
 }
 
+/// A loop that does not spin asks nobody directly.
+#[test]
+fn io_uring_passes_the_suite_through_the_ring_alone() {
+    let options = TcpOptions {
+        busy: false,
+        ..with(DriverRequest::IoUring)
+    };
+    run(options, "127.0.0.1:0");
+}
+
 #[test]
 fn epoll_passes_the_suite() {
     run(with(DriverRequest::Epoll), "127.0.0.1:0");
