@@ -51,7 +51,7 @@ async fn turn_until_finished<L: ShardLoop>(
     jobs: Jobs,
 ) -> Result<(), Panic> {
     let mut tasks = TaskQueue::new(jobs, shard.waker());
-    drop(glommio::spawn_local(bound_lost_wake_ups()).detach());
+    let mut guarded = false;
     let mut last_pass = clock.now();
     let mut empty_turns = 0;
     while !shard.is_finished() {
@@ -65,7 +65,17 @@ async fn turn_until_finished<L: ShardLoop>(
         if let Some(panic) = tasks.take_panic() {
             return Err(panic);
         }
+        if tasks.was_used() && !guarded {
+            guarded = true;
+            drop(glommio::spawn_local(bound_lost_wake_ups()).detach());
+        }
         match idle.after_turn(now, events) {
+            // Without a task beside the shard glommio has nothing to do, and would allocate doing it.
+            IdleStep::Turn if !tasks.was_used() => {
+                if events == 0 {
+                    std::hint::spin_loop();
+                }
+            }
             IdleStep::Turn if now.since(last_pass) >= REACTOR_PASS_INTERVAL => {
                 last_pass = now;
                 pass_to_reactor().await;
@@ -77,7 +87,9 @@ async fn turn_until_finished<L: ShardLoop>(
             IdleStep::Park => {
                 let limit = sleep_limit(&shard, clock);
                 if limit.is_some_and(|limit| limit.is_zero()) {
-                    glommio::executor().yield_now().await;
+                    if tasks.was_used() {
+                        glommio::executor().yield_now().await;
+                    }
                     continue;
                 }
                 park(&mut shard, &mut tasks, limit).await;

@@ -1,0 +1,176 @@
+//! Engines that call each other allocate nothing once they are warm: no thread of the process does, on either
+//! host and with either driver, whether the shards spin or sleep between the calls.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use grpcxx_memory::ArenaOptions;
+use grpcxx_rpc::{RendezvousKey, Request, Response, Tensor, Text};
+use grpcxx_runtime::host::HostSetting;
+use grpcxx_runtime::{CallResult, CallSink, Engine, EngineOptions, Peer, ShardContext};
+use grpcxx_tcp::{DriverRequest, TcpOptions, TcpTransport};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// The system's allocator, with a count of allocations.
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every request goes unchanged to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps the contract of `GlobalAlloc::dealloc`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `GlobalAlloc::realloc`.
+        unsafe { System.realloc(pointer, layout, new_size) }
+    }
+}
+
+/// One call after the other, each begun on the shard by the result of the last.
+struct Chain {
+    peer: Peer,
+    key: Text,
+    progress: Mutex<Progress>,
+    ended: Sender<u64>,
+}
+
+#[derive(Default)]
+struct Progress {
+    done: i64,
+    allocations_when_warm: u64,
+}
+
+impl Chain {
+    fn request(&self, step_id: i64) -> Request {
+        Request::RecvTensor {
+            step_id,
+            key: self.key.clone(),
+        }
+    }
+
+    /// Notes a result; the step of the next call if there is one.
+    fn next(&self) -> Option<i64> {
+        let mut progress = self.progress.lock().unwrap();
+        progress.done += 1;
+        if progress.done == WARM_UP {
+            progress.allocations_when_warm = ALLOCATIONS.load(Ordering::Relaxed);
+        }
+        if progress.done == WARM_UP + CALLS {
+            let count = ALLOCATIONS.load(Ordering::Relaxed) - progress.allocations_when_warm;
+            self.ended.send(count).unwrap();
+            return None;
+        }
+        Some(progress.done)
+    }
+}
+
+impl CallSink for Chain {
+    fn finished(self: Arc<Self>, _token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
+        assert!(matches!(result, Ok(Response::Tensors(_))), "{result:?}");
+        drop(result);
+        if let Some(step_id) = self.next() {
+            let (peer, request) = (self.peer.clone(), self.request(step_id));
+            shard.call(&peer, request, Some(TIMEOUT), self, 0);
+        }
+    }
+}
+
+/// Heap allocations of the whole process during [`CALLS`] calls.
+fn allocations(host: HostSetting, driver: DriverRequest, bytes: usize) -> u64 {
+    let options = || EngineOptions {
+        host,
+        tcp: TcpOptions {
+            driver,
+            busy: false,
+            ..TcpOptions::default()
+        },
+        arena: Some(ArenaOptions {
+            capacity_bytes: 64 << 20,
+            ..ArenaOptions::default()
+        }),
+        compute_threads: Some(1),
+        ..EngineOptions::default()
+    };
+    let server = Engine::start(EngineOptions {
+        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+        ..options()
+    })
+    .unwrap();
+    let worker = Engine::start(options()).unwrap();
+    let device = &server.device_attributes().name;
+    let key = RendezvousKey::new(device, server.incarnation(), TARGET, "edge").unwrap();
+    let key = key.to_text();
+    let tensor = Tensor::from_slice(bytes_shape(bytes), &vec![7_u8; bytes]).unwrap();
+    for step_id in 0..WARM_UP + CALLS {
+        server.send(step_id, key.clone(), tensor.clone()).unwrap();
+    }
+    let address = server.local_addr().unwrap().to_string();
+    let client = worker.client();
+    let (ended, count) = channel();
+    let chain = Arc::new(Chain {
+        peer: client.peer(&address).unwrap(),
+        key,
+        progress: Mutex::default(),
+        ended,
+    });
+    let (peer, first) = (chain.peer.clone(), chain.request(0));
+    client
+        .call_with(&peer, first, Some(TIMEOUT), chain, 0)
+        .unwrap();
+    count.recv_timeout(TIMEOUT).unwrap()
+}
+
+fn bytes_shape(bytes: usize) -> grpcxx_rpc::Shape {
+    grpcxx_rpc::Shape::new(&[bytes as u64]).unwrap()
+}
+
+#[test]
+fn received_tensors_cost_no_allocation_in_steady_state() {
+    for host in [HostSetting::Native, HostSetting::Auto] {
+        for driver in drivers() {
+            for bytes in [4, 64, 4096, 1 << 20] {
+                let count = allocations(host, driver, bytes);
+                assert_eq!(
+                    count, 0,
+                    "{CALLS} calls with {bytes} bytes each, {host:?}, {driver}"
+                );
+            }
+        }
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "what is left out must be seen")]
+fn drivers() -> Vec<DriverRequest> {
+    let options = TcpOptions {
+        driver: DriverRequest::IoUring,
+        ..TcpOptions::default()
+    };
+    match TcpTransport::open(options) {
+        Ok(_) => vec![DriverRequest::IoUring, DriverRequest::Epoll],
+        Err(error) => {
+            eprintln!("SKIPPED the io_uring driver: {error}");
+            vec![DriverRequest::Epoll]
+        }
+    }
+}
+
+const WARM_UP: i64 = 200;
+const CALLS: i64 = 1000;
+const TIMEOUT: Duration = Duration::from_secs(60);
+const TARGET: &str = "/job:worker/replica:0/task:0/device:CPU:0";
