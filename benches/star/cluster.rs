@@ -45,6 +45,7 @@ impl Cluster {
                 first_cpu,
                 polling,
                 compute_threads: Some(1),
+                shm: None,
                 ..EngineOptions::default()
             };
             options.tcp.driver = setting.driver.parse().expect("a driver");

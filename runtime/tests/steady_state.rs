@@ -1,5 +1,5 @@
 //! Engines that call each other allocate nothing once they are warm: no thread of the process does, on either
-//! host and with either driver, whether the shards spin or sleep between the calls.
+//! host and with either driver, over sockets and over shared memory, while shards spin and park as they do by default.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::SocketAddr;
@@ -92,8 +92,9 @@ impl CallSink for Chain {
 }
 
 /// Heap allocations of the whole process during [`CALLS`] calls.
-fn allocations(host: HostSetting, driver: DriverRequest, bytes: usize) -> u64 {
+fn allocations(host: HostSetting, driver: DriverRequest, shm: bool, bytes: usize) -> u64 {
     let options = || EngineOptions {
+        shm: EngineOptions::default().shm.filter(|_| shm),
         host,
         tcp: TcpOptions {
             driver,
@@ -144,12 +145,15 @@ fn bytes_shape(bytes: usize) -> grpcxx_rpc::Shape {
 fn received_tensors_cost_no_allocation_in_steady_state() {
     for host in [HostSetting::Native, HostSetting::Auto] {
         for driver in drivers() {
-            for bytes in [4, 64, 4096, 1 << 20] {
-                let count = allocations(host, driver, bytes);
-                assert_eq!(
-                    count, 0,
-                    "{CALLS} calls with {bytes} bytes each, {host:?}, {driver}"
-                );
+            for shm in [false, true] {
+                for bytes in [4, 64, 4096, 1 << 20] {
+                    let count = allocations(host, driver, shm, bytes);
+                    assert_eq!(
+                        count, 0,
+                        "{CALLS} calls with {bytes} bytes each, {host:?}, {driver}, \
+                         shared memory: {shm}"
+                    );
+                }
             }
         }
     }
@@ -170,7 +174,7 @@ fn drivers() -> Vec<DriverRequest> {
     }
 }
 
-const WARM_UP: i64 = 200;
+const WARM_UP: i64 = 1000;
 const CALLS: i64 = 1000;
 const TIMEOUT: Duration = Duration::from_secs(60);
 const TARGET: &str = "/job:worker/replica:0/task:0/device:CPU:0";
