@@ -113,6 +113,22 @@ def build_loader(out, compiler="g++", verbose=False):
     return target
 
 
+def dependencies(list_file, source):
+    """What an object is made of, as the compiler has listed it: our own files, not those of TensorFlow."""
+    if not list_file.exists():
+        return None
+    words = list_file.read_text().replace("\\\n", " ").split()[1:]
+    return [source, *(pathlib.Path(word) for word in words)]
+
+
+def is_older(target, files):
+    """Whether `target` has to be made again."""
+    if files is None or not target.exists():
+        return True
+    made = target.stat().st_mtime
+    return any(not file.exists() or file.stat().st_mtime > made for file in files)
+
+
 def build_plugin(python, out, engine, header, compiler="g++", jobs=None, objects=None, verbose=False):
     """Builds the plugin for the TensorFlow of `python` into `out` and returns its path.
 
@@ -123,14 +139,11 @@ def build_plugin(python, out, engine, header, compiler="g++", jobs=None, objects
     objects = objects or out / f"objects-{version}"
     objects.mkdir(parents=True, exist_ok=True)
     flags = compile_flags(tensorflow, header) + [f'-DGRPCXX_TENSORFLOW_VERSION="{version}"']
-    headers = list(HERE.glob("*.h")) + list(header.glob("*.h"))
-    newest_header = max(path.stat().st_mtime for path in headers)
 
     def compile_one(source):
         target = objects / (source.stem + ".o")
-        newest = max(newest_header, source.stat().st_mtime)
-        if not target.exists() or target.stat().st_mtime < newest:
-            run([compiler, *flags, "-c", source, "-o", target], verbose)
+        if is_older(target, dependencies(target.with_suffix(".d"), source)):
+            run([compiler, *flags, "-MMD", "-c", source, "-o", target], verbose)
         return target
 
     with concurrent.futures.ThreadPoolExecutor(jobs or os.cpu_count()) as pool:

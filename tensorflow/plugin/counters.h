@@ -38,7 +38,8 @@ struct Counters {
   std::atomic<uint64_t> served_buffers{0};
   std::atomic<uint64_t> served_buffer_bytes{0};
   std::atomic<uint64_t> served_errors{0};
-  std::atomic<uint64_t> messages{0};
+  std::atomic<uint64_t> pool_hits{0};
+  std::atomic<uint64_t> pool_misses{0};
   std::atomic<uint64_t> peers_over_star{0};
   std::atomic<uint64_t> tensors_lent{0};
   std::atomic<uint64_t> receives_open{0};

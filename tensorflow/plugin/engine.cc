@@ -1,5 +1,8 @@
 #include "engine.h"
 
+#include <sched.h>
+
+#include <algorithm>
 #include <cstdlib>
 #include <mutex>
 #include <set>
@@ -10,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "counters.h"
+#include "pool.h"
 #include "status.h"
 #include "tensorflow/core/platform/logging.h"
 
@@ -31,7 +34,25 @@ constexpr Setting kSettings[] = {
     // A step with many tensors has as many receives under way.
     {"GRPCXX_OUTSTANDING_CALLS_MAX", "65536"},
     {"GRPCXX_WAITING_CALLS_MAX", "65536"},
+    // A star port is asked before it is used: a call that finds no connection looks for the task anew.
+    {"NETWORK_MAX_CONNECTION_TIMEOUT", "0"},
 };
+
+// Variables that say how many shards there are.
+constexpr const char* kShardVariables[] = {"GRPCXX_SHARDS", "NETWORK_PS_CORE_NUMBER", "NETWORK_WORKER_CORE_NUMBER"};
+// TensorFlow computes on all CPUs; one in four is enough to move its tensors.
+constexpr size_t kCpusForEachShard = 4;
+
+bool IsSet(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0';
+}
+
+size_t AllowedCpus() {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;
+  return CPU_COUNT(&allowed);
+}
 
 void Log(void*, int32_t level, const char* target, const char* message) {
   switch (level) {
@@ -91,6 +112,24 @@ absl::StatusOr<bool> Boolean(const char* name, bool otherwise) {
   return absl::InvalidArgumentError(absl::StrCat(name, "=", value, " is neither true, false, 1 nor 0"));
 }
 
+// Digits, or digits with KiB, MiB, GiB or TiB, as the engine reads them.
+absl::StatusOr<uint64_t> Bytes(const char* name, uint64_t otherwise) {
+  const char* value = std::getenv(name);
+  if (value == nullptr || *value == '\0') return otherwise;
+  absl::string_view digits = value;
+  int shift = 0;
+  constexpr absl::string_view kUnits[] = {"KiB", "MiB", "GiB", "TiB"};
+  for (int i = 0; i < 4; ++i) {
+    if (absl::ConsumeSuffix(&digits, kUnits[i])) shift = 10 * (i + 1);
+  }
+  uint64_t number = 0;
+  if (!absl::SimpleAtoi(digits, &number) || number > (uint64_t{1} << 44) >> shift) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, "=", value, " is not a number of bytes up to 16TiB, such as 1073741824 or 1GiB"));
+  }
+  return number << shift;
+}
+
 }  // namespace
 
 std::string Announcement::Word() const { return absl::StrCat(kWord, kVersion, ":", port, ":", features); }
@@ -122,6 +161,9 @@ absl::StatusOr<std::shared_ptr<Engine>> Engine::Start(const tensorflow::ServerDe
   const absl::StatusOr<bool> fuses = Boolean("GRPCXX_TENSOR_FUSE", true);
   if (!fuses.ok()) return fuses.status();
   engine->fuses_ = *fuses;
+  const absl::StatusOr<uint64_t> pool_bytes = Bytes("GRPCXX_TENSOR_POOL_BYTES", uint64_t{1} << 30);
+  if (!pool_bytes.ok()) return pool_bytes.status();
+  Pool::SetRetainedBytesMax(*pool_bytes);
   if (absl::Status read = engine->ReadMap(); !read.ok()) return read;
 
   size_t num_tasks = 0;
@@ -129,6 +171,13 @@ absl::StatusOr<std::shared_ptr<Engine>> Engine::Start(const tensorflow::ServerDe
   if (!own.ok()) return own.status();
   std::string port = "0";
   if (engine->map_ != nullptr) {
+    // As in DeepRec the map names every task; entries that are wrong matter to those who use them.
+    for (const auto& job : server_def.cluster().job()) {
+      for (const auto& [task, address] : job.tasks()) {
+        const absl::StatusOr<std::string> star = engine->StarAddress(address, 0);
+        if (absl::IsNotFound(star.status())) return star.status();
+      }
+    }
     const absl::StatusOr<std::string> star = engine->StarAddress(*own, 0);
     if (!star.ok()) return star.status();
     port = star->substr(star->rfind(':') + 1);
@@ -138,8 +187,7 @@ absl::StatusOr<std::shared_ptr<Engine>> Engine::Start(const tensorflow::ServerDe
       absl::StrCat(bind_address != nullptr && *bind_address != '\0' ? bind_address : "0.0.0.0", ":", port);
 
   grpcxx_options* options = grpcxx_options_new();
-  absl::Status started = engine->Configure(server_def, listen, options);
-  if (started.ok()) started = TakeFromEngine(grpcxx_options_set_num_tasks(options, num_tasks));
+  absl::Status started = engine->Configure(server_def, num_tasks, listen, options);
   if (started.ok()) started = TakeFromEngine(grpcxx_engine_start(options, &engine->engine_));
   grpcxx_options_free(options);
   if (!started.ok()) {
@@ -196,19 +244,25 @@ absl::Status Engine::ReadMap() {
   return absl::IsNotFound(read) ? absl::OkStatus() : read;
 }
 
-absl::Status Engine::Configure(const tensorflow::ServerDef& server_def, const std::string& listen,
+absl::Status Engine::Configure(const tensorflow::ServerDef& server_def, size_t num_tasks, const std::string& listen,
                                grpcxx_options* options) {
   const std::string& job = server_def.job_name();
   absl::Status status =
       TakeFromEngine(grpcxx_options_set_task(options, job.data(), job.size(), server_def.task_index()));
   if (status.ok()) status = TakeFromEngine(grpcxx_options_set_listen(options, listen.data(), listen.size()));
-  for (const Setting& setting : kSettings) {
-    const char* value = std::getenv(setting.name);
-    if (!status.ok() || (value != nullptr && *value != '\0')) continue;
-    const absl::string_view name = setting.name, text = setting.value;
+  const auto set = [options, &status](absl::string_view name, absl::string_view value) {
+    if (!status.ok()) return;
     status =
-        TakeFromEngine(grpcxx_options_set_variable(options, name.data(), name.size(), text.data(), text.size()));
+        TakeFromEngine(grpcxx_options_set_variable(options, name.data(), name.size(), value.data(), value.size()));
+  };
+  for (const Setting& setting : kSettings) {
+    if (!IsSet(setting.name)) set(setting.name, setting.value);
   }
+  if (std::none_of(std::begin(kShardVariables), std::end(kShardVariables), &IsSet)) {
+    const size_t shards = std::min(num_tasks, std::max<size_t>(1, AllowedCpus() / kCpusForEachShard));
+    set("GRPCXX_SHARDS", absl::StrCat(std::min<size_t>(shards, 16)));
+  }
+  if (status.ok()) status = TakeFromEngine(grpcxx_options_set_num_tasks(options, num_tasks));
   if (status.ok()) status = TakeFromEngine(grpcxx_options_set_service(options, &Engine::Serve, this, nullptr));
   return status;
 }

@@ -63,7 +63,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   absl::Status ReadMap();
-  absl::Status Configure(const tensorflow::ServerDef& server_def, const std::string& listen, grpcxx_options* options);
+  absl::Status Configure(const tensorflow::ServerDef& server_def, size_t num_tasks, const std::string& listen,
+                         grpcxx_options* options);
   static int32_t Serve(void* user, grpcxx_request* request, grpcxx_responder* responder);
 
   grpcxx_engine* engine_ = nullptr;

@@ -12,8 +12,10 @@
 namespace grpcxx_tensorflow {
 namespace {
 
-// A tensor that is asked for again costs some 20 us; a producer that makes one in less is worth waiting for.
+// A tensor that is asked for again costs some 20 us; a producer that makes one in less is worth waiting for. A look
+// without progress does not count alone: the producer may have lost its CPU for a moment.
 constexpr std::chrono::microseconds kLookAfter(200);
+constexpr int kLooksWithoutProgressMax = 3;
 constexpr int kLooksMax = 25;
 
 }  // namespace
@@ -66,7 +68,8 @@ void FusedAnswer::Look() {
     if (is_closed_) return;
     const bool has_progress = num_arrived_ != num_at_last_look_;
     num_at_last_look_ = num_arrived_;
-    leaves = !has_progress || ++looks_ >= kLooksMax;
+    looks_without_progress_ = has_progress ? 0 : looks_without_progress_ + 1;
+    leaves = looks_without_progress_ >= kLooksWithoutProgressMax || ++looks_ >= kLooksMax;
     if (leaves) Close();
   }
   leaves ? Leave() : LookLater();

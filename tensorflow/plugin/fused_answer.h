@@ -56,6 +56,7 @@ class FusedAnswer : public std::enable_shared_from_this<FusedAnswer> {
   size_t num_arrived_ = 0;
   size_t num_at_last_look_ = 0;
   int looks_ = 0;
+  int looks_without_progress_ = 0;
   bool is_all_asked_ = false;
   bool is_looking_ = false;
   bool is_closed_ = false;

@@ -21,7 +21,7 @@ constexpr size_t kHistoriesMax = 1 << 17;
 constexpr std::chrono::microseconds kLookAfter(100);
 constexpr int kLooksMax = 10;
 // How long a key that was late, or had no company, goes alone before that is tried again.
-constexpr uint32_t kAloneAfterLate = 64;
+constexpr uint32_t kAloneAfterLate = 8;
 constexpr uint32_t kAloneAfterLateMax = 1 << 16;
 constexpr uint32_t kAloneWithoutCompany = 256;
 
@@ -93,9 +93,10 @@ KeyHistory* Fuser::History(const std::string& key) {
   return &histories_[key];
 }
 
-void Fuser::Arrived(KeyHistory* history, uint64_t size) {
+void Fuser::Arrived(KeyHistory* history, uint64_t size, bool with_others) {
   std::lock_guard<std::mutex> lock(mutex_);
   history->size = size;
+  if (with_others) history->times_late = 0;
 }
 
 void Fuser::WasLate(KeyHistory* history) {

@@ -41,8 +41,8 @@ class Fuser : public std::enable_shared_from_this<Fuser> {
   // The history of a key; nullptr if there are too many keys. Lives as long as the fuser.
   KeyHistory* History(const std::string& key);
 
-  // A tensor has arrived.
-  void Arrived(KeyHistory* history, uint64_t size);
+  // A tensor has arrived, with others or alone.
+  void Arrived(KeyHistory* history, uint64_t size, bool with_others);
   // A tensor was late.
   void WasLate(KeyHistory* history);
 

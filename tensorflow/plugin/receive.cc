@@ -141,7 +141,7 @@ TensorReceive::TensorReceive(std::shared_ptr<RemoteWorker> worker, tensorflow::C
     : Operation(std::move(worker), options, std::move(done)),
       request_(request),
       response_(response),
-      landing_(response) {
+      landing_(response, this->worker().has_plain_memory()) {
   if (Fuser* fuser = this->worker().fuser()) history_ = fuser->History(request->rendezvous_key());
 }
 
@@ -162,7 +162,7 @@ grpcxx_status* TensorReceive::AllocateFor(const grpcxx_tensor_meta& meta, grpcxx
 }
 
 void TensorReceive::ArrivedTogether(const std::shared_ptr<Peer>& peer, const grpcxx_tensor* tensor) {
-  if (!IsLate(tensor)) return Arrived(tensor);
+  if (!IsLate(tensor)) return Arrived(tensor, true);
   Add(Count().fused_tensors_late);
   worker().fuser()->WasLate(history_);
   grpcxx_call* alone = grpcxx_call_new();
@@ -182,11 +182,11 @@ grpcxx_status* TensorReceive::Allocate(void* user, size_t, const grpcxx_tensor_m
 void TensorReceive::Done(void* user, const grpcxx_status* status, grpcxx_tensor* const* tensors, size_t) {
   auto* receive = static_cast<TensorReceive*>(user);
   if (status != nullptr) return receive->Failed(status);
-  receive->Arrived(tensors[0]);
+  receive->Arrived(tensors[0], false);
 }
 
-void TensorReceive::Arrived(const grpcxx_tensor* tensor) {
-  if (history_ != nullptr) worker().fuser()->Arrived(history_, grpcxx_tensor_data_size(tensor));
+void TensorReceive::Arrived(const grpcxx_tensor* tensor, bool with_others) {
+  if (history_ != nullptr) worker().fuser()->Arrived(history_, grpcxx_tensor_data_size(tensor), with_others);
   landing_.Detach(tensor);
   if (landing_.IsSlowToFinish()) return worker().Run([this] { Finish(); });
   Finish();

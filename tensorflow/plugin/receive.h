@@ -88,7 +88,7 @@ class TensorReceive : public Operation {
  private:
   static grpcxx_status* Allocate(void* user, size_t index, const grpcxx_tensor_meta* meta, grpcxx_memory* memory);
   static void Done(void* user, const grpcxx_status* status, grpcxx_tensor* const* tensors, size_t num_tensors);
-  void Arrived(const grpcxx_tensor* tensor);
+  void Arrived(const grpcxx_tensor* tensor, bool with_others);
   void Finish();
 
   const tensorflow::RecvTensorRequest* const request_;

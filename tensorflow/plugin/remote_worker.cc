@@ -8,11 +8,10 @@
 
 namespace grpcxx_tensorflow {
 
-RemoteWorker::RemoteWorker(std::shared_ptr<Engine> engine, std::function<void(std::function<void()>)> run,
+RemoteWorker::RemoteWorker(std::shared_ptr<const LocalTask> local,
                            std::shared_ptr<tensorflow::WorkerCacheInterface> cache, tensorflow::WorkerInterface* grpc,
                            std::string target, std::string grpc_address)
-    : engine_(std::move(engine)),
-      run_(std::move(run)),
+    : local_(std::move(local)),
       cache_(std::move(cache)),
       grpc_(grpc),
       target_(std::move(target)),
@@ -21,8 +20,8 @@ RemoteWorker::RemoteWorker(std::shared_ptr<Engine> engine, std::function<void(st
 RemoteWorker::~RemoteWorker() { cache_->ReleaseWorker(target_, grpc_); }
 
 void RemoteWorker::Open() {
-  route_ = std::make_shared<Route>(engine_, weak_from_this(), target_, grpc_address_);
-  if (engine_->fuses()) fuser_ = std::make_shared<Fuser>();
+  route_ = std::make_shared<Route>(local_->engine, weak_from_this(), target_, grpc_address_);
+  if (local_->engine->fuses()) fuser_ = std::make_shared<Fuser>();
 }
 
 void RemoteWorker::RecvTensorAsync(tensorflow::CallOptions* opts, const tensorflow::RecvTensorRequest* request,

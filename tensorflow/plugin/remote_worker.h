@@ -13,16 +13,26 @@
 
 namespace grpcxx_tensorflow {
 
+// What remote workers need of the task they are used by.
+struct LocalTask {
+  std::shared_ptr<Engine> engine;
+  // Runs code on threads of TensorFlow's compute pool.
+  std::function<void(std::function<void()>)> run;
+  // No device of the task wants memory of a special kind.
+  bool has_plain_memory;
+  // "/job:worker/replica:0/task:0".
+  std::string target;
+};
+
 // Another task as TensorFlow sees it: tensors and buffers come through the engine if the task knows grpc++, all else,
 // and everything from tasks that do not, through the gRPC worker inside.
 //
 // Lives as long as the cache it comes from, and as calls are under way.
 class RemoteWorker : public tensorflow::WorkerInterface, public std::enable_shared_from_this<RemoteWorker> {
  public:
-  // `cache` made `grpc`, and gets it back in the end. `run` runs code on threads of TensorFlow's compute pool.
-  RemoteWorker(std::shared_ptr<Engine> engine, std::function<void(std::function<void()>)> run,
-               std::shared_ptr<tensorflow::WorkerCacheInterface> cache, tensorflow::WorkerInterface* grpc,
-               std::string target, std::string grpc_address);
+  // `cache` made `grpc`, and gets it back in the end.
+  RemoteWorker(std::shared_ptr<const LocalTask> local, std::shared_ptr<tensorflow::WorkerCacheInterface> cache,
+               tensorflow::WorkerInterface* grpc, std::string target, std::string grpc_address);
   ~RemoteWorker() override;
 
   // Begins to look for the star port. Once, before anything else.
@@ -34,7 +44,8 @@ class RemoteWorker : public tensorflow::WorkerInterface, public std::enable_shar
   // Nullptr if receives do not share requests.
   Fuser* fuser() { return fuser_.get(); }
   // Runs code away from the threads of the engine.
-  void Run(std::function<void()> code) { run_(std::move(code)); }
+  void Run(std::function<void()> code) { local_->run(std::move(code)); }
+  bool has_plain_memory() const { return local_->has_plain_memory; }
 
   void RecvTensorAsync(tensorflow::CallOptions* opts, const tensorflow::RecvTensorRequest* request,
                        tensorflow::TensorResponse* response, tensorflow::StatusCallback done) override;
@@ -108,8 +119,7 @@ class RemoteWorker : public tensorflow::WorkerInterface, public std::enable_shar
   }
 
  private:
-  const std::shared_ptr<Engine> engine_;
-  const std::function<void(std::function<void()>)> run_;
+  const std::shared_ptr<const LocalTask> local_;
   const std::shared_ptr<tensorflow::WorkerCacheInterface> cache_;
   tensorflow::WorkerInterface* const grpc_;
   const std::string target_;

@@ -4,6 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine.h"
+#include "tensorflow/core/common_runtime/device.h"
+#include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/rpc/rpc_rendezvous_mgr.h"
 #include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/logging.h"
@@ -21,6 +23,13 @@ const T& Value(const T& value) {
 template <typename T>
 const T& Value(const T* value) {
   return *value;
+}
+
+bool HasOnlyCpus(const tensorflow::DeviceMgr& devices) {
+  for (const tensorflow::Device* device : devices.ListDevices()) {
+    if (device->device_type() != "CPU") return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -72,15 +81,18 @@ absl::Status Server::WorkerCacheFactory(const tensorflow::WorkerCacheFactoryOpti
   const absl::Status status = tensorflow::GrpcServer::WorkerCacheFactory(options, &grpc);
   if (!status.ok()) return status;
   tensorflow::WorkerEnv* env = worker_env();
-  const auto run = [env](std::function<void()> code) {
+  auto local = std::make_shared<LocalTask>();
+  local->engine = engine_;
+  local->run = [env](std::function<void()> code) {
     if (env->compute_pool != nullptr) {
       env->compute_pool->Schedule(std::move(code));
     } else {
       env->env->SchedClosure(std::move(code));
     }
   };
-  *worker_cache = new WorkerCache(engine_, run, grpc, Value(options.cluster_def),
-                                  TargetName(Value(options.job_name), options.task_index));
+  local->has_plain_memory = HasOnlyCpus(*env->device_mgr);
+  local->target = TargetName(Value(options.job_name), options.task_index);
+  *worker_cache = new WorkerCache(std::move(local), grpc, Value(options.cluster_def));
   return absl::OkStatus();
 }
 

@@ -8,9 +8,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "counters.h"
+#include "pool.h"
 #include "status.h"
 #include "tensorflow/core/common_runtime/dma_helper.h"
+#include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/framework/tensor.pb.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/framework/types.h"
@@ -163,7 +166,8 @@ absl::Status Landing::Allocate(const grpcxx_tensor_meta& meta, grpcxx_memory* me
     memory->data = serialized_.get();
     return absl::OkStatus();
   }
-  absl::Status status = InitPartial(meta.dtype, meta.dims, meta.rank, false);
+  absl::Status status =
+      has_plain_memory_ ? InitPlain(meta) : InitPartial(meta.dtype, meta.dims, meta.rank, false);
   if (!status.ok()) return status;
   Tensor& tensor = const_cast<Tensor&>(response_->tensor());
   void* base = tensor.IsInitialized() ? DMAHelper::base(&tensor) : nullptr;
@@ -174,7 +178,7 @@ absl::Status Landing::Allocate(const grpcxx_tensor_meta& meta, grpcxx_memory* me
     return absl::InternalError(absl::StrCat("a tensor of shape ", tensor.shape().DebugString(), " was sent with ",
                                             meta.data_size, " bytes instead of ", tensor.TotalBytes()));
   }
-  AdviseHugePages(base, meta.data_size);
+  if (!has_plain_memory_) AdviseHugePages(base, meta.data_size);
   memory->data = base;
   in_place_ = true;
   return absl::OkStatus();
@@ -207,6 +211,20 @@ absl::Status Landing::InitPartial(int32_t dtype, const int64_t* dims, size_t ran
         absl::StrCat("a tensor was sent with a shape that cannot be: ", proto->tensor_shape().ShortDebugString()));
   }
   response_->InitPartial(meta, tensorflow::AllocationAttributes());
+  return absl::OkStatus();
+}
+
+absl::Status Landing::InitPlain(const grpcxx_tensor_meta& meta) {
+  TensorShape shape;
+  absl::Status status = TensorShape::BuildTensorShape(absl::MakeConstSpan(meta.dims, meta.rank), &shape);
+  if (!status.ok()) return status;
+  tensorflow::Allocator* allocator = &Pool::Instance();
+  if (meta.data_size < Pool::kLeastBytes) {
+    allocator = response_->device()->GetAllocator(tensorflow::AllocatorAttributes());
+  }
+  // A response lets a tensor be set in no other way without a copy.
+  const_cast<Tensor&>(response_->tensor()) =
+      Tensor(allocator, static_cast<tensorflow::DataType>(meta.dtype), shape);
   return absl::OkStatus();
 }
 

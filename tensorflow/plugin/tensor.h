@@ -28,7 +28,9 @@ bool IsLate(const grpcxx_tensor* tensor);
 // Where one received tensor lands: in memory of the device that TensorFlow wants it on.
 class Landing {
  public:
-  explicit Landing(tensorflow::TensorResponse* response) : response_(response) {}
+  // `has_plain_memory`: no device of this task wants memory of a special kind, so that the memory may be ours.
+  Landing(tensorflow::TensorResponse* response, bool has_plain_memory)
+      : response_(response), has_plain_memory_(has_plain_memory) {}
 
   // Chooses the memory; the callback `grpcxx_allocate_fn` calls this.
   absl::Status Allocate(const grpcxx_tensor_meta& meta, grpcxx_memory* memory);
@@ -51,7 +53,11 @@ class Landing {
 
   absl::Status InitPartial(int32_t dtype, const int64_t* dims, size_t rank, bool is_dead);
 
-  tensorflow::TensorResponse* response_;
+  // Makes the tensor of the response, without content.
+  absl::Status InitPlain(const grpcxx_tensor_meta& meta);
+
+  tensorflow::TensorResponse* const response_;
+  const bool has_plain_memory_;
   std::unique_ptr<char[]> serialized_;
   size_t serialized_size_ = 0;
   size_t size_ = 0;

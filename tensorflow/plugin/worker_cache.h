@@ -1,13 +1,11 @@
 #ifndef GRPCXX_TENSORFLOW_WORKER_CACHE_H_
 #define GRPCXX_TENSORFLOW_WORKER_CACHE_H_
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 
-#include "engine.h"
 #include "remote_worker.h"
 #include "tensorflow/core/distributed_runtime/worker_cache_wrapper.h"
 #include "tensorflow/core/protobuf/cluster.pb.h"
@@ -17,20 +15,17 @@ namespace grpcxx_tensorflow {
 // TensorFlow's cache of gRPC workers, whose remote workers know grpc++.
 class WorkerCache : public tensorflow::WorkerCacheWrapper {
  public:
-  // `local_target` is the task itself, whose worker stays as it is.
-  WorkerCache(std::shared_ptr<Engine> engine, std::function<void(std::function<void()>)> run,
-              tensorflow::WorkerCacheInterface* grpc, const tensorflow::ClusterDef& cluster,
-              std::string local_target);
+  // The worker of `local` itself stays as it is.
+  WorkerCache(std::shared_ptr<const LocalTask> local, tensorflow::WorkerCacheInterface* grpc,
+              const tensorflow::ClusterDef& cluster);
   ~WorkerCache() override;
 
   tensorflow::WorkerInterface* GetOrCreateWorker(const std::string& target) override;
   void ReleaseWorker(const std::string& target, tensorflow::WorkerInterface* worker) override;
 
  private:
-  const std::shared_ptr<Engine> engine_;
-  const std::function<void(std::function<void()>)> run_;
+  const std::shared_ptr<const LocalTask> local_;
   const std::shared_ptr<tensorflow::WorkerCacheInterface> grpc_;
-  const std::string local_target_;
   std::map<std::string, std::string> grpc_addresses_;
 
   std::mutex mutex_;

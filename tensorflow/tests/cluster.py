@@ -55,14 +55,14 @@ class Task:
 
     def result(self, timeout_s=180):
         """The JSON of its RESULT line."""
-        return json.loads(self.wait_for("RESULT ", timeout_s).partition("RESULT ")[2])
+        return _first_json(self.wait_for("RESULT ", timeout_s).partition("RESULT ")[2])
 
     def ask(self, command, timeout_s=60):
         """Sends a line to a program that serves, and returns the JSON of its answer."""
         begin = len(self.lines)
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
-        return json.loads(self.wait_for("ANSWER ", timeout_s, begin).partition("ANSWER ")[2])
+        return _first_json(self.wait_for("ANSWER ", timeout_s, begin).partition("ANSWER ")[2])
 
     def output(self, lines=60):
         return "\n".join(self.lines[-lines:])
@@ -114,12 +114,21 @@ class Cluster:
         self.tasks[job, index] = task
         return task
 
+    def start_extra(self, job, program, *arguments):
+        """Starts a task that is not part of the cluster's description."""
+        return self.start(job, 0, program, *arguments)
+
     def serve(self, *jobs, **options):
         """Starts `serve.py` for all tasks of these jobs, and waits until they serve."""
         started = [self.start(job, index, **options) for job in jobs for index in range(len(self.spec[job]))]
         for task in started:
             task.wait_for("READY")
         return started
+
+
+def _first_json(text):
+    """The value that a text begins with: a line of a log may stand behind it."""
+    return json.JSONDecoder().raw_decode(text)[0]
 
 
 def free_ports(number):

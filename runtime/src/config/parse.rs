@@ -115,6 +115,10 @@ pub(super) fn rendezvous_bytes(text: &str) -> Parsed<u64> {
     bytes(text, MIB..=16 * TIB)
 }
 
+pub(super) fn pool_bytes(text: &str) -> Parsed<u64> {
+    bytes(text, 0..=16 * TIB)
+}
+
 pub(super) fn cpus(text: &str) -> Parsed<Option<CpuList>> {
     optional(text, |text| text.parse().map_err(Invalid::Refused))
 }

@@ -44,6 +44,15 @@ def resident_bytes():
 
 def start_server(config=None):
     """The server of this task."""
+    if os.environ.get("TEST_FROM_TF_CONFIG"):
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer=TASK["protocol"])
+        return tf.distribute.Server(
+            resolver.cluster_spec(),
+            job_name=resolver.task_type,
+            task_index=resolver.task_id,
+            protocol=resolver.rpc_layer,
+            config=config,
+        )
     cluster = tf.train.ClusterSpec(TASK["cluster"])
     return tf.distribute.Server(
         cluster, job_name=TASK["job"], task_index=TASK["index"], protocol=TASK["protocol"], config=config

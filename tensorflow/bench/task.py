@@ -1,0 +1,112 @@
+"""One process of the benchmark: a server, and for the first worker the session that runs the steps.
+
+Reads commands from standard input: `run SECONDS` runs steps that long and answers with their number; `cpu` answers
+with the CPU time of this process; `counters` with what the plugin has counted.
+"""
+
+import json
+import os
+import sys
+import time
+
+import numpy as np
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../tests/programs"))
+
+import common
+import tensorflow as tf
+from tensorflow.python.ops import collective_ops
+
+v1 = tf.compat.v1
+PS, WORKER = "/job:ps/task:0", "/job:worker/task:0"
+
+
+def variables(device, number, size_bytes):
+    with tf.device(device):
+        return [
+            v1.get_variable(
+                f"v{index}", initializer=lambda: tf.ones([size_bytes // 4]), use_resource=True, dtype=tf.float32
+            )
+            for index in range(number)
+        ]
+
+
+def read(number, size_bytes):
+    """Each step the worker receives all variables of the ps."""
+    values = variables(PS, number, size_bytes)
+    with tf.device(WORKER):
+        return tf.group([tf.raw_ops.Identity(input=value.read_value()).op for value in values])
+
+
+def push(number, size_bytes):
+    """Each step the ps receives all variables of the worker."""
+    values = variables(WORKER, number, size_bytes)
+    with tf.device(PS):
+        return tf.group([tf.raw_ops.Identity(input=value.read_value()).op for value in values])
+
+
+def local(number, size_bytes):
+    """The same graph without a network: the limit to approach."""
+    values = variables(WORKER, number, size_bytes)
+    with tf.device(WORKER):
+        return tf.group([tf.raw_ops.Identity(input=value.read_value()).op for value in values])
+
+
+def all_reduce(number, size_bytes):
+    """Each step two workers sum `number` tensors in a ring."""
+    ops = []
+    for index in range(2):
+        for instance in range(number):
+            with tf.device(f"/job:worker/task:{index}"):
+                value = v1.get_variable(
+                    f"r{index}_{instance}", initializer=lambda: tf.ones([size_bytes // 4]), use_resource=True
+                )
+                reduced = collective_ops.all_reduce(
+                    value.read_value(), 2, 1, instance + 1, "Add", "Id", communication_hint="ring"
+                )
+                ops.append(reduced.op)
+    return tf.group(ops)
+
+
+CASES = {"read": read, "push": push, "local": local, "all_reduce": all_reduce}
+
+
+def session_of(server, case, number, size_bytes):
+    v1.disable_eager_execution()
+    config = v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.graph_options.optimizer_options.opt_level = v1.OptimizerOptions.L0
+    if case == "all_reduce":
+        config.experimental.collective_group_leader = "/job:worker/replica:0/task:0"
+    step = CASES[case](number, size_bytes)
+    session = v1.Session(server.target, config=config)
+    session.run(v1.global_variables_initializer())
+    return session.make_callable(step)
+
+
+def main():
+    step = None
+    server = common.start_server()
+    if len(sys.argv) > 1:
+        step = session_of(server, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+        for _ in range(3):
+            step()
+    print("READY", flush=True)
+    for line in sys.stdin:
+        command, *arguments = line.split()
+        if command == "run":
+            begin = now = time.perf_counter()
+            steps = 0
+            while now - begin < float(arguments[0]) or steps < 3:
+                step()
+                steps += 1
+                now = time.perf_counter()
+            answer = {"steps": steps, "seconds": now - begin}
+        elif command == "cpu":
+            answer = time.process_time()
+        else:
+            answer = common.counters()
+        print("ANSWER " + json.dumps(answer), flush=True)
+
+
+main()

@@ -1,0 +1,126 @@
+"""Training survives what it survives over gRPC: tasks that are killed, peers without the plugin, blocked ports."""
+
+import os
+import time
+
+import pytest
+
+from cluster import Cluster
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize("restarts", [1, pytest.param(5, marks=pytest.mark.long)])
+def test_a_killed_ps_comes_back_and_training_goes_on(tmp_path, restarts):
+    environment = {"TEST_CHECKPOINT_DIR": str(tmp_path), "TEST_PAUSE_S": "0.02"}
+    steps = 150 * restarts + 100
+    with Cluster("grpc++", environment, ps=2, worker=1) as cluster:
+        cluster.serve("ps")
+        worker = cluster.start("worker", 0, "train.py", steps)
+        worker.wait_for("STEP 60 ")
+        for restart in range(restarts):
+            position = len(worker.lines)
+            cluster.tasks["ps", restart % 2].kill()
+            cluster.start("ps", restart % 2).wait_for("READY")
+            begin = time.monotonic()
+            worker.wait_for("STEP ", timeout_s=90, begin=position + 1)
+            print(f"restart {restart}: the next steps came after {time.monotonic() - begin:.1f} s")
+        result = worker.result(timeout_s=180)
+        assert result["ran"] == steps
+        # What was applied after the last checkpoint is lost with the ps; nothing is applied twice.
+        assert result["applied"] == result["global_step"] <= steps
+        assert result["counters"]["receives_open"] == 0
+
+
+def test_a_killed_worker_comes_back():
+    with Cluster("grpc++", {"TEST_PAUSE_S": "0.02"}, ps=1, worker=2) as cluster:
+        (server,) = cluster.serve("ps")
+        chief = cluster.start("worker", 0, "train.py", 300)
+        other = cluster.start("worker", 1, "train.py", 1000)
+        other.wait_for("STEP 40 ")
+        other.kill()
+        again = cluster.start("worker", 1, "train.py", 60)
+        assert chief.result()["ran"] == 300
+        assert again.result()["ran"] == 60
+        counters = server.ask("counters")
+        assert counters["receives_open"] == counters["tensors_lent"] == 0
+
+
+def test_a_peer_without_the_plugin_is_served_over_grpc():
+    with Cluster("grpc++", ps=1, worker=1) as cluster:
+        server = cluster.start("ps", 0, protocol="grpc", environment={"TEST_WITHOUT_PLUGIN": "1"})
+        server.wait_for("READY")
+        worker = cluster.start("worker", 0, "train.py", 30)
+        result = worker.result()
+        assert result["ran"] == 30
+        assert result["counters"]["received_tensors"] == 0
+        assert result["counters"]["fallback_tensors_no_plugin"] > 30
+        told = [line for line in worker.lines if "come over gRPC, because it was not started" in line]
+        assert len(told) == 1, "the reason is told once for each peer"
+
+
+def test_a_blocked_star_port_falls_back_to_grpc(tmp_path):
+    with Cluster("grpc++", ps=1, worker=1) as cluster:
+        ps, worker = cluster.spec["ps"][0], cluster.spec["worker"][0]
+        folders = {}
+        # Each task knows its own port; the worker's map sends it to a port of the ps that nobody listens on.
+        for name, wrong in [("ps", {}), ("worker", {ps: "127.0.0.1:1"})]:
+            folders[name] = tmp_path / name
+            folders[name].mkdir()
+            stars = {ps: "127.0.0.1:" + free(), worker: "127.0.0.1:" + free(), **wrong}
+            lines = [f"{grpc}={star}" for grpc, star in stars.items()]
+            (folders[name] / ".endpoint_map").write_text("\n".join(lines) + "\n")
+        start = lambda job, *rest: cluster.start(  # noqa: E731
+            job, 0, *rest, environment={"TF_SEASTAR_ENDPOINT_MAP_PATH": str(folders[job])}
+        )
+        start("ps").wait_for("READY")
+        task = start("worker", "train.py", 30)
+        result = task.result()
+        assert result["ran"] == 30
+        assert result["counters"]["fallback_tensors_unreachable"] > 30
+        assert len([line for line in task.lines if "come over gRPC, because its star port" in line]) == 1
+
+
+def test_the_endpoint_map_is_honoured(tmp_path):
+    with Cluster("grpc++", {"TF_SEASTAR_ENDPOINT_MAP_PATH": str(tmp_path)}, ps=1, worker=1) as cluster:
+        stars = {cluster.spec[job][0]: "127.0.0.1:" + free() for job in ("ps", "worker")}
+        (tmp_path / ".endpoint_map").write_text("".join(f"{grpc}={star}\n" for grpc, star in stars.items()))
+        (server,) = cluster.serve("ps")
+        worker = cluster.start("worker", 0, "train.py", 30)
+        assert worker.result()["counters"]["received_tensors"] > 30
+        port = stars[cluster.spec["ps"][0]].rpartition(":")[2]
+        server.wait_for(f"grpc++ on star port {port}, peers by {tmp_path}/.endpoint_map")
+        worker.wait_for("come from its star port " + stars[cluster.spec["ps"][0]])
+
+
+def test_a_map_without_this_task_is_an_error(tmp_path):
+    (tmp_path / ".endpoint_map").write_text("127.0.0.1:1=127.0.0.1:2\n")
+    with Cluster("grpc++", {"TF_SEASTAR_ENDPOINT_MAP_PATH": str(tmp_path)}, ps=1, worker=1) as cluster:
+        task = cluster.start("ps", 0)
+        task.process.wait(timeout=60)
+        assert cluster.spec["ps"][0] in task.output()
+
+
+@pytest.mark.long
+def test_many_steps_leave_nothing_behind():
+    steps = int(os.environ.get("TEST_LEAK_STEPS", "10000"))
+    with Cluster("grpc++", ps=1, worker=1) as cluster:
+        (server,) = cluster.serve("ps")
+        worker = cluster.start("worker", 0, "leak.py", steps)
+        worker.wait_for("WARM", timeout_s=300)
+        before = server.ask("counters")
+        result = worker.result(timeout_s=540)
+        after = server.ask("counters")
+        grown = {"ps": after["resident_bytes"] - before["resident_bytes"], "worker": result["grown_bytes"]}
+        print(f"{steps} steps: grown by {grown}; {after}")
+        assert after["tensors_lent"] == after["receives_open"] == 0
+        assert result["counters"]["receives_open"] == result["counters"]["tensors_lent"] == 0
+        assert result["cancelled_steps"] > 10
+        for task, bytes_grown in grown.items():
+            assert bytes_grown < 64 << 20, task
+
+
+def free():
+    from cluster import free_ports
+
+    return str(free_ports(1)[0])

@@ -1,0 +1,67 @@
+"""The ways TensorFlow distributes work, over protocol="grpc++"."""
+
+import json
+
+import pytest
+
+from cluster import Cluster
+from test_training import check_star
+
+pytestmark = pytest.mark.processes
+
+
+def test_parameter_server_strategy():
+    with Cluster("grpc++", ps=2, worker=2, chief=1) as cluster:
+        servers = cluster.serve("ps", "worker")
+        result = cluster.start("chief", 0, "strategy_ps.py", 60).result()
+        assert result["ran"] == 60
+        assert result["last"] < result["first"] / 10
+        counted = [server.ask("counters") for server in servers]
+        assert sum(counters["received_tensors"] for counters in counted) > 60
+        for counters in counted:
+            assert counters["fallback_tensors_unreachable"] == counters["fallback_tensors_no_plugin"] == 0
+
+
+def test_multi_worker_mirrored_strategy_ring():
+    results = {}
+    for protocol in ("grpc", "grpc++"):
+        with Cluster(protocol, worker=2) as cluster:
+            workers = [cluster.start("worker", index, "strategy_ring.py", 10) for index in range(2)]
+            results[protocol] = [worker.result() for worker in workers]
+    for plain, star in zip(results["grpc"], results["grpc++"]):
+        assert star["losses"] == plain["losses"]
+        assert star["digests"] == plain["digests"]
+        assert star["counters"]["received_buffers"] > 0
+        assert star["counters"]["served_buffers"] > 0
+        assert star["counters"]["receives_failed"] == 0
+    assert results["grpc++"][0]["digests"] == results["grpc++"][1]["digests"]
+
+
+def test_connect_to_cluster():
+    with Cluster("grpc++", worker=2) as cluster:
+        servers = cluster.serve("worker")
+        result = cluster.start_extra("chief", "connect.py").result()
+        assert max(result["differences"]) < 1e-3
+        assert result["text"].endswith("done")
+        assert sum(server.ask("counters")["received_tensors"] for server in servers) > 0
+
+
+def test_estimator_style_job_with_chief():
+    """TF_CONFIG with a chief, as Estimator's train_and_evaluate reads it."""
+    with Cluster("grpc++", ps=1, worker=1, chief=1) as cluster:
+        cluster.serve("ps")
+        environment = {"TEST_FROM_TF_CONFIG": "1"}
+        tasks = [
+            cluster.start(
+                job, 0, "train.py", 40,
+                environment=dict(
+                    environment,
+                    TF_CONFIG=json.dumps({"cluster": cluster.spec, "task": {"type": job, "index": 0}}),
+                ),
+            )
+            for job in ("chief", "worker")
+        ]  # fmt: skip
+        results = [task.result() for task in tasks]
+        assert max(result["applied"] for result in results) == 80
+        for result in results:
+            check_star(result["counters"])
