@@ -3,6 +3,7 @@ use std::time::Duration;
 use super::Outcome;
 use super::calls::{Kind, State};
 use super::cluster::Cluster;
+use super::task::SimShard;
 use super::tensors;
 use grpcxx_transport::Time;
 
@@ -28,9 +29,8 @@ impl Cluster {
         self.network.heal_all();
         let planned = self.run_while(PATIENCE, |cluster| cluster.has_plans());
         assert!(planned, "plans are left over");
-        self.run_while(Duration::from_millis(300), |cluster| {
-            cluster.has_open_calls()
-        });
+        self.run_while(SETTLING, |cluster| cluster.has_open_calls());
+        self.check_waiting();
         self.give_up_receives();
         let ended = self.run_while(PATIENCE, |cluster| cluster.has_open_calls());
         // Where few calls may be under way on a connection, they can wait behind receives that never end.
@@ -40,6 +40,33 @@ impl Cluster {
             self.open_calls()
         );
         self.run_until(self.now + QUIET);
+    }
+
+    /// Checks that calls still wait for a reason.
+    fn check_waiting(&self) {
+        if self.profile.is_tight {
+            return;
+        }
+        let model = self.watcher.model();
+        for (id, call) in model.calls.iter() {
+            let Kind::Receive { tensors, .. } = &call.kind else {
+                continue;
+            };
+            let is_old = self.now.since(call.issued_at) > SETTLING / 2;
+            let is_served = (tensors.iter()).all(|tensor| model.tensors.is_there(*tensor));
+            let is_excused = (tensors.iter()).any(|tensor| model.excuse(*tensor).is_some());
+            assert!(
+                call.state != State::Open || !is_old || !is_served || is_excused,
+                "call {id} waits, but its tensors are there: {call:?}"
+            );
+            let record = model.tensors.record(tensors[0]);
+            assert!(
+                call.state != State::Open
+                    || !is_old
+                    || record.epoch == model.tasks[call.callee].epoch,
+                "call {id} waits for an earlier run of its callee: {call:?}"
+            );
+        }
     }
 
     /// Receives every tensor that must still be in its step.
@@ -69,8 +96,15 @@ impl Cluster {
             }
         }
         for task in self.tasks.iter().flatten() {
-            for shard in &task.shards {
-                let audit = shard.audit();
+            let audits = || task.shards.iter().map(SimShard::audit);
+            let waiters: usize = audits().map(|audit| audit.waiters).sum();
+            let askers: usize = audits().map(|audit| audit.calls + audit.requests).sum();
+            assert!(
+                waiters <= askers,
+                "in steps of task {} wait {waiters} requests of {askers} askers",
+                task.index
+            );
+            for audit in audits() {
                 assert_eq!(audit.backlog, 0, "task {}: {audit:?}", task.index);
                 assert!(
                     audit.calls == 0 || self.profile.is_tight,
@@ -179,6 +213,9 @@ impl Cluster {
 
 /// How long something may take that must come to an end.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Enough for calls to end that do so by themselves: the longest wait for a connection, and more.
+const SETTLING: Duration = Duration::from_secs(3);
 
 /// Enough for everything that is on its way to arrive.
 const QUIET: Duration = Duration::from_millis(100);

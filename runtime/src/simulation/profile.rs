@@ -53,7 +53,7 @@ impl Profile {
             restarts: random.u32(..5) > 1,
             partitions: random.u32(..3) == 0,
             is_tight,
-            close_chance: if links_fail { 0.002 } else { 0.0 },
+            close_chance: if links_fail { random.f64() * 0.01 } else { 0.0 },
             refusal_chance: random.f64() * 0.3,
             stall_chance: if random.bool() { 0.01 } else { 0.0 },
             tensor_bytes_max: if is_crumbs { 600 } else { 40_000 },
@@ -73,6 +73,12 @@ impl Profile {
         profile.network.connect_timeout = Duration::from_millis(random.u64(20..=200));
         profile.network.flush_timeout = Duration::from_millis(200);
         profile.network.fault_bytes_max = 100_000;
+        if links_fail {
+            // Narrow links, so that many frames have not left when one fails.
+            profile.network.bytes_per_second = random.u64(2_000_000..=100_000_000);
+            profile.network.buffer_bytes = random.usize(1_000..=32_000);
+            profile.network.stall_chance = random.f64() * 0.05;
+        }
         if is_crumbs {
             profile.tasks = random.usize(10..=16);
             profile.operations = random.usize(100..=200);

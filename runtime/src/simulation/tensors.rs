@@ -103,6 +103,12 @@ impl Tensors {
         self.returned
     }
 
+    /// Whether a tensor waits in its step, unless that is over.
+    pub(super) fn is_there(&self, id: usize) -> bool {
+        let record = &self.records[id];
+        record.state == State::Offered && !record.is_in_frame && record.delivered_to.is_none()
+    }
+
     /// A link has accepted an answer with this tensor.
     pub(super) fn framed(&mut self, id: usize) {
         let record = &mut self.records[id];
