@@ -227,10 +227,10 @@ impl<A> Core<A> {
 
     pub(super) fn flush_peers<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
         let mut events = 0;
-        for _ in 0..self.dirty_peers.len() {
-            let Some(slot) = self.dirty_peers.pop() else {
-                break;
-            };
+        // What is marked on the way has to be looked at by the other stages first.
+        let count = self.dirty_peers.len();
+        for index in 0..count {
+            let slot = self.dirty_peers[index];
             self.peers[slot].is_dirty = false;
             events += self.drive_channel(slot, transport);
             events += self.flush_peer(slot, transport);
@@ -239,6 +239,7 @@ impl<A> Core<A> {
             self.timers
                 .arm(Subject::Peer(slot), timeout, &mut peer.armed);
         }
+        self.dirty_peers.drain(..count);
         events
     }
 

@@ -234,10 +234,9 @@ impl<A> Core<A> {
 
     pub(super) fn flush_servers<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
         let mut events = 0;
-        for _ in 0..self.dirty_servers.len() {
-            let Some(id) = self.dirty_servers.pop() else {
-                break;
-            };
+        let count = self.dirty_servers.len();
+        for index in 0..count {
+            let id = self.dirty_servers[index];
             let Some(server) = self.servers.find_mut(id) else {
                 continue;
             };
@@ -259,6 +258,7 @@ impl<A> Core<A> {
             self.timers
                 .arm(Subject::Server(id), timeout, &mut server.armed);
         }
+        self.dirty_servers.drain(..count);
         events
     }
 
