@@ -114,6 +114,17 @@ impl Cluster {
         self.random.choice(running)
     }
 
+    /// A task that can make calls, at random; it may be about to stop.
+    pub(super) fn any_caller(&mut self) -> Option<usize> {
+        if self.random.u32(..8) > 0 {
+            return self.any_running();
+        }
+        let present: Vec<usize> = (0..self.tasks.len())
+            .filter(|&index| self.tasks[index].is_some())
+            .collect();
+        self.random.choice(present)
+    }
+
     /// The task, if it runs and was not told to stop.
     pub(super) fn running(&self, index: usize) -> Option<&SimTask> {
         self.tasks[index]

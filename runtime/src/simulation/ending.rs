@@ -1,24 +1,33 @@
 use std::time::Duration;
 
+use grpcxx_rpc::{Code, Status};
+use grpcxx_transport::Time;
+
 use super::Outcome;
 use super::calls::{Kind, State};
 use super::cluster::Cluster;
 use super::task::SimShard;
 use super::tensors;
-use grpcxx_transport::Time;
+use crate::command::Command;
 
 /// A whole run, and what must be true when it is over.
 impl Cluster {
     pub(super) fn play(&mut self) -> Outcome {
         let mut next = Time::ZERO;
-        for _ in 0..self.profile.operations {
+        let mut operations = 0;
+        while operations < self.profile.operations {
             let pace_ns = self.profile.pace.as_nanos() as u64;
             next = next + Duration::from_nanos(self.random.u64(1..=2 * pace_ns));
             self.run_until(next);
-            self.operate();
+            let burst = self.random.usize(1..=self.profile.burst);
+            for _ in 0..burst {
+                self.operate();
+            }
+            operations += burst;
         }
         self.calm_down();
         self.drain_steps();
+        self.abort_all();
         self.stop_all();
         self.outcome()
     }
@@ -123,6 +132,29 @@ impl Cluster {
                 record.delivered_to.is_some() || record.has_left,
                 "tensor {id} of task {home} is lost: {record:?}"
             );
+        }
+    }
+
+    /// Ends all steps, so that nothing is left to wait for.
+    fn abort_all(&mut self) {
+        for task in self.tasks.iter().flatten() {
+            for shard in 0..task.shards.len() {
+                let status = Status::new(Code::OutOfRange, "End of sequence");
+                task.mailboxes.deliver(shard, Command::AbortAll { status });
+            }
+        }
+        let ended = self.run_while(PATIENCE, |cluster| cluster.has_open_calls());
+        assert!(ended, "calls without a result: {}", self.open_calls());
+        self.run_until(self.now + QUIET);
+        for task in self.tasks.iter().flatten() {
+            for shard in &task.shards {
+                let audit = shard.audit();
+                assert!(
+                    (audit.calls, audit.waiters, audit.stored_bytes) == (0, 0, 0),
+                    "task {} has nothing to do: {audit:?}",
+                    task.index
+                );
+            }
         }
     }
 

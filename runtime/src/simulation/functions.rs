@@ -128,6 +128,10 @@ impl CallSink for Sink {
         let next = locked(&self.next).take();
         if let Some(next) = next {
             let token = next.call as u64;
+            let mut model = self.watcher.model();
+            let now = model.now;
+            model.calls.record_mut(next.call).issued_at = now;
+            drop(model);
             shard.call(&next.peer, next.request, None, self, token);
         }
     }

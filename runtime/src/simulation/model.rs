@@ -134,6 +134,7 @@ impl Model {
             Err(status) => self.note(format_args!("call {id} {status}")),
         }
         self.calls.close(id, State::Finished(code));
+        self.check_time(id);
         match result {
             Ok(response) => self.check_response(id, response),
             Err(status) => self.check_failure(id, status),
@@ -186,6 +187,16 @@ impl Model {
                 }
             }
             _ => panic!("call {id} for {kind:?} was answered with {response:?}"),
+        }
+    }
+
+    /// Checks that a call did not wait without a reason.
+    fn check_time(&self, id: usize) {
+        let call = self.calls.record(id);
+        let needs_nobody = !matches!(call.kind, Kind::Receive { .. } | Kind::Late { .. });
+        if let Some(limit) = self.profile.answered_within().filter(|_| needs_nobody) {
+            let taken = self.now.since(call.issued_at);
+            assert!(taken <= limit, "call {id} took {taken:?}: {call:?}");
         }
     }
 

@@ -105,7 +105,7 @@ impl Cluster {
     }
 
     fn call_receive(&mut self) {
-        let (Some(caller), Some(home)) = (self.any_running(), self.any_running()) else {
+        let (Some(caller), Some(home)) = (self.any_caller(), self.any_running()) else {
             return;
         };
         let step_id = self.any_step();
@@ -207,7 +207,7 @@ impl Cluster {
     }
 
     fn call_function(&mut self) {
-        let (Some(caller), Some(callee)) = (self.any_running(), self.any_task()) else {
+        let (Some(caller), Some(callee)) = (self.any_caller(), self.any_task()) else {
             return;
         };
         let Some(peer) = self.peer(caller, callee) else {
@@ -280,7 +280,7 @@ impl Cluster {
     }
 
     fn call_status(&mut self) {
-        let (Some(caller), Some(callee)) = (self.any_running(), self.any_task()) else {
+        let (Some(caller), Some(callee)) = (self.any_caller(), self.any_task()) else {
             return;
         };
         if let Some(peer) = self.peer(caller, callee) {
@@ -289,7 +289,7 @@ impl Cluster {
     }
 
     fn call_cleanup(&mut self) {
-        let (Some(caller), Some(callee)) = (self.any_running(), self.any_running()) else {
+        let (Some(caller), Some(callee)) = (self.any_caller(), self.any_running()) else {
             return;
         };
         let step_id = self.any_step();
@@ -462,7 +462,7 @@ impl Cluster {
         let epoch = self.watcher.model().tasks[callee].epoch;
         let address = address_of(callee, epoch).to_string();
         let connection = self.random.usize(..10) / 9;
-        let client = &self.running(caller)?.client;
+        let client = &self.tasks[caller].as_ref()?.client;
         client.peer_over(&address, connection).ok()
     }
 

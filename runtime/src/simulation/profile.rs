@@ -13,6 +13,8 @@ pub(super) struct Profile {
     pub(super) operations: usize,
     /// Mean time from one operation to the next.
     pub(super) pace: Duration,
+    /// Most operations at a time.
+    pub(super) burst: usize,
     pub(super) network: SimOptions,
     /// Whether links fail by themselves.
     pub(super) links_fail: bool,
@@ -48,6 +50,7 @@ impl Profile {
             tasks: random.usize(10..=40),
             operations: random.usize(200..=600),
             pace: Duration::from_micros(random.u64(50..=1500)),
+            burst: random.usize(1..=6),
             network,
             links_fail,
             restarts: random.u32(..5) > 1,
@@ -86,7 +89,20 @@ impl Profile {
         if is_tight {
             profile.tighten(random);
         }
+        if random.u32(..4) == 0 {
+            // So quiet that a shard which sleeps through its work is not woken by chance.
+            profile.tasks = 10;
+            profile.operations = 150;
+            profile.pace = Duration::from_millis(50);
+            profile.burst = 8;
+        }
         profile
+    }
+
+    /// How long a call may take for which nobody has to wait, if that can be said.
+    pub(super) fn answered_within(&self) -> Option<Duration> {
+        let is_calm = !(self.links_fail || self.restarts || self.partitions || self.is_tight);
+        is_calm.then_some(Duration::from_millis(200))
     }
 
     pub(super) fn faults(&self, seed: u64) -> FaultOptions {
