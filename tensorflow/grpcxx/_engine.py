@@ -116,6 +116,7 @@ class Engine:
         call = Call(request)
         future = CallFuture(call)
         with self._lock:
+            self.check_open()
             if self._resolver is None:
                 self._resolver = threading.Thread(target=self._resolve, name="grpcxx-futures", daemon=True)
                 self._resolver.start()
@@ -129,7 +130,7 @@ class Engine:
             if self.closed.is_set() or self._process != os.getpid():
                 return
             self.closed.set()
-        library.grpcxx_engine_shutdown(self._handle, int(grace * 1000))
+        check(library.grpcxx_engine_shutdown(self._handle, int(grace * 1000)))
         if self._resolver is not None:
             self._results.put(None)
             if threading.current_thread() is not self._resolver:
@@ -146,7 +147,12 @@ class Engine:
         self._results.put((key, error, [Tensor.retained(tensors[place]) for place in range(size)]))
 
     def _resolve(self):
-        while (result := self._results.get()) is not None:
+        is_closing = False
+        while not is_closing or self._futures:
+            result = self._results.get()
+            if result is None:
+                is_closing = True
+                continue
             key, error, tensors = result
             future, request = self._futures.pop(key)
             if not future.set_running_or_notify_cancel():
@@ -266,10 +272,41 @@ def _finish(request: Request, tensors: list[Tensor]) -> Any:
     return request.finish(tensors)
 
 
+class Running:
+    """Counts the functions of peers that run on threads of the engine."""
+
+    def __init__(self):
+        self._count = 0
+        self._changed = threading.Condition()
+
+    def __enter__(self):
+        with self._changed:
+            self._count += 1
+
+    def __exit__(self, *_):
+        with self._changed:
+            self._count -= 1
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Waits until none runs."""
+        with self._changed:
+            if self._count:
+                self._changed.wait_for(lambda: self._count == 0)
+                # The last one still has to leave Python.
+                self._changed.wait(LEAVING_S)
+
+
 def _close_all():
     for engine in list(_engines):
         engine.close()
+    running.wait()
 
+
+# How long a function takes to leave Python at the end of the program.
+LEAVING_S = 0.05
+
+running = Running()
 
 _OPTIONS_SIZE = 16
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()

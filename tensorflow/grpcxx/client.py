@@ -153,7 +153,7 @@ class Client:
     def status(self, *, timeout: float | None = None) -> tuple[str, int]:
         """Asks the task for its first device, by name, and the number of this run of the task."""
         call = Call(Request(lambda *_: None, list))
-        options = call_options(timeout or self._timeout)
+        options = call_options(self._limit(timeout))
         library.grpcxx_message_call(
             self._handle, call.handle, GET_STATUS, None, 0, byref(options) if options else None, None, None
         )
@@ -190,17 +190,20 @@ class Client:
             raise Error(Code.FAILED_PRECONDITION, "this is closed")
         return self._peer
 
+    def _limit(self, timeout: float | None) -> float | None:
+        return self._timeout if timeout is None else timeout
+
     def _call(self, function, feeds, fetch, timeout, out) -> Request:
         listed, places, finish = requests.fetched(fetch, out)
         tensors = requests.named_tensors(feeds or {}, None)
         return requests.graph_call(
-            self._handle, function, tensors, listed, timeout or self._timeout, finish, out=places
+            self._handle, function, tensors, listed, self._limit(timeout), finish, out=places
         )
 
     def _push(self, name, array, timeout) -> Request:
         tensors = requests.named_tensors(name, array)
         return requests.graph_call(
-            self._handle, "grpcxx.store.push", tensors, [], timeout or self._timeout, lambda _: None
+            self._handle, "grpcxx.store.push", tensors, [], self._limit(timeout), lambda _: None
         )
 
     def _pull(self, names, timeout, out) -> Request:
@@ -209,7 +212,7 @@ class Client:
     def _send(self, key, array, step, timeout) -> Request:
         feed = (key, tensor_of(array))
         return requests.graph_call(
-            self._handle, SEND_FUNCTION, [feed], [], timeout or self._timeout, lambda _: None, step=step
+            self._handle, SEND_FUNCTION, [feed], [], self._limit(timeout), lambda _: None, step=step
         )
 
     def _recv(self, key, step, timeout, out) -> Request:
@@ -221,7 +224,7 @@ class Client:
             # The task may have been started again, and then has another number.
             self._device = None
 
-        return requests.recv_tensor(self._handle, step, full_key, timeout or self._timeout, out, failed)
+        return requests.recv_tensor(self._handle, step, full_key, self._limit(timeout), out, failed)
 
 
 def _dtype_name(number: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Callable
 import numpy as np
 
 from ._c import FREE, FUNCTION, STORE, library
-from ._engine import Engine, Request, call_options
+from ._engine import Engine, Request, call_options, running
 from ._requests import Names, named_tensors, rendezvous_key
 from ._status import Code, Error, check
 from ._tensors import Tensor, array_of, check_out, shape_of, tensor_of, texts
@@ -236,6 +236,11 @@ def _answer(function: Callable, call: ServedCall) -> list[Tensor]:
 
 @FUNCTION
 def _serve(number, request, responder):
+    with running:
+        _serve_counted(number, request, responder)
+
+
+def _serve_counted(number, request, responder):
     try:
         tensors = _functions[number](ServedCall(request))
         handles = (c_void_p * max(len(tensors), 1))(*[tensor.handle for tensor in tensors])

@@ -516,6 +516,32 @@ print(client.pull("x").sum())
     assert (process.returncode, output) == (0, "499999500000\n"), errors
 
 
+def test_a_program_ends_after_its_functions():
+    program = """
+import grpcxx, threading, time
+server = grpcxx.Server()
+begun = threading.Event()
+def work():
+    begun.set()
+    time.sleep(0.5)
+    print("worked", flush=True)
+server.register(work)
+client = grpcxx.Client(server.address)
+client.call_async("work", fetch=[])
+begun.wait()
+"""
+    process = run_python(program)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "worked\n"), errors
+
+
+def test_a_function_may_close_its_server(server, client):
+    server.register(lambda: server.close(grace=0), name="stop")
+    with pytest.raises(grpcxx.Unavailable):
+        client.call("stop", fetch=[])
+    assert server.wait(20)
+
+
 def test_ctrl_c_ends_a_call_that_waits(server):
     process = run_python(f"import grpcxx; print('waits', flush=True); grpcxx.Client({server.address!r}).recv('never')")
     assert process.stdout.readline() == "waits\n"
