@@ -74,7 +74,7 @@ def recv_tensor(
         )
 
     def finish(tensors):
-        return out if out is not None else array_of(tensors[0])
+        return out if out is not None else array_of(tensors[0], must_be_writable=True)
 
     return Request(begin, finish, (out,), failed=failed)
 
@@ -93,7 +93,10 @@ def fetched(names: Names, out: Out) -> tuple[list[str], list[np.ndarray | None],
     places = [memory.get(name) for name in listed]
 
     def finish(tensors):
-        arrays = [place if place is not None else array_of(tensor) for tensor, place in zip(tensors, places)]
+        arrays = [
+            place if place is not None else array_of(tensor, must_be_writable=True)
+            for tensor, place in zip(tensors, places)
+        ]
         return arrays[0] if is_single else dict(zip(listed, arrays))
 
     return listed, places, finish

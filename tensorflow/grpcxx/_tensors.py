@@ -6,7 +6,7 @@ import itertools
 import math
 import threading
 from collections.abc import Sequence
-from ctypes import byref, c_int64, c_size_t, c_void_p, cast, string_at
+from ctypes import byref, c_int64, c_size_t, c_void_p, cast, memmove, string_at
 from typing import Any
 
 import numpy as np
@@ -114,10 +114,11 @@ def tensor_of(value: Any, copy: bool = False) -> Tensor:
     return Tensor(handle.value)
 
 
-def array_of(tensor: Tensor) -> np.ndarray:
+def array_of(tensor: Tensor, must_be_writable: bool = False) -> np.ndarray:
     """An array over the memory of a tensor, which it keeps. Strings become an array of `bytes` objects.
 
-    It is writable if nobody else can see the memory, such as the store, a step, or the array that was sent.
+    It is writable if nobody else can see the memory, such as a store, a step, or the process that sent it from memory
+    that both share. Where that is not so and it must be, the array has a copy.
     """
     handle = tensor.handle
     number = library.grpcxx_tensor_dtype(handle)
@@ -132,10 +133,11 @@ def array_of(tensor: Tensor) -> np.ndarray:
         raise Error(Code.DATA_LOSS, f"a tensor of {dtype} and shape {list(shape)} came with {size_bytes} bytes")
     if size_bytes == 0:
         return np.empty(shape, dtype)
-    if size_bytes < COPY_BELOW_BYTES:
-        # Does not keep a block of the engine for a few bytes, and is writable in any case.
+    if size_bytes < COPY_BELOW_BYTES or must_be_writable and not library.grpcxx_tensor_mutable_data(handle):
         counts.add("copied", size_bytes)
-        return np.frombuffer(bytearray(string_at(library.grpcxx_tensor_data(handle), size_bytes)), dtype).reshape(shape)
+        copy = np.empty(shape, dtype)
+        memmove(_address(copy), library.grpcxx_tensor_data(handle), size_bytes)
+        return copy
     counts.add("viewed", size_bytes)
     return np.asarray(_Memory(tensor, size_bytes)).view(dtype).reshape(shape)
 

@@ -41,7 +41,8 @@ class Client:
 
     Arrays that are given may be anything that NumPy can see without a copy (arrays, DLPack, the buffer protocol), or
     numbers and lists. The engine sends from their memory: they must stay as they are until the call has ended.
-    Arrays that come lie in memory of the engine, or in `out`, which must have their type and shape.
+    Arrays that come lie in memory of the engine, or in `out`, which must have their type and shape. They are writable:
+    what lies in memory that the peer shares, on the same host, is copied into an array of its own.
 
     Failures raise `grpcxx.Error`, which has gRPC's code.
     """
@@ -196,15 +197,11 @@ class Client:
     def _call(self, function, feeds, fetch, timeout, out) -> Request:
         listed, places, finish = requests.fetched(fetch, out)
         tensors = requests.named_tensors(feeds or {}, None)
-        return requests.graph_call(
-            self._handle, function, tensors, listed, self._limit(timeout), finish, out=places
-        )
+        return requests.graph_call(self._handle, function, tensors, listed, self._limit(timeout), finish, out=places)
 
     def _push(self, name, array, timeout) -> Request:
         tensors = requests.named_tensors(name, array)
-        return requests.graph_call(
-            self._handle, "grpcxx.store.push", tensors, [], self._limit(timeout), lambda _: None
-        )
+        return requests.graph_call(self._handle, "grpcxx.store.push", tensors, [], self._limit(timeout), lambda _: None)
 
     def _pull(self, names, timeout, out) -> Request:
         return self._call("grpcxx.store.pull", None, names, timeout, out)

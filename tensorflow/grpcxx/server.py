@@ -52,8 +52,9 @@ class Server:
         """Lets peers call a function by its name, or by `name`; also a decorator. One of that name is replaced.
 
         The function gets the arrays of the call as keyword arguments and returns a mapping of names to arrays, or
-        one array, which peers fetch as `result`. The arrays it gets keep their memory; what it returns must stay as
-        it is from then on. Several calls run at once, on threads of the engine, as far as the GIL lets them.
+        one array, which peers fetch as `result`. The arrays it gets keep their memory, and may be read-only; what it
+        returns must stay as it is from then on. Several calls run at once, on threads of the engine, as far as the
+        GIL lets them.
 
         If it raises, the caller gets `grpcxx.Error` as it was raised, and `UNKNOWN` for everything else.
         """

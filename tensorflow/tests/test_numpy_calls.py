@@ -314,6 +314,14 @@ def test_received_arrays_lie_in_memory_of_the_engine_and_are_writable(server, cl
     assert client.pull("a")[0] == 0
 
 
+def test_what_the_peer_keeps_in_its_own_memory_is_writable_too(client):
+    client.push("a", np.arange(MEGABYTE))
+    array = client.pull("a")
+    assert array.flags.writeable
+    array += 1
+    assert client.pull("a")[-1] == MEGABYTE - 1
+
+
 def test_arrays_outlive_client_and_server():
     with grpcxx.Server() as server, grpcxx.Client(server.address, settings={}) as client:
         server.push("a", np.arange(MEGABYTE))
