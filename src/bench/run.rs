@@ -33,8 +33,6 @@ pub struct Outcome {
     /// The 99th percentile of each connection in microseconds, if asked for; connections without a step have
     /// none.
     pub p99_us_by_connection: Vec<Option<f64>>,
-    /// From the first connection begun to the last one made.
-    pub connecting: Duration,
 }
 
 impl BenchClient {
@@ -56,6 +54,18 @@ impl BenchClient {
         self.engine.start_report()
     }
 
+    /// Makes the connections that a run with as many will use, and returns how long that took.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if the system does not allow as many, else the first that failed.
+    pub fn connect(&self, connections: usize) -> Result<Duration, Status> {
+        usage::require_open_files(connections)
+            .map_err(|text| Status::new(Code::InvalidArgument, text))?;
+        let begin = Instant::now();
+        self.greet(&self.peers(connections)?)?;
+        Ok(begin.elapsed())
+    }
+
     /// Connects, warms up, measures, and waits until nothing is under way.
     ///
     /// # Errors
@@ -63,12 +73,9 @@ impl BenchClient {
     pub fn run(&self, options: &RunOptions) -> Result<Outcome, Status> {
         options
             .check()
-            .and_then(|()| usage::require_open_files(options.connections))
             .map_err(|text| Status::new(Code::InvalidArgument, text))?;
+        self.connect(options.connections)?;
         let peers = self.peers(options.connections)?;
-        let begin = Instant::now();
-        self.connect(&peers)?;
-        let connecting = begin.elapsed();
         let sessions = self.open_sessions(&peers, options)?;
         let outcome = self.load(peers.clone(), &sessions, options);
         for (peer, session) in peers.iter().zip(&sessions) {
@@ -80,10 +87,7 @@ impl BenchClient {
                 .call(peer, close, Some(QUESTION_TIME))
                 .wait();
         }
-        outcome.map(|outcome| Outcome {
-            connecting,
-            ..outcome
-        })
+        outcome
     }
 
     /// Measures what the machine can do at best for the same options, with the same threads, for `duration`
@@ -112,8 +116,8 @@ impl BenchClient {
             .collect()
     }
 
-    /// Makes the connections, a bounded number at once, so that no queue of a listener runs over.
-    fn connect(&self, peers: &[Peer]) -> Result<(), Status> {
+    /// Says a word over each connection, over a bounded number at once, so that no listener's queue runs over.
+    fn greet(&self, peers: &[Peer]) -> Result<(), Status> {
         let client = self.engine.client();
         let hello = |peer: &Peer| {
             let request = Request::Message {
@@ -219,7 +223,6 @@ impl BenchClient {
             } else {
                 Vec::new()
             },
-            connecting: Duration::ZERO,
         })
     }
 

@@ -112,3 +112,19 @@ fn a_server_that_is_no_bench_is_named_with_the_remedy() {
     let status = client.run(&short(Op::Latency)).unwrap_err();
     assert!(status.message.contains("grpcxx bench serve"), "{status}");
 }
+
+#[test]
+fn a_thousand_connections_are_accepted_and_served() {
+    let (server, client) = pair(2);
+    client.connect(1000).unwrap();
+    assert_eq!(server.accepted(), 1000);
+    let options = RunOptions {
+        connections: 1000,
+        by_connection: true,
+        ..short(Op::Rate)
+    };
+    let outcome = client.run(&options).unwrap();
+    assert!(outcome.measured.steps > 0);
+    assert_eq!(outcome.p99_us_by_connection.len(), 1000);
+    assert_eq!(server.accepted(), 1000, "a run uses the same connections");
+}

@@ -59,11 +59,12 @@ pub(super) fn measure(
     let in_flight = (options.connections * options.depth).min(RING_MESSAGES_MAX);
     let crossings = options.op.crossings();
     let (quiet, _) = hold(&engine.client(), peer)?;
+    // Not on the shard, whose CPU the far thread would inherit.
+    let echo = is_small.then(|| memory::Echo::start(in_flight));
     let measured = quiet.on_shard(engine, move |control| {
-        let measured = if is_small {
-            memory::ring(in_flight, duration)
-        } else {
-            memory::copies(&sizes, crossings, duration)
+        let measured = match echo {
+            Some(echo) => echo.measure(in_flight, duration),
+            None => memory::copies(&sizes, crossings, duration),
         };
         drop(control);
         Ok(measured)
