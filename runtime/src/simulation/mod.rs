@@ -13,6 +13,7 @@ mod journal;
 mod model;
 mod operations;
 mod profile;
+mod scale;
 mod task;
 mod tensors;
 
