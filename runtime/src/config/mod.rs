@@ -163,7 +163,7 @@ config! {
         "GRPCXX_SHM_LINKS_MAX", "256", "connections", "engine",
         "most connections of a shard in shared memory; others stay on TCP";
     shm_ring_bytes: u64 = parse::shm_ring_bytes,
-        "GRPCXX_SHM_RING_BYTES", "256KiB", "bytes", "engine",
+        "GRPCXX_SHM_RING_BYTES", "1MiB", "bytes", "engine",
         "ring of each direction of such a connection, 16KiB to 64MiB, rounded up to a power of two";
     shm_lent_bytes: u64 = parse::shm_lent_bytes,
         "GRPCXX_SHM_LENT_BYTES_MAX", "1GiB", "bytes", "engine",

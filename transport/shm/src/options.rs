@@ -27,7 +27,7 @@ impl Default for ShmOptions {
     fn default() -> Self {
         Self {
             limits: LinkLimits::default(),
-            ring_bytes: 256 << 10,
+            ring_bytes: 1 << 20,
             lend_bytes_min: 16 << 10,
             lent_bytes_max: 1 << 30,
         }
