@@ -362,7 +362,8 @@ typedef struct grpcxx_memory {
   void *data;
   /* Or NULL. With it, a call that fails or is cancelled while data arrives ends at once, and release is called later, when
    * nobody writes to the memory any more. Without it, such a call ends only then: when the data has arrived to its end or
-   * the connection is gone (grpcxx_peer_disconnect). After success release is called before done. Called exactly once,
+   * the connection is gone. A connection on which it has not arrived 2 s after the failure is closed, so that no peer
+   * keeps the memory; grpcxx_peer_disconnect does that at once. After success release is called before done. Called exactly once,
    * SHARD rules hold. */
   void (*release)(void *context);
   void *context;

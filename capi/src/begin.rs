@@ -97,7 +97,8 @@ fn start(begin: Begin, ending: Ending) {
         .call
         .as_ref()
         .map_or_else(Cancellation::new, |call| call.cancellation.clone());
-    let flight = Flight::new(ending, begin.allocate, fetches, begin.received);
+    let road = (begin.client.clone(), begin.peer.clone());
+    let flight = Flight::new(ending, begin.allocate, fetches, begin.received, road);
     let noted = Arc::downgrade(&flight);
     let outcome = begin.client.call_cancellable(
         &begin.peer,

@@ -9,15 +9,16 @@ use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_rpc::{Code, Response, Status, Tensor, TensorMeta, Text};
-use grpcxx_runtime::{CallResult, CallSink, ShardContext};
+use grpcxx_runtime::{CallResult, CallSink, Client, Peer, ShardContext};
 use smallvec::SmallVec;
 
 use crate::boundary::{Context, Owned};
 use crate::call::{CCall, Results};
-use crate::notices::{calling_back, is_beginning, later};
+use crate::notices::{after, calling_back, is_beginning, later};
 use crate::status::CStatus;
 use crate::tensor::{CTensor, Landed};
 
@@ -76,6 +77,8 @@ pub(crate) struct Flight {
     /// The names of the fetches of a graph call in the order of the caller; empty for others.
     fetches: Vec<Text>,
     received: Arc<Received>,
+    client: Client,
+    peer: Peer,
 }
 
 /// What is left to do when a call has ended.
@@ -90,6 +93,7 @@ impl Flight {
         allocate: Option<(AllocateFn, Context)>,
         fetches: Vec<Text>,
         received: Arc<Received>,
+        (client, peer): (Client, Peer),
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
@@ -99,6 +103,8 @@ impl Flight {
             landed: Mutex::new(SmallVec::new()),
             fetches,
             received,
+            client,
+            peer,
         })
     }
 
@@ -169,6 +175,20 @@ impl Flight {
         Ok(unsafe { BufferMut::from_foreign(start, size, owner) })
     }
 
+    /// Sees to it that a peer which stops in the middle of a payload does not keep the caller's memory.
+    fn take_memory_back(&self) {
+        let waiting = self.this.clone();
+        after(STUCK_TIME, move || {
+            if let Some(flight) = waiting.upgrade() {
+                tracing::warn!(
+                    peer = flight.peer.address(),
+                    "closing the connection, on which the payload of a call that has failed does not arrive"
+                );
+                flight.client.disconnect(&flight.peer);
+            }
+        });
+    }
+
     fn ask(
         &self,
         (allocate, user): (AllocateFn, Context),
@@ -225,7 +245,11 @@ impl Drop for Released {
 impl CallSink for Flight {
     fn finished(self: Arc<Self>, _token: u64, result: CallResult, _shard: &mut ShardContext<'_>) {
         let result = result.and_then(|response| self.results(response));
+        let is_failure = result.is_err();
         self.set_result(result);
+        if is_failure && Arc::strong_count(&self) > 1 {
+            self.take_memory_back();
+        }
     }
 
     fn allocate(
@@ -348,6 +372,9 @@ fn ended() -> Status {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// How long the payload of a call that has failed may take to arrive while its memory is the caller's.
+const STUCK_TIME: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {

@@ -1,11 +1,15 @@
 //! On which thread C hears of what: not inside of the function that began a call, and never blocking a shard.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use grpcxx_rpc::{Code, Status};
+
+use crate::boundary::guarded;
 
 /// Runs code that begins a call: endings that come up inside are told on another thread.
 pub(crate) fn beginning<T>(code: impl FnOnce() -> T) -> T {
@@ -47,36 +51,75 @@ pub(crate) fn may_block(function: &str) -> Result<(), Status> {
     ))
 }
 
-/// Runs code soon on a thread of its own kind, one after the other.
+/// Runs code soon on a thread for such things, one after the other.
 pub(crate) fn later(code: impl FnOnce() + Send + 'static) {
-    let sender = THREAD.get_or_init(start);
-    let mut code: Job = Box::new(code);
-    if let Some(sender) = sender {
-        match sender.send(code) {
-            Ok(()) => return,
-            Err(refused) => code = refused.0,
-        }
-    }
-    // Without a thread it is better to tell at once than never.
-    code();
+    send(Notice {
+        at: None,
+        job: Box::new(code),
+    });
+}
+
+/// The same when some time has passed.
+pub(crate) fn after(delay: Duration, code: impl FnOnce() + Send + 'static) {
+    send(Notice {
+        at: Instant::now().checked_add(delay),
+        job: Box::new(code),
+    });
 }
 
 type Job = Box<dyn FnOnce() + Send>;
 
-fn start() -> Option<Sender<Job>> {
-    let (sender, receiver) = channel::<Job>();
+struct Notice {
+    at: Option<Instant>,
+    job: Job,
+}
+
+fn send(mut notice: Notice) {
+    if let Some(sender) = THREAD.get_or_init(start) {
+        match sender.send(notice) {
+            Ok(()) => return,
+            Err(refused) => notice = refused.0,
+        }
+    }
+    // Without a thread it is better to tell at once than never.
+    (notice.job)();
+}
+
+fn start() -> Option<Sender<Notice>> {
+    let (sender, receiver) = channel();
     thread::Builder::new()
         .name("grpcxx-notices".to_owned())
-        .spawn(move || {
-            for job in receiver {
-                crate::boundary::guarded((), job);
-            }
-        })
+        .spawn(move || run(&receiver))
         .ok()
         .map(|_| sender)
 }
 
-static THREAD: OnceLock<Option<Sender<Job>>> = OnceLock::new();
+fn run(notices: &Receiver<Notice>) {
+    let mut delayed: BTreeMap<(Instant, u64), Job> = BTreeMap::new();
+    let mut number = 0;
+    loop {
+        let next = delayed.first_key_value().map(|(&(at, _), _)| at);
+        let received = match next {
+            Some(at) => notices.recv_timeout(at.saturating_duration_since(Instant::now())),
+            None => notices.recv().map_err(RecvTimeoutError::from),
+        };
+        match received {
+            Ok(Notice { at: Some(at), job }) => {
+                number += 1;
+                delayed.insert((at, number), job);
+            }
+            Ok(Notice { at: None, job }) => guarded((), job),
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some((_, job)) = delayed.pop_first() {
+                    guarded((), job);
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+static THREAD: OnceLock<Option<Sender<Notice>>> = OnceLock::new();
 
 thread_local! {
     static BEGINNING: Cell<bool> = const { Cell::new(false) };

@@ -1,6 +1,10 @@
 /* Engines, peers, calls and their ends, over real sockets. */
 #include "support.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 static void tensors_keep_what_they_were_given(void) {
   float data[6] = {1, 2, 3, 4, 5, 6};
   int64_t dims[2] = {2, 3};
@@ -199,6 +203,8 @@ static void tensors_land_where_the_caller_says(grpcxx_engine *source, grpcxx_eng
     CHECK(grpcxx_call_num_tensors(call) == 1);
     const void *landed = grpcxx_tensor_data(grpcxx_call_tensor(call, 0));
     CHECK((landed == memory) == (size == sizeof data) && memcmp(landed, data, sizeof data) == 0);
+    void *writable = grpcxx_tensor_mutable_data(grpcxx_call_tensor(call, 0));
+    CHECK((writable == NULL) == (landed == memory) && (writable == NULL || writable == landed));
     grpcxx_call_release(call);
     free(memory);
   }
@@ -316,6 +322,7 @@ static void calls_fail_as_they_should(grpcxx_engine *source, grpcxx_engine *targ
   grpcxx_engine_receive(source, NULL, 20, &text, 1, NULL, tensors_done, ended);
   CHECK(outcome_wait(ended) == GRPCXX_OK && ended->num_tensors == 1);
   CHECK(grpcxx_tensor_data(ended->tensors[0]) == grpcxx_tensor_data(sent));
+  CHECK(grpcxx_tensor_mutable_data(sent) == NULL);
   outcome_free(ended);
   grpcxx_peer *own = peer_of(source, source);
   ended = outcome_new();
@@ -426,6 +433,89 @@ static void memory_comes_back_when_nobody_writes(grpcxx_engine *source, grpcxx_p
     outcome_free(ended);
   }
   free(data);
+}
+
+/* Speaks just enough star to begin an answer and to stop in the middle of its payload. */
+typedef struct stalled {
+  int listener;
+  atomic_int answered;
+} stalled;
+
+static void *stall(void *user) {
+  stalled *self = user;
+  int socket = accept(self->listener, NULL, NULL);
+  CHECK(socket >= 0);
+  uint8_t request[32], body[1024];
+  for (;;) {
+    uint32_t method = 0;
+    uint64_t size = 0;
+    if (recv(socket, request, sizeof request, MSG_WAITALL) != (ssize_t)sizeof request) {
+      break;
+    }
+    memcpy(&method, request + 4, sizeof method);
+    memcpy(&size, request + 24, sizeof size);
+    CHECK(size <= sizeof body && recv(socket, body, (size_t)size, MSG_WAITALL) == (ssize_t)size);
+    uint8_t answer[32 + 37 + 100] = {'B', 'B', 'B', 'B'};
+    memcpy(answer + 8, request + 8, 8);
+    if (method != GRPCXX_RECV_TENSOR) {
+      CHECK(send(socket, answer, 32, MSG_NOSIGNAL) == 32);
+      continue;
+    }
+    /* One tensor of a million bytes, of which a hundred come. */
+    uint64_t data_size = 1000000, payload = 37 + data_size;
+    uint32_t dim = 1000000;
+    memcpy(answer + 24, &payload, 8);
+    answer[32 + 1] = GRPCXX_UINT8;
+    memcpy(answer + 32 + 5, &dim, 4);
+    answer[32 + 5 + 13] = GRPCXX_UINT8;
+    answer[32 + 5 + 14] = 1;
+    answer[32 + 5 + 15] = 1;
+    memcpy(answer + 32 + 5 + 16, &data_size, 8);
+    memcpy(answer + 32 + 29, &data_size, 8);
+    CHECK(send(socket, answer, sizeof answer, MSG_NOSIGNAL) == (ssize_t)sizeof answer);
+    atomic_fetch_add(&self->answered, 1);
+  }
+  close(socket);
+  return NULL;
+}
+
+static void a_stalled_peer_does_not_keep_memory(grpcxx_engine *target) {
+  for (int round = 0; round < 2; round++) {
+    stalled stalled = {.listener = socket(AF_INET, SOCK_STREAM, 0)};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    CHECK(bind(stalled.listener, (struct sockaddr *)&address, size) == 0 && listen(stalled.listener, 1) == 0);
+    CHECK(getsockname(stalled.listener, (struct sockaddr *)&address, &size) == 0);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, stall, &stalled) == 0);
+    char name[64];
+    snprintf(name, sizeof name, "127.0.0.1:%d", ntohs(address.sin_port));
+    grpcxx_peer *peer = NULL;
+    OK(grpcxx_peer_new(target, name, strlen(name), &peer));
+    grpcxx_call *call = grpcxx_call_new();
+    outcome *ended = outcome_new();
+    pthread_mutex_lock(&ended->lock);
+    ended->lends_with_release = round == 1;
+    pthread_mutex_unlock(&ended->lock);
+    grpcxx_recv_tensor(peer, call, 1, TEXT("any"), NULL, allocate_here, tensors_done, ended);
+    await_count(&stalled.answered, 1);
+    usleep(50000);
+    grpcxx_call_cancel(call);
+    CHECK(outcome_wait(ended) == GRPCXX_CANCELLED);
+    if (round == 1) {
+      CHECK(outcome_released(ended) == 0);
+      grpcxx_peer_disconnect(peer);
+    }
+    CHECK(pthread_join(thread, NULL) == 0);
+    for (int waited = 0; round == 1 && outcome_released(ended) == 0; waited++) {
+      CHECK(waited < 60000);
+      usleep(1000);
+    }
+    outcome_free(ended);
+    grpcxx_call_release(call);
+    grpcxx_peer_release(peer);
+    close(stalled.listener);
+  }
 }
 
 static void dead_peers(grpcxx_engine *target) {
@@ -617,6 +707,7 @@ int main(void) {
   memory_comes_back_when_nobody_writes(source, peer);
   a_lost_connection_ends_its_calls(source, peer);
   dead_peers(target);
+  a_stalled_peer_does_not_keep_memory(target);
   many_calls_at_once(source, peer);
   an_engine_may_be_freed_by_its_callback(source);
   CHECK(counter_of(target, "calls") > 1000 && counter_of(source, "violations") == 0);

@@ -573,6 +573,7 @@ static void every_function_takes_null(void) {
   grpcxx_tensor_release(grpcxx_tensor_retain(NULL));
   CHECK(grpcxx_tensor_dtype(NULL) == 0 && grpcxx_tensor_rank(NULL) == 0 && grpcxx_tensor_dims(NULL) == NULL);
   CHECK(!grpcxx_tensor_is_dead(NULL) && grpcxx_tensor_num_elements(NULL) == 0);
+  CHECK(grpcxx_tensor_mutable_data(NULL) == NULL);
   CHECK(grpcxx_tensor_data(NULL) == NULL && grpcxx_tensor_data_size(NULL) == 0);
   FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_tensor_strings(NULL, NULL, 0));
   FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_tensor_new(1, NULL, 0, false, "1234", 4, NULL, NULL, NULL));
