@@ -67,7 +67,9 @@ async fn turn_until_finished<L: ShardLoop>(
         }
         if tasks.was_used() && !guarded {
             guarded = true;
-            drop(glommio::spawn_local(bound_lost_wake_ups()).detach());
+            for interval in GUARD_INTERVALS {
+                drop(glommio::spawn_local(bound_lost_wake_ups(interval)).detach());
+            }
         }
         match idle.after_turn(now, events) {
             // Without a task beside the shard glommio has nothing to do, and would allocate doing it.
@@ -124,10 +126,11 @@ async fn pass_to_reactor() {
     .await;
 }
 
-/// Wakes the thread if glommio fell asleep although tasks can run.
-async fn bound_lost_wake_ups() {
+/// Wakes the thread if glommio fell asleep although tasks can run. This task can be what it forgot, so there are
+/// several: only those whose time was over at that moment are forgotten with it.
+async fn bound_lost_wake_ups(interval: Duration) {
     loop {
-        Timer::new(GUARD_INTERVAL).await;
+        Timer::new(interval).await;
     }
 }
 
@@ -180,6 +183,12 @@ const PREEMPTION_INTERVAL: Duration = Duration::from_millis(10);
 /// Longest sleep of the thread inside glommio, which can lose a wake-up when its preemption timer fires as it
 /// parks.
 const GUARD_INTERVAL: Duration = Duration::from_millis(20);
+/// The same, and longer ones for when the thread did not run for so long that the shorter were over together.
+const GUARD_INTERVALS: [Duration; 3] = [
+    GUARD_INTERVAL,
+    Duration::from_millis(997),
+    Duration::from_secs(29),
+];
 /// Turns without events between two chances for other tasks.
 const EMPTY_TURNS_PER_YIELD: u32 = 16;
 /// Memory for glommio's own direct input and output; the shard's does not come from here.
