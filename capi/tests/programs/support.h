@@ -127,6 +127,13 @@ static inline int32_t outcome_wait(outcome *self) {
   return code;
 }
 
+static inline bool outcome_is_done(outcome *self) {
+  pthread_mutex_lock(&self->lock);
+  bool is_done = self->times_done > 0;
+  pthread_mutex_unlock(&self->lock);
+  return is_done;
+}
+
 static inline int outcome_released(outcome *self) {
   pthread_mutex_lock(&self->lock);
   int released = self->times_released;
