@@ -76,7 +76,7 @@ impl Sweep {
             total_bytes_max: 256 << 20,
             rounds: 5,
             window: Duration::from_millis(60),
-            limits: PlanLimits::default(),
+            limits: PlanLimits::between_grpcxx(),
             write: false,
         };
         let mut arguments = std::env::args().skip(1);

@@ -7,4 +7,4 @@
 
 mod plan;
 
-pub use plan::{Group, Plan, PlanLimits, Planned, TooLarge};
+pub use plan::{Group, Plan, PlanLimits, Planned, SPREAD_TENSORS_MIN, TooLarge};

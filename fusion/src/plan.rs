@@ -7,6 +7,9 @@ pub struct PlanLimits {
     /// Most tensors of one frame. Original peers before release 2208 let other frames come into the middle
     /// of one that has more than about 250.
     pub tensors_per_frame: usize,
+    /// Tensors that share are spread over about this many frames, as long as each has
+    /// [`SPREAD_TENSORS_MIN`] of them: both ends then work at once, one on a frame behind the other's.
+    pub frames_wanted: usize,
     /// A tensor with more data than this has a frame of its own.
     pub shared_tensor_bytes: u64,
     /// Bytes of a frame before its first tensor.
@@ -20,10 +23,28 @@ impl Default for PlanLimits {
         Self {
             frame_bytes: (1 << 32) - 1,
             tensors_per_frame: 250,
+            frames_wanted: 8,
             shared_tensor_bytes: 256 << 10,
             frame_overhead_bytes: 32,
             tensor_overhead_bytes: 37,
         }
+    }
+}
+
+impl PlanLimits {
+    /// Limits toward a peer that is known to be grpcxx: a frame has as many tensors as its format can say, one
+    /// piece for the head and two for each tensor, 65,535 in all.
+    pub fn between_grpcxx() -> Self {
+        Self {
+            tensors_per_frame: 32_767,
+            ..Self::default()
+        }
+    }
+
+    /// Most tensors of one frame if `count` share.
+    fn tensors_of_a_frame(&self, count: usize) -> usize {
+        let spread = count.div_ceil(self.frames_wanted.max(1));
+        self.tensors_per_frame.min(spread.max(SPREAD_TENSORS_MIN))
     }
 }
 
@@ -108,7 +129,6 @@ impl Plan {
         let first_data = limits
             .frame_overhead_bytes
             .saturating_add(limits.tensor_overhead_bytes);
-        let (mut group_start, mut frame_bytes) = (0, limits.frame_overhead_bytes);
         for (index, data_bytes) in sizes.into_iter().enumerate() {
             if first_data.saturating_add(data_bytes) > limits.frame_bytes {
                 self.clear();
@@ -118,37 +138,48 @@ impl Plan {
                     allowed_bytes: limits.frame_bytes.saturating_sub(first_data),
                 });
             }
-            let mut planned = Planned {
+            let planned = Planned {
                 index,
                 data_offset_bytes: first_data,
                 data_bytes,
             };
             if data_bytes > limits.shared_tensor_bytes {
                 self.alone.push(planned);
-                continue;
+            } else {
+                self.tensors.push(planned);
             }
-            let record_bytes = limits.tensor_overhead_bytes + data_bytes;
-            let tensors = self.tensors.len() - group_start;
-            let is_full = tensors >= limits.tensors_per_frame
-                || record_bytes > limits.frame_bytes - frame_bytes;
-            if tensors > 0 && is_full {
-                self.end_group(frame_bytes);
-                group_start = self.tensors.len();
-                frame_bytes = limits.frame_overhead_bytes;
-            }
-            planned.data_offset_bytes = frame_bytes + limits.tensor_overhead_bytes;
-            frame_bytes += record_bytes;
-            self.tensors.push(planned);
         }
-        if self.tensors.len() > group_start {
-            self.end_group(frame_bytes);
-        }
+        self.group_shared(limits);
         for at in 0..self.alone.len() {
             let planned = self.alone[at];
             self.tensors.push(planned);
-            self.end_group(planned.data_offset_bytes + planned.data_bytes);
+            self.end_group(
+                self.tensors.len(),
+                planned.data_offset_bytes + planned.data_bytes,
+            );
         }
         Ok(())
+    }
+
+    /// Fills frames with the tensors that share, in their order.
+    fn group_shared(&mut self, limits: &PlanLimits) {
+        let tensors_max = limits.tensors_of_a_frame(self.tensors.len());
+        let (mut group_start, mut frame_bytes) = (0, limits.frame_overhead_bytes);
+        for at in 0..self.tensors.len() {
+            let record_bytes = limits.tensor_overhead_bytes + self.tensors[at].data_bytes;
+            let tensors = at - group_start;
+            let is_full = tensors >= tensors_max || record_bytes > limits.frame_bytes - frame_bytes;
+            if tensors > 0 && is_full {
+                self.end_group(at, frame_bytes);
+                group_start = at;
+                frame_bytes = limits.frame_overhead_bytes;
+            }
+            self.tensors[at].data_offset_bytes = frame_bytes + limits.tensor_overhead_bytes;
+            frame_bytes += record_bytes;
+        }
+        if self.tensors.len() > group_start {
+            self.end_group(self.tensors.len(), frame_bytes);
+        }
     }
 
     /// The groups, each for one frame.
@@ -167,11 +198,8 @@ impl Plan {
         }
     }
 
-    fn end_group(&mut self, frame_bytes: u64) {
-        self.groups.push(GroupEnd {
-            end: self.tensors.len(),
-            frame_bytes,
-        });
+    fn end_group(&mut self, end: usize, frame_bytes: u64) {
+        self.groups.push(GroupEnd { end, frame_bytes });
     }
 
     fn clear(&mut self) {
@@ -199,6 +227,9 @@ impl<'a> Group<'a> {
     }
 }
 
+/// Fewest tensors of a frame for the sake of spreading: below, what a call costs by itself weighs more.
+pub const SPREAD_TENSORS_MIN: usize = 250;
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -208,6 +239,7 @@ mod tests {
     const SMALL: PlanLimits = PlanLimits {
         frame_bytes: 1000,
         tensors_per_frame: 4,
+        frames_wanted: 8,
         shared_tensor_bytes: 300,
         frame_overhead_bytes: 32,
         tensor_overhead_bytes: 37,
@@ -233,6 +265,25 @@ mod tests {
         );
         // 32 + 3 * (37 + 285) = 998, and the fourth does not fit.
         assert_eq!(indices(&[285; 4], &SMALL), [&[0, 1, 2][..], &[3]]);
+    }
+
+    #[test]
+    fn many_tensors_spread_over_a_few_frames_where_the_peer_takes_so_many() {
+        let frames = |count: usize, limits: &PlanLimits| {
+            let groups = indices(&vec![64; count], limits);
+            (groups.len(), groups.iter().map(Vec::len).max().unwrap())
+        };
+        let ours = PlanLimits::between_grpcxx();
+        assert_eq!(frames(250, &ours), (1, 250));
+        assert_eq!(frames(1_000, &ours), (4, 250));
+        assert_eq!(frames(3_000, &ours), (8, 375));
+        assert_eq!(frames(10_000, &ours), (8, 1_250));
+        assert_eq!(frames(10_000, &PlanLimits::default()), (40, 250));
+        let few = PlanLimits {
+            frames_wanted: 0,
+            ..ours
+        };
+        assert_eq!(frames(100_000, &few), (4, 32_767));
     }
 
     #[test]

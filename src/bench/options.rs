@@ -129,7 +129,7 @@ impl Default for RunOptions {
             depth: 1,
             duration: Duration::from_secs(3),
             rate: None,
-            fusion: Some(PlanLimits::default()),
+            fusion: Some(PlanLimits::between_grpcxx()),
             verify: false,
             by_connection: false,
         }

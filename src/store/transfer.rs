@@ -245,7 +245,7 @@ impl Default for TransferLimits {
             calls: CALLS,
             bytes: BYTES,
             timeout: None,
-            plan: PlanLimits::default(),
+            plan: PlanLimits::between_grpcxx(),
         }
     }
 }

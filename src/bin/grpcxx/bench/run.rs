@@ -78,7 +78,7 @@ fn run_options(arguments: &RunArguments, output: Output) -> RunOptions {
         depth: arguments.depth,
         duration: arguments.seconds,
         rate: arguments.rate,
-        fusion: arguments.fuse.is_on().then(PlanLimits::default),
+        fusion: arguments.fuse.is_on().then(PlanLimits::between_grpcxx),
         verify: arguments.verify,
         by_connection: arguments.connections > 1 && !output.is_json(),
     }
