@@ -51,6 +51,8 @@ pub(crate) struct Core<A> {
     pub(super) has_ended: bool,
     finished: bool,
     mesh: Mesh<Parcel<A>>,
+    /// Parcels that did not fit into the ring to each other shard. A request under way, of which each connection
+    /// has a limit, leaves at most its receive and its withdrawal on one way, and its answer on the other.
     unsent: Vec<VecDeque<Parcel<A>>>,
     inbox: Inbox<Command>,
     arrived: VecDeque<Parcel<A>>,

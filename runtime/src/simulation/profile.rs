@@ -95,6 +95,7 @@ impl Profile {
             profile.operations = 150;
             profile.pace = Duration::from_millis(50);
             profile.burst = 8;
+            profile.mesh_parcels = 1;
         }
         profile
     }
