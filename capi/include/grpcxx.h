@@ -370,7 +370,8 @@ typedef struct grpcxx_memory {
 } grpcxx_memory;
 
 /* Chooses the memory for tensor number index (of the keys or fetches) of a response. Is called at most once for
- * each, not at all for tensors without data, and never after done. Returns NULL after filling memory (which is all
+ * each, not at all for tensors without data and for those of the engine itself as its own peer, which come by
+ * reference, and never after done. Returns NULL after filling memory (which is all
  * zeros but struct_size before), or a status, which then is the engine's, and the call fails with it. SHARD. */
 typedef grpcxx_status *(*grpcxx_allocate_fn)(void *user, size_t index, const grpcxx_tensor_meta *meta,
                                              grpcxx_memory *memory);
@@ -424,7 +425,7 @@ typedef enum grpcxx_method {
 
 /* A method with one serialized protobuf message in and one out. Fails with GRPCXX_INVALID_ARGUMENT for the methods
  * with functions of their own here, and with GRPCXX_UNIMPLEMENTED for those that star does not have on the wire (1,
- * 14-17): carry such a request as a graph call with a handle of your own, the message as a uint8 feed. */
+ * 14-17) and those that every peer refuses before its service sees them (12, 13): carry such a request as a graph call with a handle of your own, the message as a uint8 feed. */
 void grpcxx_message_call(grpcxx_peer *peer, grpcxx_call *call, int32_t method, const void *data, size_t size,
                          const grpcxx_call_options *options, grpcxx_message_fn done, void *user);
 
