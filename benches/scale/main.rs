@@ -3,7 +3,8 @@
 //! Questions: does a server accept 10,000 connections from several processes; how much memory does an idle one cost
 //! it; how many small calls a second does it serve over all of them, compared with 16 connections from as many
 //! processes; and does a connection starve: the 99th percentile of the worst connection beside that of the median one.
-//! Units: bytes, calls a second, microseconds. Baseline: 16 connections in the same run.
+//! Units: bytes, calls a second, microseconds. Baselines: 16 connections in the same run, with one call under way on
+//! each, and with 32.
 //!
 //! Run with `cargo bench --bench scale`; `-- --quick` takes 400 connections, `-- --write` puts the table into
 //! `docs/performance.md`. Each process raises its limit of open files as far as the system allows.
@@ -112,7 +113,8 @@ fn compare(quick: bool, write: bool) -> Result<(), Failure> {
         (10_000, Duration::from_secs(4))
     };
     let mut server = ServerProcess::start()?;
-    let few = load(&server, FEW_CONNECTIONS, FEW_DEPTH, duration)?;
+    let few = load(&server, FEW_CONNECTIONS, 1, duration)?;
+    let deep = load(&server, FEW_CONNECTIONS, FEW_DEPTH, duration)?;
     let before = server.memory()?;
     let accepted_before = server.accepted()?;
     let mut clients = start(&server, connections, 1, duration)?;
@@ -134,17 +136,20 @@ fn compare(quick: bool, write: bool) -> Result<(), Failure> {
          | from the first to the last | {connecting:.2} s |\n\
          | memory of the process for each idle connection | {} B |\n\
          | memory of the kernel's sockets for each (both ends) | {} B |\n\
-         | 64 B calls, {FEW_CONNECTIONS} connections x {FEW_DEPTH} | {:.0} /s |\n\
+         | 64 B calls, {FEW_CONNECTIONS} connections x 1 | {:.0} /s |\n\
+         | 64 B calls, {FEW_CONNECTIONS} connections x {FEW_DEPTH}, of which many share a read and a write | {:.0} /s |\n\
          | 64 B calls, {connections} connections x 1 | {:.0} /s |\n\
-         | ratio | {:.2} |\n\
+         | ratio to {FEW_CONNECTIONS} x 1, to {FEW_CONNECTIONS} x {FEW_DEPTH} | {:.2}, {:.2} |\n\
          | p99 of the median connection, of the worst | {median:.0} us, {worst:.0} us |\n\
          | ratio | {:.2} |\n\
          | connections without a call | {} |\n",
         per_connection(idle.process, before.process),
         per_connection(idle.sockets, before.sockets),
         few.calls_per_second,
+        deep.calls_per_second,
         many.calls_per_second,
         many.calls_per_second / few.calls_per_second,
+        many.calls_per_second / deep.calls_per_second,
         worst / median,
         many.silent,
     );
