@@ -41,6 +41,8 @@ def test_one_worker_trains_to_the_same_bits_as_over_grpc():
 def check_star(counters):
     """All tensors came over star, and those with data landed where they stay."""
     assert counters["received_tensors"] > 0
+    assert counters["received_in_place_bytes"] == counters["received_bytes"] > 0
+    assert counters["served_by_reference_bytes"] == counters["served_bytes"] > 0
     assert counters["receives_failed"] == 0
     assert [value for name, value in counters.items() if name.startswith("fallback")] == [0, 0, 0, 0]
     assert counters["receives_open"] == 0
