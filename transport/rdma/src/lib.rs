@@ -7,6 +7,7 @@
 //!
 //! - [`RdmaLinks`]: links whose set-up data the caller carries to the peer, for connections that are upgraded.
 //! - [`RdmaTransport`]: the same as a [`Transport`](grpcxx_transport::Transport), with another one beside it.
+//! - [`Upgrading`]: links that start on another transport and move to RDMA where both ends can.
 //! - [`VerbsAdapter`]: real devices. libibverbs is loaded when it is first wanted, so a program with this crate starts
 //!   without it, and [`Unavailable`] says why RDMA is not used.
 //! - [`sim`]: a device in software, with faults.
@@ -38,6 +39,7 @@ pub mod sim;
 mod station;
 mod transport;
 mod turn;
+mod upgrading;
 mod verbs;
 mod wire;
 
@@ -51,6 +53,7 @@ pub use credits::CreditLimits;
 pub use links::RdmaLinks;
 pub use options::RdmaOptions;
 pub use transport::RdmaTransport;
+pub use upgrading::Upgrading;
 pub use verbs::{
     DeviceReport, PortReport, Unavailable, VerbsAdapter, VerbsQueue, VerbsRegistration, devices,
 };

@@ -46,6 +46,7 @@ impl<A> Talker<A> {
         let mut frame = Box::new(Frame::new());
         frame.bytes_mut().extend_from_slice(&number.to_le_bytes());
         (frame.bytes_mut()).extend_from_slice(&(payload_bytes as u32).to_le_bytes());
+        frame.bytes_mut().extend_from_slice(&[0; 8]);
         frame.attach(Buffer::from(vec![number as u8; payload_bytes]));
         frame
     }
@@ -61,7 +62,7 @@ impl<A> Talker<A> {
     }
 }
 
-pub(crate) const HEAD: Next = Next::Head { at_least_bytes: 8 };
+pub(crate) const HEAD: Next = Next::Head { at_least_bytes: 16 };
 
 impl<A> LinkHandler<A> for Talker<A> {
     fn accepted(&mut self, _: ListenerId, _: std::net::SocketAddr, accepted: A) {
@@ -80,7 +81,7 @@ impl<A> LinkHandler<A> for Talker<A> {
         assert_eq!(number, talk.read, "frames arrive in order");
         talk.landing = number;
         Progress {
-            consumed_bytes: 8,
+            consumed_bytes: 16,
             next: Next::Land(Landing::new(BufferMut::zeroed(len as usize))),
         }
     }

@@ -1,0 +1,666 @@
+//! Links that start on another medium and move to RDMA.
+//!
+//! The side that accepted offers a secret. The side that dialled, if it has a device too, sends a record behind its
+//! last frame: the secret and its set-up data. From there on its stream goes over RDMA, or, if the answer is a refusal, on
+//! over the first medium. The answer is a record behind the other side's last frame, likewise. So each direction is cut
+//! where its record lies, and whoever uses the link notices nothing. The link on the first medium stays open until
+//! the end, without a byte, and tells when the peer is gone.
+
+mod record;
+mod tap;
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::task::Waker;
+use std::time::Duration;
+
+use grpcxx_memory::Arena;
+use grpcxx_transport::{
+    CloseReason, Frame, LinkHandler, LinkId, LinkTable, ListenerId, Next, Outcome, Park, Refusal,
+    Refused, Time, Transport, TransportError,
+};
+
+use self::record::{Record, SECRET_BYTES, Secret, split_offer};
+use self::tap::{BaseTap, Order, RdmaTap};
+use crate::adapter::Adapter;
+use crate::counters::RdmaCounters;
+use crate::links::RdmaLinks;
+
+/// A transport whose links move to RDMA where both ends have a device.
+///
+/// Frames must be at least as long as the secret, 16 bytes, and the heads that are asked for too.
+pub struct Upgrading<A: Adapter, T> {
+    base: T,
+    links: Option<RdmaLinks<A>>,
+    desk: Desk,
+    held_frames: usize,
+    now: Time,
+    /// After a failure of RDMA, links stay on the first medium until then.
+    rests_until: Time,
+}
+
+/// What is known of each link.
+#[derive(Default)]
+struct Desk {
+    flows: LinkTable<Flow>,
+    by_base: Vec<Option<LinkId>>,
+    by_rdma: Vec<Option<LinkId>>,
+    orders: VecDeque<Order>,
+    records_in_flight: usize,
+}
+
+/// One link: its stream on the first medium, and where that goes on.
+#[derive(Debug)]
+struct Flow {
+    /// While the link on the first medium is there.
+    base: Option<LinkId>,
+    /// While the link over RDMA is there.
+    rdma: Option<LinkId>,
+    stage: Stage,
+    /// Frames that the first medium has accepted and not given back, with the record.
+    base_frames: usize,
+    /// Of those, how many are before the record.
+    record_after: Option<usize>,
+    /// Frames that wait for an answer, or for the first medium to give back those before them.
+    held: VecDeque<Box<Frame>>,
+    /// What the handler wants to see at least, on the first medium.
+    asked_head: usize,
+    closing: Option<Closing>,
+    over: Option<CloseReason>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// On the first medium, and nothing was said.
+    Base,
+    /// The peer may send its record, until then.
+    Offered { secret: Secret, until: Option<Time> },
+    /// The record is sent, the answer is to come.
+    Asked { secret: Secret, since: Time },
+    /// Both directions are on RDMA.
+    Moved,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Closing {
+    Flush,
+    Now,
+}
+
+impl<A: Adapter, T: Park> Upgrading<A, T> {
+    /// A transport that has no links yet. They stay on `base` until [`Upgrading::enable`].
+    pub fn new(base: T) -> Self {
+        Self {
+            base,
+            links: None,
+            desk: Desk::default(),
+            held_frames: 0,
+            now: Time::ZERO,
+            rests_until: Time::ZERO,
+        }
+    }
+
+    /// Lets links move from now on.
+    ///
+    /// # Errors
+    /// The system refused to watch the device.
+    pub fn enable(&mut self, links: RdmaLinks<A>) -> Result<(), TransportError> {
+        for descriptor in links.descriptors().into_iter().flatten() {
+            self.base.watch(descriptor)?;
+        }
+        self.links = Some(links);
+        Ok(())
+    }
+
+    /// What links have done over RDMA so far.
+    pub fn counters(&self) -> RdmaCounters {
+        (self.links.as_ref()).map_or(RdmaCounters::default(), RdmaLinks::counters)
+    }
+
+    /// As [`RdmaLinks::register_arena`]; 0 without a device.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn register_arena(&mut self, arena: &mut Arena) -> Result<usize, TransportError> {
+        (self.links.as_mut()).map_or(Ok(0), |links| links.register_arena(arena))
+    }
+
+    /// The transport that links start on.
+    pub fn base(&self) -> &T {
+        &self.base
+    }
+
+    /// As [`Upgrading::base`], to change it.
+    pub fn base_mut(&mut self) -> &mut T {
+        &mut self.base
+    }
+
+    /// The links over RDMA, if there are any.
+    pub fn links_mut(&mut self) -> Option<&mut RdmaLinks<A>> {
+        self.links.as_mut()
+    }
+
+    fn insert(&mut self, base: LinkId) -> LinkId {
+        let id = self.desk.flows.insert(Flow {
+            base: Some(base),
+            rdma: None,
+            stage: Stage::Base,
+            base_frames: 0,
+            record_after: None,
+            held: VecDeque::new(),
+            asked_head: 1,
+            closing: None,
+            over: None,
+        });
+        enter(&mut self.desk.by_base, base, id);
+        id
+    }
+
+    /// Does what taps have ordered. Returns the number of events.
+    fn carry_out(&mut self, handler: &mut dyn LinkHandler<T::Accepted>) -> usize {
+        let mut events = 0;
+        while let Some(order) = self.desk.orders.pop_front() {
+            match order {
+                Order::Answer { id, record, next } => self.answer(id, &record, next, handler),
+                Order::Switch { id, record, next } => self.switch(id, &record, next, handler),
+                Order::Release(id) => self.release(id),
+                Order::BaseGone(id, reason) => {
+                    let rdma = self.desk.flows.find(id).and_then(|flow| flow.rdma);
+                    if let (Some(links), Some(rdma)) = (&mut self.links, rdma) {
+                        links.peer_gone(rdma, reason);
+                    }
+                }
+                Order::Fail(id, what) => self.fail(id, what),
+                Order::Check(id) => events += self.check_over(id, handler),
+            }
+        }
+        events
+    }
+
+    /// The peer asks to move: answers, and goes over if it can.
+    fn answer(
+        &mut self,
+        id: LinkId,
+        record: &Record,
+        next: Next,
+        handler: &mut dyn LinkHandler<T::Accepted>,
+    ) {
+        let Some(flow) = self.desk.flows.find(id) else {
+            return;
+        };
+        let (Stage::Offered { secret, .. }, Some(links)) = (flow.stage, &mut self.links) else {
+            return self.fail(id, "a record came that was not asked for");
+        };
+        let Next::Head { at_least_bytes } = next else {
+            return self.fail(id, "a record came within a frame");
+        };
+        let answer = match links.accept(&record.blob, Next::Head { at_least_bytes }) {
+            Ok((rdma, blob)) => {
+                flow.rdma = Some(rdma);
+                flow.stage = Stage::Moved;
+                enter(&mut self.desk.by_rdma, rdma, id);
+                handler.moved(id, MEDIUM);
+                Record::new(secret, Some(blob))
+            }
+            Err(error) => {
+                flow.stage = Stage::Base;
+                handler.stayed(id, &error.to_string());
+                Record::new(secret, None)
+            }
+        };
+        self.send_record(id, &answer);
+    }
+
+    /// The peer has answered: goes over, or on where it is.
+    fn switch(
+        &mut self,
+        id: LinkId,
+        record: &Record,
+        next: Next,
+        handler: &mut dyn LinkHandler<T::Accepted>,
+    ) {
+        let Some(flow) = self.desk.flows.find(id) else {
+            return;
+        };
+        let (Stage::Asked { .. }, Some(links)) = (flow.stage, &mut self.links) else {
+            return self.fail(id, "an answer came that was not asked for");
+        };
+        if record.is_refusal {
+            flow.stage = Stage::Base;
+            if let Some(rdma) = flow.rdma.take() {
+                links.close(rdma, false);
+            }
+            handler.stayed(id, "the peer cannot use its RDMA device");
+            return self.release(id);
+        }
+        let finished = flow.rdma.map(|rdma| links.finish(rdma, &record.blob, next));
+        match finished {
+            Some(Ok(())) => {
+                flow.stage = Stage::Moved;
+                handler.moved(id, MEDIUM);
+                self.release(id);
+            }
+            // The peer has gone over already, so there is no way back.
+            Some(Err(_)) | None => self.fail(id, "the peer's queue cannot be reached"),
+        }
+    }
+
+    fn send_record(&mut self, id: LinkId, record: &Record) {
+        let Some(flow) = self.desk.flows.find(id) else {
+            return;
+        };
+        let Some(base) = flow.base else {
+            return;
+        };
+        let mut frame = Box::new(Frame::new());
+        frame.bytes_mut().extend_from_slice(&record.encode());
+        if self.base.send(base, frame).is_err() {
+            return self.fail(id, "the record could not be sent");
+        }
+        flow.record_after = Some(flow.base_frames);
+        flow.base_frames += 1;
+        self.desk.records_in_flight += 1;
+    }
+
+    /// Lets held frames go where they now belong.
+    fn release(&mut self, id: LinkId) {
+        let Some(flow) = self.desk.flows.find(id) else {
+            return;
+        };
+        while !flow.held.is_empty() {
+            let is_ready = match flow.stage {
+                Stage::Moved => flow.base_frames == 0,
+                Stage::Base | Stage::Offered { .. } => true,
+                Stage::Asked { .. } => false,
+            };
+            if !is_ready {
+                return;
+            }
+            let Some(frame) = flow.held.pop_front() else {
+                return;
+            };
+            let refused = match (flow.stage, flow.rdma, flow.base, &mut self.links) {
+                (Stage::Moved, Some(rdma), _, Some(links)) => links.send(rdma, frame).err(),
+                (_, _, Some(base), _) if flow.stage != Stage::Moved => {
+                    flow.base_frames += 1;
+                    let refused = self.base.send(base, frame).err();
+                    flow.base_frames -= usize::from(refused.is_some());
+                    refused
+                }
+                _ => Some(Refused {
+                    value: frame,
+                    refusal: Refusal::NotOpen,
+                }),
+            };
+            match refused {
+                None => self.held_frames -= 1,
+                Some(refused) => {
+                    flow.held.push_front(refused.value);
+                    return;
+                }
+            }
+        }
+        if flow.closing == Some(Closing::Flush)
+            && flow.base_frames == 0
+            && let (Stage::Moved, Some(rdma), Some(links)) =
+                (flow.stage, flow.rdma, &mut self.links)
+        {
+            links.close(rdma, true);
+        }
+        if flow.closing == Some(Closing::Flush)
+            && let (Stage::Base, Some(base)) = (flow.stage, flow.base)
+        {
+            self.base.close(base, true);
+        }
+    }
+
+    /// Ends a link whose ends no longer agree.
+    fn fail(&mut self, id: LinkId, what: &str) {
+        let Some(flow) = self.desk.flows.find(id) else {
+            return;
+        };
+        flow.over.get_or_insert(CloseReason::Failed(TransportError {
+            operation: "move a link to RDMA".to_owned(),
+            errno: 0,
+            message: what.to_owned(),
+        }));
+        if let (Some(rdma), Some(links)) = (flow.rdma, &mut self.links) {
+            links.close(rdma, false);
+        }
+        if let Some(base) = flow.base {
+            self.base.close(base, false);
+        }
+    }
+
+    /// Takes the ends of links over RDMA. Returns the number of events.
+    fn part(&mut self, handler: &mut dyn LinkHandler<T::Accepted>) -> usize {
+        let mut events = 0;
+        while let Some((rdma, reason)) = self.links.as_mut().and_then(RdmaLinks::next_closed) {
+            let Some(id) = leave(&mut self.desk.by_rdma, rdma) else {
+                continue;
+            };
+            let Some(flow) = self.desk.flows.find(id) else {
+                continue;
+            };
+            flow.rdma = None;
+            match flow.stage {
+                Stage::Moved => {
+                    if matches!(reason, CloseReason::Failed(_)) && flow.base.is_some() {
+                        self.rests_until = self.now + REST_TIME;
+                    }
+                    flow.over.get_or_insert(reason);
+                    if let Some(base) = flow.base {
+                        self.base.close(base, false);
+                    }
+                    events += self.check_over(id, handler);
+                }
+                // The answer decides what becomes of the link.
+                Stage::Base | Stage::Offered { .. } | Stage::Asked { .. } => {}
+            }
+        }
+        events
+    }
+
+    /// Reports a link that is gone on both media. Returns the number of events.
+    fn check_over(&mut self, id: LinkId, handler: &mut dyn LinkHandler<T::Accepted>) -> usize {
+        let is_over = self.desk.flows.find(id).is_some_and(|flow| {
+            flow.base.is_none() && (flow.rdma.is_none() || flow.stage != Stage::Moved)
+        });
+        if !is_over {
+            return 0;
+        }
+        let Some((_, mut flow)) = self.desk.flows.take(id.slot as usize) else {
+            return 0;
+        };
+        if let (Some(rdma), Some(links)) = (flow.rdma, &mut self.links) {
+            leave(&mut self.desk.by_rdma, rdma);
+            links.close(rdma, false);
+        }
+        let mut events = 1;
+        while let Some(frame) = flow.held.pop_front() {
+            self.held_frames -= 1;
+            handler.sent(id, frame, Outcome::Lost);
+            events += 1;
+        }
+        self.desk.flows.free(id);
+        let reason = flow.over.unwrap_or(CloseReason::EndOfStream);
+        handler.closed(id, &reason);
+        events
+    }
+
+    /// Gives links up whose peers do not answer.
+    fn check_waiting(&mut self) {
+        for slot in 0..self.desk.flows.slot_count() {
+            if let Some((id, flow)) = self.desk.flows.at(slot)
+                && let Stage::Asked { since, .. } = flow.stage
+                && flow.over.is_none()
+                && self.now.since(since) > ANSWER_TIME_MAX
+            {
+                self.fail(id, "the peer did not answer");
+            }
+        }
+    }
+}
+
+impl<A: Adapter, T: Park> Transport for Upgrading<A, T> {
+    type Accepted = T::Accepted;
+
+    fn name(&self) -> &'static str {
+        self.base.name()
+    }
+
+    fn listen(&mut self, address: SocketAddr) -> Result<(ListenerId, SocketAddr), TransportError> {
+        self.base.listen(address)
+    }
+
+    fn unlisten(&mut self, listener: ListenerId) {
+        self.base.unlisten(listener);
+    }
+
+    fn adopt(&mut self, accepted: T::Accepted, next: Next) -> Result<LinkId, TransportError> {
+        let head_bytes = match &next {
+            Next::Head { at_least_bytes } => *at_least_bytes,
+            _ => 1,
+        };
+        let base = self.base.adopt(accepted, next)?;
+        let id = self.insert(base);
+        if let Some(flow) = self.desk.flows.find(id) {
+            flow.asked_head = head_bytes;
+        }
+        Ok(id)
+    }
+
+    fn connect(&mut self, peer: SocketAddr) -> Result<LinkId, TransportError> {
+        let base = self.base.connect(peer)?;
+        Ok(self.insert(base))
+    }
+
+    fn send(&mut self, link: LinkId, frame: Box<Frame>) -> Result<(), Refused<Box<Frame>>> {
+        let refuse = |value, refusal| Err(Refused { value, refusal });
+        let Some(flow) = self.desk.flows.find(link) else {
+            return refuse(frame, Refusal::NotOpen);
+        };
+        if flow.closing.is_some() || flow.over.is_some() {
+            return refuse(frame, Refusal::NotOpen);
+        }
+        let waits = match flow.stage {
+            Stage::Asked { .. } => true,
+            Stage::Moved => flow.base_frames > 0 || !flow.held.is_empty(),
+            Stage::Base | Stage::Offered { .. } => !flow.held.is_empty(),
+        };
+        if waits {
+            if flow.held.len() >= HELD_FRAMES_MAX {
+                return refuse(frame, Refusal::Full);
+            }
+            flow.held.push_back(frame);
+            self.held_frames += 1;
+            return Ok(());
+        }
+        match (flow.stage, flow.rdma, flow.base, &mut self.links) {
+            (Stage::Moved, Some(rdma), _, Some(links)) => links.send(rdma, frame),
+            (Stage::Base | Stage::Offered { .. }, _, Some(base), _) => {
+                self.base.send(base, frame)?;
+                flow.base_frames += 1;
+                Ok(())
+            }
+            _ => refuse(frame, Refusal::NotOpen),
+        }
+    }
+
+    fn resume(&mut self, link: LinkId, next: Next) -> Result<(), Refused<Next>> {
+        let refuse = |value, refusal| Err(Refused { value, refusal });
+        let Some(flow) = self.desk.flows.find(link) else {
+            return refuse(next, Refusal::NotOpen);
+        };
+        if flow.closing.is_some() || flow.over.is_some() {
+            return refuse(next, Refusal::NotOpen);
+        }
+        match (flow.stage, flow.rdma, flow.base, &mut self.links) {
+            (Stage::Moved, Some(rdma), _, Some(links)) => links.resume(rdma, next),
+            (Stage::Base | Stage::Offered { .. } | Stage::Asked { .. }, _, Some(base), _) => {
+                flow.note(&next);
+                self.base.resume(base, next)
+            }
+            _ => refuse(next, Refusal::NotOpen),
+        }
+    }
+
+    fn close(&mut self, link: LinkId, flush: bool) {
+        let Some(flow) = self.desk.flows.find(link) else {
+            return;
+        };
+        if flow.closing == Some(Closing::Now) || flow.over.is_some() {
+            return;
+        }
+        let is_first = flow.closing.is_none();
+        if !is_first {
+            return;
+        }
+        flow.closing = Some(if flush { Closing::Flush } else { Closing::Now });
+        match flow.stage {
+            Stage::Base | Stage::Offered { .. } if flow.held.is_empty() || !flush => {
+                if let Some(base) = flow.base {
+                    self.base.close(base, flush);
+                }
+            }
+            Stage::Moved if !flush || (flow.held.is_empty() && flow.base_frames == 0) => {
+                if let (Some(rdma), Some(links)) = (flow.rdma, &mut self.links) {
+                    links.close(rdma, flush);
+                }
+            }
+            Stage::Asked { .. } if !flush => {
+                if let Some(base) = flow.base {
+                    self.base.close(base, false);
+                }
+            }
+            // The frames that are held go first.
+            Stage::Base | Stage::Offered { .. } | Stage::Asked { .. } | Stage::Moved => {}
+        }
+    }
+
+    fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<T::Accepted>) -> usize {
+        self.now = now;
+        let mut events = 0;
+        if let Some(links) = &mut self.links {
+            let mut tap = RdmaTap {
+                desk: &mut self.desk,
+                handler,
+                events: 0,
+            };
+            links.turn(now, &mut tap);
+            events += tap.events;
+        }
+        let mut tap = BaseTap {
+            desk: &mut self.desk,
+            now,
+            handler,
+            events: 0,
+        };
+        self.base.turn(now, &mut tap);
+        events += tap.events;
+        if self.links.is_some() {
+            self.check_waiting();
+        }
+        events += self.carry_out(handler);
+        events + self.part(handler)
+    }
+
+    fn frames_in_flight(&self) -> usize {
+        let over_rdma = (self.links.as_ref()).map_or(0, RdmaLinks::frames_in_flight);
+        self.base.frames_in_flight() - self.desk.records_in_flight + over_rdma + self.held_frames
+    }
+
+    fn offer(&mut self, link: LinkId) -> Option<Vec<u8>> {
+        let flow = self.desk.flows.find(link)?;
+        let mut offer = flow
+            .base
+            .and_then(|base| self.base.offer(base))
+            .unwrap_or_default();
+        if self.links.is_some() && flow.stage == Stage::Base {
+            let secret: Secret = std::array::from_fn(|_| fastrand::u8(..));
+            flow.stage = Stage::Offered {
+                secret,
+                until: None,
+            };
+            record::append_offer(&mut offer, &secret);
+        }
+        (!offer.is_empty()).then_some(offer)
+    }
+
+    fn upgrade(&mut self, link: LinkId, offer: &[u8]) {
+        let (nearer, secret) = split_offer(offer);
+        let Some(flow) = self.desk.flows.find(link) else {
+            return;
+        };
+        let Some(base) = flow.base else {
+            return;
+        };
+        let is_near = record::is_of_this_host(nearer);
+        if !nearer.is_empty() {
+            self.base.upgrade(base, nearer);
+        }
+        let (Some(secret), Some(links)) = (secret, &mut self.links) else {
+            return;
+        };
+        if is_near || flow.stage != Stage::Base || self.now < self.rests_until {
+            return;
+        }
+        match links.offer() {
+            Ok((rdma, blob)) => {
+                flow.rdma = Some(rdma);
+                enter(&mut self.desk.by_rdma, rdma, link);
+                self.send_record(link, &Record::new(secret, Some(blob)));
+                if let Some(flow) = self.desk.flows.find(link) {
+                    flow.stage = Stage::Asked {
+                        secret,
+                        since: self.now,
+                    };
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a link stays where it is: no RDMA link can be had");
+            }
+        }
+    }
+}
+
+impl<A: Adapter, T: Park> Park for Upgrading<A, T> {
+    fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError> {
+        let Some(links) = &mut self.links else {
+            return self.base.park(timeout);
+        };
+        if !links.arm() {
+            return Ok(());
+        }
+        let timeout = [timeout, links.patience()].into_iter().flatten().min();
+        self.base.park(timeout)
+    }
+
+    fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
+        if let Some(links) = &mut self.links
+            && (links.patience().is_some() || !links.arm())
+        {
+            return None;
+        }
+        self.base.park_fd()
+    }
+
+    fn unpark(&mut self) {
+        self.base.unpark();
+    }
+
+    fn waker(&self) -> Waker {
+        self.base.waker()
+    }
+
+    fn watch(&mut self, companion: BorrowedFd<'_>) -> Result<(), TransportError> {
+        self.base.watch(companion)
+    }
+}
+
+fn enter(map: &mut Vec<Option<LinkId>>, key: LinkId, id: LinkId) {
+    let slot = key.slot as usize;
+    if map.len() <= slot {
+        map.resize(slot + 1, None);
+    }
+    map[slot] = Some(id);
+}
+
+fn leave(map: &mut [Option<LinkId>], key: LinkId) -> Option<LinkId> {
+    map.get_mut(key.slot as usize)?.take()
+}
+
+/// Name of the medium, for logs and metrics.
+const MEDIUM: &str = "rdma";
+
+/// Frames of one link that wait for the answer.
+const HELD_FRAMES_MAX: usize = 1024;
+
+/// How long a peer may take to answer a record.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// How long links stay on the first medium after RDMA failed under one of them.
+const REST_TIME: Duration = Duration::from_secs(10);
+
+const _: () = assert!(SECRET_BYTES == 16);

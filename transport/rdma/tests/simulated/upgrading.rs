@@ -1,0 +1,254 @@
+use std::time::Duration;
+
+use grpcxx_rdma::sim::{SimAdapter, SimFabric, SimFabricOptions};
+use grpcxx_rdma::{RdmaLinks, RdmaOptions, Upgrading};
+use grpcxx_transport::conformance::Ledger;
+use grpcxx_transport::sim::{SimAccepted, SimNetwork, SimOptions};
+use grpcxx_transport::{LinkId, LinkLimits, Time, Transport};
+
+use crate::sleepless::Sleepless;
+use crate::talker::{HEAD, Talker};
+use crate::world::{host, seeds};
+
+struct Side {
+    transport: Ledger<Upgrading<SimAdapter, Sleepless>>,
+    talker: Talker<SimAccepted>,
+}
+
+/// Two hosts, a link between them, and how far it has come.
+struct Pair {
+    network: SimNetwork,
+    fabric: SimFabric,
+    sides: [Side; 2],
+    links: [LinkId; 2],
+    now: Time,
+}
+
+impl Pair {
+    fn new(seed: u64, devices: [bool; 2]) -> Self {
+        let network = SimNetwork::new(SimOptions::reliable(seed));
+        let fabric = SimFabric::new(SimFabricOptions::reliable(seed));
+        let mut sides = [0, 1].map(|side| {
+            let base = Sleepless(network.transport(host(side)));
+            let mut transport = Upgrading::new(base);
+            if devices[side] {
+                let options = RdmaOptions {
+                    limits: LinkLimits {
+                        links: LINKS,
+                        ..LinkLimits::default()
+                    },
+                    ..RdmaOptions::default()
+                };
+                let links = RdmaLinks::new(fabric.adapter(), options);
+                transport.enable(links).expect("nothing to watch");
+            }
+            Side {
+                transport: Ledger::new(transport, format!("GRPCXX_SEED={seed}, side {side}")),
+                talker: Talker::new(None),
+            }
+        });
+        let address = std::net::SocketAddr::new(host(1), 0);
+        let (_, address) = sides[1].transport.listen(address).expect("a free port");
+        let near = sides[0].transport.connect(address).expect("a dial");
+        sides[0].talker.links.entry(near).or_default();
+        let mut pair = Self {
+            network,
+            fabric,
+            sides,
+            links: [near, near],
+            now: Time::ZERO,
+        };
+        while pair.sides[1].talker.links.is_empty() || !pair.talk(0).is_open {
+            pair.turn();
+            let Side { transport, talker } = &mut pair.sides[1];
+            if let Some(accepted) = talker.accepted.pop_front() {
+                pair.links[1] = transport.adopt(accepted, HEAD).expect("there is room");
+                talker.links.entry(pair.links[1]).or_default().is_open = true;
+            }
+        }
+        pair
+    }
+
+    fn talk(&self, side: usize) -> &crate::talker::Talk {
+        &self.sides[side].talker.links[&self.links[side]]
+    }
+
+    fn turn(&mut self) {
+        let next = [self.network.next_event_at(), self.fabric.next_event_at()];
+        let little = self.now + Duration::from_micros(200);
+        let next = next.into_iter().flatten().min().unwrap_or(little);
+        self.now = self.now.max(next).min(little);
+        for Side { transport, talker } in &mut self.sides {
+            transport.turn(self.now, talker);
+        }
+    }
+
+    fn send(&mut self, side: usize, payload_bytes: usize) -> bool {
+        let link = self.links[side];
+        let Side { transport, talker } = &mut self.sides[side];
+        let frame = talker.frame(link, payload_bytes);
+        let sent = transport.send(link, frame).is_ok();
+        if !sent {
+            talker.links.get_mut(&link).expect("known").sent -= 1;
+        }
+        sent
+    }
+
+    fn move_over(&mut self) -> bool {
+        let Some(offer) = self.sides[1].transport.offer(self.links[1]) else {
+            return false;
+        };
+        self.sides[0].transport.upgrade(self.links[0], &offer);
+        true
+    }
+
+    fn until(&mut self, what: &str, holds: impl Fn(&Self) -> bool) {
+        let mut turns = 0;
+        while !holds(self) {
+            self.turn();
+            turns += 1;
+            assert!(turns < 200_000, "in vain until {what}");
+        }
+    }
+
+    fn is_drained(&self) -> bool {
+        self.talk(0).sent == self.talk(1).read
+            && self.talk(1).sent == self.talk(0).read
+            && (0..2).all(|side| self.talk(side).left == self.talk(side).sent)
+    }
+
+    fn settle(mut self) {
+        for (side, link) in self.sides.iter_mut().zip(self.links) {
+            side.transport.close(link, false);
+        }
+        self.until("both ends are closed", |pair| {
+            (0..2).all(|side| pair.talk(side).closed.is_some())
+        });
+        for side in &self.sides {
+            side.transport.assert_settled();
+        }
+        for _ in 0..200 {
+            self.turn();
+        }
+        assert_eq!(self.fabric.queue_count(), 0, "a queue was left behind");
+    }
+}
+
+#[test]
+fn a_stream_moves_between_two_frames_whenever_that_is() {
+    for seed in seeds(60) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut pair = Pair::new(seed, [true, true]);
+        let moves_at = random.usize(..150);
+        for step in 0..400 {
+            if step == moves_at {
+                assert!(pair.move_over());
+            }
+            if random.bool() {
+                let bits = random.u32(..17);
+                let size = random.usize(..1 << bits);
+                pair.send(random.usize(..2), size);
+            }
+            for _ in 0..random.usize(..4) {
+                pair.turn();
+            }
+        }
+        pair.until("everything is read", Pair::is_drained);
+        for side in 0..2 {
+            let counters = pair.sides[side].transport.inner_mut().counters();
+            assert!(
+                counters.messages_sent > 0,
+                "it did not move, GRPCXX_SEED={seed}"
+            );
+        }
+        pair.settle();
+    }
+}
+
+#[test]
+fn a_flush_takes_what_waits_for_the_answer_along() {
+    for seed in seeds(40) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut pair = Pair::new(seed, [true, true]);
+        for _ in 0..random.usize(..5) {
+            pair.send(0, 5000);
+            pair.turn();
+        }
+        assert!(pair.move_over());
+        for _ in 0..random.usize(..20) {
+            pair.turn();
+        }
+        for _ in 0..random.usize(..10) {
+            pair.send(0, 20_000);
+        }
+        let sent = pair.talk(0).sent;
+        pair.sides[0].transport.close(pair.links[0], true);
+        pair.until("both ends are closed", |pair| {
+            (0..2).all(|side| pair.talk(side).closed.is_some())
+        });
+        assert_eq!(
+            (pair.talk(0).lost, pair.talk(1).read),
+            (0, sent),
+            "GRPCXX_SEED={seed}"
+        );
+        pair.settle();
+    }
+}
+
+#[test]
+fn a_link_stays_where_one_end_has_no_device() {
+    for devices in [[false, true], [true, false], [false, false]] {
+        let mut pair = Pair::new(1, devices);
+        assert_eq!(pair.move_over(), devices[1]);
+        for _ in 0..20 {
+            pair.send(0, 3000);
+            pair.send(1, 3000);
+            pair.turn();
+        }
+        pair.until("everything is read", Pair::is_drained);
+        pair.settle();
+    }
+}
+
+#[test]
+fn a_link_stays_where_the_peer_can_take_no_more() {
+    let mut pair = Pair::new(1, [true, true]);
+    // The limit of links is reached at the peer, so it refuses.
+    let far = pair.sides[1].transport.inner_mut();
+    let links = far.links_mut().expect("it has a device");
+    for _ in 0..LINKS {
+        assert!(links.offer().is_ok());
+    }
+    assert!(pair.move_over());
+    for _ in 0..20 {
+        pair.send(0, 3000);
+        pair.send(1, 3000);
+        pair.turn();
+    }
+    pair.until("everything is read", Pair::is_drained);
+    let counters = pair.sides[0].transport.inner_mut().counters();
+    assert_eq!(counters.messages_sent, 0);
+}
+
+#[test]
+fn a_device_that_fails_under_a_link_ends_it_and_later_links_stay_on_the_first_medium() {
+    let mut pair = Pair::new(1, [true, true]);
+    assert!(pair.move_over());
+    pair.send(0, 100);
+    pair.until("everything is read", Pair::is_drained);
+    pair.send(0, 1 << 20);
+    pair.turn();
+    let near = pair.sides[0].transport.inner_mut();
+    near.links_mut()
+        .expect("it has a device")
+        .adapter_mut()
+        .remove();
+    pair.until("both ends are closed", |pair| {
+        (0..2).all(|side| pair.talk(side).closed.is_some())
+    });
+    assert_eq!(pair.talk(0).lost, 1);
+    pair.settle();
+}
+
+/// Links over RDMA that each side may have.
+const LINKS: usize = 3;
