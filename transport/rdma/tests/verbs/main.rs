@@ -6,4 +6,5 @@ mod library;
 mod suite;
 #[path = "../support/talker.rs"]
 mod talker;
+mod upgrading;
 mod world;
