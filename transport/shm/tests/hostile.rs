@@ -1,4 +1,4 @@
-//! Checklist 18: a peer that writes garbage, or dies at any point, can neither crash nor hang a link.
+//! A peer that writes garbage, or dies at any point, can neither crash nor hang a link: checklist 18.
 
 mod support;
 
