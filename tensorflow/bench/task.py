@@ -15,7 +15,6 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 
 import common
 import tensorflow as tf
-from tensorflow.python.ops import collective_ops
 
 v1 = tf.compat.v1
 PS, WORKER = "/job:ps/task:0", "/job:worker/task:0"
@@ -52,23 +51,7 @@ def local(number, size_bytes):
         return tf.group([tf.raw_ops.Identity(input=value.read_value()).op for value in values])
 
 
-def all_reduce(number, size_bytes):
-    """Each step two workers sum `number` tensors in a ring."""
-    ops = []
-    for index in range(2):
-        for instance in range(number):
-            with tf.device(f"/job:worker/task:{index}"):
-                value = v1.get_variable(
-                    f"r{index}_{instance}", initializer=lambda: tf.ones([size_bytes // 4]), use_resource=True
-                )
-                reduced = collective_ops.all_reduce(
-                    value.read_value(), 2, 1, instance + 1, "Add", "Id", communication_hint="ring"
-                )
-                ops.append(reduced.op)
-    return tf.group(ops)
-
-
-CASES = {"read": read, "push": push, "local": local, "all_reduce": all_reduce}
+CASES = {"read": read, "push": push, "local": local}
 
 
 def session_of(server, case, number, size_bytes):
@@ -76,8 +59,6 @@ def session_of(server, case, number, size_bytes):
     config = v1.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     config.graph_options.optimizer_options.opt_level = v1.OptimizerOptions.L0
-    if case == "all_reduce":
-        config.experimental.collective_group_leader = "/job:worker/replica:0/task:0"
     step = CASES[case](number, size_bytes)
     session = v1.Session(server.target, config=config)
     session.run(v1.global_variables_initializer())
