@@ -114,6 +114,7 @@ fn pair() -> Result<(BenchServer, BenchClient), Failure> {
         pin: true,
         first_cpu,
         polling: true,
+        shm: None,
         ..EngineOptions::default()
     };
     let server = BenchServer::start(EngineOptions {

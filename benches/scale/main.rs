@@ -95,6 +95,7 @@ fn small_engine() -> EngineOptions {
             huge_pages: false,
             ..ArenaOptions::default()
         }),
+        shm: None,
         ..EngineOptions::default()
     }
 }

@@ -54,6 +54,23 @@ impl BenchClient {
         self.engine.start_report()
     }
 
+    /// What carries the first connection now: `tcp` or `shm`.
+    ///
+    /// # Errors
+    /// The engine has stopped.
+    pub fn medium(&self) -> Result<&'static str, Status> {
+        let client = self.engine.client();
+        let peer = client.peer(&self.servers[0])?;
+        let (told, heard) = channel();
+        client.inspect(&peer, move |state| {
+            // Whoever asks still waits.
+            let _ = told.send(state.medium);
+        });
+        heard
+            .recv()
+            .map_err(|_| Status::new(Code::Unavailable, "the engine has stopped"))
+    }
+
     /// Makes the connections that a run with as many will use, and returns how long that took.
     ///
     /// # Errors

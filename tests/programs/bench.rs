@@ -53,7 +53,7 @@ fn benches_print_one_object_with_the_documented_keys() {
     let server = Server::start();
     for op in ["latency", "rate", "pull", "push", "ps"] {
         let arguments = format!(
-            "--op {op} --size 4KiB --count 20 --connections 2 --depth 3 --transport auto --driver epoll --fuse on --polling off --verify --json"
+            "--op {op} --size 4KiB --count 20 --connections 2 --depth 3 --transport tcp --driver epoll --fuse on --polling off --verify --json"
         );
         let output = server.bench(folder.path(), &arguments);
         assert!(output.status.success(), "{}", text(&output.stderr));
@@ -104,7 +104,7 @@ fn people_get_a_table_the_distance_to_the_limit_and_a_plot() {
     assert!(plot.contains("spinning sockets") && plot.contains("</svg>"));
 
     // A limited rate, and a second run on the same server after one with plain sockets.
-    let paced = server.bench(folder.path(), "--rate 100 --json --limit");
+    let paced = server.bench(folder.path(), "--rate 100 --json --limit --transport tcp");
     let lines: Vec<Value> = text(&paced.stdout)
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())

@@ -6,7 +6,7 @@ mod run;
 mod serve;
 
 use grpcxx_runtime::cluster::TaskId;
-use grpcxx_runtime::config::{Config, DriverSetting};
+use grpcxx_runtime::config::{Config, DriverSetting, ShmSetting};
 use grpcxx_runtime::{EngineError, EngineOptions};
 
 use self::arguments::{BenchCommand, DriverName, EngineArguments, TransportName};
@@ -42,6 +42,11 @@ fn engine_options(
     if let Some(shards) = arguments.shards {
         config.shards = Some(shards);
     }
+    match arguments.transport {
+        TransportName::Tcp => config.shm = ShmSetting::Off,
+        TransportName::Shm => config.shm = ShmSetting::Auto,
+        TransportName::Auto | TransportName::Rdma => {}
+    }
     let mut options = EngineOptions::from_config(&config, TaskId::new(job, 0), 1);
     // Depth is what a bench is about; the limit of a connection shall not be what it finds.
     let limits = &mut options.connection_limits;
@@ -50,16 +55,12 @@ fn engine_options(
 }
 
 fn check_transport(transport: TransportName) -> Outcome {
-    let name = match transport {
-        TransportName::Auto | TransportName::Tcp => return Ok(()),
-        TransportName::Shm => "shm",
-        TransportName::Rdma => "rdma",
-    };
+    if transport != TransportName::Rdma {
+        return Ok(());
+    }
     Err(Failure::new(
         Exit::Usage,
-        format!(
-            "--transport {name} is not available: this build carries tensors over tcp; write --transport tcp or auto"
-        ),
+        "--transport rdma is not available: this program carries tensors over tcp and shm; write --transport tcp, shm or auto",
     ))
 }
 

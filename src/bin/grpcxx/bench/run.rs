@@ -5,7 +5,7 @@ use grpcxx_fusion::PlanLimits;
 use grpcxx_rpc::{Code, Status};
 use grpcxx_runtime::config::Config;
 
-use super::arguments::RunArguments;
+use super::arguments::{RunArguments, TransportName};
 use super::plot::{self, Curve};
 use super::{engine_failure, engine_options};
 use crate::output::{Output, Table};
@@ -32,7 +32,14 @@ pub(super) fn run(arguments: &RunArguments, config: &Config, output: Output) -> 
         }
     }
     let driver = client.start_report().driver.driver.to_string();
-    let report = outcome.measured.report(&options, TRANSPORT, &driver);
+    let medium = client.medium().map_err(failure)?;
+    if arguments.engine.transport == TransportName::Shm && medium != "shm" {
+        return Err(Failure::new(
+            Exit::Unavailable,
+            "--transport shm: the connection stayed on tcp; both sides must run on one host, as one user, with GRPCXX_SHM on",
+        ));
+    }
+    let report = outcome.measured.report(&options, medium, &driver);
     let limits: Vec<Report> = floors
         .iter()
         .map(|floor| floor.measured.report(&options, floor.medium, NO_DRIVER))
@@ -52,7 +59,7 @@ pub(super) fn run(arguments: &RunArguments, config: &Config, output: Output) -> 
     }
     if let Some(path) = &arguments.plot {
         let mut curves = vec![Curve {
-            name: format!("{TRANSPORT} ({driver})"),
+            name: format!("{medium} ({driver})"),
             latency: &outcome.measured.latency,
         }];
         curves.extend(floors.iter().map(|floor| Curve {
@@ -153,8 +160,6 @@ fn failure(status: Status) -> Failure {
     }
 }
 
-/// What connections are made of.
-const TRANSPORT: &str = "tcp";
 /// A limit has no driver of ours.
 const NO_DRIVER: &str = "none";
 const FLOOR_TIME_MIN: Duration = Duration::from_millis(50);
