@@ -1,0 +1,254 @@
+//! What happens while a link moves: records, answers, and links that part or fail on the way.
+
+use super::*;
+
+impl<A: Adapter, T: Park> Upgrading<A, T> {
+    /// Does what taps have ordered. Returns the number of events.
+    pub(super) fn carry_out(&mut self, handler: &mut dyn LinkHandler<T::Accepted>) -> usize {
+        let mut events = 0;
+        while let Some(order) = self.desk.orders.pop_front() {
+            match order {
+                Order::Answer { id, record, next } => self.answer(id, &record, next, handler),
+                Order::Switch { id, record, next } => self.switch(id, &record, next, handler),
+                Order::Release(id) => self.release(id),
+                Order::BaseGone(id, reason) => {
+                    let rdma = self.desk.flows.find(id).and_then(|flow| flow.rdma);
+                    if let (Some(links), Some(rdma)) = (&mut self.links, rdma) {
+                        links.peer_gone(rdma, reason);
+                    }
+                }
+                Order::Fail(id, what) => self.fail(id, what),
+                Order::Check(id) => events += self.check_over(id, handler),
+            }
+        }
+        events
+    }
+
+    /// The peer asks to move: answers, and goes over if it can.
+    pub(super) fn answer(
+        &mut self,
+        id: LinkId,
+        record: &Record,
+        next: Next,
+        handler: &mut dyn LinkHandler<T::Accepted>,
+    ) {
+        let Some(flow) = self.desk.flows.find(id) else {
+            return;
+        };
+        let (Stage::Offered { secret, .. }, Some(links)) = (flow.stage, &mut self.links) else {
+            return self.fail(id, "a record came that was not asked for");
+        };
+        let Next::Head { at_least_bytes } = next else {
+            return self.fail(id, "a record came within a frame");
+        };
+        let answer = match links.accept(&record.blob, Next::Head { at_least_bytes }) {
+            Ok((rdma, blob)) => {
+                flow.rdma = Some(rdma);
+                flow.stage = Stage::Moved;
+                enter(&mut self.desk.by_rdma, rdma, id);
+                handler.moved(id, MEDIUM);
+                Record::new(secret, Some(blob))
+            }
+            Err(error) => {
+                flow.stage = Stage::Base;
+                handler.stayed(id, &error.to_string());
+                Record::new(secret, None)
+            }
+        };
+        self.send_record(id, &answer);
+    }
+
+    /// The peer has answered: goes over, or on where it is.
+    pub(super) fn switch(
+        &mut self,
+        id: LinkId,
+        record: &Record,
+        next: Next,
+        handler: &mut dyn LinkHandler<T::Accepted>,
+    ) {
+        let Some(flow) = self.desk.flows.find(id) else {
+            return;
+        };
+        let (Stage::Asked { .. }, Some(links)) = (flow.stage, &mut self.links) else {
+            return self.fail(id, "an answer came that was not asked for");
+        };
+        if record.is_refusal {
+            flow.stage = Stage::Base;
+            if let Some(rdma) = flow.rdma.take() {
+                links.close(rdma, false);
+            }
+            handler.stayed(id, "the peer cannot use its RDMA device");
+            return self.release(id);
+        }
+        let finished = flow.rdma.map(|rdma| links.finish(rdma, &record.blob, next));
+        match finished {
+            Some(Ok(())) => {
+                flow.stage = Stage::Moved;
+                handler.moved(id, MEDIUM);
+                self.release(id);
+            }
+            // The peer has gone over already, so there is no way back.
+            Some(Err(_)) | None => self.fail(id, "the peer's queue cannot be reached"),
+        }
+    }
+
+    pub(super) fn send_record(&mut self, id: LinkId, record: &Record) {
+        let Some(flow) = self.desk.flows.find(id) else {
+            return;
+        };
+        let Some(base) = flow.base else {
+            return;
+        };
+        let mut frame = Box::new(Frame::new());
+        frame.bytes_mut().extend_from_slice(&record.encode());
+        if self.base.send(base, frame).is_err() {
+            return self.fail(id, "the record could not be sent");
+        }
+        flow.record_after = Some(flow.base_frames);
+        flow.base_frames += 1;
+        self.desk.records_in_flight += 1;
+    }
+
+    /// Lets held frames go where they now belong.
+    pub(super) fn release(&mut self, id: LinkId) {
+        let Some(flow) = self.desk.flows.find(id) else {
+            return;
+        };
+        while !flow.held.is_empty() {
+            let is_ready = match flow.stage {
+                Stage::Moved => flow.base_frames == 0,
+                Stage::Base | Stage::Offered { .. } => true,
+                Stage::Asked { .. } => false,
+            };
+            if !is_ready {
+                return;
+            }
+            let Some(frame) = flow.held.pop_front() else {
+                return;
+            };
+            let refused = match (flow.stage, flow.rdma, flow.base, &mut self.links) {
+                (Stage::Moved, Some(rdma), _, Some(links)) => links.send(rdma, frame).err(),
+                (_, _, Some(base), _) if flow.stage != Stage::Moved => {
+                    flow.base_frames += 1;
+                    let refused = self.base.send(base, frame).err();
+                    flow.base_frames -= usize::from(refused.is_some());
+                    refused
+                }
+                _ => Some(Refused {
+                    value: frame,
+                    refusal: Refusal::NotOpen,
+                }),
+            };
+            match refused {
+                None => self.held_frames -= 1,
+                Some(refused) => {
+                    flow.held.push_front(refused.value);
+                    return;
+                }
+            }
+        }
+        if flow.closing == Some(Closing::Flush)
+            && flow.base_frames == 0
+            && let (Stage::Moved, Some(rdma), Some(links)) =
+                (flow.stage, flow.rdma, &mut self.links)
+        {
+            links.close(rdma, true);
+        }
+        if flow.closing == Some(Closing::Flush)
+            && let (Stage::Base, Some(base)) = (flow.stage, flow.base)
+        {
+            self.base.close(base, true);
+        }
+    }
+
+    /// Ends a link whose ends no longer agree.
+    pub(super) fn fail(&mut self, id: LinkId, what: &str) {
+        let Some(flow) = self.desk.flows.find(id) else {
+            return;
+        };
+        flow.over.get_or_insert(CloseReason::Failed(TransportError {
+            operation: "move a link to RDMA".to_owned(),
+            errno: 0,
+            message: what.to_owned(),
+        }));
+        if let (Some(rdma), Some(links)) = (flow.rdma, &mut self.links) {
+            links.close(rdma, false);
+        }
+        if let Some(base) = flow.base {
+            self.base.close(base, false);
+        }
+    }
+
+    /// Takes the ends of links over RDMA. Returns the number of events.
+    pub(super) fn part(&mut self, handler: &mut dyn LinkHandler<T::Accepted>) -> usize {
+        let mut events = 0;
+        while let Some((rdma, reason)) = self.links.as_mut().and_then(RdmaLinks::next_closed) {
+            let Some(id) = leave(&mut self.desk.by_rdma, rdma) else {
+                continue;
+            };
+            let Some(flow) = self.desk.flows.find(id) else {
+                continue;
+            };
+            flow.rdma = None;
+            match flow.stage {
+                Stage::Moved => {
+                    if matches!(reason, CloseReason::Failed(_)) && flow.base.is_some() {
+                        self.rests_until = self.now + REST_TIME;
+                    }
+                    flow.over.get_or_insert(reason);
+                    if let Some(base) = flow.base {
+                        self.base.close(base, false);
+                    }
+                    events += self.check_over(id, handler);
+                }
+                // The answer decides what becomes of the link.
+                Stage::Base | Stage::Offered { .. } | Stage::Asked { .. } => {}
+            }
+        }
+        events
+    }
+
+    /// Reports a link that is gone on both media. Returns the number of events.
+    pub(super) fn check_over(
+        &mut self,
+        id: LinkId,
+        handler: &mut dyn LinkHandler<T::Accepted>,
+    ) -> usize {
+        let is_over = self.desk.flows.find(id).is_some_and(|flow| {
+            flow.base.is_none() && (flow.rdma.is_none() || flow.stage != Stage::Moved)
+        });
+        if !is_over {
+            return 0;
+        }
+        let Some((_, mut flow)) = self.desk.flows.take(id.slot as usize) else {
+            return 0;
+        };
+        if let (Some(rdma), Some(links)) = (flow.rdma, &mut self.links) {
+            leave(&mut self.desk.by_rdma, rdma);
+            links.close(rdma, false);
+        }
+        let mut events = 1;
+        while let Some(frame) = flow.held.pop_front() {
+            self.held_frames -= 1;
+            handler.sent(id, frame, Outcome::Lost);
+            events += 1;
+        }
+        self.desk.flows.free(id);
+        let reason = flow.over.unwrap_or(CloseReason::EndOfStream);
+        handler.closed(id, &reason);
+        events
+    }
+
+    /// Gives links up whose peers do not answer.
+    pub(super) fn check_waiting(&mut self) {
+        for slot in 0..self.desk.flows.slot_count() {
+            if let Some((id, flow)) = self.desk.flows.at(slot)
+                && let Stage::Asked { since, .. } = flow.stage
+                && flow.over.is_none()
+                && self.now.since(since) > ANSWER_TIME_MAX
+            {
+                self.fail(id, "the peer did not answer");
+            }
+        }
+    }
+}
