@@ -5,10 +5,11 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use glommio::timer::Timer;
-use glommio::{LocalExecutor, LocalExecutorBuilder, Placement};
+use glommio::{Latency, LocalExecutor, LocalExecutorBuilder, Placement, Shares};
+use grpcxx_transport::Time;
 
 use super::readable::Readable;
-use super::tasks::{Jobs, Panic, TaskQueue};
+use super::tasks::{Jobs, LocalTask, Panic, TaskQueue};
 use super::{Clock, HostError, ShardLoop, panic_message, sleep_limit};
 use crate::idle::{Idle, IdleStep};
 
@@ -34,7 +35,7 @@ pub(super) fn executor() -> Result<LocalExecutor, String> {
         LocalExecutorBuilder::new(Placement::Unbound)
             .io_memory(IO_MEMORY_BYTES)
             .ring_depth(RING_DEPTH)
-            .preempt_timer(PREEMPTION_INTERVAL)
+            .preempt_timer(NO_PREEMPTION)
             .make()
     };
     match catch_unwind(make) {
@@ -44,61 +45,120 @@ pub(super) fn executor() -> Result<LocalExecutor, String> {
     }
 }
 
-async fn turn_until_finished<L: ShardLoop>(
-    mut shard: L,
+/// A shard and what runs beside it.
+struct Turning<L> {
+    shard: L,
     clock: Clock,
-    mut idle: Idle,
+    idle: Idle,
+    tasks: TaskQueue,
+}
+
+/// Turns the shard alone until it is given futures, then beside them.
+///
+/// glommio can fall asleep although tasks can run, each time its preemption timer fires just before it would run
+/// them: on a busy machine that may be the very first time. The timer of its own queue is so long that this never
+/// happens there, and the queue for futures, whose timer has to be short, is guarded from its first moment on.
+async fn turn_until_finished<L: ShardLoop + 'static>(
+    shard: L,
+    clock: Clock,
+    idle: Idle,
     jobs: Jobs,
 ) -> Result<(), Panic> {
-    let mut tasks = TaskQueue::new(jobs, shard.waker());
-    let mut guarded = false;
-    let mut last_pass = clock.now();
-    let mut empty_turns = 0;
-    while !shard.is_finished() {
-        let now = clock.now();
-        let mut turn = || {
-            let started = tasks.drain(|task| drop(glommio::spawn_local(task).detach()));
+    let tasks = TaskQueue::new(jobs, shard.waker());
+    let mut turning = Turning {
+        shard,
+        clock,
+        idle,
+        tasks,
+    };
+    let first_tasks = turning.alone()?;
+    if turning.shard.is_finished() {
+        return Ok(());
+    }
+    let latency = Latency::Matters(PREEMPTION_INTERVAL);
+    let queue = glommio::executor().create_task_queue(Shares::default(), latency, "futures");
+    let beside = async move {
+        for interval in GUARD_INTERVALS {
+            drop(glommio::spawn_local(bound_lost_wake_ups(interval)).detach());
+        }
+        glommio::executor().yield_now().await;
+        for task in first_tasks {
+            drop(glommio::spawn_local(task).detach());
+        }
+        turning.beside_tasks().await
+    };
+    match glommio::spawn_local_into(beside, queue) {
+        Ok(done) => done.await,
+        Err(error) => unreachable!("the queue was made just now: {error}"),
+    }
+}
+
+impl<L: ShardLoop> Turning<L> {
+    /// Turns until the shard is finished or there are futures, which it returns. glommio gets no pass before: it
+    /// has nothing to do, and would allocate doing it.
+    fn alone(&mut self) -> Result<Vec<LocalTask>, Panic> {
+        let mut first_tasks = Vec::new();
+        while !self.shard.is_finished() && first_tasks.is_empty() {
+            let now = self.clock.now();
+            let events = self.turn(now, |task| first_tasks.push(task))?;
+            match self.idle.after_turn(now, events) {
+                IdleStep::Turn if events > 0 => {}
+                IdleStep::Turn => std::hint::spin_loop(),
+                IdleStep::Park => {
+                    let limit = sleep_limit(&self.shard, self.clock);
+                    if limit.is_some_and(|limit| limit.is_zero()) || !self.tasks.may_sleep() {
+                        continue;
+                    }
+                    self.shard.park(limit);
+                    self.tasks.awake();
+                }
+            }
+        }
+        Ok(first_tasks)
+    }
+
+    /// Turns until the shard is finished, and lets futures run in between.
+    async fn beside_tasks(mut self) -> Result<(), Panic> {
+        let mut last_pass = self.clock.now();
+        let mut empty_turns = 0;
+        while !self.shard.is_finished() {
+            let now = self.clock.now();
+            let events = self.turn(now, |task| drop(glommio::spawn_local(task).detach()))?;
+            match self.idle.after_turn(now, events) {
+                IdleStep::Turn if now.since(last_pass) >= REACTOR_PASS_INTERVAL => {
+                    last_pass = now;
+                    pass_to_reactor().await;
+                }
+                IdleStep::Turn => {
+                    empty_turns = if events > 0 { 0 } else { empty_turns + 1 };
+                    give_way(empty_turns).await;
+                }
+                IdleStep::Park => {
+                    let limit = sleep_limit(&self.shard, self.clock);
+                    if limit.is_some_and(|limit| limit.is_zero()) {
+                        glommio::executor().yield_now().await;
+                        continue;
+                    }
+                    park(&mut self.shard, &mut self.tasks, limit).await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One turn. glommio must not see its panic: the executor would be torn down in the middle of it.
+    fn turn(&mut self, now: Time, start: impl FnMut(LocalTask)) -> Result<usize, Panic> {
+        let Self { shard, tasks, .. } = self;
+        let turn = || {
+            let started = tasks.drain(start);
             shard.turn(now) + started
         };
-        // glommio must not see the panic: its executor would be torn down in the middle of a turn.
-        let events = catch_unwind(AssertUnwindSafe(&mut turn))?;
-        if let Some(panic) = tasks.take_panic() {
-            return Err(panic);
-        }
-        if tasks.was_used() && !guarded {
-            guarded = true;
-            for interval in GUARD_INTERVALS {
-                drop(glommio::spawn_local(bound_lost_wake_ups(interval)).detach());
-            }
-        }
-        match idle.after_turn(now, events) {
-            // Without a task beside the shard glommio has nothing to do, and would allocate doing it.
-            IdleStep::Turn if !tasks.was_used() => {
-                if events == 0 {
-                    std::hint::spin_loop();
-                }
-            }
-            IdleStep::Turn if now.since(last_pass) >= REACTOR_PASS_INTERVAL => {
-                last_pass = now;
-                pass_to_reactor().await;
-            }
-            IdleStep::Turn => {
-                empty_turns = if events > 0 { 0 } else { empty_turns + 1 };
-                give_way(empty_turns).await;
-            }
-            IdleStep::Park => {
-                let limit = sleep_limit(&shard, clock);
-                if limit.is_some_and(|limit| limit.is_zero()) {
-                    if tasks.was_used() {
-                        glommio::executor().yield_now().await;
-                    }
-                    continue;
-                }
-                park(&mut shard, &mut tasks, limit).await;
-            }
+        let events = catch_unwind(AssertUnwindSafe(turn))?;
+        match self.tasks.take_panic() {
+            Some(panic) => Err(panic),
+            None => Ok(events),
         }
     }
-    Ok(())
 }
 
 /// Lets other tasks of the thread run after turns with events, and now and then between others.
@@ -134,15 +194,9 @@ async fn bound_lost_wake_ups(interval: Duration) {
     }
 }
 
-/// Sleeps until the shard's descriptor is readable or time is up: inside glommio where it has tasks to wake
-/// for, else as the native host does, which is several times quicker.
+/// Sleeps inside glommio until the shard's descriptor is readable or time is up.
 async fn park<L: ShardLoop>(shard: &mut L, tasks: &mut TaskQueue, limit: Option<Duration>) {
     if !tasks.may_sleep() {
-        return;
-    }
-    if !tasks.was_used() {
-        shard.park(limit);
-        tasks.awake();
         return;
     }
     let ready = shard.park_fd().map(Readable::new);
@@ -177,6 +231,8 @@ async fn first_of(ready: Readable, timer: Option<Timer>) {
 const REACTOR_PASS_INTERVAL: Duration = Duration::from_micros(500);
 /// A pause longer than it takes to begin it.
 const MOMENT: Duration = Duration::from_micros(1);
+/// Longer than anything runs on, and far from where a timer would overflow.
+const NO_PREEMPTION: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// How long users' tasks run on before glommio asks them to give way. It is longer than
 /// [`REACTOR_PASS_INTERVAL`] because each time it is over, a wake-up can be lost.
 const PREEMPTION_INTERVAL: Duration = Duration::from_millis(10);

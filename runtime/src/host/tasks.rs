@@ -34,7 +34,6 @@ pub(super) struct Jobs {
 pub(super) struct TaskQueue {
     inbox: Inbox<Job>,
     sleeper: Sleeper,
-    was_used: bool,
     panic: Rc<Cell<Option<Panic>>>,
     waker: Waker,
 }
@@ -93,7 +92,6 @@ impl TaskQueue {
         Self {
             inbox,
             sleeper,
-            was_used: false,
             panic: Rc::default(),
             waker,
         }
@@ -101,21 +99,14 @@ impl TaskQueue {
 
     pub(super) fn drain(&mut self, mut start: impl FnMut(LocalTask)) -> usize {
         let (panic, waker) = (&self.panic, &self.waker);
-        let count = self.inbox.drain(TASKS_PER_TURN_MAX, |job| {
+        self.inbox.drain(TASKS_PER_TURN_MAX, |job| {
             start(guarded(job(), panic.clone(), waker.clone()));
-        });
-        self.was_used |= count > 0;
-        count
+        })
     }
 
     /// The panic of a future, if there was one.
     pub(super) fn take_panic(&mut self) -> Option<Panic> {
         self.panic.take()
-    }
-
-    /// Whether the thread was ever given a future. It may have left others behind.
-    pub(super) fn was_used(&self) -> bool {
-        self.was_used
     }
 
     pub(super) fn may_sleep(&mut self) -> bool {
