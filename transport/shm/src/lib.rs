@@ -21,46 +21,46 @@
 
 #![deny(unsafe_code)]
 
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 mod bell;
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 mod channel;
 mod counters;
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 mod door;
 mod garbage;
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 mod link;
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 mod loans;
 mod memory;
 mod message;
 mod options;
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 mod outbound;
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 mod poller;
 mod record;
 mod ring;
 mod segment;
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 mod socket;
 mod sync;
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 #[expect(unsafe_code, reason = "one question to a socket")]
 mod sys;
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 mod transport;
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 mod upgrading;
 
 pub use counters::ShmCounters;
 pub use options::{RING_BYTES_MAX, RING_BYTES_MIN, ShmOptions};
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 pub use transport::{Accepted, ShmTransport};
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 pub use upgrading::Upgrading;
 
 /// How long the two ends of a link may take to agree on their memory.
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 pub(crate) const HANDSHAKE_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(1);

@@ -61,7 +61,7 @@ impl fmt::Debug for Memory {
     }
 }
 
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 mod backing {
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::ptr::{self, NonNull};
@@ -206,10 +206,10 @@ mod backing {
     const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 }
 
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 pub(crate) use backing::{LentBytes, PeerArena};
 
-#[cfg(loom)]
+#[cfg(all(loom, test))]
 mod backing {
     use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
     use std::ptr::NonNull;

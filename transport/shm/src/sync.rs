@@ -1,6 +1,6 @@
 //! Atomics, which loom can replace.
 
-#[cfg(loom)]
+#[cfg(all(loom, test))]
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
