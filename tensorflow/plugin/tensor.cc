@@ -108,12 +108,13 @@ absl::Status Lend(const Tensor& value, bool is_dead, grpcxx_tensor** tensor) {
   }
   const Shape shape(value.shape());
   const int32_t dtype = value.dtype();
-  if (grpcxx_dtype_size(dtype) == 0 || !shape.Fits()) return LendSerialized(value, shape, tensor);
+  const bool is_plain = grpcxx_dtype_size(dtype) != 0;
   const uint64_t size = value.TotalBytes();
-  if (size > kDataBytesMax) {
+  if (is_plain && size > kDataBytesMax) {
     return absl::ResourceExhaustedError(absl::StrCat("a tensor of ", size, " bytes does not fit into one frame of ",
                                                      "grpc++, the limit is ", kDataBytesMax, "; split it"));
   }
+  if (!is_plain || !shape.Fits()) return LendSerialized(value, shape, tensor);
   if (size == 0) {
     return TakeFromEngine(grpcxx_tensor_copy_new(dtype, shape.dims, shape.rank, false, nullptr, 0, tensor));
   }
