@@ -114,10 +114,16 @@ impl<A: Adapter> RdmaLinks<A> {
                 arena_bytes = region.len,
                 registered_bytes = registered,
                 allowed_bytes = self.options.registered_bytes,
-                "not all of the arena is registered for RDMA; payload outside is registered when it is used, or copied (raise RLIMIT_MEMLOCK or GRPCXX_RDMA_BUFFER_BYTES)"
+                "not all of the arena is registered for RDMA; payload outside is registered when it is used, or copied (raise RLIMIT_MEMLOCK or GRPCXX_RDMA_REGISTERED_BYTES)"
             );
         }
         Ok(registered)
+    }
+
+    /// Registers memory for the first links now, since it takes long and nobody waits yet. A refusal is told to the first
+    /// link that needs it.
+    pub fn warm_up(&mut self) {
+        let _ = self.registry.add_pool(&self.adapter, 0);
     }
 
     /// Begins a link and returns its id with the set-up data for the peer.

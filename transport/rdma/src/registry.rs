@@ -126,6 +126,21 @@ impl<A: Adapter> Registry<A> {
                 return Ok((memory, pool.registration.local_key()));
             }
         }
+        self.add_pool(adapter, len_bytes)?;
+        let pool = self.pools.last_mut().expect("a pool was added just now");
+        let memory = pool
+            .arena
+            .allocate(len_bytes)
+            .map_err(|error| TransportError {
+                operation: "take memory of an RDMA link".to_owned(),
+                errno: 0,
+                message: error.to_string(),
+            })?;
+        Ok((memory, pool.registration.local_key()))
+    }
+
+    /// Registers more memory for links, so much that one link of this length fits.
+    pub(crate) fn add_pool(&mut self, adapter: &A, len_bytes: usize) -> Result<(), TransportError> {
         let options = |capacity_bytes| ArenaOptions {
             capacity_bytes,
             huge_pages: false,
@@ -142,23 +157,15 @@ impl<A: Adapter> Registry<A> {
                         arena,
                         registration,
                     });
-                    break;
+                    return Ok(());
                 }
                 // Less may still be allowed.
-                Err(_) if capacity_bytes / 2 >= len_bytes => capacity_bytes /= 2,
+                Err(_) if capacity_bytes / 2 >= len_bytes.max(ARENA_BYTES_MIN) => {
+                    capacity_bytes /= 2;
+                }
                 Err(error) => return Err(error),
             }
         }
-        let pool = self.pools.last_mut().expect("a pool was added just now");
-        let memory = pool
-            .arena
-            .allocate(len_bytes)
-            .map_err(|error| TransportError {
-                operation: "take memory of an RDMA link".to_owned(),
-                errno: 0,
-                message: error.to_string(),
-            })?;
-        Ok((memory, pool.registration.local_key()))
     }
 
     /// The key with which a peer may read `buffer`, or `None` if it should be copied.

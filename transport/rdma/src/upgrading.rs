@@ -36,6 +36,8 @@ pub struct Upgrading<A: Adapter, T> {
     links: Option<RdmaLinks<A>>,
     desk: Desk,
     held_frames: usize,
+    /// Whether offers of the wrapped transport that come from this host are left to it.
+    leaves_near: bool,
     now: Time,
     /// After a failure of RDMA, links stay on the first medium until then.
     rests_until: Time,
@@ -48,6 +50,8 @@ struct Desk {
     by_base: Vec<Option<LinkId>>,
     by_rdma: Vec<Option<LinkId>>,
     orders: VecDeque<Order>,
+    /// Links in [`Stage::Asked`], and some that have gone on since.
+    asked: Vec<LinkId>,
     records_in_flight: usize,
 }
 
@@ -75,10 +79,10 @@ struct Flow {
 enum Stage {
     /// On the first medium, and nothing was said.
     Base,
-    /// The peer may send its record, until then.
-    Offered { secret: Secret, until: Option<Time> },
-    /// The record is sent, the answer is to come.
-    Asked { secret: Secret, since: Time },
+    /// The peer may send its record.
+    Offered { secret: Secret },
+    /// The record is sent, the answer is to come; the turn after says since when.
+    Asked { secret: Secret, since: Option<Time> },
     /// Both directions are on RDMA.
     Moved,
 }
@@ -97,6 +101,7 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
             links: None,
             desk: Desk::default(),
             held_frames: 0,
+            leaves_near: true,
             now: Time::ZERO,
             rests_until: Time::ZERO,
         }
@@ -106,7 +111,8 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
     ///
     /// # Errors
     /// The system refused to watch the device.
-    pub fn enable(&mut self, links: RdmaLinks<A>) -> Result<(), TransportError> {
+    pub fn enable(&mut self, mut links: RdmaLinks<A>) -> Result<(), TransportError> {
+        links.warm_up();
         for descriptor in links.descriptors().into_iter().flatten() {
             self.base.watch(descriptor)?;
         }
@@ -117,6 +123,12 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
     /// What links have done over RDMA so far.
     pub fn counters(&self) -> RdmaCounters {
         (self.links.as_ref()).map_or(RdmaCounters::default(), RdmaLinks::counters)
+    }
+
+    /// Whether peers of this host are left to the wrapped transport if that offers something too, as shared memory does:
+    /// it is nearer. They are, if nothing else is said; say no where the wrapped transport cannot move links itself.
+    pub fn leave_near(&mut self, leaves: bool) {
+        self.leaves_near = leaves;
     }
 
     /// As [`RdmaLinks::register_arena`]; 0 without a device.
@@ -289,16 +301,16 @@ impl<A: Adapter, T: Park> Transport for Upgrading<A, T> {
         }
         let mut tap = BaseTap {
             desk: &mut self.desk,
-            now,
             handler,
             events: 0,
         };
         self.base.turn(now, &mut tap);
         events += tap.events;
-        if self.links.is_some() {
-            self.check_waiting();
-        }
         events += self.carry_out(handler);
+        if !self.desk.asked.is_empty() {
+            self.check_asked();
+            events += self.carry_out(handler);
+        }
         events + self.part(handler)
     }
 
@@ -315,10 +327,7 @@ impl<A: Adapter, T: Park> Transport for Upgrading<A, T> {
             .unwrap_or_default();
         if self.links.is_some() && flow.stage == Stage::Base {
             let secret: Secret = std::array::from_fn(|_| fastrand::u8(..));
-            flow.stage = Stage::Offered {
-                secret,
-                until: None,
-            };
+            flow.stage = Stage::Offered { secret };
             record::append_offer(&mut offer, &secret);
         }
         (!offer.is_empty()).then_some(offer)
@@ -332,7 +341,7 @@ impl<A: Adapter, T: Park> Transport for Upgrading<A, T> {
         let Some(base) = flow.base else {
             return;
         };
-        let is_near = record::is_of_this_host(nearer);
+        let is_near = self.leaves_near && record::is_of_this_host(nearer);
         if !nearer.is_empty() {
             self.base.upgrade(base, nearer);
         }
@@ -350,8 +359,9 @@ impl<A: Adapter, T: Park> Transport for Upgrading<A, T> {
                 if let Some(flow) = self.desk.flows.find(link) {
                     flow.stage = Stage::Asked {
                         secret,
-                        since: self.now,
+                        since: None,
                     };
+                    self.desk.asked.push(link);
                 }
             }
             Err(error) => {
@@ -369,7 +379,9 @@ impl<A: Adapter, T: Park> Park for Upgrading<A, T> {
         if !links.arm() {
             return Ok(());
         }
-        let timeout = [timeout, links.patience()].into_iter().flatten().min();
+        let patience = links.patience();
+        let answers = (!self.desk.asked.is_empty()).then_some(ANSWER_CHECK);
+        let timeout = [timeout, patience, answers].into_iter().flatten().min();
         self.base.park(timeout)
     }
 
@@ -413,8 +425,12 @@ const MEDIUM: &str = "rdma";
 /// Frames of one link that wait for the answer.
 const HELD_FRAMES_MAX: usize = 1024;
 
-/// How long a peer may take to answer a record.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
+/// How long a peer may take to answer a record. Without an answer there is no way back, so the link ends then; it is
+/// long because the peer may be busy, or have much to send before its answer.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// How often a shard that sleeps looks whether an answer is late.
+const ANSWER_CHECK: Duration = Duration::from_secs(1);
 
 /// How long links stay on the first medium after RDMA failed under one of them.
 const REST_TIME: Duration = Duration::from_secs(10);

@@ -35,7 +35,7 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
         let Some(flow) = self.desk.flows.find(id) else {
             return;
         };
-        let (Stage::Offered { secret, .. }, Some(links)) = (flow.stage, &mut self.links) else {
+        let (Stage::Offered { secret }, Some(links)) = (flow.stage, &mut self.links) else {
             return self.fail(id, "a record came that was not asked for");
         };
         let Next::Head { at_least_bytes } = next else {
@@ -240,15 +240,20 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
     }
 
     /// Gives links up whose peers do not answer.
-    pub(super) fn check_waiting(&mut self) {
-        for slot in 0..self.desk.flows.slot_count() {
-            if let Some((id, flow)) = self.desk.flows.at(slot)
-                && let Stage::Asked { since, .. } = flow.stage
-                && flow.over.is_none()
-                && self.now.since(since) > ANSWER_TIME_MAX
+    pub(super) fn check_asked(&mut self) {
+        let mut index = 0;
+        while let Some(&id) = self.desk.asked.get(index) {
+            if let Some(flow) = self.desk.flows.find(id)
+                && let Stage::Asked { since, .. } = &mut flow.stage
             {
+                let since = *since.get_or_insert(self.now);
+                if self.now.since(since) <= ANSWER_TIME_MAX {
+                    index += 1;
+                    continue;
+                }
                 self.fail(id, "the peer did not answer");
             }
+            self.desk.asked.swap_remove(index);
         }
     }
 }

@@ -77,15 +77,7 @@ pub(super) fn is_of_this_host(offer: &[u8]) -> bool {
 
 /// Where the secret lies in `bytes`.
 pub(super) fn position(bytes: &[u8], secret: &Secret) -> Option<usize> {
-    let mut from = 0;
-    while let Some(offset) = bytes[from..].iter().position(|byte| *byte == secret[0]) {
-        let at = from + offset;
-        if bytes[at..].starts_with(secret) {
-            return Some(at);
-        }
-        from = at + 1;
-    }
-    None
+    memchr::memmem::find(bytes, secret)
 }
 
 pub(super) const SECRET_BYTES: usize = 16;

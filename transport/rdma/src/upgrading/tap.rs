@@ -1,8 +1,7 @@
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress, Time,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress,
 };
 
 use super::record::{RECORD_BYTES, Record, Secret, position};
@@ -35,7 +34,6 @@ pub(super) enum Order {
 /// Takes the events of the first medium.
 pub(super) struct BaseTap<'a, H> {
     pub(super) desk: &'a mut Desk,
-    pub(super) now: Time,
     pub(super) handler: &'a mut dyn LinkHandler<H>,
     pub(super) events: usize,
 }
@@ -61,18 +59,12 @@ impl Flow {
     }
 
     /// The secret whose record may come on the first medium.
-    fn awaited(&mut self, now: Time) -> Option<Secret> {
-        match &mut self.stage {
-            Stage::Offered { secret, until } => {
-                let until = *until.get_or_insert(now + OFFER_TIME_MAX);
-                let secret = *secret;
-                if now > until {
-                    self.stage = Stage::Base;
-                    return None;
-                }
-                Some(secret)
-            }
-            Stage::Asked { secret, .. } => Some(*secret),
+    ///
+    /// It is looked for as long as the link is there: a peer that is late, or has much to send before it, must still be
+    /// understood, and one that never asks costs a search of the heads it sends.
+    fn awaited(&self) -> Option<Secret> {
+        match self.stage {
+            Stage::Offered { secret } | Stage::Asked { secret, .. } => Some(secret),
             Stage::Base | Stage::Moved => None,
         }
     }
@@ -166,7 +158,6 @@ impl<H> LinkHandler<H> for BaseTap<'_, H> {
 
     fn received(&mut self, base: LinkId, bytes: &[u8]) -> Progress {
         let id = self.id(base);
-        let now = self.now;
         let Some(flow) = self.desk.flows.find(id) else {
             return all_of(bytes);
         };
@@ -177,7 +168,7 @@ impl<H> LinkHandler<H> for BaseTap<'_, H> {
             return all_of(bytes);
         }
         let is_quiet = flow.closing.is_some();
-        let awaited = flow.awaited(now);
+        let awaited = flow.awaited();
         match awaited.and_then(|secret| position(bytes, &secret)) {
             Some(at) => self.meet_record(id, bytes, at, is_quiet),
             None if is_quiet => Progress {
@@ -293,6 +284,3 @@ fn all_of(bytes: &[u8]) -> Progress {
         next: Next::Pause,
     }
 }
-
-/// How long after its first bytes a peer may ask to move.
-const OFFER_TIME_MAX: Duration = Duration::from_secs(10);

@@ -83,6 +83,18 @@ impl Pair {
         }
     }
 
+    /// Lets time go by in which only one side has turns.
+    fn wait_alone(&mut self, side: usize, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            self.now = self.now + Duration::from_secs(1);
+            let Side { transport, talker } = &mut self.sides[side];
+            for _ in 0..3 {
+                transport.turn(self.now, talker);
+            }
+        }
+    }
+
     fn send(&mut self, side: usize, payload_bytes: usize) -> bool {
         let link = self.links[side];
         let Side { transport, talker } = &mut self.sides[side];
@@ -193,6 +205,39 @@ fn a_flush_takes_what_waits_for_the_answer_along() {
         );
         pair.settle();
     }
+}
+
+/// Neither a peer that asks late, nor one that is too busy to answer for a while, is misunderstood.
+#[test]
+fn a_link_moves_however_late_the_ends_are() {
+    let mut pair = Pair::new(1, [true, true]);
+    pair.send(0, 100);
+    pair.until("everything is read", Pair::is_drained);
+    pair.now = pair.now + Duration::from_secs(3600);
+    assert!(pair.move_over());
+    pair.wait_alone(0, Duration::from_secs(50));
+    for _ in 0..2 {
+        assert!(pair.send(0, 100) && pair.send(1, 100));
+        pair.until("everything is read", Pair::is_drained);
+    }
+    for side in &mut pair.sides {
+        let counters = side.transport.inner_mut().counters();
+        assert!(counters.messages_sent > 0, "it did not move");
+    }
+    pair.settle();
+}
+
+#[test]
+fn a_link_ends_whose_peer_never_answers() {
+    let mut pair = Pair::new(1, [true, true]);
+    assert!(pair.move_over());
+    assert!(pair.send(0, 100));
+    pair.wait_alone(0, Duration::from_secs(62));
+    let talk = pair.talk(0);
+    let reason = talk.closed.as_ref().expect("a minute is over").to_string();
+    assert!(reason.contains("did not answer"), "{reason}");
+    assert_eq!(talk.lost, 1);
+    pair.settle();
 }
 
 #[test]
