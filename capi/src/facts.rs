@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use grpcxx_rpc::Status;
-use grpcxx_runtime::StartReport;
 use grpcxx_runtime::config::VARIABLES;
 use grpcxx_runtime::host::HostKind;
 use grpcxx_runtime::placement::allowed_cpus;
+use grpcxx_runtime::{Rdma, StartReport};
 use rustix::process::{Resource, getrlimit};
 
 use crate::boundary::guarded;
@@ -46,6 +46,13 @@ fn facts() -> Vec<(&'static str, String)> {
             facts.push(("driver_why", report.driver.why));
             facts.push(("host", host.to_owned()));
             facts.push(("host_why", report.host.why));
+            match report.rdma {
+                Rdma::On { device, .. } => facts.push(("rdma", device)),
+                Rdma::Off { why } => {
+                    facts.push(("rdma", "none".to_owned()));
+                    facts.push(("rdma_why", why));
+                }
+            }
         }
         Err(status) => {
             facts.push(("driver", "none".to_owned()));
@@ -67,7 +74,7 @@ fn facts() -> Vec<(&'static str, String)> {
         word_in_brackets("/sys/kernel/mm/transparent_hugepage/enabled"),
     ));
     facts.push(("shared_memory", shared_memory()));
-    facts.push(("rdma", rdma()));
+    facts.push(("rdma_devices", rdma_devices()));
     facts
 }
 
@@ -113,7 +120,8 @@ fn shared_memory() -> String {
     }
 }
 
-fn rdma() -> String {
+/// What the kernel knows, whether or not it can be used.
+fn rdma_devices() -> String {
     let devices = Path::new("/sys/class/infiniband");
     let mut names: Vec<String> = match std::fs::read_dir(devices) {
         Ok(entries) => entries
@@ -123,9 +131,6 @@ fn rdma() -> String {
         Err(_) => Vec::new(),
     };
     names.sort();
-    if names.is_empty() {
-        return "no device: /sys/class/infiniband has none".to_owned();
-    }
     names.join(", ")
 }
 

@@ -28,7 +28,9 @@ pub use call::{Call, CallResult, CallSink};
 pub use cancellation::Cancellation;
 pub use client::{Client, Peer, PeerState, RefusedCall};
 pub use counters::Counters;
-pub use engine::{Engine, EngineError, EngineOptions, SPIN_DEFAULT, SharedMemory, StartReport};
+pub use engine::{
+    Engine, EngineError, EngineOptions, Rdma, SPIN_DEFAULT, SharedMemory, StartReport,
+};
 pub use function::{Function, Later, Promise, RequestWatch, Responder, Served, Service};
 pub use registry::{STORE_LIST, STORE_PULL, STORE_PUSH};
 pub use shard::ShardContext;

@@ -60,7 +60,10 @@ impl ServerInfo {
     pub(super) fn of(report: &StartReport) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            driver: format!("{}, shm {}", report.driver, report.shared_memory),
+            driver: format!(
+                "{}, shm {}, rdma {}",
+                report.driver, report.shared_memory, report.rdma
+            ),
             host: report.host.to_string(),
             report: report.to_string(),
         }

@@ -146,7 +146,7 @@ def _machine(facts: dict[str, str]) -> Iterator[Finding]:
     yield Finding("memory", _bytes(facts.get("memory_bytes", "unknown")))
     yield Finding("huge pages", facts.get("huge_pages", "unknown"))
     yield from _shared_memory(facts.get("shared_memory", "unknown"))
-    yield Finding("RDMA", facts.get("rdma", "unknown"))
+    yield _rdma(facts)
     configuration = facts.get("configuration", "ok")
     if configuration == "ok":
         yield Finding("variables", "all can be read")
@@ -170,6 +170,17 @@ def _shared_memory(space: str) -> Iterator[Finding]:
         yield Finding("shared memory", f"{_bytes(space)} free in /dev/shm", "note", advice)
     else:
         yield Finding("shared memory", space, "note", "without it peers on the same host use TCP")
+
+
+def _rdma(facts: dict[str, str]) -> Finding:
+    device = facts.get("rdma", "unknown")
+    if device != "none":
+        return Finding("RDMA", device)
+    why = f"not used: {facts.get('rdma_why', 'unknown')}"
+    if not facts.get("rdma_devices"):
+        return Finding("RDMA", f"{why}; the kernel has no device")
+    advice = "install libibverbs1 and ibverbs-providers, and see that the port is up (ibv_devinfo) and GRPCXX_RDMA is auto"
+    return Finding("RDMA", f"{why}; the kernel has {facts['rdma_devices']}", "note", advice)
 
 
 def _endpoint_map(path: str | None) -> Iterator[Finding]:

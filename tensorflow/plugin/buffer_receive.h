@@ -4,7 +4,6 @@
 #include <memory>
 #include <string>
 
-#include "counters.h"
 #include "receive.h"
 
 namespace grpcxx_tensorflow {
@@ -36,7 +35,6 @@ class BufferReceive : public Operation {
 
   const tensorflow::RecvBufRequest* const request_;
   tensorflow::RecvBufResponse* const response_;
-  const OpenReceive open_;
 };
 
 }  // namespace grpcxx_tensorflow

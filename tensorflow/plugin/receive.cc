@@ -29,9 +29,14 @@ grpcxx_status* ToEngine(const absl::Status& status) {
 
 Operation::Operation(std::shared_ptr<RemoteWorker> worker, tensorflow::CallOptions* options,
                      tensorflow::StatusCallback done)
-    : worker_(std::move(worker)), options_(options), done_(std::move(done)), call_(grpcxx_call_new()) {}
+    : worker_(std::move(worker)), options_(options), done_(std::move(done)), call_(grpcxx_call_new()) {
+  Add(Count().receives_open);
+}
 
-Operation::~Operation() { grpcxx_call_release(call_); }
+Operation::~Operation() {
+  grpcxx_call_release(call_);
+  Subtract(Count().receives_open);
+}
 
 void Operation::Begin() {
   // Before anything that could wait: a cancel must never find nobody.
@@ -58,7 +63,7 @@ void Operation::Take(const std::shared_ptr<Peer>& peer, Fallback reason) {
 }
 
 void Operation::Fall(Fallback reason) {
-  CountFallback(reason);
+  Count().Fell(reason);
   bool is_cancelled;
   {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -301,7 +301,13 @@ impl ClientConnection {
         usize::from(!self.announced.is_empty() && self.peer.is_none())
     }
 
-    pub(super) fn has(&self, feature: Features) -> bool {
+    /// Whether both ends know a medium that the connection may move to.
+    pub(super) fn may_move(&self) -> bool {
+        let both = self.announced & self.peer.unwrap_or_default();
+        both.intersects(Features::MEDIA)
+    }
+
+    fn has(&self, feature: Features) -> bool {
         let both = self.announced & self.peer.unwrap_or_default();
         both.contains(feature)
     }

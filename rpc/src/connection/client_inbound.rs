@@ -7,9 +7,7 @@ use super::landings::checked;
 use super::records::{Records, message_too_long};
 use super::slots::SlotId;
 use super::{Landings, PeerViolation};
-use crate::wire::{
-    Announcement, Features, HEADER_BYTES, ResponseHeader, decode_names, sorted_by_name,
-};
+use crate::wire::{Announcement, HEADER_BYTES, ResponseHeader, decode_names, sorted_by_name};
 use crate::{Code, Response, Status, Text};
 
 /// What the next bytes from the peer are.
@@ -332,7 +330,7 @@ impl ClientConnection {
         if call.is_some_and(|call| matches!(call.expected, Expected::Announcement)) {
             let found = Announcement::find(&body).ok().flatten().unwrap_or_default();
             self.peer = Some(found.features);
-            if self.has(Features::SHARED_MEMORY) && !found.offer.is_empty() {
+            if self.may_move() && !found.offer.is_empty() {
                 self.offer = Some(found.offer);
             }
             self.peer_status = Some(body.clone());

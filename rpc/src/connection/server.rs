@@ -347,7 +347,8 @@ impl ServerConnection {
         let Expected::Message { announce: true } = served.expected else {
             return None;
         };
-        let offer = if self.has(Features::SHARED_MEMORY) {
+        let both = self.announced & self.peer.unwrap_or_default();
+        let offer = if both.intersects(Features::MEDIA) {
             self.offer.clone()
         } else {
             Vec::new()

@@ -18,8 +18,12 @@ impl Features {
     pub const DEADLINE: Self = Self(1 << 1);
     /// The connection may go on in shared memory.
     pub const SHARED_MEMORY: Self = Self(1 << 2);
+    /// The connection may go on over RDMA.
+    pub const RDMA: Self = Self(1 << 3);
+    /// What lets a connection move to another medium.
+    pub const MEDIA: Self = Self(Self::SHARED_MEMORY.0 | Self::RDMA.0);
     /// All extensions that this version knows.
-    pub const ALL: Self = Self(Self::CANCEL.0 | Self::DEADLINE.0 | Self::SHARED_MEMORY.0);
+    pub const ALL: Self = Self(Self::CANCEL.0 | Self::DEADLINE.0 | Self::MEDIA.0);
 
     /// The features with these bits, known or not.
     pub const fn from_bits(bits: u64) -> Self {
@@ -39,6 +43,11 @@ impl Features {
     /// The features of this set that are not in `other`.
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
+    }
+
+    /// Whether any of `other` is in this set.
+    pub const fn intersects(self, other: Self) -> bool {
+        self.0 & other.0 != 0
     }
 
     /// Whether all of `other` are in this set.
@@ -74,6 +83,7 @@ impl fmt::Display for Features {
             (Self::CANCEL, "cancel"),
             (Self::DEADLINE, "deadline"),
             (Self::SHARED_MEMORY, "shared memory"),
+            (Self::RDMA, "RDMA"),
         ] {
             if self.contains(feature) {
                 write!(f, "{separator}{name}")?;
@@ -204,7 +214,7 @@ mod tests {
         };
         announcement.encode(&mut bytes);
         assert_eq!(bytes.len(), plain.len() + announcement.len_bytes());
-        assert_eq!(bytes[plain.len()..], [0xea, 0xa4, 0x0b, 4, 8, 1, 0x10, 7]);
+        assert_eq!(bytes[plain.len()..], [0xea, 0xa4, 0x0b, 4, 8, 1, 0x10, 15]);
         assert_eq!(Announcement::find(&bytes), Ok(Some(announcement)));
         assert_eq!(GetStatusResponse::decode(&bytes[..]), Ok(status));
         assert!(GetStatusRequest::decode(&bytes[plain.len()..]).is_ok());

@@ -32,6 +32,15 @@ pub enum DriverSetting {
     Epoll,
 }
 
+/// Whether connections may go on over RDMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RdmaSetting {
+    /// Where both ends have a device.
+    Auto,
+    /// Never.
+    Off,
+}
+
 /// Whether connections may go on in shared memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ShmSetting {
@@ -138,6 +147,22 @@ config! {
         "REMOTE_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE", "16", "tensors", "nobody",
         "known and checked, but without effect: it concerns TensorFlow's gRPC path only";
 
+    tf_rdma: bool = parse::boolean,
+        "TF_RDMA_ENABLED", "true", "", "engine",
+        "connections may go on over RDMA; `false` means the same as `GRPCXX_RDMA=off`";
+    tf_rdma_device: Option<String> = parse::text,
+        "TF_RDMA_DEV_NAME", "", "", "engine",
+        "RDMA device, where `GRPCXX_RDMA_DEVICE` is not set";
+    tf_rdma_chunk_bytes: u64 = parse::rdma_chunk_bytes,
+        "TF_RDMA_CHUNK_SIZE", "4194304", "bytes", "engine",
+        "length of one RDMA read, where `GRPCXX_RDMA_CHUNK_BYTES` is not set";
+    tf_rdma_message_bytes: u64 = parse::rdma_message_bytes,
+        "TF_RDMA_ACC_SIZE", "8192", "bytes", "engine",
+        "length up to which small frames are put together, where `GRPCXX_RDMA_MESSAGE_BYTES` is not set";
+    tf_rdma_registered_bytes: u64 = parse::rdma_registered_bytes,
+        "TF_RDMA_BUF_SIZE", "1073741824", "bytes", "engine",
+        "memory of each shard that is registered, where `GRPCXX_RDMA_REGISTERED_BYTES` is not set";
+
     shards: Option<u16> = parse::shards,
         "GRPCXX_SHARDS", "", "shards", "engine",
         "number of shards, 1 to 256; unset: as the variables of DeepRec say";
@@ -168,6 +193,30 @@ config! {
     shm_lent_bytes: u64 = parse::shm_lent_bytes,
         "GRPCXX_SHM_LENT_BYTES_MAX", "1GiB", "bytes", "engine",
         "most bytes of tensors that one such connection lends at a time, up to 16TiB; what is beyond is copied";
+    rdma: RdmaSetting = parse::rdma,
+        "GRPCXX_RDMA", "auto", "", "engine",
+        "`auto` or `off`; `auto` lets connections go on over RDMA where both ends have a device";
+    rdma_device: Option<String> = parse::text,
+        "GRPCXX_RDMA_DEVICE", "", "", "engine",
+        "RDMA device, such as `mlx5_0`; unset: the first with an active port";
+    rdma_port: Option<u8> = parse::rdma_port,
+        "GRPCXX_RDMA_PORT", "", "", "engine",
+        "port of the device, 1 to 255; unset: the first that is active";
+    rdma_gid_index: Option<u8> = parse::rdma_gid_index,
+        "GRPCXX_RDMA_GID_INDEX", "", "", "engine",
+        "entry of the port's table of global identifiers, 0 to 255; unset: RoCE version 2 with an IPv4 address, if there is one";
+    rdma_chunk_bytes: Option<u64> = parse::optional_rdma_chunk_bytes,
+        "GRPCXX_RDMA_CHUNK_BYTES", "", "bytes", "engine",
+        "length of one RDMA read, 4KiB to 1GiB; unset: `TF_RDMA_CHUNK_SIZE`, 4 MiB";
+    rdma_message_bytes: Option<u64> = parse::optional_rdma_message_bytes,
+        "GRPCXX_RDMA_MESSAGE_BYTES", "", "bytes", "engine",
+        "length up to which small frames are put together, and from which payload is read, 256 bytes to 1MiB; unset: `TF_RDMA_ACC_SIZE`, 8 KiB";
+    rdma_registered_bytes: Option<u64> = parse::optional_rdma_registered_bytes,
+        "GRPCXX_RDMA_REGISTERED_BYTES", "", "bytes", "engine",
+        "memory of each shard that is registered at the start, up to 16TiB, lowered by itself where less may be locked; unset: `TF_RDMA_BUF_SIZE`, 1 GiB";
+    rdma_links: u32 = parse::positive_count,
+        "GRPCXX_RDMA_LINKS_MAX", "1024", "connections", "engine",
+        "most connections of a shard over RDMA; others stay on TCP";
     arena_bytes: Option<u64> = parse::arena_bytes,
         "GRPCXX_ARENA_BYTES", "", "bytes", "engine",
         "memory of each shard for received tensors, 1MiB to 16TiB; unset: a part of the machine's memory";

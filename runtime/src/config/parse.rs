@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::table::Invalid;
-use super::{CoreLimit, DriverSetting, LogFormat, ShmSetting};
+use super::{CoreLimit, DriverSetting, LogFormat, RdmaSetting, ShmSetting};
 use crate::host::HostSetting;
 use crate::placement::CpuList;
 
@@ -103,6 +103,38 @@ pub(super) fn shm_lent_bytes(text: &str) -> Parsed<u64> {
     bytes(text, 0..=16 * TIB)
 }
 
+pub(super) fn rdma_chunk_bytes(text: &str) -> Parsed<u64> {
+    bytes(text, 4 * KIB..=GIB)
+}
+
+pub(super) fn rdma_message_bytes(text: &str) -> Parsed<u64> {
+    bytes(text, 256..=MIB)
+}
+
+pub(super) fn rdma_registered_bytes(text: &str) -> Parsed<u64> {
+    bytes(text, 0..=16 * TIB)
+}
+
+pub(super) fn optional_rdma_chunk_bytes(text: &str) -> Parsed<Option<u64>> {
+    optional(text, rdma_chunk_bytes)
+}
+
+pub(super) fn optional_rdma_message_bytes(text: &str) -> Parsed<Option<u64>> {
+    optional(text, rdma_message_bytes)
+}
+
+pub(super) fn optional_rdma_registered_bytes(text: &str) -> Parsed<Option<u64>> {
+    optional(text, rdma_registered_bytes)
+}
+
+pub(super) fn rdma_port(text: &str) -> Parsed<Option<u8>> {
+    optional(text, |text| within(text, 1..=u8::MAX))
+}
+
+pub(super) fn rdma_gid_index(text: &str) -> Parsed<Option<u8>> {
+    optional(text, |text| within(text, 0..=u8::MAX))
+}
+
 pub(super) fn frame_bytes(text: &str) -> Parsed<u64> {
     bytes(text, 64 * KIB..=u64::from(u32::MAX))
 }
@@ -136,6 +168,14 @@ pub(super) fn shm(text: &str) -> Parsed<ShmSetting> {
     match text {
         "auto" => Ok(ShmSetting::Auto),
         "off" => Ok(ShmSetting::Off),
+        _ => Err(unreadable("auto or off")),
+    }
+}
+
+pub(super) fn rdma(text: &str) -> Parsed<RdmaSetting> {
+    match text {
+        "auto" => Ok(RdmaSetting::Auto),
+        "off" => Ok(RdmaSetting::Off),
         _ => Err(unreadable("auto or off")),
     }
 }

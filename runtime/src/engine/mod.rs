@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use grpcxx_rpc::{Code, Request, Status, Tensor, Text, home_shard, proto};
 
 pub use self::options::{EngineError, EngineOptions, SPIN_DEFAULT};
-pub use self::report::{SharedMemory, StartReport};
+pub use self::report::{Rdma, SharedMemory, StartReport};
 use crate::call::Call;
 use crate::client::{Client, Peer, inbox_full};
 use crate::cluster::TaskId;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grpcxx_memory::ArenaOptions;
+use grpcxx_rdma::RdmaOptions;
 use grpcxx_rpc::{ChannelOptions, ConnectionLimits, RendezvousLimits, StoreLimits};
 use grpcxx_shm::ShmOptions;
 use grpcxx_tcp::{DriverRequest, TcpOptions};
@@ -11,7 +12,7 @@ use grpcxx_transport::LinkLimits;
 
 use super::fresh_incarnation;
 use crate::cluster::TaskId;
-use crate::config::{Config, DriverSetting, JobKind, ShmSetting};
+use crate::config::{Config, DriverSetting, JobKind, RdmaSetting, ShmSetting};
 use crate::function::Service;
 use crate::host::{HostError, HostSetting};
 use crate::placement::{CpuList, PlacementError};
@@ -47,6 +48,8 @@ pub struct EngineOptions {
     /// Whether other processes of this user may map the memory of the shards, read-only, so that tensors in it
     /// reach them without a copy. Without [`EngineOptions::shm`] it means nothing.
     pub lends_arenas: bool,
+    /// How connections use RDMA; `None`: they do not.
+    pub rdma: Option<RdmaOptions>,
     /// Memory of each shard; `None` takes an equal share of half the machine.
     pub arena: Option<ArenaOptions>,
     /// Limits of each connection.
@@ -90,6 +93,7 @@ impl EngineOptions {
             tcp: tcp_options(config, polling),
             shm: shm_options(config),
             lends_arenas: config.shm_lend,
+            rdma: rdma_options(config),
             arena: Some(arena),
             connection_limits: ConnectionLimits {
                 outstanding_calls: config.outstanding_calls as usize,
@@ -140,6 +144,13 @@ impl Default for EngineOptions {
                 ..ShmOptions::default()
             }),
             lends_arenas: true,
+            rdma: Some(RdmaOptions {
+                limits: LinkLimits {
+                    links: RDMA_LINKS_DEFAULT,
+                    ..LinkLimits::default()
+                },
+                ..RdmaOptions::default()
+            }),
             arena: None,
             connection_limits: ConnectionLimits::default(),
             channel: ChannelOptions::default(),
@@ -205,6 +216,34 @@ fn shm_options(config: &Config) -> Option<ShmOptions> {
         ..ShmOptions::default()
     })
 }
+
+fn rdma_options(config: &Config) -> Option<RdmaOptions> {
+    let size = |ours: Option<u64>, theirs| usize::try_from(ours.unwrap_or(theirs));
+    let message_bytes = size(config.rdma_message_bytes, config.tf_rdma_message_bytes);
+    let message_bytes = message_bytes.unwrap_or(usize::MAX);
+    let chunk_bytes = size(config.rdma_chunk_bytes, config.tf_rdma_chunk_bytes);
+    let registered_bytes = size(
+        config.rdma_registered_bytes,
+        config.tf_rdma_registered_bytes,
+    );
+    (config.rdma == RdmaSetting::Auto && config.tf_rdma).then(|| RdmaOptions {
+        device: (config.rdma_device.clone()).or_else(|| config.tf_rdma_device.clone()),
+        port: config.rdma_port,
+        gid_index: config.rdma_gid_index,
+        limits: LinkLimits {
+            queued_frames: config.queued_frames as usize,
+            links: config.rdma_links as usize,
+        },
+        message_bytes,
+        offer_bytes_min: message_bytes,
+        chunk_bytes: chunk_bytes.unwrap_or(usize::MAX),
+        registered_bytes: registered_bytes.unwrap_or(usize::MAX),
+        ..RdmaOptions::default()
+    })
+}
+
+/// Connections of a shard that may be on RDMA, if nothing else is said.
+const RDMA_LINKS_DEFAULT: usize = 1024;
 
 /// Connections of a shard that may be in shared memory, if nothing else is said.
 const SHM_LINKS_DEFAULT: usize = 256;

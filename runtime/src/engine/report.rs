@@ -15,6 +15,8 @@ pub struct StartReport {
     pub driver: DriverChoice,
     /// Whether connections within this host go on in shared memory.
     pub shared_memory: SharedMemory,
+    /// Whether connections go on over RDMA.
+    pub rdma: Rdma,
     /// What turns the shards, and why.
     pub host: HostChoice,
     /// Number of shards.
@@ -55,6 +57,46 @@ impl SharedMemory {
     }
 }
 
+/// Whether connections go on over RDMA.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rdma {
+    /// They do, if the peer can too and no shared memory is nearer.
+    On {
+        /// Device and port.
+        device: String,
+        /// Memory of each shard that is registered, in bytes.
+        registered_bytes: usize,
+    },
+    /// They stay on TCP.
+    Off {
+        /// Why.
+        why: String,
+    },
+}
+
+impl Rdma {
+    pub(super) fn off(why: impl fmt::Display) -> Self {
+        let why = why.to_string();
+        Self::Off { why }
+    }
+}
+
+impl fmt::Display for Rdma {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::On {
+                device,
+                registered_bytes,
+            } => write!(
+                f,
+                "{device} ({} MiB/shard registered)",
+                registered_bytes >> 20
+            ),
+            Self::Off { why } => write!(f, "off ({why})"),
+        }
+    }
+}
+
 impl fmt::Display for SharedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -69,10 +111,11 @@ impl fmt::Display for StartReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} driver={} shm={} host={} shards={} cpus={} idle={} arena={}MiB/shard star=",
+            "{} driver={} shm={} rdma={} host={} shards={} cpus={} idle={} arena={}MiB/shard star=",
             self.task,
             self.driver,
             self.shared_memory,
+            self.rdma,
             self.host,
             self.shards,
             Cpus(self),

@@ -5,11 +5,12 @@ use std::sync::mpsc::{Sender, channel};
 
 use arc_swap::ArcSwap;
 use grpcxx_memory::{Arena, ArenaOptions};
+use grpcxx_rdma::{RdmaLinks, VerbsAdapter};
 use grpcxx_rpc::{Features, TensorStore};
 use grpcxx_shm::Upgrading;
 use grpcxx_tcp::{Accepted, DriverChoice, TcpOptions, TcpTransport};
 
-use super::report::SharedMemory;
+use super::report::{Rdma, SharedMemory};
 use super::{Engine, EngineError, EngineOptions, StartReport, fresh_incarnation};
 use crate::client::{Client, Mailboxes};
 use crate::command::{Command, Parcel};
@@ -35,6 +36,7 @@ struct Ends {
 struct Started {
     driver: DriverChoice,
     shared_memory: SharedMemory,
+    rdma: Rdma,
     star_address: Option<SocketAddr>,
 }
 
@@ -74,6 +76,7 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
     let reports: Vec<Started> = started.try_iter().collect();
     let driver = reports.first().map(|report| report.driver.clone());
     let shared_memory = reports.first().map(|report| report.shared_memory.clone());
+    let rdma = reports.first().map(|report| report.rdma.clone());
     let star_address = reports.iter().find_map(|report| report.star_address);
     let mut engine = Engine {
         client: Client::new(Arc::clone(&shared.mailboxes), star_address),
@@ -81,6 +84,7 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
             task: shared.task.name().to_owned(),
             driver: driver.unwrap_or_else(|| unknown_driver(&options.tcp)),
             shared_memory: shared_memory.unwrap_or_else(|| SharedMemory::off("not started")),
+            rdma: rdma.unwrap_or_else(|| Rdma::off("not started")),
             host: plan.host,
             shards: options.shards,
             pinned_cpus: (0..options.shards)
@@ -214,13 +218,13 @@ fn start_shard(
     let make = move || {
         let (tcp, driver) =
             TcpTransport::open(options.tcp.clone()).map_err(|error| error.to_string())?;
-        let mut transport = Upgrading::new(tcp);
-        let shared_memory = share_memory(&mut transport, &options);
-        let features = match shared_memory {
-            _ if !options.extensions => Features::NONE,
-            SharedMemory::On { .. } => Features::ALL,
-            SharedMemory::Off { .. } => Features::ALL.without(Features::SHARED_MEMORY),
-        };
+        let mut near = Upgrading::new(tcp);
+        let shared_memory = share_memory(&mut near, &options);
+        let mut transport = grpcxx_rdma::Upgrading::new(near);
+        let mut arena = reserve(&arena)?;
+        transport.leave_near(matches!(shared_memory, SharedMemory::On { .. }));
+        let rdma = use_rdma(&mut transport, &mut arena, &options);
+        let features = features(&options, &shared_memory, &rdma);
         let parts = CoreParts {
             index,
             shared,
@@ -229,7 +233,7 @@ fn start_shard(
             channel_options: options.channel,
             rendezvous_limits: options.rendezvous_limits,
             links: options.tcp.limits.links,
-            arena: reserve(&arena)?,
+            arena,
             mesh: ends.mesh,
             inbox: ends.inbox,
         };
@@ -244,11 +248,58 @@ fn start_shard(
         let _ = starting.send(Started {
             driver,
             shared_memory,
+            rdma,
             star_address,
         });
         Ok(DrivenShard::new(shard, ends.sleeper))
     };
     Ok(host::spawn(host_options, make)?)
+}
+
+/// What this side can announce.
+fn features(options: &EngineOptions, shared_memory: &SharedMemory, rdma: &Rdma) -> Features {
+    if !options.extensions {
+        return Features::NONE;
+    }
+    let mut features = Features::ALL;
+    if matches!(shared_memory, SharedMemory::Off { .. }) {
+        features = features.without(Features::SHARED_MEMORY);
+    }
+    if matches!(rdma, Rdma::Off { .. }) {
+        features = features.without(Features::RDMA);
+    }
+    features
+}
+
+/// Lets the links of a transport move to RDMA, as the options say.
+fn use_rdma(
+    transport: &mut grpcxx_rdma::Upgrading<VerbsAdapter, Upgrading<TcpTransport>>,
+    arena: &mut Arena,
+    options: &EngineOptions,
+) -> Rdma {
+    let Some(rdma) = &options.rdma else {
+        return Rdma::off("set by GRPCXX_RDMA or TF_RDMA_ENABLED");
+    };
+    if !options.extensions {
+        return Rdma::off("GRPCXX_EXTENSIONS is off");
+    }
+    let adapter = match VerbsAdapter::open(rdma) {
+        Ok(adapter) => adapter,
+        Err(reason) => return Rdma::off(reason),
+    };
+    let links = RdmaLinks::new(adapter, rdma.clone());
+    let device = links.device().to_owned();
+    let enabled = transport.enable(links);
+    match enabled.and_then(|()| transport.register_arena(arena)) {
+        Ok(registered_bytes) => Rdma::On {
+            device,
+            registered_bytes,
+        },
+        Err(error) => {
+            tracing::warn!(%error, "connections cannot move to RDMA here");
+            Rdma::off(error)
+        }
+    }
 }
 
 /// Lets the links of a transport move to shared memory, as the options say.

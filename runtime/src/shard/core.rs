@@ -406,7 +406,7 @@ impl<A> Core<A> {
                 return;
             }
         };
-        if self.announce.contains(Features::SHARED_MEMORY)
+        if self.announce.intersects(Features::MEDIA)
             && let Some(offer) = transport.offer(adopted)
         {
             connection.set_offer(offer);

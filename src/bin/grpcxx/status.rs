@@ -31,9 +31,9 @@ struct TaskReport {
     /// Absent for peers that are not grpcxx.
     version: Option<String>,
     transport: Option<String>,
-    /// What carries the connection that was asked over: `tcp` or `shm`.
+    /// What carries the connection that was asked over: `tcp`, `shm` or `rdma`.
     link: Option<&'static str>,
-    /// Why it is not shared memory, although it should be.
+    /// Why it did not move on from TCP, although it should have.
     link_stays: Option<String>,
     host: Option<String>,
     report: Option<String>,
@@ -155,7 +155,7 @@ fn link_state(client: &Client, peer: &Peer, timeout: Duration) -> Option<PeerSta
         let state = told.recv_timeout(timeout).ok()?;
         let may_move = state
             .features
-            .is_some_and(|features| features.contains(Features::SHARED_MEMORY));
+            .is_some_and(|features| features.intersects(Features::MEDIA));
         let is_settled = state.medium != "tcp" || state.stays.is_some() || !may_move;
         if is_settled || Instant::now() >= end {
             return Some(state);
@@ -268,5 +268,5 @@ fn state(endpoint: &Endpoint) -> String {
     format!("{} {state}", endpoint.address)
 }
 
-/// How long a connection may take to move to shared memory before it is shown where it is.
+/// How long a connection may take to move on from TCP before it is shown where it is.
 const MOVE_TIME: Duration = Duration::from_millis(300);

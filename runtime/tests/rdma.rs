@@ -1,0 +1,171 @@
+//! Engines whose connections go on over RDMA. Without a device that part is skipped, and says so; `scripts/rdma-guest`
+//! runs it where one is.
+
+use std::net::SocketAddr;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use grpcxx_rpc::{RendezvousKey, Request, Response, Shape, Tensor, Text};
+use grpcxx_runtime::cluster::TaskId;
+use grpcxx_runtime::host::HostSetting;
+use grpcxx_runtime::{Call, Engine, EngineOptions, Peer, PeerState, Rdma};
+
+/// Shared memory would be nearer.
+fn options(job: &str) -> EngineOptions {
+    EngineOptions {
+        task: TaskId::new(job, 0),
+        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+        shm: None,
+        arena: Some(grpcxx_memory::ArenaOptions {
+            capacity_bytes: 128 << 20,
+            huge_pages: false,
+            ..grpcxx_memory::ArenaOptions::default()
+        }),
+        ..EngineOptions::default()
+    }
+}
+
+fn pair(with: impl Fn(&str) -> EngineOptions) -> (Engine, Engine, Peer) {
+    let server = Engine::start(with("ps")).unwrap();
+    let worker = Engine::start(with("worker")).unwrap();
+    let address = server.local_addr().unwrap().to_string();
+    let peer = worker.client().peer(&address).unwrap();
+    (server, worker, peer)
+}
+
+#[allow(clippy::print_stderr)]
+fn has_rdma(engine: &Engine) -> bool {
+    let Rdma::Off { why } = &engine.start_report().rdma else {
+        return true;
+    };
+    assert!(!why.is_empty());
+    assert!(
+        std::env::var_os("GRPCXX_RDMA_REQUIRED").is_none(),
+        "GRPCXX_RDMA_REQUIRED is set, but: {why}"
+    );
+    eprintln!("SKIPPED, RDMA was not tested: {why}");
+    false
+}
+
+fn key(engine: &Engine, edge: usize) -> Text {
+    RendezvousKey::new(
+        &engine.device_attributes().name,
+        engine.incarnation(),
+        "/job:worker/replica:0/task:0/device:CPU:0",
+        &format!("edge {edge}"),
+    )
+    .unwrap()
+    .to_text()
+}
+
+fn floats(len: usize, value: f32) -> Tensor {
+    let shape = Shape::new(&[len as u64]).unwrap();
+    Tensor::from_slice(shape, &vec![value; len]).unwrap()
+}
+
+fn state(engine: &Engine, peer: &Peer) -> PeerState {
+    let (tell, told) = channel();
+    engine
+        .client()
+        .inspect(peer, move |state| tell.send(state).unwrap());
+    told.recv_timeout(Duration::from_secs(10)).unwrap()
+}
+
+fn receive(engine: &Engine, peer: &Peer, step_id: i64, key: Text) -> Call {
+    let request = Request::RecvTensor { step_id, key };
+    engine
+        .client()
+        .call(peer, request, Some(Duration::from_secs(20)))
+}
+
+fn exchange(server: &Engine, worker: &Engine, peer: &Peer, step_id: i64, lens: &[usize]) {
+    let mut calls = Vec::new();
+    for index in 0..200 {
+        let key = key(server, index);
+        let tensor = floats(lens[index % lens.len()], index as f32);
+        if index % 3 == 0 {
+            server.send(step_id, key.clone(), tensor).unwrap();
+            calls.push(receive(worker, peer, step_id, key));
+        } else {
+            calls.push(receive(worker, peer, step_id, key.clone()));
+            server.send(step_id, key, tensor).unwrap();
+        }
+    }
+    for (index, call) in calls.into_iter().enumerate() {
+        let Response::Tensors(tensors) = call.wait().unwrap() else {
+            panic!("a tensor was asked for");
+        };
+        assert_eq!(tensors[0], floats(lens[index % lens.len()], index as f32));
+    }
+}
+
+fn wait_for(engine: &Engine, peer: &Peer, medium: &str) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while state(engine, peer).medium != medium {
+        assert!(Instant::now() < end, "{:?}", state(engine, peer));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Calls that are under way when the connection moves end once each, with their own answers, and so do those after.
+#[test]
+fn connections_move_to_rdma_under_their_calls() {
+    for host in [HostSetting::Native, HostSetting::Auto] {
+        let (server, worker, peer) = pair(|job| EngineOptions {
+            host,
+            ..options(job)
+        });
+        if !has_rdma(&server) {
+            return;
+        }
+        exchange(&server, &worker, &peer, 1, &[1, 100, 5000, 70_000]);
+        wait_for(&worker, &peer, "rdma");
+        exchange(&server, &worker, &peer, 2, &[1, 3000, 300_000]);
+        // A pause lets the shards sleep, from which messages wake them.
+        std::thread::sleep(Duration::from_millis(100));
+        exchange(&server, &worker, &peer, 3, &[10]);
+        assert_eq!(worker.counters().links_moved, 1);
+        assert_eq!(server.counters().links_moved, 1);
+    }
+}
+
+/// Between processes of one host shared memory is nearer, if both can.
+#[test]
+fn shared_memory_goes_first_where_both_ends_have_it() {
+    for (worker_shares, medium) in [(true, "shm"), (false, "rdma")] {
+        let (server, worker, peer) = pair(|job| {
+            let mut options = options(job);
+            if job == "ps" || worker_shares {
+                options.shm = EngineOptions::default().shm;
+            }
+            options
+        });
+        if !has_rdma(&server) {
+            return;
+        }
+        exchange(&server, &worker, &peer, 1, &[1, 5000]);
+        wait_for(&worker, &peer, medium);
+        exchange(&server, &worker, &peer, 2, &[1, 5000]);
+    }
+}
+
+#[test]
+fn whoever_has_no_device_says_why_and_stays_on_tcp() {
+    let (server, worker, peer) = pair(|job| {
+        let mut options = options(job);
+        if job == "ps" {
+            options.rdma = None;
+        } else if let Some(rdma) = &mut options.rdma {
+            rdma.device = Some("nonesuch0".to_owned());
+        }
+        options
+    });
+    for (engine, reason) in [(&server, "GRPCXX_RDMA"), (&worker, "RDMA")] {
+        let Rdma::Off { why } = &engine.start_report().rdma else {
+            panic!("there is no such device");
+        };
+        assert!(why.contains(reason) || why.contains("libibverbs"), "{why}");
+    }
+    exchange(&server, &worker, &peer, 1, &[1, 70_000]);
+    assert_eq!(state(&worker, &peer).medium, "tcp");
+}
