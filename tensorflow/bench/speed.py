@@ -28,6 +28,7 @@ CASES = {
     "read 1 x 256 MB": ({"ps": 1, "worker": 1}, ("read", 1, 256 * MIB), 3.0),
     "push 1 x 256 MB": ({"ps": 1, "worker": 1}, ("push", 1, 256 * MIB), 3.0),
     "read 32 x 1 MB": ({"ps": 1, "worker": 1}, ("read", 32, MIB), 2.5),
+    "all-reduce 2 x 16.8 MB": ({"worker": 2}, ("reduce", 2, 16_800_000), 3.0),
     "read 1 x 1 KB": ({"ps": 1, "worker": 1}, ("read", 1, 1024), None),
     "read 10 x 1 KB": ({"ps": 1, "worker": 1}, ("read", 10, 1024), None),
     "read 100 x 1 KB": ({"ps": 1, "worker": 1}, ("read", 100, 1024), None),

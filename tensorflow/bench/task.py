@@ -51,12 +51,36 @@ def local(number, size_bytes):
         return tf.group([tf.raw_ops.Identity(input=value.read_value()).op for value in values])
 
 
-CASES = {"read": read, "push": push, "local": local}
+def reduce(number, size_bytes):
+    """Each step two workers add up tensors of both in a ring."""
+    sums = []
+    for worker in range(2):
+        with tf.device(f"/job:worker/task:{worker}"):
+            for index in range(number):
+                value = v1.get_variable(
+                    f"v{worker}_{index}", initializer=lambda: tf.ones([size_bytes // 4]), use_resource=True
+                )
+                total = tf.raw_ops.CollectiveReduce(
+                    input=value.read_value(), group_size=2, group_key=1, instance_key=100 + index, merge_op="Add",
+                    final_op="Id", subdiv_offsets=[0], communication_hint="ring",
+                )  # fmt: skip
+                sums.append(total.op)
+    return tf.group(sums)
+
+
+CASES = {"read": read, "push": push, "local": local, "reduce": reduce}
+
+
+def with_leader():
+    """A configuration that says who leads collectives."""
+    config = v1.ConfigProto()
+    config.experimental.collective_group_leader = "/job:worker/replica:0/task:0"
+    return config
 
 
 def session_of(server, case, number, size_bytes):
     v1.disable_eager_execution()
-    config = v1.ConfigProto()
+    config = with_leader()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     config.graph_options.optimizer_options.opt_level = v1.OptimizerOptions.L0
     step = CASES[case](number, size_bytes)
@@ -67,7 +91,7 @@ def session_of(server, case, number, size_bytes):
 
 def main():
     step = None
-    server = common.start_server()
+    server = common.start_server(with_leader())
     if len(sys.argv) > 1:
         step = session_of(server, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
         for _ in range(3):

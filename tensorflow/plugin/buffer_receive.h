@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "counters.h"
 #include "receive.h"
 
 namespace grpcxx_tensorflow {
@@ -35,6 +36,7 @@ class BufferReceive : public Operation {
 
   const tensorflow::RecvBufRequest* const request_;
   tensorflow::RecvBufResponse* const response_;
+  const OpenReceive open_;
 };
 
 }  // namespace grpcxx_tensorflow

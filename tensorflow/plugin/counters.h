@@ -38,6 +38,9 @@ struct Counters {
   std::atomic<uint64_t> served_buffers{0};
   std::atomic<uint64_t> served_buffer_bytes{0};
   std::atomic<uint64_t> served_errors{0};
+  std::atomic<uint64_t> step_calls{0};
+  std::atomic<uint64_t> served_step_calls{0};
+  std::atomic<uint64_t> fallback_step_calls{0};
   std::atomic<uint64_t> pool_hits{0};
   std::atomic<uint64_t> pool_misses{0};
   std::atomic<uint64_t> peers_over_star{0};
@@ -59,6 +62,14 @@ inline void Add(std::atomic<uint64_t>& counter, uint64_t amount = 1) {
 inline void Subtract(std::atomic<uint64_t>& counter, uint64_t amount = 1) {
   counter.fetch_sub(amount, std::memory_order_relaxed);
 }
+
+// Counts a receive as open while it lives.
+struct OpenReceive {
+  OpenReceive() { Add(Count().receives_open); }
+  ~OpenReceive() { Subtract(Count().receives_open); }
+  OpenReceive(const OpenReceive&) = delete;
+  OpenReceive& operator=(const OpenReceive&) = delete;
+};
 
 }  // namespace grpcxx_tensorflow
 

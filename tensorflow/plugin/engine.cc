@@ -34,6 +34,8 @@ constexpr Setting kSettings[] = {
     // A step with many tensors has as many receives under way.
     {"GRPCXX_OUTSTANDING_CALLS_MAX", "65536"},
     {"GRPCXX_WAITING_CALLS_MAX", "65536"},
+    // What a step is fed with and returns travels in messages, which gRPC does not limit here.
+    {"GRPCXX_MESSAGE_BYTES_MAX", "2047MiB"},
     // A star port is asked before it is used: a call that finds no connection looks for the task anew.
     {"NETWORK_MAX_CONNECTION_TIMEOUT", "0"},
 };
@@ -194,7 +196,7 @@ absl::StatusOr<std::shared_ptr<Engine>> Engine::Start(const tensorflow::ServerDe
     return absl::Status(started.code(), absl::StrCat("grpc++ cannot start: ", started.message()));
   }
   engine->announcement_.port = grpcxx_engine_star_port(engine->engine_);
-  engine->announcement_.features = Announcement::kFusePartly | Announcement::kRecvBuf;
+  engine->announcement_.features = Announcement::kFusePartly | Announcement::kRecvBuf | Announcement::kSteps;
   LOG(INFO) << "grpc++ on star port " << engine->announcement_.port << ", "
             << (engine->map_ != nullptr ? absl::StrCat("peers by ", grpcxx_endpoint_map_path(engine->map_))
                                         : std::string("peers by discovery"))

@@ -26,6 +26,7 @@ class Service {
 struct Announcement {
   static constexpr uint32_t kFusePartly = 1;  // answers a fused receive before all of its tensors are there
   static constexpr uint32_t kRecvBuf = 2;     // serves the buffers of collectives
+  static constexpr uint32_t kSteps = 4;       // runs and cleans up graphs over star
 
   uint16_t port = 0;
   uint32_t features = 0;

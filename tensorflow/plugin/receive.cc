@@ -29,14 +29,9 @@ grpcxx_status* ToEngine(const absl::Status& status) {
 
 Operation::Operation(std::shared_ptr<RemoteWorker> worker, tensorflow::CallOptions* options,
                      tensorflow::StatusCallback done)
-    : worker_(std::move(worker)), options_(options), done_(std::move(done)), call_(grpcxx_call_new()) {
-  Add(Count().receives_open);
-}
+    : worker_(std::move(worker)), options_(options), done_(std::move(done)), call_(grpcxx_call_new()) {}
 
-Operation::~Operation() {
-  grpcxx_call_release(call_);
-  Subtract(Count().receives_open);
-}
+Operation::~Operation() { grpcxx_call_release(call_); }
 
 void Operation::Begin() {
   // Before anything that could wait: a cancel must never find nobody.
@@ -63,7 +58,7 @@ void Operation::Take(const std::shared_ptr<Peer>& peer, Fallback reason) {
 }
 
 void Operation::Fall(Fallback reason) {
-  Count().Fell(reason);
+  CountFallback(reason);
   bool is_cancelled;
   {
     std::lock_guard<std::mutex> lock(mutex_);

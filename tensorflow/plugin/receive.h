@@ -5,6 +5,7 @@
 #include <mutex>
 #include <string>
 
+#include "counters.h"
 #include "fuser.h"
 #include "grpcxx.h"
 #include "remote_worker.h"
@@ -31,6 +32,8 @@ class Operation {
   virtual void OverStar(const std::shared_ptr<Peer>& peer) = 0;
   // Makes the call over gRPC instead.
   virtual void OverGrpc(tensorflow::StatusCallback done) = 0;
+  // Counts a call that takes gRPC.
+  virtual void CountFallback(Fallback reason) { Count().Fell(reason); }
   // What the peer is asked, for texts.
   virtual const char* Method() const = 0;
 
@@ -93,6 +96,7 @@ class TensorReceive : public Operation {
 
   const tensorflow::RecvTensorRequest* const request_;
   tensorflow::TensorResponse* const response_;
+  const OpenReceive open_;
   Landing landing_;
   // What is known of the key; nullptr if receives do not share requests.
   KeyHistory* history_ = nullptr;

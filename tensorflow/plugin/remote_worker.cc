@@ -4,6 +4,8 @@
 
 #include "buffer_receive.h"
 #include "receive.h"
+#include "step_call.h"
+#include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/framework/device_base.h"
 
 namespace grpcxx_tensorflow {
@@ -42,6 +44,48 @@ void RemoteWorker::RecvBufAsync(tensorflow::CallOptions* opts, const tensorflow:
     return grpc_->RecvBufAsync(opts, request, response, std::move(done));
   }
   (new BufferReceive(shared_from_this(), opts, request, response, std::move(done)))->Begin();
+}
+
+void RemoteWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequestWrapper* request,
+                                 tensorflow::MutableRunGraphResponseWrapper* response,
+                                 tensorflow::StatusCallback done) {
+  std::string serialized;
+  if (PeerForSteps() == nullptr || !StepCall::Serialize(request->ToProto(), &serialized)) {
+    return grpc_->RunGraphAsync(opts, request, response, std::move(done));
+  }
+  const auto over_grpc = [this, opts, request, response](tensorflow::StatusCallback then) {
+    grpc_->RunGraphAsync(opts, request, response, std::move(then));
+  };
+  (new StepCall(shared_from_this(), opts, {GRPCXX_RUN_GRAPH, "RunGraph"}, std::move(serialized),
+                get_proto_from_wrapper(response), over_grpc, std::move(done)))
+      ->Begin();
+}
+
+void RemoteWorker::CleanupGraphAsync(const tensorflow::CleanupGraphRequest* request,
+                                     tensorflow::CleanupGraphResponse* response, tensorflow::StatusCallback done) {
+  std::string serialized;
+  if (PeerForSteps() == nullptr || !StepCall::Serialize(*request, &serialized)) {
+    return grpc_->CleanupGraphAsync(request, response, std::move(done));
+  }
+  const auto over_grpc = [this, request, response](tensorflow::StatusCallback then) {
+    grpc_->CleanupGraphAsync(request, response, std::move(then));
+  };
+  // Nobody can cancel it, but an operation wants options.
+  auto options = std::make_shared<tensorflow::CallOptions>();
+  const auto ended = [options, done = std::move(done)](const absl::Status& status) { done(status); };
+  (new StepCall(shared_from_this(), options.get(), {GRPCXX_CLEANUP_GRAPH, "CleanupGraph"}, std::move(serialized),
+                response, over_grpc, ended))
+      ->Begin();
+}
+
+std::shared_ptr<Peer> RemoteWorker::PeerForSteps() {
+  bool is_known = false;
+  Fallback reason = Fallback::kNoPlugin;
+  std::shared_ptr<Peer> peer = route_->Current(&is_known, &reason);
+  if (!is_known) route_->WhenKnown([](const std::shared_ptr<Peer>&, Fallback) {});
+  if (peer != nullptr && peer->RunsSteps()) return peer;
+  Add(Count().fallback_step_calls);
+  return nullptr;
 }
 
 void RemoteWorker::GetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,

@@ -24,8 +24,8 @@ struct LocalTask {
   std::string target;
 };
 
-// Another task as TensorFlow sees it: tensors and buffers come through the engine if the task knows grpc++, all else,
-// and everything from tasks that do not, through the gRPC worker inside.
+// Another task as TensorFlow sees it: tensors, buffers and what happens in each step go through the engine if the task
+// knows grpc++; all else, and everything with tasks that do not, through the gRPC worker inside.
 //
 // Lives as long as the cache it comes from, and as calls are under way.
 class RemoteWorker : public tensorflow::WorkerInterface, public std::enable_shared_from_this<RemoteWorker> {
@@ -78,9 +78,7 @@ class RemoteWorker : public tensorflow::WorkerInterface, public std::enable_shar
   using tensorflow::WorkerInterface::RunGraphAsync;
   void RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequestWrapper* request,
                      tensorflow::MutableRunGraphResponseWrapper* response,
-                     tensorflow::StatusCallback done) override {
-    grpc_->RunGraphAsync(opts, request, response, std::move(done));
-  }
+                     tensorflow::StatusCallback done) override;
   tensorflow::MutableRunGraphRequestWrapper* CreateRunGraphRequest() override {
     return grpc_->CreateRunGraphRequest();
   }
@@ -88,9 +86,7 @@ class RemoteWorker : public tensorflow::WorkerInterface, public std::enable_shar
     return grpc_->CreateRunGraphResponse();
   }
   void CleanupGraphAsync(const tensorflow::CleanupGraphRequest* request, tensorflow::CleanupGraphResponse* response,
-                         tensorflow::StatusCallback done) override {
-    grpc_->CleanupGraphAsync(request, response, std::move(done));
-  }
+                         tensorflow::StatusCallback done) override;
   void CleanupAllAsync(const tensorflow::CleanupAllRequest* request, tensorflow::CleanupAllResponse* response,
                        tensorflow::StatusCallback done) override {
     grpc_->CleanupAllAsync(request, response, std::move(done));
@@ -119,6 +115,9 @@ class RemoteWorker : public tensorflow::WorkerInterface, public std::enable_shar
   }
 
  private:
+  // The peer, if it runs steps and is known to be there now. A step is not worth waiting for that.
+  std::shared_ptr<Peer> PeerForSteps();
+
   const std::shared_ptr<const LocalTask> local_;
   const std::shared_ptr<tensorflow::WorkerCacheInterface> cache_;
   tensorflow::WorkerInterface* const grpc_;

@@ -27,6 +27,7 @@ struct Peer {
   Peer& operator=(const Peer&) = delete;
 
   bool FusesPartly() const { return (features & Announcement::kFusePartly) != 0; }
+  bool RunsSteps() const { return (features & Announcement::kSteps) != 0; }
   bool ServesBuffers() const { return (features & Announcement::kRecvBuf) != 0; }
 
   grpcxx_peer* const handle;

@@ -12,6 +12,7 @@
 #include "counters.h"
 #include "fused_answer.h"
 #include "status.h"
+#include "step_service.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/rendezvous_mgr_interface.h"
@@ -74,6 +75,12 @@ bool Worker::Serve(grpcxx_request* request, grpcxx_responder* responder) {
       ServeBuffer(env_, request, responder);
       return true;
     }
+    case GRPCXX_RUN_GRAPH:
+      ServeRunGraph(env_, this, request, responder);
+      return true;
+    case GRPCXX_CLEANUP_GRAPH:
+      ServeCleanupGraph(env_, this, request, responder);
+      return true;
     default:
       break;
   }

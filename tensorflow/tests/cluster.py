@@ -77,8 +77,9 @@ class Task:
 class Cluster:
     """Tasks on this machine: `jobs` says how many of each job."""
 
-    def __init__(self, protocol, environment=None, **jobs):
+    def __init__(self, protocol, environment=None, network=None, **jobs):
         self.protocol = protocol
+        self.command = network.command if network else []
         self.environment = dict(environment or {})
         ports = free_ports(sum(jobs.values()))
         self.spec = {job: [f"127.0.0.1:{ports.pop()}" for _ in range(number)] for job, number in jobs.items()}
@@ -101,7 +102,7 @@ class Cluster:
             {"cluster": self.spec, "job": job, "index": index, "protocol": protocol or self.protocol}
         )
         process = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / program), *map(str, arguments)],
+            [*self.command, sys.executable, str(PROGRAMS / program), *map(str, arguments)],
             env=variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -124,6 +125,30 @@ class Cluster:
         for task in started:
             task.wait_for("READY")
         return started
+
+
+class Network:
+    """A loopback network of its own, which can be cut: nothing gets through until it is mended."""
+
+    def __init__(self):
+        self.keeper = subprocess.Popen(["unshare", "--net", "sh", "-c", "ip link set lo up && echo up && exec cat"],
+                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+        said = self.keeper.stdout.readline().strip()
+        self.reason = "" if said == "up" else f"no network of its own can be made here: {said}"
+        self.command = ["nsenter", f"--net=/proc/{self.keeper.pid}/ns/net"]
+
+    def cut(self):
+        subprocess.run([*self.command, "ip", "link", "set", "lo", "down"], check=True)
+
+    def mend(self):
+        subprocess.run([*self.command, "ip", "link", "set", "lo", "up"], check=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.keeper.kill()
+        self.keeper.wait()
 
 
 def _first_json(text):

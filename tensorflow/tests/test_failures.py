@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from cluster import Cluster
+from cluster import Cluster, Network
 
 pytestmark = pytest.mark.processes
 
@@ -44,6 +44,31 @@ def test_a_killed_worker_comes_back():
         assert again.result()["ran"] == 60
         counters = server.ask("counters")
         assert counters["receives_open"] == counters["tensors_lent"] == 0
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "grpc++"])
+def test_a_network_cut_for_five_seconds(protocol):
+    # Memory that two tasks share is not cut with the network.
+    environment = {"TEST_PAUSE_S": "0.02", "GRPCXX_SHM": "off"}
+    with Network() as network:
+        if network.reason:
+            pytest.skip(network.reason)
+        with Cluster(protocol, environment, network, ps=2, worker=1) as cluster:
+            cluster.serve("ps")
+            worker = cluster.start("worker", 0, "train.py", 200)
+            worker.wait_for("STEP 60 ")
+            network.cut()
+            begin, position = time.monotonic(), len(worker.lines)
+            time.sleep(5)
+            assert len(worker.lines) <= position + 1, "the network was not cut"
+            network.mend()
+            worker.wait_for("STEP ", timeout_s=90, begin=position + 1)
+            print(f"{protocol}: the next steps came {time.monotonic() - begin - 5:.1f} s after the cut was over")
+            result = worker.result()
+            assert result["ran"] == result["applied"] == result["global_step"] == 200
+            if protocol == "grpc++":
+                assert result["counters"]["receives_open"] == 0
+                assert result["counters"]["received_tensors"] > 200
 
 
 def test_a_peer_without_the_plugin_is_served_over_grpc():

@@ -22,7 +22,7 @@ def test_all_values_are_bit_exact():
     counters = found["counters"]
     assert counters["received_tensors"] > 300
     assert counters["receives_open"] == 0
-    assert all(value == 0 for name, value in counters.items() if name.startswith("fallback"))
+    assert all(value == 0 for name, value in counters.items() if name.startswith("fallback_tensors"))
 
 
 @pytest.mark.long

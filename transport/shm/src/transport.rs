@@ -15,7 +15,7 @@ use crate::channel::{Channel, Side, failure};
 use crate::door::{self, Door, Guest};
 use crate::link::{Link, Phase};
 use crate::loans::Orphan;
-use crate::poller::{Poller, Subject};
+use crate::poller::{HEARD_AT_ONCE, Poller, Subject};
 use crate::{ShmCounters, ShmOptions};
 
 /// Links over shared memory, and nothing else. An address stands for a name of this host's processes: nothing of it
@@ -66,7 +66,7 @@ impl ShmTransport {
             staging: vec![0; STAGING_BYTES].into_boxed_slice(),
             frames_in_flight: 0,
             counters: ShmCounters::default(),
-            heard: Vec::new(),
+            heard: Vec::with_capacity(HEARD_AT_ONCE),
             others_heard: false,
             polled: None,
             turns_since_poll: 0,

@@ -29,7 +29,7 @@ use crate::channel::failure;
 use crate::door::Door;
 use crate::link::Phase;
 use crate::loans::Orphan;
-use crate::poller::Poller;
+use crate::poller::{HEARD_AT_ONCE, Poller};
 use crate::transport::{CLOSING_CHECK, EVENTS_ENOUGH, STAGING_BYTES};
 use crate::{ShmCounters, ShmOptions};
 
@@ -240,7 +240,7 @@ impl Medium {
             door,
             orphans: Vec::new(),
             staging: vec![0; STAGING_BYTES].into_boxed_slice(),
-            heard: Vec::new(),
+            heard: Vec::with_capacity(HEARD_AT_ONCE),
             others_heard: false,
             polled: None,
             turns_since_poll: 0,
