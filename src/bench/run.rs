@@ -9,7 +9,7 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{Code, Method, Request, Status};
-use grpcxx_runtime::{Engine, EngineError, EngineOptions, Peer, StartReport};
+use grpcxx_runtime::{Engine, EngineError, EngineOptions, Peer, PeerState, StartReport};
 
 use super::floor::{self, Floor};
 use super::lane::{Event, Lane, Load, Recorder};
@@ -54,17 +54,55 @@ impl BenchClient {
         self.engine.start_report()
     }
 
-    /// What carries the first connection now: `tcp` or `shm`.
+    /// What carries the first connection now: `tcp`, `shm` or `rdma`.
     ///
     /// # Errors
     /// The engine has stopped.
     pub fn medium(&self) -> Result<&'static str, Status> {
-        let client = self.engine.client();
-        let peer = client.peer(&self.servers[0])?;
+        let peer = self.engine.client().peer(&self.servers[0])?;
+        Ok(self.inspect(&peer)?.medium)
+    }
+
+    /// Makes the connections that a run with as many will use, and waits until `medium` carries all of them.
+    ///
+    /// # Errors
+    /// As of [`BenchClient::connect`]; `UNAVAILABLE` if a connection has not moved in `timeout`, with what is known of
+    /// why.
+    pub fn connect_over(
+        &self,
+        connections: usize,
+        medium: &str,
+        timeout: Duration,
+    ) -> Result<(), Status> {
+        self.connect(connections)?;
+        let end = Instant::now() + timeout;
+        for peer in self.peers(connections)? {
+            loop {
+                let state = self.inspect(&peer)?;
+                if state.medium == medium {
+                    break;
+                }
+                if state.stays.is_some() || Instant::now() >= end {
+                    let why = state.stays.unwrap_or_else(|| {
+                        "both sides must have it; grpcxx status and the server's first line say what they have"
+                            .to_owned()
+                    });
+                    return Err(Status::new(
+                        Code::Unavailable,
+                        format!("the connection stayed on {}: {why}", state.medium),
+                    ));
+                }
+                thread::sleep(MOVE_CHECK);
+            }
+        }
+        Ok(())
+    }
+
+    fn inspect(&self, peer: &Peer) -> Result<PeerState, Status> {
         let (told, heard) = channel();
-        client.inspect(&peer, move |state| {
+        self.engine.client().inspect(peer, move |state| {
             // Whoever asks still waits.
-            let _ = told.send(state.medium);
+            let _ = told.send(state);
         });
         heard
             .recv()
@@ -391,5 +429,7 @@ const CONNECT_TIME: Duration = Duration::from_secs(20);
 const QUESTION_TIME: Duration = Duration::from_secs(30);
 /// Making 16 GiB of tensors takes a while.
 const OPEN_TIME: Duration = Duration::from_secs(120);
+/// How often a connection that is to move is looked at.
+const MOVE_CHECK: Duration = Duration::from_millis(1);
 const WARM_UP_MIN: Duration = Duration::from_millis(50);
 const WARM_UP_MAX: Duration = Duration::from_secs(1);

@@ -148,3 +148,32 @@ fn what_cannot_be_measured_is_refused_in_words() {
     refused("bench run --connect nowhere", 64, "host:port");
     refused("bench serve --listen nowhere", 64, "nowhere");
 }
+
+/// No machine has a device of this name.
+#[test]
+fn a_transport_that_cannot_be_had_is_an_error_with_its_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = std::process::Command::new(TOOL)
+        .args([
+            "bench",
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--run-for",
+            "1",
+        ])
+        .args(["--transport", "rdma"])
+        .env("GRPCXX_RDMA_DEVICE", "nonesuch0")
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(69), "{message}");
+    assert!(message.contains("--transport rdma"), "{message}");
+    assert!(
+        message.contains("nonesuch0")
+            || message.contains("libibverbs")
+            || message.contains("device"),
+        "{message}"
+    );
+}

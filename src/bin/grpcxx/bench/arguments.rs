@@ -137,7 +137,19 @@ pub(crate) enum TransportName {
     Tcp,
     /// Shared memory, on one host
     Shm,
+    /// Verbs, between hosts or on one
     Rdma,
+}
+
+impl TransportName {
+    /// What connections must have moved to, if anything.
+    pub(super) fn medium(self) -> Option<&'static str> {
+        match self {
+            Self::Auto | Self::Tcp => None,
+            Self::Shm => Some("shm"),
+            Self::Rdma => Some("rdma"),
+        }
+    }
 }
 
 /// A driver of sockets.

@@ -6,8 +6,8 @@ mod run;
 mod serve;
 
 use grpcxx_runtime::cluster::TaskId;
-use grpcxx_runtime::config::{Config, DriverSetting, ShmSetting};
-use grpcxx_runtime::{EngineError, EngineOptions};
+use grpcxx_runtime::config::{Config, DriverSetting, RdmaSetting, ShmSetting};
+use grpcxx_runtime::{EngineError, EngineOptions, Rdma, SharedMemory, StartReport};
 
 use self::arguments::{BenchCommand, DriverName, EngineArguments, TransportName};
 use crate::output::Output;
@@ -27,7 +27,6 @@ fn engine_options(
     config: &Config,
     job: &str,
 ) -> Outcome<EngineOptions> {
-    check_transport(arguments.transport)?;
     let mut config = config.clone();
     match arguments.driver {
         None => {}
@@ -43,9 +42,10 @@ fn engine_options(
         config.shards = Some(shards);
     }
     match arguments.transport {
-        TransportName::Tcp => config.shm = ShmSetting::Off,
-        TransportName::Shm => config.shm = ShmSetting::Auto,
-        TransportName::Auto | TransportName::Rdma => {}
+        TransportName::Auto => {}
+        TransportName::Tcp => (config.shm, config.rdma) = (ShmSetting::Off, RdmaSetting::Off),
+        TransportName::Shm => (config.shm, config.rdma) = (ShmSetting::Auto, RdmaSetting::Off),
+        TransportName::Rdma => (config.shm, config.rdma) = (ShmSetting::Off, RdmaSetting::Auto),
     }
     let mut options = EngineOptions::from_config(&config, TaskId::new(job, 0), 1);
     // Depth is what a bench is about; the limit of a connection shall not be what it finds.
@@ -54,13 +54,17 @@ fn engine_options(
     Ok(options)
 }
 
-fn check_transport(transport: TransportName) -> Outcome {
-    if transport != TransportName::Rdma {
-        return Ok(());
-    }
+/// Whether this side has what the flag asks for.
+fn check_transport(transport: TransportName, report: &StartReport) -> Outcome {
+    let why = match (transport, &report.shared_memory, &report.rdma) {
+        (TransportName::Shm, SharedMemory::Off { why }, _)
+        | (TransportName::Rdma, _, Rdma::Off { why }) => why,
+        _ => return Ok(()),
+    };
+    let name = transport.medium().unwrap_or_default();
     Err(Failure::new(
-        Exit::Usage,
-        "--transport rdma is not available: this program carries tensors over tcp and shm; write --transport tcp, shm or auto",
+        Exit::Unavailable,
+        format!("--transport {name}: it cannot be used here: {why}"),
     ))
 }
 

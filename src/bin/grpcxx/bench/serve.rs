@@ -5,7 +5,7 @@ use grpcxx_runtime::config::Config;
 use serde::Serialize;
 
 use super::arguments::ServeArguments;
-use super::{engine_failure, engine_options};
+use super::{check_transport, engine_failure, engine_options};
 use crate::output::Output;
 use crate::terminal::{Outcome, Signals};
 
@@ -28,6 +28,7 @@ pub(super) fn run(arguments: &ServeArguments, config: &Config, output: Output) -
     let server = BenchServer::start(options).map_err(engine_failure)?;
     let report = server.start_report();
     tracing::info!("{report}");
+    check_transport(arguments.engine.transport, report)?;
     let ready = Ready {
         star: server.address().unwrap_or(arguments.listen).to_string(),
         driver: report.driver.driver.to_string(),
