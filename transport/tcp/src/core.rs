@@ -93,6 +93,7 @@ impl<D> Core<D> {
         socket::set_up(&socket, &self.options).map_err(|errno| {
             socket::system_error(format!("set up a connection from {peer}"), errno)
         })?;
+        socket::stay_near(&socket, peer, &self.options);
         Ok((socket, peer))
     }
 

@@ -14,7 +14,8 @@ pub struct TcpOptions {
     /// Submission entries of the ring; the completion queue has four times as many. Halved by itself where
     /// the system refuses that much memory.
     pub ring_entries: u32,
-    /// Size of each socket's send buffer in bytes; the system sizes it as it goes if `None`.
+    /// Size of each socket's send buffer in bytes. If `None` the system sizes it as it goes, but it stays small for
+    /// connections within this host.
     pub send_buffer_bytes: Option<usize>,
     /// Size of each socket's receive buffer in bytes; the system sizes it as it goes if `None`.
     pub receive_buffer_bytes: Option<usize>,
