@@ -12,7 +12,8 @@ use crate::{Code, Rejected, Status, Text};
 /// [`Channel::handle_closed`]), and carries out what [`Channel::poll_action`] says until it says no more,
 /// after each call of another method and when the time of [`Channel::poll_timeout`] has come. `T` is a call.
 ///
-/// A channel is healthy only while it is connected. A loss starts no dial; the next call does. A dial that
+/// A channel is healthy only while it is connected. A loss starts no dial; the next call does, or
+/// [`Channel::redial`]. A dial that
 /// fails is repeated after [`ChannelOptions::redial_delay`], for ever, whether calls wait or not.
 ///
 /// ```
@@ -202,6 +203,16 @@ impl<T> Channel<T> {
         };
         self.last_failure = Some(reason.to_owned());
         true
+    }
+
+    /// Dials though no call waits yet. Returns false, and changes nothing, if there is a connection or one is on its
+    /// way.
+    pub fn redial(&mut self) -> bool {
+        let is_idle = self.state == State::Idle;
+        if is_idle {
+            self.state = State::DialDue;
+        }
+        is_idle
     }
 
     /// The next thing to do. Ask until there is none.
@@ -512,6 +523,20 @@ mod tests {
         bench.admit(4, 0);
         bench.connect();
         assert_eq!(bench.released, [2, 4]);
+    }
+
+    #[test]
+    fn a_lost_connection_can_be_made_anew_without_a_call() {
+        let mut bench = Bench::new(|_| {});
+        assert!(bench.channel.redial());
+        assert!(!bench.channel.redial());
+        bench.drain();
+        assert!(bench.channel.handle_connected());
+        assert!(!bench.channel.redial());
+        assert!(bench.channel.handle_closed(bench.now, "gone"));
+        assert!(bench.channel.redial());
+        bench.drain();
+        assert_eq!(bench.dials.len(), 2);
     }
 
     #[test]

@@ -55,10 +55,12 @@ counters! {
     closed,
     /// Connections to peers that were lost.
     links_lost,
-    /// Connections that went on in shared memory, at either end.
+    /// Connections that went on in shared memory or over RDMA, at either end.
     links_moved,
-    /// Connections that should have gone on in shared memory and stayed on TCP.
+    /// Connections that should have gone on in shared memory or over RDMA and stayed on TCP.
     links_stayed,
+    /// Connections that ended because RDMA failed under them while TCP still worked, so that new ones stay on TCP a while.
+    links_fallen_back,
     /// Connections closed because the peer broke the protocol.
     violations,
     /// Requests taken from peers.

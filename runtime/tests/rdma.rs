@@ -2,10 +2,11 @@
 //! runs it where one is.
 
 use std::net::SocketAddr;
+use std::process::Command;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use grpcxx_rpc::{RendezvousKey, Request, Response, Shape, Tensor, Text};
+use grpcxx_rpc::{Method, RendezvousKey, Request, Response, Shape, Tensor, Text};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::host::HostSetting;
 use grpcxx_runtime::{Call, Engine, EngineOptions, Peer, PeerState, Rdma};
@@ -168,4 +169,70 @@ fn whoever_has_no_device_says_why_and_stays_on_tcp() {
     }
     exchange(&server, &worker, &peer, 1, &[1, 70_000]);
     assert_eq!(state(&worker, &peer).medium, "tcp");
+}
+
+/// The network device below an RDMA device.
+fn network_device(engine: &Engine) -> String {
+    let Rdma::On { device, .. } = &engine.start_report().rdma else {
+        panic!("it has a device");
+    };
+    let name = device.split(' ').next().unwrap();
+    let attributes = format!("/sys/class/infiniband/{name}/ports/1/gid_attrs/ndevs/0");
+    let name = std::fs::read_to_string(attributes).expect("RoCE has a network device");
+    name.trim().to_owned()
+}
+
+fn set_network(device: &str, state: &str) {
+    let done = Command::new("ip")
+        .args(["link", "set", device, state])
+        .status();
+    assert!(done.expect("the program ip is there").success());
+}
+
+/// How long a call takes, and whether it succeeds.
+fn ask(engine: &Engine, peer: &Peer) -> (Duration, bool) {
+    let request = Request::Message {
+        method: Method::GetStatus,
+        body: grpcxx_memory::Buffer::new(),
+    };
+    let start = Instant::now();
+    let call = engine
+        .client()
+        .call(peer, request, Some(Duration::from_secs(30)));
+    let is_done = call.wait().is_ok();
+    (start.elapsed(), is_done)
+}
+
+/// Takes the network below the device away and gives it back, so `scripts/rdma-guest` runs it alone, in a guest.
+#[test]
+#[ignore = "takes the network of the device away"]
+#[allow(clippy::print_stderr)]
+fn calls_go_on_over_tcp_while_rdma_is_away() {
+    let (server, worker, peer) = pair(options);
+    if !has_rdma(&server) {
+        return;
+    }
+    exchange(&server, &worker, &peer, 1, &[1, 5000]);
+    wait_for(&worker, &peer, "rdma");
+    let network = network_device(&server);
+    set_network(&network, "down");
+
+    let (noticed, is_done) = ask(&worker, &peer);
+    assert!(!is_done, "the call was on a link that carries nothing");
+    let (back, is_done) = ask(&worker, &peer);
+    assert!(is_done);
+    eprintln!("the failure was known after {noticed:?}; the next call took {back:?}");
+    assert!(back < Duration::from_secs(1), "{back:?}");
+    assert_eq!(state(&worker, &peer).medium, "tcp");
+    let fallen = worker.counters().links_fallen_back + server.counters().links_fallen_back;
+    assert_eq!(fallen, 1);
+    exchange(&server, &worker, &peer, 2, &[1, 5000, 70_000]);
+
+    set_network(&network, "up");
+    let end = Instant::now() + Duration::from_secs(120);
+    while state(&worker, &peer).medium != "rdma" {
+        assert!(Instant::now() < end, "{:?}", state(&worker, &peer));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    exchange(&server, &worker, &peer, 3, &[1, 5000, 70_000]);
 }

@@ -245,4 +245,8 @@ impl<A> LinkHandler<A> for Interceptor<'_, A> {
     fn stayed(&mut self, link: LinkId, reason: &str) {
         self.handler.stayed(link, reason);
     }
+
+    fn fell_back(&mut self, link: LinkId, reason: &str) {
+        self.handler.fell_back(link, reason);
+    }
 }

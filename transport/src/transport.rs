@@ -129,6 +129,12 @@ pub trait LinkHandler<A> {
     fn stayed(&mut self, link: LinkId, reason: &str) {
         let _ = (link, reason);
     }
+
+    /// What a link had moved to failed, though what it began on still works: the link ends, and a new dial goes there
+    /// without it. Not counted as an event.
+    fn fell_back(&mut self, link: LinkId, reason: &str) {
+        let _ = (link, reason);
+    }
 }
 
 /// How an accepted operation ended.

@@ -141,6 +141,17 @@ impl<A> LinkHandler<A> for Core<A> {
             _ => tracing::info!(reason, "the connection of a peer stays on TCP"),
         }
     }
+
+    fn fell_back(&mut self, link: LinkId, reason: &str) {
+        self.counters().links_fallen_back.add(1);
+        tracing::warn!(
+            reason,
+            "RDMA failed under a connection; the next one begins on TCP"
+        );
+        if let Some(Owner::Peer(slot)) = self.links.owner(link) {
+            self.peer_fell_back(slot);
+        }
+    }
 }
 
 impl<A> Core<A> {

@@ -19,6 +19,8 @@ pub(super) struct PeerLink {
     medium: Option<&'static str>,
     /// Why it did not move though it should.
     stays: Option<String>,
+    /// Whether the connection is to be made anew without waiting for a call, for another medium will carry it.
+    redials: bool,
     is_dirty: bool,
     armed: Option<Time>,
 }
@@ -54,6 +56,7 @@ impl<A> Core<A> {
                 connection: None,
                 medium: None,
                 stays: None,
+                redials: false,
                 is_dirty: false,
                 armed: None,
             });
@@ -93,6 +96,10 @@ impl<A> Core<A> {
             );
             peer.stays = Some(reason.to_owned());
         }
+    }
+
+    pub(super) fn peer_fell_back(&mut self, slot: usize) {
+        self.peers[slot].redials = true;
     }
 
     /// Closes the connection at the end of the turn; the link then says so, and calls on it end.
@@ -199,7 +206,11 @@ impl<A> Core<A> {
         self.drain_results(slot);
         let peer = &mut self.peers[slot];
         peer.connection = None;
+        peer.medium = None;
         peer.channel.handle_closed(self.now, &reason.to_string());
+        if std::mem::take(&mut peer.redials) && self.stop_at.is_none() {
+            peer.channel.redial();
+        }
         self.mark_peer(slot);
     }
 

@@ -39,7 +39,7 @@ pub struct Upgrading<A: Adapter, T> {
     /// Whether offers of the wrapped transport that come from this host are left to it.
     leaves_near: bool,
     now: Time,
-    /// After a failure of RDMA, links stay on the first medium until then.
+    /// After a failure of RDMA no link moves until then.
     rests_until: Time,
 }
 
@@ -52,7 +52,16 @@ struct Desk {
     orders: VecDeque<Order>,
     /// Links in [`Stage::Asked`], and some that have gone on since.
     asked: Vec<LinkId>,
+    /// Links that will ask their peers later.
+    resting: Vec<Resting>,
     records_in_flight: usize,
+}
+
+/// A link that will ask its peer at a time.
+struct Resting {
+    id: LinkId,
+    secret: Secret,
+    until: Time,
 }
 
 /// One link: its stream on the first medium, and where that goes on.
@@ -147,6 +156,12 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
     /// As [`Upgrading::base`], to change it.
     pub fn base_mut(&mut self) -> &mut T {
         &mut self.base
+    }
+
+    /// The link over RDMA that carries a link, if it has moved.
+    pub fn rdma_link(&mut self, link: LinkId) -> Option<LinkId> {
+        let flow = self.desk.flows.find(link)?;
+        flow.rdma.filter(|_| flow.stage == Stage::Moved)
     }
 
     /// The links over RDMA, if there are any.
@@ -307,6 +322,9 @@ impl<A: Adapter, T: Park> Transport for Upgrading<A, T> {
         self.base.turn(now, &mut tap);
         events += tap.events;
         events += self.carry_out(handler);
+        if !self.desk.resting.is_empty() {
+            self.check_resting();
+        }
         if !self.desk.asked.is_empty() {
             self.check_asked();
             events += self.carry_out(handler);
@@ -345,28 +363,17 @@ impl<A: Adapter, T: Park> Transport for Upgrading<A, T> {
         if !nearer.is_empty() {
             self.base.upgrade(base, nearer);
         }
-        let (Some(secret), Some(links)) = (secret, &mut self.links) else {
+        let (Some(secret), true) = (secret, self.links.is_some()) else {
             return;
         };
-        if is_near || flow.stage != Stage::Base || self.now < self.rests_until {
+        if is_near || flow.stage != Stage::Base {
             return;
         }
-        match links.offer() {
-            Ok((rdma, blob)) => {
-                flow.rdma = Some(rdma);
-                enter(&mut self.desk.by_rdma, rdma, link);
-                self.send_record(link, &Record::new(secret, Some(blob)));
-                if let Some(flow) = self.desk.flows.find(link) {
-                    flow.stage = Stage::Asked {
-                        secret,
-                        since: None,
-                    };
-                    self.desk.asked.push(link);
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a link stays where it is: no RDMA link can be had");
-            }
+        if self.now < self.rests_until {
+            let (id, until) = (link, self.rests_until);
+            self.desk.resting.push(Resting { id, secret, until });
+        } else {
+            self.ask(link, secret);
         }
     }
 }
@@ -376,18 +383,19 @@ impl<A: Adapter, T: Park> Park for Upgrading<A, T> {
         let Some(links) = &mut self.links else {
             return self.base.park(timeout);
         };
-        if !links.arm() {
+        if !self.desk.orders.is_empty() || !links.arm() {
             return Ok(());
         }
         let patience = links.patience();
-        let answers = (!self.desk.asked.is_empty()).then_some(ANSWER_CHECK);
-        let timeout = [timeout, patience, answers].into_iter().flatten().min();
+        let waits = !self.desk.asked.is_empty() || !self.desk.resting.is_empty();
+        let check = waits.then_some(WAIT_CHECK);
+        let timeout = [timeout, patience, check].into_iter().flatten().min();
         self.base.park(timeout)
     }
 
     fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
         if let Some(links) = &mut self.links
-            && (links.patience().is_some() || !links.arm())
+            && (links.patience().is_some() || !self.desk.orders.is_empty() || !links.arm())
         {
             return None;
         }
@@ -429,10 +437,13 @@ const HELD_FRAMES_MAX: usize = 1024;
 /// long because the peer may be busy, or have much to send before its answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// How often a shard that sleeps looks whether an answer is late.
-const ANSWER_CHECK: Duration = Duration::from_secs(1);
+/// How often a thread that sleeps looks whether an answer is late, or a rest over.
+const WAIT_CHECK: Duration = Duration::from_secs(1);
 
-/// How long links stay on the first medium after RDMA failed under one of them.
+/// How long no link moves after RDMA failed under one. Until then new links carry calls where they began.
 const REST_TIME: Duration = Duration::from_secs(10);
+
+/// When a peer that has refused is asked again.
+const REFUSED_TIME: Duration = Duration::from_secs(60);
 
 const _: () = assert!(SECRET_BYTES == 16);

@@ -302,6 +302,10 @@ impl<A> LinkHandler<A> for Auditor<'_, A> {
     fn stayed(&mut self, link: LinkId, reason: &str) {
         self.handler.stayed(link, reason);
     }
+
+    fn fell_back(&mut self, link: LinkId, reason: &str) {
+        self.handler.fell_back(link, reason);
+    }
 }
 
 impl Books {

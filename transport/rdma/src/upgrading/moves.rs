@@ -18,10 +18,39 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
                     }
                 }
                 Order::Fail(id, what) => self.fail(id, what),
+                Order::Stay(id, reason) => handler.stayed(id, &reason),
                 Order::Check(id) => events += self.check_over(id, handler),
             }
         }
         events
+    }
+
+    /// Asks the peer of a dialled link to move.
+    pub(super) fn ask(&mut self, id: LinkId, secret: Secret) {
+        let (Some(flow), Some(links)) = (self.desk.flows.find(id), &mut self.links) else {
+            return;
+        };
+        if flow.stage != Stage::Base || flow.closing.is_some() || flow.over.is_some() {
+            return;
+        }
+        match links.offer() {
+            Ok((rdma, blob)) => {
+                flow.rdma = Some(rdma);
+                enter(&mut self.desk.by_rdma, rdma, id);
+                self.send_record(id, &Record::new(secret, Some(blob)));
+                if let Some(flow) = self.desk.flows.find(id) {
+                    flow.stage = Stage::Asked {
+                        secret,
+                        since: None,
+                    };
+                    self.desk.asked.push(id);
+                }
+            }
+            Err(error) => {
+                let order = Order::Stay(id, error.to_string());
+                self.desk.orders.push_back(order);
+            }
+        }
     }
 
     /// The peer asks to move: answers, and goes over if it can.
@@ -41,7 +70,13 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
         let Next::Head { at_least_bytes } = next else {
             return self.fail(id, "a record came within a frame");
         };
-        let answer = match links.accept(&record.blob, Next::Head { at_least_bytes }) {
+        let accepted = if self.now < self.rests_until {
+            Err("RDMA failed here a moment ago".to_owned())
+        } else {
+            (links.accept(&record.blob, Next::Head { at_least_bytes }))
+                .map_err(|error| error.to_string())
+        };
+        let answer = match accepted {
             Ok((rdma, blob)) => {
                 flow.rdma = Some(rdma);
                 flow.stage = Stage::Moved;
@@ -49,9 +84,9 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
                 handler.moved(id, MEDIUM);
                 Record::new(secret, Some(blob))
             }
-            Err(error) => {
-                flow.stage = Stage::Base;
-                handler.stayed(id, &error.to_string());
+            Err(reason) => {
+                // The peer may ask again: the stage stays.
+                handler.stayed(id, &reason);
                 Record::new(secret, None)
             }
         };
@@ -69,7 +104,7 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
         let Some(flow) = self.desk.flows.find(id) else {
             return;
         };
-        let (Stage::Asked { .. }, Some(links)) = (flow.stage, &mut self.links) else {
+        let (Stage::Asked { secret, .. }, Some(links)) = (flow.stage, &mut self.links) else {
             return self.fail(id, "an answer came that was not asked for");
         };
         if record.is_refusal {
@@ -77,7 +112,9 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
             if let Some(rdma) = flow.rdma.take() {
                 links.close(rdma, false);
             }
-            handler.stayed(id, "the peer cannot use its RDMA device");
+            handler.stayed(id, "the peer cannot use its RDMA device now");
+            let until = self.now + REFUSED_TIME;
+            self.desk.resting.push(Resting { id, secret, until });
             return self.release(id);
         }
         let finished = flow.rdma.map(|rdma| links.finish(rdma, &record.blob, next));
@@ -192,8 +229,12 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
             flow.rdma = None;
             match flow.stage {
                 Stage::Moved => {
-                    if matches!(reason, CloseReason::Failed(_)) && flow.base.is_some() {
+                    if matches!(reason, CloseReason::Failed(_))
+                        && flow.base.is_some()
+                        && flow.over.is_none()
+                    {
                         self.rests_until = self.now + REST_TIME;
+                        handler.fell_back(id, &reason.to_string());
                     }
                     flow.over.get_or_insert(reason);
                     if let Some(base) = flow.base {
@@ -237,6 +278,19 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
         let reason = flow.over.unwrap_or(CloseReason::EndOfStream);
         handler.closed(id, &reason);
         events
+    }
+
+    /// Asks for links whose time has come.
+    pub(super) fn check_resting(&mut self) {
+        let mut index = 0;
+        while let Some(resting) = self.desk.resting.get(index) {
+            if self.now < resting.until {
+                index += 1;
+                continue;
+            }
+            let Resting { id, secret, .. } = self.desk.resting.swap_remove(index);
+            self.ask(id, secret);
+        }
     }
 
     /// Gives links up whose peers do not answer.

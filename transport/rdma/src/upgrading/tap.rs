@@ -29,6 +29,8 @@ pub(super) enum Order {
     Fail(LinkId, &'static str),
     /// The link may be gone.
     Check(LinkId),
+    /// The link cannot move.
+    Stay(LinkId, String),
 }
 
 /// Takes the events of the first medium.
@@ -232,6 +234,11 @@ impl<H> LinkHandler<H> for BaseTap<'_, H> {
     fn stayed(&mut self, base: LinkId, reason: &str) {
         let id = self.id(base);
         self.handler.stayed(id, reason);
+    }
+
+    fn fell_back(&mut self, base: LinkId, reason: &str) {
+        let id = self.id(base);
+        self.handler.fell_back(id, reason);
     }
 }
 

@@ -1,3 +1,4 @@
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use grpcxx_rdma::sim::{SimAdapter, SimFabric, SimFabricOptions};
@@ -21,6 +22,7 @@ struct Pair {
     fabric: SimFabric,
     sides: [Side; 2],
     links: [LinkId; 2],
+    address: SocketAddr,
     now: Time,
 }
 
@@ -47,26 +49,67 @@ impl Pair {
                 talker: Talker::new(None),
             }
         });
-        let address = std::net::SocketAddr::new(host(1), 0);
+        let address = SocketAddr::new(host(1), 0);
         let (_, address) = sides[1].transport.listen(address).expect("a free port");
-        let near = sides[0].transport.connect(address).expect("a dial");
-        sides[0].talker.links.entry(near).or_default();
+        let nowhere = LinkId {
+            slot: u32::MAX,
+            generation: 0,
+        };
         let mut pair = Self {
             network,
             fabric,
             sides,
-            links: [near, near],
+            links: [nowhere, nowhere],
+            address,
             now: Time::ZERO,
         };
-        while pair.sides[1].talker.links.is_empty() || !pair.talk(0).is_open {
-            pair.turn();
-            let Side { transport, talker } = &mut pair.sides[1];
+        pair.dial();
+        pair
+    }
+
+    /// A new link between the two.
+    fn dial(&mut self) {
+        let Side { transport, talker } = &mut self.sides[0];
+        let near = transport.connect(self.address).expect("a dial");
+        talker.links.entry(near).or_default();
+        let mut far = None;
+        self.links[0] = near;
+        while far.is_none() || !self.talk(0).is_open {
+            self.turn();
+            let Side { transport, talker } = &mut self.sides[1];
             if let Some(accepted) = talker.accepted.pop_front() {
-                pair.links[1] = transport.adopt(accepted, HEAD).expect("there is room");
-                talker.links.entry(pair.links[1]).or_default().is_open = true;
+                let link = transport.adopt(accepted, HEAD).expect("there is room");
+                talker.links.entry(link).or_default().is_open = true;
+                far = Some(link);
             }
         }
-        pair
+        self.links[1] = far.expect("it was adopted");
+    }
+
+    fn has_moved(&mut self, side: usize) -> bool {
+        let link = self.links[side];
+        let transport = self.sides[side].transport.inner_mut();
+        transport.rdma_link(link).is_some()
+    }
+
+    /// One frame each way, and time to read them.
+    fn exchange(&mut self) {
+        assert!(self.send(0, 100) && self.send(1, 100));
+        self.until("everything is read", Self::is_drained);
+    }
+
+    /// Stops the queue of a link that has moved; returns how long it takes both ends to close.
+    fn break_queue(&mut self, side: usize) -> Duration {
+        let link = self.links[side];
+        let transport = self.sides[side].transport.inner_mut();
+        let rdma = transport.rdma_link(link).expect("it has moved");
+        let links = transport.links_mut().expect("it has a device");
+        assert!(links.break_queue(rdma));
+        let start = self.now;
+        self.until("both ends are closed", |pair| {
+            (0..2).all(|side| pair.talk(side).closed.is_some())
+        });
+        self.now.since(start)
     }
 
     fn talk(&self, side: usize) -> &crate::talker::Talk {
@@ -292,6 +335,48 @@ fn a_device_that_fails_under_a_link_ends_it_and_later_links_stay_on_the_first_me
         (0..2).all(|side| pair.talk(side).closed.is_some())
     });
     assert_eq!(pair.talk(0).lost, 1);
+    pair.settle();
+}
+
+/// The next link carries calls at once on the first medium, and moves when RDMA has rested.
+#[test]
+fn a_link_whose_queue_fails_falls_back_within_50_ms_and_its_successor_moves_later() {
+    let mut pair = Pair::new(1, [true, true]);
+    assert!(pair.move_over());
+    pair.exchange();
+    let time = pair.break_queue(0);
+    assert!(time < Duration::from_millis(50), "{time:?}");
+    assert_eq!(pair.talk(0).fell_back, 1);
+
+    pair.dial();
+    assert!(pair.move_over());
+    pair.exchange();
+    assert!(!pair.has_moved(0) && !pair.has_moved(1));
+    pair.now = pair.now + Duration::from_secs(11);
+    pair.exchange();
+    pair.exchange();
+    assert!(pair.has_moved(0) && pair.has_moved(1));
+    pair.settle();
+}
+
+#[test]
+fn a_side_whose_queue_failed_refuses_until_rdma_has_rested_and_is_asked_again() {
+    let mut pair = Pair::new(1, [true, true]);
+    assert!(pair.move_over());
+    pair.exchange();
+    let time = pair.break_queue(1);
+    assert!(time < Duration::from_millis(50), "{time:?}");
+    assert_eq!(pair.talk(1).fell_back, 1);
+
+    pair.dial();
+    assert!(pair.move_over());
+    pair.exchange();
+    assert!(!pair.has_moved(0) && !pair.has_moved(1));
+    assert_eq!((pair.talk(0).stayed, pair.talk(1).stayed), (1, 1));
+    pair.now = pair.now + Duration::from_secs(61);
+    pair.exchange();
+    pair.exchange();
+    assert!(pair.has_moved(0) && pair.has_moved(1));
     pair.settle();
 }
 

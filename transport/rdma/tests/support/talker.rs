@@ -26,6 +26,8 @@ pub(crate) struct Talk {
     landing: u32,
     pub(crate) landings_lost: u32,
     pub(crate) closed: Option<CloseReason>,
+    pub(crate) stayed: u32,
+    pub(crate) fell_back: u32,
 }
 
 impl<A> Talker<A> {
@@ -118,5 +120,13 @@ impl<A> LinkHandler<A> for Talker<A> {
         let talk = self.talk(link);
         talk.is_open = false;
         talk.closed = Some(reason.clone());
+    }
+
+    fn stayed(&mut self, link: LinkId, _: &str) {
+        self.talk(link).stayed += 1;
+    }
+
+    fn fell_back(&mut self, link: LinkId, _: &str) {
+        self.talk(link).fell_back += 1;
     }
 }
