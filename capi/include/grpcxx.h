@@ -576,7 +576,7 @@ typedef void (*grpcxx_fact_fn)(void *user, const char *name, const char *value);
  * "driver_why", "io_uring" ("yes", or why not), "host" and "host_why", "memlock_bytes" ("unlimited" or a number),
  * "cpus_allowed", "memory_bytes", "huge_pages", "shared_memory" (space of /dev/shm in bytes, or why not), "rdma"
  * (device and port that connections may move to, or "none") and "rdma_why" (why none), "rdma_devices" (those that the
- * kernel has, used or not), "configuration" ("ok", or what is wrong with the environment, one line for each problem).
+ * kernel has, used or not, or "none"), "configuration" ("ok", or what is wrong with the environment, one line for each problem).
  * More may come. BLOCKS for some milliseconds. */
 void grpcxx_facts(grpcxx_fact_fn fact, void *user);
 /* Takes one variable of the configuration. Texts end with NUL and live for ever. */

@@ -131,6 +131,9 @@ fn rdma_devices() -> String {
         Err(_) => Vec::new(),
     };
     names.sort();
+    if names.is_empty() {
+        return "none".to_owned();
+    }
     names.join(", ")
 }
 

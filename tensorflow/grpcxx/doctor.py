@@ -177,7 +177,7 @@ def _rdma(facts: dict[str, str]) -> Finding:
     if device != "none":
         return Finding("RDMA", device)
     why = f"not used: {facts.get('rdma_why', 'unknown')}"
-    if not facts.get("rdma_devices"):
+    if facts.get("rdma_devices", "none") == "none":
         return Finding("RDMA", f"{why}; the kernel has no device")
     advice = "install libibverbs1 and ibverbs-providers, and see that the port is up (ibv_devinfo) and GRPCXX_RDMA is auto"
     return Finding("RDMA", f"{why}; the kernel has {facts['rdma_devices']}", "note", advice)

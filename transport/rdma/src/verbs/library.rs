@@ -6,6 +6,8 @@ use super::ffi::{Functions, RegisterDmabuf};
 pub(super) struct Library {
     pub(super) functions: Functions,
     pub(super) register_dmabuf: Option<RegisterDmabuf>,
+    /// Keeps it loaded: the only value of this type is never dropped.
+    _handle: libloading::Library,
 }
 
 /// The library, or why it is not there.
@@ -18,15 +20,15 @@ pub(super) fn library() -> Result<&'static Library, &'static str> {
 fn load() -> Result<Library, libloading::Error> {
     // SAFETY: the initialisers of libibverbs and of its drivers may run at any time in a process.
     let library = unsafe { libloading::Library::new(NAME)? };
-    // A handle that is never dropped: what it holds stays as long as the process.
-    let library: &'static libloading::Library = Box::leak(Box::new(library));
-    // SAFETY: the name is that of libibverbs, and the library is never unloaded.
-    let functions = unsafe { Functions::load(library)? };
+    // SAFETY: the name is that of libibverbs, and the caller keeps the handle for ever.
+    let functions = unsafe { Functions::load(&library)? };
     // SAFETY: the type is that of the header; older libraries have no such symbol.
     let register_dmabuf = unsafe { library.get::<RegisterDmabuf>(b"ibv_reg_dmabuf_mr\0") };
+    let register_dmabuf = register_dmabuf.ok().map(|symbol| *symbol);
     Ok(Library {
         functions,
-        register_dmabuf: register_dmabuf.ok().map(|symbol| *symbol),
+        register_dmabuf,
+        _handle: library,
     })
 }
 
