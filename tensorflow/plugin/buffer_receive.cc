@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "counters.h"
 #include "status.h"
+#include "tensor.h"
 
 namespace grpcxx_tensorflow {
 namespace {
@@ -66,6 +67,8 @@ grpcxx_status* BufferReceive::Allocate(void* user, size_t, const grpcxx_tensor_m
   const uint64_t wanted = static_cast<uint64_t>(request.num_bytes());
   if (meta->data_size != wanted) return SizeDiffers(meta->data_size, wanted);
   memory->data = reinterpret_cast<void*>(request.buf_ptr());
+  // A collective has most of its buffers from the system for one step: small pages would cost as much as the bytes.
+  AdviseHugePages(memory->data, wanted);
   return nullptr;
 }
 
