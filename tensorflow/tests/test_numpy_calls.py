@@ -551,7 +551,10 @@ def test_a_function_may_close_its_server(server, client):
 
 
 def test_ctrl_c_ends_a_call_that_waits(server):
-    process = run_python(f"import grpcxx; print('waits', flush=True); grpcxx.Client({server.address!r}).recv('never')")
+    # Tests that run in the background inherit that SIGINT is ignored.
+    listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    waits = f"import grpcxx; print('waits', flush=True); grpcxx.Client({server.address!r}).recv('never')"
+    process = run_python(f"{listens}; {waits}")
     assert process.stdout.readline() == "waits\n"
     time.sleep(1)
     process.send_signal(signal.SIGINT)
