@@ -1,23 +1,39 @@
 #include "receive.h"
 
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
 #include "counters.h"
 #include "status.h"
+#include "timer.h"
 
 namespace grpcxx_tensorflow {
 namespace {
 
 // How often a call that never left tries to find a connection before it takes gRPC.
 constexpr int kAttemptsMax = 3;
+// How long a call waits that came faster than the engine takes them.
+constexpr std::chrono::milliseconds kAgainAfter(1);
 
 // What the engine, as star's originals do, says of a call for which there was no connection: it was not sent, so
 // that it may be made again.
 bool NeverLeft(const grpcxx_status* status) {
   return grpcxx_status_code(status) == GRPCXX_INTERNAL &&
          absl::StartsWith(grpcxx_status_message(status, nullptr), "Seastar channel: connection is ");
+}
+
+// The engine had no room for the call at this moment.
+bool CameTooFast(const grpcxx_status* status) {
+  return grpcxx_status_code(status) == GRPCXX_RESOURCE_EXHAUSTED &&
+         absl::StartsWith(grpcxx_status_message(status, nullptr), "too many calls wait for their shard");
+}
+
+// As many calls to the peer as are allowed wait for their answers, which may depend on this one.
+bool WereTooMany(const grpcxx_status* status) {
+  return grpcxx_status_code(status) == GRPCXX_RESOURCE_EXHAUSTED &&
+         absl::StrContains(grpcxx_status_message(status, nullptr), "calls to this peer have no answer yet");
 }
 
 grpcxx_status* ToEngine(const absl::Status& status) {
@@ -90,18 +106,13 @@ void Operation::Fall(Fallback reason) {
 }
 
 void Operation::Failed(const grpcxx_status* status) {
+  if (CameTooFast(status) && BeginAgain()) {
+    return Timer::Instance().RunAfter(kAgainAfter, [this] { worker_->Run([this] { OverStar(peer_); }); });
+  }
+  if (WereTooMany(status) && BeginAgain()) return Fall(Fallback::kCalls);
   if (NeverLeft(status)) {
     worker_->route().Lost(peer_);
-    bool is_cancelled;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      is_cancelled = is_cancelled_;
-      if (!is_cancelled) {
-        grpcxx_call_release(call_);
-        call_ = grpcxx_call_new();
-      }
-    }
-    if (!is_cancelled) {
+    if (BeginAgain()) {
       // Asking for the route may resolve names: not on a thread of the engine.
       return worker_->Run([this] {
         worker_->route().WhenKnown(
@@ -113,6 +124,14 @@ void Operation::Failed(const grpcxx_status* status) {
   if (code == GRPCXX_UNAVAILABLE) worker_->route().Lost(peer_);
   Add(code == GRPCXX_CANCELLED ? Count().receives_cancelled : Count().receives_failed);
   End(FromPeer(status, worker_->target(), Method()));
+}
+
+bool Operation::BeginAgain() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (is_cancelled_) return false;
+  grpcxx_call_release(call_);
+  call_ = grpcxx_call_new();
+  return true;
 }
 
 void Operation::Carry(grpcxx_call* call) {

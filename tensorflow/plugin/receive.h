@@ -52,6 +52,8 @@ class Operation {
  private:
   void Take(const std::shared_ptr<Peer>& peer, Fallback reason);
   void Fall(Fallback reason);
+  // Makes a call anew that was not sent; false if it was cancelled.
+  bool BeginAgain();
 
   const std::shared_ptr<RemoteWorker> worker_;
   tensorflow::CallOptions* const options_;
