@@ -13,7 +13,13 @@ pub(super) struct Library {
 /// The library, or why it is not there.
 pub(super) fn library() -> Result<&'static Library, &'static str> {
     static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
-    let loaded = LIBRARY.get_or_init(|| load().map_err(|error| error.to_string()));
+    let loaded = LIBRARY.get_or_init(|| {
+        load().map_err(|error| match std::error::Error::source(&error) {
+            // What the linker says is more than that it failed.
+            Some(source) => source.to_string(),
+            None => error.to_string(),
+        })
+    });
     loaded.as_ref().map_err(String::as_str)
 }
 
