@@ -38,6 +38,9 @@ pub struct Upgrading<A: Adapter, T> {
     held_frames: usize,
     /// Whether offers of the wrapped transport that come from this host are left to it.
     leaves_near: bool,
+    /// When RDMA had an event.
+    stirred: Option<Time>,
+    turns_without_base: u32,
     now: Time,
     /// After a failure of RDMA no link moves until then.
     rests_until: Time,
@@ -111,6 +114,8 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
             desk: Desk::default(),
             held_frames: 0,
             leaves_near: true,
+            stirred: None,
+            turns_without_base: 0,
             now: Time::ZERO,
             rests_until: Time::ZERO,
         }
@@ -167,6 +172,18 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
     /// The links over RDMA, if there are any.
     pub fn links_mut(&mut self) -> Option<&mut RdmaLinks<A>> {
         self.links.as_mut()
+    }
+
+    /// Whether the first medium has its turn: always, but while RDMA is busy only now and then, since each look costs a
+    /// system call.
+    fn is_turn_of_base(&mut self, now: Time) -> bool {
+        self.turns_without_base += 1;
+        let is_busy = (self.stirred).is_some_and(|stirred| now.since(stirred) < BUSY_TIME);
+        if is_busy && self.turns_without_base < TURNS_PER_BASE {
+            return false;
+        }
+        self.turns_without_base = 0;
+        true
     }
 
     fn insert(&mut self, base: LinkId) -> LinkId {
@@ -314,13 +331,18 @@ impl<A: Adapter, T: Park> Transport for Upgrading<A, T> {
             links.turn(now, &mut tap);
             events += tap.events;
         }
-        let mut tap = BaseTap {
-            desk: &mut self.desk,
-            handler,
-            events: 0,
-        };
-        self.base.turn(now, &mut tap);
-        events += tap.events;
+        if events > 0 {
+            self.stirred = Some(now);
+        }
+        if self.is_turn_of_base(now) {
+            let mut tap = BaseTap {
+                desk: &mut self.desk,
+                handler,
+                events: 0,
+            };
+            self.base.turn(now, &mut tap);
+            events += tap.events;
+        }
         events += self.carry_out(handler);
         if !self.desk.resting.is_empty() {
             self.check_resting();
@@ -390,6 +412,7 @@ impl<A: Adapter, T: Park> Park for Upgrading<A, T> {
         let waits = !self.desk.asked.is_empty() || !self.desk.resting.is_empty();
         let check = waits.then_some(WAIT_CHECK);
         let timeout = [timeout, patience, check].into_iter().flatten().min();
+        self.stirred = None;
         self.base.park(timeout)
     }
 
@@ -403,6 +426,7 @@ impl<A: Adapter, T: Park> Park for Upgrading<A, T> {
     }
 
     fn unpark(&mut self) {
+        self.stirred = None;
         self.base.unpark();
     }
 
@@ -445,5 +469,11 @@ const REST_TIME: Duration = Duration::from_secs(10);
 
 /// When a peer that has refused is asked again.
 const REFUSED_TIME: Duration = Duration::from_secs(60);
+
+/// How long RDMA counts as busy after an event.
+const BUSY_TIME: Duration = Duration::from_micros(100);
+
+/// Turns of which the first medium has one while RDMA is busy.
+const TURNS_PER_BASE: u32 = 16;
 
 const _: () = assert!(SECRET_BYTES == 16);
