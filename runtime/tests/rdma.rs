@@ -1,15 +1,18 @@
 //! Engines whose connections go on over RDMA. Without a device that part is skipped, and says so; `scripts/rdma-guest`
 //! runs it where one is.
 
+mod support;
+
 use std::net::SocketAddr;
 use std::process::Command;
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use grpcxx_rpc::{Method, RendezvousKey, Request, Response, Shape, Tensor, Text};
+use grpcxx_rpc::{Method, Request, Response};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::host::HostSetting;
-use grpcxx_runtime::{Call, Engine, EngineOptions, Peer, PeerState, Rdma};
+use grpcxx_runtime::{Engine, EngineOptions, Peer, Rdma};
+
+use support::{floats, key, receive, state};
 
 /// Shared memory would be nearer.
 fn options(job: &str) -> EngineOptions {
@@ -46,37 +49,6 @@ fn has_rdma(engine: &Engine) -> bool {
     );
     eprintln!("SKIPPED, RDMA was not tested: {why}");
     false
-}
-
-fn key(engine: &Engine, edge: usize) -> Text {
-    RendezvousKey::new(
-        &engine.device_attributes().name,
-        engine.incarnation(),
-        "/job:worker/replica:0/task:0/device:CPU:0",
-        &format!("edge {edge}"),
-    )
-    .unwrap()
-    .to_text()
-}
-
-fn floats(len: usize, value: f32) -> Tensor {
-    let shape = Shape::new(&[len as u64]).unwrap();
-    Tensor::from_slice(shape, &vec![value; len]).unwrap()
-}
-
-fn state(engine: &Engine, peer: &Peer) -> PeerState {
-    let (tell, told) = channel();
-    engine
-        .client()
-        .inspect(peer, move |state| tell.send(state).unwrap());
-    told.recv_timeout(Duration::from_secs(10)).unwrap()
-}
-
-fn receive(engine: &Engine, peer: &Peer, step_id: i64, key: Text) -> Call {
-    let request = Request::RecvTensor { step_id, key };
-    engine
-        .client()
-        .call(peer, request, Some(Duration::from_secs(20)))
 }
 
 fn exchange(server: &Engine, worker: &Engine, peer: &Peer, step_id: i64, lens: &[usize]) {

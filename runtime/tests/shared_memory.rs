@@ -1,15 +1,16 @@
 //! Engines of one host whose connections go on in shared memory.
 
+mod support;
+
 use std::net::SocketAddr;
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use grpcxx_rpc::{Features, GraphCall, RendezvousKey, Request, Response, Shape, Tensor, Text};
+use grpcxx_rpc::{Features, GraphCall, Request, Response, Text};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::host::HostSetting;
-use grpcxx_runtime::{
-    Call, Engine, EngineOptions, Peer, PeerState, STORE_PULL, STORE_PUSH, SharedMemory,
-};
+use grpcxx_runtime::{Engine, EngineOptions, Peer, STORE_PULL, STORE_PUSH, SharedMemory};
+
+use support::{floats, key, receive, state};
 
 fn options(job: &str) -> EngineOptions {
     EngineOptions {
@@ -28,43 +29,12 @@ fn peer_of(server: &Engine, worker: &Engine) -> Peer {
     worker.client().peer(&address).unwrap()
 }
 
-fn key(engine: &Engine, edge: usize) -> Text {
-    RendezvousKey::new(
-        &engine.device_attributes().name,
-        engine.incarnation(),
-        "/job:worker/replica:0/task:0/device:CPU:0",
-        &format!("edge {edge}"),
-    )
-    .unwrap()
-    .to_text()
-}
-
-fn floats(len: usize, value: f32) -> Tensor {
-    let shape = Shape::new(&[len as u64]).unwrap();
-    Tensor::from_slice(shape, &vec![value; len]).unwrap()
-}
-
-fn state(engine: &Engine, peer: &Peer) -> PeerState {
-    let (tell, told) = channel();
-    engine
-        .client()
-        .inspect(peer, move |state| tell.send(state).unwrap());
-    told.recv_timeout(Duration::from_secs(10)).unwrap()
-}
-
 fn until_moved(engine: &Engine, peer: &Peer) {
     let end = Instant::now() + Duration::from_secs(10);
     while state(engine, peer).medium != "shm" {
         assert!(Instant::now() < end, "{:?}", state(engine, peer).stays);
         std::thread::sleep(Duration::from_millis(1));
     }
-}
-
-fn receive(engine: &Engine, peer: &Peer, step_id: i64, key: Text) -> Call {
-    let request = Request::RecvTensor { step_id, key };
-    engine
-        .client()
-        .call(peer, request, Some(Duration::from_secs(20)))
 }
 
 /// Calls that are under way when the connection moves end once each, with their own answers.

@@ -303,13 +303,16 @@ impl ClientConnection {
 
     /// Whether both ends know a medium that the connection may move to.
     pub(super) fn may_move(&self) -> bool {
-        let both = self.announced & self.peer.unwrap_or_default();
-        both.intersects(Features::MEDIA)
+        self.common().intersects(Features::MEDIA)
     }
 
     fn has(&self, feature: Features) -> bool {
-        let both = self.announced & self.peer.unwrap_or_default();
-        both.contains(feature)
+        self.common().contains(feature)
+    }
+
+    /// What both ends have announced.
+    fn common(&self) -> Features {
+        self.announced & self.peer.unwrap_or_default()
     }
 
     fn expect(&mut self, id: SlotId, expected: Expected, deadline: Option<Time>) {

@@ -282,8 +282,12 @@ impl ServerConnection {
     }
 
     pub(super) fn has(&self, feature: Features) -> bool {
-        let both = self.announced & self.peer.unwrap_or_default();
-        both.contains(feature)
+        self.common().contains(feature)
+    }
+
+    /// What both ends have announced.
+    fn common(&self) -> Features {
+        self.announced & self.peer.unwrap_or_default()
     }
 
     /// Whether another request has to wait.
@@ -347,8 +351,7 @@ impl ServerConnection {
         let Expected::Message { announce: true } = served.expected else {
             return None;
         };
-        let both = self.announced & self.peer.unwrap_or_default();
-        let offer = if both.intersects(Features::MEDIA) {
+        let offer = if self.common().intersects(Features::MEDIA) {
             self.offer.clone()
         } else {
             Vec::new()
