@@ -9,6 +9,7 @@ use grpcxx_transport::{
 };
 use rustix::net::Shutdown;
 
+use crate::apart::Apart;
 use crate::link::{Link, Phase};
 use crate::listener::{Accepting, Listener, STALL};
 use crate::socket::{self, Accepted};
@@ -31,6 +32,7 @@ pub(crate) struct Core<D> {
     pub(crate) frames_in_flight: usize,
     pub(crate) bell: Bell,
     pub(crate) now: Time,
+    pub(crate) apart: Apart,
     /// Links in [`Phase::Flushing`] or [`Phase::Lingering`].
     closing: Vec<u32>,
     closing_checked: Time,
@@ -48,6 +50,7 @@ impl<D> Core<D> {
             frames_in_flight: 0,
             bell: Bell::new()?,
             now: Time::ZERO,
+            apart: Apart::default(),
             closing: Vec::new(),
             closing_checked: Time::ZERO,
             next_listener: 0,

@@ -4,12 +4,13 @@
 //! are received straight into their landing, frames are sent from where their pieces lie; heads and small
 //! payloads pass through staging memory that all links of a transport share, so that an idle link holds none.
 //!
-//! Unsafe code is confined to `sys` (one request of a socket), `uring/ring` (system calls and the queues
+//! Unsafe code is confined to `sys` (one request and one option of a socket), `uring/ring` (system calls and the queues
 //! shared with the kernel), `uring/buffers` (staging memory that the kernel writes) and `uring/operation`
 //! (operations on memory that links own).
 
 #![deny(unsafe_code)]
 
+mod apart;
 mod core;
 mod counters;
 mod epoll;
@@ -18,7 +19,7 @@ mod listener;
 mod options;
 mod outbound;
 mod socket;
-#[expect(unsafe_code, reason = "one ioctl")]
+#[expect(unsafe_code, reason = "one ioctl and one socket option")]
 mod sys;
 mod table;
 mod transport;

@@ -1,11 +1,13 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-use grpcxx_transport::{CloseReason, Inbound, Time};
+use grpcxx_transport::{CloseReason, Inbound, ReadTarget, Time};
 use rustix::io::Errno;
 
+use crate::apart::Apart;
 use crate::outbound::Outbound;
-use crate::socket::system_error;
+use crate::socket::{self, system_error};
+use crate::sys::set_wake_bytes;
 
 /// What both drivers know of a link; `D` is what one driver knows in addition.
 #[derive(Debug)]
@@ -13,6 +15,8 @@ pub(crate) struct Link<D> {
     pub(crate) socket: OwnedFd,
     pub(crate) peer: SocketAddr,
     pub(crate) phase: Phase,
+    /// The peer is on this host.
+    is_near: bool,
     /// Present once the link is established.
     pub(crate) inbound: Option<Inbound>,
     pub(crate) outbound: Outbound,
@@ -22,6 +26,8 @@ pub(crate) struct Link<D> {
     pub(crate) queued: bool,
     /// Most bytes that the next read through staging memory takes.
     pub(crate) stage_bytes_max: usize,
+    /// How many bytes the system waits for before it calls the socket readable.
+    wake_bytes: usize,
     pub(crate) io: D,
 }
 
@@ -57,6 +63,7 @@ impl Phase {
 impl<D> Link<D> {
     pub(crate) fn new(socket: OwnedFd, peer: SocketAddr, inbound: Option<Inbound>, io: D) -> Self {
         Self {
+            is_near: socket::is_near(&socket, peer),
             socket,
             peer,
             phase: inbound.as_ref().map_or(Phase::Dialling, |_| Phase::Open),
@@ -65,6 +72,7 @@ impl<D> Link<D> {
             resumed: true,
             queued: false,
             stage_bytes_max: STAGE_BYTES_FIRST,
+            wake_bytes: 1,
             io,
         }
     }
@@ -97,6 +105,23 @@ impl<D> Link<D> {
         matches!(self.phase, Phase::Open | Phase::Flushing { .. }) && !self.outbound.is_empty()
     }
 
+    /// Prepares to wait for bytes. A wait for payload does not end with each packet: a wake-up costs both ends more
+    /// than the bytes of some packets.
+    pub(crate) fn prepare_to_wait(&mut self, apart: &mut Apart) {
+        let wanted_bytes = match self.inbound.as_mut().map(Inbound::target) {
+            Some(ReadTarget::Direct(target)) => target.len(),
+            Some(ReadTarget::Staging | ReadTarget::Paused) | None => 0,
+        };
+        let wake_bytes = wanted_bytes.clamp(1, WAKE_BYTES_MAX);
+        if wake_bytes != self.wake_bytes {
+            self.wake_bytes = wake_bytes;
+            set_wake_bytes(&self.socket, wake_bytes);
+        }
+        if wake_bytes == WAKE_BYTES_MAX && self.is_near {
+            apart.keep(&self.socket);
+        }
+    }
+
     /// Learns from a staged read: whoever fills it gets a longer one next time.
     pub(crate) fn note_staged(&mut self, bytes: usize) {
         if bytes >= self.stage_bytes_max {
@@ -117,3 +142,6 @@ const STAGE_BYTES_FIRST: usize = 4096;
 
 /// First length of a staged read behind a large payload: room for a head, and little more.
 const STAGE_BYTES_BEFORE_PAYLOAD: usize = 512;
+
+/// Bytes of a payload that are worth a wake-up before all are there.
+const WAKE_BYTES_MAX: usize = 256 << 10;

@@ -97,11 +97,15 @@ pub(crate) fn set_up(socket: &OwnedFd, options: &TcpOptions) -> rustix::io::Resu
 /// Bounds what the kernel holds of a connection within this host. A sender that is far ahead of its receiver
 /// drives out of the caches what that one is about to copy; across a network that much may have to be on its way.
 pub(crate) fn stay_near(socket: &OwnedFd, peer: SocketAddr, options: &TcpOptions) {
-    let is_near = local_address(socket).is_ok_and(|local| local.ip() == peer.ip());
-    if is_near && options.send_buffer_bytes.is_none() {
+    if options.send_buffer_bytes.is_none() && is_near(socket, peer) {
         // Without it the connection is only slower.
         let _ = sockopt::set_socket_send_buffer_size(socket, NEAR_BUFFER_BYTES);
     }
+}
+
+/// Whether the peer of a connection is on this host.
+pub(crate) fn is_near(socket: &OwnedFd, peer: SocketAddr) -> bool {
+    local_address(socket).is_ok_and(|local| local.ip() == peer.ip())
 }
 
 /// An error of the system, with what was attempted.

@@ -94,8 +94,12 @@ impl Staging {
                 events += inbound.offer(id, &[], handler);
             }
             if !link.io.readable {
+                link.prepare_to_wait(&mut core.apart);
                 return events;
             }
+            let Some(inbound) = link.inbound.as_mut() else {
+                return events;
+            };
             let (buffer, is_direct, limit) = match inbound.target() {
                 ReadTarget::Paused => return events,
                 ReadTarget::Direct(target) => (target, true, usize::MAX),

@@ -8,6 +8,7 @@ use io_uring::{cqueue, opcode};
 
 use super::buffers::GROUP;
 use super::ring::Ring;
+use crate::apart::Apart;
 use crate::link::Link;
 
 /// What the kernel is doing for a link. While a flag is set it may use the memory named there.
@@ -110,8 +111,14 @@ pub(crate) fn unmark(completion: &cqueue::Entry) -> (Kind, u32) {
 }
 
 /// Starts a receive where the link's orders want the next bytes. False if the ring has no room.
-pub(crate) fn receive(ring: &mut Ring, slot: u32, link: &mut Link<Flight>) -> bool {
+pub(crate) fn receive(
+    ring: &mut Ring,
+    slot: u32,
+    link: &mut Link<Flight>,
+    apart: &mut Apart,
+) -> bool {
     assert!(!link.io.receiving(), "one receive at a time");
+    link.prepare_to_wait(apart);
     let Some(inbound) = &mut link.inbound else {
         return true;
     };

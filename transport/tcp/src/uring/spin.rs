@@ -158,7 +158,7 @@ impl UringDriver {
             if let Some((_, link)) = self.core.links.at(slot)
                 && link.phase.reads()
                 && !link.io.receiving()
-                && !operation::receive(&mut self.ring, slot, link)
+                && !operation::receive(&mut self.ring, slot, link, &mut self.core.apart)
             {
                 self.core.queue(slot);
             }

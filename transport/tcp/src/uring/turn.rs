@@ -74,7 +74,7 @@ impl UringDriver {
             && link.phase.reads()
             && !link.io.receiving()
         {
-            pushed &= operation::receive(&mut self.ring, slot, link);
+            pushed &= operation::receive(&mut self.ring, slot, link, &mut self.core.apart);
         }
         if !pushed {
             self.core.queue(slot);
