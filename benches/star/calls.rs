@@ -1,7 +1,7 @@
 //! Calls whose results make the next ones, on the shard.
 
 use std::ops::Range;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -61,61 +61,108 @@ enum Asking {
     },
 }
 
+/// A load and what it runs against.
+struct Run {
+    cluster: Cluster,
+    tensor: Tensor,
+    storm: Arc<Storm>,
+    done: Receiver<()>,
+    load: Load,
+}
+
 /// Runs a load against a fresh cluster.
 pub(crate) fn run(setting: Setting, load: Load) -> Outcome {
-    let cluster = Cluster::start(setting);
-    let tensor = tensor(load.bytes);
-    let under_way = load.connections * load.depth;
-    let (batch_done, done) = channel();
-    let storm = Arc::new(Storm {
-        peers: cluster.peers(load.connections),
-        depth: load.depth,
-        progress: Mutex::new(Progress {
-            asking: match load.way {
-                Way::Pull => Asking::Pull { key: cluster.key() },
-                Way::Push => Asking::Push {
-                    handle: Text::from(SINKHOLE),
-                    name: Text::from("pushed"),
-                    tensor: tensor.clone(),
-                },
-            },
-            ahead: 0..0,
-            under_way: 0,
-            sent_at: vec![Instant::now(); under_way],
-            meter: None,
-            batch_done,
-        }),
-    });
-    let run_batch = |steps: Range<i64>| {
-        if load.way == Way::Pull {
-            cluster.produce(steps.clone(), &tensor);
-        }
-        let allocated = allocations();
-        storm.begin(&cluster.worker.client(), steps);
-        done.recv().expect("the batch ends");
-        allocations() - allocated
-    };
-    // Batches are short so that what is produced is still in the caches when it is asked for.
-    let per_batch = BATCH_CALLS.min(load.calls) as i64;
-    // Tables, pools and queues grow to their working size first.
-    let warm_up = match load.bytes {
-        0..=4096 => (8 * under_way).max(1024) as i64,
-        _ => 2,
-    };
-    run_batch(0..warm_up);
+    let run = Run::start(setting, load);
+    let storm = &run.storm;
+    let per_batch = load.per_batch();
+    let warm_up = load.warm_up();
+    run.batch(0..warm_up);
     let windows = load.calls / load.per_window;
     storm.progress().meter = Some(Meter::new(windows, load.per_window));
     let end = warm_up + load.calls as i64;
     let mut allocated = Vec::new();
     let mut next = warm_up;
     while next + per_batch <= end {
-        allocated.push(run_batch(next..next + per_batch) as f64 / per_batch as f64);
+        allocated.push(run.batch(next..next + per_batch) as f64 / per_batch as f64);
         next += per_batch;
     }
     let meter = storm.progress().meter.take().expect("it was just there");
     Outcome {
         measure: meter.finish(),
         allocations_per_call: median(allocated),
+    }
+}
+
+/// The same without a clock: all that is done is done for the calls.
+pub(crate) fn run_unmeasured(setting: Setting, load: Load) {
+    let run = Run::start(setting, load);
+    let calls = load.calls as i64;
+    for begin in (0..calls).step_by(load.per_batch() as usize) {
+        run.batch(begin..(begin + load.per_batch()).min(calls));
+    }
+}
+
+impl Run {
+    fn start(setting: Setting, load: Load) -> Self {
+        let cluster = Cluster::start(setting);
+        let tensor = tensor(load.bytes);
+        let (batch_done, done) = channel();
+        let storm = Arc::new(Storm {
+            peers: cluster.peers(load.connections),
+            depth: load.depth,
+            progress: Mutex::new(Progress {
+                asking: match load.way {
+                    Way::Pull => Asking::Pull { key: cluster.key() },
+                    Way::Push => Asking::Push {
+                        handle: Text::from(SINKHOLE),
+                        name: Text::from("pushed"),
+                        tensor: tensor.clone(),
+                    },
+                },
+                ahead: 0..0,
+                under_way: 0,
+                sent_at: vec![Instant::now(); load.under_way()],
+                meter: None,
+                batch_done,
+            }),
+        });
+        Self {
+            cluster,
+            tensor,
+            storm,
+            done,
+            load,
+        }
+    }
+
+    /// Makes the calls of these steps, and says how often memory was allocated for them.
+    fn batch(&self, steps: Range<i64>) -> u64 {
+        if self.load.way == Way::Pull {
+            self.cluster.produce(steps.clone(), &self.tensor);
+        }
+        let allocated = allocations();
+        self.storm.begin(&self.cluster.worker.client(), steps);
+        self.done.recv().expect("the batch ends");
+        allocations() - allocated
+    }
+}
+
+impl Load {
+    fn under_way(&self) -> usize {
+        self.connections * self.depth
+    }
+
+    /// Batches are short so that what is produced is still in the caches when it is asked for.
+    fn per_batch(&self) -> i64 {
+        BATCH_CALLS.min(self.calls) as i64
+    }
+
+    /// Tables, pools and queues grow to their working size first.
+    fn warm_up(&self) -> i64 {
+        match self.bytes {
+            0..=4096 => (8 * self.under_way()).max(1024) as i64,
+            _ => 2,
+        }
     }
 }
 

@@ -35,6 +35,15 @@ impl Setting {
             worker_polls: true,
         }
     }
+
+    /// Both ends sleep as soon as there is nothing to do.
+    pub(crate) fn sleeping(driver: &'static str) -> Self {
+        Self {
+            driver,
+            server_polls: false,
+            worker_polls: false,
+        }
+    }
 }
 
 impl Cluster {

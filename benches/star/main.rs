@@ -10,7 +10,7 @@
 //! and the column `quiet` says how many remained.
 //!
 //! Run with `cargo bench --bench star`. Words behind `--` choose rows by the part of the bench: `small`,
-//! `rate`, `large`, `idle`, `drivers`; `--quick` only shows that it runs; `--profile PART` repeats our side alone.
+//! `rate`, `large`, `idle`, `drivers`, `instructions`; `--quick` only shows that it runs; `--profile PART` repeats our side alone.
 
 #![expect(clippy::print_stdout, reason = "the figures are the result")]
 
@@ -19,6 +19,7 @@ mod baseline;
 mod calls;
 mod cluster;
 mod idle;
+mod instructions;
 mod meter;
 mod report;
 
@@ -35,6 +36,11 @@ static ALLOCATOR: allocator::CountingAllocator = allocator::CountingAllocator;
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
+    if let [child, calls] = &words[..]
+        && child == instructions::CHILD
+    {
+        return instructions::make_calls(calls.parse().expect("a number of calls"));
+    }
     let has = |word: &str| words.iter().any(|w| w == word);
     let plan = Plan::new(has("--quick") || has("--test"), has("--profile"));
     let chosen: Vec<&str> = PARTS
@@ -74,6 +80,7 @@ const PARTS: &[Part] = &[
     ("rate", call_rate),
     ("large", large_tensors),
     ("drivers", drivers),
+    ("instructions", instructions_of_a_call),
     ("idle", idle_server),
 ];
 
@@ -219,6 +226,15 @@ fn drivers(plan: &Plan) {
         |m| (64 << 20) as f64 / m.seconds / 1e9,
         weaker,
     );
+}
+
+fn instructions_of_a_call(plan: &Plan) {
+    match instructions::per_call(plan.alone) {
+        Ok(count) => Row::plain("instructions of a 64 B call, both sides", "", vec![count])
+            .target(Target::AtMost(instructions::ALLOWED))
+            .print(),
+        Err(reason) => println!("INSTRUCTIONS NOT COUNTED, install valgrind: {reason}"),
+    }
 }
 
 fn idle_server(plan: &Plan) {

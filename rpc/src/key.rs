@@ -106,19 +106,16 @@ impl<'a> RendezvousKey<'a> {
     }
 
     fn split(text: &'a str) -> Result<Self, &'static str> {
-        let mut parts = text.split(';');
-        let mut part = || parts.next().ok_or(PARTS_FAULT);
-        let source_device = part()?;
-        let incarnation = part()?;
-        let target_device = part()?;
-        let edge_name = part()?;
-        let frame_and_iteration = part()?;
-        if parts.next().is_some() {
+        let (source_device, rest) = split_at(text, b';').ok_or(PARTS_FAULT)?;
+        let (incarnation, rest) = split_at(rest, b';').ok_or(PARTS_FAULT)?;
+        let (target_device, rest) = split_at(rest, b';').ok_or(PARTS_FAULT)?;
+        let (edge_name, frame_and_iteration) = split_at(rest, b';').ok_or(PARTS_FAULT)?;
+        if frame_and_iteration.as_bytes().contains(&b';') {
             return Err(PARTS_FAULT);
         }
         let source_incarnation = parse_incarnation(incarnation).ok_or(INCARNATION_FAULT)?;
-        let (frame, iteration) = frame_and_iteration.split_once(':').ok_or(FRAME_FAULT)?;
-        if !starts_with_digit(frame) || iteration.starts_with('+') {
+        let (frame, iteration) = split_at(frame_and_iteration, b':').ok_or(FRAME_FAULT)?;
+        if !starts_with_digit(frame) || iteration.as_bytes().first() == Some(&b'+') {
             return Err(FRAME_FAULT);
         }
         let key = Self {
@@ -140,7 +137,7 @@ impl<'a> RendezvousKey<'a> {
             Some(SOURCE_FAULT)
         } else if !is_full_device_name(self.target_device) {
             Some(TARGET_FAULT)
-        } else if self.edge_name.is_empty() || self.edge_name.contains(';') {
+        } else if self.edge_name.is_empty() || self.edge_name.as_bytes().contains(&b';') {
             Some(EDGE_FAULT)
         } else {
             None
@@ -164,36 +161,53 @@ impl fmt::Display for RendezvousKey<'_> {
 }
 
 /// Whether this is a name like `/job:ps/replica:0/task:0/device:CPU:0`.
+///
+/// Read byte by byte, in one pass: each key that was not seen before is asked twice.
 pub(crate) fn is_full_device_name(name: &str) -> bool {
-    let mut parts = name.split('/');
-    parts.next() == Some("")
-        && has_prefix(parts.next(), "job:", is_identifier)
-        && has_prefix(parts.next(), "replica:", is_index)
-        && has_prefix(parts.next(), "task:", is_index)
-        && has_prefix(parts.next(), "device:", |device| {
-            device
-                .split_once(':')
-                .is_some_and(|(kind, index)| is_identifier(kind) && is_index(index))
-        })
-        && parts.next().is_none()
+    let rest = Some(name.as_bytes())
+        .and_then(|rest| identifier_behind(b"/job:", rest))
+        .and_then(|rest| index_behind(b"/replica:", rest))
+        .and_then(|rest| index_behind(b"/task:", rest))
+        .and_then(|rest| identifier_behind(b"/device:", rest))
+        .and_then(|rest| index_behind(b":", rest));
+    rest.is_some_and(<[u8]>::is_empty)
 }
 
-fn has_prefix(part: Option<&str>, prefix: &str, check: impl Fn(&str) -> bool) -> bool {
-    part.and_then(|part| part.strip_prefix(prefix))
-        .is_some_and(check)
+/// What follows `prefix` and a letter with letters, digits and underscores behind it.
+fn identifier_behind<'a>(prefix: &[u8], text: &'a [u8]) -> Option<&'a [u8]> {
+    let text = text.strip_prefix(prefix)?;
+    if !text.first()?.is_ascii_alphabetic() {
+        return None;
+    }
+    let is_other = |byte: &u8| !byte.is_ascii_alphanumeric() && *byte != b'_';
+    let end = text.iter().position(is_other).unwrap_or(text.len());
+    Some(&text[end..])
 }
 
-fn is_identifier(text: &str) -> bool {
-    text.starts_with(|c: char| c.is_ascii_alphabetic())
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+/// What follows `prefix` and a number of 31 bits.
+fn index_behind<'a>(prefix: &[u8], text: &'a [u8]) -> Option<&'a [u8]> {
+    let text = text.strip_prefix(prefix)?;
+    let is_other = |byte: &u8| !byte.is_ascii_digit();
+    let end = text.iter().position(is_other).unwrap_or(text.len());
+    let add = |value: u32, digit: &u8| {
+        let value = value
+            .checked_mul(10)?
+            .checked_add(u32::from(digit - b'0'))?;
+        i32::try_from(value).is_ok().then_some(value)
+    };
+    text[..end].first()?;
+    text[..end].iter().try_fold(0, add)?;
+    Some(&text[end..])
 }
 
-fn is_index(text: &str) -> bool {
-    starts_with_digit(text) && text.parse::<i32>().is_ok()
+/// The text before the first `separator`, which is ASCII, and the text behind it.
+fn split_at(text: &str, separator: u8) -> Option<(&str, &str)> {
+    let at = text.bytes().position(|byte| byte == separator)?;
+    Some((&text[..at], &text[at + 1..]))
 }
 
 fn starts_with_digit(text: &str) -> bool {
-    text.starts_with(|c: char| c.is_ascii_digit())
+    text.as_bytes().first().is_some_and(u8::is_ascii_digit)
 }
 
 fn parse_incarnation(text: &str) -> Option<u64> {
@@ -288,7 +302,38 @@ mod tests {
         assert!(status.message.len() < 4 * SHOWN_CHARS_MAX);
     }
 
+    /// The same, written down as the rule says it.
+    fn is_full_device_name_by_parts(name: &str) -> bool {
+        let is_index = |text: &str| {
+            text.starts_with(|c: char| c.is_ascii_digit()) && text.parse::<i32>().is_ok()
+        };
+        let is_identifier = |text: &str| {
+            text.starts_with(|c: char| c.is_ascii_alphabetic())
+                && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+        };
+        let parts: Vec<&str> = name.split('/').collect();
+        let [before, job, replica, task, device] = parts[..] else {
+            return false;
+        };
+        before.is_empty()
+            && job.strip_prefix("job:").is_some_and(is_identifier)
+            && replica.strip_prefix("replica:").is_some_and(is_index)
+            && task.strip_prefix("task:").is_some_and(is_index)
+            && device.strip_prefix("device:").is_some_and(|device| {
+                device
+                    .split_once(':')
+                    .is_some_and(|(kind, index)| is_identifier(kind) && is_index(index))
+            })
+    }
+
     proptest! {
+        #[test]
+        fn device_names_are_what_the_rule_says(
+            name in "/?(/job:[a-z_0-9]{0,3}|job:x)(/replica:[0-9a]{0,11}|/)(/task:(0|2147483647|2147483648|1x|))(/device:[A-Z_0-9:]{0,6}|)[/0-9]{0,2}"
+        ) {
+            prop_assert_eq!(is_full_device_name(&name), is_full_device_name_by_parts(&name), "{}", name);
+        }
+
         #[test]
         fn what_parses_prints_as_a_key_that_parses_the_same(
             text in "(/job:[a-z]{1,2}/replica:[0-9]/task:[0-9]/device:[A-Z]:[0-9];[0-9a-f]{16};|[/:;a0-9]{0,9}){1,3}[a-z;]{0,3}[0-9:;-]{0,6}"

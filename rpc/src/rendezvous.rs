@@ -61,6 +61,8 @@ pub struct Rendezvous {
     closed: ClosedSteps,
     waiters: Waiters,
     stored_bytes: u64,
+    /// Entries that a request has found so far, kept for its memory.
+    found: Vec<usize>,
 }
 
 /// The outcome of a request.
@@ -81,6 +83,7 @@ impl Rendezvous {
             closed: ClosedSteps::new(limits.closed_steps),
             waiters: Waiters::new(),
             stored_bytes: 0,
+            found: Vec::new(),
         }
     }
 
@@ -100,7 +103,7 @@ impl Rendezvous {
         key: Text,
         tensor: Tensor,
     ) -> Result<(), Rejected<Tensor>> {
-        let hash = self.table.hash(step_id, &key);
+        let hash = self.table.hash(step_id, self.table.hash_key(&key));
         let found = self.table.find(hash, step_id, &key);
         if let Err(status) = self.admit_tensor(step_id, &key, found, &tensor) {
             return Err(Rejected {
@@ -111,6 +114,49 @@ impl Rendezvous {
         let entry = found.unwrap_or_else(|| self.table.insert(hash, step_id, key));
         self.deposit(entry, tensor);
         Ok(())
+    }
+
+    /// The hash of a key for [`Rendezvous::take`]. Each rendezvous has its own, which peers cannot foresee.
+    pub fn hash_key(&self, key: &Text) -> u64 {
+        self.table.hash_key(key)
+    }
+
+    /// Takes the tensors of one or more keys of a step, in their order, if all of them are there and no request
+    /// waits for any. `None` changes nothing; [`Rendezvous::receive`] then says what is to be done.
+    ///
+    /// # Panics
+    /// Unless `hashes` has one for each key.
+    pub fn take(
+        &mut self,
+        step_id: i64,
+        keys: &[Text],
+        hashes: &[u64],
+    ) -> Option<SmallVec<[Tensor; 1]>> {
+        assert_eq!(keys.len(), hashes.len(), "each key has a hash");
+        if keys.is_empty() || keys.len() > self.limits.keys_per_request {
+            return None;
+        }
+        self.found.clear();
+        for (key, &key_hash) in keys.iter().zip(hashes) {
+            let hash = self.table.hash(step_id, key_hash);
+            match self.table.find_tensor(hash, step_id, key) {
+                Some(entry) => self.found.push(entry),
+                None => {
+                    for &entry in &self.found {
+                        self.table.entry_mut(entry).is_found = false;
+                    }
+                    return None;
+                }
+            }
+        }
+        let mut tensors = SmallVec::with_capacity(keys.len());
+        for &entry in &self.found {
+            let tensor = self.table.remove(entry).tensor;
+            let tensor = tensor.expect("only entries with a tensor were found");
+            self.stored_bytes -= tensor.data.len() as u64;
+            tensors.push(tensor);
+        }
+        Some(tensors)
     }
 
     /// Asks for the tensors of one or more keys of a step, all at once. `waiter` names the request; it is the
@@ -172,7 +218,7 @@ impl Rendezvous {
         if self.closed.contains(step_id) {
             return false;
         }
-        let hash = self.table.hash(step_id, &key);
+        let hash = self.table.hash(step_id, self.table.hash_key(&key));
         let entry = match self.table.find(hash, step_id, &key) {
             Some(entry) if self.table.entry(entry).tensor.is_some() => return false,
             Some(entry) => entry,
@@ -247,7 +293,7 @@ impl Rendezvous {
         slot: usize,
         last_wait: usize,
     ) -> Result<usize, Status> {
-        let hash = self.table.hash(step_id, &key);
+        let hash = self.table.hash(step_id, self.table.hash_key(&key));
         let entry = match self.table.find(hash, step_id, &key) {
             Some(entry) => {
                 self.admit_wait(step_id, entry, slot)?;
@@ -400,6 +446,35 @@ mod tests {
         rendezvous.receive(STEP, keys(&["late"]), 2).unwrap();
         assert_eq!(poll(&mut rendezvous), Some((2, Ok(vec![tensor(20)]))));
         assert!(is_empty(&rendezvous));
+    }
+
+    #[test]
+    fn tensors_are_taken_at_once_if_all_are_there_and_nobody_waits() {
+        let mut rendezvous = rendezvous(|_| {});
+        let take = |rendezvous: &mut Rendezvous, names: &[&str]| {
+            let keys = keys(names);
+            let hashes: Vec<u64> = keys.iter().map(|key| rendezvous.hash_key(key)).collect();
+            let tensors = rendezvous.take(STEP, &keys, &hashes);
+            tensors.map(SmallVec::into_vec)
+        };
+        send(&mut rendezvous, "a", 1);
+        send(&mut rendezvous, "b", 2);
+        for refused in [&[][..], &["a", "c"], &["b", "a", "b"]] {
+            assert_eq!(take(&mut rendezvous, refused), None);
+        }
+        assert_eq!(
+            take(&mut rendezvous, &["b", "a"]),
+            Some(vec![tensor(2), tensor(1)])
+        );
+        assert!(is_empty(&rendezvous));
+
+        rendezvous.receive(STEP, keys(&["a", "c"]), 1).unwrap();
+        send(&mut rendezvous, "a", 3);
+        assert_eq!(take(&mut rendezvous, &["a"]), None, "somebody waits for it");
+        rendezvous.receive(STEP, keys(&["a"]), 2).unwrap();
+        assert_eq!(poll(&mut rendezvous), Some((2, Ok(vec![tensor(3)]))));
+        rendezvous.abort(STEP, Status::new(Code::Aborted, "over"));
+        assert_eq!(take(&mut rendezvous, &["c"]), None);
     }
 
     #[test]

@@ -189,12 +189,29 @@ impl ServerConnection {
     /// `false` says that nobody waits for the answer any more. Until [`ServerConnection::poll_cancelled`] has said so too,
     /// tensors in such an answer come back through [`ServerConnection::poll_undelivered`].
     pub fn answer(&mut self, id: RequestId, result: Result<Response, Status>) -> bool {
+        match self.try_answer(id, result) {
+            Ok(()) => true,
+            Err(result) => {
+                self.rescue(id, result);
+                false
+            }
+        }
+    }
+
+    /// Answers a request, as [`ServerConnection::answer`] does.
+    ///
+    /// # Errors
+    /// The answer comes back: nobody waits for it any more.
+    pub fn try_answer(
+        &mut self,
+        id: RequestId,
+        result: Result<Response, Status>,
+    ) -> Result<(), Result<Response, Status>> {
         if !self.is_outstanding(id) {
-            self.rescue(id, result);
-            return false;
+            return Err(result);
         }
         self.respond(id.0, result);
-        true
+        Ok(())
     }
 
     /// A request that was handed out and whose answer is no longer wanted: the peer gave it up, its deadline
@@ -317,7 +334,11 @@ impl ServerConnection {
 
     /// Queues the one answer of a request.
     fn respond(&mut self, id: SlotId, result: Result<Response, Status>) {
-        let announcement = self.announcement(id);
+        let served = self.served.get_mut(id).expect("the caller has found it");
+        let announcement = match served.expected {
+            Expected::Message { announce: true } => Some(self.announcement()),
+            _ => None,
+        };
         let served = self.served.get_mut(id).expect("the caller has found it");
         let mut frame = self.outgoing.empty_frame();
         let encoded = match &result {
@@ -345,21 +366,17 @@ impl ServerConnection {
         self.outgoing.push(frame);
     }
 
-    /// What the answer to a request says about this side.
-    fn announcement(&self, id: SlotId) -> Option<Announcement> {
-        let served = self.served.get(id)?;
-        let Expected::Message { announce: true } = served.expected else {
-            return None;
-        };
+    /// What an answer can say about this side.
+    fn announcement(&self) -> Announcement {
         let offer = if self.common().intersects(Features::MEDIA) {
             self.offer.clone()
         } else {
             Vec::new()
         };
-        Some(Announcement {
+        Announcement {
             features: self.announced,
             offer,
-        })
+        }
     }
 
     /// Saves the tensors of an answer that comes between a cancel and the moment the service hears of it.

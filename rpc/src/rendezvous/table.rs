@@ -32,6 +32,8 @@ pub(super) struct Entry {
     first_wait: usize,
     last_wait: usize,
     waits: usize,
+    /// Whether a request that wants several tensors at once has found this one.
+    pub(super) is_found: bool,
 }
 
 #[derive(Debug)]
@@ -68,10 +70,17 @@ impl Table {
         }
     }
 
-    pub(super) fn hash(&self, step_id: i64, key: &Text) -> u64 {
+    pub(super) fn hash_key(&self, key: &Text) -> u64 {
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write(key.as_buffer());
+        hasher.finish()
+    }
+
+    /// The hash of a key in a step, from that of the key, so that those of long keys are computed once.
+    pub(super) fn hash(&self, step_id: i64, key_hash: u64) -> u64 {
         let mut hasher = self.hasher.build_hasher();
         hasher.write_i64(step_id);
-        hasher.write(key.as_buffer());
+        hasher.write_u64(key_hash);
         hasher.finish()
     }
 
@@ -81,6 +90,17 @@ impl Table {
             entry.hash == hash && entry.key == *key && self.steps[entry.step].id == step_id
         });
         found.copied()
+    }
+
+    /// The entry of a key if it has a tensor, which nobody waits for and nobody has found yet; it is found now.
+    pub(super) fn find_tensor(&mut self, hash: u64, step_id: i64, key: &Text) -> Option<usize> {
+        let slot = self.find(hash, step_id, key)?;
+        let entry = &mut self.entries[slot];
+        if entry.tensor.is_none() || entry.waits > 0 || entry.is_found {
+            return None;
+        }
+        entry.is_found = true;
+        Some(slot)
     }
 
     /// Adds an entry that [`Table::find`] did not find. It is not kept empty: the caller gives it a tensor or
@@ -98,6 +118,7 @@ impl Table {
             first_wait: NONE,
             last_wait: NONE,
             waits: 0,
+            is_found: false,
         });
         match self.entries.get_mut(previous) {
             Some(entry) => entry.next_in_step = slot,

@@ -28,18 +28,16 @@ impl<A> Core<A> {
                 request,
                 ..
             } => {
-                let wanted = self.servers.find_mut(id).is_some_and(|server| {
-                    server.unpark(request);
-                    server.connection.is_outstanding(request)
-                });
-                if !wanted {
+                let is_failed = result.is_err();
+                let Some(server) = self.servers.find_mut(id) else {
+                    return self.put_back(result, taken);
+                };
+                server.unpark(request);
+                if let Err(result) = server.connection.try_answer(request, result) {
                     return self.put_back(result, taken);
                 }
-                if result.is_err() {
+                if is_failed {
                     self.counters().requests_failed.add(1);
-                }
-                if let Some(server) = self.servers.find_mut(id) {
-                    server.connection.answer(request, result);
                 }
                 self.mark_server(id);
             }

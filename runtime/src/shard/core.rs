@@ -18,6 +18,7 @@ use crate::registry::Functions;
 use crate::shard::FLUSH_TIME;
 use crate::shard::calls::Calls;
 use crate::shard::context::ShardContext;
+use crate::shard::keys::CheckedKeys;
 use crate::shard::links::{Links, Owner};
 use crate::shard::peers::PeerLink;
 use crate::shard::requests::ServerLink;
@@ -41,6 +42,9 @@ pub(crate) struct Core<A> {
     pub(super) peer_slots: HashMap<u64, usize, RandomState>,
     pub(super) calls: Calls,
     pub(super) steps: Steps,
+    pub(super) checked_keys: CheckedKeys,
+    /// Hashes of the keys of the request that is being served.
+    pub(super) key_hashes: Vec<u64>,
     pub(super) timers: Timers<Subject>,
     pub(super) local: VecDeque<Command>,
     pub(super) dirty_servers: Vec<SlotId>,
@@ -113,6 +117,8 @@ impl<A> Core<A> {
             peer_slots: HashMap::default(),
             calls: Calls::new(),
             steps: Steps::new(parts.rendezvous_limits),
+            checked_keys: CheckedKeys::new(),
+            key_hashes: Vec::new(),
             timers: Timers::new(),
             local: VecDeque::new(),
             dirty_servers: Vec::new(),
@@ -308,6 +314,7 @@ impl<A> Core<A> {
                 step_id,
                 keys,
             } => {
+                self.hash_keys(&keys);
                 self.receive(origin, step_id, keys);
             }
             Command::Forget { origin } => self.forget(origin),

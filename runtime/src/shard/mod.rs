@@ -7,6 +7,7 @@ mod calls;
 mod context;
 mod core;
 mod driven;
+mod keys;
 mod links;
 mod peers;
 mod requests;

@@ -320,8 +320,9 @@ impl<A> Core<A> {
     }
 
     fn serve_receive(&mut self, origin: Origin, step_id: i64, keys: Keys) {
-        for key in &keys {
-            if let Err(status) = self.shared.task.check_key(key) {
+        self.hash_keys(&keys);
+        for (key, &hash) in keys.iter().zip(&self.key_hashes) {
+            if let Err(status) = self.checked_keys.check(hash, key, &self.shared.task) {
                 return self.answer(origin, Err(status), None);
             }
         }

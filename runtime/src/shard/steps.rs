@@ -57,10 +57,24 @@ impl Steps {
 }
 
 impl<A> Core<A> {
-    /// Receives from a step of this shard. Returns whether the answer has to wait.
+    /// Hashes the keys of a request for [`Core::receive`].
+    pub(super) fn hash_keys(&mut self, keys: &Keys) {
+        let rendezvous = &self.steps.rendezvous;
+        self.key_hashes.clear();
+        self.key_hashes
+            .extend(keys.iter().map(|key| rendezvous.hash_key(key)));
+    }
+
+    /// Receives from a step of this shard, once its keys are hashed. Returns whether the answer has to wait.
     pub(super) fn receive(&mut self, origin: Origin, step_id: i64, keys: Keys) -> bool {
         if self.is_stopping() {
             self.answer(origin, Err(self.stopping()), None);
+            return false;
+        }
+        let rendezvous = &mut self.steps.rendezvous;
+        if let Some(tensors) = rendezvous.take(step_id, &keys, &self.key_hashes) {
+            let taken = Taken { step_id, keys };
+            self.answer(origin, Ok(Response::Tensors(tensors)), Some(taken));
             return false;
         }
         let waiter = Waiter {

@@ -1,0 +1,79 @@
+//! Instructions of a small call in user space, counted by valgrind: the figure that a busy machine does not change.
+//!
+//! This program runs itself under callgrind twice, with few and with many calls, and divides the difference. Both
+//! engines sleep while they have nothing to do, so that nobody counts looks in vain.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::baseline::Way;
+use crate::calls::{self, Load};
+use crate::cluster::Setting;
+
+/// Instructions of one call in the shards of both sides, with those that take its tensor from its producer. The
+/// reason if they cannot be counted.
+pub(crate) fn per_call(keep: bool) -> Result<f64, String> {
+    let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let few = total(&directory.path().join("few"), FEW_CALLS)?;
+    let many = total(&directory.path().join("many"), MANY_CALLS)?;
+    if keep {
+        println!("callgrind_annotate {}/many-*", directory.keep().display());
+    }
+    Ok((many - few) as f64 / (MANY_CALLS - FEW_CALLS) as f64)
+}
+
+/// The program that callgrind watches: makes this many calls.
+pub(crate) fn make_calls(calls: usize) {
+    let load = Load {
+        way: Way::Pull,
+        bytes: 64,
+        connections: 16,
+        depth: 32,
+        calls,
+        per_window: 512,
+    };
+    calls::run_unmeasured(Setting::sleeping("epoll"), load);
+}
+
+/// Instructions of a run in all threads but the first, which starts the others and produces tensors.
+fn total(output: &Path, calls: usize) -> Result<u64, String> {
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let run = Command::new("valgrind")
+        .args([
+            "--tool=callgrind",
+            "--fair-sched=yes",
+            "--separate-threads=yes",
+        ])
+        .arg(format!("--callgrind-out-file={}", output.display()))
+        .arg(program)
+        .args([CHILD, &calls.to_string()])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("valgrind: {error}"))?;
+    if !run.status.success() {
+        return Err(String::from_utf8_lossy(&run.stderr).into_owned());
+    }
+    let mut sum = 0;
+    for thread in 2.. {
+        let file = format!("{}-{thread:02}", output.display());
+        let Ok(text) = std::fs::read_to_string(&file) else {
+            break;
+        };
+        let totals = text.lines().find_map(|line| line.strip_prefix("totals: "));
+        let number = totals.and_then(|number| number.trim().parse::<u64>().ok());
+        sum += number.ok_or_else(|| format!("{file} has no totals"))?;
+    }
+    if sum == 0 {
+        return Err("callgrind saw no threads".to_owned());
+    }
+    Ok(sum)
+}
+
+/// The word before the number of calls, for the program that is watched.
+pub(crate) const CHILD: &str = "--make-calls";
+
+/// What the count may not exceed: a tenth more than it was when this was written. Lower it when it falls.
+pub(crate) const ALLOWED: f64 = 9000.0;
+
+const FEW_CALLS: usize = 1 << 13;
+const MANY_CALLS: usize = 5 << 13;
