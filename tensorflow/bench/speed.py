@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """How fast is TensorFlow over grpc++, compared with its own gRPC?
 
-    python tensorflow/bench/speed.py [CASE ...] [--rounds 5] [--seconds 2]
+    python tensorflow/bench/speed.py [CASE ...] [--clusters 5] [--rounds 2] [--seconds 2]
 
-For each case both protocols have a cluster of their own, and the rounds alternate between them, so that whatever else the
-machine does meets both. Prints steps per second and CPU milliseconds per step (all processes of the cluster), medians
-over the rounds, and the ratios.
+For each case both protocols have clusters of their own, and the rounds alternate between them, so that whatever else the
+machine does meets both. How fast a cluster is depends on where the memory and threads of its processes happen to lie, and
+stays so for its life: so there are several of each protocol, one after the other. Prints steps per second and CPU
+milliseconds per step (all processes of the cluster), medians over all rounds, and the ratios.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -44,7 +46,6 @@ class Side:
     def __init__(self, name, protocol, environment, jobs, arguments):
         self.name = name
         self.cluster = processes.Cluster(protocol, environment, **jobs)
-        self.rates, self.cpu_ms = [], []
         program = str(HERE / "task.py")
         leader = ("worker", 0)
         others = [(job, index) for job, number in jobs.items() for index in range(number) if (job, index) != leader]
@@ -58,8 +59,7 @@ class Side:
         before = self.cpu()
         done = self.leader.ask(f"run {seconds}", timeout_s=60 + 20 * seconds)
         used = self.cpu() - before
-        self.rates.append(done["steps"] / done["seconds"])
-        self.cpu_ms.append(1000 * used / done["steps"])
+        return done["steps"] / done["seconds"], 1000 * used / done["steps"]
 
     def cpu(self):
         return sum(task.ask("cpu") for task in self.cluster.tasks.values())
@@ -71,19 +71,24 @@ class Side:
         return self
 
 
-def measure(name, sides, rounds, seconds):
-    """Runs all sides in turn; returns their medians."""
-    for round_number in range(rounds):
-        order = sides if round_number % 2 == 0 else sides[::-1]
-        for side in order:
-            side.round(seconds)
+def measure(wishes, case, clusters, rounds, seconds):
+    """Runs clusters of all sides, which take turns; returns the medians of each side."""
+    jobs, task_arguments, _ = case
+    found = {name: [] for name, *_ in wishes}
+    for cluster_number in range(clusters):
+        order = wishes if cluster_number % 2 == 0 else wishes[::-1]
+        with contextlib.ExitStack() as stack:
+            sides = [stack.enter_context(Side(*wish, jobs, task_arguments)) for wish in order]
+            for round_number in range(rounds):
+                for side in sides if round_number % 2 == 0 else sides[::-1]:
+                    found[side.name].append(side.round(seconds))
     return {
-        side.name: {
-            "steps_per_s": statistics.median(side.rates),
-            "cpu_ms_per_step": statistics.median(side.cpu_ms),
-            "all_steps_per_s": [round(rate, 2) for rate in side.rates],
+        name: {
+            "steps_per_s": statistics.median(rate for rate, _ in results),
+            "cpu_ms_per_step": statistics.median(cpu_ms for _, cpu_ms in results),
+            "all_steps_per_s": [round(rate, 2) for rate, _ in results],
         }
-        for side in sides
+        for name, results in found.items()
     }
 
 
@@ -96,7 +101,8 @@ def variants(text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; by default those with a wanted ratio")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--clusters", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=2, help="of each cluster")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--variant", action="append", default=[], metavar="NAME:VARIABLE=VALUE,...",
                         help="one more side over grpc++ with these variables")
@@ -107,17 +113,10 @@ def main():
     print("| case | grpc, steps/s | grpc++, steps/s | ratio | CPU ms/step, grpc -> grpc++ | ratio |")
     print("|---|---|---|---|---|---|", flush=True)
     for name in names:
-        jobs, task_arguments, wanted = CASES[name]
+        wanted = CASES[name][-1]
         wishes = [("grpc", "grpc", {}), ("grpc++", "grpc++", {})]
         wishes += [(variant, "grpc++", settings) for variant, settings in map(variants, arguments.variant)]
-        sides = []
-        try:
-            for side_name, protocol, settings in wishes:
-                sides.append(Side(side_name, protocol, settings, jobs, task_arguments))
-            found = measure(name, sides, arguments.rounds, arguments.seconds)
-        finally:
-            for side in sides:
-                side.__exit__()
+        found = measure(wishes, CASES[name], arguments.clusters, arguments.rounds, arguments.seconds)
         everything[name] = found
         base = found["grpc"]
         for side_name in [wish[0] for wish in wishes[1:]]:
