@@ -165,7 +165,7 @@ absl::StatusOr<std::shared_ptr<Engine>> Engine::Start(const tensorflow::ServerDe
   engine->fuses_ = *fuses;
   const absl::StatusOr<uint64_t> pool_bytes = Bytes("GRPCXX_TENSOR_POOL_BYTES", uint64_t{1} << 30);
   if (!pool_bytes.ok()) return pool_bytes.status();
-  Pool::SetRetainedBytesMax(*pool_bytes);
+  Pool::Instance().SetRetainedBytesMax(*pool_bytes);
   if (absl::Status read = engine->ReadMap(); !read.ok()) return read;
 
   size_t num_tasks = 0;

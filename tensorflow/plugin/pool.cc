@@ -12,6 +12,9 @@
 namespace grpcxx_tensorflow {
 namespace {
 
+// Tensors below this are left to TensorFlow's allocator.
+constexpr size_t kLeastBytes = 256 << 10;
+// What blocks are aligned to, and their sizes a multiple of.
 constexpr size_t kPageBytes = 64 << 10;
 constexpr size_t kHugePageBytes = 2 << 20;
 // A free block that nobody wanted for so long goes back to the system.
@@ -23,7 +26,7 @@ size_t RoundUp(size_t size, size_t unit) { return (size + unit - 1) / unit * uni
 size_t BlockSize(size_t size) {
   size_t unit = kPageBytes;
   while (unit * 16 <= size) unit *= 2;
-  return RoundUp(RoundUp(size, unit), size >= kHugePageBytes ? kHugePageBytes : kPageBytes);
+  return RoundUp(RoundUp(size, unit), size >= 16 * kHugePageBytes ? kHugePageBytes : kPageBytes);
 }
 
 void* Map(size_t size) {
@@ -47,13 +50,20 @@ Pool& Pool::Instance() {
   return *pool;
 }
 
+Pool::Pool() : small_(tensorflow::cpu_allocator()) {}
+
 void Pool::SetRetainedBytesMax(size_t bytes) {
-  Pool& pool = Instance();
-  std::lock_guard<std::mutex> lock(pool.mutex_);
-  pool.free_bytes_max_ = bytes;
+  std::lock_guard<std::mutex> lock(mutex_);
+  free_bytes_max_ = bytes;
 }
 
-void* Pool::AllocateRaw(size_t, size_t num_bytes) {
+size_t Pool::retained_bytes_max() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return free_bytes_max_;
+}
+
+void* Pool::AllocateRaw(size_t alignment, size_t num_bytes) {
+  if (num_bytes < kLeastBytes || alignment > kPageBytes) return small_->AllocateRaw(alignment, num_bytes);
   const size_t size = BlockSize(num_bytes);
   void* data = TakeFree(size);
   if (data != nullptr) {
@@ -69,20 +79,23 @@ void* Pool::AllocateRaw(size_t, size_t num_bytes) {
 }
 
 void Pool::DeallocateRaw(void* data) {
+  // Most that is not ours shows by its address alone.
+  if (reinterpret_cast<uintptr_t>(data) % kPageBytes != 0) return small_->DeallocateRaw(data);
   std::vector<FreeBlock> evicted;
   bool starts_evicting = false;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     const auto used = used_.find(data);
+    if (used == used_.end()) {
+      lock.unlock();
+      return small_->DeallocateRaw(data);
+    }
     const size_t size = used->second;
     used_.erase(used);
     free_.push_front(FreeBlock{data, size, Clock::now()});
+    free_by_size_[size].push_back(free_.begin());
     free_bytes_ += size;
-    while (free_bytes_ > free_bytes_max_) {
-      evicted.push_back(free_.back());
-      free_bytes_ -= free_.back().size;
-      free_.pop_back();
-    }
+    while (free_bytes_ > free_bytes_max_) evicted.push_back(TakeOldest());
     starts_evicting = !is_evicting_ && !free_.empty();
     is_evicting_ |= starts_evicting;
   }
@@ -92,16 +105,27 @@ void Pool::DeallocateRaw(void* data) {
 
 void* Pool::TakeFree(size_t size) {
   std::lock_guard<std::mutex> lock(mutex_);
+  const auto blocks = free_by_size_.find(size);
+  if (blocks == free_by_size_.end()) return nullptr;
   // What was freed last is still warm.
-  for (auto block = free_.begin(); block != free_.end(); ++block) {
-    if (block->size != size) continue;
-    void* const data = block->data;
-    free_.erase(block);
-    free_bytes_ -= size;
-    used_[data] = size;
-    return data;
-  }
-  return nullptr;
+  const FreeBlocks::iterator block = blocks->second.back();
+  blocks->second.pop_back();
+  if (blocks->second.empty()) free_by_size_.erase(blocks);
+  void* const data = block->data;
+  free_.erase(block);
+  free_bytes_ -= size;
+  used_[data] = size;
+  return data;
+}
+
+Pool::FreeBlock Pool::TakeOldest() {
+  const FreeBlock oldest = free_.back();
+  const auto blocks = free_by_size_.find(oldest.size);
+  blocks->second.pop_front();
+  if (blocks->second.empty()) free_by_size_.erase(blocks);
+  free_.pop_back();
+  free_bytes_ -= oldest.size;
+  return oldest;
 }
 
 void Pool::EvictLater() {
@@ -114,11 +138,7 @@ void Pool::Evict() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const Clock::time_point oldest = Clock::now() - kIdleMax;
-    while (!free_.empty() && free_.back().since <= oldest) {
-      evicted.push_back(free_.back());
-      free_bytes_ -= free_.back().size;
-      free_.pop_back();
-    }
+    while (!free_.empty() && free_.back().since <= oldest) evicted.push_back(TakeOldest());
     continues = is_evicting_ = !free_.empty();
   }
   for (const FreeBlock& block : evicted) munmap(block.data, block.size);

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <deque>
 #include <list>
 #include <mutex>
 #include <string>
@@ -12,24 +13,24 @@
 
 namespace grpcxx_tensorflow {
 
-// Memory for large tensors that are received step by step.
+// Memory for large tensors, whether received or computed; small ones get theirs from TensorFlow's allocator.
 //
 // The system takes large memory back when it is freed, and hands it out again page by page, each filled with zeros:
 // for a tensor that is received this costs more than the bytes themselves. So freed blocks stay here for the next
 // tensor of about their size, up to a limit and for a while.
 class Pool : public tensorflow::Allocator {
  public:
-  // Tensors below this are the business of TensorFlow's allocator.
-  static constexpr size_t kLeastBytes = 256 << 10;
-
-  // That of this process. `retained_bytes_max` counts at the first use.
+  // That of this process.
   static Pool& Instance();
-  // How many bytes of free blocks are kept, for this process; 0 keeps none.
-  static void SetRetainedBytesMax(size_t bytes);
+
+  // How many bytes of free blocks are kept; 0 keeps none.
+  void SetRetainedBytesMax(size_t bytes);
+  size_t retained_bytes_max();
 
   std::string Name() override { return "grpcxx_pool"; }
   void* AllocateRaw(size_t alignment, size_t num_bytes) override;
   void DeallocateRaw(void* data) override;
+  tensorflow::AllocatorMemoryType GetMemoryType() const override { return small_->GetMemoryType(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -39,15 +40,23 @@ class Pool : public tensorflow::Allocator {
     Clock::time_point since;
   };
 
+  // Free blocks, the one that was freed last in front.
+  using FreeBlocks = std::list<FreeBlock>;
+
+  Pool();
   void* TakeFree(size_t size);
+  // Takes the oldest free block out.
+  FreeBlock TakeOldest();
   void EvictLater();
   void Evict();
 
+  tensorflow::Allocator* const small_;
   std::mutex mutex_;
   // The size of every block that is in use.
   std::unordered_map<void*, size_t> used_;
-  // The one that was freed last comes first.
-  std::list<FreeBlock> free_;
+  FreeBlocks free_;
+  // The free blocks of each size, the one that was freed last at the back.
+  std::unordered_map<size_t, std::deque<FreeBlocks::iterator>> free_by_size_;
   size_t free_bytes_ = 0;
   size_t free_bytes_max_ = size_t{1} << 30;
   bool is_evicting_ = false;

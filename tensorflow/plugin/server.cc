@@ -2,9 +2,8 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "devices.h"
 #include "engine.h"
-#include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/rpc/rpc_rendezvous_mgr.h"
 #include "tensorflow/core/platform/env.h"
@@ -23,13 +22,6 @@ const T& Value(const T& value) {
 template <typename T>
 const T& Value(const T* value) {
   return *value;
-}
-
-bool HasOnlyCpus(const tensorflow::DeviceMgr& devices) {
-  for (const tensorflow::Device* device : devices.ListDevices()) {
-    if (device->device_type() != "CPU") return false;
-  }
-  return true;
 }
 
 }  // namespace
@@ -59,6 +51,15 @@ absl::Status Server::InitWithEngine(tensorflow::DeviceMgr* local_device_mgr) {
   absl::StatusOr<std::shared_ptr<Engine>> engine = Engine::Start(server_def());
   if (!engine.ok()) return engine.status();
   engine_ = *std::move(engine);
+  if (local_device_mgr == nullptr) {
+    // Before devices are made, whose names a wrong task would spoil.
+    std::string host_name;
+    int port = 0;
+    absl::Status status = GetHostAndPort(server_def(), &host_name, &port);
+    if (status.ok()) status = NewDevices(server_def(), &devices_);
+    if (!status.ok()) return status;
+    local_device_mgr = devices_.get();
+  }
   Worker* worker = nullptr;
   tensorflow::GrpcServerOptions options;
   options.local_device_mgr = local_device_mgr;

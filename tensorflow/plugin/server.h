@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_server_lib.h"
 
 namespace grpcxx_tensorflow {
@@ -13,10 +14,15 @@ class Engine;
 // What follows `protocol=` in a training script.
 inline constexpr char kProtocol[] = "grpc++";
 
+// What must outlive the server's base class.
+struct OwnDevices {
+  std::unique_ptr<tensorflow::DeviceMgr> devices_;
+};
+
 // TensorFlow's gRPC server, whose tensors travel through an engine.
 //
 // The master service, the eager service and everything else stay where they are: the target is grpc://.
-class Server : public tensorflow::GrpcServer {
+class Server : private OwnDevices, public tensorflow::GrpcServer {
  public:
   static absl::Status Create(const tensorflow::ServerDef& server_def,
                              tensorflow::DeviceMgr* local_device_mgr,

@@ -219,13 +219,9 @@ absl::Status Landing::InitPlain(const grpcxx_tensor_meta& meta) {
   TensorShape shape;
   absl::Status status = TensorShape::BuildTensorShape(absl::MakeConstSpan(meta.dims, meta.rank), &shape);
   if (!status.ok()) return status;
-  tensorflow::Allocator* allocator = &Pool::Instance();
-  if (meta.data_size < Pool::kLeastBytes) {
-    allocator = response_->device()->GetAllocator(tensorflow::AllocatorAttributes());
-  }
   // A response lets a tensor be set in no other way without a copy.
   const_cast<Tensor&>(response_->tensor()) =
-      Tensor(allocator, static_cast<tensorflow::DataType>(meta.dtype), shape);
+      Tensor(&Pool::Instance(), static_cast<tensorflow::DataType>(meta.dtype), shape);
   return absl::OkStatus();
 }
 

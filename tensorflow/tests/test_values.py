@@ -36,3 +36,20 @@ def test_a_tensor_of_more_than_2_gib():
 def test_a_tensor_of_more_than_4_gib_is_refused_with_a_reason():
     found = sweep("grpc++", (4 << 30) + 13, timeout_s=600)
     assert "does not fit into one frame" in found["cases"]["large"]
+
+
+def compute(**environment):
+    with Cluster("grpc++", environment, worker=1) as cluster:
+        found = cluster.start("worker", 0, "compute.py").result()
+    assert all(0 < value < 0.5 for value in found["largest"])
+    return found["counters"]
+
+
+def test_large_tensors_that_are_computed_take_memory_from_the_pool():
+    counters = compute()
+    assert counters["pool_hits"] > counters["pool_misses"] > 0
+
+
+def test_a_pool_that_keeps_nothing_is_not_used():
+    counters = compute(GRPCXX_TENSOR_POOL_BYTES="0")
+    assert counters["pool_hits"] == counters["pool_misses"] == 0

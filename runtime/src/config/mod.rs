@@ -270,7 +270,7 @@ config! {
         "small tensors that a step receives from one task share requests";
     tensor_pool_bytes: u64 = parse::pool_bytes,
         "GRPCXX_TENSOR_POOL_BYTES", "1GiB", "bytes", "TensorFlow plugin",
-        "memory of large received tensors that is kept for the next ones when it is free, up to 16TiB; 0: none";
+        "memory of large tensors, received or computed, that is kept for the next ones when it is free, up to 16TiB; 0: none";
     metrics_address: Option<SocketAddr> = parse::socket_address,
         "GRPCXX_METRICS_ADDRESS", "", "", "grpcxx-server",
         "address that serves metrics over HTTP, such as `127.0.0.1:9100`; unset: none";
