@@ -143,6 +143,10 @@ impl<T: Transport> Transport for Faults<T> {
         events
     }
 
+    fn submit(&mut self) {
+        self.inner.submit();
+    }
+
     fn frames_in_flight(&self) -> usize {
         self.inner.frames_in_flight()
     }

@@ -119,6 +119,10 @@ impl<T: Transport> Transport for Trace<T> {
         self.inner.turn(now, &mut Writer { lines, handler })
     }
 
+    fn submit(&mut self) {
+        self.inner.submit();
+    }
+
     fn frames_in_flight(&self) -> usize {
         self.inner.frames_in_flight()
     }

@@ -57,6 +57,10 @@ pub trait Transport {
     /// Does a bounded amount of work and reports what happened. Returns the number of events.
     fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<Self::Accepted>) -> usize;
 
+    /// Lets frames that were queued since the last turn leave now, where that is earlier than in the next one. Reports
+    /// nothing.
+    fn submit(&mut self) {}
+
     /// Frames accepted and not yet reported as sent, over all links.
     fn frames_in_flight(&self) -> usize;
 

@@ -10,7 +10,7 @@ use grpcxx_transport::Time;
 
 use super::readable::Readable;
 use super::tasks::{Jobs, LocalTask, Panic, TaskQueue};
-use super::{Clock, HostError, ShardLoop, panic_message, sleep_limit};
+use super::{Clock, HostError, ShardLoop, TurnTime, panic_message, sleep_limit};
 use crate::idle::{Idle, IdleStep};
 
 /// Turns `shard` as one task of a glommio executor until it is finished.
@@ -98,13 +98,15 @@ impl<L: ShardLoop> Turning<L> {
     /// has nothing to do, and would allocate doing it.
     fn alone(&mut self) -> Result<Vec<LocalTask>, Panic> {
         let mut first_tasks = Vec::new();
+        let mut time = TurnTime::new(self.clock);
         while !self.shard.is_finished() && first_tasks.is_empty() {
-            let now = self.clock.now();
+            let now = time.next();
             let events = self.turn(now, |task| first_tasks.push(task))?;
             match self.idle.after_turn(now, events) {
-                IdleStep::Turn if events > 0 => {}
+                IdleStep::Turn if events > 0 => time.forget(),
                 IdleStep::Turn => std::hint::spin_loop(),
                 IdleStep::Park => {
+                    time.forget();
                     let limit = sleep_limit(&self.shard, self.clock);
                     if limit.is_some_and(|limit| limit.is_zero()) || !self.tasks.may_sleep() {
                         continue;

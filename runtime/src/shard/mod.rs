@@ -55,6 +55,7 @@ impl<T: Transport> Shard<T> {
         events += self.core.run_timers(&mut self.transport);
         events += self.core.settle();
         events += self.core.flush(&mut self.transport);
+        self.transport.submit();
         if self.core.is_stopping() {
             self.stop_listening();
             self.core.wind_down(&mut self.transport);

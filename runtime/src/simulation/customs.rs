@@ -121,6 +121,10 @@ impl<T: Transport> Transport for Customs<T> {
         self.inner.turn(now, &mut officer)
     }
 
+    fn submit(&mut self) {
+        self.inner.submit();
+    }
+
     fn frames_in_flight(&self) -> usize {
         self.inner.frames_in_flight()
     }

@@ -37,6 +37,7 @@ pub struct RdmaLinks<A: Adapter> {
     pub(crate) over: VecDeque<(LinkId, CloseReason)>,
     pub(crate) faults_checked: Time,
     pub(crate) expires: bool,
+    is_software: bool,
     generation: u16,
 }
 
@@ -50,6 +51,7 @@ impl<A: Adapter> RdmaLinks<A> {
             foreign_bytes: options.foreign_bytes,
             foreign_entries: options.foreign_entries,
         });
+        let is_software = adapter.limits().is_software;
         Self {
             adapter,
             options,
@@ -64,6 +66,7 @@ impl<A: Adapter> RdmaLinks<A> {
             over: VecDeque::new(),
             faults_checked: Time::ZERO,
             expires: false,
+            is_software,
             generation: 0,
         }
     }
@@ -205,6 +208,17 @@ impl<A: Adapter> RdmaLinks<A> {
         }
     }
 
+    /// As [`Transport::submit`](grpcxx_transport::Transport::submit).
+    pub fn submit(&mut self) {
+        for index in 0..self.work.len() {
+            let slot = self.work[index];
+            if (self.links.at(slot as usize)).is_some_and(|(_, link)| link.outbound.has_unpacked())
+            {
+                self.write(slot);
+            }
+        }
+    }
+
     /// As [`Transport::resume`](grpcxx_transport::Transport::resume).
     ///
     /// # Errors
@@ -270,6 +284,16 @@ impl<A: Adapter> RdmaLinks<A> {
     /// Lets an id be used again.
     pub(crate) fn free(&mut self, id: LinkId) {
         self.links.free(id);
+    }
+
+    /// Whether there are no links.
+    pub fn is_empty(&self) -> bool {
+        self.links.len() == 0
+    }
+
+    /// Whether CPUs of this machine do the device's work.
+    pub fn is_software(&self) -> bool {
+        self.is_software
     }
 
     /// Frames accepted and not yet reported as sent.

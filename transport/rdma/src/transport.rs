@@ -200,6 +200,10 @@ impl<A: Adapter, T: Transport> Transport for RdmaTransport<A, T> {
         events + self.part(handler)
     }
 
+    fn submit(&mut self) {
+        self.links.submit();
+    }
+
     fn frames_in_flight(&self) -> usize {
         self.links.frames_in_flight()
     }

@@ -199,7 +199,7 @@ impl<A: Adapter> RdmaLinks<A> {
     }
 
     /// Packs and posts what may be sent.
-    fn write(&mut self, slot: u32) {
+    pub(crate) fn write(&mut self, slot: u32) {
         let Some((_, link)) = self.links.at(slot as usize) else {
             return;
         };

@@ -213,6 +213,10 @@ impl<T: Transport> Transport for Ledger<T> {
         returned
     }
 
+    fn submit(&mut self) {
+        self.inner.submit();
+    }
+
     fn frames_in_flight(&self) -> usize {
         self.inner.frames_in_flight()
     }
