@@ -104,6 +104,8 @@ pub struct AdapterLimits {
     pub inline_bytes: u32,
     /// Most bytes of one message or read.
     pub message_bytes: u32,
+    /// Whether CPUs of this machine do the device's work, so that a thread which spins keeps it from it.
+    pub is_software: bool,
 }
 
 /// How many requests a queue must hold.

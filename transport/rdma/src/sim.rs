@@ -57,6 +57,7 @@ impl SimFabricOptions {
                 requests_per_queue: 1024,
                 inline_bytes: 64,
                 message_bytes: 1 << 30,
+                is_software: false,
             },
         }
     }

@@ -41,6 +41,8 @@ pub struct Upgrading<A: Adapter, T> {
     /// When RDMA had an event.
     stirred: Option<Time>,
     turns_without_base: u32,
+    /// In a row.
+    empty_turns: u32,
     now: Time,
     /// After a failure of RDMA no link moves until then.
     rests_until: Time,
@@ -116,6 +118,7 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
             leaves_near: true,
             stirred: None,
             turns_without_base: 0,
+            empty_turns: 0,
             now: Time::ZERO,
             rests_until: Time::ZERO,
         }
@@ -184,6 +187,21 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
         }
         self.turns_without_base = 0;
         true
+    }
+
+    /// Lets a device in software have the CPU now and then, while this thread spins.
+    fn give_way(&mut self, events: usize) {
+        if events > 0 {
+            self.empty_turns = 0;
+            return;
+        }
+        self.empty_turns += 1;
+        if self.empty_turns >= EMPTY_TURNS_PER_YIELD
+            && (self.links.as_ref()).is_some_and(|links| links.is_software() && !links.is_empty())
+        {
+            self.empty_turns = 0;
+            std::thread::yield_now();
+        }
     }
 
     fn insert(&mut self, base: LinkId) -> LinkId {
@@ -351,7 +369,16 @@ impl<A: Adapter, T: Park> Transport for Upgrading<A, T> {
             self.check_asked();
             events += self.carry_out(handler);
         }
-        events + self.part(handler)
+        events += self.part(handler);
+        self.give_way(events);
+        events
+    }
+
+    fn submit(&mut self) {
+        if let Some(links) = &mut self.links {
+            links.submit();
+        }
+        self.base.submit();
     }
 
     fn frames_in_flight(&self) -> usize {
@@ -475,5 +502,8 @@ const BUSY_TIME: Duration = Duration::from_micros(100);
 
 /// Turns of which the first medium has one while RDMA is busy.
 const TURNS_PER_BASE: u32 = 16;
+
+/// Turns without events between two chances for a device in software.
+const EMPTY_TURNS_PER_YIELD: u32 = 64;
 
 const _: () = assert!(SECRET_BYTES == 16);

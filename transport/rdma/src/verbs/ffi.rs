@@ -227,7 +227,8 @@ pub(super) struct DeviceAttributes {
     _identity: [u64; 2],
     pub(super) max_mr_size: u64,
     _page_sizes: u64,
-    _vendor: [u32; 3],
+    /// Its number, its part, and that part's version.
+    pub(super) vendor: [u32; 3],
     pub(super) max_qp: c_int,
     pub(super) max_qp_wr: c_int,
     _capabilities: c_uint,
@@ -329,6 +330,8 @@ pub(super) type RegisterDmabuf =
     unsafe extern "C" fn(*mut ProtectionDomain, u64, usize, u64, c_int, c_int) -> *mut MemoryRegion;
 
 pub(super) const TRANSPORT_IB: c_int = 0;
+/// The vendor that devices in software give: none.
+pub(super) const VENDOR_SOFTWARE: u32 = 0xff_ffff;
 pub(super) const PORT_ACTIVE: c_uint = 4;
 pub(super) const LINK_LAYER_ETHERNET: u8 = 2;
 

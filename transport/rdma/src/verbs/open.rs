@@ -162,6 +162,7 @@ impl OpenDevice {
                 requests_per_queue: attributes.max_qp_wr.max(1) as u32,
                 inline_bytes: INLINE_BYTES,
                 message_bytes: 1 << 30,
+                is_software: attributes.vendor[0] == ffi::VENDOR_SOFTWARE,
             },
             completions_max: attributes.max_cqe.max(1) as u32,
             port,
