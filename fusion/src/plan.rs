@@ -1,9 +1,11 @@
 /// When tensors share a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanLimits {
-    /// Longest frame in bytes, with everything in it; below 4 GiB, because original peers keep the length of
-    /// a frame in 32 bits.
+    /// Longest frame in bytes that tensors share, with everything in it; below 4 GiB, because original peers keep
+    /// the length of a frame in 32 bits.
     pub frame_bytes: u64,
+    /// The same for the frame of a tensor that travels alone.
+    pub lone_frame_bytes: u64,
     /// Most tensors of one frame. Original peers before release 2208 let other frames come into the middle
     /// of one that has more than about 250.
     pub tensors_per_frame: usize,
@@ -22,6 +24,7 @@ impl Default for PlanLimits {
     fn default() -> Self {
         Self {
             frame_bytes: (1 << 32) - 1,
+            lone_frame_bytes: (1 << 32) - 1,
             tensors_per_frame: 250,
             frames_wanted: 8,
             shared_tensor_bytes: 256 << 10,
@@ -33,9 +36,11 @@ impl Default for PlanLimits {
 
 impl PlanLimits {
     /// Limits toward a peer that is known to be grpcxx: a frame has as many tensors as its format can say, one
-    /// piece for the head and two for each tensor, 65,535 in all.
+    /// piece for the head and two for each tensor, 65,535 in all. How long the frame of one tensor may be is for the
+    /// connection to say, which knows whether its ends take long frames.
     pub fn between_grpcxx() -> Self {
         Self {
+            lone_frame_bytes: i64::MAX as u64,
             tensors_per_frame: 32_767,
             ..Self::default()
         }
@@ -130,12 +135,18 @@ impl Plan {
             .frame_overhead_bytes
             .saturating_add(limits.tensor_overhead_bytes);
         for (index, data_bytes) in sizes.into_iter().enumerate() {
-            if first_data.saturating_add(data_bytes) > limits.frame_bytes {
+            let is_shared = data_bytes <= limits.shared_tensor_bytes;
+            let frame_bytes = if is_shared {
+                limits.frame_bytes
+            } else {
+                limits.lone_frame_bytes
+            };
+            if first_data.saturating_add(data_bytes) > frame_bytes {
                 self.clear();
                 return Err(TooLarge {
                     index,
                     data_bytes,
-                    allowed_bytes: limits.frame_bytes.saturating_sub(first_data),
+                    allowed_bytes: frame_bytes.saturating_sub(first_data),
                 });
             }
             let planned = Planned {
@@ -143,10 +154,10 @@ impl Plan {
                 data_offset_bytes: first_data,
                 data_bytes,
             };
-            if data_bytes > limits.shared_tensor_bytes {
-                self.alone.push(planned);
-            } else {
+            if is_shared {
                 self.tensors.push(planned);
+            } else {
+                self.alone.push(planned);
             }
         }
         self.group_shared(limits);
@@ -238,6 +249,7 @@ mod tests {
 
     const SMALL: PlanLimits = PlanLimits {
         frame_bytes: 1000,
+        lone_frame_bytes: 1000,
         tensors_per_frame: 4,
         frames_wanted: 8,
         shared_tensor_bytes: 300,
@@ -295,6 +307,11 @@ mod tests {
         plan.fill([931], &SMALL).unwrap();
         assert_eq!(plan.groups().next().unwrap().frame_bytes(), 1000);
         assert!(plan.fill([u64::MAX], &PlanLimits::default()).is_err());
+        assert!(
+            plan.fill([u64::MAX], &PlanLimits::between_grpcxx())
+                .is_err()
+        );
+        plan.fill([1 << 40], &PlanLimits::between_grpcxx()).unwrap();
         let no_room = PlanLimits {
             frame_bytes: 60,
             ..SMALL
@@ -324,7 +341,7 @@ mod tests {
             tensors_per_frame in 1usize..10,
             shared_tensor_bytes in 0u64..700
         ) {
-            let limits = PlanLimits { frame_bytes, tensors_per_frame, shared_tensor_bytes, ..SMALL };
+            let limits = PlanLimits { frame_bytes, lone_frame_bytes: frame_bytes, tensors_per_frame, shared_tensor_bytes, ..SMALL };
             let mut plan = Plan::new();
             plan.fill([1, 2, 3], &limits).unwrap();
             plan.fill(sizes.iter().copied(), &limits).unwrap();

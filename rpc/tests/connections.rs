@@ -2,9 +2,10 @@
 
 mod support;
 
+use grpcxx_memory::Buffer;
 use grpcxx_rpc::{
-    CallOptions, Code, ConnectionLimits, Features, Incoming, Method, Request, Response,
-    ServerConnection, Status, Tensor,
+    CallOptions, Code, ConnectionLimits, DType, Features, Incoming, Method, Request, Response,
+    ServerConnection, Shape, Status, Tensor,
 };
 use grpcxx_transport::{Outcome, Refusal, Time};
 use smallvec::smallvec;
@@ -682,4 +683,67 @@ fn an_answer_keeps_a_small_tensor_and_attaches_a_large_one() {
     let attached = frame.segment(1);
     assert_eq!(attached.as_ptr(), large.data.as_ptr());
     assert_eq!(frame.len_bytes(), 32 + 37 + 512 + 37 + 513);
+}
+
+/// A graph call with 4 GiB of feeds: the same memory eight times, which nobody touches.
+fn call_of_four_gibibytes() -> Request {
+    let memory: Buffer = vec![0; 1 << 29].into();
+    let shape = Shape::new(&[1 << 29]).unwrap();
+    let tensor = Tensor::new(DType::UInt8, shape, memory).unwrap();
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let feeds = names.map(|name| (name, tensor.clone())).to_vec();
+    graph("f", feeds, &[])
+}
+
+#[test]
+fn a_long_frame_waits_until_the_peer_has_said_that_it_takes_it() {
+    let mut pair = Pair::new(Features::ALL, Features::ALL);
+    let given_up = pair.call(call_of_four_gibibytes());
+    let call = pair.call(call_of_four_gibibytes());
+    pair.call(receive("a"));
+    assert!(pair.client.end.cancel(given_up));
+    pair.carry_requests();
+    let status = pair.request();
+    assert_eq!(pair.request().request, receive("a"));
+    let status_body = Ok(Response::Message(vec![].into()));
+    pair.server.end.answer(status.id, status_body);
+    pair.carry_responses();
+    assert_eq!(pair.finished().call, given_up);
+    let frame = pair.client.end.poll_frame().unwrap();
+    assert_eq!(frame.token, call.tag());
+    assert!(frame.len_bytes() > 1 << 32);
+    assert!(pair.client.end.poll_frame().is_none());
+}
+
+#[test]
+fn a_long_frame_is_not_sent_to_a_peer_that_does_not_take_it() {
+    let others = Features::ALL.without(Features::LONG_FRAMES);
+    for server in [others, Features::NONE] {
+        let mut pair = Pair::new(Features::ALL, server);
+        pair.call(call_of_four_gibibytes());
+        pair.carry_requests();
+        let status = pair.request();
+        let status_body = Ok(Response::Message(vec![].into()));
+        pair.server.end.answer(status.id, status_body);
+        pair.carry_responses();
+        let refused = pair.finished().result.unwrap_err();
+        assert_eq!(refused.code, Code::ResourceExhausted);
+        assert!(
+            refused
+                .message
+                .ends_with("cannot be sent, allowed are 4294967295")
+        );
+        assert!(pair.client.end.poll_frame().is_none());
+    }
+}
+
+#[test]
+fn calls_that_wait_for_what_the_peer_takes_end_with_the_link() {
+    let mut pair = Pair::new(Features::ALL, Features::ALL);
+    let call = pair.call(call_of_four_gibibytes());
+    let gone = Status::new(Code::Unavailable, "the link is gone");
+    pair.client.end.handle_closed(&gone);
+    let finished = pair.finished();
+    assert_eq!((finished.call, finished.result), (call, Err(gone)));
+    assert!(pair.client.end.poll_frame().is_none());
 }

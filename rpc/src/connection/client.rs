@@ -6,6 +6,7 @@ use grpcxx_transport::{Frame, Next, Outcome, Refusal, Refused, Time};
 
 use super::client_inbound::Inbound;
 use super::deadlines::Deadlines;
+use super::limits::FRAME_BYTES_MAX;
 use super::outgoing::Outgoing;
 use super::slots::{SlotId, Slots};
 use super::{ConnectionLimits, encode};
@@ -18,6 +19,7 @@ use crate::{Code, Request, Response, Status, Text};
 /// was given up keeps its slot too, because its response still comes and has to be recognised.
 #[derive(Debug)]
 pub struct ClientConnection {
+    /// What is taken from the peer, who may know already what it may send when we do not yet.
     pub(super) limits: ConnectionLimits,
     pub(super) calls: Slots<Call>,
     pub(super) inbound: Inbound,
@@ -26,6 +28,9 @@ pub struct ClientConnection {
     pub(super) peer_status: Option<Buffer>,
     pub(super) offer: Option<Vec<u8>>,
     deadlines: Deadlines,
+    /// Frames that are too long for a peer of which nothing is known yet.
+    #[expect(clippy::vec_box, reason = "frames travel boxed")]
+    held: Vec<Box<Frame>>,
     outgoing: Outgoing,
     finished: VecDeque<Finished>,
     outstanding: usize,
@@ -87,7 +92,7 @@ impl CallId {
 impl ClientConnection {
     /// A fresh connection. Unless `announce` is empty, its first frame announces these features.
     pub fn new(limits: ConnectionLimits, announce: Features) -> Self {
-        let limits = limits.within_protocol();
+        let limits = limits.within_protocol().between(announce);
         let mut connection = Self {
             limits,
             calls: Slots::new(),
@@ -98,6 +103,7 @@ impl ClientConnection {
             offer: None,
             deadlines: Deadlines::default(),
             outgoing: Outgoing::new(&limits),
+            held: Vec::new(),
             finished: VecDeque::new(),
             outstanding: 0,
             closed: false,
@@ -178,10 +184,17 @@ impl ClientConnection {
             return Ok(CallId(id));
         }
         let mut frame = self.outgoing.empty_frame();
-        match encode::request(&mut frame, id.raw(), timeout_ms, &request, &self.limits) {
+        // As long as the peer has not said what it knows, it may know all that we do.
+        let common = self.announced & self.peer.unwrap_or(self.announced);
+        let limits = self.limits.between(common);
+        match encode::request(&mut frame, id.raw(), timeout_ms, &request, &limits) {
             Ok(()) => {
                 frame.token = id.raw();
-                self.outgoing.push(frame);
+                if self.peer.is_none() && frame.len_bytes() > FRAME_BYTES_MAX {
+                    self.held.push(frame);
+                } else {
+                    self.outgoing.push(frame);
+                }
                 self.expect(id, Expected::of(request), options.deadline);
             }
             Err(status) => {
@@ -216,7 +229,7 @@ impl ClientConnection {
     /// Ends all calls, because the link is gone.
     pub fn handle_closed(&mut self, status: &Status) {
         self.closed = true;
-        while let Some(frame) = self.outgoing.pop() {
+        while let Some(frame) = self.outgoing.pop().or_else(|| self.held.pop()) {
             self.outgoing.recycle(frame);
         }
         let ids: Vec<SlotId> = self.calls.iter().map(|(id, _)| id).collect();
@@ -348,8 +361,24 @@ impl ClientConnection {
         if let Expected::Announcement = call.expected {
             // A peer that cannot answer knows no extensions.
             self.peer.get_or_insert(Features::NONE);
+            self.release_held();
         } else if !call.is_ended {
             self.note(id, call.token, result);
+        }
+    }
+
+    /// Sends the frames that waited until the peer said what it knows, or ends their calls.
+    fn release_held(&mut self) {
+        let limits = self.limits.between(self.common());
+        for frame in std::mem::take(&mut self.held) {
+            match encode::check_frame(&frame, &limits) {
+                Ok(()) => self.outgoing.push(frame),
+                Err(status) => {
+                    let id = SlotId::from_raw(frame.token);
+                    self.outgoing.recycle(frame);
+                    self.finish(id, Err(status));
+                }
+            }
         }
     }
 

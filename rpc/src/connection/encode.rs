@@ -236,6 +236,15 @@ fn finish_response(
 }
 
 fn payload_bytes(frame: &Frame, limits: &ConnectionLimits) -> Result<u64, Status> {
+    check_frame(frame, limits)?;
+    Ok(frame.len_bytes() - HEADER_BYTES as u64)
+}
+
+/// Whether a frame may be sent.
+///
+/// # Errors
+/// It is too long.
+pub(super) fn check_frame(frame: &Frame, limits: &ConnectionLimits) -> Result<(), Status> {
     let frame_bytes = frame.len_bytes();
     if frame_bytes > limits.frame_bytes {
         return Err(exhausted(
@@ -245,7 +254,7 @@ fn payload_bytes(frame: &Frame, limits: &ConnectionLimits) -> Result<u64, Status
             limits.frame_bytes,
         ));
     }
-    Ok(frame_bytes - HEADER_BYTES as u64)
+    Ok(())
 }
 
 fn check_message(body: &Buffer, limits: &ConnectionLimits) -> Result<(), Status> {

@@ -1,3 +1,5 @@
+use crate::wire::Features;
+
 /// Payload up to this length is copied into the frame; longer payload is attached by reference.
 pub const COALESCE_BYTES_MAX: usize = 512;
 
@@ -8,7 +10,7 @@ pub struct ConnectionLimits {
     /// answer that has left. Behind the last one a server stops reading, so the limit must be above the number of
     /// requests that wait for a later one on the same connection.
     pub outstanding_calls: usize,
-    /// Longest frame, header included, in bytes.
+    /// Longest frame, header included, in bytes; 2^32 - 1 at most unless both ends announced long frames.
     pub frame_bytes: u64,
     /// Longest protobuf message, in bytes.
     pub message_bytes: u64,
@@ -28,7 +30,7 @@ impl Default for ConnectionLimits {
     fn default() -> Self {
         Self {
             outstanding_calls: 65_536,
-            frame_bytes: FRAME_BYTES_MAX,
+            frame_bytes: 1 << 36,
             message_bytes: i32::MAX as u64,
             names_bytes: 16 << 20,
             records: RECORDS_MAX,
@@ -44,10 +46,21 @@ impl ConnectionLimits {
     pub(super) fn within_protocol(self) -> Self {
         Self {
             outstanding_calls: self.outstanding_calls.clamp(1, OUTSTANDING_CALLS_MAX),
-            frame_bytes: self.frame_bytes.min(FRAME_BYTES_MAX),
+            frame_bytes: self.frame_bytes.min(LONG_FRAME_BYTES_MAX),
             message_bytes: self.message_bytes.min(FRAME_BYTES_MAX),
             names_bytes: self.names_bytes.min(i32::MAX as usize),
             records: self.records.min(RECORDS_MAX),
+            ..self
+        }
+    }
+
+    /// The limits between these ends, if `common` is what both have announced.
+    pub(super) fn between(self, common: Features) -> Self {
+        if common.contains(Features::LONG_FRAMES) {
+            return self;
+        }
+        Self {
+            frame_bytes: self.frame_bytes.min(FRAME_BYTES_MAX),
             ..self
         }
     }
@@ -69,7 +82,10 @@ impl ConnectionLimits {
 }
 
 /// Originals hold the length of a frame in 32 bits.
-const FRAME_BYTES_MAX: u64 = u32::MAX as u64;
+pub(super) const FRAME_BYTES_MAX: u64 = u32::MAX as u64;
+
+/// Far beyond the memory of a machine, so that sums of lengths stay in range.
+const LONG_FRAME_BYTES_MAX: u64 = 1 << 48;
 
 /// Originals send at most 65535 pieces: one header, and for each tensor its record and its data.
 const RECORDS_MAX: usize = (65_535 - 1) / 2;
@@ -90,12 +106,15 @@ mod tests {
         let document = include_str!("../../../docs/wire.md");
         let limits = ConnectionLimits::default();
         assert_eq!(limits, limits.within_protocol());
-        assert_eq!(limits.frame_bytes, (1 << 32) - 1);
+        assert_eq!(limits.frame_bytes, 1 << 36);
+        let star = limits.between(Features::ALL.without(Features::LONG_FRAMES));
+        assert_eq!(star.frame_bytes, (1 << 32) - 1);
+        assert_eq!(limits.between(Features::LONG_FRAMES), limits);
         assert_eq!(limits.message_bytes, (1 << 31) - 1);
         assert_eq!(limits.names_bytes, 16 << 20);
         assert_eq!(limits.error_text_bytes, 64 << 10);
         let rows = [
-            "| frame | 2^32 - 1 bytes |".to_owned(),
+            "| frame | 2^32 - 1 bytes; 2^36 between ends that know *long frames* |".to_owned(),
             "| message | 2^31 - 1 bytes |".to_owned(),
             "| graph metadata, names of a response | 16 MiB |".to_owned(),
             format!("| records of one frame | {} |", limits.records),
@@ -122,7 +141,7 @@ mod tests {
         };
         let cut = limits.within_protocol();
         assert_eq!(cut.outstanding_calls, 1);
-        assert_eq!(cut.frame_bytes, FRAME_BYTES_MAX);
+        assert_eq!(cut.frame_bytes, LONG_FRAME_BYTES_MAX);
         assert_eq!(cut.message_bytes, FRAME_BYTES_MAX);
         assert_eq!(cut.names_bytes, i32::MAX as usize);
         assert_eq!(cut.records, RECORDS_MAX);

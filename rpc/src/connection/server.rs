@@ -18,7 +18,10 @@ use crate::{Code, Request, Response, Status, Tensor, Text};
 /// by the same limit as one that asks for what takes long.
 #[derive(Debug)]
 pub struct ServerConnection {
+    /// Those in force with this peer.
     pub(super) limits: ConnectionLimits,
+    /// Those towards a peer that knows all extensions.
+    own_limits: ConnectionLimits,
     pub(super) served: Slots<Served>,
     /// Requests without an answer by tag.
     pub(super) tags: HashMap<u64, SlotId>,
@@ -115,9 +118,11 @@ impl RequestId {
 impl ServerConnection {
     /// A fresh connection. To a peer that announces itself it announces these features.
     pub fn new(limits: ConnectionLimits, announce: Features) -> Self {
-        let limits = limits.within_protocol();
+        let own_limits = limits.within_protocol();
+        let limits = own_limits.between(Features::NONE);
         Self {
             limits,
+            own_limits,
             served: Slots::new(),
             tags: HashMap::new(),
             inbound: Inbound::Header,
@@ -296,6 +301,12 @@ impl ServerConnection {
     /// Takes back a frame that the link refused; it is the next one again.
     pub fn unpoll_frame(&mut self, frame: Box<Frame>) {
         self.outgoing.unpop(frame);
+    }
+
+    /// Notes what the peer has announced.
+    pub(super) fn meet(&mut self, features: Features) {
+        self.peer = Some(features);
+        self.limits = self.own_limits.between(self.common());
     }
 
     pub(super) fn has(&self, feature: Features) -> bool {

@@ -350,7 +350,7 @@ impl ServerConnection {
         let Some(announcement) = Announcement::find(body)? else {
             return Ok(false);
         };
-        self.peer = Some(announcement.features);
+        self.meet(announcement.features);
         Ok(!self.announced.is_empty())
     }
 

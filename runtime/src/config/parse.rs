@@ -136,7 +136,7 @@ pub(super) fn rdma_gid_index(text: &str) -> Parsed<Option<u8>> {
 }
 
 pub(super) fn frame_bytes(text: &str) -> Parsed<u64> {
-    bytes(text, 64 * KIB..=u64::from(u32::MAX))
+    bytes(text, 64 * KIB..=16 * TIB)
 }
 
 pub(super) fn message_bytes(text: &str) -> Parsed<u64> {
