@@ -28,8 +28,6 @@ using tensorflow::TensorProto;
 using tensorflow::TensorShape;
 using tensorflow::TensorShapeProto;
 
-// A frame of star is shorter than 2^32 bytes; its head and the heads of its records count.
-constexpr uint64_t kDataBytesMax = std::numeric_limits<uint32_t>::max() - 4096;
 constexpr size_t kProtoBytesMax = std::numeric_limits<int32_t>::max();
 
 // The shape image of a star record: six dimensions of 16 bits or three of 32.
@@ -110,10 +108,6 @@ absl::Status Lend(const Tensor& value, bool is_dead, grpcxx_tensor** tensor) {
   const int32_t dtype = value.dtype();
   const bool is_plain = grpcxx_dtype_size(dtype) != 0;
   const uint64_t size = value.TotalBytes();
-  if (is_plain && size > kDataBytesMax) {
-    return absl::ResourceExhaustedError(absl::StrCat("a tensor of ", size, " bytes does not fit into one frame of ",
-                                                     "grpc++, the limit is ", kDataBytesMax, "; split it"));
-  }
   if (!is_plain || !shape.Fits()) return LendSerialized(value, shape, tensor);
   if (size == 0) {
     return TakeFromEngine(grpcxx_tensor_copy_new(dtype, shape.dims, shape.rank, false, nullptr, 0, tensor));

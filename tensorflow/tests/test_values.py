@@ -7,8 +7,8 @@ from cluster import Cluster
 pytestmark = pytest.mark.processes
 
 
-def sweep(protocol, *arguments, timeout_s=300):
-    with Cluster(protocol, ps=1, worker=1) as cluster:
+def sweep(protocol, *arguments, timeout_s=300, environment=None):
+    with Cluster(protocol, environment, ps=1, worker=1) as cluster:
         cluster.serve("ps")
         return cluster.start("worker", 0, "sweep.py", *arguments).result(timeout_s)
 
@@ -33,9 +33,16 @@ def test_a_tensor_of_more_than_2_gib():
 
 
 @pytest.mark.long
-def test_a_tensor_of_more_than_4_gib_is_refused_with_a_reason():
-    found = sweep("grpc++", (4 << 30) + 13, timeout_s=600)
-    assert "does not fit into one frame" in found["cases"]["large"]
+def test_a_tensor_of_more_than_4_gib():
+    found = sweep("grpc++", 4, (1 << 30) + 13, timeout_s=600)
+    assert not str(found["cases"]["large"]).startswith("ERROR"), found
+    assert found["counters"]["received_in_place_bytes"] > 4 << 30
+
+
+@pytest.mark.long
+def test_a_tensor_of_more_than_4_gib_is_refused_without_extensions():
+    found = sweep("grpc++", 4, (1 << 30) + 13, timeout_s=600, environment={"GRPCXX_EXTENSIONS": "false"})
+    assert "cannot be sent, allowed are 4294967295" in found["cases"]["large"]
 
 
 def compute(**environment):

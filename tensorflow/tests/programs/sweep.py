@@ -1,11 +1,12 @@
 """Sends tensors of all kinds from a ps to this worker and back, and prints a digest of each result.
 
-    sweep.py [LARGE_BYTES]
+    sweep.py [DIM ...]
 
-With LARGE_BYTES one more tensor of that many bytes is sent.
+With dimensions, one tensor of bytes of that shape is sent instead.
 """
 
 import hashlib
+import math
 import sys
 
 import numpy as np
@@ -246,12 +247,14 @@ def many_small_tensors(session):
     return [digest(session.run(total)) for _ in range(5)]
 
 
-def large(session, size):
+def large(session, dims):
+    size = math.prod(dims)
     with tf.device(PS):
         value = tf.raw_ops.Fill(dims=tf.constant([size], tf.int64), value=tf.constant(7, tf.uint8))
         marked = tf.tensor_scatter_nd_update(value, [[0], [size // 2], [size - 1]], tf.constant([1, 2, 3], tf.uint8))
+        shaped = tf.reshape(marked, tf.constant(dims, tf.int64))
     with tf.device(WORKER):
-        here = tf.raw_ops.Identity(input=marked)
+        here = tf.reshape(tf.raw_ops.Identity(input=shaped), [-1])
         parts = tf.stack([here[0], here[1], here[size // 2], here[size - 1]])
         total = tf.reduce_sum(tf.cast(tf.reshape(here[: size // 4096 * 4096], [-1, 4096])[:: 1024], tf.int64))
         length = tf.size(here, out_type=tf.int64)
@@ -265,8 +268,8 @@ config.graph_options.optimizer_options.opt_level = v1.OptimizerOptions.L0
 config.graph_options.optimizer_options.do_constant_folding = False
 found = {}
 if len(sys.argv) > 1:
-    size = int(sys.argv[1])
-    CASES = {"large": lambda session: large(session, size)}
+    dims = [int(dim) for dim in sys.argv[1:]]
+    CASES = {"large": lambda session: large(session, dims)}
 for name, function in CASES.items():
     with tf.Graph().as_default():
         try:
