@@ -20,10 +20,12 @@ constexpr size_t kHistoriesMax = 1 << 17;
 // A receive costs some 20 us alone: a group waits as long as others join it faster than that would be lost.
 constexpr std::chrono::microseconds kLookAfter(100);
 constexpr int kLooksMax = 10;
-// How long a key that was late, or had no company, goes alone before that is tried again.
+// Receives that are fewer lose more by waiting for each other than a shared request saves.
+constexpr uint32_t kCompanyMin = 24;
+// How long a key that was late, or had little company, goes alone before that is tried again.
 constexpr uint32_t kAloneAfterLate = 8;
 constexpr uint32_t kAloneAfterLateMax = 1 << 16;
-constexpr uint32_t kAloneWithoutCompany = 256;
+constexpr uint32_t kAloneWithLittleCompany = 256;
 
 // Receives that left together.
 struct Sent {
@@ -133,7 +135,7 @@ std::vector<TensorReceive*> Fuser::Close(const std::shared_ptr<Group>& group) {
   const uint32_t company = group->histories.size();
   for (KeyHistory* history : group->histories) {
     history->company = company;
-    if (company == 1) history->alone_for = kAloneWithoutCompany;
+    if (company < kCompanyMin) history->alone_for = kAloneWithLittleCompany;
   }
   return std::move(group->receives);
 }
