@@ -2,6 +2,7 @@ mod admission;
 mod closed;
 mod home;
 mod limits;
+mod room;
 mod table;
 mod waiters;
 

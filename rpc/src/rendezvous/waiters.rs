@@ -6,6 +6,7 @@ use slab::Slab;
 use smallvec::SmallVec;
 
 use super::Ready;
+use super::room::Room;
 use super::table::NONE;
 use crate::{Status, Tensor, Text};
 
@@ -14,6 +15,7 @@ use crate::{Status, Tensor, Text};
 pub(super) struct Waiters {
     slots: Slab<Waiter>,
     by_token: HashMap<u64, usize, RandomState>,
+    room: Room,
     settled: VecDeque<usize>,
 }
 
@@ -54,6 +56,7 @@ impl Waiters {
         Self {
             slots: Slab::new(),
             by_token: HashMap::default(),
+            room: Room::default(),
             settled: VecDeque::new(),
         }
     }
@@ -77,6 +80,8 @@ impl Waiters {
             step_id,
             state,
         });
+        self.by_token
+            .reserve(self.room.lacking(self.by_token.len()));
         self.by_token.insert(token, slot);
         slot
     }
