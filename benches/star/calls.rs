@@ -189,7 +189,8 @@ impl Storm {
             0..count
         };
         for token in tokens {
-            let request = self.progress().next(token).expect("calls to make");
+            let request = self.progress().next(token, Instant::now());
+            let request = request.expect("calls to make");
             let sink: Arc<dyn CallSink> = Arc::clone(self) as _;
             client
                 .call_with(self.peer(token), request, None, sink, token as u64)
@@ -211,13 +212,13 @@ impl CallSink for Storm {
 }
 
 impl Progress {
-    /// Notes the end of a call and begins the next.
+    /// Notes the end of a call and begins the next. One look at the clock serves both.
     fn step(&mut self, token: usize) -> Option<Request> {
+        let now = Instant::now();
         if let Some(meter) = &mut self.meter {
-            let now = Instant::now();
             meter.note(now, now - self.sent_at[token]);
         }
-        let request = self.next(token);
+        let request = self.next(token, now);
         if request.is_none() {
             self.under_way -= 1;
             if self.under_way == 0 {
@@ -228,9 +229,9 @@ impl Progress {
         request
     }
 
-    fn next(&mut self, token: usize) -> Option<Request> {
+    fn next(&mut self, token: usize, now: Instant) -> Option<Request> {
         let step_id = self.ahead.next()?;
-        self.sent_at[token] = Instant::now();
+        self.sent_at[token] = now;
         Some(match &self.asking {
             Asking::Pull { key } => Request::RecvTensor {
                 step_id,

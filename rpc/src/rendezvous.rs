@@ -6,6 +6,7 @@ mod room;
 mod table;
 mod waiters;
 
+use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 
 pub use self::home::home_shard;
@@ -117,9 +118,10 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// The hash of a key for [`Rendezvous::take`]. Each rendezvous has its own, which peers cannot foresee.
-    pub fn hash_key(&self, key: &Text) -> u64 {
-        self.table.hash_key(key)
+    /// What makes of the bytes of a key, written at once, the hash for [`Rendezvous::take`]. Each rendezvous has its
+    /// own, which peers cannot foresee.
+    pub fn key_hasher(&self) -> RandomState {
+        self.table.key_hasher()
     }
 
     /// Takes the tensors of one or more keys of a step, in their order, if all of them are there and no request
@@ -152,7 +154,7 @@ impl Rendezvous {
         }
         let mut tensors = SmallVec::with_capacity(keys.len());
         for &entry in &self.found {
-            let tensor = self.table.remove(entry).tensor;
+            let tensor = self.table.remove_tensor(entry);
             let tensor = tensor.expect("only entries with a tensor were found");
             self.stored_bytes -= tensor.data.len() as u64;
             tensors.push(tensor);
@@ -354,7 +356,7 @@ impl Rendezvous {
                 self.waiters.parked_mut(other).missing += 1;
             }
             let key = if self.table.entry(wait.entry).is_empty() {
-                self.table.remove(wait.entry).key
+                self.table.remove(wait.entry)
             } else {
                 self.table.entry(wait.entry).key.clone()
             };
@@ -382,7 +384,7 @@ impl Rendezvous {
                 self.remove_waits(slot);
                 self.waiters
                     .settle(slot, State::Failed(ending.status(step_id)));
-            } else if let Some(tensor) = self.table.remove(entry).tensor {
+            } else if let Some(tensor) = self.table.remove_tensor(entry) {
                 self.stored_bytes -= tensor.data.len() as u64;
             }
         }
@@ -392,6 +394,8 @@ impl Rendezvous {
 
 #[cfg(test)]
 mod tests {
+    use std::hash::{BuildHasher, Hasher};
+
     use super::*;
     use crate::Code;
 
@@ -454,7 +458,12 @@ mod tests {
         let mut rendezvous = rendezvous(|_| {});
         let take = |rendezvous: &mut Rendezvous, names: &[&str]| {
             let keys = keys(names);
-            let hashes: Vec<u64> = keys.iter().map(|key| rendezvous.hash_key(key)).collect();
+            let hash = |key: &Text| {
+                let mut hasher = rendezvous.key_hasher().build_hasher();
+                hasher.write(key.as_buffer());
+                hasher.finish()
+            };
+            let hashes: Vec<u64> = keys.iter().map(hash).collect();
             let tensors = rendezvous.take(STEP, &keys, &hashes);
             tensors.map(SmallVec::into_vec)
         };

@@ -1,14 +1,18 @@
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_transport::{Landing, Next, Progress, Time};
+use smallvec::smallvec;
 
 use super::client::{Call, ClientConnection, Expected};
 use super::cursor::{Cursor, Filled};
 use super::landings::checked;
-use super::records::{Records, message_too_long};
+use super::records::{Records, message_too_long, tensor_memory};
 use super::slots::SlotId;
 use super::{Landings, PeerViolation};
-use crate::wire::{Announcement, HEADER_BYTES, ResponseHeader, decode_names, sorted_by_name};
-use crate::{Code, Response, Status, Text};
+use crate::wire::{
+    Announcement, HEADER_BYTES, RECORD_BYTES, ResponseHeader, decode_names, decode_record,
+    sorted_by_name,
+};
+use crate::{Code, Response, Status, Tensor, Text};
 
 /// What the next bytes from the peer are.
 #[derive(Debug)]
@@ -123,6 +127,13 @@ impl ClientConnection {
                 self.begin_message(id, header, cursor, landings)
             }
             Expected::Tensors { count } => {
+                if count == 1 && !call.is_ended {
+                    let token = call.token;
+                    if let Some(result) = self.whole_tensor(token, cursor, landings) {
+                        self.finish(id, result);
+                        return Ok(None);
+                    }
+                }
                 self.inbound = Inbound::Records {
                     id,
                     records: Records::new(call.token, count, 0),
@@ -131,6 +142,35 @@ impl ClientConnection {
             }
             Expected::Fetched { .. } => self.begin_fetched(id, header, cursor, landings),
         }
+    }
+
+    /// Takes a response of one tensor, if all of it is there and is as it should be.
+    fn whole_tensor(
+        &self,
+        token: u64,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Option<Result<Response, Status>> {
+        let bytes = cursor.peek_rest();
+        let (head, data) = bytes.split_first_chunk::<RECORD_BYTES>()?;
+        let meta = decode_record(head).ok()?;
+        let len = usize::try_from(meta.data_bytes).ok()?;
+        let data = data.get(..len)?;
+        let frame_bytes = (HEADER_BYTES + RECORD_BYTES + len) as u64;
+        if len == 0 || frame_bytes > self.limits.frame_bytes {
+            return None;
+        }
+        cursor.slice(RECORD_BYTES + len);
+        let memory = tensor_memory(token, 0, &meta, &self.limits, landings);
+        Some(memory.map(|mut buffer| {
+            buffer.copy_from_slice(data);
+            Response::Tensors(smallvec![Tensor {
+                dtype: meta.dtype,
+                shape: meta.shape,
+                is_dead: meta.is_dead,
+                data: buffer.freeze(),
+            }])
+        }))
     }
 
     fn begin_error(

@@ -33,6 +33,16 @@ impl<'a> Cursor<'a> {
         Some(array)
     }
 
+    /// Shows the next `len` bytes, if all of them are there, and takes none.
+    pub(super) fn peek(&self, len: usize) -> Option<&'a [u8]> {
+        self.bytes[self.at_byte..].get(..len)
+    }
+
+    /// Shows all bytes that are left, and takes none.
+    pub(super) fn peek_rest(&self) -> &'a [u8] {
+        &self.bytes[self.at_byte..]
+    }
+
     /// Takes `len` bytes, if all of them are there.
     pub(super) fn slice(&mut self, len: usize) -> Option<&'a [u8]> {
         let slice = self.bytes[self.at_byte..].get(..len)?;

@@ -1,6 +1,6 @@
 use grpcxx_memory::BufferMut;
 
-use crate::{Code, Status, TensorMeta};
+use crate::{Code, Status, TensorMeta, Text};
 
 /// Where payload lands: the memory that the owner of a connection has for what arrives.
 pub trait Landings {
@@ -18,6 +18,11 @@ pub trait Landings {
     /// # Errors
     /// As above.
     fn message(&mut self, len: usize) -> Result<BufferMut, Status>;
+
+    /// The text of a rendezvous key, if it is known already. A request for such keys needs no memory for its message.
+    fn known_key(&mut self, _bytes: &[u8]) -> Option<Text> {
+        None
+    }
 }
 
 /// Checks that memory is as long as it was asked for.

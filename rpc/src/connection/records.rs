@@ -130,12 +130,7 @@ impl Records {
         }
         let place = self.begun - 1;
         let index = self.indexes.get(place).map_or(place, |&i| i as usize);
-        let memory =
-            if meta.dtype.class() == DTypeClass::Proto && meta.data_bytes > limits.message_bytes {
-                Err(message_too_long(meta.data_bytes, limits))
-            } else {
-                checked(landings.tensor(self.token, index, meta), meta.data_bytes)
-            };
+        let memory = tensor_memory(self.token, index, meta, limits, landings);
         memory.map_err(|status| self.fail(status)).ok()
     }
 
@@ -174,6 +169,20 @@ impl Records {
             RECORD_BYTES
         }
     }
+}
+
+/// Memory for the data of a tensor.
+pub(super) fn tensor_memory(
+    token: u64,
+    index: usize,
+    meta: &TensorMeta,
+    limits: &ConnectionLimits,
+    landings: &mut dyn Landings,
+) -> Result<BufferMut, Status> {
+    if meta.dtype.class() == DTypeClass::Proto && meta.data_bytes > limits.message_bytes {
+        return Err(message_too_long(meta.data_bytes, limits));
+    }
+    checked(landings.tensor(token, index, meta), meta.data_bytes)
 }
 
 /// A landing for the data of a tensor. Memory of an arena is nobody's choice, so a link may bring its own in its

@@ -242,9 +242,13 @@ impl ServerConnection {
     /// Takes back a frame that the link is done with, and frees its request.
     pub fn handle_sent(&mut self, frame: Box<Frame>, outcome: Outcome) {
         let id = SlotId::from_raw(frame.token);
-        let served = self.served.remove(id);
-        if let (Some(served), Outcome::Lost) = (served, outcome) {
-            self.give_back(RequestId(id), served.expected);
+        match outcome {
+            Outcome::Done => self.served.discard(id),
+            Outcome::Lost => {
+                if let Some(served) = self.served.remove(id) {
+                    self.give_back(RequestId(id), served.expected);
+                }
+            }
         }
         self.outgoing.recycle(frame);
     }

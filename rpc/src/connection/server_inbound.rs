@@ -13,7 +13,7 @@ use super::server::{Expected, Incoming, RequestId, Served, ServerConnection, Sta
 use super::slots::SlotId;
 use super::{Landings, PeerViolation};
 use crate::wire::{
-    Announcement, CANCEL_METHOD, Features, HEADER_BYTES, Malformed, RequestHeader,
+    Announcement, CANCEL_METHOD, Features, HEADER_BYTES, Malformed, PlainReceive, RequestHeader,
     decode_graph_metadata, decode_receive,
 };
 use crate::{Code, GraphCall, Method, Request, Status, Text};
@@ -221,6 +221,11 @@ impl ServerConnection {
         let memory = if len > self.limits.message_bytes {
             Err(message_too_long(len, &self.limits))
         } else {
+            if let Some(request) = self.known_receive(method, len as usize, cursor, landings) {
+                let expected = tensors_of(&request);
+                self.deliver(arriving, request, expected);
+                return None;
+            }
             checked(landings.message(len as usize), len)
         };
         match memory {
@@ -230,6 +235,42 @@ impl ServerConnection {
                 cursor.skip(len, HEADER_BYTES)
             }
         }
+    }
+
+    /// Takes a request for tensors whose keys are all known, if all of it is there.
+    fn known_receive(
+        &self,
+        method: Method,
+        len: usize,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Option<Request> {
+        let keys_max = match method {
+            Method::RecvTensor => 1,
+            Method::FuseRecvTensor => self.limits.records,
+            _ => return None,
+        };
+        let mut bytes = PlainReceive::read(cursor.peek(len)?)?;
+        let step_id = bytes.step_id;
+        let request = if method == Method::RecvTensor {
+            let key = landings.known_key(bytes.next()?)?;
+            Request::RecvTensor { step_id, key }
+        } else {
+            let mut keys = Vec::with_capacity(keys_max.min(bytes.keys_max()));
+            while keys.len() < keys_max
+                && let Some(key) = bytes.next()
+            {
+                keys.push(landings.known_key(key)?);
+            }
+            Request::FuseRecvTensor { step_id, keys }
+        };
+        // Whoever asks for nothing, or for something else too, is answered with care.
+        let is_empty = matches!(&request, Request::FuseRecvTensor { keys, .. } if keys.is_empty());
+        if is_empty || !bytes.is_empty() {
+            return None;
+        }
+        cursor.slice(len);
+        Some(request)
     }
 
     fn begin_graph(
@@ -408,6 +449,7 @@ impl ServerConnection {
     }
 
     /// Queues a complete request for the service, unless it has been answered meanwhile.
+    #[inline]
     fn deliver(&mut self, arriving: Arriving, request: Request, expected: Expected) {
         if let Some(
             served @ Served {
@@ -428,11 +470,16 @@ impl ServerConnection {
 }
 
 fn tensors_asked(request: Request) -> (Request, Expected) {
-    let expected = Expected::Tensors {
+    let expected = tensors_of(&request);
+    (request, expected)
+}
+
+#[inline]
+fn tensors_of(request: &Request) -> Expected {
+    Expected::Tensors {
         request: request.clone(),
         delivering: SmallVec::new(),
-    };
-    (request, expected)
+    }
 }
 
 /// Why a method is refused without asking the service.

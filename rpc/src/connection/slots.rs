@@ -55,6 +55,7 @@ impl<T> Slots<T> {
         self.occupied
     }
 
+    #[inline]
     pub(super) fn insert(&mut self, value: T) -> SlotId {
         self.occupied += 1;
         if self.free == NONE {
@@ -81,6 +82,7 @@ impl<T> Slots<T> {
         }
     }
 
+    #[inline]
     pub(super) fn get(&self, id: SlotId) -> Option<&T> {
         match self.entries.get(id.slot as usize)? {
             Entry {
@@ -91,6 +93,7 @@ impl<T> Slots<T> {
         }
     }
 
+    #[inline]
     pub(super) fn get_mut(&mut self, id: SlotId) -> Option<&mut T> {
         match self.entries.get_mut(id.slot as usize)? {
             Entry {
@@ -101,6 +104,7 @@ impl<T> Slots<T> {
         }
     }
 
+    #[inline]
     pub(super) fn remove(&mut self, id: SlotId) -> Option<T> {
         self.get(id)?;
         let entry = &mut self.entries[id.slot as usize];
@@ -114,6 +118,21 @@ impl<T> Slots<T> {
         self.free = id.slot;
         self.occupied -= 1;
         Some(value)
+    }
+
+    /// Drops a value where it is.
+    #[inline]
+    pub(super) fn discard(&mut self, id: SlotId) {
+        if self.get(id).is_none() {
+            return;
+        }
+        let entry = &mut self.entries[id.slot as usize];
+        entry.value = Value::Vacant {
+            next_free: self.free,
+        };
+        entry.generation = entry.generation.checked_add(1).unwrap_or(1);
+        self.free = id.slot;
+        self.occupied -= 1;
     }
 
     /// The id of what is in a slot now.
@@ -152,6 +171,10 @@ mod tests {
         let b = slots.insert('b');
         assert_eq!(slots.remove(a), Some('a'));
         assert_eq!(slots.remove(a), None);
+        slots.discard(a);
+        let d = slots.insert('d');
+        slots.discard(d);
+        assert_eq!(slots.get(d), None);
         let c = slots.insert('c');
         assert_eq!(c.slot, a.slot);
         assert_eq!(slots.get(a), None);

@@ -1,21 +1,24 @@
 use std::hash::{BuildHasher, Hasher};
 
 use foldhash::fast::RandomState;
-use hashbrown::{HashMap, HashTable};
+use hashbrown::HashTable;
+use hashbrown::hash_table;
 use slab::Slab;
 
 use crate::{Tensor, Text};
 
 /// The keys for which something waits, found by step and key, and listed by step.
 ///
-/// All lists are threaded through the slabs, so that every insertion and removal takes constant time and
-/// memory that was freed is used again.
+/// All lists are threaded through the entries and the slab, so that every insertion and removal takes constant time
+/// and memory that was freed is used again. Entries stay where they are, used or not: moving them would cost as much
+/// as all the rest.
 #[derive(Debug)]
 pub(super) struct Table {
-    entries: Slab<Entry>,
+    entries: Vec<Entry>,
+    /// Entries that are not in use, the last one used first.
+    free: Vec<usize>,
     by_key: HashTable<usize>,
-    steps: Slab<Step>,
-    by_step: HashMap<i64, usize, RandomState>,
+    steps: HashTable<Step>,
     waits: Slab<Wait>,
     hasher: RandomState,
 }
@@ -23,10 +26,10 @@ pub(super) struct Table {
 /// A key with a tensor, with waiting requests, or with both.
 #[derive(Debug)]
 pub(super) struct Entry {
+    hash: u64,
+    step_id: i64,
     pub(super) key: Text,
     pub(super) tensor: Option<Tensor>,
-    hash: u64,
-    step: usize,
     previous_in_step: usize,
     next_in_step: usize,
     first_wait: usize,
@@ -61,13 +64,17 @@ pub(super) const NONE: usize = usize::MAX;
 impl Table {
     pub(super) fn new() -> Self {
         Self {
-            entries: Slab::new(),
+            entries: Vec::new(),
+            free: Vec::new(),
             by_key: HashTable::new(),
-            steps: Slab::new(),
-            by_step: HashMap::default(),
+            steps: HashTable::new(),
             waits: Slab::new(),
             hasher: RandomState::default(),
         }
+    }
+
+    pub(super) fn key_hasher(&self) -> RandomState {
+        self.hasher.clone()
     }
 
     pub(super) fn hash_key(&self, key: &Text) -> u64 {
@@ -87,7 +94,7 @@ impl Table {
     pub(super) fn find(&self, hash: u64, step_id: i64, key: &Text) -> Option<usize> {
         let found = self.by_key.find(hash, |&slot| {
             let entry = &self.entries[slot];
-            entry.hash == hash && entry.key == *key && self.steps[entry.step].id == step_id
+            entry.hash == hash && entry.step_id == step_id && entry.key == *key
         });
         found.copied()
     }
@@ -106,53 +113,59 @@ impl Table {
     /// Adds an entry that [`Table::find`] did not find. It is not kept empty: the caller gives it a tensor or
     /// a wait, or removes it.
     pub(super) fn insert(&mut self, hash: u64, step_id: i64, key: Text) -> usize {
-        let step = self.find_or_add_step(step_id);
-        let previous = self.steps[step].last_entry;
-        let slot = self.entries.insert(Entry {
+        let slot = self.free.pop().unwrap_or(self.entries.len());
+        let previous = self.append_to_step(step_id, slot);
+        if let Some(entry) = self.entries.get_mut(previous) {
+            entry.next_in_step = slot;
+        }
+        let entry = Entry {
+            hash,
+            step_id,
             key,
             tensor: None,
-            hash,
-            step,
             previous_in_step: previous,
             next_in_step: NONE,
             first_wait: NONE,
             last_wait: NONE,
             waits: 0,
             is_found: false,
-        });
-        match self.entries.get_mut(previous) {
-            Some(entry) => entry.next_in_step = slot,
-            None => self.steps[step].first_entry = slot,
+        };
+        match self.entries.get_mut(slot) {
+            Some(unused) => *unused = entry,
+            None => self.entries.push(entry),
         }
-        self.steps[step].last_entry = slot;
-        self.steps[step].entries += 1;
         let entries = &self.entries;
         self.by_key
             .insert_unique(hash, slot, |&slot| entries[slot].hash);
         slot
     }
 
-    /// Removes an entry, and its step with the last of its entries.
-    pub(super) fn remove(&mut self, slot: usize) -> Entry {
-        let entry = self.entries.remove(slot);
-        debug_assert_eq!(entry.waits, 0, "a request still waits for {}", entry.key);
-        match self.entries.get_mut(entry.previous_in_step) {
-            Some(previous) => previous.next_in_step = entry.next_in_step,
-            None => self.steps[entry.step].first_entry = entry.next_in_step,
+    /// Removes an entry, and its step with the last of its entries. Returns its key.
+    pub(super) fn remove(&mut self, slot: usize) -> Text {
+        let entry = &mut self.entries[slot];
+        debug_assert!(entry.is_empty(), "something still waits for {}", entry.key);
+        let key = std::mem::take(&mut entry.key);
+        let (hash, step_id) = (entry.hash, entry.step_id);
+        let (previous, next) = (entry.previous_in_step, entry.next_in_step);
+        if let Some(entry) = self.entries.get_mut(previous) {
+            entry.next_in_step = next;
         }
-        match self.entries.get_mut(entry.next_in_step) {
-            Some(next) => next.previous_in_step = entry.previous_in_step,
-            None => self.steps[entry.step].last_entry = entry.previous_in_step,
+        if let Some(entry) = self.entries.get_mut(next) {
+            entry.previous_in_step = previous;
         }
-        if let Ok(found) = self.by_key.find_entry(entry.hash, |&other| other == slot) {
+        if let Ok(found) = self.by_key.find_entry(hash, |&other| other == slot) {
             found.remove();
         }
-        self.steps[entry.step].entries -= 1;
-        if self.steps[entry.step].entries == 0 {
-            let step = self.steps.remove(entry.step);
-            self.by_step.remove(&step.id);
-        }
-        entry
+        self.remove_from_step(step_id, previous, next);
+        self.free.push(slot);
+        key
+    }
+
+    /// Takes the tensor of an entry and removes the entry.
+    pub(super) fn remove_tensor(&mut self, slot: usize) -> Option<Tensor> {
+        let tensor = self.entries[slot].tensor.take();
+        self.remove(slot);
+        tensor
     }
 
     pub(super) fn entry(&self, slot: usize) -> &Entry {
@@ -164,18 +177,15 @@ impl Table {
     }
 
     pub(super) fn first_entry(&self, step_id: i64) -> Option<usize> {
-        let step = *self.by_step.get(&step_id)?;
-        Some(self.steps[step].first_entry)
+        Some(self.step(step_id)?.first_entry)
     }
 
     pub(super) fn entries_of(&self, step_id: i64) -> usize {
-        self.by_step
-            .get(&step_id)
-            .map_or(0, |&step| self.steps[step].entries)
+        self.step(step_id).map_or(0, |step| step.entries)
     }
 
     pub(super) fn step_ids(&self) -> impl Iterator<Item = i64> {
-        self.steps.iter().map(|(_, step)| step.id)
+        self.steps.iter().map(|step| step.id)
     }
 
     pub(super) fn steps(&self) -> usize {
@@ -183,7 +193,7 @@ impl Table {
     }
 
     pub(super) fn entries(&self) -> usize {
-        self.entries.len()
+        self.entries.len() - self.free.len()
     }
 
     /// Appends a request to those that wait for a key.
@@ -239,16 +249,55 @@ impl Table {
         Some(wait.waiter)
     }
 
-    fn find_or_add_step(&mut self, step_id: i64) -> usize {
-        let steps = &mut self.steps;
-        *self.by_step.entry(step_id).or_insert_with(|| {
-            steps.insert(Step {
-                id: step_id,
-                entries: 0,
-                first_entry: NONE,
-                last_entry: NONE,
-            })
-        })
+    fn step(&self, step_id: i64) -> Option<&Step> {
+        let hash = self.hasher.hash_one(step_id);
+        self.steps.find(hash, |step| step.id == step_id)
+    }
+
+    /// Adds an entry to the end of its step, which begins with its first. Returns the entry before it.
+    fn append_to_step(&mut self, step_id: i64, slot: usize) -> usize {
+        let hasher = &self.hasher;
+        let found = self.steps.entry(
+            hasher.hash_one(step_id),
+            |step| step.id == step_id,
+            |step| hasher.hash_one(step.id),
+        );
+        match found {
+            hash_table::Entry::Occupied(mut step) => {
+                let step = step.get_mut();
+                step.entries += 1;
+                std::mem::replace(&mut step.last_entry, slot)
+            }
+            hash_table::Entry::Vacant(place) => {
+                place.insert(Step {
+                    id: step_id,
+                    entries: 1,
+                    first_entry: slot,
+                    last_entry: slot,
+                });
+                NONE
+            }
+        }
+    }
+
+    /// Takes an entry between two others out of its step, which ends with its last.
+    fn remove_from_step(&mut self, step_id: i64, previous: usize, next: usize) {
+        let hash = self.hasher.hash_one(step_id);
+        let Ok(mut found) = self.steps.find_entry(hash, |step| step.id == step_id) else {
+            unreachable!("a step is there as long as its entries");
+        };
+        let step = found.get_mut();
+        step.entries -= 1;
+        if step.entries == 0 {
+            found.remove();
+            return;
+        }
+        if previous == NONE {
+            step.first_entry = next;
+        }
+        if next == NONE {
+            step.last_entry = previous;
+        }
     }
 }
 

@@ -15,5 +15,6 @@ pub(crate) use graph::sorted_by_name;
 pub use graph::{decode_graph_metadata, decode_names, encode_graph_metadata, encode_names};
 pub use header::{CANCEL_METHOD, HEADER_BYTES, RequestHeader, ResponseHeader, WrongId};
 pub use reader::{Malformed, Problem, Reader};
+pub(crate) use receive::PlainReceive;
 pub use receive::{ReceiveRequest, decode_receive, encode_receive, receive_bytes};
 pub use record::{RECORD_BYTES, RecordError, decode_record, encode_record};

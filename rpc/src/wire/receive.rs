@@ -83,6 +83,70 @@ pub fn decode_receive(message: &Buffer, keys_max: usize) -> Result<ReceiveReques
     Ok(request)
 }
 
+/// The keys of a request that is written as all peers write it: the step, unless it is 0, then the keys, each with a
+/// length of at most two bytes. Anything else ends it early, and is for [`decode_receive`].
+#[derive(Debug)]
+pub(crate) struct PlainReceive<'a> {
+    pub(crate) step_id: i64,
+    rest: &'a [u8],
+}
+
+impl<'a> PlainReceive<'a> {
+    /// Begins to read a whole message.
+    pub(crate) fn read(message: &'a [u8]) -> Option<Self> {
+        let (step_id, rest) = match message {
+            [TAG_STEP_ID, rest @ ..] => plain_varint(rest)?,
+            _ => (0, message),
+        };
+        Some(Self {
+            step_id: step_id as i64,
+            rest,
+        })
+    }
+
+    /// Whether all bytes were read.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    /// More keys than there can be.
+    pub(crate) fn keys_max(&self) -> usize {
+        self.rest.len() / 2
+    }
+}
+
+impl<'a> Iterator for PlainReceive<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let (len, rest) = match *self.rest {
+            [TAG_KEY, len @ ..0x80, ref rest @ ..] => (usize::from(len), rest),
+            [TAG_KEY, low, high @ ..0x80, ref rest @ ..] => {
+                (usize::from(high) << 7 | usize::from(low & 0x7f), rest)
+            }
+            _ => return None,
+        };
+        let key;
+        (key, self.rest) = rest.split_at_checked(len)?;
+        Some(key)
+    }
+}
+
+/// A varint and what follows it.
+fn plain_varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let mut value = 0;
+    for (index, &byte) in bytes.iter().take(10).enumerate() {
+        value |= u64::from(byte & 0x7f) << (7 * index);
+        if byte < 0x80 {
+            return Some((value, &bytes[index + 1..]));
+        }
+    }
+    None
+}
+
+const TAG_STEP_ID: u8 = STEP_ID << 3 | VARINT;
+const TAG_KEY: u8 = RENDEZVOUS_KEY << 3 | DELIMITED;
+
 const STEP_ID: u8 = 1;
 const RENDEZVOUS_KEY: u8 = 2;
 
@@ -163,6 +227,29 @@ mod tests {
             let request = decode_receive(&bytes.into(), 9).unwrap();
             prop_assert_eq!(request.step_id, step_id);
             prop_assert_eq!(&request.keys[..], &keys_text[..]);
+        }
+
+        #[test]
+        fn what_is_plain_is_read_the_same(
+            step_id in any::<i64>(),
+            keys in proptest::collection::vec(".{0,300}", 1..4),
+            change in proptest::option::of((any::<proptest::sample::Index>(), any::<u8>()))
+        ) {
+            let mut bytes = Vec::new();
+            encode_receive(step_id, texts(&keys).iter(), &mut bytes);
+            if let Some((index, byte)) = change {
+                let at = index.index(bytes.len());
+                bytes[at] = byte;
+            }
+            let Some(mut plain) = PlainReceive::read(&bytes) else {
+                return Ok(());
+            };
+            let read: Vec<Vec<u8>> = plain.by_ref().map(<[u8]>::to_vec).collect();
+            prop_assert!(plain.is_empty() || change.is_some());
+            if let (true, Ok(request)) = (plain.is_empty(), decode_receive(&bytes.clone().into(), 9)) {
+                prop_assert_eq!(plain.step_id, request.step_id);
+                prop_assert!(request.keys.iter().map(|key| key.as_bytes()).eq(read.iter().map(|key| &key[..])));
+            }
         }
 
         #[test]

@@ -18,7 +18,7 @@ use crate::registry::Functions;
 use crate::shard::FLUSH_TIME;
 use crate::shard::calls::Calls;
 use crate::shard::context::ShardContext;
-use crate::shard::keys::CheckedKeys;
+use crate::shard::keys::KnownKeys;
 use crate::shard::links::{Links, Owner};
 use crate::shard::peers::PeerLink;
 use crate::shard::requests::ServerLink;
@@ -42,7 +42,7 @@ pub(crate) struct Core<A> {
     pub(super) peer_slots: HashMap<u64, usize, RandomState>,
     pub(super) calls: Calls,
     pub(super) steps: Steps,
-    pub(super) checked_keys: CheckedKeys,
+    pub(super) known_keys: KnownKeys,
     /// Hashes of the keys of the request that is being served.
     pub(super) key_hashes: Vec<u64>,
     pub(super) timers: Timers<Subject>,
@@ -104,6 +104,7 @@ pub(super) enum Subject {
 impl<A> Core<A> {
     pub(super) fn new(parts: CoreParts<A>) -> Self {
         let shards = parts.shared.loads.len();
+        let steps = Steps::new(parts.rendezvous_limits);
         Self {
             index: parts.index,
             now: Time::ZERO,
@@ -116,8 +117,8 @@ impl<A> Core<A> {
             peers: Vec::new(),
             peer_slots: HashMap::default(),
             calls: Calls::new(),
-            steps: Steps::new(parts.rendezvous_limits),
-            checked_keys: CheckedKeys::new(),
+            known_keys: KnownKeys::new(steps.key_hasher()),
+            steps,
             key_hashes: Vec::new(),
             timers: Timers::new(),
             local: VecDeque::new(),

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 
 use grpcxx_memory::{Arena, BufferMut};
-use grpcxx_rpc::{Code, Landings, PeerViolation, Status, TensorMeta};
+use grpcxx_rpc::{Code, Landings, PeerViolation, Status, TensorMeta, Text};
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress,
 };
@@ -9,6 +9,7 @@ use grpcxx_transport::{
 use crate::command::SlotId;
 use crate::shard::calls::Calls;
 use crate::shard::core::Core;
+use crate::shard::keys::KnownKeys;
 
 /// Who uses which link.
 #[derive(Debug, Default)]
@@ -165,6 +166,7 @@ impl<A> Core<A> {
 /// Lands everything in the arena.
 pub(super) struct ArenaLandings<'a> {
     pub(super) arena: &'a mut Arena,
+    pub(super) keys: &'a mut KnownKeys,
 }
 
 impl Landings for ArenaLandings<'_> {
@@ -179,6 +181,10 @@ impl Landings for ArenaLandings<'_> {
 
     fn message(&mut self, len: usize) -> Result<BufferMut, Status> {
         allocate(self.arena, len as u64)
+    }
+
+    fn known_key(&mut self, bytes: &[u8]) -> Option<Text> {
+        self.keys.find(bytes)
     }
 }
 

@@ -88,6 +88,7 @@ impl<A> Core<A> {
     ) -> Option<Result<Progress, PeerViolation>> {
         let mut landings = ArenaLandings {
             arena: &mut self.arena,
+            keys: &mut self.known_keys,
         };
         let server = self.servers.find_mut(id)?;
         let progress = server
@@ -104,6 +105,7 @@ impl<A> Core<A> {
     ) -> Option<Result<Next, PeerViolation>> {
         let mut landings = ArenaLandings {
             arena: &mut self.arena,
+            keys: &mut self.known_keys,
         };
         let server = self.servers.find_mut(id)?;
         let next = server
@@ -320,11 +322,8 @@ impl<A> Core<A> {
     }
 
     fn serve_receive(&mut self, origin: Origin, step_id: i64, keys: Keys) {
-        self.hash_keys(&keys);
-        for (key, &hash) in keys.iter().zip(&self.key_hashes) {
-            if let Err(status) = self.checked_keys.check(hash, key, &self.shared.task) {
-                return self.answer(origin, Err(status), None);
-            }
+        if let Err(status) = self.check_keys(&keys) {
+            return self.answer(origin, Err(status), None);
         }
         let home = home_shard(step_id, self.shared.loads.len());
         if let Origin::Local { call, .. } = origin {

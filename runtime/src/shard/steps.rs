@@ -35,6 +35,11 @@ impl Steps {
             by_origin: HashMap::default(),
         }
     }
+
+    /// What makes the hashes of keys.
+    pub(super) fn key_hasher(&self) -> RandomState {
+        self.rendezvous.key_hasher()
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -59,10 +64,21 @@ impl Steps {
 impl<A> Core<A> {
     /// Hashes the keys of a request for [`Core::receive`].
     pub(super) fn hash_keys(&mut self, keys: &Keys) {
-        let rendezvous = &self.steps.rendezvous;
         self.key_hashes.clear();
-        self.key_hashes
-            .extend(keys.iter().map(|key| rendezvous.hash_key(key)));
+        for key in keys {
+            let hash = self.known_keys.hash(key.as_buffer());
+            self.key_hashes.push(hash);
+        }
+    }
+
+    /// The same, if tensors with all these keys can come from this task.
+    pub(super) fn check_keys(&mut self, keys: &Keys) -> Result<(), Status> {
+        self.key_hashes.clear();
+        for key in keys {
+            let hash = self.known_keys.check(key, &self.shared.task)?;
+            self.key_hashes.push(hash);
+        }
+        Ok(())
     }
 
     /// Receives from a step of this shard, once its keys are hashed. Returns whether the answer has to wait.
