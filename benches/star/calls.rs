@@ -1,8 +1,10 @@
 //! Calls whose results make the next ones, on the shard.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use grpcxx::{CallResult, CallSink, Client, GraphCall, Peer, Request, ShardContext, Tensor, Text};
@@ -32,20 +34,27 @@ pub(crate) struct Outcome {
 }
 
 /// Keeps a load going until all its calls are done.
+///
+/// The thread that begins a batch writes everything before its first call; from then on only the shard does. So loads
+/// and stores are enough: a lock would cost as much as a tenth of a call.
 struct Storm {
     peers: Vec<Peer>,
     depth: usize,
-    progress: Mutex<Progress>,
-}
-
-struct Progress {
     asking: Asking,
-    /// Calls of the present batch that are yet to begin: their steps.
-    ahead: Range<i64>,
-    under_way: usize,
-    sent_at: Vec<Instant>,
+    /// The next step of the batch, and its end.
+    next_step: AtomicI64,
+    end_step: AtomicI64,
+    under_way: AtomicUsize,
+    /// When calls were made, in nanoseconds since `origin`, where one is made at a time. Elsewhere only the windows
+    /// are timed: a look at the clock for each call would count as a part of it.
+    is_timed: bool,
+    origin: Instant,
+    sent_ns: AtomicU64,
+    /// Latencies of the present window.
+    latencies_ns: Vec<AtomicU64>,
+    in_window: AtomicUsize,
     /// Absent while nothing is measured.
-    meter: Option<Meter>,
+    meter: Mutex<Option<Meter>>,
     batch_done: Sender<()>,
 }
 
@@ -78,7 +87,7 @@ pub(crate) fn run(setting: Setting, load: Load) -> Outcome {
     let warm_up = load.warm_up();
     run.batch(0..warm_up);
     let windows = load.calls / load.per_window;
-    storm.progress().meter = Some(Meter::new(windows, load.per_window));
+    *storm.meter() = Some(Meter::new(windows, load.per_window));
     let end = warm_up + load.calls as i64;
     let mut allocated = Vec::new();
     let mut next = warm_up;
@@ -86,7 +95,7 @@ pub(crate) fn run(setting: Setting, load: Load) -> Outcome {
         allocated.push(run.batch(next..next + per_batch) as f64 / per_batch as f64);
         next += per_batch;
     }
-    let meter = storm.progress().meter.take().expect("it was just there");
+    let meter = storm.meter().take().expect("it was just there");
     Outcome {
         measure: meter.finish(),
         allocations_per_call: median(allocated),
@@ -110,21 +119,24 @@ impl Run {
         let storm = Arc::new(Storm {
             peers: cluster.peers(load.connections),
             depth: load.depth,
-            progress: Mutex::new(Progress {
-                asking: match load.way {
-                    Way::Pull => Asking::Pull { key: cluster.key() },
-                    Way::Push => Asking::Push {
-                        handle: Text::from(SINKHOLE),
-                        name: Text::from("pushed"),
-                        tensor: tensor.clone(),
-                    },
+            asking: match load.way {
+                Way::Pull => Asking::Pull { key: cluster.key() },
+                Way::Push => Asking::Push {
+                    handle: Text::from(SINKHOLE),
+                    name: Text::from("pushed"),
+                    tensor: tensor.clone(),
                 },
-                ahead: 0..0,
-                under_way: 0,
-                sent_at: vec![Instant::now(); load.under_way()],
-                meter: None,
-                batch_done,
-            }),
+            },
+            next_step: AtomicI64::new(0),
+            end_step: AtomicI64::new(0),
+            under_way: AtomicUsize::new(0),
+            is_timed: load.under_way() == 1,
+            origin: Instant::now(),
+            sent_ns: AtomicU64::new(0),
+            latencies_ns: (0..load.per_window).map(|_| AtomicU64::new(0)).collect(),
+            in_window: AtomicUsize::new(0),
+            meter: Mutex::new(None),
+            batch_done,
         });
         Self {
             cluster,
@@ -167,8 +179,8 @@ impl Load {
 }
 
 impl Storm {
-    fn progress(&self) -> std::sync::MutexGuard<'_, Progress> {
-        self.progress.lock().expect("no panic")
+    fn meter(&self) -> MutexGuard<'_, Option<Meter>> {
+        self.meter.lock().expect("no panic")
     }
 
     fn peer(&self, token: usize) -> &Peer {
@@ -177,25 +189,65 @@ impl Storm {
 
     /// Makes the first calls of a batch.
     fn begin(self: &Arc<Self>, client: &Client, steps: Range<i64>) {
-        let tokens = {
-            let mut progress = self.progress();
-            progress.ahead = steps;
-            if let Some(meter) = &mut progress.meter {
-                meter.begin_window();
-            }
-            // Counted first, so that the batch is not over before all of them have begun.
-            let count = progress.sent_at.len().min(progress.ahead.clone().count());
-            progress.under_way = count;
-            0..count
-        };
-        for token in tokens {
-            let request = self.progress().next(token, Instant::now());
-            let request = request.expect("calls to make");
+        let under_way = self.peers.len() * self.depth;
+        let count = under_way.min(steps.clone().count());
+        let first = steps.start;
+        self.next_step.store(first + count as i64, Relaxed);
+        self.end_step.store(steps.end, Relaxed);
+        self.under_way.store(count, Relaxed);
+        self.in_window.store(0, Relaxed);
+        if let Some(meter) = &mut *self.meter() {
+            meter.begin_window();
+        }
+        self.sent_ns.store(self.now_ns(), Relaxed);
+        for token in 0..count {
+            let request = self.asking.request(first + token as i64);
             let sink: Arc<dyn CallSink> = Arc::clone(self) as _;
             client
                 .call_with(self.peer(token), request, None, sink, token as u64)
                 .expect("room in the inbox");
         }
+    }
+
+    /// Notes the end of a call.
+    fn note(&self) {
+        let index = self.in_window.load(Relaxed);
+        if self.is_timed {
+            let latency_ns = self.now_ns() - self.sent_ns.load(Relaxed);
+            self.latencies_ns[index].store(latency_ns, Relaxed);
+        }
+        if index + 1 < self.latencies_ns.len() {
+            self.in_window.store(index + 1, Relaxed);
+            return;
+        }
+        self.in_window.store(0, Relaxed);
+        if let Some(meter) = &mut *self.meter() {
+            let latencies_ns = self.latencies_ns.iter().map(|ns| ns.load(Relaxed));
+            meter.note_window(Instant::now(), latencies_ns);
+        }
+    }
+
+    /// The next request, if the batch has one.
+    fn next(&self) -> Option<Request> {
+        let step_id = self.next_step.load(Relaxed);
+        if step_id == self.end_step.load(Relaxed) {
+            let left = self.under_way.load(Relaxed) - 1;
+            self.under_way.store(left, Relaxed);
+            if left == 0 {
+                // The bench waits for this and nothing else.
+                let _ = self.batch_done.send(());
+            }
+            return None;
+        }
+        self.next_step.store(step_id + 1, Relaxed);
+        if self.is_timed {
+            self.sent_ns.store(self.now_ns(), Relaxed);
+        }
+        Some(self.asking.request(step_id))
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.origin.elapsed().as_nanos() as u64
     }
 }
 
@@ -203,41 +255,22 @@ impl CallSink for Storm {
     fn finished(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
         assert!(result.is_ok(), "a call failed: {result:?}");
         drop(result);
-        let request = self.progress().step(token as usize);
-        if let Some(request) = request {
+        self.note();
+        if let Some(request) = self.next() {
             let peer = self.peer(token as usize).clone();
-            shard.call(&peer, request, None, self, token);
+            shard.call(peer, request, None, self, token);
         }
     }
 }
 
-impl Progress {
-    /// Notes the end of a call and begins the next. One look at the clock serves both.
-    fn step(&mut self, token: usize) -> Option<Request> {
-        let now = Instant::now();
-        if let Some(meter) = &mut self.meter {
-            meter.note(now, now - self.sent_at[token]);
-        }
-        let request = self.next(token, now);
-        if request.is_none() {
-            self.under_way -= 1;
-            if self.under_way == 0 {
-                // The bench waits for this and nothing else.
-                let _ = self.batch_done.send(());
-            }
-        }
-        request
-    }
-
-    fn next(&mut self, token: usize, now: Instant) -> Option<Request> {
-        let step_id = self.ahead.next()?;
-        self.sent_at[token] = now;
-        Some(match &self.asking {
-            Asking::Pull { key } => Request::RecvTensor {
+impl Asking {
+    fn request(&self, step_id: i64) -> Request {
+        match self {
+            Self::Pull { key } => Request::RecvTensor {
                 step_id,
                 key: key.clone(),
             },
-            Asking::Push {
+            Self::Push {
                 handle,
                 name,
                 tensor,
@@ -247,7 +280,7 @@ impl Progress {
                 feeds: vec![(name.clone(), tensor.clone())],
                 ..GraphCall::default()
             })),
-        })
+        }
     }
 }
 

@@ -73,6 +73,12 @@ impl Meter {
         }
     }
 
+    /// Notes the end of a whole window that operations with these latencies made up.
+    pub(crate) fn note_window(&mut self, now: Instant, latencies_ns: impl Iterator<Item = u64>) {
+        self.latencies_ns.extend(latencies_ns.take(self.per_window));
+        self.end_window(now);
+    }
+
     pub(crate) fn finish(mut self) -> Measure {
         let is_quiet = |window: &Window| window.waited * 100 < window.elapsed;
         let quiet = self.windows.iter().filter(|w| is_quiet(w)).count();

@@ -139,6 +139,11 @@ impl Rendezvous {
         if keys.is_empty() || keys.len() > self.limits.keys_per_request {
             return None;
         }
+        if let (&[key_hash], [key]) = (hashes, keys) {
+            let hash = self.table.hash(step_id, key_hash);
+            let entry = self.table.find_tensor(hash, step_id, key)?;
+            return Some(SmallVec::from_buf([self.remove_found(entry)]));
+        }
         self.found.clear();
         for (key, &key_hash) in keys.iter().zip(hashes) {
             let hash = self.table.hash(step_id, key_hash);
@@ -153,13 +158,18 @@ impl Rendezvous {
             }
         }
         let mut tensors = SmallVec::with_capacity(keys.len());
-        for &entry in &self.found {
-            let tensor = self.table.remove_tensor(entry);
-            let tensor = tensor.expect("only entries with a tensor were found");
-            self.stored_bytes -= tensor.data.len() as u64;
-            tensors.push(tensor);
+        for index in 0..self.found.len() {
+            tensors.push(self.remove_found(self.found[index]));
         }
         Some(tensors)
+    }
+
+    #[inline]
+    fn remove_found(&mut self, entry: usize) -> Tensor {
+        let tensor = self.table.remove_tensor(entry);
+        let tensor = tensor.expect("only entries with a tensor are found");
+        self.stored_bytes -= tensor.data.len() as u64;
+        tensor
     }
 
     /// Asks for the tensors of one or more keys of a step, all at once. `waiter` names the request; it is the
@@ -250,9 +260,11 @@ impl Rendezvous {
         self.closed.contains(step_id)
     }
 
-    /// Aborts every step in which something waits. Other steps are not touched: they may be yet to come.
+    /// Aborts every step in which something waits, in ascending order. Other steps are not touched: they may be yet to come.
     pub fn abort_all(&mut self, status: Status) {
-        let step_ids: Vec<i64> = self.table.step_ids().collect();
+        let mut step_ids: Vec<i64> = self.table.step_ids().collect();
+        // So that outcomes come in the same order each time.
+        step_ids.sort_unstable();
         for step_id in step_ids {
             self.abort(step_id, status.clone());
         }

@@ -359,6 +359,12 @@ impl Peer {
     }
 }
 
+impl From<&Peer> for Peer {
+    fn from(peer: &Peer) -> Self {
+        peer.clone()
+    }
+}
+
 impl fmt::Debug for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Peer({})", self.inner.address)

@@ -354,6 +354,7 @@ impl ClientConnection {
     }
 
     /// Frees the slot of a call, and ends it unless it has ended before.
+    #[inline]
     pub(super) fn finish(&mut self, id: SlotId, result: Result<Response, Status>) {
         let Some(call) = self.calls.remove(id) else {
             return;
@@ -382,6 +383,7 @@ impl ClientConnection {
         }
     }
 
+    #[inline]
     fn note(&mut self, id: SlotId, token: u64, result: Result<Response, Status>) {
         self.deadlines.remove(id.slot);
         self.outstanding -= 1;

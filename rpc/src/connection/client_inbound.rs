@@ -1,6 +1,6 @@
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_transport::{Landing, Next, Progress, Time};
-use smallvec::smallvec;
+use smallvec::SmallVec;
 
 use super::client::{Call, ClientConnection, Expected};
 use super::cursor::{Cursor, Filled};
@@ -145,6 +145,7 @@ impl ClientConnection {
     }
 
     /// Takes a response of one tensor, if all of it is there and is as it should be.
+    #[inline]
     fn whole_tensor(
         &self,
         token: u64,
@@ -164,12 +165,12 @@ impl ClientConnection {
         let memory = tensor_memory(token, 0, &meta, &self.limits, landings);
         Some(memory.map(|mut buffer| {
             buffer.copy_from_slice(data);
-            Response::Tensors(smallvec![Tensor {
+            Response::Tensors(SmallVec::from_buf([Tensor {
                 dtype: meta.dtype,
                 shape: meta.shape,
                 is_dead: meta.is_dead,
                 data: buffer.freeze(),
-            }])
+            }]))
         }))
     }
 

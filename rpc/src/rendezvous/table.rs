@@ -85,12 +85,14 @@ impl Table {
 
     /// The hash of a key in a step, from that of the key, so that those of long keys are computed once.
     pub(super) fn hash(&self, step_id: i64, key_hash: u64) -> u64 {
-        let mut hasher = self.hasher.build_hasher();
-        hasher.write_i64(step_id);
-        hasher.write_u64(key_hash);
-        hasher.finish()
+        near(step_id, key_hash, &self.hasher)
     }
 
+    fn step_hash(&self, step_id: i64) -> u64 {
+        near(step_id, 0, &self.hasher)
+    }
+
+    #[inline]
     pub(super) fn find(&self, hash: u64, step_id: i64, key: &Text) -> Option<usize> {
         let found = self.by_key.find(hash, |&slot| {
             let entry = &self.entries[slot];
@@ -100,6 +102,7 @@ impl Table {
     }
 
     /// The entry of a key if it has a tensor, which nobody waits for and nobody has found yet; it is found now.
+    #[inline]
     pub(super) fn find_tensor(&mut self, hash: u64, step_id: i64, key: &Text) -> Option<usize> {
         let slot = self.find(hash, step_id, key)?;
         let entry = &mut self.entries[slot];
@@ -162,6 +165,7 @@ impl Table {
     }
 
     /// Takes the tensor of an entry and removes the entry.
+    #[inline]
     pub(super) fn remove_tensor(&mut self, slot: usize) -> Option<Tensor> {
         let tensor = self.entries[slot].tensor.take();
         self.remove(slot);
@@ -250,7 +254,7 @@ impl Table {
     }
 
     fn step(&self, step_id: i64) -> Option<&Step> {
-        let hash = self.hasher.hash_one(step_id);
+        let hash = self.step_hash(step_id);
         self.steps.find(hash, |step| step.id == step_id)
     }
 
@@ -258,9 +262,9 @@ impl Table {
     fn append_to_step(&mut self, step_id: i64, slot: usize) -> usize {
         let hasher = &self.hasher;
         let found = self.steps.entry(
-            hasher.hash_one(step_id),
+            near(step_id, 0, hasher),
             |step| step.id == step_id,
-            |step| hasher.hash_one(step.id),
+            |step| near(step.id, 0, hasher),
         );
         match found {
             hash_table::Entry::Occupied(mut step) => {
@@ -282,7 +286,7 @@ impl Table {
 
     /// Takes an entry between two others out of its step, which ends with its last.
     fn remove_from_step(&mut self, step_id: i64, previous: usize, next: usize) {
-        let hash = self.hasher.hash_one(step_id);
+        let hash = self.step_hash(step_id);
         let Ok(mut found) = self.steps.find_entry(hash, |step| step.id == step_id) else {
             unreachable!("a step is there as long as its entries");
         };
@@ -300,6 +304,22 @@ impl Table {
         }
     }
 }
+
+/// A hash under which 64 steps in a row are neighbours in a table, in an order of their own: whoever works off many
+/// steps then finds the next one in a cache line that is at hand. A table takes its place from the lower bits, and from
+/// the upper ones what tells neighbours apart.
+fn near(step_id: i64, salt: u64, hasher: &RandomState) -> u64 {
+    let step = step_id as u64;
+    let mut state = hasher.build_hasher();
+    state.write_u64(step / NEIGHBOURS);
+    state.write_u64(salt);
+    let block = state.finish();
+    let place = step.wrapping_add(block >> 32) % NEIGHBOURS;
+    let upper = block ^ step.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    upper >> 57 << 57 | (block << 7 >> 7) / NEIGHBOURS * NEIGHBOURS | place
+}
+
+const NEIGHBOURS: u64 = 64;
 
 impl Entry {
     pub(super) fn waits(&self) -> usize {

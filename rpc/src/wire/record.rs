@@ -75,6 +75,7 @@ pub enum RecordError {
 /// # Errors
 /// `UNIMPLEMENTED` if the shape cannot cross star, `INVALID_ARGUMENT` if the data is not as long as type and
 /// shape ask for.
+#[inline]
 pub fn encode_record(tensor: &Tensor) -> Result<[u8; RECORD_BYTES], Status> {
     let Tensor {
         dtype,
@@ -111,6 +112,7 @@ pub fn encode_record(tensor: &Tensor) -> Result<[u8; RECORD_BYTES], Status> {
 ///
 /// # Errors
 /// It contradicts itself, or has no meaning here.
+#[inline]
 pub fn decode_record(bytes: &[u8; RECORD_BYTES]) -> Result<TensorMeta, RecordError> {
     let is_dead = match bytes[IS_DEAD] {
         0 => false,
@@ -183,6 +185,7 @@ fn encode_dims(shape: &Shape, out: &mut [u8]) -> Result<u8, Status> {
     ))
 }
 
+#[inline]
 fn decode_dims(bytes: &[u8; RECORD_BYTES]) -> Result<SmallVec<[u64; 6]>, RecordError> {
     let image = &bytes[SHAPE..SHAPE + DIMS_BYTES];
     let (rank_max, width) = match bytes[SHAPE + SHAPE_FORM] {

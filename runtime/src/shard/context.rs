@@ -41,17 +41,17 @@ impl ShardContext<'_> {
         self.now
     }
 
-    /// Calls a peer; the result goes to `sink` on the peer's shard.
+    /// Calls a peer; the result goes to `sink` on the peer's shard. A peer that is handed over is not cloned.
     pub fn call(
         &mut self,
-        peer: &Peer,
+        peer: impl Into<Peer>,
         request: Request,
         timeout: Option<Duration>,
         sink: Arc<dyn CallSink>,
         token: u64,
     ) {
         self.orders.push_back(Command::Call(NewCall {
-            peer: peer.clone(),
+            peer: peer.into(),
             request,
             timeout,
             completion: Completion::sink(sink, token),

@@ -1,8 +1,7 @@
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use foldhash::fast::RandomState;
 use grpcxx_memory::Arena;
 use grpcxx_rpc::{Code, ConnectionLimits, Features, Status, TensorStore};
 use grpcxx_transport::{LinkId, Time, Transport};
@@ -39,7 +38,8 @@ pub(crate) struct Core<A> {
     pub(super) links: Links,
     pub(super) servers: Slots<ServerLink>,
     pub(super) peers: Vec<PeerLink>,
-    pub(super) peer_slots: HashMap<u64, usize, RandomState>,
+    /// The slots of peers by their numbers, which the client gives out one after the other.
+    pub(super) peer_slots: Vec<Option<usize>>,
     pub(super) calls: Calls,
     pub(super) steps: Steps,
     pub(super) known_keys: KnownKeys,
@@ -115,7 +115,7 @@ impl<A> Core<A> {
             links: Links::default(),
             servers: Slots::new(parts.links),
             peers: Vec::new(),
-            peer_slots: HashMap::default(),
+            peer_slots: Vec::new(),
             calls: Calls::new(),
             known_keys: KnownKeys::new(steps.key_hasher()),
             steps,

@@ -46,29 +46,36 @@ impl PeerLink {
 impl<A> Core<A> {
     /// The slot of a peer, made at its first call.
     pub(super) fn peer_slot(&mut self, peer: &Peer) -> usize {
-        let next = self.peers.len();
-        let slot = *self.peer_slots.entry(peer.number()).or_insert(next);
-        if slot == next {
-            self.peers.push(PeerLink {
-                peer: peer.clone(),
-                channel: Channel::new(peer.text(), self.channel_options),
-                link: None,
-                connection: None,
-                medium: None,
-                stays: None,
-                redials: false,
-                is_dirty: false,
-                armed: None,
-            });
+        if let Some(slot) = self.find_peer(peer) {
+            return slot;
         }
+        let slot = self.peers.len();
+        let number = peer.number() as usize;
+        if self.peer_slots.len() <= number {
+            self.peer_slots.resize(number + 1, None);
+        }
+        self.peer_slots[number] = Some(slot);
+        self.peers.push(PeerLink {
+            peer: peer.clone(),
+            channel: Channel::new(peer.text(), self.channel_options),
+            link: None,
+            connection: None,
+            medium: None,
+            stays: None,
+            redials: false,
+            is_dirty: false,
+            armed: None,
+        });
         slot
     }
 
+    /// The slot of a peer that was called before.
+    fn find_peer(&self, peer: &Peer) -> Option<usize> {
+        *self.peer_slots.get(peer.number() as usize)?
+    }
+
     pub(super) fn inspect_peer(&self, peer: &Peer) -> PeerState {
-        let link = self
-            .peer_slots
-            .get(&peer.number())
-            .map(|&slot| &self.peers[slot]);
+        let link = self.find_peer(peer).map(|slot| &self.peers[slot]);
         let connection = link.and_then(|link| link.connection.as_ref());
         PeerState {
             medium: link.and_then(|link| link.medium).unwrap_or("tcp"),
@@ -104,8 +111,8 @@ impl<A> Core<A> {
 
     /// Closes the connection at the end of the turn; the link then says so, and calls on it end.
     pub(super) fn disconnect_peer(&mut self, peer: &Peer) {
-        let slot = self.peer_slots.get(&peer.number());
-        if let Some(link) = slot.and_then(|&slot| self.peers[slot].link) {
+        let slot = self.find_peer(peer);
+        if let Some(link) = slot.and_then(|slot| self.peers[slot].link) {
             self.condemned.push(link);
         }
     }
