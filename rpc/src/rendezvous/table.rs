@@ -15,8 +15,9 @@ use crate::{Tensor, Text};
 #[derive(Debug)]
 pub(super) struct Table {
     entries: Vec<Entry>,
-    /// Entries that are not in use, the last one used first.
-    free: Vec<usize>,
+    /// The first of the entries that are not in use, of which each names the next as the next of its step.
+    free: usize,
+    in_use: usize,
     by_key: HashTable<usize>,
     steps: HashTable<Step>,
     waits: Slab<Wait>,
@@ -65,7 +66,8 @@ impl Table {
     pub(super) fn new() -> Self {
         Self {
             entries: Vec::new(),
-            free: Vec::new(),
+            free: NONE,
+            in_use: 0,
             by_key: HashTable::new(),
             steps: HashTable::new(),
             waits: Slab::new(),
@@ -116,7 +118,11 @@ impl Table {
     /// Adds an entry that [`Table::find`] did not find. It is not kept empty: the caller gives it a tensor or
     /// a wait, or removes it.
     pub(super) fn insert(&mut self, hash: u64, step_id: i64, key: Text) -> usize {
-        let slot = self.free.pop().unwrap_or(self.entries.len());
+        let slot = match self.free {
+            NONE => self.entries.len(),
+            free => std::mem::replace(&mut self.free, self.entries[free].next_in_step),
+        };
+        self.in_use += 1;
         let previous = self.append_to_step(step_id, slot);
         if let Some(entry) = self.entries.get_mut(previous) {
             entry.next_in_step = slot;
@@ -160,7 +166,8 @@ impl Table {
             found.remove();
         }
         self.remove_from_step(step_id, previous, next);
-        self.free.push(slot);
+        self.entries[slot].next_in_step = std::mem::replace(&mut self.free, slot);
+        self.in_use -= 1;
         key
     }
 
@@ -197,7 +204,7 @@ impl Table {
     }
 
     pub(super) fn entries(&self) -> usize {
-        self.entries.len() - self.free.len()
+        self.in_use
     }
 
     /// Appends a request to those that wait for a key.

@@ -55,7 +55,8 @@ impl KnownKeys {
         let bytes = &key.as_buffer()[..];
         let place = self.by_address[place_of(bytes)] as usize;
         let line = &self.pairs[place / 2].lines[place % 2];
-        if std::ptr::eq(&line.text.as_buffer()[..], bytes) {
+        // All empty texts may have the same address.
+        if !bytes.is_empty() && std::ptr::eq(&line.text.as_buffer()[..], bytes) {
             return Ok(line.hash);
         }
         let hash = self.hash(bytes);
