@@ -136,7 +136,7 @@ mod tests {
                 method: Method::GetStatus,
                 body: grpcxx_memory::Buffer::new(),
             };
-            shard.call(&Peer::own(0), request, None, self, token);
+            shard.call(Peer::own(0), request, None, self, token);
         }
     }
 

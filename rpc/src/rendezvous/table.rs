@@ -323,10 +323,13 @@ fn near(step_id: i64, salt: u64, hasher: &RandomState) -> u64 {
     let block = state.finish();
     let place = step.wrapping_add(block >> 32) % NEIGHBOURS;
     let upper = block ^ step.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    upper >> 57 << 57 | (block << 7 >> 7) / NEIGHBOURS * NEIGHBOURS | place
+    (upper & TAG) | (block & !TAG & !(NEIGHBOURS - 1)) | place
 }
 
 const NEIGHBOURS: u64 = 64;
+
+/// The bits of a hash that a table compares before it looks at an entry.
+const TAG: u64 = 0x7f << 57;
 
 impl Entry {
     pub(super) fn waits(&self) -> usize {
