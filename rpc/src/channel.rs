@@ -55,6 +55,8 @@ pub struct ChannelOptions {
     pub jitter_seed: u64,
     /// How long a call without a timeout of its own waits (`NETWORK_MAX_CONNECTION_TIMEOUT`).
     pub connection_timeout: Duration,
+    /// How long any call waits at most, also one with a longer timeout of its own.
+    pub connection_timeout_max: Duration,
     /// Most calls that wait.
     pub waiting_calls: usize,
 }
@@ -66,6 +68,7 @@ impl Default for ChannelOptions {
             redial_jitter: Duration::from_millis(50),
             jitter_seed: 0,
             connection_timeout: Duration::from_millis(120_000),
+            connection_timeout_max: Duration::MAX,
             waiting_calls: 4096,
         }
     }
@@ -169,7 +172,8 @@ impl<T> Channel<T> {
         }
         let wait = timeout
             .filter(|timeout| !timeout.is_zero())
-            .unwrap_or(self.options.connection_timeout);
+            .unwrap_or(self.options.connection_timeout)
+            .min(self.options.connection_timeout_max);
         let expiry = now + wait;
         let ticket = self.next_ticket;
         self.next_ticket += 1;
@@ -461,6 +465,17 @@ mod tests {
                 "Seastar channel: connection is timeout. connection is : 10.0.0.1:7777 (connection refused)"
             );
         }
+    }
+
+    #[test]
+    fn no_call_waits_longer_than_the_most() {
+        let mut bench = Bench::new(|options| options.connection_timeout_max = ms(3_000));
+        bench.admit(1, 0);
+        bench.admit(2, 2_500);
+        bench.admit(3, 30_000);
+        bench.run(200_000, u64::MAX / 1_000_000);
+        let failed: Vec<(u32, Duration)> = bench.failed.iter().map(|f| (f.0, f.1)).collect();
+        assert_eq!(failed, [(2, ms(2_500)), (1, ms(3_000)), (3, ms(3_000))]);
     }
 
     #[test]

@@ -66,7 +66,7 @@ pub(crate) struct Target {
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) star: Vec<String>,
 
-    /// How long each call may take, in seconds
+    /// How long each call may take, in seconds; no longer than 5 of them to connect
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     pub(crate) timeout: Duration,
 }

@@ -91,7 +91,9 @@ impl Cluster {
         config: &Config,
         timeout: Duration,
     ) -> Outcome<Self> {
-        let options = EngineOptions::from_config(config, TaskId::new("tool", 0), 1);
+        let mut options = EngineOptions::from_config(config, TaskId::new("tool", 0), 1);
+        // A person waits: a task that is up answers a dial within a few tries.
+        options.channel.connection_timeout_max = CONNECTION_TIMEOUT_MAX;
         let engine = Engine::start(options).or_exit_at(Exit::System, || {
             "cannot start the engine that makes the calls".to_owned()
         })?;
@@ -248,3 +250,6 @@ pub(crate) fn server_program(explicit: Option<&Path>) -> Outcome<std::path::Path
         ),
     ))
 }
+
+/// How long a call of this tool waits for a connection.
+const CONNECTION_TIMEOUT_MAX: Duration = Duration::from_secs(5);
