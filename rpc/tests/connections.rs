@@ -51,7 +51,7 @@ fn all_kinds_of_calls_cross_in_any_pieces() {
 #[test]
 fn data_of_all_sizes_lands_whole() {
     for len in [
-        0, 1, 218, 219, 220, 511, 512, 513, 8191, 8192, 8193, 240_000,
+        0, 1, 218, 219, 220, 1023, 1024, 1025, 8191, 8192, 8193, 240_000,
     ] {
         for piece_bytes in [777, 8192, usize::MAX] {
             let mut pair = Pair::plain();
@@ -675,14 +675,14 @@ fn an_answer_keeps_a_small_tensor_and_attaches_a_large_one() {
     pair.call(fuse(&["a", "b"]));
     pair.carry_requests();
     let incoming = pair.request();
-    let large = make::bytes_tensor(513, 2);
-    let answer = Response::Tensors(smallvec![make::bytes_tensor(512, 1), large.clone()]);
+    let large = make::bytes_tensor(1025, 2);
+    let answer = Response::Tensors(smallvec![make::bytes_tensor(1024, 1), large.clone()]);
     pair.server.end.answer(incoming.id, Ok(answer));
     let frame = pair.server.end.poll_frame().unwrap();
-    assert_eq!(frame.bytes().len(), 32 + 37 + 512 + 37);
+    assert_eq!(frame.bytes().len(), 32 + 37 + 1024 + 37);
     let attached = frame.segment(1);
     assert_eq!(attached.as_ptr(), large.data.as_ptr());
-    assert_eq!(frame.len_bytes(), 32 + 37 + 512 + 37 + 513);
+    assert_eq!(frame.len_bytes(), 32 + 37 + 1024 + 37 + 1025);
 }
 
 /// A graph call with 4 GiB of feeds: the same memory eight times, which nobody touches.

@@ -1,7 +1,7 @@
 use crate::wire::Features;
 
 /// Payload up to this length is copied into the frame; longer payload is attached by reference.
-pub const COALESCE_BYTES_MAX: usize = 512;
+pub const COALESCE_BYTES_MAX: usize = 1024;
 
 /// What one connection may hold, and what it accepts from a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,8 @@ pub struct ConnectionLimits {
     pub pooled_frames: usize,
     /// Frames that have grown longer than this are not kept, in bytes.
     pub pooled_frame_bytes: usize,
+    /// Memory of all frames that are kept, in bytes.
+    pub pooled_bytes: usize,
 }
 
 impl Default for ConnectionLimits {
@@ -36,7 +38,8 @@ impl Default for ConnectionLimits {
             records: RECORDS_MAX,
             error_text_bytes: 64 << 10,
             pooled_frames: 256,
-            pooled_frame_bytes: 16 << 10,
+            pooled_frame_bytes: 512 << 10,
+            pooled_bytes: 4 << 20,
         }
     }
 }

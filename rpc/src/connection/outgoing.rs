@@ -13,8 +13,11 @@ use super::ConnectionLimits;
 pub(super) struct Outgoing {
     queue: VecDeque<Box<Frame>>,
     pool: Vec<Box<Frame>>,
+    /// Memory of the frames in the pool.
+    pool_bytes: usize,
     pooled_frames: usize,
     pooled_frame_bytes: usize,
+    pooled_bytes: usize,
 }
 
 impl Outgoing {
@@ -22,19 +25,28 @@ impl Outgoing {
         Self {
             queue: VecDeque::new(),
             pool: Vec::new(),
+            pool_bytes: 0,
             pooled_frames: limits.pooled_frames,
             pooled_frame_bytes: limits.pooled_frame_bytes,
+            pooled_bytes: limits.pooled_bytes,
         }
     }
 
     pub(super) fn empty_frame(&mut self) -> Box<Frame> {
-        self.pool.pop().unwrap_or_default()
+        let Some(mut frame) = self.pool.pop() else {
+            return Box::default();
+        };
+        self.pool_bytes -= frame.bytes_mut().capacity();
+        frame
     }
 
     pub(super) fn recycle(&mut self, mut frame: Box<Frame>) {
+        let bytes = frame.bytes_mut().capacity();
         if self.pool.len() < self.pooled_frames
-            && frame.bytes_mut().capacity() <= self.pooled_frame_bytes
+            && bytes <= self.pooled_frame_bytes
+            && bytes <= self.pooled_bytes.saturating_sub(self.pool_bytes)
         {
+            self.pool_bytes += bytes;
             frame.clear();
             self.pool.push(frame);
         }
