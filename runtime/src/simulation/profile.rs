@@ -69,6 +69,7 @@ impl Profile {
                 redial_jitter: Duration::from_millis(2),
                 jitter_seed: random.u64(..),
                 connection_timeout: Duration::from_millis(random.u64(100..=1000)),
+                connection_timeout_max: Duration::MAX,
                 waiting_calls: 4096,
             },
             slack: Duration::from_micros(random.u64(20..=400)),
