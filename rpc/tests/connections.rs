@@ -7,7 +7,7 @@ use grpcxx_rpc::{
     CallOptions, Code, ConnectionLimits, DType, Features, Incoming, Method, Request, Response,
     ServerConnection, Shape, Status, Tensor,
 };
-use grpcxx_transport::{Outcome, Refusal, Time};
+use grpcxx_transport::{Next, Outcome, Refusal, Time};
 use smallvec::smallvec;
 use support::make::{self, floats, fuse, graph, message, named, receive};
 use support::{Pair, Port, tensors};
@@ -260,6 +260,80 @@ fn a_cancel_while_the_response_lands_drops_the_rest() {
     assert_eq!(pair.finished().result.unwrap_err().code, Code::Cancelled);
     assert_eq!(pair.client.end.poll_finished(), None);
     pair.round_trip(receive("after"), tensors([floats(&[1.0])]));
+}
+
+/// A link that fetches payload by itself goes on behind landings; calls end in the order of their responses.
+#[test]
+fn responses_land_beside_each_other_and_end_in_order() {
+    let mut pair = Pair::plain();
+    let now = Time::ZERO;
+    let calls = [
+        receive("a"),
+        fuse(&["b", "c", "d"]),
+        receive("nothing"),
+        receive("e"),
+    ];
+    let calls = calls.map(|request| pair.call(request));
+    pair.carry_requests();
+    let tensors_of = |numbers: &[u8]| {
+        let made = numbers
+            .iter()
+            .map(|number| make::bytes_tensor(9000, *number));
+        Ok(Response::Tensors(made.collect()))
+    };
+    let answers = [
+        tensors_of(&[1]),
+        tensors_of(&[2, 3, 4]),
+        tensors([Tensor::dead()]),
+        tensors_of(&[5]),
+    ];
+    for answer in &answers {
+        let incoming = pair.request();
+        assert!(pair.server.end.answer(incoming.id, answer.clone()));
+    }
+    let bytes = pair.server.drain();
+    let client = &mut pair.client;
+    let (mut at, mut landings) = (0, Vec::new());
+    let mut wanted = client.end.first_order();
+    while at < bytes.len() {
+        let (begin, end) = match wanted {
+            Next::Head { at_least_bytes } => (at, at + at_least_bytes),
+            Next::Land(landing) => {
+                let (then, len) = (landing.then_head_bytes(), landing.remaining_bytes());
+                landings.push((landing, at));
+                at += len;
+                match then {
+                    Some(then) if at < bytes.len() => (at, at + then),
+                    _ => break,
+                }
+            }
+            other => panic!("{other:?}"),
+        };
+        // Only what was asked for is shown, as a link does whose payload lies elsewhere.
+        let progress = client
+            .end
+            .handle_received(now, &bytes[begin..end], &mut client.landings);
+        let progress = progress.unwrap();
+        at += progress.consumed_bytes;
+        wanted = progress.next;
+    }
+    assert_eq!(landings.len(), 5);
+    let mut ended = Vec::new();
+    for (mut landing, at) in landings {
+        landing.fill_from(&bytes[at..]);
+        client
+            .end
+            .handle_landed(now, landing, &mut client.landings)
+            .unwrap();
+        let finished = std::iter::from_fn(|| client.end.poll_finished());
+        ended.push(finished.collect::<Vec<_>>());
+    }
+    let counts: Vec<usize> = ended.iter().map(Vec::len).collect();
+    assert_eq!(counts, [1, 0, 0, 2, 1]);
+    for ((finished, call), answer) in ended.into_iter().flatten().zip(calls).zip(answers) {
+        assert_eq!(finished.call, call);
+        assert_eq!(finished.result, answer);
+    }
 }
 
 /// With the extension the server hears of it, and answers at once.

@@ -16,6 +16,8 @@ pub struct Inbound {
     held: Vec<u8>,
     /// `held` is used up to here.
     held_from: usize,
+    /// Landings that were taken are not back, so none may come back that is later.
+    is_behind: bool,
 }
 
 #[derive(Debug)]
@@ -54,6 +56,7 @@ impl Inbound {
             state: State::from(next),
             held: Vec::with_capacity(HEAD_BYTES_MAX),
             held_from: 0,
+            is_behind: false,
         }
     }
 
@@ -74,6 +77,37 @@ impl Inbound {
     /// Whether the handler has paused the link.
     pub fn is_paused(&self) -> bool {
         matches!(self.state, State::Paused)
+    }
+
+    /// Says whether landings that were taken are not back yet: until then one that is full stays here, and what follows
+    /// it is held back. True if that is over, and the caller must call [`Inbound::offer`] with no bytes.
+    pub fn set_behind(&mut self, is_behind: bool) -> bool {
+        let was_stuck = self.is_stuck();
+        self.is_behind = is_behind;
+        was_stuck && !is_behind
+    }
+
+    /// Whether the next bytes belong to a landing.
+    pub fn has_landing(&self) -> bool {
+        matches!(self.state, State::Land(_))
+    }
+
+    /// Takes a landing that [`Landing::then_head`] lets the link take, if it wants no more than `len_bytes`; what follows
+    /// may then be offered. The caller fills it and gives it back to the handler.
+    pub fn take_landing(&mut self, len_bytes: u64) -> Option<Landing> {
+        let State::Land(landing) = &self.state else {
+            return None;
+        };
+        let at_least_bytes = landing.then_head_bytes()?;
+        let wanted = landing.remaining_bytes();
+        if wanted as u64 > len_bytes || self.held_bytes() > 0 {
+            return None;
+        }
+        let head = State::from(Next::Head { at_least_bytes });
+        match std::mem::replace(&mut self.state, head) {
+            State::Land(landing) => Some(landing),
+            State::Head { .. } | State::Discard { .. } | State::Paused | State::Lost => None,
+        }
     }
 
     /// Bytes taken and not shown yet: a head that is not complete, or what came with a pause.
@@ -111,7 +145,10 @@ impl Inbound {
         handler: &mut dyn LinkHandler<A>,
     ) -> usize {
         let mut events = 0;
-        while self.held_bytes() > 0 && !matches!(self.state, State::Paused | State::Lost) {
+        while self.held_bytes() > 0
+            && !matches!(self.state, State::Paused | State::Lost)
+            && !self.is_stuck()
+        {
             if let State::Head { at_least_bytes } = self.state {
                 let missing = at_least_bytes.saturating_sub(self.held_bytes());
                 let (top_up, rest) = bytes.split_at(missing.min(bytes.len()));
@@ -221,7 +258,7 @@ impl Inbound {
                 }
                 State::Land(landing) => {
                     used += landing.fill_from(rest);
-                    if !landing.is_full() {
+                    if !landing.is_full() || self.is_behind {
                         return used;
                     }
                     if let State::Land(landing) = std::mem::replace(&mut self.state, State::Lost) {
@@ -258,6 +295,11 @@ impl Inbound {
         }
     }
 
+    /// Whether a full landing waits for those before it.
+    fn is_stuck(&self) -> bool {
+        self.is_behind && matches!(&self.state, State::Land(landing) if landing.is_full())
+    }
+
     fn hold(&mut self, bytes: &[u8]) {
         if self.held_from > 0 {
             self.held.drain(..self.held_from);
@@ -270,7 +312,8 @@ impl Inbound {
         let held = self.held_bytes();
         let legal = match self.state {
             State::Head { at_least_bytes } => held < at_least_bytes,
-            State::Land(_) | State::Discard { .. } | State::Lost => held == 0,
+            State::Land(_) => held == 0 || self.is_stuck(),
+            State::Discard { .. } | State::Lost => held == 0,
             State::Paused => true,
         };
         assert!(legal, "{held} bytes are held in {:?}", self.state);

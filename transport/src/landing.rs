@@ -7,6 +7,7 @@ pub struct Landing {
     filled_bytes: usize,
     is_replaceable: bool,
     replacement: Option<Buffer>,
+    then_head_bytes: Option<usize>,
 }
 
 impl Landing {
@@ -17,6 +18,7 @@ impl Landing {
             filled_bytes: 0,
             is_replaceable: false,
             replacement: None,
+            then_head_bytes: None,
         }
     }
 
@@ -27,6 +29,23 @@ impl Landing {
             is_replaceable: true,
             ..Self::new(buffer)
         }
+    }
+
+    /// Lets the link show what follows the landing, at least so many bytes of it, before the landing is back: a link
+    /// that fetches payload by itself can then fetch several pieces at once.
+    ///
+    /// Such landings come back in order, and before any later one. The answer to one that comes back after more was
+    /// shown does not count.
+    pub fn then_head(self, at_least_bytes: usize) -> Self {
+        Self {
+            then_head_bytes: Some(at_least_bytes),
+            ..self
+        }
+    }
+
+    /// What may be shown before the landing is back, if anything.
+    pub fn then_head_bytes(&self) -> Option<usize> {
+        self.then_head_bytes
     }
 
     /// Fills the landing with memory that has the bytes already, in place of its own.

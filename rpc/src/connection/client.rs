@@ -4,7 +4,7 @@ use std::time::Duration;
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{Frame, Next, Outcome, Refusal, Refused, Time};
 
-use super::client_inbound::Inbound;
+use super::client_inbound::{Inbound, Landing};
 use super::deadlines::Deadlines;
 use super::limits::FRAME_BYTES_MAX;
 use super::outgoing::Outgoing;
@@ -23,6 +23,8 @@ pub struct ClientConnection {
     pub(super) limits: ConnectionLimits,
     pub(super) calls: Slots<Call>,
     pub(super) inbound: Inbound,
+    /// Responses whose payload lands while later ones are shown, and complete ones between them, oldest first.
+    pub(super) landing: VecDeque<Landing>,
     announced: Features,
     pub(super) peer: Option<Features>,
     pub(super) peer_status: Option<Buffer>,
@@ -69,6 +71,8 @@ pub(super) struct Call {
     pub(super) is_sent: bool,
     /// Whether the caller has its result, so that only the response is missing.
     pub(super) is_ended: bool,
+    /// Whether its response has begun.
+    pub(super) is_answered: bool,
     /// Whether the peer ends the call at its deadline by itself.
     is_deadline_sent: bool,
 }
@@ -97,6 +101,7 @@ impl ClientConnection {
             limits,
             calls: Slots::new(),
             inbound: Inbound::Header,
+            landing: VecDeque::new(),
             announced: announce,
             peer: None,
             peer_status: None,
@@ -176,6 +181,7 @@ impl ClientConnection {
             expected: Expected::Message,
             is_sent: false,
             is_ended: false,
+            is_answered: false,
             is_deadline_sent: timeout_ms != 0,
         });
         self.outstanding += 1;
@@ -238,6 +244,7 @@ impl ClientConnection {
         }
         self.deadlines.clear();
         self.inbound = Inbound::Header;
+        self.landing.clear();
     }
 
     /// Ends the calls whose deadline is over.
@@ -297,6 +304,7 @@ impl ClientConnection {
             expected: Expected::Announcement,
             is_sent: false,
             is_ended: false,
+            is_answered: false,
             is_deadline_sent: false,
         });
         let mut frame = self.outgoing.empty_frame();

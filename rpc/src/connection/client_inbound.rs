@@ -1,5 +1,5 @@
 use grpcxx_memory::{Buffer, BufferMut};
-use grpcxx_transport::{Landing, Next, Progress, Time};
+use grpcxx_transport::{Next, Progress, Time};
 use smallvec::SmallVec;
 
 use super::client::{Call, ClientConnection, Expected};
@@ -42,6 +42,24 @@ pub(super) enum Inbound {
     },
 }
 
+/// A response behind which the link has shown more before its payload was there.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most are records, and a box would be allocated for each"
+)]
+pub(super) enum Landing {
+    Records {
+        id: SlotId,
+        records: Records,
+    },
+    /// Complete, and told once those before it are.
+    Complete {
+        id: SlotId,
+        result: Result<Response, Status>,
+    },
+}
+
 impl ClientConnection {
     /// Takes bytes that the link shows, and says how many are done with and what the link shall do next.
     ///
@@ -54,6 +72,7 @@ impl ClientConnection {
         landings: &mut dyn Landings,
     ) -> Result<Progress, PeerViolation> {
         let mut cursor = Cursor::new(bytes);
+        self.go_on();
         let next = self.read(&mut cursor, landings)?;
         Ok(Progress {
             consumed_bytes: cursor.consumed_bytes(),
@@ -68,15 +87,63 @@ impl ClientConnection {
     pub fn handle_landed(
         &mut self,
         _now: Time,
-        landing: Landing,
+        landing: grpcxx_transport::Landing,
         landings: &mut dyn Landings,
     ) -> Result<Next, PeerViolation> {
         if !landing.is_full() {
             // The link died; that it is gone comes as an event of its own.
             return Ok(Next::Pause);
         }
-        self.land(landing.into_shared())?;
+        let buffer = landing.into_shared();
+        if let Some(Landing::Records { records, .. }) = self.landing.front_mut() {
+            records.landed(buffer);
+            self.finish_landed();
+            // The link has gone on, so this does not count.
+            return Ok(Next::Pause);
+        }
+        self.land(buffer)?;
+        if let Inbound::Records { records, .. } = &self.inbound
+            && records.is_landing()
+        {
+            // As above.
+            return Ok(Next::Pause);
+        }
         self.read(&mut Cursor::new(&[]), landings)
+    }
+
+    /// Puts a response aside whose payload still lands while the link shows what follows it.
+    fn go_on(&mut self) {
+        if let Inbound::Records { records, .. } = &self.inbound
+            && records.are_begun()
+            && records.is_landing()
+            && let Inbound::Records { id, records } =
+                std::mem::replace(&mut self.inbound, Inbound::Header)
+        {
+            self.landing.push_back(Landing::Records { id, records });
+        }
+    }
+
+    /// Ends the oldest responses whose payload has landed.
+    fn finish_landed(&mut self) {
+        while let Some(front) = self.landing.pop_front() {
+            match front {
+                Landing::Records { id, records } if records.is_complete() => {
+                    let result = self.response(id, records);
+                    self.finish(id, result);
+                }
+                Landing::Complete { id, result } => self.finish(id, result),
+                Landing::Records { .. } => return self.landing.push_front(front),
+            }
+        }
+    }
+
+    /// Ends the call of a response that is complete, after those before it.
+    fn complete(&mut self, id: SlotId, result: Result<Response, Status>) {
+        if self.landing.is_empty() {
+            self.finish(id, result);
+        } else {
+            self.landing.push_back(Landing::Complete { id, result });
+        }
     }
 
     fn read(
@@ -116,9 +183,17 @@ impl ClientConnection {
         landings: &mut dyn Landings,
     ) -> Result<Option<Next>, PeerViolation> {
         let id = SlotId::from_raw(header.tag);
-        let Some(call @ Call { is_sent: true, .. }) = self.calls.get(id) else {
+        let Some(
+            call @ Call {
+                is_sent: true,
+                is_answered: false,
+                ..
+            },
+        ) = self.calls.get_mut(id)
+        else {
             return Err(PeerViolation::UnknownTag { found: header.tag });
         };
+        call.is_answered = true;
         if header.status != 0 {
             return self.begin_error(id, header, cursor, landings);
         }
@@ -127,16 +202,17 @@ impl ClientConnection {
                 self.begin_message(id, header, cursor, landings)
             }
             Expected::Tensors { count } => {
-                if count == 1 && !call.is_ended {
-                    let token = call.token;
-                    if let Some(result) = self.whole_tensor(token, cursor, landings) {
-                        self.finish(id, result);
-                        return Ok(None);
-                    }
+                let (token, is_ended) = (call.token, call.is_ended);
+                if count == 1
+                    && !is_ended
+                    && let Some(result) = self.whole_tensor(token, cursor, landings)
+                {
+                    self.complete(id, result);
+                    return Ok(None);
                 }
                 self.inbound = Inbound::Records {
                     id,
-                    records: Records::new(call.token, count, 0),
+                    records: Records::new(token, count, 0).going_on(),
                 };
                 Ok(None)
             }
@@ -188,12 +264,12 @@ impl ClientConnection {
                 0 => String::new(),
                 len => format!("the peer's reason has {len} bytes, which is too long to keep"),
             };
-            self.finish(id, Err(status_of(header.status, text)));
+            self.complete(id, Err(status_of(header.status, text)));
             return Ok(cursor.skip(len, HEADER_BYTES));
         }
         if let Some(text) = cursor.slice(len as usize) {
             let text = String::from_utf8_lossy(text).into_owned();
-            self.finish(id, Err(status_of(header.status, text)));
+            self.complete(id, Err(status_of(header.status, text)));
             return Ok(None);
         }
         match checked(landings.message(len as usize), len) {
@@ -207,7 +283,7 @@ impl ClientConnection {
             ),
             Err(refused) => {
                 let text = format!("the peer's reason could not be kept: {}", refused.message);
-                self.finish(id, Err(status_of(header.status, text)));
+                self.complete(id, Err(status_of(header.status, text)));
                 Ok(cursor.skip(len, HEADER_BYTES))
             }
         }
@@ -235,7 +311,7 @@ impl ClientConnection {
         match memory {
             Ok(buffer) => self.want(Inbound::Message { id }, buffer, cursor),
             Err(status) => {
-                self.finish(id, Err(status));
+                self.complete(id, Err(status));
                 Ok(cursor.skip(len, HEADER_BYTES))
             }
         }
@@ -267,7 +343,7 @@ impl ClientConnection {
             Err(status) => {
                 // Without the names nobody knows the number of records, so the header has to say how much to skip.
                 let payload = self.checked_payload(&header, "named tensors")?;
-                self.finish(id, Err(status));
+                self.complete(id, Err(status));
                 Ok(cursor.skip(payload, HEADER_BYTES))
             }
         }
@@ -295,7 +371,7 @@ impl ClientConnection {
             Inbound::Message { id } => self.finish_message(id, buffer),
             Inbound::ErrorText { id, status } => {
                 let text = String::from_utf8_lossy(&buffer).into_owned();
-                self.finish(id, Err(status_of(status, text)));
+                self.complete(id, Err(status_of(status, text)));
             }
             Inbound::Names { id } => self.names_landed(id, buffer)?,
             Inbound::Records { id, mut records } => {
@@ -317,7 +393,7 @@ impl ClientConnection {
             unreachable!("only graph calls are answered with names");
         };
         let returned = decode_names(&names, self.limits.records)?;
-        let mut records = Records::new(call.token, returned.len(), names.len() as u64);
+        let mut records = Records::new(call.token, returned.len(), names.len() as u64).going_on();
         match indexes(asked, &returned) {
             Ok(indexes) => records = records.with_indexes(indexes),
             Err(status) => records.fail(status),
@@ -339,12 +415,16 @@ impl ClientConnection {
             records.fail(gone());
         }
         let next = records.advance(cursor, &self.limits, landings)?;
-        if records.is_complete()
+        if next.is_none() {
+            self.go_on();
+        }
+        if let Inbound::Records { records, .. } = &self.inbound
+            && records.is_complete()
             && let Inbound::Records { id, records } =
                 std::mem::replace(&mut self.inbound, Inbound::Header)
         {
             let result = self.response(id, records);
-            self.finish(id, result);
+            self.complete(id, result);
         }
         Ok(next)
     }
@@ -376,7 +456,7 @@ impl ClientConnection {
             }
             self.peer_status = Some(body.clone());
         }
-        self.finish(id, Ok(Response::Message(body)));
+        self.complete(id, Ok(Response::Message(body)));
     }
 
     fn is_ended(&self, id: SlotId) -> bool {

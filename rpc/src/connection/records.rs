@@ -16,7 +16,10 @@ pub(super) struct Records {
     begun: usize,
     /// For each record the index that its memory is asked with; empty if that is its place.
     indexes: Vec<u32>,
-    landing: Option<TensorMeta>,
+    /// Records whose data lands, oldest first, with those between that are there already.
+    landing: SmallVec<[(TensorMeta, Option<Buffer>); 1]>,
+    /// Whether landings let the link show what follows before they are back.
+    goes_on: bool,
     arrived: SmallVec<[Tensor; 1]>,
     failure: Option<Status>,
     frame_bytes: u64,
@@ -30,7 +33,8 @@ impl Records {
             wanted,
             begun: 0,
             indexes: Vec::new(),
-            landing: None,
+            landing: SmallVec::new(),
+            goes_on: false,
             arrived: SmallVec::with_capacity(wanted.min(RESERVED_MAX)),
             failure: None,
             frame_bytes: HEADER_BYTES as u64 + head_bytes,
@@ -42,6 +46,14 @@ impl Records {
         Self { indexes, ..self }
     }
 
+    /// The same, whose landings let the link show what follows, also the next frame, before they are back.
+    pub(super) fn going_on(self) -> Self {
+        Self {
+            goes_on: true,
+            ..self
+        }
+    }
+
     /// Drops the rest; the first reason counts.
     pub(super) fn fail(&mut self, status: Status) {
         self.failure.get_or_insert(status);
@@ -49,7 +61,17 @@ impl Records {
 
     /// Whether all bytes of all records are there, or ordered to be dropped.
     pub(super) fn is_complete(&self) -> bool {
-        self.begun == self.wanted && self.landing.is_none()
+        self.begun == self.wanted && self.landing.is_empty()
+    }
+
+    /// Whether all records are begun, so that what follows is the next frame.
+    pub(super) fn are_begun(&self) -> bool {
+        self.begun == self.wanted
+    }
+
+    /// Whether data lands.
+    pub(super) fn is_landing(&self) -> bool {
+        !self.landing.is_empty()
     }
 
     /// All tensors, with their indexes, once complete.
@@ -60,10 +82,15 @@ impl Records {
         }
     }
 
-    /// Takes the memory that was ordered to be filled.
+    /// Takes the memory that was ordered to be filled first.
     pub(super) fn landed(&mut self, buffer: Buffer) {
-        let meta = self.landing.take().expect("a landing belongs to a record");
-        self.arrive(meta, buffer);
+        let (_, landed) = (self.landing.first_mut()).expect("a landing belongs to a record");
+        *landed = Some(buffer);
+        let there = self.landing.iter().take_while(|(_, data)| data.is_some());
+        for _ in 0..there.count() {
+            let (meta, data) = self.landing.remove(0);
+            self.add(meta, data.unwrap_or_default());
+        }
     }
 
     /// Takes what is there, and says what the link shall do. `None` means that all records are complete.
@@ -73,7 +100,6 @@ impl Records {
         limits: &ConnectionLimits,
         landings: &mut dyn Landings,
     ) -> Result<Option<Next>, PeerViolation> {
-        assert!(self.landing.is_none(), "a landing is still under way");
         while self.begun < self.wanted {
             let Some(head) = cursor.array::<RECORD_BYTES>() else {
                 return Ok(Some(Next::Head {
@@ -111,8 +137,13 @@ impl Records {
                     None
                 }
                 Filled::Partly(landing) => {
-                    self.landing = Some(meta);
-                    Some(Next::Land(landing))
+                    self.landing.push((meta, None));
+                    let next_bytes = self.next_head_bytes();
+                    Some(Next::Land(if self.goes_on {
+                        landing.then_head(next_bytes)
+                    } else {
+                        landing
+                    }))
                 }
             },
             None => cursor.skip(meta.data_bytes, self.next_head_bytes()),
@@ -135,6 +166,14 @@ impl Records {
     }
 
     fn arrive(&mut self, meta: TensorMeta, data: Buffer) {
+        if self.landing.is_empty() {
+            self.add(meta, data);
+        } else {
+            self.landing.push((meta, Some(data)));
+        }
+    }
+
+    fn add(&mut self, meta: TensorMeta, data: Buffer) {
         if self.failure.is_none() {
             self.arrived.push(Tensor {
                 dtype: meta.dtype,

@@ -11,6 +11,8 @@ pub struct RdmaCounters {
     pub offers_sent: u64,
     /// Bytes that were read straight into their final memory.
     pub read_bytes: u64,
+    /// Reads that began while others were on their way.
+    pub reads_beside: u64,
     /// Bytes that were read into staging memory and copied from there.
     pub staged_read_bytes: u64,
     /// Grants that needed a message of their own.

@@ -53,11 +53,11 @@ impl Credits {
         self.take_owed()
     }
 
-    /// Pays for an immediate, if one is due and allowed, and returns what it shall carry.
-    pub(crate) fn spend_immediate(&mut self) -> Option<Grants> {
+    /// Pays for an immediate, if one is due and allowed, and returns what it shall carry. So many releases are worth one.
+    pub(crate) fn spend_immediate(&mut self, releases_min: u16) -> Option<Grants> {
         let gives_back_half = self.owed.immediates >= self.limits.immediates.div_ceil(2);
         let is_due = self.greets
-            || self.owed.releases > 0
+            || self.owed.releases >= releases_min.max(1)
             || self.owed.messages >= self.limits.messages.div_ceil(2)
             || gives_back_half;
         let may = self.immediates_left > 1 || (self.immediates_left == 1 && gives_back_half);
@@ -219,7 +219,7 @@ mod tests {
             side.to_send -= 1;
             let grants = side.credits.spend_message();
             side.wire.push_back(Sent::Message(grants));
-        } else if let Some(grants) = side.credits.spend_immediate() {
+        } else if let Some(grants) = side.credits.spend_immediate(1) {
             side.wire.push_back(Sent::Immediate(grants));
         }
     }

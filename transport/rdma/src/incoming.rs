@@ -42,7 +42,7 @@ impl Incoming {
         self.messages.pop_front()
     }
 
-    /// What must be read before the next element.
+    /// What must be read, or have begun to be, before the next element.
     pub(crate) fn offer(&self) -> Option<Offer> {
         self.offer
     }
@@ -52,12 +52,12 @@ impl Incoming {
         self.offer = Some(offer);
     }
 
-    /// Notes that the offer's next bytes were read. True if those were the last.
+    /// Notes that the read of the offer's next bytes has begun. True if those are the last.
     ///
     /// # Panics
     /// If no offer has so many bytes left.
     pub(crate) fn advance(&mut self, len_bytes: usize) -> bool {
-        let offer = self.offer.as_mut().expect("an offer is being read");
+        let offer = self.offer.as_mut().expect("an offer was met");
         let len_bytes = len_bytes as u64;
         assert!(
             len_bytes <= offer.len_bytes,

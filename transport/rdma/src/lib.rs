@@ -32,6 +32,7 @@ mod link;
 mod links;
 mod options;
 mod outbound;
+mod reading;
 mod registry;
 #[expect(unsafe_code, reason = "copies memory as a device does")]
 pub mod sim;

@@ -1,3 +1,5 @@
+use std::collections::VecDeque;
+
 use grpcxx_transport::{CloseReason, Inbound, Time, TransportError};
 
 use crate::adapter::{Adapter, QueueTag};
@@ -22,8 +24,10 @@ pub(crate) struct Link<A: Adapter> {
     pub(crate) outbound: Outbound<Lease>,
     /// There once the peer's set-up data is known.
     pub(crate) peer: Option<Peer>,
-    /// Keeps the target of the present read registered.
-    pub(crate) target: Option<A::Registration>,
+    /// Keep the targets of the present reads registered, oldest first.
+    pub(crate) targets: VecDeque<Option<A::Registration>>,
+    /// Bytes of offers that were read and whose release the peer was not sent.
+    pub(crate) unreleased_bytes: usize,
     pub(crate) side: Side,
     /// Whether the work list has the link.
     pub(crate) queued: bool,
@@ -88,7 +92,8 @@ impl<A: Adapter> Link<A> {
             incoming: Incoming::new(HEADER_BYTES),
             outbound: Outbound::new(),
             peer: None,
-            target: None,
+            targets: VecDeque::new(),
+            unreleased_bytes: 0,
             side: Side::Up,
             queued: false,
         }
@@ -116,6 +121,11 @@ impl<A: Adapter> Link<A> {
     /// Whether the peer does not know yet of all offers that were read.
     pub(crate) fn owes_releases(&self) -> bool {
         (self.peer.as_ref()).is_some_and(|peer| peer.credits.owes_releases())
+    }
+
+    /// Whether payload is being read.
+    pub(crate) fn is_reading(&self) -> bool {
+        (self.station.as_ref()).is_some_and(|station| station.reading_count() > 0)
     }
 
     /// Ends the link, unless that has happened already.

@@ -196,10 +196,13 @@ impl<L> Outbound<L> {
         self.offers.drain(..)
     }
 
-    /// The next frame, sent or not, of a link that is over and whose leases were taken.
-    pub(crate) fn pop_lost(&mut self) -> Option<Box<Frame>> {
+    /// The next frame of a link that is over and whose leases were taken, and whether it has left: the peer knows of
+    /// all its pieces then, and may have read them without a word.
+    pub(crate) fn pop_lost(&mut self) -> Option<(Box<Frame>, bool)> {
         debug_assert!(self.offers.is_empty(), "offers end before their frames");
-        self.pop()
+        let has_left = self.packing > 0;
+        self.packing = self.packing.saturating_sub(1);
+        Some((self.pop()?, has_left))
     }
 
     fn pop(&mut self) -> Option<Box<Frame>> {
@@ -320,6 +323,20 @@ mod tests {
     }
 
     #[test]
+    fn what_the_peer_may_have_read_has_left() {
+        let mut outbound = Outbound::new();
+        outbound.push(frame(1, 10, 2000));
+        outbound.push(frame(2, 10, 1500));
+        outbound.push(frame(3, 10, 10));
+        pack(&mut outbound, 128);
+        assert_eq!(outbound.take_leases().count(), 1);
+        let lost: Vec<(u64, bool)> = std::iter::from_fn(|| outbound.pop_lost())
+            .map(|(frame, has_left)| (frame.token, has_left))
+            .collect();
+        assert_eq!(lost, [(1, true), (2, false), (3, false)]);
+    }
+
+    #[test]
     fn a_dead_link_gives_everything_back_in_order() {
         let mut outbound = Outbound::new();
         for token in 1..5 {
@@ -328,7 +345,7 @@ mod tests {
         pack(&mut outbound, 4096);
         assert_eq!(outbound.take_leases().count(), 4);
         let lost: Vec<u64> =
-            std::iter::from_fn(|| outbound.pop_lost().map(|frame| frame.token)).collect();
+            std::iter::from_fn(|| outbound.pop_lost().map(|(frame, _)| frame.token)).collect();
         assert_eq!(lost, [1, 2, 3, 4]);
     }
 }

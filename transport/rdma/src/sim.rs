@@ -169,6 +169,11 @@ impl SimFabric {
         times.min()
     }
 
+    /// Carries out what is due, for users that look at [`SimAdapter::has_events`] before they poll.
+    pub fn advance(&self, now: Time) {
+        self.state().run(now);
+    }
+
     /// Queues that exist.
     pub fn queue_count(&self) -> usize {
         self.state().queues.len()
@@ -185,6 +190,13 @@ impl SimFabric {
 }
 
 impl SimAdapter {
+    /// Whether a poll, or a look for faults, has something to tell now.
+    pub fn has_events(&self) -> bool {
+        let state = self.fabric.state();
+        let device = &state.adapters[self.index];
+        !device.completions.is_empty() || !device.faults.is_empty()
+    }
+
     /// Takes the device away: nothing completes any more, and users hear of it.
     pub fn remove(&mut self) {
         let mut state = self.fabric.state();

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use grpcxx_memory::BufferMut;
-use grpcxx_transport::{Inbound, ReadTarget, TransportError};
+use grpcxx_transport::{Inbound, Landing, ReadTarget, TransportError};
 
 use crate::adapter::{Queue, Receive, Request, Work};
 use crate::wire::Offer;
@@ -11,7 +11,7 @@ use crate::wire::Offer;
 /// One link's queue with all memory that is posted to it.
 ///
 /// Invariant: the device may touch a receive slot while `receives` calls it posted, a send slot while it is
-/// neither free nor prepared, the staging part and the landing of `reading` while that is there. Nothing here
+/// neither free nor prepared, the staging part and the landings of `readings` while they are there. Nothing here
 /// hands out a reference to such memory, and the queue is dropped before the memory is.
 #[derive(Debug)]
 pub(crate) struct Station<Q> {
@@ -24,8 +24,11 @@ pub(crate) struct Station<Q> {
     posted: VecDeque<Posted>,
     unsignalled: usize,
     depth: usize,
-    reading: Option<Reading>,
+    /// Oldest first; only the last has a link's receiving half.
+    readings: VecDeque<Reading>,
     reads_max: usize,
+    /// Reads posted and not completed.
+    reads_outstanding: usize,
     inline_bytes_max: usize,
 }
 
@@ -74,10 +77,22 @@ enum Kind {
     Read,
 }
 
+/// What a read goes into.
+#[derive(Debug)]
+pub(crate) enum Target {
+    /// The landing of a link's receiving half, which goes with it: nothing else is read meanwhile.
+    Inbound(Inbound),
+    /// A landing behind which the link goes on.
+    Landing(Landing),
+    /// Staging memory, for the receiving half.
+    Staging(Inbound),
+}
+
 /// A read of one stretch of an offer into one place, in chunks.
 #[derive(Debug)]
 struct Reading {
-    inbound: Inbound,
+    into: Target,
+    ends_offer: bool,
     offer: Offer,
     target: usize,
     key: u32,
@@ -85,16 +100,16 @@ struct Reading {
     chunk_bytes: usize,
     queued_bytes: usize,
     outstanding: usize,
-    is_direct: bool,
 }
 
 /// A read that is over.
 #[derive(Debug)]
 pub(crate) struct Read {
-    pub(crate) inbound: Inbound,
+    /// Staged bytes are [`Station::staged`].
+    pub(crate) into: Target,
     pub(crate) len_bytes: usize,
-    /// Whether the bytes are in the landing; else they are [`Station::staged`].
-    pub(crate) is_direct: bool,
+    /// Whether it was the last of its offer.
+    pub(crate) ends_offer: bool,
 }
 
 impl Layout {
@@ -137,8 +152,9 @@ impl<Q: Queue> Station<Q> {
             posted: VecDeque::with_capacity(limits.requests),
             unsignalled: 0,
             depth: limits.requests,
-            reading: None,
+            readings: VecDeque::new(),
             reads_max: limits.reads,
+            reads_outstanding: 0,
             inline_bytes_max: limits.inline_bytes,
         };
         for index in 0..layout.receives {
@@ -228,20 +244,25 @@ impl<Q: Queue> Station<Q> {
         self.request(Kind::Immediate, Work::Immediate(bits), is_last);
     }
 
-    /// Begins to read `len_bytes` of `offer` straight into the landing of `inbound`.
+    /// Begins to read `len_bytes` of `offer` straight into a landing.
     ///
     /// # Panics
-    /// If there is a read, or the landing wants less.
+    /// If there is no landing, it wants less, or a read has the receiving half.
     pub(crate) fn read_direct(
         &mut self,
-        mut inbound: Inbound,
+        mut into: Target,
         offer: Offer,
         len_bytes: usize,
         key: u32,
         chunk_bytes: usize,
     ) {
-        let ReadTarget::Direct(target) = inbound.target() else {
-            panic!("a direct read needs a landing");
+        let target = match &mut into {
+            Target::Inbound(inbound) => match inbound.target() {
+                ReadTarget::Direct(target) => target,
+                ReadTarget::Staging | ReadTarget::Paused => panic!("a direct read needs a landing"),
+            },
+            Target::Landing(landing) => landing.unfilled(),
+            Target::Staging(_) => panic!("a direct read needs a landing"),
         };
         assert!(
             len_bytes <= target.len(),
@@ -249,7 +270,8 @@ impl<Q: Queue> Station<Q> {
         );
         let target = target.as_mut_ptr().expose_provenance();
         self.read(Reading {
-            inbound,
+            into,
+            ends_offer: len_bytes as u64 == offer.len_bytes,
             offer,
             target,
             key,
@@ -257,20 +279,20 @@ impl<Q: Queue> Station<Q> {
             chunk_bytes,
             queued_bytes: 0,
             outstanding: 0,
-            is_direct: true,
         });
     }
 
-    /// Begins to read the first bytes of `offer` into staging memory, as many as fit.
+    /// Begins to read the first bytes of `offer` into staging memory, as many as fit, and returns their number.
     ///
     /// # Panics
-    /// If there is a read.
-    pub(crate) fn read_staged(&mut self, inbound: Inbound, offer: Offer) {
+    /// If a read has the receiving half.
+    pub(crate) fn read_staged(&mut self, inbound: Inbound, offer: Offer) -> usize {
         let len_bytes = usize::try_from(offer.len_bytes)
             .unwrap_or(usize::MAX)
             .min(self.memory.layout.staging_bytes);
         self.read(Reading {
-            inbound,
+            into: Target::Staging(inbound),
+            ends_offer: len_bytes as u64 == offer.len_bytes,
             offer,
             target: self.memory.staging().expose_provenance(),
             key: self.memory.key,
@@ -278,23 +300,49 @@ impl<Q: Queue> Station<Q> {
             chunk_bytes: len_bytes,
             queued_bytes: 0,
             outstanding: 0,
-            is_direct: false,
+        });
+        len_bytes
+    }
+
+    /// Keeps a landing that is full back until the reads before it are over.
+    pub(crate) fn hold_back(&mut self, landing: Landing) {
+        self.read(Reading {
+            into: Target::Landing(landing),
+            ends_offer: false,
+            offer: Offer {
+                address: 0,
+                len_bytes: 0,
+                key: 0,
+            },
+            target: 0,
+            key: 0,
+            len_bytes: 0,
+            chunk_bytes: 0,
+            queued_bytes: 0,
+            outstanding: 0,
         });
     }
 
-    pub(crate) fn is_reading(&self) -> bool {
-        self.reading.is_some()
+    /// Reads that are not over.
+    pub(crate) fn reading_count(&self) -> usize {
+        self.readings.len()
     }
 
-    /// Takes the read that is over, if it is.
+    /// Bytes of reads that are not over.
+    pub(crate) fn reading_bytes(&self) -> usize {
+        self.readings.iter().map(|reading| reading.len_bytes).sum()
+    }
+
+    /// Takes the oldest read, if it is over.
     pub(crate) fn finished_read(&mut self) -> Option<Read> {
-        let reading = self.reading.take_if(|reading| {
+        self.readings.front().filter(|reading| {
             reading.outstanding == 0 && reading.queued_bytes == reading.len_bytes
         })?;
+        let reading = self.readings.pop_front()?;
         Some(Read {
-            inbound: reading.inbound,
+            into: reading.into,
             len_bytes: reading.len_bytes,
-            is_direct: reading.is_direct,
+            ends_offer: reading.ends_offer,
         })
     }
 
@@ -303,7 +351,7 @@ impl<Q: Queue> Station<Q> {
     /// # Panics
     /// If a read is on its way.
     pub(crate) fn staged(&self, len_bytes: usize) -> &[u8] {
-        assert!(self.reading.is_none() && len_bytes <= self.memory.layout.staging_bytes);
+        assert!(self.readings.is_empty() && len_bytes <= self.memory.layout.staging_bytes);
         // SAFETY: staging lies in the memory, nothing but a read touches it, there is none, and beginning one
         // needs `self` mutably.
         unsafe { std::slice::from_raw_parts(self.memory.staging(), len_bytes) }
@@ -320,8 +368,8 @@ impl<Q: Queue> Station<Q> {
         }
         if !self.requests.is_empty() {
             // SAFETY: send slots are written only while they are free, which they are after completion. Reads
-            // go to staging memory or into a landing whose owner `reading` has; neither is touched until all
-            // reads completed or the queue is gone.
+            // go to staging memory or into a landing that `readings` has; neither is touched until all
+            // its reads completed or the queue is gone.
             unsafe { self.queue.post_sends(&self.requests)? };
             self.requests.clear();
         }
@@ -335,7 +383,10 @@ impl<Q: Queue> Station<Q> {
                 Kind::Send(index) => self.free_sends.push(index),
                 Kind::Immediate => {}
                 Kind::Read => {
-                    if let Some(reading) = &mut self.reading {
+                    self.reads_outstanding -= 1;
+                    // They complete in the order in which they were posted.
+                    let mut readings = self.readings.iter_mut();
+                    if let Some(reading) = readings.find(|reading| reading.outstanding > 0) {
                         reading.outstanding -= 1;
                     }
                 }
@@ -351,33 +402,37 @@ impl<Q: Queue> Station<Q> {
         self.requests.is_empty() && !self.posted.iter().any(|posted| posted.signalled)
     }
 
-    /// Destroys the queue, after which the device touches nothing, and gives back what a read held.
-    pub(crate) fn close(self) -> Option<Inbound> {
+    /// Destroys the queue, after which the device touches nothing, and gives back what reads held, oldest first.
+    pub(crate) fn close(self) -> impl Iterator<Item = Target> {
         let Self {
             mut queue,
             memory,
-            reading,
+            readings,
             ..
         } = self;
         queue.stop();
         drop(queue);
         drop(memory.buffer);
-        reading.map(|reading| reading.inbound)
+        readings.into_iter().map(|reading| reading.into)
     }
 
     fn read(&mut self, reading: Reading) {
-        assert!(self.reading.is_none(), "one read at a time");
-        self.reading = Some(reading);
+        assert!(
+            (self.readings.back()).is_none_or(|last| matches!(last.into, Target::Landing(_))),
+            "a link goes on only behind landings that let it"
+        );
+        self.readings.push_back(reading);
     }
 
-    /// Turns as much of the read into requests as may be on its way.
+    /// Turns as much of the reads into requests as may be on its way.
     fn queue_reads(&mut self) {
-        while let Some(reading) = &mut self.reading {
-            let left = reading.len_bytes - reading.queued_bytes;
-            let has_room = self.posted.len() < self.depth;
-            if left == 0 || reading.outstanding >= self.reads_max || !has_room {
+        while self.reads_outstanding < self.reads_max && self.posted.len() < self.depth {
+            let mut readings = self.readings.iter_mut();
+            let Some(reading) = readings.find(|reading| reading.queued_bytes < reading.len_bytes)
+            else {
                 return;
-            }
+            };
+            let left = reading.len_bytes - reading.queued_bytes;
             let len_bytes = left.min(reading.chunk_bytes);
             let work = Work::Read {
                 address: reading.target + reading.queued_bytes,
@@ -388,6 +443,7 @@ impl<Q: Queue> Station<Q> {
             };
             reading.queued_bytes += len_bytes;
             reading.outstanding += 1;
+            self.reads_outstanding += 1;
             self.request(Kind::Read, work, true);
         }
     }

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use grpcxx_transport::{CloseReason, LinkHandler, Outcome, ReadTarget, Time};
+use grpcxx_transport::{CloseReason, LinkHandler, Outcome, Time};
 
 use crate::adapter::{Adapter, Completion, CompletionEvent, Fault, RequestFailure};
 use crate::incoming::Message;
 use crate::link::{Link, Phase, Side};
 use crate::links::RdmaLinks;
-use crate::wire::{Element, Grants, HEADER_BYTES, Malformed, MessageWriter, element_at, grants_of};
+use crate::station::Target;
+use crate::wire::{Grants, Malformed, MessageWriter, grants_of};
 
 impl<A: Adapter> RdmaLinks<A> {
     /// Does a bounded amount of work and reports what happened, but for the ends of links, which
@@ -74,130 +75,6 @@ impl<A: Adapter> RdmaLinks<A> {
         events
     }
 
-    /// Shows what arrived, as far as the link's orders and the turn allow. Returns the number of events.
-    fn read<H>(&mut self, slot: u32, handler: &mut dyn LinkHandler<H>) -> usize {
-        let mut events = 0;
-        while events < EVENTS_PER_LINK {
-            let Some((id, link)) = self.links.at(slot as usize) else {
-                return events;
-            };
-            match link.phase {
-                Phase::Open => {}
-                Phase::Flushing { .. } => {
-                    drop_messages(link);
-                    return events;
-                }
-                Phase::Preparing | Phase::Parting { .. } | Phase::Ended(_) => return events,
-            }
-            if let Some(station) = &mut link.station
-                && station.is_reading()
-            {
-                let Some(read) = station.finished_read() else {
-                    if link.is_settled() {
-                        link.end_as_side();
-                    }
-                    return events;
-                };
-                link.target = None;
-                if link.incoming.advance(read.len_bytes)
-                    && let Some(peer) = &mut link.peer
-                {
-                    peer.credits.offer_taken();
-                }
-                let mut inbound = read.inbound;
-                events += if read.is_direct {
-                    self.counters.read_bytes += read.len_bytes as u64;
-                    inbound.landed_direct(id, read.len_bytes, handler)
-                } else {
-                    self.counters.staged_read_bytes += read.len_bytes as u64;
-                    inbound.offer(id, station.staged(read.len_bytes), handler)
-                };
-                link.inbound = Some(inbound);
-                continue;
-            }
-            let Some(inbound) = &mut link.inbound else {
-                return events;
-            };
-            if std::mem::take(&mut link.resumed) {
-                events += inbound.offer(id, &[], handler);
-            }
-            if inbound.is_paused() {
-                return events;
-            }
-            if link.incoming.offer().is_some() {
-                if link.is_settled() {
-                    link.end_as_side();
-                    return events;
-                }
-                self.begin_read(slot);
-                return events;
-            }
-            let (Some(message), Some(station)) = (link.incoming.front(), &mut link.station) else {
-                if link.is_settled() {
-                    link.end_as_side();
-                }
-                return events;
-            };
-            let bytes = station.message(message.index, message.len_bytes);
-            match element_at(bytes, link.incoming.at) {
-                Ok(Some((element, next))) => {
-                    link.incoming.at = next;
-                    match element {
-                        Element::Bytes(bytes) => {
-                            self.counters.eager_bytes += bytes.len() as u64;
-                            events += inbound.offer(id, bytes, handler);
-                        }
-                        Element::Offer(offer) => link.incoming.set_offer(offer),
-                        Element::End => {
-                            link.phase = Phase::Parting { until: None };
-                            self.timed.push(slot);
-                        }
-                    }
-                }
-                Ok(None) => {
-                    link.incoming.pop(HEADER_BYTES);
-                    station.repost(message.index);
-                    if let Some(peer) = &mut link.peer {
-                        peer.credits.message_taken();
-                    }
-                }
-                Err(malformed) => link.violate(malformed),
-            }
-        }
-        self.queue(slot);
-        events
-    }
-
-    /// Begins to read the present offer to where the link wants it.
-    fn begin_read(&mut self, slot: u32) {
-        let Some((_, link)) = self.links.at(slot as usize) else {
-            return;
-        };
-        let (Some(offer), Some(station)) = (link.incoming.offer(), &mut link.station) else {
-            return;
-        };
-        let Some(mut inbound) = link.inbound.take() else {
-            return;
-        };
-        if let ReadTarget::Direct(target) = inbound.target() {
-            let offered = usize::try_from(offer.len_bytes).unwrap_or(usize::MAX);
-            let len_bytes = target.len().min(offered);
-            let start = target.as_ptr().addr();
-            if let Some(target) = self.registry.target(&self.adapter, start, len_bytes) {
-                link.target = target.registration;
-                station.read_direct(
-                    inbound,
-                    offer,
-                    len_bytes,
-                    target.key,
-                    self.options.chunk_bytes,
-                );
-                return;
-            }
-        }
-        station.read_staged(inbound, offer);
-    }
-
     /// Packs and posts what may be sent.
     pub(crate) fn write(&mut self, slot: u32) {
         let Some((_, link)) = self.links.at(slot as usize) else {
@@ -225,6 +102,7 @@ impl<A: Adapter> RdmaLinks<A> {
                 );
                 if !writer.is_empty() {
                     let len_bytes = writer.finish(peer.credits.spend_message());
+                    link.unreleased_bytes = 0;
                     let is_last = !link.outbound.has_unpacked()
                         && matches!(link.phase, Phase::Flushing { .. });
                     station.send(len_bytes, is_last);
@@ -235,9 +113,13 @@ impl<A: Adapter> RdmaLinks<A> {
                     break;
                 }
             }
+            // While more is read, the peer can wait for its memory a little.
+            let is_worth = link.unreleased_bytes >= RELEASE_BYTES || station.reading_count() == 0;
+            let releases_min = if is_worth { 1 } else { RELEASES_PER_GRANT };
             if station.has_room()
-                && let Some(grants) = peer.credits.spend_immediate()
+                && let Some(grants) = peer.credits.spend_immediate(releases_min)
             {
+                link.unreleased_bytes = 0;
                 station.send_immediate(grants.to_bits(), false);
                 self.counters.immediates_sent += 1;
             }
@@ -282,19 +164,34 @@ impl<A: Adapter> RdmaLinks<A> {
         };
         self.timed.retain(|&timed| timed != slot);
         // First the queue goes: only then may others have the memory that the device or the peer reads.
-        let read = link.station.take().and_then(|station| station.close());
+        let reads = link.station.take().map(|station| station.close());
         let mut events = 0;
-        if let Some(mut inbound) = link.inbound.take().or(read) {
+        for target in reads.into_iter().flatten() {
+            match target {
+                Target::Landing(landing) => {
+                    handler.landed(id, landing, Outcome::Lost);
+                    events += 1;
+                }
+                Target::Inbound(inbound) | Target::Staging(inbound) => link.inbound = Some(inbound),
+            }
+        }
+        if let Some(mut inbound) = link.inbound.take() {
             events += inbound.lose(id, handler);
         }
-        link.target = None;
+        link.targets.clear();
         for lease in link.outbound.take_leases() {
             self.registry.give_back(lease, self.now);
             self.expires = true;
         }
-        while let Some(frame) = link.outbound.pop_lost() {
+        while let Some((frame, has_left)) = link.outbound.pop_lost() {
             self.frames_in_flight -= 1;
-            handler.sent(id, frame, Outcome::Lost);
+            // What the peer may have read must not be handed out again.
+            let outcome = if has_left {
+                Outcome::Done
+            } else {
+                Outcome::Lost
+            };
+            handler.sent(id, frame, outcome);
             events += 1;
         }
         if let Phase::Ended(reason) = link.phase {
@@ -464,29 +361,17 @@ fn step_timed<A: Adapter>(link: &mut Link<A>, now: Time) -> bool {
     is_changed
 }
 
-/// Drops what arrives on a link that is closing, and ends it if the peer closes too: then it reads no more.
-fn drop_messages<A: Adapter>(link: &mut Link<A>) {
-    while let (Some(message), Some(station)) = (link.incoming.front(), &mut link.station) {
-        let bytes = station.message(message.index, message.len_bytes);
-        let mut at = link.incoming.at;
-        let mut is_end = false;
-        while let Ok(Some((element, next))) = element_at(bytes, at) {
-            is_end |= element == Element::End;
-            at = next;
-        }
-        link.incoming.pop(HEADER_BYTES);
-        station.repost(message.index);
-        if is_end {
-            return link.end(CloseReason::Local);
-        }
-    }
-}
-
 /// A turn that has had this many events begins nothing more.
 const EVENTS_ENOUGH: usize = 1024;
 
 /// A link that has had this many events lets others go on.
-const EVENTS_PER_LINK: usize = 256;
+pub(crate) const EVENTS_PER_LINK: usize = 256;
+
+/// Offers that are released at once while more is read: each release costs a message.
+const RELEASES_PER_GRANT: u16 = 4;
+
+/// Memory that the peer does not wait for longer than it must.
+const RELEASE_BYTES: usize = 1 << 20;
 
 /// How often the device is asked for faults, which costs a system call.
 const FAULT_CHECK: Duration = Duration::from_millis(1);

@@ -57,6 +57,8 @@ struct Books {
 struct Account {
     phase: Phase,
     order: Order,
+    /// Lengths of landings behind which more was shown before they were back, oldest first.
+    apart: VecDeque<usize>,
     /// Token and length of each accepted frame, oldest first.
     frames: VecDeque<(u64, u64)>,
 }
@@ -71,8 +73,13 @@ enum Phase {
 /// What the link was told to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    Head { at_least_bytes: usize },
-    Land { bytes: usize },
+    Head {
+        at_least_bytes: usize,
+    },
+    Land {
+        bytes: usize,
+        then_head_bytes: Option<usize>,
+    },
     Paused,
     Nothing,
 }
@@ -279,13 +286,15 @@ impl<A> LinkHandler<A> for Auditor<'_, A> {
     }
 
     fn landed(&mut self, link: LinkId, landing: Landing, outcome: Outcome) -> Next {
-        self.books.landed(link, &landing, outcome);
+        let counts = self.books.landed(link, &landing, outcome);
         let next = self.handler.landed(link, landing, outcome);
         let order = match outcome {
             Outcome::Done => Order::of(&next),
             Outcome::Lost => Order::Nothing,
         };
-        self.books.ordered(link, order);
+        if counts {
+            self.books.ordered(link, order);
+        }
         next
     }
 
@@ -331,6 +340,7 @@ impl Books {
             Account {
                 phase,
                 order,
+                apart: VecDeque::new(),
                 frames: VecDeque::new(),
             },
         );
@@ -375,15 +385,26 @@ impl Books {
         self.tally.events += 1;
         let account = self.account(link, "received");
         let (phase, order) = (account.phase, account.order);
+        let wanted = match order {
+            Order::Head { at_least_bytes } => Some(at_least_bytes),
+            Order::Land {
+                bytes,
+                then_head_bytes,
+            } => {
+                account.apart.push_back(bytes);
+                then_head_bytes
+            }
+            Order::Paused | Order::Nothing => None,
+        };
         self.check(
             link,
-            phase == Phase::Open
-                && matches!(order, Order::Head { at_least_bytes } if at_least_bytes <= bytes),
+            phase == Phase::Open && wanted.is_some_and(|wanted| wanted <= bytes),
             &format!("received {bytes} bytes while it was {phase:?} with the order {order:?}"),
         );
     }
 
-    fn landed(&mut self, link: LinkId, landing: &Landing, outcome: Outcome) {
+    /// Says whether the answer to it counts.
+    fn landed(&mut self, link: LinkId, landing: &Landing, outcome: Outcome) -> bool {
         self.tally.events += 1;
         match outcome {
             Outcome::Done => self.tally.landings_done += 1,
@@ -392,9 +413,14 @@ impl Books {
         let bytes = landing.filled_bytes() + landing.remaining_bytes();
         let account = self.account(link, "gave a landing back");
         let order = account.order;
+        let apart = account.apart.pop_front();
+        let ordered = match order {
+            Order::Land { bytes, .. } => Some(bytes),
+            Order::Head { .. } | Order::Paused | Order::Nothing => None,
+        };
         self.check(
             link,
-            order == Order::Land { bytes },
+            apart.or(ordered) == Some(bytes),
             &format!("gave a landing of {bytes} bytes back, its order was {order:?}"),
         );
         self.check(
@@ -402,6 +428,7 @@ impl Books {
             outcome == Outcome::Lost || landing.is_full(),
             "gave a landing back as done that is not full",
         );
+        apart.is_none()
     }
 
     fn sent(&mut self, link: LinkId, frame: &Frame, outcome: Outcome) {
@@ -428,7 +455,9 @@ impl Books {
         if let Some(account) = self.accounts.remove(&link) {
             self.check(
                 link,
-                account.frames.is_empty() && !matches!(account.order, Order::Land { .. }),
+                account.frames.is_empty()
+                    && account.apart.is_empty()
+                    && !matches!(account.order, Order::Land { .. }),
                 &format!("closed ({reason}) before it gave everything back: {account:?}"),
             );
             self.check(
@@ -479,6 +508,7 @@ impl Order {
             },
             Next::Land(landing) => Self::Land {
                 bytes: landing.filled_bytes() + landing.remaining_bytes(),
+                then_head_bytes: landing.then_head_bytes(),
             },
             Next::Discard {
                 then_at_least_bytes,

@@ -62,6 +62,8 @@ pub struct Bounds {
     pub links_max: usize,
     /// Longest that the suite waits for one thing to happen, by the environment's clock.
     pub patience: Duration,
+    /// Whether peers fetch payload: any number of frames has left then, however little the peer reads.
+    pub peers_fetch: bool,
     /// Seed of the cases that are random.
     pub seed: u64,
 }
@@ -73,6 +75,7 @@ impl Default for Bounds {
             events_per_turn_max: 4096,
             links_max: 200,
             patience: Duration::from_secs(30),
+            peers_fetch: false,
             seed: 0,
         }
     }

@@ -15,6 +15,8 @@ pub(super) enum Step {
     Head { ask: usize, take: usize },
     /// Wants this many bytes landed.
     Land(usize),
+    /// Wants this many bytes landed, and lets the link show the head that comes next before they are.
+    LandBeside(usize),
     /// Drops bytes, then wants `ask` shown, and uses those up.
     Discard { bytes: u64, ask: usize },
     /// Pauses until the scene resumes the link.
@@ -42,6 +44,8 @@ pub(super) struct End {
     /// Bytes of all frames that were accepted.
     pub(super) written_bytes: u64,
     steps: VecDeque<Step>,
+    /// Where landings begin that were ordered with [`Step::LandBeside`] and are not back, oldest first.
+    beside: VecDeque<u64>,
     current: Option<Step>,
     pub(super) connected: bool,
     pub(super) received_events: usize,
@@ -85,6 +89,15 @@ impl End {
                 at_least_bytes: ask,
             },
             Some(Step::Land(bytes)) => Next::Land(Landing::new(BufferMut::zeroed(bytes))),
+            Some(Step::LandBeside(bytes)) => {
+                self.beside.push_back(self.read_bytes);
+                self.read_bytes += bytes as u64;
+                let ask = match self.steps.front() {
+                    Some(Step::Head { ask, .. }) => *ask,
+                    _ => 1,
+                };
+                Next::Land(Landing::new(BufferMut::zeroed(bytes)).then_head(ask))
+            }
             Some(Step::Discard { bytes, ask }) => {
                 self.read_bytes += bytes;
                 self.current = Some(Step::head(ask));
@@ -108,8 +121,12 @@ impl<A> Reader<A> {
     }
 
     fn verify(&mut self, link: LinkId, bytes: &[u8]) {
-        let end = self.end(link);
-        let (offset, read_bytes) = (end.read_base + end.read_bytes, end.read_bytes);
+        let read_bytes = self.end(link).read_bytes;
+        self.verify_at(link, read_bytes, bytes);
+    }
+
+    fn verify_at(&mut self, link: LinkId, read_bytes: u64, bytes: &[u8]) {
+        let offset = self.end(link).read_base + read_bytes;
         if let Some(index) = self.stream.mismatch(offset, bytes) {
             panic!(
                 "{}: {link:?} reads {} bytes from {read_bytes} on, and byte {} is not what was sent",
@@ -136,6 +153,9 @@ impl<A> LinkHandler<A> for Reader<A> {
         self.verify(link, bytes);
         let end = self.end(link);
         end.received_events += 1;
+        if let Some(Step::LandBeside(_)) = end.current {
+            end.next();
+        }
         let mut consumed_bytes = 0;
         loop {
             let left = bytes.len() - consumed_bytes;
@@ -168,6 +188,19 @@ impl<A> LinkHandler<A> for Reader<A> {
     fn landed(&mut self, link: LinkId, landing: Landing, outcome: Outcome) -> Next {
         let filled = landing.filled_bytes();
         let buffer = landing.into_buffer();
+        if let Some(read_bytes) = self.end(link).beside.pop_front() {
+            self.verify_at(link, read_bytes, &buffer[..filled]);
+            let end = self.end(link);
+            end.landings_done += usize::from(outcome == Outcome::Done);
+            end.landings_lost += usize::from(outcome == Outcome::Lost);
+            return match end.current {
+                Some(Step::LandBeside(_)) if outcome == Outcome::Done && end.beside.is_empty() => {
+                    end.next()
+                }
+                // The link has shown more, so this does not count.
+                _ => Next::Pause,
+            };
+        }
         self.verify(link, &buffer[..filled]);
         let end = self.end(link);
         match outcome {

@@ -11,6 +11,7 @@ pub(super) fn cases<E: Environment>() -> Vec<Case<E>> {
         Case::new("heads of every size", heads),
         Case::new("heads that are used up in parts", partial_heads),
         Case::new("landings of every size", landings),
+        Case::new("landings that let the link go on", landings_beside),
         Case::new("a landing first, a discard first", first_orders),
         Case::new("discards of every size", discards),
         Case::new("frames of thousands of splices", splices),
@@ -80,6 +81,46 @@ fn landings<E: Environment>(scene: &mut Scene<'_, E>) {
         end.landings_done == sizes.len() && end.landings_lost == 0,
         "not every landing came back full",
     );
+}
+
+/// Several landings at a time, between heads, small landings and others that wait.
+fn landings_beside<E: Environment>(scene: &mut Scene<'_, E>) {
+    let sizes = [
+        20_000,
+        100_000,
+        70_000,
+        3_000,
+        1 << 20,
+        65_536,
+        9_000,
+        200,
+        300_000,
+    ];
+    let max = scene.bounds.landing_bytes_max;
+    let sizes: Vec<usize> = sizes.into_iter().filter(|size| *size <= max).collect();
+    let mut steps = Vec::new();
+    let mut frames = Vec::new();
+    for round in 0..6 {
+        for (index, size) in sizes.iter().enumerate() {
+            steps.push(Step::head(37));
+            steps.push(match (index + round) % 4 {
+                3 => Step::Land(*size),
+                _ => Step::LandBeside(*size),
+            });
+            frames.push(vec![Piece::Copied(37), Piece::Spliced(*size)]);
+        }
+        // A frame without payload, and the head that the last landing lets the link show.
+        steps.push(Step::head(37));
+        frames.push(vec![Piece::Copied(37)]);
+    }
+    let links = scene.open(&[], &steps);
+    for frame in &frames {
+        scene.send(0, links[0], frame);
+    }
+    check_read(scene, links);
+    scene.until("every landing came back", |scene| {
+        scene.end(1, links[1]).landings_done == 6 * sizes.len()
+    });
 }
 
 fn first_orders<E: Environment>(scene: &mut Scene<'_, E>) {
@@ -319,7 +360,7 @@ fn check_read<E: Environment>(scene: &mut Scene<'_, E>, links: [crate::LinkId; 2
 fn len_of(step: Step) -> usize {
     match step {
         Step::Head { take, .. } => take,
-        Step::Land(bytes) => bytes,
+        Step::Land(bytes) | Step::LandBeside(bytes) => bytes,
         Step::Discard { bytes, ask } => bytes as usize + ask,
         Step::Pause => 0,
     }

@@ -1,5 +1,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::task::Waker;
 use std::time::Duration;
 
 use super::connection::{Interest, SideState};
@@ -8,7 +10,7 @@ use super::pipe::End;
 use super::{SimAccepted, SimNetwork};
 use crate::{
     CloseReason, Frame, Inbound, LinkHandler, LinkId, LinkLimits, LinkTable, ListenerId, Next,
-    Outcome, ReadTarget, Refusal, Refused, Time, Transport, TransportError,
+    Outcome, Park, ReadTarget, Refusal, Refused, Time, Transport, TransportError,
 };
 
 /// The links of one shard of a simulated host. Dropping it closes them, as the end of a process does.
@@ -508,6 +510,27 @@ impl Transport for SimTransport {
 
     fn frames_in_flight(&self) -> usize {
         self.frames_in_flight
+    }
+}
+
+/// Time is virtual, so it never sleeps; for transports that want one below them that could.
+impl Park for SimTransport {
+    fn park(&mut self, _: Option<Duration>) -> Result<(), TransportError> {
+        Ok(())
+    }
+
+    fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn unpark(&mut self) {}
+
+    fn waker(&self) -> Waker {
+        Waker::noop().clone()
+    }
+
+    fn watch(&mut self, _: BorrowedFd<'_>) -> Result<(), TransportError> {
+        Ok(())
     }
 }
 

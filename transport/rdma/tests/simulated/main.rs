@@ -1,7 +1,6 @@
 //! RDMA links over a simulated device: the suite of all transports, and what faults do.
 
 mod faults;
-mod sleepless;
 mod suite;
 #[path = "../support/talker.rs"]
 mod talker;

@@ -25,6 +25,21 @@ fn links_that_read_almost_everything_pass_the_suite() {
 }
 
 #[test]
+fn links_whose_heads_are_cut_anywhere_pass_the_suite() {
+    for seed in seeds(3) {
+        let options = RdmaOptions {
+            message_bytes: 256 + 13 * seed as usize,
+            offer_bytes_min: 5000,
+            foreign_bytes_min: 1,
+            ..RdmaOptions::default()
+        };
+        let mut world = World::new("short messages", seed, options);
+        world.landing_bytes_max = 200_000;
+        conformance::run(&mut world);
+    }
+}
+
+#[test]
 fn links_with_little_of_everything_pass_the_suite() {
     for seed in seeds(2) {
         let options = RdmaOptions {

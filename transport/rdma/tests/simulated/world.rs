@@ -82,6 +82,7 @@ impl Environment for World {
         Bounds {
             landing_bytes_max: self.landing_bytes_max,
             seed: self.seed,
+            peers_fetch: true,
             ..Bounds::default()
         }
     }

@@ -23,11 +23,29 @@ pub(crate) struct Talk {
     pub(crate) left: u32,
     pub(crate) lost: u32,
     pub(crate) read: u32,
-    landing: u32,
+    shown: u32,
+    /// Numbers of the frames that land, oldest first, and the payload of those that are there already.
+    landing: VecDeque<(u32, Option<Landing>)>,
     pub(crate) landings_lost: u32,
     pub(crate) closed: Option<CloseReason>,
     pub(crate) stayed: u32,
     pub(crate) fell_back: u32,
+}
+
+impl Talk {
+    /// Reads the oldest frames whose payload is there.
+    fn read_landed(&mut self) {
+        while let Some((number, Some(_))) = self.landing.front() {
+            let expected = *number as u8;
+            let landing = self.landing.pop_front().and_then(|(_, landing)| landing);
+            let bytes = landing.expect("looked at just now").into_buffer();
+            assert!(
+                bytes.iter().all(|byte| *byte == expected),
+                "payload is what was sent"
+            );
+            self.read += 1;
+        }
+    }
 }
 
 impl<A> Talker<A> {
@@ -78,13 +96,27 @@ impl<A> LinkHandler<A> for Talker<A> {
 
     fn received(&mut self, link: LinkId, bytes: &[u8]) -> Progress {
         let talk = self.talk(link);
-        let number = u32::from_le_bytes(bytes[..4].try_into().expect("four bytes"));
-        let len = u32::from_le_bytes(bytes[4..8].try_into().expect("four bytes"));
-        assert_eq!(number, talk.read, "frames arrive in order");
-        talk.landing = number;
+        let mut consumed_bytes = 0;
+        while let Some((head, rest)) = bytes[consumed_bytes..].split_first_chunk::<16>() {
+            let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| head[at + i]));
+            let (number, len) = (word(0), word(4) as usize);
+            assert_eq!(number, talk.shown, "frames arrive in order");
+            talk.shown += 1;
+            let mut landing = Landing::new(BufferMut::zeroed(len)).then_head(16);
+            consumed_bytes += 16 + landing.fill_from(rest);
+            if !landing.is_full() {
+                talk.landing.push_back((number, None));
+                return Progress {
+                    consumed_bytes,
+                    next: Next::Land(landing),
+                };
+            }
+            talk.landing.push_back((number, Some(landing)));
+            talk.read_landed();
+        }
         Progress {
-            consumed_bytes: 16,
-            next: Next::Land(Landing::new(BufferMut::zeroed(len as usize))),
+            consumed_bytes,
+            next: HEAD,
         }
     }
 
@@ -95,13 +127,9 @@ impl<A> LinkHandler<A> for Talker<A> {
             self.note_loss();
             return Next::Pause;
         }
-        let expected = talk.landing as u8;
-        let bytes = landing.into_buffer();
-        assert!(
-            bytes.iter().all(|byte| *byte == expected),
-            "payload is what was sent"
-        );
-        talk.read += 1;
+        let oldest = talk.landing.front_mut().expect("a frame lands");
+        oldest.1 = Some(landing);
+        talk.read_landed();
         HEAD
     }
 

@@ -59,6 +59,7 @@ impl Environment for World {
             links_max: 100,
             patience: Duration::from_secs(60),
             seed: seed(),
+            peers_fetch: true,
             ..Bounds::default()
         }
     }
