@@ -64,6 +64,8 @@ pub(crate) struct UringDriver {
 struct Companion {
     fd: OwnedFd,
     watched: bool,
+    /// Nothing will come any more, so that to watch it would end every sleep at once.
+    is_dead: bool,
 }
 
 impl UringDriver {
@@ -226,7 +228,11 @@ impl Park for UringDriver {
         let fd = companion
             .try_clone_to_owned()
             .map_err(|error| TransportError::from_io("duplicate a companion", &error))?;
-        self.companions.push(Companion { fd, watched: false });
+        self.companions.push(Companion {
+            fd,
+            watched: false,
+            is_dead: false,
+        });
         Ok(())
     }
 }

@@ -135,6 +135,36 @@ for_each_driver! {
         assert!(b.transport.park_fd().is_none(), "woken before");
     }
 
+    fn a_companion_that_wakes_once_and_one_that_is_dead_let_the_loop_sleep(driver) {
+        let mut side = Side::new(driver);
+        let [(alive, writer), (dead, _)] = [(); 2].map(|()| std::io::pipe().unwrap());
+        for companion in [&alive, &dead] {
+            side.transport.watch(companion.as_fd()).unwrap();
+        }
+        for round in 0..3 {
+            quiet(&mut side);
+            // Its death may be told once.
+            let naps = (0..10).filter(|_| {
+                let start = Instant::now();
+                side.transport.park(Some(Duration::from_millis(10))).unwrap();
+                side.turn();
+                start.elapsed() >= Duration::from_millis(9)
+            });
+            assert!(naps.count() >= 5, "round {round}: the loop spins");
+            rustix::io::write(&writer, b"!").unwrap();
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_secs(5) {
+                side.transport.park(Some(PATIENCE)).unwrap();
+                if is_readable(alive.as_fd(), Duration::ZERO) {
+                    break;
+                }
+            }
+            assert!(start.elapsed() < Duration::from_secs(5), "the other one is forgotten");
+            rustix::io::read(&alive, &mut [0; 1]).unwrap();
+            side.turn();
+        }
+    }
+
     fn flush_ends_while_its_owner_sleeps(driver) {
         let (mut a, there, mut b, _) = pair(driver);
         assert!(a.send(there, 1, &Buffer::from(pattern(3 << 20, 0))));

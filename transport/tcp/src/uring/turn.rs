@@ -107,7 +107,7 @@ impl UringDriver {
     /// Watches the companions, which matter only for sleep.
     pub(super) fn watch_companions(&mut self) {
         for (index, companion) in self.companions.iter_mut().enumerate() {
-            if !companion.watched {
+            if !companion.watched && !companion.is_dead {
                 companion.watched =
                     operation::await_companion(&mut self.ring, index as u32, companion.fd.as_fd());
             }
@@ -190,10 +190,29 @@ impl UringDriver {
                 silence(self.core.bell.inside());
                 self.bell_watched = false;
             }
-            Kind::Companion => self.companions[subject as usize].watched = false,
+            Kind::Companion => self.companion_stirs(subject as usize, completion.result()),
             Kind::Alarm => self.alarm.armed = false,
         }
         0
+    }
+
+    /// A companion has something to be read, or has died.
+    fn companion_stirs(&mut self, index: usize, result: i32) {
+        let companion = &mut self.companions[index];
+        companion.watched = false;
+        companion.is_dead = match u16::try_from(result) {
+            Ok(events) => events & libc::POLLIN as u16 == 0,
+            Err(_) => !matches!(
+                Errno::from_raw_os_error(-result),
+                Errno::AGAIN | Errno::INTR | Errno::CANCELED | Errno::NOMEM
+            ),
+        };
+        if companion.is_dead {
+            tracing::warn!(
+                result,
+                "a descriptor that ends sleeps is dead; it is watched no more"
+            );
+        }
     }
 
     /// Whether a turn has something to do without entering the kernel.
