@@ -1,11 +1,12 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use grpcxx_rpc::Status;
 use grpcxx_runtime::{CallResult, CallSink, Peer, ShardContext};
 use hdrhistogram::Histogram;
+use quanta::Instant;
 
 use super::report::{Measured, coarse_histogram, nanoseconds};
 use super::steps::StepPlan;

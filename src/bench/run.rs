@@ -3,13 +3,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream;
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{Code, Method, Request, Status};
 use grpcxx_runtime::{Engine, EngineError, EngineOptions, Peer, PeerState, StartReport};
+use quanta::Instant;
 
 use super::floor::{self, Floor};
 use super::lane::{Event, Lane, Load, Recorder};

@@ -3,7 +3,6 @@
 #![allow(clippy::print_stdout)]
 
 use std::net::SocketAddr;
-use std::time::Instant;
 
 use grpcxx_memory::{Arena, ArenaOptions, Buffer, BufferMut};
 use grpcxx_rdma::{RdmaLinks, RdmaOptions, RdmaTransport, VerbsAdapter};
@@ -12,6 +11,7 @@ use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress, Time,
     Transport,
 };
+use quanta::Instant;
 
 /// Counts what comes; large frames land in memory that is used again and again.
 struct Reader<A> {
@@ -132,7 +132,7 @@ trait Timer {
     /// Median round trip of 64 bytes in microseconds.
     fn latency_us(&mut self) -> f64;
 
-    /// GB/s one way, four frames on their way.
+    /// GB/s one way, several frames on their way.
     fn bandwidth(&mut self, payload: &Buffer) -> f64;
 }
 
@@ -161,7 +161,7 @@ impl<T: Transport> Timer for Pair<T> {
         let mut sent = 0;
         self.readers[1].read = 0;
         while self.readers[1].read < count {
-            if sent < count && sent < self.readers[1].read + 4 {
+            if sent < count && sent < self.readers[1].read + FRAMES_AHEAD {
                 self.send(0, Some(payload));
                 sent += 1;
             }
@@ -242,3 +242,4 @@ const SIZE: usize = 1 << 20;
 const ROUNDS: usize = 5;
 const ROUND_TRIPS: usize = 2000;
 const FRAMES: u64 = 50;
+const FRAMES_AHEAD: u64 = 8;
