@@ -184,6 +184,9 @@ config! {
     shm_lend: bool = parse::boolean,
         "GRPCXX_SHM_LEND", "true", "", "engine",
         "let such processes map the memory of the shards, read-only, so that tensors in it reach them without a copy";
+    shm_read: bool = parse::boolean,
+        "GRPCXX_SHM_READ", "true", "", "engine",
+        "let such processes read other large tensors out of each other's memory, where the system allows that, so that these are copied once";
     shm_links: u32 = parse::positive_count,
         "GRPCXX_SHM_LINKS_MAX", "256", "connections", "engine",
         "most connections of a shard in shared memory; others stay on TCP";

@@ -239,8 +239,6 @@ impl Cluster {
                     .count(),
             ),
             tensors_returned: count(model.tensors.returned()),
-            moved: model.moved,
-            fell_back: model.fell_back,
         }
     }
 }

@@ -8,7 +8,8 @@
 //! - `raw ring`: two cache-line aligned counters and 64 bytes, and nothing else: the floor of this machine.
 //! - `shm`, `tcp`: links of this crate and of grpcxx-tcp, with the same handler.
 //! - `shm, moved from tcp`: the link that an engine uses, which looks at TCP now and then.
-//! - `arena`: the payload lies in a shared arena and is borrowed. `foreign`: it does not, and is copied.
+//! - `arena`: the payload lies in a shared arena and is borrowed. `foreign`: it does not, and is copied once, by the
+//!   receiver out of the sender's memory, which lies in huge pages. `foreign, ring`: it is copied twice, into the ring and out of it.
 //! - `read`: the receiver also reads each byte. `memcpy`: one thread copies as much.
 //!
 //! `cargo bench -p grpcxx-shm`
@@ -85,24 +86,36 @@ fn bandwidth(rounds: usize, pulls: usize, len: usize) {
     let mut memory = arena.allocate(len).unwrap();
     memory.fill(7);
     let lent = memory.freeze();
-    let foreign = Buffer::from(vec![7; len]);
+    let mut private = Arena::new(ArenaOptions {
+        capacity_bytes: 256 << 20,
+        huge_pages: true,
+        shared: false,
+    })
+    .unwrap();
+    let mut memory = private.allocate(len).unwrap();
+    memory.fill(7);
+    let foreign = memory.freeze();
     let mut shm = Echo::start(|| ShmTransport::open(ring_options()).unwrap(), false);
+    // Links of their own, on which the receiver has the memory of the pull before.
+    let mut shown = Echo::start(|| ShmTransport::open(ring_options()).unwrap(), false);
+    let mut ring = Echo::start(|| ShmTransport::open(ring_only()).unwrap(), false);
     let mut tcp = Echo::start(tcp, false);
     let (source, mut target) = (vec![1u8; len], vec![0u8; len]);
-    let mut figures: [Vec<f64>; 6] = Default::default();
+    let mut figures: [Vec<f64>; 7] = Default::default();
     let rate = |ns: f64| len as f64 / ns;
     for _ in 0..rounds {
         figures[0].push(rate(shm.pull(&lent, pulls, false)));
         figures[1].push(rate(shm.pull(&lent, pulls, true)));
-        figures[2].push(rate(shm.pull(&foreign, pulls, false)));
+        figures[2].push(rate(shown.pull(&foreign, pulls, false)));
         figures[3].push(rate(tcp.pull(&lent, pulls, false)));
         figures[4].push(rate(tcp.pull(&lent, pulls, true)));
         let start = Instant::now();
         target.copy_from_slice(&source);
         std::hint::black_box(&target);
         figures[5].push(rate(start.elapsed().as_nanos() as f64));
+        figures[6].push(rate(ring.pull(&foreign, pulls, false)));
     }
-    let [arena, arena_read, foreign, tcp, tcp_read, memcpy] = figures.map(most);
+    let [arena, arena_read, foreign, tcp, tcp_read, memcpy, ring] = figures.map(most);
     println!(
         "{} MiB pull, best of {rounds} rounds of {pulls}, GB/s",
         len >> 20
@@ -117,6 +130,11 @@ fn bandwidth(rounds: usize, pulls: usize, len: usize) {
         foreign / tcp,
         foreign / memcpy
     );
+    println!(
+        "  shm, foreign, ring    {ring:8.2}   {:.2} x tcp, {:.2} x memcpy",
+        ring / tcp,
+        ring / memcpy
+    );
     println!("  tcp                   {tcp:8.2}");
     println!("  tcp, read             {tcp_read:8.2}");
     println!("  memcpy                {memcpy:8.2}");
@@ -129,6 +147,14 @@ fn ring_options() -> ShmOptions {
         ring_bytes: std::env::var("SHM_RING_BYTES")
             .map_or(default.ring_bytes, |bytes| bytes.parse().unwrap()),
         ..default
+    }
+}
+
+/// Links that read nothing out of other processes.
+fn ring_only() -> ShmOptions {
+    ShmOptions {
+        show_bytes_min: usize::MAX,
+        ..ring_options()
     }
 }
 

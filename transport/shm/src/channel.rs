@@ -13,14 +13,15 @@ use grpcxx_transport::{
 use rustix::io::Errno;
 
 use crate::garbage::Garbage;
-use crate::loans::{Loans, Orphan};
+use crate::loans::{Borrowed, Loans, Orphan};
 use crate::memory::PeerArena;
-use crate::message::{Message, WAKE};
+use crate::message::{Mark, Message, WAKE};
 use crate::options::ShmOptions;
 use crate::outbound::Outbound;
 use crate::ring::{RingReader, RingWriter};
-use crate::segment::{Segment, WANTS_BYTES, WANTS_ROOM};
-use crate::{ShmCounters, socket};
+use crate::segment::{Segment, WANTS_BYTES, WANTS_LOANS, WANTS_ROOM};
+use crate::sight::{PeerProcess, Sight};
+use crate::{ShmCounters, socket, sys};
 
 /// The data path of a link in shared memory.
 #[derive(Debug)]
@@ -42,11 +43,15 @@ pub(crate) struct Channel {
     /// Serials of the arenas that the peer knows, in the order in which it was told of them.
     arenas: Vec<u64>,
     peer_arenas: Vec<Arc<PeerArena>>,
+    sight: Sight,
+    /// Whom this end has told that it reads what is shown.
+    peer_process: Option<PeerProcess>,
     /// What the peer has said about where its stream goes on here.
     cut: Option<u64>,
     peer_gone: bool,
     lend_bytes_min: usize,
     lent_bytes_max: usize,
+    show_bytes_min: usize,
     /// Bytes read since the peer was last asked whether it waits for room.
     freed_bytes: usize,
     /// Frames that are complete and not reported.
@@ -71,6 +76,12 @@ enum Arriving {
     Bytes { left: usize, padding: usize },
     /// Lent memory, and how much of it was used.
     Lent { memory: Buffer, used: usize },
+    /// Memory of the peer's process, from where on it was not read.
+    Shown {
+        address: u64,
+        left: u64,
+        loan: Borrowed,
+    },
 }
 
 /// How the other end of a stream is.
@@ -114,10 +125,13 @@ impl Channel {
             loans: Loans::default(),
             arenas: Vec::new(),
             peer_arenas: Vec::new(),
+            sight: Sight::default(),
+            peer_process: None,
             cut: None,
             peer_gone: false,
             lend_bytes_min: options.lend_bytes_min,
             lent_bytes_max: options.lent_bytes_max,
+            show_bytes_min: options.show_bytes_min,
             freed_bytes: 0,
             complete: Vec::new(),
         }
@@ -146,6 +160,11 @@ impl Channel {
     /// Frames that were accepted and not reported as sent.
     pub(crate) fn queued_frames(&self) -> usize {
         self.outbound.len() + self.complete.len()
+    }
+
+    /// Whether all that was queued is where the peer finds it, also without this process.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.queued_frames() == 0 && !self.loans.is_showing()
     }
 
     /// Queues a frame. The first of a turn is written at once, since the peer may wait for it.
@@ -193,6 +212,8 @@ impl Channel {
             match Message::decode(packet.bytes()) {
                 Ok(Message::Wake) => {}
                 Ok(Message::Arena) => self.meet_arena(packet.descriptor)?,
+                Ok(Message::Look { address, mark }) => self.look(address, &mark),
+                Ok(Message::Seen) => self.sight.note_seen(),
                 Ok(Message::Switch { cut }) if self.cut.is_none() => self.cut = Some(cut),
                 Ok(
                     Message::Hello { .. }
@@ -238,8 +259,13 @@ impl Channel {
 
     /// Announces a sleep; false if there is work already, or something that only a turn can deal with.
     pub(crate) fn fall_asleep(&mut self) -> bool {
-        let is_blocked = !self.outbound.is_empty();
-        let wants = WANTS_BYTES | if is_blocked { WANTS_ROOM } else { 0 };
+        let mut wants = WANTS_BYTES;
+        if !self.outbound.is_empty() {
+            wants |= WANTS_ROOM;
+        }
+        if self.loans.is_showing() {
+            wants |= WANTS_LOANS;
+        }
         self.segment.fall_asleep(self.side as usize, wants);
         if self.has_work().unwrap_or(true) {
             self.wake_up();
@@ -254,7 +280,7 @@ impl Channel {
     }
 
     fn has_work(&mut self) -> Result<bool, Garbage> {
-        if !self.complete.is_empty() {
+        if !self.complete.is_empty() || self.loans.is_showing() && self.writer.has_returned() {
             return Ok(true);
         }
         if !self.outbound.is_empty() && !self.is_held && self.can_write()? {
@@ -313,6 +339,19 @@ impl Channel {
             counters.wakes += 1;
             // A full socket wakes as well, and a closed one is found out otherwise.
             let _ = socket::send(&*self.socket, &WAKE, None);
+        }
+    }
+
+    /// Tries to read the peer's memory, and says so if it can.
+    fn look(&mut self, address: u64, mark: &Mark) {
+        if self.show_bytes_min == usize::MAX {
+            return;
+        }
+        let process = sys::peer_of(&*self.socket).map_or(0, |peer| peer.process);
+        self.peer_process = PeerProcess::find(process, address, mark);
+        if self.peer_process.is_some() {
+            // A peer that does not hear it shows nothing.
+            let _ = self.tell(&Message::Seen);
         }
     }
 

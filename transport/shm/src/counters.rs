@@ -5,8 +5,12 @@ pub struct ShmCounters {
     pub copied_bytes: u64,
     /// Bytes lent to peers instead of being copied.
     pub lent_bytes: u64,
-    /// Bytes copied out of rings, or out of what was lent.
+    /// Bytes that peers were to copy out of this process themselves.
+    pub shown_bytes: u64,
+    /// Bytes copied out of rings, out of what was lent, or out of another process.
     pub received_bytes: u64,
+    /// Of those, the bytes copied out of another process.
+    pub seen_bytes: u64,
     /// Bytes that were received without any copy.
     pub borrowed_bytes: u64,
     /// Times that a sleeping peer was woken.

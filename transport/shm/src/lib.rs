@@ -3,7 +3,9 @@
 //! A link is a memory file with a ring for each direction, and a UNIX socket over which the file was passed. Heads
 //! and payloads are copied into a ring and out of it, straight into their landing; payloads in an arena that was made
 //! to be shared are lent instead: the ring says where they lie, and the receiver maps that arena read-only and gives
-//! the loan back when the last reference to the tensor is dropped. The socket wakes who sleeps, passes the
+//! the loan back when the last reference to the tensor is dropped. A large payload elsewhere that lies in huge pages is
+//! copied once, by the receiver out of the sender's memory, where the system lets it (`process_vm_readv`); all else passes
+//! through the ring. The socket wakes who sleeps, passes the
 //! descriptors of arenas, and tells by its end that the other process is gone. Nothing has a name in a file system, so
 //! nothing is left behind, whatever way a process ends. `docs/wire.md` holds the layout.
 //!
@@ -17,7 +19,7 @@
 //!
 //! # Unsafe code
 //! Only in `memory` (mappings, and copies to and from them), `segment` (the atomics at the start of one) and `sys`
-//! (one question to a socket).
+//! (a question to a socket, one about pages, and reads of another process).
 
 #![deny(unsafe_code)]
 
@@ -44,10 +46,15 @@ mod record;
 mod ring;
 mod segment;
 #[cfg(not(all(loom, test)))]
+mod sight;
+#[cfg(not(all(loom, test)))]
 mod socket;
 mod sync;
 #[cfg(not(all(loom, test)))]
-#[expect(unsafe_code, reason = "one question to a socket")]
+#[expect(
+    unsafe_code,
+    reason = "a question to a socket, one about pages, and reads of another process"
+)]
 mod sys;
 #[cfg(not(all(loom, test)))]
 mod transport;

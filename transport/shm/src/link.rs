@@ -56,7 +56,7 @@ impl Link {
             Phase::Flushing { until } => {
                 let until = *until.get_or_insert(now + FLUSH_TIME_MAX);
                 let written = channel.write(id, handler, counters, &mut events);
-                if channel.queued_frames() == 0 || now >= until || channel.is_peer_gone() {
+                if channel.is_flushed() || now >= until || channel.is_peer_gone() {
                     self.phase.end(CloseReason::Local);
                 }
                 written.map_err(Into::into)
@@ -125,5 +125,5 @@ fn exchange<A>(
     Ok(())
 }
 
-/// How long a link that closes may take to get its frames into the ring.
+/// How long a link that closes may take to get its frames to where the peer finds them.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(2);

@@ -13,9 +13,26 @@ use crate::socket;
 /// done with it.
 #[derive(Debug, Default)]
 pub(crate) struct Loans {
-    slots: Vec<Option<Buffer>>,
+    slots: Vec<Option<Loan>>,
     free: Vec<u16>,
     bytes: usize,
+    /// How many of the loans end with this process.
+    shown: usize,
+}
+
+#[derive(Debug)]
+struct Loan {
+    memory: Buffer,
+    access: Access,
+}
+
+/// How the peer gets at what it was lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// It maps the memory too, and has it as long as it likes.
+    Mapped,
+    /// It reads out of this process, as long as that lives.
+    Shown,
 }
 
 /// Loans of a link that is gone. They last until the peer has given all of them back, or is gone too.
@@ -46,6 +63,11 @@ impl Loans {
         self.free.len() == self.slots.len()
     }
 
+    /// Whether the peer is yet to read something out of this process.
+    pub(crate) fn is_showing(&self) -> bool {
+        self.shown > 0
+    }
+
     /// Whether another loan has a slot.
     pub(crate) fn has_room(&self) -> bool {
         !self.free.is_empty() || self.slots.len() < LOANS_MAX
@@ -55,7 +77,7 @@ impl Loans {
     ///
     /// # Panics
     /// If there is no room.
-    pub(crate) fn lend(&mut self, memory: Buffer) -> usize {
+    pub(crate) fn lend(&mut self, memory: Buffer, access: Access) -> usize {
         let slot = self.free.pop().unwrap_or_else(|| {
             assert!(self.slots.len() < LOANS_MAX, "lent beyond the limit");
             self.slots.push(None);
@@ -63,7 +85,8 @@ impl Loans {
             (self.slots.len() - 1) as u16
         });
         self.bytes += memory.len();
-        self.slots[usize::from(slot)] = Some(memory);
+        self.shown += usize::from(access == Access::Shown);
+        self.slots[usize::from(slot)] = Some(Loan { memory, access });
         usize::from(slot)
     }
 
@@ -76,8 +99,9 @@ impl Loans {
             while word != 0 {
                 let slot = index * 64 + word.trailing_zeros() as usize;
                 word &= word - 1;
-                if let Some(memory) = self.slots.get_mut(slot).and_then(Option::take) {
-                    self.bytes -= memory.len();
+                if let Some(loan) = self.slots.get_mut(slot).and_then(Option::take) {
+                    self.bytes -= loan.memory.len();
+                    self.shown -= usize::from(loan.access == Access::Shown);
                     self.free.push(slot as u16);
                 }
             }
@@ -89,13 +113,14 @@ impl Loans {
         self.slots.clear();
         self.free.clear();
         self.bytes = 0;
+        self.shown = 0;
     }
 }
 
 impl Drop for Loans {
     fn drop(&mut self) {
-        for memory in self.slots.drain(..).flatten() {
-            std::mem::forget(memory);
+        for loan in self.slots.drain(..).flatten() {
+            std::mem::forget(loan.memory);
         }
     }
 }

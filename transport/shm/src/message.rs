@@ -15,10 +15,17 @@ pub(crate) enum Message {
     Wake,
     /// The next arena of the sender; comes with its descriptor.
     Arena,
+    /// At this address of the sender's process lies this mark; can the receiver read it?
+    Look { address: u64, mark: Mark },
+    /// The sender has found the mark, and reads what is shown to it.
+    Seen,
 }
 
 /// What an offer names, so that only who has read it can take it.
 pub(crate) type Token = [u8; 16];
+
+/// Bytes that nobody can guess, by which a process is told from all others.
+pub(crate) type Mark = [u8; 16];
 
 impl Message {
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -34,7 +41,11 @@ impl Message {
                 bytes.extend_from_slice(&text[..text.len().min(REASON_BYTES_MAX)]);
             }
             Self::Switch { cut } => bytes.extend_from_slice(&cut.to_le_bytes()),
-            Self::Welcome | Self::Wake | Self::Arena => {}
+            Self::Look { address, mark } => {
+                bytes.extend_from_slice(&address.to_le_bytes());
+                bytes.extend_from_slice(mark);
+            }
+            Self::Welcome | Self::Wake | Self::Arena | Self::Seen => {}
         }
         bytes
     }
@@ -43,14 +54,14 @@ impl Message {
         let garbage = |what, found: usize| Garbage {
             what,
             found: found as u64,
-            allowed_max: u64::from(KIND_ARENA),
+            allowed_max: u64::from(KIND_SEEN),
         };
         let Some((&kind, rest)) = bytes.split_first() else {
             return Err(garbage("length of a message", 0));
         };
         let message = match (kind, rest.len()) {
             (KIND_HELLO, 25) => {
-                Garbage::check("version", rest[0].into(), VERSION.into())?;
+                check_version(rest[0])?;
                 let mut token = Token::default();
                 token.copy_from_slice(&rest[1..17]);
                 Self::Hello {
@@ -65,7 +76,16 @@ impl Message {
             (KIND_SWITCH, 8) => Self::Switch { cut: word(rest) },
             (KIND_WAKE, 0) => Self::Wake,
             (KIND_ARENA, 0) => Self::Arena,
-            (KIND_HELLO..=KIND_ARENA, len) => {
+            (KIND_LOOK, 24) => {
+                let mut mark = Mark::default();
+                mark.copy_from_slice(&rest[8..]);
+                Self::Look {
+                    address: word(&rest[..8]),
+                    mark,
+                }
+            }
+            (KIND_SEEN, 0) => Self::Seen,
+            (KIND_HELLO..=KIND_SEEN, len) => {
                 return Err(garbage("length of a message", len));
             }
             (kind, _) => return Err(garbage("kind of a message", kind.into())),
@@ -81,8 +101,22 @@ impl Message {
             Self::Switch { .. } => KIND_SWITCH,
             Self::Wake => KIND_WAKE,
             Self::Arena => KIND_ARENA,
+            Self::Look { .. } => KIND_LOOK,
+            Self::Seen => KIND_SEEN,
         }
     }
+}
+
+/// Ends of different versions do not understand all of each other's messages.
+fn check_version(found: u8) -> Result<(), Garbage> {
+    if found == VERSION {
+        return Ok(());
+    }
+    Err(Garbage {
+        what: "version",
+        found: found.into(),
+        allowed_max: VERSION.into(),
+    })
 }
 
 fn word(bytes: &[u8]) -> u64 {
@@ -97,7 +131,7 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = 1 + REASON_BYTES_MAX;
 /// What [`Message::Wake`] looks like.
 pub(crate) const WAKE: [u8; 1] = [KIND_WAKE];
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const REASON_BYTES_MAX: usize = 255;
 const KIND_HELLO: u8 = 1;
 const KIND_WELCOME: u8 = 2;
@@ -105,6 +139,8 @@ const KIND_REFUSE: u8 = 3;
 const KIND_SWITCH: u8 = 4;
 const KIND_WAKE: u8 = 5;
 const KIND_ARENA: u8 = 6;
+const KIND_LOOK: u8 = 7;
+const KIND_SEEN: u8 = 8;
 
 #[cfg(test)]
 mod tests {
@@ -124,6 +160,11 @@ mod tests {
             Message::Switch { cut: 1 << 40 },
             Message::Wake,
             Message::Arena,
+            Message::Look {
+                address: u64::MAX,
+                mark: [9; 16],
+            },
+            Message::Seen,
         ];
         for message in messages {
             assert_eq!(Message::decode(&message.encode()), Ok(message));
@@ -141,6 +182,9 @@ mod tests {
             &[][..],
             &[0],
             &[7],
+            &[7; 24],
+            &[8, 8],
+            &[9],
             &[1],
             &[1; 25],
             &[1; 27],
@@ -155,7 +199,9 @@ mod tests {
             ring_bytes: 4096,
         }
         .encode();
-        hello[1] = 2;
-        assert!(Message::decode(&hello).is_err());
+        for version in [0, VERSION - 1, VERSION + 1] {
+            hello[1] = version;
+            assert!(Message::decode(&hello).is_err());
+        }
     }
 }

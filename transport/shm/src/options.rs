@@ -12,6 +12,9 @@ pub struct ShmOptions {
     pub lend_bytes_min: usize,
     /// Most bytes that one link lends at a time; what is beyond is copied.
     pub lent_bytes_max: usize,
+    /// Other payloads of at least this many bytes that lie in huge pages are read by the peer out of this process, if
+    /// the system lets it, instead of passing through the ring. `usize::MAX` neither lets peers read nor reads from them.
+    pub show_bytes_min: usize,
 }
 
 impl ShmOptions {
@@ -30,6 +33,7 @@ impl Default for ShmOptions {
             ring_bytes: 1 << 20,
             lend_bytes_min: 16 << 10,
             lent_bytes_max: 1 << 30,
+            show_bytes_min: 4 << 20,
         }
     }
 }

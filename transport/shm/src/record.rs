@@ -1,12 +1,14 @@
 use crate::garbage::Garbage;
 
-/// What stands in a ring: bytes of the stream, or where in an arena of the writer they lie.
+/// What stands in a ring: bytes of the stream, or where in the memory of the writer they lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     /// This many bytes follow, then padding.
     Bytes { len: usize },
     /// A [`Lent`] follows.
     Lent,
+    /// A [`Shown`] follows.
+    Shown,
 }
 
 /// Bytes of the stream that the writer lends instead of copying them.
@@ -20,11 +22,21 @@ pub(crate) struct Lent {
     pub(crate) len: u64,
 }
 
+/// Bytes of the stream that the reader copies out of the writer's process itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shown {
+    /// Bit in the table of what was given back.
+    pub(crate) slot: u32,
+    pub(crate) address: u64,
+    pub(crate) len: u64,
+}
+
 impl Record {
     pub(crate) const fn encode(self) -> [u8; RECORD_BYTES] {
         let word = match self {
             Self::Bytes { len } => KIND_BYTES << KIND_SHIFT | len as u64,
             Self::Lent => KIND_LENT << KIND_SHIFT | LENT_BYTES as u64,
+            Self::Shown => KIND_SHOWN << KIND_SHIFT | SHOWN_BYTES as u64,
         };
         word.to_le_bytes()
     }
@@ -51,10 +63,11 @@ impl Record {
                 Ok(Self::Bytes { len })
             }
             KIND_LENT if len == LENT_BYTES as u64 && available >= LENT_BYTES => Ok(Self::Lent),
+            KIND_SHOWN if len == SHOWN_BYTES as u64 && available >= SHOWN_BYTES => Ok(Self::Shown),
             kind => Err(Garbage {
                 what: "kind and length of a record",
                 found: kind << KIND_SHIFT | len,
-                allowed_max: KIND_LENT << KIND_SHIFT | LENT_BYTES as u64,
+                allowed_max: KIND_SHOWN << KIND_SHIFT | SHOWN_BYTES as u64,
             }),
         }
     }
@@ -72,19 +85,42 @@ impl Lent {
 
     /// Reads what the writer says; whether it can be is for the caller to check.
     pub(crate) fn decode(bytes: [u8; LENT_BYTES]) -> Self {
-        let word = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[at..at + 8]);
-            u64::from_le_bytes(word)
-        };
-        let first = word(0);
+        let [first, offset, len] = words(bytes);
         Self {
             arena: first as u32,
             slot: (first >> 32) as u32,
-            offset: word(8),
-            len: word(16),
+            offset,
+            len,
         }
     }
+}
+
+impl Shown {
+    pub(crate) fn encode(self) -> [u8; SHOWN_BYTES] {
+        let mut bytes = [0; SHOWN_BYTES];
+        bytes[4..8].copy_from_slice(&self.slot.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.address.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.len.to_le_bytes());
+        bytes
+    }
+
+    /// Reads what the writer says; whether it can be is for the caller to check.
+    pub(crate) fn decode(bytes: [u8; SHOWN_BYTES]) -> Self {
+        let [first, address, len] = words(bytes);
+        Self {
+            slot: (first >> 32) as u32,
+            address,
+            len,
+        }
+    }
+}
+
+fn words(bytes: [u8; 24]) -> [u64; 3] {
+    let mut words = [0; 3];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    words
 }
 
 /// Length with the padding behind it.
@@ -98,10 +134,14 @@ pub(crate) const RECORD_BYTES: usize = 8;
 /// Length of a [`Lent`].
 pub(crate) const LENT_BYTES: usize = 24;
 
+/// Length of a [`Shown`].
+pub(crate) const SHOWN_BYTES: usize = 24;
+
 const KIND_SHIFT: u32 = 32;
 const LEN_MASK: u64 = (1 << KIND_SHIFT) - 1;
 const KIND_BYTES: u64 = 1;
 const KIND_LENT: u64 = 2;
+const KIND_SHOWN: u64 = 3;
 
 #[cfg(test)]
 mod tests {
@@ -113,6 +153,7 @@ mod tests {
             Record::Bytes { len: 1 },
             Record::Bytes { len: 4000 },
             Record::Lent,
+            Record::Shown,
         ] {
             assert_eq!(Record::decode(record.encode(), 4000), Ok(record));
         }
@@ -123,6 +164,12 @@ mod tests {
             len: 4,
         };
         assert_eq!(Lent::decode(lent.encode()), lent);
+        let shown = Shown {
+            slot: 3,
+            address: u64::MAX,
+            len: 5,
+        };
+        assert_eq!(Shown::decode(shown.encode()), shown);
     }
 
     #[test]
@@ -132,6 +179,7 @@ mod tests {
             (Record::Bytes { len: 9 }, 8),
             (Record::Bytes { len: 9 }, 15),
             (Record::Lent, 16),
+            (Record::Shown, 16),
         ] {
             assert!(Record::decode(record.encode(), available).is_err());
         }

@@ -100,6 +100,12 @@ impl RingWriter {
         }
     }
 
+    /// Whether there are such marks.
+    pub(crate) fn has_returned(&self) -> bool {
+        let words = &self.lane().returned.0;
+        words.iter().any(|word| word.load(Ordering::Relaxed) != 0)
+    }
+
     fn lane(&self) -> &Lane {
         self.segment.lane(self.lane)
     }

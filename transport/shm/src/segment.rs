@@ -117,6 +117,9 @@ pub(crate) const WANTS_BYTES: u32 = 1;
 /// Asleep until there is room to write.
 pub(crate) const WANTS_ROOM: u32 = 2;
 
+/// Asleep until the peer has read what it was shown.
+pub(crate) const WANTS_LOANS: u32 = 4;
+
 /// Where the rings begin.
 pub(crate) const HEADER_BYTES: usize = if cfg!(all(loom, test)) { 65_536 } else { 4096 };
 

@@ -11,7 +11,7 @@ use rustix::net::{
 };
 
 use crate::message::MESSAGE_BYTES_MAX;
-use crate::sys::peer_user;
+use crate::sys::peer_of;
 
 /// A message as it came.
 #[derive(Debug)]
@@ -97,7 +97,7 @@ fn new_socket() -> rustix::io::Result<OwnedFd> {
 }
 
 fn check_user(socket: &OwnedFd) -> rustix::io::Result<()> {
-    if peer_user(socket)? == rustix::process::geteuid().as_raw() {
+    if peer_of(socket)?.user == rustix::process::geteuid().as_raw() {
         Ok(())
     } else {
         Err(Errno::PERM)

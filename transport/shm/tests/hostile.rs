@@ -8,7 +8,9 @@ use std::path::Path;
 
 use grpcxx_shm::{RING_BYTES_MIN, ShmOptions};
 use grpcxx_transport::{CloseReason, Transport};
-use support::hostile::{self, ENDED, HEAD_OF_THE_OTHER_LANE, Peer, RING, TAIL, sealed_memory};
+use support::hostile::{
+    self, ENDED, HEAD_OF_THE_OTHER_LANE, MARK, Peer, RING, TAIL, sealed_memory, shown,
+};
 use support::{HEAD, Side};
 
 /// A victim with a link to a hostile peer.
@@ -70,7 +72,9 @@ fn records_and_loans_that_cannot_be_end_the_link() {
     for (bytes, expected) in [
         (record(1, 0), "must not be empty"),
         (record(1, 8), "length of a record"),
-        (record(3, 0), "kind and length"),
+        (record(4, 0), "kind and length"),
+        (record(3, 16), "kind and length"),
+        (shown(0, MARK.as_ptr().addr() as u64, 8), "cannot be seen"),
         (lent(1, 0, 0, 8), "arena"),
         (lent(0, 512, 0, 8), "slot of a loan"),
         (lent(0, 0, 8193, 8), "offset of a loan"),
@@ -88,6 +92,31 @@ fn records_and_loans_that_cannot_be_end_the_link() {
 }
 
 #[test]
+fn memory_that_cannot_be_read_ends_the_link() {
+    let there = MARK.as_ptr().addr() as u64;
+    for (bytes, expected) in [
+        (shown(512, there, 8), "slot of a loan"),
+        (shown(0, u64::MAX, 8), "address of a payload"),
+        (shown(0, there, u64::MAX), "length of a payload"),
+        (shown(0, there, 0), "cannot be seen"),
+        // Last, since it makes the process distrust what it is shown.
+        (shown(0, 8, 8), "read the memory of the peer's process"),
+    ] {
+        let (side, _, peer) = victim();
+        peer.be_seen();
+        peer.write(RING, &bytes);
+        peer.write(TAIL, &(bytes.len() as u64).to_le_bytes());
+        let complaint = complaint(side);
+        assert!(complaint.contains(expected), "{bytes:?}: {complaint}");
+    }
+    let (side, _, peer) = victim();
+    peer.be_seen();
+    peer.write(RING, &shown(0, there, 8));
+    peer.write(TAIL, &32u64.to_le_bytes());
+    assert!(complaint(side).contains("cannot be seen"));
+}
+
+#[test]
 fn messages_that_cannot_be_end_the_link() {
     let shrinkable = std::fs::File::open("/proc/self/exe").unwrap();
     for (bytes, descriptor) in [
@@ -96,6 +125,8 @@ fn messages_that_cannot_be_end_the_link() {
         (&[2], None),
         (&[6], None),
         (&[6], Some(shrinkable.as_fd())),
+        (&[7, 1], None),
+        (&[8, 1], None),
     ] {
         let (side, _, peer) = victim();
         peer.say(bytes, descriptor);

@@ -1,10 +1,12 @@
-//! Payloads in shared arenas are received without a copy, and come home.
+//! Payloads in shared arenas are received without a copy, large ones elsewhere with one, and all come home.
 
 mod support;
 
+use std::time::Instant;
+
 use grpcxx_memory::{Arena, Buffer};
 use grpcxx_shm::ShmOptions;
-use grpcxx_transport::{CloseReason, Transport};
+use grpcxx_transport::{CloseReason, Park, Transport};
 use support::*;
 
 fn lenders() -> (
@@ -83,6 +85,95 @@ fn what_cannot_be_borrowed_is_copied() {
         16384,
         "given back as soon as it was copied"
     );
+}
+
+#[test]
+fn large_payloads_elsewhere_are_copied_once() {
+    let (mut a, near, mut b, _) = pair(&ShmOptions::default());
+    let mut arena = private_arena();
+    let mut exchange = |payload: &Buffer| {
+        a.send(near, payload);
+        both(&mut a, &mut b, "it came", |_, b| b.messages.len() == 1);
+        assert!(b.seen.messages.pop_front().unwrap() == *payload);
+        assert_eq!(
+            a.transport.counters().shown_bytes,
+            b.transport.counters().seen_bytes
+        );
+        a.transport.counters()
+    };
+    // The first pass through the ring, while the ends find out what they can do.
+    let end = Instant::now() + PATIENCE;
+    let large = payload(&mut arena, 9 << 20, 0);
+    while exchange(&large).shown_bytes == 0 {
+        if Instant::now() > end {
+            assert!(!has_huge_pages(), "this process can be read");
+            return;
+        }
+    }
+    let before = exchange(&large);
+    for round in 1..40 {
+        exchange(&payload(&mut arena, (8 << 20) + round, round));
+    }
+    let counters = exchange(&large);
+    assert_eq!(
+        counters.copied_bytes - before.copied_bytes,
+        40 * 8,
+        "heads alone"
+    );
+    let small = exchange(&payload(&mut arena, (4 << 20) - 1, 1));
+    assert_eq!(small.shown_bytes, counters.shown_bytes);
+    a.turn();
+    assert!(large.try_into_mut().is_ok(), "nobody holds it any more");
+}
+
+#[test]
+fn a_sleeper_learns_that_it_was_read() {
+    let (mut a, near, mut b, _) = pair(&ShmOptions::default());
+    let mut arena = private_arena();
+    for round in 0..200 {
+        let large = payload(&mut arena, 8 << 20, round);
+        a.send(near, &large);
+        both(&mut a, &mut b, "it came", |_, b| b.messages.len() == 1);
+        b.seen.messages.clear();
+        a.turn();
+        if a.transport.counters().shown_bytes == 0 {
+            continue;
+        }
+        // Now that the ends know each other: the receiver reads while the sender sleeps.
+        a.send(near, &large);
+        while a.seen.sent.len() < round + 2 {
+            a.turn();
+        }
+        a.until("it sleeps", |a| a.transport.park_fd().is_some());
+        let wakes = b.transport.counters().wakes;
+        b.until("it came", |b| !b.seen.messages.is_empty());
+        assert_eq!(b.transport.counters().wakes, wakes + 1);
+        a.transport.unpark();
+        a.turn();
+        assert!(large.try_into_mut().is_ok(), "the loan is over");
+        return;
+    }
+    assert!(!has_huge_pages(), "this process can be read");
+}
+
+#[test]
+fn memory_is_not_shown_to_who_does_not_look() {
+    let blind = ShmOptions {
+        show_bytes_min: usize::MAX,
+        ..ShmOptions::default()
+    };
+    let (mut a, mut b) = (Side::new(ShmOptions::default()), Side::new(blind));
+    let near = a.dial(b.listen());
+    b.accept();
+    let mut arena = private_arena();
+    for round in 0..3 {
+        a.send(near, &payload(&mut arena, 8 << 20, round));
+    }
+    both(&mut a, &mut b, "they came", |_, b| b.messages.len() == 3);
+    assert_eq!(a.transport.counters().shown_bytes, 0);
+    for (round, got) in b.seen.messages.iter().enumerate() {
+        assert_eq!(got[..], pattern(8 << 20, round));
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use grpcxx_shm::ShmOptions;
-use grpcxx_transport::CloseReason;
+use grpcxx_transport::{CloseReason, Transport};
 use support::*;
 
 /// Not a test of its own: what the other process does, when one of the tests starts it.
@@ -22,6 +22,16 @@ fn child() {
     let link = side.dial(address);
     let mut arena = shared_arena();
     side.send(link, &payload(&mut arena, LEN, 1));
+    if std::env::var_os("GRPCXX_TEST_SHOWS").is_some() {
+        let mut arena = private_arena();
+        for round in 2..ROUNDS {
+            side.send(link, &payload(&mut arena, LEN, round));
+            // The last leave while this end closes.
+            side.until("some have left", |side| side.seen.sent.len() + 2 > round);
+        }
+        side.transport.close(link, true);
+        return side.until("it is closed", |side| !side.seen.closed.is_empty());
+    }
     // Borrows what comes, and keeps it.
     loop {
         side.turn();
@@ -29,10 +39,11 @@ fn child() {
     }
 }
 
-fn start(address: SocketAddr) -> Child {
+fn start(address: SocketAddr, variables: &[(&str, &str)]) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["child", "--exact"])
         .env("GRPCXX_TEST_PEER", address.to_string())
+        .envs(variables.iter().copied())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
@@ -58,7 +69,7 @@ fn a_killed_peer_leaves_nothing_behind() {
         let mut side = Side::new(ShmOptions::default());
         side.seen.borrows = true;
         let address = side.listen();
-        let mut child = start(address);
+        let mut child = start(address, &[]);
         let link = side.accept();
         side.until("its tensor came", |side| !side.seen.messages.is_empty());
         let mut arena = shared_arena();
@@ -86,4 +97,26 @@ fn a_killed_peer_leaves_nothing_behind() {
     assert_eq!(ours.count(), 0);
 }
 
-const LEN: usize = 3 << 20;
+#[test]
+fn another_process_is_read_until_it_has_closed() {
+    let mut side = Side::new(ShmOptions::default());
+    let address = side.listen();
+    let mut child = start(address, &[("GRPCXX_TEST_SHOWS", "1")]);
+    side.accept();
+    side.until("it has closed", |side| !side.seen.closed.is_empty());
+    assert_eq!(side.seen.closed[0], CloseReason::EndOfStream);
+    assert_eq!(side.seen.messages.len(), ROUNDS - 1);
+    for (round, got) in side.seen.messages.iter().enumerate() {
+        assert_eq!(got[..], pattern(LEN, round + 1));
+    }
+    assert!(child.wait().unwrap().success());
+    let seen_bytes = side.transport.counters().seen_bytes;
+    assert!(
+        seen_bytes > 0 || !has_huge_pages(),
+        "the other process can be read"
+    );
+}
+
+const LEN: usize = 7 << 20;
+
+const ROUNDS: usize = 20;

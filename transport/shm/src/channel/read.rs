@@ -8,9 +8,9 @@ use crate::ShmCounters;
 use crate::garbage::Garbage;
 use crate::loans::Borrowed;
 use crate::memory::LentBytes;
-use crate::record::{LENT_BYTES, Lent, RECORD_BYTES, Record, padded};
+use crate::record::{LENT_BYTES, Lent, RECORD_BYTES, Record, SHOWN_BYTES, Shown, padded};
 use crate::ring::LOANS_MAX;
-use crate::segment::WANTS_ROOM;
+use crate::segment::{WANTS_LOANS, WANTS_ROOM};
 
 impl Channel {
     /// Reads what is there, as far as the link's orders and the turn allow. Returns the number of events.
@@ -52,6 +52,11 @@ impl Channel {
                 Arriving::Lent { memory, used } => {
                     self.take_lent(link, memory, used, staging, handler, counters)
                 }
+                Arriving::Shown {
+                    address,
+                    left,
+                    loan,
+                } => self.take_shown(link, (address, left), loan, staging, handler, counters)?,
             };
             counters.received_bytes += bytes as u64;
             budget_bytes -= bytes.min(budget_bytes);
@@ -104,6 +109,25 @@ impl Channel {
                 let memory = self.borrow(Lent::decode(lent))?;
                 Ok(Arriving::Lent { memory, used: 0 })
             }
+            Record::Shown => {
+                self.reader.consume(RECORD_BYTES);
+                let mut shown = [0; SHOWN_BYTES];
+                self.reader.peek(&mut shown);
+                self.reader.consume(SHOWN_BYTES);
+                let Shown { slot, address, len } = Shown::decode(shown);
+                Garbage::check("slot of a loan", slot.into(), LOANS_MAX as u64 - 1)?;
+                let most = i64::MAX as u64;
+                Garbage::check("address of a payload", address, most)?;
+                Garbage::check("length of a payload", len, most - address)?;
+                if len == 0 || self.peer_process.is_none() {
+                    return Err(super::broken("memory is shown that cannot be seen"));
+                }
+                Ok(Arriving::Shown {
+                    address,
+                    left: len,
+                    loan: self.borrowed(slot),
+                })
+            }
         }
     }
 
@@ -136,13 +160,18 @@ impl Channel {
             arena: Arc::clone(arena),
             at: lent.offset as usize,
             len: lent.len as usize,
-            _keeper: Borrowed {
-                segment: Arc::clone(&self.segment),
-                lane: self.side.other() as usize,
-                slot: lent.slot as usize,
-                _socket: Arc::clone(&self.socket),
-            },
+            _keeper: self.borrowed(lent.slot),
         }))
+    }
+
+    /// What gives back a loan of the peer.
+    fn borrowed(&self, slot: u32) -> Borrowed {
+        Borrowed {
+            segment: Arc::clone(&self.segment),
+            lane: self.side.other() as usize,
+            slot: slot as usize,
+            _socket: Arc::clone(&self.socket),
+        }
     }
 
     /// Moves bytes of the ring to where the link wants them. Returns how many, and the number of events.
@@ -229,6 +258,52 @@ impl Channel {
             self.arriving = Some(Arriving::Lent { memory, used });
         }
         (bytes, events)
+    }
+
+    /// Copies memory of the peer's process. Returns how many bytes, and the number of events.
+    fn take_shown<A>(
+        &mut self,
+        link: LinkId,
+        (address, left): (u64, u64),
+        loan: Borrowed,
+        staging: &mut [u8],
+        handler: &mut dyn LinkHandler<A>,
+        counters: &mut ShmCounters,
+    ) -> Result<(usize, usize), TransportError> {
+        let (Some(inbound), Some(peer)) = (&mut self.inbound, self.peer_process) else {
+            return Ok((0, 0));
+        };
+        let within = |len: usize| usize::try_from(left).map_or(len, |left| left.min(len));
+        let read = |target: &mut [u8]| {
+            peer.read(address, target)
+                .map_err(|errno| super::failure("read the memory of the peer's process", errno))
+        };
+        let (bytes, events) = match inbound.target() {
+            ReadTarget::Paused => (0, 0),
+            ReadTarget::Direct(target) => {
+                let len = within(target.len().min(READ_BYTES_MAX));
+                let bytes = read(&mut target[..len])?;
+                (bytes, inbound.landed_direct(link, bytes, handler))
+            }
+            ReadTarget::Staging => {
+                let len = within(staging.len());
+                let bytes = read(&mut staging[..len])?;
+                (bytes, inbound.offer(link, &staging[..bytes], handler))
+            }
+        };
+        counters.seen_bytes += bytes as u64;
+        if (bytes as u64) < left {
+            self.arriving = Some(Arriving::Shown {
+                address: address + bytes as u64,
+                left: left - bytes as u64,
+                loan,
+            });
+        } else {
+            drop(loan);
+            // What it was shown for may wait for the end of the loan.
+            self.knock(WANTS_LOANS, counters);
+        }
+        Ok((bytes, events))
     }
 }
 

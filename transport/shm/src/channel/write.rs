@@ -5,10 +5,11 @@ use grpcxx_transport::{LinkHandler, LinkId, Outcome};
 
 use super::{ARENAS_MAX, Channel};
 use crate::garbage::Garbage;
+use crate::loans::Access;
 use crate::message::Message;
-use crate::record::{LENT_BYTES, Lent, RECORD_BYTES, Record, padded};
+use crate::record::{LENT_BYTES, Lent, RECORD_BYTES, Record, SHOWN_BYTES, Shown, padded};
 use crate::segment::WANTS_BYTES;
-use crate::{ShmCounters, socket};
+use crate::{ShmCounters, sight, socket};
 
 impl Channel {
     /// Writes what is queued, as far as there is room and the turn allows. Adds to the number of events.
@@ -74,18 +75,12 @@ impl Channel {
         if room < wanted {
             return Ok(None);
         }
-        let payload = piece
-            .payload
-            .filter(|payload| self.is_worth_lending(payload));
-        if let Some(payload) = payload.cloned()
-            && let Some(lent) = self.lend(&payload)
+        let payload = piece.payload.cloned();
+        if let Some(payload) = payload
+            && self.write_reference(&payload, counters)
         {
-            self.writer.put(0, &Record::Lent.encode());
-            self.writer.put(RECORD_BYTES, &lent.encode());
-            self.writer.publish(RECORD_BYTES + LENT_BYTES);
             self.outbound
                 .advance(payload.len(), |frame| self.complete.push(frame));
-            counters.lent_bytes += payload.len() as u64;
             self.knock(WANTS_BYTES, counters);
             return Ok(Some(payload.len()));
         }
@@ -100,7 +95,48 @@ impl Channel {
         Ok(Some(len))
     }
 
-    /// Copies pieces behind the place of a record's head, until one is to be lent. Returns how many bytes.
+    /// Says where a payload lies, if the peer can take it from there.
+    fn write_reference(&mut self, payload: &Buffer, counters: &mut ShmCounters) -> bool {
+        if self.is_worth_lending(payload)
+            && let Some(lent) = self.lend(payload)
+        {
+            self.writer.put(0, &Record::Lent.encode());
+            self.writer.put(RECORD_BYTES, &lent.encode());
+            self.writer.publish(RECORD_BYTES + LENT_BYTES);
+            counters.lent_bytes += payload.len() as u64;
+            return true;
+        }
+        if !self.is_worth_showing(payload) {
+            return false;
+        }
+        if !self.sight.is_seen() {
+            self.ask_to_look();
+            return false;
+        }
+        let shown = Shown {
+            slot: self.loans.lend(payload.clone(), Access::Shown) as u32,
+            address: payload.as_ptr().addr() as u64,
+            len: payload.len() as u64,
+        };
+        self.writer.put(0, &Record::Shown.encode());
+        self.writer.put(RECORD_BYTES, &shown.encode());
+        self.writer.publish(RECORD_BYTES + SHOWN_BYTES);
+        counters.shown_bytes += payload.len() as u64;
+        true
+    }
+
+    /// Asks the peer, once, whether it can read the memory of this process.
+    fn ask_to_look(&mut self) {
+        if self.sight.is_asked() {
+            return;
+        }
+        let mark = sight::draw_mark();
+        let address = self.sight.show(mark);
+        // Who does not hear of it does not answer.
+        let _ = self.tell(&Message::Look { address, mark });
+    }
+
+    /// Copies pieces behind the place of a record's head, until one is to be taken by the peer. Returns how many bytes.
     fn gather(&mut self, len_max: usize) -> usize {
         // Padding fits behind it: rings and room are multiples of it.
         let mut len = 0;
@@ -108,10 +144,11 @@ impl Channel {
             let Some(piece) = self.outbound.piece() else {
                 break;
             };
-            let is_lent = piece
-                .payload
-                .is_some_and(|payload| self.is_worth_lending(payload));
-            if is_lent && len > 0 {
+            let is_taken = piece.payload.is_some_and(|payload| {
+                self.is_worth_lending(payload)
+                    || self.sight.may_be_seen() && self.is_worth_showing(payload)
+            });
+            if is_taken && len > 0 {
                 break;
             }
             let taken = piece.bytes.len().min(len_max - len);
@@ -123,11 +160,21 @@ impl Channel {
         len
     }
 
+    fn is_worth_showing(&self, payload: &Buffer) -> bool {
+        payload.len() >= self.show_bytes_min
+            && self.has_room_to_lend(payload)
+            && sight::is_on_huge_pages(payload)
+    }
+
+    fn has_room_to_lend(&self, payload: &Buffer) -> bool {
+        self.loans.has_room()
+            && payload.len() <= self.lent_bytes_max.saturating_sub(self.loans.bytes())
+    }
+
     fn is_worth_lending(&self, payload: &Buffer) -> bool {
         payload.len() >= self.lend_bytes_min
             && payload.is_arena()
-            && self.loans.has_room()
-            && payload.len() <= self.lent_bytes_max.saturating_sub(self.loans.bytes())
+            && self.has_room_to_lend(payload)
             && payload.shared_memory().is_some_and(|memory| {
                 self.arenas.len() < ARENAS_MAX || self.arenas.contains(&memory.serial)
             })
@@ -143,7 +190,7 @@ impl Channel {
         };
         Some(Lent {
             arena: arena as u32,
-            slot: self.loans.lend(payload.clone()) as u32,
+            slot: self.loans.lend(payload.clone(), Access::Mapped) as u32,
             offset: offset as u64,
             len: payload.len() as u64,
         })

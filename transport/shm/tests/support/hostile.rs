@@ -92,7 +92,7 @@ impl Peer {
     }
 
     pub fn hello(&self, ring_bytes: u64, descriptor: Option<BorrowedFd<'_>>) {
-        let mut hello = vec![1, 1];
+        let mut hello = vec![1, 2];
         hello.extend_from_slice(&[0; 16]);
         hello.extend_from_slice(&ring_bytes.to_le_bytes());
         self.say(&hello, descriptor);
@@ -114,6 +114,14 @@ impl Peer {
         self.segment.write_at(bytes, at).unwrap();
     }
 
+    /// Lets the victim find that it can read this process.
+    pub fn be_seen(&self) {
+        let mut look = vec![7];
+        look.extend_from_slice(&(MARK.as_ptr().addr() as u64).to_le_bytes());
+        look.extend_from_slice(&MARK[..16]);
+        self.say(&look, None);
+    }
+
     /// Does what the script says, and lets the victim turn in between.
     fn act(&self, script: &mut Script<'_>, mut turn: impl FnMut()) {
         let mut tail = 0u64;
@@ -121,7 +129,7 @@ impl Peer {
             if script.0.is_empty() {
                 return;
             }
-            match script.take(1)[0] % 12 {
+            match script.take(1)[0] % 14 {
                 0 => turn(),
                 // Anything anywhere.
                 1 => self.write(script.number(), &script.take(8)),
@@ -155,6 +163,15 @@ impl Peer {
                     let len = usize::from(script.take(1)[0] % 32);
                     self.say(&script.take(len), None);
                 }
+                11 => self.be_seen(),
+                // Memory that is there, and a slot and a length of any kind.
+                12 => {
+                    let at = script.number() % MARK.len() as u64;
+                    let len = script.number() % (MARK.len() as u64 - at);
+                    let slot = script.number() & 0x3ff;
+                    let address = MARK.as_ptr().addr() as u64 + at;
+                    self.put(&mut tail, &shown(slot as u32, address, len));
+                }
                 _ => {
                     let head = script.take(16);
                     self.put(&mut tail, &head);
@@ -173,6 +190,19 @@ impl Peer {
         self.write(TAIL, &tail.to_le_bytes());
     }
 }
+
+/// A record of bytes that the victim shall read by itself.
+pub fn shown(slot: u32, address: u64, len: u64) -> Vec<u8> {
+    let mut record = (3u64 << 32 | 24).to_le_bytes().to_vec();
+    record.extend_from_slice(&[0; 4]);
+    record.extend_from_slice(&slot.to_le_bytes());
+    record.extend_from_slice(&address.to_le_bytes());
+    record.extend_from_slice(&len.to_le_bytes());
+    record
+}
+
+/// What the victim may see.
+pub static MARK: [u8; 4096] = [0x5a; 4096];
 
 /// Memory that can be mapped by others, filled with a pattern.
 pub fn sealed_memory(len: usize) -> File {

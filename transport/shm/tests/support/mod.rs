@@ -3,7 +3,8 @@
     dead_code,
     unreachable_pub,
     missing_docs,
-    reason = "each test binary uses a part"
+    clippy::print_stderr,
+    reason = "each test binary uses a part, and says what it leaves out"
 )]
 
 pub mod hostile;
@@ -178,6 +179,30 @@ pub fn shared_arena() -> Arena {
         shared: true,
     })
     .unwrap()
+}
+
+/// An arena that other processes cannot map, with huge pages where the system has them.
+pub fn private_arena() -> Arena {
+    Arena::new(ArenaOptions {
+        capacity_bytes: 256 << 20,
+        huge_pages: true,
+        shared: false,
+    })
+    .unwrap()
+}
+
+/// Whether the system gives huge pages to who asks for them, and says who has them (Linux 6.7).
+pub fn has_huge_pages() -> bool {
+    let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    let has = enabled.is_ok_and(|choice| !choice.contains("[never]"));
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split('.').map(|part| part.parse().unwrap_or(0));
+    let version: (u32, u32) = (numbers.next().unwrap(), numbers.next().unwrap());
+    let has = has && version >= (6, 7);
+    if !has {
+        eprintln!("SKIPPED in part: no huge pages here, or a kernel before 6.7 ({release})");
+    }
+    has
 }
 
 /// A payload in an arena, with bytes that differ from their neighbours.
