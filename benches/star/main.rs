@@ -143,7 +143,7 @@ fn small_calls(plan: &Plan) {
     });
     rounds
         .row("64 B RecvTensor, p50", "us", |m| m.p50_us)
-        .target(Target::AtMost(1.5))
+        .target(Target::AtMost(1.3))
         .print();
     rounds
         .row("64 B RecvTensor, p99", "us", |m| m.p99_us)
@@ -183,7 +183,7 @@ fn large_tensors(plan: &Plan) {
                 .row(&format!("{size} {word}"), "GB/s", |m| {
                     bytes as f64 / m.seconds / 1e9
                 })
-                .target(Target::AtLeast(0.9))
+                .target(Target::AtLeast(0.95))
                 .print();
         }
         let copies =

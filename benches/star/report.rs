@@ -79,7 +79,13 @@ impl Row {
     }
 
     pub(crate) fn print(&self) {
-        let figure = format!("{:.2} {}", self.ours, self.unit);
+        // What is not nothing shall not look like it.
+        let digits = if (0.0..0.005).contains(&self.ours.abs()) && self.ours != 0.0 {
+            6
+        } else {
+            2
+        };
+        let figure = format!("{:.digits$} {}", self.ours, self.unit);
         let (baseline, ratio) = match &self.baseline {
             Some(b) => (
                 format!("{} {:.2}", b.name, b.value),
