@@ -70,6 +70,11 @@ impl<T: Transport> Faults<T> {
     }
 
     /// The transport behind.
+    pub fn inner(&self) -> &T {
+        &self.inner
+    }
+
+    /// The transport behind.
     pub fn inner_mut(&mut self) -> &mut T {
         &mut self.inner
     }

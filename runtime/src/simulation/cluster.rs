@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fastrand::Rng;
+use grpcxx_rdma::sim::SimFabric;
 use grpcxx_rpc::{Features, TensorStore};
 use grpcxx_transport::Time;
 use grpcxx_transport::sim::SimNetwork;
@@ -20,6 +21,8 @@ pub(super) struct Cluster {
     pub(super) profile: Profile,
     pub(super) random: Rng,
     pub(super) network: SimNetwork,
+    /// What joins the devices of tasks, if they have any.
+    fabric: Option<SimFabric>,
     pub(super) watcher: Watcher,
     pub(super) tasks: Vec<Option<SimTask>>,
     pub(super) now: Time,
@@ -46,6 +49,7 @@ impl Cluster {
         let mut cluster = Self {
             seed,
             network: SimNetwork::new(profile.network.clone()),
+            fabric: (profile.rdma.as_ref()).map(|rdma| SimFabric::new(rdma.fabric.clone())),
             tasks: Vec::new(),
             now: Time::ZERO,
             plans: BTreeMap::new(),
@@ -176,6 +180,7 @@ impl Cluster {
         let slack_ns = self.random.u64(1..=self.profile.slack.as_nanos() as u64);
         self.now = self.now.max(due) + Duration::from_nanos(slack_ns);
         self.watcher.model().now = self.now;
+        self.break_devices();
         self.turn_shards();
         self.run_jobs();
         self.carry_out_plans();
@@ -194,15 +199,60 @@ impl Cluster {
             .flat_map(|task| &task.shards)
             .filter_map(SimShard::next_timeout);
         let plan = self.plans.keys().next().map(|&(at, _)| at);
+        let devices = tasks()
+            .flat_map(|task| &task.shards)
+            .filter_map(|shard| device_event_at(shard, self.now, DEVICE_CHECK));
+        let fabric = self.fabric.as_ref().and_then(SimFabric::next_request_at);
         timeouts
             .chain(plan)
+            .chain(devices)
+            .chain(fabric)
             .chain(self.network.next_event_at())
             .min()
+    }
+
+    /// Lets something befall a device now and then.
+    fn break_devices(&mut self) {
+        let Some(rdma) = &self.profile.rdma else {
+            return;
+        };
+        if rdma.fault_chance == 0.0 || self.random.f64() >= rdma.fault_chance {
+            return;
+        }
+        let (Some(index), kind) = (self.any_caller(), self.random.u32(..4)) else {
+            return;
+        };
+        let Some(task) = &mut self.tasks[index] else {
+            return;
+        };
+        let shard = self.random.usize(..task.shards.len());
+        let links = task.shards[shard].transport_mut().inner_mut().inner_mut();
+        let Some(links) = links.inner_mut().links_mut() else {
+            return;
+        };
+        let what = match kind {
+            0 => {
+                links.adapter_mut().remove();
+                "is removed"
+            }
+            1 => {
+                links.adapter_mut().overrun();
+                "loses completions"
+            }
+            _ => {
+                links.adapter_mut().revoke_all();
+                "forgets its memory"
+            }
+        };
+        self.note(format_args!("the device of task {index} {what}"));
     }
 
     fn turn_shards(&mut self) {
         let now = self.now;
         self.network.advance(now);
+        if let Some(fabric) = &self.fabric {
+            fabric.advance(now);
+        }
         let mut order: Vec<(usize, usize)> = (self.tasks.iter().enumerate())
             .flat_map(|(index, task)| {
                 let shards = task.as_ref().map_or(0, |task| task.shards.len());
@@ -216,7 +266,7 @@ impl Cluster {
             };
             let shard = &mut task.shards[shard];
             // Only then would its host wake it.
-            let is_due = next_event_at(shard).is_some_and(|at| at <= now);
+            let is_due = next_event_at(shard, now).is_some_and(|at| at <= now);
             if !is_due || shard.is_finished() || self.random.u32(..8) == 0 {
                 continue;
             }
@@ -283,6 +333,8 @@ impl Cluster {
         let (announces, epoch) = (record.announces, record.epoch);
         model.note(format_args!("task {index} starts, run {epoch}"));
         drop(model);
+        let has_device =
+            (self.profile.rdma.as_ref()).is_some_and(|rdma| self.random.f64() < rdma.device_chance);
         let features = if announces {
             Features::ALL
         } else {
@@ -300,6 +352,7 @@ impl Cluster {
                 .wrapping_add(self.runs_started * 8),
             profile: &self.profile,
             network: &self.network,
+            fabric: self.fabric.as_ref().filter(|_| has_device),
             watcher: &self.watcher,
         }));
     }
@@ -388,12 +441,27 @@ impl Cluster {
 }
 
 /// When a shard would be woken: by its links, or by itself.
-fn next_event_at(shard: &mut SimShard) -> Option<Time> {
+fn next_event_at(shard: &mut SimShard, now: Time) -> Option<Time> {
+    let device = device_event_at(shard, now, Duration::ZERO);
     let faults = shard.transport_mut().inner_mut().inner_mut();
     let stalled_until = faults.stalled_until();
-    let links = faults.inner_mut().next_event_at();
+    let links = faults.inner_mut().base().next_event_at();
+    let links = links.into_iter().chain(device).min();
     let links = links.map(|at| at.max(stalled_until));
     links.into_iter().chain(shard.next_timeout()).min()
+}
+
+/// When a shard would be woken by its device, or looks at it by itself after `check`.
+fn device_event_at(shard: &SimShard, now: Time, check: Duration) -> Option<Time> {
+    let upgrading = shard.transport().inner().inner().inner();
+    let links = upgrading.links()?;
+    if upgrading.is_waiting() {
+        return Some(now + check);
+    }
+    if links.has_work() || links.adapter().has_events() {
+        return Some(now);
+    }
+    links.patience().map(|_| now + check)
 }
 
 /// Most events of one turn: those of its links, and a bounded number of commands.
@@ -401,5 +469,8 @@ const TURN_EVENTS_MAX: usize = 4096;
 
 /// How much longer than promised a stop may take: a stalled transport, and turns that come late.
 const STOP_SLACK: Duration = Duration::from_millis(20);
+
+/// How often links are looked at that a clock moves on.
+const DEVICE_CHECK: Duration = Duration::from_micros(500);
 
 const RESTART_RETRY: Duration = Duration::from_millis(5);

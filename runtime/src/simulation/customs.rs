@@ -125,6 +125,14 @@ impl<T: Transport> Transport for Customs<T> {
         self.inner.submit();
     }
 
+    fn offer(&mut self, link: LinkId) -> Option<Vec<u8>> {
+        self.inner.offer(link)
+    }
+
+    fn upgrade(&mut self, link: LinkId, offer: &[u8]) {
+        self.inner.upgrade(link, offer);
+    }
+
     fn frames_in_flight(&self) -> usize {
         self.inner.frames_in_flight()
     }
@@ -166,5 +174,22 @@ impl<A> LinkHandler<A> for Officer<'_, A> {
         self.frames.remove(&link);
         self.peers.remove(&link);
         self.handler.closed(link, reason);
+    }
+
+    fn moved(&mut self, link: LinkId, medium: &'static str) {
+        self.watcher.model().moved += 1;
+        self.handler.moved(link, medium);
+    }
+
+    fn stayed(&mut self, link: LinkId, reason: &str) {
+        self.handler.stayed(link, reason);
+    }
+
+    fn fell_back(&mut self, link: LinkId, reason: &str) {
+        let mut model = self.watcher.model();
+        model.fell_back += 1;
+        model.note(format_args!("a link fell back: {reason}"));
+        drop(model);
+        self.handler.fell_back(link, reason);
     }
 }

@@ -239,6 +239,8 @@ impl Cluster {
                     .count(),
             ),
             tensors_returned: count(model.tensors.returned()),
+            moved: model.moved,
+            fell_back: model.fell_back,
         }
     }
 }

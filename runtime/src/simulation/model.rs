@@ -26,6 +26,9 @@ pub(super) struct Model {
     /// Steps, by task, that a call may have cleaned; it may have reached a later run of the task.
     cleaned: BTreeSet<(usize, i64)>,
     profile: Profile,
+    /// Ends of links that moved to RDMA, and that it failed under.
+    pub(super) moved: u64,
+    pub(super) fell_back: u64,
 }
 
 /// A handle of the model, for all who see something happen.
@@ -63,6 +66,8 @@ impl Watcher {
             steps: BTreeMap::new(),
             cleaned: BTreeSet::new(),
             profile: profile.clone(),
+            moved: 0,
+            fell_back: 0,
         })))
     }
 

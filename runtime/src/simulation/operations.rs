@@ -349,7 +349,19 @@ impl Cluster {
         let Some(link) = self.random.choice(links) else {
             return;
         };
-        let transport = ledger.inner_mut().inner_mut();
+        let upgrading = ledger.inner_mut().inner_mut();
+        if links_fail
+            && self.random.bool()
+            && let Some(rdma) = upgrading.rdma_link(link)
+            && let Some(links) = upgrading.links_mut()
+        {
+            links.break_queue(rdma);
+            return;
+        }
+        let Some(link) = upgrading.base_link(link) else {
+            return;
+        };
+        let transport = upgrading.base_mut();
         match self.random.u32(..4) {
             0 if links_fail => transport.sever(link),
             1 if links_fail => transport.half_close(link),

@@ -2,6 +2,8 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use grpcxx_memory::ArenaOptions;
+use grpcxx_rdma::sim::SimFabricOptions;
+use grpcxx_rdma::{CreditLimits, RdmaOptions};
 use grpcxx_rpc::{ChannelOptions, ConnectionLimits, RendezvousLimits};
 use grpcxx_transport::sim::SimOptions;
 use grpcxx_transport::{FaultOptions, LinkLimits};
@@ -34,6 +36,19 @@ pub(super) struct Profile {
     pub(super) channel: ChannelOptions,
     /// Longest delay of a step of the simulation behind the event that it is for.
     pub(super) slack: Duration,
+    /// What links move to, if tasks have devices.
+    pub(super) rdma: Option<RdmaProfile>,
+}
+
+/// Devices of a cluster.
+#[derive(Clone, Debug)]
+pub(super) struct RdmaProfile {
+    pub(super) fabric: SimFabricOptions,
+    pub(super) options: RdmaOptions,
+    /// Chance that a task has one.
+    pub(super) device_chance: f64,
+    /// Chance, for each step of the simulation, that something befalls one.
+    pub(super) fault_chance: f64,
 }
 
 impl Profile {
@@ -73,6 +88,7 @@ impl Profile {
                 waiting_calls: 4096,
             },
             slack: Duration::from_micros(random.u64(20..=400)),
+            rdma: None,
         };
         profile.network.connect_timeout = Duration::from_millis(random.u64(20..=200));
         profile.network.flush_timeout = Duration::from_millis(200);
@@ -98,7 +114,52 @@ impl Profile {
             profile.burst = 8;
             profile.mesh_parcels = 1;
         }
+        profile.rdma = (random.u32(..2) == 0).then(|| profile.draw_rdma(seed, random));
         profile
+    }
+
+    fn draw_rdma(&self, seed: u64, random: &mut Rng) -> RdmaProfile {
+        let mut fabric = SimFabricOptions::reliable(seed);
+        fabric.latency_max = Duration::from_micros(random.u64(8..=200));
+        fabric.bytes_per_second = random.u64(10_000_000..=10_000_000_000);
+        fabric.retry_time = Duration::from_millis(random.u64(1..=50));
+        fabric.limits.reads_per_queue = random.u8(1..=16);
+        if self.links_fail {
+            fabric.loss_chance = random.f64() * 0.003;
+            fabric.refusal_chance = random.f64() * 0.05;
+        }
+        if random.u32(..4) == 0 {
+            // Enough for the memory of some links, and of hardly a tensor.
+            fabric.lockable_bytes = 5 << 20;
+        }
+        let options = RdmaOptions {
+            limits: LinkLimits {
+                queued_frames: self.network.limits.queued_frames,
+                links: random.usize(2..=64),
+            },
+            credits: CreditLimits {
+                messages: random.u16(2..=16),
+                immediates: random.u16(4..=8),
+            },
+            message_bytes: random.usize(256..=4096),
+            offer_bytes_min: random.usize(100..=8192),
+            chunk_bytes: random.usize(4096..=65_536),
+            reads: random.u8(1..=16),
+            foreign_bytes_min: random.usize(1..=40_000),
+            foreign_entries: random.usize(1..=16),
+            flush_timeout: self.network.flush_timeout,
+            ..RdmaOptions::default()
+        };
+        RdmaProfile {
+            fabric,
+            options,
+            device_chance: 0.8,
+            fault_chance: if self.links_fail {
+                random.f64() * 0.02
+            } else {
+                0.0
+            },
+        }
     }
 
     /// How long a call may take for which nobody has to wait, if that can be said.

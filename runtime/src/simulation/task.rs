@@ -6,6 +6,8 @@ use std::{future::Future, pin::Pin};
 
 use arc_swap::ArcSwap;
 use grpcxx_memory::Arena;
+use grpcxx_rdma::sim::{SimAdapter, SimFabric};
+use grpcxx_rdma::{RdmaLinks, Upgrading};
 use grpcxx_rpc::{Features, RendezvousKey, StoreLimits, TensorStore, Text};
 use grpcxx_transport::conformance::Ledger;
 use grpcxx_transport::sim::{SimAccepted, SimNetwork, SimTransport};
@@ -26,7 +28,10 @@ use crate::registry::Functions;
 use crate::shard::{CoreParts, Shard, SharedParts};
 use crate::task::{Device, Task};
 
-pub(super) type SimShard = Shard<Customs<Ledger<Faults<SimTransport>>>>;
+/// Links that move to a simulated device, with all that watches them.
+type Links = Customs<Ledger<Faults<Upgrading<SimAdapter, SimTransport>>>>;
+
+pub(super) type SimShard = Shard<Links>;
 
 /// One run of a task, from its start to its stop or crash.
 pub(super) struct SimTask {
@@ -56,6 +61,8 @@ pub(super) struct Start<'a> {
     pub(super) seed: u64,
     pub(super) profile: &'a Profile,
     pub(super) network: &'a SimNetwork,
+    /// What joins the devices, if the task has one.
+    pub(super) fabric: Option<&'a SimFabric>,
     pub(super) watcher: &'a Watcher,
 }
 
@@ -100,6 +107,8 @@ impl SimTask {
         let ends = inboxes.into_iter().zip(meshes).enumerate();
         let mut shards: Vec<SimShard> = ends
             .map(|(shard, (inbox, mesh))| {
+                let mut arena = Arena::new(profile.arena()).expect("address space");
+                let transport = start.transport(shard, &mut arena);
                 let parts = CoreParts {
                     index: shard,
                     shared: shared.clone(),
@@ -108,11 +117,11 @@ impl SimTask {
                     channel_options: profile.channel,
                     rendezvous_limits: profile.rendezvous_limits(),
                     links: profile.network.limits.links,
-                    arena: Arena::new(profile.arena()).expect("address space"),
+                    arena,
                     mesh,
                     inbox,
                 };
-                Shard::new(start.transport(shard), parts)
+                Shard::new(transport, parts)
             })
             .collect();
         shards[0].listen(start.address).expect("the port is free");
@@ -191,8 +200,13 @@ impl SimTask {
 }
 
 impl Start<'_> {
-    fn transport(&self, shard: usize) -> Customs<Ledger<Faults<SimTransport>>> {
-        let transport = self.network.transport(self.address.ip());
+    fn transport(&self, shard: usize, arena: &mut Arena) -> Links {
+        let mut transport = Upgrading::new(self.network.transport(self.address.ip()));
+        if let (Some(fabric), Some(rdma)) = (self.fabric, &self.profile.rdma) {
+            let links = RdmaLinks::new(fabric.adapter(), rdma.options.clone());
+            transport.enable(links).expect("there is nothing to watch");
+            (transport.register_arena(arena)).expect("the arena is empty");
+        }
         let seed = self.seed.wrapping_add(shard as u64);
         let faults = Faults::new(transport, self.profile.faults(seed));
         let label = format!("task {} shard {shard}", self.index);

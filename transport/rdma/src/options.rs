@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use grpcxx_transport::LinkLimits;
 
 use crate::blob::{SLOT_BYTES_MAX, SLOT_BYTES_MIN};
@@ -37,6 +39,8 @@ pub struct RdmaOptions {
     pub timeout: u8,
     /// How often the device asks again before it gives the link up.
     pub retries: u8,
+    /// How long a link that closes may take to get its frames to the peer.
+    pub flush_timeout: Duration,
     /// Entries of a completion queue; links that have no room in one get a further one.
     pub completion_entries: u32,
 }
@@ -75,6 +79,7 @@ impl Default for RdmaOptions {
             foreign_entries: 128,
             timeout: 14,
             retries: 7,
+            flush_timeout: Duration::from_secs(2),
             completion_entries: 4096,
         }
     }

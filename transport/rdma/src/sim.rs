@@ -123,6 +123,13 @@ impl SimFabric {
         if (state.adapters.iter()).any(|device| !device.completions.is_empty()) {
             return Some(state.now);
         }
+        drop(state);
+        self.next_request_at()
+    }
+
+    /// The earliest time at which a request is carried out.
+    pub fn next_request_at(&self) -> Option<Time> {
+        let state = self.state();
         let times = state.queues.values().filter_map(Pair::next_at);
         times.min()
     }
@@ -228,6 +235,13 @@ impl Adapter for SimAdapter {
 
     fn open_queue(&mut self, tag: QueueTag, _: QueueDepth) -> Result<SimQueue, TransportError> {
         let mut state = self.fabric.state();
+        if state.adapters[self.index].is_removed {
+            return Err(TransportError {
+                operation: "create a queue pair".to_owned(),
+                errno: 19,
+                message: "the device was removed".to_owned(),
+            });
+        }
         let number = state.next_queue;
         state.next_queue += 1;
         let pair = Pair {

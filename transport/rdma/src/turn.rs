@@ -310,7 +310,7 @@ impl<A: Adapter> RdmaLinks<A> {
             let Some((_, link)) = self.links.at(slot as usize) else {
                 continue;
             };
-            if step_timed(link, now) {
+            if step_timed(link, now, self.options.flush_timeout) {
                 self.queue(slot);
             }
         }
@@ -325,7 +325,7 @@ impl<A: Adapter> RdmaLinks<A> {
 }
 
 /// Moves a link on that a clock moves. Says whether it has something to do.
-fn step_timed<A: Adapter>(link: &mut Link<A>, now: Time) -> bool {
+fn step_timed<A: Adapter>(link: &mut Link<A>, now: Time, flush_timeout: Duration) -> bool {
     let mut is_changed = false;
     if let Side::Lost {
         since, is_settled, ..
@@ -354,7 +354,7 @@ fn step_timed<A: Adapter>(link: &mut Link<A>, now: Time) -> bool {
         Phase::Parting { until } => (until, CloseReason::EndOfStream),
         _ => return is_changed,
     };
-    if now >= *until.get_or_insert(now + FLUSH_TIME_MAX) {
+    if now >= *until.get_or_insert(now + flush_timeout) {
         link.end(reason);
         is_changed = true;
     }
@@ -378,6 +378,3 @@ const FAULT_CHECK: Duration = Duration::from_millis(1);
 
 /// How long what a peer sent may take to arrive after its connection has ended.
 const SETTLE_TIME: Duration = Duration::from_millis(1);
-
-/// How long a link that closes may take to get its frames to the peer.
-const FLUSH_TIME_MAX: Duration = Duration::from_secs(2);

@@ -57,6 +57,8 @@ struct Desk {
     orders: VecDeque<Order>,
     /// Links in [`Stage::Asked`], and some that have gone on since.
     asked: Vec<LinkId>,
+    /// Links that close once an answer, or frames of the first medium, are there; and until when that is waited for.
+    closing: Vec<(LinkId, Time)>,
     /// Links that will ask their peers later.
     resting: Vec<Resting>,
     records_in_flight: usize,
@@ -81,6 +83,8 @@ struct Flow {
     base_frames: usize,
     /// Of those, how many are before the record.
     record_after: Option<usize>,
+    /// The record, if the first medium had no room for it; it follows the frames that are there.
+    record_waiting: Option<Box<Frame>>,
     /// Frames that wait for an answer, or for the first medium to give back those before them.
     held: VecDeque<Box<Frame>>,
     /// What the handler wants to see at least, on the first medium.
@@ -172,7 +176,28 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
         flow.rdma.filter(|_| flow.stage == Stage::Moved)
     }
 
+    /// The link of the transport that a link began on, as long as that is there.
+    pub fn base_link(&mut self, link: LinkId) -> Option<LinkId> {
+        self.desk.flows.find(link)?.base
+    }
+
+    /// Whether a link waits for what only a clock will tell.
+    pub fn is_waiting(&self) -> bool {
+        let Desk {
+            asked,
+            closing,
+            resting,
+            ..
+        } = &self.desk;
+        !(asked.is_empty() && closing.is_empty() && resting.is_empty())
+    }
+
     /// The links over RDMA, if there are any.
+    pub fn links(&self) -> Option<&RdmaLinks<A>> {
+        self.links.as_ref()
+    }
+
+    /// As [`Upgrading::links`], to change them.
     pub fn links_mut(&mut self) -> Option<&mut RdmaLinks<A>> {
         self.links.as_mut()
     }
@@ -211,6 +236,7 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
             stage: Stage::Base,
             base_frames: 0,
             record_after: None,
+            record_waiting: None,
             held: VecDeque::new(),
             asked_head: 1,
             closing: None,
@@ -278,8 +304,17 @@ impl<A: Adapter, T: Park> Transport for Upgrading<A, T> {
         match (flow.stage, flow.rdma, flow.base, &mut self.links) {
             (Stage::Moved, Some(rdma), _, Some(links)) => links.send(rdma, frame),
             (Stage::Base | Stage::Offered { .. }, _, Some(base), _) => {
-                self.base.send(base, frame)?;
-                flow.base_frames += 1;
+                match self.base.send(base, frame) {
+                    Ok(()) => flow.base_frames += 1,
+                    // Its place is taken by a record, of whose end nobody is told.
+                    Err(refused)
+                        if refused.refusal == Refusal::Full && flow.record_after.is_some() =>
+                    {
+                        flow.held.push_back(refused.value);
+                        self.held_frames += 1;
+                    }
+                    Err(refused) => return Err(refused),
+                }
                 Ok(())
             }
             _ => refuse(frame, Refusal::NotOpen),
@@ -333,7 +368,10 @@ impl<A: Adapter, T: Park> Transport for Upgrading<A, T> {
                 }
             }
             // The frames that are held go first.
-            Stage::Base | Stage::Offered { .. } | Stage::Asked { .. } | Stage::Moved => {}
+            Stage::Base | Stage::Offered { .. } | Stage::Asked { .. } | Stage::Moved => {
+                let until = self.now + CLOSE_TIME_MAX;
+                self.desk.closing.push((link, until));
+            }
         }
     }
 
@@ -364,6 +402,9 @@ impl<A: Adapter, T: Park> Transport for Upgrading<A, T> {
         events += self.carry_out(handler);
         if !self.desk.resting.is_empty() {
             self.check_resting();
+        }
+        if !self.desk.closing.is_empty() {
+            self.check_closing();
         }
         if !self.desk.asked.is_empty() {
             self.check_asked();
@@ -436,8 +477,7 @@ impl<A: Adapter, T: Park> Park for Upgrading<A, T> {
             return Ok(());
         }
         let patience = links.patience();
-        let waits = !self.desk.asked.is_empty() || !self.desk.resting.is_empty();
-        let check = waits.then_some(WAIT_CHECK);
+        let check = self.is_waiting().then_some(WAIT_CHECK);
         let timeout = [timeout, patience, check].into_iter().flatten().min();
         self.stirred = None;
         self.base.park(timeout)
@@ -488,8 +528,11 @@ const HELD_FRAMES_MAX: usize = 1024;
 /// long because the peer may be busy, or have much to send before its answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
 
+/// How long a link that closes waits for an answer before it closes without.
+const CLOSE_TIME_MAX: Duration = Duration::from_millis(250);
+
 /// How often a thread that sleeps looks whether an answer is late, or a rest over.
-const WAIT_CHECK: Duration = Duration::from_secs(1);
+const WAIT_CHECK: Duration = Duration::from_millis(100);
 
 /// How long no link moves after RDMA failed under one. Until then new links carry calls where they began.
 const REST_TIME: Duration = Duration::from_secs(10);

@@ -109,6 +109,11 @@ impl<T: Transport> Ledger<T> {
         self.books.accounts.keys().copied()
     }
 
+    /// The transport behind.
+    pub fn inner(&self) -> &T {
+        &self.inner
+    }
+
     /// The transport behind the ledger. What is submitted there is unknown to the ledger.
     pub fn inner_mut(&mut self) -> &mut T {
         &mut self.inner

@@ -64,9 +64,16 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
         let Some(flow) = self.desk.flows.find(id) else {
             return;
         };
+        if flow.base.is_none() {
+            // The peer went right behind its record.
+            return;
+        }
         let (Stage::Offered { secret }, Some(links)) = (flow.stage, &mut self.links) else {
             return self.fail(id, "a record came that was not asked for");
         };
+        if flow.record_after.is_some() || flow.record_waiting.is_some() {
+            return self.fail(id, "a record came before the answer to the last had left");
+        }
         let Next::Head { at_least_bytes } = next else {
             return self.fail(id, "a record came within a frame");
         };
@@ -121,6 +128,11 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
         match finished {
             Some(Ok(())) => {
                 flow.stage = Stage::Moved;
+                if let (None, Some(rdma)) = (flow.base, flow.rdma) {
+                    // The peer went right behind its answer; what it sent before is still read.
+                    let reason = flow.over.clone().unwrap_or(CloseReason::EndOfStream);
+                    links.peer_gone(rdma, reason);
+                }
                 handler.moved(id, MEDIUM);
                 self.release(id);
             }
@@ -130,20 +142,29 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
     }
 
     pub(super) fn send_record(&mut self, id: LinkId, record: &Record) {
+        let mut frame = Box::new(Frame::new());
+        frame.bytes_mut().extend_from_slice(&record.encode());
+        self.send_record_frame(id, frame);
+    }
+
+    fn send_record_frame(&mut self, id: LinkId, frame: Box<Frame>) {
         let Some(flow) = self.desk.flows.find(id) else {
             return;
         };
         let Some(base) = flow.base else {
             return;
         };
-        let mut frame = Box::new(Frame::new());
-        frame.bytes_mut().extend_from_slice(&record.encode());
-        if self.base.send(base, frame).is_err() {
-            return self.fail(id, "the record could not be sent");
+        match self.base.send(base, frame) {
+            Ok(()) => {
+                flow.record_after = Some(flow.base_frames);
+                flow.base_frames += 1;
+                self.desk.records_in_flight += 1;
+            }
+            Err(refused) if refused.refusal == Refusal::Full && flow.base_frames > 0 => {
+                flow.record_waiting = Some(refused.value);
+            }
+            Err(_) => self.fail(id, "the record could not be sent"),
         }
-        flow.record_after = Some(flow.base_frames);
-        flow.base_frames += 1;
-        self.desk.records_in_flight += 1;
     }
 
     /// Lets held frames go where they now belong.
@@ -151,6 +172,12 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
         let Some(flow) = self.desk.flows.find(id) else {
             return;
         };
+        if let Some(record) = flow.record_waiting.take_if(|_| flow.base_frames == 0) {
+            return self.send_record_frame(id, record);
+        }
+        if flow.record_waiting.is_some() {
+            return;
+        }
         while !flow.held.is_empty() {
             let is_ready = match flow.stage {
                 Stage::Moved => flow.base_frames == 0,
@@ -192,7 +219,7 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
             links.close(rdma, true);
         }
         if flow.closing == Some(Closing::Flush)
-            && let (Stage::Base, Some(base)) = (flow.stage, flow.base)
+            && let (Stage::Base | Stage::Offered { .. }, Some(base)) = (flow.stage, flow.base)
         {
             self.base.close(base, true);
         }
@@ -290,6 +317,28 @@ impl<A: Adapter, T: Park> Upgrading<A, T> {
             }
             let Resting { id, secret, .. } = self.desk.resting.swap_remove(index);
             self.ask(id, secret);
+        }
+    }
+
+    /// Closes links whose frames did not leave in time.
+    pub(super) fn check_closing(&mut self) {
+        let mut index = 0;
+        while let Some(&(id, until)) = self.desk.closing.get(index) {
+            if self.now < until {
+                index += 1;
+                continue;
+            }
+            self.desk.closing.swap_remove(index);
+            let Some(flow) = self.desk.flows.find(id) else {
+                continue;
+            };
+            flow.over.get_or_insert(CloseReason::Local);
+            if let (Some(rdma), Some(links)) = (flow.rdma, &mut self.links) {
+                links.close(rdma, false);
+            }
+            if let Some(base) = flow.base {
+                self.base.close(base, false);
+            }
         }
     }
 

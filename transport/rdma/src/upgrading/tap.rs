@@ -277,6 +277,9 @@ impl<H> LinkHandler<H> for RdmaTap<'_, H> {
     fn sent(&mut self, rdma: LinkId, frame: Box<Frame>, outcome: Outcome) {
         if let Some(id) = self.id(rdma) {
             self.events += 1;
+            if (self.desk.flows.find(id)).is_some_and(|flow| !flow.held.is_empty()) {
+                self.desk.orders.push_back(Order::Release(id));
+            }
             self.handler.sent(id, frame, outcome);
         }
     }

@@ -5,7 +5,7 @@ use grpcxx_rdma::sim::{SimAdapter, SimFabric, SimFabricOptions};
 use grpcxx_rdma::{RdmaLinks, RdmaOptions, Upgrading};
 use grpcxx_transport::conformance::Ledger;
 use grpcxx_transport::sim::{SimAccepted, SimNetwork, SimOptions, SimTransport};
-use grpcxx_transport::{LinkId, LinkLimits, Time, Transport};
+use grpcxx_transport::{Frame, HEAD_BYTES_MAX, LinkId, LinkLimits, Time, Transport};
 
 use crate::talker::{HEAD, Talker};
 use crate::world::{host, seeds};
@@ -23,11 +23,24 @@ struct Pair {
     links: [LinkId; 2],
     address: SocketAddr,
     now: Time,
+    queued_frames: usize,
 }
 
 impl Pair {
     fn new(seed: u64, devices: [bool; 2]) -> Self {
-        let network = SimNetwork::new(SimOptions::reliable(seed));
+        Self::with_room(seed, devices, LinkLimits::default().queued_frames)
+    }
+
+    /// Two hosts with room for so many frames on each medium.
+    fn with_room(seed: u64, devices: [bool; 2], queued_frames: usize) -> Self {
+        let limits = LinkLimits {
+            queued_frames,
+            ..LinkLimits::default()
+        };
+        let network = SimNetwork::new(SimOptions {
+            limits,
+            ..SimOptions::reliable(seed)
+        });
         let fabric = SimFabric::new(SimFabricOptions::reliable(seed));
         let mut sides = [0, 1].map(|side| {
             let base = network.transport(host(side));
@@ -36,7 +49,7 @@ impl Pair {
                 let options = RdmaOptions {
                     limits: LinkLimits {
                         links: LINKS,
-                        ..LinkLimits::default()
+                        ..limits
                     },
                     ..RdmaOptions::default()
                 };
@@ -61,6 +74,7 @@ impl Pair {
             links: [nowhere, nowhere],
             address,
             now: Time::ZERO,
+            queued_frames,
         };
         pair.dial();
         pair
@@ -105,9 +119,7 @@ impl Pair {
         let links = transport.links_mut().expect("it has a device");
         assert!(links.break_queue(rdma));
         let start = self.now;
-        self.until("both ends are closed", |pair| {
-            (0..2).all(|side| pair.talk(side).closed.is_some())
-        });
+        self.until("both ends are closed", Pair::is_over);
         self.now.since(start)
     }
 
@@ -142,8 +154,11 @@ impl Pair {
         let Side { transport, talker } = &mut self.sides[side];
         let frame = talker.frame(link, payload_bytes);
         let sent = transport.send(link, frame).is_ok();
+        let talk = talker.links.get_mut(&link).expect("known");
         if !sent {
-            talker.links.get_mut(&link).expect("known").sent -= 1;
+            talk.sent -= 1;
+            let there = (talk.sent - talk.left) as usize;
+            assert!(there >= self.queued_frames, "{there} frames are no excuse");
         }
         sent
     }
@@ -156,6 +171,15 @@ impl Pair {
         true
     }
 
+    /// Reaches the limit of links at the side that is asked, so that it refuses.
+    fn fill_far_side(&mut self) {
+        let far = self.sides[1].transport.inner_mut();
+        let links = far.links_mut().expect("it has a device");
+        for _ in 0..LINKS {
+            assert!(links.offer().is_ok());
+        }
+    }
+
     fn until(&mut self, what: &str, holds: impl Fn(&Self) -> bool) {
         let mut turns = 0;
         while !holds(self) {
@@ -163,6 +187,10 @@ impl Pair {
             turns += 1;
             assert!(turns < 200_000, "in vain until {what}");
         }
+    }
+
+    fn is_over(&self) -> bool {
+        (0..2).all(|side| self.talk(side).closed.is_some())
     }
 
     fn is_drained(&self) -> bool {
@@ -175,9 +203,7 @@ impl Pair {
         for (side, link) in self.sides.iter_mut().zip(self.links) {
             side.transport.close(link, false);
         }
-        self.until("both ends are closed", |pair| {
-            (0..2).all(|side| pair.talk(side).closed.is_some())
-        });
+        self.until("both ends are closed", Pair::is_over);
         for side in &self.sides {
             side.transport.assert_settled();
         }
@@ -237,9 +263,7 @@ fn a_flush_takes_what_waits_for_the_answer_along() {
         }
         let sent = pair.talk(0).sent;
         pair.sides[0].transport.close(pair.links[0], true);
-        pair.until("both ends are closed", |pair| {
-            (0..2).all(|side| pair.talk(side).closed.is_some())
-        });
+        pair.until("both ends are closed", Pair::is_over);
         assert_eq!(
             (pair.talk(0).lost, pair.talk(1).read),
             (0, sent),
@@ -300,12 +324,7 @@ fn a_link_stays_where_one_end_has_no_device() {
 #[test]
 fn a_link_stays_where_the_peer_can_take_no_more() {
     let mut pair = Pair::new(1, [true, true]);
-    // The limit of links is reached at the peer, so it refuses.
-    let far = pair.sides[1].transport.inner_mut();
-    let links = far.links_mut().expect("it has a device");
-    for _ in 0..LINKS {
-        assert!(links.offer().is_ok());
-    }
+    pair.fill_far_side();
     assert!(pair.move_over());
     for _ in 0..20 {
         pair.send(0, 3000);
@@ -377,6 +396,138 @@ fn a_side_whose_queue_failed_refuses_until_rdma_has_rested_and_is_asked_again() 
     pair.exchange();
     pair.exchange();
     assert!(pair.has_moved(0) && pair.has_moved(1));
+    pair.settle();
+}
+
+/// The record takes a place among the frames of the first medium, and frames that are held move on one by one.
+#[test]
+fn a_link_moves_with_room_for_few_frames() {
+    for seed in seeds(40) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut pair = Pair::with_room(seed, [true, true], random.usize(1..4));
+        let moves_at = random.usize(..20);
+        for step in 0..40 {
+            if step == moves_at {
+                assert!(pair.move_over());
+            }
+            for side in 0..2 {
+                // As many as there is room for, so that a record finds none.
+                while random.u32(..8) != 0 && pair.send(side, random.usize(..30_000)) {}
+            }
+            for _ in 0..random.usize(..4) {
+                pair.turn();
+            }
+        }
+        pair.until("everything is read", Pair::is_drained);
+        assert!(pair.has_moved(0) && pair.has_moved(1), "GRPCXX_SEED={seed}");
+        pair.settle();
+    }
+}
+
+#[test]
+fn a_link_whose_peer_refuses_flushes_with_room_for_few_frames() {
+    for seed in seeds(40) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut pair = Pair::with_room(seed, [true, true], random.usize(1..4));
+        pair.fill_far_side();
+        let (side, other) = [(0, 1), (1, 0)][random.usize(..2)];
+        let moves_at = random.usize(..20);
+        for step in 0..30 {
+            if step == moves_at {
+                assert!(pair.move_over());
+            }
+            while random.u32(..8) != 0 && pair.send(side, random.usize(..30_000)) {}
+            pair.turn();
+        }
+        pair.until("the peer has refused", |pair| pair.talk(1).stayed == 1);
+        while pair.send(side, random.usize(..30_000)) {}
+        let (sent, start) = (pair.talk(side).sent, pair.now);
+        pair.sides[side].transport.close(pair.links[side], true);
+        pair.until("both ends are closed", Pair::is_over);
+        assert_eq!(
+            (pair.talk(side).lost, pair.talk(other).read),
+            (0, sent),
+            "GRPCXX_SEED={seed}"
+        );
+        let time = pair.now.since(start);
+        assert!(
+            time < Duration::from_millis(100),
+            "{time:?}, GRPCXX_SEED={seed}"
+        );
+    }
+}
+
+/// The side that is asked sees the record and the end of the connection at once.
+#[test]
+fn a_peer_that_goes_right_behind_its_record_leaves_nothing() {
+    let mut pair = Pair::new(1, [true, true]);
+    pair.exchange();
+    assert!(pair.move_over());
+    pair.wait_alone(0, Duration::from_secs(3));
+    pair.sides[0].transport.close(pair.links[0], false);
+    pair.wait_alone(0, Duration::from_secs(3));
+    assert!(pair.talk(0).closed.is_some());
+    pair.until("the other end is closed too", Pair::is_over);
+    pair.settle();
+}
+
+/// The side that has asked sees the answer and the end of the connection at once.
+#[test]
+fn a_peer_that_goes_right_behind_its_answer_leaves_nothing() {
+    let mut pair = Pair::new(1, [true, true]);
+    pair.exchange();
+    assert!(pair.move_over());
+    pair.wait_alone(0, Duration::from_secs(3));
+    pair.wait_alone(1, Duration::from_secs(3));
+    assert!(pair.has_moved(1) && !pair.has_moved(0));
+    pair.sides[1].transport.close(pair.links[1], false);
+    pair.wait_alone(1, Duration::from_secs(3));
+    assert!(pair.talk(1).closed.is_some());
+    let start = pair.now;
+    pair.until("the other end is closed too", Pair::is_over);
+    let time = pair.now.since(start);
+    assert!(time < Duration::from_millis(5), "{time:?}");
+    pair.settle();
+}
+
+#[test]
+fn a_close_with_flush_does_not_wait_long_for_an_answer() {
+    let mut pair = Pair::new(1, [true, true]);
+    pair.exchange();
+    assert!(pair.move_over());
+    assert!(pair.send(0, 100));
+    pair.sides[0].transport.close(pair.links[0], true);
+    pair.wait_alone(0, Duration::from_secs(2));
+    let talk = pair.talk(0);
+    assert_eq!((talk.closed.is_some(), talk.lost), (true, 1));
+    pair.settle();
+}
+
+/// A peer that asks again before it has read the refusal breaks the protocol, and nothing else.
+#[test]
+fn a_second_record_before_the_answer_to_the_first_ends_the_link() {
+    let mut pair = Pair::new(1, [false, true]);
+    let offer = pair.sides[1].transport.offer(pair.links[1]);
+    let secret = offer.expect("it has a device")[..16].to_vec();
+    // Behind this the answer waits as long as it is not read.
+    assert!(pair.send(1, 8 << 20));
+    for _ in 0..2 {
+        let mut frame = Box::new(Frame::new());
+        let mut record = [0; HEAD_BYTES_MAX];
+        record[..16].copy_from_slice(&secret);
+        frame.bytes_mut().extend_from_slice(&record);
+        let Side { transport, talker } = &mut pair.sides[0];
+        assert!(transport.send(pair.links[0], frame).is_ok());
+        talker.links.get_mut(&pair.links[0]).expect("known").sent += 1;
+        pair.wait_alone(0, Duration::from_secs(1));
+        pair.wait_alone(1, Duration::from_secs(1));
+    }
+    pair.until("both ends are closed", Pair::is_over);
+    let reason = pair.talk(1).closed.as_ref().expect("closed").to_string();
+    assert!(
+        reason.contains("before the answer to the last had left"),
+        "{reason}"
+    );
     pair.settle();
 }
 
