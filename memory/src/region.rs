@@ -30,6 +30,8 @@ pub struct SharedMemory<'a> {
 pub enum RegionKind {
     /// Memory that the CPU reads and writes, private to this process.
     Host,
+    /// Memory of another device, as a GPU, which the CPU cannot reach.
+    Device,
 }
 
 impl Region {

@@ -32,7 +32,8 @@ impl Tensor {
     /// A live tensor over `data`.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if the data is not as long as type and shape ask for.
+    /// `INVALID_ARGUMENT` if the data is not as long as type and shape ask for, `INTERNAL` if it lies in memory of
+    /// another device that fails to copy it to where a CPU can read it.
     pub fn new(dtype: DType, shape: Shape, data: impl Into<Buffer>) -> Result<Self, Status> {
         let data = data.into();
         if let Some(element_bytes) = dtype.element_bytes() {
@@ -48,6 +49,11 @@ impl Tensor {
                 ));
             }
         }
+        data.stage().map_err(|error| {
+            let text =
+                format!("the data of a {dtype} tensor in device memory cannot be read: {error}");
+            Status::new(Code::Internal, text)
+        })?;
         Ok(Self {
             dtype,
             shape,

@@ -1,13 +1,16 @@
 //! Engines whose connections go on over RDMA. Without a device that part is skipped, and says so; `scripts/rdma-guest`
 //! runs it where one is.
 
+#[path = "support/gpu.rs"]
+mod gpu;
 mod support;
 
 use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use grpcxx_rpc::{Method, Request, Response};
+use grpcxx_memory::{Buffer, DeviceMemory};
+use grpcxx_rpc::{DType, Method, Request, Response, Shape, Tensor};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::host::HostSetting;
 use grpcxx_runtime::{Engine, EngineOptions, Peer, Rdma};
@@ -141,6 +144,38 @@ fn whoever_has_no_device_says_why_and_stays_on_tcp() {
     }
     exchange(&server, &worker, &peer, 1, &[1, 70_000]);
     assert_eq!(state(&worker, &peer).medium, "tcp");
+}
+
+/// From memory that no CPU can read, over the staging path, into such memory: over TCP, and over RDMA if it can be had.
+#[test]
+fn a_tensor_in_device_memory_takes_the_staging_path() {
+    for over_rdma in [false, true] {
+        let (server, worker, peer) = pair(|job| {
+            let mut options = options(job);
+            options.rdma = options.rdma.filter(|_| over_rdma);
+            options
+        });
+        if over_rdma && !has_rdma(&server) {
+            return;
+        }
+        exchange(&server, &worker, &peer, 1, &[1]);
+        wait_for(&worker, &peer, if over_rdma { "rdma" } else { "tcp" });
+        for (edge, len_bytes) in [40, 9000, 100_000, 3 << 20].into_iter().enumerate() {
+            let bytes: Vec<u8> = (0..len_bytes).map(|at| (at * 7 + at / 251) as u8).collect();
+            let source = gpu::Gpu::new(bytes.clone());
+            let target = gpu::Gpu::new(vec![0; len_bytes]);
+            let data = Buffer::from_device(source, 0, len_bytes).unwrap();
+            let shape = Shape::new(&[len_bytes as u64]).unwrap();
+            let tensor = Tensor::new(DType::UInt8, shape, data).unwrap();
+            let key = key(&server, edge);
+            server.send(2, key.clone(), tensor).unwrap();
+            let Response::Tensors(tensors) = receive(&worker, &peer, 2, key).wait().unwrap() else {
+                panic!("a tensor was asked for");
+            };
+            target.copy_from_host(0, &tensors[0].data).unwrap();
+            assert!(*target.0.lock().unwrap() == bytes, "{len_bytes} bytes");
+        }
+    }
 }
 
 /// The network device below an RDMA device.

@@ -68,6 +68,14 @@ impl Frame {
         &self.bytes[from..to]
     }
 
+    /// Length of the piece with this index, in bytes; unlike [`Frame::segment`] it reads nothing.
+    pub fn segment_bytes(&self, index: usize) -> usize {
+        match self.payload(index) {
+            Some(payload) => payload.len(),
+            None => self.segment(index).len(),
+        }
+    }
+
     /// The payload that is the piece with this index; `None` if that piece was copied.
     pub fn payload(&self, index: usize) -> Option<&Buffer> {
         let is_payload = index % 2 == 1;
@@ -104,6 +112,8 @@ mod tests {
             b"headpayloadmoretail"
         );
         assert_eq!(frame.len_bytes(), 19);
+        let lengths = (0..frame.segment_count()).map(|index| frame.segment_bytes(index));
+        assert_eq!(lengths.collect::<Vec<_>>(), [4, 7, 0, 4, 4]);
         let payloads = (0..frame.segment_count()).map(|index| frame.payload(index).is_some());
         assert_eq!(
             payloads.collect::<Vec<_>>(),

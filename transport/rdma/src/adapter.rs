@@ -1,6 +1,7 @@
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
+use grpcxx_memory::DeviceMemory;
 use grpcxx_transport::{Time, TransportError};
 
 /// One opened device, as links use it: real verbs, or a simulation of them.
@@ -25,6 +26,15 @@ pub trait Adapter {
         &self,
         start: usize,
         len_bytes: usize,
+    ) -> Result<Self::Registration, TransportError>;
+
+    /// Registers memory of another device for reads by peers, by its dma-buf.
+    ///
+    /// # Errors
+    /// The memory has no dma-buf, or the library, the driver or the system cannot register one.
+    fn register_device(
+        &self,
+        memory: &dyn DeviceMemory,
     ) -> Result<Self::Registration, TransportError>;
 
     /// A new pair of queues whose completions carry `tag`.

@@ -1,8 +1,9 @@
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
-use grpcxx_memory::Arena;
+use grpcxx_memory::{Arena, DeviceMemory};
 use grpcxx_transport::{
     CloseReason, Frame, Inbound, LinkId, LinkTable, Next, Refusal, Refused, Time, TransportError,
 };
@@ -96,6 +97,15 @@ impl<A: Adapter> RdmaLinks<A> {
             registrations_refused: registry.refused,
             ..self.counters
         }
+    }
+
+    /// Registers memory of another device, as a GPU: from then on peers read what is sent from it straight from there
+    /// (GPUDirect). Where that cannot be, its buffers go by their copies on the host.
+    ///
+    /// # Errors
+    /// Why it cannot be: no dma-buf, a library or a driver that cannot register one, or a limit.
+    pub fn register_device(&mut self, memory: Arc<dyn DeviceMemory>) -> Result<(), TransportError> {
+        self.registry.add_device(&self.adapter, memory)
     }
 
     /// Registers an arena, so that its tensors are sent and received without a copy, or as much from its start as

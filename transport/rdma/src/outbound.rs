@@ -43,6 +43,8 @@ enum End {
 /// A piece that was lent to the device.
 #[derive(Debug)]
 pub(crate) struct Lent<L> {
+    /// Where the device finds it.
+    pub(crate) address: u64,
     /// The key that the peer needs.
     pub(crate) key: u32,
     /// Keeps the registration.
@@ -110,21 +112,20 @@ impl<L> Outbound<L> {
                 packed = true;
                 continue;
             }
-            let piece = queued.frame.segment(self.segment);
-            let piece = &piece[self.offset_bytes..];
-            if piece.is_empty() {
+            let len_bytes = queued.frame.segment_bytes(self.segment);
+            if len_bytes == self.offset_bytes {
                 self.segment += 1;
                 self.offset_bytes = 0;
                 continue;
             }
-            if self.offset_bytes == 0 && piece.len() >= offer_bytes_min {
+            if self.offset_bytes == 0 && len_bytes >= offer_bytes_min {
                 if writer.room_bytes() < OFFER_ROOM_BYTES || self.offers.len() >= OFFERS_OPEN_MAX {
                     return packed;
                 }
                 if let Some(lent) = lend(&queued.frame, self.segment) {
                     let has_room = writer.offer(Offer {
-                        address: piece.as_ptr().expose_provenance() as u64,
-                        len_bytes: piece.len() as u64,
+                        address: lent.address,
+                        len_bytes: len_bytes as u64,
                         key: lent.key,
                     });
                     debug_assert!(has_room, "the room was looked at before");
@@ -141,6 +142,7 @@ impl<L> Outbound<L> {
             if room_bytes == 0 {
                 return packed;
             }
+            let piece = &queued.frame.segment(self.segment)[self.offset_bytes..];
             let count = piece.len().min(room_bytes);
             writer.bytes(&piece[..count]);
             self.offset_bytes += count;
@@ -239,6 +241,7 @@ mod tests {
         let mut writer = MessageWriter::new(&mut slot);
         outbound.pack(&mut writer, 1000, |frame, segment| {
             (frame.segment(segment).len() != 1500).then_some(Lent {
+                address: frame.segment(segment).as_ptr().expose_provenance() as u64,
                 key: 9,
                 lease: frame.token,
             })

@@ -1,6 +1,8 @@
 use std::time::Duration;
 
-use grpcxx_memory::{Arena, ArenaOptions, Buffer, BufferMut, Region};
+use std::sync::Arc;
+
+use grpcxx_memory::{Arena, ArenaOptions, Buffer, BufferMut, DeviceMemory, Region};
 use grpcxx_transport::{Time, TransportError};
 
 use crate::adapter::{Adapter, Registration};
@@ -13,6 +15,8 @@ use crate::outbound::Lent;
 /// again would silently read what was there before.
 pub(crate) struct Registry<A: Adapter> {
     arenas: Vec<Known<A>>,
+    /// Memory of other devices, which is read by peers only.
+    devices: Vec<KnownDevice<A>>,
     pools: Vec<Pool<A>>,
     foreign: Vec<Option<Foreign<A>>>,
     limits: RegistryLimits,
@@ -45,7 +49,7 @@ pub(crate) struct RegistryCounters {
 /// Memory that a peer may read until the lease is given back.
 #[derive(Debug)]
 pub(crate) enum Lease {
-    /// Of an arena, which is registered for good.
+    /// Of an arena or another device, which is registered for good.
     Arena,
     /// A foreign tensor, by its place in the list.
     Foreign(usize),
@@ -57,6 +61,12 @@ struct Known<A: Adapter> {
     registration: A::Registration,
     /// Keeps the mapping.
     _anchor: BufferMut,
+}
+
+struct KnownDevice<A: Adapter> {
+    /// Goes before the memory does.
+    registration: A::Registration,
+    memory: Arc<dyn DeviceMemory>,
 }
 
 struct Pool<A: Adapter> {
@@ -84,6 +94,7 @@ impl<A: Adapter> Registry<A> {
     pub(crate) fn new(limits: RegistryLimits) -> Self {
         Self {
             arenas: Vec::new(),
+            devices: Vec::new(),
             pools: Vec::new(),
             foreign: Vec::new(),
             limits,
@@ -113,6 +124,27 @@ impl<A: Adapter> Registry<A> {
             }
         }
         0
+    }
+
+    /// Registers memory of another device for good.
+    pub(crate) fn add_device(
+        &mut self,
+        adapter: &A,
+        memory: Arc<dyn DeviceMemory>,
+    ) -> Result<(), TransportError> {
+        if self.devices.len() == DEVICES_MAX {
+            return Err(TransportError {
+                operation: "register device memory".to_owned(),
+                errno: 0,
+                message: format!("{DEVICES_MAX} regions are registered, which is the limit"),
+            });
+        }
+        let registration = adapter.register_device(&*memory)?;
+        self.devices.push(KnownDevice {
+            registration,
+            memory,
+        });
+        Ok(())
     }
 
     /// Memory for one link, with its local key.
@@ -170,9 +202,14 @@ impl<A: Adapter> Registry<A> {
 
     /// The key with which a peer may read `buffer`, or `None` if it should be copied.
     pub(crate) fn lend(&mut self, adapter: &A, buffer: &Buffer, now: Time) -> Option<Lent<Lease>> {
-        let (start, len_bytes) = (buffer.as_ptr().addr(), buffer.len());
+        if let Some(lent) = self.lend_device(buffer) {
+            return Some(lent);
+        }
+        let (start, len_bytes) = (buffer.as_ptr().expose_provenance(), buffer.len());
+        let address = start as u64;
         if let Some(known) = self.arena_of(start, len_bytes) {
             return Some(Lent {
+                address,
                 key: known.registration.remote_key(),
                 lease: Lease::Arena,
             });
@@ -188,12 +225,27 @@ impl<A: Adapter> Registry<A> {
                 entry.uses += 1;
                 self.counters.hits += 1;
                 return Some(Lent {
+                    address,
                     key: registration.remote_key(),
                     lease: Lease::Foreign(index),
                 });
             }
         }
         self.register_foreign(adapter, buffer, now)
+    }
+
+    /// Device memory that the RDMA device reads by itself. Other device memory goes by its copy on the host.
+    fn lend_device(&self, buffer: &Buffer) -> Option<Lent<Lease>> {
+        let slice = buffer.device()?;
+        let known = self.devices.iter().find(|known| {
+            let region = known.memory.region();
+            contains(region.base, region.len, slice.address, slice.len_bytes)
+        })?;
+        Some(Lent {
+            address: slice.address as u64,
+            key: known.registration.remote_key(),
+            lease: Lease::Arena,
+        })
     }
 
     /// Ends the registrations of foreign memory that `part` lies in, though peers may be reading it. Returns how many.
@@ -286,6 +338,7 @@ impl<A: Adapter> Registry<A> {
                     idle_since: now,
                 });
                 Some(Lent {
+                    address: buffer.as_ptr().expose_provenance() as u64,
                     key,
                     lease: Lease::Foreign(index),
                 })
@@ -344,6 +397,9 @@ pub(crate) const LINGER: Duration = Duration::from_millis(10);
 
 /// Least part of an arena that is worth a registration.
 const ARENA_BYTES_MIN: usize = 1 << 20;
+
+/// Regions of device memory that are registered for good.
+const DEVICES_MAX: usize = 64;
 
 /// Memory of links is mapped and registered in such pieces.
 const POOL_BYTES: usize = 4 << 20;

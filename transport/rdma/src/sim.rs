@@ -10,6 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
+use grpcxx_memory::DeviceMemory;
 use grpcxx_transport::{Time, TransportError};
 
 use crate::adapter::{
@@ -231,6 +232,21 @@ impl Adapter for SimAdapter {
             fabric: self.fabric.clone(),
             key,
         })
+    }
+
+    fn register_device(
+        &self,
+        memory: &dyn DeviceMemory,
+    ) -> Result<SimRegistration, TransportError> {
+        let region = memory.region();
+        if !self.fabric.state().options.has_dma_buf {
+            return Err(TransportError {
+                operation: format!("register {} bytes of device memory", region.len),
+                errno: 95,
+                message: "the simulated device cannot".to_owned(),
+            });
+        }
+        self.register(region.base, region.len)
     }
 
     fn open_queue(&mut self, tag: QueueTag, _: QueueDepth) -> Result<SimQueue, TransportError> {

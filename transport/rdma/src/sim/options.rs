@@ -19,6 +19,8 @@ pub struct SimFabricOptions {
     pub loss_chance: f64,
     /// Chance, for each read, that the peer refuses access.
     pub refusal_chance: f64,
+    /// Whether memory of other devices can be registered.
+    pub has_dma_buf: bool,
     /// Most memory that one adapter may register, in bytes.
     pub lockable_bytes: usize,
     /// What each device can do.
@@ -36,6 +38,7 @@ impl SimFabricOptions {
             retry_time: Duration::from_millis(200),
             loss_chance: 0.0,
             refusal_chance: 0.0,
+            has_dma_buf: false,
             lockable_bytes: usize::MAX,
             limits: AdapterLimits {
                 reads_per_queue: 16,

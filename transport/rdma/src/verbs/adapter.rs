@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
+use grpcxx_memory::DeviceMemory;
 use grpcxx_transport::{Time, TransportError};
 
 use super::completions::request_of;
@@ -103,6 +104,13 @@ impl Adapter for VerbsAdapter {
         len_bytes: usize,
     ) -> Result<VerbsRegistration, TransportError> {
         self.device.register(start, len_bytes)
+    }
+
+    fn register_device(
+        &self,
+        memory: &dyn DeviceMemory,
+    ) -> Result<VerbsRegistration, TransportError> {
+        self.device.register_device(memory)
     }
 
     fn open_queue(

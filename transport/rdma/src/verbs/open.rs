@@ -1,10 +1,11 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
+use grpcxx_memory::DeviceMemory;
 use grpcxx_transport::TransportError;
 
 use super::device::{DeviceReport, PortReport, Unavailable, packet_bytes};
@@ -208,6 +209,49 @@ impl OpenDevice {
                 &format!("register {len_bytes} bytes with"),
                 &self.name,
             )),
+        }
+    }
+}
+
+impl OpenDevice {
+    /// Registers memory of another device by its dma-buf.
+    pub(super) fn register_device(
+        self: &Rc<Self>,
+        memory: &dyn DeviceMemory,
+    ) -> Result<VerbsRegistration, TransportError> {
+        let region = memory.region();
+        let operation = format!("register {} bytes of device memory with", region.len);
+        let refuse = |message: &str| TransportError {
+            operation: format!("{operation} RDMA device {}", self.name),
+            errno: NOT_SUPPORTED,
+            message: message.to_owned(),
+        };
+        let register = library().ok().and_then(|library| library.register_dmabuf);
+        let register = register.ok_or_else(|| {
+            refuse("this libibverbs has no ibv_reg_dmabuf_mr; it needs rdma-core 34 or newer")
+        })?;
+        let dma_buf = memory.dma_buf().ok_or_else(|| {
+            refuse("the memory has no dma-buf; its driver must be able to export one")
+        })?;
+        let descriptor = dma_buf.descriptor.as_raw_fd();
+        // SAFETY: the domain is there, and the descriptor as long as it is borrowed, which outlasts the call. The kernel
+        // checks both and keeps the dma-buf. Peers only read, at the addresses that the region has.
+        let found = unsafe {
+            register(
+                self.domain.as_ptr(),
+                dma_buf.offset_bytes,
+                region.len,
+                region.base as u64,
+                descriptor,
+                ffi::ACCESS_REMOTE_READ,
+            )
+        };
+        match NonNull::new(found) {
+            Some(region) => Ok(VerbsRegistration {
+                device: Rc::clone(self),
+                region,
+            }),
+            None => Err(last_error(&operation, &self.name)),
         }
     }
 }
@@ -450,6 +494,9 @@ pub(super) fn failed(operation: &str, name: &str, errno: c_int) -> TransportErro
         &io::Error::from_raw_os_error(errno.abs()),
     )
 }
+
+/// What cannot be: `EOPNOTSUPP`.
+const NOT_SUPPORTED: c_int = 95;
 
 /// No device has more.
 const PORTS_MAX: u8 = 8;

@@ -1,4 +1,5 @@
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use grpcxx_rdma::sim::{SimAdapter, SimFabric, SimFabricOptions};
@@ -7,6 +8,7 @@ use grpcxx_transport::conformance::Ledger;
 use grpcxx_transport::sim::{SimAccepted, SimNetwork, SimOptions, SimTransport};
 use grpcxx_transport::{Frame, HEAD_BYTES_MAX, LinkId, LinkLimits, Time, Transport};
 
+use crate::gpu::Gpu;
 use crate::talker::{HEAD, Talker};
 use crate::world::{host, seeds};
 
@@ -16,7 +18,7 @@ struct Side {
 }
 
 /// Two hosts, a link between them, and how far it has come.
-struct Pair {
+pub(crate) struct Pair {
     network: SimNetwork,
     fabric: SimFabric,
     sides: [Side; 2],
@@ -27,12 +29,22 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(seed: u64, devices: [bool; 2]) -> Self {
+    pub(crate) fn new(seed: u64, devices: [bool; 2]) -> Self {
         Self::with_room(seed, devices, LinkLimits::default().queued_frames)
     }
 
     /// Two hosts with room for so many frames on each medium.
     fn with_room(seed: u64, devices: [bool; 2], queued_frames: usize) -> Self {
+        let fabric = SimFabricOptions::reliable(seed);
+        Self::with(seed, devices, queued_frames, fabric)
+    }
+
+    pub(crate) fn with(
+        seed: u64,
+        devices: [bool; 2],
+        queued_frames: usize,
+        fabric: SimFabricOptions,
+    ) -> Self {
         let limits = LinkLimits {
             queued_frames,
             ..LinkLimits::default()
@@ -41,7 +53,7 @@ impl Pair {
             limits,
             ..SimOptions::reliable(seed)
         });
-        let fabric = SimFabric::new(SimFabricOptions::reliable(seed));
+        let fabric = SimFabric::new(fabric);
         let mut sides = [0, 1].map(|side| {
             let base = network.transport(host(side));
             let mut transport = Upgrading::new(base);
@@ -99,6 +111,16 @@ impl Pair {
         self.links[1] = far.expect("it was adopted");
     }
 
+    pub(crate) fn links_over_rdma(&mut self, side: usize) -> &mut RdmaLinks<SimAdapter> {
+        let links = self.sides[side].transport.inner_mut().links_mut();
+        links.expect("it has a device")
+    }
+
+    /// Lets a side send from memory of a GPU.
+    pub(crate) fn place_payload(&mut self, side: usize, gpu: Arc<Gpu>) {
+        self.sides[side].talker.gpu = Some(gpu);
+    }
+
     fn has_moved(&mut self, side: usize) -> bool {
         let link = self.links[side];
         let transport = self.sides[side].transport.inner_mut();
@@ -106,7 +128,7 @@ impl Pair {
     }
 
     /// One frame each way, and time to read them.
-    fn exchange(&mut self) {
+    pub(crate) fn exchange(&mut self) {
         assert!(self.send(0, 100) && self.send(1, 100));
         self.until("everything is read", Self::is_drained);
     }
@@ -149,7 +171,7 @@ impl Pair {
         }
     }
 
-    fn send(&mut self, side: usize, payload_bytes: usize) -> bool {
+    pub(crate) fn send(&mut self, side: usize, payload_bytes: usize) -> bool {
         let link = self.links[side];
         let Side { transport, talker } = &mut self.sides[side];
         let frame = talker.frame(link, payload_bytes);
@@ -163,7 +185,7 @@ impl Pair {
         sent
     }
 
-    fn move_over(&mut self) -> bool {
+    pub(crate) fn move_over(&mut self) -> bool {
         let Some(offer) = self.sides[1].transport.offer(self.links[1]) else {
             return false;
         };
@@ -180,7 +202,7 @@ impl Pair {
         }
     }
 
-    fn until(&mut self, what: &str, holds: impl Fn(&Self) -> bool) {
+    pub(crate) fn until(&mut self, what: &str, holds: impl Fn(&Self) -> bool) {
         let mut turns = 0;
         while !holds(self) {
             self.turn();
@@ -193,13 +215,13 @@ impl Pair {
         (0..2).all(|side| self.talk(side).closed.is_some())
     }
 
-    fn is_drained(&self) -> bool {
+    pub(crate) fn is_drained(&self) -> bool {
         self.talk(0).sent == self.talk(1).read
             && self.talk(1).sent == self.talk(0).read
             && (0..2).all(|side| self.talk(side).left == self.talk(side).sent)
     }
 
-    fn settle(mut self) {
+    pub(crate) fn settle(mut self) {
         for (side, link) in self.sides.iter_mut().zip(self.links) {
             side.transport.close(link, false);
         }

@@ -1,10 +1,13 @@
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_rdma::sim::SimFabric;
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress,
 };
+
+use crate::gpu::Gpu;
 
 /// Speaks a small protocol over links: a number that counts up, a length, and so many bytes of that number.
 pub(crate) struct Talker<A> {
@@ -14,6 +17,8 @@ pub(crate) struct Talker<A> {
     pub(crate) fabric: Option<SimFabric>,
     /// Queues that there were when a frame or a landing came back from a dead link.
     pub(crate) queues_at_loss: Vec<usize>,
+    /// The device in whose memory payload lies, if it is not that of the host.
+    pub(crate) gpu: Option<Arc<Gpu>>,
 }
 
 #[derive(Debug, Default)]
@@ -55,6 +60,7 @@ impl<A> Talker<A> {
             links: BTreeMap::new(),
             fabric,
             queues_at_loss: Vec::new(),
+            gpu: None,
         }
     }
 
@@ -67,7 +73,11 @@ impl<A> Talker<A> {
         frame.bytes_mut().extend_from_slice(&number.to_le_bytes());
         (frame.bytes_mut()).extend_from_slice(&(payload_bytes as u32).to_le_bytes());
         frame.bytes_mut().extend_from_slice(&[0; 8]);
-        frame.attach(Buffer::from(vec![number as u8; payload_bytes]));
+        let payload = vec![number as u8; payload_bytes];
+        frame.attach(match &self.gpu {
+            Some(gpu) => gpu.place(&payload),
+            None => Buffer::from(payload),
+        });
         frame
     }
 

@@ -2,6 +2,8 @@
 //! a failure. `docs/rdma.md` says how to get a device in software.
 
 mod faults;
+#[path = "../support/gpu.rs"]
+mod gpu;
 mod library;
 mod suite;
 #[path = "../support/talker.rs"]

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use grpcxx_rdma::{RdmaLinks, RdmaOptions, Upgrading, VerbsAdapter};
@@ -5,6 +7,7 @@ use grpcxx_tcp::{Accepted, TcpOptions, TcpTransport};
 use grpcxx_transport::conformance::Ledger;
 use grpcxx_transport::{LinkId, Park, Time, Transport};
 
+use crate::gpu::Gpu;
 use crate::talker::{HEAD, Talker};
 use crate::world::has_device;
 
@@ -13,25 +16,44 @@ struct Side {
     talker: Talker<Accepted>,
 }
 
-fn side(name: &str) -> Side {
+fn side(name: &str, gpu: Option<&Arc<Gpu>>) -> Side {
     let (tcp, _) = TcpTransport::open(TcpOptions::default()).expect("TCP can be had everywhere");
     let mut transport = Upgrading::new(tcp);
     let adapter = VerbsAdapter::open(&RdmaOptions::default()).expect("there is a device");
-    let links = RdmaLinks::new(adapter, RdmaOptions::default());
+    let mut links = RdmaLinks::new(adapter, RdmaOptions::default());
+    let mut talker = Talker::new(None);
+    if let Some(gpu) = gpu.cloned() {
+        let refusal = links.register_device(Arc::clone(&gpu) as _).unwrap_err();
+        assert!(refusal.to_string().contains("device memory"), "{refusal}");
+        talker.gpu = Some(gpu);
+    }
     transport.enable(links).expect("a device is watched");
     Side {
         transport: Ledger::new(transport, name),
-        talker: Talker::new(None),
+        talker,
     }
 }
 
 /// Sides that sleep whenever they may, as shards do.
 #[test]
 fn a_tcp_link_moves_under_its_stream_and_wakes_sleepers() {
-    if !has_device() {
-        return;
+    if has_device() {
+        exchange(None);
     }
-    let mut sides = [side("dialler"), side("acceptor")];
+}
+
+/// Without GPUDirect, which the memory of the test has not, the same stream comes from copies on the host.
+#[test]
+fn payload_in_device_memory_that_cannot_be_registered_takes_the_staging_path() {
+    if has_device() {
+        let gpu = Gpu::with_stripes(100_000);
+        exchange(Some(&gpu));
+        assert_eq!(gpu.copies.load(Ordering::Relaxed), 600);
+    }
+}
+
+fn exchange(gpu: Option<&Arc<Gpu>>) {
+    let mut sides = [side("dialler", gpu), side("acceptor", gpu)];
     let start = Instant::now();
     let address = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
     let (_, address) = sides[1].transport.listen(address).expect("a free port");
