@@ -426,7 +426,7 @@ mod tests {
             {
                 let at = SHAPE + SHAPE_NUM_ELEMENTS;
                 bytes[at..at + 8].copy_from_slice(&shape.num_elements().to_le_bytes());
-                bytes[DATA_BYTES..].copy_from_slice(&(shape.num_elements() * 4).to_le_bytes());
+                bytes[DATA_BYTES..].copy_from_slice(&shape.num_elements().saturating_mul(4).to_le_bytes());
             }
             if let Ok(meta) = decode_record(&bytes) && meta.data_bytes < 1 << 20 {
                 let tensor = Tensor {
