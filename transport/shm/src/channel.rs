@@ -3,6 +3,7 @@
 mod read;
 mod write;
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use crate::options::ShmOptions;
 use crate::outbound::Outbound;
 use crate::ring::{RingReader, RingWriter};
 use crate::segment::{Segment, WANTS_BYTES, WANTS_LOANS, WANTS_ROOM};
-use crate::sight::{PeerProcess, Sight};
+use crate::sight::{BlindSpots, PeerProcess, Sight};
 use crate::{ShmCounters, socket, sys};
 
 /// The data path of a link in shared memory.
@@ -44,6 +45,9 @@ pub(crate) struct Channel {
     arenas: Vec<u64>,
     peer_arenas: Vec<Arc<PeerArena>>,
     sight: Sight,
+    blind_spots: BlindSpots,
+    /// Whether the peer has asked this end to look at its memory.
+    has_looked: bool,
     /// Whom this end has told that it reads what is shown.
     peer_process: Option<PeerProcess>,
     /// What the peer has said about where its stream goes on here.
@@ -54,9 +58,16 @@ pub(crate) struct Channel {
     show_bytes_min: usize,
     /// Bytes read since the peer was last asked whether it waits for room.
     freed_bytes: usize,
-    /// Frames that are complete and not reported.
-    #[expect(clippy::vec_box, reason = "links take and return boxes")]
-    complete: Vec<Box<Frame>>,
+    /// Frames that are in the ring and not reported.
+    complete: VecDeque<Complete>,
+}
+
+/// A frame of which all is in the ring, or shown to the peer.
+#[derive(Debug)]
+struct Complete {
+    frame: Box<Frame>,
+    /// It has left once so many loans that end with this process are over.
+    shown: u64,
 }
 
 /// Which end of a link this is. It writes the lane of its own number.
@@ -108,7 +119,7 @@ impl Channel {
         segment: Segment,
         side: Side,
         inbound: Option<Inbound>,
-        options: &ShmOptions,
+        (options, blind_spots): (&ShmOptions, &BlindSpots),
     ) -> Self {
         let segment = Arc::new(segment);
         Self {
@@ -126,6 +137,8 @@ impl Channel {
             arenas: Vec::new(),
             peer_arenas: Vec::new(),
             sight: Sight::default(),
+            blind_spots: blind_spots.clone(),
+            has_looked: false,
             peer_process: None,
             cut: None,
             peer_gone: false,
@@ -133,7 +146,7 @@ impl Channel {
             lent_bytes_max: options.lent_bytes_max,
             show_bytes_min: options.show_bytes_min,
             freed_bytes: 0,
-            complete: Vec::new(),
+            complete: VecDeque::new(),
         }
     }
 
@@ -162,9 +175,9 @@ impl Channel {
         self.outbound.len() + self.complete.len()
     }
 
-    /// Whether all that was queued is where the peer finds it, also without this process.
-    pub(crate) fn is_flushed(&self) -> bool {
-        self.queued_frames() == 0 && !self.loans.is_showing()
+    /// Whether nobody reads any more what this end has written.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.peer_gone || self.reader.end().is_some()
     }
 
     /// Queues a frame. The first of a turn is written at once, since the peer may wait for it.
@@ -212,14 +225,18 @@ impl Channel {
             match Message::decode(packet.bytes()) {
                 Ok(Message::Wake) => {}
                 Ok(Message::Arena) => self.meet_arena(packet.descriptor)?,
-                Ok(Message::Look { address, mark }) => self.look(address, &mark),
-                Ok(Message::Seen) => self.sight.note_seen(),
+                Ok(Message::Look { address, mark }) if !self.has_looked => {
+                    self.look(address, &mark);
+                }
+                Ok(Message::Seen) if self.sight.note_seen() => {}
                 Ok(Message::Switch { cut }) if self.cut.is_none() => self.cut = Some(cut),
                 Ok(
                     Message::Hello { .. }
                     | Message::Welcome
                     | Message::Refuse { .. }
-                    | Message::Switch { .. },
+                    | Message::Switch { .. }
+                    | Message::Look { .. }
+                    | Message::Seen,
                 ) => {
                     return Err(broken("a message at the wrong time"));
                 }
@@ -257,8 +274,9 @@ impl Channel {
         self.peer_gone
     }
 
-    /// Announces a sleep; false if there is work already, or something that only a turn can deal with.
-    pub(crate) fn fall_asleep(&mut self) -> bool {
+    /// Announces a sleep; false if there is work already, or something that only a turn can deal with. A link that
+    /// closes takes nothing in.
+    pub(crate) fn fall_asleep(&mut self, is_closing: bool) -> bool {
         let mut wants = WANTS_BYTES;
         if !self.outbound.is_empty() {
             wants |= WANTS_ROOM;
@@ -267,7 +285,7 @@ impl Channel {
             wants |= WANTS_LOANS;
         }
         self.segment.fall_asleep(self.side as usize, wants);
-        if self.has_work().unwrap_or(true) {
+        if self.has_work(is_closing).unwrap_or(true) {
             self.wake_up();
             return false;
         }
@@ -279,12 +297,15 @@ impl Channel {
         self.segment.wake_up(self.side as usize);
     }
 
-    fn has_work(&mut self) -> Result<bool, Garbage> {
-        if !self.complete.is_empty() || self.loans.is_showing() && self.writer.has_returned() {
+    fn has_work(&mut self, is_closing: bool) -> Result<bool, Garbage> {
+        if self.has_left() || self.loans.is_showing() && self.writer.has_returned() {
             return Ok(true);
         }
         if !self.outbound.is_empty() && !self.is_held && self.can_write()? {
             return Ok(true);
+        }
+        if is_closing {
+            return Ok(self.reader.available()? > 0 || self.is_abandoned());
         }
         let Some(inbound) = &self.inbound else {
             return Ok(false);
@@ -312,23 +333,33 @@ impl Channel {
         if let Some(inbound) = &mut self.inbound {
             events += inbound.lose(link, handler);
         }
-        for frame in self.complete.drain(..) {
-            handler.sent(link, frame, Outcome::Done);
+        self.loans.take_back(&self.writer);
+        let read = self.loans.read();
+        for Complete { frame, shown } in self.complete.drain(..) {
+            let outcome = if shown <= read {
+                Outcome::Done
+            } else {
+                Outcome::Lost
+            };
+            handler.sent(link, frame, outcome);
             events += 1;
         }
         while let Some(frame) = self.outbound.pop() {
             handler.sent(link, frame, Outcome::Lost);
             events += 1;
         }
+        // Given back before the peer looks.
+        self.arriving = None;
         self.writer.end(!matches!(reason, CloseReason::Failed(_)));
         // Who sleeps learns of it even if the socket stays open for the sake of loans.
         let _ = socket::send(&*self.socket, &WAKE, None);
-        self.loans.take_back(&self.writer);
         if self.peer_gone {
             self.loans.release();
         }
-        let orphan = (!self.loans.is_empty())
-            .then(|| Orphan::new(std::mem::take(&mut self.loans), self.writer, self.socket));
+        let orphan = (!self.loans.is_empty()).then(|| {
+            let loans = std::mem::take(&mut self.loans);
+            Orphan::new(loans, self.writer, self.reader, self.socket)
+        });
         (events, orphan)
     }
 
@@ -344,15 +375,22 @@ impl Channel {
 
     /// Tries to read the peer's memory, and says so if it can.
     fn look(&mut self, address: u64, mark: &Mark) {
+        self.has_looked = true;
         if self.show_bytes_min == usize::MAX {
             return;
         }
         let process = sys::peer_of(&*self.socket).map_or(0, |peer| peer.process);
-        self.peer_process = PeerProcess::find(process, address, mark);
+        self.peer_process = PeerProcess::find(process, address, mark, &self.blind_spots);
         if self.peer_process.is_some() {
             // A peer that does not hear it shows nothing.
             let _ = self.tell(&Message::Seen);
         }
+    }
+
+    /// Whether the first complete frame can be reported.
+    fn has_left(&self) -> bool {
+        let first = self.complete.front();
+        first.is_some_and(|first| first.shown <= self.loans.read())
     }
 
     fn meet_arena(&mut self, descriptor: Option<OwnedFd>) -> Result<(), TransportError> {

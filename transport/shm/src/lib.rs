@@ -15,7 +15,9 @@
 //! # What a peer can do
 //! The other end may be any process of the same user, and may write anything into the memory at any time. Indices,
 //! lengths and offsets are copied before they are checked and used, bytes are copied before anybody parses them,
-//! and memory is mapped only if it is sealed against becoming shorter. A peer that breaks the rules loses its link.
+//! and memory is mapped only if it is sealed against becoming shorter. A peer that breaks the rules loses its link. What a
+//! peer shows may be memory that its process lets wait for as long as it likes; who does not trust other processes of its
+//! user so far sets [`ShmOptions::show_bytes_min`] to `usize::MAX`.
 //!
 //! # Unsafe code
 //! Only in `memory` (mappings, and copies to and from them), `segment` (the atomics at the start of one) and `sys`

@@ -55,11 +55,15 @@ impl Link {
             Phase::Open => exchange(channel, id, staging, handler, counters, &mut events),
             Phase::Flushing { until } => {
                 let until = *until.get_or_insert(now + FLUSH_TIME_MAX);
-                let written = channel.write(id, handler, counters, &mut events);
-                if channel.is_flushed() || now >= until || channel.is_peer_gone() {
+                let written = channel.discard(counters).and_then(|()| {
+                    channel
+                        .write(id, handler, counters, &mut events)
+                        .map_err(Into::into)
+                });
+                if channel.queued_frames() == 0 || now >= until || channel.is_abandoned() {
                     self.phase.end(CloseReason::Local);
                 }
-                written.map_err(Into::into)
+                written
             }
         };
         match done {
@@ -87,9 +91,8 @@ impl Link {
     pub(crate) fn fall_asleep(&mut self) -> bool {
         match (&self.phase, &mut self.channel) {
             // Flushing is not finished before there is room or patience ends.
-            (Phase::Open | Phase::Flushing { until: Some(_) }, Some(channel)) => {
-                channel.fall_asleep()
-            }
+            (Phase::Open, Some(channel)) => channel.fall_asleep(false),
+            (Phase::Flushing { until: Some(_) }, Some(channel)) => channel.fall_asleep(true),
             _ => false,
         }
     }

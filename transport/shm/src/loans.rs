@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use grpcxx_memory::Buffer;
 
-use crate::ring::{LOANS_MAX, RingWriter};
+use crate::ring::{LOANS_MAX, RingReader, RingWriter};
 use crate::segment::Segment;
 use crate::socket;
 
@@ -16,8 +16,9 @@ pub(crate) struct Loans {
     slots: Vec<Option<Loan>>,
     free: Vec<u16>,
     bytes: usize,
-    /// How many of the loans end with this process.
-    shown: usize,
+    /// How many loans that end with this process there were, and how many of them are over.
+    shown: u64,
+    read: u64,
 }
 
 #[derive(Debug)]
@@ -40,6 +41,7 @@ pub(crate) enum Access {
 pub(crate) struct Orphan {
     loans: Loans,
     writer: RingWriter,
+    reader: RingReader,
     socket: Arc<OwnedFd>,
 }
 
@@ -65,7 +67,28 @@ impl Loans {
 
     /// Whether the peer is yet to read something out of this process.
     pub(crate) fn is_showing(&self) -> bool {
-        self.shown > 0
+        self.read < self.shown
+    }
+
+    /// Loans so far that end with this process.
+    pub(crate) fn shown(&self) -> u64 {
+        self.shown
+    }
+
+    /// How many of them are over. The peer reads them in order.
+    pub(crate) fn read(&self) -> u64 {
+        self.read
+    }
+
+    /// Lets go of what can only be read by a link that has ended at the peer's side.
+    pub(crate) fn release_shown(&mut self) {
+        for (slot, loan) in self.slots.iter_mut().enumerate() {
+            if let Some(loan) = loan.take_if(|loan| loan.access == Access::Shown) {
+                self.bytes -= loan.memory.len();
+                self.free.push(slot as u16);
+            }
+        }
+        self.read = self.shown;
     }
 
     /// Whether another loan has a slot.
@@ -85,7 +108,7 @@ impl Loans {
             (self.slots.len() - 1) as u16
         });
         self.bytes += memory.len();
-        self.shown += usize::from(access == Access::Shown);
+        self.shown += u64::from(access == Access::Shown);
         self.slots[usize::from(slot)] = Some(Loan { memory, access });
         usize::from(slot)
     }
@@ -101,7 +124,7 @@ impl Loans {
                 word &= word - 1;
                 if let Some(loan) = self.slots.get_mut(slot).and_then(Option::take) {
                     self.bytes -= loan.memory.len();
-                    self.shown -= usize::from(loan.access == Access::Shown);
+                    self.read += u64::from(loan.access == Access::Shown);
                     self.free.push(slot as u16);
                 }
             }
@@ -113,7 +136,7 @@ impl Loans {
         self.slots.clear();
         self.free.clear();
         self.bytes = 0;
-        self.shown = 0;
+        self.read = self.shown;
     }
 }
 
@@ -126,10 +149,16 @@ impl Drop for Loans {
 }
 
 impl Orphan {
-    pub(crate) fn new(loans: Loans, writer: RingWriter, socket: Arc<OwnedFd>) -> Self {
+    pub(crate) fn new(
+        loans: Loans,
+        writer: RingWriter,
+        reader: RingReader,
+        socket: Arc<OwnedFd>,
+    ) -> Self {
         Self {
             loans,
             writer,
+            reader,
             socket,
         }
     }
@@ -141,6 +170,9 @@ impl Orphan {
     /// Lets go of what was given back, and says whether that is all.
     pub(crate) fn is_settled(&mut self) -> bool {
         self.loans.take_back(&self.writer);
+        if self.reader.end().is_some() {
+            self.loans.release_shown();
+        }
         // What comes is of no interest, but for the end.
         for _ in 0..MESSAGES_MAX {
             match socket::receive(&self.socket) {

@@ -1,9 +1,10 @@
 //! What two processes can read of each other without the help of the other.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::LazyLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::io::Errno;
 
@@ -19,10 +20,16 @@ pub(crate) struct Sight {
 }
 
 /// The process of a peer, which this one can read.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct PeerProcess {
     process: i32,
+    blind_spots: BlindSpots,
 }
+
+/// Processes that had shown a transport something it could not read. What was to be read is lost with its link, so
+/// that the next link shall not try the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BlindSpots(Arc<Mutex<BTreeSet<i32>>>);
 
 impl Sight {
     /// Whether the peer has found what it was asked to look at.
@@ -46,20 +53,61 @@ impl Sight {
         mark.as_ptr().addr() as u64
     }
 
-    /// The peer has found it.
-    pub(crate) fn note_seen(&mut self) {
-        self.is_seen = self.is_asked();
+    /// The peer has found it. False if it was not asked, or has said so before.
+    pub(crate) fn note_seen(&mut self) -> bool {
+        self.is_asked() && !std::mem::replace(&mut self.is_seen, true)
+    }
+}
+
+impl PeerProcess {
+    /// The process with this number, if it may be read and has this mark at this address.
+    pub(crate) fn find(
+        process: i32,
+        address: u64,
+        mark: &Mark,
+        blind_spots: &BlindSpots,
+    ) -> Option<Self> {
+        if process <= 0 || blind_spots.has(process) {
+            return None;
+        }
+        let mut bytes = Mark::default();
+        let read = sys::read_process(process, address, &mut bytes);
+        (read == Ok(bytes.len()) && bytes == *mark).then(|| Self {
+            process,
+            blind_spots: blind_spots.clone(),
+        })
+    }
+
+    /// Copies some bytes at the address, at least one. Returns how many.
+    ///
+    /// # Errors
+    /// The process is gone, or the address cannot be read.
+    pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> rustix::io::Result<usize> {
+        let read = sys::read_process(self.process, address, into);
+        if matches!(read, Err(Errno::FAULT | Errno::PERM)) {
+            self.blind_spots.note(self.process);
+        }
+        read
+    }
+}
+
+impl BlindSpots {
+    fn has(&self, process: i32) -> bool {
+        let spots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        spots.contains(&process)
+    }
+
+    fn note(&self, process: i32) {
+        let mut spots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if spots.len() < BLIND_SPOTS_MAX {
+            spots.insert(process);
+        }
     }
 }
 
 /// Whether memory lies in huge pages, so that another process reads it as fast as its own. From small ones the kernel
 /// copies a third as fast, less than two copies through a ring take.
 pub(crate) fn is_on_huge_pages(memory: &[u8]) -> bool {
-    static PAGEMAP: LazyLock<Option<File>> =
-        LazyLock::new(|| File::open("/proc/self/pagemap").ok());
-    let Some(pagemap) = &*PAGEMAP else {
-        return false;
-    };
     let (start, end) = (memory.as_ptr().addr(), memory.as_ptr_range().end.addr());
     let (first, last) = (
         start.next_multiple_of(HUGE_PAGE_BYTES),
@@ -68,36 +116,28 @@ pub(crate) fn is_on_huge_pages(memory: &[u8]) -> bool {
     let Some(pages) = last.checked_sub(first / HUGE_PAGE_BYTES + 1) else {
         return false;
     };
-    [0, pages / 2, pages].into_iter().all(|page| {
-        let address = first + page * HUGE_PAGE_BYTES;
-        let huge = sys::has_huge_page(pagemap, address as u64, HUGE_PAGE_BYTES as u64);
-        huge.unwrap_or(false)
+    with_pagemap(|pagemap| {
+        [0, pages / 2, pages].into_iter().all(|page| {
+            let address = first + page * HUGE_PAGE_BYTES;
+            let huge = sys::has_huge_page(pagemap, address as u64, HUGE_PAGE_BYTES as u64);
+            huge.unwrap_or(false)
+        })
     })
+    .unwrap_or(false)
 }
 
-impl PeerProcess {
-    /// The process with this number, if it may be read and has this mark at this address.
-    pub(crate) fn find(process: i32, address: u64, mark: &Mark) -> Option<Self> {
-        if process <= 0 || IS_BLIND.load(Ordering::Relaxed) {
-            return None;
-        }
-        let found = Self { process };
-        let mut bytes = Mark::default();
-        let read = found.read(address, &mut bytes);
-        (read == Ok(bytes.len()) && bytes == *mark).then_some(found)
+/// Asks the pages of this process something. A file that was opened before a fork tells of the parent's.
+fn with_pagemap<R>(ask: impl FnOnce(&File) -> R) -> Option<R> {
+    thread_local! {
+        static PAGEMAP: RefCell<Option<(u32, File)>> = const { RefCell::new(None) };
     }
-
-    /// Copies some bytes at the address, at least one. Returns how many.
-    ///
-    /// # Errors
-    /// The process is gone, or the address cannot be read.
-    pub(crate) fn read(self, address: u64, into: &mut [u8]) -> rustix::io::Result<usize> {
-        let read = sys::read_process(self.process, address, into);
-        if matches!(read, Err(Errno::FAULT | Errno::PERM)) {
-            IS_BLIND.store(true, Ordering::Relaxed);
+    PAGEMAP.with_borrow_mut(|known| {
+        let process = std::process::id();
+        if known.as_ref().is_none_or(|(owner, _)| *owner != process) {
+            *known = Some((process, File::open("/proc/self/pagemap").ok()?));
         }
-        read
-    }
+        known.as_ref().map(|(_, pagemap)| ask(pagemap))
+    })
 }
 
 /// A mark that nobody can guess: the hasher's keys come from the system's source of randomness.
@@ -109,9 +149,8 @@ pub(crate) fn draw_mark() -> Mark {
     mark
 }
 
-/// Where pages are larger, none is taken for huge.
+/// What is asked about at once. A stretch of a larger page is huge too.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Set once a peer had something that this process could not read. What was to be read is lost with its link, so
-/// that the next link shall not try the same.
-static IS_BLIND: AtomicBool = AtomicBool::new(false);
+/// Processes that one transport knows it cannot read; what comes after that fails its links again.
+const BLIND_SPOTS_MAX: usize = 1024;

@@ -16,12 +16,14 @@ use crate::door::{self, Door, Guest};
 use crate::link::{Link, Phase};
 use crate::loans::Orphan;
 use crate::poller::{HEARD_AT_ONCE, Poller, Subject};
+use crate::sight::BlindSpots;
 use crate::{ShmCounters, ShmOptions};
 
 /// Links over shared memory, and nothing else. An address stands for a name of this host's processes: nothing of it
 /// is seen by the network.
 pub struct ShmTransport {
     options: ShmOptions,
+    blind_spots: BlindSpots,
     poller: Poller,
     bell: Bell,
     doors: Vec<(ListenerId, SocketAddr, Door)>,
@@ -57,6 +59,7 @@ impl ShmTransport {
             .map_err(|errno| failure("set up epoll for links over shared memory", errno))?;
         Ok(Self {
             options,
+            blind_spots: BlindSpots::default(),
             poller,
             bell,
             doors: Vec::new(),
@@ -260,7 +263,13 @@ impl Transport for ShmTransport {
         let Guest {
             socket, segment, ..
         } = guest;
-        let channel = Channel::new(socket, segment, Side::Acceptor, inbound, &self.options);
+        let channel = Channel::new(
+            socket,
+            segment,
+            Side::Acceptor,
+            inbound,
+            (&self.options, &self.blind_spots),
+        );
         let id = self.insert(Phase::Open, Some(channel))?;
         self.heard.push(id);
         Ok(id)
@@ -270,7 +279,13 @@ impl Transport for ShmTransport {
         self.check_room("connect to", peer)?;
         match door::enter(&name_of(peer), [0; 16], self.options.ring_bytes()) {
             Ok((socket, segment)) => {
-                let channel = Channel::new(socket, segment, Side::Dialler, None, &self.options);
+                let channel = Channel::new(
+                    socket,
+                    segment,
+                    Side::Dialler,
+                    None,
+                    (&self.options, &self.blind_spots),
+                );
                 self.insert(Phase::Dialled, Some(channel))
             }
             Err((operation, errno)) => {

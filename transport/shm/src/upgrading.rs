@@ -30,6 +30,7 @@ use crate::door::Door;
 use crate::link::Phase;
 use crate::loans::Orphan;
 use crate::poller::{HEARD_AT_ONCE, Poller};
+use crate::sight::BlindSpots;
 use crate::transport::{CLOSING_CHECK, EVENTS_ENOUGH, STAGING_BYTES};
 use crate::{ShmCounters, ShmOptions};
 
@@ -65,6 +66,7 @@ enum Note {
 /// What is needed for links in shared memory.
 struct Medium {
     options: ShmOptions,
+    blind_spots: BlindSpots,
     host: HostId,
     poller: Poller,
     door: Door,
@@ -74,6 +76,13 @@ struct Medium {
     others_heard: bool,
     polled: Option<Time>,
     turns_since_poll: u32,
+}
+
+impl Medium {
+    /// How channels shall work.
+    fn manner(&self) -> (&ShmOptions, &BlindSpots) {
+        (&self.options, &self.blind_spots)
+    }
 }
 
 impl<T: Park> Upgrading<T> {
@@ -235,6 +244,7 @@ impl Medium {
         base.watch(poller.as_fd())?;
         Ok(Self {
             options,
+            blind_spots: BlindSpots::default(),
             host,
             poller,
             door,

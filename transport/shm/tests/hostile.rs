@@ -99,7 +99,6 @@ fn memory_that_cannot_be_read_ends_the_link() {
         (shown(0, u64::MAX, 8), "address of a payload"),
         (shown(0, there, u64::MAX), "length of a payload"),
         (shown(0, there, 0), "cannot be seen"),
-        // Last, since it makes the process distrust what it is shown.
         (shown(0, 8, 8), "read the memory of the peer's process"),
     ] {
         let (side, _, peer) = victim();
@@ -109,11 +108,31 @@ fn memory_that_cannot_be_read_ends_the_link() {
         let complaint = complaint(side);
         assert!(complaint.contains(expected), "{bytes:?}: {complaint}");
     }
-    let (side, _, peer) = victim();
-    peer.be_seen();
-    peer.write(RING, &shown(0, there, 8));
-    peer.write(TAIL, &32u64.to_le_bytes());
-    assert!(complaint(side).contains("cannot be seen"));
+}
+
+#[test]
+fn a_process_that_showed_what_cannot_be_read_is_not_read_again() {
+    let mut side = Side::new(ShmOptions {
+        ring_bytes: RING_BYTES_MIN,
+        ..ShmOptions::default()
+    });
+    let address = side.listen();
+    for (shown, expected) in [
+        (shown(0, 8, 8), "read the memory of the peer's process"),
+        (shown(0, MARK.as_ptr().addr() as u64, 8), "cannot be seen"),
+    ] {
+        let peer = Peer::dial(address);
+        peer.hello(RING_BYTES_MIN as u64, Some(peer.segment.as_fd()));
+        side.accept();
+        peer.be_seen();
+        peer.write(RING, &shown);
+        peer.write(TAIL, &(shown.len() as u64).to_le_bytes());
+        side.until("the link fails", |side| !side.seen.closed.is_empty());
+        let CloseReason::Failed(error) = side.seen.closed.remove(0) else {
+            panic!("it has failed");
+        };
+        assert!(error.to_string().contains(expected), "{error}");
+    }
 }
 
 #[test]
@@ -127,6 +146,7 @@ fn messages_that_cannot_be_end_the_link() {
         (&[6], Some(shrinkable.as_fd())),
         (&[7, 1], None),
         (&[8, 1], None),
+        (&[8], None),
     ] {
         let (side, _, peer) = victim();
         peer.say(bytes, descriptor);

@@ -567,6 +567,35 @@ fn tensors_of_shared_arenas_are_borrowed() {
     assert_eq!(sides[1].links().counters().borrowed_bytes, 8 << 20);
 }
 
+#[test]
+fn other_large_tensors_are_read_where_they_lie() {
+    let mut sides = moved(DriverRequest::Epoll, ShmOptions::default());
+    let mut arena = Arena::new(ArenaOptions {
+        capacity_bytes: 256 << 20,
+        huge_pages: true,
+        shared: false,
+    })
+    .unwrap();
+    // The first pass through the ring, while the ends find out what they can do.
+    for count in 1..=200 {
+        assert!(sides[0].send(8 << 20, Some(&mut arena)));
+        until(&mut sides, "it came", |sides| {
+            sides[1].reader.messages == count
+        });
+        let [sent, got] = [0, 1].map(|side: usize| sides[side].links().counters());
+        assert_eq!(sent.shown_bytes, got.seen_bytes);
+        if got.seen_bytes > 0 {
+            return;
+        }
+    }
+    #[expect(clippy::print_stderr, reason = "says what was not tested")]
+    {
+        eprintln!(
+            "SKIPPED: no huge pages here, a kernel before 6.7, or one that lets no process read another"
+        );
+    }
+}
+
 /// Prepares a side for sleep; the first medium may have some turns of its own to do before.
 fn prepare(side: &mut Side) -> std::os::fd::OwnedFd {
     for _ in 0..1000 {

@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{LinkHandler, LinkId, ReadTarget, TransportError};
+use rustix::io::Errno;
 
 use super::{Arriving, Channel};
 use crate::ShmCounters;
@@ -63,6 +64,28 @@ impl Channel {
             *events += found;
         }
         self.free(freed_before, counters);
+        Ok(())
+    }
+
+    /// Drops what is there, so that a peer that closes too does not wait for it to be read.
+    pub(crate) fn discard(&mut self, counters: &mut ShmCounters) -> Result<(), TransportError> {
+        let freed_before = self.reader.read_bytes();
+        let mut dropped = self.arriving.take();
+        loop {
+            if let Some(Arriving::Bytes { left, padding }) = dropped {
+                self.reader.consume(left + padding);
+            }
+            let available = self.reader.available()?;
+            let freed = self.reader.read_bytes() - freed_before;
+            if available == 0 || freed > self.segment.ring_bytes() as u64 {
+                break;
+            }
+            dropped = Some(self.begin(available)?);
+        }
+        if self.reader.read_bytes() > freed_before {
+            self.reader.publish();
+            self.knock(WANTS_ROOM | WANTS_LOANS, counters);
+        }
         Ok(())
     }
 
@@ -270,26 +293,35 @@ impl Channel {
         handler: &mut dyn LinkHandler<A>,
         counters: &mut ShmCounters,
     ) -> Result<(usize, usize), TransportError> {
-        let (Some(inbound), Some(peer)) = (&mut self.inbound, self.peer_process) else {
-            return Ok((0, 0));
+        let (Some(inbound), Some(peer)) = (&mut self.inbound, &self.peer_process) else {
+            return Err(super::broken("memory is shown that cannot be seen"));
         };
         let within = |len: usize| usize::try_from(left).map_or(len, |left| left.min(len));
-        let read = |target: &mut [u8]| {
-            peer.read(address, target)
-                .map_err(|errno| super::failure("read the memory of the peer's process", errno))
-        };
-        let (bytes, events) = match inbound.target() {
-            ReadTarget::Paused => (0, 0),
+        let read = match inbound.target() {
+            ReadTarget::Paused => Ok(0),
             ReadTarget::Direct(target) => {
                 let len = within(target.len().min(READ_BYTES_MAX));
-                let bytes = read(&mut target[..len])?;
-                (bytes, inbound.landed_direct(link, bytes, handler))
+                peer.read(address, &mut target[..len])
             }
             ReadTarget::Staging => {
                 let len = within(staging.len());
-                let bytes = read(&mut staging[..len])?;
-                (bytes, inbound.offer(link, &staging[..bytes], handler))
+                peer.read(address, &mut staging[..len])
             }
+        };
+        let bytes =
+            read.map_err(|errno| super::failure("read the memory of the peer's process", errno))?;
+        // Until here nobody else can have its number.
+        self.hear()?;
+        let Some(inbound) = self.inbound.as_mut().filter(|_| !self.peer_gone) else {
+            return Err(super::failure(
+                "read the memory of the peer's process",
+                Errno::SRCH,
+            ));
+        };
+        let events = match inbound.target() {
+            ReadTarget::Paused => 0,
+            ReadTarget::Direct(_) => inbound.landed_direct(link, bytes, handler),
+            ReadTarget::Staging => inbound.offer(link, &staging[..bytes], handler),
         };
         counters.seen_bytes += bytes as u64;
         if (bytes as u64) < left {

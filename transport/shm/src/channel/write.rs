@@ -3,7 +3,7 @@ use std::os::fd::BorrowedFd;
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{LinkHandler, LinkId, Outcome};
 
-use super::{ARENAS_MAX, Channel};
+use super::{ARENAS_MAX, Channel, Complete};
 use crate::garbage::Garbage;
 use crate::loans::Access;
 use crate::message::Message;
@@ -43,7 +43,9 @@ impl Channel {
         handler: &mut dyn LinkHandler<A>,
         events: &mut usize,
     ) {
-        for frame in self.complete.drain(..) {
+        while self.has_left()
+            && let Some(Complete { frame, .. }) = self.complete.pop_front()
+        {
             handler.sent(link, frame, Outcome::Done);
             *events += 1;
         }
@@ -66,7 +68,7 @@ impl Channel {
     ) -> Result<Option<usize>, Garbage> {
         let Some(piece) = self.outbound.piece() else {
             // Nothing but empty frames is left.
-            self.outbound.advance(0, |frame| self.complete.push(frame));
+            self.advance(0);
             return Ok(Some(0));
         };
         let ring_bytes = self.segment.ring_bytes();
@@ -79,8 +81,7 @@ impl Channel {
         if let Some(payload) = payload
             && self.write_reference(&payload, counters)
         {
-            self.outbound
-                .advance(payload.len(), |frame| self.complete.push(frame));
+            self.advance(payload.len());
             self.knock(WANTS_BYTES, counters);
             return Ok(Some(payload.len()));
         }
@@ -93,6 +94,14 @@ impl Channel {
         counters.copied_bytes += len as u64;
         self.knock(WANTS_BYTES, counters);
         Ok(Some(len))
+    }
+
+    /// Notes that bytes of frames are in the ring, or shown.
+    fn advance(&mut self, bytes: usize) {
+        let shown = self.loans.shown();
+        self.outbound.advance(bytes, |frame| {
+            self.complete.push_back(Complete { frame, shown });
+        });
     }
 
     /// Says where a payload lies, if the peer can take it from there.
@@ -154,8 +163,7 @@ impl Channel {
             let taken = piece.bytes.len().min(len_max - len);
             self.writer.put(RECORD_BYTES + len, &piece.bytes[..taken]);
             len += taken;
-            self.outbound
-                .advance(taken, |frame| self.complete.push(frame));
+            self.advance(taken);
         }
         len
     }

@@ -295,7 +295,7 @@ impl<T: Park> Upgrading<T> {
         let (Some(medium), Some(flow)) = (&mut self.medium, self.flows.find(id)) else {
             return;
         };
-        let channel = Channel::new(socket, segment, Side::Dialler, None, &medium.options);
+        let channel = Channel::new(socket, segment, Side::Dialler, None, medium.manner());
         let cut = flow.sent_bytes;
         if channel.tell(&Message::Switch { cut }).is_err() {
             return self.stay(id, "the peer went away");
@@ -351,7 +351,7 @@ impl<T: Park> Upgrading<T> {
             let _ = socket::send(&socket, &Message::Refuse { reason }.encode(), None);
             return;
         }
-        let channel = Channel::new(socket, segment, Side::Acceptor, None, &medium.options);
+        let channel = Channel::new(socket, segment, Side::Acceptor, None, medium.manner());
         let welcomed = watch_link(&medium.poller, channel.socket(), id)
             .and_then(|()| channel.tell(&Message::Welcome));
         match (welcomed, self.flows.find(id)) {

@@ -191,18 +191,30 @@ pub fn private_arena() -> Arena {
     .unwrap()
 }
 
-/// Whether the system gives huge pages to who asks for them, and says who has them (Linux 6.7).
-pub fn has_huge_pages() -> bool {
-    let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
-    let has = enabled.is_ok_and(|choice| !choice.contains("[never]"));
+/// Whether this process gets huge pages, can ask about them (Linux 6.7), and may read processes that are not its
+/// children. Says so if not.
+pub fn can_show_memory() -> bool {
+    let mut arena = private_arena();
+    let mut memory = arena.allocate(32 << 20).unwrap();
+    memory.fill(1);
+    let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
+    let huge = (rollup.lines()).find_map(|line| line.strip_prefix("AnonHugePages:"));
+    let huge_kib = huge.and_then(|size| size.trim().trim_end_matches(" kB").parse().ok());
+    let has_huge_pages = huge_kib.is_some_and(|kib: u64| kib >= 16 << 10);
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut numbers = release.split('.').map(|part| part.parse().unwrap_or(0));
-    let version: (u32, u32) = (numbers.next().unwrap(), numbers.next().unwrap());
-    let has = has && version >= (6, 7);
-    if !has {
-        eprintln!("SKIPPED in part: no huge pages here, or a kernel before 6.7 ({release})");
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut number = || (numbers.next().and_then(|part| part.parse().ok())).unwrap_or(0);
+    let is_new = (number(), number()) >= (6, 7);
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+    let may_read = scope.map_or(true, |scope| scope.trim() == "0");
+    let can = has_huge_pages && is_new && may_read;
+    if !can {
+        eprintln!(
+            "SKIPPED in part: huge pages {huge_kib:?} KiB, Linux {}, may read others: {may_read}",
+            release.trim()
+        );
     }
-    has
+    can
 }
 
 /// A payload in an arena, with bytes that differ from their neighbours.
