@@ -1,7 +1,6 @@
 #![expect(unsafe_code, reason = "a pointer and a length become a slice")]
 
 use std::fmt;
-use std::io;
 use std::ops::{Bound, Deref, RangeBounds};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -12,7 +11,6 @@ use bytes::Bytes;
 use crate::BufferMut;
 use crate::block::SharedBlock;
 use crate::buffer_mut::DropOnly;
-use crate::device::{DeviceBlock, DeviceMemory, DeviceSlice};
 use crate::heap::HeapBlock;
 use crate::region::{Region, SharedMemory};
 
@@ -34,8 +32,6 @@ pub(crate) enum SharedOwner {
     Arena(SharedBlock),
     Heap(Arc<HeapBlock>),
     Foreign(#[expect(dead_code, reason = "held to be dropped")] Arc<dyn Send + Sync>),
-    /// The start is an address of the device, where no CPU may look.
-    Device(Arc<DeviceBlock>),
 }
 
 // SAFETY: the bytes are only read while buffers over them exist, and each kind of owner is `Send` and `Sync`.
@@ -74,26 +70,6 @@ impl Buffer {
         unsafe { Self::from_parts(start, len, owner) }
     }
 
-    /// Memory of another device, `len_bytes` behind the first `offset_bytes`; `None` if it does not reach so far.
-    ///
-    /// Whoever reads the bytes gets a copy in memory of the CPU, made when the first wants it. Ask [`Buffer::stage`]
-    /// before, for the device may fail.
-    pub fn from_device(
-        memory: Arc<dyn DeviceMemory>,
-        offset_bytes: usize,
-        len_bytes: usize,
-    ) -> Option<Self> {
-        let block = DeviceBlock::new(memory, offset_bytes, len_bytes)?;
-        if len_bytes == 0 {
-            return Some(Self::new());
-        }
-        Some(Self {
-            start: NonNull::new(std::ptr::without_provenance_mut(block.address()))?,
-            len: len_bytes,
-            owner: SharedOwner::Device(Arc::new(block)),
-        })
-    }
-
     /// # Safety
     /// `owner` keeps `len` initialised bytes at `start`, which nothing writes while a buffer over them exists.
     #[inline]
@@ -126,9 +102,8 @@ impl Buffer {
             return Self::new();
         }
         Self {
-            // SAFETY: `first` is inside of the buffer, as just asserted, so this does not wrap to null. The start may
-            // be an address of a device, for which only this kind of sum is defined.
-            start: unsafe { NonNull::new_unchecked(self.start.as_ptr().wrapping_add(first)) },
+            // SAFETY: `first` is inside of the buffer, as just asserted.
+            start: unsafe { self.start.add(first) },
             len: end - first,
             owner: self.owner.clone(),
         }
@@ -139,7 +114,7 @@ impl Buffer {
         if part.is_empty() {
             return Some(Self::new());
         }
-        let first = part.as_ptr().addr().checked_sub(self.as_ptr().addr())?;
+        let first = part.as_ptr().addr().checked_sub(self.start.addr().get())?;
         let end = first.checked_add(part.len())?;
         (end <= self.len).then(|| self.slice(first..end))
     }
@@ -178,42 +153,7 @@ impl Buffer {
                 fence(Ordering::Acquire);
                 is_unique
             }
-            SharedOwner::Foreign(_) | SharedOwner::Device(_) => false,
-        }
-    }
-
-    /// Length in bytes.
-    #[inline]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are no bytes.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Where the bytes lie in device memory, if they do.
-    #[inline]
-    pub fn device(&self) -> Option<DeviceSlice> {
-        match &self.owner {
-            SharedOwner::Device(_) => Some(DeviceSlice {
-                address: self.start.addr().get(),
-                len_bytes: self.len,
-            }),
-            _ => None,
-        }
-    }
-
-    /// Copies device memory to where a CPU can read it, unless that was done. Other memory is there already.
-    ///
-    /// # Errors
-    /// The device failed; then the bytes must not be read.
-    pub fn stage(&self) -> io::Result<()> {
-        match &self.owner {
-            SharedOwner::Device(block) => block.stage().map(|_| ()),
-            _ => Ok(()),
+            SharedOwner::Foreign(_) => false,
         }
     }
 
@@ -230,11 +170,10 @@ impl Buffer {
         }
     }
 
-    /// The region of the arena, or of the other device, that the memory lies in.
+    /// The region of the arena that the memory lies in, if it is an arena's.
     pub fn region(&self) -> Option<Region> {
         match &self.owner {
             SharedOwner::Arena(block) => Some(block.region()),
-            SharedOwner::Device(block) => Some(block.region()),
             _ => None,
         }
     }
@@ -245,9 +184,6 @@ impl Deref for Buffer {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        if let SharedOwner::Device(block) = &self.owner {
-            return block.host_bytes(self.start.addr().get(), self.len);
-        }
         // SAFETY: the owner keeps `len` initialised bytes there, which nobody writes.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
@@ -280,7 +216,6 @@ impl fmt::Debug for Buffer {
             SharedOwner::Arena(_) => "arena",
             SharedOwner::Heap(_) => "heap",
             SharedOwner::Foreign(_) => "foreign",
-            SharedOwner::Device(_) => "device",
         };
         write!(f, "Buffer({} bytes, {memory})", self.len)
     }

@@ -4,6 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
 
 use crate::region::Region;
+use crate::{Buffer, BufferMut};
 
 /// Memory that a CPU cannot read, as that of a GPU is. Whoever allocates it says how it is reached.
 pub trait DeviceMemory: Send + Sync {
@@ -35,61 +36,69 @@ pub struct DmaBuf<'a> {
     pub offset_bytes: u64,
 }
 
-/// Where the bytes of a buffer lie in device memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceSlice {
-    /// Address of the first byte, which only devices can use.
-    pub address: usize,
-    /// Length in bytes.
-    pub len_bytes: usize,
+/// A stretch of device memory, and its copy in memory of the CPU once somebody wants that. Clones share both.
+#[derive(Clone)]
+pub struct DeviceBuffer {
+    block: Arc<Block>,
 }
 
-/// A stretch of device memory that buffers share, and its copy in memory of the CPU, once somebody wants that.
-pub(crate) struct DeviceBlock {
+struct Block {
     memory: Arc<dyn DeviceMemory>,
     offset_bytes: usize,
     len_bytes: usize,
-    staged: OnceLock<Result<Box<[u8]>, Failure>>,
+    staged: OnceLock<Result<Buffer, Failure>>,
 }
 
 /// Why a copy failed; errors of the system cannot be cloned.
-#[derive(Clone)]
 struct Failure {
     kind: io::ErrorKind,
     message: String,
 }
 
-impl DeviceBlock {
-    /// `None` if the memory does not reach so far.
-    pub(crate) fn new(
+impl DeviceBuffer {
+    /// So many bytes behind the first `offset_bytes`; `None` if the memory does not reach so far.
+    pub fn new(
         memory: Arc<dyn DeviceMemory>,
         offset_bytes: usize,
         len_bytes: usize,
     ) -> Option<Self> {
         let (region, end) = (memory.region(), offset_bytes.checked_add(len_bytes)?);
         region.base.checked_add(end)?;
-        (end <= region.len).then_some(Self {
-            memory,
-            offset_bytes,
-            len_bytes,
-            staged: OnceLock::new(),
+        (end <= region.len).then(|| Self {
+            block: Arc::new(Block {
+                memory,
+                offset_bytes,
+                len_bytes,
+                staged: OnceLock::new(),
+            }),
         })
     }
 
-    pub(crate) fn address(&self) -> usize {
-        self.memory.region().base + self.offset_bytes
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.block.len_bytes
     }
 
-    pub(crate) fn region(&self) -> Region {
-        self.memory.region()
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.block.len_bytes == 0
     }
 
-    /// The copy, made now unless it is there.
-    pub(crate) fn stage(&self) -> io::Result<&[u8]> {
-        let staged = self.staged.get_or_init(|| {
-            let mut bytes = vec![0; self.len_bytes].into_boxed_slice();
-            match self.memory.copy_to_host(self.offset_bytes, &mut bytes) {
-                Ok(()) => Ok(bytes),
+    /// Address of the first byte, which only devices can use.
+    pub fn address(&self) -> usize {
+        self.block.memory.region().base + self.block.offset_bytes
+    }
+
+    /// The bytes in memory of the CPU: a copy, made when it is wanted first.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn stage(&self) -> io::Result<&Buffer> {
+        let block = &*self.block;
+        let staged = block.staged.get_or_init(|| {
+            let mut bytes = BufferMut::zeroed(block.len_bytes);
+            match block.memory.copy_to_host(block.offset_bytes, &mut bytes) {
+                Ok(()) => Ok(bytes.freeze()),
                 Err(error) => Err(Failure {
                     kind: error.kind(),
                     message: error.to_string(),
@@ -101,26 +110,11 @@ impl DeviceBlock {
             Err(Failure { kind, message }) => Err(io::Error::new(*kind, message.clone())),
         }
     }
-
-    /// The copy of the bytes at a device address.
-    ///
-    /// # Panics
-    /// If the device fails to copy; who makes a buffer of device memory asks [`DeviceBlock::stage`] first.
-    #[cold]
-    pub(crate) fn host_bytes(&self, address: usize, len_bytes: usize) -> &[u8] {
-        match self.stage() {
-            Ok(bytes) => {
-                let first = address - self.address();
-                &bytes[first..first + len_bytes]
-            }
-            Err(error) => panic!("device memory that was not staged cannot be read: {error}"),
-        }
-    }
 }
 
-impl fmt::Debug for DeviceBlock {
+impl fmt::Debug for DeviceBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DeviceBlock({} bytes)", self.len_bytes)
+        write!(f, "DeviceBuffer({} bytes)", self.len())
     }
 }
 
@@ -130,7 +124,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::{Buffer, RegionKind};
+    use crate::RegionKind;
 
     /// Addresses that nothing is mapped at, so that whoever reads there is killed.
     struct Far {
@@ -180,23 +174,15 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_of_device_memory_is_copied_once_and_only_for_who_reads_it() {
+    fn device_memory_is_copied_once_and_only_for_who_wants_its_bytes() {
         let memory = far(false);
-        let buffer = Buffer::from_device(memory.clone(), 1, 8).unwrap();
-        let part = buffer.slice(2..6);
-        assert_eq!((buffer.len(), part.len(), part.is_empty()), (8, 4, false));
-        let device = part.device().unwrap();
-        assert_eq!((device.address, device.len_bytes), (BASE + 3, 4));
-        assert_eq!(part.region().unwrap().kind, RegionKind::Device);
-        assert!(!part.is_unique() && part.shared_memory().is_none());
+        let buffer = DeviceBuffer::new(memory.clone(), 1, 8).unwrap();
+        let clone = buffer.clone();
+        assert_eq!((buffer.len(), buffer.address()), (8, BASE + 1));
         assert_eq!(memory.copies.load(Ordering::Relaxed), 0);
-
-        assert_eq!((&buffer[..], &part[..]), (&b"12345678"[..], &b"3456"[..]));
-        let found = buffer.slice_ref(&part[1..3]).unwrap();
-        assert_eq!(&found[..], b"45");
-        assert!(part.slice_ref(&buffer[..3]).is_none());
-        assert_eq!(bytes::Bytes::from(part), &b"3456"[..]);
-        assert!(buffer.try_into_mut().is_err());
+        for buffer in [buffer, clone] {
+            assert_eq!(&buffer.stage().unwrap()[..], b"12345678");
+        }
         assert_eq!(memory.copies.load(Ordering::Relaxed), 1);
         memory.copy_from_host(0, b"x").unwrap();
     }
@@ -204,16 +190,17 @@ mod tests {
     #[test]
     fn what_the_memory_does_not_have_makes_no_buffer() {
         for (offset, len) in [(3, 8), (11, 0), (usize::MAX, 2)] {
-            assert!(Buffer::from_device(far(false), offset, len).is_none());
+            assert!(DeviceBuffer::new(far(false), offset, len).is_none());
         }
-        assert!(Buffer::from_device(far(false), 10, 0).unwrap().is_empty());
+        assert!(DeviceBuffer::new(far(false), 10, 0).unwrap().is_empty());
     }
 
     #[test]
-    fn a_device_that_fails_says_so_before_anybody_reads() {
-        let buffer = Buffer::from_device(far(true), 0, 10).unwrap();
-        let error = buffer.stage().unwrap_err();
-        assert_eq!(error.to_string(), "the GPU has fallen off the bus");
-        assert!(Buffer::from(&b"host"[..]).stage().is_ok());
+    fn a_device_that_fails_says_so() {
+        let buffer = DeviceBuffer::new(far(true), 0, 10).unwrap();
+        for _ in 0..2 {
+            let error = buffer.stage().unwrap_err();
+            assert_eq!(error.to_string(), "the GPU has fallen off the bus");
+        }
     }
 }

@@ -12,7 +12,9 @@
 //! | somebody else, unique | [`BufferMut::from_foreign`] | the first freeze allocates a reference count |
 //! | somebody else, shared | [`Buffer::from_owner`], [`Buffer::from_foreign`], `From<Bytes>` | one reference count, allocated at the start |
 //! | the program | `From<&'static [u8]>` | free of charge |
-//! | another device | [`Buffer::from_device`] | one reference count; copied to the heap once, if a CPU reads it |
+//!
+//! Memory of other devices, which no CPU can read, is a [`DeviceBuffer`]; [`DeviceBuffer::stage`] gives a [`Buffer`] of
+//! its bytes.
 //!
 //! # How an arena works
 //! Address space is reserved once and pages are committed when they are first touched. Requests up to
@@ -55,6 +57,6 @@ mod sync;
 pub use arena::{Arena, ArenaStatistics, OutOfMemory};
 pub use buffer::Buffer;
 pub use buffer_mut::BufferMut;
-pub use device::{DeviceMemory, DeviceSlice, DmaBuf};
+pub use device::{DeviceBuffer, DeviceMemory, DmaBuf};
 pub use options::{ARENA_BYTES_MAX, ArenaOptions, CAPACITY_BYTES_DEFAULT, MEMORY_SHARE_PERCENT};
 pub use region::{Region, RegionKind, SharedMemory};

@@ -1,4 +1,4 @@
-use grpcxx_memory::Buffer;
+use grpcxx_memory::{Buffer, DeviceBuffer};
 
 use crate::{Code, DType, Shape, Status};
 
@@ -32,8 +32,7 @@ impl Tensor {
     /// A live tensor over `data`.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if the data is not as long as type and shape ask for, `INTERNAL` if it lies in memory of
-    /// another device that fails to copy it to where a CPU can read it.
+    /// `INVALID_ARGUMENT` if the data is not as long as type and shape ask for.
     pub fn new(dtype: DType, shape: Shape, data: impl Into<Buffer>) -> Result<Self, Status> {
         let data = data.into();
         if let Some(element_bytes) = dtype.element_bytes() {
@@ -49,17 +48,24 @@ impl Tensor {
                 ));
             }
         }
-        data.stage().map_err(|error| {
-            let text =
-                format!("the data of a {dtype} tensor in device memory cannot be read: {error}");
-            Status::new(Code::Internal, text)
-        })?;
         Ok(Self {
             dtype,
             shape,
             is_dead: false,
             data,
         })
+    }
+
+    /// A live tensor over data in memory of another device, by way of its copy on the host.
+    ///
+    /// # Errors
+    /// As of [`Tensor::new`]; `INTERNAL` if the device fails to copy.
+    pub fn from_device(dtype: DType, shape: Shape, data: &DeviceBuffer) -> Result<Self, Status> {
+        let staged = data.stage().map_err(|error| {
+            let text = format!("a {dtype} tensor in device memory cannot be read: {error}");
+            Status::new(Code::Internal, text)
+        })?;
+        Self::new(dtype, shape, staged.clone())
     }
 
     /// The dead tensor that star peers send.

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use grpcxx_memory::{Buffer, DeviceMemory};
+use grpcxx_memory::{DeviceBuffer, DeviceMemory};
 use grpcxx_rpc::{DType, Method, Request, Response, Shape, Tensor};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::host::HostSetting;
@@ -164,9 +164,9 @@ fn a_tensor_in_device_memory_takes_the_staging_path() {
             let bytes: Vec<u8> = (0..len_bytes).map(|at| (at * 7 + at / 251) as u8).collect();
             let source = gpu::Gpu::new(bytes.clone());
             let target = gpu::Gpu::new(vec![0; len_bytes]);
-            let data = Buffer::from_device(source, 0, len_bytes).unwrap();
+            let data = DeviceBuffer::new(source, 0, len_bytes).unwrap();
             let shape = Shape::new(&[len_bytes as u64]).unwrap();
-            let tensor = Tensor::new(DType::UInt8, shape, data).unwrap();
+            let tensor = Tensor::from_device(DType::UInt8, shape, &data).unwrap();
             let key = key(&server, edge);
             server.send(2, key.clone(), tensor).unwrap();
             let Response::Tensors(tensors) = receive(&worker, &peer, 2, key).wait().unwrap() else {

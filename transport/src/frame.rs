@@ -1,4 +1,4 @@
-use grpcxx_memory::Buffer;
+use grpcxx_memory::{Buffer, DeviceBuffer};
 
 /// Bytes that leave a link together: a head, with payload spliced in by reference.
 ///
@@ -16,7 +16,13 @@ pub struct Frame {
 #[derive(Debug)]
 struct Splice {
     at: usize,
-    buffer: Buffer,
+    payload: Payload,
+}
+
+#[derive(Debug)]
+enum Payload {
+    Host(Buffer),
+    Device(DeviceBuffer),
 }
 
 impl Frame {
@@ -43,7 +49,21 @@ impl Frame {
         self.payload_bytes += payload.len() as u64;
         self.splices.push(Splice {
             at: self.bytes.len(),
-            buffer: payload,
+            payload: Payload::Host(payload),
+        });
+    }
+
+    /// As [`Frame::attach`], with payload in memory of another device. A link lets its peer read that where it is, if
+    /// it can, and else sends the copy, which is made then unless [`DeviceBuffer::stage`] has made it before: call that
+    /// first where the device may fail, for a link that has to copy panics if it does.
+    pub fn attach_device(&mut self, payload: DeviceBuffer) {
+        if payload.is_empty() {
+            return;
+        }
+        self.payload_bytes += payload.len() as u64;
+        self.splices.push(Splice {
+            at: self.bytes.len(),
+            payload: Payload::Device(payload),
         });
     }
 
@@ -61,25 +81,25 @@ impl Frame {
     pub fn segment(&self, index: usize) -> &[u8] {
         let splice = index / 2;
         if index % 2 == 1 {
-            return &self.splices[splice].buffer;
+            return self.splices[splice].payload.host();
         }
         let from = splice.checked_sub(1).map_or(0, |p| self.splices[p].at);
         let to = self.splices.get(splice).map_or(self.bytes.len(), |s| s.at);
         &self.bytes[from..to]
     }
 
-    /// Length of the piece with this index, in bytes; unlike [`Frame::segment`] it reads nothing.
-    pub fn segment_bytes(&self, index: usize) -> usize {
-        match self.payload(index) {
-            Some(payload) => payload.len(),
-            None => self.segment(index).len(),
-        }
-    }
-
     /// The payload that is the piece with this index; `None` if that piece was copied.
     pub fn payload(&self, index: usize) -> Option<&Buffer> {
         let is_payload = index % 2 == 1;
-        is_payload.then(|| &self.splices[index / 2].buffer)
+        is_payload.then(|| self.splices[index / 2].payload.host())
+    }
+
+    /// Where the payload that is the piece with this index lies in memory of another device, if it does.
+    pub fn device_payload(&self, index: usize) -> Option<&DeviceBuffer> {
+        match &self.splices.get(index / 2)?.payload {
+            Payload::Device(payload) if index % 2 == 1 => Some(payload),
+            _ => None,
+        }
     }
 
     /// All pieces in order.
@@ -93,6 +113,18 @@ impl Frame {
         self.splices.clear();
         self.payload_bytes = 0;
         self.token = 0;
+    }
+}
+
+impl Payload {
+    #[inline]
+    fn host(&self) -> &Buffer {
+        match self {
+            Self::Host(payload) => payload,
+            Self::Device(payload) => payload
+                .stage()
+                .expect("what a device may fail to copy is staged before it is sent"),
+        }
     }
 }
 
@@ -112,8 +144,6 @@ mod tests {
             b"headpayloadmoretail"
         );
         assert_eq!(frame.len_bytes(), 19);
-        let lengths = (0..frame.segment_count()).map(|index| frame.segment_bytes(index));
-        assert_eq!(lengths.collect::<Vec<_>>(), [4, 7, 0, 4, 4]);
         let payloads = (0..frame.segment_count()).map(|index| frame.payload(index).is_some());
         assert_eq!(
             payloads.collect::<Vec<_>>(),

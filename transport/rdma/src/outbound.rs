@@ -112,7 +112,11 @@ impl<L> Outbound<L> {
                 packed = true;
                 continue;
             }
-            let len_bytes = queued.frame.segment_bytes(self.segment);
+            let device = queued.frame.device_payload(self.segment);
+            let len_bytes = match device {
+                Some(payload) => payload.len(),
+                None => queued.frame.segment(self.segment).len(),
+            };
             if len_bytes == self.offset_bytes {
                 self.segment += 1;
                 self.offset_bytes = 0;

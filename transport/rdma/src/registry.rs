@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use std::sync::Arc;
 
-use grpcxx_memory::{Arena, ArenaOptions, Buffer, BufferMut, DeviceMemory, Region};
+use grpcxx_memory::{Arena, ArenaOptions, Buffer, BufferMut, DeviceBuffer, DeviceMemory, Region};
 use grpcxx_transport::{Time, TransportError};
 
 use crate::adapter::{Adapter, Registration};
@@ -202,9 +202,6 @@ impl<A: Adapter> Registry<A> {
 
     /// The key with which a peer may read `buffer`, or `None` if it should be copied.
     pub(crate) fn lend(&mut self, adapter: &A, buffer: &Buffer, now: Time) -> Option<Lent<Lease>> {
-        if let Some(lent) = self.lend_device(buffer) {
-            return Some(lent);
-        }
         let (start, len_bytes) = (buffer.as_ptr().expose_provenance(), buffer.len());
         let address = start as u64;
         if let Some(known) = self.arena_of(start, len_bytes) {
@@ -234,15 +231,14 @@ impl<A: Adapter> Registry<A> {
         self.register_foreign(adapter, buffer, now)
     }
 
-    /// Device memory that the RDMA device reads by itself. Other device memory goes by its copy on the host.
-    fn lend_device(&self, buffer: &Buffer) -> Option<Lent<Lease>> {
-        let slice = buffer.device()?;
+    /// The key of device memory that the RDMA device reads by itself. Other device memory goes by its copy on the host.
+    pub(crate) fn lend_device(&self, buffer: &DeviceBuffer) -> Option<Lent<Lease>> {
         let known = self.devices.iter().find(|known| {
             let region = known.memory.region();
-            contains(region.base, region.len, slice.address, slice.len_bytes)
+            contains(region.base, region.len, buffer.address(), buffer.len())
         })?;
         Some(Lent {
-            address: slice.address as u64,
+            address: buffer.address() as u64,
             key: known.registration.remote_key(),
             lease: Lease::Arena,
         })

@@ -95,7 +95,11 @@ impl<A: Adapter> RdmaLinks<A> {
                     &mut writer,
                     self.options.offer_bytes_min,
                     |frame, piece| {
-                        let lent = registry.lend(adapter, frame.payload(piece)?, now)?;
+                        let device = frame.device_payload(piece);
+                        let lent = match device.and_then(|payload| registry.lend_device(payload)) {
+                            Some(lent) => lent,
+                            None => registry.lend(adapter, frame.payload(piece)?, now)?,
+                        };
                         self.counters.offers_sent += 1;
                         Some(lent)
                     },

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use grpcxx_memory::{Buffer, DeviceMemory, DmaBuf, Region, RegionKind};
+use grpcxx_memory::{DeviceBuffer, DeviceMemory, DmaBuf, Region, RegionKind};
 
 /// Memory as a GPU has it: devices read it where it is, a CPU asks for copies, which are counted.
 pub(crate) struct Gpu {
@@ -30,11 +30,11 @@ impl Gpu {
     }
 
     /// What a talker sends instead of these bytes, which are all the same.
-    pub(crate) fn place(self: &Arc<Self>, bytes: &[u8]) -> Buffer {
+    pub(crate) fn place(self: &Arc<Self>, bytes: &[u8]) -> DeviceBuffer {
         let number = bytes.first().map_or(0, |&number| usize::from(number));
         let stripe_bytes = self.bytes.len() / 256;
         let memory: Arc<dyn DeviceMemory> = Arc::clone(self) as _;
-        Buffer::from_device(memory, number * stripe_bytes, bytes.len()).expect("a stripe is longer")
+        DeviceBuffer::new(memory, number * stripe_bytes, bytes.len()).expect("a stripe is longer")
     }
 }
 

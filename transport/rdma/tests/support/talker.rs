@@ -74,10 +74,10 @@ impl<A> Talker<A> {
         (frame.bytes_mut()).extend_from_slice(&(payload_bytes as u32).to_le_bytes());
         frame.bytes_mut().extend_from_slice(&[0; 8]);
         let payload = vec![number as u8; payload_bytes];
-        frame.attach(match &self.gpu {
-            Some(gpu) => gpu.place(&payload),
-            None => Buffer::from(payload),
-        });
+        match &self.gpu {
+            Some(gpu) => frame.attach_device(gpu.place(&payload)),
+            None => frame.attach(Buffer::from(payload)),
+        }
         frame
     }
 
