@@ -27,7 +27,7 @@ impl Default for PlanLimits {
             lone_frame_bytes: (1 << 32) - 1,
             tensors_per_frame: 250,
             frames_wanted: 8,
-            shared_tensor_bytes: 256 << 10,
+            shared_tensor_bytes: 32 << 10,
             frame_overhead_bytes: 32,
             tensor_overhead_bytes: 37,
         }
