@@ -197,7 +197,7 @@ fn drivers(plan: &Plan) {
         let rounds = Rounds::run(plan, "epoll", load, |load| {
             calls::run(Setting::spinning("io_uring"), load).measure
         });
-        let row = rounds.row(name, unit, figure);
+        let row = rounds.row(name, unit, figure).against("io_uring");
         row.target(target).print();
     };
     println!("|  epoll, with io_uring as the baseline:");

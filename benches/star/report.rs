@@ -51,6 +51,12 @@ impl Row {
         }
     }
 
+    /// Gives the baseline another name.
+    pub(crate) fn against(self, name: &'static str) -> Self {
+        let baseline = self.baseline.map(|baseline| Baseline { name, ..baseline });
+        Self { baseline, ..self }
+    }
+
     pub(crate) fn target(self, target: Target) -> Self {
         Self {
             target: Some(target),
