@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use crate::adapter::AdapterLimits;
 
-/// What a [`SimFabric`] does to those who use it. A chance is between 0 and 1.
+/// What a [`SimFabric`](super::SimFabric) does to those who use it. A chance is between 0 and 1.
 #[derive(Clone, Debug)]
 pub struct SimFabricOptions {
     /// All that is random follows from it.
