@@ -77,24 +77,7 @@ fn latency(rounds: usize, trips: usize) {
 }
 
 fn bandwidth(rounds: usize, pulls: usize, len: usize) {
-    let mut arena = Arena::new(ArenaOptions {
-        capacity_bytes: 256 << 20,
-        huge_pages: true,
-        shared: true,
-    })
-    .unwrap();
-    let mut memory = arena.allocate(len).unwrap();
-    memory.fill(7);
-    let lent = memory.freeze();
-    let mut private = Arena::new(ArenaOptions {
-        capacity_bytes: 256 << 20,
-        huge_pages: true,
-        shared: false,
-    })
-    .unwrap();
-    let mut memory = private.allocate(len).unwrap();
-    memory.fill(7);
-    let foreign = memory.freeze();
+    let [lent, foreign] = [true, false].map(|shared| payload(len, shared));
     let mut shm = Echo::start(|| ShmTransport::open(ring_options()).unwrap(), false);
     // Links of their own, on which the receiver has the memory of the pull before.
     let mut shown = Echo::start(|| ShmTransport::open(ring_options()).unwrap(), false);
@@ -138,6 +121,19 @@ fn bandwidth(rounds: usize, pulls: usize, len: usize) {
     println!("  tcp                   {tcp:8.2}");
     println!("  tcp, read             {tcp_read:8.2}");
     println!("  memcpy                {memcpy:8.2}");
+}
+
+/// A payload in huge pages, in an arena that others can map or not.
+fn payload(len: usize, shared: bool) -> Buffer {
+    let mut arena = Arena::new(ArenaOptions {
+        capacity_bytes: 256 << 20,
+        huge_pages: true,
+        shared,
+    })
+    .unwrap();
+    let mut memory = arena.allocate(len).unwrap();
+    memory.fill(7);
+    memory.freeze()
 }
 
 /// `SHM_RING_BYTES` tries another length of the rings.

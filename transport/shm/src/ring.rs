@@ -154,6 +154,14 @@ impl RingReader {
         }
     }
 
+    /// The next bytes, which must be available, and are read with that.
+    pub(crate) fn take<const LEN: usize>(&mut self) -> [u8; LEN] {
+        let mut bytes = [0; LEN];
+        self.peek(&mut bytes);
+        self.consume(LEN);
+        bytes
+    }
+
     /// Bytes read since the start.
     pub(crate) fn read_bytes(&self) -> u64 {
         self.head

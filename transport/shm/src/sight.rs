@@ -3,13 +3,13 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::io::Errno;
 
 use crate::message::Mark;
 use crate::sys;
+use crate::upgrading::secret;
 
 /// Whether the peer of a link can read the memory of this process.
 #[derive(Debug, Default)]
@@ -42,8 +42,7 @@ impl Sight {
         self.is_seen || !self.is_asked()
     }
 
-    /// Whether the peer was asked.
-    pub(crate) fn is_asked(&self) -> bool {
+    fn is_asked(&self) -> bool {
         self.mark.is_some()
     }
 
@@ -140,11 +139,11 @@ fn with_pagemap<R>(ask: impl FnOnce(&File) -> R) -> Option<R> {
     })
 }
 
-/// A mark that nobody can guess: the hasher's keys come from the system's source of randomness.
+/// A mark that nobody can guess.
 pub(crate) fn draw_mark() -> Mark {
     let mut mark = Mark::default();
     for half in mark.chunks_exact_mut(8) {
-        half.copy_from_slice(&RandomState::new().build_hasher().finish().to_le_bytes());
+        half.copy_from_slice(&secret().to_le_bytes());
     }
     mark
 }

@@ -10,6 +10,8 @@ mod offer;
 mod steps;
 mod tap;
 
+pub(crate) use offer::secret;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,5 +1,7 @@
 //! Links that start on TCP and go on in shared memory.
 
+mod support;
+
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -13,6 +15,7 @@ use grpcxx_transport::{
     Progress, Time, Transport,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use support::{private_arena, shared_arena};
 
 type Links = Upgrading<TcpTransport>;
 
@@ -555,12 +558,7 @@ fn sleepers_are_woken_through_the_first_medium() {
 #[test]
 fn tensors_of_shared_arenas_are_borrowed() {
     let mut sides = moved(DriverRequest::Epoll, ShmOptions::default());
-    let mut arena = Arena::new(ArenaOptions {
-        capacity_bytes: 64 << 20,
-        huge_pages: false,
-        shared: true,
-    })
-    .unwrap();
+    let mut arena = shared_arena();
     assert!(sides[0].send(8 << 20, Some(&mut arena)));
     until(&mut sides, "it came", |sides| sides[1].reader.messages == 1);
     assert!(sides[1].reader.borrowed);
@@ -570,12 +568,7 @@ fn tensors_of_shared_arenas_are_borrowed() {
 #[test]
 fn other_large_tensors_are_read_where_they_lie() {
     let mut sides = moved(DriverRequest::Epoll, ShmOptions::default());
-    let mut arena = Arena::new(ArenaOptions {
-        capacity_bytes: 256 << 20,
-        huge_pages: true,
-        shared: false,
-    })
-    .unwrap();
+    let mut arena = private_arena();
     // The first pass through the ring, while the ends find out what they can do.
     for count in 1..=200 {
         assert!(sides[0].send(8 << 20, Some(&mut arena)));

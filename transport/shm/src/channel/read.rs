@@ -9,7 +9,7 @@ use crate::ShmCounters;
 use crate::garbage::Garbage;
 use crate::loans::Borrowed;
 use crate::memory::LentBytes;
-use crate::record::{LENT_BYTES, Lent, RECORD_BYTES, Record, SHOWN_BYTES, Shown, padded};
+use crate::record::{Lent, RECORD_BYTES, Record, Shown, padded};
 use crate::ring::LOANS_MAX;
 use crate::segment::{WANTS_LOANS, WANTS_ROOM};
 
@@ -126,18 +126,13 @@ impl Channel {
             }
             Record::Lent => {
                 self.reader.consume(RECORD_BYTES);
-                let mut lent = [0; LENT_BYTES];
-                self.reader.peek(&mut lent);
-                self.reader.consume(LENT_BYTES);
-                let memory = self.borrow(Lent::decode(lent))?;
+                let lent = Lent::decode(self.reader.take());
+                let memory = self.borrow(lent)?;
                 Ok(Arriving::Lent { memory, used: 0 })
             }
             Record::Shown => {
                 self.reader.consume(RECORD_BYTES);
-                let mut shown = [0; SHOWN_BYTES];
-                self.reader.peek(&mut shown);
-                self.reader.consume(SHOWN_BYTES);
-                let Shown { slot, address, len } = Shown::decode(shown);
+                let Shown { slot, address, len } = Shown::decode(self.reader.take());
                 Garbage::check("slot of a loan", slot.into(), LOANS_MAX as u64 - 1)?;
                 let most = i64::MAX as u64;
                 Garbage::check("address of a payload", address, most)?;

@@ -7,7 +7,7 @@ use super::{ARENAS_MAX, Channel, Complete};
 use crate::garbage::Garbage;
 use crate::loans::Access;
 use crate::message::Message;
-use crate::record::{LENT_BYTES, Lent, RECORD_BYTES, Record, SHOWN_BYTES, Shown, padded};
+use crate::record::{LENT_BYTES, Lent, RECORD_BYTES, Record, Shown, padded};
 use crate::segment::WANTS_BYTES;
 use crate::{ShmCounters, sight, socket};
 
@@ -109,13 +109,11 @@ impl Channel {
         if self.is_worth_lending(payload)
             && let Some(lent) = self.lend(payload)
         {
-            self.writer.put(0, &Record::Lent.encode());
-            self.writer.put(RECORD_BYTES, &lent.encode());
-            self.writer.publish(RECORD_BYTES + LENT_BYTES);
+            self.put_reference(Record::Lent, &lent.encode());
             counters.lent_bytes += payload.len() as u64;
             return true;
         }
-        if !self.is_worth_showing(payload) {
+        if !self.is_worth_showing(payload) || !sight::is_on_huge_pages(payload) {
             return false;
         }
         if !self.sight.is_seen() {
@@ -127,25 +125,27 @@ impl Channel {
             address: payload.as_ptr().addr() as u64,
             len: payload.len() as u64,
         };
-        self.writer.put(0, &Record::Shown.encode());
-        self.writer.put(RECORD_BYTES, &shown.encode());
-        self.writer.publish(RECORD_BYTES + SHOWN_BYTES);
+        self.put_reference(Record::Shown, &shown.encode());
         counters.shown_bytes += payload.len() as u64;
         true
     }
 
-    /// Asks the peer, once, whether it can read the memory of this process.
+    /// Writes a record that says where bytes lie.
+    fn put_reference(&mut self, record: Record, place: &[u8]) {
+        self.writer.put(0, &record.encode());
+        self.writer.put(RECORD_BYTES, place);
+        self.writer.publish(RECORD_BYTES + place.len());
+    }
+
+    /// Asks the peer whether it can read the memory of this process.
     fn ask_to_look(&mut self) {
-        if self.sight.is_asked() {
-            return;
-        }
         let mark = sight::draw_mark();
         let address = self.sight.show(mark);
         // Who does not hear of it does not answer.
         let _ = self.tell(&Message::Look { address, mark });
     }
 
-    /// Copies pieces behind the place of a record's head, until one is to be taken by the peer. Returns how many bytes.
+    /// Copies pieces behind the place of a record's head, until one that the peer may take. Returns how many bytes.
     fn gather(&mut self, len_max: usize) -> usize {
         // Padding fits behind it: rings and room are multiples of it.
         let mut len = 0;
@@ -153,11 +153,9 @@ impl Channel {
             let Some(piece) = self.outbound.piece() else {
                 break;
             };
-            let is_taken = piece.payload.is_some_and(|payload| {
-                self.is_worth_lending(payload)
-                    || self.sight.may_be_seen() && self.is_worth_showing(payload)
-            });
-            if is_taken && len > 0 {
+            let is_taken =
+                |payload| self.is_worth_lending(payload) || self.is_worth_showing(payload);
+            if len > 0 && piece.payload.is_some_and(is_taken) {
                 break;
             }
             let taken = piece.bytes.len().min(len_max - len);
@@ -170,8 +168,8 @@ impl Channel {
 
     fn is_worth_showing(&self, payload: &Buffer) -> bool {
         payload.len() >= self.show_bytes_min
+            && self.sight.may_be_seen()
             && self.has_room_to_lend(payload)
-            && sight::is_on_huge_pages(payload)
     }
 
     fn has_room_to_lend(&self, payload: &Buffer) -> bool {
