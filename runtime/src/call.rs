@@ -22,6 +22,14 @@ pub trait CallSink: Send + Sync {
     /// A call ended. `token` is the one given with the call; further calls can be made through `shard`.
     fn finished(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>);
 
+    /// Whether [`CallSink::allocate`] may bring memory. If not, many small tensors of one response may share a piece of
+    /// the shard's arena, of up to a mebibyte, that stays as long as one of them does: faster, but who keeps one of
+    /// them for long should copy it.
+    fn allocates(&self, token: u64) -> bool {
+        let _ = token;
+        true
+    }
+
     /// Memory for the data of tensor `index` of a response, `meta.data_bytes` long. `None` takes it from the
     /// shard's arena.
     fn allocate(

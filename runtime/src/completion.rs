@@ -48,6 +48,14 @@ impl Completion {
         self.0 = None;
     }
 
+    /// Whether the caller may bring memory of its own.
+    pub(crate) fn allocates(&self) -> bool {
+        match &self.0 {
+            Some(Target::Sink { sink, token }) => sink.allocates(*token),
+            Some(Target::Future(_)) | None => false,
+        }
+    }
+
     /// The caller's own memory for a tensor of the response, if it brings any.
     pub(crate) fn allocate(
         &self,

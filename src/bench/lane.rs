@@ -168,6 +168,10 @@ impl Lane {
 }
 
 impl CallSink for Lane {
+    fn allocates(&self, _token: u64) -> bool {
+        false
+    }
+
     fn finished(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
         let (slot, call) = ((token >> 32) as usize, token as u32 as usize);
         let phase = self.lock().slots[slot].phase;

@@ -25,7 +25,7 @@ pub struct ClientConnection {
     pub(super) inbound: Inbound,
     /// Responses whose payload lands while later ones are shown, and complete ones between them, oldest first.
     pub(super) landing: VecDeque<Landing>,
-    announced: Features,
+    pub(super) announced: Features,
     pub(super) peer: Option<Features>,
     pub(super) peer_status: Option<Buffer>,
     pub(super) offer: Option<Vec<u8>>,

@@ -2,15 +2,17 @@ use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_transport::{Next, Progress, Time};
 use smallvec::SmallVec;
 
+use super::body::Body;
 use super::client::{Call, ClientConnection, Expected};
 use super::cursor::{Cursor, Filled};
+use super::heads_first::HeadsFirst;
 use super::landings::checked;
 use super::records::{Records, message_too_long, tensor_memory};
 use super::slots::SlotId;
 use super::{Landings, PeerViolation};
 use crate::wire::{
-    Announcement, HEADER_BYTES, RECORD_BYTES, ResponseHeader, decode_names, decode_record,
-    sorted_by_name,
+    Announcement, Features, HEADER_BYTES, Heads, RECORD_BYTES, ResponseHeader, decode_names,
+    decode_record, sorted_by_name,
 };
 use crate::{Code, Response, Status, Tensor, Text};
 
@@ -35,10 +37,16 @@ pub(super) enum Inbound {
     Names {
         id: SlotId,
     },
+    /// What the tensors of a response are, all of them before their data.
+    Heads {
+        id: SlotId,
+        /// What the header says of the length of the data.
+        data_bytes: u64,
+    },
     /// Tensors.
     Records {
         id: SlotId,
-        records: Records,
+        records: Body,
     },
 }
 
@@ -51,7 +59,7 @@ pub(super) enum Inbound {
 pub(super) enum Landing {
     Records {
         id: SlotId,
-        records: Records,
+        records: Body,
     },
     /// Complete, and told once those before it are.
     Complete {
@@ -166,7 +174,10 @@ impl ClientConnection {
                     None => Some(self.first_order()),
                 },
                 Inbound::Records { .. } => self.read_records(cursor, landings)?,
-                Inbound::Message { .. } | Inbound::ErrorText { .. } | Inbound::Names { .. } => {
+                Inbound::Message { .. }
+                | Inbound::ErrorText { .. }
+                | Inbound::Names { .. }
+                | Inbound::Heads { .. } => {
                     unreachable!("the link shows bytes only when its landing is done")
                 }
             };
@@ -183,6 +194,7 @@ impl ClientConnection {
         landings: &mut dyn Landings,
     ) -> Result<Option<Next>, PeerViolation> {
         let id = SlotId::from_raw(header.tag);
+        let heads_first = self.has_heads_first(&header);
         let Some(
             call @ Call {
                 is_sent: true,
@@ -201,6 +213,9 @@ impl ClientConnection {
             Expected::Announcement | Expected::Message => {
                 self.begin_message(id, header, cursor, landings)
             }
+            Expected::Tensors { .. } if heads_first => {
+                self.begin_heads(id, header, cursor, landings)
+            }
             Expected::Tensors { count } => {
                 let (token, is_ended) = (call.token, call.is_ended);
                 if count == 1
@@ -212,7 +227,7 @@ impl ClientConnection {
                 }
                 self.inbound = Inbound::Records {
                     id,
-                    records: Records::new(token, count, 0).going_on(),
+                    records: Body::Records(Records::new(token, count, 0).going_on()),
                 };
                 Ok(None)
             }
@@ -349,6 +364,73 @@ impl ClientConnection {
         }
     }
 
+    /// Whether a response has all heads first. A server may know of the client's announcement before the client knows of
+    /// the server's.
+    fn has_heads_first(&self, header: &ResponseHeader) -> bool {
+        header.names_bytes != 0
+            && self.announced.contains(Features::HEADS_FIRST)
+            && (self.peer).is_none_or(|peer| peer.contains(Features::HEADS_FIRST))
+    }
+
+    fn begin_heads(
+        &mut self,
+        id: SlotId,
+        header: ResponseHeader,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        let payload = self.checked_payload(&header, "tensors")?;
+        let allowed_max = payload.min(self.limits.names_bytes as u64);
+        let len = match usize::try_from(header.names_bytes) {
+            Ok(len) if len as u64 <= allowed_max => len,
+            _ => {
+                return Err(PeerViolation::Length {
+                    place: "the heads of a response",
+                    found: header.names_bytes.into(),
+                    allowed_max,
+                });
+            }
+        };
+        let data_bytes = payload - len as u64;
+        if let Some(heads) = cursor.slice(len) {
+            self.heads_landed(id, data_bytes, heads)?;
+            return Ok(None);
+        }
+        match checked(landings.message(len), len as u64) {
+            Ok(buffer) => self.want(Inbound::Heads { id, data_bytes }, buffer, cursor),
+            Err(status) => {
+                self.complete(id, Err(status));
+                Ok(cursor.skip(payload, HEADER_BYTES))
+            }
+        }
+    }
+
+    fn heads_landed(
+        &mut self,
+        id: SlotId,
+        data_bytes: u64,
+        heads: &[u8],
+    ) -> Result<(), PeerViolation> {
+        let call = (self.calls.get(id)).expect("a call keeps its slot while its response comes");
+        let Expected::Tensors { count } = call.expected else {
+            unreachable!("only receives of tensors are answered with heads");
+        };
+        let heads = Heads::decode(heads, count).map_err(PeerViolation::Heads)?;
+        let allowed = heads.data_bytes();
+        if data_bytes != allowed {
+            return Err(PeerViolation::Length {
+                place: "the data behind the heads of a response",
+                found: data_bytes.into(),
+                allowed_max: allowed,
+            });
+        }
+        self.inbound = Inbound::Records {
+            id,
+            records: Body::HeadsFirst(HeadsFirst::new(call.token, heads, count)),
+        };
+        Ok(())
+    }
+
     /// Fills memory with what is there, and orders the rest.
     fn want(
         &mut self,
@@ -374,6 +456,7 @@ impl ClientConnection {
                 self.complete(id, Err(status_of(status, text)));
             }
             Inbound::Names { id } => self.names_landed(id, buffer)?,
+            Inbound::Heads { id, data_bytes } => self.heads_landed(id, data_bytes, &buffer)?,
             Inbound::Records { id, mut records } => {
                 records.landed(buffer);
                 self.inbound = Inbound::Records { id, records };
@@ -398,7 +481,10 @@ impl ClientConnection {
             Ok(indexes) => records = records.with_indexes(indexes),
             Err(status) => records.fail(status),
         }
-        self.inbound = Inbound::Records { id, records };
+        self.inbound = Inbound::Records {
+            id,
+            records: Body::Records(records),
+        };
         Ok(())
     }
 
@@ -429,7 +515,7 @@ impl ClientConnection {
         Ok(next)
     }
 
-    fn response(&mut self, id: SlotId, records: Records) -> Result<Response, Status> {
+    fn response(&mut self, id: SlotId, records: Body) -> Result<Response, Status> {
         let (tensors, indexes) = records.into_result()?;
         let call = self
             .calls

@@ -211,7 +211,7 @@ fn payload(frame: &mut Frame, buffer: &Buffer) {
     }
 }
 
-fn reserve_header(frame: &mut Frame) {
+pub(super) fn reserve_header(frame: &mut Frame) {
     frame.bytes_mut().extend_from_slice(&[0; HEADER_BYTES]);
 }
 
@@ -219,7 +219,7 @@ fn write_header(frame: &mut Frame, header: &[u8; HEADER_BYTES]) {
     frame.bytes_mut()[..HEADER_BYTES].copy_from_slice(header);
 }
 
-fn finish_response(
+pub(super) fn finish_response(
     frame: &mut Frame,
     tag: u64,
     names_bytes: i32,

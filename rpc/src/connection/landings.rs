@@ -19,6 +19,13 @@ pub trait Landings {
     /// As above.
     fn message(&mut self, len: usize) -> Result<BufferMut, Status>;
 
+    /// Memory of exactly `len` bytes, which is never 0, for several small tensors of a response at once: each begins at a
+    /// multiple of [`DATA_ALIGNMENT_BYTES`](crate::wire::DATA_ALIGNMENT_BYTES), and all of it stays as long as one of them
+    /// does. `None` gives each tensor memory of its own, through [`Landings::tensor`].
+    fn block(&mut self, _token: u64, _len: usize) -> Option<BufferMut> {
+        None
+    }
+
     /// The text of a rendezvous key, if it is known already. A request for such keys needs no memory for its message.
     fn known_key(&mut self, _bytes: &[u8]) -> Option<Text> {
         None

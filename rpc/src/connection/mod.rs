@@ -11,11 +11,13 @@
 //! `poll_cancelled`, whatever the peer and the link do. A [`PeerViolation`] means that the peer broke the protocol: the
 //! driver closes the link, and then calls `handle_closed`.
 
+mod body;
 mod client;
 mod client_inbound;
 mod cursor;
 mod deadlines;
 mod encode;
+mod heads_first;
 mod landings;
 mod limits;
 mod outgoing;

@@ -226,7 +226,7 @@ pub(super) fn tensor_memory(
 
 /// A landing for the data of a tensor. Memory of an arena is nobody's choice, so a link may bring its own in its
 /// place; but only for data that nobody parses, since the peer may still be able to write there.
-fn landing(buffer: BufferMut, meta: &TensorMeta) -> Landing {
+pub(super) fn landing(buffer: BufferMut, meta: &TensorMeta) -> Landing {
     if buffer.is_arena() && meta.dtype.class() != DTypeClass::Proto {
         Landing::replaceable(buffer)
     } else {
@@ -246,4 +246,4 @@ pub(super) fn message_too_long(found_bytes: u64, limits: &ConnectionLimits) -> S
 }
 
 /// Most tensors that room is made for before the first of them has come.
-const RESERVED_MAX: usize = 1024;
+pub(super) const RESERVED_MAX: usize = 1024;

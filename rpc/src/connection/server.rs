@@ -5,6 +5,7 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use super::deadlines::Deadlines;
+use super::heads_first::{self, suits};
 use super::outgoing::Outgoing;
 use super::server_inbound::Inbound;
 use super::slots::{SlotId, Slots};
@@ -349,6 +350,7 @@ impl ServerConnection {
 
     /// Queues the one answer of a request.
     fn respond(&mut self, id: SlotId, result: Result<Response, Status>) {
+        let heads_first = self.has(Features::HEADS_FIRST);
         let served = self.served.get_mut(id).expect("the caller has found it");
         let announcement = match served.expected {
             Expected::Message { announce: true } => Some(self.announcement()),
@@ -357,6 +359,11 @@ impl ServerConnection {
         let served = self.served.get_mut(id).expect("the caller has found it");
         let mut frame = self.outgoing.empty_frame();
         let encoded = match &result {
+            Ok(Response::Tensors(tensors))
+                if heads_first && served.expected.keys() == tensors.len() && suits(tensors) =>
+            {
+                heads_first::response(&mut frame, served.tag, tensors, &self.limits)
+            }
             Ok(response) => served.expected.encode(
                 &mut frame,
                 served.tag,
@@ -439,6 +446,14 @@ impl ServerConnection {
 }
 
 impl Expected {
+    /// How many tensors the answer has, if it is tensors without names.
+    fn keys(&self) -> usize {
+        match self {
+            Self::Tensors { request, .. } => key_count(request),
+            Self::Message { .. } | Self::Fetched { .. } => 0,
+        }
+    }
+
     /// Fills an empty frame with the answer.
     fn encode(
         &self,

@@ -1,4 +1,4 @@
-use crate::wire::{Malformed, RecordError, WrongId};
+use crate::wire::{HeadsError, Malformed, RecordError, WrongId};
 
 /// How a peer broke the protocol. There is no way to go on: the link has to be closed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -43,6 +43,9 @@ pub enum PeerViolation {
         /// What is wrong.
         cause: RecordError,
     },
+    /// Heads that cannot be read, so that the data behind them cannot be either.
+    #[error(transparent)]
+    Heads(#[from] HeadsError),
     /// Names that cannot be read, so that what follows them cannot be either.
     #[error(transparent)]
     Malformed(#[from] Malformed),

@@ -22,11 +22,18 @@ impl Features {
     pub const RDMA: Self = Self(1 << 3);
     /// Frames may be longer than originals can say.
     pub const LONG_FRAMES: Self = Self(1 << 4);
+    /// What the tensors of a response are may come before all of their data.
+    pub const HEADS_FIRST: Self = Self(1 << 6);
     /// What lets a connection move to another medium.
     pub const MEDIA: Self = Self(Self::SHARED_MEMORY.0 | Self::RDMA.0);
     /// All extensions that this version knows.
-    pub const ALL: Self =
-        Self(Self::CANCEL.0 | Self::DEADLINE.0 | Self::MEDIA.0 | Self::LONG_FRAMES.0);
+    pub const ALL: Self = Self(
+        Self::CANCEL.0
+            | Self::DEADLINE.0
+            | Self::MEDIA.0
+            | Self::LONG_FRAMES.0
+            | Self::HEADS_FIRST.0,
+    );
 
     /// The features with these bits, known or not.
     pub const fn from_bits(bits: u64) -> Self {
@@ -88,6 +95,7 @@ impl fmt::Display for Features {
             (Self::SHARED_MEMORY, "shared memory"),
             (Self::RDMA, "RDMA"),
             (Self::LONG_FRAMES, "long frames"),
+            (Self::HEADS_FIRST, "heads first"),
         ] {
             if self.contains(feature) {
                 write!(f, "{separator}{name}")?;
@@ -218,7 +226,7 @@ mod tests {
         };
         announcement.encode(&mut bytes);
         assert_eq!(bytes.len(), plain.len() + announcement.len_bytes());
-        assert_eq!(bytes[plain.len()..], [0xea, 0xa4, 0x0b, 4, 8, 1, 0x10, 31]);
+        assert_eq!(bytes[plain.len()..], [0xea, 0xa4, 0x0b, 4, 8, 1, 0x10, 95]);
         assert_eq!(Announcement::find(&bytes), Ok(Some(announcement)));
         assert_eq!(GetStatusResponse::decode(&bytes[..]), Ok(status));
         assert!(GetStatusRequest::decode(&bytes[plain.len()..]).is_ok());

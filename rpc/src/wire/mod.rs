@@ -6,6 +6,7 @@
 mod announcement;
 mod graph;
 mod header;
+mod heads;
 mod reader;
 mod receive;
 mod record;
@@ -14,6 +15,7 @@ pub use announcement::{Announcement, Features};
 pub(crate) use graph::sorted_by_name;
 pub use graph::{decode_graph_metadata, decode_names, encode_graph_metadata, encode_names};
 pub use header::{CANCEL_METHOD, HEADER_BYTES, RequestHeader, ResponseHeader, WrongId};
+pub use heads::{DATA_ALIGNMENT_BYTES, Heads, HeadsError, RUN_BYTES, encode_heads, filled_up};
 pub use reader::{Malformed, Problem, Reader};
 pub(crate) use receive::PlainReceive;
 pub use receive::{ReceiveRequest, decode_receive, encode_receive, receive_bytes};

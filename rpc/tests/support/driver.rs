@@ -20,6 +20,10 @@ pub struct HeapLandings {
     pub tensors: Vec<(u64, usize)>,
     /// Pieces asked for so far.
     pub pieces: usize,
+    /// Whether small tensors may share memory.
+    pub shares: bool,
+    /// Lengths of the memory that they share.
+    pub blocks: Vec<usize>,
 }
 
 impl Default for HeapLandings {
@@ -29,6 +33,8 @@ impl Default for HeapLandings {
             total_bytes: 0,
             tensors: Vec::new(),
             pieces: 0,
+            shares: false,
+            blocks: Vec::new(),
         }
     }
 }
@@ -56,6 +62,14 @@ impl Landings for HeapLandings {
 
     fn message(&mut self, len: usize) -> Result<BufferMut, Status> {
         self.allocate(len)
+    }
+
+    fn block(&mut self, _token: u64, len: usize) -> Option<BufferMut> {
+        if !self.shares {
+            return None;
+        }
+        self.blocks.push(len);
+        self.allocate(len).ok()
     }
 }
 

@@ -2,13 +2,13 @@
 
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::wire::{
-    Announcement, HEADER_BYTES, RECORD_BYTES, RequestHeader, ResponseHeader, decode_graph_metadata,
-    decode_names, decode_receive, decode_record, encode_graph_metadata, encode_names,
-    encode_receive, encode_record,
+    Announcement, HEADER_BYTES, Heads, RECORD_BYTES, RequestHeader, ResponseHeader,
+    decode_graph_metadata, decode_names, decode_receive, decode_record, encode_graph_metadata,
+    encode_heads, encode_names, encode_receive, encode_record,
 };
 use grpcxx_rpc::{
     CallOptions, ClientConnection, Code, ConnectionLimits, Features, Method, Request, Response,
-    ServerConnection, Status, Tensor,
+    ServerConnection, Status, Tensor, TensorMeta,
 };
 use grpcxx_transport::Time;
 
@@ -20,9 +20,10 @@ use super::operations::operations;
 pub type Target = fn(&[u8]);
 
 /// All targets by name, which is also that of the folder with their corpus.
-pub const TARGETS: [(&str, Target); 8] = [
+pub const TARGETS: [(&str, Target); 9] = [
     ("header", header),
     ("record", record),
+    ("heads", heads),
     ("graph_metadata", graph_metadata),
     ("receive_request", receive_request),
     ("announcement", announcement),
@@ -54,16 +55,45 @@ pub fn record(data: &[u8]) {
         return;
     };
     if meta.data_bytes <= 1 << 16 {
-        let tensor = Tensor {
-            dtype: meta.dtype,
-            shape: meta.shape.clone(),
-            is_dead: meta.is_dead,
-            data: vec![0; meta.data_bytes as usize].into(),
-        };
+        let tensor = zeros(&meta);
         match encode_record(&tensor) {
             Ok(again) => assert_eq!(decode_record(&again), Ok(meta)),
             Err(status) => assert_eq!(status.code, Code::Unimplemented),
         }
+    }
+}
+
+/// Whatever is heads is the same heads when they are written again, each with the one before it if they are alike. The
+/// first byte says how many tensors are wanted.
+pub fn heads(data: &[u8]) {
+    let Some((&wanted, data)) = data.split_first() else {
+        return;
+    };
+    let Ok(found) = Heads::decode(data, wanted.into()) else {
+        return;
+    };
+    let counts = found.runs().iter().map(|(count, _)| *count as usize);
+    assert_eq!(counts.sum::<usize>(), usize::from(wanted));
+    if found.data_bytes() > 1 << 16 {
+        return;
+    }
+    let metas = found.runs().iter();
+    let metas = metas.flat_map(|(count, meta)| std::iter::repeat_n(meta, *count as usize));
+    let tensors: Vec<Tensor> = metas.map(zeros).collect();
+    let mut again = Vec::new();
+    if encode_heads(&tensors, &mut again).is_ok() {
+        let again = Heads::decode(&again, wanted.into()).expect("these are heads");
+        assert_eq!(again.data_bytes(), found.data_bytes());
+        assert!(again.runs().len() <= found.runs().len());
+    }
+}
+
+fn zeros(meta: &TensorMeta) -> Tensor {
+    Tensor {
+        dtype: meta.dtype,
+        shape: meta.shape.clone(),
+        is_dead: meta.is_dead,
+        data: vec![0; meta.data_bytes as usize].into(),
     }
 }
 
@@ -120,6 +150,7 @@ pub fn client_responses(data: &[u8]) {
         return;
     };
     let mut port = Port::new(ClientConnection::new(limits(), Features::ALL));
+    port.landings.shares = pieces % 2 == 1;
     let requests = [
         message(Method::RunGraph, b""),
         receive("k"),

@@ -77,6 +77,12 @@ impl Calls {
         call.completion.allocate(index, meta)
     }
 
+    /// Whether a call may bring memory of its own for tensors.
+    pub(super) fn allocates(&self, token: u64) -> bool {
+        let call = self.slots.find(from_token(token));
+        call.is_some_and(|call| call.completion.allocates())
+    }
+
     /// Notes which shard may hold a local call parked.
     pub(super) fn set_home(&mut self, call: SlotId, shard: usize) {
         if let Some(pending) = self.slots.find_mut(call) {

@@ -202,6 +202,13 @@ impl Landings for CallLandings<'_> {
         }
     }
 
+    fn block(&mut self, token: u64, len: usize) -> Option<BufferMut> {
+        if self.calls.allocates(token) {
+            return None;
+        }
+        self.arena.allocate(len).ok()
+    }
+
     fn message(&mut self, len: usize) -> Result<BufferMut, Status> {
         allocate(self.arena, len as u64)
     }

@@ -136,6 +136,10 @@ impl CallSink for Sink {
         }
     }
 
+    fn allocates(&self, _: u64) -> bool {
+        self.brings_memory
+    }
+
     fn allocate(&self, _: u64, _: usize, meta: &TensorMeta) -> Option<Result<BufferMut, Status>> {
         self.brings_memory
             .then(|| Ok(BufferMut::zeroed(meta.data_bytes as usize)))

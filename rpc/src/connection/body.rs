@@ -1,0 +1,81 @@
+use grpcxx_memory::Buffer;
+use grpcxx_transport::Next;
+use smallvec::SmallVec;
+
+use super::cursor::Cursor;
+use super::heads_first::HeadsFirst;
+use super::records::Records;
+use super::{ConnectionLimits, Landings, PeerViolation};
+use crate::{Status, Tensor};
+
+/// The tensors of one response on their way in, in either form.
+#[derive(Debug)]
+pub(super) enum Body {
+    /// Each head before its data.
+    Records(Records),
+    /// All heads first; there are as many as were asked for.
+    HeadsFirst(HeadsFirst),
+}
+
+impl Body {
+    /// Drops the rest; the first reason counts.
+    pub(super) fn fail(&mut self, status: Status) {
+        match self {
+            Self::Records(records) => records.fail(status),
+            Self::HeadsFirst(body) => body.fail(status),
+        }
+    }
+
+    /// Whether all bytes of all tensors are there, or ordered to be dropped.
+    pub(super) fn is_complete(&self) -> bool {
+        match self {
+            Self::Records(records) => records.is_complete(),
+            Self::HeadsFirst(body) => body.is_complete(),
+        }
+    }
+
+    /// Whether all tensors are begun, so that what follows is the next frame.
+    pub(super) fn are_begun(&self) -> bool {
+        match self {
+            Self::Records(records) => records.are_begun(),
+            Self::HeadsFirst(body) => body.are_begun(),
+        }
+    }
+
+    /// Whether data lands.
+    pub(super) fn is_landing(&self) -> bool {
+        match self {
+            Self::Records(records) => records.is_landing(),
+            Self::HeadsFirst(body) => body.is_landing(),
+        }
+    }
+
+    /// All tensors, with their indexes, once complete.
+    pub(super) fn into_result(self) -> Result<(SmallVec<[Tensor; 1]>, Vec<u32>), Status> {
+        match self {
+            Self::Records(records) => records.into_result(),
+            Self::HeadsFirst(body) => Ok((body.into_result()?, Vec::new())),
+        }
+    }
+
+    /// Takes the memory that was ordered to be filled first.
+    pub(super) fn landed(&mut self, buffer: Buffer) {
+        match self {
+            Self::Records(records) => records.landed(buffer),
+            Self::HeadsFirst(body) => body.landed(buffer),
+        }
+    }
+
+    /// Takes what is there, and says what the link shall do. `None` means that all tensors are complete.
+    pub(super) fn advance(
+        &mut self,
+        cursor: &mut Cursor<'_>,
+        limits: &ConnectionLimits,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        match self {
+            Self::Records(records) => records.advance(cursor, limits, landings),
+            Self::HeadsFirst(body) => Ok(body.advance(cursor, limits, landings)),
+        }
+    }
+}

@@ -1,0 +1,361 @@
+use grpcxx_memory::{Buffer, BufferMut};
+use grpcxx_transport::{Frame, Landing, Next};
+use smallvec::SmallVec;
+
+use super::cursor::{Cursor, Filled};
+use super::encode::{finish_response, reserve_header};
+use super::landings::checked;
+use super::records::{RESERVED_MAX, landing, tensor_memory};
+use super::{COALESCE_BYTES_MAX, ConnectionLimits, Landings};
+use crate::wire::{DATA_ALIGNMENT_BYTES, HEADER_BYTES, Heads, encode_heads, filled_up};
+use crate::{DTypeClass, Status, Tensor, TensorMeta};
+
+/// Whether a response with these tensors is worth the form with all heads first.
+pub(super) fn suits(tensors: &[Tensor]) -> bool {
+    tensors.len() > 1
+        && tensors.iter().all(|tensor| {
+            tensor.data.len() <= SENT_TENSOR_BYTES_MAX && tensor.dtype.class() != DTypeClass::Proto
+        })
+}
+
+/// Fills an empty frame with a response that is tensors, all heads first.
+///
+/// # Errors
+/// The response cannot be sent; the frame has to be cleared.
+pub(super) fn response(
+    frame: &mut Frame,
+    tag: u64,
+    tensors: &[Tensor],
+    limits: &ConnectionLimits,
+) -> Result<(), Status> {
+    reserve_header(frame);
+    encode_heads(tensors, frame.bytes_mut())?;
+    let heads_bytes = (frame.bytes().len() - HEADER_BYTES) as i32;
+    let copied = |tensor: &Tensor| match tensor.data.len() {
+        len if len <= COALESCE_BYTES_MAX => filled_up(len as u64) as usize,
+        len => fill_bytes(len),
+    };
+    frame.bytes_mut().reserve(tensors.iter().map(copied).sum());
+    for tensor in tensors {
+        let data = &tensor.data;
+        if data.len() <= COALESCE_BYTES_MAX {
+            frame.bytes_mut().extend_from_slice(data);
+        } else {
+            frame.attach(data.clone());
+        }
+        let fill = &[0; DATA_ALIGNMENT_BYTES as usize][..fill_bytes(data.len())];
+        frame.bytes_mut().extend_from_slice(fill);
+    }
+    finish_response(frame, tag, heads_bytes, limits)
+}
+
+/// What fills data up.
+fn fill_bytes(data_bytes: usize) -> usize {
+    (filled_up(data_bytes as u64) - data_bytes as u64) as usize
+}
+
+/// The data of a response whose heads are known, on its way in.
+#[derive(Debug)]
+pub(super) struct HeadsFirst {
+    token: u64,
+    heads: Heads,
+    wanted: usize,
+    begun: usize,
+    /// The next tensor to begin.
+    next: Place,
+    /// The next tensor to arrive.
+    arriving: Place,
+    /// Pieces whose bytes land, oldest first, with those between that are there already.
+    landing: SmallVec<[Piece; 1]>,
+    /// Whether small tensors share memory.
+    shares: bool,
+    /// What fills up the tensor that was begun last.
+    fill_bytes: usize,
+    arrived: SmallVec<[Tensor; 1]>,
+    failure: Option<Status>,
+}
+
+/// A tensor, by its run.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    run: usize,
+    of_run: u32,
+}
+
+/// Tensors that follow each other in one piece of memory.
+#[derive(Debug)]
+struct Piece {
+    tensors: usize,
+    memory: Option<Buffer>,
+}
+
+impl HeadsFirst {
+    pub(super) fn new(token: u64, heads: Heads, wanted: usize) -> Self {
+        Self {
+            token,
+            heads,
+            wanted,
+            begun: 0,
+            next: Place::default(),
+            arriving: Place::default(),
+            landing: SmallVec::new(),
+            shares: true,
+            fill_bytes: 0,
+            arrived: SmallVec::with_capacity(wanted.min(RESERVED_MAX)),
+            failure: None,
+        }
+    }
+
+    /// Drops the rest; the first reason counts.
+    pub(super) fn fail(&mut self, status: Status) {
+        self.failure.get_or_insert(status);
+    }
+
+    /// Whether all bytes of all tensors are there, or ordered to be dropped.
+    pub(super) fn is_complete(&self) -> bool {
+        self.are_begun() && self.landing.is_empty()
+    }
+
+    /// Whether what follows is the next frame.
+    pub(super) fn are_begun(&self) -> bool {
+        self.begun == self.wanted && self.fill_bytes == 0
+    }
+
+    /// Whether data lands.
+    pub(super) fn is_landing(&self) -> bool {
+        !self.landing.is_empty()
+    }
+
+    /// All tensors, once complete.
+    pub(super) fn into_result(self) -> Result<SmallVec<[Tensor; 1]>, Status> {
+        match self.failure {
+            Some(status) => Err(status),
+            None => Ok(self.arrived),
+        }
+    }
+
+    /// Takes the memory that was ordered to be filled first.
+    pub(super) fn landed(&mut self, memory: Buffer) {
+        let piece = self.landing.first_mut();
+        piece.expect("a landing belongs to a piece").memory = Some(memory);
+        let there = self
+            .landing
+            .iter()
+            .take_while(|piece| piece.memory.is_some());
+        for _ in 0..there.count() {
+            let piece = self.landing.remove(0);
+            self.add(piece.tensors, &piece.memory.unwrap_or_default());
+        }
+    }
+
+    /// Takes what is there, and says what the link shall do. `None` means that all data is complete.
+    pub(super) fn advance(
+        &mut self,
+        cursor: &mut Cursor<'_>,
+        limits: &ConnectionLimits,
+        landings: &mut dyn Landings,
+    ) -> Option<Next> {
+        loop {
+            self.take_empty();
+            let fill_bytes = std::mem::take(&mut self.fill_bytes) as u64;
+            if self.failure.is_some() {
+                let left_bytes = fill_bytes + self.take_rest();
+                return cursor.skip(left_bytes, HEADER_BYTES);
+            }
+            if let Some(next) = cursor.skip(fill_bytes, self.next_head_bytes()) {
+                return Some(next);
+            }
+            if self.begun == self.wanted {
+                return None;
+            }
+            if let Some(next) = self.take(cursor, limits, landings) {
+                return Some(next);
+            }
+        }
+    }
+
+    /// Takes the data of the next tensors.
+    fn take(
+        &mut self,
+        cursor: &mut Cursor<'_>,
+        limits: &ConnectionLimits,
+        landings: &mut dyn Landings,
+    ) -> Option<Next> {
+        let (tensors, len_bytes) = self.next_piece();
+        if tensors > 0 && len_bytes > 0 {
+            match landings.block(self.token, len_bytes) {
+                Some(memory) => match checked(Ok(memory), len_bytes as u64) {
+                    Ok(memory) => {
+                        for _ in 0..tensors {
+                            self.begin();
+                        }
+                        return self.fill(cursor, tensors, shared(memory));
+                    }
+                    Err(status) => self.fail(status),
+                },
+                None => self.shares = false,
+            }
+            return None;
+        }
+        let index = self.begun;
+        let meta = self.begin().clone();
+        match tensor_memory(self.token, index, &meta, limits, landings) {
+            Ok(memory) => {
+                self.fill_bytes = (filled_up(meta.data_bytes) - meta.data_bytes) as usize;
+                self.fill(cursor, 1, landing(memory, &meta))
+            }
+            Err(status) => {
+                self.fail(status);
+                let left_bytes = filled_up(meta.data_bytes) + self.take_rest();
+                cursor.skip(left_bytes, HEADER_BYTES)
+            }
+        }
+    }
+
+    /// Fills memory for tensors that were begun with what is there, and orders the rest.
+    fn fill(&mut self, cursor: &mut Cursor<'_>, tensors: usize, landing: Landing) -> Option<Next> {
+        match cursor.fill_landing(landing) {
+            Filled::Whole(memory) => {
+                self.arrive(tensors, memory);
+                None
+            }
+            Filled::Partly(landing) => {
+                self.landing.push(Piece {
+                    tensors,
+                    memory: None,
+                });
+                self.take_empty();
+                Some(Next::Land(match self.fill_bytes {
+                    0 => landing.then_head(self.next_head_bytes()),
+                    _ => landing,
+                }))
+            }
+        }
+    }
+
+    /// How many of the next tensors share memory, and its length; none if the next one has its own.
+    fn next_piece(&self) -> (usize, usize) {
+        let (mut tensors, mut len_bytes) = (0, 0);
+        if !self.shares {
+            return (0, 0);
+        }
+        let mut of_run = self.next.of_run;
+        for (count, meta) in &self.heads.runs()[self.next.run..] {
+            if meta.data_bytes > SHARED_TENSOR_BYTES_MAX || meta.dtype.class() == DTypeClass::Proto
+            {
+                break;
+            }
+            let each_bytes = filled_up(meta.data_bytes) as usize;
+            let left = (count - of_run) as usize;
+            let room = match each_bytes {
+                0 => left,
+                each_bytes => (BLOCK_BYTES_MAX - len_bytes) / each_bytes,
+            };
+            let taken = left.min(room);
+            tensors += taken;
+            len_bytes += taken * each_bytes;
+            if taken < left {
+                break;
+            }
+            of_run = 0;
+        }
+        (tensors, len_bytes)
+    }
+
+    /// Begins the next tensor.
+    fn begin(&mut self) -> &TensorMeta {
+        self.begun += 1;
+        self.next.advance(&self.heads)
+    }
+
+    /// Takes the next tensors as long as they have no data: no byte will come that tells of them.
+    fn take_empty(&mut self) {
+        while let Some((_, meta)) = self.heads.runs().get(self.next.run)
+            && meta.data_bytes == 0
+        {
+            self.begin();
+            self.arrive(1, Buffer::new());
+        }
+    }
+
+    /// Begins all tensors that are left. Returns the length of their data.
+    fn take_rest(&mut self) -> u64 {
+        let mut left_bytes = 0_u64;
+        while self.begun < self.wanted {
+            left_bytes = left_bytes.saturating_add(filled_up(self.begin().data_bytes));
+        }
+        left_bytes
+    }
+
+    fn arrive(&mut self, tensors: usize, memory: Buffer) {
+        if self.landing.is_empty() {
+            self.add(tensors, &memory);
+        } else {
+            self.landing.push(Piece {
+                tensors,
+                memory: Some(memory),
+            });
+        }
+    }
+
+    /// Makes tensors of their memory.
+    fn add(&mut self, tensors: usize, memory: &Buffer) {
+        let mut at_byte = 0;
+        for _ in 0..tensors {
+            let meta = self.arriving.advance(&self.heads);
+            let end = at_byte + meta.data_bytes as usize;
+            self.arrived.push(Tensor {
+                dtype: meta.dtype,
+                shape: meta.shape.clone(),
+                is_dead: meta.is_dead,
+                data: memory.slice(at_byte..end),
+            });
+            at_byte = filled_up(end as u64) as usize;
+        }
+    }
+
+    /// What the link has to show behind the tensors that were begun last and what fills them up.
+    fn next_head_bytes(&self) -> usize {
+        if self.begun == self.wanted {
+            HEADER_BYTES
+        } else {
+            1
+        }
+    }
+}
+
+impl Place {
+    /// Goes to the next tensor, and returns what the one before it is.
+    fn advance<'a>(&mut self, heads: &'a Heads) -> &'a TensorMeta {
+        let (count, meta) = &heads.runs()[self.run];
+        self.of_run += 1;
+        if self.of_run == *count {
+            *self = Self {
+                run: self.run + 1,
+                of_run: 0,
+            };
+        }
+        meta
+    }
+}
+
+/// A landing for the data of several tensors, none of which is parsed.
+fn shared(memory: BufferMut) -> Landing {
+    if memory.is_arena() {
+        Landing::replaceable(memory)
+    } else {
+        Landing::new(memory)
+    }
+}
+
+/// Longest data of a tensor in a response that is sent with all heads first; beyond, memory of its own costs little
+/// beside the bytes.
+const SENT_TENSOR_BYTES_MAX: usize = 8 << 10;
+
+/// Longest data of a tensor that shares memory with others.
+const SHARED_TENSOR_BYTES_MAX: u64 = 32 << 10;
+
+/// Longest memory that tensors share. It stays as long as one of them does.
+const BLOCK_BYTES_MAX: usize = 1 << 20;
+
+const _: () = assert!(SHARED_TENSOR_BYTES_MAX < BLOCK_BYTES_MAX as u64);
