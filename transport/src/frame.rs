@@ -25,6 +25,13 @@ enum Payload {
     Device(DeviceBuffer),
 }
 
+/// A place in a frame; the default is its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FramePlace {
+    segment: usize,
+    offset_bytes: usize,
+}
+
 impl Frame {
     /// An empty frame.
     pub fn new() -> Self {
@@ -65,6 +72,55 @@ impl Frame {
             at: self.bytes.len(),
             payload: Payload::Device(payload),
         });
+    }
+
+    /// Appends what `source` has from a place on, with as many bytes of its payload as are wanted: these by reference, the
+    /// rest copied. Returns where it ended, which is in payload or before it; `None` if that is the end of `source`.
+    ///
+    /// Payload is cut, unless it lies in memory of another device or `is_whole` says that it must not be.
+    pub fn append(
+        &mut self,
+        source: &Self,
+        from: FramePlace,
+        payload_bytes: usize,
+        is_whole: impl Fn(&Buffer) -> bool,
+    ) -> Option<FramePlace> {
+        let mut wanted_bytes = payload_bytes;
+        let mut offset_bytes = from.offset_bytes;
+        for segment in from.segment..source.segment_count() {
+            let Some(splice) = source.splices.get(segment / 2).filter(|_| segment % 2 == 1) else {
+                self.bytes.extend_from_slice(source.segment(segment));
+                continue;
+            };
+            if wanted_bytes == 0 {
+                return Some(FramePlace {
+                    segment,
+                    offset_bytes: 0,
+                });
+            }
+            let taken_bytes = match &splice.payload {
+                Payload::Device(payload) => {
+                    self.attach_device(payload.clone());
+                    payload.len()
+                }
+                Payload::Host(payload) => {
+                    let left_bytes = payload.len() - offset_bytes;
+                    if left_bytes > wanted_bytes && !is_whole(payload) {
+                        let end_bytes = offset_bytes + wanted_bytes;
+                        self.attach(payload.slice(offset_bytes..end_bytes));
+                        return Some(FramePlace {
+                            segment,
+                            offset_bytes: end_bytes,
+                        });
+                    }
+                    self.attach(payload.slice(offset_bytes..));
+                    left_bytes
+                }
+            };
+            offset_bytes = 0;
+            wanted_bytes = wanted_bytes.saturating_sub(taken_bytes);
+        }
+        None
     }
 
     /// Length on the link, in bytes.
@@ -152,5 +208,41 @@ mod tests {
         frame.clear();
         assert_eq!(frame.len_bytes(), 0);
         assert_eq!(frame.segments().map(<[u8]>::len).sum::<usize>(), 0);
+    }
+
+    /// Parts of a frame with pieces of all kinds, payload wanted in steps of so many bytes.
+    fn parts(step: usize, is_whole: impl Fn(&Buffer) -> bool + Copy) -> Vec<Vec<u8>> {
+        let mut source = Frame::new();
+        for (head, payload) in [("head", "0123456789"), ("", "abc"), ("tail", "ABCDEFG")] {
+            source.bytes_mut().extend_from_slice(head.as_bytes());
+            source.attach(Buffer::from(payload.as_bytes()));
+        }
+        source.bytes_mut().extend_from_slice(b"end");
+        let (mut parts, mut place) = (Vec::new(), Some(FramePlace::default()));
+        while let Some(from) = place {
+            let mut part = Frame::new();
+            place = part.append(&source, from, step, is_whole);
+            parts.push(part.segments().collect::<Vec<_>>().concat());
+        }
+        parts
+    }
+
+    #[test]
+    fn parts_of_a_frame_are_the_frame() {
+        for step in 1..25 {
+            let all = parts(step, |_| false).concat();
+            assert_eq!(
+                all, b"head0123456789abctailABCDEFGend",
+                "in steps of {step}"
+            );
+        }
+        assert_eq!(
+            parts(5, |_| false),
+            [&b"head01234"[..], b"56789", b"abctailAB", b"CDEFGend"]
+        );
+        assert_eq!(
+            parts(5, |payload| payload.len() == 10),
+            [&b"head0123456789"[..], b"abctailAB", b"CDEFGend"]
+        );
     }
 }

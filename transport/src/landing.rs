@@ -5,17 +5,20 @@ use grpcxx_memory::{Buffer, BufferMut};
 pub struct Landing {
     buffer: BufferMut,
     filled_bytes: usize,
+    /// Where it is full, as far as the link is concerned.
+    end_bytes: usize,
     is_replaceable: bool,
     replacement: Option<Buffer>,
-    then_head_bytes: Option<usize>,
+    then_head_bytes: Option<u16>,
 }
 
 impl Landing {
     /// A landing that wants all of `buffer`.
     pub fn new(buffer: BufferMut) -> Self {
         Self {
-            buffer,
             filled_bytes: 0,
+            end_bytes: buffer.len(),
+            buffer,
             is_replaceable: false,
             replacement: None,
             then_head_bytes: None,
@@ -36,16 +39,36 @@ impl Landing {
     ///
     /// Such landings come back in order, and before any later one. The answer to one that comes back after more was
     /// shown does not count.
+    ///
+    /// # Panics
+    /// If that is far more than [`HEAD_BYTES_MAX`](crate::HEAD_BYTES_MAX).
     pub fn then_head(self, at_least_bytes: usize) -> Self {
+        let bytes = u16::try_from(at_least_bytes);
         Self {
-            then_head_bytes: Some(at_least_bytes),
+            then_head_bytes: Some(bytes.expect("a head has at most HEAD_BYTES_MAX bytes")),
             ..self
         }
     }
 
     /// What may be shown before the landing is back, if anything.
     pub fn then_head_bytes(&self) -> Option<usize> {
-        self.then_head_bytes
+        self.then_head_bytes.map(usize::from)
+    }
+
+    /// The same, full once so many more bytes are there, and nothing of what follows is shown before it is back: the rest
+    /// comes later, with something else between.
+    #[must_use]
+    pub fn part(mut self, bytes: usize) -> Self {
+        self.end_bytes -= self.remaining_bytes().saturating_sub(bytes);
+        self.then_head_bytes = None;
+        self
+    }
+
+    /// The same, of which all is wanted again after a [`Landing::part`].
+    #[must_use]
+    pub fn whole(mut self) -> Self {
+        self.end_bytes = self.buffer.len();
+        self
     }
 
     /// Fills the landing with memory that has the bytes already, in place of its own.
@@ -54,7 +77,7 @@ impl Landing {
     /// The memory comes back: the landing is not replaceable, has bytes already, or is not as long.
     pub fn replace(&mut self, memory: Buffer) -> Result<(), Buffer> {
         let fits = self.is_replaceable && self.filled_bytes == 0;
-        if !fits || memory.len() != self.buffer.len() {
+        if !fits || memory.len() != self.buffer.len() || memory.len() != self.end_bytes {
             return Err(memory);
         }
         self.filled_bytes = memory.len();
@@ -69,7 +92,7 @@ impl Landing {
 
     /// Bytes still wanted.
     pub fn remaining_bytes(&self) -> usize {
-        self.buffer.len() - self.filled_bytes
+        self.end_bytes - self.filled_bytes
     }
 
     /// Whether all bytes are there.
@@ -79,7 +102,7 @@ impl Landing {
 
     /// The part that is not filled yet.
     pub fn unfilled(&mut self) -> &mut [u8] {
-        &mut self.buffer[self.filled_bytes..]
+        &mut self.buffer[self.filled_bytes..self.end_bytes]
     }
 
     /// Notes that `bytes` more bytes of [`Landing::unfilled`] hold data.
@@ -182,6 +205,27 @@ mod tests {
         assert_eq!(landing.replace(other.clone()), Ok(()));
         assert!(landing.is_full());
         assert_eq!(landing.into_shared().as_ptr(), other.as_ptr());
+    }
+
+    #[test]
+    fn a_landing_is_filled_in_parts() {
+        let mut landing = Landing::replaceable(BufferMut::zeroed(5))
+            .then_head(8)
+            .part(3);
+        assert_eq!(
+            (landing.remaining_bytes(), landing.then_head_bytes()),
+            (3, None)
+        );
+        assert!(landing.replace(Buffer::from(&b"123"[..])).is_err());
+        assert!(landing.replace(Buffer::from(&b"12345"[..])).is_err());
+        assert_eq!(landing.fill_from(b"abcde"), 3);
+        assert!(landing.is_full());
+        let mut landing = landing.whole();
+        assert_eq!((landing.filled_bytes(), landing.remaining_bytes()), (3, 2));
+        landing = landing.part(7);
+        assert_eq!(landing.unfilled().len(), 2);
+        assert_eq!(landing.fill_from(b"de"), 2);
+        assert_eq!(&landing.into_shared()[..], b"abcde");
     }
 
     #[test]

@@ -27,7 +27,7 @@ mod trace;
 mod transport;
 
 pub use faults::{FaultOptions, Faults};
-pub use frame::Frame;
+pub use frame::{Frame, FramePlace};
 pub use id::{LinkId, ListenerId};
 pub use inbound::{Inbound, ReadTarget};
 pub use landing::{Landing, Next, Progress};

@@ -4,7 +4,9 @@ use std::time::Duration;
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{Frame, Next, Outcome, Refusal, Refused, Time};
 
+use super::chunks::Chunks;
 use super::client_inbound::{Inbound, Landing};
+use super::cutting;
 use super::deadlines::Deadlines;
 use super::limits::FRAME_BYTES_MAX;
 use super::outgoing::Outgoing;
@@ -23,6 +25,7 @@ pub struct ClientConnection {
     pub(super) limits: ConnectionLimits,
     pub(super) calls: Slots<Call>,
     pub(super) inbound: Inbound,
+    pub(super) chunks: Chunks<Inbound>,
     /// Responses whose payload lands while later ones are shown, and complete ones between them, oldest first.
     pub(super) landing: VecDeque<Landing>,
     pub(super) announced: Features,
@@ -33,7 +36,7 @@ pub struct ClientConnection {
     /// Frames that are too long for a peer of which nothing is known yet.
     #[expect(clippy::vec_box, reason = "frames travel boxed")]
     held: Vec<Box<Frame>>,
-    outgoing: Outgoing,
+    pub(super) outgoing: Outgoing,
     finished: VecDeque<Finished>,
     outstanding: usize,
     closed: bool,
@@ -101,6 +104,7 @@ impl ClientConnection {
             limits,
             calls: Slots::new(),
             inbound: Inbound::Header,
+            chunks: Chunks::default(),
             landing: VecDeque::new(),
             announced: announce,
             peer: None,
@@ -235,7 +239,7 @@ impl ClientConnection {
     /// Ends all calls, because the link is gone.
     pub fn handle_closed(&mut self, status: &Status) {
         self.closed = true;
-        while let Some(frame) = self.outgoing.pop().or_else(|| self.held.pop()) {
+        while let Some(frame) = self.outgoing.abandon().or_else(|| self.held.pop()) {
             self.outgoing.recycle(frame);
         }
         let ids: Vec<SlotId> = self.calls.iter().map(|(id, _)| id).collect();
@@ -244,6 +248,7 @@ impl ClientConnection {
         }
         self.deadlines.clear();
         self.inbound = Inbound::Header;
+        self.chunks = Chunks::default();
         self.landing.clear();
     }
 
@@ -277,9 +282,9 @@ impl ClientConnection {
                 }
                 Some(call) => {
                     call.is_sent = true;
-                    return Some(frame);
+                    return Some(self.outgoing.cut(frame, cutting::NOBODY));
                 }
-                // A cancel, which no slot belongs to.
+                // A cancel or a chunk, which no slot belongs to.
                 None => return Some(frame),
             }
         }
@@ -296,6 +301,11 @@ impl ClientConnection {
     /// The next result.
     pub fn poll_finished(&mut self) -> Option<Finished> {
         self.finished.pop_front()
+    }
+
+    /// Says whether the link lends payload of shared arenas to the peer, so that nothing waits for it.
+    pub fn set_lends(&mut self, lends: bool) {
+        self.outgoing.cutter.keep_shared(lends);
     }
 
     fn announce(&mut self, features: Features) {
@@ -327,7 +337,7 @@ impl ClientConnection {
         self.common().intersects(Features::MEDIA)
     }
 
-    fn has(&self, feature: Features) -> bool {
+    pub(super) fn has(&self, feature: Features) -> bool {
         self.common().contains(feature)
     }
 

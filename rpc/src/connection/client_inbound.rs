@@ -3,6 +3,7 @@ use grpcxx_transport::{Next, Progress, Time};
 use smallvec::SmallVec;
 
 use super::body::Body;
+use super::chunks::{self, Chunks, TakesChunks};
 use super::client::{Call, ClientConnection, Expected};
 use super::cursor::{Cursor, Filled};
 use super::heads_first::HeadsFirst;
@@ -11,32 +12,26 @@ use super::records::{Records, message_too_long, tensor_memory};
 use super::slots::SlotId;
 use super::{Landings, PeerViolation};
 use crate::wire::{
-    Announcement, Features, HEADER_BYTES, Heads, RECORD_BYTES, ResponseHeader, decode_names,
-    decode_record, sorted_by_name,
+    Announcement, ChunkHeader, Features, HEADER_BYTES, Heads, RECORD_BYTES, ResponseHeader,
+    decode_names, decode_record, sorted_by_name,
 };
 use crate::{Code, Response, Status, Tensor, Text};
 
 /// What the next bytes from the peer are.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[expect(
     clippy::large_enum_variant,
     reason = "there is one in each connection, and a box would be allocated for each frame"
 )]
 pub(super) enum Inbound {
+    #[default]
     Header,
     /// The body of a successful response.
-    Message {
-        id: SlotId,
-    },
+    Message { id: SlotId },
     /// The text of a failed one.
-    ErrorText {
-        id: SlotId,
-        status: i32,
-    },
+    ErrorText { id: SlotId, status: i32 },
     /// The names of fetched tensors.
-    Names {
-        id: SlotId,
-    },
+    Names { id: SlotId },
     /// What the tensors of a response are, all of them before their data.
     Heads {
         id: SlotId,
@@ -44,10 +39,7 @@ pub(super) enum Inbound {
         data_bytes: u64,
     },
     /// Tensors.
-    Records {
-        id: SlotId,
-        records: Body,
-    },
+    Records { id: SlotId, records: Body },
 }
 
 /// A response behind which the link has shown more before its payload was there.
@@ -68,6 +60,75 @@ pub(super) enum Landing {
     },
 }
 
+impl TakesChunks for ClientConnection {
+    type Inbound = Inbound;
+
+    fn chunks(&mut self) -> &mut Chunks<Inbound> {
+        &mut self.chunks
+    }
+
+    fn inbound(&mut self) -> &mut Inbound {
+        &mut self.inbound
+    }
+
+    fn is_between_frames(&self) -> bool {
+        matches!(self.inbound, Inbound::Header)
+    }
+
+    fn land_and_read(
+        &mut self,
+        now: Time,
+        memory: Buffer,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        self.land(memory)?;
+        self.read_frames(now, cursor, landings)
+    }
+
+    fn read_frames(
+        &mut self,
+        _now: Time,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        loop {
+            let next = match &self.inbound {
+                Inbound::Header if self.chunks.is_opened() => Some(self.first_order()),
+                Inbound::Header => match cursor.array::<HEADER_BYTES>() {
+                    Some(bytes) => {
+                        let header = ResponseHeader::decode(bytes).map_err(|cause| {
+                            PeerViolation::WrongId {
+                                place: "response header",
+                                cause,
+                            }
+                        })?;
+                        let most = self.limits.frame_bytes;
+                        if self.announced.contains(Features::CHUNKS)
+                            && self.chunks.begin(bytes, &mut self.inbound, most)?
+                        {
+                            return Ok(None);
+                        }
+                        self.chunks.open(header.tag)?;
+                        self.begin(header, cursor, landings)?
+                    }
+                    None => Some(self.first_order()),
+                },
+                Inbound::Records { .. } => self.read_records(cursor, landings)?,
+                Inbound::Message { .. }
+                | Inbound::ErrorText { .. }
+                | Inbound::Names { .. }
+                | Inbound::Heads { .. } => {
+                    unreachable!("the link shows bytes only when its landing is done")
+                }
+            };
+            if next.is_some() {
+                return Ok(next);
+            }
+        }
+    }
+}
+
 impl ClientConnection {
     /// Takes bytes that the link shows, and says how many are done with and what the link shall do next.
     ///
@@ -75,13 +136,13 @@ impl ClientConnection {
     /// The peer broke the protocol; close the link.
     pub fn handle_received(
         &mut self,
-        _now: Time,
+        now: Time,
         bytes: &[u8],
         landings: &mut dyn Landings,
     ) -> Result<Progress, PeerViolation> {
         let mut cursor = Cursor::new(bytes);
         self.go_on();
-        let next = self.read(&mut cursor, landings)?;
+        let next = chunks::read(self, now, &mut cursor, landings)?;
         Ok(Progress {
             consumed_bytes: cursor.consumed_bytes(),
             next,
@@ -94,7 +155,7 @@ impl ClientConnection {
     /// The peer broke the protocol; close the link.
     pub fn handle_landed(
         &mut self,
-        _now: Time,
+        now: Time,
         landing: grpcxx_transport::Landing,
         landings: &mut dyn Landings,
     ) -> Result<Next, PeerViolation> {
@@ -102,21 +163,23 @@ impl ClientConnection {
             // The link died; that it is gone comes as an event of its own.
             return Ok(Next::Pause);
         }
-        let buffer = landing.into_shared();
         if let Some(Landing::Records { records, .. }) = self.landing.front_mut() {
-            records.landed(buffer);
+            records.landed(landing.into_shared());
             self.finish_landed();
             // The link has gone on, so this does not count.
             return Ok(Next::Pause);
         }
-        self.land(buffer)?;
+        if self.chunks.is_inside() {
+            return chunks::landed(self, now, landing, landings);
+        }
+        self.land(landing.into_shared())?;
         if let Inbound::Records { records, .. } = &self.inbound
             && records.is_landing()
         {
             // As above.
             return Ok(Next::Pause);
         }
-        self.read(&mut Cursor::new(&[]), landings)
+        chunks::read(self, now, &mut Cursor::new(&[]), landings)
     }
 
     /// Puts a response aside whose payload still lands while the link shows what follows it.
@@ -151,39 +214,6 @@ impl ClientConnection {
             self.finish(id, result);
         } else {
             self.landing.push_back(Landing::Complete { id, result });
-        }
-    }
-
-    fn read(
-        &mut self,
-        cursor: &mut Cursor<'_>,
-        landings: &mut dyn Landings,
-    ) -> Result<Next, PeerViolation> {
-        loop {
-            let next = match &self.inbound {
-                Inbound::Header => match cursor.array::<HEADER_BYTES>() {
-                    Some(bytes) => {
-                        let header = ResponseHeader::decode(bytes).map_err(|cause| {
-                            PeerViolation::WrongId {
-                                place: "response header",
-                                cause,
-                            }
-                        })?;
-                        self.begin(header, cursor, landings)?
-                    }
-                    None => Some(self.first_order()),
-                },
-                Inbound::Records { .. } => self.read_records(cursor, landings)?,
-                Inbound::Message { .. }
-                | Inbound::ErrorText { .. }
-                | Inbound::Names { .. }
-                | Inbound::Heads { .. } => {
-                    unreachable!("the link shows bytes only when its landing is done")
-                }
-            };
-            if let Some(next) = next {
-                return Ok(next);
-            }
         }
     }
 
@@ -537,6 +567,10 @@ impl ClientConnection {
         if call.is_some_and(|call| matches!(call.expected, Expected::Announcement)) {
             let found = Announcement::find(&body).ok().flatten().unwrap_or_default();
             self.peer = Some(found.features);
+            if self.has(Features::CHUNKS) {
+                let whole_frame_bytes = self.limits.whole_frame_bytes;
+                (self.outgoing.cutter).start(whole_frame_bytes, ChunkHeader::encode_of_request);
+            }
             if self.may_move() && !found.offer.is_empty() {
                 self.offer = Some(found.offer);
             }

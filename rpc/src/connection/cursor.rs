@@ -43,6 +43,13 @@ impl<'a> Cursor<'a> {
         &self.bytes[self.at_byte..]
     }
 
+    /// A cursor of its own over the next bytes, at most so many. What it takes is not taken here.
+    pub(super) fn within(&self, bytes_max: u64) -> Self {
+        let rest = self.peek_rest();
+        let len = usize::try_from(bytes_max).unwrap_or(usize::MAX);
+        Self::new(&rest[..rest.len().min(len)])
+    }
+
     /// Takes `len` bytes, if all of them are there.
     pub(super) fn slice(&mut self, len: usize) -> Option<&'a [u8]> {
         let slice = self.bytes[self.at_byte..].get(..len)?;

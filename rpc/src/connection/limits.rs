@@ -20,6 +20,10 @@ pub struct ConnectionLimits {
     pub records: usize,
     /// Longest error text, in bytes.
     pub error_text_bytes: usize,
+    /// Frames that are longer go in chunks to a peer that takes these, in bytes.
+    pub whole_frame_bytes: u64,
+    /// Payload of one chunk, in bytes.
+    pub chunk_bytes: usize,
     /// Frames kept for reuse.
     pub pooled_frames: usize,
     /// Frames that have grown longer than this are not kept, in bytes.
@@ -37,6 +41,8 @@ impl Default for ConnectionLimits {
             names_bytes: 16 << 20,
             records: RECORDS_MAX,
             error_text_bytes: 64 << 10,
+            whole_frame_bytes: 256 << 20,
+            chunk_bytes: 32 << 20,
             pooled_frames: 256,
             pooled_frame_bytes: 512 << 10,
             pooled_bytes: 4 << 20,
@@ -80,7 +86,7 @@ impl ConnectionLimits {
 
     /// Most frames that wait at a server for the link: one answer for each request.
     pub fn server_frames(&self) -> usize {
-        self.outstanding_calls
+        self.outstanding_calls + CHUNKED_REQUESTS
     }
 }
 
@@ -94,6 +100,9 @@ const LONG_FRAME_BYTES_MAX: u64 = 1 << 48;
 const RECORDS_MAX: usize = (65_535 - 1) / 2;
 
 const ANNOUNCEMENT_CALLS: usize = 1;
+
+/// Requests that arrive in chunks while others come: those of which one may wait for it are not to hold it up.
+const CHUNKED_REQUESTS: usize = 1;
 
 /// Slots are counted in 32 bits, of which the last value means none.
 const OUTSTANDING_CALLS_MAX: usize = u32::MAX as usize - 1 - ANNOUNCEMENT_CALLS;
@@ -127,7 +136,12 @@ mod tests {
                 limits.outstanding_calls
             ),
         ];
-        for row in rows {
+        let chunks = format!(
+            "We cut frames of more than {} MiB, into chunks with {} MiB of payload",
+            limits.whole_frame_bytes >> 20,
+            limits.chunk_bytes >> 20
+        );
+        for row in rows.into_iter().chain([chunks]) {
             assert!(document.contains(&row), "docs/wire.md lacks {row}");
         }
     }
@@ -150,6 +164,6 @@ mod tests {
         assert_eq!(cut.records, RECORDS_MAX);
         assert_eq!(cut.client_slots(), 2);
         assert_eq!(cut.client_frames(), 4);
-        assert_eq!(cut.server_frames(), 1);
+        assert_eq!(cut.server_frames(), 2);
     }
 }

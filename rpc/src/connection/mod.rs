@@ -12,9 +12,11 @@
 //! driver closes the link, and then calls `handle_closed`.
 
 mod body;
+mod chunks;
 mod client;
 mod client_inbound;
 mod cursor;
+mod cutting;
 mod deadlines;
 mod encode;
 mod heads_first;
@@ -27,6 +29,7 @@ mod server_inbound;
 mod slots;
 mod violation;
 
+pub use chunks::ChunkError;
 pub use client::{CallId, CallOptions, ClientConnection, Finished};
 pub use landings::Landings;
 pub use limits::{COALESCE_BYTES_MAX, ConnectionLimits};

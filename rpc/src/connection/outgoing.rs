@@ -3,6 +3,7 @@ use std::collections::VecDeque;
 use grpcxx_transport::Frame;
 
 use super::ConnectionLimits;
+use super::cutting::Cutter;
 
 /// Frames that wait for the link, and empty ones that wait for use.
 #[derive(Debug)]
@@ -12,6 +13,7 @@ use super::ConnectionLimits;
 )]
 pub(super) struct Outgoing {
     queue: VecDeque<Box<Frame>>,
+    pub(super) cutter: Cutter,
     pool: Vec<Box<Frame>>,
     /// Memory of the frames in the pool.
     pool_bytes: usize,
@@ -24,6 +26,7 @@ impl Outgoing {
     pub(super) fn new(limits: &ConnectionLimits) -> Self {
         Self {
             queue: VecDeque::new(),
+            cutter: Cutter::new(limits),
             pool: Vec::new(),
             pool_bytes: 0,
             pooled_frames: limits.pooled_frames,
@@ -40,7 +43,12 @@ impl Outgoing {
         frame
     }
 
-    pub(super) fn recycle(&mut self, mut frame: Box<Frame>) {
+    pub(super) fn recycle(&mut self, frame: Box<Frame>) {
+        self.cutter.took_back(&frame);
+        self.reuse(frame);
+    }
+
+    fn reuse(&mut self, mut frame: Box<Frame>) {
         let bytes = frame.bytes_mut().capacity();
         if self.pool.len() < self.pooled_frames
             && bytes <= self.pooled_frame_bytes
@@ -60,7 +68,44 @@ impl Outgoing {
         self.queue.push_front(frame);
     }
 
+    /// The next frame: a chunk, or what is to be given to [`Outgoing::cut`].
     pub(super) fn pop(&mut self) -> Option<Box<Frame>> {
-        self.queue.pop_front()
+        loop {
+            if self.cutter.is_due(self.queue.is_empty()) {
+                let frame = self.cutter.pop();
+                return Some(frame.unwrap_or_else(|| self.chunk()));
+            }
+            let frame = self.queue.pop_front()?;
+            if !self.cutter.is_long(&frame) {
+                self.cutter.let_pass();
+                return Some(frame);
+            }
+            self.cutter.push(frame);
+        }
+    }
+
+    /// The frame, or its first chunk if it is long. The last chunk will have this token.
+    #[inline]
+    pub(super) fn cut(&mut self, mut frame: Box<Frame>, token: u64) -> Box<Frame> {
+        if !self.cutter.is_long(&frame) {
+            return frame;
+        }
+        frame.token = token;
+        self.cutter.begin(frame);
+        self.chunk()
+    }
+
+    /// Gives back a frame that the link does not have, and of which it has not had all.
+    pub(super) fn abandon(&mut self) -> Option<Box<Frame>> {
+        let frame = self.cutter.abandon();
+        frame.or_else(|| self.queue.pop_front())
+    }
+
+    fn chunk(&mut self) -> Box<Frame> {
+        let mut chunk = self.empty_frame();
+        if let Some(whole) = self.cutter.cut(&mut chunk) {
+            self.reuse(whole);
+        }
+        chunk
     }
 }

@@ -4,13 +4,14 @@ use grpcxx_transport::{Frame, Next, Outcome, Time};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use super::chunks::Chunks;
 use super::deadlines::Deadlines;
 use super::heads_first::{self, suits};
 use super::outgoing::Outgoing;
 use super::server_inbound::Inbound;
 use super::slots::{SlotId, Slots};
 use super::{ConnectionLimits, encode};
-use crate::wire::{Announcement, Features, HEADER_BYTES};
+use crate::wire::{Announcement, ChunkHeader, Features, HEADER_BYTES};
 use crate::{Code, Request, Response, Status, Tensor, Text};
 
 /// The answering end of a connection.
@@ -27,6 +28,7 @@ pub struct ServerConnection {
     /// Requests without an answer by tag.
     pub(super) tags: HashMap<u64, SlotId>,
     pub(super) inbound: Inbound,
+    pub(super) chunks: Chunks<Inbound>,
     pub(super) announced: Features,
     pub(super) peer: Option<Features>,
     /// What the link offers to a peer that can move it; empty if nothing.
@@ -127,6 +129,7 @@ impl ServerConnection {
             served: Slots::new(),
             tags: HashMap::new(),
             inbound: Inbound::Header,
+            chunks: Chunks::default(),
             announced: announce,
             peer: None,
             offer: Vec::new(),
@@ -258,10 +261,11 @@ impl ServerConnection {
     pub fn handle_closed(&mut self, _status: &Status) {
         self.closed = true;
         self.inbound = Inbound::Header;
+        self.chunks = Chunks::default();
         self.deadlines.clear();
         self.tags.clear();
         self.ready.clear();
-        while let Some(frame) = self.outgoing.pop() {
+        while let Some(frame) = self.outgoing.abandon() {
             self.handle_sent(frame, Outcome::Lost);
         }
         let ids: Vec<_> = self
@@ -300,7 +304,9 @@ impl ServerConnection {
 
     /// The next frame for the link.
     pub fn poll_frame(&mut self) -> Option<Box<Frame>> {
-        self.outgoing.pop()
+        let frame = self.outgoing.pop()?;
+        let token = frame.token;
+        Some(self.outgoing.cut(frame, token))
     }
 
     /// Takes back a frame that the link refused; it is the next one again.
@@ -312,6 +318,15 @@ impl ServerConnection {
     pub(super) fn meet(&mut self, features: Features) {
         self.peer = Some(features);
         self.limits = self.own_limits.between(self.common());
+        if self.has(Features::CHUNKS) {
+            let whole_frame_bytes = self.limits.whole_frame_bytes;
+            (self.outgoing.cutter).start(whole_frame_bytes, ChunkHeader::encode_of_response);
+        }
+    }
+
+    /// Says whether the link lends payload of shared arenas to the peer, so that nothing waits for it.
+    pub fn set_lends(&mut self, lends: bool) {
+        self.outgoing.cutter.keep_shared(lends);
     }
 
     pub(super) fn has(&self, feature: Features) -> bool {
@@ -323,9 +338,11 @@ impl ServerConnection {
         self.announced & self.peer.unwrap_or_default()
     }
 
-    /// Whether another request has to wait.
+    /// Whether another request has to wait. One that arrives in chunks does not count, for those behind it may wait
+    /// for the rest of it.
     pub(super) fn is_full(&self) -> bool {
-        self.served.len() + self.cancelled.len() >= self.limits.outstanding_calls
+        let limit = self.limits.outstanding_calls + usize::from(self.chunks.is_begun());
+        self.served.len() + self.cancelled.len() >= limit
     }
 
     /// Answers a request that the service shall not see, or no longer care for.

@@ -5,6 +5,7 @@ use grpcxx_transport::{Landing, Next, Progress, Time};
 use hashbrown::hash_map::Entry;
 use smallvec::SmallVec;
 
+use super::chunks::{self, Chunks, TakesChunks};
 use super::cursor::{Cursor, Filled};
 use super::encode::unsupported;
 use super::landings::checked;
@@ -19,18 +20,16 @@ use crate::wire::{
 use crate::{Code, GraphCall, Method, Request, Status, Text};
 
 /// What the next bytes from the peer are.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[expect(
     clippy::large_enum_variant,
     reason = "there is one in each connection, and a box would be allocated for each frame"
 )]
 pub(super) enum Inbound {
+    #[default]
     Header,
     /// One protobuf message.
-    Message {
-        arriving: Arriving,
-        method: Method,
-    },
+    Message { arriving: Arriving, method: Method },
     /// What precedes the feeds of a graph call.
     Metadata {
         arriving: Arriving,
@@ -65,7 +64,7 @@ impl ServerConnection {
         landings: &mut dyn Landings,
     ) -> Result<Progress, PeerViolation> {
         let mut cursor = Cursor::new(bytes);
-        let next = self.read(now, &mut cursor, landings)?;
+        let next = chunks::read(self, now, &mut cursor, landings)?;
         Ok(Progress {
             consumed_bytes: cursor.consumed_bytes(),
             next,
@@ -86,21 +85,54 @@ impl ServerConnection {
             // The link died; that it is gone comes as an event of its own.
             return Ok(Next::Pause);
         }
+        if self.chunks.is_inside() {
+            return chunks::landed(self, now, landing, landings);
+        }
         let cursor = &mut Cursor::new(&[]);
-        match self.land(landing.into_shared(), cursor) {
+        match self.land_and_read(now, landing.into_shared(), cursor, landings)? {
             Some(next) => Ok(next),
-            None => self.read(now, cursor, landings),
+            None => chunks::read(self, now, cursor, landings),
+        }
+    }
+}
+
+impl TakesChunks for ServerConnection {
+    type Inbound = Inbound;
+
+    fn chunks(&mut self) -> &mut Chunks<Inbound> {
+        &mut self.chunks
+    }
+
+    fn inbound(&mut self) -> &mut Inbound {
+        &mut self.inbound
+    }
+
+    fn is_between_frames(&self) -> bool {
+        matches!(self.inbound, Inbound::Header)
+    }
+
+    fn land_and_read(
+        &mut self,
+        now: Time,
+        memory: Buffer,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        match self.land(memory, cursor) {
+            Some(next) => Ok(Some(next)),
+            None => self.read_frames(now, cursor, landings),
         }
     }
 
-    fn read(
+    fn read_frames(
         &mut self,
         now: Time,
         cursor: &mut Cursor<'_>,
         landings: &mut dyn Landings,
-    ) -> Result<Next, PeerViolation> {
+    ) -> Result<Option<Next>, PeerViolation> {
         loop {
             let next = match &self.inbound {
+                Inbound::Header if self.chunks.is_opened() => Some(self.first_order()),
                 Inbound::Header if self.is_full() => {
                     self.is_paused = true;
                     Some(Next::Pause)
@@ -113,6 +145,13 @@ impl ServerConnection {
                                 cause,
                             }
                         })?;
+                        let most = self.limits.frame_bytes;
+                        if self.has(Features::CHUNKS)
+                            && self.chunks.begin(bytes, &mut self.inbound, most)?
+                        {
+                            return Ok(None);
+                        }
+                        self.chunks.open(header.tag)?;
                         self.begin(now, header, cursor, landings)?
                     }
                     None => Some(self.first_order()),
@@ -122,12 +161,14 @@ impl ServerConnection {
                     unreachable!("the link shows bytes only when its landing is done")
                 }
             };
-            if let Some(next) = next {
+            if next.is_some() {
                 return Ok(next);
             }
         }
     }
+}
 
+impl ServerConnection {
     fn begin(
         &mut self,
         now: Time,

@@ -1,3 +1,4 @@
+use super::ChunkError;
 use crate::wire::{HeadsError, Malformed, RecordError, WrongId};
 
 /// How a peer broke the protocol. There is no way to go on: the link has to be closed.
@@ -49,6 +50,9 @@ pub enum PeerViolation {
     /// Names that cannot be read, so that what follows them cannot be either.
     #[error(transparent)]
     Malformed(#[from] Malformed),
+    /// A frame in chunks that is none.
+    #[error(transparent)]
+    Chunk(#[from] ChunkError),
 }
 
 #[cfg(test)]

@@ -22,6 +22,8 @@ impl Features {
     pub const RDMA: Self = Self(1 << 3);
     /// Frames may be longer than originals can say.
     pub const LONG_FRAMES: Self = Self(1 << 4);
+    /// Long frames may travel in chunks.
+    pub const CHUNKS: Self = Self(1 << 5);
     /// What the tensors of a response are may come before all of their data.
     pub const HEADS_FIRST: Self = Self(1 << 6);
     /// What lets a connection move to another medium.
@@ -32,6 +34,7 @@ impl Features {
             | Self::DEADLINE.0
             | Self::MEDIA.0
             | Self::LONG_FRAMES.0
+            | Self::CHUNKS.0
             | Self::HEADS_FIRST.0,
     );
 
@@ -95,6 +98,7 @@ impl fmt::Display for Features {
             (Self::SHARED_MEMORY, "shared memory"),
             (Self::RDMA, "RDMA"),
             (Self::LONG_FRAMES, "long frames"),
+            (Self::CHUNKS, "chunks"),
             (Self::HEADS_FIRST, "heads first"),
         ] {
             if self.contains(feature) {
@@ -226,7 +230,7 @@ mod tests {
         };
         announcement.encode(&mut bytes);
         assert_eq!(bytes.len(), plain.len() + announcement.len_bytes());
-        assert_eq!(bytes[plain.len()..], [0xea, 0xa4, 0x0b, 4, 8, 1, 0x10, 95]);
+        assert_eq!(bytes[plain.len()..], [0xea, 0xa4, 0x0b, 4, 8, 1, 0x10, 127]);
         assert_eq!(Announcement::find(&bytes), Ok(Some(announcement)));
         assert_eq!(GetStatusResponse::decode(&bytes[..]), Ok(status));
         assert!(GetStatusRequest::decode(&bytes[plain.len()..]).is_ok());

@@ -14,7 +14,9 @@ mod record;
 pub use announcement::{Announcement, Features};
 pub(crate) use graph::sorted_by_name;
 pub use graph::{decode_graph_metadata, decode_names, encode_graph_metadata, encode_names};
-pub use header::{CANCEL_METHOD, HEADER_BYTES, RequestHeader, ResponseHeader, WrongId};
+pub use header::{
+    CANCEL_METHOD, CHUNK_METHOD, ChunkHeader, HEADER_BYTES, RequestHeader, ResponseHeader, WrongId,
+};
 pub use heads::{DATA_ALIGNMENT_BYTES, Heads, HeadsError, RUN_BYTES, encode_heads, filled_up};
 pub use reader::{Malformed, Problem, Reader};
 pub(crate) use receive::PlainReceive;

@@ -221,6 +221,8 @@ pub fn limits() -> ConnectionLimits {
         names_bytes: 1 << 10,
         records: NAMES_MAX,
         error_text_bytes: 64,
+        whole_frame_bytes: 2000,
+        chunk_bytes: 2500,
         ..ConnectionLimits::default()
     }
 }

@@ -34,7 +34,14 @@ struct World {
 /// ends once, and what arrives is what was sent.
 pub fn operations(data: &[u8]) {
     let mut bytes = data.iter().copied();
-    let announced = |byte: u8| Features::from_bits(u64::from(byte & 3));
+    let announced = |byte: u8| {
+        let chunks = if byte & 4 == 0 {
+            Features::NONE
+        } else {
+            Features::CHUNKS
+        };
+        Features::from_bits(u64::from(byte & 3)) | chunks
+    };
     let (Some(client), Some(server)) = (bytes.next(), bytes.next()) else {
         return;
     };

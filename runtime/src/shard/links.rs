@@ -130,8 +130,10 @@ impl<A> LinkHandler<A> for Core<A> {
 
     fn moved(&mut self, link: LinkId, medium: &'static str) {
         self.counters().links_moved.add(1);
-        if let Some(Owner::Peer(slot)) = self.links.owner(link) {
-            self.peer_moved(slot, medium);
+        match self.links.owner(link) {
+            Some(Owner::Peer(slot)) => self.peer_moved(slot, medium),
+            Some(Owner::Server(id)) => self.server_moved(id, medium),
+            None => {}
         }
     }
 

@@ -89,6 +89,9 @@ impl<A> Core<A> {
     pub(super) fn peer_moved(&mut self, slot: usize, medium: &'static str) {
         let peer = &mut self.peers[slot];
         peer.medium = Some(medium);
+        if let Some(connection) = &mut peer.connection {
+            connection.set_lends(medium == grpcxx_shm::MEDIUM);
+        }
         tracing::debug!(peer = peer.peer.address(), medium, "the connection moved");
     }
 

@@ -132,6 +132,12 @@ impl<A> Core<A> {
         }
     }
 
+    pub(super) fn server_moved(&mut self, id: SlotId, medium: &'static str) {
+        if let Some(server) = self.servers.find_mut(id) {
+            server.connection.set_lends(medium == grpcxx_shm::MEDIUM);
+        }
+    }
+
     /// Takes back what a lost connection still held: tensors whose answer never left, and places in steps.
     pub(super) fn server_closed(&mut self, id: SlotId, reason: &CloseReason) {
         let Some(server) = self.servers.find_mut(id) else {

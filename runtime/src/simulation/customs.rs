@@ -2,14 +2,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
 use grpcxx_rpc::Method;
-use grpcxx_rpc::wire::{CANCEL_METHOD, HEADER_BYTES, RequestHeader};
+use grpcxx_rpc::wire::{CANCEL_METHOD, CHUNK_METHOD, ChunkHeader, HEADER_BYTES, RequestHeader};
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress, Refused,
     Time, Transport, TransportError,
 };
 
 use super::model::Watcher;
-use super::tensors::ids_in;
+use super::tensors::{ids_among, ids_in};
 
 /// A transport that looks into each frame: tells the model which tensors leave with it, and holds it against
 /// what its receiver may get.
@@ -19,10 +19,18 @@ pub(super) struct Customs<T> {
     watcher: Watcher,
     /// The task that uses the transport.
     task: usize,
-    /// Tensors of each frame that has not come back.
-    frames: BTreeMap<LinkId, VecDeque<Vec<usize>>>,
+    leaving: BTreeMap<LinkId, Leaving>,
     /// The task at the other end of each dialled link.
     peers: BTreeMap<LinkId, usize>,
+}
+
+/// What one link has of frames that have not left.
+#[derive(Debug, Default)]
+struct Leaving {
+    /// Tensors of each frame that has not come back, those of a frame in chunks with its last one.
+    frames: VecDeque<Vec<usize>>,
+    /// What there is of the frame that goes in chunks.
+    cut: Vec<u8>,
 }
 
 impl<T> Customs<T> {
@@ -31,7 +39,7 @@ impl<T> Customs<T> {
             inner,
             watcher,
             task,
-            frames: BTreeMap::new(),
+            leaving: BTreeMap::new(),
             peers: BTreeMap::new(),
         }
     }
@@ -55,7 +63,8 @@ impl<T> Customs<T> {
         let (own, other) = (tasks[self.task].announces, tasks[peer].announces);
         let is_announcement =
             header.method == Method::GetStatus.number() && header.payload_bytes > 0;
-        let is_extension = header.method == CANCEL_METHOD || header.timeout_ms != 0;
+        let is_extension =
+            matches!(header.method, CANCEL_METHOD | CHUNK_METHOD) || header.timeout_ms != 0;
         assert!(
             own || !is_announcement,
             "task {} announced something to task {peer}, but has no extensions: {header:?}",
@@ -96,10 +105,21 @@ impl<T: Transport> Transport for Customs<T> {
 
     fn send(&mut self, link: LinkId, frame: Box<Frame>) -> Result<(), Refused<Box<Frame>>> {
         self.inspect(link, &frame);
-        let ids = ids_in(&frame);
+        let (chunk, ids) = match chunk_in(&frame) {
+            Some(chunk) => (chunk, Vec::new()),
+            None => (Vec::new(), ids_in(&frame)),
+        };
         self.inner.send(link, frame)?;
-        self.watcher.model().framed(&ids);
-        self.frames.entry(link).or_default().push_back(ids);
+        let mut model = self.watcher.model();
+        let leaving = self.leaving.entry(link).or_default();
+        let ids = if chunk.is_empty() {
+            ids
+        } else {
+            model.chunks += 1;
+            leaving.join(&chunk)
+        };
+        model.framed(&ids);
+        leaving.frames.push_back(ids);
         Ok(())
     }
 
@@ -115,7 +135,7 @@ impl<T: Transport> Transport for Customs<T> {
         let mut officer = Officer {
             handler,
             watcher: &self.watcher,
-            frames: &mut self.frames,
+            leaving: &mut self.leaving,
             peers: &mut self.peers,
         };
         self.inner.turn(now, &mut officer)
@@ -138,11 +158,36 @@ impl<T: Transport> Transport for Customs<T> {
     }
 }
 
+impl Leaving {
+    /// Adds a chunk to those before it, and returns the tensors of the frame if that was its last.
+    fn join(&mut self, chunk: &[u8]) -> Vec<usize> {
+        self.cut.extend_from_slice(chunk);
+        // Headers of requests and responses have the length in the same place.
+        let payload_bytes = self.cut[24..HEADER_BYTES].try_into().expect("a length");
+        if (self.cut.len() - HEADER_BYTES) as u64 != u64::from_le_bytes(payload_bytes) {
+            return Vec::new();
+        }
+        ids_among(&std::mem::take(&mut self.cut))
+    }
+}
+
+/// What a chunk has of its frame.
+fn chunk_in(frame: &Frame) -> Option<Vec<u8>> {
+    ChunkHeader::find(frame.bytes().first_chunk()?)?;
+    Some(
+        frame
+            .segments()
+            .collect::<Vec<_>>()
+            .concat()
+            .split_off(HEADER_BYTES),
+    )
+}
+
 /// Sits between a transport and its handler during a turn.
 struct Officer<'a, A> {
     handler: &'a mut dyn LinkHandler<A>,
     watcher: &'a Watcher,
-    frames: &'a mut BTreeMap<LinkId, VecDeque<Vec<usize>>>,
+    leaving: &'a mut BTreeMap<LinkId, Leaving>,
     peers: &'a mut BTreeMap<LinkId, usize>,
 }
 
@@ -164,14 +209,15 @@ impl<A> LinkHandler<A> for Officer<'_, A> {
     }
 
     fn sent(&mut self, link: LinkId, frame: Box<Frame>, outcome: Outcome) {
-        let ids = self.frames.get_mut(&link).and_then(VecDeque::pop_front);
+        let leaving = self.leaving.get_mut(&link);
+        let ids = leaving.and_then(|leaving| leaving.frames.pop_front());
         let ids = ids.expect("a frame comes back once");
         self.watcher.model().unframed(&ids, outcome);
         self.handler.sent(link, frame, outcome);
     }
 
     fn closed(&mut self, link: LinkId, reason: &CloseReason) {
-        self.frames.remove(&link);
+        self.leaving.remove(&link);
         self.peers.remove(&link);
         self.handler.closed(link, reason);
     }

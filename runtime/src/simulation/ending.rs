@@ -239,6 +239,7 @@ impl Cluster {
                     .count(),
             ),
             tensors_returned: count(model.tensors.returned()),
+            chunks: model.chunks,
             moved: model.moved,
             fell_back: model.fell_back,
         }

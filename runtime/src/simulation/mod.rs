@@ -33,6 +33,7 @@ struct Outcome {
     tensors: u64,
     tensors_delivered: u64,
     tensors_returned: u64,
+    chunks: u64,
     /// Ends of links.
     moved: u64,
     fell_back: u64,
@@ -47,6 +48,7 @@ impl Outcome {
         self.tensors += other.tensors;
         self.tensors_delivered += other.tensors_delivered;
         self.tensors_returned += other.tensors_returned;
+        self.chunks += other.chunks;
         self.moved += other.moved;
         self.fell_back += other.fell_back;
     }
@@ -89,7 +91,8 @@ fn clusters_keep_the_contracts_whatever_happens() {
     });
     say(&format!("GRPCXX_SIM_SEEDS={seeds} {total:?}"));
     if seeds >= SEEDS_DEFAULT {
-        // Else the runs would say nothing about RDMA.
+        // Else the runs would say nothing about these.
+        assert!(total.chunks > 0, "no frame went in chunks");
         assert!(total.moved > 0, "no link moved to RDMA");
         assert!(total.fell_back > 0, "RDMA failed under no link");
     }

@@ -26,6 +26,8 @@ pub(super) struct Model {
     /// Steps, by task, that a call may have cleaned; it may have reached a later run of the task.
     cleaned: BTreeSet<(usize, i64)>,
     profile: Profile,
+    /// Chunks of frames that links accepted.
+    pub(super) chunks: u64,
     /// Ends of links that moved to RDMA, and that it failed under.
     pub(super) moved: u64,
     pub(super) fell_back: u64,
@@ -66,6 +68,7 @@ impl Watcher {
             steps: BTreeMap::new(),
             cleaned: BTreeSet::new(),
             profile: profile.clone(),
+            chunks: 0,
             moved: 0,
             fell_back: 0,
         })))

@@ -114,8 +114,18 @@ impl Profile {
             profile.burst = 8;
             profile.mesh_parcels = 1;
         }
+        profile.draw_chunks(random);
         profile.rdma = (random.u32(..2) == 0).then(|| profile.draw_rdma(seed, random));
         profile
+    }
+
+    /// Chunks so short that tensors of the simulation take several, and what comes meanwhile goes between.
+    fn draw_chunks(&mut self, random: &mut Rng) {
+        if random.u32(..3) > 0 {
+            let whole_bytes_max = self.tensor_bytes_max as u64;
+            self.connection_limits.whole_frame_bytes = random.u64(200..=whole_bytes_max);
+            self.connection_limits.chunk_bytes = random.usize(100..=10_000);
+        }
     }
 
     fn draw_rdma(&self, seed: u64, random: &mut Rng) -> RdmaProfile {

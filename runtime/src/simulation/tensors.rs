@@ -180,16 +180,22 @@ pub(super) fn ids_in(frame: &Frame) -> Vec<usize> {
             ids.extend(id_at(segment));
             continue;
         }
-        let mut rest = segment;
-        while let Some(at) = rest.iter().position(|byte| *byte == MAGIC[0]) {
-            rest = &rest[at..];
-            match id_at(rest) {
-                Some(id) => {
-                    ids.push(id);
-                    rest = &rest[BODY_BYTES_MIN..];
-                }
-                None => rest = &rest[1..],
+        ids.extend(ids_among(segment));
+    }
+    ids
+}
+
+/// The ids of all tensors in any bytes.
+pub(super) fn ids_among(mut bytes: &[u8]) -> Vec<usize> {
+    let mut ids = Vec::new();
+    while let Some(at) = bytes.iter().position(|byte| *byte == MAGIC[0]) {
+        bytes = &bytes[at..];
+        match id_at(bytes) {
+            Some(id) => {
+                ids.push(id);
+                bytes = &bytes[BODY_BYTES_MIN..];
             }
+            None => bytes = &bytes[1..],
         }
     }
     ids

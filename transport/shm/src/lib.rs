@@ -68,7 +68,7 @@ pub use options::{RING_BYTES_MAX, RING_BYTES_MIN, ShmOptions};
 #[cfg(not(all(loom, test)))]
 pub use transport::{Accepted, ShmTransport};
 #[cfg(not(all(loom, test)))]
-pub use upgrading::Upgrading;
+pub use upgrading::{MEDIUM, Upgrading};
 
 /// How long the two ends of a link may take to agree on their memory.
 #[cfg(not(all(loom, test)))]

@@ -459,8 +459,8 @@ impl<T: Park> fmt::Debug for Upgrading<T> {
     }
 }
 
-/// Name of what links move to.
-const MEDIUM: &str = "shm";
+/// Name of what links move to, in `LinkHandler::moved`.
+pub const MEDIUM: &str = "shm";
 
 /// How long shared memory counts as busy after an event.
 const BUSY_TIME: Duration = Duration::from_micros(50);
