@@ -42,7 +42,7 @@ impl Default for ConnectionLimits {
             records: RECORDS_MAX,
             error_text_bytes: 64 << 10,
             whole_frame_bytes: 256 << 20,
-            chunk_bytes: 32 << 20,
+            chunk_bytes: 16 << 20,
             pooled_frames: 256,
             pooled_frame_bytes: 512 << 10,
             pooled_bytes: 4 << 20,

@@ -1,0 +1,101 @@
+//! Small calls pass a large tensor on its connection, over sockets and over shared memory.
+
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test binary uses a part of it"
+)]
+mod support;
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use grpcxx_memory::ArenaOptions;
+use grpcxx_rpc::{ConnectionLimits, DType, Response, Shape, Tensor};
+use grpcxx_runtime::cluster::TaskId;
+use grpcxx_runtime::{Engine, EngineOptions};
+
+const MIB: usize = 1 << 20;
+const LARGE_BYTES: usize = 512 * MIB;
+
+fn options(job: &str, is_shared: bool) -> EngineOptions {
+    let defaults = EngineOptions::default();
+    EngineOptions {
+        task: TaskId::new(job, 0),
+        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+        shm: defaults.shm.clone().filter(|_| is_shared),
+        arena: Some(ArenaOptions {
+            capacity_bytes: LARGE_BYTES + 64 * MIB,
+            ..ArenaOptions::default()
+        }),
+        connection_limits: ConnectionLimits {
+            whole_frame_bytes: 16 * MIB as u64,
+            chunk_bytes: MIB,
+            ..ConnectionLimits::default()
+        },
+        ..defaults
+    }
+}
+
+fn bytes(len: usize) -> Tensor {
+    let data: Vec<u8> = (0..len).map(|index| (index / MIB) as u8 ^ 0x5a).collect();
+    Tensor::new(DType::UInt8, Shape::new(&[len as u64]).unwrap(), data).unwrap()
+}
+
+/// How many small calls end before a large one that began earlier.
+fn passed(medium: &str) -> usize {
+    let is_shared = medium == "shm";
+    let server = Engine::start(options("ps", is_shared)).unwrap();
+    let worker = Engine::start(options("worker", is_shared)).unwrap();
+    let address = server.local_addr().unwrap().to_string();
+    let peer = worker.client().peer(&address).unwrap();
+    let ask = |edge: usize, tensor: &Tensor| {
+        let key = support::key(&server, edge);
+        server.send(1, key.clone(), tensor.clone()).unwrap();
+        support::receive(&worker, &peer, 1, key)
+    };
+    let (small, large) = (bytes(64), bytes(LARGE_BYTES));
+    // From here on both ends know of each other.
+    ask(0, &small).wait().unwrap();
+    let begun = Instant::now();
+    while support::state(&worker, &peer).medium != medium {
+        assert!(
+            begun.elapsed() < Duration::from_secs(10),
+            "still not on {medium}"
+        );
+    }
+
+    let mut pull = ask(1, &large);
+    let context = &mut Context::from_waker(Waker::noop());
+    let mut passed = 0;
+    loop {
+        let answer = ask(2 + passed, &small).wait();
+        let Ok(Response::Tensors(tensors)) = answer else {
+            panic!("{answer:?}");
+        };
+        assert!(tensors[0] == small);
+        let Poll::Ready(answer) = Pin::new(&mut pull).poll(context) else {
+            passed += 1;
+            continue;
+        };
+        let Ok(Response::Tensors(tensors)) = answer else {
+            panic!("{answer:?}");
+        };
+        assert!(tensors[0] == large, "the tensor is not as it was");
+        return passed;
+    }
+}
+
+#[test]
+fn small_calls_pass_a_large_tensor_on_sockets() {
+    let passed = passed("tcp");
+    assert!(passed > 10, "{passed} small calls passed the tensor");
+}
+
+#[test]
+fn small_calls_pass_a_large_tensor_in_shared_memory() {
+    let passed = passed("shm");
+    assert!(passed > 10, "{passed} small calls passed the tensor");
+}
