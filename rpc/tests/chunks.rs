@@ -25,11 +25,11 @@ fn limits() -> ConnectionLimits {
 
 /// Two ends that have announced everything.
 fn pair() -> Pair {
-    pair_with(limits())
+    pair_with(limits(), Features::ALL)
 }
 
-fn pair_with(limits: ConnectionLimits) -> Pair {
-    let mut pair = Pair::with_limits(limits, Features::ALL, Features::ALL);
+fn pair_with(limits: ConnectionLimits, features: Features) -> Pair {
+    let mut pair = Pair::with_limits(limits, features, features);
     pair.carry_requests();
     let status = pair.request();
     let body = Ok(Response::Message(vec![].into()));
@@ -85,7 +85,7 @@ fn all_kinds_of_calls_cross_in_chunks_in_any_pieces() {
 
 #[test]
 fn a_long_frame_is_cut_where_payload_is() {
-    let mut pair = pair();
+    let mut pair = pair_with(limits(), Features::CHUNKS);
     let call = pair.call(fuse(&["a", "b"]));
     pair.carry_requests();
     let id = pair.request().id;
@@ -417,10 +417,11 @@ fn a_frame_without_memory_is_dropped_in_all_its_chunks() {
 /// The request in chunks has a place of its own: others go on to be read, for one of them may wait for it.
 #[test]
 fn a_server_at_its_limit_takes_the_rest_of_a_request_in_chunks() {
-    let mut pair = pair_with(ConnectionLimits {
+    let limits_of_one = ConnectionLimits {
         outstanding_calls: 1,
         ..limits()
-    });
+    };
+    let mut pair = pair_with(limits_of_one, Features::ALL);
     assert!(pair.server.resume());
     let mut other = ClientConnection::new(limits(), Features::NONE);
     let long = graph("long", vec![("x", bytes_tensor(4000, 1))], &[]);
@@ -657,10 +658,11 @@ fn traffic() -> impl Strategy<Value = Traffic> {
 
 /// Answers for all calls, with the frames that a link would carry.
 fn answered(traffic: &Traffic) -> (Pair, Vec<(CallId, usize)>, Vec<u8>) {
-    let mut pair = pair_with(ConnectionLimits {
+    let limits = ConnectionLimits {
         chunk_bytes: traffic.chunk_bytes,
         ..limits()
-    });
+    };
+    let mut pair = pair_with(limits, Features::ALL);
     let calls = traffic
         .sizes
         .iter()
