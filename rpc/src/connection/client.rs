@@ -9,6 +9,7 @@ use super::client_inbound::{Inbound, Landing};
 use super::cutting;
 use super::deadlines::Deadlines;
 use super::limits::FRAME_BYTES_MAX;
+use super::numbers::KeyNumbers;
 use super::outgoing::Outgoing;
 use super::slots::{SlotId, Slots};
 use super::{ConnectionLimits, encode};
@@ -37,6 +38,7 @@ pub struct ClientConnection {
     #[expect(clippy::vec_box, reason = "frames travel boxed")]
     held: Vec<Box<Frame>>,
     pub(super) outgoing: Outgoing,
+    pub(super) key_numbers: KeyNumbers,
     finished: VecDeque<Finished>,
     outstanding: usize,
     closed: bool,
@@ -70,7 +72,7 @@ pub struct Finished {
 pub(super) struct Call {
     pub(super) token: u64,
     pub(super) expected: Expected,
-    /// Whether the link has taken the request.
+    /// Whether the link has taken the request, or will in any case.
     pub(super) is_sent: bool,
     /// Whether the caller has its result, so that only the response is missing.
     pub(super) is_ended: bool,
@@ -113,6 +115,7 @@ impl ClientConnection {
             deadlines: Deadlines::default(),
             outgoing: Outgoing::new(&limits),
             held: Vec::new(),
+            key_numbers: KeyNumbers::default(),
             finished: VecDeque::new(),
             outstanding: 0,
             closed: false,
@@ -191,6 +194,11 @@ impl ClientConnection {
         self.outstanding += 1;
         if options.deadline.is_some_and(|deadline| deadline <= now) {
             self.finish(id, Err(deadline_exceeded()));
+            return Ok(CallId(id));
+        }
+        if self.queue_bundled(id, timeout_ms, &request) {
+            self.calls.get_mut(id).expect("it has just begun").is_sent = true;
+            self.expect(id, Expected::of(request), options.deadline);
             return Ok(CallId(id));
         }
         let mut frame = self.outgoing.empty_frame();
@@ -284,7 +292,7 @@ impl ClientConnection {
                     call.is_sent = true;
                     return Some(self.outgoing.cut(frame, cutting::NOBODY));
                 }
-                // A cancel or a chunk, which no slot belongs to.
+                // A cancel, a chunk or requests that share a frame, which no slot belongs to.
                 None => return Some(frame),
             }
         }
@@ -339,6 +347,11 @@ impl ClientConnection {
 
     pub(super) fn has(&self, feature: Features) -> bool {
         self.common().contains(feature)
+    }
+
+    /// Whether the peer may use a feature in what it sends. It may know of our announcement before we know of its own.
+    pub(super) fn takes(&self, feature: Features) -> bool {
+        self.announced.contains(feature) && self.peer.is_none_or(|peer| peer.contains(feature))
     }
 
     /// What both ends have announced.
@@ -439,5 +452,5 @@ fn deadline_exceeded() -> Status {
     )
 }
 
-/// Mark of frames that belong to no call.
-const NO_CALL: u64 = u64::MAX;
+/// Mark of frames that belong to no call, or to many.
+pub(super) const NO_CALL: u64 = u64::MAX;

@@ -1,21 +1,21 @@
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_transport::{Next, Progress, Time};
-use smallvec::SmallVec;
 
 use super::body::Body;
 use super::chunks::{self, Chunks, TakesChunks};
 use super::client::{Call, ClientConnection, Expected};
+use super::client_bundle::small_tensor;
 use super::cursor::{Cursor, Filled};
 use super::heads_first::HeadsFirst;
 use super::landings::checked;
-use super::records::{Records, message_too_long, tensor_memory};
+use super::records::{Records, message_too_long};
 use super::slots::SlotId;
 use super::{Landings, PeerViolation};
 use crate::wire::{
-    Announcement, ChunkHeader, Features, HEADER_BYTES, Heads, RECORD_BYTES, ResponseHeader,
-    decode_names, decode_record, sorted_by_name,
+    Announcement, BUNDLE_TAG, ChunkHeader, Features, HEADER_BYTES, Heads, RECORD_BYTES,
+    ResponseHeader, decode_names, decode_record, sorted_by_name,
 };
-use crate::{Code, Response, Status, Tensor, Text};
+use crate::{Code, Response, Status, Text};
 
 /// What the next bytes from the peer are.
 #[derive(Debug, Default)]
@@ -40,6 +40,8 @@ pub(super) enum Inbound {
     },
     /// Tensors.
     Records { id: SlotId, records: Body },
+    /// Answers that share a frame, once they have landed.
+    Bundle { answers: Option<Buffer> },
 }
 
 /// A response behind which the link has shown more before its payload was there.
@@ -115,6 +117,10 @@ impl TakesChunks for ClientConnection {
                     None => Some(self.first_order()),
                 },
                 Inbound::Records { .. } => self.read_records(cursor, landings)?,
+                Inbound::Bundle { .. } => {
+                    self.read_bundle(landings)?;
+                    None
+                }
                 Inbound::Message { .. }
                 | Inbound::ErrorText { .. }
                 | Inbound::Names { .. }
@@ -209,7 +215,7 @@ impl ClientConnection {
     }
 
     /// Ends the call of a response that is complete, after those before it.
-    fn complete(&mut self, id: SlotId, result: Result<Response, Status>) {
+    pub(super) fn complete(&mut self, id: SlotId, result: Result<Response, Status>) {
         if self.landing.is_empty() {
             self.finish(id, result);
         } else {
@@ -233,6 +239,9 @@ impl ClientConnection {
             },
         ) = self.calls.get_mut(id)
         else {
+            if header.tag == BUNDLE_TAG && self.takes(Features::BUNDLES) {
+                return self.begin_bundle(header, cursor, landings);
+            }
             return Err(PeerViolation::UnknownTag { found: header.tag });
         };
         call.is_answered = true;
@@ -283,16 +292,7 @@ impl ClientConnection {
             return None;
         }
         cursor.slice(RECORD_BYTES + len);
-        let memory = tensor_memory(token, 0, &meta, &self.limits, landings);
-        Some(memory.map(|mut buffer| {
-            buffer.copy_from_slice(data);
-            Response::Tensors(SmallVec::from_buf([Tensor {
-                dtype: meta.dtype,
-                shape: meta.shape,
-                is_dead: meta.is_dead,
-                data: buffer.freeze(),
-            }]))
-        }))
+        Some(small_tensor(token, &meta, data, &self.limits, landings))
     }
 
     fn begin_error(
@@ -394,12 +394,8 @@ impl ClientConnection {
         }
     }
 
-    /// Whether a response has all heads first. A server may know of the client's announcement before the client knows of
-    /// the server's.
     fn has_heads_first(&self, header: &ResponseHeader) -> bool {
-        header.names_bytes != 0
-            && self.announced.contains(Features::HEADS_FIRST)
-            && (self.peer).is_none_or(|peer| peer.contains(Features::HEADS_FIRST))
+        header.names_bytes != 0 && self.takes(Features::HEADS_FIRST)
     }
 
     fn begin_heads(
@@ -462,7 +458,7 @@ impl ClientConnection {
     }
 
     /// Fills memory with what is there, and orders the rest.
-    fn want(
+    pub(super) fn want(
         &mut self,
         inbound: Inbound,
         buffer: BufferMut,
@@ -490,6 +486,11 @@ impl ClientConnection {
             Inbound::Records { id, mut records } => {
                 records.landed(buffer);
                 self.inbound = Inbound::Records { id, records };
+            }
+            Inbound::Bundle { .. } => {
+                self.inbound = Inbound::Bundle {
+                    answers: Some(buffer),
+                };
             }
             // The link is gone, and this was on its way.
             Inbound::Header => {}
@@ -638,6 +639,6 @@ fn status_of(number: i32, text: String) -> Status {
 }
 
 /// Why payload is dropped; nobody sees it, since the call has ended before.
-fn gone() -> Status {
+pub(super) fn gone() -> Status {
     Status::new(Code::Cancelled, "the call has ended")
 }

@@ -215,6 +215,14 @@ pub(super) fn reserve_header(frame: &mut Frame) {
     frame.bytes_mut().extend_from_slice(&[0; HEADER_BYTES]);
 }
 
+/// Writes into the header of a frame without splices how long what follows it is.
+#[inline]
+pub(super) fn note_length(frame: &mut Frame) {
+    let bytes = frame.bytes_mut();
+    let payload_bytes = (bytes.len() - HEADER_BYTES) as u64;
+    bytes[HEADER_BYTES - 8..HEADER_BYTES].copy_from_slice(&payload_bytes.to_le_bytes());
+}
+
 fn write_header(frame: &mut Frame, header: &[u8; HEADER_BYTES]) {
     frame.bytes_mut()[..HEADER_BYTES].copy_from_slice(header);
 }

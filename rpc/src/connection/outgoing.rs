@@ -4,6 +4,7 @@ use grpcxx_transport::Frame;
 
 use super::ConnectionLimits;
 use super::cutting::Cutter;
+use crate::wire::BUNDLE_BYTES_MAX;
 
 /// Frames that wait for the link, and empty ones that wait for use.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub(super) struct Outgoing {
     pooled_frames: usize,
     pooled_frame_bytes: usize,
     pooled_bytes: usize,
+    /// Whether more may be appended to the last frame of the queue.
+    is_open: bool,
 }
 
 impl Outgoing {
@@ -32,6 +35,7 @@ impl Outgoing {
             pooled_frames: limits.pooled_frames,
             pooled_frame_bytes: limits.pooled_frame_bytes,
             pooled_bytes: limits.pooled_bytes,
+            is_open: false,
         }
     }
 
@@ -61,7 +65,21 @@ impl Outgoing {
     }
 
     pub(super) fn push(&mut self, frame: Box<Frame>) {
+        self.is_open = false;
         self.queue.push_back(frame);
+    }
+
+    /// The last frame of the queue, if it is one that `len` bytes may be appended to, or else a new one.
+    #[inline]
+    pub(super) fn bundle(&mut self, len: usize, begin: impl FnOnce(&mut Frame)) -> &mut Frame {
+        let last = self.queue.back().filter(|_| self.is_open);
+        if last.is_none_or(|frame| frame.bytes().len() + len > BUNDLE_BYTES) {
+            let mut frame = self.empty_frame();
+            begin(&mut frame);
+            self.queue.push_back(frame);
+            self.is_open = true;
+        }
+        self.queue.back_mut().expect("there is one at least")
     }
 
     pub(super) fn unpop(&mut self, frame: Box<Frame>) {
@@ -70,6 +88,12 @@ impl Outgoing {
 
     /// The next frame: a chunk, or what is to be given to [`Outgoing::cut`].
     pub(super) fn pop(&mut self) -> Option<Box<Frame>> {
+        let frame = self.take_next();
+        self.is_open &= !self.queue.is_empty();
+        frame
+    }
+
+    fn take_next(&mut self) -> Option<Box<Frame>> {
         loop {
             if self.cutter.is_due(self.queue.is_empty()) {
                 let frame = self.cutter.pop();
@@ -109,3 +133,8 @@ impl Outgoing {
         chunk
     }
 }
+
+/// Length from which a frame that is shared gets no more, so that its first part does not wait for its last.
+const BUNDLE_BYTES: usize = 16 << 10;
+
+const _: () = assert!(BUNDLE_BYTES <= BUNDLE_BYTES_MAX);

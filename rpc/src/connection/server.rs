@@ -7,7 +7,9 @@ use smallvec::SmallVec;
 use super::chunks::Chunks;
 use super::deadlines::Deadlines;
 use super::heads_first::{self, suits};
+use super::numbers::NumberedKeys;
 use super::outgoing::Outgoing;
+use super::server_bundle::Bundled;
 use super::server_inbound::Inbound;
 use super::slots::{SlotId, Slots};
 use super::{ConnectionLimits, encode};
@@ -36,7 +38,9 @@ pub struct ServerConnection {
     pub(super) deadlines: Deadlines,
     pub(super) ready: VecDeque<Incoming>,
     pub(super) is_paused: bool,
-    outgoing: Outgoing,
+    pub(super) outgoing: Outgoing,
+    pub(super) bundled: Bundled,
+    pub(super) numbered_keys: NumberedKeys,
     cancelled: VecDeque<Cancelled>,
     undelivered: VecDeque<Undelivered>,
     closed: bool,
@@ -137,6 +141,8 @@ impl ServerConnection {
             ready: VecDeque::new(),
             is_paused: false,
             outgoing: Outgoing::new(&limits),
+            bundled: Bundled::default(),
+            numbered_keys: NumberedKeys::default(),
             cancelled: VecDeque::new(),
             undelivered: VecDeque::new(),
             closed: false,
@@ -243,18 +249,43 @@ impl ServerConnection {
         Some(self.first_order())
     }
 
-    /// Takes back a frame that the link is done with, and frees its request.
+    /// Takes back a frame that the link is done with, and frees its requests.
     pub fn handle_sent(&mut self, frame: Box<Frame>, outcome: Outcome) {
-        let id = SlotId::from_raw(frame.token);
+        self.handle_sent_with(frame, outcome, |_| {});
+    }
+
+    /// The same, which tells each request whose answer has left.
+    pub fn handle_sent_with(
+        &mut self,
+        frame: Box<Frame>,
+        outcome: Outcome,
+        mut delivered: impl FnMut(RequestId),
+    ) {
+        match self.bundled.take(&frame) {
+            Some((list, ids)) => {
+                for &id in &ids {
+                    self.answer_sent(id, outcome, &mut delivered);
+                }
+                self.bundled.recycle(list, ids);
+            }
+            None => self.answer_sent(SlotId::from_raw(frame.token), outcome, &mut delivered),
+        }
+        self.outgoing.recycle(frame);
+    }
+
+    #[inline]
+    fn answer_sent(&mut self, id: SlotId, outcome: Outcome, delivered: &mut impl FnMut(RequestId)) {
         match outcome {
-            Outcome::Done => self.served.discard(id),
+            Outcome::Done => {
+                self.served.discard(id);
+                delivered(RequestId(id));
+            }
             Outcome::Lost => {
                 if let Some(served) = self.served.remove(id) {
                     self.give_back(RequestId(id), served.expected);
                 }
             }
         }
-        self.outgoing.recycle(frame);
     }
 
     /// Ends all requests, because the link is gone.
@@ -367,6 +398,9 @@ impl ServerConnection {
 
     /// Queues the one answer of a request.
     fn respond(&mut self, id: SlotId, result: Result<Response, Status>) {
+        let Err(result) = self.bundle(id, result) else {
+            return;
+        };
         let heads_first = self.has(Features::HEADS_FIRST);
         let served = self.served.get_mut(id).expect("the caller has found it");
         let announcement = match served.expected {

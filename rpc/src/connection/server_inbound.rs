@@ -14,8 +14,8 @@ use super::server::{Expected, Incoming, RequestId, Served, ServerConnection, Sta
 use super::slots::SlotId;
 use super::{Landings, PeerViolation};
 use crate::wire::{
-    Announcement, CANCEL_METHOD, Features, HEADER_BYTES, Malformed, PlainReceive, RequestHeader,
-    decode_graph_metadata, decode_receive,
+    Announcement, BUNDLE_METHOD, CANCEL_METHOD, Features, HEADER_BYTES, Malformed, PlainReceive,
+    RequestHeader, decode_graph_metadata, decode_receive,
 };
 use crate::{Code, GraphCall, Method, Request, Status, Text};
 
@@ -42,6 +42,11 @@ pub(super) enum Inbound {
         call: Box<GraphCall>,
         names: Vec<Text>,
         records: Records,
+    },
+    /// Requests that share a frame, once they have landed.
+    Bundle {
+        received: Time,
+        requests: Option<Buffer>,
     },
 }
 
@@ -157,6 +162,10 @@ impl TakesChunks for ServerConnection {
                     None => Some(self.first_order()),
                 },
                 Inbound::Feeds { .. } => self.read_feeds(cursor, landings)?,
+                Inbound::Bundle { .. } => {
+                    self.read_bundle(landings)?;
+                    None
+                }
                 Inbound::Message { .. } | Inbound::Metadata { .. } => {
                     unreachable!("the link shows bytes only when its landing is done")
                 }
@@ -186,6 +195,9 @@ impl ServerConnection {
         }
         if header.method == CANCEL_METHOD && self.has(Features::CANCEL) {
             return self.cancelled_by_peer(header);
+        }
+        if header.method == BUNDLE_METHOD && self.has(Features::BUNDLES) {
+            return self.begin_bundle(now, &header, cursor, landings);
         }
         let arriving = self.admit(now, &header)?;
         let id = arriving.id;
@@ -225,7 +237,11 @@ impl ServerConnection {
     }
 
     /// Gives a request its slot.
-    fn admit(&mut self, now: Time, header: &RequestHeader) -> Result<Arriving, PeerViolation> {
+    pub(super) fn admit(
+        &mut self,
+        now: Time,
+        header: &RequestHeader,
+    ) -> Result<Arriving, PeerViolation> {
         let Entry::Vacant(tag) = self.tags.entry(header.tag) else {
             return Err(PeerViolation::DuplicateTag { found: header.tag });
         };
@@ -350,7 +366,7 @@ impl ServerConnection {
     }
 
     /// Fills memory with what is there, and orders the rest.
-    fn want(
+    pub(super) fn want(
         &mut self,
         inbound: Inbound,
         buffer: BufferMut,
@@ -390,6 +406,10 @@ impl ServerConnection {
                     names,
                     records,
                 };
+            }
+            Inbound::Bundle { received, .. } => {
+                let requests = Some(buffer);
+                self.inbound = Inbound::Bundle { received, requests };
             }
             // The link is gone, and this was on its way.
             Inbound::Header => {}
@@ -491,7 +511,7 @@ impl ServerConnection {
 
     /// Queues a complete request for the service, unless it has been answered meanwhile.
     #[inline]
-    fn deliver(&mut self, arriving: Arriving, request: Request, expected: Expected) {
+    pub(super) fn deliver(&mut self, arriving: Arriving, request: Request, expected: Expected) {
         if let Some(
             served @ Served {
                 state: State::Arriving,
@@ -516,7 +536,7 @@ fn tensors_asked(request: Request) -> (Request, Expected) {
 }
 
 #[inline]
-fn tensors_of(request: &Request) -> Expected {
+pub(super) fn tensors_of(request: &Request) -> Expected {
     Expected::Tensors {
         request: request.clone(),
         delivering: SmallVec::new(),

@@ -26,6 +26,14 @@ pub enum PeerViolation {
         /// The tag.
         found: u64,
     },
+    /// A key by a number that stands for none.
+    #[error("a request names key number {found}, allowed are those below {allowed}")]
+    KeyNumber {
+        /// The number.
+        found: u64,
+        /// The first one that is not allowed.
+        allowed: u64,
+    },
     /// A length beyond the limit.
     #[error("{place} is {found} bytes, allowed are 0 to {allowed_max}")]
     Length {

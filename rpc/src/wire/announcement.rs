@@ -26,6 +26,8 @@ impl Features {
     pub const CHUNKS: Self = Self(1 << 5);
     /// What the tensors of a response are may come before all of their data.
     pub const HEADS_FIRST: Self = Self(1 << 6);
+    /// Small requests and answers may share frames, and name keys by numbers.
+    pub const BUNDLES: Self = Self(1 << 7);
     /// What lets a connection move to another medium.
     pub const MEDIA: Self = Self(Self::SHARED_MEMORY.0 | Self::RDMA.0);
     /// All extensions that this version knows.
@@ -35,7 +37,8 @@ impl Features {
             | Self::MEDIA.0
             | Self::LONG_FRAMES.0
             | Self::CHUNKS.0
-            | Self::HEADS_FIRST.0,
+            | Self::HEADS_FIRST.0
+            | Self::BUNDLES.0,
     );
 
     /// The features with these bits, known or not.
@@ -100,6 +103,7 @@ impl fmt::Display for Features {
             (Self::LONG_FRAMES, "long frames"),
             (Self::CHUNKS, "chunks"),
             (Self::HEADS_FIRST, "heads first"),
+            (Self::BUNDLES, "bundles"),
         ] {
             if self.contains(feature) {
                 write!(f, "{separator}{name}")?;
@@ -230,7 +234,10 @@ mod tests {
         };
         announcement.encode(&mut bytes);
         assert_eq!(bytes.len(), plain.len() + announcement.len_bytes());
-        assert_eq!(bytes[plain.len()..], [0xea, 0xa4, 0x0b, 4, 8, 1, 0x10, 127]);
+        assert_eq!(
+            bytes[plain.len()..],
+            [0xea, 0xa4, 0x0b, 5, 8, 1, 0x10, 0xff, 1]
+        );
         assert_eq!(Announcement::find(&bytes), Ok(Some(announcement)));
         assert_eq!(GetStatusResponse::decode(&bytes[..]), Ok(status));
         assert!(GetStatusRequest::decode(&bytes[plain.len()..]).is_ok());

@@ -4,6 +4,7 @@
 //! and check every length and count before they ask for memory. `docs/wire.md` describes the layout.
 
 mod announcement;
+mod bundle;
 mod graph;
 mod header;
 mod heads;
@@ -12,6 +13,10 @@ mod receive;
 mod record;
 
 pub use announcement::{Announcement, Features};
+pub(crate) use bundle::{
+    AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_METHOD, BUNDLE_TAG, BundleReader, BundledReceive,
+    KeyReference, NUMBERED_KEY_BYTES_MAX, NUMBERED_KEYS_MAX, RECEIVE_BYTES,
+};
 pub(crate) use graph::sorted_by_name;
 pub use graph::{decode_graph_metadata, decode_names, encode_graph_metadata, encode_names};
 pub use header::{

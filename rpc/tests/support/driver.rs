@@ -16,6 +16,8 @@ pub struct HeapLandings {
     pub piece_bytes_max: usize,
     /// Bytes handed out so far.
     pub total_bytes: usize,
+    /// How many of them were for messages.
+    pub message_bytes: usize,
     /// What was asked for, as (token, index).
     pub tensors: Vec<(u64, usize)>,
     /// Pieces asked for so far.
@@ -31,6 +33,7 @@ impl Default for HeapLandings {
         Self {
             piece_bytes_max: 64 << 20,
             total_bytes: 0,
+            message_bytes: 0,
             tensors: Vec::new(),
             pieces: 0,
             shares: false,
@@ -61,6 +64,7 @@ impl Landings for HeapLandings {
     }
 
     fn message(&mut self, len: usize) -> Result<BufferMut, Status> {
+        self.message_bytes += len;
         self.allocate(len)
     }
 

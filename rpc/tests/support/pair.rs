@@ -26,7 +26,12 @@ impl Pair {
 
     /// Both sides have announced everything.
     pub fn announced() -> Self {
-        let mut pair = Self::new(Features::ALL, Features::ALL);
+        Self::announced_with_limits(ConnectionLimits::default())
+    }
+
+    /// The same, within these limits.
+    pub fn announced_with_limits(limits: ConnectionLimits) -> Self {
+        let mut pair = Self::with_limits(limits, Features::ALL, Features::ALL);
         pair.carry_requests();
         let status = pair.request();
         assert_eq!(status.request.method(), Method::GetStatus);

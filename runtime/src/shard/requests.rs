@@ -27,12 +27,14 @@ pub(super) struct ServerLink {
     /// The steps in which requests of this connection wait for tensors.
     parked: HashMap<RequestId, i64, RandomState>,
     /// Who wants to hear what becomes of a request, by its token.
-    watches: HashMap<u64, Watch, RandomState>,
+    watches: Watches,
     is_dirty: bool,
     /// The link was full when it was last given a frame.
     is_held_back: bool,
     armed: Option<Time>,
 }
+
+type Watches = HashMap<u64, Watch, RandomState>;
 
 /// Who hears what becomes of a request.
 struct Watch(Arc<dyn RequestWatch>);
@@ -62,11 +64,8 @@ impl ServerLink {
     }
 
     /// Takes who watches a request.
-    fn take_watch(&mut self, token: u64) -> Option<Watch> {
-        if self.watches.is_empty() {
-            return None;
-        }
-        self.watches.remove(&token)
+    fn take_watch(&mut self, request: RequestId) -> Option<Watch> {
+        take_watch(&mut self.watches, request)
     }
 
     /// The next answer with tensors of a step that did not leave. Those of watched requests belong to their service.
@@ -119,13 +118,12 @@ impl<A> Core<A> {
         let Some(server) = self.servers.find_mut(id) else {
             return;
         };
-        let token = frame.token;
-        server.connection.handle_sent(frame, outcome);
-        if outcome == Outcome::Done
-            && let Some(Watch(watch)) = server.take_watch(token)
-        {
-            watch.delivered();
-        }
+        let watches = &mut server.watches;
+        (server.connection).handle_sent_with(frame, outcome, |request| {
+            if let Some(Watch(watch)) = take_watch(watches, request) {
+                watch.delivered();
+            }
+        });
         self.mark_server(id);
         if outcome == Outcome::Lost {
             self.take_undelivered(id);
@@ -149,7 +147,7 @@ impl<A> Core<A> {
             format!("the connection ended: {reason}"),
         ));
         while let Some(request) = server.connection.poll_cancelled() {
-            if let Some(Watch(watch)) = server.take_watch(request.token()) {
+            if let Some(Watch(watch)) = server.take_watch(request) {
                 watch.withdrawn();
             }
         }
@@ -215,7 +213,7 @@ impl<A> Core<A> {
                 let Some(server) = self.servers.find_mut(id) else {
                     break;
                 };
-                if let Some(Watch(watch)) = server.take_watch(request.token()) {
+                if let Some(Watch(watch)) = server.take_watch(request) {
                     watch.withdrawn();
                 }
                 if let Some(step_id) = server.unpark(request) {
@@ -440,6 +438,13 @@ impl<A> Core<A> {
         let home = home_shard(step_id, self.shared.loads.len());
         self.route(home, Command::Forget { origin });
     }
+}
+
+fn take_watch(watches: &mut Watches, request: RequestId) -> Option<Watch> {
+    if watches.is_empty() {
+        return None;
+    }
+    watches.remove(&request.token())
 }
 
 impl fmt::Debug for Watch {

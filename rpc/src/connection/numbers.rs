@@ -1,0 +1,271 @@
+use foldhash::fast::RandomState;
+use grpcxx_memory::Buffer;
+use hashbrown::HashTable;
+use std::hash::{BuildHasher, Hasher};
+
+use super::{Landings, PeerViolation};
+use crate::Text;
+use crate::wire::{KeyReference, Malformed, NUMBERED_KEY_BYTES_MAX, NUMBERED_KEYS_MAX, Problem};
+
+/// The numbers that a client has given to keys.
+///
+/// Numbers are given in order; once all are given, the oldest stands for the next key. So a table is as long as it
+/// has to be, and programs whose keys change for ever are served too.
+#[derive(Debug)]
+pub(super) struct KeyNumbers {
+    keys: Vec<Text>,
+    numbers: HashTable<Numbered>,
+    hasher: RandomState,
+    /// The number given last.
+    newest: usize,
+    /// The number found last: often the next key is the same, or the one numbered after it.
+    recent: usize,
+    keys_max: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Numbered {
+    hash: u64,
+    number: u32,
+}
+
+/// The keys that a server knows by the numbers that its client gave them.
+#[derive(Debug, Default)]
+pub(super) struct NumberedKeys {
+    keys: Vec<Text>,
+    /// For each key whether it is new, so that the rest of the server may know a text for it when it comes again.
+    is_new: Vec<bool>,
+}
+
+impl Default for KeyNumbers {
+    fn default() -> Self {
+        Self::with_keys_max(NUMBERED_KEYS_MAX)
+    }
+}
+
+impl KeyNumbers {
+    fn with_keys_max(keys_max: usize) -> Self {
+        Self {
+            keys: Vec::new(),
+            numbers: HashTable::new(),
+            hasher: RandomState::default(),
+            newest: 0,
+            recent: 0,
+            keys_max,
+        }
+    }
+
+    /// How a request names a key. What it says of a new number must reach the peer, before what is asked for next.
+    #[inline]
+    pub(super) fn refer<'a>(&mut self, key: &'a Text) -> KeyReference<'a> {
+        for number in [self.recent, self.recent + 1] {
+            if let Some(known) = self.keys.get(number)
+                && std::ptr::eq(&known.as_buffer()[..], &key.as_buffer()[..])
+            {
+                self.recent = number;
+                return KeyReference::Known {
+                    number: number as u32,
+                };
+            }
+        }
+        self.find_or_give(key)
+    }
+
+    fn find_or_give<'a>(&mut self, key: &'a Text) -> KeyReference<'a> {
+        let bytes = &key.as_buffer()[..];
+        if bytes.len() > NUMBERED_KEY_BYTES_MAX {
+            return KeyReference::Whole { key: bytes };
+        }
+        let hash = self.hash(bytes);
+        let is_key = |known: &Numbered| self.keys[known.number as usize] == *key;
+        if let Some(&Numbered { number, .. }) = self.numbers.find(hash, is_key) {
+            self.recent = number as usize;
+            return KeyReference::Known { number };
+        }
+        let number = self.give(key.clone(), hash);
+        KeyReference::New { number, key: bytes }
+    }
+
+    fn give(&mut self, key: Text, hash: u64) -> u32 {
+        if self.keys.len() < self.keys_max {
+            self.newest = self.keys.len();
+            self.keys.push(key);
+        } else {
+            self.newest = (self.newest + 1) % self.keys_max;
+            let old = std::mem::replace(&mut self.keys[self.newest], key);
+            let old_hash = self.hash(old.as_buffer());
+            let is_old = |known: &Numbered| known.number as usize == self.newest;
+            if let Ok(entry) = self.numbers.find_entry(old_hash, is_old) {
+                entry.remove();
+            }
+        }
+        self.recent = self.newest;
+        let number = self.newest as u32;
+        let numbered = Numbered { hash, number };
+        self.numbers
+            .insert_unique(hash, numbered, |numbered| numbered.hash);
+        number
+    }
+
+    fn hash(&self, key: &[u8]) -> u64 {
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write(key);
+        hasher.finish()
+    }
+}
+
+impl NumberedKeys {
+    /// The key that a request names.
+    ///
+    /// # Errors
+    /// The number stands for no key, or cannot stand for one, or the bytes are no key.
+    #[inline]
+    pub(super) fn resolve(
+        &mut self,
+        reference: KeyReference<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Text, PeerViolation> {
+        match reference {
+            KeyReference::Known { number } => self.find(number as usize, landings),
+            KeyReference::New { number, key } => self.learn(number as usize, key, landings),
+            KeyReference::Whole { key } => match landings.known_key(key) {
+                Some(text) => Ok(text),
+                None => Ok(text_of(key)?),
+            },
+        }
+    }
+
+    fn find(&mut self, number: usize, landings: &mut dyn Landings) -> Result<Text, PeerViolation> {
+        let known = self.keys.len();
+        let Some(text) = self.keys.get_mut(number) else {
+            return Err(PeerViolation::KeyNumber {
+                found: number as u64,
+                allowed: known as u64,
+            });
+        };
+        if std::mem::take(&mut self.is_new[number])
+            && let Some(known) = landings.known_key(text.as_buffer())
+        {
+            *text = known;
+        }
+        Ok(text.clone())
+    }
+
+    fn learn(
+        &mut self,
+        number: usize,
+        key: &[u8],
+        landings: &mut dyn Landings,
+    ) -> Result<Text, PeerViolation> {
+        let known = self.keys.len();
+        if number > known || number >= NUMBERED_KEYS_MAX {
+            return Err(PeerViolation::KeyNumber {
+                found: number as u64,
+                allowed: NUMBERED_KEYS_MAX.min(known + 1) as u64,
+            });
+        }
+        if key.len() > NUMBERED_KEY_BYTES_MAX {
+            return Err(PeerViolation::Length {
+                place: "a key with a number",
+                found: key.len() as i128,
+                allowed_max: NUMBERED_KEY_BYTES_MAX as u64,
+            });
+        }
+        let (text, is_new) = match landings.known_key(key) {
+            Some(text) => (text, false),
+            None => (text_of(key)?, true),
+        };
+        if number == known {
+            self.keys.push(text.clone());
+            self.is_new.push(is_new);
+        } else {
+            self.keys[number] = text.clone();
+            self.is_new[number] = is_new;
+        }
+        Ok(text)
+    }
+}
+
+fn text_of(key: &[u8]) -> Result<Text, Malformed> {
+    Text::try_from(Buffer::from(key.to_vec())).map_err(|error| Malformed {
+        place: "a key",
+        field: "its text",
+        at_byte: 0,
+        problem: Problem::NotUtf8 {
+            at_byte: error.at_byte,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use grpcxx_memory::BufferMut;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Code, Status, TensorMeta};
+
+    /// Knows the keys that begin with `known`.
+    struct Known;
+
+    impl Landings for Known {
+        fn tensor(&mut self, _: u64, _: usize, _: &TensorMeta) -> Result<BufferMut, Status> {
+            Err(Status::new(Code::Internal, "no tensors here"))
+        }
+
+        fn message(&mut self, _: usize) -> Result<BufferMut, Status> {
+            Err(Status::new(Code::Internal, "no messages here"))
+        }
+
+        fn known_key(&mut self, bytes: &[u8]) -> Option<Text> {
+            let text = std::str::from_utf8(bytes).ok()?;
+            text.starts_with("known").then(|| Text::from(text))
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn both_ends_agree(keys in prop::collection::vec(0_u8..24, 1..300), keys_max in 1_usize..30, copies in any::<bool>()) {
+            let mut numbers = KeyNumbers::with_keys_max(keys_max);
+            let mut server = NumberedKeys::default();
+            let texts: Vec<Text> = (0..24).map(|key| match key {
+                0 => Text::from("l".repeat(NUMBERED_KEY_BYTES_MAX + 1)),
+                key if key % 3 == 0 => Text::from(format!("known {key}")),
+                key => Text::from(format!("key {key}")),
+            }).collect();
+            for key in keys {
+                let text = &texts[usize::from(key)];
+                let copy = Text::from(text.as_str());
+                let reference = numbers.refer(if copies { &copy } else { text });
+                prop_assert!(server.keys.len() <= keys_max);
+                let found = server.resolve(reference, &mut Known);
+                prop_assert_eq!(found.as_ref(), Ok(text));
+                let again = numbers.refer(text);
+                let is_known = matches!(again, KeyReference::Known { .. });
+                prop_assert!(is_known || key == 0);
+                prop_assert!(numbers.numbers.len() == numbers.keys.len());
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_violations() {
+        let mut server = NumberedKeys::default();
+        let mut resolve = |reference| server.resolve(reference, &mut Known).map(|_| ());
+        let unknown = resolve(KeyReference::Known { number: 0 }).unwrap_err();
+        assert_eq!(
+            unknown.to_string(),
+            "a request names key number 0, allowed are those below 0"
+        );
+        let new = |number, key| KeyReference::New { number, key };
+        assert!(resolve(new(1, b"a")).is_err());
+        assert!(resolve(new(0, b"\xff")).is_err());
+        assert!(resolve(new(0, &[b'a'; NUMBERED_KEY_BYTES_MAX + 1])).is_err());
+        for number in 0..NUMBERED_KEYS_MAX as u32 {
+            resolve(new(number, b"a")).unwrap();
+        }
+        assert!(resolve(new(NUMBERED_KEYS_MAX as u32, b"a")).is_err());
+        resolve(new(0, b"b")).unwrap();
+        assert!(resolve(KeyReference::Whole { key: b"\xff" }).is_err());
+    }
+}
