@@ -1,17 +1,20 @@
 //! Small calls beside the pull of a large tensor on the same connection, and how long the pull takes, with frames in
 //! chunks of several lengths and in one piece.
 //!
-//! `cargo bench -p grpcxx-runtime --bench chunks -- [MEDIUM [MIB [ROUNDS [CHUNK_MIB...]]]]`: `tcp` or `shm`, 5120, 5 and
-//! `0 16 32 64`; a chunk of 0 MiB is the whole frame. The rounds of all lengths take turns.
+//! `cargo bench -p grpcxx-runtime --bench chunks -- [MEDIUM [MIB [ROUNDS [CHUNK_MIB...]]]]`: `tcp`, `shm` or `rdma`, 1024,
+//! 5 and `0 8 16 32 64`; a chunk of 0 MiB is the whole frame. The rounds of all lengths take turns, each with memory
+//! of its own for the tensor.
 
 #![allow(clippy::print_stdout, reason = "a bench prints")]
 
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::mpsc::channel;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use grpcxx_memory::ArenaOptions;
+use grpcxx_rdma::RdmaOptions;
 use grpcxx_rpc::{ConnectionLimits, DType, RendezvousKey, Request, Shape, Tensor, Text};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::{Call, Engine, EngineOptions, Peer};
@@ -30,13 +33,13 @@ struct Scene {
     alone: Vec<Duration>,
 }
 
-fn options(job: &str, is_shared: bool, chunk_mib: usize, arena_bytes: usize) -> EngineOptions {
+fn options(job: &str, medium: &str, chunk_mib: usize, arena_bytes: usize) -> EngineOptions {
     let defaults = EngineOptions::default();
     EngineOptions {
         task: TaskId::new(job, 0),
         listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        shm: defaults.shm.clone().filter(|_| is_shared),
-        rdma: None,
+        shm: defaults.shm.clone().filter(|_| medium == "shm"),
+        rdma: (medium == "rdma").then(RdmaOptions::default),
         arena: Some(ArenaOptions {
             capacity_bytes: arena_bytes,
             ..ArenaOptions::default()
@@ -51,10 +54,10 @@ fn options(job: &str, is_shared: bool, chunk_mib: usize, arena_bytes: usize) -> 
 }
 
 impl Scene {
-    fn new(is_shared: bool, chunk_mib: usize, len_bytes: usize) -> Self {
-        let server = Engine::start(options("ps", is_shared, chunk_mib, 64 * MIB)).unwrap();
+    fn new(medium: &str, chunk_mib: usize, len_bytes: usize) -> Self {
+        let server = Engine::start(options("ps", medium, chunk_mib, 64 * MIB)).unwrap();
         let arena_bytes = len_bytes + len_bytes / 4 + 64 * MIB;
-        let worker = Engine::start(options("worker", is_shared, chunk_mib, arena_bytes)).unwrap();
+        let worker = Engine::start(options("worker", medium, chunk_mib, arena_bytes)).unwrap();
         let address = server.local_addr().unwrap().to_string();
         let peer = worker.client().peer(&address).unwrap();
         Self {
@@ -90,6 +93,14 @@ impl Scene {
         let begun = Instant::now();
         self.ask(tensor).wait().unwrap();
         begun.elapsed()
+    }
+
+    /// What carries the connection now.
+    fn medium(&self) -> &'static str {
+        let (tell, told) = channel();
+        let client = self.worker.client();
+        client.inspect(&self.peer, move |state| tell.send(state.medium).unwrap());
+        told.recv().unwrap()
     }
 
     /// Pulls the tensor alone, and then with small calls beside it.
@@ -140,22 +151,26 @@ fn main() {
     let mut arguments = std::env::args()
         .skip(1)
         .filter(|argument| argument != "--bench");
-    let is_shared = arguments.next().is_some_and(|medium| medium == "shm");
+    let medium = arguments.next().unwrap_or_else(|| "tcp".to_owned());
     let mut numbers = arguments.map(|argument| argument.parse::<usize>().expect("a number"));
-    let len_bytes = numbers.next().unwrap_or(5 << 10) * MIB;
+    let len_bytes = numbers.next().unwrap_or(1 << 10) * MIB;
     let rounds = numbers.next().unwrap_or(5);
     let mut chunks: Vec<usize> = numbers.collect();
     if chunks.is_empty() {
-        chunks = vec![0, 16, 32, 64];
+        chunks = vec![0, 8, 16, 32, 64];
     }
-    let shape = Shape::new(&[len_bytes as u64]).unwrap();
+    let shape = Shape::new(&[(len_bytes / MIB) as u64, MIB as u64]).unwrap();
     let tensor = Tensor::new(DType::UInt8, shape, vec![1; len_bytes]).unwrap();
     println!("    chunk |   best median pull |   median      90%  longest small | alone");
     let mut scenes: Vec<_> = (chunks.into_iter())
-        .map(|chunk_mib| Scene::new(is_shared, chunk_mib, len_bytes))
+        .map(|chunk_mib| Scene::new(&medium, chunk_mib, len_bytes))
         .collect();
     for scene in &mut scenes {
-        // The memory of the worker is used for the first time.
+        // Both ends get to know each other, and the memory of the worker is used for the first time.
+        scene.ask_small();
+        while scene.medium() != medium {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         scene.ask(tensor.clone()).wait().unwrap();
     }
     for _ in 0..rounds {
