@@ -50,6 +50,14 @@ impl Body {
         }
     }
 
+    /// Landings that were ordered and are not back.
+    pub(super) fn landings_out(&self) -> usize {
+        match self {
+            Self::Records(records) => records.landings_out(),
+            Self::HeadsFirst(body) => body.landings_out(),
+        }
+    }
+
     /// All tensors, with their indexes, once complete.
     pub(super) fn into_result(self) -> Result<(SmallVec<[Tensor; 1]>, Vec<u32>), Status> {
         match self {

@@ -1,6 +1,6 @@
 use std::mem;
 
-use grpcxx_memory::Buffer;
+use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_transport::{Landing, Next, Time};
 
 use super::cursor::{Cursor, Filled};
@@ -11,7 +11,8 @@ use crate::wire::{ChunkHeader, HEADER_BYTES};
 ///
 /// There is at most one at a time. Inside a chunk the connection reads that frame as it reads any, from no more bytes than
 /// the chunk has; between two chunks what it was about to do is put aside. Invariants: `left_bytes` is 0 outside of
-/// chunks; `aside` is there only outside of chunks; `rest` is used only by the next chunk.
+/// chunks; `aside` is there only outside of chunks; `rest` is used only by the next chunk; no landing that the link has
+/// gone on behind ([`Landing::then_head`]) is at the link when the chunk that it belongs to ends.
 #[derive(Debug)]
 pub(super) struct Chunks<I> {
     stage: Stage,
@@ -101,12 +102,22 @@ pub(super) trait TakesChunks {
 
     fn is_between_frames(&self) -> bool;
 
+    /// Landings of the frame at hand that were ordered and are not back.
+    fn landings_out(&self) -> usize;
+
     /// Reads what the cursor shows, and says what the link shall do; `None` says that a chunk begins.
     fn read_frames(
         &mut self,
         now: Time,
         cursor: &mut Cursor<'_>,
         landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation>;
+
+    /// Takes memory that is filled.
+    fn land(
+        &mut self,
+        memory: Buffer,
+        cursor: &mut Cursor<'_>,
     ) -> Result<Option<Next>, PeerViolation>;
 
     /// Takes memory that is filled, and reads on.
@@ -116,7 +127,12 @@ pub(super) trait TakesChunks {
         memory: Buffer,
         cursor: &mut Cursor<'_>,
         landings: &mut dyn Landings,
-    ) -> Result<Option<Next>, PeerViolation>;
+    ) -> Result<Option<Next>, PeerViolation> {
+        match self.land(memory, cursor)? {
+            Some(next) => Ok(Some(next)),
+            None => self.read_frames(now, cursor, landings),
+        }
+    }
 }
 
 impl<I> Default for Chunks<I> {
@@ -226,10 +242,12 @@ pub(super) fn read<E: TakesChunks>(
     landings: &mut dyn Landings,
 ) -> Result<Next, PeerViolation> {
     loop {
-        let next = if end.chunks().is_inside() {
+        let next = if !end.chunks().is_inside() {
+            end.read_frames(now, cursor, landings)?
+        } else if end.chunks().left_bytes > 0 {
             read_chunk(end, now, cursor, landings)?
         } else {
-            end.read_frames(now, cursor, landings)?
+            leave(end)
         };
         if let Some(next) = next {
             return Ok(next);
@@ -245,11 +263,25 @@ pub(super) fn landed<E: TakesChunks>(
     landings: &mut dyn Landings,
 ) -> Result<Next, PeerViolation> {
     let cursor = &mut Cursor::new(&[]);
-    end.chunks().rest = Rest::Landing(landing);
+    if let Some(at_least_bytes) = landing.then_head_bytes() {
+        end.land(landing.into_shared(), cursor)?;
+        // What the link does anyway, if it has gone on.
+        return Ok(Next::Head { at_least_bytes });
+    }
+    let landing = landing.whole();
+    if landing.is_full() && landing.filled_bytes() > 0 {
+        let next = end.land_and_read(now, landing.into_shared(), cursor, landings)?;
+        let next = next.expect("a chunk does not begin in a chunk");
+        if let Some(next) = order(end, next)? {
+            return Ok(next);
+        }
+    } else if !landing.is_full() {
+        end.chunks().rest = Rest::Landing(landing);
+    }
     read(end, now, cursor, landings)
 }
 
-/// Reads what the cursor shows of the present chunk. `None` says that it is over.
+/// Reads what the cursor shows of the present chunk. `None` says that the link has orders for all of it.
 fn read_chunk<E: TakesChunks>(
     end: &mut E,
     now: Time,
@@ -259,7 +291,7 @@ fn read_chunk<E: TakesChunks>(
     let mut bytes = cursor.within(end.chunks().left_bytes);
     let next = match mem::take(&mut end.chunks().rest) {
         Rest::Bytes => end.read_frames(now, &mut bytes, landings)?,
-        Rest::Landing(landing) => match bytes.fill_landing(landing.whole()) {
+        Rest::Landing(landing) => match bytes.fill_landing(landing) {
             Filled::Whole(memory) => end.land_and_read(now, memory, &mut bytes, landings)?,
             Filled::Partly(landing) => Some(Next::Land(landing)),
         },
@@ -278,35 +310,34 @@ fn read_chunk<E: TakesChunks>(
     order(end, next)
 }
 
-/// The part of an order that the present chunk has the bytes for. `None` says that the chunk is over.
+/// The part of an order that the present chunk has the bytes for, if it has any.
 fn order<E: TakesChunks>(end: &mut E, next: Next) -> Result<Option<Next>, PeerViolation> {
     let is_frame_over = end.is_between_frames() && end.chunks().is_opened();
     let chunks = end.chunks();
-    let left_bytes = chunks.left_bytes;
     match next {
         Next::Head { at_least_bytes } => {
             chunks.check_head(is_frame_over, at_least_bytes)?;
-            if left_bytes == 0 {
-                leave(end, is_frame_over);
-                return Ok(None);
-            }
+            Ok((chunks.left_bytes > 0).then_some(next))
         }
-        Next::Land(landing) if left_bytes == 0 => {
+        Next::Land(landing) if chunks.left_bytes == 0 => {
             chunks.rest = Rest::Landing(landing);
-            leave(end, false);
-            return Ok(None);
+            Ok(None)
         }
         Next::Land(landing) => {
             let part_bytes = landing.remaining_bytes() as u64;
-            let part_bytes = part_bytes.min(left_bytes);
+            let part_bytes = part_bytes.min(chunks.left_bytes);
             chunks.left_bytes -= part_bytes;
-            return Ok(Some(Next::Land(landing.part(part_bytes as usize))));
+            Ok(Some(Next::Land(if chunks.left_bytes == 0 {
+                landing.part(part_bytes as usize)
+            } else {
+                landing
+            })))
         }
         Next::Discard {
             bytes,
-            then_at_least_bytes,
+            mut then_at_least_bytes,
         } => {
-            let part_bytes = bytes.min(left_bytes);
+            let part_bytes = bytes.min(chunks.left_bytes);
             chunks.left_bytes -= part_bytes;
             if part_bytes < bytes {
                 chunks.rest = Rest::Discard {
@@ -316,33 +347,31 @@ fn order<E: TakesChunks>(end: &mut E, next: Next) -> Result<Option<Next>, PeerVi
             } else {
                 chunks.check_head(is_frame_over, then_at_least_bytes)?;
             }
-            let is_chunk_over = chunks.left_bytes == 0;
-            if is_chunk_over {
-                leave(end, is_frame_over && part_bytes == bytes);
+            if chunks.left_bytes == 0 {
+                then_at_least_bytes = HEADER_BYTES;
             }
-            if part_bytes == 0 {
-                return Ok(None);
-            }
-            return Ok(Some(Next::Discard {
+            Ok((part_bytes > 0).then_some(Next::Discard {
                 bytes: part_bytes,
-                then_at_least_bytes: if is_chunk_over {
-                    HEADER_BYTES
-                } else {
-                    then_at_least_bytes
-                },
-            }));
+                then_at_least_bytes,
+            }))
         }
-        Next::Pause => {}
+        Next::Pause => Ok(Some(next)),
     }
-    Ok(Some(next))
 }
 
-/// Ends a chunk, and the frame if it is over.
-fn leave<E: TakesChunks>(end: &mut E, is_frame_over: bool) {
+/// Ends a chunk, and the frame if it is over; or orders what comes back after all landings that are at the link.
+fn leave<E: TakesChunks>(end: &mut E) -> Option<Next> {
+    let rest_landings = usize::from(matches!(end.chunks().rest, Rest::Landing(_)));
+    if end.landings_out() > rest_landings {
+        return Some(Next::Land(Landing::new(BufferMut::new())));
+    }
+    let is_between_frames = end.is_between_frames();
     let inbound = mem::take(end.inbound());
     let chunks = end.chunks();
+    let is_over = is_between_frames && matches!(chunks.rest, Rest::Bytes);
     chunks.stage = Stage::Outside;
-    chunks.aside = (!is_frame_over).then_some(inbound);
+    chunks.aside = (!is_over).then_some(inbound);
+    None
 }
 
 impl<I: Default> Chunks<I> {

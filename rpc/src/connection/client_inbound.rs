@@ -77,15 +77,16 @@ impl TakesChunks for ClientConnection {
         matches!(self.inbound, Inbound::Header)
     }
 
-    fn land_and_read(
-        &mut self,
-        now: Time,
-        memory: Buffer,
-        cursor: &mut Cursor<'_>,
-        landings: &mut dyn Landings,
-    ) -> Result<Option<Next>, PeerViolation> {
+    fn landings_out(&self) -> usize {
+        match &self.inbound {
+            Inbound::Records { records, .. } => records.landings_out(),
+            _ => 0,
+        }
+    }
+
+    fn land(&mut self, memory: Buffer, _: &mut Cursor<'_>) -> Result<Option<Next>, PeerViolation> {
         self.land(memory)?;
-        self.read_frames(now, cursor, landings)
+        Ok(None)
     }
 
     fn read_frames(

@@ -126,6 +126,12 @@ impl HeadsFirst {
         !self.landing.is_empty()
     }
 
+    /// Landings that were ordered and are not back.
+    pub(super) fn landings_out(&self) -> usize {
+        let out = self.landing.iter().filter(|piece| piece.memory.is_none());
+        out.count()
+    }
+
     /// All tensors, once complete.
     pub(super) fn into_result(self) -> Result<SmallVec<[Tensor; 1]>, Status> {
         match self.failure {
@@ -225,9 +231,11 @@ impl HeadsFirst {
                     memory: None,
                 });
                 self.take_empty();
-                Some(Next::Land(match self.fill_bytes {
-                    0 => landing.then_head(self.next_head_bytes()),
-                    _ => landing,
+                // Behind other landings the next is ordered, and a link that has gone on would take no notice.
+                Some(Next::Land(if self.are_begun() {
+                    landing.then_head(HEADER_BYTES)
+                } else {
+                    landing
                 }))
             }
         }

@@ -74,6 +74,12 @@ impl Records {
         !self.landing.is_empty()
     }
 
+    /// Landings that were ordered and are not back.
+    pub(super) fn landings_out(&self) -> usize {
+        let out = self.landing.iter().filter(|(_, data)| data.is_none());
+        out.count()
+    }
+
     /// All tensors, with their indexes, once complete.
     pub(super) fn into_result(self) -> Result<(SmallVec<[Tensor; 1]>, Vec<u32>), Status> {
         match self.failure {

@@ -116,17 +116,17 @@ impl TakesChunks for ServerConnection {
         matches!(self.inbound, Inbound::Header)
     }
 
-    fn land_and_read(
+    /// The link goes on behind none.
+    fn landings_out(&self) -> usize {
+        0
+    }
+
+    fn land(
         &mut self,
-        now: Time,
         memory: Buffer,
         cursor: &mut Cursor<'_>,
-        landings: &mut dyn Landings,
     ) -> Result<Option<Next>, PeerViolation> {
-        match self.land(memory, cursor) {
-            Some(next) => Ok(Some(next)),
-            None => self.read_frames(now, cursor, landings),
-        }
+        Ok(self.land(memory, cursor))
     }
 
     fn read_frames(
