@@ -6,7 +6,8 @@
 //! fusion; for 1,000 x 1 KiB also a memcpy of the same bytes and one round trip.
 //!
 //! Run with `cargo bench --bench fusion`; `-- --quick` only shows that it runs, `-- --write` puts table and plot into
-//! `docs/`. `-- --tensors N` and `-- --shared BYTES` try other limits of the planner.
+//! `docs/`, `-- --goal` measures 1,000 x 1 KiB alone, over TCP and over shared memory, and with `--write` puts only that
+//! there. `-- --tensors N`, `-- --frames N` and `-- --shared BYTES` try other limits of the planner.
 
 #![expect(
     clippy::print_stdout,
@@ -27,7 +28,15 @@ type Failure = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Failure> {
     let plan = Sweep::from_arguments()?;
-    let (_server, client) = pair()?;
+    if plan.only_goal {
+        let goal = goals(&plan)?;
+        println!("{goal}");
+        if plan.write {
+            write(&goal, GOAL)?;
+        }
+        return Ok(());
+    }
+    let (_server, client) = pair(Medium::Tcp)?;
     let mut cells = Vec::new();
     for &size in &plan.sizes {
         for &count in &plan.counts {
@@ -38,11 +47,13 @@ fn main() -> Result<(), Failure> {
             }
         }
     }
-    let goal = goal(&client, &plan)?;
-    let text = format!("{}\n{goal}\n", table(&plan, &cells));
-    println!("{text}");
+    drop((_server, client));
+    let goal = goals(&plan)?;
+    let text = table(&plan, &cells);
+    println!("{text}\n{goal}");
     if plan.write {
-        write(&text)?;
+        write(&text, SWEEP)?;
+        write(&goal, GOAL)?;
         std::fs::write("docs/fusion-sweep.svg", plot::draw(&plan, &cells)?)?;
     }
     Ok(())
@@ -57,6 +68,14 @@ struct Sweep {
     window: Duration,
     limits: PlanLimits,
     write: bool,
+    only_goal: bool,
+}
+
+/// What carries the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Medium {
+    Tcp,
+    SharedMemory,
 }
 
 /// One step, both ways.
@@ -78,6 +97,7 @@ impl Sweep {
             window: Duration::from_millis(60),
             limits: PlanLimits::between_grpcxx(),
             write: false,
+            only_goal: false,
         };
         let mut arguments = std::env::args().skip(1);
         while let Some(argument) = arguments.next() {
@@ -92,10 +112,12 @@ impl Sweep {
                     sweep.rounds = 1;
                     sweep.window = Duration::from_millis(20);
                 }
+                "--goal" => sweep.only_goal = true,
                 "--write" => sweep.write = true,
                 "--rounds" => sweep.rounds = number()?.max(1) as usize,
                 "--window-ms" => sweep.window = Duration::from_millis(number()?.max(1)),
                 "--tensors" => sweep.limits.tensors_per_frame = number()? as usize,
+                "--frames" => sweep.limits.frames_wanted = number()? as usize,
                 "--shared" => sweep.limits.shared_tensor_bytes = number()?,
                 "--size" => sweep.sizes = vec![number()?],
                 "--count" => sweep.counts = vec![number()? as usize],
@@ -109,13 +131,19 @@ impl Sweep {
 }
 
 /// Two engines that spin, one shard each, on CPUs of their own.
-fn pair() -> Result<(BenchServer, BenchClient), Failure> {
-    let options = |first_cpu| EngineOptions {
-        pin: true,
-        first_cpu,
-        polling: true,
-        shm: None,
-        ..EngineOptions::default()
+fn pair(medium: Medium) -> Result<(BenchServer, BenchClient), Failure> {
+    let options = |first_cpu| {
+        let defaults = EngineOptions::default();
+        EngineOptions {
+            pin: true,
+            first_cpu,
+            polling: true,
+            shm: defaults
+                .shm
+                .clone()
+                .filter(|_| medium == Medium::SharedMemory),
+            ..defaults
+        }
     };
     let server = BenchServer::start(EngineOptions {
         listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
@@ -123,6 +151,9 @@ fn pair() -> Result<(BenchServer, BenchClient), Failure> {
     })?;
     let address = server.address().ok_or("the server does not listen")?;
     let client = BenchClient::start(options(0), vec![address.to_string()])?;
+    if medium == Medium::SharedMemory {
+        client.connect_over(1, "shm", Duration::from_secs(10))?;
+    }
     Ok((server, client))
 }
 
@@ -170,17 +201,41 @@ impl Cell {
     }
 }
 
-/// 1,000 x 1 KiB in one step against twice a memcpy of the same bytes and one round trip.
-fn goal(client: &BenchClient, sweep: &Sweep) -> Result<String, Failure> {
+/// 1,000 tensors in one step against twice a memcpy of the same bytes and one round trip, over each medium.
+fn goals(sweep: &Sweep) -> Result<String, Failure> {
+    let mut rows = String::from(
+        "| 1,000 tensors in one step | pull | spinning sockets | memcpy | one round trip of ours | pull to twice the memcpy and one round trip |\n|---|---:|---:|---:|---:|---:|\n",
+    );
+    for (medium, name) in [
+        (Medium::Tcp, "TCP"),
+        (Medium::SharedMemory, "shared memory"),
+    ] {
+        let (server, client) = pair(medium)?;
+        for size in [64, 1024] {
+            let [fused, round_trip, sockets, copy] = goal(&client, sweep, size)?;
+            let ratio = fused / (2.0 * copy + round_trip);
+            rows.push_str(&format!(
+                "| {} over {name} | {fused:.0} us | {sockets:.0} us | {copy:.1} us | {round_trip:.1} us | {ratio:.2} |\n",
+                bytes(size)
+            ));
+        }
+        drop(client);
+        drop(server);
+    }
+    Ok(rows)
+}
+
+/// Microseconds of a fused step, of one round trip, of the same bytes over sockets, and of a copy tensor by tensor.
+fn goal(client: &BenchClient, sweep: &Sweep, size: u64) -> Result<[f64; 4], Failure> {
     let mut best = [f64::INFINITY; 4];
     for _ in 0..sweep.rounds {
-        let fused = run(client, sweep, 1024, 1000, Some(sweep.limits))?;
+        let fused = run(client, sweep, size, 1000, Some(sweep.limits))?;
         let round_trip = run(client, sweep, 1, 1, None)?;
         let mut options = RunOptions {
             op: Op::Pull,
             ..RunOptions::default()
         };
-        options.payload.size_bytes = 1024;
+        options.payload.size_bytes = size;
         options.payload.count = 1000;
         let floors = client.floors(&options, sweep.window)?;
         let values = [
@@ -193,12 +248,7 @@ fn goal(client: &BenchClient, sweep: &Sweep) -> Result<String, Failure> {
             *best = best.min(value);
         }
     }
-    let [fused, round_trip, sockets, copy] = best;
-    Ok(format!(
-        "1,000 x 1 KiB in one step: {fused:.0} us. The same bytes over spinning sockets: {sockets:.0} us; memcpy of them, tensor by tensor, warm: {copy:.0} us; one round trip of ours: {round_trip:.0} us. Fused pull to spinning sockets: {:.2}; to twice the memcpy and one round trip: {:.2}.",
-        fused / sockets,
-        fused / (2.0 * copy + round_trip)
-    ))
+    Ok(best)
 }
 
 fn table(sweep: &Sweep, cells: &[Cell]) -> String {
@@ -236,14 +286,19 @@ fn bytes(size: u64) -> String {
     }
 }
 
-fn write(text: &str) -> Result<(), Failure> {
+/// Puts a table between its marks.
+fn write(text: &str, name: &str) -> Result<(), Failure> {
     let path = "docs/fusion.md";
+    let (begin, end) = (
+        format!("<!-- {name}:begin -->"),
+        format!("<!-- {name}:end -->"),
+    );
     let document = std::fs::read_to_string(path)?;
-    let (before, rest) = document.split_once(BEGIN).ok_or("no begin mark")?;
-    let (_, after) = rest.split_once(END).ok_or("no end mark")?;
-    std::fs::write(path, format!("{before}{BEGIN}\n{text}{END}{after}"))?;
+    let (before, rest) = document.split_once(&begin).ok_or("no begin mark")?;
+    let (_, after) = rest.split_once(&end).ok_or("no end mark")?;
+    std::fs::write(path, format!("{before}{begin}\n{text}{end}{after}"))?;
     Ok(())
 }
 
-const BEGIN: &str = "<!-- sweep:begin -->";
-const END: &str = "<!-- sweep:end -->";
+const SWEEP: &str = "sweep";
+const GOAL: &str = "goal";

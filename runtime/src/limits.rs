@@ -10,6 +10,10 @@ pub(crate) const MESH_PARCELS: usize = 1024;
 /// Most commands and parcels of each source that a shard takes in one turn.
 pub(crate) const COMMANDS_PER_TURN: usize = 256;
 
+/// Tensors asked for together, after which a shard lets answers leave before it serves another request for several: the
+/// peer then takes in the first answer while the next is made.
+pub(crate) const FUSED_KEYS_PER_TURN: usize = 32;
+
 /// Commands that a shard has taken and not yet worked off, beyond which it takes no more: those of some turns, and
 /// what they lead to.
 pub(crate) const BACKLOG_COMMANDS: usize = 4 * COMMANDS_PER_TURN;

@@ -199,6 +199,11 @@ impl ServerConnection {
         }
     }
 
+    /// Whether requests may wait for [`ServerConnection::poll_request`].
+    pub fn has_requests(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
     /// Answers a request. What cannot be sent is answered with its reason.
     ///
     /// `false` says that nobody waits for the answer any more. Until [`ServerConnection::poll_cancelled`] has said so too,

@@ -208,9 +208,9 @@ impl<A> Core<A> {
                 self.execute(command);
                 events += 1;
             }
-            events += self.take_requests();
-            events += self.take_results();
-            if events == before || events >= limits::COMMANDS_PER_TURN {
+            let (served, is_enough) = self.take_requests();
+            events += served + self.take_results();
+            if events == before || is_enough || events >= limits::COMMANDS_PER_TURN {
                 return events;
             }
         }

@@ -15,6 +15,7 @@ use smallvec::smallvec;
 
 use crate::command::{Command, Keys, Origin, SlotId};
 use crate::function::{Later, RequestWatch, Responder, Served};
+use crate::limits;
 use crate::registry::Entry;
 use crate::shard::core::{Core, Subject};
 use crate::shard::links::ArenaLandings;
@@ -198,9 +199,11 @@ impl<A> Core<A> {
         }
     }
 
-    /// Serves what the marked connections have read.
-    pub(super) fn take_requests(&mut self) -> usize {
+    /// Serves what the marked connections have read. Returns how much that was, and whether the rest shall wait for the
+    /// next turn.
+    pub(super) fn take_requests(&mut self) -> (usize, bool) {
         let mut events = 0;
+        let mut fused_keys = 0;
         let mut index = 0;
         while let Some(&id) = self.dirty_servers.get(index) {
             index += 1;
@@ -232,10 +235,16 @@ impl<A> Core<A> {
                     request: incoming.id,
                 };
                 self.counters().requests.add(1);
+                if let Request::FuseRecvTensor { keys, .. } = &incoming.request {
+                    fused_keys += keys.len();
+                }
                 self.dispatch(origin, incoming.request);
+                if fused_keys >= limits::FUSED_KEYS_PER_TURN {
+                    return (events, true);
+                }
             }
         }
-        events
+        (events, false)
     }
 
     pub(super) fn flush_servers<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
@@ -246,7 +255,10 @@ impl<A> Core<A> {
             let Some(server) = self.servers.find_mut(id) else {
                 continue;
             };
-            server.is_dirty = false;
+            server.is_dirty = server.connection.has_requests();
+            if server.is_dirty {
+                self.dirty_servers.push(id);
+            }
             server.is_held_back = false;
             while let Some(frame) = server.connection.poll_frame() {
                 if let Err(refused) = transport.send(server.link, frame) {
