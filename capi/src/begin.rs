@@ -209,7 +209,10 @@ pub(crate) unsafe extern "C" fn grpcxx_fuse_recv_tensor(
                 peer,
                 options,
                 allocate,
-                Request::FuseRecvTensor { step_id, keys },
+                Request::FuseRecvTensor {
+                    step_id,
+                    keys: keys.into(),
+                },
             )
         }
     });

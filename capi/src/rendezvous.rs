@@ -89,7 +89,10 @@ pub(crate) unsafe extern "C" fn grpcxx_engine_receive(
             client: engine.client().clone(),
             peer: engine.with(|engine| Ok(engine.own_peer(step_id)))?,
             received: Arc::clone(engine.received()),
-            request: Request::FuseRecvTensor { step_id, keys },
+            request: Request::FuseRecvTensor {
+                step_id,
+                keys: keys.into(),
+            },
             timeout,
             allocate: None,
         })

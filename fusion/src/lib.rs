@@ -7,4 +7,4 @@
 
 mod plan;
 
-pub use plan::{Group, Plan, PlanLimits, Planned, SPREAD_TENSORS_MIN, TooLarge};
+pub use plan::{Group, Plan, PlanLimits, Planned, SPREAD_BYTES_MIN, SPREAD_TENSORS_MIN, TooLarge};

@@ -10,7 +10,8 @@ pub struct PlanLimits {
     /// of one that has more than about 250.
     pub tensors_per_frame: usize,
     /// Tensors that share are spread over about this many frames, as long as each has
-    /// [`SPREAD_TENSORS_MIN`] of them: both ends then work at once, one on a frame behind the other's.
+    /// [`SPREAD_TENSORS_MIN`] of them, or half as many with [`SPREAD_BYTES_MIN`]: both ends then work at once, one on a
+    /// frame behind the other's.
     pub frames_wanted: usize,
     /// A tensor with more data than this has a frame of its own.
     pub shared_tensor_bytes: u64,
@@ -46,10 +47,17 @@ impl PlanLimits {
         }
     }
 
-    /// Most tensors of one frame if `count` share.
-    fn tensors_of_a_frame(&self, count: usize) -> usize {
+    /// Most tensors of one frame if `count` share, with `data_bytes` of data in all.
+    fn tensors_of_a_frame(&self, count: usize, data_bytes: u64) -> usize {
         let spread = count.div_ceil(self.frames_wanted.max(1));
-        self.tensors_per_frame.min(spread.max(SPREAD_TENSORS_MIN))
+        let few = SPREAD_TENSORS_MIN / 2;
+        let is_worth_half = data_bytes / SPREAD_BYTES_MIN >= (count / few) as u64;
+        let spread_min = if is_worth_half {
+            few
+        } else {
+            SPREAD_TENSORS_MIN
+        };
+        self.tensors_per_frame.min(spread.max(spread_min))
     }
 }
 
@@ -174,7 +182,8 @@ impl Plan {
 
     /// Fills frames with the tensors that share, in their order.
     fn group_shared(&mut self, limits: &PlanLimits) {
-        let tensors_max = limits.tensors_of_a_frame(self.tensors.len());
+        let data_bytes = self.tensors.iter().map(|tensor| tensor.data_bytes).sum();
+        let tensors_max = limits.tensors_of_a_frame(self.tensors.len(), data_bytes);
         let (mut group_start, mut frame_bytes) = (0, limits.frame_overhead_bytes);
         for at in 0..self.tensors.len() {
             let record_bytes = limits.tensor_overhead_bytes + self.tensors[at].data_bytes;
@@ -241,6 +250,9 @@ impl<'a> Group<'a> {
 /// Fewest tensors of a frame for the sake of spreading: below, what a call costs by itself weighs more.
 pub const SPREAD_TENSORS_MIN: usize = 250;
 
+/// Bytes of data that make a frame with half as many tensors worth its call.
+pub const SPREAD_BYTES_MIN: u64 = 64 << 10;
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -281,16 +293,22 @@ mod tests {
 
     #[test]
     fn many_tensors_spread_over_a_few_frames_where_the_peer_takes_so_many() {
-        let frames = |count: usize, limits: &PlanLimits| {
-            let groups = indices(&vec![64; count], limits);
+        let frames_of = |size: u64, count: usize, limits: &PlanLimits| {
+            let groups = indices(&vec![size; count], limits);
             (groups.len(), groups.iter().map(Vec::len).max().unwrap())
         };
+        let frames = |count, limits: &PlanLimits| frames_of(64, count, limits);
         let ours = PlanLimits::between_grpcxx();
         assert_eq!(frames(250, &ours), (1, 250));
         assert_eq!(frames(1_000, &ours), (4, 250));
         assert_eq!(frames(3_000, &ours), (8, 375));
         assert_eq!(frames(10_000, &ours), (8, 1_250));
         assert_eq!(frames(10_000, &PlanLimits::default()), (40, 250));
+        assert_eq!(frames_of(1024, 100, &ours), (1, 100));
+        assert_eq!(frames_of(1024, 250, &ours), (2, 125));
+        assert_eq!(frames_of(512, 1_000, &ours), (4, 250));
+        assert_eq!(frames_of(1024, 1_000, &ours), (8, 125));
+        assert_eq!(frames_of(1024, 3_000, &ours), (8, 375));
         let few = PlanLimits {
             frames_wanted: 0,
             ..ours

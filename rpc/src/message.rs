@@ -1,7 +1,7 @@
 use grpcxx_memory::Buffer;
 use smallvec::SmallVec;
 
-use crate::{Method, Tensor, Text};
+use crate::{KeyList, Method, Tensor, Text};
 
 /// What a caller asks of a peer.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,7 +25,7 @@ pub enum Request {
         /// The step.
         step_id: i64,
         /// The whole rendezvous keys, at least one.
-        keys: Vec<Text>,
+        keys: KeyList,
     },
     /// Tensors in by name, a function to run on them, tensors out by name.
     StarRunGraph(Box<GraphCall>),

@@ -3,7 +3,7 @@ use std::fmt;
 use smallvec::SmallVec;
 
 /// Dimensions of a tensor, outermost first; a scalar has none.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Default, PartialEq, Eq, Hash)]
 pub struct Shape {
     dims: SmallVec<[u64; 6]>,
 }
@@ -65,6 +65,16 @@ impl Shape {
             return 0;
         }
         self.dims.iter().product()
+    }
+}
+
+impl Clone for Shape {
+    #[inline]
+    fn clone(&self) -> Self {
+        // A copy as a whole; that of the vector goes number by number.
+        Self {
+            dims: SmallVec::from_slice(&self.dims),
+        }
     }
 }
 

@@ -162,7 +162,7 @@ fn a_tensor_received_in_steady_state_allocates_nothing() {
 #[test]
 fn tensors_received_together_cost_a_fixed_number_of_lists() {
     let lists_of = |features: Features, count: usize, len: usize| {
-        let keys: Vec<Text> = (0..count).map(|_| Text::from(make::KEY)).collect();
+        let keys = (0..count).map(|_| Text::from(make::KEY)).collect();
         let request = Request::FuseRecvTensor { step_id: 1, keys };
         let tensors = (0..count).map(|_| make::bytes_tensor(len, 1)).collect();
         let response = Response::Tensors(tensors);

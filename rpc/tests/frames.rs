@@ -102,7 +102,7 @@ impl Vector {
             }
             Request::FuseRecvTensor { step_id, keys } => {
                 assert_eq!(*step_id, self.number("step_id"));
-                assert_eq!(*keys, self.texts("rendezvous_keys"));
+                assert_eq!(keys[..], self.texts("rendezvous_keys"));
             }
             Request::StarRunGraph(call) => {
                 assert_eq!(call.graph_handle, self.text("graph_handle"));

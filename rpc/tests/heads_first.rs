@@ -3,6 +3,7 @@
 
 mod support;
 
+use grpcxx_memory::BufferMut;
 use grpcxx_rpc::wire::{DATA_ALIGNMENT_BYTES, HEADER_BYTES, RUN_BYTES, ResponseHeader};
 use grpcxx_rpc::{
     Code, ConnectionLimits, DType, Features, Method, PeerViolation, Request, Response, Shape,
@@ -317,4 +318,41 @@ fn keys_are_counted_before_anything_is_sent() {
     ));
     pair.carry_responses();
     assert_eq!(pair.finished().result.unwrap_err().code, Code::Internal);
+}
+
+/// Where the link lends payload, data is put together in memory that it can lend.
+#[test]
+fn data_is_put_together_where_the_link_can_lend_it() {
+    for (len, is_lent) in [(1001, true), (10, false)] {
+        let mut pair = Pair::announced();
+        pair.client.landings.shares = true;
+        pair.server.end.set_lends(true);
+        let sent: Vec<Tensor> = (0..40).map(|seed| bytes_tensor(len, seed)).collect();
+        pair.call(request(sent.len()));
+        pair.carry_requests();
+        let incoming = pair.request();
+        let mut asked = Vec::new();
+        let mut memory = |len: usize| {
+            asked.push(len);
+            let mut memory = BufferMut::zeroed(len);
+            memory.fill(0xee);
+            Some(memory)
+        };
+        let answered =
+            (pair.server.end).try_answer_in(incoming.id, tensors(sent.clone()), &mut memory);
+        assert_eq!(answered, Ok(()));
+        assert_eq!(asked, if is_lent { vec![40 * 1024] } else { vec![] });
+        let frame = pair.server.end.poll_frame().expect("the answer");
+        assert_eq!(frame.segment_count() > 1, is_lent);
+        if is_lent {
+            assert_eq!(frame.segment(1).len(), 40 * 1024);
+        }
+        let bytes = support::driver::frame_bytes(&frame);
+        assert!(
+            !bytes[HEADER_BYTES + RUN_BYTES..].ends_with(&[0xee]),
+            "nothing else is shown"
+        );
+        pair.client.offer(&bytes);
+        assert_eq!(received(&mut pair), sent);
+    }
 }

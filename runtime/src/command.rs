@@ -1,8 +1,10 @@
+use std::ops::Deref;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use grpcxx_rpc::{RequestId, Status, Tensor, Text};
+use grpcxx_rpc::{KeyList, RequestId, Status, Tensor, Text};
 use grpcxx_transport::Time;
 use smallvec::SmallVec;
 
@@ -12,7 +14,23 @@ use crate::completion::Completion;
 use crate::shard::ShardContext;
 
 /// The keys of one receive.
-pub(crate) type Keys = SmallVec<[Text; 1]>;
+#[derive(Clone, Debug)]
+pub(crate) enum Keys {
+    One(Text),
+    Many(KeyList),
+}
+
+impl Deref for Keys {
+    type Target = [Text];
+
+    #[inline]
+    fn deref(&self) -> &[Text] {
+        match self {
+            Self::One(key) => slice::from_ref(key),
+            Self::Many(keys) => keys,
+        }
+    }
+}
 
 /// What a shard is asked to do, by another shard or by a thread outside.
 pub(crate) enum Command {
@@ -102,10 +120,6 @@ impl Cancellable {
 }
 
 /// What a shard hands to another one.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "commands are the common case, and a box for each would be an allocation for each"
-)]
 pub(crate) enum Parcel<A> {
     Command(Command),
     Adopt(A),

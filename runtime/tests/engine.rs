@@ -57,7 +57,10 @@ fn receive(
             step_id,
             key: keys[0].clone(),
         },
-        _ => Request::FuseRecvTensor { step_id, keys },
+        _ => Request::FuseRecvTensor {
+            step_id,
+            keys: keys.into(),
+        },
     };
     client
         .call(&peer, request, Some(Duration::from_secs(10)))

@@ -1,5 +1,5 @@
 use grpcxx_fusion::Plan;
-use grpcxx_rpc::{Code, GraphCall, Request, Response, Status, Text};
+use grpcxx_rpc::{Code, GraphCall, KeyList, Request, Response, Status, Text};
 
 use super::options::RunOptions;
 use super::payload::Payload;
@@ -19,10 +19,7 @@ pub(super) struct StepPlan {
 /// Tensors that share a call.
 #[derive(Debug)]
 enum PlannedCall {
-    Pull {
-        indices: Vec<usize>,
-        keys: Vec<Text>,
-    },
+    Pull { indices: Vec<usize>, keys: KeyList },
     Push(Vec<usize>),
 }
 

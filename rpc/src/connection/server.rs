@@ -1,5 +1,6 @@
 use std::collections::VecDeque;
 
+use grpcxx_memory::BufferMut;
 use grpcxx_transport::{Frame, Next, Outcome, Time};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -38,6 +39,8 @@ pub struct ServerConnection {
     pub(super) deadlines: Deadlines,
     pub(super) ready: VecDeque<Incoming>,
     pub(super) is_paused: bool,
+    /// Whether the link lends payload of shared arenas.
+    lends: bool,
     pub(super) outgoing: Outgoing,
     pub(super) bundled: Bundled,
     pub(super) numbered_keys: NumberedKeys,
@@ -140,6 +143,7 @@ impl ServerConnection {
             deadlines: Deadlines::default(),
             ready: VecDeque::new(),
             is_paused: false,
+            lends: false,
             outgoing: Outgoing::new(&limits),
             bundled: Bundled::default(),
             numbered_keys: NumberedKeys::default(),
@@ -227,10 +231,24 @@ impl ServerConnection {
         id: RequestId,
         result: Result<Response, Status>,
     ) -> Result<(), Result<Response, Status>> {
+        self.try_answer_in(id, result, &mut |_| None)
+    }
+
+    /// Answers a request, as [`ServerConnection::try_answer`] does. Where the link lends payload, small tensors are put
+    /// together in `memory` of the length that it is asked for, if it has any; that should be of a shared arena.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_answer_in(
+        &mut self,
+        id: RequestId,
+        result: Result<Response, Status>,
+        memory: &mut dyn FnMut(usize) -> Option<BufferMut>,
+    ) -> Result<(), Result<Response, Status>> {
         if !self.is_outstanding(id) {
             return Err(result);
         }
-        self.respond(id.0, result);
+        self.respond(id.0, result, memory);
         Ok(())
     }
 
@@ -362,6 +380,7 @@ impl ServerConnection {
 
     /// Says whether the link lends payload of shared arenas to the peer, so that nothing waits for it.
     pub fn set_lends(&mut self, lends: bool) {
+        self.lends = lends;
         self.outgoing.cutter.keep_shared(lends);
     }
 
@@ -392,7 +411,7 @@ impl ServerConnection {
         }
         let none = Expected::Message { announce: false };
         let expected = std::mem::replace(&mut served.expected, none);
-        self.respond(id, Err(status));
+        self.respond(id, Err(status), &mut |_| None);
         if state == State::HandedOut {
             self.cancelled.push_back(Cancelled {
                 id: RequestId(id),
@@ -402,10 +421,16 @@ impl ServerConnection {
     }
 
     /// Queues the one answer of a request.
-    fn respond(&mut self, id: SlotId, result: Result<Response, Status>) {
+    fn respond(
+        &mut self,
+        id: SlotId,
+        result: Result<Response, Status>,
+        memory: &mut dyn FnMut(usize) -> Option<BufferMut>,
+    ) {
         let Err(result) = self.bundle(id, result) else {
             return;
         };
+        let lends = self.lends;
         let heads_first = self.has(Features::HEADS_FIRST);
         let served = self.served.get_mut(id).expect("the caller has found it");
         let announcement = match served.expected {
@@ -418,7 +443,8 @@ impl ServerConnection {
             Ok(Response::Tensors(tensors))
                 if heads_first && served.expected.keys() == tensors.len() && suits(tensors) =>
             {
-                heads_first::response(&mut frame, served.tag, tensors, &self.limits)
+                let mut memory = |len| if lends { memory(len) } else { None };
+                heads_first::response(&mut frame, served.tag, tensors, &self.limits, &mut memory)
             }
             Ok(response) => served.expected.encode(
                 &mut frame,

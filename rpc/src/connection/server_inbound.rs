@@ -319,6 +319,7 @@ impl ServerConnection {
             {
                 keys.push(landings.known_key(key)?);
             }
+            let keys = keys.into();
             Request::FuseRecvTensor { step_id, keys }
         };
         // Whoever asks for nothing, or for something else too, is answered with care.
@@ -428,7 +429,7 @@ impl ServerConnection {
                 decode_receive(&body, self.limits.records.max(2)).map(|message| {
                     tensors_asked(Request::FuseRecvTensor {
                         step_id: message.step_id,
-                        keys: message.keys.into_vec(),
+                        keys: message.keys.into_vec().into(),
                     })
                 })
             }

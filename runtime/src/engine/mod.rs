@@ -109,6 +109,7 @@ impl Engine {
 
     /// Receives tensors of this task's own steps, as a peer would with the same keys.
     pub fn receive(&self, step_id: i64, keys: Vec<Text>, timeout: Option<Duration>) -> Call {
+        let keys = keys.into();
         let request = Request::FuseRecvTensor { step_id, keys };
         self.client.call(&self.own_peer(step_id), request, timeout)
     }

@@ -1,5 +1,5 @@
 use grpcxx_rpc::{Request, Response, home_shard};
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use crate::call::CallResult;
 use crate::command::{Command, Keys, Origin, SlotId, Taken};
@@ -33,7 +33,10 @@ impl<A> Core<A> {
                     return self.put_back(result, taken);
                 };
                 server.unpark(request);
-                if let Err(result) = server.connection.try_answer(request, result) {
+                let arena = &mut self.arena;
+                let mut memory = |len| arena.allocate(len).ok();
+                let connection = &mut server.connection;
+                if let Err(result) = connection.try_answer_in(request, result, &mut memory) {
                     return self.put_back(result, taken);
                 }
                 if is_failed {
@@ -52,8 +55,8 @@ impl<A> Core<A> {
             .and_then(ServerLink::poll_undelivered)
         {
             let (step_id, keys) = match undelivered.request {
-                Request::RecvTensor { step_id, key } => (step_id, smallvec![key]),
-                Request::FuseRecvTensor { step_id, keys } => (step_id, Keys::from_vec(keys)),
+                Request::RecvTensor { step_id, key } => (step_id, Keys::One(key)),
+                Request::FuseRecvTensor { step_id, keys } => (step_id, Keys::Many(keys)),
                 Request::Message { .. } | Request::StarRunGraph(_) => continue,
             };
             self.route_restore(step_id, keys, undelivered.tensors);

@@ -11,7 +11,6 @@ use grpcxx_rpc::{
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkId, Next, Outcome, Progress, Time, Transport,
 };
-use smallvec::smallvec;
 
 use crate::command::{Command, Keys, Origin, SlotId};
 use crate::function::{Later, RequestWatch, Responder, Served};
@@ -291,10 +290,10 @@ impl<A> Core<A> {
         }
         match request {
             Request::RecvTensor { step_id, key } => {
-                self.serve_receive(origin, step_id, smallvec![key]);
+                self.serve_receive(origin, step_id, Keys::One(key));
             }
             Request::FuseRecvTensor { step_id, keys } => {
-                self.serve_receive(origin, step_id, Keys::from_vec(keys));
+                self.serve_receive(origin, step_id, Keys::Many(keys));
             }
             Request::StarRunGraph(call) => self.serve_graph(origin, *call),
             Request::Message { method, body } => self.serve_message(origin, method, &body),

@@ -65,7 +65,7 @@ impl<A> Core<A> {
     /// Hashes the keys of a request for [`Core::receive`].
     pub(super) fn hash_keys(&mut self, keys: &Keys) {
         self.key_hashes.clear();
-        for key in keys {
+        for key in keys.iter() {
             let hash = self.known_keys.hash(key.as_buffer());
             self.key_hashes.push(hash);
         }
@@ -74,7 +74,7 @@ impl<A> Core<A> {
     /// The same, if tensors with all these keys can come from this task.
     pub(super) fn check_keys(&mut self, keys: &Keys) -> Result<(), Status> {
         self.key_hashes.clear();
-        for key in keys {
+        for key in keys.iter() {
             let hash = self.known_keys.check(key, &self.shared.task)?;
             self.key_hashes.push(hash);
         }
@@ -93,10 +93,11 @@ impl<A> Core<A> {
             self.answer(origin, Ok(Response::Tensors(tensors)), Some(taken));
             return false;
         }
+        let all = keys.iter().cloned().collect();
         let waiter = Waiter {
             origin,
             step_id,
-            keys: keys.clone(),
+            keys,
         };
         let Ok(id) = self.steps.waiters.insert(waiter) else {
             let status = Status::new(
@@ -106,7 +107,7 @@ impl<A> Core<A> {
             self.answer(origin, Err(status), None);
             return false;
         };
-        if let Err(status) = self.steps.rendezvous.receive(step_id, keys, token(id)) {
+        if let Err(status) = self.steps.rendezvous.receive(step_id, all, token(id)) {
             self.steps.waiters.remove(id);
             self.answer(origin, Err(status), None);
             return false;
@@ -140,7 +141,7 @@ impl<A> Core<A> {
     }
 
     pub(super) fn restore(&mut self, step_id: i64, keys: Keys, tensors: SmallVec<[Tensor; 1]>) {
-        for (key, tensor) in keys.into_iter().zip(tensors) {
+        for (key, tensor) in keys.iter().cloned().zip(tensors) {
             if !self.steps.rendezvous.restore(step_id, key, tensor) {
                 self.counters().sends_refused.add(1);
             }

@@ -182,7 +182,10 @@ impl Cluster {
                 step_id,
                 key: key.clone(),
             },
-            _ => Request::FuseRecvTensor { step_id, keys },
+            _ => Request::FuseRecvTensor {
+                step_id,
+                keys: keys.into(),
+            },
         };
         let kind = Kind::Receive {
             step_id,
