@@ -105,13 +105,13 @@ pub(super) trait TakesChunks {
     /// Landings of the frame at hand that were ordered and are not back.
     fn landings_out(&self) -> usize;
 
-    /// Reads what the cursor shows, and says what the link shall do; `None` says that a chunk begins.
+    /// Reads what the cursor shows, and says what the link shall do; if a chunk has begun, that means nothing.
     fn read_frames(
         &mut self,
         now: Time,
         cursor: &mut Cursor<'_>,
         landings: &mut dyn Landings,
-    ) -> Result<Option<Next>, PeerViolation>;
+    ) -> Result<Next, PeerViolation>;
 
     /// Takes memory that is filled.
     fn land(
@@ -127,9 +127,9 @@ pub(super) trait TakesChunks {
         memory: Buffer,
         cursor: &mut Cursor<'_>,
         landings: &mut dyn Landings,
-    ) -> Result<Option<Next>, PeerViolation> {
+    ) -> Result<Next, PeerViolation> {
         match self.land(memory, cursor)? {
-            Some(next) => Ok(Some(next)),
+            Some(next) => Ok(next),
             None => self.read_frames(now, cursor, landings),
         }
     }
@@ -241,16 +241,38 @@ pub(super) fn read<E: TakesChunks>(
     cursor: &mut Cursor<'_>,
     landings: &mut dyn Landings,
 ) -> Result<Next, PeerViolation> {
+    if !end.chunks().is_inside() {
+        let next = end.read_frames(now, cursor, landings);
+        if !end.chunks().is_inside() {
+            return next;
+        }
+        next?;
+    }
+    read_chunks(end, now, cursor, landings)
+}
+
+/// As [`read`], from inside a chunk on.
+#[cold]
+fn read_chunks<E: TakesChunks>(
+    end: &mut E,
+    now: Time,
+    cursor: &mut Cursor<'_>,
+    landings: &mut dyn Landings,
+) -> Result<Next, PeerViolation> {
     loop {
-        let next = if !end.chunks().is_inside() {
-            end.read_frames(now, cursor, landings)?
-        } else if end.chunks().left_bytes > 0 {
+        let next = if end.chunks().left_bytes > 0 {
             read_chunk(end, now, cursor, landings)?
         } else {
             leave(end)
         };
         if let Some(next) = next {
             return Ok(next);
+        }
+        if !end.chunks().is_inside() {
+            let next = end.read_frames(now, cursor, landings)?;
+            if !end.chunks().is_inside() {
+                return Ok(next);
+            }
         }
     }
 }
@@ -271,7 +293,6 @@ pub(super) fn landed<E: TakesChunks>(
     let landing = landing.whole();
     if landing.is_full() && landing.filled_bytes() > 0 {
         let next = end.land_and_read(now, landing.into_shared(), cursor, landings)?;
-        let next = next.expect("a chunk does not begin in a chunk");
         if let Some(next) = order(end, next)? {
             return Ok(next);
         }
@@ -293,20 +314,19 @@ fn read_chunk<E: TakesChunks>(
         Rest::Bytes => end.read_frames(now, &mut bytes, landings)?,
         Rest::Landing(landing) => match bytes.fill_landing(landing) {
             Filled::Whole(memory) => end.land_and_read(now, memory, &mut bytes, landings)?,
-            Filled::Partly(landing) => Some(Next::Land(landing)),
+            Filled::Partly(landing) => Next::Land(landing),
         },
         Rest::Discard {
             bytes: left_bytes,
             then_at_least_bytes,
         } => match bytes.skip(left_bytes, then_at_least_bytes) {
-            Some(next) => Some(next),
+            Some(next) => next,
             None => end.read_frames(now, &mut bytes, landings)?,
         },
     };
     let taken_bytes = bytes.consumed_bytes();
     cursor.slice(taken_bytes);
     end.chunks().left_bytes -= taken_bytes as u64;
-    let next = next.expect("a chunk does not begin in a chunk");
     order(end, next)
 }
 

@@ -94,7 +94,7 @@ impl TakesChunks for ClientConnection {
         _now: Time,
         cursor: &mut Cursor<'_>,
         landings: &mut dyn Landings,
-    ) -> Result<Option<Next>, PeerViolation> {
+    ) -> Result<Next, PeerViolation> {
         loop {
             let next = match &self.inbound {
                 Inbound::Header if self.chunks.is_opened() => Some(self.first_order()),
@@ -110,7 +110,7 @@ impl TakesChunks for ClientConnection {
                         if self.announced.contains(Features::CHUNKS)
                             && self.chunks.begin(bytes, &mut self.inbound, most)?
                         {
-                            return Ok(None);
+                            return Ok(Next::Pause);
                         }
                         self.chunks.open(header.tag)?;
                         self.begin(header, cursor, landings)?
@@ -129,7 +129,7 @@ impl TakesChunks for ClientConnection {
                     unreachable!("the link shows bytes only when its landing is done")
                 }
             };
-            if next.is_some() {
+            if let Some(next) = next {
                 return Ok(next);
             }
         }

@@ -63,21 +63,26 @@ impl Cutter {
         self.keeps_shared = keeps_shared;
     }
 
-    /// Whether this is a frame to cut.
+    /// Whether this is a frame to cut: it is long, has payload, and is no chunk itself.
     #[inline]
     pub(super) fn is_long(&self, frame: &Frame) -> bool {
-        frame.len_bytes() > self.frame_bytes_max && self.at_link != Some(frame.token)
+        frame.len_bytes() > self.frame_bytes_max
+            && frame.segment_count() > 1
+            && self.at_link != Some(frame.token)
+    }
+
+    /// Whether there are frames to cut, or to cut further.
+    #[inline]
+    pub(super) fn has_work(&self) -> bool {
+        self.cut.is_some() || !self.waiting.is_empty()
     }
 
     /// Whether a long frame is to go on: the link has no chunk, and no frame waits that could go before.
-    #[inline]
     pub(super) fn is_due(&self, is_alone: bool) -> bool {
-        let has_work = self.cut.is_some() || !self.waiting.is_empty();
-        has_work && self.at_link.is_none() && (is_alone || self.passed >= PASSED_MAX)
+        self.has_work() && self.at_link.is_none() && (is_alone || self.passed >= PASSED_MAX)
     }
 
     /// Notes that a frame goes that is not cut.
-    #[inline]
     pub(super) fn let_pass(&mut self) {
         self.passed = self.passed.saturating_add(1);
     }

@@ -93,7 +93,22 @@ impl Outgoing {
         frame
     }
 
+    #[inline]
     fn take_next(&mut self) -> Option<Box<Frame>> {
+        if self.cutter.has_work() {
+            return self.take_between();
+        }
+        let frame = self.queue.pop_front()?;
+        if self.cutter.is_long(&frame) {
+            self.cutter.push(frame);
+            return self.take_between();
+        }
+        Some(frame)
+    }
+
+    /// The next frame, if one is cut or is to be.
+    #[cold]
+    fn take_between(&mut self) -> Option<Box<Frame>> {
         loop {
             if self.cutter.is_due(self.queue.is_empty()) {
                 let frame = self.cutter.pop();
@@ -110,10 +125,15 @@ impl Outgoing {
 
     /// The frame, or its first chunk if it is long. The last chunk will have this token.
     #[inline]
-    pub(super) fn cut(&mut self, mut frame: Box<Frame>, token: u64) -> Box<Frame> {
-        if !self.cutter.is_long(&frame) {
-            return frame;
+    pub(super) fn cut(&mut self, frame: Box<Frame>, token: u64) -> Box<Frame> {
+        if self.cutter.is_long(&frame) {
+            return self.begin_to_cut(frame, token);
         }
+        frame
+    }
+
+    #[cold]
+    fn begin_to_cut(&mut self, mut frame: Box<Frame>, token: u64) -> Box<Frame> {
         frame.token = token;
         self.cutter.begin(frame);
         self.chunk()

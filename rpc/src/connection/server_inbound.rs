@@ -94,7 +94,7 @@ impl ServerConnection {
             return chunks::landed(self, now, landing, landings);
         }
         let cursor = &mut Cursor::new(&[]);
-        match self.land_and_read(now, landing.into_shared(), cursor, landings)? {
+        match self.land(landing.into_shared(), cursor) {
             Some(next) => Ok(next),
             None => chunks::read(self, now, cursor, landings),
         }
@@ -134,7 +134,7 @@ impl TakesChunks for ServerConnection {
         now: Time,
         cursor: &mut Cursor<'_>,
         landings: &mut dyn Landings,
-    ) -> Result<Option<Next>, PeerViolation> {
+    ) -> Result<Next, PeerViolation> {
         loop {
             let next = match &self.inbound {
                 Inbound::Header if self.chunks.is_opened() => Some(self.first_order()),
@@ -154,7 +154,7 @@ impl TakesChunks for ServerConnection {
                         if self.has(Features::CHUNKS)
                             && self.chunks.begin(bytes, &mut self.inbound, most)?
                         {
-                            return Ok(None);
+                            return Ok(Next::Pause);
                         }
                         self.chunks.open(header.tag)?;
                         self.begin(now, header, cursor, landings)?
@@ -170,7 +170,7 @@ impl TakesChunks for ServerConnection {
                     unreachable!("the link shows bytes only when its landing is done")
                 }
             };
-            if next.is_some() {
+            if let Some(next) = next {
                 return Ok(next);
             }
         }
