@@ -138,6 +138,12 @@ impl<T> Channel<T> {
         self.state == State::Connected
     }
 
+    /// Whether [`Channel::admit`] would let a call be sent.
+    #[inline]
+    pub fn sends_now(&self) -> bool {
+        self.state == State::Connected && self.waiting.is_empty()
+    }
+
     /// Calls that wait.
     pub fn waiting_calls(&self) -> usize {
         self.waiting.len()
@@ -151,7 +157,7 @@ impl<T> Channel<T> {
     /// Shows a call. `timeout` is the call's own; without one, or with zero, it waits as long as
     /// [`ChannelOptions::connection_timeout`].
     pub fn admit(&mut self, now: Time, call: T, timeout: Option<Duration>) -> Admission<T> {
-        if self.state == State::Connected && self.waiting.is_empty() {
+        if self.sends_now() {
             return Admission::SendNow(call);
         }
         if self.waiting.len() >= self.options.waiting_calls {

@@ -33,6 +33,7 @@ pub trait Landings {
 }
 
 /// Checks that memory is as long as it was asked for.
+#[inline]
 pub(super) fn checked(
     memory: Result<BufferMut, Status>,
     wanted_bytes: u64,

@@ -217,6 +217,7 @@ impl Records {
 }
 
 /// Memory for the data of a tensor.
+#[inline]
 pub(super) fn tensor_memory(
     token: u64,
     index: usize,
