@@ -8,6 +8,14 @@ use crate::Text;
 #[derive(Clone, PartialEq, Eq)]
 pub struct KeyList(Arc<[Text]>);
 
+impl KeyList {
+    /// Whether both share the same list, so that their keys are equal without a look at them.
+    #[inline]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 impl Deref for KeyList {
     type Target = [Text];
 

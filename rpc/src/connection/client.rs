@@ -8,6 +8,7 @@ use super::chunks::Chunks;
 use super::client_inbound::{Inbound, Landing};
 use super::cutting;
 use super::deadlines::Deadlines;
+use super::key_lists::{self, ListUse, SentLists};
 use super::limits::FRAME_BYTES_MAX;
 use super::numbers::KeyNumbers;
 use super::outgoing::Outgoing;
@@ -39,6 +40,7 @@ pub struct ClientConnection {
     held: Vec<Box<Frame>>,
     pub(super) outgoing: Outgoing,
     pub(super) key_numbers: KeyNumbers,
+    sent_lists: SentLists,
     finished: VecDeque<Finished>,
     outstanding: usize,
     closed: bool,
@@ -116,6 +118,7 @@ impl ClientConnection {
             outgoing: Outgoing::new(&limits),
             held: Vec::new(),
             key_numbers: KeyNumbers::default(),
+            sent_lists: SentLists::default(),
             finished: VecDeque::new(),
             outstanding: 0,
             closed: false,
@@ -205,8 +208,24 @@ impl ClientConnection {
         // As long as the peer has not said what it knows, it may know all that we do.
         let common = self.announced & self.peer.unwrap_or(self.announced);
         let limits = self.limits.between(common);
-        match encode::request(&mut frame, id.raw(), timeout_ms, &request, &limits) {
+        let list = match &request {
+            Request::FuseRecvTensor { keys, .. } if self.has(Features::KEY_LISTS) => {
+                self.sent_lists.name(keys, id)
+            }
+            _ => ListUse::Keys,
+        };
+        let encoded = match (&request, list) {
+            (Request::FuseRecvTensor { step_id, .. }, ListUse::Number(number)) => {
+                key_lists::request(&mut frame, id.raw(), timeout_ms, *step_id, number);
+                Ok(())
+            }
+            _ => encode::request(&mut frame, id.raw(), timeout_ms, &request, &limits),
+        };
+        match encoded {
             Ok(()) => {
+                if let ListUse::Keep(number) = list {
+                    key_lists::mark(&mut frame, number);
+                }
                 frame.token = id.raw();
                 if self.peer.is_none() && frame.len_bytes() > FRAME_BYTES_MAX {
                     self.held.push(frame);
@@ -286,6 +305,7 @@ impl ClientConnection {
             match self.calls.get_mut(id) {
                 Some(call) if call.is_ended => {
                     self.calls.remove(id);
+                    self.sent_lists.ended(id, false);
                     self.outgoing.recycle(frame);
                 }
                 Some(call) => {
@@ -390,6 +410,7 @@ impl ClientConnection {
         let Some(call) = self.calls.remove(id) else {
             return;
         };
+        self.sent_lists.ended(id, result.is_ok());
         if let Expected::Announcement = call.expected {
             // A peer that cannot answer knows no extensions.
             self.peer.get_or_insert(Features::NONE);

@@ -21,6 +21,7 @@ mod cutting;
 mod deadlines;
 mod encode;
 mod heads_first;
+mod key_lists;
 mod landings;
 mod limits;
 mod numbers;

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::chunks::Chunks;
 use super::deadlines::Deadlines;
 use super::heads_first::{self, suits};
+use super::key_lists::KeptLists;
 use super::numbers::NumberedKeys;
 use super::outgoing::Outgoing;
 use super::server_bundle::Bundled;
@@ -44,6 +45,7 @@ pub struct ServerConnection {
     pub(super) outgoing: Outgoing,
     pub(super) bundled: Bundled,
     pub(super) numbered_keys: NumberedKeys,
+    pub(super) kept_lists: KeptLists,
     cancelled: VecDeque<Cancelled>,
     undelivered: VecDeque<Undelivered>,
     closed: bool,
@@ -147,6 +149,7 @@ impl ServerConnection {
             outgoing: Outgoing::new(&limits),
             bundled: Bundled::default(),
             numbered_keys: NumberedKeys::default(),
+            kept_lists: KeptLists::default(),
             cancelled: VecDeque::new(),
             undelivered: VecDeque::new(),
             closed: false,

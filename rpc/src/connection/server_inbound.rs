@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::chunks::{self, Chunks, TakesChunks};
 use super::cursor::{Cursor, Filled};
 use super::encode::unsupported;
+use super::key_lists::STEP_BYTES;
 use super::landings::checked;
 use super::records::{Records, message_too_long};
 use super::server::{Expected, Incoming, RequestId, Served, ServerConnection, State};
@@ -17,7 +18,7 @@ use crate::wire::{
     Announcement, BUNDLE_METHOD, CANCEL_METHOD, Features, HEADER_BYTES, Malformed, PlainReceive,
     RequestHeader, decode_graph_metadata, decode_receive,
 };
-use crate::{Code, GraphCall, Method, Request, Status, Text};
+use crate::{Code, GraphCall, KeyList, Method, Request, Status, Text};
 
 /// What the next bytes from the peer are.
 #[derive(Debug, Default)]
@@ -30,6 +31,8 @@ pub(super) enum Inbound {
     Header,
     /// One protobuf message.
     Message { arriving: Arriving, method: Method },
+    /// The step of a request for the tensors of a list that is kept.
+    Listed { arriving: Arriving, keys: KeyList },
     /// What precedes the feeds of a graph call.
     Metadata {
         arriving: Arriving,
@@ -55,6 +58,8 @@ pub(super) enum Inbound {
 pub(super) struct Arriving {
     id: SlotId,
     deadline: Option<Time>,
+    /// The number under which its keys shall be kept; 0 is none.
+    keep: i32,
 }
 
 impl ServerConnection {
@@ -166,6 +171,7 @@ impl TakesChunks for ServerConnection {
                     self.read_bundle(landings)?;
                     None
                 }
+                Inbound::Listed { .. } => self.read_listed(cursor),
                 Inbound::Message { .. } | Inbound::Metadata { .. } => {
                     unreachable!("the link shows bytes only when its landing is done")
                 }
@@ -199,8 +205,17 @@ impl ServerConnection {
         if header.method == BUNDLE_METHOD && self.has(Features::BUNDLES) {
             return self.begin_bundle(now, &header, cursor, landings);
         }
-        let arriving = self.admit(now, &header)?;
+        let mut arriving = self.admit(now, &header)?;
         let id = arriving.id;
+        if header.metadata_bytes != 0
+            && header.method == Method::FuseRecvTensor.number()
+            && self.has(Features::KEY_LISTS)
+        {
+            if header.metadata_bytes < 0 {
+                return self.begin_listed(arriving, &header).map(|()| None);
+            }
+            arriving.keep = header.metadata_bytes;
+        }
         match Method::from_number(header.method) {
             Some(Method::StarRunGraph) => self.begin_graph(arriving, header, cursor, landings),
             Some(method) => match refusal(method) {
@@ -259,7 +274,11 @@ impl ServerConnection {
             self.deadlines.insert(id.slot, at);
             deadline = Some(at);
         }
-        Ok(Arriving { id, deadline })
+        Ok(Arriving {
+            id,
+            deadline,
+            keep: 0,
+        })
     }
 
     fn begin_message(
@@ -413,7 +432,7 @@ impl ServerConnection {
                 self.inbound = Inbound::Bundle { received, requests };
             }
             // The link is gone, and this was on its way.
-            Inbound::Header => {}
+            Inbound::Header | Inbound::Listed { .. } => {}
         }
         None
     }
@@ -510,9 +529,56 @@ impl ServerConnection {
         Ok(next)
     }
 
+    /// Begins a request that names its keys by the number of their list.
+    fn begin_listed(
+        &mut self,
+        arriving: Arriving,
+        header: &RequestHeader,
+    ) -> Result<(), PeerViolation> {
+        if header.payload_bytes != STEP_BYTES as u64 {
+            return Err(PeerViolation::Length {
+                place: "the payload of a request with the number of a list",
+                found: header.payload_bytes.into(),
+                allowed_max: STEP_BYTES as u64,
+            });
+        }
+        let number = header.metadata_bytes.checked_neg();
+        let Some(keys) = number.and_then(|number| self.kept_lists.find(number)) else {
+            return Err(PeerViolation::UnknownList {
+                found: header.metadata_bytes,
+            });
+        };
+        self.inbound = Inbound::Listed { arriving, keys };
+        Ok(())
+    }
+
+    fn read_listed(&mut self, cursor: &mut Cursor<'_>) -> Option<Next> {
+        let Some(step_id) = cursor.array::<STEP_BYTES>() else {
+            return Some(Next::Head {
+                at_least_bytes: STEP_BYTES,
+            });
+        };
+        let step_id = i64::from_le_bytes(*step_id);
+        if let Inbound::Listed { arriving, keys } =
+            std::mem::replace(&mut self.inbound, Inbound::Header)
+        {
+            let request = Request::FuseRecvTensor { step_id, keys };
+            let expected = tensors_of(&request);
+            self.deliver(arriving, request, expected);
+        }
+        None
+    }
+
     /// Queues a complete request for the service, unless it has been answered meanwhile.
     #[inline]
     pub(super) fn deliver(&mut self, arriving: Arriving, request: Request, expected: Expected) {
+        if let Request::FuseRecvTensor { keys, .. } = &request
+            && arriving.keep != 0
+            && !self.kept_lists.keep(arriving.keep, keys)
+        {
+            let text = format!("the keys cannot be kept as list {}", arriving.keep);
+            return self.refuse(arriving.id, Status::new(Code::InvalidArgument, text));
+        }
         if let Some(
             served @ Served {
                 state: State::Arriving,

@@ -34,6 +34,12 @@ pub enum PeerViolation {
         /// The first one that is not allowed.
         allowed: u64,
     },
+    /// A number that no list of keys has.
+    #[error("request header: {found} stands for no list of keys that is kept")]
+    UnknownList {
+        /// The number, as it travels.
+        found: i32,
+    },
     /// A length beyond the limit.
     #[error("{place} is {found} bytes, allowed are 0 to {allowed_max}")]
     Length {

@@ -28,6 +28,8 @@ impl Features {
     pub const HEADS_FIRST: Self = Self(1 << 6);
     /// Small requests and answers may share frames, and name keys by numbers.
     pub const BUNDLES: Self = Self(1 << 7);
+    /// A request may have a number in the place of a list of keys that the server keeps.
+    pub const KEY_LISTS: Self = Self(1 << 8);
     /// What lets a connection move to another medium.
     pub const MEDIA: Self = Self(Self::SHARED_MEMORY.0 | Self::RDMA.0);
     /// All extensions that this version knows.
@@ -38,7 +40,8 @@ impl Features {
             | Self::LONG_FRAMES.0
             | Self::CHUNKS.0
             | Self::HEADS_FIRST.0
-            | Self::BUNDLES.0,
+            | Self::BUNDLES.0
+            | Self::KEY_LISTS.0,
     );
 
     /// The features with these bits, known or not.
@@ -104,6 +107,7 @@ impl fmt::Display for Features {
             (Self::CHUNKS, "chunks"),
             (Self::HEADS_FIRST, "heads first"),
             (Self::BUNDLES, "bundles"),
+            (Self::KEY_LISTS, "key lists"),
         ] {
             if self.contains(feature) {
                 write!(f, "{separator}{name}")?;
@@ -236,7 +240,7 @@ mod tests {
         assert_eq!(bytes.len(), plain.len() + announcement.len_bytes());
         assert_eq!(
             bytes[plain.len()..],
-            [0xea, 0xa4, 0x0b, 5, 8, 1, 0x10, 0xff, 1]
+            [0xea, 0xa4, 0x0b, 5, 8, 1, 0x10, 0xff, 3]
         );
         assert_eq!(Announcement::find(&bytes), Ok(Some(announcement)));
         assert_eq!(GetStatusResponse::decode(&bytes[..]), Ok(status));
