@@ -92,20 +92,26 @@ impl Lane {
 
     /// Begins a step.
     pub(super) fn begin(self: &Arc<Self>, slot: usize, shard: &mut ShardContext<'_>) {
-        let now = Instant::now();
+        self.begin_at(Instant::now(), &mut self.lock(), slot, shard);
+    }
+
+    fn begin_at(
+        self: &Arc<Self>,
+        now: Instant,
+        state: &mut LaneState,
+        slot: usize,
+        shard: &mut ShardContext<'_>,
+    ) {
         if self.load.is_over(now) {
             return self.load.end_slot();
         }
-        {
-            let mut state = self.lock();
-            state.slots[slot] = Slot {
-                begin: now,
-                phase: 0,
-                next: 0,
-                open: 0,
-            };
-        }
-        self.make_calls(slot, shard);
+        state.slots[slot] = Slot {
+            begin: now,
+            phase: 0,
+            next: 0,
+            open: 0,
+        };
+        self.make_calls(state, slot, shard);
     }
 
     /// The time that 99 of 100 steps of this connection did not exceed, in microseconds.
@@ -116,9 +122,13 @@ impl Lane {
     }
 
     /// Makes calls of a step's phase until enough are under way.
-    fn make_calls(self: &Arc<Self>, slot: usize, shard: &mut ShardContext<'_>) {
+    fn make_calls(
+        self: &Arc<Self>,
+        state: &mut LaneState,
+        slot: usize,
+        shard: &mut ShardContext<'_>,
+    ) {
         let plan = &self.load.plan;
-        let mut state = self.lock();
         let step = &mut state.slots[slot];
         let end = plan.calls_of(step.phase);
         while step.next < end && step.open < CALLS_OF_A_STEP_MAX {
@@ -137,29 +147,8 @@ impl Lane {
             }
         }
         if step.open == 0 {
-            drop(state);
             self.load.end_slot();
         }
-    }
-
-    /// Counts an answer. Returns the begin of the step if it was the last one of a whole step.
-    fn count_answer(&self, slot: usize) -> (bool, Option<Instant>) {
-        let plan = &self.load.plan;
-        let mut state = self.lock();
-        let step = &mut state.slots[slot];
-        step.open -= 1;
-        if step.next < plan.calls_of(step.phase) {
-            return (true, None);
-        }
-        if step.open > 0 {
-            return (false, None);
-        }
-        if step.phase + 1 < plan.phases() {
-            step.phase += 1;
-            step.next = 0;
-            return (true, None);
-        }
-        (false, Some(step.begin))
     }
 
     fn lock(&self) -> MutexGuard<'_, LaneState> {
@@ -174,7 +163,8 @@ impl CallSink for Lane {
 
     fn finished(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
         let (slot, call) = ((token >> 32) as usize, token as u32 as usize);
-        let phase = self.lock().slots[slot].phase;
+        let state = &mut *self.lock();
+        let phase = state.slots[slot].phase;
         let accepted = result.and_then(|response| self.load.plan.accept(phase, call, &response));
         if let Err(status) = accepted {
             let address = self.peer.address();
@@ -182,17 +172,15 @@ impl CallSink for Lane {
             self.load.fail(Status::new(status.code, text));
         }
         if self.load.is_failed.load(Ordering::Relaxed) {
-            let mut state = self.lock();
             state.slots[slot].open -= 1;
             if state.slots[slot].open == 0 {
-                drop(state);
                 self.load.end_slot();
             }
             return;
         }
-        let (has_more, ended) = self.count_answer(slot);
+        let (has_more, ended) = state.slots[slot].count_answer(&self.load.plan);
         if has_more {
-            self.make_calls(slot, shard);
+            self.make_calls(state, slot, shard);
         }
         let Some(begin) = ended else {
             return;
@@ -200,7 +188,7 @@ impl CallSink for Lane {
         let end = Instant::now();
         if begin >= self.load.from {
             self.load.record(shard.index(), begin, end);
-            if let Some(own) = &mut self.lock().own {
+            if let Some(own) = &mut state.own {
                 own.saturating_record(nanoseconds(end - begin));
             }
         }
@@ -211,8 +199,28 @@ impl CallSink for Lane {
                 slot,
             });
         } else {
-            self.begin(slot, shard);
+            self.begin_at(end, state, slot, shard);
         }
+    }
+}
+
+impl Slot {
+    /// Counts an answer. Says whether there are more calls to make, and when the step began if this was the last answer of
+    /// all.
+    fn count_answer(&mut self, plan: &StepPlan) -> (bool, Option<Instant>) {
+        self.open -= 1;
+        if self.next < plan.calls_of(self.phase) {
+            return (true, None);
+        }
+        if self.open > 0 {
+            return (false, None);
+        }
+        if self.phase + 1 < plan.phases() {
+            self.phase += 1;
+            self.next = 0;
+            return (true, None);
+        }
+        (false, Some(self.begin))
     }
 }
 
