@@ -5,7 +5,7 @@ mod support;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use grpcxx_rpc::{Features, GraphCall, Request, Response, Text};
+use grpcxx_rpc::{ConnectionLimits, Features, GraphCall, Request, Response, Text};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::host::HostSetting;
 use grpcxx_runtime::{Engine, EngineOptions, Peer, STORE_PULL, STORE_PUSH, SharedMemory};
@@ -95,7 +95,25 @@ fn calls_in_flight_at_the_move_end_once() {
 
 #[test]
 fn tensors_of_the_store_are_borrowed_and_outlast_their_owner() {
-    let (server, worker) = (start(options("ps")), start(options("worker")));
+    borrow(ConnectionLimits::default());
+}
+
+/// What is lent is not cut, so that it can be borrowed as a whole.
+#[test]
+fn tensors_of_the_store_are_borrowed_in_frames_in_chunks_too() {
+    borrow(ConnectionLimits {
+        whole_frame_bytes: 64 << 10,
+        chunk_bytes: 100_000,
+        ..ConnectionLimits::default()
+    });
+}
+
+fn borrow(connection_limits: ConnectionLimits) {
+    let with = |job| EngineOptions {
+        connection_limits,
+        ..options(job)
+    };
+    let (server, worker) = (start(with("ps")), start(with("worker")));
     let peer = peer_of(&server, &worker);
     let push = GraphCall {
         graph_handle: Text::from(STORE_PUSH),
