@@ -99,3 +99,27 @@ fn small_calls_pass_a_large_tensor_in_shared_memory() {
     let passed = passed("shm");
     assert!(passed > 10, "{passed} small calls passed the tensor");
 }
+
+/// An engine that stops has sent what it has begun, if its grace allows that.
+#[test]
+fn a_stop_waits_for_all_chunks_of_an_answer() {
+    let server = Engine::start(options("ps", false)).unwrap();
+    let worker = Engine::start(options("worker", false)).unwrap();
+    let address = server.local_addr().unwrap().to_string();
+    let peer = worker.client().peer(&address).unwrap();
+    let ask = |edge: usize, tensor: &Tensor| {
+        let key = support::key(&server, edge);
+        server.send(1, key.clone(), tensor.clone()).unwrap();
+        support::receive(&worker, &peer, 1, key)
+    };
+    let (small, large) = (bytes(64), bytes(LARGE_BYTES));
+    ask(0, &small).wait().unwrap();
+    let pull = ask(1, &large);
+    // What passes it tells that it has begun.
+    ask(2, &small).wait().unwrap();
+    server.shutdown(Duration::from_secs(20)).unwrap();
+    let Ok(Response::Tensors(tensors)) = pull.wait() else {
+        panic!("the tensor did not arrive");
+    };
+    assert!(tensors[0] == large, "the tensor is not as it was");
+}

@@ -381,6 +381,11 @@ impl ServerConnection {
         }
     }
 
+    /// Whether there is a frame of which the link has had some chunks, or waits for its turn.
+    pub fn is_cutting(&self) -> bool {
+        self.outgoing.cutter.has_work()
+    }
+
     /// Says whether the link lends payload of shared arenas to the peer, so that nothing waits for it.
     pub fn set_lends(&mut self, lends: bool) {
         self.lends = lends;

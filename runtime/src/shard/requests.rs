@@ -29,7 +29,7 @@ pub(super) struct ServerLink {
     /// Who wants to hear what becomes of a request, by its token.
     watches: Watches,
     is_dirty: bool,
-    /// The link was full when it was last given a frame.
+    /// The link was full when it was last given a frame, or has not had all chunks of one.
     is_held_back: bool,
     armed: Option<Time>,
 }
@@ -267,6 +267,7 @@ impl<A> Core<A> {
                 }
                 events += 1;
             }
+            server.is_held_back |= server.connection.is_cutting();
             if let Some(next) = server.connection.poll_resume() {
                 // A link that closed in this very turn refuses; its end is on the way.
                 let _ = transport.resume(server.link, next);
