@@ -83,8 +83,11 @@ impl Ord for Text {
 }
 
 impl Hash for Text {
+    /// As that of the `str`, without another look at whether it is one.
+    #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.as_str().hash(state);
+        state.write(&self.0);
+        state.write_u8(0xff);
     }
 }
 
@@ -115,5 +118,22 @@ impl fmt::Display for Text {
 impl fmt::Debug for Text {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self.as_str(), f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::BuildHasher;
+
+    use super::*;
+
+    #[test]
+    fn a_text_has_the_hash_of_its_str() {
+        let fold = foldhash::fast::RandomState::default();
+        let sip = std::hash::RandomState::new();
+        for text in ["", "a", "edge_1_logits", "größer", &"long ".repeat(100)] {
+            assert_eq!(fold.hash_one(Text::from(text)), fold.hash_one(text));
+            assert_eq!(sip.hash_one(Text::from(text)), sip.hash_one(text));
+        }
     }
 }
