@@ -2,7 +2,7 @@ use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_transport::{Next, Progress, Time};
 
 use super::body::Body;
-use super::chunks::{self, Chunks, TakesChunks};
+use super::chunks;
 use super::client::{Call, ClientConnection, Expected};
 use super::client_bundle::small_tensor;
 use super::cursor::{Cursor, Filled};
@@ -60,80 +60,6 @@ pub(super) enum Landing {
         id: SlotId,
         result: Result<Response, Status>,
     },
-}
-
-impl TakesChunks for ClientConnection {
-    type Inbound = Inbound;
-
-    fn chunks(&mut self) -> &mut Chunks<Inbound> {
-        &mut self.chunks
-    }
-
-    fn inbound(&mut self) -> &mut Inbound {
-        &mut self.inbound
-    }
-
-    fn is_between_frames(&self) -> bool {
-        matches!(self.inbound, Inbound::Header)
-    }
-
-    fn landings_out(&self) -> usize {
-        match &self.inbound {
-            Inbound::Records { records, .. } => records.landings_out(),
-            _ => 0,
-        }
-    }
-
-    fn land(&mut self, memory: Buffer, _: &mut Cursor<'_>) -> Result<Option<Next>, PeerViolation> {
-        self.land(memory)?;
-        Ok(None)
-    }
-
-    fn read_frames(
-        &mut self,
-        _now: Time,
-        cursor: &mut Cursor<'_>,
-        landings: &mut dyn Landings,
-    ) -> Result<Next, PeerViolation> {
-        loop {
-            let next = match &self.inbound {
-                Inbound::Header if self.chunks.is_opened() => Some(self.first_order()),
-                Inbound::Header => match cursor.array::<HEADER_BYTES>() {
-                    Some(bytes) => {
-                        let header = ResponseHeader::decode(bytes).map_err(|cause| {
-                            PeerViolation::WrongId {
-                                place: "response header",
-                                cause,
-                            }
-                        })?;
-                        let most = self.limits.frame_bytes;
-                        if self.announced.contains(Features::CHUNKS)
-                            && self.chunks.begin(bytes, &mut self.inbound, most)?
-                        {
-                            return Ok(Next::Pause);
-                        }
-                        self.chunks.open(header.tag)?;
-                        self.begin(header, cursor, landings)?
-                    }
-                    None => Some(self.first_order()),
-                },
-                Inbound::Records { .. } => self.read_records(cursor, landings)?,
-                Inbound::Bundle { .. } => {
-                    self.read_bundle(landings)?;
-                    None
-                }
-                Inbound::Message { .. }
-                | Inbound::ErrorText { .. }
-                | Inbound::Names { .. }
-                | Inbound::Heads { .. } => {
-                    unreachable!("the link shows bytes only when its landing is done")
-                }
-            };
-            if let Some(next) = next {
-                return Ok(next);
-            }
-        }
-    }
 }
 
 impl ClientConnection {
@@ -224,7 +150,7 @@ impl ClientConnection {
         }
     }
 
-    fn begin(
+    pub(super) fn begin(
         &mut self,
         header: ResponseHeader,
         cursor: &mut Cursor<'_>,
@@ -475,7 +401,7 @@ impl ClientConnection {
         }
     }
 
-    fn land(&mut self, buffer: Buffer) -> Result<(), PeerViolation> {
+    pub(super) fn land(&mut self, buffer: Buffer) -> Result<(), PeerViolation> {
         match std::mem::replace(&mut self.inbound, Inbound::Header) {
             Inbound::Message { id } => self.finish_message(id, buffer),
             Inbound::ErrorText { id, status } => {
@@ -520,7 +446,7 @@ impl ClientConnection {
         Ok(())
     }
 
-    fn read_records(
+    pub(super) fn read_records(
         &mut self,
         cursor: &mut Cursor<'_>,
         landings: &mut dyn Landings,

@@ -5,7 +5,7 @@ use grpcxx_transport::{Landing, Next, Progress, Time};
 use hashbrown::hash_map::Entry;
 use smallvec::SmallVec;
 
-use super::chunks::{self, Chunks, TakesChunks};
+use super::chunks;
 use super::cursor::{Cursor, Filled};
 use super::encode::unsupported;
 use super::key_lists::STEP_BYTES;
@@ -106,85 +106,8 @@ impl ServerConnection {
     }
 }
 
-impl TakesChunks for ServerConnection {
-    type Inbound = Inbound;
-
-    fn chunks(&mut self) -> &mut Chunks<Inbound> {
-        &mut self.chunks
-    }
-
-    fn inbound(&mut self) -> &mut Inbound {
-        &mut self.inbound
-    }
-
-    fn is_between_frames(&self) -> bool {
-        matches!(self.inbound, Inbound::Header)
-    }
-
-    /// The link goes on behind none.
-    fn landings_out(&self) -> usize {
-        0
-    }
-
-    fn land(
-        &mut self,
-        memory: Buffer,
-        cursor: &mut Cursor<'_>,
-    ) -> Result<Option<Next>, PeerViolation> {
-        Ok(self.land(memory, cursor))
-    }
-
-    fn read_frames(
-        &mut self,
-        now: Time,
-        cursor: &mut Cursor<'_>,
-        landings: &mut dyn Landings,
-    ) -> Result<Next, PeerViolation> {
-        loop {
-            let next = match &self.inbound {
-                Inbound::Header if self.chunks.is_opened() => Some(self.first_order()),
-                Inbound::Header if self.is_full() => {
-                    self.is_paused = true;
-                    Some(Next::Pause)
-                }
-                Inbound::Header => match cursor.array::<HEADER_BYTES>() {
-                    Some(bytes) => {
-                        let header = RequestHeader::decode(bytes).map_err(|cause| {
-                            PeerViolation::WrongId {
-                                place: "request header",
-                                cause,
-                            }
-                        })?;
-                        let most = self.limits.frame_bytes;
-                        if self.has(Features::CHUNKS)
-                            && self.chunks.begin(bytes, &mut self.inbound, most)?
-                        {
-                            return Ok(Next::Pause);
-                        }
-                        self.chunks.open(header.tag)?;
-                        self.begin(now, header, cursor, landings)?
-                    }
-                    None => Some(self.first_order()),
-                },
-                Inbound::Feeds { .. } => self.read_feeds(cursor, landings)?,
-                Inbound::Bundle { .. } => {
-                    self.read_bundle(landings)?;
-                    None
-                }
-                Inbound::Listed { .. } => self.read_listed(cursor),
-                Inbound::Message { .. } | Inbound::Metadata { .. } => {
-                    unreachable!("the link shows bytes only when its landing is done")
-                }
-            };
-            if let Some(next) = next {
-                return Ok(next);
-            }
-        }
-    }
-}
-
 impl ServerConnection {
-    fn begin(
+    pub(super) fn begin(
         &mut self,
         now: Time,
         header: RequestHeader,
@@ -399,7 +322,7 @@ impl ServerConnection {
         }
     }
 
-    fn land(&mut self, buffer: Buffer, cursor: &mut Cursor<'_>) -> Option<Next> {
+    pub(super) fn land(&mut self, buffer: Buffer, cursor: &mut Cursor<'_>) -> Option<Next> {
         match std::mem::replace(&mut self.inbound, Inbound::Header) {
             Inbound::Message { arriving, method } => {
                 self.message_landed(arriving, method, buffer);
@@ -488,7 +411,7 @@ impl ServerConnection {
         Ok(())
     }
 
-    fn read_feeds(
+    pub(super) fn read_feeds(
         &mut self,
         cursor: &mut Cursor<'_>,
         landings: &mut dyn Landings,
@@ -552,7 +475,7 @@ impl ServerConnection {
         Ok(())
     }
 
-    fn read_listed(&mut self, cursor: &mut Cursor<'_>) -> Option<Next> {
+    pub(super) fn read_listed(&mut self, cursor: &mut Cursor<'_>) -> Option<Next> {
         let Some(step_id) = cursor.array::<STEP_BYTES>() else {
             return Some(Next::Head {
                 at_least_bytes: STEP_BYTES,

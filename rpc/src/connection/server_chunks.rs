@@ -1,0 +1,88 @@
+//! How a server reads frames, in chunks or not.
+
+use grpcxx_memory::Buffer;
+use grpcxx_transport::{Next, Time};
+
+use super::chunks::{Chunks, TakesChunks};
+use super::cursor::Cursor;
+use super::server::ServerConnection;
+use super::server_inbound::Inbound;
+use super::{Landings, PeerViolation};
+use crate::wire::{Features, HEADER_BYTES, RequestHeader};
+
+impl TakesChunks for ServerConnection {
+    type Inbound = Inbound;
+
+    fn chunks(&mut self) -> &mut Chunks<Inbound> {
+        &mut self.chunks
+    }
+
+    fn inbound(&mut self) -> &mut Inbound {
+        &mut self.inbound
+    }
+
+    fn is_between_frames(&self) -> bool {
+        matches!(self.inbound, Inbound::Header)
+    }
+
+    /// The link goes on behind none.
+    fn landings_out(&self) -> usize {
+        0
+    }
+
+    fn land(
+        &mut self,
+        memory: Buffer,
+        cursor: &mut Cursor<'_>,
+    ) -> Result<Option<Next>, PeerViolation> {
+        Ok(self.land(memory, cursor))
+    }
+
+    fn read_frames(
+        &mut self,
+        now: Time,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Next, PeerViolation> {
+        loop {
+            let next = match &self.inbound {
+                Inbound::Header if self.chunks.is_opened() => Some(self.first_order()),
+                Inbound::Header if self.is_full() => {
+                    self.is_paused = true;
+                    Some(Next::Pause)
+                }
+                Inbound::Header => match cursor.array::<HEADER_BYTES>() {
+                    Some(bytes) => {
+                        let header = RequestHeader::decode(bytes).map_err(|cause| {
+                            PeerViolation::WrongId {
+                                place: "request header",
+                                cause,
+                            }
+                        })?;
+                        let most = self.limits.frame_bytes;
+                        if self.has(Features::CHUNKS)
+                            && self.chunks.begin(bytes, &mut self.inbound, most)?
+                        {
+                            return Ok(Next::Pause);
+                        }
+                        self.chunks.open(header.tag)?;
+                        self.begin(now, header, cursor, landings)?
+                    }
+                    None => Some(self.first_order()),
+                },
+                Inbound::Feeds { .. } => self.read_feeds(cursor, landings)?,
+                Inbound::Bundle { .. } => {
+                    self.read_bundle(landings)?;
+                    None
+                }
+                Inbound::Listed { .. } => self.read_listed(cursor),
+                Inbound::Message { .. } | Inbound::Metadata { .. } => {
+                    unreachable!("the link shows bytes only when its landing is done")
+                }
+            };
+            if let Some(next) = next {
+                return Ok(next);
+            }
+        }
+    }
+}
