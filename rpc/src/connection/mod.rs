@@ -16,6 +16,7 @@ mod chunks;
 mod client;
 mod client_bundle;
 mod client_chunks;
+mod client_heads;
 mod client_inbound;
 mod cursor;
 mod cutting;
@@ -32,6 +33,7 @@ mod server;
 mod server_bundle;
 mod server_chunks;
 mod server_inbound;
+mod server_lists;
 mod slots;
 mod violation;
 

@@ -8,7 +8,6 @@ use smallvec::SmallVec;
 use super::chunks;
 use super::cursor::{Cursor, Filled};
 use super::encode::unsupported;
-use super::key_lists::STEP_BYTES;
 use super::landings::checked;
 use super::records::{Records, message_too_long};
 use super::server::{Expected, Incoming, RequestId, Served, ServerConnection, State};
@@ -450,46 +449,6 @@ impl ServerConnection {
             }
         }
         Ok(next)
-    }
-
-    /// Begins a request that names its keys by the number of their list.
-    fn begin_listed(
-        &mut self,
-        arriving: Arriving,
-        header: &RequestHeader,
-    ) -> Result<(), PeerViolation> {
-        if header.payload_bytes != STEP_BYTES as u64 {
-            return Err(PeerViolation::Length {
-                place: "the payload of a request with the number of a list",
-                found: header.payload_bytes.into(),
-                allowed_max: STEP_BYTES as u64,
-            });
-        }
-        let number = header.metadata_bytes.checked_neg();
-        let Some(keys) = number.and_then(|number| self.kept_lists.find(number)) else {
-            return Err(PeerViolation::UnknownList {
-                found: header.metadata_bytes,
-            });
-        };
-        self.inbound = Inbound::Listed { arriving, keys };
-        Ok(())
-    }
-
-    pub(super) fn read_listed(&mut self, cursor: &mut Cursor<'_>) -> Option<Next> {
-        let Some(step_id) = cursor.array::<STEP_BYTES>() else {
-            return Some(Next::Head {
-                at_least_bytes: STEP_BYTES,
-            });
-        };
-        let step_id = i64::from_le_bytes(*step_id);
-        if let Inbound::Listed { arriving, keys } =
-            std::mem::replace(&mut self.inbound, Inbound::Header)
-        {
-            let request = Request::FuseRecvTensor { step_id, keys };
-            let expected = tensors_of(&request);
-            self.deliver(arriving, request, expected);
-        }
-        None
     }
 
     /// Queues a complete request for the service, unless it has been answered meanwhile.

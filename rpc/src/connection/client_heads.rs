@@ -1,0 +1,79 @@
+//! Responses with all heads first, as a client begins them.
+
+use grpcxx_transport::Next;
+
+use super::body::Body;
+use super::client::{ClientConnection, Expected};
+use super::client_inbound::Inbound;
+use super::cursor::Cursor;
+use super::heads_first::HeadsFirst;
+use super::landings::checked;
+use super::slots::SlotId;
+use super::{Landings, PeerViolation};
+use crate::wire::{Features, HEADER_BYTES, Heads, ResponseHeader};
+
+impl ClientConnection {
+    /// Whether a response has all heads first.
+    pub(super) fn has_heads_first(&self, header: &ResponseHeader) -> bool {
+        header.names_bytes != 0 && self.takes(Features::HEADS_FIRST)
+    }
+
+    pub(super) fn begin_heads(
+        &mut self,
+        id: SlotId,
+        header: ResponseHeader,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        let payload = self.checked_payload(&header, "tensors")?;
+        let allowed_max = payload.min(self.limits.names_bytes as u64);
+        let len = match usize::try_from(header.names_bytes) {
+            Ok(len) if len as u64 <= allowed_max => len,
+            _ => {
+                return Err(PeerViolation::Length {
+                    place: "the heads of a response",
+                    found: header.names_bytes.into(),
+                    allowed_max,
+                });
+            }
+        };
+        let data_bytes = payload - len as u64;
+        if let Some(heads) = cursor.slice(len) {
+            self.heads_landed(id, data_bytes, heads)?;
+            return Ok(None);
+        }
+        match checked(landings.message(len), len as u64) {
+            Ok(buffer) => self.want(Inbound::Heads { id, data_bytes }, buffer, cursor),
+            Err(status) => {
+                self.complete(id, Err(status));
+                Ok(cursor.skip(payload, HEADER_BYTES))
+            }
+        }
+    }
+
+    pub(super) fn heads_landed(
+        &mut self,
+        id: SlotId,
+        data_bytes: u64,
+        heads: &[u8],
+    ) -> Result<(), PeerViolation> {
+        let call = (self.calls.get(id)).expect("a call keeps its slot while its response comes");
+        let Expected::Tensors { count } = call.expected else {
+            unreachable!("only receives of tensors are answered with heads");
+        };
+        let heads = Heads::decode(heads, count).map_err(PeerViolation::Heads)?;
+        let allowed = heads.data_bytes();
+        if data_bytes != allowed {
+            return Err(PeerViolation::Length {
+                place: "the data behind the heads of a response",
+                found: data_bytes.into(),
+                allowed_max: allowed,
+            });
+        }
+        self.inbound = Inbound::Records {
+            id,
+            records: Body::HeadsFirst(HeadsFirst::new(call.token, heads, count)),
+        };
+        Ok(())
+    }
+}
