@@ -4,6 +4,7 @@ mod support;
 
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use grpcxx_shm::ShmOptions;
@@ -50,6 +51,12 @@ fn start(address: SocketAddr, variables: &[(&str, &str)]) -> Child {
         .unwrap()
 }
 
+/// Keeps the other tests of this process away, whose links would count too.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Descriptors and mappings of this process that belong to links.
 fn traces() -> (usize, usize) {
     let fds = std::fs::read_dir("/proc/self/fd").unwrap();
@@ -64,6 +71,7 @@ fn traces() -> (usize, usize) {
 
 #[test]
 fn a_killed_peer_leaves_nothing_behind() {
+    let _alone = alone();
     let before = traces();
     for _ in 0..5 {
         let mut side = Side::new(ShmOptions::default());
@@ -99,6 +107,7 @@ fn a_killed_peer_leaves_nothing_behind() {
 
 #[test]
 fn another_process_is_read_until_it_has_closed() {
+    let _alone = alone();
     let mut side = Side::new(ShmOptions::default());
     let address = side.listen();
     let mut child = start(address, &[("GRPCXX_TEST_SHOWS", "1")]);
