@@ -138,12 +138,6 @@ impl<T> Channel<T> {
         self.state == State::Connected
     }
 
-    /// Whether [`Channel::admit`] would let a call be sent.
-    #[inline]
-    pub fn sends_now(&self) -> bool {
-        self.state == State::Connected && self.waiting.is_empty()
-    }
-
     /// Calls that wait.
     pub fn waiting_calls(&self) -> usize {
         self.waiting.len()
@@ -156,10 +150,16 @@ impl<T> Channel<T> {
 
     /// Shows a call. `timeout` is the call's own; without one, or with zero, it waits as long as
     /// [`ChannelOptions::connection_timeout`].
+    #[inline]
     pub fn admit(&mut self, now: Time, call: T, timeout: Option<Duration>) -> Admission<T> {
-        if self.sends_now() {
+        if self.state == State::Connected && self.waiting.is_empty() {
             return Admission::SendNow(call);
         }
+        self.wait(now, call, timeout)
+    }
+
+    #[cold]
+    fn wait(&mut self, now: Time, call: T, timeout: Option<Duration>) -> Admission<T> {
         if self.waiting.len() >= self.options.waiting_calls {
             return Admission::Refused(Rejected {
                 value: call,

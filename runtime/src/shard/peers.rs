@@ -126,9 +126,6 @@ impl<A> Core<A> {
         waiting: WaitingCall,
         timeout: Option<std::time::Duration>,
     ) {
-        if self.peers[slot].channel.sends_now() {
-            return self.dispatch_call(slot, waiting);
-        }
         match self.peers[slot].channel.admit(self.now, waiting, timeout) {
             Admission::SendNow(waiting) => self.dispatch_call(slot, waiting),
             Admission::Waiting => self.mark_peer(slot),
