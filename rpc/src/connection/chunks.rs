@@ -191,13 +191,7 @@ impl<I: Default> Chunks<I> {
         if header.payload_bytes == 0 {
             return Err(ChunkError::Empty.into());
         }
-        if header.payload_bytes > frame_bytes_max {
-            return Err(PeerViolation::Length {
-                place: "a chunk",
-                found: header.payload_bytes.into(),
-                allowed_max: frame_bytes_max,
-            });
-        }
+        PeerViolation::check_length("a chunk", header.payload_bytes, frame_bytes_max)?;
         self.stage = match self.aside.take() {
             Some(aside) if header.tag == self.tag => {
                 *inbound = aside;

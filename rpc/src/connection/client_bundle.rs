@@ -1,6 +1,6 @@
 //! Requests and answers that share a frame, as a client sends and reads them.
 
-use grpcxx_memory::{Buffer, BufferMut};
+use grpcxx_memory::Buffer;
 use grpcxx_transport::Next;
 use smallvec::SmallVec;
 
@@ -8,6 +8,7 @@ use super::client::{Call, ClientConnection, Expected, NO_CALL};
 use super::client_inbound::{Inbound, gone};
 use super::cursor::Cursor;
 use super::encode;
+use super::landings::message_in_any_case;
 use super::records::tensor_memory;
 use super::slots::SlotId;
 use super::{ConnectionLimits, Landings, PeerViolation};
@@ -56,20 +57,14 @@ impl ClientConnection {
         cursor: &mut Cursor<'_>,
         landings: &mut dyn Landings,
     ) -> Result<Option<Next>, PeerViolation> {
-        if header.payload_bytes > BUNDLE_BYTES_MAX as u64 {
-            return Err(PeerViolation::Length {
-                place: "a bundle of answers",
-                found: header.payload_bytes.into(),
-                allowed_max: BUNDLE_BYTES_MAX as u64,
-            });
-        }
+        let allowed_max = BUNDLE_BYTES_MAX as u64;
+        PeerViolation::check_length("a bundle of answers", header.payload_bytes, allowed_max)?;
         let len = header.payload_bytes as usize;
         if let Some(answers) = cursor.slice(len) {
             self.unbundle(answers, landings)?;
             return Ok(None);
         }
-        let memory = landings.message(len);
-        let memory = memory.unwrap_or_else(|_| BufferMut::zeroed(len));
+        let memory = message_in_any_case(landings, len);
         self.want(Inbound::Bundle { answers: None }, memory, cursor)
     }
 

@@ -453,13 +453,7 @@ impl ClientConnection {
         place: &'static str,
     ) -> Result<u64, PeerViolation> {
         let allowed_max = self.limits.frame_bytes.saturating_sub(HEADER_BYTES as u64);
-        if header.payload_bytes > allowed_max {
-            return Err(PeerViolation::Length {
-                place,
-                found: header.payload_bytes.into(),
-                allowed_max,
-            });
-        }
+        PeerViolation::check_length(place, header.payload_bytes, allowed_max)?;
         Ok(header.payload_bytes)
     }
 }

@@ -32,6 +32,11 @@ pub trait Landings {
     }
 }
 
+/// Memory for a message that must not be dropped: the heap's, if there is no other.
+pub(super) fn message_in_any_case(landings: &mut dyn Landings, len: usize) -> BufferMut {
+    checked(landings.message(len), len as u64).unwrap_or_else(|_| BufferMut::zeroed(len))
+}
+
 /// Checks that memory is as long as it was asked for.
 #[inline]
 pub(super) fn checked(

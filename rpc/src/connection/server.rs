@@ -472,10 +472,17 @@ impl ServerConnection {
             *delivering = tensors;
         }
         frame.token = id.raw();
+        self.outgoing.push(frame);
+        self.answered(id);
+    }
+
+    /// Notes that the one answer of a request is queued.
+    #[inline]
+    pub(super) fn answered(&mut self, id: SlotId) {
+        let served = self.served.get_mut(id).expect("its answer was just queued");
         served.state = State::Answered;
         self.tags.remove(&served.tag);
         self.deadlines.remove(id.slot);
-        self.outgoing.push(frame);
     }
 
     /// What an answer can say about this side.

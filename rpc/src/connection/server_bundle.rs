@@ -1,10 +1,10 @@
 //! Requests and answers that share a frame, as a server reads and sends them.
 
-use grpcxx_memory::BufferMut;
 use grpcxx_transport::{Frame, Next, Time};
 
 use super::cursor::Cursor;
-use super::server::{Expected, ServerConnection, State};
+use super::landings::message_in_any_case;
+use super::server::{Expected, ServerConnection};
 use super::server_inbound::{Inbound, tensors_of};
 use super::slots::SlotId;
 use super::{COALESCE_BYTES_MAX, Landings, PeerViolation, encode};
@@ -34,21 +34,15 @@ impl ServerConnection {
         cursor: &mut Cursor<'_>,
         landings: &mut dyn Landings,
     ) -> Result<Option<Next>, PeerViolation> {
-        if header.payload_bytes > BUNDLE_BYTES_MAX as u64 {
-            return Err(PeerViolation::Length {
-                place: "a bundle of requests",
-                found: header.payload_bytes.into(),
-                allowed_max: BUNDLE_BYTES_MAX as u64,
-            });
-        }
+        let allowed_max = BUNDLE_BYTES_MAX as u64;
+        PeerViolation::check_length("a bundle of requests", header.payload_bytes, allowed_max)?;
         let len = header.payload_bytes as usize;
         if let Some(requests) = cursor.slice(len) {
             self.unbundle(received, requests, landings)?;
             return Ok(None);
         }
-        // Not without memory of the arena either, since nobody else says what numbers stand for.
-        let memory = landings.message(len);
-        let memory = memory.unwrap_or_else(|_| BufferMut::zeroed(len));
+        // Nobody else says what numbers stand for.
+        let memory = message_in_any_case(landings, len);
         let inbound = Inbound::Bundle {
             received,
             requests: None,
@@ -145,9 +139,7 @@ impl ServerConnection {
         encode::note_length(frame);
         bundled.add(frame, id);
         *delivering = tensors;
-        served.state = State::Answered;
-        self.tags.remove(&served.tag);
-        self.deadlines.remove(id.slot);
+        self.answered(id);
         Ok(())
     }
 }

@@ -114,13 +114,11 @@ impl ServerConnection {
         landings: &mut dyn Landings,
     ) -> Result<Option<Next>, PeerViolation> {
         let allowed_max = self.limits.frame_bytes.saturating_sub(HEADER_BYTES as u64);
-        if header.payload_bytes > allowed_max {
-            return Err(PeerViolation::Length {
-                place: "the payload of a request",
-                found: header.payload_bytes.into(),
-                allowed_max,
-            });
-        }
+        PeerViolation::check_length(
+            "the payload of a request",
+            header.payload_bytes,
+            allowed_max,
+        )?;
         if header.method == CANCEL_METHOD && self.has(Features::CANCEL) {
             return self.cancelled_by_peer(header);
         }

@@ -69,6 +69,25 @@ pub enum PeerViolation {
     Chunk(#[from] ChunkError),
 }
 
+impl PeerViolation {
+    /// Checks a length against its limit.
+    #[inline]
+    pub(super) fn check_length(
+        place: &'static str,
+        found: u64,
+        allowed_max: u64,
+    ) -> Result<(), Self> {
+        if found <= allowed_max {
+            return Ok(());
+        }
+        Err(Self::Length {
+            place,
+            found: found.into(),
+            allowed_max,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
