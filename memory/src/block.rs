@@ -46,6 +46,14 @@ pub(crate) struct SharedBlock {
     id: BlockId,
 }
 
+/// References to a block that are counted, and not made yet.
+#[derive(Debug)]
+pub(crate) struct SpareReferences {
+    pool: NonNull<PoolShared>,
+    id: BlockId,
+    count: u32,
+}
+
 // SAFETY: the owner's side touches shared state only through atomics and immutable fields, and the rest is
 // its own.
 unsafe impl Send for Pool {}
@@ -57,6 +65,10 @@ unsafe impl Sync for UniqueBlock {}
 unsafe impl Send for SharedBlock {}
 // SAFETY: as for `UniqueBlock`; cloning touches an atomic.
 unsafe impl Sync for SharedBlock {}
+// SAFETY: as for `SharedBlock`.
+unsafe impl Send for SpareReferences {}
+// SAFETY: as for `SharedBlock`; a shared reference to it does nothing.
+unsafe impl Sync for SpareReferences {}
 
 impl Pool {
     /// Memory for `page_count` pages with up to `slab_count` slabs, neither of them zero.
@@ -198,6 +210,21 @@ impl Drop for UniqueBlock {
 }
 
 impl SharedBlock {
+    /// Counts so many references at once.
+    pub(crate) fn spare(&self, count: u32) -> SpareReferences {
+        assert!(
+            count <= SPARE_MAX,
+            "{count} references at once, allowed are {SPARE_MAX}"
+        );
+        // SAFETY: this block is out, so the shared state is alive.
+        unsafe { self.pool.as_ref() }.entry(self.id).retain(count);
+        SpareReferences {
+            pool: self.pool,
+            id: self.id,
+            count,
+        }
+    }
+
     /// Whether this is the only reference.
     pub(crate) fn is_unique(&self) -> bool {
         // SAFETY: this block is out, so the shared state is alive.
@@ -241,7 +268,7 @@ impl Clone for SharedBlock {
     #[inline]
     fn clone(&self) -> Self {
         // SAFETY: this block is out, so the shared state is alive.
-        unsafe { self.pool.as_ref() }.entry(self.id).retain();
+        unsafe { self.pool.as_ref() }.entry(self.id).retain(1);
         Self {
             pool: self.pool,
             id: self.id,
@@ -255,7 +282,35 @@ impl Drop for SharedBlock {
         // SAFETY: this block is out, so the shared state is alive.
         let entry = unsafe { self.pool.as_ref() }.entry(self.id);
         entry.bytes.read();
-        if entry.release() {
+        if entry.release(1) {
+            // SAFETY: the last owner of the block, and going.
+            unsafe { give_back(self.pool, self.id) };
+        }
+    }
+}
+
+impl SpareReferences {
+    /// One of the references, if any is left.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Option<SharedBlock> {
+        self.count = self.count.checked_sub(1)?;
+        Some(SharedBlock {
+            pool: self.pool,
+            id: self.id,
+        })
+    }
+}
+
+impl Drop for SpareReferences {
+    #[inline]
+    fn drop(&mut self) {
+        if self.count == 0 {
+            return;
+        }
+        // SAFETY: references that are counted keep the block out, so the shared state is alive.
+        let entry = unsafe { self.pool.as_ref() }.entry(self.id);
+        entry.bytes.read();
+        if entry.release(self.count) {
             // SAFETY: the last owner of the block, and going.
             unsafe { give_back(self.pool, self.id) };
         }
@@ -357,3 +412,6 @@ static NEXT_SERIAL: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64:
 /// Keeps what other threads write off the cache lines, and their prefetched neighbours, of what they read.
 #[repr(align(128))]
 struct CacheLines<T>(T);
+
+/// Most references that are counted at once: few beside those that an overflow would need.
+const SPARE_MAX: u32 = 1 << 16;

@@ -1,7 +1,7 @@
 #![expect(unsafe_code, reason = "a pointer and a length become a slice")]
 
 use std::fmt;
-use std::ops::{Bound, Deref, RangeBounds};
+use std::ops::{Bound, Deref, Range, RangeBounds};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -9,9 +9,10 @@ use std::sync::atomic::{Ordering, fence};
 use bytes::Bytes;
 
 use crate::BufferMut;
-use crate::block::SharedBlock;
+use crate::block::{SharedBlock, SpareReferences};
 use crate::buffer_mut::DropOnly;
 use crate::heap::HeapBlock;
+use crate::lease::Lease;
 use crate::region::{Region, SharedMemory};
 
 /// Read-only memory with any number of owners.
@@ -24,6 +25,13 @@ pub struct Buffer {
     owner: SharedOwner,
 }
 
+/// A buffer that is about to be cut into parts, whose references are counted at once: each part then costs a count less.
+#[derive(Debug)]
+pub struct Parts {
+    whole: Buffer,
+    spare: Option<SpareReferences>,
+}
+
 /// What keeps the bytes of a [`Buffer`] alive.
 #[derive(Clone)]
 pub(crate) enum SharedOwner {
@@ -32,6 +40,7 @@ pub(crate) enum SharedOwner {
     Arena(SharedBlock),
     Heap(Arc<HeapBlock>),
     Foreign(#[expect(dead_code, reason = "held to be dropped")] Arc<dyn Send + Sync>),
+    Lease(#[expect(dead_code, reason = "held to be dropped")] Lease),
 }
 
 // SAFETY: the bytes are only read while buffers over them exist, and each kind of owner is `Send` and `Sync`.
@@ -68,6 +77,15 @@ impl Buffer {
         let owner = SharedOwner::Foreign(Arc::new(DropOnly::new(owner)));
         // SAFETY: stated by the caller.
         unsafe { Self::from_parts(start, len, owner) }
+    }
+
+    /// A part of the memory of the lender that `lease` keeps.
+    pub(crate) fn from_lease(lease: Lease, place: Range<usize>) -> Self {
+        let part = lease.part(place);
+        let (start, len) = (NonNull::from(part).cast(), part.len());
+        // SAFETY: the bytes are borrowed from the lender, a value that never moves and that nobody but its drop can touch
+        // again, so the borrow could last as long as the lease does.
+        unsafe { Self::from_parts(start, len, SharedOwner::Lease(lease)) }
     }
 
     /// # Safety
@@ -153,7 +171,7 @@ impl Buffer {
                 fence(Ordering::Acquire);
                 is_unique
             }
-            SharedOwner::Foreign(_) => false,
+            SharedOwner::Foreign(_) | SharedOwner::Lease(_) => false,
         }
     }
 
@@ -175,6 +193,50 @@ impl Buffer {
         match &self.owner {
             SharedOwner::Arena(block) => Some(block.region()),
             _ => None,
+        }
+    }
+}
+
+impl Parts {
+    /// Prepares for so many parts, of which more or fewer may be made. Of the memory of an arena; other memory is shared
+    /// part by part.
+    ///
+    /// # Panics
+    /// If `count` is above 65,536.
+    pub fn new(whole: Buffer, count: u32) -> Self {
+        let spare = match &whole.owner {
+            SharedOwner::Arena(block) => Some(block.spare(count)),
+            _ => None,
+        };
+        Self { whole, spare }
+    }
+
+    /// All of the buffer.
+    #[inline]
+    pub fn whole(&self) -> &Buffer {
+        &self.whole
+    }
+
+    /// The part of the buffer in `range`, as of [`Buffer::slice`].
+    ///
+    /// # Panics
+    /// If the range reaches beyond the buffer.
+    #[inline]
+    pub fn cut(&mut self, range: Range<usize>) -> Buffer {
+        assert!(
+            range.start <= range.end && range.end <= self.whole.len,
+            "part {range:?} of a buffer of {} bytes",
+            self.whole.len
+        );
+        let spare = self.spare.as_mut().filter(|_| !range.is_empty());
+        match spare.and_then(SpareReferences::take) {
+            Some(block) => Buffer {
+                // SAFETY: inside of the buffer, as just asserted.
+                start: unsafe { self.whole.start.add(range.start) },
+                len: range.len(),
+                owner: SharedOwner::Arena(block),
+            },
+            None => self.whole.slice(range),
         }
     }
 }
@@ -216,6 +278,7 @@ impl fmt::Debug for Buffer {
             SharedOwner::Arena(_) => "arena",
             SharedOwner::Heap(_) => "heap",
             SharedOwner::Foreign(_) => "foreign",
+            SharedOwner::Lease(_) => "borrowed",
         };
         write!(f, "Buffer({} bytes, {memory})", self.len)
     }
@@ -319,6 +382,38 @@ mod tests {
             assert!(inner.slice_ref(&[]).unwrap().is_empty());
             drop((buffer, part));
             assert_eq!(&inner[..], b"34");
+        }
+    }
+
+    #[test]
+    fn parts_keep_the_memory_and_nothing_else_does() {
+        for (kind, buffer) in all_kinds(&mut arena()).into_iter().enumerate() {
+            let expected = buffer.clone();
+            let mut parts = Parts::new(buffer, 2);
+            assert_eq!(parts.whole(), &expected);
+            let cut: Vec<Buffer> = [0..3, 3..3, 3..10, 2..4]
+                .map(|range| parts.cut(range))
+                .into();
+            let bytes: Vec<&[u8]> = cut.iter().map(|part| &part[..]).collect();
+            assert_eq!(bytes, [b"012".as_slice(), b"", b"3456789", b"23"], "{kind}");
+            assert_eq!(cut[0].as_ptr(), expected.as_ptr());
+        }
+        for (count, cut) in [(0, 0), (0, 2), (3, 0), (3, 1), (3, 3), (3, 5)] {
+            let mut arena = arena();
+            let mut parts = Parts::new(digits(arena.allocate(10).unwrap()), count);
+            let mut kept: Vec<Buffer> = (0..cut).map(|at| parts.cut(at..at + 1)).collect();
+            drop(parts);
+            let last = kept.pop();
+            drop(kept);
+            assert_eq!(
+                arena.reclaim(),
+                usize::from(last.is_none()),
+                "{count} {cut}"
+            );
+            assert!(last.as_ref().is_none_or(Buffer::is_unique));
+            let was_kept = last.is_some();
+            drop(last);
+            assert_eq!(arena.reclaim(), usize::from(was_kept), "{count} {cut}");
         }
     }
 

@@ -11,6 +11,7 @@
 //! | heap | [`BufferMut::zeroed`], `From<Vec<u8>>` | the first freeze allocates a reference count |
 //! | somebody else, unique | [`BufferMut::from_foreign`] | the first freeze allocates a reference count |
 //! | somebody else, shared | [`Buffer::from_owner`], [`Buffer::from_foreign`], `From<Bytes>` | one reference count, allocated at the start |
+//! | somebody else, part by part | [`Leases::borrow`] | without the heap |
 //! | the program | `From<&'static [u8]>` | free of charge |
 //!
 //! Memory of other devices, which no CPU can read, is a [`DeviceBuffer`]; [`DeviceBuffer::stage`] gives a [`Buffer`] of
@@ -45,6 +46,7 @@ mod buffer;
 mod buffer_mut;
 mod device;
 mod heap;
+mod lease;
 mod mapping;
 mod options;
 mod places;
@@ -55,8 +57,9 @@ mod slabs;
 mod sync;
 
 pub use arena::{Arena, ArenaStatistics, OutOfMemory};
-pub use buffer::Buffer;
+pub use buffer::{Buffer, Parts};
 pub use buffer_mut::BufferMut;
 pub use device::{DeviceBuffer, DeviceMemory, DmaBuf};
+pub use lease::{Leases, Lender};
 pub use options::{ARENA_BYTES_MAX, ArenaOptions, CAPACITY_BYTES_DEFAULT, MEMORY_SHARE_PERCENT};
 pub use region::{Region, RegionKind, SharedMemory};

@@ -74,20 +74,20 @@ impl BlockEntry {
         self.references.store(1, Ordering::Relaxed);
     }
 
-    /// One more owner. Called by one of them, so the count cannot reach zero meanwhile.
+    /// So many more owners. Called by one of them, so the count cannot reach zero meanwhile.
     #[inline]
-    pub(crate) fn retain(&self) {
-        if self.references.fetch_add(1, Ordering::Relaxed) > REFERENCES_MAX {
+    pub(crate) fn retain(&self, count: u32) {
+        if self.references.fetch_add(count, Ordering::Relaxed) > REFERENCES_MAX {
             // As in `Arc`: only clones that were forgotten can get here, and the next step would be a
             // block that is freed while it is in use.
             std::process::abort();
         }
     }
 
-    /// One owner fewer; `true` if it was the last, who then sees everything the others did.
+    /// So many owners fewer; `true` if they were the last, who then see everything the others did.
     #[inline]
-    pub(crate) fn release(&self) -> bool {
-        if self.references.fetch_sub(1, Ordering::Release) != 1 {
+    pub(crate) fn release(&self, count: u32) -> bool {
+        if self.references.fetch_sub(count, Ordering::Release) != count {
             return false;
         }
         fence(Ordering::Acquire);
@@ -261,10 +261,11 @@ mod tests {
         let entry = BlockEntry::default();
         entry.share();
         assert!(entry.is_unique());
-        entry.retain();
+        entry.retain(3);
         assert!(!entry.is_unique());
-        assert!(!entry.release());
+        assert!(!entry.release(1));
+        assert!(!entry.release(2));
         assert!(entry.is_unique());
-        assert!(entry.release());
+        assert!(entry.release(1));
     }
 }

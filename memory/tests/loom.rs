@@ -5,7 +5,7 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p grpcxx-memory --release --test loom`
 #![cfg(loom)]
 
-use grpcxx_memory::{Arena, ArenaOptions, BufferMut};
+use grpcxx_memory::{Arena, ArenaOptions, BufferMut, Parts};
 use loom::thread;
 
 /// One page, so that a block can only be had again once it came back.
@@ -43,6 +43,19 @@ fn the_last_of_three_references_gives_the_block_back() {
         for thread in threads {
             thread.join().expect("no panic");
         }
+        assert!(arena.allocate(PAGE_BYTES).is_ok());
+    });
+}
+
+#[test]
+fn references_that_are_counted_at_once_go_one_by_one_and_the_rest_together() {
+    loom::model(|| {
+        let mut arena = one_page();
+        let mut parts = Parts::new(filled(&mut arena, PAGE_BYTES, 1).freeze(), 3);
+        let part = parts.cut(8..16);
+        let thread = thread::spawn(move || assert_eq!(part[..], [1; 8]));
+        drop(parts);
+        thread.join().expect("no panic");
         assert!(arena.allocate(PAGE_BYTES).is_ok());
     });
 }

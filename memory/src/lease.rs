@@ -1,0 +1,182 @@
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+
+use crate::Buffer;
+
+/// Somebody else, whose memory is borrowed part by part and given back.
+pub trait Lender: Send + Sync + 'static {
+    /// A part of the memory.
+    ///
+    /// # Panics
+    /// If it reaches beyond.
+    fn part(&self, place: Range<usize>) -> &[u8];
+
+    /// The last buffer over what was borrowed under this number is gone. Called on the thread that dropped it.
+    fn give_back(&self, number: usize);
+}
+
+/// What is borrowed of one [`Lender`]: one part under each number. Unlike [`Buffer::from_owner`], this allocates nothing
+/// for a part.
+#[derive(Clone)]
+pub struct Leases {
+    table: Arc<Table>,
+}
+
+struct Table {
+    lender: Box<dyn Lender>,
+    /// Buffers over the part that is borrowed under each number.
+    counts: Box<[AtomicUsize]>,
+}
+
+/// One of several references to a borrowed part.
+pub(crate) struct Lease {
+    table: Arc<Table>,
+    number: u32,
+}
+
+impl Leases {
+    /// Nothing is borrowed yet, and what will be is under numbers below `count`.
+    pub fn new(lender: impl Lender, count: u32) -> Self {
+        Self {
+            table: Arc::new(Table {
+                lender: Box::new(lender),
+                counts: (0..count).map(|_| AtomicUsize::new(0)).collect(),
+            }),
+        }
+    }
+
+    /// Borrows a part; [`Lender::give_back`] is called once the last buffer over it is dropped. The lender lives as long.
+    /// `None` if a part is borrowed under that number, or if there is no such number.
+    ///
+    /// # Panics
+    /// If the part reaches beyond the lender's memory.
+    pub fn borrow(&self, number: u32, place: Range<usize>) -> Option<Buffer> {
+        let count = self.table.counts.get(number as usize)?;
+        // After all that the former borrowers did.
+        count
+            .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
+            .ok()?;
+        let lease = Lease {
+            table: Arc::clone(&self.table),
+            number,
+        };
+        Some(Buffer::from_lease(lease, place))
+    }
+}
+
+impl Lease {
+    /// A part of the memory that it is a reference to.
+    pub(crate) fn part(&self, place: Range<usize>) -> &[u8] {
+        self.table.lender.part(place)
+    }
+
+    fn count(&self) -> &AtomicUsize {
+        &self.table.counts[self.number as usize]
+    }
+}
+
+impl Clone for Lease {
+    fn clone(&self) -> Self {
+        let table = Arc::clone(&self.table);
+        // Whoever clones has a reference, so that nobody can find that it was the last.
+        self.count().fetch_add(1, Ordering::Relaxed);
+        Self {
+            table,
+            number: self.number,
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.count().fetch_sub(1, Ordering::Release) == 1 {
+            // What others did with the part is over before it is given back.
+            fence(Ordering::Acquire);
+            self.table.lender.give_back(self.number as usize);
+        }
+    }
+}
+
+impl fmt::Debug for Leases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts = self.table.counts.iter();
+        let borrowed = counts.filter(|count| count.load(Ordering::Relaxed) > 0);
+        write!(f, "Leases({} borrowed)", borrowed.count())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    struct Library {
+        text: Box<[u8]>,
+        returned: Arc<Mutex<Vec<usize>>>,
+    }
+
+    impl Lender for Library {
+        fn part(&self, place: Range<usize>) -> &[u8] {
+            &self.text[place]
+        }
+
+        fn give_back(&self, number: usize) {
+            self.returned.lock().unwrap().push(number);
+        }
+    }
+
+    fn library() -> (Leases, Arc<Mutex<Vec<usize>>>) {
+        let returned = Arc::default();
+        let library = Library {
+            text: b"0123456789".as_slice().into(),
+            returned: Arc::clone(&returned),
+        };
+        (Leases::new(library, 3), returned)
+    }
+
+    #[test]
+    fn the_last_buffer_gives_a_part_back_wherever_it_is_dropped() {
+        let (leases, returned) = library();
+        let part = leases.borrow(1, 2..6).unwrap();
+        assert_eq!(&part[..], b"2345");
+        assert!(!part.is_arena() && !part.is_unique() && part.region().is_none());
+        assert!(leases.borrow(1, 0..1).is_none(), "it has the number");
+        assert!(leases.borrow(3, 0..1).is_none(), "no such number");
+        let other = leases.borrow(2, 0..10).unwrap();
+        assert_eq!(format!("{leases:?}"), "Leases(2 borrowed)");
+        let inner = part.slice(1..3);
+        drop(leases);
+        let part = part.try_into_mut().unwrap_err();
+        drop(part);
+        assert_eq!(*returned.lock().unwrap(), []);
+        std::thread::spawn(move || assert_eq!(&inner.clone()[..], b"34"))
+            .join()
+            .unwrap();
+        assert_eq!(*returned.lock().unwrap(), [1]);
+        assert_eq!(&other[..], b"0123456789", "the lender lives as long");
+        drop(other);
+        assert_eq!(*returned.lock().unwrap(), [1, 2]);
+    }
+
+    #[test]
+    fn a_number_can_be_had_again() {
+        let (leases, returned) = library();
+        for round in 0..10 {
+            let part = leases.borrow(0, round..10).unwrap();
+            let clones: Vec<_> = (0..4).map(|_| part.clone()).collect();
+            drop(part);
+            assert!(leases.borrow(0, 0..1).is_none());
+            drop(clones);
+            assert_eq!(returned.lock().unwrap().len(), round + 1);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "out of range")]
+    fn a_part_beyond_the_memory_is_a_fault_of_the_caller() {
+        library().0.borrow(0, 5..11);
+    }
+}
