@@ -139,6 +139,37 @@ fn borrow(connection_limits: ConnectionLimits) {
     assert_eq!(tensor, floats(1 << 20, 3.5));
 }
 
+/// Tensors in memory of anybody's are copied to where they can be lent, unless nothing is lent.
+#[test]
+fn other_tensors_are_borrowed_too() {
+    for lends_arenas in [true, false] {
+        let with = |job| EngineOptions {
+            lends_arenas,
+            ..options(job)
+        };
+        let (server, worker) = (start(with("ps")), start(with("worker")));
+        let peer = peer_of(&server, &worker);
+        let pull = |step_id| {
+            let tensor = floats(1 << 18, step_id as f32);
+            server
+                .send(step_id, key(&server, 1), tensor.clone())
+                .unwrap();
+            let call = receive(&worker, &peer, step_id, key(&server, 1));
+            let Response::Tensors(mut got) = call.wait().unwrap() else {
+                panic!("a tensor was asked for");
+            };
+            let got = got.pop().unwrap();
+            assert_eq!(got, tensor);
+            got
+        };
+        pull(0);
+        until_moved(&worker, &peer);
+        // The sender learns from the first that the receiver takes them.
+        pull(1);
+        assert_eq!(pull(2).data.is_arena(), !lends_arenas);
+    }
+}
+
 #[test]
 fn whoever_does_not_want_it_stays_on_tcp() {
     let off = |job| EngineOptions {

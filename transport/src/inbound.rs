@@ -92,6 +92,14 @@ impl Inbound {
         matches!(self.state, State::Land(_))
     }
 
+    /// The landing that the next bytes belong to.
+    pub fn landing(&self) -> Option<&Landing> {
+        match &self.state {
+            State::Land(landing) => Some(landing),
+            State::Head { .. } | State::Discard { .. } | State::Paused | State::Lost => None,
+        }
+    }
+
     /// Takes a landing that [`Landing::then_head`] lets the link take, if it wants no more than `len_bytes`; what follows
     /// may then be offered. The caller fills it and gives it back to the handler.
     pub fn take_landing(&mut self, len_bytes: u64) -> Option<Landing> {

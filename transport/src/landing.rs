@@ -76,13 +76,18 @@ impl Landing {
     /// # Errors
     /// The memory comes back: the landing is not replaceable, has bytes already, or is not as long.
     pub fn replace(&mut self, memory: Buffer) -> Result<(), Buffer> {
-        let fits = self.is_replaceable && self.filled_bytes == 0;
-        if !fits || memory.len() != self.buffer.len() || memory.len() != self.end_bytes {
+        let fits = self.is_replaceable() && self.filled_bytes == 0;
+        if !fits || memory.len() != self.buffer.len() {
             return Err(memory);
         }
         self.filled_bytes = memory.len();
         self.replacement = Some(memory);
         Ok(())
+    }
+
+    /// Whether memory that has all the bytes may fill it: [`Landing::replace`].
+    pub fn is_replaceable(&self) -> bool {
+        self.is_replaceable && self.end_bytes == self.buffer.len()
     }
 
     /// Bytes that are there.

@@ -9,7 +9,8 @@
 //! - `shm`, `tcp`: links of this crate and of grpcxx-tcp, with the same handler.
 //! - `shm, moved from tcp`: the link that an engine uses, which looks at TCP now and then.
 //! - `arena`: the payload lies in a shared arena and is borrowed. `foreign`: it does not, and is copied once, by the
-//!   receiver out of the sender's memory, which lies in huge pages. `foreign, ring`: it is copied twice, into the ring and out of it.
+//!   sender to where it can be borrowed. `foreign, seen`: it is copied once, by the receiver out of the sender's memory,
+//!   which lies in huge pages. `foreign, ring`: it is copied twice, into the ring and out of it.
 //! - `read`: the receiver also reads each byte. `memcpy`: one thread copies as much.
 //!
 //! `cargo bench -p grpcxx-shm`
@@ -80,11 +81,11 @@ fn bandwidth(rounds: usize, pulls: usize, len: usize) {
     let [lent, foreign] = [true, false].map(|shared| payload(len, shared));
     let mut shm = Echo::start(|| ShmTransport::open(ring_options()).unwrap(), false);
     // Links of their own, on which the receiver has the memory of the pull before.
-    let mut shown = Echo::start(|| ShmTransport::open(ring_options()).unwrap(), false);
+    let mut shown = Echo::start(|| ShmTransport::open(no_bounce()).unwrap(), false);
     let mut ring = Echo::start(|| ShmTransport::open(ring_only()).unwrap(), false);
     let mut tcp = Echo::start(tcp, false);
     let (source, mut target) = (vec![1u8; len], vec![0u8; len]);
-    let mut figures: [Vec<f64>; 7] = Default::default();
+    let mut figures: [Vec<f64>; 8] = Default::default();
     let rate = |ns: f64| len as f64 / ns;
     for _ in 0..rounds {
         figures[0].push(rate(shm.pull(&lent, pulls, false)));
@@ -97,8 +98,18 @@ fn bandwidth(rounds: usize, pulls: usize, len: usize) {
         std::hint::black_box(&target);
         figures[5].push(rate(start.elapsed().as_nanos() as f64));
         figures[6].push(rate(ring.pull(&foreign, pulls, false)));
+        figures[7].push(rate(shm.pull(&foreign, pulls, false)));
     }
-    let [arena, arena_read, foreign, tcp, tcp_read, memcpy, ring] = figures.map(most);
+    let [
+        arena,
+        arena_read,
+        seen,
+        tcp,
+        tcp_read,
+        memcpy,
+        ring,
+        foreign,
+    ] = figures.map(most);
     println!(
         "{} MiB pull, best of {rounds} rounds of {pulls}, GB/s",
         len >> 20
@@ -112,6 +123,11 @@ fn bandwidth(rounds: usize, pulls: usize, len: usize) {
         "  shm, foreign          {foreign:8.2}   {:.2} x tcp, {:.2} x memcpy",
         foreign / tcp,
         foreign / memcpy
+    );
+    println!(
+        "  shm, foreign, seen    {seen:8.2}   {:.2} x tcp, {:.2} x memcpy",
+        seen / tcp,
+        seen / memcpy
     );
     println!(
         "  shm, foreign, ring    {ring:8.2}   {:.2} x tcp, {:.2} x memcpy",
@@ -146,11 +162,19 @@ fn ring_options() -> ShmOptions {
     }
 }
 
-/// Links that read nothing out of other processes.
+/// Links that copy nothing to where it can be borrowed.
+fn no_bounce() -> ShmOptions {
+    ShmOptions {
+        bounce_arena_bytes: 0,
+        ..ring_options()
+    }
+}
+
+/// Links that, too, read nothing out of other processes.
 fn ring_only() -> ShmOptions {
     ShmOptions {
         show_bytes_min: usize::MAX,
-        ..ring_options()
+        ..no_bounce()
     }
 }
 

@@ -6,20 +6,22 @@ mod write;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
-use grpcxx_memory::Buffer;
+use grpcxx_memory::{Buffer, BufferMut, Leases};
 use grpcxx_transport::{
-    CloseReason, Frame, Inbound, LinkHandler, LinkId, Next, Outcome, TransportError,
+    CloseReason, Frame, Inbound, LinkHandler, LinkId, Next, Outcome, Time, TransportError,
 };
 use rustix::io::Errno;
 
+use crate::bounce::Bounce;
 use crate::garbage::Garbage;
-use crate::loans::{Borrowed, Loans, Orphan};
+use crate::loans::{Borrowed, Loans, Orphan, PeerMemory, Returns};
 use crate::memory::PeerArena;
 use crate::message::{Mark, Message, WAKE};
 use crate::options::ShmOptions;
 use crate::outbound::Outbound;
-use crate::ring::{RingReader, RingWriter};
+use crate::ring::{LOANS_MAX, RingReader, RingWriter};
 use crate::segment::{Segment, WANTS_BYTES, WANTS_LOANS, WANTS_ROOM};
 use crate::sight::{BlindSpots, PeerProcess, Sight};
 use crate::{ShmCounters, socket, sys};
@@ -41,9 +43,18 @@ pub(crate) struct Channel {
     /// What is left of the record that is being read.
     arriving: Option<Arriving>,
     loans: Loans,
+    /// The payload that is next, on its way to where it can be lent.
+    bouncing: Option<Bouncing>,
+    /// What this end has said of what it does with memory that it is lent.
+    takes: Option<bool>,
+    /// How often the peer had said that a record follows soon.
+    soon: u32,
+    /// Until when it is believed.
+    expected_until: Option<Time>,
     /// Serials of the arenas that the peer knows, in the order in which it was told of them.
     arenas: Vec<u64>,
-    peer_arenas: Vec<Arc<PeerArena>>,
+    /// Its arenas, and how long they are.
+    peer_arenas: Vec<(Leases, usize)>,
     sight: Sight,
     blind_spots: BlindSpots,
     /// Whether the peer has asked this end to look at its memory.
@@ -68,6 +79,13 @@ struct Complete {
     frame: Box<Frame>,
     /// It has left once so many loans that end with this process are over.
     shown: u64,
+}
+
+/// A payload of which a part lies in memory that the peer can map.
+#[derive(Debug)]
+struct Bouncing {
+    memory: BufferMut,
+    filled_bytes: usize,
 }
 
 /// Which end of a link this is. It writes the lane of its own number.
@@ -134,6 +152,10 @@ impl Channel {
             resumed: true,
             arriving: None,
             loans: Loans::default(),
+            bouncing: None,
+            takes: None,
+            soon: 0,
+            expected_until: None,
             arenas: Vec::new(),
             peer_arenas: Vec::new(),
             sight: Sight::default(),
@@ -181,13 +203,33 @@ impl Channel {
     }
 
     /// Queues a frame. The first of a turn is written at once, since the peer may wait for it.
-    pub(crate) fn push(&mut self, frame: Box<Frame>, counters: &mut ShmCounters) {
+    pub(crate) fn push(
+        &mut self,
+        frame: Box<Frame>,
+        bounce: &mut Bounce,
+        counters: &mut ShmCounters,
+    ) {
         let is_first = self.outbound.is_empty() && self.complete.is_empty();
         self.outbound.push(frame);
         if is_first && !self.is_held {
-            // What is wrong with the ring is found out by the next turn too.
-            let _ = self.write_record(WRITE_BYTES_EARLY, counters);
+            let mut budget_bytes = WRITE_BYTES_EARLY;
+            while budget_bytes > 0
+                && !self.outbound.is_empty()
+                // What is wrong with the ring is found out by the next turn too.
+                && let Ok(Some(written)) = self.write_record(budget_bytes, bounce, counters)
+            {
+                budget_bytes -= written.min(budget_bytes);
+            }
         }
+    }
+
+    /// Stays awake for a while if the peer has said that a record follows soon.
+    pub(crate) fn note_soon(&mut self, now: Time) {
+        let soon = self.segment.soon(self.side.other() as usize);
+        if std::mem::replace(&mut self.soon, soon) != soon {
+            self.expected_until = Some(now + SOON_TIME_MAX);
+        }
+        self.expected_until = self.expected_until.filter(|until| now < *until);
     }
 
     /// Ends a pause; the order comes back if there is none.
@@ -319,6 +361,8 @@ impl Channel {
         Ok(self.arriving.is_some()
             || self.reader.available()? > 0
             || self.reader.end().is_some()
+            || self.expected_until.is_some()
+            || self.segment.soon(self.side.other() as usize) != self.soon
             || self.peer_gone)
     }
 
@@ -393,6 +437,15 @@ impl Channel {
         first.is_some_and(|first| first.shown <= self.loans.read())
     }
 
+    /// The way back for what the peer lends.
+    fn returns(&self) -> Returns {
+        Returns {
+            segment: Arc::clone(&self.segment),
+            lane: self.side.other() as usize,
+            _socket: Arc::clone(&self.socket),
+        }
+    }
+
     fn meet_arena(&mut self, descriptor: Option<OwnedFd>) -> Result<(), TransportError> {
         let Some(descriptor) = descriptor else {
             return Err(broken("an arena without its descriptor"));
@@ -402,7 +455,13 @@ impl Channel {
         }
         let arena = PeerArena::open(descriptor.as_fd(), ARENA_BYTES_MAX)
             .map_err(|errno| failure("map an arena of the peer", errno))?;
-        self.peer_arenas.push(Arc::new(arena));
+        let len_bytes = arena.len_bytes();
+        let memory = PeerMemory {
+            arena,
+            returns: self.returns(),
+        };
+        let leases = Leases::new(memory, LOANS_MAX as u32);
+        self.peer_arenas.push((leases, len_bytes));
         Ok(())
     }
 }
@@ -429,6 +488,9 @@ impl From<Garbage> for TransportError {
 
 /// Bytes of a frame that leave before the next turn.
 const WRITE_BYTES_EARLY: usize = 64 << 10;
+
+/// How long somebody who has said that a record follows soon is waited for. He says it again for each MiB.
+const SOON_TIME_MAX: Duration = Duration::from_micros(100);
 
 /// Messages that one look at a socket takes.
 const MESSAGES_MAX: usize = 64;

@@ -5,6 +5,8 @@ pub struct ShmCounters {
     pub copied_bytes: u64,
     /// Bytes lent to peers instead of being copied.
     pub lent_bytes: u64,
+    /// Of those, the bytes that were copied into an arena for that.
+    pub bounced_bytes: u64,
     /// Bytes that peers were to copy out of this process themselves.
     pub shown_bytes: u64,
     /// Bytes copied out of rings, out of what was lent, or out of another process.

@@ -3,9 +3,10 @@
 //! A link is a memory file with a ring for each direction, and a UNIX socket over which the file was passed. Heads
 //! and payloads are copied into a ring and out of it, straight into their landing; payloads in an arena that was made
 //! to be shared are lent instead: the ring says where they lie, and the receiver maps that arena read-only and gives
-//! the loan back when the last reference to the tensor is dropped. A large payload elsewhere that lies in huge pages is
-//! copied once, by the receiver out of the sender's memory, where the system lets it (`process_vm_readv`); all else passes
-//! through the ring. The socket wakes who sleeps, passes the
+//! the loan back when the last reference to the tensor is dropped. Payloads elsewhere are copied into an arena of the
+//! transport, once, and lent too, if the receiver went on with what it was lent before; if it brings memory of its own, a
+//! large one that lies in huge pages is copied once, by the receiver out of the sender's memory, where the system lets it
+//! (`process_vm_readv`). All else passes through the ring. The socket wakes who sleeps, passes the
 //! descriptors of arenas, and tells by its end that the other process is gone. Nothing has a name in a file system, so
 //! nothing is left behind, whatever way a process ends. `docs/wire.md` holds the layout.
 //!
@@ -27,6 +28,8 @@
 
 #[cfg(not(all(loom, test)))]
 mod bell;
+#[cfg(not(all(loom, test)))]
+mod bounce;
 #[cfg(not(all(loom, test)))]
 mod channel;
 mod counters;

@@ -3,6 +3,7 @@ use std::time::Duration;
 use grpcxx_transport::{CloseReason, LinkHandler, LinkId, Time, TransportError};
 
 use crate::ShmCounters;
+use crate::bounce::Bounce;
 use crate::channel::{Channel, Ending};
 
 /// A link in shared memory.
@@ -39,6 +40,7 @@ impl Link {
         now: Time,
         staging: &mut [u8],
         handler: &mut dyn LinkHandler<A>,
+        bounce: &mut Bounce,
         counters: &mut ShmCounters,
     ) -> usize {
         let Some(channel) = &mut self.channel else {
@@ -52,12 +54,15 @@ impl Link {
         }
         let done = match &mut self.phase {
             Phase::Dialled | Phase::Ended(_) => return events,
-            Phase::Open => exchange(channel, id, staging, handler, counters, &mut events),
+            Phase::Open => {
+                channel.note_soon(now);
+                exchange(channel, id, staging, handler, bounce, counters, &mut events)
+            }
             Phase::Flushing { until } => {
                 let until = *until.get_or_insert(now + FLUSH_TIME_MAX);
                 let written = channel.discard(counters).and_then(|()| {
                     channel
-                        .write(id, handler, counters, &mut events)
+                        .write(id, handler, bounce, counters, &mut events)
                         .map_err(Into::into)
                 });
                 if channel.queued_frames() == 0 || now >= until || channel.is_abandoned() {
@@ -120,11 +125,12 @@ fn exchange<A>(
     id: LinkId,
     staging: &mut [u8],
     handler: &mut dyn LinkHandler<A>,
+    bounce: &mut Bounce,
     counters: &mut ShmCounters,
     events: &mut usize,
 ) -> Result<(), TransportError> {
     channel.read(id, staging, handler, counters, events)?;
-    channel.write(id, handler, counters, events)?;
+    channel.write(id, handler, bounce, counters, events)?;
     Ok(())
 }
 

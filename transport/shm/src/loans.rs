@@ -1,8 +1,10 @@
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use grpcxx_memory::Buffer;
+use grpcxx_memory::{Buffer, Lender};
 
+use crate::memory::PeerArena;
 use crate::ring::{LOANS_MAX, RingReader, RingWriter};
 use crate::segment::Segment;
 use crate::socket;
@@ -45,13 +47,26 @@ pub(crate) struct Orphan {
     socket: Arc<OwnedFd>,
 }
 
-/// Held by what was borrowed: its drop, on any thread, gives the loan back. It keeps the socket open, whose end tells
-/// the lender that nothing is borrowed any more.
+/// Memory of the peer, of which it lends parts. It keeps the socket open, whose end tells the peer that nothing is
+/// borrowed any more.
+#[derive(Debug)]
+pub(crate) struct PeerMemory {
+    pub(crate) arena: PeerArena,
+    pub(crate) returns: Returns,
+}
+
+/// Held by what the peer has shown: its drop gives the loan back.
 #[derive(Debug)]
 pub(crate) struct Borrowed {
+    pub(crate) returns: Returns,
+    pub(crate) slot: usize,
+}
+
+/// The way back for loans.
+#[derive(Clone, Debug)]
+pub(crate) struct Returns {
     pub(crate) segment: Arc<Segment>,
     pub(crate) lane: usize,
-    pub(crate) slot: usize,
     pub(crate) _socket: Arc<OwnedFd>,
 }
 
@@ -189,9 +204,25 @@ impl Orphan {
     }
 }
 
+impl Lender for PeerMemory {
+    fn part(&self, place: Range<usize>) -> &[u8] {
+        self.arena.part(place)
+    }
+
+    fn give_back(&self, slot: usize) {
+        self.returns.give_back(slot);
+    }
+}
+
+impl Returns {
+    fn give_back(&self, slot: usize) {
+        self.segment.lane(self.lane).give_back(slot);
+    }
+}
+
 impl Drop for Borrowed {
     fn drop(&mut self) {
-        self.segment.lane(self.lane).give_back(self.slot);
+        self.returns.give_back(self.slot);
     }
 }
 

@@ -63,9 +63,9 @@ impl fmt::Debug for Memory {
 
 #[cfg(not(all(loom, test)))]
 mod backing {
+    use std::ops::Range;
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::ptr::{self, NonNull};
-    use std::sync::Arc;
 
     use rustix::fs::{MemfdFlags, SealFlags};
     use rustix::io::Errno;
@@ -164,28 +164,20 @@ mod backing {
         pub(crate) fn len_bytes(&self) -> usize {
             self.memory.len_bytes()
         }
-    }
 
-    /// A part of a peer's arena that the peer has lent, and what has to live as long as the loan.
-    pub(crate) struct LentBytes<K> {
-        pub(crate) arena: Arc<PeerArena>,
-        pub(crate) at: usize,
-        pub(crate) len: usize,
-        /// Gives the part back when it is dropped.
-        pub(crate) _keeper: K,
-    }
-
-    impl<K> AsRef<[u8]> for LentBytes<K> {
-        fn as_ref(&self) -> &[u8] {
-            let len_bytes = self.arena.len_bytes();
-            assert!(self.at <= len_bytes && self.len <= len_bytes - self.at);
-            // SAFETY: the place lies inside of the mapping, as asserted, which stays as long as `arena` and cannot get
+        /// A part that the peer has lent, and that is not given back as long as anybody looks at it.
+        ///
+        /// # Panics
+        /// If it reaches beyond the arena.
+        pub(crate) fn part(&self, place: Range<usize>) -> &[u8] {
+            assert!(place.start <= place.end && place.end <= self.len_bytes());
+            // SAFETY: the place lies inside of the mapping, as asserted, which stays as long as `self` and cannot get
             // shorter. The peer has promised not to write there until the part is given back. Should it break that,
             // the bytes change as those of any shared mapping do, and nobody who is given such memory derives
             // lengths or addresses from them: landings that are parsed are never replaced.
             unsafe {
-                let start = self.arena.memory.base().as_ptr().add(self.at);
-                std::slice::from_raw_parts(start, self.len)
+                let start = self.memory.base().as_ptr().add(place.start);
+                std::slice::from_raw_parts(start, place.len())
             }
         }
     }
@@ -207,7 +199,7 @@ mod backing {
 }
 
 #[cfg(not(all(loom, test)))]
-pub(crate) use backing::{LentBytes, PeerArena};
+pub(crate) use backing::PeerArena;
 
 #[cfg(all(loom, test))]
 mod backing {
@@ -294,13 +286,8 @@ mod tests {
             theirs.copy_out(8189, &mut seen);
         }
         assert_eq!(&seen, b"abc");
-        let lent = LentBytes {
-            arena: PeerArena::open(descriptor.as_fd(), 8192).unwrap().into(),
-            at: 8190,
-            len: 2,
-            _keeper: (),
-        };
-        assert_eq!(lent.as_ref(), b"bc");
+        let arena = PeerArena::open(descriptor.as_fd(), 8192).unwrap();
+        assert_eq!(arena.part(8190..8192), b"bc");
     }
 
     #[test]

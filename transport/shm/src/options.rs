@@ -8,13 +8,17 @@ pub struct ShmOptions {
     /// Length of the ring of each direction, in bytes: rounded up to a power of two, and to what is allowed
     /// ([`RING_BYTES_MIN`] to [`RING_BYTES_MAX`]).
     pub ring_bytes: usize,
-    /// Payloads in shared arenas of at least this many bytes are lent instead of being copied.
+    /// Payloads of at least this many bytes are lent instead of passing through the ring: those in shared arenas as they
+    /// are, others as [`ShmOptions::bounce_arena_bytes`] says.
     pub lend_bytes_min: usize,
     /// Most bytes that one link lends at a time; what is beyond is copied.
     pub lent_bytes_max: usize,
     /// Other payloads of at least this many bytes that lie in huge pages are read by the peer out of this process, if
     /// the system lets it, instead of passing through the ring. `usize::MAX` neither lets peers read nor reads from them.
     pub show_bytes_min: usize,
+    /// Length of the arena into which payloads that lie elsewhere are copied, to be lent to peers that go on with such
+    /// memory. All links share it, and what finds no place there passes through the ring. 0: there is none.
+    pub bounce_arena_bytes: usize,
 }
 
 impl ShmOptions {
@@ -34,6 +38,7 @@ impl Default for ShmOptions {
             lend_bytes_min: 16 << 10,
             lent_bytes_max: 1 << 30,
             show_bytes_min: 4 << 20,
+            bounce_arena_bytes: BOUNCE_ARENA_BYTES_DEFAULT,
         }
     }
 }
@@ -43,3 +48,6 @@ pub const RING_BYTES_MIN: usize = 16 << 10;
 
 /// Longest ring.
 pub const RING_BYTES_MAX: usize = 64 << 20;
+
+/// Address space only, until it is used.
+const BOUNCE_ARENA_BYTES_DEFAULT: usize = 256 << 20;

@@ -24,6 +24,17 @@ pub(crate) struct Segment {
 pub(crate) struct Header {
     lanes: [Lane; 2],
     asleep: [Line<AtomicU32>; 2],
+    hints: [Line<Hints>; 2],
+}
+
+/// What a side lets the other know, which nobody relies on.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Hints {
+    /// [`TAKES`], [`COPIES`], or 0 as long as nothing has come.
+    lent: AtomicU32,
+    /// Counts up when a record follows soon.
+    soon: AtomicU32,
 }
 
 /// Keeps what one end writes off the cache lines, and their prefetched neighbours, of what the other does.
@@ -55,6 +66,27 @@ impl Segment {
     /// Ends [`Segment::fall_asleep`].
     pub(crate) fn wake_up(&self, side: usize) {
         self.header().asleep[side].0.store(0, Ordering::Relaxed);
+    }
+
+    /// Says whether a side goes on with memory that it is lent, or copies it.
+    pub(crate) fn say_takes(&self, side: usize, takes: bool) {
+        let word = if takes { TAKES } else { COPIES };
+        self.hints(side).lent.store(word, Ordering::Relaxed);
+    }
+
+    /// Whether a side went on with memory that it was lent last, or would have.
+    pub(crate) fn takes(&self, side: usize) -> bool {
+        self.hints(side).lent.load(Ordering::Relaxed) == TAKES
+    }
+
+    /// Says that a side is about to write a record.
+    pub(crate) fn say_soon(&self, side: usize) {
+        self.hints(side).soon.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often a side has said that it is about to write a record.
+    pub(crate) fn soon(&self, side: usize) -> u32 {
+        self.hints(side).soon.load(Ordering::Relaxed)
     }
 
     /// Whether a side has to be woken, after something was published that it may want. Says so once.
@@ -93,6 +125,10 @@ impl Segment {
         HEADER_BYTES + lane * self.ring_bytes
     }
 
+    fn hints(&self, side: usize) -> &Hints {
+        &self.header().hints[side].0
+    }
+
     fn header(&self) -> &Header {
         // SAFETY: the memory is at least this long, page aligned, stays as long as `self`, and consists of atomics
         // only, for which any bits are a value and which the other end may change at any time.
@@ -120,6 +156,12 @@ pub(crate) const WANTS_ROOM: u32 = 2;
 /// Asleep until the peer has read what it was shown.
 pub(crate) const WANTS_LOANS: u32 = 4;
 
+/// A side goes on with the memory that it is lent.
+const TAKES: u32 = 1;
+
+/// A side copies what it is lent, to where its user wants it.
+const COPIES: u32 = 2;
+
 /// Where the rings begin.
 pub(crate) const HEADER_BYTES: usize = if cfg!(all(loom, test)) { 65_536 } else { 4096 };
 
@@ -129,5 +171,6 @@ const _: () = {
     assert!(size_of::<Header>() <= HEADER_BYTES);
     assert!(size_of::<Lane>() == 512);
     assert!(offset_of!(Header, asleep) == 1024);
-    assert!(size_of::<Line<AtomicU32>>() == 128);
+    assert!(offset_of!(Header, hints) == 1280);
+    assert!(size_of::<Line<AtomicU32>>() == 128 && size_of::<Line<Hints>>() == 128);
 };

@@ -11,6 +11,7 @@ use grpcxx_transport::{
 use rustix::io::Errno;
 
 use crate::bell::Bell;
+use crate::bounce::Bounce;
 use crate::channel::{Channel, Side, failure};
 use crate::door::{self, Door, Guest};
 use crate::link::{Link, Phase};
@@ -31,6 +32,7 @@ pub struct ShmTransport {
     links: LinkTable<Link>,
     orphans: Vec<Orphan>,
     staging: Box<[u8]>,
+    bounce: Bounce,
     frames_in_flight: usize,
     counters: ShmCounters,
     /// Links whose sockets have something to say.
@@ -57,6 +59,7 @@ impl ShmTransport {
     pub fn open(options: ShmOptions) -> Result<Self, TransportError> {
         let (poller, bell) = Self::set_up()
             .map_err(|errno| failure("set up epoll for links over shared memory", errno))?;
+        let bounce = Bounce::new(&options);
         Ok(Self {
             options,
             blind_spots: BlindSpots::default(),
@@ -67,6 +70,7 @@ impl ShmTransport {
             links: LinkTable::new(),
             orphans: Vec::new(),
             staging: vec![0; STAGING_BYTES].into_boxed_slice(),
+            bounce,
             frames_in_flight: 0,
             counters: ShmCounters::default(),
             heard: Vec::with_capacity(HEARD_AT_ONCE),
@@ -175,7 +179,14 @@ impl ShmTransport {
             return 0;
         };
         let frames = link.queued_frames();
-        let events = link.advance(id, now, &mut self.staging, handler, &mut self.counters);
+        let events = link.advance(
+            id,
+            now,
+            &mut self.staging,
+            handler,
+            &mut self.bounce,
+            &mut self.counters,
+        );
         self.frames_in_flight -= frames - link.queued_frames();
         if events > 0 || !matches!(link.phase, Phase::Ended(_)) {
             return events;
@@ -205,6 +216,9 @@ impl ShmTransport {
             }
         }
         self.links.free(id);
+        if self.links.is_empty() {
+            self.bounce.release();
+        }
         handler.closed(id, &reason);
         events
     }
@@ -305,7 +319,7 @@ impl Transport for ShmTransport {
                 if channel.queued_frames() >= self.options.limits.queued_frames {
                     return refuse(frame, Refusal::Full);
                 }
-                channel.push(frame, &mut self.counters);
+                channel.push(frame, &mut self.bounce, &mut self.counters);
                 self.frames_in_flight += 1;
                 Ok(())
             }

@@ -27,6 +27,7 @@ use grpcxx_transport::{
 use self::flow::{Flow, Stage};
 use self::offer::{HostId, Offer};
 use self::tap::Tap;
+use crate::bounce::Bounce;
 use crate::channel::failure;
 use crate::door::Door;
 use crate::link::Phase;
@@ -74,6 +75,7 @@ struct Medium {
     door: Door,
     orphans: Vec<Orphan>,
     staging: Box<[u8]>,
+    bounce: Bounce,
     heard: Vec<LinkId>,
     others_heard: bool,
     polled: Option<Time>,
@@ -244,6 +246,7 @@ impl Medium {
         let door = Door::open(name.into_bytes(), &poller)
             .map_err(|errno| failure("listen on an abstract UNIX socket", errno))?;
         base.watch(poller.as_fd())?;
+        let bounce = Bounce::new(&options);
         Ok(Self {
             options,
             blind_spots: BlindSpots::default(),
@@ -252,6 +255,7 @@ impl Medium {
             door,
             orphans: Vec::new(),
             staging: vec![0; STAGING_BYTES].into_boxed_slice(),
+            bounce,
             heard: Vec::with_capacity(HEARD_AT_ONCE),
             others_heard: false,
             polled: None,
@@ -294,13 +298,13 @@ impl<T: Park> Transport for Upgrading<T> {
             return refuse(frame, Refusal::NotOpen);
         };
         if let Stage::Moved(moved) = &mut flow.stage {
-            let limit = self
-                .medium
-                .as_ref()
-                .map_or(0, |medium| medium.options.limits.queued_frames);
+            let Some(medium) = &mut self.medium else {
+                return refuse(frame, Refusal::NotOpen);
+            };
+            let limit = medium.options.limits.queued_frames;
             return match (&moved.phase, &mut moved.channel) {
                 (Phase::Open, Some(channel)) if channel.queued_frames() < limit => {
-                    channel.push(frame, &mut self.counters);
+                    channel.push(frame, &mut medium.bounce, &mut self.counters);
                     self.frames_in_flight += 1;
                     Ok(())
                 }

@@ -77,6 +77,15 @@ fn the_shortest_rings_pass_the_suite() {
     conformance::run(&mut environment(RING_BYTES_MIN));
 }
 
+/// All payload is lent or copied to be lent, as far as a little arena goes.
+#[test]
+fn short_loans_pass_the_suite() {
+    let mut environment = environment(RING_BYTES_MIN);
+    environment.options.lend_bytes_min = 1;
+    environment.options.bounce_arena_bytes = 256 << 10;
+    conformance::run(&mut environment);
+}
+
 #[test]
 fn shared_memory_passes_the_suite_of_sleepers() {
     conformance::park::run(&mut environment(ShmOptions::default().ring_bytes));

@@ -58,17 +58,42 @@ fn indices_that_cannot_be_end_the_link() {
     }
 }
 
+fn record(kind: u64, len: u64) -> Vec<u8> {
+    (kind << 32 | len).to_le_bytes().to_vec()
+}
+
+fn lent(arena: u32, slot: u32, offset: u64, len: u64) -> Vec<u8> {
+    let mut bytes = record(2, 24);
+    bytes.extend_from_slice(&arena.to_le_bytes());
+    bytes.extend_from_slice(&slot.to_le_bytes());
+    bytes.extend_from_slice(&offset.to_le_bytes());
+    bytes.extend_from_slice(&len.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn a_slot_cannot_be_lent_twice() {
+    let (mut side, _, peer) = victim();
+    side.seen.borrows = true;
+    peer.say(&[6], Some(sealed_memory(8192).as_fd()));
+    let head = [record(1, 8), 8u64.to_le_bytes().to_vec()].concat();
+    let mut bytes = Vec::new();
+    for offset in [0, 8] {
+        bytes.extend_from_slice(&head);
+        bytes.extend_from_slice(&lent(0, 3, offset, 8));
+    }
+    peer.write(RING, &bytes);
+    peer.write(TAIL, &(bytes.len() as u64).to_le_bytes());
+    side.until("the first is taken", |side| side.seen.messages.len() == 1);
+    let complaint = complaint(side);
+    assert!(
+        complaint.contains("a slot has a loan already"),
+        "{complaint}"
+    );
+}
+
 #[test]
 fn records_and_loans_that_cannot_be_end_the_link() {
-    let record = |kind: u64, len: u64| (kind << 32 | len).to_le_bytes().to_vec();
-    let lent = |arena: u32, slot: u32, offset: u64, len: u64| {
-        let mut bytes = record(2, 24);
-        bytes.extend_from_slice(&arena.to_le_bytes());
-        bytes.extend_from_slice(&slot.to_le_bytes());
-        bytes.extend_from_slice(&offset.to_le_bytes());
-        bytes.extend_from_slice(&len.to_le_bytes());
-        bytes
-    };
     for (bytes, expected) in [
         (record(1, 0), "must not be empty"),
         (record(1, 8), "length of a record"),

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use grpcxx_memory::Buffer;
 use grpcxx_shm::ShmOptions;
 use grpcxx_transport::{CloseReason, Transport};
 use support::*;
@@ -83,6 +84,15 @@ fn a_killed_peer_leaves_nothing_behind() {
         let mut arena = shared_arena();
         side.send(link, &payload(&mut arena, LEN, 2));
         side.until("ours has left", |side| !side.seen.sent.is_empty());
+        // Copies that it has borrowed, and one that is on its way when it is killed.
+        side.until("it has borrowed", |side| {
+            let heap = Buffer::from(pattern(LEN, 3));
+            side.send(link, &heap);
+            side.turn();
+            side.transport.counters().bounced_bytes > 0
+        });
+        let on_its_way = Buffer::from(pattern(128 << 20, 4));
+        side.send(link, &on_its_way);
         child.kill().unwrap();
         child.wait().unwrap();
         side.until("its end is noticed", |side| !side.seen.closed.is_empty());
@@ -90,6 +100,7 @@ fn a_killed_peer_leaves_nothing_behind() {
         assert!(matches!(reason, CloseReason::Failed(_)), "{reason}");
         // What it has lent stays readable, and what it has borrowed comes home.
         assert_eq!(side.seen.messages[0][..], pattern(LEN, 1));
+        assert!(on_its_way.is_unique(), "it came back");
         side.until("the loan comes home", |_| {
             arena.reclaim();
             arena.statistics().in_use_bytes == 0
@@ -103,6 +114,27 @@ fn a_killed_peer_leaves_nothing_behind() {
         name.to_string_lossy().contains("grpcxx")
     });
     assert_eq!(ours.count(), 0);
+}
+
+/// Memory for copies is there as long as a link or a loan.
+#[test]
+fn copies_keep_no_memory_behind_the_last_link() {
+    let _alone = alone();
+    let before = traces();
+    let (mut a, near, mut b, _) = pair(&ShmOptions::default());
+    b.seen.borrows = true;
+    for count in 1..=2 {
+        a.send(near, &Buffer::from(pattern(100_000, 1)));
+        both(&mut a, &mut b, "it came", |_, b| b.messages.len() == count);
+    }
+    assert_eq!(a.transport.counters().bounced_bytes, 100_000);
+    a.transport.close(near, true);
+    both(&mut a, &mut b, "both closed", |a, b| {
+        a.closed.len() + b.closed.len() == 2
+    });
+    assert!(traces() > before, "one is borrowed");
+    assert_eq!(b.seen.messages.pop_back().unwrap()[..], pattern(100_000, 1));
+    a.until("the loan comes home", |_| traces() == before);
 }
 
 #[test]

@@ -1,14 +1,11 @@
-use std::sync::Arc;
-
 use grpcxx_memory::Buffer;
-use grpcxx_transport::{LinkHandler, LinkId, ReadTarget, TransportError};
+use grpcxx_transport::{Inbound, LinkHandler, LinkId, ReadTarget, TransportError};
 use rustix::io::Errno;
 
 use super::{Arriving, Channel};
 use crate::ShmCounters;
 use crate::garbage::Garbage;
 use crate::loans::Borrowed;
-use crate::memory::LentBytes;
 use crate::record::{Lent, RECORD_BYTES, Record, Shown, padded};
 use crate::ring::LOANS_MAX;
 use crate::segment::{WANTS_LOANS, WANTS_ROOM};
@@ -43,9 +40,11 @@ impl Channel {
                     if available == 0 {
                         break;
                     }
+                    self.expected_until = None;
                     self.begin(available)?
                 }
             };
+            self.note_landing();
             let (bytes, found) = match arriving {
                 Arriving::Bytes { left, padding } => {
                     self.take_bytes(link, left, padding, staging, handler)
@@ -65,6 +64,19 @@ impl Channel {
         }
         self.free(freed_before, counters);
         Ok(())
+    }
+
+    /// Tells the peer whether this end goes on with memory that it is lent, by what waits for payload.
+    fn note_landing(&mut self) {
+        let landing = self.inbound.as_ref().and_then(Inbound::landing);
+        let Some(landing) = landing.filter(|landing| landing.filled_bytes() == 0) else {
+            return;
+        };
+        let takes = landing.is_replaceable();
+        if landing.remaining_bytes() >= self.lend_bytes_min && self.takes != Some(takes) {
+            self.takes = Some(takes);
+            self.segment.say_takes(self.side as usize, takes);
+        }
     }
 
     /// Drops what is there, so that a peer that closes too does not wait for it to be read.
@@ -162,33 +174,29 @@ impl Channel {
             lent.arena.into(),
             arenas.wrapping_sub(1),
         )?;
-        let Some(arena) = self.peer_arenas.get(index) else {
+        let Some((leases, arena_bytes)) = self.peer_arenas.get(index) else {
             return Err(super::broken(
                 "memory is lent of an arena that is not known",
             ));
         };
-        let arena_bytes = arena.len_bytes() as u64;
+        let arena_bytes = *arena_bytes as u64;
         Garbage::check("slot of a loan", lent.slot.into(), LOANS_MAX as u64 - 1)?;
         Garbage::check("offset of a loan", lent.offset, arena_bytes)?;
         Garbage::check("length of a loan", lent.len, arena_bytes - lent.offset)?;
         if lent.len == 0 {
             return Err(super::broken("no bytes are lent"));
         }
-        Ok(Buffer::from_owner(LentBytes {
-            arena: Arc::clone(arena),
-            at: lent.offset as usize,
-            len: lent.len as usize,
-            _keeper: self.borrowed(lent.slot),
-        }))
+        let (from, len) = (lent.offset as usize, lent.len as usize);
+        leases
+            .borrow(lent.slot, from..from + len)
+            .ok_or_else(|| super::broken("a slot has a loan already"))
     }
 
-    /// What gives back a loan of the peer.
+    /// What gives back what the peer has shown.
     fn borrowed(&self, slot: u32) -> Borrowed {
         Borrowed {
-            segment: Arc::clone(&self.segment),
-            lane: self.side.other() as usize,
+            returns: self.returns(),
             slot: slot as usize,
-            _socket: Arc::clone(&self.socket),
         }
     }
 

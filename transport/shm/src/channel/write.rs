@@ -3,7 +3,8 @@ use std::os::fd::BorrowedFd;
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{LinkHandler, LinkId, Outcome};
 
-use super::{ARENAS_MAX, Channel, Complete};
+use super::{ARENAS_MAX, Bouncing, Channel, Complete};
+use crate::bounce::Bounce;
 use crate::garbage::Garbage;
 use crate::loans::Access;
 use crate::message::Message;
@@ -17,6 +18,7 @@ impl Channel {
         &mut self,
         link: LinkId,
         handler: &mut dyn LinkHandler<A>,
+        bounce: &mut Bounce,
         counters: &mut ShmCounters,
         events: &mut usize,
     ) -> Result<(), Garbage> {
@@ -28,7 +30,7 @@ impl Channel {
         let mut budget_bytes = WRITE_BYTES_MAX;
         self.report_sent(link, handler, events);
         while !self.outbound.is_empty() && budget_bytes > 0 && *events < enough {
-            let Some(written) = self.write_record(budget_bytes, counters)? else {
+            let Some(written) = self.write_record(budget_bytes, bounce, counters)? else {
                 break;
             };
             budget_bytes -= written.min(budget_bytes);
@@ -60,10 +62,11 @@ impl Channel {
         Ok(self.writer.room(wanted)? >= wanted)
     }
 
-    /// Writes one record, if it has room. Returns how many bytes of frames left with it.
+    /// Writes one record, if it has room, or comes a step nearer to it. Returns how many bytes were dealt with.
     pub(super) fn write_record(
         &mut self,
         budget_bytes: usize,
+        bounce: &mut Bounce,
         counters: &mut ShmCounters,
     ) -> Result<Option<usize>, Garbage> {
         let Some(piece) = self.outbound.piece() else {
@@ -77,18 +80,21 @@ impl Channel {
         if room < wanted {
             return Ok(None);
         }
-        let payload = piece.payload.cloned();
-        if let Some(payload) = payload
-            && self.write_reference(&payload, counters)
+        if let Some(payload) = piece.payload.cloned()
+            && let Some(written) = self.write_reference(&payload, budget_bytes, bounce, counters)
         {
-            self.advance(payload.len());
-            self.knock(WANTS_BYTES, counters);
-            return Ok(Some(payload.len()));
+            return Ok(Some(written));
         }
         let len_max = (room - RECORD_BYTES)
             .min(record_bytes_max(ring_bytes))
             .min(budget_bytes);
         let len = self.gather(len_max);
+        if let Some(payload) = self.outbound.piece().and_then(|piece| piece.payload)
+            && self.is_worth_bouncing(payload)
+        {
+            // Before the peer reads what is in front of it, and sleeps.
+            self.announce(payload.len());
+        }
         self.writer.put(0, &Record::Bytes { len }.encode());
         self.writer.publish(RECORD_BYTES + padded(len));
         counters.copied_bytes += len as u64;
@@ -104,15 +110,74 @@ impl Channel {
         });
     }
 
-    /// Says where a payload lies, if the peer can take it from there.
-    fn write_reference(&mut self, payload: &Buffer, counters: &mut ShmCounters) -> bool {
+    /// Says where a payload lies, if the peer can take it from there, or comes a step nearer to it. Returns how many bytes
+    /// were dealt with; `None` if the payload is to pass through the ring.
+    fn write_reference(
+        &mut self,
+        payload: &Buffer,
+        budget_bytes: usize,
+        bounce: &mut Bounce,
+        counters: &mut ShmCounters,
+    ) -> Option<usize> {
         if self.is_worth_lending(payload)
             && let Some(lent) = self.lend(payload)
         {
-            self.put_reference(Record::Lent, &lent.encode());
-            counters.lent_bytes += payload.len() as u64;
-            return true;
+            self.put_lent(lent, counters);
+            return Some(payload.len());
         }
+        let bounced = self.write_bounced(payload, budget_bytes, bounce, counters);
+        if bounced.is_some() {
+            return bounced;
+        }
+        self.write_shown(payload, counters).then_some(payload.len())
+    }
+
+    /// Copies a part of a payload to where it can be lent, and lends it once all of it is there. Returns how many bytes
+    /// were copied.
+    fn write_bounced(
+        &mut self,
+        payload: &Buffer,
+        budget_bytes: usize,
+        bounce: &mut Bounce,
+        counters: &mut ShmCounters,
+    ) -> Option<usize> {
+        let mut bouncing = match self.bouncing.take() {
+            Some(bouncing) => bouncing,
+            None if self.is_worth_bouncing(payload) => Bouncing {
+                memory: bounce.allocate(payload.len())?,
+                filled_bytes: 0,
+            },
+            None => return None,
+        };
+        let from = bouncing.filled_bytes;
+        let to = payload.len().min(from + budget_bytes);
+        bouncing.memory[from..to].copy_from_slice(&payload[from..to]);
+        if to < payload.len() {
+            bouncing.filled_bytes = to;
+            self.bouncing = Some(bouncing);
+            if self.announce(payload.len() - to) {
+                self.knock(WANTS_BYTES, counters);
+            }
+            return Some(to - from);
+        }
+        let lent = self.lend(&bouncing.memory.freeze())?;
+        counters.bounced_bytes += lent.len;
+        self.put_lent(lent, counters);
+        Some(to - from)
+    }
+
+    /// Lets the peer stay awake if it will not be long until a payload is lent of which `left_bytes` are to be copied. To
+    /// wake it takes longer than many a copy.
+    fn announce(&self, left_bytes: usize) -> bool {
+        let is_soon = left_bytes <= SOON_BYTES_MAX;
+        if is_soon {
+            self.segment.say_soon(self.side as usize);
+        }
+        is_soon
+    }
+
+    /// Lets the peer copy a payload out of this process, if it can.
+    fn write_shown(&mut self, payload: &Buffer, counters: &mut ShmCounters) -> bool {
         if !self.is_worth_showing(payload) || !sight::is_on_huge_pages(payload) {
             return false;
         }
@@ -125,9 +190,19 @@ impl Channel {
             address: payload.as_ptr().addr() as u64,
             len: payload.len() as u64,
         };
+        counters.shown_bytes += shown.len;
         self.put_reference(Record::Shown, &shown.encode());
-        counters.shown_bytes += payload.len() as u64;
+        self.advance(payload.len());
+        self.knock(WANTS_BYTES, counters);
         true
+    }
+
+    /// Writes a record that says where the bytes that are next were lent.
+    fn put_lent(&mut self, lent: Lent, counters: &mut ShmCounters) {
+        counters.lent_bytes += lent.len;
+        self.put_reference(Record::Lent, &lent.encode());
+        self.advance(lent.len as usize);
+        self.knock(WANTS_BYTES, counters);
     }
 
     /// Writes a record that says where bytes lie.
@@ -145,7 +220,7 @@ impl Channel {
         let _ = self.tell(&Message::Look { address, mark });
     }
 
-    /// Copies pieces behind the place of a record's head, until one that the peer may take. Returns how many bytes.
+    /// Copies pieces behind the place of a record's head, until a long one. Returns how many bytes.
     fn gather(&mut self, len_max: usize) -> usize {
         // Padding fits behind it: rings and room are multiples of it.
         let mut len = 0;
@@ -153,9 +228,10 @@ impl Channel {
             let Some(piece) = self.outbound.piece() else {
                 break;
             };
-            let is_taken =
-                |payload| self.is_worth_lending(payload) || self.is_worth_showing(payload);
-            if len > 0 && piece.payload.is_some_and(is_taken) {
+            // It begins a record, so that the peer has a place for it before it takes the bytes.
+            let is_long =
+                |payload: &Buffer| payload.len() >= self.lend_bytes_min.min(self.show_bytes_min);
+            if len > 0 && piece.payload.is_some_and(is_long) {
                 break;
             }
             let taken = piece.bytes.len().min(len_max - len);
@@ -170,6 +246,12 @@ impl Channel {
         payload.len() >= self.show_bytes_min
             && self.sight.may_be_seen()
             && self.has_room_to_lend(payload)
+    }
+
+    fn is_worth_bouncing(&self, payload: &Buffer) -> bool {
+        payload.len() >= self.lend_bytes_min
+            && self.has_room_to_lend(payload)
+            && self.segment.takes(self.side.other() as usize)
     }
 
     fn has_room_to_lend(&self, payload: &Buffer) -> bool {
@@ -227,6 +309,9 @@ const RECORD_BYTES_MAX: usize = 64 << 10;
 
 /// Bytes that one link writes in one turn.
 const WRITE_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes that are copied in some hundred microseconds.
+const SOON_BYTES_MAX: usize = 8 << 20;
 
 /// A link that has had this many events lets others go on.
 const EVENTS_ENOUGH: usize = 256;

@@ -173,6 +173,9 @@ impl<T: Park> Upgrading<T> {
             events += count;
             if is_gone {
                 self.moved.swap_remove(index);
+                if let (true, Some(medium)) = (self.moved.is_empty(), &mut self.medium) {
+                    medium.bounce.release();
+                }
             } else {
                 index += 1;
             }
@@ -198,7 +201,14 @@ impl<T: Park> Upgrading<T> {
             return (0, true);
         };
         let frames = link.queued_frames();
-        let events = link.advance(id, now, &mut medium.staging, handler, &mut self.counters);
+        let events = link.advance(
+            id,
+            now,
+            &mut medium.staging,
+            handler,
+            &mut medium.bounce,
+            &mut self.counters,
+        );
         self.frames_in_flight -= frames - link.queued_frames();
         let is_ended = matches!(link.phase, Phase::Ended(_));
         if is_ended && let Some(base) = base {

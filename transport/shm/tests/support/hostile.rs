@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-use grpcxx_memory::BufferMut;
+use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_shm::{Accepted, RING_BYTES_MIN, ShmOptions, ShmTransport};
 use grpcxx_transport::conformance::Ledger;
 use grpcxx_transport::{
@@ -24,6 +24,7 @@ use rustix::net::{
 pub const TAIL: u64 = 0;
 pub const HEAD_OF_THE_OTHER_LANE: u64 = 512 + 128;
 pub const ENDED: u64 = 256;
+pub const HINTS: u64 = 1280;
 pub const RING: u64 = 4096;
 
 /// Links that a peer tries, the way the bytes say, and checks that each ends as every link does.
@@ -49,6 +50,9 @@ pub fn peer(data: &[u8]) {
     );
     let link = link.unwrap();
     prey.orders = script.take(1)[0];
+    // Half of the peers take, or say so, what the victim copies for them into memory that they map.
+    peer.write(HINTS, &u32::from(prey.orders % 2).to_le_bytes());
+    let tensor = Buffer::from(vec![7; 20_000]);
     peer.act(&mut script, || {
         victim.turn(clock.tick(), &mut prey);
         if prey.paused {
@@ -57,6 +61,7 @@ pub fn peer(data: &[u8]) {
         }
         let mut frame = Box::new(Frame::new());
         frame.bytes_mut().resize(100, 7);
+        frame.attach(tensor.clone());
         let _ = victim.send(link, frame);
     });
     for turn in 0.. {
