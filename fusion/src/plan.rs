@@ -15,6 +15,8 @@ pub struct PlanLimits {
     pub frames_wanted: usize,
     /// A tensor with more data than this has a frame of its own.
     pub shared_tensor_bytes: u64,
+    /// Where fewer tensors than this could share, each has a frame of its own.
+    pub shared_tensors_min: usize,
     /// Bytes of a frame before its first tensor.
     pub frame_overhead_bytes: u64,
     /// Bytes in front of the data of each tensor.
@@ -29,6 +31,7 @@ impl Default for PlanLimits {
             tensors_per_frame: 250,
             frames_wanted: 8,
             shared_tensor_bytes: 32 << 10,
+            shared_tensors_min: 2,
             frame_overhead_bytes: 32,
             tensor_overhead_bytes: 37,
         }
@@ -38,17 +41,22 @@ impl Default for PlanLimits {
 impl PlanLimits {
     /// Limits toward a peer that is known to be grpcxx: a frame has as many tensors as its format can say, one
     /// piece for the head and two for each tensor, 65,535 in all. How long the frame of one tensor may be is for the
-    /// connection to say, which knows whether its ends take long frames.
+    /// connection to say, which knows whether its ends take long frames. Two or three small tensors cost less by
+    /// themselves, since the connection lets their requests and answers travel together.
     pub fn between_grpcxx() -> Self {
         Self {
             lone_frame_bytes: i64::MAX as u64,
             tensors_per_frame: 32_767,
+            shared_tensors_min: 4,
             ..Self::default()
         }
     }
 
     /// Most tensors of one frame if `count` share, with `data_bytes` of data in all.
     fn tensors_of_a_frame(&self, count: usize, data_bytes: u64) -> usize {
+        if count < self.shared_tensors_min {
+            return 1;
+        }
         let spread = count.div_ceil(self.frames_wanted.max(1));
         let few = SPREAD_TENSORS_MIN / 2;
         let is_worth_half = data_bytes / SPREAD_BYTES_MIN >= (count / few) as u64;
@@ -265,6 +273,7 @@ mod tests {
         tensors_per_frame: 4,
         frames_wanted: 8,
         shared_tensor_bytes: 300,
+        shared_tensors_min: 2,
         frame_overhead_bytes: 32,
         tensor_overhead_bytes: 37,
     };
@@ -314,6 +323,15 @@ mod tests {
             ..ours
         };
         assert_eq!(frames(100_000, &few), (4, 32_767));
+    }
+
+    #[test]
+    fn few_small_tensors_travel_alone_where_their_requests_share_frames_anyway() {
+        let ours = PlanLimits::between_grpcxx();
+        assert_eq!(indices(&[8; 3], &ours), [[0], [1], [2]]);
+        assert_eq!(indices(&[8; 4], &ours), [[0, 1, 2, 3]]);
+        assert_eq!(indices(&[8, 1 << 20, 8, 8], &ours), [[0], [2], [3], [1]]);
+        assert_eq!(indices(&[8; 2], &PlanLimits::default()), [[0, 1]]);
     }
 
     #[test]

@@ -170,8 +170,9 @@ mod tests {
         assert_eq!(plan(Op::Ps, false, 100).phases(), 2);
         let single = plan(Op::Latency, true, 1).request(0, 0, 9).unwrap();
         assert!(matches!(single, Request::RecvTensor { step_id: 9, .. }));
-        let fused = plan(Op::Rate, true, 2).request(0, 0, 9).unwrap();
-        assert!(matches!(fused, Request::FuseRecvTensor { keys, .. } if keys.len() == 2));
+        assert_eq!(plan(Op::Rate, true, 3).calls(), 3);
+        let fused = plan(Op::Rate, true, 4).request(0, 0, 9).unwrap();
+        assert!(matches!(fused, Request::FuseRecvTensor { keys, .. } if keys.len() == 4));
     }
 
     #[test]

@@ -245,7 +245,11 @@ impl Default for TransferLimits {
             calls: CALLS,
             bytes: BYTES,
             timeout: None,
-            plan: PlanLimits::between_grpcxx(),
+            // Each call of a function has a frame of its own, however small.
+            plan: PlanLimits {
+                shared_tensors_min: 2,
+                ..PlanLimits::between_grpcxx()
+            },
         }
     }
 }
