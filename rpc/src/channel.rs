@@ -138,6 +138,12 @@ impl<T> Channel<T> {
         self.state == State::Connected
     }
 
+    /// Whether [`Channel::admit`] would let a call be sent now.
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        self.state == State::Connected && self.waiting.is_empty()
+    }
+
     /// Calls that wait.
     pub fn waiting_calls(&self) -> usize {
         self.waiting.len()
@@ -152,7 +158,7 @@ impl<T> Channel<T> {
     /// [`ChannelOptions::connection_timeout`].
     #[inline]
     pub fn admit(&mut self, now: Time, call: T, timeout: Option<Duration>) -> Admission<T> {
-        if self.state == State::Connected && self.waiting.is_empty() {
+        if self.is_open() {
             return Admission::SendNow(call);
         }
         self.wait(now, call, timeout)

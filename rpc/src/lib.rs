@@ -28,8 +28,9 @@ pub mod wire;
 
 pub use channel::{Action, Admission, Channel, ChannelOptions};
 pub use connection::{
-    COALESCE_BYTES_MAX, CallId, CallOptions, ChunkError, ClientConnection, ConnectionLimits,
-    Finished, Incoming, Landings, PeerViolation, RequestId, ServerConnection, Undelivered,
+    AtHand, COALESCE_BYTES_MAX, CallId, CallOptions, ChunkError, ClientConnection,
+    ConnectionLimits, Finished, Incoming, Landings, PeerViolation, ReadyAnswer, RequestId,
+    ServerConnection, Undelivered,
 };
 pub use devices::Devices;
 pub use dtype::{DType, DTypeClass};

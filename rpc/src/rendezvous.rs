@@ -140,9 +140,8 @@ impl Rendezvous {
             return None;
         }
         if let (&[key_hash], [key]) = (hashes, keys) {
-            let hash = self.table.hash(step_id, key_hash);
-            let entry = self.table.find_tensor(hash, step_id, key)?;
-            return Some(SmallVec::from_buf([self.remove_found(entry)]));
+            let (_, tensor) = self.take_one(step_id, key, key_hash, usize::MAX)?;
+            return Some(SmallVec::from_buf([tensor]));
         }
         self.found.clear();
         for (key, &key_hash) in keys.iter().zip(hashes) {
@@ -162,6 +161,21 @@ impl Rendezvous {
             tensors.push(self.remove_found(self.found[index]));
         }
         Some(tensors)
+    }
+
+    /// Takes the tensor of one key with at most so many bytes of data, as [`Rendezvous::take`] does, and the key with it.
+    #[inline]
+    pub fn take_one(
+        &mut self,
+        step_id: i64,
+        key: &Text,
+        key_hash: u64,
+        data_bytes_max: usize,
+    ) -> Option<(Text, Tensor)> {
+        let hash = self.table.hash(step_id, key_hash);
+        let taken = self.table.take_tensor(hash, step_id, key, data_bytes_max)?;
+        self.stored_bytes -= taken.1.data.len() as u64;
+        Some(taken)
     }
 
     #[inline]

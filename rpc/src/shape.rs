@@ -1,11 +1,18 @@
 use std::fmt;
-
-use smallvec::SmallVec;
+use std::hash::{Hash, Hasher};
+use std::num::NonZeroUsize;
 
 /// Dimensions of a tensor, outermost first; a scalar has none.
-#[derive(Debug, Default, PartialEq, Eq, Hash)]
-pub struct Shape {
-    dims: SmallVec<[u64; 6]>,
+#[derive(PartialEq, Eq)]
+pub struct Shape(Dims);
+
+/// Few dimensions lie in the shape itself, so that it is copied and compared as a whole, word by word.
+#[derive(PartialEq, Eq)]
+enum Dims {
+    /// One less of the array than the number says, which leaves its 0 for the other variant; all others are 0.
+    Few(NonZeroUsize, [u64; FEW_MAX]),
+    /// More than fit into the array.
+    Many(Box<[u64]>),
 }
 
 /// A shape whose number of elements is no 63-bit number.
@@ -18,9 +25,7 @@ pub struct ShapeError {
 
 impl Shape {
     /// The shape of a scalar.
-    pub const SCALAR: Self = Self {
-        dims: SmallVec::new_const(),
-    };
+    pub const SCALAR: Self = Self(Dims::Few(NonZeroUsize::MIN, [0; FEW_MAX]));
 
     /// A shape with these dimensions.
     ///
@@ -44,45 +49,77 @@ impl Shape {
                 dims: dims.to_vec(),
             });
         }
-        Ok(Self {
-            dims: SmallVec::from_slice(dims),
-        })
+        let mut few = [0; FEW_MAX];
+        Ok(Self(match few.get_mut(..dims.len()) {
+            Some(place) => {
+                place.copy_from_slice(dims);
+                Dims::Few(NonZeroUsize::MIN.saturating_add(dims.len()), few)
+            }
+            None => Dims::Many(dims.into()),
+        }))
     }
 
     /// The dimensions.
+    #[inline]
     pub fn dims(&self) -> &[u64] {
-        &self.dims
+        match &self.0 {
+            Dims::Few(end, dims) => &dims[..end.get() - 1],
+            Dims::Many(dims) => dims,
+        }
     }
 
     /// Number of dimensions.
     pub fn rank(&self) -> usize {
-        self.dims.len()
+        self.dims().len()
     }
 
     /// Product of the dimensions: 1 for a scalar, 0 if any is 0.
     pub fn num_elements(&self) -> u64 {
-        if self.dims.contains(&0) {
+        if self.dims().contains(&0) {
             return 0;
         }
-        self.dims.iter().product()
+        self.dims().iter().product()
     }
 }
 
 impl Clone for Shape {
     #[inline]
     fn clone(&self) -> Self {
-        // A copy as a whole; that of the vector goes number by number.
-        Self {
-            dims: SmallVec::from_slice(&self.dims),
-        }
+        Self(match &self.0 {
+            Dims::Few(end, dims) => Dims::Few(*end, *dims),
+            Dims::Many(dims) => Dims::Many(dims.clone()),
+        })
+    }
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self::SCALAR
+    }
+}
+
+impl Hash for Shape {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.dims().hash(state);
+    }
+}
+
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Shape({self})")
     }
 }
 
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.dims.iter()).finish()
+        f.debug_list().entries(self.dims()).finish()
     }
 }
+
+/// Most dimensions that lie in the shape itself.
+const FEW_MAX: usize = 6;
+
+const _: () = assert!(size_of::<Shape>() == 8 + 8 * FEW_MAX);
 
 #[cfg(test)]
 mod tests {
@@ -98,5 +135,21 @@ mod tests {
         );
         assert_eq!(Shape::new(&[2, 3]).unwrap().num_elements(), 6);
         assert_eq!(Shape::SCALAR.num_elements(), 1);
+        assert_eq!(Shape::default().rank(), 0);
+    }
+
+    #[test]
+    fn shapes_of_any_rank_keep_their_dimensions() {
+        for rank in 0..=2 * FEW_MAX {
+            let dims = vec![2; rank];
+            let shape = Shape::new(&dims).unwrap();
+            assert_eq!(shape.dims(), dims);
+            assert_eq!(shape.clone(), shape);
+            assert_eq!(shape.num_elements(), 1 << rank);
+            let longer = Shape::new(&[&dims[..], &[1]].concat()).unwrap();
+            assert_ne!(longer, shape);
+        }
+        let shape = Shape::new(&[2, 3]).unwrap();
+        assert_eq!(format!("{shape} {shape:?}"), "[2, 3] Shape([2, 3])");
     }
 }

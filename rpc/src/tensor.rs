@@ -15,8 +15,19 @@ pub struct TensorMeta {
     pub data_bytes: u64,
 }
 
+impl TensorMeta {
+    /// Whether this is what [`Tensor::meta`] says of a tensor.
+    #[inline]
+    pub(crate) fn is_of(&self, tensor: &Tensor) -> bool {
+        self.data_bytes == tensor.data.len() as u64
+            && self.dtype == tensor.dtype
+            && self.is_dead == tensor.is_dead
+            && self.shape == tensor.shape
+    }
+}
+
 /// A tensor and its data, as it travels.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Tensor {
     /// Element type.
     pub dtype: DType,
@@ -26,6 +37,19 @@ pub struct Tensor {
     pub is_dead: bool,
     /// Row-major little-endian elements; for strings, resources and variants a serialized TensorProto.
     pub data: Buffer,
+}
+
+impl Clone for Tensor {
+    // A copy is made where it is wanted: on the way there it would be longer than all else that a small call moves.
+    #[inline]
+    fn clone(&self) -> Self {
+        Self {
+            dtype: self.dtype,
+            shape: self.shape.clone(),
+            is_dead: self.is_dead,
+            data: self.data.clone(),
+        }
+    }
 }
 
 impl Tensor {

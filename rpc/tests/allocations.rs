@@ -70,6 +70,7 @@ fn round_trip(
     let options = CallOptions {
         token: 1,
         deadline: Some(Time::from_nanos(1_000_000)),
+        ..CallOptions::default()
     };
     client.call(now, request, options).expect("there is room");
     wire.bytes.clear();

@@ -64,6 +64,54 @@ fn small_calls_share_a_frame_each_way() {
     assert_eq!(pair.server.end.outstanding_requests().count(), 0);
 }
 
+/// Where memory is shared, what is kept of it is short.
+#[test]
+fn small_answers_share_memory_where_their_calls_allow_it() {
+    let mut pair = Pair::announced();
+    pair.client.landings.shares = true;
+    let sent = [
+        (64, true),
+        (10, true),
+        (64, false),
+        (600, true),
+        (0, true),
+        (512, true),
+        (1, true),
+    ];
+    for (token, &(_, shares_memory)) in sent.iter().enumerate() {
+        let options = CallOptions {
+            token: token as u64,
+            shares_memory,
+            ..CallOptions::default()
+        };
+        pair.call_with(receive("k"), options);
+    }
+    pair.carry_requests();
+    for (len, _) in sent {
+        let incoming = pair.request();
+        let tensor = make::bytes_tensor(len, len as u8);
+        (pair.server.end).answer(incoming.id, tensors([tensor]));
+    }
+    pair.carry_responses();
+    let mut places = Vec::new();
+    for (token, (len, _)) in sent.into_iter().enumerate() {
+        let finished = pair.finished();
+        assert_eq!(finished.token, token as u64);
+        let Ok(Response::Tensors(tensors)) = finished.result else {
+            panic!("one tensor was sent");
+        };
+        assert_eq!(tensors[0], make::bytes_tensor(len, len as u8));
+        places.push(tensors);
+    }
+    let place = |index: usize| places[index][0].data.as_ptr().addr();
+    assert_eq!(
+        [place(1), place(5), place(6)].map(|at| at - place(0)),
+        [64, 128, 640]
+    );
+    let blocks = &pair.client.landings.blocks;
+    assert!(blocks.len() == 1 && blocks[0] <= 2048, "{blocks:?}");
+}
+
 #[test]
 fn all_kinds_of_calls_cross_in_any_pieces() {
     for piece_bytes in [1, 3, 31, 33, 100, usize::MAX] {
@@ -122,6 +170,32 @@ fn answers_may_come_before_the_announcement() {
     pair.server.end.answer(status.id, Ok(body));
     pair.carry_responses();
     pair.round_trip(receive("k"), tensors([floats(&[2.0])]));
+}
+
+/// The server has read the client's announcement and uses what both know; the client could not read the server's.
+#[test]
+fn answers_are_taken_from_a_peer_whose_announcement_got_lost() {
+    let mut pair = Pair::new(Features::ALL, Features::ALL);
+    pair.carry_requests();
+    let status = pair.request();
+    let body = Response::Message(vec![].into());
+    pair.server.end.answer(status.id, Ok(body));
+    let piece_bytes_max = std::mem::take(&mut pair.client.landings.piece_bytes_max);
+    pair.carry_responses();
+    pair.client.landings.piece_bytes_max = piece_bytes_max;
+    assert_eq!(pair.client.end.peer_features(), Some(Features::NONE));
+
+    pair.call(receive("k"));
+    let request = pair.client.drain();
+    assert_eq!(header(&request).method, 10, "nothing is known of the peer");
+    pair.server.offer(&request);
+    let incoming = pair.request();
+    (pair.server.end).answer(incoming.id, tensors([floats(&[1.0])]));
+    let answer = pair.server.drain();
+    assert_eq!(answer_header(&answer).tag, u64::MAX);
+    pair.client.offer(&answer);
+    assert_eq!(pair.client.violation, None);
+    assert_eq!(pair.finished().result, tensors([floats(&[1.0])]));
 }
 
 #[test]
@@ -187,7 +261,7 @@ fn answers_that_wait_for_the_link_are_given_back() {
     (pair.server.end).answer(incoming[0].id, tensors([floats(&[1.0])]));
     pair.server.close(&Status::new(Code::Unavailable, "gone"));
     let undelivered = pair.server.end.poll_undelivered().unwrap();
-    assert_eq!(undelivered.id, incoming[0].id);
+    assert_eq!(undelivered.id, Some(incoming[0].id));
     assert_eq!(pair.server.end.poll_undelivered(), None);
     assert_eq!(pair.server.end.poll_cancelled(), Some(incoming[1].id));
 }
@@ -248,7 +322,13 @@ fn deadlines_travel_with_requests() {
     pair.server.now = Time::from_nanos(5_000_000);
     let deadline = Some(Time::from_nanos(30_000_000));
     for request in [receive("k"), fuse(&["k", "l"])] {
-        pair.call_with(request, CallOptions { token: 0, deadline });
+        pair.call_with(
+            request,
+            CallOptions {
+                deadline,
+                ..CallOptions::default()
+            },
+        );
         pair.carry_requests();
         assert_eq!(pair.request().deadline, Some(Time::from_nanos(35_000_000)));
     }

@@ -305,7 +305,7 @@ fn an_answer_is_lost_as_a_whole() {
                 .end
                 .poll_undelivered()
                 .expect("the tensor goes back");
-            assert_eq!(back.id, incoming.id);
+            assert_eq!(back.id, Some(incoming.id));
             assert_eq!(back.tensors[0], bytes_tensor(4000, 1));
             assert_eq!(pair.server.end.poll_undelivered(), None);
             assert_eq!(pair.finished().result, Err(gone));
@@ -334,6 +334,7 @@ fn a_call_that_ends_amid_its_chunks_ends_once() {
         let options = CallOptions {
             token: 5,
             deadline: is_deadline.then(|| at(10)),
+            ..CallOptions::default()
         };
         let call = pair.call_with(receive("k"), options);
         pair.carry_requests();

@@ -71,7 +71,7 @@ fn a_thousand_calls_are_answered_in_any_order() {
             receive(&key),
             CallOptions {
                 token,
-                deadline: None,
+                ..CallOptions::default()
             },
         );
     }
@@ -468,6 +468,7 @@ fn a_deadline_ends_the_call_here_and_says_so_there() {
     let options = CallOptions {
         token: 9,
         deadline: Some(at(350)),
+        ..CallOptions::default()
     };
     pair.call_with(receive("k"), options);
     assert_eq!(pair.client.end.poll_timeout(), Some(at(350)));
@@ -502,7 +503,14 @@ fn deadlines_end_calls_soonest_first_and_answers_end_deadlines() {
     let mut pair = Pair::plain();
     for (token, ms) in [(0, 30), (1, 10), (2, 20), (3, 10)] {
         let deadline = Some(at(ms));
-        pair.call_with(receive("k"), CallOptions { token, deadline });
+        pair.call_with(
+            receive("k"),
+            CallOptions {
+                token,
+                deadline,
+                ..CallOptions::default()
+            },
+        );
     }
     pair.carry_requests();
     let first = pair.request();
@@ -528,6 +536,7 @@ fn a_deadline_in_the_past_sends_nothing() {
     let options = CallOptions {
         token: 1,
         deadline: Some(at(50)),
+        ..CallOptions::default()
     };
     pair.call_with(receive("k"), options);
     assert!(pair.client.drain().is_empty());
@@ -546,7 +555,13 @@ fn a_deadline_that_was_not_sent_is_followed_by_a_cancel() {
     pair.server.end.answer(status.id, Ok(body));
     pair.carry_responses();
     let deadline = Some(at(5));
-    pair.call_with(receive("k"), CallOptions { token: 0, deadline });
+    pair.call_with(
+        receive("k"),
+        CallOptions {
+            deadline,
+            ..CallOptions::default()
+        },
+    );
     pair.carry_requests();
     let incoming = pair.request();
     assert_eq!(incoming.deadline, None);
@@ -715,7 +730,7 @@ fn tensors_are_asked_for_by_their_place_in_the_request() {
     ]);
     let options = CallOptions {
         token: 77,
-        deadline: None,
+        ..CallOptions::default()
     };
     pair.call_with(request, options);
     pair.carry_requests();

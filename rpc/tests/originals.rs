@@ -31,6 +31,7 @@ fn an_original_server_gets_plain_star() {
         let options = CallOptions {
             token: 3,
             deadline: Some(deadline),
+            ..CallOptions::default()
         };
         let calls = [
             pair.call_with(receive("a"), options),

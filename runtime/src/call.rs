@@ -24,7 +24,8 @@ pub trait CallSink: Send + Sync {
 
     /// Whether [`CallSink::allocate`] may bring memory. If not, many small tensors of one response may share a piece of
     /// the shard's arena, of up to a mebibyte, that stays as long as one of them does: faster, but who keeps one of
-    /// them for long should copy it.
+    /// them for long should copy it. Tensors of up to 512 bytes of different responses that arrive together share
+    /// pieces of up to 2 KiB.
     fn allocates(&self, token: u64) -> bool {
         let _ = token;
         true

@@ -10,49 +10,46 @@ use crate::call::{CallResult, CallSink};
 use crate::command::Command;
 use crate::shard::ShardContext;
 
-/// Where the result of a call goes. It gets exactly one, also if the call is dropped with the queue it waits in.
-pub(crate) struct Completion(Option<Target>);
-
-enum Target {
-    Sink { sink: Arc<dyn CallSink>, token: u64 },
+/// Where the result of a call goes.
+#[derive(Default)]
+pub(crate) enum Target {
+    #[default]
+    Nobody,
+    Sink {
+        sink: Arc<dyn CallSink>,
+        token: u64,
+    },
     Future(oneshot::Sender<CallResult>),
 }
 
-impl Completion {
-    pub(crate) fn sink(sink: Arc<dyn CallSink>, token: u64) -> Self {
-        Self(Some(Target::Sink { sink, token }))
-    }
+/// A target that gets a result in any case, also if the call is dropped with the queue it waits in.
+#[derive(Debug)]
+pub(crate) struct Completion(Target);
 
-    pub(crate) fn future(sender: oneshot::Sender<CallResult>) -> Self {
-        Self(Some(Target::Future(sender)))
-    }
-
+impl Target {
     /// Ends the call, or gives the result back if its caller has gone already.
+    #[inline(always)]
     pub(crate) fn complete(
-        mut self,
+        self,
         result: CallResult,
         context: &mut ShardContext<'_>,
     ) -> Result<(), CallResult> {
-        match self.0.take() {
-            Some(Target::Sink { sink, token }) => {
+        match self {
+            Self::Sink { sink, token } => {
                 sink.finished(token, result, context);
                 Ok(())
             }
-            Some(Target::Future(sender)) => sender.send(result),
-            None => Err(result),
+            Self::Future(sender) => sender.send(result),
+            Self::Nobody => Err(result),
         }
     }
 
-    /// Takes the call back: nobody hears of it.
-    pub(crate) fn withdraw(mut self) {
-        self.0 = None;
-    }
-
     /// Whether the caller may bring memory of its own.
+    #[inline]
     pub(crate) fn allocates(&self) -> bool {
-        match &self.0 {
-            Some(Target::Sink { sink, token }) => sink.allocates(*token),
-            Some(Target::Future(_)) | None => false,
+        match self {
+            Self::Sink { sink, token } => sink.allocates(*token),
+            Self::Future(_) | Self::Nobody => false,
         }
     }
 
@@ -62,50 +59,76 @@ impl Completion {
         index: usize,
         meta: &TensorMeta,
     ) -> Option<Result<BufferMut, Status>> {
-        match &self.0 {
-            Some(Target::Sink { sink, token }) => sink.allocate(*token, index, meta),
-            Some(Target::Future(_)) | None => None,
+        match self {
+            Self::Sink { sink, token } => sink.allocate(*token, index, meta),
+            Self::Future(_) | Self::Nobody => None,
         }
+    }
+}
+
+impl Completion {
+    pub(crate) fn new(target: Target) -> Self {
+        Self(target)
+    }
+
+    pub(crate) fn sink(sink: Arc<dyn CallSink>, token: u64) -> Self {
+        Self(Target::Sink { sink, token })
+    }
+
+    pub(crate) fn future(sender: oneshot::Sender<CallResult>) -> Self {
+        Self(Target::Future(sender))
+    }
+
+    /// Whoever takes the target answers for the result.
+    pub(crate) fn into_target(mut self) -> Target {
+        std::mem::take(&mut self.0)
+    }
+
+    /// Takes the call back: nobody hears of it.
+    pub(crate) fn withdraw(self) {
+        drop(self.into_target());
     }
 }
 
 impl Drop for Completion {
     fn drop(&mut self) {
         // A future learns from its channel.
-        let Some(Target::Sink { sink, token }) = self.0.take() else {
-            return;
-        };
-        let mut orders = VecDeque::new();
-        sink.finished(
-            token,
-            Err(stopped()),
-            &mut ShardContext::stopped(&mut orders),
-        );
-        // Calls that sinks make now have the same fate; a sink that repeats each call has no end.
-        for _ in 0..CALLS_BEHIND_THE_END {
-            match orders.pop_front() {
-                Some(Command::Call(call)) => {
-                    let context = &mut ShardContext::stopped(&mut orders);
-                    let _nobody_waits = call.completion.complete(Err(stopped()), context);
-                }
-                Some(_) => {}
-                None => return,
-            }
-        }
-        for order in orders {
-            if let Command::Call(call) = order {
-                call.completion.withdraw();
-            }
+        if let Target::Sink { sink, token } = std::mem::take(&mut self.0) {
+            end(sink, token);
         }
     }
 }
 
-impl fmt::Debug for Completion {
+/// Tells a sink that its call has ended with the engine.
+#[cold]
+fn end(sink: Arc<dyn CallSink>, token: u64) {
+    let mut orders = VecDeque::new();
+    sink.finished(token, Err(stopped()), &mut ShardContext::new(&mut orders));
+    // Calls that sinks make now have the same fate; a sink that repeats each call has no end.
+    for _ in 0..CALLS_BEHIND_THE_END {
+        match orders.pop_front() {
+            Some(Command::Call(call)) => {
+                let context = &mut ShardContext::new(&mut orders);
+                let target = call.completion.into_target();
+                let _nobody_waits = target.complete(Err(stopped()), context);
+            }
+            Some(_) => {}
+            None => return,
+        }
+    }
+    for order in orders {
+        if let Command::Call(call) = order {
+            call.completion.withdraw();
+        }
+    }
+}
+
+impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.0 {
-            Some(Target::Sink { .. }) => "Sink",
-            Some(Target::Future(_)) => "Future",
-            None => "Nobody",
+        f.write_str(match self {
+            Self::Sink { .. } => "Sink",
+            Self::Future(_) => "Future",
+            Self::Nobody => "Nobody",
         })
     }
 }

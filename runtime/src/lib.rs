@@ -31,7 +31,7 @@ pub use counters::Counters;
 pub use engine::{
     Engine, EngineError, EngineOptions, Rdma, SPIN_DEFAULT, SharedMemory, StartReport,
 };
-pub use function::{Function, Later, Promise, RequestWatch, Responder, Served, Service};
+pub use function::{AtOnce, Function, Later, Promise, RequestWatch, Responder, Served, Service};
 pub use registry::{STORE_LIST, STORE_PULL, STORE_PUSH};
 pub use shard::ShardContext;
 pub use task::Device;

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use foldhash::fast::RandomState;
-use grpcxx_rpc::{Code, GraphCall, KeyList, Request, Response, Status, Text};
-use grpcxx_runtime::{Engine, EngineError, EngineOptions, Later, Served, Service, StartReport};
-use smallvec::SmallVec;
+use grpcxx_rpc::{Code, GraphCall, KeyList, Request, Response, Status, Tensor, Text};
+use grpcxx_runtime::{
+    AtOnce, Engine, EngineError, EngineOptions, Later, Served, Service, StartReport,
+};
+use smallvec::smallvec;
 
 use super::payload::Payload;
 use super::wire::{self, Opening};
@@ -186,20 +188,12 @@ impl Session {
                 lists.len() - 1
             }
         };
-        let indices = &lists[at].1;
-        let mut tensors = SmallVec::with_capacity(indices.len());
-        for &index in indices {
-            tensors.push(self.payload.outgoing(index)?);
-        }
+        let tensors = self.payload.outgoing_all(&lists[at].1)?;
         Ok(Response::Tensors(tensors))
     }
 
-    fn send(&self, keys: &[Text]) -> Result<Response, Status> {
-        let mut tensors = SmallVec::with_capacity(keys.len());
-        for key in keys {
-            tensors.push(self.payload.outgoing(self.index(key)?)?);
-        }
-        Ok(Response::Tensors(tensors))
+    fn tensor(&self, key: &Text) -> Result<Tensor, Status> {
+        self.payload.outgoing(self.index(key)?)
     }
 
     fn take(&self, call: &GraphCall) -> Result<Response, Status> {
@@ -229,7 +223,8 @@ impl Service for BenchService {
         match &request {
             Request::RecvTensor { step_id, key } => {
                 if let Some(session) = self.session(*step_id) {
-                    return Served::Now(session.send(std::slice::from_ref(key)));
+                    let tensor = session.tensor(key);
+                    return Served::Now(tensor.map(|tensor| Response::Tensors(smallvec![tensor])));
                 }
             }
             Request::FuseRecvTensor { step_id, keys } => {
@@ -256,6 +251,14 @@ impl Service for BenchService {
             _ => {}
         }
         Served::Declined(request)
+    }
+
+    fn at_once(&self, step_id: i64, key: &Text) -> AtOnce {
+        match self.session(step_id).map(|session| session.tensor(key)) {
+            Some(Ok(tensor)) => AtOnce::Tensor(tensor),
+            // The long way says what is wrong.
+            Some(Err(_)) | None => AtOnce::Ask,
+        }
     }
 }
 

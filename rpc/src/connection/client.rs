@@ -4,6 +4,7 @@ use std::time::Duration;
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{Frame, Next, Outcome, Refusal, Refused, Time};
 
+use super::answers::{Answers, ReadyAnswer};
 use super::chunks::Chunks;
 use super::client_inbound::{Inbound, Landing};
 use super::cutting;
@@ -41,6 +42,7 @@ pub struct ClientConnection {
     pub(super) outgoing: Outgoing,
     pub(super) key_numbers: KeyNumbers,
     sent_lists: SentLists,
+    pub(super) answers: Answers,
     finished: VecDeque<Finished>,
     outstanding: usize,
     closed: bool,
@@ -57,6 +59,9 @@ pub struct CallOptions {
     pub token: u64,
     /// When the call fails with `DEADLINE_EXCEEDED`, if it has no result by then.
     pub deadline: Option<Time>,
+    /// Whether the data of a small tensor may share memory with that of others that come with it, of up to 2 KiB.
+    /// [`Landings::tensor`](super::Landings::tensor) is not asked then, but [`Landings::block`](super::Landings::block).
+    pub shares_memory: bool,
 }
 
 /// How a call ended.
@@ -82,6 +87,8 @@ pub(super) struct Call {
     pub(super) is_answered: bool,
     /// Whether the peer ends the call at its deadline by itself.
     is_deadline_sent: bool,
+    /// Whether the data of its tensor may share memory with that of others.
+    pub(super) shares_memory: bool,
 }
 
 /// What a successful response consists of.
@@ -119,6 +126,7 @@ impl ClientConnection {
             held: Vec::new(),
             key_numbers: KeyNumbers::default(),
             sent_lists: SentLists::default(),
+            answers: Answers::default(),
             finished: VecDeque::new(),
             outstanding: 0,
             closed: false,
@@ -156,6 +164,15 @@ impl ClientConnection {
         self.outstanding
     }
 
+    /// Whether a call would not be refused: the link is there, and fewer calls are outstanding than the limit allows.
+    #[inline]
+    fn takes_calls(&self) -> bool {
+        let limit = self.limits.outstanding_calls;
+        let has_slot =
+            self.calls.len() < limit || self.calls.len() - self.announcement_calls() < limit;
+        has_slot && !self.closed && self.finished.len() + self.answers.len() < limit
+    }
+
     /// Starts a call. What cannot be sent at all ends with its reason, like a call that fails later.
     ///
     /// # Errors
@@ -166,19 +183,13 @@ impl ClientConnection {
         request: Request,
         options: CallOptions,
     ) -> Result<CallId, Refused<Request>> {
-        let refusal = if self.closed {
-            Some(Refusal::NotOpen)
-        } else if self.calls.len() - self.announcement_calls() >= self.limits.outstanding_calls
-            || self.finished.len() >= self.limits.outstanding_calls
-        {
-            Some(Refusal::Full)
-        } else {
-            None
-        };
-        if let Some(refusal) = refusal {
+        if !self.takes_calls() {
             return Err(Refused {
                 value: request,
-                refusal,
+                refusal: match self.closed {
+                    true => Refusal::NotOpen,
+                    false => Refusal::Full,
+                },
             });
         }
 
@@ -186,24 +197,36 @@ impl ClientConnection {
             Some(deadline) if self.has(Features::DEADLINE) => timeout_ms(deadline.since(now)),
             _ => 0,
         };
-        let id = self.calls.insert(Call {
-            token: options.token,
-            expected: Expected::Message,
-            is_sent: false,
-            is_ended: false,
-            is_answered: false,
-            is_deadline_sent: timeout_ms != 0,
-        });
-        self.outstanding += 1;
-        if options.deadline.is_some_and(|deadline| deadline <= now) {
+        let is_overdue = options.deadline.is_some_and(|deadline| deadline <= now);
+        if let Request::RecvTensor { step_id, key } = &request
+            && self.has(Features::BUNDLES)
+            && !is_overdue
+        {
+            let id = self.begin_call(options, timeout_ms, true);
+            self.queue_bundled(id, timeout_ms, *step_id, key);
+            return Ok(CallId(id));
+        }
+        Ok(self.call_alone(request, options, timeout_ms, is_overdue))
+    }
+
+    /// Starts a call whose request has a frame of its own.
+    fn call_alone(
+        &mut self,
+        request: Request,
+        options: CallOptions,
+        timeout_ms: i32,
+        is_overdue: bool,
+    ) -> CallId {
+        if is_overdue {
+            let options = CallOptions {
+                deadline: None,
+                ..options
+            };
+            let id = self.begin_call(options, timeout_ms, false);
             self.finish(id, Err(deadline_exceeded()));
-            return Ok(CallId(id));
+            return CallId(id);
         }
-        if self.queue_bundled(id, timeout_ms, &request) {
-            self.calls.get_mut(id).expect("it has just begun").is_sent = true;
-            self.expect(id, Expected::of(request), options.deadline);
-            return Ok(CallId(id));
-        }
+        let id = self.begin_call(options, timeout_ms, false);
         let mut frame = self.outgoing.empty_frame();
         // As long as the peer has not said what it knows, it may know all that we do.
         let common = self.announced & self.peer.unwrap_or(self.announced);
@@ -232,14 +255,15 @@ impl ClientConnection {
                 } else {
                     self.outgoing.push(frame);
                 }
-                self.expect(id, Expected::of(request), options.deadline);
+                let call = self.calls.get_mut(id).expect("the call has just begun");
+                call.expected = Expected::of(request);
             }
             Err(status) => {
                 self.outgoing.recycle(frame);
                 self.finish(id, Err(status));
             }
         }
-        Ok(CallId(id))
+        CallId(id)
     }
 
     /// Gives a call up: it ends with `CANCELLED`, unless it has ended already, which `false` says.
@@ -328,7 +352,22 @@ impl ClientConnection {
 
     /// The next result.
     pub fn poll_finished(&mut self) -> Option<Finished> {
+        if self.finished.is_empty() {
+            let answer = self.answers.poll()?;
+            return Some(Finished {
+                call: answer.call(),
+                token: answer.token(),
+                result: answer.take(),
+            });
+        }
         self.finished.pop_front()
+    }
+
+    /// The next result that is a small tensor of a shared frame: what [`ClientConnection::poll_finished`] says too, for
+    /// those who do not care which result comes first.
+    #[inline(always)]
+    pub fn poll_answer(&mut self) -> Option<ReadyAnswer<'_>> {
+        self.answers.poll()
     }
 
     /// Says whether the link lends payload of shared arenas to the peer, so that nothing waits for it.
@@ -344,6 +383,7 @@ impl ClientConnection {
             is_ended: false,
             is_answered: false,
             is_deadline_sent: false,
+            shares_memory: false,
         });
         let mut frame = self.outgoing.empty_frame();
         let announcement = Announcement {
@@ -369,9 +409,11 @@ impl ClientConnection {
         self.common().contains(feature)
     }
 
-    /// Whether the peer may use a feature in what it sends. It may know of our announcement before we know of its own.
+    /// Whether the peer may use a feature in what it sends. It may know of our announcement before we know of its own, or
+    /// without our ever knowing: where there was no memory for its answer.
     pub(super) fn takes(&self, feature: Features) -> bool {
-        self.announced.contains(feature) && self.peer.is_none_or(|peer| peer.contains(feature))
+        let said = self.peer.filter(|_| self.peer_status.is_some());
+        self.announced.contains(feature) && said.is_none_or(|peer| peer.contains(feature))
     }
 
     /// What both ends have announced.
@@ -379,12 +421,26 @@ impl ClientConnection {
         self.announced & self.peer.unwrap_or_default()
     }
 
-    fn expect(&mut self, id: SlotId, expected: Expected, deadline: Option<Time>) {
-        let call = self.calls.get_mut(id).expect("the call has just begun");
-        call.expected = expected;
-        if let Some(deadline) = deadline {
+    /// Begins a call whose request shares a frame, or has one of its own.
+    #[inline(always)]
+    fn begin_call(&mut self, options: CallOptions, timeout_ms: i32, is_bundled: bool) -> SlotId {
+        let id = self.calls.insert_with(|| Call {
+            token: options.token,
+            expected: match is_bundled {
+                true => Expected::Tensors { count: 1 },
+                false => Expected::Message,
+            },
+            is_sent: is_bundled,
+            is_ended: false,
+            is_answered: false,
+            is_deadline_sent: timeout_ms != 0,
+            shares_memory: options.shares_memory,
+        });
+        self.outstanding += 1;
+        if let Some(deadline) = options.deadline {
             self.deadlines.insert(id.slot, deadline);
         }
+        id
     }
 
     /// Ends a call whose response is still to come, or whose request has not left.
@@ -433,6 +489,14 @@ impl ClientConnection {
                 }
             }
         }
+    }
+
+    /// Frees the slot of a call that is answered, whose caller gets the answer from [`Answers`].
+    #[inline]
+    pub(super) fn note_answer(&mut self, id: SlotId) {
+        self.calls.discard(id);
+        self.deadlines.remove(id.slot);
+        self.outstanding -= 1;
     }
 
     #[inline]

@@ -4,36 +4,31 @@ use grpcxx_memory::Buffer;
 use grpcxx_transport::Next;
 use smallvec::SmallVec;
 
-use super::client::{Call, ClientConnection, Expected, NO_CALL};
+use super::answers::{SHARED_DATA_BYTES_MAX, block_bytes};
+use super::client::{Call, CallId, ClientConnection, Expected, NO_CALL};
 use super::client_inbound::{Inbound, gone};
 use super::cursor::Cursor;
 use super::encode;
-use super::landings::message_in_any_case;
+use super::landings::{checked, message_in_any_case};
 use super::records::tensor_memory;
 use super::slots::SlotId;
 use super::{ConnectionLimits, Landings, PeerViolation};
 use crate::wire::{
-    AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_METHOD, BundleReader, BundledReceive, Features, Malformed,
-    Problem, RECEIVE_BYTES, RECORD_BYTES, RequestHeader, ResponseHeader, decode_record,
+    AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_METHOD, BundleReader, BundledReceive, Malformed, Problem,
+    RECEIVE_BYTES, RECORD_BYTES, RequestHeader, ResponseHeader, decode_record,
 };
-use crate::{Request, Response, Status, Tensor, TensorMeta};
+use crate::{Response, Status, Tensor, TensorMeta, Text};
 
 impl ClientConnection {
-    /// Queues a request in a frame with others, if it is for one tensor and the peer knows that.
+    /// Queues a request for one tensor in a frame with others, which the peer knows.
     ///
     /// Such a request leaves even if its call ends before, since it may say what a number stands for.
     #[inline]
-    pub(super) fn queue_bundled(&mut self, id: SlotId, timeout_ms: i32, request: &Request) -> bool {
-        let Request::RecvTensor { step_id, key } = request else {
-            return false;
-        };
-        if !self.has(Features::BUNDLES) {
-            return false;
-        }
+    pub(super) fn queue_bundled(&mut self, id: SlotId, timeout_ms: i32, step_id: i64, key: &Text) {
         let key = self.key_numbers.refer(key);
         let request = BundledReceive {
             tag: id.raw(),
-            step_id: *step_id,
+            step_id,
             timeout_ms,
         };
         let frame = (self.outgoing).bundle(RECEIVE_BYTES + key.len_bytes(), |frame| {
@@ -44,10 +39,8 @@ impl ClientConnection {
             frame.bytes_mut().extend_from_slice(&header.encode());
             frame.token = NO_CALL;
         });
-        request.encode(frame.bytes_mut());
-        key.encode(frame.bytes_mut());
+        request.encode(&key, frame.bytes_mut());
         encode::note_length(frame);
-        true
     }
 
     /// Takes a frame of answers as soon as all of it is there.
@@ -85,52 +78,105 @@ impl ClientConnection {
         answers: &[u8],
         landings: &mut dyn Landings,
     ) -> Result<(), PeerViolation> {
+        let read = self.read_answers(answers, landings);
+        self.answers.close();
+        read
+    }
+
+    fn read_answers(
+        &mut self,
+        answers: &[u8],
+        landings: &mut dyn Landings,
+    ) -> Result<(), PeerViolation> {
         let mut reader = BundleReader::new("bundle of answers", answers);
         let mut index = 0;
-        let mut recent = None;
         while !reader.is_empty() {
-            let (tag, form) = reader.answer(recent.is_some())?;
-            let meta = match (form, recent) {
-                (AnswerForm::AsBefore, Some(meta)) => meta,
-                (AnswerForm::AsBefore | AnswerForm::Whole, _) => {
-                    let head: &[u8; RECORD_BYTES] = reader.chunk("a record")?;
-                    decode_record(head).map_err(|cause| PeerViolation::Record { index, cause })?
-                }
-            };
-            let data = data_of(&mut reader, &meta)?;
-            self.take_answer(tag, &meta, data, landings)?;
-            recent = Some(meta);
+            let (tag, form) = reader.answer(index > 0)?;
+            if form == AnswerForm::Whole {
+                let head: &[u8; RECORD_BYTES] = reader.chunk("a record")?;
+                let meta = decode_record(head);
+                (self.answers).learn(meta.map_err(|cause| PeerViolation::Record { index, cause })?);
+            }
+            let data = data_of(&mut reader, self.answers.meta().data_bytes)?;
+            self.take_answer(tag, data, reader.left_bytes(), landings)?;
             index += 1;
         }
         Ok(())
     }
 
+    /// Takes an answer, behind which so many bytes of answers are left.
+    #[inline]
     fn take_answer(
         &mut self,
         tag: u64,
-        meta: &TensorMeta,
         data: &[u8],
+        left_bytes: usize,
         landings: &mut dyn Landings,
     ) -> Result<(), PeerViolation> {
         let id = SlotId::from_raw(tag);
-        let Some(
-            call @ Call {
-                is_sent: true,
-                is_answered: false,
-                expected: Expected::Tensors { count: 1 },
-                ..
-            },
-        ) = self.calls.get_mut(id)
+        let Some(Call {
+            is_sent: true,
+            is_answered: false,
+            is_ended,
+            shares_memory,
+            token,
+            expected: Expected::Tensors { count: 1 },
+            ..
+        }) = self.calls.get(id)
         else {
             return Err(PeerViolation::UnknownTag { found: tag });
         };
-        call.is_answered = true;
-        let result = match call.is_ended {
-            true => Err(gone()),
-            false => small_tensor(call.token, meta, data, &self.limits, landings),
-        };
-        self.complete(id, result);
+        let shared_bytes_max = self.limits.message_bytes.min(SHARED_DATA_BYTES_MAX as u64);
+        let may_share = *shares_memory && data.len() as u64 <= shared_bytes_max;
+        if may_share
+            && !is_ended
+            && self.landing.is_empty()
+            && self.answers.push_shared(CallId(id), *token, data)
+        {
+            self.note_answer(id);
+            return Ok(());
+        }
+        let shared_bytes = block_bytes(data.len(), left_bytes).filter(|_| may_share);
+        self.take_apart(id, data, shared_bytes, landings);
         Ok(())
+    }
+
+    /// Takes an answer whose data does not fit into the present block of memory, or may not lie there. It may begin
+    /// a block of this length.
+    fn take_apart(
+        &mut self,
+        id: SlotId,
+        data: &[u8],
+        block_bytes: Option<usize>,
+        landings: &mut dyn Landings,
+    ) {
+        let call = self.calls.get_mut(id).expect("it was just answered");
+        call.is_answered = true;
+        let token = call.token;
+        if call.is_ended {
+            return self.complete(id, Err(gone()));
+        }
+        let meta = self.answers.meta();
+        if !self.landing.is_empty() {
+            let result = small_tensor(token, meta, data, &self.limits, landings);
+            return self.complete(id, result);
+        }
+        if let Some(len) = block_bytes
+            && let Some(block) = landings.block(token, len)
+            && let Ok(block) = checked(Ok(block), len as u64)
+        {
+            self.answers.open(block);
+            let is_there = self.answers.push_shared(CallId(id), token, data);
+            debug_assert!(is_there, "a block has room for its first data");
+            return self.note_answer(id);
+        }
+        match small_data(token, meta, data, &self.limits, landings) {
+            Ok(data) => {
+                self.answers.push(CallId(id), token, data);
+                self.note_answer(id);
+            }
+            Err(status) => self.finish(id, Err(status)),
+        }
     }
 }
 
@@ -143,14 +189,7 @@ pub(super) fn small_tensor(
     limits: &ConnectionLimits,
     landings: &mut dyn Landings,
 ) -> Result<Response, Status> {
-    let data = match data {
-        [] => Buffer::new(),
-        data => {
-            let mut buffer = tensor_memory(token, 0, meta, limits, landings)?;
-            buffer.copy_from_slice(data);
-            buffer.freeze()
-        }
-    };
+    let data = small_data(token, meta, data, limits, landings)?;
     Ok(Response::Tensors(SmallVec::from_buf([Tensor {
         dtype: meta.dtype,
         shape: meta.shape.clone(),
@@ -159,13 +198,31 @@ pub(super) fn small_tensor(
     }])))
 }
 
-fn data_of<'a>(reader: &mut BundleReader<'a>, meta: &TensorMeta) -> Result<&'a [u8], Malformed> {
-    match usize::try_from(meta.data_bytes) {
+/// The data of a tensor that is there as a whole, in memory of its own.
+#[inline]
+fn small_data(
+    token: u64,
+    meta: &TensorMeta,
+    data: &[u8],
+    limits: &ConnectionLimits,
+    landings: &mut dyn Landings,
+) -> Result<Buffer, Status> {
+    if data.is_empty() {
+        return Ok(Buffer::new());
+    }
+    let mut memory = tensor_memory(token, 0, meta, limits, landings)?;
+    memory.copy_from_slice(data);
+    Ok(memory.freeze())
+}
+
+#[inline]
+fn data_of<'a>(reader: &mut BundleReader<'a>, data_bytes: u64) -> Result<&'a [u8], Malformed> {
+    match usize::try_from(data_bytes) {
         Ok(len) => reader.bytes("the data of a tensor", len),
         Err(_) => Err(reader.malformed(
             "the data of a tensor",
             Problem::Short {
-                wanted_bytes: meta.data_bytes,
+                wanted_bytes: data_bytes,
                 left_bytes: reader.left_bytes(),
             },
         )),

@@ -1,6 +1,6 @@
 use grpcxx_memory::BufferMut;
 
-use crate::{Code, Status, TensorMeta, Text};
+use crate::{Code, Status, Tensor, TensorMeta, Text};
 
 /// Where payload lands: the memory that the owner of a connection has for what arrives.
 pub trait Landings {
@@ -19,9 +19,10 @@ pub trait Landings {
     /// As above.
     fn message(&mut self, len: usize) -> Result<BufferMut, Status>;
 
-    /// Memory of exactly `len` bytes, which is never 0, for several small tensors of a response at once: each begins at a
-    /// multiple of [`DATA_ALIGNMENT_BYTES`](crate::wire::DATA_ALIGNMENT_BYTES), and all of it stays as long as one of them
-    /// does. `None` gives each tensor memory of its own, through [`Landings::tensor`].
+    /// Memory of exactly `len` bytes, which is never 0, for several small tensors of a response at once, or of responses
+    /// that come together, of which `token` is the first: each begins at a multiple of
+    /// [`DATA_ALIGNMENT_BYTES`](crate::wire::DATA_ALIGNMENT_BYTES), and all of it stays as long as one of them does.
+    /// `None` gives each tensor memory of its own, through [`Landings::tensor`].
     fn block(&mut self, _token: u64, _len: usize) -> Option<BufferMut> {
         None
     }
@@ -29,6 +30,35 @@ pub trait Landings {
     /// The text of a rendezvous key, if it is known already. A request for such keys needs no memory for its message.
     fn known_key(&mut self, _bytes: &[u8]) -> Option<Text> {
         None
+    }
+
+    /// The tensor that a request asks for, if it is there with at most so many bytes of data, and if nobody has to see the
+    /// request: it is answered then before it becomes one.
+    fn at_hand(&mut self, _step_id: i64, _key: &Text, _data_bytes_max: usize) -> Option<AtHand> {
+        None
+    }
+}
+
+/// A tensor that is there when it is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AtHand {
+    /// It was taken out of its step, with its key. If it does not reach the link, it comes back as
+    /// [`Undelivered`](crate::Undelivered).
+    Taken {
+        /// What it was asked for by.
+        key: Text,
+        /// The tensor.
+        tensor: Tensor,
+    },
+    /// Its owner keeps it, and wants nothing back.
+    Kept(Tensor),
+}
+
+impl AtHand {
+    pub(super) fn tensor(&self) -> &Tensor {
+        match self {
+            Self::Taken { tensor, .. } | Self::Kept(tensor) => tensor,
+        }
     }
 }
 

@@ -11,6 +11,7 @@
 //! `poll_cancelled`, whatever the peer and the link do. A [`PeerViolation`] means that the peer broke the protocol: the
 //! driver closes the link, and then calls `handle_closed`.
 
+mod answers;
 mod body;
 mod chunks;
 mod client;
@@ -30,6 +31,7 @@ mod numbers;
 mod outgoing;
 mod records;
 mod server;
+mod server_answers;
 mod server_bundle;
 mod server_chunks;
 mod server_inbound;
@@ -37,9 +39,10 @@ mod server_lists;
 mod slots;
 mod violation;
 
+pub use answers::ReadyAnswer;
 pub use chunks::ChunkError;
 pub use client::{CallId, CallOptions, ClientConnection, Finished};
-pub use landings::Landings;
+pub use landings::{AtHand, Landings};
 pub use limits::{COALESCE_BYTES_MAX, ConnectionLimits};
 pub use server::{Incoming, RequestId, ServerConnection, Undelivered};
 pub use violation::PeerViolation;

@@ -35,6 +35,8 @@ pub(super) struct NumberedKeys {
     keys: Vec<Text>,
     /// For each key whether it is new, so that the rest of the server may know a text for it when it comes again.
     is_new: Vec<bool>,
+    /// The last key that came without a number.
+    whole: Text,
 }
 
 impl Default for KeyNumbers {
@@ -124,18 +126,22 @@ impl NumberedKeys {
         &mut self,
         reference: KeyReference<'_>,
         landings: &mut dyn Landings,
-    ) -> Result<Text, PeerViolation> {
+    ) -> Result<&Text, PeerViolation> {
         match reference {
             KeyReference::Known { number } => self.find(number as usize, landings),
             KeyReference::New { number, key } => self.learn(number as usize, key, landings),
-            KeyReference::Whole { key } => match landings.known_key(key) {
-                Some(text) => Ok(text),
-                None => Ok(text_of(key)?),
-            },
+            KeyReference::Whole { key } => {
+                self.whole = match landings.known_key(key) {
+                    Some(text) => text,
+                    None => text_of(key)?,
+                };
+                Ok(&self.whole)
+            }
         }
     }
 
-    fn find(&mut self, number: usize, landings: &mut dyn Landings) -> Result<Text, PeerViolation> {
+    #[inline]
+    fn find(&mut self, number: usize, landings: &mut dyn Landings) -> Result<&Text, PeerViolation> {
         let known = self.keys.len();
         let Some(text) = self.keys.get_mut(number) else {
             return Err(PeerViolation::KeyNumber {
@@ -148,7 +154,7 @@ impl NumberedKeys {
         {
             *text = known;
         }
-        Ok(text.clone())
+        Ok(text)
     }
 
     fn learn(
@@ -156,7 +162,7 @@ impl NumberedKeys {
         number: usize,
         key: &[u8],
         landings: &mut dyn Landings,
-    ) -> Result<Text, PeerViolation> {
+    ) -> Result<&Text, PeerViolation> {
         let known = self.keys.len();
         if number > known || number >= NUMBERED_KEYS_MAX {
             return Err(PeerViolation::KeyNumber {
@@ -176,13 +182,13 @@ impl NumberedKeys {
             None => (text_of(key)?, true),
         };
         if number == known {
-            self.keys.push(text.clone());
+            self.keys.push(text);
             self.is_new.push(is_new);
         } else {
-            self.keys[number] = text.clone();
+            self.keys[number] = text;
             self.is_new[number] = is_new;
         }
-        Ok(text)
+        Ok(&self.keys[number])
     }
 }
 
@@ -239,7 +245,7 @@ mod tests {
                 let reference = numbers.refer(if copies { &copy } else { text });
                 prop_assert!(server.keys.len() <= keys_max);
                 let found = server.resolve(reference, &mut Known);
-                prop_assert_eq!(found.as_ref(), Ok(text));
+                prop_assert_eq!(found, Ok(text));
                 let again = numbers.refer(text);
                 let is_known = matches!(again, KeyReference::Known { .. });
                 prop_assert!(is_known || key == 0);
@@ -268,6 +274,7 @@ mod tests {
         let mut full = NumberedKeys {
             keys: vec![Text::default(); NUMBERED_KEYS_MAX],
             is_new: vec![false; NUMBERED_KEYS_MAX],
+            whole: Text::default(),
         };
         let last = NUMBERED_KEYS_MAX as u32 - 1;
         full.resolve(new(last, b"a"), &mut Known).unwrap();

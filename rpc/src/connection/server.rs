@@ -5,18 +5,18 @@ use grpcxx_transport::{Frame, Next, Outcome, Time};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use super::ConnectionLimits;
 use super::chunks::Chunks;
 use super::deadlines::Deadlines;
-use super::heads_first::{self, suits};
 use super::key_lists::KeptLists;
 use super::numbers::NumberedKeys;
 use super::outgoing::Outgoing;
+use super::server_answers::Expected;
 use super::server_bundle::Bundled;
 use super::server_inbound::Inbound;
 use super::slots::{SlotId, Slots};
-use super::{ConnectionLimits, encode};
-use crate::wire::{Announcement, ChunkHeader, Features, HEADER_BYTES};
-use crate::{Code, Request, Response, Status, Tensor, Text};
+use crate::wire::{ChunkHeader, Features, HEADER_BYTES};
+use crate::{Code, Request, Response, Status, Tensor};
 
 /// The answering end of a connection.
 ///
@@ -36,18 +36,18 @@ pub struct ServerConnection {
     pub(super) announced: Features,
     pub(super) peer: Option<Features>,
     /// What the link offers to a peer that can move it; empty if nothing.
-    offer: Vec<u8>,
+    pub(super) offer: Vec<u8>,
     pub(super) deadlines: Deadlines,
     pub(super) ready: VecDeque<Incoming>,
     pub(super) is_paused: bool,
     /// Whether the link lends payload of shared arenas.
-    lends: bool,
+    pub(super) lends: bool,
     pub(super) outgoing: Outgoing,
     pub(super) bundled: Bundled,
     pub(super) numbered_keys: NumberedKeys,
     pub(super) kept_lists: KeptLists,
-    cancelled: VecDeque<Cancelled>,
-    undelivered: VecDeque<Undelivered>,
+    pub(super) cancelled: VecDeque<Cancelled>,
+    pub(super) undelivered: VecDeque<Undelivered>,
     closed: bool,
 }
 
@@ -69,8 +69,8 @@ pub struct Incoming {
 /// Tensors that were taken for a peer and did not reach the link.
 #[derive(Debug, PartialEq)]
 pub struct Undelivered {
-    /// The id under which the request was handed out.
-    pub id: RequestId,
+    /// The id under which the request was handed out, unless its tensor [was at hand](crate::Landings::at_hand).
+    pub id: Option<RequestId>,
     /// The request, which is `RecvTensor` or `FuseRecvTensor`.
     pub request: Request,
     /// One tensor for each key.
@@ -97,27 +97,11 @@ pub(super) enum State {
     Answered,
 }
 
-/// What a successful answer consists of.
-#[derive(Debug)]
-pub(super) enum Expected {
-    Message {
-        announce: bool,
-    },
-    Tensors {
-        request: Request,
-        /// What is on its way, to be given back if it gets lost.
-        delivering: SmallVec<[Tensor; 1]>,
-    },
-    Fetched {
-        names: Vec<Text>,
-    },
-}
-
 /// A request whose answer is no longer wanted, as long as the service has not been told.
 #[derive(Debug)]
-struct Cancelled {
-    id: RequestId,
-    expected: Expected,
+pub(super) struct Cancelled {
+    pub(super) id: RequestId,
+    pub(super) expected: Expected,
 }
 
 impl RequestId {
@@ -287,20 +271,19 @@ impl ServerConnection {
         outcome: Outcome,
         mut delivered: impl FnMut(RequestId),
     ) {
-        match self.bundled.take(&frame) {
-            Some((list, ids)) => {
-                for &id in &ids {
-                    self.answer_sent(id, outcome, &mut delivered);
-                }
-                self.bundled.recycle(list, ids);
-            }
-            None => self.answer_sent(SlotId::from_raw(frame.token), outcome, &mut delivered),
+        if !self.answers_sent(&frame, outcome, &mut delivered) {
+            self.answer_sent(SlotId::from_raw(frame.token), outcome, &mut delivered);
         }
         self.outgoing.recycle(frame);
     }
 
     #[inline]
-    fn answer_sent(&mut self, id: SlotId, outcome: Outcome, delivered: &mut impl FnMut(RequestId)) {
+    pub(super) fn answer_sent(
+        &mut self,
+        id: SlotId,
+        outcome: Outcome,
+        delivered: &mut impl FnMut(RequestId),
+    ) {
         match outcome {
             Outcome::Done => {
                 self.served.discard(id);
@@ -397,7 +380,7 @@ impl ServerConnection {
     }
 
     /// What both ends have announced.
-    fn common(&self) -> Features {
+    pub(super) fn common(&self) -> Features {
         self.announced & self.peer.unwrap_or_default()
     }
 
@@ -405,196 +388,6 @@ impl ServerConnection {
     /// for the rest of it.
     pub(super) fn is_full(&self) -> bool {
         let limit = self.limits.outstanding_calls + usize::from(self.chunks.is_begun());
-        self.served.len() + self.cancelled.len() >= limit
-    }
-
-    /// Answers a request that the service shall not see, or no longer care for.
-    pub(super) fn refuse(&mut self, id: SlotId, status: Status) {
-        let Some(served) = self.served.get_mut(id) else {
-            return;
-        };
-        let state = served.state;
-        if state == State::Answered {
-            return;
-        }
-        let none = Expected::Message { announce: false };
-        let expected = std::mem::replace(&mut served.expected, none);
-        self.respond(id, Err(status), &mut |_| None);
-        if state == State::HandedOut {
-            self.cancelled.push_back(Cancelled {
-                id: RequestId(id),
-                expected,
-            });
-        }
-    }
-
-    /// Queues the one answer of a request.
-    fn respond(
-        &mut self,
-        id: SlotId,
-        result: Result<Response, Status>,
-        memory: &mut dyn FnMut(usize) -> Option<BufferMut>,
-    ) {
-        let Err(result) = self.bundle(id, result) else {
-            return;
-        };
-        let lends = self.lends;
-        let heads_first = self.has(Features::HEADS_FIRST);
-        let served = self.served.get_mut(id).expect("the caller has found it");
-        let announcement = match served.expected {
-            Expected::Message { announce: true } => Some(self.announcement()),
-            _ => None,
-        };
-        let served = self.served.get_mut(id).expect("the caller has found it");
-        let mut frame = self.outgoing.empty_frame();
-        let encoded = match &result {
-            Ok(Response::Tensors(tensors))
-                if heads_first && served.expected.keys() == tensors.len() && suits(tensors) =>
-            {
-                let mut memory = |len| if lends { memory(len) } else { None };
-                heads_first::response(&mut frame, served.tag, tensors, &self.limits, &mut memory)
-            }
-            Ok(response) => served.expected.encode(
-                &mut frame,
-                served.tag,
-                response,
-                announcement.as_ref(),
-                &self.limits,
-            ),
-            Err(status) => Err(status.clone()),
-        };
-        if let Err(status) = encoded {
-            frame.clear();
-            encode::error_response(&mut frame, served.tag, &status, &self.limits);
-        } else if let (Expected::Tensors { delivering, .. }, Ok(Response::Tensors(tensors))) =
-            (&mut served.expected, result)
-        {
-            *delivering = tensors;
-        }
-        frame.token = id.raw();
-        self.outgoing.push(frame);
-        self.answered(id);
-    }
-
-    /// Notes that the one answer of a request is queued.
-    #[inline]
-    pub(super) fn answered(&mut self, id: SlotId) {
-        let served = self.served.get_mut(id).expect("its answer was just queued");
-        served.state = State::Answered;
-        self.tags.remove(&served.tag);
-        self.deadlines.remove(id.slot);
-    }
-
-    /// What an answer can say about this side.
-    fn announcement(&self) -> Announcement {
-        let offer = if self.common().intersects(Features::MEDIA) {
-            self.offer.clone()
-        } else {
-            Vec::new()
-        };
-        Announcement {
-            features: self.announced,
-            offer,
-        }
-    }
-
-    /// Saves the tensors of an answer that comes between a cancel and the moment the service hears of it.
-    fn rescue(&mut self, id: RequestId, result: Result<Response, Status>) {
-        let Ok(Response::Tensors(tensors)) = result else {
-            return;
-        };
-        let waiting = self
-            .cancelled
-            .iter_mut()
-            .find(|cancelled| cancelled.id == id);
-        if let Some(Cancelled {
-            expected:
-                Expected::Tensors {
-                    request,
-                    delivering,
-                },
-            ..
-        }) = waiting
-            && delivering.is_empty()
-        {
-            delivering.clone_from(&tensors);
-            self.undelivered.push_back(Undelivered {
-                id,
-                request: request.clone(),
-                tensors,
-            });
-        }
-    }
-
-    fn give_back(&mut self, id: RequestId, expected: Expected) {
-        if let Expected::Tensors {
-            request,
-            delivering,
-        } = expected
-            && !delivering.is_empty()
-        {
-            self.undelivered.push_back(Undelivered {
-                id,
-                request,
-                tensors: delivering,
-            });
-        }
-    }
-}
-
-impl Expected {
-    /// How many tensors the answer has, if it is tensors without names.
-    fn keys(&self) -> usize {
-        match self {
-            Self::Tensors { request, .. } => key_count(request),
-            Self::Message { .. } | Self::Fetched { .. } => 0,
-        }
-    }
-
-    /// Fills an empty frame with the answer.
-    fn encode(
-        &self,
-        frame: &mut Frame,
-        tag: u64,
-        response: &Response,
-        announcement: Option<&Announcement>,
-        limits: &ConnectionLimits,
-    ) -> Result<(), Status> {
-        match (self, response) {
-            (Self::Message { .. }, Response::Message(body)) => {
-                encode::message_response(frame, tag, body, announcement, limits)
-            }
-            (Self::Tensors { request, .. }, Response::Tensors(tensors))
-                if key_count(request) == tensors.len() =>
-            {
-                encode::tensors_response(frame, tag, tensors, limits)
-            }
-            (Self::Tensors { request, .. }, Response::Tensors(tensors)) => Err(Status::new(
-                Code::Internal,
-                format!(
-                    "the service answered {} keys with {} tensors",
-                    key_count(request),
-                    tensors.len()
-                ),
-            )),
-            (Self::Fetched { names }, Response::Fetched(fetched)) => {
-                encode::fetched_response(frame, tag, names, fetched, limits)
-            }
-            (
-                Self::Message { .. } | Self::Tensors { .. } | Self::Fetched { .. },
-                Response::Message(_) | Response::Tensors(_) | Response::Fetched(_),
-            ) => Err(Status::new(
-                Code::Internal,
-                "the service answered with another kind of response than the method has",
-            )),
-        }
-    }
-}
-
-fn key_count(request: &Request) -> usize {
-    match request {
-        Request::FuseRecvTensor { keys, .. } => keys.len(),
-        Request::RecvTensor { .. } => 1,
-        Request::Message { .. } | Request::StarRunGraph(_) => 0,
+        self.served.len() + self.bundled.at_hand() + self.cancelled.len() >= limit
     }
 }

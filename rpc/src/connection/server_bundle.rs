@@ -1,28 +1,52 @@
 //! Requests and answers that share a frame, as a server reads and sends them.
 
-use grpcxx_transport::{Frame, Next, Time};
+use grpcxx_transport::{Frame, Next, Outcome, Time};
 
 use super::cursor::Cursor;
 use super::landings::message_in_any_case;
-use super::server::{Expected, ServerConnection};
-use super::server_inbound::{Inbound, tensors_of};
+use super::server::{RequestId, ServerConnection};
+use super::server_answers::Expected;
+use super::server_inbound::{Arriving, Inbound, tensors_of};
 use super::slots::SlotId;
-use super::{COALESCE_BYTES_MAX, Landings, PeerViolation, encode};
+use super::{AtHand, COALESCE_BYTES_MAX, Landings, PeerViolation, encode};
 use crate::wire::{
-    AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_TAG, BundleReader, Features, RECORD_BYTES, RequestHeader,
-    ResponseHeader, encode_record,
+    AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_TAG, BundleReader, BundledReceive, Features, RECORD_BYTES,
+    RequestHeader, ResponseHeader, encode_record,
 };
-use crate::{Request, Response, Status};
+use crate::{Request, Response, Status, Tensor, TensorMeta, Text};
 
-/// The requests whose answers share frames, by frame.
+/// The answers that share frames, by frame.
 ///
 /// Invariant: a list that is not in `free` belongs to a frame that waits for the link or is at the link.
 #[derive(Debug, Default)]
 pub(super) struct Bundled {
-    lists: Vec<Vec<SlotId>>,
+    lists: Vec<Answers>,
     free: Vec<u32>,
-    /// The record head written last into the frame that was begun last.
-    recent: Option<[u8; RECORD_BYTES]>,
+    /// What the tensor of the last answer is, with its record head.
+    recent: Option<(TensorMeta, [u8; RECORD_BYTES])>,
+    /// Whether that is the last head in the frame that was begun last.
+    is_written: bool,
+    /// Answers of all lists that no request has a slot for.
+    at_hand: usize,
+}
+
+/// The answers of one frame.
+#[derive(Debug, Default)]
+pub(super) struct Answers {
+    /// Those of requests, which have slots.
+    requested: Vec<SlotId>,
+    /// Tensors that were at hand, to be given back if they get lost.
+    taken: Vec<Taken>,
+    /// How many were at hand and stay with their owner.
+    kept: usize,
+}
+
+/// A tensor that was taken out of its step.
+#[derive(Debug)]
+struct Taken {
+    step_id: i64,
+    key: Text,
+    tensor: Tensor,
 }
 
 impl ServerConnection {
@@ -72,20 +96,67 @@ impl ServerConnection {
         let mut reader = BundleReader::new("bundle of requests", requests);
         while !reader.is_empty() {
             let receive = reader.receive()?;
+            let BundledReceive { tag, step_id, .. } = receive;
             let key = self.numbered_keys.resolve(reader.key()?, landings)?;
-            let header = RequestHeader {
-                tag: receive.tag,
-                timeout_ms: receive.timeout_ms,
-                ..RequestHeader::default()
-            };
-            let arriving = self.admit(received, &header)?;
-            let request = Request::RecvTensor {
-                step_id: receive.step_id,
-                key,
-            };
+            // What came first is served first.
+            let may_be_at_hand = self.ready.is_empty() && !self.tags.contains_key(&tag);
+            if may_be_at_hand
+                && let Some(at_hand) = landings.at_hand(step_id, key, COALESCE_BYTES_MAX)
+            {
+                self.answer_at_once(received, &receive, at_hand)?;
+                continue;
+            }
+            let key = key.clone();
+            let arriving = self.admit_bundled(received, &receive)?;
+            let request = Request::RecvTensor { step_id, key };
             let expected = tensors_of(&request);
             self.deliver(arriving, request, expected);
         }
+        Ok(())
+    }
+
+    fn admit_bundled(
+        &mut self,
+        received: Time,
+        receive: &BundledReceive,
+    ) -> Result<Arriving, PeerViolation> {
+        let header = RequestHeader {
+            tag: receive.tag,
+            timeout_ms: receive.timeout_ms,
+            ..RequestHeader::default()
+        };
+        self.admit(received, &header)
+    }
+
+    /// Answers a request whose tensor is there, and which therefore has no slot.
+    #[inline]
+    fn answer_at_once(
+        &mut self,
+        received: Time,
+        receive: &BundledReceive,
+        at_hand: AtHand,
+    ) -> Result<(), PeerViolation> {
+        let answers = match self.append_answer(receive.tag, at_hand.tensor()) {
+            Ok(answers) => answers,
+            Err(status) => {
+                let arriving = self.admit_bundled(received, receive)?;
+                self.refuse(arriving.id, status);
+                return Ok(());
+            }
+        };
+        match at_hand {
+            AtHand::Taken { key, tensor } => {
+                // With room for it, its parts go where they stay, and not over the stack.
+                answers.taken.reserve(1);
+                answers.taken.push(Taken {
+                    step_id: receive.step_id,
+                    key,
+                    tensor,
+                });
+            }
+            AtHand::Kept(_) => answers.kept += 1,
+        }
+        self.bundled.at_hand += 1;
         Ok(())
     }
 
@@ -100,24 +171,45 @@ impl ServerConnection {
             Ok(Response::Tensors(tensors)) if self.has(Features::BUNDLES) => tensors,
             result => return Err(result),
         };
-        let served = self.served.get_mut(id).expect("the caller has found it");
+        let served = self.served.get(id).expect("the caller has found it");
         let Expected::Tensors {
             request: Request::RecvTensor { .. },
-            delivering,
-        } = &mut served.expected
+            ..
+        } = &served.expected
         else {
             return Err(Ok(Response::Tensors(tensors)));
         };
-        let record = match &tensors[..] {
-            [tensor] if tensor.data.len() <= COALESCE_BYTES_MAX => encode_record(tensor),
+        let tag = served.tag;
+        let answers = match &tensors[..] {
+            [tensor] if tensor.data.len() <= COALESCE_BYTES_MAX => self.append_answer(tag, tensor),
             _ => return Err(Ok(Response::Tensors(tensors))),
         };
-        let record = match record {
-            Ok(record) => record,
+        let answers = match answers {
+            Ok(answers) => answers,
             Err(status) => return Err(Err(status)),
         };
-        let data = &tensors[0].data;
+        answers.requested.push(id);
+        let served = self.served.get_mut(id).expect("the caller has found it");
+        if let Expected::Tensors { delivering, .. } = &mut served.expected {
+            *delivering = tensors;
+        }
+        self.answered(id);
+        Ok(())
+    }
+
+    /// Appends an answer to the frame that others share, or to a new one. Returns those that it shares it with.
+    #[inline]
+    fn append_answer(&mut self, tag: u64, tensor: &Tensor) -> Result<&mut Answers, Status> {
         let bundled = &mut self.bundled;
+        let record = match &bundled.recent {
+            Some((meta, record)) if meta.is_of(tensor) => *record,
+            _ => {
+                let record = encode_record(tensor)?;
+                bundled.is_written = false;
+                bundled.recent.insert((tensor.meta(), record)).1
+            }
+        };
+        let data = &tensor.data;
         let frame = (self.outgoing).bundle(ANSWER_BYTES_MAX + data.len(), |frame| {
             let header = ResponseHeader {
                 tag: BUNDLE_TAG,
@@ -127,29 +219,53 @@ impl ServerConnection {
             frame.token = bundled.begin();
         });
         let bytes = frame.bytes_mut();
-        bytes.extend_from_slice(&served.tag.to_le_bytes());
-        if bundled.recent == Some(record) {
+        bytes.extend_from_slice(&tag.to_le_bytes());
+        if std::mem::replace(&mut bundled.is_written, true) {
             bytes.push(AnswerForm::AsBefore as u8);
         } else {
             bytes.push(AnswerForm::Whole as u8);
             bytes.extend_from_slice(&record);
-            bundled.recent = Some(record);
         }
         bytes.extend_from_slice(data);
         encode::note_length(frame);
-        bundled.add(frame, id);
-        *delivering = tensors;
-        self.answered(id);
-        Ok(())
+        let list = SlotId::from_raw(frame.token).generation;
+        Ok(&mut bundled.lists[list as usize])
+    }
+
+    /// Takes back a frame of answers that the link is done with. False if it is another.
+    pub(super) fn answers_sent(
+        &mut self,
+        frame: &Frame,
+        outcome: Outcome,
+        delivered: &mut impl FnMut(RequestId),
+    ) -> bool {
+        let Some((list, mut answers)) = self.bundled.take(frame) else {
+            return false;
+        };
+        for id in answers.requested.drain(..) {
+            self.answer_sent(id, outcome, delivered);
+        }
+        match outcome {
+            Outcome::Done => answers.taken.clear(),
+            Outcome::Lost => {
+                for taken in answers.taken.drain(..) {
+                    let (step_id, key) = (taken.step_id, taken.key);
+                    let request = Request::RecvTensor { step_id, key };
+                    self.give_back_unasked(request, taken.tensor);
+                }
+            }
+        }
+        self.bundled.recycle(list, answers);
+        true
     }
 }
 
 impl Bundled {
     /// The token of a new frame.
     fn begin(&mut self) -> u64 {
-        self.recent = None;
+        self.is_written = false;
         let list = self.free.pop().unwrap_or_else(|| {
-            self.lists.push(Vec::new());
+            self.lists.push(Answers::default());
             self.lists.len() as u32 - 1
         });
         let id = SlotId {
@@ -159,24 +275,25 @@ impl Bundled {
         id.raw()
     }
 
-    fn add(&mut self, frame: &Frame, id: SlotId) {
-        let list = SlotId::from_raw(frame.token).generation;
-        self.lists[list as usize].push(id);
+    /// Answers that were given at once and have not left.
+    pub(super) fn at_hand(&self) -> usize {
+        self.at_hand
     }
 
     /// Takes the list of a frame that the link is done with, if it is one of answers.
-    pub(super) fn take(&mut self, frame: &Frame) -> Option<(u32, Vec<SlotId>)> {
+    fn take(&mut self, frame: &Frame) -> Option<(u32, Answers)> {
         let token = SlotId::from_raw(frame.token);
         (token.slot == NO_SLOT).then(|| {
-            let list = std::mem::take(&mut self.lists[token.generation as usize]);
-            (token.generation, list)
+            let answers = std::mem::take(&mut self.lists[token.generation as usize]);
+            self.at_hand -= answers.taken.len() + answers.kept;
+            (token.generation, answers)
         })
     }
 
-    /// Gives a list back that was taken, for use.
-    pub(super) fn recycle(&mut self, list: u32, mut ids: Vec<SlotId>) {
-        ids.clear();
-        self.lists[list as usize] = ids;
+    /// Gives an emptied list back that was taken, for use.
+    fn recycle(&mut self, list: u32, mut answers: Answers) {
+        answers.kept = 0;
+        self.lists[list as usize] = answers;
         self.free.push(list);
     }
 }

@@ -10,7 +10,8 @@ use super::cursor::{Cursor, Filled};
 use super::encode::unsupported;
 use super::landings::checked;
 use super::records::{Records, message_too_long};
-use super::server::{Expected, Incoming, RequestId, Served, ServerConnection, State};
+use super::server::{Incoming, RequestId, Served, ServerConnection, State};
+use super::server_answers::Expected;
 use super::slots::SlotId;
 use super::{Landings, PeerViolation};
 use crate::wire::{
@@ -55,7 +56,7 @@ pub(super) enum Inbound {
 /// A request whose payload is on its way in.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arriving {
-    id: SlotId,
+    pub(super) id: SlotId,
     deadline: Option<Time>,
     /// The number under which its keys shall be kept; 0 is none.
     keep: i32,

@@ -57,29 +57,38 @@ impl<T> Slots<T> {
 
     #[inline]
     pub(super) fn insert(&mut self, value: T) -> SlotId {
-        self.occupied += 1;
+        self.insert_with(|| value)
+    }
+
+    /// Makes a value where it stays. It is inlined and the last that can fail is behind it when it does, so that the parts
+    /// of the value are not put together elsewhere first: a move waits until they are written.
+    #[inline(always)]
+    pub(super) fn insert_with(&mut self, make: impl FnOnce() -> T) -> SlotId {
         if self.free == NONE {
-            let slot = u32::try_from(self.entries.len()).expect("the limits keep slots below 2^32");
-            self.entries.push(Entry {
-                generation: 1,
-                value: Value::Occupied(value),
-            });
-            return SlotId {
-                slot,
-                generation: 1,
-            };
+            self.grow();
         }
         let slot = self.free;
         let entry = &mut self.entries[slot as usize];
         let Value::Vacant { next_free } = entry.value else {
             unreachable!("the free list holds vacant slots only");
         };
+        // A vacant slot has nothing to drop.
+        std::mem::forget(std::mem::replace(&mut entry.value, Value::Occupied(make())));
+        let generation = entry.generation;
         self.free = next_free;
-        entry.value = Value::Occupied(value);
-        SlotId {
-            slot,
-            generation: entry.generation,
-        }
+        self.occupied += 1;
+        SlotId { slot, generation }
+    }
+
+    /// Makes a slot where none is vacant.
+    #[cold]
+    fn grow(&mut self) {
+        let slot = u32::try_from(self.entries.len()).expect("the limits keep slots below 2^32");
+        self.entries.push(Entry {
+            generation: 1,
+            value: Value::Vacant { next_free: NONE },
+        });
+        self.free = slot;
     }
 
     #[inline]

@@ -96,11 +96,8 @@ impl Table {
 
     #[inline]
     pub(super) fn find(&self, hash: u64, step_id: i64, key: &Text) -> Option<usize> {
-        let found = self.by_key.find(hash, |&slot| {
-            let entry = &self.entries[slot];
-            entry.hash == hash && entry.step_id == step_id && entry.key == *key
-        });
-        found.copied()
+        let is_key = |&slot: &usize| self.entries[slot].is_of(hash, step_id, key);
+        self.by_key.find(hash, is_key).copied()
     }
 
     /// The entry of a key if it has a tensor, which nobody waits for and nobody has found yet; it is found now.
@@ -108,11 +105,33 @@ impl Table {
     pub(super) fn find_tensor(&mut self, hash: u64, step_id: i64, key: &Text) -> Option<usize> {
         let slot = self.find(hash, step_id, key)?;
         let entry = &mut self.entries[slot];
-        if entry.tensor.is_none() || entry.waits > 0 || entry.is_found {
+        if entry.tensor.is_none() || !entry.is_free() {
             return None;
         }
         entry.is_found = true;
         Some(slot)
+    }
+
+    /// Takes the tensor of a key with the key, and removes its entry, if nobody waits for it or has found it, and if its
+    /// data is not longer than this.
+    #[inline]
+    pub(super) fn take_tensor(
+        &mut self,
+        hash: u64,
+        step_id: i64,
+        key: &Text,
+        data_bytes_max: usize,
+    ) -> Option<(Text, Tensor)> {
+        let entries = &self.entries;
+        let is_key = |&slot: &usize| entries[slot].is_of(hash, step_id, key);
+        let found = self.by_key.find_entry(hash, is_key).ok()?;
+        let slot = *found.get();
+        let entry = &mut self.entries[slot];
+        let is_free = entry.is_free();
+        let tensor =
+            (entry.tensor).take_if(|tensor| is_free && tensor.data.len() <= data_bytes_max)?;
+        found.remove();
+        Some((self.unlink(slot), tensor))
     }
 
     /// Adds an entry that [`Table::find`] did not find. It is not kept empty: the caller gives it a tensor or
@@ -151,23 +170,30 @@ impl Table {
 
     /// Removes an entry, and its step with the last of its entries. Returns its key.
     pub(super) fn remove(&mut self, slot: usize) -> Text {
-        let entry = &mut self.entries[slot];
+        let entry = &self.entries[slot];
         debug_assert!(entry.is_empty(), "something still waits for {}", entry.key);
+        if let Ok(found) = self.by_key.find_entry(entry.hash, |&other| other == slot) {
+            found.remove();
+        }
+        self.unlink(slot)
+    }
+
+    /// Takes an entry that is not found by its key any more out of its step. Returns its key.
+    #[inline]
+    fn unlink(&mut self, slot: usize) -> Text {
+        let entry = &mut self.entries[slot];
         let key = std::mem::take(&mut entry.key);
-        let (hash, step_id) = (entry.hash, entry.step_id);
+        let step_id = entry.step_id;
         let (previous, next) = (entry.previous_in_step, entry.next_in_step);
+        entry.next_in_step = std::mem::replace(&mut self.free, slot);
+        self.in_use -= 1;
         if let Some(entry) = self.entries.get_mut(previous) {
             entry.next_in_step = next;
         }
         if let Some(entry) = self.entries.get_mut(next) {
             entry.previous_in_step = previous;
         }
-        if let Ok(found) = self.by_key.find_entry(hash, |&other| other == slot) {
-            found.remove();
-        }
         self.remove_from_step(step_id, previous, next);
-        self.entries[slot].next_in_step = std::mem::replace(&mut self.free, slot);
-        self.in_use -= 1;
         key
     }
 
@@ -334,6 +360,17 @@ const TAG: u64 = 0x7f << 57;
 impl Entry {
     pub(super) fn waits(&self) -> usize {
         self.waits
+    }
+
+    #[inline]
+    fn is_of(&self, hash: u64, step_id: i64, key: &Text) -> bool {
+        self.hash == hash && self.step_id == step_id && self.key == *key
+    }
+
+    /// Whether nobody waits for its tensor, or has found it.
+    #[inline]
+    fn is_free(&self) -> bool {
+        self.waits == 0 && !self.is_found
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -53,36 +53,46 @@ pub(crate) struct BundleReader<'a> {
 }
 
 impl BundledReceive {
-    /// Appends the request without its key.
+    /// Appends the request.
     #[inline]
-    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
-        let mut bytes = [0; RECEIVE_BYTES];
-        bytes[..8].copy_from_slice(&self.tag.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.step_id.to_le_bytes());
-        bytes[16..].copy_from_slice(&self.timeout_ms.to_le_bytes());
+    pub(crate) fn encode(&self, key: &KeyReference<'_>, out: &mut Vec<u8>) {
+        let mut bytes = [0; RECEIVE_BYTES + NUMBER_BYTES];
+        let (head, word) = bytes.split_at_mut(RECEIVE_BYTES);
+        head[..8].copy_from_slice(&self.tag.to_le_bytes());
+        head[8..16].copy_from_slice(&self.step_id.to_le_bytes());
+        head[16..].copy_from_slice(&self.timeout_ms.to_le_bytes());
+        word.copy_from_slice(&key.word().to_le_bytes());
         out.extend_from_slice(&bytes);
+        key.encode_text(out);
     }
 }
 
 impl KeyReference<'_> {
-    /// Appends the reference.
+    /// What stands in place of a number, or the number.
     #[inline]
-    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
-        let (word, key) = match *self {
-            Self::Known { number } => return out.extend_from_slice(&number.to_le_bytes()),
-            Self::New { number, key } => (number | NEW, key),
-            Self::Whole { key } => (WHOLE, key),
-        };
-        out.extend_from_slice(&word.to_le_bytes());
-        out.extend_from_slice(&(key.len() as u32).to_le_bytes());
-        out.extend_from_slice(key);
+    fn word(&self) -> u32 {
+        match *self {
+            Self::Known { number } => number,
+            Self::New { number, .. } => number | NEW,
+            Self::Whole { .. } => WHOLE,
+        }
     }
 
-    /// Length of what [`KeyReference::encode`] appends.
+    /// Appends what follows the word.
+    #[inline]
+    fn encode_text(&self, out: &mut Vec<u8>) {
+        if let Self::New { key, .. } | Self::Whole { key } = *self {
+            out.extend_from_slice(&(key.len() as u32).to_le_bytes());
+            out.extend_from_slice(key);
+        }
+    }
+
+    /// Length of the reference.
+    #[inline]
     pub(crate) fn len_bytes(&self) -> usize {
         match self {
-            Self::Known { .. } => 4,
-            Self::New { key, .. } | Self::Whole { key } => 8 + key.len(),
+            Self::Known { .. } => NUMBER_BYTES,
+            Self::New { key, .. } | Self::Whole { key } => NUMBER_BYTES + 4 + key.len(),
         }
     }
 }
@@ -201,6 +211,9 @@ impl<'a> BundleReader<'a> {
 /// Length of a request without its key.
 pub(crate) const RECEIVE_BYTES: usize = 20;
 
+/// Length of the number of a key.
+const NUMBER_BYTES: usize = 4;
+
 /// Bit of a number that stands for the key behind it from now on.
 const NEW: u32 = 1 << 31;
 
@@ -223,12 +236,11 @@ mod tests {
             step_id: -2,
             timeout_ms: 5,
         };
-        request.encode(&mut bytes);
-        KeyReference::New {
+        let key = KeyReference::New {
             number: 3,
             key: b"k",
-        }
-        .encode(&mut bytes);
+        };
+        request.encode(&key, &mut bytes);
         let expected = [
             1, 2, 3, 4, 5, 6, 7, 8, 0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 5, 0, 0, 0, 3,
             0, 0, 0x80, 1, 0, 0, 0, b'k',
@@ -274,14 +286,16 @@ mod tests {
                 KeyReference::New { number, key: &key },
                 KeyReference::Whole { key: &key },
             ];
+            let request = BundledReceive { tag: 1, step_id: 2, timeout_ms: 3 };
             let mut bytes = Vec::new();
             for reference in &all {
                 let before = bytes.len();
-                reference.encode(&mut bytes);
-                prop_assert_eq!(bytes.len() - before, reference.len_bytes());
+                request.encode(reference, &mut bytes);
+                prop_assert_eq!(bytes.len() - before, RECEIVE_BYTES + reference.len_bytes());
             }
             let mut reader = BundleReader::new("bundle", &bytes);
             for reference in all {
+                prop_assert_eq!(reader.receive(), Ok(request));
                 prop_assert_eq!(reader.key(), Ok(reference));
             }
             prop_assert!(reader.is_empty());

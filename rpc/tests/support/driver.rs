@@ -2,7 +2,8 @@
 
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{
-    ClientConnection, Code, Landings, PeerViolation, ServerConnection, Status, TensorMeta,
+    AtHand, ClientConnection, Code, Landings, PeerViolation, ServerConnection, Status, TensorMeta,
+    Text,
 };
 use grpcxx_transport::{
     CloseReason, Frame, Inbound, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress,
@@ -26,6 +27,8 @@ pub struct HeapLandings {
     pub shares: bool,
     /// Lengths of the memory that they share.
     pub blocks: Vec<usize>,
+    /// Tensors that are there when they are asked for.
+    pub at_hand: Vec<(i64, Text, AtHand)>,
 }
 
 impl Default for HeapLandings {
@@ -38,6 +41,7 @@ impl Default for HeapLandings {
             pieces: 0,
             shares: false,
             blocks: Vec::new(),
+            at_hand: Vec::new(),
         }
     }
 }
@@ -74,6 +78,15 @@ impl Landings for HeapLandings {
         }
         self.blocks.push(len);
         self.allocate(len).ok()
+    }
+
+    fn at_hand(&mut self, step_id: i64, key: &Text, data_bytes_max: usize) -> Option<AtHand> {
+        let is_asked = |(step, name, at_hand): &(i64, Text, AtHand)| {
+            let (AtHand::Taken { tensor, .. } | AtHand::Kept(tensor)) = at_hand;
+            *step == step_id && name == key && tensor.data.len() <= data_bytes_max
+        };
+        let at = self.at_hand.iter().position(is_asked)?;
+        Some(self.at_hand.remove(at).2)
     }
 }
 

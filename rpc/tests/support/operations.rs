@@ -98,7 +98,11 @@ impl World {
         let token = self.tokens;
         let deadline = (argument & 0x80 != 0)
             .then(|| self.client.now + Duration::from_millis(u64::from(argument & 0x3f)));
-        let options = CallOptions { token, deadline };
+        let options = CallOptions {
+            token,
+            deadline,
+            shares_memory: argument & 0x40 != 0,
+        };
         let now = self.client.now;
         let request = request(token, argument);
         let response = response(&request);

@@ -183,7 +183,7 @@ config! {
         "`auto` or `off`; `auto` lets connections between processes of one host and user go on in shared memory";
     shm_lend: bool = parse::boolean,
         "GRPCXX_SHM_LEND", "true", "", "engine",
-        "let such processes map the memory of the shards, read-only, so that tensors in it reach them without a copy";
+        "let such processes map memory of the shards, read-only: tensors in it reach them without a copy; others, of 16 KiB and more, are copied into up to 256 MiB of it for each shard, once, if the receiver brings no memory for them";
     shm_read: bool = parse::boolean,
         "GRPCXX_SHM_READ", "true", "", "engine",
         "let such processes read other large tensors out of each other's memory, where the system allows that, so that these are copied once";

@@ -219,7 +219,7 @@ fn start_shard(
         let (tcp, driver) =
             TcpTransport::open(options.tcp.clone()).map_err(|error| error.to_string())?;
         let mut near = Upgrading::new(tcp);
-        let shared_memory = share_memory(&mut near, &options);
+        let shared_memory = share_memory(&mut near, &options, &arena);
         let mut transport = grpcxx_rdma::Upgrading::new(near);
         let mut arena = reserve(&arena)?;
         transport.leave_near(matches!(shared_memory, SharedMemory::On { .. }));
@@ -303,14 +303,24 @@ fn use_rdma(
 }
 
 /// Lets the links of a transport move to shared memory, as the options say.
-fn share_memory(transport: &mut Upgrading<TcpTransport>, options: &EngineOptions) -> SharedMemory {
+fn share_memory(
+    transport: &mut Upgrading<TcpTransport>,
+    options: &EngineOptions,
+    arena: &ArenaOptions,
+) -> SharedMemory {
     let Some(shm) = &options.shm else {
         return SharedMemory::off("set by GRPCXX_SHM");
     };
     if !options.extensions {
         return SharedMemory::off("GRPCXX_EXTENSIONS is off");
     }
-    match transport.enable(shm.clone()) {
+    let mut shm = shm.clone();
+    if !arena.shared {
+        shm.bounce_arena_bytes = 0;
+    }
+    // What is copied to be lent would else lie in the arena of the receiver.
+    shm.bounce_arena_bytes = shm.bounce_arena_bytes.min(arena.capacity_bytes);
+    match transport.enable(shm) {
         Ok(()) => SharedMemory::On {
             lends: options.lends_arenas,
         },

@@ -216,12 +216,13 @@ fn a_sleeping_shard_wakes_for_its_timeout() {
         for idle in POLICIES {
             let running = Running::start(kind, idle);
             let begin = Instant::now();
-            running.tell(Message::WakeUpAfter(Duration::from_millis(30)));
+            running.tell(Message::WakeUpAfter(Duration::from_millis(100)));
             while running.timeouts.load(Ordering::Acquire) == 0 {
                 assert!(begin.elapsed() < PATIENCE, "{kind:?} {idle}: no timeout");
                 thread::sleep(Duration::from_millis(1));
             }
-            assert!(begin.elapsed() >= Duration::from_millis(30));
+            // The shard counts from the start of its turn, in which it may have had to wait for the CPU.
+            assert!(begin.elapsed() >= Duration::from_millis(50));
             running.finish();
         }
     }

@@ -1,5 +1,6 @@
 use std::collections::HashMap;
 use std::fmt;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
@@ -9,7 +10,7 @@ use grpcxx_transport::{Refusal, Time};
 
 use crate::call::CallResult;
 use crate::command::{Cancellable, Command, NewCall, Origin, SlotId, deadline};
-use crate::completion::Completion;
+use crate::completion::{Completion, Target};
 use crate::function::RequestWatch;
 use crate::limits;
 use crate::shard::core::{Core, Subject};
@@ -20,26 +21,27 @@ use crate::shard::slots::Slots;
 pub(super) struct Calls {
     slots: Slots<PendingCall>,
     numbers: HashMap<u64, SlotId, RandomState>,
+    /// The services in this process that have the requests.
+    watches: HashMap<SlotId, Watch, RandomState>,
 }
 
-pub(super) struct PendingCall {
-    completion: Completion,
-    number: Option<u64>,
-    deadline: Option<Time>,
+/// A call under way. There are many, so what only some have is elsewhere.
+#[derive(Debug)]
+struct PendingCall {
+    target: Target,
+    number: Option<NonZeroU64>,
     place: Place,
-    /// The service in this process that has the request.
-    watch: Option<Arc<dyn RequestWatch>>,
 }
 
 /// How far a call has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// Waits for a connection to the peer.
-    Waiting { peer: usize },
+    Waiting { peer: u32 },
     /// Sent, or about to be, on the peer's connection.
-    OnLink { peer: usize, call: CallId },
+    OnLink { peer: u32, call: CallId },
     /// Served in this process; `home` is the shard that may hold it parked.
-    Local { home: Option<usize> },
+    Local { home: Option<u16> },
 }
 
 /// A call on its way through a peer's channel.
@@ -47,13 +49,18 @@ enum Place {
 pub(super) struct WaitingCall {
     pub(super) call: SlotId,
     pub(super) request: Request,
+    deadline: Option<Time>,
 }
+
+/// Who wants to hear what becomes of a call.
+struct Watch(Arc<dyn RequestWatch>);
 
 impl Calls {
     pub(super) fn new() -> Self {
         Self {
             slots: Slots::new(limits::CALLS_PER_SHARD),
             numbers: HashMap::default(),
+            watches: HashMap::default(),
         }
     }
 
@@ -74,49 +81,83 @@ impl Calls {
         meta: &TensorMeta,
     ) -> Option<Result<BufferMut, Status>> {
         let call = self.slots.find(from_token(token))?;
-        call.completion.allocate(index, meta)
+        call.target.allocate(index, meta)
     }
 
     /// Whether a call may bring memory of its own for tensors.
     pub(super) fn allocates(&self, token: u64) -> bool {
         let call = self.slots.find(from_token(token));
-        call.is_some_and(|call| call.completion.allocates())
+        call.is_some_and(|call| call.target.allocates())
     }
 
     /// Notes which shard may hold a local call parked.
     pub(super) fn set_home(&mut self, call: SlotId, shard: usize) {
         if let Some(pending) = self.slots.find_mut(call) {
-            pending.place = Place::Local { home: Some(shard) };
+            pending.place = Place::Local {
+                home: Some(shard as u16),
+            };
         }
     }
 
     /// Notes who wants to hear what becomes of a local call.
     pub(super) fn watch(&mut self, call: SlotId, watch: Arc<dyn RequestWatch>) {
-        if let Some(pending) = self.slots.find_mut(call) {
-            pending.watch = Some(watch);
+        if self.slots.find(call).is_some() {
+            self.watches.insert(call, Watch(watch));
         }
     }
 
     /// Takes who watches a local call.
     pub(super) fn take_watch(&mut self, call: SlotId) -> Option<Arc<dyn RequestWatch>> {
-        self.slots.find_mut(call)?.watch.take()
+        if self.watches.is_empty() {
+            return None;
+        }
+        self.watches.remove(&call).map(|Watch(watch)| watch)
+    }
+
+    /// Whether a call would be refused.
+    pub(super) fn is_full(&self) -> bool {
+        self.slots.is_full()
+    }
+
+    /// The name of the next call.
+    #[inline]
+    pub(super) fn next(&self) -> SlotId {
+        self.slots.next()
+    }
+
+    /// Takes in a call that is on a link, for which there is room.
+    #[inline(always)]
+    pub(super) fn take_in(&mut self, target: Target, peer: usize, call: CallId) {
+        let peer = peer as u32;
+        self.slots.make(|| PendingCall {
+            target,
+            number: None,
+            place: Place::OnLink { peer, call },
+        });
     }
 
     fn insert(&mut self, call: PendingCall) -> Result<SlotId, PendingCall> {
         let number = call.number;
         let id = self.slots.insert(call)?;
         if let Some(number) = number {
-            self.numbers.insert(number, id);
+            self.numbers.insert(number.get(), id);
         }
         Ok(id)
     }
 
-    fn remove(&mut self, id: SlotId) -> Option<PendingCall> {
-        let call = self.slots.remove(id)?;
-        if let Some(number) = call.number {
-            self.numbers.remove(&number);
+    /// Forgets a call, of which those who know of it hear. Returns where its result goes.
+    #[inline(always)]
+    pub(super) fn remove(&mut self, id: SlotId) -> Option<Target> {
+        let (target, number) = self
+            .slots
+            .dissolve(id, |call| (std::mem::take(&mut call.target), call.number))?;
+        if let Some(number) = number {
+            self.numbers.remove(&number.get());
         }
-        Some(call)
+        if let Some(watch) = self.take_watch(id) {
+            watch.withdrawn();
+        }
+        Some(target)
     }
 }
 
@@ -145,18 +186,15 @@ impl<A> Core<A> {
             return self.refuse_call(completion, deadline_exceeded());
         }
         self.counters().calls.add(1);
-        let place = match peer.is_self() {
-            true => Place::Local { home: None },
-            false => Place::Waiting {
-                peer: self.peer_slot(&peer),
-            },
-        };
+        let slot = (!peer.is_self()).then(|| self.peer_slot(&peer));
+        let deadline = deadline(self.now, timeout);
         let pending = PendingCall {
-            completion,
-            number: cancellable.map(|cancellable| cancellable.number),
-            deadline: deadline(self.now, timeout),
-            place,
-            watch: None,
+            target: completion.into_target(),
+            number: cancellable.and_then(|cancellable| NonZeroU64::new(cancellable.number)),
+            place: match slot {
+                Some(slot) => Place::Waiting { peer: slot as u32 },
+                None => Place::Local { home: None },
+            },
         };
         let call = match self.calls.insert(pending) {
             Ok(call) => call,
@@ -168,12 +206,19 @@ impl<A> Core<A> {
                         limits::CALLS_PER_SHARD
                     ),
                 );
-                return self.refuse_call(pending.completion, status);
+                return self.refuse(pending.target, status);
             }
         };
-        match place {
-            Place::Waiting { peer } => self.admit(peer, WaitingCall { call, request }, timeout),
-            Place::Local { .. } | Place::OnLink { .. } => self.start_local_call(call, request),
+        match slot {
+            Some(slot) => {
+                let waiting = WaitingCall {
+                    call,
+                    request,
+                    deadline,
+                };
+                self.admit(slot, waiting, timeout);
+            }
+            None => self.start_local_call(call, request, deadline),
         }
     }
 
@@ -184,7 +229,8 @@ impl<A> Core<A> {
         };
         let options = CallOptions {
             token: token(waiting.call),
-            deadline: pending.deadline,
+            deadline: waiting.deadline,
+            shares_memory: !pending.target.allocates(),
         };
         let Some(connection) = self.peers[peer].connection_mut() else {
             let status = Status::new(Code::Unavailable, "the connection was lost");
@@ -192,7 +238,10 @@ impl<A> Core<A> {
         };
         match connection.call(self.now, waiting.request, options) {
             Ok(call) => {
-                pending.place = Place::OnLink { peer, call };
+                pending.place = Place::OnLink {
+                    peer: peer as u32,
+                    call,
+                };
                 self.mark_peer(peer);
             }
             Err(refused) => {
@@ -213,23 +262,20 @@ impl<A> Core<A> {
         }
     }
 
+    #[inline]
     pub(super) fn finish_call(&mut self, call: SlotId, result: CallResult) {
         let _nobody_waits = self.try_finish_call(call, result);
     }
 
     /// Ends a call, or gives the result back if its caller has gone already.
+    #[inline]
     pub(super) fn try_finish_call(
         &mut self,
         call: SlotId,
         result: CallResult,
     ) -> Result<(), CallResult> {
         match self.calls.remove(call) {
-            Some(pending) => {
-                if let Some(watch) = pending.watch {
-                    watch.withdrawn();
-                }
-                self.complete(pending.completion, result)
-            }
+            Some(target) => self.complete(target, result),
             None => Err(result),
         }
     }
@@ -240,16 +286,9 @@ impl<A> Core<A> {
         }
     }
 
-    pub(super) fn call_timeout(&mut self, call: SlotId, _at: Time) {
-        let due = self
-            .calls
-            .slots
-            .find(call)
-            .and_then(|pending| pending.deadline)
-            .is_some_and(|deadline| deadline <= self.now);
-        if due {
-            self.withdraw_call(call, deadline_exceeded());
-        }
+    /// The deadline of a call that this process serves is over.
+    pub(super) fn call_timeout(&mut self, call: SlotId) {
+        self.withdraw_call(call, deadline_exceeded());
     }
 
     /// Ends all calls that are still under way, because the shard stops.
@@ -261,8 +300,7 @@ impl<A> Core<A> {
         }
     }
 
-    fn start_local_call(&mut self, call: SlotId, request: Request) {
-        let deadline = self.calls.slots.find(call).and_then(|call| call.deadline);
+    fn start_local_call(&mut self, call: SlotId, request: Request, deadline: Option<Time>) {
         self.timers.arm(Subject::Call(call), deadline, &mut None);
         // Most calls end long before their deadlines.
         let calls = &self.calls.slots;
@@ -286,18 +324,18 @@ impl<A> Core<A> {
                 peer,
                 call: on_link,
             } => {
-                let cancelled = self.peers[peer]
+                let cancelled = self.peers[peer as usize]
                     .connection_mut()
                     .is_some_and(|connection| connection.cancel(on_link));
-                self.mark_peer(peer);
+                self.mark_peer(peer as usize);
                 if !cancelled {
                     self.finish_call(call, Err(status));
                 }
             }
             Place::Waiting { peer } => {
-                let channel = &mut self.peers[peer].channel;
+                let channel = &mut self.peers[peer as usize].channel;
                 let _taken = channel.take_waiting(|waiting| waiting.call == call);
-                self.mark_peer(peer);
+                self.mark_peer(peer as usize);
                 self.finish_call(call, Err(status));
             }
             Place::Local { home } => {
@@ -306,7 +344,7 @@ impl<A> Core<A> {
                         shard: self.index as u16,
                         call,
                     };
-                    self.route(home, Command::Forget { origin });
+                    self.route(home.into(), Command::Forget { origin });
                 }
                 self.finish_call(call, Err(status));
             }
@@ -314,25 +352,38 @@ impl<A> Core<A> {
     }
 
     fn refuse_call(&mut self, completion: Completion, status: Status) {
-        let _nobody_waits = self.complete(completion, Err(status));
+        self.refuse(completion.into_target(), status);
     }
 
-    fn complete(&mut self, completion: Completion, result: CallResult) -> Result<(), CallResult> {
+    fn refuse(&mut self, target: Target, status: Status) {
+        let _nobody_waits = self.complete(target, Err(status));
+    }
+
+    #[inline]
+    pub(super) fn complete(
+        &mut self,
+        target: Target,
+        result: CallResult,
+    ) -> Result<(), CallResult> {
         if result.is_err() {
             self.counters().calls_failed.add(1);
         }
-        completion.complete(result, &mut self.context())
+        target.complete(result, &mut self.context())
     }
 }
 
-impl fmt::Debug for PendingCall {
+/// A shard that is dropped with calls under way ends them.
+impl Drop for Calls {
+    fn drop(&mut self) {
+        for call in self.slots.values_mut() {
+            drop(Completion::new(std::mem::take(&mut call.target)));
+        }
+    }
+}
+
+impl fmt::Debug for Watch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingCall")
-            .field("completion", &self.completion)
-            .field("number", &self.number)
-            .field("deadline", &self.deadline)
-            .field("place", &self.place)
-            .finish_non_exhaustive()
+        f.write_str("Watch")
     }
 }
 

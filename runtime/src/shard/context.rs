@@ -1,3 +1,4 @@
+use std::borrow::Borrow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,61 +9,62 @@ use grpcxx_transport::Time;
 use crate::call::CallSink;
 use crate::client::Peer;
 use crate::command::{Command, NewCall};
-use crate::completion::Completion;
+use crate::completion::{Completion, Target};
 
-/// What code that runs on a shard may ask of it. Orders are carried out after the code has returned.
+/// What code that runs on a shard may ask of it. Nothing that it asks for ends before the code has returned.
 pub struct ShardContext<'a> {
-    pub(super) index: usize,
-    pub(super) now: Time,
-    pub(super) shards: usize,
-    pub(super) orders: &'a mut VecDeque<Command>,
+    shard: &'a mut dyn Orders,
+}
+
+/// Who carries out what is asked of a [`ShardContext`].
+pub(crate) trait Orders {
+    fn index(&self) -> usize;
+    fn now(&self) -> Time;
+    fn shards(&self) -> usize;
+
+    /// Makes a call, or orders it.
+    fn call(&mut self, peer: &Peer, request: Request, timeout: Option<Duration>, target: Target);
+
+    /// Does this once the code has returned.
+    fn order(&mut self, command: Command);
 }
 
 impl<'a> ShardContext<'a> {
-    /// In place of that of a shard that is gone: nobody carries the orders out.
-    pub(crate) fn stopped(orders: &'a mut VecDeque<Command>) -> Self {
-        Self {
-            index: 0,
-            now: Time::ZERO,
-            shards: 0,
-            orders,
-        }
+    pub(crate) fn new(shard: &'a mut dyn Orders) -> Self {
+        Self { shard }
     }
 }
 
 impl ShardContext<'_> {
     /// Index of the shard.
     pub fn index(&self) -> usize {
-        self.index
+        self.shard.index()
     }
 
     /// The time at which this turn of the shard began.
     pub fn now(&self) -> Time {
-        self.now
+        self.shard.now()
     }
 
-    /// Calls a peer; the result goes to `sink` on the peer's shard. A peer that is handed over is not cloned.
+    /// Calls a peer; the result goes to `sink` on the peer's shard, after the present code has returned. A peer by
+    /// reference is not cloned unless the call has to wait.
+    #[inline]
     pub fn call(
         &mut self,
-        peer: impl Into<Peer>,
+        peer: impl Borrow<Peer>,
         request: Request,
         timeout: Option<Duration>,
         sink: Arc<dyn CallSink>,
         token: u64,
     ) {
-        self.orders.push_back(Command::Call(NewCall {
-            peer: peer.into(),
-            request,
-            timeout,
-            completion: Completion::sink(sink, token),
-            cancellable: None,
-        }));
+        let target = Target::Sink { sink, token };
+        self.shard.call(peer.borrow(), request, timeout, target);
     }
 
     /// Puts a tensor into a step of this task, where a receiver will find it. A key that is taken or a step
     /// that was aborted drops the tensor and counts it.
     pub fn send(&mut self, step_id: i64, key: Text, tensor: Tensor) {
-        self.orders.push_back(Command::Send {
+        self.shard.order(Command::Send {
             step_id,
             key,
             tensor,
@@ -72,6 +74,35 @@ impl ShardContext<'_> {
 
     /// Number of shards of the engine.
     pub fn shards(&self) -> usize {
-        self.shards
+        self.shard.shards()
+    }
+}
+
+/// In place of a shard that is gone: nobody carries the orders out.
+impl Orders for VecDeque<Command> {
+    fn index(&self) -> usize {
+        0
+    }
+
+    fn now(&self) -> Time {
+        Time::ZERO
+    }
+
+    fn shards(&self) -> usize {
+        0
+    }
+
+    fn call(&mut self, peer: &Peer, request: Request, timeout: Option<Duration>, target: Target) {
+        self.push_back(Command::Call(NewCall {
+            peer: peer.clone(),
+            request,
+            timeout,
+            completion: Completion::new(target),
+            cancellable: None,
+        }));
+    }
+
+    fn order(&mut self, command: Command) {
+        self.push_back(command);
     }
 }

@@ -236,7 +236,7 @@ impl<A> Core<A> {
             match subject {
                 Subject::Peer(slot) => self.peer_timeout(slot, at),
                 Subject::Server(id) => self.server_timeout(id, at),
-                Subject::Call(id) => self.call_timeout(id, at),
+                Subject::Call(id) => self.call_timeout(id),
             }
         }
         events
@@ -289,12 +289,7 @@ impl<A> Core<A> {
     }
 
     pub(super) fn context(&mut self) -> ShardContext<'_> {
-        ShardContext {
-            index: self.index,
-            now: self.now,
-            shards: self.shared.loads.len(),
-            orders: &mut self.local,
-        }
+        ShardContext::new(self)
     }
 
     pub(super) fn newcomer(&mut self, accepted: A) {

@@ -1,15 +1,19 @@
 use std::net::SocketAddr;
 
 use grpcxx_memory::{Arena, BufferMut};
-use grpcxx_rpc::{Code, Landings, PeerViolation, Status, TensorMeta, Text};
+use grpcxx_rpc::{AtHand, Code, Landings, PeerViolation, Status, TensorMeta, Text, home_shard};
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress,
 };
 
 use crate::command::SlotId;
+use crate::function::AtOnce;
 use crate::shard::calls::Calls;
-use crate::shard::core::Core;
+use crate::shard::core::{Core, SharedParts};
 use crate::shard::keys::KnownKeys;
+use crate::shard::requests::ServerLink;
+use crate::shard::slots::Slots;
+use crate::shard::steps::Steps;
 
 /// Who uses which link.
 #[derive(Debug, Default)]
@@ -165,10 +169,33 @@ impl<A> Core<A> {
     }
 }
 
-/// Lands everything in the arena.
+/// Lands everything in the arena, and knows which tensors are there.
 pub(super) struct ArenaLandings<'a> {
-    pub(super) arena: &'a mut Arena,
-    pub(super) keys: &'a mut KnownKeys,
+    arena: &'a mut Arena,
+    keys: &'a mut KnownKeys,
+    steps: &'a mut Steps,
+    shared: &'a SharedParts,
+    /// Unless the shard stops.
+    shard: Option<usize>,
+    /// Requests whose tensor was there.
+    pub(super) answered: u64,
+}
+
+impl<'a> ArenaLandings<'a> {
+    /// The landings of a shard, and its connections from peers.
+    #[inline]
+    pub(super) fn of<A>(core: &'a mut Core<A>) -> (Self, &'a mut Slots<ServerLink>) {
+        let shard = (!core.is_stopping()).then_some(core.index);
+        let landings = Self {
+            arena: &mut core.arena,
+            keys: &mut core.known_keys,
+            steps: &mut core.steps,
+            shared: &core.shared,
+            shard,
+            answered: 0,
+        };
+        (landings, &mut core.servers)
+    }
 }
 
 impl Landings for ArenaLandings<'_> {
@@ -187,6 +214,32 @@ impl Landings for ArenaLandings<'_> {
 
     fn known_key(&mut self, bytes: &[u8]) -> Option<Text> {
         self.keys.find(bytes)
+    }
+
+    #[inline]
+    fn at_hand(&mut self, step_id: i64, key: &Text, data_bytes_max: usize) -> Option<AtHand> {
+        let shard = self.shard?;
+        let at_once = match &self.shared.service {
+            Some(service) => service.at_once(step_id, key),
+            None => AtOnce::Declined,
+        };
+        let at_hand = match at_once {
+            AtOnce::Ask => return None,
+            AtOnce::Tensor(tensor) if tensor.data.len() > data_bytes_max => return None,
+            AtOnce::Tensor(tensor) => AtHand::Kept(tensor),
+            AtOnce::Declined if home_shard(step_id, self.shared.loads.len()) != shard => {
+                return None;
+            }
+            AtOnce::Declined => {
+                let key_hash = self.keys.check(key, &self.shared.task).ok()?;
+                let (key, tensor) = self
+                    .steps
+                    .take_one(step_id, key, key_hash, data_bytes_max)?;
+                AtHand::Taken { key, tensor }
+            }
+        };
+        self.answered += 1;
+        Some(at_hand)
     }
 }
 

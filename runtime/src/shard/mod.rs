@@ -9,6 +9,7 @@ mod core;
 mod driven;
 mod keys;
 mod links;
+mod orders;
 mod peers;
 mod requests;
 mod slots;

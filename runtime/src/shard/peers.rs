@@ -30,6 +30,12 @@ impl PeerLink {
         self.connection.as_mut()
     }
 
+    /// Whether calls go to the connection without a wait.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        self.channel.is_open() && self.connection.is_some()
+    }
+
     /// The earliest time at which the channel or the connection wants to be asked.
     fn timeout(&self) -> Option<Time> {
         let connection = self
@@ -70,7 +76,7 @@ impl<A> Core<A> {
     }
 
     /// The slot of a peer that was called before.
-    fn find_peer(&self, peer: &Peer) -> Option<usize> {
+    pub(super) fn find_peer(&self, peer: &Peer) -> Option<usize> {
         *self.peer_slots.get(peer.number() as usize)?
     }
 
@@ -265,14 +271,27 @@ impl<A> Core<A> {
     }
 
     fn drain_results(&mut self, slot: usize) -> usize {
-        let mut events = 0;
-        while let Some(finished) = self.peers[slot]
-            .connection
-            .as_mut()
-            .and_then(ClientConnection::poll_finished)
+        let mut events = self.drain_answers(slot);
+        while let Some(connection) = &mut self.peers[slot].connection
+            && let Some(finished) = connection.poll_finished()
         {
             self.finish_call(from_token(finished.token), finished.result);
             events += 1;
+        }
+        events
+    }
+
+    /// Hands out the small tensors among the results.
+    fn drain_answers(&mut self, slot: usize) -> usize {
+        let mut events = 0;
+        while let Some(connection) = &mut self.peers[slot].connection
+            && let Some(answer) = connection.poll_answer()
+        {
+            events += 1;
+            if let Some(target) = self.calls.remove(from_token(answer.token())) {
+                let result = answer.take();
+                let _nobody_waits = target.complete(result, &mut self.context());
+            }
         }
         events
     }

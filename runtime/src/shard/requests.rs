@@ -72,7 +72,8 @@ impl ServerLink {
     pub(super) fn poll_undelivered(&mut self) -> Option<Undelivered> {
         loop {
             let undelivered = self.connection.poll_undelivered()?;
-            if !self.watches.contains_key(&undelivered.id.token()) {
+            let is_watched = |id: RequestId| self.watches.contains_key(&id.token());
+            if !undelivered.id.is_some_and(is_watched) {
                 return Some(undelivered);
             }
         }
@@ -85,16 +86,9 @@ impl<A> Core<A> {
         id: SlotId,
         bytes: &[u8],
     ) -> Option<Result<Progress, PeerViolation>> {
-        let mut landings = ArenaLandings {
-            arena: &mut self.arena,
-            keys: &mut self.known_keys,
-        };
-        let server = self.servers.find_mut(id)?;
-        let progress = server
-            .connection
-            .handle_received(self.now, bytes, &mut landings);
-        self.mark_server(id);
-        Some(progress)
+        self.server_reads(id, |connection, now, landings| {
+            connection.handle_received(now, bytes, landings)
+        })
     }
 
     pub(super) fn server_landed(
@@ -102,16 +96,25 @@ impl<A> Core<A> {
         id: SlotId,
         landing: Landing,
     ) -> Option<Result<Next, PeerViolation>> {
-        let mut landings = ArenaLandings {
-            arena: &mut self.arena,
-            keys: &mut self.known_keys,
-        };
-        let server = self.servers.find_mut(id)?;
-        let next = server
-            .connection
-            .handle_landed(self.now, landing, &mut landings);
+        self.server_reads(id, |connection, now, landings| {
+            connection.handle_landed(now, landing, landings)
+        })
+    }
+
+    /// Lets a connection read, and counts the requests that it has answered meanwhile.
+    #[inline]
+    fn server_reads<R>(
+        &mut self,
+        id: SlotId,
+        read: impl FnOnce(&mut ServerConnection, Time, &mut ArenaLandings<'_>) -> R,
+    ) -> Option<R> {
+        let now = self.now;
+        let (mut landings, servers) = ArenaLandings::of(self);
+        let result = read(&mut servers.find_mut(id)?.connection, now, &mut landings);
+        let answered = landings.answered;
+        self.counters().requests.add(answered);
         self.mark_server(id);
-        Some(next)
+        Some(result)
     }
 
     pub(super) fn server_sent(&mut self, id: SlotId, frame: Box<Frame>, outcome: Outcome) {

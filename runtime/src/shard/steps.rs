@@ -36,6 +36,18 @@ impl Steps {
         }
     }
 
+    /// Takes the tensor of a key, if it is there with at most so many bytes and nobody else waits for it.
+    #[inline]
+    pub(super) fn take_one(
+        &mut self,
+        step_id: i64,
+        key: &Text,
+        key_hash: u64,
+        data_bytes_max: usize,
+    ) -> Option<(Text, Tensor)> {
+        (self.rendezvous).take_one(step_id, key, key_hash, data_bytes_max)
+    }
+
     /// What makes the hashes of keys.
     pub(super) fn key_hasher(&self) -> RandomState {
         self.rendezvous.key_hasher()

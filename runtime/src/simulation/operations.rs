@@ -20,7 +20,8 @@ impl Cluster {
     pub(super) fn operate(&mut self) {
         match self.random.u32(..100) {
             0..=14 => self.produce(),
-            15..=54 => self.call_receive(),
+            15..=44 => self.call_receive(),
+            45..=54 => self.call_storm(),
             55..=74 => self.call_function(),
             75..=80 => self.call_status(),
             81..=85 => self.call_cleanup(),
@@ -97,6 +98,10 @@ impl Cluster {
                 .random
                 .usize(BODY_BYTES_MIN..=self.profile.tensor_bytes_max),
         };
+        self.plan_tensor_of(home, step_id, len_bytes)
+    }
+
+    fn plan_tensor_of(&mut self, home: usize, step_id: i64, len_bytes: usize) -> usize {
         let task = self.running(home).expect("the home runs");
         let mut model = self.watcher.model();
         let key = task.key(model.tensors.next_id());
@@ -134,6 +139,32 @@ impl Cluster {
         }
         self.random.shuffle(&mut ids);
         self.receive(caller, &peer, step_id, ids, timeout, to_sink);
+    }
+
+    /// Many calls for one tensor each, most of them there already, on one of the few connections that have such calls all the
+    /// time: there requests share frames, and answers too.
+    fn call_storm(&mut self) {
+        let caller = self.random.usize(..STORMS);
+        let home = caller + 1;
+        if self.running(caller).is_none() || self.running(home).is_none() {
+            return;
+        }
+        let Some(peer) = self.peer(caller, home) else {
+            return;
+        };
+        let step_id = self.any_step();
+        for _ in 0..self.random.usize(1..=8) {
+            let len_bytes = self.random.usize(BODY_BYTES_MIN..=2 * BODY_BYTES_MIN);
+            let id = self.plan_tensor_of(home, step_id, len_bytes);
+            match self.random.u32(..8) {
+                0 => {
+                    let delay = self.pause(4);
+                    self.plan(delay, Plan::Offer(id));
+                }
+                _ => self.offer(id),
+            }
+            self.receive(caller, &peer, step_id, vec![id], None, false);
+        }
     }
 
     /// Tensors of a step that nobody has got yet, also such as were asked for before.
@@ -510,6 +541,9 @@ fn status_request() -> Request {
 }
 
 const STORED_NAMES: [&str; 4] = ["bias", "kernel", "embedding", "moment"];
+
+/// Tasks that call the next one again and again; there are more tasks.
+const STORMS: usize = 3;
 
 /// How long the steps in use stay the same.
 const STEP_LIFE: Duration = Duration::from_millis(15);

@@ -1,0 +1,257 @@
+use grpcxx_memory::{Buffer, BufferMut, Parts};
+use smallvec::SmallVec;
+
+use super::client::CallId;
+use crate::wire::{DATA_ALIGNMENT_BYTES, filled_up};
+use crate::{Response, Status, Tensor, TensorMeta};
+
+/// Successful answers of one tensor each, until their caller takes them.
+///
+/// What neighbours have in common is there once. Tensors are made when they are taken: moving them from place to
+/// place would cost more than all else.
+#[derive(Debug, Default)]
+pub(super) struct Answers {
+    /// All since none was left, of which those before `next` are taken.
+    queue: Vec<Answer>,
+    next: usize,
+    metas: Vec<TensorMeta>,
+    memory: Vec<Memory>,
+    /// Memory that is being filled with the data of several tensors, its index in `memory`, and how much of it is taken
+    /// by how many of them.
+    block: BufferMut,
+    block_index: usize,
+    taken_bytes: usize,
+    takers: u32,
+}
+
+/// The answer to a call: one tensor, which is made when it is taken.
+#[derive(Debug)]
+pub struct ReadyAnswer<'a> {
+    answers: &'a mut Answers,
+    answer: Answer,
+}
+
+/// The data of one tensor, or of several.
+#[derive(Debug)]
+enum Memory {
+    Own(Buffer),
+    Shared(Parts),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Answer {
+    call: CallId,
+    token: u64,
+    /// Indexes in `metas` and `memory`.
+    meta: u32,
+    memory: u32,
+    begin_byte: u32,
+    len_bytes: u32,
+}
+
+impl Answers {
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.queue.len() - self.next
+    }
+
+    /// What the tensors of the next answers are.
+    pub(super) fn learn(&mut self, meta: TensorMeta) {
+        if self.len() == 0 {
+            self.forget();
+        }
+        self.metas.push(meta);
+    }
+
+    /// What was learnt last.
+    #[inline]
+    pub(super) fn meta(&self) -> &TensorMeta {
+        let meta = self.metas.last();
+        meta.expect("only an answer behind one with a record has none")
+    }
+
+    /// Takes an answer whose data is in memory of its own.
+    pub(super) fn push(&mut self, call: CallId, token: u64, data: Buffer) {
+        let len_bytes = data.len();
+        self.memory.push(Memory::Own(data));
+        self.push_part(call, token, self.memory.len() - 1, 0, len_bytes);
+    }
+
+    /// Takes an answer whose data fits into the block, or says that it does not.
+    #[inline]
+    pub(super) fn push_shared(&mut self, call: CallId, token: u64, data: &[u8]) -> bool {
+        let begin = self.taken_bytes;
+        let end = begin + data.len();
+        let Some(place) = self.block.get_mut(begin..end) else {
+            return false;
+        };
+        place.copy_from_slice(data);
+        self.taken_bytes = filled_up(end as u64) as usize;
+        self.takers += 1;
+        self.push_part(call, token, self.block_index, begin, data.len());
+        true
+    }
+
+    /// Uses this memory for the data of the next answers.
+    pub(super) fn open(&mut self, block: BufferMut) {
+        self.close();
+        self.block = block;
+        self.block_index = self.memory.len();
+        self.memory.push(Memory::Own(Buffer::new()));
+    }
+
+    /// Ends the use of the block, without which no answer in it can be taken.
+    #[inline]
+    pub(super) fn close(&mut self) {
+        // Tensors without data find a place where there is no block too.
+        let takers = std::mem::take(&mut self.takers);
+        self.taken_bytes = 0;
+        if !self.block.is_empty() {
+            let block = std::mem::take(&mut self.block).freeze();
+            self.memory[self.block_index] = Memory::Shared(Parts::new(block, takers));
+        }
+    }
+
+    /// The next answer.
+    #[inline(always)]
+    pub(super) fn poll(&mut self) -> Option<ReadyAnswer<'_>> {
+        let Some(&answer) = self.queue.get(self.next) else {
+            if !self.queue.is_empty() {
+                self.forget();
+            }
+            return None;
+        };
+        self.next += 1;
+        Some(ReadyAnswer {
+            answers: self,
+            answer,
+        })
+    }
+
+    #[inline]
+    fn push_part(&mut self, call: CallId, token: u64, memory: usize, begin: usize, len: usize) {
+        self.queue.push(Answer {
+            call,
+            token,
+            meta: self.metas.len() as u32 - 1,
+            memory: memory as u32,
+            begin_byte: begin as u32,
+            len_bytes: len as u32,
+        });
+    }
+
+    /// Lets go of what answers that are all taken had in common.
+    fn forget(&mut self) {
+        self.queue.clear();
+        self.next = 0;
+        self.metas.clear();
+        self.memory.clear();
+    }
+}
+
+impl ReadyAnswer<'_> {
+    /// The call.
+    pub fn call(&self) -> CallId {
+        self.answer.call
+    }
+
+    /// The caller's mark.
+    #[inline]
+    pub fn token(&self) -> u64 {
+        self.answer.token
+    }
+
+    /// The peer's answer. Inlined, so that it is made where it is wanted: a move waits until its parts are written.
+    #[inline(always)]
+    pub fn take(self) -> Result<Response, Status> {
+        let Self { answers, answer } = self;
+        let meta = &answers.metas[answer.meta as usize];
+        let (begin, len) = (answer.begin_byte as usize, answer.len_bytes as usize);
+        let data = match len {
+            0 => Buffer::new(),
+            len => match &mut answers.memory[answer.memory as usize] {
+                Memory::Shared(parts) => parts.cut(begin..begin + len),
+                Memory::Own(data) => std::mem::take(data),
+            },
+        };
+        Ok(Response::Tensors(SmallVec::from_buf([Tensor {
+            dtype: meta.dtype,
+            shape: meta.shape.clone(),
+            is_dead: meta.is_dead,
+            data,
+        }])))
+    }
+}
+
+/// Length of a block for the data of so many more bytes of answers, of which each has as much data as the next.
+pub(super) fn block_bytes(data_bytes: usize, left_bytes: usize) -> Option<usize> {
+    let each_bytes = filled_up(data_bytes as u64) as usize;
+    let count = 1 + left_bytes / (data_bytes + ANSWER_BYTES);
+    (count > 1).then(|| (count * each_bytes).min(BLOCK_BYTES_MAX))
+}
+
+/// Longest data that shares memory with that of other answers.
+pub(super) const SHARED_DATA_BYTES_MAX: usize = 512;
+
+/// Longest memory that answers share. It stays as long as one of their tensors does.
+const BLOCK_BYTES_MAX: usize = 2 << 10;
+
+/// Length of an answer without its data.
+const ANSWER_BYTES: usize = 9;
+
+const _: () = assert!(
+    SHARED_DATA_BYTES_MAX < BLOCK_BYTES_MAX
+        && BLOCK_BYTES_MAX.is_multiple_of(DATA_ALIGNMENT_BYTES as usize)
+);
+
+#[cfg(test)]
+mod tests {
+    use grpcxx_memory::{Arena, ArenaOptions};
+
+    use super::*;
+    use crate::connection::slots::SlotId;
+    use crate::{DType, Shape};
+
+    /// A peer may send them without end.
+    #[test]
+    fn tensors_without_data_count_for_no_block() {
+        let mut arena = Arena::new(ArenaOptions {
+            capacity_bytes: 1 << 20,
+            huge_pages: false,
+            shared: false,
+        })
+        .unwrap();
+        let call = CallId(SlotId {
+            slot: 0,
+            generation: 1,
+        });
+        let meta = |len: usize| TensorMeta {
+            dtype: DType::UInt8,
+            shape: Shape::new(&[len as u64]).unwrap(),
+            is_dead: false,
+            data_bytes: len as u64,
+        };
+        let mut answers = Answers::default();
+        answers.learn(meta(0));
+        // More than references that are counted at once.
+        for _ in 0..70_000 {
+            assert!(answers.push_shared(call, 0, &[]));
+        }
+        answers.close();
+        while let Some(answer) = answers.poll() {
+            answer.take().unwrap();
+        }
+        answers.learn(meta(3));
+        answers.open(arena.allocate(64).unwrap());
+        assert!(answers.push_shared(call, 0, &[1, 2, 3]));
+        answers.close();
+        let answer = answers.poll().unwrap().take();
+        let Ok(Response::Tensors(tensors)) = answer else {
+            panic!("{answer:?}");
+        };
+        assert_eq!(tensors[0].data[..], [1, 2, 3]);
+        assert!(answers.poll().is_none());
+        drop(tensors);
+        assert_eq!(arena.reclaim(), 1);
+    }
+}
