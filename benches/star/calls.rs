@@ -7,7 +7,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-use grpcxx::{CallResult, CallSink, Client, GraphCall, Peer, Request, ShardContext, Tensor, Text};
+use grpcxx::{
+    Buffer, CallResult, CallSink, Client, GraphCall, Peer, Request, ShardContext, Tensor, Text,
+};
 
 use crate::allocator::allocations;
 use crate::baseline::Way;
@@ -38,7 +40,8 @@ pub(crate) struct Outcome {
 /// The thread that begins a batch writes everything before its first call; from then on only the shard does. So loads
 /// and stores are enough: a lock would cost as much as a tenth of a call.
 struct Storm {
-    peers: Vec<Peer>,
+    /// For ever, so that a call needs no reference of its own while this is handed over to it.
+    peers: &'static [Peer],
     depth: usize,
     asking: Asking,
     /// The next step of the batch, and its end.
@@ -117,10 +120,12 @@ impl Run {
         let tensor = tensor(load.bytes);
         let (batch_done, done) = channel();
         let storm = Arc::new(Storm {
-            peers: cluster.peers(load.connections),
+            peers: cluster.peers(load.connections).leak(),
             depth: load.depth,
             asking: match load.way {
-                Way::Pull => Asking::Pull { key: cluster.key() },
+                Way::Pull => Asking::Pull {
+                    key: lasting(&cluster.key()),
+                },
                 Way::Push => Asking::Push {
                     handle: Text::from(SINKHOLE),
                     name: Text::from("pushed"),
@@ -183,7 +188,7 @@ impl Storm {
         self.meter.lock().expect("no panic")
     }
 
-    fn peer(&self, token: usize) -> &Peer {
+    fn peer(&self, token: usize) -> &'static Peer {
         &self.peers[token / self.depth]
     }
 
@@ -227,8 +232,8 @@ impl Storm {
         }
     }
 
-    /// The next request, if the batch has one.
-    fn next(&self) -> Option<Request> {
+    /// The step of the next request, if the batch has one.
+    fn next(&self) -> Option<i64> {
         let step_id = self.next_step.load(Relaxed);
         if step_id == self.end_step.load(Relaxed) {
             let left = self.under_way.load(Relaxed) - 1;
@@ -243,7 +248,7 @@ impl Storm {
         if self.is_timed {
             self.sent_ns.store(self.now_ns(), Relaxed);
         }
-        Some(self.asking.request(step_id))
+        Some(step_id)
     }
 
     fn now_ns(&self) -> u64 {
@@ -252,18 +257,23 @@ impl Storm {
 }
 
 impl CallSink for Storm {
+    fn allocates(&self, _token: u64) -> bool {
+        false
+    }
+
     fn finished(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
         assert!(result.is_ok(), "a call failed: {result:?}");
-        drop(result);
         self.note();
-        if let Some(request) = self.next() {
-            let peer = self.peer(token as usize).clone();
+        if let Some(step_id) = self.next() {
+            let peer = self.peer(token as usize);
+            let request = self.asking.request(step_id);
             shard.call(peer, request, None, self, token);
         }
     }
 }
 
 impl Asking {
+    #[inline(always)]
     fn request(&self, step_id: i64) -> Request {
         match self {
             Self::Pull { key } => Request::RecvTensor {
@@ -282,6 +292,12 @@ impl Asking {
             })),
         }
     }
+}
+
+/// The same key for ever, so that no call counts a reference to it.
+fn lasting(key: &Text) -> Text {
+    let bytes: &'static [u8] = key.as_bytes().to_vec().leak();
+    Text::try_from(Buffer::from(bytes)).expect("the bytes of a text")
 }
 
 const BATCH_CALLS: usize = 1 << 14;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grpcxx::{
-    Code, DType, Engine, EngineOptions, Later, Peer, RendezvousKey, Request, Response, Served,
-    Service, Shape, Status, Tensor, Text,
+    AtOnce, Code, DType, Engine, EngineOptions, Later, Peer, RendezvousKey, Request, Response,
+    Served, Service, Shape, Status, Tensor, Text,
 };
 
 /// A server and the worker that calls it.
@@ -124,6 +124,10 @@ impl Service for Sinkhole {
             }
             request => Served::Declined(request),
         }
+    }
+
+    fn at_once(&self, _step_id: i64, _key: &Text) -> AtOnce {
+        AtOnce::Declined
     }
 }
 

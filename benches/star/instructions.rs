@@ -72,8 +72,9 @@ fn total(output: &Path, calls: usize) -> Result<u64, String> {
 /// The word before the number of calls, for the program that is watched.
 pub(crate) const CHILD: &str = "--make-calls";
 
-/// What the count may not exceed: a tenth more than it was when this was written. Lower it when it falls.
-pub(crate) const ALLOWED: f64 = 6000.0;
+/// What the count may not exceed: some more than it was when this was written, for it grows a little where the
+/// machine is busy. Lower it when it falls.
+pub(crate) const ALLOWED: f64 = 3800.0;
 
 const FEW_CALLS: usize = 1 << 13;
 const MANY_CALLS: usize = 5 << 13;
