@@ -9,6 +9,7 @@
 
 #[expect(unsafe_code, reason = "memory that the kernel writes")]
 mod buffers;
+mod crowd;
 #[expect(unsafe_code, reason = "operations on memory that links own")]
 mod operation;
 #[expect(
@@ -83,6 +84,8 @@ impl UringDriver {
         let (count, bytes) = (core.options.staging_buffers, core.options.staging_bytes);
         let buffers = Buffers::new(&mut ring, count, bytes)
             .map_err(fail("register staging buffers with an io_uring"))?;
+        let spinning =
+            Spinning::new(busy, bytes).map_err(|errno| system_error("set up epoll", errno))?;
         let habits = ring.habits();
         let driver = Self {
             core,
@@ -91,7 +94,7 @@ impl UringDriver {
             batch: Vec::with_capacity(COMPLETIONS_MAX),
             batch_done: 0,
             spare_gathers: Vec::with_capacity(SPARE_GATHERS_MAX),
-            spinning: Spinning::new(busy, bytes),
+            spinning,
             bell_watched: false,
             companions: Vec::new(),
             alarm: Alarm::new(),
@@ -165,6 +168,7 @@ impl Transport for UringDriver {
 
     fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<Accepted>) -> usize {
         self.core.begin(now);
+        self.look_around();
         let mut events = self.work(handler);
         self.watch();
         self.enter();

@@ -240,6 +240,44 @@ for_each_driver! {
         b.until("all are closed", |seen| seen.closed.len() == 1000);
     }
 
+    fn links_that_are_busy_in_turns_lose_nothing(driver) {
+        let (mut a, mut b) = (Side::new(driver), Side::new(driver));
+        let address = b.listen();
+        let links: Vec<_> = (0..20).map(|_| a.transport.connect(address).unwrap()).collect();
+        both(&mut a, &mut b, "all are connected", |a, b| {
+            a.connected.len() == 20 && b.accepted.len() == 20
+        });
+        for _ in 0..20 {
+            b.adopt();
+        }
+        // All, then one alone for longer than many are remembered, some, none for a while, and all again.
+        for (busy, rounds) in [(0..20, 50), (7..8, 1500), (3..12, 50), (0..0, 1), (0..20, 3)] {
+            for round in 0..rounds {
+                let payload = Buffer::from(pattern(60, round));
+                for &link in &links[busy.clone()] {
+                    assert!(a.send(link, 0, &payload));
+                }
+                both(&mut a, &mut b, "asked", |_, b| b.messages.len() == busy.len());
+                while let Some((link, bytes)) = b.seen.messages.pop_front() {
+                    assert!(b.send(link, 0, &Buffer::from(bytes)));
+                }
+                both(&mut a, &mut b, "answered", |a, _| a.messages.len() == busy.len());
+                assert!(a.seen.messages.drain(..).all(|(_, bytes)| bytes == pattern(60, round)));
+            }
+            a.settle(Duration::from_millis(2));
+        }
+        // The last bytes and the end of the stream come together.
+        for &link in &links {
+            assert!(a.send(link, 0, &Buffer::from(pattern(60, 1))));
+            a.transport.close(link, true);
+        }
+        a.settle(Duration::from_millis(10));
+        both(&mut a, &mut b, "all are closed", |a, b| {
+            a.closed.len() == 20 && b.closed.len() == 20
+        });
+        assert_eq!(b.seen.messages.len(), 20);
+    }
+
     fn paused_link_takes_nothing_until_it_is_resumed(driver) {
         let (mut a, there, mut b, back) = pair(driver);
         b.seen.pauses = true;

@@ -7,6 +7,7 @@ use io_uring::types::{Fd, Timespec};
 use io_uring::{cqueue, opcode};
 
 use super::buffers::GROUP;
+use super::crowd::Place;
 use super::ring::Ring;
 use crate::apart::Apart;
 use crate::link::Link;
@@ -30,6 +31,7 @@ pub(crate) struct Flight {
     pub(crate) more: bool,
     /// Turns in a row in which the link was asked for bytes in vain.
     pub(crate) misses: u32,
+    pub(crate) place: Place,
     /// Turns in a row in which the socket took none.
     pub(crate) full: u32,
 }

@@ -2,8 +2,8 @@
 //!
 //! An operation in the ring costs more than a plain system call: the kernel polls the socket, puts off work
 //! when bytes arrive, and is entered once more to do it. That pays where somebody sleeps or where there are
-//! many links to wait for. While the loop spins, the few links that were used last are asked directly; after
-//! some turns in vain they wait in the ring again.
+//! many links to wait for. While the loop spins, the few links that were used last are asked directly, and if they become
+//! many, those that have bytes ([`Crowd`]); after some turns in vain they wait in the ring again.
 
 use std::io::IoSlice;
 
@@ -11,45 +11,58 @@ use grpcxx_transport::{CloseReason, LinkHandler, ReadTarget};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
+use super::crowd::Crowd;
+use super::operation::Flight;
 use super::{UringDriver, operation};
+use crate::link::Link;
 use crate::socket::Accepted;
 
 /// What links that are asked directly share.
-#[derive(Debug)]
 pub(super) struct Spinning {
     /// Slots of the links that are asked for heads in each turn.
     hot: Vec<u32>,
+    pub(super) crowd: Crowd,
     staging: Box<[u8]>,
     slices: Vec<IoSlice<'static>>,
 }
 
 impl Spinning {
     /// Memory for reads of `staging_bytes` bytes; none if the loop does not spin.
-    pub(super) fn new(is_busy: bool, staging_bytes: usize) -> Self {
+    pub(super) fn new(is_busy: bool, staging_bytes: usize) -> rustix::io::Result<Self> {
         let staging_bytes = if is_busy { staging_bytes } else { 0 };
-        Self {
+        Ok(Self {
             hot: Vec::with_capacity(HOT_LINKS_MAX),
+            crowd: Crowd::new(is_busy)?,
             // Touched now, so that no round trip pays for the first use.
             staging: vec![1; staging_bytes].into_boxed_slice(),
             slices: Vec::with_capacity(PIECES_MAX),
-        }
+        })
     }
 
-    /// Whether a link may be asked for heads.
+    /// Whether a link may be asked for heads in each turn.
     fn admit(&mut self, slot: u32) -> bool {
+        if self.crowd.is_gathered() {
+            return false;
+        }
         if self.hot.contains(&slot) {
             return true;
         }
-        let has_room = self.hot.len() < HOT_LINKS_MAX && !self.staging.is_empty();
+        let has_room = self.hot.len() < HOT_LINKS_MAX;
         if has_room {
             self.hot.push(slot);
         }
         has_room
     }
 
+    /// One of the links, which waits in the ring from now on.
+    fn pop(&mut self) -> Option<u32> {
+        self.hot.pop().or_else(|| self.crowd.pop())
+    }
+
     /// Lets a link wait in the ring from now on.
-    pub(super) fn dismiss(&mut self, slot: u32) {
+    pub(super) fn dismiss(&mut self, slot: u32, link: &mut Link<Flight>) {
         self.hot.retain(|&hot| hot != slot);
+        self.crowd.dismiss(slot, &mut link.io.place);
     }
 }
 
@@ -67,25 +80,49 @@ impl UringDriver {
         if link.io.receiving() || !link.phase.reads() {
             return None;
         }
-        let stage_bytes = link.stage_bytes_max.min(self.spinning.staging.len());
-        let (buffer, is_direct) = match link.inbound.as_mut()?.target() {
+        match link.inbound.as_mut()?.target() {
             ReadTarget::Paused => {
-                self.spinning.dismiss(slot);
+                self.spinning.dismiss(slot, link);
                 return None;
             }
+            ReadTarget::Direct(_) => {}
+            ReadTarget::Staging if self.spinning.admit(slot) => {}
+            ReadTarget::Staging => {
+                self.gather();
+                let (_, link) = self.core.links.at(slot)?;
+                if !self.spinning.crowd.admit(slot, link) {
+                    return None;
+                }
+                if !link.io.place.is_readable() {
+                    link.prepare_to_wait(&mut self.core.apart);
+                    return Some(0);
+                }
+            }
+        }
+        self.core.queue(slot);
+        self.ask(slot, handler)
+    }
+
+    /// Asks a link for bytes, which must be open and not be asked by the ring. Returns what [`Self::receive_at_once`] does.
+    fn ask(&mut self, slot: u32, handler: &mut dyn LinkHandler<Accepted>) -> Option<usize> {
+        let (_, link) = self.core.links.at(slot)?;
+        let stage_bytes = link.stage_bytes_max.min(self.spinning.staging.len());
+        let (buffer, is_direct) = match link.inbound.as_mut()?.target() {
+            ReadTarget::Paused => return None,
             ReadTarget::Direct(target) => {
                 let asked = target.len().min(operation::RECEIVE_BYTES_MAX);
                 (&mut target[..asked], true)
             }
-            ReadTarget::Staging if self.spinning.admit(slot) => {
-                (&mut self.spinning.staging[..stage_bytes], false)
-            }
-            ReadTarget::Staging => return None,
+            ReadTarget::Staging => (&mut self.spinning.staging[..stage_bytes], false),
         };
+        let asked_bytes = buffer.len();
         match rustix::net::recv(&link.socket, buffer, RecvFlags::DONTWAIT) {
             Ok((0, _)) => link.end(CloseReason::EndOfStream),
             Ok((bytes, _)) => {
                 link.io.misses = 0;
+                if bytes < asked_bytes {
+                    link.io.place.found_the_last();
+                }
                 return Some(if is_direct {
                     self.core.landed(slot, bytes, handler)
                 } else {
@@ -93,16 +130,28 @@ impl UringDriver {
                     self.core.staged(slot, staged, handler)
                 });
             }
-            Err(Errno::AGAIN) if link.io.misses < MISSES_MAX => link.io.misses += 1,
             Err(Errno::AGAIN) => {
-                link.io.misses = 0;
-                self.spinning.dismiss(slot);
-                return None;
+                link.io.place.found_the_last();
+                link.io.misses += 1;
+                if link.io.misses > MISSES_MAX {
+                    link.io.misses = 0;
+                    self.spinning.dismiss(slot, link);
+                    return None;
+                }
             }
             Err(Errno::INTR) => {}
             Err(errno) => link.fail("receive from", errno),
         }
         Some(0)
+    }
+
+    /// Makes a crowd of the links that are asked in each turn, because they become many.
+    fn gather(&mut self) {
+        while let Some(slot) = self.spinning.hot.pop() {
+            if let Some((_, link)) = self.core.links.at(slot) {
+                self.spinning.crowd.admit(slot, link);
+            }
+        }
     }
 
     /// Sends what is queued, as far as the socket takes it. `None` if the rest shall wait in the ring, else
@@ -152,11 +201,14 @@ impl UringDriver {
         }
     }
 
-    /// Lets all links wait in the ring, because the loop goes to sleep.
+    /// Lets all links wait in the ring.
     pub(super) fn cool(&mut self) {
-        while let Some(slot) = self.spinning.hot.pop() {
-            if let Some((_, link)) = self.core.links.at(slot)
-                && link.phase.reads()
+        while let Some(slot) = self.spinning.pop() {
+            let Some((_, link)) = self.core.links.at(slot) else {
+                continue;
+            };
+            link.io.place.leave();
+            if link.phase.reads()
                 && !link.io.receiving()
                 && !operation::receive(&mut self.ring, slot, link, &mut self.core.apart)
             {
@@ -172,8 +224,8 @@ fn recycle(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'static>> {
     slices.into_iter().map(|_| IoSlice::new(&[])).collect()
 }
 
-/// Links that are asked for heads in one turn: each costs a system call.
-const HOT_LINKS_MAX: usize = 4;
+/// Links that are asked for heads in each turn: each costs a system call.
+pub(super) const HOT_LINKS_MAX: usize = 4;
 
 /// Turns in a row in which a link may be asked in vain before it waits in the ring: some tens of microseconds.
 const MISSES_MAX: u32 = 200;

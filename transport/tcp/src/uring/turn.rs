@@ -37,7 +37,7 @@ impl UringDriver {
         link.queued = false;
         let mut events = 0;
         if link.is_ended() {
-            self.spinning.dismiss(slot);
+            self.spinning.dismiss(slot, link);
             if link.io.is_empty() {
                 return self.core.finish(slot, handler);
             }
@@ -67,7 +67,6 @@ impl UringDriver {
             }
         }
         if let Some(received) = self.receive_at_once(slot, handler) {
-            self.core.queue(slot);
             return events + received;
         }
         if let Some((_, link)) = self.core.links.at(slot)
