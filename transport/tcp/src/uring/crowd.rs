@@ -2,14 +2,14 @@
 //!
 //! To ask each of many links costs a system call for each, and to let each wait in the ring costs more than that. One
 //! `epoll_wait` names those that have bytes, and only they are asked. Few links are better asked without it, so every now
-//! and then those that had bytes are counted.
+//! and then those that had bytes are counted; where they are few, the ring watches all of them through their epoll set.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::event::{Timespec, epoll};
 
 use super::UringDriver;
-use super::operation::Flight;
+use super::operation::{self, Flight};
 use super::spin::HOT_LINKS_MAX;
 use crate::link::Link;
 
@@ -18,7 +18,13 @@ pub(super) struct Crowd {
     /// None if the loop does not spin.
     epoll: Option<OwnedFd>,
     events: Vec<epoll::Event>,
-    members: Vec<u32>,
+    members: usize,
+    /// Epoll is asked in each turn, and not only when the ring says that it knows something.
+    is_lively: bool,
+    /// The ring watches the epoll set.
+    is_watched: bool,
+    /// The ring has said so.
+    stirs: bool,
     /// Looks since links were counted last, and which count this is.
     looks: u32,
     count: u32,
@@ -30,8 +36,6 @@ pub(super) struct Crowd {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Place {
     is_member: bool,
-    /// Epoll tells about the link, member or not.
-    is_registered: bool,
     readable: Readable,
     /// The count in which the link was named last.
     named_in: u32,
@@ -48,13 +52,9 @@ enum Readable {
 }
 
 impl Place {
-    /// Notes that the link is no member any more.
-    pub(super) fn leave(&mut self) {
-        self.is_member = false;
-    }
-
-    pub(super) fn is_readable(&self) -> bool {
-        self.readable != Readable::No
+    /// Whether the link is a member that has not been named.
+    pub(super) fn waits(&self) -> bool {
+        self.is_member && self.readable == Readable::No
     }
 
     /// Notes that a receive has found less than it asked for.
@@ -62,6 +62,11 @@ impl Place {
         if self.readable == Readable::Yes {
             self.readable = Readable::No;
         }
+    }
+
+    /// Notes that a receive has found nothing.
+    pub(super) fn found_nothing(&mut self) {
+        self.readable = Readable::No;
     }
 }
 
@@ -72,70 +77,106 @@ impl Crowd {
         Ok(Self {
             epoll: is_busy.then(create).transpose()?,
             events: Vec::with_capacity(EVENTS_MAX),
-            members: Vec::new(),
+            members: 0,
+            is_lively: false,
+            is_watched: false,
+            stirs: false,
             looks: 0,
             count: 1,
             named: 0,
         })
     }
 
-    /// Whether links are in it.
-    pub(super) fn is_gathered(&self) -> bool {
-        !self.members.is_empty()
+    pub(super) fn is_lively(&self) -> bool {
+        self.is_lively
     }
 
-    /// Adds a link. False if the system refuses.
+    /// Begins to ask in each turn.
+    pub(super) fn liven_up(&mut self) {
+        self.is_lively = true;
+    }
+
+    /// Adds a link, which is asked once. False if the system refuses.
     pub(super) fn admit(&mut self, slot: u32, link: &mut Link<Flight>) -> bool {
+        use epoll::EventFlags;
         if link.io.place.is_member {
             return true;
         }
+        let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
+        let data = epoll::EventData::new_u64(slot.into());
         let Some(epoll) = &self.epoll else {
             return false;
         };
-        if !link.io.place.is_registered && register(epoll, slot, link).is_err() {
+        if epoll::add(epoll, &link.socket, data, flags).is_err() {
             return false;
         }
-        link.io.place.is_registered = true;
-        // Nothing was told about what came before now, so the link is asked once.
-        if link.io.place.readable == Readable::No {
-            link.io.place.readable = Readable::Yes;
-        }
+        self.members += 1;
         link.io.place.is_member = true;
-        self.members.push(slot);
+        link.io.place.readable = Readable::Yes;
         true
     }
 
-    /// Removes a link.
-    pub(super) fn dismiss(&mut self, slot: u32, place: &mut Place) {
-        if std::mem::take(&mut place.is_member) {
-            self.members.retain(|&member| member != slot);
+    /// Removes a link, if it is a member.
+    pub(super) fn dismiss(&mut self, link: &mut Link<Flight>) {
+        if let Some(epoll) = &self.epoll
+            && std::mem::take(&mut link.io.place.is_member)
+        {
+            self.members -= 1;
+            // The socket is there, and in the set.
+            let _ = epoll::delete(epoll, &link.socket);
         }
     }
 
-    /// One of the members, which is none any more.
-    pub(super) fn pop(&mut self) -> Option<u32> {
-        self.members.pop()
+    /// What the ring shall watch, if it shall and does not.
+    fn unwatched(&self) -> Option<BorrowedFd<'_>> {
+        use std::os::fd::AsFd;
+        let epoll = self.epoll.as_ref()?;
+        (self.members > 0 && !self.is_watched).then(|| epoll.as_fd())
+    }
+
+    /// Notes that the ring has seen something, and watches no more.
+    pub(super) fn stir(&mut self) {
+        (self.is_watched, self.stirs) = (false, true);
+    }
+
+    /// Whether epoll is to be asked now.
+    fn wants_look(&mut self) -> bool {
+        std::mem::take(&mut self.stirs) || self.is_lively
+    }
+
+    /// Counts a look, and decides now and then whether the next turns look too.
+    fn count_look(&mut self) {
+        self.looks += 1;
+        if self.looks >= LOOKS_OF_A_COUNT {
+            self.is_lively &= self.named > HOT_LINKS_MAX;
+            (self.looks, self.named) = (0, 0);
+            self.count = self.count.wrapping_add(1);
+        }
     }
 }
 
 impl UringDriver {
     /// Puts members of the crowd that have bytes on the work list.
     pub(super) fn look_around(&mut self) {
+        use epoll::EventFlags;
         let crowd = &mut self.spinning.crowd;
-        let Some(epoll) = crowd.epoll.as_ref().filter(|_| crowd.is_gathered()) else {
+        if !crowd.wants_look() {
+            return;
+        }
+        let Some(epoll) = &crowd.epoll else {
             return;
         };
         crowd.events.clear();
         self.core.counters.polls += 1;
         let buffer = rustix::buffer::spare_capacity(&mut crowd.events);
-        // Fails only for a signal, and is repeated in the next turn.
+        // Fails only for a signal, and what is there then is there in the next turn.
         let _ = epoll::wait(epoll, buffer, Some(&NOW));
+        crowd.stirs = crowd.events.len() == EVENTS_MAX;
         for &epoll::Event { flags, data } in &crowd.events {
             let slot = data.u64() as u32;
             let Some((_, link)) = self.core.links.at(slot) else {
                 continue;
             };
-            use epoll::EventFlags;
             let has_end = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
             link.io.place.readable = match flags.intersects(has_end) {
                 true => Readable::UntilTheEnd,
@@ -146,29 +187,24 @@ impl UringDriver {
             }
             self.core.queue(slot);
         }
-        crowd.looks += 1;
-        if crowd.looks == LOOKS_OF_A_COUNT {
-            let were_few = crowd.named <= HOT_LINKS_MAX;
-            (crowd.looks, crowd.named) = (0, 0);
-            crowd.count = crowd.count.wrapping_add(1);
-            if were_few {
-                self.cool();
-            }
+        crowd.count_look();
+    }
+
+    /// Lets the ring watch the crowd, if that is not asked in each turn or there will be none.
+    pub(super) fn watch_crowd(&mut self, is_last_turn: bool) {
+        let crowd = &mut self.spinning.crowd;
+        if (is_last_turn || !crowd.is_lively)
+            && let Some(epoll) = crowd.unwatched()
+        {
+            crowd.is_watched = operation::await_crowd(&mut self.ring, epoll);
         }
     }
-}
-
-fn register(epoll: &OwnedFd, slot: u32, link: &Link<Flight>) -> rustix::io::Result<()> {
-    use epoll::EventFlags;
-    let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
-    let data = epoll::EventData::new_u64(slot.into());
-    epoll::add(epoll, &link.socket, data, flags)
 }
 
 /// Events taken from the kernel at once.
 const EVENTS_MAX: usize = 256;
 
-/// Looks after which a crowd of few links is sent away: some hundreds of microseconds.
+/// Looks after which a crowd may be asked less: some hundreds of microseconds.
 const LOOKS_OF_A_COUNT: u32 = 512;
 
 const NOW: Timespec = Timespec {

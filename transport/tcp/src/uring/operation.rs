@@ -88,6 +88,7 @@ pub(crate) enum Kind {
     Bell,
     Alarm,
     Companion,
+    Crowd,
 }
 
 /// Packs what a completion is about, and which link or listener.
@@ -107,6 +108,7 @@ pub(crate) fn unmark(completion: &cqueue::Entry) -> (Kind, u32) {
         5 => Kind::Bell,
         6 => Kind::Alarm,
         7 => Kind::Companion,
+        8 => Kind::Crowd,
         other => unreachable!("no operation was marked with {other}"),
     };
     (kind, mark as u32)
@@ -239,6 +241,13 @@ pub(crate) fn await_bell(ring: &mut Ring, bell: BorrowedFd<'_>) -> bool {
     let entry = opcode::PollAdd::new(Fd(bell.as_raw_fd()), libc::POLLIN as u32).build();
     // SAFETY: the entry points to no memory.
     unsafe { ring.push(&entry.user_data(mark(Kind::Bell, 0))) }
+}
+
+/// Starts to wait until an epoll set knows something. False if the ring has no room.
+pub(crate) fn await_crowd(ring: &mut Ring, epoll: BorrowedFd<'_>) -> bool {
+    let entry = opcode::PollAdd::new(Fd(epoll.as_raw_fd()), libc::POLLIN as u32).build();
+    // SAFETY: the entry points to no memory.
+    unsafe { ring.push(&entry.user_data(mark(Kind::Crowd, 0))) }
 }
 
 /// Starts to wait until a companion is readable. False if the ring has no room.

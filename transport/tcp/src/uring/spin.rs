@@ -41,28 +41,20 @@ impl Spinning {
 
     /// Whether a link may be asked for heads in each turn.
     fn admit(&mut self, slot: u32) -> bool {
-        if self.crowd.is_gathered() {
-            return false;
-        }
         if self.hot.contains(&slot) {
             return true;
         }
-        let has_room = self.hot.len() < HOT_LINKS_MAX;
+        let has_room = self.hot.len() < HOT_LINKS_MAX && !self.crowd.is_lively();
         if has_room {
             self.hot.push(slot);
         }
         has_room
     }
 
-    /// One of the links, which waits in the ring from now on.
-    fn pop(&mut self) -> Option<u32> {
-        self.hot.pop().or_else(|| self.crowd.pop())
-    }
-
     /// Lets a link wait in the ring from now on.
     pub(super) fn dismiss(&mut self, slot: u32, link: &mut Link<Flight>) {
         self.hot.retain(|&hot| hot != slot);
-        self.crowd.dismiss(slot, &mut link.io.place);
+        self.crowd.dismiss(link);
     }
 }
 
@@ -86,16 +78,14 @@ impl UringDriver {
                 return None;
             }
             ReadTarget::Direct(_) => {}
-            ReadTarget::Staging if self.spinning.admit(slot) => {}
+            ReadTarget::Staging if link.io.place.waits() => {
+                link.prepare_to_wait(&mut self.core.apart);
+                return Some(0);
+            }
+            ReadTarget::Staging if self.spinning.admit(slot) => self.spinning.crowd.dismiss(link),
             ReadTarget::Staging => {
-                self.gather();
-                let (_, link) = self.core.links.at(slot)?;
-                if !self.spinning.crowd.admit(slot, link) {
+                if !self.gather(slot) {
                     return None;
-                }
-                if !link.io.place.is_readable() {
-                    link.prepare_to_wait(&mut self.core.apart);
-                    return Some(0);
                 }
             }
         }
@@ -131,7 +121,7 @@ impl UringDriver {
                 });
             }
             Err(Errno::AGAIN) => {
-                link.io.place.found_the_last();
+                link.io.place.found_nothing();
                 link.io.misses += 1;
                 if link.io.misses > MISSES_MAX {
                     link.io.misses = 0;
@@ -145,13 +135,17 @@ impl UringDriver {
         Some(0)
     }
 
-    /// Makes a crowd of the links that are asked in each turn, because they become many.
-    fn gather(&mut self) {
+    /// Adds a link to the crowd, and with it those that are asked in each turn, because they become many. False if
+    /// the system refuses.
+    fn gather(&mut self, slot: u32) -> bool {
+        self.spinning.crowd.liven_up();
         while let Some(slot) = self.spinning.hot.pop() {
             if let Some((_, link)) = self.core.links.at(slot) {
                 self.spinning.crowd.admit(slot, link);
             }
         }
+        let (_, link) = self.core.links.at(slot).expect("a link that reads");
+        self.spinning.crowd.admit(slot, link)
     }
 
     /// Sends what is queued, as far as the socket takes it. `None` if the rest shall wait in the ring, else
@@ -201,20 +195,18 @@ impl UringDriver {
         }
     }
 
-    /// Lets all links wait in the ring.
+    /// Lets all links wait in the ring, because the loop goes to sleep.
     pub(super) fn cool(&mut self) {
-        while let Some(slot) = self.spinning.pop() {
-            let Some((_, link)) = self.core.links.at(slot) else {
-                continue;
-            };
-            link.io.place.leave();
-            if link.phase.reads()
+        while let Some(slot) = self.spinning.hot.pop() {
+            if let Some((_, link)) = self.core.links.at(slot)
+                && link.phase.reads()
                 && !link.io.receiving()
                 && !operation::receive(&mut self.ring, slot, link, &mut self.core.apart)
             {
                 self.core.queue(slot);
             }
         }
+        self.watch_crowd(true);
     }
 }
 

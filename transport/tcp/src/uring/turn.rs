@@ -92,6 +92,7 @@ impl UringDriver {
 
     /// Watches what is not a link.
     pub(super) fn watch(&mut self) {
+        self.watch_crowd(false);
         if !self.bell_watched {
             self.bell_watched = operation::await_bell(&mut self.ring, self.core.bell.inside());
         }
@@ -191,6 +192,7 @@ impl UringDriver {
             }
             Kind::Companion => self.companion_stirs(subject as usize, completion.result()),
             Kind::Alarm => self.alarm.armed = false,
+            Kind::Crowd => self.spinning.crowd.stir(),
         }
         0
     }
