@@ -66,6 +66,38 @@ for_each_driver! {
         assert!(start.elapsed() < PATIENCE);
     }
 
+    fn any_of_many_links_ends_a_park(driver) {
+        let (mut a, mut b) = (Side::new(driver), Side::new(driver));
+        let address = b.listen();
+        let links: Vec<_> = (0..20).map(|_| a.transport.connect(address).unwrap()).collect();
+        both(&mut a, &mut b, "all are connected", |a, b| {
+            a.connected.len() == 20 && b.accepted.len() == 20
+        });
+        for _ in 0..20 {
+            b.adopt();
+        }
+        let payload = Buffer::from(pattern(60, 1));
+        let start = Instant::now();
+        for round in 0..10 {
+            for &link in &links {
+                assert!(a.send(link, 0, &payload));
+            }
+            both(&mut a, &mut b, "all came", |_, b| b.messages.len() == 20 * (2 * round + 1));
+            for &link in &links {
+                quiet(&mut b);
+                b.transport.park(Some(Duration::from_millis(1))).unwrap();
+                assert!(a.send(link, 0, &payload));
+                a.turn();
+                let expected = b.seen.messages.len() + 1;
+                while b.seen.messages.len() < expected {
+                    b.transport.park(Some(PATIENCE)).unwrap();
+                    b.turn();
+                }
+            }
+        }
+        assert!(start.elapsed() < PATIENCE);
+    }
+
     fn no_wake_is_lost_between_two_threads(driver) {
         use std::sync::Arc;
         use std::sync::atomic::{AtomicU64, Ordering};

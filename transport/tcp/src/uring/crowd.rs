@@ -139,6 +139,11 @@ impl Crowd {
         (self.is_watched, self.stirs) = (false, true);
     }
 
+    /// Whether the next turn will ask epoll for a reason.
+    pub(super) fn stirs(&self) -> bool {
+        self.stirs
+    }
+
     /// Whether epoll is to be asked now.
     fn wants_look(&mut self) -> bool {
         std::mem::take(&mut self.stirs) || self.is_lively
@@ -197,6 +202,8 @@ impl UringDriver {
             && let Some(epoll) = crowd.unwatched()
         {
             crowd.is_watched = operation::await_crowd(&mut self.ring, epoll);
+            // Without room in the ring the next turn looks itself.
+            crowd.stirs |= !crowd.is_watched;
         }
     }
 }

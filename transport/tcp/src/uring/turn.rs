@@ -218,7 +218,10 @@ impl UringDriver {
 
     /// Whether a turn has something to do without entering the kernel.
     pub(super) fn has_work(&mut self) -> bool {
-        self.core.has_work() || self.batch_done < self.batch.len() || self.ring.has_completions()
+        self.core.has_work()
+            || self.spinning.crowd.stirs()
+            || self.batch_done < self.batch.len()
+            || self.ring.has_completions()
     }
 
     fn received(
