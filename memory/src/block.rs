@@ -210,12 +210,8 @@ impl Drop for UniqueBlock {
 }
 
 impl SharedBlock {
-    /// Counts so many references at once.
+    /// Counts so many references at once, which are few beside those that would make the count overflow.
     pub(crate) fn spare(&self, count: u32) -> SpareReferences {
-        assert!(
-            count <= SPARE_MAX,
-            "{count} references at once, allowed are {SPARE_MAX}"
-        );
         // SAFETY: this block is out, so the shared state is alive.
         unsafe { self.pool.as_ref() }.entry(self.id).retain(count);
         SpareReferences {
@@ -412,6 +408,3 @@ static NEXT_SERIAL: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64:
 /// Keeps what other threads write off the cache lines, and their prefetched neighbours, of what they read.
 #[repr(align(128))]
 struct CacheLines<T>(T);
-
-/// Most references that are counted at once: few beside those that an overflow would need.
-const SPARE_MAX: u32 = 1 << 16;

@@ -12,7 +12,7 @@ use crate::BufferMut;
 use crate::block::{SharedBlock, SpareReferences};
 use crate::buffer_mut::DropOnly;
 use crate::heap::HeapBlock;
-use crate::lease::Lease;
+use crate::lease::{Lease, SpareLeases};
 use crate::region::{Region, SharedMemory};
 
 /// Read-only memory with any number of owners.
@@ -29,7 +29,15 @@ pub struct Buffer {
 #[derive(Debug)]
 pub struct Parts {
     whole: Buffer,
-    spare: Option<SpareReferences>,
+    spare: Spare,
+}
+
+/// What of the owner of [`Parts`] is counted.
+#[derive(Debug)]
+enum Spare {
+    Nothing,
+    Arena(SpareReferences),
+    Lease(SpareLeases),
 }
 
 /// What keeps the bytes of a [`Buffer`] alive.
@@ -40,7 +48,7 @@ pub(crate) enum SharedOwner {
     Arena(SharedBlock),
     Heap(Arc<HeapBlock>),
     Foreign(#[expect(dead_code, reason = "held to be dropped")] Arc<dyn Send + Sync>),
-    Lease(#[expect(dead_code, reason = "held to be dropped")] Lease),
+    Lease(Lease),
 }
 
 // SAFETY: the bytes are only read while buffers over them exist, and each kind of owner is `Send` and `Sync`.
@@ -198,15 +206,25 @@ impl Buffer {
 }
 
 impl Parts {
-    /// Prepares for so many parts, of which more or fewer may be made. Of the memory of an arena; other memory is shared
-    /// part by part.
+    /// Most parts that are counted at once.
+    pub const COUNT_MAX: u32 = 1 << 16;
+
+    /// Prepares for so many parts, of which more or fewer may be made. Of the memory of an arena, or of a
+    /// [lender](crate::Leases); other memory is shared part by part.
     ///
     /// # Panics
-    /// If `count` is above 65,536.
+    /// If `count` is above [`Parts::COUNT_MAX`].
     pub fn new(whole: Buffer, count: u32) -> Self {
+        // Few beside those that would make a count overflow.
+        assert!(
+            count <= Self::COUNT_MAX,
+            "{count} references at once, allowed are {}",
+            Self::COUNT_MAX
+        );
         let spare = match &whole.owner {
-            SharedOwner::Arena(block) => Some(block.spare(count)),
-            _ => None,
+            SharedOwner::Arena(block) => Spare::Arena(block.spare(count)),
+            SharedOwner::Lease(lease) => Spare::Lease(lease.spare(count)),
+            SharedOwner::Static | SharedOwner::Heap(_) | SharedOwner::Foreign(_) => Spare::Nothing,
         };
         Self { whole, spare }
     }
@@ -228,15 +246,28 @@ impl Parts {
             "part {range:?} of a buffer of {} bytes",
             self.whole.len
         );
-        let spare = self.spare.as_mut().filter(|_| !range.is_empty());
-        match spare.and_then(SpareReferences::take) {
-            Some(block) => Buffer {
+        if range.is_empty() {
+            return Buffer::new();
+        }
+        match self.spare.take() {
+            Some(owner) => Buffer {
                 // SAFETY: inside of the buffer, as just asserted.
                 start: unsafe { self.whole.start.add(range.start) },
                 len: range.len(),
-                owner: SharedOwner::Arena(block),
+                owner,
             },
             None => self.whole.slice(range),
+        }
+    }
+}
+
+impl Spare {
+    #[inline]
+    fn take(&mut self) -> Option<SharedOwner> {
+        match self {
+            Self::Nothing => None,
+            Self::Arena(spare) => spare.take().map(SharedOwner::Arena),
+            Self::Lease(spare) => spare.take().map(SharedOwner::Lease),
         }
     }
 }

@@ -1,5 +1,11 @@
+#![expect(
+    unsafe_code,
+    reason = "references to a borrowed part count as one to its lender"
+)]
+
 use std::fmt;
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
@@ -30,11 +36,28 @@ struct Table {
     counts: Box<[AtomicUsize]>,
 }
 
-/// One of several references to a borrowed part.
+/// One of several references to a borrowed part. All of them together hold one to the table.
 pub(crate) struct Lease {
-    table: Arc<Table>,
+    table: NonNull<Table>,
     number: u32,
 }
+
+/// References to a borrowed part that are counted, and not made yet.
+#[derive(Debug)]
+pub(crate) struct SpareLeases {
+    table: NonNull<Table>,
+    number: u32,
+    count: u32,
+}
+
+// SAFETY: the lender and the counts may be used by any thread, and whoever drops the last reference to a part may be any.
+unsafe impl Send for Lease {}
+// SAFETY: a shared reference to it reads the table only, and clones touch an atomic.
+unsafe impl Sync for Lease {}
+// SAFETY: as for `Lease`.
+unsafe impl Send for SpareLeases {}
+// SAFETY: as for `Lease`; a shared reference to it does nothing.
+unsafe impl Sync for SpareLeases {}
 
 impl Leases {
     /// Nothing is borrowed yet, and what will be is under numbers below `count`.
@@ -58,8 +81,10 @@ impl Leases {
         count
             .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
             .ok()?;
+        let table = Arc::into_raw(Arc::clone(&self.table)).cast_mut();
         let lease = Lease {
-            table: Arc::clone(&self.table),
+            // SAFETY: a pointer out of an `Arc` is not null.
+            table: unsafe { NonNull::new_unchecked(table) },
             number,
         };
         Some(Buffer::from_lease(lease, place))
@@ -69,32 +94,87 @@ impl Leases {
 impl Lease {
     /// A part of the memory that it is a reference to.
     pub(crate) fn part(&self, place: Range<usize>) -> &[u8] {
-        self.table.lender.part(place)
+        // SAFETY: references to the part keep the table.
+        unsafe { self.table.as_ref() }.lender.part(place)
     }
 
-    fn count(&self) -> &AtomicUsize {
-        &self.table.counts[self.number as usize]
+    /// Counts so many references at once.
+    pub(crate) fn spare(&self, count: u32) -> SpareLeases {
+        // SAFETY: references to the part keep the table.
+        unsafe { self.table.as_ref() }.retain(self.number, count);
+        SpareLeases {
+            table: self.table,
+            number: self.number,
+            count,
+        }
+    }
+}
+
+impl SpareLeases {
+    /// One of the references, if any is left.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Option<Lease> {
+        self.count = self.count.checked_sub(1)?;
+        Some(Lease {
+            table: self.table,
+            number: self.number,
+        })
+    }
+}
+
+impl Table {
+    #[inline]
+    fn retain(&self, number: u32, count: u32) {
+        // Whoever calls has a reference, so that nobody can find that it was the last.
+        self.counts[number as usize].fetch_add(count as usize, Ordering::Relaxed);
+    }
+}
+
+/// # Safety
+/// The caller owns so many references to the part with this number, and does not use them after the call.
+#[inline]
+unsafe fn release(table: NonNull<Table>, number: u32, count: u32) {
+    let count = count as usize;
+    // SAFETY: references to the part keep the table. After this count nothing of it is touched, unless it was the last.
+    let before = unsafe {
+        let counts = &table.as_ref().counts;
+        counts[number as usize].fetch_sub(count, Ordering::Release)
+    };
+    if before == count {
+        // What others did with the part is over before it is given back.
+        fence(Ordering::Acquire);
+        // SAFETY: out of `Arc::into_raw` when the part was borrowed, and taken back by its last reference alone.
+        let table = unsafe { Arc::from_raw(table.as_ptr()) };
+        table.lender.give_back(number as usize);
     }
 }
 
 impl Clone for Lease {
+    #[inline]
     fn clone(&self) -> Self {
-        let table = Arc::clone(&self.table);
-        // Whoever clones has a reference, so that nobody can find that it was the last.
-        self.count().fetch_add(1, Ordering::Relaxed);
+        // SAFETY: references to the part keep the table.
+        unsafe { self.table.as_ref() }.retain(self.number, 1);
         Self {
-            table,
+            table: self.table,
             number: self.number,
         }
     }
 }
 
 impl Drop for Lease {
+    #[inline]
     fn drop(&mut self) {
-        if self.count().fetch_sub(1, Ordering::Release) == 1 {
-            // What others did with the part is over before it is given back.
-            fence(Ordering::Acquire);
-            self.table.lender.give_back(self.number as usize);
+        // SAFETY: one reference, which is going.
+        unsafe { release(self.table, self.number, 1) };
+    }
+}
+
+impl Drop for SpareLeases {
+    #[inline]
+    fn drop(&mut self) {
+        if self.count > 0 {
+            // SAFETY: references that are counted, and go.
+            unsafe { release(self.table, self.number, self.count) };
         }
     }
 }
@@ -112,6 +192,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
+    use crate::Parts;
 
     struct Library {
         text: Box<[u8]>,
@@ -159,6 +240,23 @@ mod tests {
         assert_eq!(&other[..], b"0123456789", "the lender lives as long");
         drop(other);
         assert_eq!(*returned.lock().unwrap(), [1, 2]);
+    }
+
+    #[test]
+    fn parts_that_are_counted_at_once_give_back_with_the_last_of_them() {
+        for (count, cut) in [(0, 0), (0, 2), (3, 0), (3, 1), (3, 3), (3, 5)] {
+            let (leases, returned) = library();
+            let mut parts = Parts::new(leases.borrow(1, 2..9).unwrap(), count);
+            drop(leases);
+            let kept: Vec<Buffer> = (0..cut).map(|at| parts.cut(at..at + 2)).collect();
+            drop(parts);
+            for (at, part) in kept.into_iter().enumerate() {
+                assert_eq!(part[..], b"23456789"[at..at + 2]);
+                assert_eq!(*returned.lock().unwrap(), [], "{count} {cut}");
+            }
+            assert_eq!(*returned.lock().unwrap(), [1], "{count} {cut}");
+            assert_eq!(Arc::strong_count(&returned), 1, "the lender is gone");
+        }
     }
 
     #[test]

@@ -16,6 +16,17 @@ pub struct TensorMeta {
 }
 
 impl TensorMeta {
+    /// A tensor like this with that data. Inlined, so that it is made where it is wanted.
+    #[inline(always)]
+    pub(crate) fn tensor(&self, data: Buffer) -> Tensor {
+        Tensor {
+            dtype: self.dtype,
+            shape: self.shape.clone(),
+            is_dead: self.is_dead,
+            data,
+        }
+    }
+
     /// Whether this is what [`Tensor::meta`] says of a tensor.
     #[inline]
     pub(crate) fn is_of(&self, tensor: &Tensor) -> bool {

@@ -3,7 +3,7 @@ use smallvec::SmallVec;
 
 use super::client::CallId;
 use crate::wire::{DATA_ALIGNMENT_BYTES, filled_up};
-use crate::{Response, Status, Tensor, TensorMeta};
+use crate::{Response, Status, TensorMeta};
 
 /// Successful answers of one tensor each, until their caller takes them.
 ///
@@ -174,12 +174,7 @@ impl ReadyAnswer<'_> {
                 Memory::Own(data) => std::mem::take(data),
             },
         };
-        Ok(Response::Tensors(SmallVec::from_buf([Tensor {
-            dtype: meta.dtype,
-            shape: meta.shape.clone(),
-            is_dead: meta.is_dead,
-            data,
-        }])))
+        Ok(Response::Tensors(SmallVec::from_buf([meta.tensor(data)])))
     }
 }
 

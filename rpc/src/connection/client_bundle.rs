@@ -17,7 +17,7 @@ use crate::wire::{
     AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_METHOD, BundleReader, BundledReceive, Malformed, Problem,
     RECEIVE_BYTES, RECORD_BYTES, RequestHeader, ResponseHeader, decode_record,
 };
-use crate::{Response, Status, Tensor, TensorMeta, Text};
+use crate::{Response, Status, TensorMeta, Text};
 
 impl ClientConnection {
     /// Queues a request for one tensor in a frame with others, which the peer knows.
@@ -190,12 +190,7 @@ pub(super) fn small_tensor(
     landings: &mut dyn Landings,
 ) -> Result<Response, Status> {
     let data = small_data(token, meta, data, limits, landings)?;
-    Ok(Response::Tensors(SmallVec::from_buf([Tensor {
-        dtype: meta.dtype,
-        shape: meta.shape.clone(),
-        is_dead: meta.is_dead,
-        data,
-    }])))
+    Ok(Response::Tensors(SmallVec::from_buf([meta.tensor(data)])))
 }
 
 /// The data of a tensor that is there as a whole, in memory of its own.

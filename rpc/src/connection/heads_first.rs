@@ -1,4 +1,4 @@
-use grpcxx_memory::{Buffer, BufferMut};
+use grpcxx_memory::{Buffer, BufferMut, Parts};
 use grpcxx_transport::{Frame, Landing, Next};
 use smallvec::SmallVec;
 
@@ -56,8 +56,10 @@ fn put_together(tensors: &[Tensor], mut memory: BufferMut) -> Buffer {
         let (place, behind) = rest.split_at_mut(filled_up(data.len() as u64) as usize);
         let (place, fill) = place.split_at_mut(data.len());
         place.copy_from_slice(data);
-        // The peer sees all of it.
-        fill.fill(0);
+        if !fill.is_empty() {
+            // The peer sees all of it.
+            fill.fill(0);
+        }
         rest = behind;
     }
     memory.freeze()
@@ -182,7 +184,7 @@ impl HeadsFirst {
             .take_while(|piece| piece.memory.is_some());
         for _ in 0..there.count() {
             let piece = self.landing.remove(0);
-            self.add(piece.tensors, &piece.memory.unwrap_or_default());
+            self.add(piece.tensors, piece.memory.unwrap_or_default());
         }
     }
 
@@ -329,7 +331,7 @@ impl HeadsFirst {
 
     fn arrive(&mut self, tensors: usize, memory: Buffer) {
         if self.landing.is_empty() {
-            self.add(tensors, &memory);
+            self.add(tensors, memory);
         } else {
             self.landing.push(Piece {
                 tensors,
@@ -339,17 +341,15 @@ impl HeadsFirst {
     }
 
     /// Makes tensors of their memory.
-    fn add(&mut self, tensors: usize, memory: &Buffer) {
+    fn add(&mut self, tensors: usize, memory: Buffer) {
         let mut at_byte = 0;
+        // Those without data have no part.
+        let with_data = (memory.len() as u64).div_ceil(DATA_ALIGNMENT_BYTES) as usize;
+        let mut memory = Parts::new(memory, tensors.min(with_data) as u32);
         for _ in 0..tensors {
             let meta = self.arriving.advance(&self.heads);
             let end = at_byte + meta.data_bytes as usize;
-            self.arrived.push(Tensor {
-                dtype: meta.dtype,
-                shape: meta.shape.clone(),
-                is_dead: meta.is_dead,
-                data: memory.slice(at_byte..end),
-            });
+            self.arrived.push(meta.tensor(memory.cut(at_byte..end)));
             at_byte = filled_up(end as u64) as usize;
         }
     }
@@ -401,4 +401,7 @@ const SHARED_TENSOR_BYTES_MAX: u64 = 32 << 10;
 /// Longest memory that tensors share. It stays as long as one of them does.
 const BLOCK_BYTES_MAX: usize = 1 << 20;
 
-const _: () = assert!(SHARED_TENSOR_BYTES_MAX < BLOCK_BYTES_MAX as u64);
+const _: () = assert!(
+    SHARED_TENSOR_BYTES_MAX < BLOCK_BYTES_MAX as u64
+        && BLOCK_BYTES_MAX / DATA_ALIGNMENT_BYTES as usize <= Parts::COUNT_MAX as usize
+);
