@@ -46,14 +46,6 @@ pub(crate) struct SharedBlock {
     id: BlockId,
 }
 
-/// References to a block that are counted, and not made yet.
-#[derive(Debug)]
-pub(crate) struct SpareReferences {
-    pool: NonNull<PoolShared>,
-    id: BlockId,
-    count: u32,
-}
-
 // SAFETY: the owner's side touches shared state only through atomics and immutable fields, and the rest is
 // its own.
 unsafe impl Send for Pool {}
@@ -65,11 +57,6 @@ unsafe impl Sync for UniqueBlock {}
 unsafe impl Send for SharedBlock {}
 // SAFETY: as for `UniqueBlock`; cloning touches an atomic.
 unsafe impl Sync for SharedBlock {}
-// SAFETY: as for `SharedBlock`.
-unsafe impl Send for SpareReferences {}
-// SAFETY: as for `SharedBlock`; a shared reference to it does nothing.
-unsafe impl Sync for SpareReferences {}
-
 impl Pool {
     /// Memory for `page_count` pages with up to `slab_count` slabs, neither of them zero.
     pub(crate) fn new(
@@ -210,15 +197,19 @@ impl Drop for UniqueBlock {
 }
 
 impl SharedBlock {
-    /// Counts so many references at once, which are few beside those that would make the count overflow.
-    pub(crate) fn spare(&self, count: u32) -> SpareReferences {
+    /// Counts so many references more, which are few beside those that would make the count overflow.
+    #[inline]
+    pub(crate) fn retain(&self, count: u32) {
         // SAFETY: this block is out, so the shared state is alive.
         unsafe { self.pool.as_ref() }.entry(self.id).retain(count);
-        SpareReferences {
-            pool: self.pool,
-            id: self.id,
-            count,
-        }
+    }
+
+    /// Takes back the count of references that nobody has, so that the last one cannot be among them.
+    #[inline]
+    pub(crate) fn discount(&self, count: u32) {
+        // SAFETY: this block is out, so the shared state is alive.
+        let was_last = unsafe { self.pool.as_ref() }.entry(self.id).release(count);
+        debug_assert!(!was_last, "this is a reference too");
     }
 
     /// Whether this is the only reference.
@@ -279,34 +270,6 @@ impl Drop for SharedBlock {
         let entry = unsafe { self.pool.as_ref() }.entry(self.id);
         entry.bytes.read();
         if entry.release(1) {
-            // SAFETY: the last owner of the block, and going.
-            unsafe { give_back(self.pool, self.id) };
-        }
-    }
-}
-
-impl SpareReferences {
-    /// One of the references, if any is left.
-    #[inline]
-    pub(crate) fn take(&mut self) -> Option<SharedBlock> {
-        self.count = self.count.checked_sub(1)?;
-        Some(SharedBlock {
-            pool: self.pool,
-            id: self.id,
-        })
-    }
-}
-
-impl Drop for SpareReferences {
-    #[inline]
-    fn drop(&mut self) {
-        if self.count == 0 {
-            return;
-        }
-        // SAFETY: references that are counted keep the block out, so the shared state is alive.
-        let entry = unsafe { self.pool.as_ref() }.entry(self.id);
-        entry.bytes.read();
-        if entry.release(self.count) {
             // SAFETY: the last owner of the block, and going.
             unsafe { give_back(self.pool, self.id) };
         }

@@ -9,10 +9,10 @@ use std::sync::atomic::{Ordering, fence};
 use bytes::Bytes;
 
 use crate::BufferMut;
-use crate::block::{SharedBlock, SpareReferences};
+use crate::block::SharedBlock;
 use crate::buffer_mut::DropOnly;
 use crate::heap::HeapBlock;
-use crate::lease::{Lease, SpareLeases};
+use crate::lease::Lease;
 use crate::region::{Region, SharedMemory};
 
 /// Read-only memory with any number of owners.
@@ -29,15 +29,8 @@ pub struct Buffer {
 #[derive(Debug)]
 pub struct Parts {
     whole: Buffer,
-    spare: Spare,
-}
-
-/// What of the owner of [`Parts`] is counted.
-#[derive(Debug)]
-enum Spare {
-    Nothing,
-    Arena(SpareReferences),
-    Lease(SpareLeases),
+    /// References to its owner that are counted, and not made yet.
+    spare: u32,
 }
 
 /// What keeps the bytes of a [`Buffer`] alive.
@@ -221,11 +214,7 @@ impl Parts {
             "{count} references at once, allowed are {}",
             Self::COUNT_MAX
         );
-        let spare = match &whole.owner {
-            SharedOwner::Arena(block) => Spare::Arena(block.spare(count)),
-            SharedOwner::Lease(lease) => Spare::Lease(lease.spare(count)),
-            SharedOwner::Static | SharedOwner::Heap(_) | SharedOwner::Foreign(_) => Spare::Nothing,
-        };
+        let spare = if whole.owner.retain(count) { count } else { 0 };
         Self { whole, spare }
     }
 
@@ -249,25 +238,51 @@ impl Parts {
         if range.is_empty() {
             return Buffer::new();
         }
-        match self.spare.take() {
-            Some(owner) => Buffer {
-                // SAFETY: inside of the buffer, as just asserted.
-                start: unsafe { self.whole.start.add(range.start) },
-                len: range.len(),
-                owner,
-            },
-            None => self.whole.slice(range),
+        let owner = match self.spare.checked_sub(1) {
+            Some(spare) => {
+                self.spare = spare;
+                // SAFETY: one of the references that were counted; those of this kind are copies of each other. Made as a
+                // whole, for what is put together of parts cannot be moved until they are written.
+                unsafe { std::ptr::read(&self.whole.owner) }
+            }
+            None => self.whole.owner.clone(),
+        };
+        Buffer {
+            // SAFETY: inside of the buffer, as asserted.
+            start: unsafe { self.whole.start.add(range.start) },
+            len: range.len(),
+            owner,
         }
     }
 }
 
-impl Spare {
+impl Drop for Parts {
     #[inline]
-    fn take(&mut self) -> Option<SharedOwner> {
+    fn drop(&mut self) {
+        if self.spare > 0 {
+            self.whole.owner.discount(self.spare);
+        }
+    }
+}
+
+impl SharedOwner {
+    /// Counts so many references more, each of which is a copy of this one. False if those of this kind are made one by
+    /// one.
+    fn retain(&self, count: u32) -> bool {
         match self {
-            Self::Nothing => None,
-            Self::Arena(spare) => spare.take().map(SharedOwner::Arena),
-            Self::Lease(spare) => spare.take().map(SharedOwner::Lease),
+            Self::Arena(block) => block.retain(count),
+            Self::Lease(lease) => lease.retain(count),
+            Self::Static | Self::Heap(_) | Self::Foreign(_) => return false,
+        }
+        true
+    }
+
+    /// Takes back the count of references that were counted and not made.
+    fn discount(&self, count: u32) {
+        match self {
+            Self::Arena(block) => block.discount(count),
+            Self::Lease(lease) => lease.discount(count),
+            Self::Static | Self::Heap(_) | Self::Foreign(_) => {}
         }
     }
 }

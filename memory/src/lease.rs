@@ -42,23 +42,10 @@ pub(crate) struct Lease {
     number: u32,
 }
 
-/// References to a borrowed part that are counted, and not made yet.
-#[derive(Debug)]
-pub(crate) struct SpareLeases {
-    table: NonNull<Table>,
-    number: u32,
-    count: u32,
-}
-
 // SAFETY: the lender and the counts may be used by any thread, and whoever drops the last reference to a part may be any.
 unsafe impl Send for Lease {}
 // SAFETY: a shared reference to it reads the table only, and clones touch an atomic.
 unsafe impl Sync for Lease {}
-// SAFETY: as for `Lease`.
-unsafe impl Send for SpareLeases {}
-// SAFETY: as for `Lease`; a shared reference to it does nothing.
-unsafe impl Sync for SpareLeases {}
-
 impl Leases {
     /// Nothing is borrowed yet, and what will be is under numbers below `count`.
     pub fn new(lender: impl Lender, count: u32) -> Self {
@@ -98,62 +85,31 @@ impl Lease {
         unsafe { self.table.as_ref() }.lender.part(place)
     }
 
-    /// Counts so many references at once.
-    pub(crate) fn spare(&self, count: u32) -> SpareLeases {
-        // SAFETY: references to the part keep the table.
-        unsafe { self.table.as_ref() }.retain(self.number, count);
-        SpareLeases {
-            table: self.table,
-            number: self.number,
-            count,
-        }
-    }
-}
-
-impl SpareLeases {
-    /// One of the references, if any is left.
+    /// Counts so many references more, which are few beside those that would make the count overflow.
     #[inline]
-    pub(crate) fn take(&mut self) -> Option<Lease> {
-        self.count = self.count.checked_sub(1)?;
-        Some(Lease {
-            table: self.table,
-            number: self.number,
-        })
-    }
-}
-
-impl Table {
-    #[inline]
-    fn retain(&self, number: u32, count: u32) {
+    pub(crate) fn retain(&self, count: u32) {
         // Whoever calls has a reference, so that nobody can find that it was the last.
-        self.counts[number as usize].fetch_add(count as usize, Ordering::Relaxed);
+        self.count().fetch_add(count as usize, Ordering::Relaxed);
     }
-}
 
-/// # Safety
-/// The caller owns so many references to the part with this number, and does not use them after the call.
-#[inline]
-unsafe fn release(table: NonNull<Table>, number: u32, count: u32) {
-    let count = count as usize;
-    // SAFETY: references to the part keep the table. After this count nothing of it is touched, unless it was the last.
-    let before = unsafe {
-        let counts = &table.as_ref().counts;
-        counts[number as usize].fetch_sub(count, Ordering::Release)
-    };
-    if before == count {
-        // What others did with the part is over before it is given back.
-        fence(Ordering::Acquire);
-        // SAFETY: out of `Arc::into_raw` when the part was borrowed, and taken back by its last reference alone.
-        let table = unsafe { Arc::from_raw(table.as_ptr()) };
-        table.lender.give_back(number as usize);
+    /// Takes back the count of references that nobody has, so that the last one cannot be among them.
+    #[inline]
+    pub(crate) fn discount(&self, count: u32) {
+        self.count().fetch_sub(count as usize, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn count(&self) -> &AtomicUsize {
+        // SAFETY: references to the part keep the table.
+        let counts = unsafe { &self.table.as_ref().counts };
+        &counts[self.number as usize]
     }
 }
 
 impl Clone for Lease {
     #[inline]
     fn clone(&self) -> Self {
-        // SAFETY: references to the part keep the table.
-        unsafe { self.table.as_ref() }.retain(self.number, 1);
+        self.retain(1);
         Self {
             table: self.table,
             number: self.number,
@@ -164,17 +120,13 @@ impl Clone for Lease {
 impl Drop for Lease {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: one reference, which is going.
-        unsafe { release(self.table, self.number, 1) };
-    }
-}
-
-impl Drop for SpareLeases {
-    #[inline]
-    fn drop(&mut self) {
-        if self.count > 0 {
-            // SAFETY: references that are counted, and go.
-            unsafe { release(self.table, self.number, self.count) };
+        // After this nothing of the table is touched, unless it was the last reference.
+        if self.count().fetch_sub(1, Ordering::Release) == 1 {
+            // What others did with the part is over before it is given back.
+            fence(Ordering::Acquire);
+            // SAFETY: out of `Arc::into_raw` when the part was borrowed, and taken back by its last reference alone.
+            let table = unsafe { Arc::from_raw(self.table.as_ptr()) };
+            table.lender.give_back(self.number as usize);
         }
     }
 }

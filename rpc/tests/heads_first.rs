@@ -9,6 +9,7 @@ use grpcxx_rpc::{
     Code, ConnectionLimits, DType, Features, Method, PeerViolation, Request, Response, Shape,
     Status, Tensor, Text,
 };
+use grpcxx_transport::Outcome;
 use proptest::prelude::*;
 use support::make::{bytes_tensor, fuse};
 use support::{Pair, tensors};
@@ -358,4 +359,46 @@ fn data_is_put_together_where_the_link_can_lend_it() {
         pair.client.offer(&bytes);
         assert_eq!(received(&mut pair), sent);
     }
+}
+
+/// What a service keeps travels as all else does, and nobody gets it back.
+#[test]
+fn tensors_that_their_owner_keeps_arrive_or_are_forgotten() {
+    let cases = [
+        vec![bytes_tensor(5, 1)],
+        vec![bytes_tensor(1000, 1), bytes_tensor(3, 2)],
+        vec![bytes_tensor(9 << 10, 1), bytes_tensor(5, 1)],
+    ];
+    for sent in cases {
+        let mut pair = Pair::announced();
+        for is_lost in [true, false] {
+            pair.call(request(sent.len()));
+            pair.carry_requests();
+            let id = pair.request().id;
+            let mut answer = || pair.server.end.answer_kept_in(id, &sent, &mut |_| None);
+            assert!(answer());
+            assert!(!answer(), "it has its answer");
+            if is_lost {
+                let frame = pair.server.end.poll_frame().expect("the answer");
+                pair.server.end.handle_sent(frame, Outcome::Lost);
+            }
+        }
+        pair.carry_responses();
+        assert_eq!(received(&mut pair), sent);
+        pair.server
+            .close(&Status::new(Code::Unavailable, "the link is gone"));
+        assert_eq!(pair.server.end.poll_undelivered(), None);
+    }
+}
+
+#[test]
+fn kept_tensors_are_counted_too() {
+    let mut pair = Pair::announced();
+    pair.call(request(3));
+    pair.carry_requests();
+    let id = pair.request().id;
+    let sent = [bytes_tensor(1, 1), bytes_tensor(2, 2)];
+    assert!(pair.server.end.answer_kept_in(id, &sent, &mut |_| None));
+    pair.carry_responses();
+    assert_eq!(pair.finished().result.unwrap_err().code, Code::Internal);
 }

@@ -75,6 +75,9 @@ pub enum AtOnce {
 pub enum Served {
     /// Here is the answer.
     Now(CallResult),
+    /// The tensors of the keys, in their order, which the service keeps: if they do not reach the peer, they are not put
+    /// into a step. What is asked for again and again is answered without a look at the reference counts of its tensors.
+    Kept(Arc<[Tensor]>),
     /// The answer comes through the responder.
     Later(Promise),
     /// Not mine.

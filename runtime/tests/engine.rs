@@ -8,7 +8,9 @@ use grpcxx_rpc::{
     Code, DType, GraphCall, Method, RendezvousKey, Request, Response, Shape, Status, Tensor, Text,
 };
 use grpcxx_runtime::cluster::TaskId;
-use grpcxx_runtime::{Engine, EngineOptions, STORE_LIST, STORE_PULL, STORE_PUSH};
+use grpcxx_runtime::{
+    Engine, EngineOptions, Later, STORE_LIST, STORE_PULL, STORE_PUSH, Served, Service,
+};
 
 fn options(job: &str, shards: usize) -> EngineOptions {
     EngineOptions {
@@ -352,6 +354,42 @@ fn a_task_serves_its_own_calls_without_a_connection() {
     );
     assert_eq!(waiting.wait().unwrap_err().code, Code::DeadlineExceeded);
     assert_eq!(server.counters().accepted, 0);
+}
+
+/// Answers all receives with the same tensors.
+struct Keeper(Arc<[Tensor]>);
+
+impl Service for Keeper {
+    fn serve(&self, request: Request, _later: Later<'_>) -> Served {
+        match request {
+            Request::FuseRecvTensor { .. } => Served::Kept(Arc::clone(&self.0)),
+            request => Served::Declined(request),
+        }
+    }
+}
+
+#[test]
+fn a_service_answers_with_tensors_that_it_keeps() {
+    let kept: Arc<[Tensor]> = (0..40).map(|index| floats(&[index as f32; 300])).collect();
+    let server = Engine::start(EngineOptions {
+        service: Some(Arc::new(Keeper(Arc::clone(&kept)))),
+        ..options("ps", 1)
+    })
+    .unwrap();
+    let worker = Engine::start(options("worker", 1)).unwrap();
+    let keys: Vec<Text> = (0..40).map(|i| key(&server, &format!("k{i}"))).collect();
+    // The first calls go over TCP, later ones through shared memory; its own ones over nothing.
+    for engine in [&worker, &worker, &worker, &server] {
+        let Response::Tensors(tensors) = receive(&server, engine, 1, keys.clone()).unwrap() else {
+            panic!("tensors");
+        };
+        assert_eq!(tensors[..], kept[..]);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let status = receive(&server, &worker, 1, keys[..2].to_vec()).unwrap_err();
+    assert_eq!(status.code, Code::Internal);
+    drop((server, worker));
+    assert_eq!(Arc::strong_count(&kept), 1);
 }
 
 #[test]

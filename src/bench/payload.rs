@@ -4,7 +4,6 @@ use std::str::FromStr;
 use fastrand::Rng;
 use grpcxx_rpc::{Code, DType, Shape, Status, Tensor};
 use serde::{Deserialize, Serialize};
-use smallvec::SmallVec;
 
 /// How the sizes of the tensors of a step are chosen, as in TF-gRPC-Bench (Biswas, Lu and Panda, 2018).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,22 +130,15 @@ impl Payload {
         }
     }
 
-    /// Tensors as they are sent: by reference, or serialized anew.
+    /// Whether tensors are serialized anew each time that they are sent.
+    pub(super) fn is_serialized(&self) -> bool {
+        self.serialized
+    }
+
+    /// A tensor as it is sent: by reference, or serialized anew.
     ///
     /// # Errors
     /// `NOT_FOUND` if there is no such tensor, `RESOURCE_EXHAUSTED` if it is too long for a tensor of strings.
-    pub(super) fn outgoing_all(&self, indices: &[usize]) -> Result<SmallVec<[Tensor; 1]>, Status> {
-        if self.serialized || indices.iter().any(|&index| index >= self.tensors.len()) {
-            return indices.iter().map(|&index| self.outgoing(index)).collect();
-        }
-        let by_reference = indices.iter().map(|&index| self.tensors[index].clone());
-        Ok(by_reference.collect())
-    }
-
-    /// A tensor as it is sent.
-    ///
-    /// # Errors
-    /// As of [`Payload::outgoing_all`].
     pub(super) fn outgoing(&self, index: usize) -> Result<Tensor, Status> {
         let tensor = self.tensors.get(index).ok_or_else(|| {
             Status::new(

@@ -103,8 +103,16 @@ struct Session {
     payload: Payload,
     indices: HashMap<Text, usize, RandomState>,
     /// The tensors of the lists that were asked for lately, which come again with each step.
-    lists: Mutex<Vec<(KeyList, Vec<usize>)>>,
+    lists: Mutex<Vec<(KeyList, List)>>,
     verify: bool,
+}
+
+/// The tensors of a list.
+#[derive(Clone)]
+enum List {
+    Kept(Arc<[Tensor]>),
+    /// By their indexes: each step serializes them anew.
+    Serialized(Arc<[usize]>),
 }
 
 impl Sessions {
@@ -173,23 +181,35 @@ impl Session {
         })
     }
 
-    /// The tensors of a list, which is known again if it is the very same.
-    fn send_list(&self, keys: &KeyList) -> Result<Response, Status> {
-        let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = match lists.iter().position(|(known, _)| known.is_same(keys)) {
-            Some(at) => at,
-            None => {
-                let indices = keys.iter().map(|key| self.index(key));
-                let indices = indices.collect::<Result<_, _>>()?;
-                if lists.len() == LISTS_KNOWN {
-                    lists.remove(0);
-                }
-                lists.push((keys.clone(), indices));
-                lists.len() - 1
+    fn send_list(&self, keys: &KeyList) -> Served {
+        match self.list(keys) {
+            Ok(List::Kept(tensors)) => Served::Kept(tensors),
+            Ok(List::Serialized(indices)) => {
+                let tensors = indices.iter().map(|&index| self.payload.outgoing(index));
+                Served::Now(tensors.collect::<Result<_, _>>().map(Response::Tensors))
             }
+            Err(status) => Served::Now(Err(status)),
+        }
+    }
+
+    /// The tensors of a list, which is known again if it is the very same.
+    fn list(&self, keys: &KeyList) -> Result<List, Status> {
+        let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, list)) = lists.iter().find(|(known, _)| known.is_same(keys)) {
+            return Ok(list.clone());
+        }
+        let list = if self.payload.is_serialized() {
+            let indices = keys.iter().map(|key| self.index(key));
+            List::Serialized(indices.collect::<Result<_, _>>()?)
+        } else {
+            let tensors = keys.iter().map(|key| self.tensor(key));
+            List::Kept(tensors.collect::<Result<_, _>>()?)
         };
-        let tensors = self.payload.outgoing_all(&lists[at].1)?;
-        Ok(Response::Tensors(tensors))
+        if lists.len() == LISTS_KNOWN {
+            lists.remove(0);
+        }
+        lists.push((keys.clone(), list.clone()));
+        Ok(list)
     }
 
     fn tensor(&self, key: &Text) -> Result<Tensor, Status> {
@@ -229,7 +249,7 @@ impl Service for BenchService {
             }
             Request::FuseRecvTensor { step_id, keys } => {
                 if let Some(session) = self.session(*step_id) {
-                    return Served::Now(session.send_list(keys));
+                    return session.send_list(keys);
                 }
             }
             Request::StarRunGraph(call) if call.graph_handle == self.push => {

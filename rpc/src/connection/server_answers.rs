@@ -4,10 +4,10 @@ use grpcxx_memory::BufferMut;
 use grpcxx_transport::Frame;
 use smallvec::SmallVec;
 
+use super::encode;
 use super::heads_first::{self, suits};
-use super::server::{Cancelled, RequestId, ServerConnection, State, Undelivered};
+use super::server::{Cancelled, RequestId, Served, ServerConnection, State, Undelivered};
 use super::slots::SlotId;
-use super::{ConnectionLimits, encode};
 use crate::wire::{Announcement, Features};
 use crate::{Code, Request, Response, Status, Tensor, Text};
 
@@ -58,38 +58,73 @@ impl ServerConnection {
         let Err(result) = self.bundle(id, result) else {
             return;
         };
-        let lends = self.lends;
-        let heads_first = self.has(Features::HEADS_FIRST);
-        let served = self.served.get_mut(id).expect("the caller has found it");
-        let announcement = match served.expected {
-            Expected::Message { announce: true } => Some(self.announcement()),
-            _ => None,
-        };
-        let served = self.served.get_mut(id).expect("the caller has found it");
         let mut frame = self.outgoing.empty_frame();
         let encoded = match &result {
-            Ok(Response::Tensors(tensors))
-                if heads_first && served.expected.keys() == tensors.len() && suits(tensors) =>
-            {
-                let mut memory = |len| if lends { memory(len) } else { None };
-                heads_first::response(&mut frame, served.tag, tensors, &self.limits, &mut memory)
-            }
-            Ok(response) => served.expected.encode(
-                &mut frame,
-                served.tag,
-                response,
-                announcement.as_ref(),
-                &self.limits,
-            ),
+            Ok(Response::Tensors(tensors)) => self.encode_tensors(id, &mut frame, tensors, memory),
+            Ok(response) => self.encode_other(id, &mut frame, response),
             Err(status) => Err(status.clone()),
         };
-        if let Err(status) = encoded {
-            frame.clear();
-            encode::error_response(&mut frame, served.tag, &status, &self.limits);
-        } else if let (Expected::Tensors { delivering, .. }, Ok(Response::Tensors(tensors))) =
-            (&mut served.expected, result)
+        if encoded.is_ok()
+            && let Ok(Response::Tensors(tensors)) = result
+            && let Some(served) = self.served.get_mut(id)
+            && let Expected::Tensors { delivering, .. } = &mut served.expected
         {
             *delivering = tensors;
+        }
+        self.queue_answer(id, frame, encoded);
+    }
+
+    /// Fills an empty frame with tensors.
+    pub(super) fn encode_tensors(
+        &self,
+        id: SlotId,
+        frame: &mut Frame,
+        tensors: &[Tensor],
+        memory: &mut dyn FnMut(usize) -> Option<BufferMut>,
+    ) -> Result<(), Status> {
+        let Served { tag, expected, .. } = self.served.get(id).expect("the caller has found it");
+        expected.check(tensors)?;
+        if self.has(Features::HEADS_FIRST) && suits(tensors) {
+            let mut memory = |len| if self.lends { memory(len) } else { None };
+            return heads_first::response(frame, *tag, tensors, &self.limits, &mut memory);
+        }
+        encode::tensors_response(frame, *tag, tensors, &self.limits)
+    }
+
+    /// Fills an empty frame with what is not tensors without names.
+    fn encode_other(
+        &self,
+        id: SlotId,
+        frame: &mut Frame,
+        response: &Response,
+    ) -> Result<(), Status> {
+        let Served { tag, expected, .. } = self.served.get(id).expect("the caller has found it");
+        match (expected, response) {
+            (Expected::Message { announce }, Response::Message(body)) => {
+                let announcement = announce.then(|| self.announcement());
+                encode::message_response(frame, *tag, body, announcement.as_ref(), &self.limits)
+            }
+            (Expected::Fetched { names }, Response::Fetched(fetched)) => {
+                encode::fetched_response(frame, *tag, names, fetched, &self.limits)
+            }
+            (
+                Expected::Message { .. } | Expected::Tensors { .. } | Expected::Fetched { .. },
+                Response::Message(_) | Response::Tensors(_) | Response::Fetched(_),
+            ) => Err(other_kind()),
+        }
+    }
+
+    /// Queues the one answer of a request: the frame, or why it cannot be sent.
+    pub(super) fn queue_answer(
+        &mut self,
+        id: SlotId,
+        mut frame: Box<Frame>,
+        encoded: Result<(), Status>,
+    ) {
+        if let Err(status) = encoded {
+            let served = self.served.get(id).expect("the caller has found it");
+            frame.clear();
+            encode::error_response(&mut frame, served.tag, &status, &self.limits);
         }
         frame.token = id.raw();
         self.outgoing.push(frame);
@@ -172,52 +207,28 @@ impl ServerConnection {
 }
 
 impl Expected {
-    /// How many tensors the answer has, if it is tensors without names.
-    fn keys(&self) -> usize {
-        match self {
-            Self::Tensors { request, .. } => key_count(request),
-            Self::Message { .. } | Self::Fetched { .. } => 0,
+    /// Refuses tensors that are not what was asked for.
+    fn check(&self, tensors: &[Tensor]) -> Result<(), Status> {
+        let Self::Tensors { request, .. } = self else {
+            return Err(other_kind());
+        };
+        let keys = key_count(request);
+        if keys == tensors.len() {
+            return Ok(());
         }
+        let text = format!(
+            "the service answered {keys} keys with {} tensors",
+            tensors.len()
+        );
+        Err(Status::new(Code::Internal, text))
     }
+}
 
-    /// Fills an empty frame with the answer.
-    fn encode(
-        &self,
-        frame: &mut Frame,
-        tag: u64,
-        response: &Response,
-        announcement: Option<&Announcement>,
-        limits: &ConnectionLimits,
-    ) -> Result<(), Status> {
-        match (self, response) {
-            (Self::Message { .. }, Response::Message(body)) => {
-                encode::message_response(frame, tag, body, announcement, limits)
-            }
-            (Self::Tensors { request, .. }, Response::Tensors(tensors))
-                if key_count(request) == tensors.len() =>
-            {
-                encode::tensors_response(frame, tag, tensors, limits)
-            }
-            (Self::Tensors { request, .. }, Response::Tensors(tensors)) => Err(Status::new(
-                Code::Internal,
-                format!(
-                    "the service answered {} keys with {} tensors",
-                    key_count(request),
-                    tensors.len()
-                ),
-            )),
-            (Self::Fetched { names }, Response::Fetched(fetched)) => {
-                encode::fetched_response(frame, tag, names, fetched, limits)
-            }
-            (
-                Self::Message { .. } | Self::Tensors { .. } | Self::Fetched { .. },
-                Response::Message(_) | Response::Tensors(_) | Response::Fetched(_),
-            ) => Err(Status::new(
-                Code::Internal,
-                "the service answered with another kind of response than the method has",
-            )),
-        }
-    }
+fn other_kind() -> Status {
+    Status::new(
+        Code::Internal,
+        "the service answered with another kind of response than the method has",
+    )
 }
 
 fn key_count(request: &Request) -> usize {

@@ -1,4 +1,4 @@
-use grpcxx_rpc::{Request, Response, home_shard};
+use grpcxx_rpc::{Request, Response, Tensor, home_shard};
 use smallvec::SmallVec;
 
 use crate::call::CallResult;
@@ -47,6 +47,28 @@ impl<A> Core<A> {
         }
     }
 
+    /// Answers a request of this shard with tensors that their owner keeps.
+    pub(super) fn answer_kept(&mut self, origin: Origin, tensors: &[Tensor]) {
+        let Origin::Link {
+            server: id,
+            request,
+            ..
+        } = origin
+        else {
+            let tensors = tensors.iter().cloned().collect();
+            return self.answer(origin, Ok(Response::Tensors(tensors)), None);
+        };
+        let Some(server) = self.servers.find_mut(id) else {
+            return;
+        };
+        let arena = &mut self.arena;
+        let mut memory = |len| arena.allocate(len).ok();
+        let connection = &mut server.connection;
+        if connection.answer_kept_in(request, tensors, &mut memory) {
+            self.mark_server(id);
+        }
+    }
+
     /// Puts tensors back whose answer had not left when the connection was lost.
     pub(super) fn take_undelivered(&mut self, id: SlotId) {
         while let Some(undelivered) = self
@@ -78,12 +100,7 @@ impl<A> Core<A> {
         }
     }
 
-    fn route_restore(
-        &mut self,
-        step_id: i64,
-        keys: Keys,
-        tensors: SmallVec<[grpcxx_rpc::Tensor; 1]>,
-    ) {
+    fn route_restore(&mut self, step_id: i64, keys: Keys, tensors: SmallVec<[Tensor; 1]>) {
         let home = home_shard(step_id, self.shared.loads.len());
         self.counters().restored.add(tensors.len() as u64);
         self.route(

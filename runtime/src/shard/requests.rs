@@ -314,6 +314,10 @@ impl<A> Core<A> {
                 self.answer(origin, result, None);
                 None
             }
+            Served::Kept(tensors) => {
+                self.answer_kept(origin, &tensors);
+                None
+            }
             Served::Later(promise) => {
                 if let Some(watch) = promise.watch {
                     self.watch(origin, watch);
