@@ -68,6 +68,15 @@ impl Shape {
         }
     }
 
+    /// A copy, if that needs no memory.
+    #[inline]
+    pub(crate) fn copied(&self) -> Option<Self> {
+        match &self.0 {
+            Dims::Few(end, dims) => Some(Self(Dims::Few(*end, *dims))),
+            Dims::Many(_) => None,
+        }
+    }
+
     /// Number of dimensions.
     pub fn rank(&self) -> usize {
         self.dims().len()
@@ -161,6 +170,7 @@ mod tests {
             let shape = Shape::new(&dims).unwrap();
             assert_eq!(shape.dims(), dims);
             assert_eq!(shape.clone(), shape);
+            assert_eq!(shape.copied(), (rank <= FEW_MAX).then_some(shape.clone()));
             assert_eq!(shape.num_elements(), 1 << rank);
             let longer = Shape::new(&[&dims[..], &[1]].concat()).unwrap();
             assert_ne!(longer, shape);

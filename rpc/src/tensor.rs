@@ -16,9 +16,23 @@ pub struct TensorMeta {
 }
 
 impl TensorMeta {
-    /// A tensor like this with that data. Inlined, so that it is made where it is wanted.
+    /// A tensor like this with that data. Inlined, so that it is made where it is wanted, which nothing that may panic
+    /// must delay.
     #[inline(always)]
     pub(crate) fn tensor(&self, data: Buffer) -> Tensor {
+        match self.shape.copied() {
+            Some(shape) => Tensor {
+                dtype: self.dtype,
+                shape,
+                is_dead: self.is_dead,
+                data,
+            },
+            None => self.tensor_of_many_dimensions(data),
+        }
+    }
+
+    #[cold]
+    fn tensor_of_many_dimensions(&self, data: Buffer) -> Tensor {
         Tensor {
             dtype: self.dtype,
             shape: self.shape.clone(),

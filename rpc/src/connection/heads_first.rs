@@ -342,16 +342,18 @@ impl HeadsFirst {
 
     /// Makes tensors of their memory.
     fn add(&mut self, tensors: usize, memory: Buffer) {
-        let mut at_byte = 0;
         // Those without data have no part.
         let with_data = (memory.len() as u64).div_ceil(DATA_ALIGNMENT_BYTES) as usize;
         let mut memory = Parts::new(memory, tensors.min(with_data) as u32);
-        for _ in 0..tensors {
-            let meta = self.arriving.advance(&self.heads);
-            let end = at_byte + meta.data_bytes as usize;
-            self.arrived.push(meta.tensor(memory.cut(at_byte..end)));
-            at_byte = filled_up(end as u64) as usize;
-        }
+        let (arriving, heads) = (&mut self.arriving, &self.heads);
+        let mut begin = 0;
+        self.arrived.extend((0..tensors).map(|_| {
+            let meta = arriving.advance(heads);
+            let end = begin + meta.data_bytes as usize;
+            let data = memory.cut(begin..end);
+            begin = filled_up(end as u64) as usize;
+            meta.tensor(data)
+        }));
     }
 
     /// What the link has to show behind the tensors that were begun last and what fills them up.
