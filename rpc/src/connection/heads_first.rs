@@ -105,7 +105,8 @@ pub(super) struct HeadsFirst {
     shares: bool,
     /// What fills up the tensor that was begun last.
     fill_bytes: usize,
-    arrived: SmallVec<[Tensor; 1]>,
+    /// Those that have arrived, made in their places: they are many.
+    arrived: Vec<Tensor>,
     failure: Option<Status>,
 }
 
@@ -135,7 +136,7 @@ impl HeadsFirst {
             landing: SmallVec::new(),
             shares: true,
             fill_bytes: 0,
-            arrived: SmallVec::with_capacity(wanted.min(RESERVED_MAX)),
+            arrived: Vec::with_capacity(wanted.min(RESERVED_MAX)),
             failure: None,
         }
     }
@@ -170,7 +171,7 @@ impl HeadsFirst {
     pub(super) fn into_result(self) -> Result<SmallVec<[Tensor; 1]>, Status> {
         match self.failure {
             Some(status) => Err(status),
-            None => Ok(self.arrived),
+            None => Ok(SmallVec::from_vec(self.arrived)),
         }
     }
 
