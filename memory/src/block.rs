@@ -57,6 +57,7 @@ unsafe impl Sync for UniqueBlock {}
 unsafe impl Send for SharedBlock {}
 // SAFETY: as for `UniqueBlock`; cloning touches an atomic.
 unsafe impl Sync for SharedBlock {}
+
 impl Pool {
     /// Memory for `page_count` pages with up to `slab_count` slabs, neither of them zero.
     pub(crate) fn new(

@@ -46,6 +46,7 @@ pub(crate) struct Lease {
 unsafe impl Send for Lease {}
 // SAFETY: a shared reference to it reads the table only, and clones touch an atomic.
 unsafe impl Sync for Lease {}
+
 impl Leases {
     /// Nothing is borrowed yet, and what will be is under numbers below `count`.
     pub fn new(lender: impl Lender, count: u32) -> Self {

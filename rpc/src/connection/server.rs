@@ -239,23 +239,6 @@ impl ServerConnection {
         Ok(())
     }
 
-    /// Answers a request with tensors that their owner keeps: they are not given back if they do not reach the link. As of
-    /// [`ServerConnection::try_answer_in`]. `false` says that nobody waits for the answer any more.
-    pub fn answer_kept_in(
-        &mut self,
-        id: RequestId,
-        tensors: &[Tensor],
-        memory: &mut dyn FnMut(usize) -> Option<BufferMut>,
-    ) -> bool {
-        let is_outstanding = self.is_outstanding(id);
-        if is_outstanding {
-            let mut frame = self.outgoing.empty_frame();
-            let encoded = self.encode_tensors(id.0, &mut frame, tensors, memory);
-            self.queue_answer(id.0, frame, encoded);
-        }
-        is_outstanding
-    }
-
     /// A request that was handed out and whose answer is no longer wanted: the peer gave it up, its deadline
     /// is over, or the link is gone. The connection has answered it, if that makes sense.
     pub fn poll_cancelled(&mut self) -> Option<RequestId> {

@@ -74,8 +74,25 @@ impl ServerConnection {
         self.queue_answer(id, frame, encoded);
     }
 
+    /// Answers a request with tensors that their owner keeps: they are not given back if they do not reach the link. As of
+    /// [`ServerConnection::try_answer_in`]. `false` says that nobody waits for the answer any more.
+    pub fn answer_kept_in(
+        &mut self,
+        id: RequestId,
+        tensors: &[Tensor],
+        memory: &mut dyn FnMut(usize) -> Option<BufferMut>,
+    ) -> bool {
+        let is_outstanding = self.is_outstanding(id);
+        if is_outstanding {
+            let mut frame = self.outgoing.empty_frame();
+            let encoded = self.encode_tensors(id.0, &mut frame, tensors, memory);
+            self.queue_answer(id.0, frame, encoded);
+        }
+        is_outstanding
+    }
+
     /// Fills an empty frame with tensors.
-    pub(super) fn encode_tensors(
+    fn encode_tensors(
         &self,
         id: SlotId,
         frame: &mut Frame,
@@ -115,12 +132,7 @@ impl ServerConnection {
     }
 
     /// Queues the one answer of a request: the frame, or why it cannot be sent.
-    pub(super) fn queue_answer(
-        &mut self,
-        id: SlotId,
-        mut frame: Box<Frame>,
-        encoded: Result<(), Status>,
-    ) {
+    fn queue_answer(&mut self, id: SlotId, mut frame: Box<Frame>, encoded: Result<(), Status>) {
         if let Err(status) = encoded {
             let served = self.served.get(id).expect("the caller has found it");
             frame.clear();
