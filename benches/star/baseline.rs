@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::meter::{Measure, Meter, median};
 use crate::pin;
@@ -32,6 +32,30 @@ pub(crate) fn round_trips(calls: usize, per_window: usize, bytes: usize) -> Meas
     });
     end([near], server);
     measure
+}
+
+/// Median time of a round trip of `bytes` bytes whose far end sleeps in a read after each `pause`, in microseconds.
+pub(crate) fn round_trip_after_pause_us(calls: usize, pause: Duration, bytes: usize) -> f64 {
+    let (mut near, mut far) = spinning_pair();
+    far.set_nonblocking(false).expect("blocking");
+    let server = thread::spawn(move || {
+        pin(1);
+        let mut buffer = vec![0; bytes];
+        while far.read_exact(&mut buffer).is_ok() {
+            write_all(&mut far, &buffer);
+        }
+    });
+    let mut buffer = vec![7; bytes];
+    let mut round_trip = || {
+        thread::sleep(pause);
+        let start = Instant::now();
+        write_all(&mut near, &buffer);
+        assert!(read_exact(&mut near, &mut buffer), "the echo ended early");
+        start.elapsed().as_secs_f64() * 1e6
+    };
+    let median = on_cpu_0(|| median((0..calls).map(|_| round_trip()).collect()));
+    end([near], server);
+    median
 }
 
 /// Transfers of `bytes` bytes, each asked for, or confirmed, with one byte.

@@ -266,6 +266,9 @@ fn idle_server(plan: &Plan) {
     )
     .target(Target::AtMost(60.0))
     .print();
+    let floor =
+        (0..plan.rounds.min(3)).map(|_| baseline::round_trip_after_pause_us(calls, pause, 64));
+    Row::plain("64 B echo of a blocking socket, p50", "us", floor.collect()).print();
     Row::plain("64 B RecvTensor, both ends asleep, p50", "us", rounds(true)).print();
 }
 
