@@ -4,6 +4,8 @@
 //! payloads into their landing. One receive and one send per link are under way at a time; a turn submits
 //! those of all links with one system call, and makes none if nothing is new.
 //!
+//! A loop that spins sends and receives with plain system calls as long as those find something.
+//!
 //! The kernel owns the memory of an operation until its completion is taken. So a link that has ended is
 //! removed only when all its operations are complete, and a transport that is dropped cancels and waits.
 

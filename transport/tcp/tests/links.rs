@@ -278,6 +278,30 @@ for_each_driver! {
         assert_eq!(b.seen.messages.len(), 20);
     }
 
+    /// Links that wait in the crowd, whose sends fill a small ring.
+    fn sends_that_find_no_room_in_the_ring_go_on_later(driver) {
+        let mut a = Side::new(driver);
+        let mut b = Side::with(TcpOptions { driver, ring_entries: 64, ..TcpOptions::default() });
+        let address = b.listen();
+        let links: Vec<_> = (0..150).map(|_| a.transport.connect(address).unwrap()).collect();
+        both(&mut a, &mut b, "all are connected", |a, b| {
+            a.connected.len() == links.len() && b.accepted.len() == links.len()
+        });
+        let links: Vec<_> = links.iter().map(|_| b.adopt()).collect();
+        b.settle(Duration::from_millis(50));
+        let payload = Buffer::from(pattern(2 << 20, 1));
+        for (&link, token) in links.iter().zip(0..) {
+            assert!(b.send(link, token, &payload));
+        }
+        // Nobody reads, so that all sockets are full for longer than they are asked directly.
+        for _ in 0..1000 {
+            b.turn();
+        }
+        a.seen.recycles = true;
+        both(&mut a, &mut b, "all have left", |_, b| b.sent.len() == links.len());
+        assert!(b.seen.sent.iter().all(|(_, outcome)| *outcome == Outcome::Done));
+    }
+
     fn paused_link_takes_nothing_until_it_is_resumed(driver) {
         let (mut a, there, mut b, back) = pair(driver);
         b.seen.pauses = true;

@@ -1,8 +1,9 @@
 //! Which of many links have bytes, for a loop that spins.
 //!
-//! To ask each of many links costs a system call for each, and to let each wait in the ring costs more than that. One
-//! `epoll_wait` names those that have bytes, and only they are asked. Few links are better asked without it, so every now
-//! and then those that had bytes are counted; where they are few, the ring watches all of them through their epoll set.
+//! To ask each of many links costs a system call for each, and to let each wait in the ring costs more than that.
+//! One `epoll_wait` names those that have bytes, and only they are asked. Few links are better asked without it, so
+//! every now and then those that had bytes are counted; where they are few, the ring watches all of them through
+//! their epoll set.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -57,7 +58,8 @@ impl Place {
         self.is_member && self.readable == Readable::No
     }
 
-    /// Notes that a receive has found less than it asked for.
+    /// Notes that a receive has found less than it asked for. More may be there behind a byte that the peer called
+    /// urgent, which no peer of ours does; it comes with the next bytes.
     pub(super) fn found_the_last(&mut self) {
         if self.readable == Readable::Yes {
             self.readable = Readable::No;
@@ -91,9 +93,12 @@ impl Crowd {
         self.is_lively
     }
 
-    /// Begins to ask in each turn.
+    /// Begins to ask in each turn, and to count anew.
     pub(super) fn liven_up(&mut self) {
-        self.is_lively = true;
+        if !self.is_lively {
+            self.is_lively = true;
+            self.begin_count();
+        }
     }
 
     /// Adds a link, which is asked once. False if the system refuses.
@@ -154,9 +159,13 @@ impl Crowd {
         self.looks += 1;
         if self.looks >= LOOKS_OF_A_COUNT {
             self.is_lively &= self.named > HOT_LINKS_MAX;
-            (self.looks, self.named) = (0, 0);
-            self.count = self.count.wrapping_add(1);
+            self.begin_count();
         }
+    }
+
+    fn begin_count(&mut self) {
+        (self.looks, self.named) = (0, 0);
+        self.count = self.count.wrapping_add(1);
     }
 }
 

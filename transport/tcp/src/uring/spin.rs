@@ -2,8 +2,8 @@
 //!
 //! An operation in the ring costs more than a plain system call: the kernel polls the socket, puts off work
 //! when bytes arrive, and is entered once more to do it. That pays where somebody sleeps or where there are
-//! many links to wait for. While the loop spins, the few links that were used last are asked directly, and if they become
-//! many, those that have bytes ([`Crowd`]); after some turns in vain they wait in the ring again.
+//! many links to wait for. While the loop spins, the few links that were used last are asked directly, and if they
+//! become many, those that have bytes ([`Crowd`]); after some turns in vain they wait in the ring again.
 
 use std::io::IoSlice;
 
@@ -29,7 +29,8 @@ pub(super) struct Spinning {
 impl Spinning {
     /// Memory for reads of `staging_bytes` bytes; none if the loop does not spin.
     pub(super) fn new(is_busy: bool, staging_bytes: usize) -> rustix::io::Result<Self> {
-        let staging_bytes = if is_busy { staging_bytes } else { 0 };
+        // A receive into no memory would look like the end of the stream.
+        let staging_bytes = if is_busy { staging_bytes.max(1) } else { 0 };
         Ok(Self {
             hot: Vec::with_capacity(HOT_LINKS_MAX),
             crowd: Crowd::new(is_busy)?,
@@ -93,7 +94,8 @@ impl UringDriver {
         self.ask(slot, handler)
     }
 
-    /// Asks a link for bytes, which must be open and not be asked by the ring. Returns what [`Self::receive_at_once`] does.
+    /// Asks a link for bytes, which must be open and not be asked by the ring. Returns what
+    /// [`Self::receive_at_once`] does.
     fn ask(&mut self, slot: u32, handler: &mut dyn LinkHandler<Accepted>) -> Option<usize> {
         let (_, link) = self.core.links.at(slot)?;
         let stage_bytes = link.stage_bytes_max.min(self.spinning.staging.len());
@@ -138,14 +140,17 @@ impl UringDriver {
     /// Adds a link to the crowd, and with it those that are asked in each turn, because they become many. False if
     /// the system refuses.
     fn gather(&mut self, slot: u32) -> bool {
+        let (_, link) = self.core.links.at(slot).expect("a link that reads");
+        if !self.spinning.crowd.admit(slot, link) {
+            return false;
+        }
         self.spinning.crowd.liven_up();
         while let Some(slot) = self.spinning.hot.pop() {
             if let Some((_, link)) = self.core.links.at(slot) {
                 self.spinning.crowd.admit(slot, link);
             }
         }
-        let (_, link) = self.core.links.at(slot).expect("a link that reads");
-        self.spinning.crowd.admit(slot, link)
+        true
     }
 
     /// Sends what is queued, as far as the socket takes it. `None` if the rest shall wait in the ring, else

@@ -67,6 +67,9 @@ impl UringDriver {
             }
         }
         if let Some(received) = self.receive_at_once(slot, handler) {
+            if !pushed {
+                self.core.queue(slot);
+            }
             return events + received;
         }
         if let Some((_, link)) = self.core.links.at(slot)
