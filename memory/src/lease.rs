@@ -42,7 +42,8 @@ pub(crate) struct Lease {
     number: u32,
 }
 
-// SAFETY: the lender and the counts may be used by any thread, and whoever drops the last reference to a part may be any.
+// SAFETY: the lender and the counts may be used by any thread, and whoever drops the last reference to a part may be
+// any.
 unsafe impl Send for Lease {}
 // SAFETY: a shared reference to it reads the table only, and clones touch an atomic.
 unsafe impl Sync for Lease {}
@@ -86,16 +87,21 @@ impl Lease {
         unsafe { self.table.as_ref() }.lender.part(place)
     }
 
-    /// Counts so many references more, which are few beside those that would make the count overflow.
+    /// Counts so many references more.
     #[inline]
     pub(crate) fn retain(&self, count: u32) {
         // Whoever calls has a reference, so that nobody can find that it was the last.
-        self.count().fetch_add(count as usize, Ordering::Relaxed);
+        if self.count().fetch_add(count as usize, Ordering::Relaxed) > isize::MAX as usize {
+            // As in `Arc`: only clones that were forgotten can get here, and the next step would be memory that is
+            // given back while it is in use.
+            std::process::abort();
+        }
     }
 
     /// Takes back the count of references that nobody has, so that the last one cannot be among them.
     #[inline]
     pub(crate) fn discount(&self, count: u32) {
+        // Relaxed, since this reference goes later, and shows then what was done before.
         self.count().fetch_sub(count as usize, Ordering::Relaxed);
     }
 

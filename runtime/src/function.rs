@@ -75,8 +75,9 @@ pub enum AtOnce {
 pub enum Served {
     /// Here is the answer.
     Now(CallResult),
-    /// The tensors of the keys, in their order, which the service keeps: if they do not reach the peer, they are not put
-    /// into a step. What is asked for again and again is answered without a look at the reference counts of its tensors.
+    /// The tensors of the keys, in their order, which the service keeps: if they do not reach the peer, they are not
+    /// put into a step. Lists that are asked for again and again are answered without a look at the reference counts
+    /// of their tensors; for one small tensor [`Service::at_once`] is faster.
     Kept(Arc<[Tensor]>),
     /// The answer comes through the responder.
     Later(Promise),
