@@ -214,14 +214,7 @@ for_each_driver! {
 
     fn thousand_links_echo(driver) {
         let (mut a, mut b) = (Side::new(driver), Side::new(driver));
-        let address = b.listen();
-        let links: Vec<_> = (0..1000).map(|_| a.transport.connect(address).unwrap()).collect();
-        both(&mut a, &mut b, "all are connected", |a, b| {
-            a.connected.len() == 1000 && b.accepted.len() == 1000
-        });
-        for _ in 0..1000 {
-            b.adopt();
-        }
+        let (links, _) = join(&mut a, &mut b, 1000);
         for round in 0..3 {
             let payload = Buffer::from(pattern(700, round));
             for &link in &links {
@@ -242,14 +235,7 @@ for_each_driver! {
 
     fn links_that_are_busy_in_turns_lose_nothing(driver) {
         let (mut a, mut b) = (Side::new(driver), Side::new(driver));
-        let address = b.listen();
-        let links: Vec<_> = (0..20).map(|_| a.transport.connect(address).unwrap()).collect();
-        both(&mut a, &mut b, "all are connected", |a, b| {
-            a.connected.len() == 20 && b.accepted.len() == 20
-        });
-        for _ in 0..20 {
-            b.adopt();
-        }
+        let (links, _) = join(&mut a, &mut b, 20);
         // All, then one alone for longer than many are remembered, some, none for a while, and all again.
         for (busy, rounds) in [(0..20, 50), (7..8, 1500), (3..12, 50), (0..0, 1), (0..20, 3)] {
             for round in 0..rounds {
@@ -282,12 +268,7 @@ for_each_driver! {
     fn sends_that_find_no_room_in_the_ring_go_on_later(driver) {
         let mut a = Side::new(driver);
         let mut b = Side::with(TcpOptions { driver, ring_entries: 64, ..TcpOptions::default() });
-        let address = b.listen();
-        let links: Vec<_> = (0..150).map(|_| a.transport.connect(address).unwrap()).collect();
-        both(&mut a, &mut b, "all are connected", |a, b| {
-            a.connected.len() == links.len() && b.accepted.len() == links.len()
-        });
-        let links: Vec<_> = links.iter().map(|_| b.adopt()).collect();
+        let (_, links) = join(&mut a, &mut b, 150);
         b.settle(Duration::from_millis(50));
         let payload = Buffer::from(pattern(2 << 20, 1));
         for (&link, token) in links.iter().zip(0..) {

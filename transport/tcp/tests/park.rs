@@ -68,14 +68,7 @@ for_each_driver! {
 
     fn any_of_many_links_ends_a_park(driver) {
         let (mut a, mut b) = (Side::new(driver), Side::new(driver));
-        let address = b.listen();
-        let links: Vec<_> = (0..20).map(|_| a.transport.connect(address).unwrap()).collect();
-        both(&mut a, &mut b, "all are connected", |a, b| {
-            a.connected.len() == 20 && b.accepted.len() == 20
-        });
-        for _ in 0..20 {
-            b.adopt();
-        }
+        let (links, _) = join(&mut a, &mut b, 20);
         let payload = Buffer::from(pattern(60, 1));
         let start = Instant::now();
         for round in 0..10 {

@@ -211,13 +211,21 @@ pub fn both(
 /// Two sides, and the ids that the link between them has on each.
 pub fn pair(driver: DriverRequest) -> (Side, LinkId, Side, LinkId) {
     let (mut a, mut b) = (Side::new(driver), Side::new(driver));
+    let (dialled, adopted) = join(&mut a, &mut b, 1);
+    (a, dialled[0], b, adopted[0])
+}
+
+/// Joins two sides by so many links; returns those that `a` has dialled, and those that `b` has adopted.
+pub fn join(a: &mut Side, b: &mut Side, count: usize) -> (Vec<LinkId>, Vec<LinkId>) {
     let address = b.listen();
-    let dialled = a.transport.connect(address).unwrap();
-    both(&mut a, &mut b, "the link is up", |a, b| {
-        a.connected == [dialled] && b.accepted.len() == 1
+    let dialled: Vec<_> = (0..count)
+        .map(|_| a.transport.connect(address).unwrap())
+        .collect();
+    both(a, b, "all are connected", |a, b| {
+        a.connected.len() == count && b.accepted.len() == count
     });
-    let adopted = b.adopt();
-    (a, dialled, b, adopted)
+    let adopted = (0..count).map(|_| b.adopt()).collect();
+    (dialled, adopted)
 }
 
 pub fn message(token: u64, payload: &Buffer) -> Box<Frame> {
