@@ -10,7 +10,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rustix::event::{Timespec, epoll};
 
 use super::UringDriver;
-use super::operation::{self, Flight};
+use super::operation::{self, Flight, Kind};
 use super::spin::HOT_LINKS_MAX;
 use crate::link::Link;
 
@@ -210,7 +210,7 @@ impl UringDriver {
         if (is_last_turn || !crowd.is_lively)
             && let Some(epoll) = crowd.unwatched()
         {
-            crowd.is_watched = operation::await_crowd(&mut self.ring, epoll);
+            crowd.is_watched = operation::await_readable(&mut self.ring, Kind::Crowd, 0, epoll);
             // Without room in the ring the next turn looks itself.
             crowd.stirs |= !crowd.is_watched;
         }

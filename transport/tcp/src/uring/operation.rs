@@ -1,4 +1,4 @@
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use grpcxx_transport::ReadTarget;
@@ -228,33 +228,11 @@ pub(crate) fn cancel_one(ring: &mut Ring, kind: Kind, index: u32) -> bool {
     unsafe { ring.push(&entry.user_data(mark(Kind::Cancel, index))) }
 }
 
-/// Starts to wait until a listener has a connection. False if the ring has no room.
-pub(crate) fn await_connection(ring: &mut Ring, listener: u32, socket: &OwnedFd) -> bool {
-    let fd = Fd(socket.as_raw_fd());
-    let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
+/// Starts to wait until a descriptor that is no link's is readable. False if the ring has no room.
+pub(crate) fn await_readable(ring: &mut Ring, kind: Kind, index: u32, fd: BorrowedFd<'_>) -> bool {
+    let entry = opcode::PollAdd::new(Fd(fd.as_raw_fd()), libc::POLLIN as u32).build();
     // SAFETY: the entry points to no memory.
-    unsafe { ring.push(&entry.user_data(mark(Kind::Listener, listener))) }
-}
-
-/// Starts to wait until the bell rings. False if the ring has no room.
-pub(crate) fn await_bell(ring: &mut Ring, bell: BorrowedFd<'_>) -> bool {
-    let entry = opcode::PollAdd::new(Fd(bell.as_raw_fd()), libc::POLLIN as u32).build();
-    // SAFETY: the entry points to no memory.
-    unsafe { ring.push(&entry.user_data(mark(Kind::Bell, 0))) }
-}
-
-/// Starts to wait until an epoll set knows something. False if the ring has no room.
-pub(crate) fn await_crowd(ring: &mut Ring, epoll: BorrowedFd<'_>) -> bool {
-    let entry = opcode::PollAdd::new(Fd(epoll.as_raw_fd()), libc::POLLIN as u32).build();
-    // SAFETY: the entry points to no memory.
-    unsafe { ring.push(&entry.user_data(mark(Kind::Crowd, 0))) }
-}
-
-/// Starts to wait until a companion is readable. False if the ring has no room.
-pub(crate) fn await_companion(ring: &mut Ring, index: u32, companion: BorrowedFd<'_>) -> bool {
-    let entry = opcode::PollAdd::new(Fd(companion.as_raw_fd()), libc::POLLIN as u32).build();
-    // SAFETY: the entry points to no memory.
-    unsafe { ring.push(&entry.user_data(mark(Kind::Companion, index))) }
+    unsafe { ring.push(&entry.user_data(mark(kind, index))) }
 }
 
 /// A delay that the kernel may read at any time.

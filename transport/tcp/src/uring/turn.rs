@@ -97,12 +97,17 @@ impl UringDriver {
     pub(super) fn watch(&mut self) {
         self.watch_crowd(false);
         if !self.bell_watched {
-            self.bell_watched = operation::await_bell(&mut self.ring, self.core.bell.inside());
+            self.bell_watched =
+                operation::await_readable(&mut self.ring, Kind::Bell, 0, self.core.bell.inside());
         }
         for listener in &mut self.core.listeners {
             if !listener.watched && listener.state == Accepting::Waiting {
-                listener.watched =
-                    operation::await_connection(&mut self.ring, listener.id.0, &listener.socket);
+                listener.watched = operation::await_readable(
+                    &mut self.ring,
+                    Kind::Listener,
+                    listener.id.0,
+                    listener.socket.as_fd(),
+                );
             }
         }
     }
@@ -111,8 +116,12 @@ impl UringDriver {
     pub(super) fn watch_companions(&mut self) {
         for (index, companion) in self.companions.iter_mut().enumerate() {
             if !companion.watched && !companion.is_dead {
-                companion.watched =
-                    operation::await_companion(&mut self.ring, index as u32, companion.fd.as_fd());
+                companion.watched = operation::await_readable(
+                    &mut self.ring,
+                    Kind::Companion,
+                    index as u32,
+                    companion.fd.as_fd(),
+                );
             }
         }
     }
