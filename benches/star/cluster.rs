@@ -21,6 +21,8 @@ pub(crate) struct Setting {
     pub(crate) driver: &'static str,
     pub(crate) server_polls: bool,
     pub(crate) worker_polls: bool,
+    /// How long any CPU may take to wake up.
+    pub(crate) cpu_latency: Option<Duration>,
 }
 
 /// Takes pushed tensors and drops them, on the shard.
@@ -33,6 +35,7 @@ impl Setting {
             driver,
             server_polls: true,
             worker_polls: true,
+            cpu_latency: None,
         }
     }
 
@@ -42,6 +45,7 @@ impl Setting {
             driver,
             server_polls: false,
             worker_polls: false,
+            cpu_latency: None,
         }
     }
 }
@@ -53,6 +57,7 @@ impl Cluster {
                 pin: true,
                 first_cpu,
                 polling,
+                cpu_latency: setting.cpu_latency,
                 compute_threads: Some(1),
                 shm: None,
                 ..EngineOptions::default()

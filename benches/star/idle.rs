@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use grpcxx::{CallResult, CallSink, Engine, EngineOptions, Request, ShardContext};
+use grpcxx::{CallResult, CallSink, CpuLatency, Engine, EngineOptions, Request, ShardContext};
 
 use crate::cluster::{Cluster, Setting, tensor};
 use crate::meter::median;
@@ -33,14 +33,22 @@ pub(crate) fn cpu_percent(connections: usize, period: Duration) -> f64 {
     100.0 * used.as_secs_f64() / period.as_secs_f64()
 }
 
-/// Median time of a 64 B call that finds the server asleep, in microseconds. The worker's shard polls, and so
-/// does not have to wake up itself, unless `both_asleep`.
-pub(crate) fn call_after_pause_us(calls: usize, pause: Duration, both_asleep: bool) -> f64 {
-    let cluster = Cluster::start(Setting {
-        driver: "auto",
-        server_polls: false,
-        worker_polls: !both_asleep,
-    });
+/// Why CPUs would not wake up sooner if an engine asked for it.
+pub(crate) fn cpu_latency_refusal() -> Option<String> {
+    let engine = Engine::start(EngineOptions {
+        cpu_latency: Some(Duration::ZERO),
+        ..EngineOptions::default()
+    })
+    .expect("an engine");
+    match &engine.start_report().cpu_latency {
+        CpuLatency::Refused { why, .. } => Some(why.clone()),
+        CpuLatency::Unset | CpuLatency::Held(_) => None,
+    }
+}
+
+/// Median time of a 64 B call that is made after a pause, in microseconds.
+pub(crate) fn call_after_pause_us(calls: usize, pause: Duration, setting: Setting) -> f64 {
+    let cluster = Cluster::start(setting);
     let key = cluster.key();
     cluster.produce(0..calls as i64, &tensor(64));
     let peer = cluster.peers(1).remove(0);

@@ -254,22 +254,38 @@ fn idle_server(plan: &Plan) {
     }
     let calls = 1000 / plan.shortened;
     let pause = Duration::from_millis(3);
-    let rounds = |both| {
-        (0..plan.rounds.min(3))
-            .map(|_| idle::call_after_pause_us(calls, pause, both))
-            .collect()
+    let row = |name: &str, setting: Setting| {
+        let rounds = 0..plan.rounds.min(3);
+        let rounds = rounds.map(|_| idle::call_after_pause_us(calls, pause, setting));
+        Row::plain(
+            format!("64 B RecvTensor, {name}, p50"),
+            "us",
+            rounds.collect(),
+        )
     };
-    Row::plain(
-        "64 B RecvTensor from a sleeping server, p50",
-        "us",
-        rounds(false),
-    )
-    .target(Target::AtMost(60.0))
-    .print();
+    let both_asleep = Setting::sleeping("auto");
+    // A worker that polls does not have to wake up itself.
+    let server_asleep = Setting {
+        worker_polls: true,
+        ..both_asleep
+    };
+    let at_most = Target::AtMost(60.0);
+    row("server asleep", server_asleep).target(at_most).print();
+    row("both ends asleep", both_asleep).print();
     let floor =
         (0..plan.rounds.min(3)).map(|_| baseline::round_trip_after_pause_us(calls, pause, 64));
     Row::plain("64 B echo of a blocking socket, p50", "us", floor.collect()).print();
-    Row::plain("64 B RecvTensor, both ends asleep, p50", "us", rounds(true)).print();
+    if let Some(why) = idle::cpu_latency_refusal() {
+        return println!("GRPCXX_CPU_LATENCY_US=0 was not measured: {why}");
+    }
+    let awake = |setting| Setting {
+        cpu_latency: Some(Duration::ZERO),
+        ..setting
+    };
+    let name = "server asleep, GRPCXX_CPU_LATENCY_US=0";
+    row(name, awake(server_asleep)).target(at_most).print();
+    let name = "both ends asleep, GRPCXX_CPU_LATENCY_US=0";
+    row(name, awake(both_asleep)).print();
 }
 
 fn allocations(name: &str, rounds: &Rounds) {

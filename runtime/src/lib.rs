@@ -29,7 +29,7 @@ pub use cancellation::Cancellation;
 pub use client::{Client, Peer, PeerState, RefusedCall};
 pub use counters::Counters;
 pub use engine::{
-    Engine, EngineError, EngineOptions, Rdma, SPIN_DEFAULT, SharedMemory, StartReport,
+    CpuLatency, Engine, EngineError, EngineOptions, Rdma, SPIN_DEFAULT, SharedMemory, StartReport,
 };
 pub use function::{AtOnce, Function, Later, Promise, RequestWatch, Responder, Served, Service};
 pub use registry::{STORE_LIST, STORE_PULL, STORE_PUSH};

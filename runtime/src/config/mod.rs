@@ -178,6 +178,9 @@ config! {
     spin: Duration = parse::spin,
         "GRPCXX_SPIN_US", "30", "us", "engine",
         "how long an idle shard without polling looks for work before it sleeps, up to 1000000";
+    cpu_latency: Option<Duration> = parse::cpu_latency,
+        "GRPCXX_CPU_LATENCY_US", "", "us", "engine",
+        "how long any CPU of the machine may take to wake up, 0 to 1000000, through `/dev/cpu_dma_latency`; unset: as the system says";
     shm: ShmSetting = parse::shm,
         "GRPCXX_SHM", "auto", "", "engine",
         "`auto` or `off`; `auto` lets connections between processes of one host and user go on in shared memory";

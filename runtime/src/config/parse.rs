@@ -83,6 +83,10 @@ pub(super) fn spin(text: &str) -> Parsed<Duration> {
     within(text, 0..=1_000_000).map(Duration::from_micros)
 }
 
+pub(super) fn cpu_latency(text: &str) -> Parsed<Option<Duration>> {
+    optional(text, |text| within(text, 0..=1_000_000)).map(|us| us.map(Duration::from_micros))
+}
+
 pub(super) fn redial(text: &str) -> Parsed<Duration> {
     within(text, 1..=3_600_000).map(Duration::from_millis)
 }

@@ -124,6 +124,7 @@ fn own_settings_are_read() {
         ("GRPCXX_HOST", "native"),
         ("GRPCXX_CPUS", "0-2,5"),
         ("GRPCXX_SPIN_US", "0"),
+        ("GRPCXX_CPU_LATENCY_US", "20"),
         ("GRPCXX_ARENA_BYTES", "512MiB"),
         ("GRPCXX_BIND_ADDRESS", "127.0.0.1"),
         ("GRPCXX_METRICS_ADDRESS", "[::1]:9100"),
@@ -136,6 +137,7 @@ fn own_settings_are_read() {
     assert_eq!(config.host, HostSetting::Native);
     assert_eq!(config.cpus.unwrap().as_slice(), [0, 1, 2, 5]);
     assert_eq!(config.spin, Duration::ZERO);
+    assert_eq!(config.cpu_latency, Some(Duration::from_micros(20)));
     assert_eq!(config.arena_bytes, Some(512 << 20));
     assert_eq!(config.metrics_address.unwrap().port(), 9100);
     assert_eq!(config.log_format, LogFormat::Json);

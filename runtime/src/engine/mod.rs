@@ -1,16 +1,19 @@
 //! The engine: all shards of one task, and the handle that a program holds.
 
+mod cpu_latency;
 mod options;
 mod report;
 mod start;
 
 use std::fmt;
+use std::fs::File;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use grpcxx_rpc::{Code, Request, Status, Tensor, Text, home_shard, proto};
 
+pub use self::cpu_latency::CpuLatency;
 pub use self::options::{EngineError, EngineOptions, SPIN_DEFAULT};
 pub use self::report::{Rdma, SharedMemory, StartReport};
 use crate::call::Call;
@@ -32,6 +35,8 @@ pub struct Engine {
     report: StartReport,
     hosts: Vec<HostHandle>,
     spawners: Vec<TaskSpawner>,
+    /// Keeps what [`EngineOptions::cpu_latency`] asks for in force.
+    _cpu_latency: Option<File>,
 }
 
 impl Engine {

@@ -39,6 +39,9 @@ pub struct EngineOptions {
     pub polling: bool,
     /// How long an idle shard spins before it parks, if it does not poll.
     pub spin: Duration,
+    /// How long any CPU of the machine may take to wake up while the engine runs; `None`: as the system says. Costs
+    /// power, and needs the right to write `/dev/cpu_dma_latency`.
+    pub cpu_latency: Option<Duration>,
     /// What turns the shards.
     pub host: HostSetting,
     /// Driver and socket options.
@@ -89,6 +92,7 @@ impl EngineOptions {
             first_cpu: 0,
             polling,
             spin: config.spin,
+            cpu_latency: config.cpu_latency,
             host: config.host,
             tcp: tcp_options(config, polling),
             shm: shm_options(config),
@@ -134,6 +138,7 @@ impl Default for EngineOptions {
             first_cpu: 0,
             polling: false,
             spin: SPIN_DEFAULT,
+            cpu_latency: None,
             host: HostSetting::default(),
             tcp: TcpOptions::default(),
             shm: Some(ShmOptions {

@@ -3,6 +3,7 @@ use std::net::SocketAddr;
 
 use grpcxx_tcp::DriverChoice;
 
+use super::CpuLatency;
 use crate::host::HostChoice;
 use crate::idle::IdlePolicy;
 
@@ -27,6 +28,8 @@ pub struct StartReport {
     pub allowed_cpus: usize,
     /// What an idle shard does.
     pub idle: IdlePolicy,
+    /// How long idle CPUs may take to wake up.
+    pub cpu_latency: CpuLatency,
     /// Why pinning that was asked for was left out.
     pub placement_warning: Option<String>,
     /// Memory of each shard, in bytes of address space.
@@ -111,7 +114,7 @@ impl fmt::Display for StartReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} driver={} shm={} rdma={} host={} shards={} cpus={} idle={} arena={}MiB/shard star=",
+            "{} driver={} shm={} rdma={} host={} shards={} cpus={} idle={} cpu_latency={} arena={}MiB/shard star=",
             self.task,
             self.driver,
             self.shared_memory,
@@ -120,6 +123,7 @@ impl fmt::Display for StartReport {
             self.shards,
             Cpus(self),
             self.idle,
+            self.cpu_latency,
             self.arena_bytes >> 20,
         )?;
         match self.star_address {

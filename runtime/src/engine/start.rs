@@ -10,6 +10,7 @@ use grpcxx_rpc::{Features, TensorStore};
 use grpcxx_shm::Upgrading;
 use grpcxx_tcp::{Accepted, DriverChoice, TcpOptions, TcpTransport};
 
+use super::cpu_latency;
 use super::report::{Rdma, SharedMemory};
 use super::{Engine, EngineError, EngineOptions, StartReport, fresh_incarnation};
 use crate::client::{Client, Mailboxes};
@@ -54,6 +55,7 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
     let plan = plan(&options)?;
     let (ends, mailboxes) = queues(options.shards);
     let shared = shared_parts(&options, &plan, Arc::new(mailboxes))?;
+    let (cpu_latency, cpu_latency_file) = cpu_latency::hold(options.cpu_latency);
     let clock = Clock::start();
     let (starting, started) = channel();
     let mut hosts = Vec::new();
@@ -92,6 +94,7 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
                 .collect(),
             allowed_cpus: plan.allowed_cpus,
             idle: plan.idle,
+            cpu_latency,
             placement_warning: plan.placement_warning,
             arena_bytes: plan.arena.capacity_bytes,
             star_address,
@@ -99,6 +102,7 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
         shared,
         hosts,
         spawners,
+        _cpu_latency: cpu_latency_file,
     };
     if let Err(error) = waited {
         // The shards that did start are stopped; the error of the one that did not is what counts.
