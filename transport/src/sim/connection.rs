@@ -173,7 +173,7 @@ impl State {
         Some(pipe)
     }
 
-    /// One end lets go of the connection. If it does so with bytes unread, the peer gets a reset.
+    /// One end lets go of the connection. If it does so with bytes unread, or to come, the peer gets a reset.
     pub(super) fn leave(&mut self, key: u64, side: usize, graceful: bool) {
         let at = self.now + self.draw_latency();
         let Some(connection) = self.connections.get_mut(&key) else {
@@ -182,7 +182,9 @@ impl State {
         connection.sides[side].state = SideState::Gone;
         connection.sides[side].interest = Interest::default();
         let unread = connection.pipes[1 - side].has_bytes();
-        let end = if graceful && !unread {
+        // What the peer cannot send any more will not find anybody; it need not be reading to learn that.
+        let is_cut_short = connection.pipes[1 - side].has_ended();
+        let end = if graceful && !unread && !is_cut_short {
             End::OfStream
         } else {
             End::Broken
@@ -210,6 +212,9 @@ impl State {
         let later = self.now + self.draw_latency();
         if let Some(connection) = self.connections.get_mut(&key) {
             connection.pipes[side].finish(later, End::OfStream);
+            if connection.sides[1 - side].state == SideState::Gone {
+                connection.pipes[1 - side].finish(later, End::Broken);
+            }
         }
     }
 

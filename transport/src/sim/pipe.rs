@@ -156,6 +156,11 @@ impl Pipe {
         self.arrived_bytes
     }
 
+    /// Whether nothing can be written any more.
+    pub(super) fn has_ended(&self) -> bool {
+        self.end.is_some()
+    }
+
     /// Whether bytes were written that nobody has read.
     pub(super) fn has_bytes(&self) -> bool {
         !self.data.is_empty()

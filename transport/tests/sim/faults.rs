@@ -112,6 +112,29 @@ fn a_half_closed_stream_ends_for_the_reader_though_the_writer_goes_on() {
     assert!(world.talk(0, near).closed.is_some());
 }
 
+#[test]
+fn who_cannot_send_any_more_learns_without_reading_that_the_peer_is_gone() {
+    for is_gone_before in [false, true] {
+        let mut world = world(SimOptions::reliable(4), 2);
+        let [near, far] = world.open(0, 1);
+        world.nodes[0].say(near, 1_000);
+        world.run_for(SECOND);
+        let sender = &mut world.nodes[1].transport;
+        assert!(sender.inner_mut().stall(far, 1000 * SECOND));
+        if is_gone_before {
+            world.nodes[0].transport.close(near, false);
+            world.run_for(SECOND);
+        }
+        let sender = &mut world.nodes[1].transport;
+        assert!(sender.inner_mut().half_close(far));
+        world.nodes[1].say(far, 1_000);
+        world.run_for(SECOND);
+        assert!(world.talk(0, near).closed.is_some());
+        assert_eq!(errno(&world.talk(1, far).closed), Some(104));
+        assert_eq!(world.talk(1, far).frames_lost, 1);
+    }
+}
+
 /// Checklist 19: a reader that stalls stops its own link only.
 #[test]
 fn a_stalled_reader_stops_its_own_link_only() {
