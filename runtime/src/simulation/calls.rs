@@ -33,6 +33,10 @@ pub(super) enum Kind {
         step_id: i64,
         tensors: Vec<usize>,
     },
+    /// Tensors that a service keeps.
+    Kept {
+        keys: Vec<Text>,
+    },
     Echo {
         fetches: Vec<Text>,
     },

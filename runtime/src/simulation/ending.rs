@@ -155,6 +155,11 @@ impl Cluster {
                     task.index
                 );
             }
+            assert!(
+                task.late.kept.is_at_rest(),
+                "answers of task {} hold tensors that they do not need any more",
+                task.index
+            );
         }
     }
 

@@ -5,6 +5,7 @@ use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{Code, GraphCall, Request, Response, Status, Tensor, TensorMeta, Text};
 
 use super::calls::State;
+use super::kept::Kept;
 use super::model::{Watcher, fetched};
 use super::tensors::tensor;
 use crate::call::{CallResult, CallSink};
@@ -17,9 +18,10 @@ use crate::shard::ShardContext;
 #[derive(Default)]
 pub(super) struct Jobs(Mutex<Vec<Box<dyn FnOnce() + Send>>>);
 
-/// Answers the calls of [`LATE`], when the simulation says so.
+/// Answers the calls of [`LATE`], when the simulation says so, and receives of what it keeps.
 #[derive(Debug)]
 pub(super) struct LateService {
+    pub(super) kept: Kept,
     watcher: Watcher,
     waiting: Mutex<VecDeque<Late>>,
 }
@@ -72,6 +74,7 @@ impl Compute for Jobs {
 impl LateService {
     pub(super) fn new(watcher: Watcher) -> Self {
         Self {
+            kept: Kept::default(),
             watcher,
             waiting: Mutex::default(),
         }
@@ -102,15 +105,18 @@ impl Service for LateService {
                 });
                 served
             }
-            request => Served::Declined(request),
+            request => match self.kept.of(&request) {
+                Some(tensors) => Served::Kept(tensors),
+                None => Served::Declined(request),
+            },
         }
     }
 
     /// Some small requests go the long way, most do not.
-    fn at_once(&self, step_id: i64, _key: &Text) -> AtOnce {
+    fn at_once(&self, step_id: i64, key: &Text) -> AtOnce {
         match step_id % 4 {
             0 => AtOnce::Ask,
-            _ => AtOnce::Declined,
+            _ => self.kept.one(key).map_or(AtOnce::Declined, AtOnce::Tensor),
         }
     }
 }
@@ -194,7 +200,7 @@ fn call_number(call: &GraphCall) -> usize {
     u64::from_le_bytes(bytes.expect("eight bytes")) as usize
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -10,6 +10,7 @@ mod customs;
 mod ending;
 mod functions;
 mod journal;
+mod kept;
 mod model;
 mod operations;
 mod profile;

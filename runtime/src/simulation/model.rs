@@ -9,6 +9,7 @@ use prost::Message;
 
 use super::calls::{Calls, Kind, Record as Call, State};
 use super::journal::Journal;
+use super::kept;
 use super::profile::Profile;
 use super::tensors::{self, Tensors};
 use crate::call::CallResult;
@@ -175,6 +176,13 @@ impl Model {
                     self.tensors.deliver(tensor, got, id, is_local);
                 }
             }
+            (Kind::Kept { keys }, Response::Tensors(got)) => {
+                assert_eq!(keys.len(), got.len(), "call {id}");
+                for (key, tensor) in keys.iter().zip(got) {
+                    let holds = tensor.data[..] == kept::bytes(key)[..];
+                    assert!(holds, "call {id} got other bytes than those of {key}");
+                }
+            }
             (Kind::Echo { fetches } | Kind::Late { fetches }, Response::Fetched(got)) => {
                 assert_eq!(executions, 1, "call {id} succeeded without its function");
                 check_fetched(id, fetches, got);
@@ -201,8 +209,12 @@ impl Model {
     /// Checks that a call did not wait without a reason.
     fn check_time(&self, id: usize) {
         let call = self.calls.record(id);
-        let needs_nobody = !matches!(call.kind, Kind::Receive { .. } | Kind::Late { .. });
-        if let Some(limit) = self.profile.answered_within().filter(|_| needs_nobody) {
+        // Others wait for somebody, or for the bytes of many tensors.
+        let is_prompt = !matches!(
+            call.kind,
+            Kind::Receive { .. } | Kind::Late { .. } | Kind::Kept { .. }
+        );
+        if let Some(limit) = self.profile.answered_within().filter(|_| is_prompt) {
             let taken = self.now.since(call.issued_at);
             assert!(taken <= limit, "call {id} took {taken:?}: {call:?}");
         }

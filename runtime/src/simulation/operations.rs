@@ -22,7 +22,8 @@ impl Cluster {
             0..=14 => self.produce(),
             15..=44 => self.call_receive(),
             45..=54 => self.call_storm(),
-            55..=74 => self.call_function(),
+            55..=69 => self.call_function(),
+            70..=74 => self.call_kept(),
             75..=80 => self.call_status(),
             81..=85 => self.call_cleanup(),
             86..=88 => self.abort_step(),
@@ -233,7 +234,7 @@ impl Cluster {
     }
 
     /// Plans that a call is given up, now and then.
-    fn maybe_drop(&mut self, id: usize) {
+    pub(super) fn maybe_drop(&mut self, id: usize) {
         if self.random.u32(..8) == 0 {
             let delay = self.pause(10);
             self.plan(delay, Plan::Drop(id));
@@ -431,7 +432,7 @@ impl Cluster {
         }
     }
 
-    fn call_future(
+    pub(super) fn call_future(
         &mut self,
         caller: usize,
         peer: &Peer,
@@ -447,7 +448,7 @@ impl Cluster {
         id
     }
 
-    fn call_sink(
+    pub(super) fn call_sink(
         &mut self,
         caller: usize,
         peer: &Peer,
@@ -504,7 +505,7 @@ impl Cluster {
         model.calls.issue(record)
     }
 
-    fn peer(&mut self, caller: usize, callee: usize) -> Option<Peer> {
+    pub(super) fn peer(&mut self, caller: usize, callee: usize) -> Option<Peer> {
         let epoch = self.watcher.model().tasks[callee].epoch;
         let address = address_of(callee, epoch).to_string();
         let connection = self.random.usize(..10) / 9;
@@ -512,11 +513,11 @@ impl Cluster {
         client.peer_over(&address, connection).ok()
     }
 
-    fn any_task(&mut self) -> Option<usize> {
+    pub(super) fn any_task(&mut self) -> Option<usize> {
         Some(self.random.usize(..self.tasks.len()))
     }
 
-    fn any_step(&mut self) -> i64 {
+    pub(super) fn any_step(&mut self) -> i64 {
         // New steps come up as old ones end.
         let age = self.now.as_nanos() / STEP_LIFE.as_nanos() as u64;
         age as i64 * 2 + self.random.i64(0..6)
@@ -527,7 +528,7 @@ impl Cluster {
     }
 
     /// A random time, up to so many times the pace of operations.
-    fn pause(&mut self, times: u32) -> Duration {
+    pub(super) fn pause(&mut self, times: u32) -> Duration {
         let ns = (self.profile.pace * times).as_nanos() as u64;
         Duration::from_nanos(self.random.u64(1..=ns))
     }
@@ -551,4 +552,4 @@ const STEP_LIFE: Duration = Duration::from_millis(15);
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Timeout of calls that nobody can give up.
-const LONG_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const LONG_TIMEOUT: Duration = Duration::from_secs(5);
