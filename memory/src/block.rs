@@ -297,9 +297,11 @@ impl PoolShared {
     }
 }
 
+/// Not inlined, so that a reference that is not the last is dropped in a few instructions, without a stack.
+///
 /// # Safety
 /// The caller is the last owner of the block and does not use it, nor the pool, after the call.
-#[inline]
+#[inline(never)]
 unsafe fn give_back(pool: NonNull<PoolShared>, id: BlockId) {
     // SAFETY: the block is out until `push` has listed it, and `push` uses neither reference after that.
     let pushed = unsafe {

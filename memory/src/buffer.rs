@@ -230,30 +230,41 @@ impl Parts {
     /// If the range reaches beyond the buffer.
     #[inline]
     pub fn cut(&mut self, range: Range<usize>) -> Buffer {
-        assert!(
-            range.start <= range.end && range.end <= self.whole.len,
-            "part {range:?} of a buffer of {} bytes",
-            self.whole.len
-        );
-        if range.is_empty() {
-            return Buffer::new();
+        match self.cut_counted(range.clone()) {
+            Some(part) => part,
+            None => self.whole.slice(range),
         }
-        let owner = match self.spare.checked_sub(1) {
-            Some(spare) => {
-                self.spare = spare;
-                // SAFETY: one of the references that were counted; those of this kind are copies of each other. Made as a
-                // whole, for what is put together of parts cannot be moved until they are written.
-                unsafe { std::ptr::read(&self.whole.owner) }
-            }
-            None => self.whole.owner.clone(),
-        };
-        Buffer {
+    }
+
+    /// The part of the buffer in `range`, as of [`Parts::cut`], if one of the references that were counted at once is left
+    /// for it. An empty part needs none.
+    ///
+    /// # Panics
+    /// If the range reaches beyond the buffer.
+    #[inline]
+    pub fn cut_counted(&mut self, range: Range<usize>) -> Option<Buffer> {
+        if range.start > range.end || range.end > self.whole.len {
+            out_of_range(range, self.whole.len);
+        }
+        if range.is_empty() {
+            return None;
+        }
+        self.spare = self.spare.checked_sub(1)?;
+        Some(Buffer {
             // SAFETY: inside of the buffer, as asserted.
             start: unsafe { self.whole.start.add(range.start) },
             len: range.len(),
-            owner,
-        }
+            // SAFETY: one of the references that were counted; those of this kind are copies of each other. Made as a
+            // whole, for what is put together of parts cannot be moved until they are written.
+            owner: unsafe { std::ptr::read(&self.whole.owner) },
+        })
     }
+}
+
+/// Out of the way, so that the range is not written to memory for the text of the panic.
+#[cold]
+fn out_of_range(range: Range<usize>, len: usize) -> ! {
+    panic!("part {range:?} of a buffer of {len} bytes")
 }
 
 impl Drop for Parts {

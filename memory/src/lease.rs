@@ -129,13 +129,23 @@ impl Drop for Lease {
     fn drop(&mut self) {
         // After this nothing of the table is touched, unless it was the last reference.
         if self.count().fetch_sub(1, Ordering::Release) == 1 {
-            // What others did with the part is over before it is given back.
-            fence(Ordering::Acquire);
-            // SAFETY: out of `Arc::into_raw` when the part was borrowed, and taken back by its last reference alone.
-            let table = unsafe { Arc::from_raw(self.table.as_ptr()) };
-            table.lender.give_back(self.number as usize);
+            // SAFETY: this was the last reference, and is going.
+            unsafe { give_back(self.table, self.number) };
         }
     }
+}
+
+/// Not inlined, as for blocks.
+///
+/// # Safety
+/// The caller is the last reference to the part and does not use it, nor the table, after the call.
+#[inline(never)]
+unsafe fn give_back(table: NonNull<Table>, number: u32) {
+    // What others did with the part is over before it is given back.
+    fence(Ordering::Acquire);
+    // SAFETY: out of `Arc::into_raw` when the part was borrowed, and taken back by its last reference alone.
+    let table = unsafe { Arc::from_raw(table.as_ptr()) };
+    table.lender.give_back(number as usize);
 }
 
 impl fmt::Debug for Leases {
