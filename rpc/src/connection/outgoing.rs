@@ -2,8 +2,8 @@ use std::collections::VecDeque;
 
 use grpcxx_transport::Frame;
 
-use super::ConnectionLimits;
 use super::cutting::Cutter;
+use super::{ConnectionLimits, encode};
 use crate::wire::BUNDLE_BYTES_MAX;
 
 /// Frames that wait for the link, and empty ones that wait for use.
@@ -14,6 +14,8 @@ use crate::wire::BUNDLE_BYTES_MAX;
 )]
 pub(super) struct Outgoing {
     queue: VecDeque<Box<Frame>>,
+    /// The frame behind those of the queue, if more may be appended to it.
+    open: Option<Box<Frame>>,
     pub(super) cutter: Cutter,
     pool: Vec<Box<Frame>>,
     /// Memory of the frames in the pool.
@@ -21,21 +23,19 @@ pub(super) struct Outgoing {
     pooled_frames: usize,
     pooled_frame_bytes: usize,
     pooled_bytes: usize,
-    /// Whether more may be appended to the last frame of the queue.
-    is_open: bool,
 }
 
 impl Outgoing {
     pub(super) fn new(limits: &ConnectionLimits) -> Self {
         Self {
             queue: VecDeque::new(),
+            open: None,
             cutter: Cutter::new(limits),
             pool: Vec::new(),
             pool_bytes: 0,
             pooled_frames: limits.pooled_frames,
             pooled_frame_bytes: limits.pooled_frame_bytes,
             pooled_bytes: limits.pooled_bytes,
-            is_open: false,
         }
     }
 
@@ -65,21 +65,36 @@ impl Outgoing {
     }
 
     pub(super) fn push(&mut self, frame: Box<Frame>) {
-        self.is_open = false;
+        self.close();
         self.queue.push_back(frame);
     }
 
-    /// The last frame of the queue, if it is one that `len` bytes may be appended to, or else a new one.
-    #[inline]
+    /// The last frame, if it is one that `len` bytes may be appended to, or else a new one. Its header says how long it is
+    /// once it leaves.
+    #[inline(always)]
     pub(super) fn bundle(&mut self, len: usize, begin: impl FnOnce(&mut Frame)) -> &mut Frame {
-        let last = self.queue.back().filter(|_| self.is_open);
+        let last = self.open.as_ref();
         if last.is_none_or(|frame| frame.bytes().len() + len > BUNDLE_BYTES) {
-            let mut frame = self.empty_frame();
-            begin(&mut frame);
-            self.queue.push_back(frame);
-            self.is_open = true;
+            self.open();
+            let frame = self.open.as_mut().expect("it was just opened");
+            begin(frame);
         }
-        self.queue.back_mut().expect("there is one at least")
+        self.open.as_mut().expect("there is one at least")
+    }
+
+    /// Opens an empty frame behind all others.
+    #[inline(never)]
+    fn open(&mut self) {
+        self.close();
+        self.open = Some(self.empty_frame());
+    }
+
+    /// Lets nothing more be appended to the last frame.
+    fn close(&mut self) {
+        if let Some(mut frame) = self.open.take() {
+            encode::note_length(&mut frame);
+            self.queue.push_back(frame);
+        }
     }
 
     pub(super) fn unpop(&mut self, frame: Box<Frame>) {
@@ -88,13 +103,9 @@ impl Outgoing {
 
     /// The next frame: a chunk, or what is to be given to [`Outgoing::cut`].
     pub(super) fn pop(&mut self) -> Option<Box<Frame>> {
-        let frame = self.take_next();
-        self.is_open &= !self.queue.is_empty();
-        frame
-    }
-
-    #[inline]
-    fn take_next(&mut self) -> Option<Box<Frame>> {
+        if self.queue.is_empty() {
+            self.close();
+        }
         if self.cutter.has_work() {
             return self.take_between();
         }
@@ -109,6 +120,7 @@ impl Outgoing {
     /// The next frame, if one is cut or is to be.
     #[cold]
     fn take_between(&mut self) -> Option<Box<Frame>> {
+        self.close();
         loop {
             if self.cutter.is_due(self.queue.is_empty()) {
                 let frame = self.cutter.pop();
@@ -141,6 +153,7 @@ impl Outgoing {
 
     /// Gives back a frame that the link does not have, and of which it has not had all.
     pub(super) fn abandon(&mut self) -> Option<Box<Frame>> {
+        self.close();
         let frame = self.cutter.abandon();
         frame.or_else(|| self.queue.pop_front())
     }

@@ -8,7 +8,7 @@ use super::server::{RequestId, ServerConnection};
 use super::server_answers::Expected;
 use super::server_inbound::{Arriving, Inbound, tensors_of};
 use super::slots::SlotId;
-use super::{AtHand, COALESCE_BYTES_MAX, Landings, PeerViolation, encode};
+use super::{AtHand, COALESCE_BYTES_MAX, Landings, PeerViolation};
 use crate::wire::{
     AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_TAG, BundleReader, BundledReceive, Features, RECORD_BYTES,
     RequestHeader, ResponseHeader, encode_record,
@@ -227,7 +227,6 @@ impl ServerConnection {
             bytes.extend_from_slice(&record);
         }
         bytes.extend_from_slice(data);
-        encode::note_length(frame);
         let list = SlotId::from_raw(frame.token).generation;
         Ok(&mut bundled.lists[list as usize])
     }
