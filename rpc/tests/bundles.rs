@@ -64,6 +64,47 @@ fn small_calls_share_a_frame_each_way() {
     assert_eq!(pair.server.end.outstanding_requests().count(), 0);
 }
 
+/// The short way sends and allows the same as the long one.
+#[test]
+fn a_receive_is_a_call() {
+    let limits = ConnectionLimits {
+        outstanding_calls: 3,
+        ..ConnectionLimits::default()
+    };
+    let mut one = Pair::announced_with_limits(limits);
+    let mut other = Pair::announced_with_limits(limits);
+    let deadline = Some(Time::from_nanos(30_000_000));
+    for (key, deadline) in [("k", None), ("k", deadline), ("l", None)] {
+        let options = CallOptions {
+            deadline,
+            ..CallOptions::default()
+        };
+        assert!(other.client.end.takes_receives());
+        let now = other.client.now;
+        let call = (other.client.end).receive(now, make::STEP_ID, &key.into(), options);
+        assert_eq!(call, one.call_with(receive(key), options));
+    }
+    assert!(!other.client.end.takes_receives());
+    let requests = one.client.drain();
+    assert_eq!(other.client.drain(), requests);
+    other.server.offer(&requests);
+    let incoming = other.request();
+    let answer = tensors([floats(&[1.0])]);
+    assert!(other.server.end.answer(incoming.id, answer));
+    other.carry_responses();
+    assert!(
+        !other.client.end.takes_receives(),
+        "an answer counts until it is taken"
+    );
+    other.finished();
+    assert!(other.client.end.takes_receives());
+    let gone = Status::new(Code::Unavailable, "the link is gone");
+    other.client.end.handle_closed(&gone);
+    while other.client.end.poll_finished().is_some() {}
+    assert!(!other.client.end.takes_receives());
+    assert!(!Pair::plain().client.end.takes_receives());
+}
+
 /// Where memory is shared, what is kept of it is short.
 #[test]
 fn small_answers_share_memory_where_their_calls_allow_it() {

@@ -1,9 +1,11 @@
+use std::ops::Range;
+
 use grpcxx_memory::{Buffer, BufferMut, Parts};
 use smallvec::SmallVec;
 
 use super::client::CallId;
 use crate::wire::{DATA_ALIGNMENT_BYTES, filled_up};
-use crate::{Response, Status, TensorMeta};
+use crate::{Response, Status, Tensor, TensorMeta};
 
 /// Successful answers of one tensor each, until their caller takes them.
 ///
@@ -77,19 +79,22 @@ impl Answers {
         self.push_part(call, token, self.memory.len() - 1, 0, len_bytes);
     }
 
-    /// Takes an answer whose data fits into the block, or says that it does not.
+    /// Whether data fits into the block.
     #[inline]
-    pub(super) fn push_shared(&mut self, call: CallId, token: u64, data: &[u8]) -> bool {
+    pub(super) fn has_room(&self, data_bytes: usize) -> bool {
+        self.taken_bytes + data_bytes <= self.block.len()
+    }
+
+    /// Takes an answer whose data fits into the block.
+    #[inline]
+    pub(super) fn push_shared(&mut self, call: CallId, token: u64, data: &[u8]) {
         let begin = self.taken_bytes;
         let end = begin + data.len();
-        let Some(place) = self.block.get_mut(begin..end) else {
-            return false;
-        };
-        place.copy_from_slice(data);
         self.taken_bytes = filled_up(end as u64) as usize;
         self.takers += 1;
         self.push_part(call, token, self.block_index, begin, data.len());
-        true
+        // Last, for what is needed behind it would have to be put aside.
+        self.block[begin..end].copy_from_slice(data);
     }
 
     /// Uses this memory for the data of the next answers.
@@ -140,12 +145,34 @@ impl Answers {
         });
     }
 
+    /// The answer with a tensor like this, whose data is in this place.
+    #[inline(never)]
+    fn take(&mut self, meta: u32, memory: u32, place: Range<usize>) -> Response {
+        let data = match place.len() {
+            0 => Buffer::new(),
+            _ => match &mut self.memory[memory as usize] {
+                Memory::Shared(parts) => parts.cut(place),
+                Memory::Own(data) => std::mem::take(data),
+            },
+        };
+        response(&self.metas[meta as usize], data)
+    }
+
     /// Lets go of what answers that are all taken had in common.
     fn forget(&mut self) {
         self.queue.clear();
         self.next = 0;
         self.metas.clear();
         self.memory.clear();
+    }
+}
+
+impl Answer {
+    /// Where its data lies in its memory.
+    #[inline]
+    fn place(&self) -> Range<usize> {
+        let begin = self.begin_byte as usize;
+        begin..begin + self.len_bytes as usize
     }
 }
 
@@ -161,21 +188,32 @@ impl ReadyAnswer<'_> {
         self.answer.token
     }
 
-    /// The peer's answer. Inlined, so that it is made where it is wanted: a move waits until its parts are written.
+    /// The peer's answer. Inlined, and on a way of its own where it is like most, so that it is made where it is wanted: a
+    /// move waits until its parts are written.
     #[inline(always)]
     pub fn take(self) -> Result<Response, Status> {
         let Self { answers, answer } = self;
         let meta = &answers.metas[answer.meta as usize];
-        let (begin, len) = (answer.begin_byte as usize, answer.len_bytes as usize);
-        let data = match len {
-            0 => Buffer::new(),
-            len => match &mut answers.memory[answer.memory as usize] {
-                Memory::Shared(parts) => parts.cut(begin..begin + len),
-                Memory::Own(data) => std::mem::take(data),
-            },
-        };
-        Ok(Response::Tensors(SmallVec::from_buf([meta.tensor(data)])))
+        if let Some(Memory::Shared(parts)) = answers.memory.get_mut(answer.memory as usize)
+            && let Some(data) = parts.cut_counted(answer.place())
+        {
+            let Some(shape) = meta.shape.copied() else {
+                return Ok(response(meta, data));
+            };
+            return Ok(Response::Tensors(SmallVec::from_buf([Tensor {
+                dtype: meta.dtype,
+                shape,
+                is_dead: meta.is_dead,
+                data,
+            }])));
+        }
+        Ok(answers.take(answer.meta, answer.memory, answer.place()))
     }
+}
+
+#[inline(never)]
+fn response(meta: &TensorMeta, data: Buffer) -> Response {
+    Response::Tensors(SmallVec::from_buf([meta.tensor(data)]))
 }
 
 /// Length of a block for the data of so many more bytes of answers, of which each has as much data as the next.
@@ -235,7 +273,8 @@ mod tests {
             Parts::COUNT_MAX + 1
         };
         for _ in 0..count {
-            assert!(answers.push_shared(call, 0, &[]));
+            assert!(answers.has_room(0));
+            answers.push_shared(call, 0, &[]);
         }
         answers.close();
         while let Some(answer) = answers.poll() {
@@ -243,7 +282,8 @@ mod tests {
         }
         answers.learn(meta(3));
         answers.open(arena.allocate(64).unwrap());
-        assert!(answers.push_shared(call, 0, &[1, 2, 3]));
+        assert!(!answers.has_room(65));
+        answers.push_shared(call, 0, &[1, 2, 3]);
         answers.close();
         let answer = answers.poll().unwrap().take();
         let Ok(Response::Tensors(tensors)) = answer else {

@@ -1,5 +1,4 @@
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{Frame, Next, Outcome, Refusal, Refused, Time};
@@ -33,6 +32,8 @@ pub struct ClientConnection {
     pub(super) landing: VecDeque<Landing>,
     pub(super) announced: Features,
     pub(super) peer: Option<Features>,
+    /// Whether requests for one tensor each go into shared frames: both ends know them, and the link is there.
+    pub(super) bundles: bool,
     pub(super) peer_status: Option<Buffer>,
     pub(super) offer: Option<Vec<u8>>,
     deadlines: Deadlines,
@@ -119,6 +120,7 @@ impl ClientConnection {
             landing: VecDeque::new(),
             announced: announce,
             peer: None,
+            bundles: false,
             peer_status: None,
             offer: None,
             deadlines: Deadlines::default(),
@@ -193,20 +195,60 @@ impl ClientConnection {
             });
         }
 
-        let timeout_ms = match options.deadline {
-            Some(deadline) if self.has(Features::DEADLINE) => timeout_ms(deadline.since(now)),
-            _ => 0,
-        };
+        let deadline = options.deadline;
+        let timeout_ms = deadline.map_or(0, |deadline| self.timeout_ms(deadline, now));
         let is_overdue = options.deadline.is_some_and(|deadline| deadline <= now);
         if let Request::RecvTensor { step_id, key } = &request
             && self.has(Features::BUNDLES)
             && !is_overdue
         {
-            let id = self.begin_call(options, timeout_ms, true);
-            self.queue_bundled(id, timeout_ms, *step_id, key);
-            return Ok(CallId(id));
+            return Ok(self.begin_receive(timeout_ms, *step_id, key, options));
         }
         Ok(self.call_alone(request, options, timeout_ms, is_overdue))
+    }
+
+    /// Whether [`ClientConnection::receive`] may be used: requests for one tensor each go into shared frames, and fewer
+    /// calls than the limit allows are outstanding or ended.
+    #[inline]
+    pub fn takes_receives(&self) -> bool {
+        let calls = self.calls.len() + self.finished.len() + self.answers.len();
+        self.bundles && calls < self.limits.outstanding_calls
+    }
+
+    /// Starts a call for one tensor, as [`ClientConnection::call`] does, in the few steps of which most calls consist.
+    ///
+    /// [`ClientConnection::takes_receives`] has to be true, and the deadline still to come. Inlined, so that options of
+    /// which the caller knows that there are none take no steps either.
+    #[inline(always)]
+    pub fn receive(&mut self, now: Time, step_id: i64, key: &Text, options: CallOptions) -> CallId {
+        debug_assert!(self.takes_receives());
+        let deadline = options.deadline;
+        let timeout_ms = deadline.map_or(0, |deadline| self.timeout_ms(deadline, now));
+        self.begin_receive(timeout_ms, step_id, key, options)
+    }
+
+    /// Starts a call whose request goes into a frame with others.
+    #[inline(always)]
+    fn begin_receive(
+        &mut self,
+        timeout_ms: i32,
+        step_id: i64,
+        key: &Text,
+        options: CallOptions,
+    ) -> CallId {
+        let id = self.begin_call(options, timeout_ms, true);
+        self.queue_bundled(id, timeout_ms, step_id, key);
+        CallId(id)
+    }
+
+    /// What a request says of its deadline: the time left, rounded up, and never 0, which is for none.
+    #[inline(never)]
+    fn timeout_ms(&self, deadline: Time, now: Time) -> i32 {
+        if !self.has(Features::DEADLINE) {
+            return 0;
+        }
+        let ms = deadline.since(now).as_nanos().div_ceil(1_000_000).max(1);
+        i32::try_from(ms).unwrap_or(i32::MAX)
     }
 
     /// Starts a call whose request has a frame of its own.
@@ -290,6 +332,7 @@ impl ClientConnection {
     /// Ends all calls, because the link is gone.
     pub fn handle_closed(&mut self, status: &Status) {
         self.closed = true;
+        self.bundles = false;
         while let Some(frame) = self.outgoing.abandon().or_else(|| self.held.pop()) {
             self.outgoing.recycle(frame);
         }
@@ -491,10 +534,9 @@ impl ClientConnection {
         }
     }
 
-    /// Frees the slot of a call that is answered, whose caller gets the answer from [`Answers`].
+    /// Notes that a call is answered, whose caller gets the answer from [`Answers`].
     #[inline]
     pub(super) fn note_answer(&mut self, id: SlotId) {
-        self.calls.discard(id);
         self.deadlines.remove(id.slot);
         self.outstanding -= 1;
     }
@@ -511,6 +553,14 @@ impl ClientConnection {
     }
 }
 
+impl Call {
+    /// Whether its response may come, and is one tensor.
+    #[inline]
+    pub(super) fn awaits_tensor(&self) -> bool {
+        self.is_sent && !self.is_answered && matches!(self.expected, Expected::Tensors { count: 1 })
+    }
+}
+
 impl Expected {
     fn of(request: Request) -> Self {
         match request {
@@ -522,12 +572,6 @@ impl Expected {
             },
         }
     }
-}
-
-/// The time left as a request header carries it: rounded up, and never 0.
-fn timeout_ms(left: Duration) -> i32 {
-    let ms = left.as_nanos().div_ceil(1_000_000).max(1);
-    i32::try_from(ms).unwrap_or(i32::MAX)
 }
 
 fn deadline_exceeded() -> Status {

@@ -5,16 +5,16 @@ use grpcxx_transport::Next;
 use smallvec::SmallVec;
 
 use super::answers::{SHARED_DATA_BYTES_MAX, block_bytes};
-use super::client::{Call, CallId, ClientConnection, Expected, NO_CALL};
+use super::client::{Call, CallId, ClientConnection, NO_CALL};
 use super::client_inbound::{Inbound, gone};
 use super::cursor::Cursor;
-use super::encode;
 use super::landings::{checked, message_in_any_case};
+use super::outgoing::Outgoing;
 use super::records::tensor_memory;
 use super::slots::SlotId;
 use super::{ConnectionLimits, Landings, PeerViolation};
 use crate::wire::{
-    AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_METHOD, BundleReader, BundledReceive, Malformed, Problem,
+    AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_METHOD, BundleReader, BundledReceive, KeyReference,
     RECEIVE_BYTES, RECORD_BYTES, RequestHeader, ResponseHeader, decode_record,
 };
 use crate::{Response, Status, TensorMeta, Text};
@@ -23,24 +23,21 @@ impl ClientConnection {
     /// Queues a request for one tensor in a frame with others, which the peer knows.
     ///
     /// Such a request leaves even if its call ends before, since it may say what a number stands for.
-    #[inline]
+    #[inline(always)]
     pub(super) fn queue_bundled(&mut self, id: SlotId, timeout_ms: i32, step_id: i64, key: &Text) {
+        match self.key_numbers.find_recent(key) {
+            Some(number) => {
+                let key = KeyReference::Known { number };
+                append(&mut self.outgoing, id, timeout_ms, step_id, &key);
+            }
+            None => self.queue_with_key(id, timeout_ms, step_id, key),
+        }
+    }
+
+    #[inline(never)]
+    fn queue_with_key(&mut self, id: SlotId, timeout_ms: i32, step_id: i64, key: &Text) {
         let key = self.key_numbers.refer(key);
-        let request = BundledReceive {
-            tag: id.raw(),
-            step_id,
-            timeout_ms,
-        };
-        let frame = (self.outgoing).bundle(RECEIVE_BYTES + key.len_bytes(), |frame| {
-            let header = RequestHeader {
-                method: BUNDLE_METHOD,
-                ..RequestHeader::default()
-            };
-            frame.bytes_mut().extend_from_slice(&header.encode());
-            frame.token = NO_CALL;
-        });
-        request.encode(&key, frame.bytes_mut());
-        encode::note_length(frame);
+        append(&mut self.outgoing, id, timeout_ms, step_id, &key);
     }
 
     /// Takes a frame of answers as soon as all of it is there.
@@ -89,51 +86,60 @@ impl ClientConnection {
         landings: &mut dyn Landings,
     ) -> Result<(), PeerViolation> {
         let mut reader = BundleReader::new("bundle of answers", answers);
+        let message_bytes = usize::try_from(self.limits.message_bytes).unwrap_or(usize::MAX);
+        let shared_bytes_max = message_bytes.min(SHARED_DATA_BYTES_MAX);
+        let mut data_bytes = 0;
         let mut index = 0;
         while !reader.is_empty() {
             let (tag, form) = reader.answer(index > 0)?;
             if form == AnswerForm::Whole {
-                let head: &[u8; RECORD_BYTES] = reader.chunk("a record")?;
-                let meta = decode_record(head);
-                (self.answers).learn(meta.map_err(|cause| PeerViolation::Record { index, cause })?);
+                data_bytes = self.learn(reader.chunk("a record")?, index)?;
             }
-            let data = data_of(&mut reader, self.answers.meta().data_bytes)?;
-            self.take_answer(tag, data, reader.left_bytes(), landings)?;
+            let data = reader.bytes("the data of a tensor", data_bytes)?;
+            let may_share = data_bytes <= shared_bytes_max;
+            self.take_answer(tag, data, may_share, reader.left_bytes(), landings)?;
             index += 1;
         }
         Ok(())
     }
 
-    /// Takes an answer, behind which so many bytes of answers are left.
+    /// Takes a record, and says how much data each answer has from now on.
+    #[inline(never)]
+    fn learn(&mut self, head: &[u8; RECORD_BYTES], index: usize) -> Result<usize, PeerViolation> {
+        let meta = decode_record(head).map_err(|cause| PeerViolation::Record { index, cause })?;
+        // Data that has no place in memory is not all in the frame either.
+        let data_bytes = usize::try_from(meta.data_bytes).unwrap_or(usize::MAX);
+        self.answers.learn(meta);
+        Ok(data_bytes)
+    }
+
+    /// Takes an answer, behind which so many bytes of answers are left. Its data may share memory if its caller allows it.
     #[inline]
     fn take_answer(
         &mut self,
         tag: u64,
         data: &[u8],
+        may_share: bool,
         left_bytes: usize,
         landings: &mut dyn Landings,
     ) -> Result<(), PeerViolation> {
         let id = SlotId::from_raw(tag);
-        let Some(Call {
-            is_sent: true,
-            is_answered: false,
-            is_ended,
-            shares_memory,
-            token,
-            expected: Expected::Tensors { count: 1 },
-            ..
-        }) = self.calls.get(id)
-        else {
+        let call = self.calls.find(id);
+        let Some(call) = call.filter(|call| call.get().awaits_tensor()) else {
             return Err(PeerViolation::UnknownTag { found: tag });
         };
-        let shared_bytes_max = self.limits.message_bytes.min(SHARED_DATA_BYTES_MAX as u64);
-        let may_share = *shares_memory && data.len() as u64 <= shared_bytes_max;
-        if may_share
-            && !is_ended
-            && self.landing.is_empty()
-            && self.answers.push_shared(CallId(id), *token, data)
-        {
+        let &Call {
+            token,
+            is_ended,
+            shares_memory,
+            ..
+        } = call.get();
+        let may_share = may_share && shares_memory;
+        if may_share && !is_ended && self.landing.is_empty() && self.answers.has_room(data.len()) {
+            // Before the data is copied: then it is still known to have nothing to drop.
+            call.remove();
             self.note_answer(id);
+            self.answers.push_shared(CallId(id), token, data);
             return Ok(());
         }
         let shared_bytes = block_bytes(data.len(), left_bytes).filter(|_| may_share);
@@ -143,6 +149,7 @@ impl ClientConnection {
 
     /// Takes an answer whose data does not fit into the present block of memory, or may not lie there. It may begin
     /// a block of this length.
+    #[inline(never)]
     fn take_apart(
         &mut self,
         id: SlotId,
@@ -166,13 +173,14 @@ impl ClientConnection {
             && let Ok(block) = checked(Ok(block), len as u64)
         {
             self.answers.open(block);
-            let is_there = self.answers.push_shared(CallId(id), token, data);
-            debug_assert!(is_there, "a block has room for its first data");
+            self.answers.push_shared(CallId(id), token, data);
+            self.calls.remove(id);
             return self.note_answer(id);
         }
         match small_data(token, meta, data, &self.limits, landings) {
             Ok(data) => {
                 self.answers.push(CallId(id), token, data);
+                self.calls.remove(id);
                 self.note_answer(id);
             }
             Err(status) => self.finish(id, Err(status)),
@@ -210,16 +218,27 @@ fn small_data(
     Ok(memory.freeze())
 }
 
-#[inline]
-fn data_of<'a>(reader: &mut BundleReader<'a>, data_bytes: u64) -> Result<&'a [u8], Malformed> {
-    match usize::try_from(data_bytes) {
-        Ok(len) => reader.bytes("the data of a tensor", len),
-        Err(_) => Err(reader.malformed(
-            "the data of a tensor",
-            Problem::Short {
-                wanted_bytes: data_bytes,
-                left_bytes: reader.left_bytes(),
-            },
-        )),
-    }
+/// Appends a request to a frame that others share.
+#[inline(always)]
+fn append(
+    outgoing: &mut Outgoing,
+    id: SlotId,
+    timeout_ms: i32,
+    step_id: i64,
+    key: &KeyReference<'_>,
+) {
+    let request = BundledReceive {
+        tag: id.raw(),
+        step_id,
+        timeout_ms,
+    };
+    let frame = outgoing.bundle(RECEIVE_BYTES + key.len_bytes(), |frame| {
+        let header = RequestHeader {
+            method: BUNDLE_METHOD,
+            ..RequestHeader::default()
+        };
+        frame.bytes_mut().extend_from_slice(&header.encode());
+        frame.token = NO_CALL;
+    });
+    request.encode(key, frame.bytes_mut());
 }

@@ -431,6 +431,7 @@ impl ClientConnection {
         if call.is_some_and(|call| matches!(call.expected, Expected::Announcement)) {
             let found = Announcement::find(&body).ok().flatten().unwrap_or_default();
             self.peer = Some(found.features);
+            self.bundles = self.has(Features::BUNDLES);
             if self.has(Features::CHUNKS) {
                 let whole_frame_bytes = self.limits.whole_frame_bytes;
                 (self.outgoing.cutter).start(whole_frame_bytes, ChunkHeader::encode_of_request);

@@ -57,23 +57,22 @@ impl KeyNumbers {
         }
     }
 
-    /// How a request names a key. What it says of a new number must reach the peer, before what is asked for next.
-    #[inline]
-    pub(super) fn refer<'a>(&mut self, key: &'a Text) -> KeyReference<'a> {
+    /// The number of a key that is the one found last, or the next, and lies where that does.
+    #[inline(always)]
+    pub(super) fn find_recent(&mut self, key: &Text) -> Option<u32> {
         for number in [self.recent, self.recent + 1] {
             if let Some(known) = self.keys.get(number)
                 && std::ptr::eq(&known.as_buffer()[..], &key.as_buffer()[..])
             {
                 self.recent = number;
-                return KeyReference::Known {
-                    number: number as u32,
-                };
+                return Some(number as u32);
             }
         }
-        self.find_or_give(key)
+        None
     }
 
-    fn find_or_give<'a>(&mut self, key: &'a Text) -> KeyReference<'a> {
+    /// How a request names a key. What it says of a new number must reach the peer, before what is asked for next.
+    pub(super) fn refer<'a>(&mut self, key: &'a Text) -> KeyReference<'a> {
         let bytes = &key.as_buffer()[..];
         if bytes.len() > NUMBERED_KEY_BYTES_MAX {
             return KeyReference::Whole { key: bytes };
@@ -242,7 +241,12 @@ mod tests {
             for key in keys {
                 let text = &texts[usize::from(key)];
                 let copy = Text::from(text.as_str());
-                let reference = numbers.refer(if copies { &copy } else { text });
+                let asked = if copies { &copy } else { text };
+                let recent = numbers.find_recent(asked);
+                let reference = numbers.refer(asked);
+                if let Some(number) = recent {
+                    prop_assert_eq!(reference, KeyReference::Known { number });
+                }
                 prop_assert!(server.keys.len() <= keys_max);
                 let found = server.resolve(reference, &mut Known);
                 prop_assert_eq!(found, Ok(text));

@@ -286,7 +286,7 @@ impl ServerConnection {
     ) {
         match outcome {
             Outcome::Done => {
-                self.served.discard(id);
+                drop(self.served.remove(id));
                 delivered(RequestId(id));
             }
             Outcome::Lost => {

@@ -18,13 +18,18 @@ pub(super) struct Slots<T> {
 #[derive(Debug)]
 struct Entry<T> {
     generation: u32,
-    value: Value<T>,
+    /// The next vacant slot, if this one is vacant.
+    next_free: u32,
+    value: Option<T>,
 }
 
+/// A value that was found, and may go.
 #[derive(Debug)]
-enum Value<T> {
-    Vacant { next_free: u32 },
-    Occupied(T),
+pub(super) struct Occupied<'a, T> {
+    slot: u32,
+    entry: &'a mut Entry<T>,
+    free: &'a mut u32,
+    occupied: &'a mut usize,
 }
 
 impl SlotId {
@@ -69,15 +74,15 @@ impl<T> Slots<T> {
         }
         let slot = self.free;
         let entry = &mut self.entries[slot as usize];
-        let Value::Vacant { next_free } = entry.value else {
-            unreachable!("the free list holds vacant slots only");
-        };
+        debug_assert!(entry.value.is_none());
         // A vacant slot has nothing to drop.
-        std::mem::forget(std::mem::replace(&mut entry.value, Value::Occupied(make())));
-        let generation = entry.generation;
-        self.free = next_free;
+        std::mem::forget(entry.value.replace(make()));
+        self.free = entry.next_free;
         self.occupied += 1;
-        SlotId { slot, generation }
+        SlotId {
+            slot,
+            generation: entry.generation,
+        }
     }
 
     /// Makes a slot where none is vacant.
@@ -86,68 +91,45 @@ impl<T> Slots<T> {
         let slot = u32::try_from(self.entries.len()).expect("the limits keep slots below 2^32");
         self.entries.push(Entry {
             generation: 1,
-            value: Value::Vacant { next_free: NONE },
+            next_free: NONE,
+            value: None,
         });
         self.free = slot;
     }
 
     #[inline]
     pub(super) fn get(&self, id: SlotId) -> Option<&T> {
-        match self.entries.get(id.slot as usize)? {
-            Entry {
-                generation,
-                value: Value::Occupied(value),
-            } if *generation == id.generation => Some(value),
-            _ => None,
-        }
+        let entry = self.entries.get(id.slot as usize)?;
+        (entry.generation == id.generation).then_some(entry.value.as_ref())?
     }
 
     #[inline]
     pub(super) fn get_mut(&mut self, id: SlotId) -> Option<&mut T> {
-        match self.entries.get_mut(id.slot as usize)? {
-            Entry {
-                generation,
-                value: Value::Occupied(value),
-            } if *generation == id.generation => Some(value),
-            _ => None,
-        }
+        let entry = self.entries.get_mut(id.slot as usize)?;
+        (entry.generation == id.generation).then_some(entry.value.as_mut())?
     }
 
     #[inline]
     pub(super) fn remove(&mut self, id: SlotId) -> Option<T> {
-        self.get(id)?;
-        let entry = &mut self.entries[id.slot as usize];
-        let vacant = Value::Vacant {
-            next_free: self.free,
-        };
-        let Value::Occupied(value) = std::mem::replace(&mut entry.value, vacant) else {
-            unreachable!("the id was found");
-        };
-        entry.generation = entry.generation.checked_add(1).unwrap_or(1);
-        self.free = id.slot;
-        self.occupied -= 1;
-        Some(value)
+        self.find(id).map(Occupied::remove)
     }
 
-    /// Drops a value where it is.
+    /// A value that may go, without being looked for a second time.
     #[inline]
-    pub(super) fn discard(&mut self, id: SlotId) {
-        if self.get(id).is_none() {
-            return;
-        }
-        let entry = &mut self.entries[id.slot as usize];
-        entry.value = Value::Vacant {
-            next_free: self.free,
-        };
-        entry.generation = entry.generation.checked_add(1).unwrap_or(1);
-        self.free = id.slot;
-        self.occupied -= 1;
+    pub(super) fn find(&mut self, id: SlotId) -> Option<Occupied<'_, T>> {
+        let entry = self.entries.get_mut(id.slot as usize)?;
+        (entry.generation == id.generation && entry.value.is_some()).then_some(Occupied {
+            slot: id.slot,
+            entry,
+            free: &mut self.free,
+            occupied: &mut self.occupied,
+        })
     }
 
     /// The id of what is in a slot now.
     pub(super) fn id_of(&self, slot: u32) -> Option<SlotId> {
         let entry = self.entries.get(slot as usize)?;
-        matches!(entry.value, Value::Occupied(_)).then_some(SlotId {
+        entry.value.is_some().then_some(SlotId {
             slot,
             generation: entry.generation,
         })
@@ -155,15 +137,31 @@ impl<T> Slots<T> {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (SlotId, &T)> {
         self.entries.iter().zip(0..).filter_map(|(entry, slot)| {
-            let Value::Occupied(value) = &entry.value else {
-                return None;
-            };
+            let value = entry.value.as_ref()?;
             let id = SlotId {
                 slot,
                 generation: entry.generation,
             };
             Some((id, value))
         })
+    }
+}
+
+impl<T> Occupied<'_, T> {
+    #[inline]
+    pub(super) fn get(&self) -> &T {
+        self.entry.value.as_ref().expect("it was found")
+    }
+
+    /// Takes the value out. Inlined, so that only those of its parts are moved that are wanted.
+    #[inline(always)]
+    pub(super) fn remove(self) -> T {
+        let value = self.entry.value.take().expect("it was found");
+        self.entry.generation = self.entry.generation.checked_add(1).unwrap_or(1);
+        self.entry.next_free = *self.free;
+        *self.free = self.slot;
+        *self.occupied -= 1;
+        value
     }
 }
 
@@ -180,9 +178,11 @@ mod tests {
         let b = slots.insert('b');
         assert_eq!(slots.remove(a), Some('a'));
         assert_eq!(slots.remove(a), None);
-        slots.discard(a);
+        assert!(slots.find(a).is_none());
         let d = slots.insert('d');
-        slots.discard(d);
+        let found = slots.find(d).unwrap();
+        assert_eq!(found.get(), &'d');
+        assert_eq!(found.remove(), 'd');
         assert_eq!(slots.get(d), None);
         let c = slots.insert('c');
         assert_eq!(c.slot, a.slot);

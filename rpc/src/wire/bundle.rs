@@ -45,7 +45,7 @@ pub(crate) enum AnswerForm {
 }
 
 /// Reads requests or answers that share a frame.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct BundleReader<'a> {
     place: &'static str,
     all_bytes: usize,
@@ -54,7 +54,7 @@ pub(crate) struct BundleReader<'a> {
 
 impl BundledReceive {
     /// Appends the request.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn encode(&self, key: &KeyReference<'_>, out: &mut Vec<u8>) {
         let mut bytes = [0; RECEIVE_BYTES + NUMBER_BYTES];
         let (head, word) = bytes.split_at_mut(RECEIVE_BYTES);
@@ -69,7 +69,7 @@ impl BundledReceive {
 
 impl KeyReference<'_> {
     /// What stands in place of a number, or the number.
-    #[inline]
+    #[inline(always)]
     fn word(&self) -> u32 {
         match *self {
             Self::Known { number } => number,
@@ -79,7 +79,7 @@ impl KeyReference<'_> {
     }
 
     /// Appends what follows the word.
-    #[inline]
+    #[inline(always)]
     fn encode_text(&self, out: &mut Vec<u8>) {
         if let Self::New { key, .. } | Self::Whole { key } = *self {
             out.extend_from_slice(&(key.len() as u32).to_le_bytes());
@@ -88,7 +88,7 @@ impl KeyReference<'_> {
     }
 
     /// Length of the reference.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn len_bytes(&self) -> usize {
         match self {
             Self::Known { .. } => NUMBER_BYTES,
@@ -187,9 +187,9 @@ impl<'a> BundleReader<'a> {
         Ok(bytes)
     }
 
-    /// What is wrong with the part that comes next.
+    /// What is wrong with the part that comes next. Takes a copy, so that the reader itself need not be in memory.
     #[cold]
-    pub(crate) fn malformed(&self, field: &'static str, problem: Problem) -> Malformed {
+    pub(crate) fn malformed(self, field: &'static str, problem: Problem) -> Malformed {
         Malformed {
             place: self.place,
             field,
@@ -199,7 +199,7 @@ impl<'a> BundleReader<'a> {
     }
 
     #[cold]
-    fn short(&self, field: &'static str, wanted_bytes: usize) -> Malformed {
+    fn short(self, field: &'static str, wanted_bytes: usize) -> Malformed {
         let problem = Problem::Short {
             wanted_bytes: wanted_bytes as u64,
             left_bytes: self.rest.len(),
