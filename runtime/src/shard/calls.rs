@@ -14,7 +14,7 @@ use crate::completion::{Completion, Target};
 use crate::function::RequestWatch;
 use crate::limits;
 use crate::shard::core::{Core, Subject};
-use crate::shard::slots::Slots;
+use crate::shard::slots::{Slots, Vacant};
 
 /// The calls that this shard has accepted and not yet finished.
 #[derive(Debug)]
@@ -51,6 +51,10 @@ pub(super) struct WaitingCall {
     pub(super) request: Request,
     deadline: Option<Time>,
 }
+
+/// Room for a call, whose name is known before the call begins.
+#[derive(Debug)]
+pub(super) struct Room<'a>(Vacant<'a, PendingCall>);
 
 /// Who wants to hear what becomes of a call.
 struct Watch(Arc<dyn RequestWatch>);
@@ -114,26 +118,10 @@ impl Calls {
         self.watches.remove(&call).map(|Watch(watch)| watch)
     }
 
-    /// Whether a call would be refused.
-    pub(super) fn is_full(&self) -> bool {
-        self.slots.is_full()
-    }
-
-    /// The name of the next call.
+    /// Room for the next call, unless it would be refused.
     #[inline]
-    pub(super) fn next(&self) -> SlotId {
-        self.slots.next()
-    }
-
-    /// Takes in a call that is on a link, for which there is room.
-    #[inline(always)]
-    pub(super) fn take_in(&mut self, target: Target, peer: usize, call: CallId) {
-        let peer = peer as u32;
-        self.slots.make(|| PendingCall {
-            target,
-            number: None,
-            place: Place::OnLink { peer, call },
-        });
+    pub(super) fn room(&mut self) -> Option<Room<'_>> {
+        self.slots.vacant().map(Room)
     }
 
     fn insert(&mut self, call: PendingCall) -> Result<SlotId, PendingCall> {
@@ -148,9 +136,17 @@ impl Calls {
     /// Forgets a call, of which those who know of it hear. Returns where its result goes.
     #[inline(always)]
     pub(super) fn remove(&mut self, id: SlotId) -> Option<Target> {
-        let (target, number) = self
-            .slots
-            .dissolve(id, |call| (std::mem::take(&mut call.target), call.number))?;
+        if !self.numbers.is_empty() || !self.watches.is_empty() {
+            return self.remove_known(id);
+        }
+        // What nobody else knows of is a target and plain numbers.
+        (self.slots).dissolve(id, |call| std::mem::take(&mut call.target))
+    }
+
+    /// The same where others know of calls, of this one or not.
+    #[inline(never)]
+    fn remove_known(&mut self, id: SlotId) -> Option<Target> {
+        let PendingCall { target, number, .. } = self.slots.remove(id)?;
         if let Some(number) = number {
             self.numbers.remove(&number.get());
         }
@@ -158,6 +154,25 @@ impl Calls {
             watch.withdrawn();
         }
         Some(target)
+    }
+}
+
+impl Room<'_> {
+    /// The mark of the call at its connection.
+    #[inline]
+    pub(super) fn token(&self) -> u64 {
+        token(self.0.id())
+    }
+
+    /// Takes in a call that is on the link of a peer.
+    #[inline(always)]
+    pub(super) fn take_in(self, target: Target, peer: usize, call: CallId) {
+        let peer = peer as u32;
+        self.0.fill(|| PendingCall {
+            target,
+            number: None,
+            place: Place::OnLink { peer, call },
+        });
     }
 }
 

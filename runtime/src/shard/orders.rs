@@ -8,7 +8,6 @@ use grpcxx_transport::Time;
 use crate::client::Peer;
 use crate::command::{Command, deadline};
 use crate::completion::Target;
-use crate::shard::calls::token;
 use crate::shard::context::Orders;
 use crate::shard::core::Core;
 
@@ -25,28 +24,13 @@ impl<A> Orders for Core<A> {
         self.shared.loads.len()
     }
 
-    /// Puts the call on its peer's connection where nothing can come between, which saves its way through the queue
-    /// of orders. What might end it here and now waits there, for its caller has not returned yet.
     #[inline]
     fn call(&mut self, peer: &Peer, request: Request, timeout: Option<Duration>, target: Target) {
-        let Some(slot) = self.open_peer(peer) else {
-            return self.local.call(peer, request, timeout, target);
-        };
-        let deadline = deadline(self.now, timeout);
-        let options = CallOptions {
-            token: token(self.calls.next()),
-            deadline,
-            shares_memory: !target.allocates(),
-        };
-        let connection = self.peers[slot].connection_mut();
-        let connection = connection.expect("an open peer has a connection");
-        let call = match connection.call(self.now, request, options) {
-            Ok(call) => call,
-            Err(refused) => return self.local.call(peer, refused.value, timeout, target),
-        };
-        self.calls.take_in(target, slot, call);
-        self.counters().calls.add(1);
-        self.mark_peer(slot);
+        match timeout {
+            // As a way of its own, on which nothing looks for a deadline.
+            None => self.make_call(peer, request, None, target),
+            Some(_) => self.make_call_in_time(peer, request, timeout, target),
+        }
     }
 
     fn order(&mut self, command: Command) {
@@ -55,14 +39,89 @@ impl<A> Orders for Core<A> {
 }
 
 impl<A> Core<A> {
-    /// The slot of a peer to whose connection a call may go at once: there is nothing that has to be done before.
+    /// Puts the call on its peer's connection where nothing can come between, which saves its way through the queue
+    /// of orders. What might end it here and now waits there, for its caller has not returned yet.
+    #[inline(always)]
+    fn make_call(
+        &mut self,
+        peer: &Peer,
+        request: Request,
+        timeout: Option<Duration>,
+        target: Target,
+    ) {
+        let Request::RecvTensor { step_id, key } = request else {
+            return self.call_alone(peer, request, timeout, target);
+        };
+        if let Some(slot) = self.free_peer(peer)
+            && let link = &mut self.peers[slot]
+            && let Some(connection) = link.open_connection()
+            && connection.takes_receives()
+            && timeout.is_none_or(|timeout| !timeout.is_zero())
+            && let Some(room) = self.calls.room()
+        {
+            let options = CallOptions {
+                token: room.token(),
+                deadline: deadline(self.now, timeout),
+                shares_memory: !target.allocates(),
+            };
+            let call = connection.receive(self.now, step_id, &key, options);
+            room.take_in(target, slot, call);
+            link.mark(slot, &mut self.dirty_peers);
+            self.counters().calls.add(1);
+            return;
+        }
+        let request = Request::RecvTensor { step_id, key };
+        self.call_alone(peer, request, timeout, target);
+    }
+
+    #[inline(never)]
+    fn make_call_in_time(
+        &mut self,
+        peer: &Peer,
+        request: Request,
+        timeout: Option<Duration>,
+        target: Target,
+    ) {
+        self.make_call(peer, request, timeout, target);
+    }
+
+    /// The same for any request, most of which have a frame of their own.
+    #[inline(never)]
+    fn call_alone(
+        &mut self,
+        peer: &Peer,
+        request: Request,
+        timeout: Option<Duration>,
+        target: Target,
+    ) {
+        let Some(slot) = self.free_peer(peer) else {
+            return self.local.call(peer, request, timeout, target);
+        };
+        let link = &mut self.peers[slot];
+        let (Some(connection), Some(room)) = (link.open_connection(), self.calls.room()) else {
+            return self.local.call(peer, request, timeout, target);
+        };
+        let options = CallOptions {
+            token: room.token(),
+            deadline: deadline(self.now, timeout),
+            shares_memory: !target.allocates(),
+        };
+        match connection.call(self.now, request, options) {
+            Ok(call) => {
+                room.take_in(target, slot, call);
+                link.mark(slot, &mut self.dirty_peers);
+                self.counters().calls.add(1);
+            }
+            Err(refused) => self.local.call(peer, refused.value, timeout, target),
+        }
+    }
+
+    /// The slot of a peer for whom nothing has to be done before a call to it.
     #[inline]
-    fn open_peer(&self, peer: &Peer) -> Option<usize> {
-        let is_free = self.local.is_empty() && !self.is_stopping() && !self.calls.is_full();
-        if !is_free || peer.shard() != self.index || peer.is_self() {
+    fn free_peer(&self, peer: &Peer) -> Option<usize> {
+        if !self.local.is_empty() || self.is_stopping() {
             return None;
         }
-        let slot = self.find_peer(peer)?;
-        self.peers[slot].is_open().then_some(slot)
+        self.find_peer(peer)
     }
 }

@@ -30,10 +30,22 @@ impl PeerLink {
         self.connection.as_mut()
     }
 
-    /// Whether calls go to the connection without a wait.
+    /// The connection, if calls go there without a wait.
     #[inline]
-    pub(super) fn is_open(&self) -> bool {
-        self.channel.is_open() && self.connection.is_some()
+    pub(super) fn open_connection(&mut self) -> Option<&mut ClientConnection> {
+        if !self.channel.is_open() {
+            return None;
+        }
+        self.connection.as_mut()
+    }
+
+    /// Adds the peer to those that have something to do before the turn ends.
+    #[inline]
+    pub(super) fn mark(&mut self, slot: usize, dirty: &mut Vec<usize>) {
+        if !self.is_dirty {
+            self.is_dirty = true;
+            dirty.push(slot);
+        }
     }
 
     /// The earliest time at which the channel or the connection wants to be asked.
@@ -75,7 +87,8 @@ impl<A> Core<A> {
         slot
     }
 
-    /// The slot of a peer that was called before.
+    /// The slot of a peer that was called before: one of this shard, and not this engine's own task.
+    #[inline]
     pub(super) fn find_peer(&self, peer: &Peer) -> Option<usize> {
         *self.peer_slots.get(peer.number() as usize)?
     }
@@ -143,11 +156,7 @@ impl<A> Core<A> {
 
     /// Notes that a peer has something to do before the turn ends.
     pub(super) fn mark_peer(&mut self, slot: usize) {
-        let peer = &mut self.peers[slot];
-        if !peer.is_dirty {
-            peer.is_dirty = true;
-            self.dirty_peers.push(slot);
-        }
+        self.peers[slot].mark(slot, &mut self.dirty_peers);
     }
 
     pub(super) fn peer_connected(&mut self, slot: usize) -> Next {
