@@ -116,7 +116,8 @@ impl<A> Core<A> {
         }
     }
 
-    /// The slot of a peer for whom nothing has to be done before a call to it.
+    /// The slot of a peer for whom nothing has to be done before a call to it. Peers of other shards, and the task itself,
+    /// have none here.
     #[inline]
     fn free_peer(&self, peer: &Peer) -> Option<usize> {
         if !self.local.is_empty() || self.is_stopping() {
