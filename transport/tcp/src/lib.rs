@@ -14,6 +14,7 @@ mod apart;
 mod core;
 mod counters;
 mod epoll;
+mod gather;
 mod link;
 mod listener;
 mod options;

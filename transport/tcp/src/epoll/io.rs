@@ -1,10 +1,9 @@
-use std::io::IoSlice;
-
 use grpcxx_transport::{CloseReason, LinkHandler, ReadTarget};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+use rustix::net::RecvFlags;
 
 use crate::core::Core;
+use crate::gather::{Gather, Sent};
 use crate::socket::Accepted;
 
 /// What epoll has told about a link and no system call has disproved since.
@@ -20,14 +19,14 @@ pub(crate) struct Readiness {
 #[derive(Debug)]
 pub(crate) struct Staging {
     bytes: Box<[u8]>,
-    slices: Vec<IoSlice<'static>>,
+    gather: Gather,
 }
 
 impl Staging {
     pub(crate) fn new(bytes: usize) -> Self {
         Self {
             bytes: vec![0; bytes.max(STAGING_BYTES_MIN)].into_boxed_slice(),
-            slices: Vec::with_capacity(SLICES_MAX),
+            gather: Gather::new(),
         }
     }
 
@@ -48,21 +47,10 @@ impl Staging {
                 core.queue(slot);
                 break;
             }
-            let mut slices: Vec<IoSlice<'_>> = std::mem::take(&mut self.slices);
-            let pieces = link.outbound.pieces(budget_bytes);
-            slices.extend(pieces.take(SLICES_MAX).map(IoSlice::new));
-            let asked: usize = slices.iter().map(|slice| slice.len()).sum();
-            let sent = if asked == 0 {
-                Ok(0)
-            } else {
-                let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-                let mut control = SendAncillaryBuffer::default();
-                rustix::net::sendmsg(&link.socket, &slices, &mut control, flags)
-            };
-            self.slices = recycle(slices);
+            let sent = (self.gather).send(&link.socket, &link.outbound, budget_bytes);
             match sent {
-                Ok(bytes) => {
-                    link.io.writable = bytes == asked;
+                Ok(Sent { bytes, is_all }) => {
+                    link.io.writable = is_all;
                     budget_bytes -= bytes;
                     events += core.sent(slot, bytes, handler);
                 }
@@ -130,15 +118,6 @@ impl Staging {
         events
     }
 }
-
-/// The same memory for slices of another lifetime.
-fn recycle(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'static>> {
-    slices.clear();
-    slices.into_iter().map(|_| IoSlice::new(&[])).collect()
-}
-
-/// Pieces that one `sendmsg` takes; more are an error of the system.
-const SLICES_MAX: usize = 1024;
 
 /// Bytes that one link sends in one turn.
 const SEND_BYTES_MAX: usize = 1 << 20;

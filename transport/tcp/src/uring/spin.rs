@@ -5,15 +5,14 @@
 //! many links to wait for. While the loop spins, the few links that were used last are asked directly, and if they
 //! become many, those that have bytes ([`Crowd`]); after some turns in vain they wait in the ring again.
 
-use std::io::IoSlice;
-
 use grpcxx_transport::{CloseReason, LinkHandler, ReadTarget};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+use rustix::net::RecvFlags;
 
 use super::crowd::Crowd;
 use super::operation::Flight;
 use super::{UringDriver, operation};
+use crate::gather::{Gather, Sent};
 use crate::link::Link;
 use crate::socket::Accepted;
 
@@ -23,7 +22,7 @@ pub(super) struct Spinning {
     hot: Vec<u32>,
     pub(super) crowd: Crowd,
     staging: Box<[u8]>,
-    slices: Vec<IoSlice<'static>>,
+    gather: Gather,
 }
 
 impl Spinning {
@@ -36,7 +35,7 @@ impl Spinning {
             crowd: Crowd::new(is_busy)?,
             // Touched now, so that no round trip pays for the first use.
             staging: vec![1; staging_bytes].into_boxed_slice(),
-            slices: Vec::with_capacity(PIECES_MAX),
+            gather: Gather::new(),
         })
     }
 
@@ -164,23 +163,10 @@ impl UringDriver {
             return None;
         }
         let (_, link) = self.core.links.at(slot)?;
-        let mut pieces = link.outbound.pieces(operation::SEND_BYTES_MAX);
-        let first = pieces.next().unwrap_or_default();
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let sent = match pieces.next() {
-            None => rustix::net::send(&link.socket, first, flags),
-            Some(second) => {
-                let mut slices: Vec<IoSlice<'_>> = std::mem::take(&mut self.spinning.slices);
-                let pieces = [first, second].into_iter().chain(pieces).take(PIECES_MAX);
-                slices.extend(pieces.map(IoSlice::new));
-                let mut control = SendAncillaryBuffer::default();
-                let sent = rustix::net::sendmsg(&link.socket, &slices, &mut control, flags);
-                self.spinning.slices = recycle(slices);
-                sent
-            }
-        };
+        let gather = &mut self.spinning.gather;
+        let sent = gather.send(&link.socket, &link.outbound, operation::SEND_BYTES_MAX);
         match sent {
-            Ok(bytes) => {
+            Ok(Sent { bytes, .. }) => {
                 link.io.full = 0;
                 Some(self.core.sent(slot, bytes, handler))
             }
@@ -215,17 +201,8 @@ impl UringDriver {
     }
 }
 
-/// The same memory for slices of another lifetime.
-fn recycle(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'static>> {
-    slices.clear();
-    slices.into_iter().map(|_| IoSlice::new(&[])).collect()
-}
-
 /// Links that are asked for heads in each turn: each costs a system call.
 pub(super) const HOT_LINKS_MAX: usize = 4;
 
 /// Turns in a row in which a link may be asked in vain before it waits in the ring: some tens of microseconds.
 const MISSES_MAX: u32 = 200;
-
-/// Pieces that one `sendmsg` takes; more are an error of the system.
-const PIECES_MAX: usize = 1024;
