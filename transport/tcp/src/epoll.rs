@@ -1,5 +1,6 @@
 //! Readiness from epoll, edge triggered; bytes by `recv` and `sendmsg`.
 
+mod hot;
 mod io;
 
 use std::net::SocketAddr;
@@ -251,9 +252,12 @@ impl Transport for EpollDriver {
     fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<Accepted>) -> usize {
         self.core.begin(now);
         let events = self.work(0, handler);
-        if let Err(errno) = self.poll(None) {
+        if self.staging.hot.is_poll_due()
+            && let Err(errno) = self.poll(None)
+        {
             unreachable!("epoll_wait on a descriptor of our own: {errno}");
         }
+        self.staging.hot.queue(&mut self.core);
         self.work(events, handler) + self.core.accept(handler)
     }
 

@@ -264,6 +264,29 @@ for_each_driver! {
         assert_eq!(b.seen.messages.len(), 20);
     }
 
+    fn a_busy_link_keeps_no_other_waiting(driver) {
+        let (mut a, mut b) = (Side::new(driver), Side::new(driver));
+        let (links, adopted) = join(&mut a, &mut b, 2);
+        let payload = Buffer::from(pattern(60, 1));
+        for _ in 0..20 {
+            let end = Instant::now() + PATIENCE;
+            for turn in 0.. {
+                // The first link has bytes in each turn, the second once they have become usual.
+                assert!(a.send(links[0], 0, &payload));
+                if turn == 100 {
+                    assert!(a.send(links[1], 0, &payload));
+                }
+                a.turn();
+                b.turn();
+                a.seen.sent.clear();
+                if b.seen.messages.drain(..).any(|(link, _)| link == adopted[1]) {
+                    break;
+                }
+                assert!(Instant::now() < end, "the second link waits for ever");
+            }
+        }
+    }
+
     /// Links that wait in the crowd, whose sends fill a small ring.
     fn sends_that_find_no_room_in_the_ring_go_on_later(driver) {
         let mut a = Side::new(driver);

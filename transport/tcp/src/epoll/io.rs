@@ -2,6 +2,7 @@ use grpcxx_transport::{CloseReason, LinkHandler, ReadTarget};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
+use super::hot::Hot;
 use crate::core::Core;
 use crate::gather::{Gather, Sent};
 use crate::socket::Accepted;
@@ -13,6 +14,8 @@ pub(crate) struct Readiness {
     pub(crate) writable: bool,
     /// The stream has an end: reads go on until they find it, since no further edge will tell.
     pub(crate) ended: bool,
+    /// Turns in a row in which the link was asked in vain without a word of epoll.
+    pub(crate) misses: u32,
 }
 
 /// Memory for the system calls, used by one link at a time.
@@ -20,6 +23,7 @@ pub(crate) struct Readiness {
 pub(crate) struct Staging {
     bytes: Box<[u8]>,
     gather: Gather,
+    pub(super) hot: Hot,
 }
 
 impl Staging {
@@ -27,6 +31,7 @@ impl Staging {
         Self {
             bytes: vec![0; bytes.max(STAGING_BYTES_MIN)].into_boxed_slice(),
             gather: Gather::new(),
+            hot: Hot::new(),
         }
     }
 
@@ -99,7 +104,11 @@ impl Staging {
                 Ok((0, _)) => link.end(CloseReason::EndOfStream),
                 Ok((bytes, _)) => {
                     link.io.readable = bytes == asked || link.io.ended;
+                    link.io.misses = 0;
                     budget_bytes -= bytes;
+                    if core.options.busy && !is_direct {
+                        self.hot.admit(slot);
+                    }
                     events += if is_direct {
                         core.landed(slot, bytes, handler)
                     } else {
