@@ -11,9 +11,17 @@ struct Process {
     output: BufReader<ChildStdout>,
 }
 
+/// Who makes the calls, and answers them.
+#[derive(Clone, Copy)]
+pub(crate) enum Calls {
+    OfEngines,
+    OfSockets,
+}
+
 /// The server.
 pub(crate) struct ServerProcess {
     process: Process,
+    calls: Calls,
     address: String,
 }
 
@@ -68,14 +76,17 @@ impl Drop for Process {
 }
 
 impl ServerProcess {
-    pub(crate) fn start() -> Result<Self, Failure> {
-        let mut process = Process::start(&["serve"])?;
+    pub(crate) fn start(calls: Calls) -> Result<Self, Failure> {
+        let mut process = Process::start(&[match calls {
+            Calls::OfEngines => "serve",
+            Calls::OfSockets => "serve-sockets",
+        }])?;
         let address = process.line()?.trim().to_owned();
-        Ok(Self { process, address })
-    }
-
-    pub(crate) fn address(&self) -> &str {
-        &self.address
+        Ok(Self {
+            process,
+            calls,
+            address,
+        })
     }
 
     /// Connections accepted so far.
@@ -98,14 +109,18 @@ impl ServerProcess {
 
 impl ClientProcess {
     pub(crate) fn start(
-        address: &str,
+        server: &ServerProcess,
         connections: usize,
         depth: usize,
         duration: Duration,
     ) -> Result<Self, Failure> {
         let words = [connections, depth, duration.as_millis() as usize].map(|n| n.to_string());
         let [connections, depth, milliseconds] = &words;
-        Process::start(&["call", address, connections, depth, milliseconds]).map(Self)
+        let role = match server.calls {
+            Calls::OfEngines => "call",
+            Calls::OfSockets => "call-sockets",
+        };
+        Process::start(&[role, &server.address, connections, depth, milliseconds]).map(Self)
     }
 
     pub(crate) fn go(&mut self) -> Result<(), Failure> {

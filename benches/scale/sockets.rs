@@ -1,0 +1,130 @@
+//! The same calls by bare sockets: what the system leaves to any server.
+//!
+//! One thread each side, epoll, 64 bytes each way, a `recv` and a `send` for each call and nothing else.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+
+use crate::Failure;
+
+/// Sends back what it gets. Says where it listens, and ends with its process.
+pub(crate) fn serve() -> Result<(), Failure> {
+    let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0)))?;
+    println!("{}", listener.local_addr()?);
+    let mut set = Set::new()?;
+    set.watch(&listener)?;
+    listener.set_nonblocking(true)?;
+    loop {
+        set.wait(None)?;
+        while let Some(index) = set.ready.pop() {
+            let Some(index) = index.checked_sub(1) else {
+                while let Ok((socket, _)) = listener.accept() {
+                    set.add(socket)?;
+                }
+                continue;
+            };
+            set.answer(index)?;
+        }
+    }
+}
+
+/// Makes one call after another on each connection.
+pub(crate) fn call(address: &str, connections: usize, duration: Duration) -> Result<(), Failure> {
+    let begin = Instant::now();
+    let mut set = Set::new()?;
+    for _ in 0..connections {
+        set.add(TcpStream::connect(address)?)?;
+    }
+    println!("{}", begin.elapsed().as_secs_f64());
+    std::io::stdin().read_line(&mut String::new())?;
+    for socket in &mut set.sockets {
+        socket.write_all(&[7; MESSAGE_BYTES])?;
+    }
+    let begin = Instant::now();
+    let mut calls = 0_u64;
+    while begin.elapsed() < duration {
+        set.wait(Some(duration))?;
+        while let Some(index) = set.ready.pop() {
+            calls += u64::from(set.answer(index - 1)?);
+        }
+    }
+    println!("{}", calls as f64 / begin.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Sockets that are waited for together. What is ready is named by its index and 1; 0 is not a socket.
+struct Set {
+    epoll: OwnedFd,
+    sockets: Vec<TcpStream>,
+    events: Vec<epoll::Event>,
+    ready: Vec<usize>,
+}
+
+impl Set {
+    fn new() -> Result<Self, Failure> {
+        grpcxx::bench::raise_open_files();
+        Ok(Self {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            sockets: Vec::new(),
+            events: Vec::with_capacity(EVENTS_MAX),
+            ready: Vec::with_capacity(EVENTS_MAX),
+        })
+    }
+
+    fn watch(&self, listener: &TcpListener) -> Result<(), Failure> {
+        let data = epoll::EventData::new_u64(0);
+        Ok(epoll::add(
+            &self.epoll,
+            listener,
+            data,
+            epoll::EventFlags::IN,
+        )?)
+    }
+
+    fn add(&mut self, socket: TcpStream) -> Result<(), Failure> {
+        socket.set_nodelay(true)?;
+        socket.set_nonblocking(true)?;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        let data = epoll::EventData::new_u64(self.sockets.len() as u64 + 1);
+        epoll::add(&self.epoll, socket.as_fd(), data, flags)?;
+        self.sockets.push(socket);
+        Ok(())
+    }
+
+    fn wait(&mut self, longest: Option<Duration>) -> Result<(), Failure> {
+        let longest = longest.map(Timespec::try_from).transpose()?;
+        self.events.clear();
+        let buffer = rustix::buffer::spare_capacity(&mut self.events);
+        epoll::wait(&self.epoll, buffer, longest.as_ref())?;
+        let indexes = self.events.iter().map(|event| event.data.u64() as usize);
+        self.ready.extend(indexes);
+        Ok(())
+    }
+
+    /// Sends a message back, if one is there: there is one at a time. A peer that has gone sends none.
+    fn answer(&mut self, index: usize) -> Result<bool, Failure> {
+        let mut bytes = [0; MESSAGE_BYTES];
+        let socket = &mut self.sockets[index];
+        match socket.read(&mut bytes) {
+            Ok(MESSAGE_BYTES) => {
+                socket.write_all(&bytes)?;
+                Ok(true)
+            }
+            Ok(0) => Ok(false),
+            Ok(part) => Err(format!("a message came in parts, the first of {part} bytes").into()),
+            Err(error) => match error.kind() {
+                ErrorKind::WouldBlock | ErrorKind::ConnectionReset => Ok(false),
+                _ => Err(error.into()),
+            },
+        }
+    }
+}
+
+const MESSAGE_BYTES: usize = 64;
+
+/// As many as the drivers of the TCP transport take at once.
+const EVENTS_MAX: usize = 256;
