@@ -1,5 +1,6 @@
 mod admission;
 mod closed;
+mod entries;
 mod home;
 mod limits;
 mod room;
@@ -105,15 +106,14 @@ impl Rendezvous {
         key: Text,
         tensor: Tensor,
     ) -> Result<(), Rejected<Tensor>> {
-        let hash = self.table.hash(step_id, self.table.hash_key(&key));
-        let found = self.table.find(hash, step_id, &key);
-        if let Err(status) = self.admit_tensor(step_id, &key, found, &tensor) {
+        let place = self.table.find(step_id, self.table.hash_key(&key), &key);
+        if let Err(status) = self.admit_tensor(&place, &key, &tensor) {
             return Err(Rejected {
                 value: tensor,
                 status,
             });
         }
-        let entry = found.unwrap_or_else(|| self.table.insert(hash, step_id, key));
+        let entry = (place.entry).unwrap_or_else(|| self.table.insert(&place, key));
         self.deposit(entry, tensor);
         Ok(())
     }
@@ -143,18 +143,9 @@ impl Rendezvous {
             let (_, tensor) = self.take_one(step_id, key, key_hash, usize::MAX)?;
             return Some(SmallVec::from_buf([tensor]));
         }
-        self.found.clear();
-        for (key, &key_hash) in keys.iter().zip(hashes) {
-            let hash = self.table.hash(step_id, key_hash);
-            match self.table.find_tensor(hash, step_id, key) {
-                Some(entry) => self.found.push(entry),
-                None => {
-                    for &entry in &self.found {
-                        self.table.entry_mut(entry).is_found = false;
-                    }
-                    return None;
-                }
-            }
+        let hashed = keys.iter().zip(hashes.iter().copied());
+        if !(self.table).find_tensors(step_id, hashed, &mut self.found) {
+            return None;
         }
         let mut tensors = SmallVec::with_capacity(keys.len());
         for index in 0..self.found.len() {
@@ -172,8 +163,7 @@ impl Rendezvous {
         key_hash: u64,
         data_bytes_max: usize,
     ) -> Option<(Text, Tensor)> {
-        let hash = self.table.hash(step_id, key_hash);
-        let taken = self.table.take_tensor(hash, step_id, key, data_bytes_max)?;
+        let taken = (self.table).take_tensor(step_id, key_hash, key, data_bytes_max)?;
         self.stored_bytes -= taken.1.data.len() as u64;
         Some(taken)
     }
@@ -245,11 +235,11 @@ impl Rendezvous {
         if self.closed.contains(step_id) {
             return false;
         }
-        let hash = self.table.hash(step_id, self.table.hash_key(&key));
-        let entry = match self.table.find(hash, step_id, &key) {
+        let place = self.table.find(step_id, self.table.hash_key(&key), &key);
+        let entry = match place.entry {
             Some(entry) if self.table.entry(entry).tensor.is_some() => return false,
             Some(entry) => entry,
-            None => self.table.insert(hash, step_id, key),
+            None => self.table.insert(&place, key),
         };
         self.deposit(entry, tensor);
         true
@@ -322,15 +312,15 @@ impl Rendezvous {
         slot: usize,
         last_wait: usize,
     ) -> Result<usize, Status> {
-        let hash = self.table.hash(step_id, self.table.hash_key(&key));
-        let entry = match self.table.find(hash, step_id, &key) {
+        let place = self.table.find(step_id, self.table.hash_key(&key), &key);
+        let entry = match place.entry {
             Some(entry) => {
                 self.admit_wait(step_id, entry, slot)?;
                 entry
             }
             None => {
-                self.admit_key(step_id, &key)?;
-                self.table.insert(hash, step_id, key)
+                self.admit_key(&place, &key)?;
+                self.table.insert(&place, key)
             }
         };
         let wait = self.table.insert_wait(entry, slot);

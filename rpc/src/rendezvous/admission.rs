@@ -1,19 +1,20 @@
 use super::Rendezvous;
+use super::table::Place;
 use crate::{Code, Status, Tensor, Text};
 
 /// What is let in, and with which status the rest is refused.
 impl Rendezvous {
     pub(super) fn admit_tensor(
         &self,
-        step_id: i64,
+        place: &Place,
         key: &Text,
-        found: Option<usize>,
         tensor: &Tensor,
     ) -> Result<(), Status> {
+        let step_id = place.step_id;
         if let Some(status) = self.closed.status(step_id) {
             return Err(status);
         }
-        match found {
+        match place.entry {
             Some(entry) if self.table.entry(entry).tensor.is_some() => {
                 return Err(Status::new(
                     Code::AlreadyExists,
@@ -21,11 +22,11 @@ impl Rendezvous {
                 ));
             }
             Some(_) => {}
-            None => self.admit_key(step_id, key)?,
+            None => self.admit_key(place, key)?,
         }
         let bytes = tensor.data.len() as u64;
         let left = self.limits.stored_bytes.saturating_sub(self.stored_bytes);
-        if bytes > left && found.is_none_or(|entry| self.first_taker(entry).is_none()) {
+        if bytes > left && (place.entry).is_none_or(|entry| self.first_taker(entry).is_none()) {
             return Err(exhausted(
                 format_args!("{bytes} more bytes of tensors, {left} are left of"),
                 "stored_bytes",
@@ -35,7 +36,8 @@ impl Rendezvous {
         Ok(())
     }
 
-    pub(super) fn admit_key(&self, step_id: i64, key: &Text) -> Result<(), Status> {
+    pub(super) fn admit_key(&self, place: &Place, key: &Text) -> Result<(), Status> {
+        let step_id = place.step_id;
         let key_bytes = key.as_buffer().len();
         if key_bytes > self.limits.key_bytes {
             return Err(Status::new(
@@ -46,7 +48,7 @@ impl Rendezvous {
                 ),
             ));
         }
-        let entries = self.table.entries_of(step_id);
+        let entries = place.entries_of_step;
         if entries == 0 && self.table.steps() >= self.limits.steps {
             return Err(exhausted(
                 format_args!("step {step_id} would be one more than"),
