@@ -5,6 +5,7 @@ mod home;
 mod limits;
 mod room;
 mod table;
+mod taken;
 mod waiters;
 
 use foldhash::fast::RandomState;
@@ -12,6 +13,7 @@ use smallvec::SmallVec;
 
 pub use self::home::home_shard;
 pub use self::limits::RendezvousLimits;
+pub use self::taken::TakenTensor;
 
 use self::closed::{ClosedSteps, Ending};
 use self::table::{NONE, Table};
@@ -140,7 +142,8 @@ impl Rendezvous {
             return None;
         }
         if let (&[key_hash], [key]) = (hashes, keys) {
-            let (_, tensor) = self.take_one(step_id, key, key_hash, usize::MAX)?;
+            let taken = self.take_one(step_id, key, key_hash, usize::MAX)?;
+            let (_, tensor) = taken.take();
             return Some(SmallVec::from_buf([tensor]));
         }
         let hashed = keys.iter().zip(hashes.iter().copied());
@@ -154,7 +157,7 @@ impl Rendezvous {
         Some(tensors)
     }
 
-    /// Takes the tensor of one key with at most so many bytes of data, as [`Rendezvous::take`] does, and the key with it.
+    /// Takes the tensor of one key with at most so many bytes of data, as [`Rendezvous::take`] does.
     #[inline]
     pub fn take_one(
         &mut self,
@@ -162,9 +165,9 @@ impl Rendezvous {
         key: &Text,
         key_hash: u64,
         data_bytes_max: usize,
-    ) -> Option<(Text, Tensor)> {
+    ) -> Option<TakenTensor<'_>> {
         let taken = (self.table).take_tensor(step_id, key_hash, key, data_bytes_max)?;
-        self.stored_bytes -= taken.1.data.len() as u64;
+        self.stored_bytes -= taken.tensor().data.len() as u64;
         Some(taken)
     }
 

@@ -2,22 +2,28 @@
 
 mod support;
 
-use grpcxx_rpc::{AtHand, Code, ConnectionLimits, Status, Tensor, Text};
+use grpcxx_rpc::{Code, ConnectionLimits, Status, Tensor, Text};
 use grpcxx_transport::Outcome;
+use support::driver::Laid;
 use support::make::{self, floats, fuse, receive};
 use support::{Pair, tensors};
 
 /// Lays a tensor ready for whoever asks for `name`.
-fn lay_ready(pair: &mut Pair, name: &str, at_hand: AtHand) {
-    let ready = &mut pair.server.landings.at_hand;
-    ready.push((make::STEP_ID, Text::from(name), at_hand));
+fn lay_ready(pair: &mut Pair, name: &str, tensor: Tensor, is_kept: bool) {
+    pair.server.landings.at_hand.push(Laid {
+        step_id: make::STEP_ID,
+        key: Text::from(name),
+        tensor: Some(tensor),
+        is_kept,
+    });
 }
 
-fn taken(name: &str, value: f32) -> AtHand {
-    AtHand::Taken {
-        key: Text::from(name),
-        tensor: floats(&[value]),
-    }
+fn lay(pair: &mut Pair, name: &str, value: f32) {
+    lay_ready(pair, name, floats(&[value]), false);
+}
+
+fn keep(pair: &mut Pair, name: &str, value: f32) {
+    lay_ready(pair, name, floats(&[value]), true);
 }
 
 #[test]
@@ -25,8 +31,8 @@ fn what_is_there_is_answered_at_once() {
     for piece_bytes in [1, 33, usize::MAX] {
         let mut pair = Pair::announced();
         pair.piece_bytes = piece_bytes;
-        lay_ready(&mut pair, "a", taken("a", 1.0));
-        lay_ready(&mut pair, "b", AtHand::Kept(floats(&[2.0])));
+        lay(&mut pair, "a", 1.0);
+        keep(&mut pair, "b", 2.0);
         let calls = ["a", "b", "c"].map(|key| pair.call(receive(key)));
         pair.carry_requests();
         let incoming = pair.request();
@@ -50,9 +56,9 @@ fn what_was_taken_and_is_lost_comes_back() {
     for at_link in [true, false] {
         let mut pair = Pair::announced();
         for (name, value) in [("a", 1.0), ("b", 2.0)] {
-            lay_ready(&mut pair, name, taken(name, value));
+            lay(&mut pair, name, value);
         }
-        lay_ready(&mut pair, "c", AtHand::Kept(floats(&[3.0])));
+        keep(&mut pair, "c", 3.0);
         for key in ["a", "b", "c"] {
             pair.call(receive(key));
         }
@@ -77,20 +83,20 @@ fn what_was_taken_and_is_lost_comes_back() {
 #[test]
 fn requests_that_came_before_are_served_before() {
     let mut pair = Pair::announced();
-    lay_ready(&mut pair, "a", taken("a", 1.0));
+    lay(&mut pair, "a", 1.0);
     pair.call(fuse(&["a", "b"]));
     pair.call(receive("a"));
     pair.carry_requests();
     assert_eq!(pair.request().request, fuse(&["a", "b"]));
     assert_eq!(pair.request().request, receive("a"));
-    assert_eq!(pair.server.landings.at_hand.len(), 1, "it is still there");
+    assert!(pair.server.landings.at_hand[0].tensor.is_some());
 }
 
 #[test]
 fn long_tensors_go_the_long_way() {
     let mut pair = Pair::announced();
     let tensor = make::bytes_tensor(grpcxx_rpc::COALESCE_BYTES_MAX + 1, 1);
-    lay_ready(&mut pair, "a", AtHand::Kept(tensor));
+    lay_ready(&mut pair, "a", tensor, true);
     pair.call(receive("a"));
     pair.carry_requests();
     assert_eq!(pair.request().request, receive("a"));
@@ -103,12 +109,17 @@ fn a_tensor_that_cannot_be_sent_is_an_error_of_its_call_alone() {
         data: floats(&[1.0, 2.0]).data,
         ..floats(&[1.0])
     };
-    lay_ready(&mut pair, "a", AtHand::Kept(contradiction));
-    lay_ready(&mut pair, "b", taken("b", 2.0));
-    pair.call(receive("a"));
-    pair.call(receive("b"));
+    lay_ready(&mut pair, "a", contradiction.clone(), true);
+    lay_ready(&mut pair, "b", contradiction, false);
+    lay(&mut pair, "c", 2.0);
+    for key in ["a", "b", "c"] {
+        pair.call(receive(key));
+    }
     pair.carry_requests();
+    let left = &pair.server.landings.at_hand;
+    assert!(left.iter().all(|laid| laid.tensor.is_none()), "{left:?}");
     pair.carry_responses();
+    assert!(pair.finished().result.is_err());
     assert!(pair.finished().result.is_err());
     assert_eq!(pair.finished().result, tensors([floats(&[2.0])]));
 }
@@ -121,7 +132,7 @@ fn answers_that_have_not_left_count_as_requests() {
         ..ConnectionLimits::default()
     });
     for name in ["a", "b", "c"] {
-        lay_ready(&mut pair, name, taken(name, 1.0));
+        lay(&mut pair, name, 1.0);
         pair.call(receive(name));
     }
     pair.carry_requests();

@@ -1,6 +1,6 @@
 use grpcxx_memory::BufferMut;
 
-use crate::{Code, Status, Tensor, TensorMeta, Text};
+use crate::{Code, Status, TakenTensor, Tensor, TensorMeta, Text};
 
 /// Where payload lands: the memory that the owner of a connection has for what arrives.
 pub trait Landings {
@@ -34,30 +34,32 @@ pub trait Landings {
 
     /// The tensor that a request asks for, if it is there with at most so many bytes of data, and if nobody has to see the
     /// request: it is answered then before it becomes one.
-    fn at_hand(&mut self, _step_id: i64, _key: &Text, _data_bytes_max: usize) -> Option<AtHand> {
+    fn at_hand(
+        &mut self,
+        _step_id: i64,
+        _key: &Text,
+        _data_bytes_max: usize,
+    ) -> Option<AtHand<'_>> {
         None
     }
 }
 
 /// A tensor that is there when it is asked for.
-#[derive(Clone, Debug, PartialEq)]
-pub enum AtHand {
-    /// It was taken out of its step, with its key. If it does not reach the link, it comes back as
+#[derive(Debug)]
+pub enum AtHand<'a> {
+    /// It was taken out of its step. If it does not reach the link, it comes back as
     /// [`Undelivered`](crate::Undelivered).
-    Taken {
-        /// What it was asked for by.
-        key: Text,
-        /// The tensor.
-        tensor: Tensor,
-    },
+    Taken(TakenTensor<'a>),
     /// Its owner keeps it, and wants nothing back.
     Kept(Tensor),
 }
 
-impl AtHand {
+impl AtHand<'_> {
+    #[inline]
     pub(super) fn tensor(&self) -> &Tensor {
         match self {
-            Self::Taken { tensor, .. } | Self::Kept(tensor) => tensor,
+            Self::Taken(taken) => taken.tensor(),
+            Self::Kept(tensor) => tensor,
         }
     }
 }

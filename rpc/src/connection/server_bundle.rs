@@ -134,7 +134,7 @@ impl ServerConnection {
         &mut self,
         received: Time,
         receive: &BundledReceive,
-        at_hand: AtHand,
+        at_hand: AtHand<'_>,
     ) -> Result<(), PeerViolation> {
         let answers = match self.append_answer(receive.tag, at_hand.tensor()) {
             Ok(answers) => answers,
@@ -145,9 +145,10 @@ impl ServerConnection {
             }
         };
         match at_hand {
-            AtHand::Taken { key, tensor } => {
+            AtHand::Taken(taken) => {
                 // With room for it, its parts go where they stay, and not over the stack.
                 answers.taken.reserve(1);
+                let (key, tensor) = taken.take();
                 answers.taken.push(Taken {
                     step_id: receive.step_id,
                     key,

@@ -140,8 +140,8 @@ impl Entries {
         });
     }
 
-    /// Takes an entry out of the index and from between its neighbours, which are returned. What it has stays until the
-    /// slot is used again.
+    /// Takes an entry out of the index and from between its neighbours, which are returned. Its key and its tensor are to
+    /// be taken away before anything is added.
     #[inline]
     pub(super) fn remove(&mut self, slot: usize) -> (usize, usize) {
         let entry = &mut self.slots[slot];

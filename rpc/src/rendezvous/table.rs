@@ -6,6 +6,7 @@ use hashbrown::hash_table::OccupiedEntry;
 use slab::Slab;
 
 use super::entries::{Entries, Entry};
+use super::taken::TakenTensor;
 use crate::{Tensor, Text};
 
 /// The keys for which something waits, found by step and key, and listed by step.
@@ -118,8 +119,8 @@ impl Table {
         true
     }
 
-    /// Takes the tensor of a key with the key, and removes its entry, if nobody waits for it or has found it, and if its
-    /// data is not longer than this.
+    /// Takes the tensor of a key, and removes its entry, if nobody waits for it or has found it, and if its data is not
+    /// longer than this.
     #[inline]
     pub(super) fn take_tensor(
         &mut self,
@@ -127,19 +128,19 @@ impl Table {
         key_hash: u64,
         key: &Text,
         data_bytes_max: usize,
-    ) -> Option<(Text, Tensor)> {
+    ) -> Option<TakenTensor<'_>> {
         let step_hash = self.entries.step_hash(step_id);
         let step = self.steps.find_entry(step_hash, |step| step.id == step_id);
         let step = step.ok()?;
         let slot = step.get().find(key_hash, key, &self.entries)?;
-        let entry = self.entries.get_mut(slot);
-        let is_free = entry.is_free();
-        let tensor =
-            (entry.tensor).take_if(|tensor| is_free && tensor.data.len() <= data_bytes_max)?;
-        let key = std::mem::take(&mut entry.key);
+        let entry = self.entries.get(slot);
+        if !entry.is_free() || entry.tensor.as_ref()?.data.len() > data_bytes_max {
+            return None;
+        }
         let (previous, next) = self.entries.remove(slot);
         Step::leave(step, previous, next);
-        Some((key, tensor))
+        let entry = self.entries.get_mut(slot);
+        TakenTensor::new(&mut entry.key, &mut entry.tensor)
     }
 
     /// Adds an entry where there is none. It is not kept empty: the caller gives it a tensor or a wait, or removes it.

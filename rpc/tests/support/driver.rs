@@ -2,8 +2,8 @@
 
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{
-    AtHand, ClientConnection, Code, Landings, PeerViolation, ServerConnection, Status, TensorMeta,
-    Text,
+    AtHand, ClientConnection, Code, Landings, PeerViolation, ServerConnection, Status, TakenTensor,
+    Tensor, TensorMeta, Text,
 };
 use grpcxx_transport::{
     CloseReason, Frame, Inbound, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress,
@@ -28,7 +28,17 @@ pub struct HeapLandings {
     /// Lengths of the memory that they share.
     pub blocks: Vec<usize>,
     /// Tensors that are there when they are asked for.
-    pub at_hand: Vec<(i64, Text, AtHand)>,
+    pub at_hand: Vec<Laid>,
+}
+
+/// A tensor that is there when it is asked for, until it is gone.
+#[derive(Debug)]
+pub struct Laid {
+    pub step_id: i64,
+    pub key: Text,
+    pub tensor: Option<Tensor>,
+    /// Whether its owner keeps it.
+    pub is_kept: bool,
 }
 
 impl Default for HeapLandings {
@@ -80,13 +90,15 @@ impl Landings for HeapLandings {
         self.allocate(len).ok()
     }
 
-    fn at_hand(&mut self, step_id: i64, key: &Text, data_bytes_max: usize) -> Option<AtHand> {
-        let is_asked = |(step, name, at_hand): &(i64, Text, AtHand)| {
-            let (AtHand::Taken { tensor, .. } | AtHand::Kept(tensor)) = at_hand;
-            *step == step_id && name == key && tensor.data.len() <= data_bytes_max
-        };
-        let at = self.at_hand.iter().position(is_asked)?;
-        Some(self.at_hand.remove(at).2)
+    fn at_hand(&mut self, step_id: i64, key: &Text, data_bytes_max: usize) -> Option<AtHand<'_>> {
+        let fits = |tensor: &Tensor| tensor.data.len() <= data_bytes_max;
+        let laid = self.at_hand.iter_mut().find(|laid| {
+            laid.step_id == step_id && laid.key == *key && laid.tensor.as_ref().is_some_and(fits)
+        })?;
+        if laid.is_kept {
+            return laid.tensor.take().map(AtHand::Kept);
+        }
+        TakenTensor::new(&mut laid.key, &mut laid.tensor).map(AtHand::Taken)
     }
 }
 

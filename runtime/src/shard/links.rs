@@ -217,7 +217,7 @@ impl Landings for ArenaLandings<'_> {
     }
 
     #[inline]
-    fn at_hand(&mut self, step_id: i64, key: &Text, data_bytes_max: usize) -> Option<AtHand> {
+    fn at_hand(&mut self, step_id: i64, key: &Text, data_bytes_max: usize) -> Option<AtHand<'_>> {
         let shard = self.shard?;
         let at_once = match &self.shared.service {
             Some(service) => service.at_once(step_id, key),
@@ -232,10 +232,8 @@ impl Landings for ArenaLandings<'_> {
             }
             AtOnce::Declined => {
                 let key_hash = self.keys.check(key, &self.shared.task).ok()?;
-                let (key, tensor) = self
-                    .steps
-                    .take_one(step_id, key, key_hash, data_bytes_max)?;
-                AtHand::Taken { key, tensor }
+                let taken = (self.steps).take_one(step_id, key, key_hash, data_bytes_max)?;
+                AtHand::Taken(taken)
             }
         };
         self.answered += 1;

@@ -2,7 +2,9 @@ use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
 use grpcxx_memory::Buffer;
-use grpcxx_rpc::{Rendezvous, RendezvousLimits, Response, Status, StepCountdown, Tensor, Text};
+use grpcxx_rpc::{
+    Rendezvous, RendezvousLimits, Response, Status, StepCountdown, TakenTensor, Tensor, Text,
+};
 use smallvec::SmallVec;
 
 use crate::command::{Keys, Origin, SlotId, Taken};
@@ -44,7 +46,7 @@ impl Steps {
         key: &Text,
         key_hash: u64,
         data_bytes_max: usize,
-    ) -> Option<(Text, Tensor)> {
+    ) -> Option<TakenTensor<'_>> {
         (self.rendezvous).take_one(step_id, key, key_hash, data_bytes_max)
     }
 
