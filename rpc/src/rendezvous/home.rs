@@ -2,8 +2,12 @@
 ///
 /// # Panics
 /// If there are no shards.
+#[inline]
 pub fn home_shard(step_id: i64, shards: usize) -> usize {
     assert!(shards > 0, "a step needs a shard");
+    if shards == 1 {
+        return 0;
+    }
     // The finalizer of SplitMix64: each bit of the id moves each bit of the result.
     let mut hash = step_id as u64;
     hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

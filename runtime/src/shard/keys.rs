@@ -51,6 +51,7 @@ impl KnownKeys {
     }
 
     /// The hash of a key, if its tensor can come from `task`.
+    #[inline]
     pub(super) fn check(&mut self, key: &Text, task: &Task) -> Result<u64, Status> {
         let bytes = &key.as_buffer()[..];
         let place = self.by_address[place_of(bytes)] as usize;
@@ -59,6 +60,12 @@ impl KnownKeys {
         if !bytes.is_empty() && std::ptr::eq(&line.text.as_buffer()[..], bytes) {
             return Ok(line.hash);
         }
+        self.check_bytes(key, task)
+    }
+
+    #[inline(never)]
+    fn check_bytes(&mut self, key: &Text, task: &Task) -> Result<u64, Status> {
+        let bytes = &key.as_buffer()[..];
         let hash = self.hash(bytes);
         let number = hash as usize % PAIRS;
         if self.pairs[number].find(bytes).is_none() {
