@@ -16,7 +16,7 @@ pub use self::limits::RendezvousLimits;
 pub use self::taken::TakenTensor;
 
 use self::closed::{ClosedSteps, Ending};
-use self::table::{NONE, Table};
+use self::table::{NONE, Place, Table};
 use self::waiters::{State, Taken, Waiters};
 use crate::{Rejected, Status, Tensor, Text};
 
@@ -115,8 +115,10 @@ impl Rendezvous {
                 status,
             });
         }
-        let entry = (place.entry).unwrap_or_else(|| self.table.insert(&place, key));
-        self.deposit(entry, tensor);
+        match place.entry {
+            Some(entry) => self.deposit(entry, tensor),
+            None => self.deposit_alone(&place, key, tensor),
+        }
         Ok(())
     }
 
@@ -239,12 +241,11 @@ impl Rendezvous {
             return false;
         }
         let place = self.table.find(step_id, self.table.hash_key(&key), &key);
-        let entry = match place.entry {
+        match place.entry {
             Some(entry) if self.table.entry(entry).tensor.is_some() => return false,
-            Some(entry) => entry,
-            None => self.table.insert(&place, key),
-        };
-        self.deposit(entry, tensor);
+            Some(entry) => self.deposit(entry, tensor),
+            None => self.deposit_alone(&place, key, tensor),
+        }
         true
     }
 
@@ -275,6 +276,12 @@ impl Rendezvous {
         for step_id in step_ids {
             self.abort(step_id, status.clone());
         }
+    }
+
+    /// Whether requests may have outcomes that [`Rendezvous::poll_ready`] has not said yet.
+    #[inline]
+    pub fn has_ready(&self) -> bool {
+        self.waiters.has_settled()
     }
 
     /// The next outcome of a request, in the order in which they came about.
@@ -338,6 +345,14 @@ impl Rendezvous {
             parked.missing += 1;
         }
         Ok(wait)
+    }
+
+    /// Puts a tensor under a key that nobody has asked for.
+    #[inline]
+    fn deposit_alone(&mut self, place: &Place, key: Text, tensor: Tensor) {
+        self.stored_bytes += tensor.data.len() as u64;
+        let entry = self.table.insert(place, key);
+        self.table.entry_mut(entry).tensor = Some(tensor);
     }
 
     /// Puts a tensor where there is none, and hands it on if a request was waiting only for it.

@@ -128,6 +128,11 @@ impl Waiters {
         (waiter.step_id, state)
     }
 
+    #[inline]
+    pub(super) fn has_settled(&self) -> bool {
+        !self.settled.is_empty()
+    }
+
     /// The next outcome, in the order in which they came about.
     pub(super) fn poll(&mut self) -> Option<Ready> {
         while let Some(slot) = self.settled.pop_front() {

@@ -142,12 +142,10 @@ impl<A> Core<A> {
     }
 
     pub(super) fn send(&mut self, step_id: i64, key: Text, tensor: Tensor, origin: Option<Origin>) {
-        let result = match self.steps.rendezvous.send(step_id, key, tensor) {
-            Ok(()) => Ok(done()),
-            Err(rejected) => Err(rejected.status),
-        };
+        let sent = self.steps.rendezvous.send(step_id, key, tensor);
+        let result = sent.map_err(|rejected| rejected.status);
         match result {
-            Ok(_) => self.counters().sends.add(1),
+            Ok(()) => self.counters().sends.add(1),
             Err(_) => self.counters().sends_refused.add(1),
         }
         self.take_ready();
@@ -167,7 +165,7 @@ impl<A> Core<A> {
         self.steps.countdown.remove(step_id as u64);
         self.steps.rendezvous.abort(step_id, status);
         self.take_ready();
-        self.confirm(origin, Ok(done()));
+        self.confirm(origin, Ok(()));
     }
 
     pub(super) fn abort_all(&mut self, status: Status) {
@@ -179,7 +177,7 @@ impl<A> Core<A> {
         self.steps.countdown.remove(step_id as u64);
         self.steps.rendezvous.cleanup(step_id);
         self.take_ready();
-        self.confirm(origin, Ok(done()));
+        self.confirm(origin, Ok(()));
     }
 
     pub(super) fn graph_done(&mut self, step_id: i64, ps_graph_count: i32) {
@@ -194,7 +192,14 @@ impl<A> Core<A> {
         }
     }
 
+    #[inline]
     fn take_ready(&mut self) {
+        if self.steps.rendezvous.has_ready() {
+            self.hand_out_ready();
+        }
+    }
+
+    fn hand_out_ready(&mut self) {
         while let Some(ready) = self.steps.rendezvous.poll_ready() {
             let Some(waiter) = self.steps.waiters.remove(from_token(ready.waiter)) else {
                 continue;
@@ -214,13 +219,10 @@ impl<A> Core<A> {
         }
     }
 
-    fn confirm(&mut self, origin: Option<Origin>, result: Result<Response, Status>) {
+    fn confirm(&mut self, origin: Option<Origin>, result: Result<(), Status>) {
         if let Some(origin) = origin {
-            self.answer(origin, result, None);
+            let done = result.map(|()| Response::Message(Buffer::new()));
+            self.answer(origin, done, None);
         }
     }
-}
-
-fn done() -> Response {
-    Response::Message(Buffer::new())
 }
