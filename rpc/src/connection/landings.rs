@@ -54,16 +54,6 @@ pub enum AtHand<'a> {
     Kept(Tensor),
 }
 
-impl AtHand<'_> {
-    #[inline]
-    pub(super) fn tensor(&self) -> &Tensor {
-        match self {
-            Self::Taken(taken) => taken.tensor(),
-            Self::Kept(tensor) => tensor,
-        }
-    }
-}
-
 /// Memory for a message that must not be dropped: the heap's, if there is no other.
 pub(super) fn message_in_any_case(landings: &mut dyn Landings, len: usize) -> BufferMut {
     checked(landings.message(len), len as u64).unwrap_or_else(|_| BufferMut::zeroed(len))

@@ -32,11 +32,16 @@ struct Numbered {
 /// The keys that a server knows by the numbers that its client gave them.
 #[derive(Debug, Default)]
 pub(super) struct NumberedKeys {
-    keys: Vec<Text>,
-    /// For each key whether it is new, so that the rest of the server may know a text for it when it comes again.
-    is_new: Vec<bool>,
+    keys: Vec<NumberedKey>,
     /// The last key that came without a number.
     whole: Text,
+}
+
+#[derive(Clone, Debug, Default)]
+struct NumberedKey {
+    text: Text,
+    /// Whether the rest of the server may know a text for it when it comes again.
+    is_new: bool,
 }
 
 impl Default for KeyNumbers {
@@ -129,33 +134,35 @@ impl NumberedKeys {
         match reference {
             KeyReference::Known { number } => self.find(number as usize, landings),
             KeyReference::New { number, key } => self.learn(number as usize, key, landings),
-            KeyReference::Whole { key } => {
-                self.whole = match landings.known_key(key) {
-                    Some(text) => text,
-                    None => text_of(key)?,
-                };
-                Ok(&self.whole)
-            }
+            KeyReference::Whole { key } => self.note(key, landings),
         }
     }
 
     #[inline]
     fn find(&mut self, number: usize, landings: &mut dyn Landings) -> Result<&Text, PeerViolation> {
         let known = self.keys.len();
-        let Some(text) = self.keys.get_mut(number) else {
+        let Some(known_key) = self.keys.get_mut(number) else {
             return Err(PeerViolation::KeyNumber {
                 found: number as u64,
                 allowed: known as u64,
             });
         };
-        if std::mem::take(&mut self.is_new[number])
-            && let Some(known) = landings.known_key(text.as_buffer())
-        {
-            *text = known;
+        if known_key.is_new {
+            known_key.look_again(landings);
         }
-        Ok(text)
+        Ok(&known_key.text)
     }
 
+    #[inline(never)]
+    fn note(&mut self, key: &[u8], landings: &mut dyn Landings) -> Result<&Text, PeerViolation> {
+        self.whole = match landings.known_key(key) {
+            Some(text) => text,
+            None => text_of(key)?,
+        };
+        Ok(&self.whole)
+    }
+
+    #[inline(never)]
     fn learn(
         &mut self,
         number: usize,
@@ -180,14 +187,23 @@ impl NumberedKeys {
             Some(text) => (text, false),
             None => (text_of(key)?, true),
         };
+        let key = NumberedKey { text, is_new };
         if number == known {
-            self.keys.push(text);
-            self.is_new.push(is_new);
+            self.keys.push(key);
         } else {
-            self.keys[number] = text;
-            self.is_new[number] = is_new;
+            self.keys[number] = key;
         }
-        Ok(&self.keys[number])
+        Ok(&self.keys[number].text)
+    }
+}
+
+impl NumberedKey {
+    #[inline(never)]
+    fn look_again(&mut self, landings: &mut dyn Landings) {
+        self.is_new = false;
+        if let Some(known) = landings.known_key(self.text.as_buffer()) {
+            self.text = known;
+        }
     }
 }
 
@@ -276,8 +292,7 @@ mod tests {
         assert!(resolve(KeyReference::Whole { key: b"\xff" }).is_err());
 
         let mut full = NumberedKeys {
-            keys: vec![Text::default(); NUMBERED_KEYS_MAX],
-            is_new: vec![false; NUMBERED_KEYS_MAX],
+            keys: vec![NumberedKey::default(); NUMBERED_KEYS_MAX],
             whole: Text::default(),
         };
         let last = NUMBERED_KEYS_MAX as u32 - 1;

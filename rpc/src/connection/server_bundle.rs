@@ -13,7 +13,7 @@ use crate::wire::{
     AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_TAG, BundleReader, BundledReceive, Features, RECORD_BYTES,
     RequestHeader, ResponseHeader, encode_record,
 };
-use crate::{Request, Response, Status, Tensor, TensorMeta, Text};
+use crate::{Request, Response, Status, TakenTensor, Tensor, TensorMeta, Text};
 
 /// The answers that share frames, by frame.
 ///
@@ -100,18 +100,34 @@ impl ServerConnection {
             let key = self.numbered_keys.resolve(reader.key()?, landings)?;
             // What came first is served first.
             let may_be_at_hand = self.ready.is_empty() && !self.tags.contains_key(&tag);
-            if may_be_at_hand
-                && let Some(at_hand) = landings.at_hand(step_id, key, COALESCE_BYTES_MAX)
-            {
-                self.answer_at_once(received, &receive, at_hand)?;
-                continue;
+            let at_hand = match may_be_at_hand {
+                true => landings.at_hand(step_id, key, COALESCE_BYTES_MAX),
+                false => None,
+            };
+            match at_hand {
+                Some(AtHand::Taken(taken)) => self.answer_taken(received, &receive, taken)?,
+                Some(AtHand::Kept(tensor)) => self.answer_kept(received, &receive, &tensor)?,
+                None => {
+                    let key = key.clone();
+                    self.deliver_bundled(received, &receive, key)?;
+                }
             }
-            let key = key.clone();
-            let arriving = self.admit_bundled(received, &receive)?;
-            let request = Request::RecvTensor { step_id, key };
-            let expected = tensors_of(&request);
-            self.deliver(arriving, request, expected);
         }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn deliver_bundled(
+        &mut self,
+        received: Time,
+        receive: &BundledReceive,
+        key: Text,
+    ) -> Result<(), PeerViolation> {
+        let arriving = self.admit_bundled(received, receive)?;
+        let step_id = receive.step_id;
+        let request = Request::RecvTensor { step_id, key };
+        let expected = tensors_of(&request);
+        self.deliver(arriving, request, expected);
         Ok(())
     }
 
@@ -128,36 +144,57 @@ impl ServerConnection {
         self.admit(received, &header)
     }
 
-    /// Answers a request whose tensor is there, and which therefore has no slot.
+    /// Answers a request whose tensor was taken out of its step, and which therefore has no slot.
     #[inline]
-    fn answer_at_once(
+    fn answer_taken(
         &mut self,
         received: Time,
         receive: &BundledReceive,
-        at_hand: AtHand<'_>,
+        taken: TakenTensor<'_>,
     ) -> Result<(), PeerViolation> {
-        let answers = match self.append_answer(receive.tag, at_hand.tensor()) {
+        let answers = match self.append_answer(receive.tag, taken.tensor()) {
             Ok(answers) => answers,
-            Err(status) => {
-                let arriving = self.admit_bundled(received, receive)?;
-                self.refuse(arriving.id, status);
-                return Ok(());
-            }
+            Err(status) => return self.refuse_bundled(received, receive, status),
         };
-        match at_hand {
-            AtHand::Taken(taken) => {
-                // With room for it, its parts go where they stay, and not over the stack.
-                answers.taken.reserve(1);
-                let (key, tensor) = taken.take();
-                answers.taken.push(Taken {
-                    step_id: receive.step_id,
-                    key,
-                    tensor,
-                });
+        // Once there is room for it, so that its parts go where they stay, and not over the stack.
+        answers.taken.extend(std::iter::once_with(|| {
+            let (key, tensor) = taken.take();
+            Taken {
+                step_id: receive.step_id,
+                key,
+                tensor,
             }
-            AtHand::Kept(_) => answers.kept += 1,
-        }
+        }));
         self.bundled.at_hand += 1;
+        Ok(())
+    }
+
+    /// The same if its owner keeps it.
+    #[inline(never)]
+    fn answer_kept(
+        &mut self,
+        received: Time,
+        receive: &BundledReceive,
+        tensor: &Tensor,
+    ) -> Result<(), PeerViolation> {
+        let answers = match self.append_answer(receive.tag, tensor) {
+            Ok(answers) => answers,
+            Err(status) => return self.refuse_bundled(received, receive, status),
+        };
+        answers.kept += 1;
+        self.bundled.at_hand += 1;
+        Ok(())
+    }
+
+    #[cold]
+    fn refuse_bundled(
+        &mut self,
+        received: Time,
+        receive: &BundledReceive,
+        status: Status,
+    ) -> Result<(), PeerViolation> {
+        let arriving = self.admit_bundled(received, receive)?;
+        self.refuse(arriving.id, status);
         Ok(())
     }
 
@@ -202,14 +239,10 @@ impl ServerConnection {
     #[inline]
     fn append_answer(&mut self, tag: u64, tensor: &Tensor) -> Result<&mut Answers, Status> {
         let bundled = &mut self.bundled;
-        let record = match &bundled.recent {
-            Some((meta, record)) if meta.is_of(tensor) => *record,
-            _ => {
-                let record = encode_record(tensor)?;
-                bundled.is_written = false;
-                bundled.recent.insert((tensor.meta(), record)).1
-            }
-        };
+        let recent = bundled.recent.as_ref();
+        if !recent.is_some_and(|(meta, _)| meta.is_of(tensor)) {
+            bundled.note_record(tensor)?;
+        }
         let data = &tensor.data;
         let frame = (self.outgoing).bundle(ANSWER_BYTES_MAX + data.len(), |frame| {
             let header = ResponseHeader {
@@ -220,12 +253,14 @@ impl ServerConnection {
             frame.token = bundled.begin();
         });
         let bytes = frame.bytes_mut();
-        bytes.extend_from_slice(&tag.to_le_bytes());
+        let mut head = [AnswerForm::AsBefore as u8; HEAD_BYTES];
+        head[..8].copy_from_slice(&tag.to_le_bytes());
         if std::mem::replace(&mut bundled.is_written, true) {
-            bytes.push(AnswerForm::AsBefore as u8);
-        } else {
-            bytes.push(AnswerForm::Whole as u8);
-            bytes.extend_from_slice(&record);
+            bytes.extend_from_slice(&head);
+        } else if let Some((_, record)) = &bundled.recent {
+            head[8] = AnswerForm::Whole as u8;
+            bytes.extend_from_slice(&head);
+            bytes.extend_from_slice(record);
         }
         bytes.extend_from_slice(data);
         let list = SlotId::from_raw(frame.token).generation;
@@ -261,6 +296,15 @@ impl ServerConnection {
 }
 
 impl Bundled {
+    /// Notes what the tensor of the next answer is.
+    #[inline(never)]
+    fn note_record(&mut self, tensor: &Tensor) -> Result<(), Status> {
+        let record = encode_record(tensor)?;
+        self.is_written = false;
+        self.recent = Some((tensor.meta(), record));
+        Ok(())
+    }
+
     /// The token of a new frame.
     fn begin(&mut self) -> u64 {
         self.is_written = false;
@@ -299,7 +343,10 @@ impl Bundled {
 }
 
 /// Most bytes of an answer beside its data.
-const ANSWER_BYTES_MAX: usize = 8 + 1 + RECORD_BYTES;
+const ANSWER_BYTES_MAX: usize = HEAD_BYTES + RECORD_BYTES;
+
+/// Bytes of its tag and its form.
+const HEAD_BYTES: usize = 8 + 1;
 
 /// In a token, in place of a slot: it is the number of a list.
 const NO_SLOT: u32 = u32::MAX;

@@ -140,19 +140,24 @@ impl Entries {
         });
     }
 
+    #[inline(never)]
+    fn unindex(&mut self, slot: usize, hash: u64) {
+        if let Ok(found) = self.by_key.find_entry(hash, |&other| other == slot) {
+            found.remove();
+        }
+    }
+
     /// Takes an entry out of the index and from between its neighbours, which are returned. Its key and its tensor are to
     /// be taken away before anything is added.
-    #[inline]
+    #[inline(always)]
     pub(super) fn remove(&mut self, slot: usize) -> (usize, usize) {
         let entry = &mut self.slots[slot];
         let (previous, next) = (entry.previous_in_step, entry.next_in_step);
         entry.next_in_step = std::mem::replace(&mut self.free, slot);
         entry.is_found = false;
         self.in_use -= 1;
-        if let Some(hash) = entry.indexed.take()
-            && let Ok(found) = self.by_key.find_entry(hash, |&other| other == slot)
-        {
-            found.remove();
+        if let Some(hash) = entry.indexed.take() {
+            self.unindex(slot, hash);
         }
         if let Some(entry) = self.slots.get_mut(previous) {
             entry.next_in_step = next;
