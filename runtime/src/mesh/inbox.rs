@@ -84,18 +84,19 @@ impl<T> Clone for InboxSender<T> {
 
 impl<T> Inbox<T> {
     /// Takes the value that waits longest.
+    #[inline]
     pub fn pop(&mut self) -> Option<T> {
+        // A look costs less than an attempt, which is a full fence, and most turns find nothing.
+        if self.is_empty() {
+            return None;
+        }
         self.shared.queue.pop()
     }
 
     /// Hands at most `limit` values to `take`. Returns how many there were.
     pub fn drain(&mut self, limit: usize, mut take: impl FnMut(T)) -> usize {
-        // A look costs less than an attempt, which is a full fence, and most turns find nothing.
-        if self.is_empty() {
-            return 0;
-        }
         for count in 0..limit {
-            match self.shared.queue.pop() {
+            match self.pop() {
                 Some(value) => take(value),
                 None => return count,
             }

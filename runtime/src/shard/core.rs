@@ -167,15 +167,12 @@ impl<A> Core<A> {
         }
     }
 
-    /// Takes what other shards and threads have handed over since the last turn.
+    /// Takes what other shards have handed over since the last turn, and threads whose inbox was full.
     pub(super) fn take_commands<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
         let mut events = 0;
         self.ship_unsent();
         let room = limits::BACKLOG_COMMANDS.saturating_sub(self.local.len());
         let limit = room.min(limits::COMMANDS_PER_TURN);
-        events += self
-            .inbox
-            .drain(limit, |command| self.local.push_back(command));
         for _ in 0..limit {
             let Some(command) = self.shared.mailboxes.overflow(self.index) else {
                 break;
@@ -199,6 +196,7 @@ impl<A> Core<A> {
     /// Works off orders and what the connections have taken in, until nothing is left or the turn is long
     /// enough.
     pub(super) fn settle(&mut self) -> usize {
+        let orders = self.take_orders();
         let mut events = 0;
         loop {
             let before = events;
@@ -211,9 +209,29 @@ impl<A> Core<A> {
             let (served, is_enough) = self.take_requests();
             events += served + self.take_results();
             if events == before || is_enough || events >= limits::COMMANDS_PER_TURN {
-                return events;
+                return orders + events;
             }
         }
+    }
+
+    /// Works off what threads have handed over, straight from the inbox: in a queue it would be moved twice more.
+    fn take_orders(&mut self) -> usize {
+        let room = limits::BACKLOG_COMMANDS.saturating_sub(self.local.len());
+        let limit = room.min(limits::COMMANDS_PER_TURN);
+        for count in 0..limit {
+            match self.inbox.pop() {
+                // Most of them, and the longest: it is not to be moved into another function as a whole.
+                Some(Command::Send {
+                    step_id,
+                    key,
+                    tensor,
+                    origin,
+                }) => self.send(step_id, key, tensor, origin),
+                Some(command) => self.execute(command),
+                None => return count,
+            }
+        }
+        limit
     }
 
     /// Hands frames to the links, carries out dials, closes links whose peers broke the protocol.
