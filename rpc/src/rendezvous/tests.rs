@@ -42,6 +42,42 @@ fn refused(result: Result<(), Status>, code: Code, word: &str) {
 }
 
 #[test]
+fn keys_are_found_alone_in_their_step_and_beside_others() {
+    fn take(rendezvous: &mut Rendezvous, name: &str) -> Option<Tensor> {
+        let key = Text::from(name);
+        let hash = rendezvous.table.hash_key(&key);
+        let taken = rendezvous.take_one(STEP, &key, hash, usize::MAX)?;
+        Some(taken.take().1)
+    }
+    let mut rendezvous = rendezvous(|_| {});
+    let names = ["a", "b", "c"];
+    let orders = [
+        [0, 1, 2],
+        [0, 2, 1],
+        [1, 0, 2],
+        [1, 2, 0],
+        [2, 0, 1],
+        [2, 1, 0],
+    ];
+    for count in 1..=names.len() {
+        for order in orders {
+            for (value, name) in names[..count].iter().enumerate() {
+                send(&mut rendezvous, name, value as u64);
+            }
+            for value in order {
+                let expected = (value < count).then(|| tensor(value as u64));
+                assert_eq!(take(&mut rendezvous, names[value]), expected);
+                assert_eq!(take(&mut rendezvous, names[value]), None);
+                // What is left may be alone now, and gets another beside it.
+                send(&mut rendezvous, "d", 9);
+                assert_eq!(take(&mut rendezvous, "d"), Some(tensor(9)));
+            }
+            assert!(is_empty(&rendezvous));
+        }
+    }
+}
+
+#[test]
 fn checklist_25_tensor_and_request_meet_in_either_order() {
     let mut rendezvous = rendezvous(|_| {});
     rendezvous.receive(STEP, keys(&["early"]), 1).unwrap();
