@@ -25,6 +25,8 @@ pub(crate) struct Load {
     /// Calls under way on each connection.
     pub(crate) depth: usize,
     pub(crate) calls: usize,
+    /// Tensors that are produced at a time, before the first of them is asked for.
+    pub(crate) ready: usize,
     /// Calls that are timed together.
     pub(crate) per_window: usize,
 }
@@ -169,9 +171,8 @@ impl Load {
         self.connections * self.depth
     }
 
-    /// Batches are short so that what is produced is still in the caches when it is asked for.
     fn per_batch(&self) -> i64 {
-        BATCH_CALLS.min(self.calls) as i64
+        self.ready.min(self.calls) as i64
     }
 
     /// Tables, pools and queues grow to their working size first.
@@ -299,5 +300,3 @@ fn lasting(key: &Text) -> Text {
     let bytes: &'static [u8] = key.as_bytes().to_vec().leak();
     Text::try_from(Buffer::from(bytes)).expect("the bytes of a text")
 }
-
-const BATCH_CALLS: usize = 1 << 14;

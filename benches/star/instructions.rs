@@ -30,6 +30,7 @@ pub(crate) fn make_calls(calls: usize) {
         connections: 16,
         depth: 32,
         calls,
+        ready: FEW_CALLS,
         per_window: 512,
     };
     calls::run_unmeasured(Setting::sleeping("epoll"), load);
@@ -74,7 +75,7 @@ pub(crate) const CHILD: &str = "--make-calls";
 
 /// What the count may not exceed: some more than it was when this was written, for it grows a little where the
 /// machine is busy. Lower it when it falls.
-pub(crate) const ALLOWED: f64 = 3400.0;
+pub(crate) const ALLOWED: f64 = 2600.0;
 
 const FEW_CALLS: usize = 1 << 13;
 const MANY_CALLS: usize = 5 << 13;

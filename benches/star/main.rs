@@ -152,17 +152,21 @@ fn small_calls(plan: &Plan) {
 }
 
 fn call_rate(plan: &Plan) {
-    let rounds = Rounds::run(plan, "auto", MANY, |load| {
-        let Load {
-            connections, depth, ..
-        } = load;
-        baseline::echoes(connections, depth, load.calls, load.per_window, load.bytes)
-    });
-    rounds
-        .row("64 B RecvTensor, 16 x 32", "M/s", |m| 1e-6 / m.seconds)
-        .target(Target::AtLeast(0.7))
-        .print();
-    allocations("64 B RecvTensor, 16 x 32", &rounds);
+    for ready in [READY, READY_FEW] {
+        let load = Load { ready, ..MANY };
+        let rounds = Rounds::run(plan, "auto", load, |load| {
+            let Load {
+                connections, depth, ..
+            } = load;
+            baseline::echoes(connections, depth, load.calls, load.per_window, load.bytes)
+        });
+        let name = format!("64 B RecvTensor, 16 x 32, {ready} ready");
+        rounds
+            .row(&name, "M/s", |m| 1e-6 / m.seconds)
+            .target(Target::AtLeast(0.7))
+            .print();
+        allocations(&name, &rounds);
+    }
 }
 
 fn large_tensors(plan: &Plan) {
@@ -174,6 +178,7 @@ fn large_tensors(plan: &Plan) {
                 connections: 1,
                 depth: 1,
                 calls: count,
+                ready: READY,
                 per_window,
             };
             let rounds = Rounds::run(plan, "auto", load, |load| {
@@ -218,6 +223,7 @@ fn drivers(plan: &Plan) {
         connections: 1,
         depth: 1,
         calls,
+        ready: READY,
         per_window,
     };
     compare(
@@ -307,12 +313,19 @@ pub(crate) fn pin(index: usize) {
     }
 }
 
+/// A server's tensors that wait for their requests fill the cache of its CPU and more.
+const READY: usize = 1 << 14;
+
+/// They find room in it.
+const READY_FEW: usize = 1 << 12;
+
 const SMALL: Load = Load {
     way: Way::Pull,
     bytes: 64,
     connections: 1,
     depth: 1,
     calls: 1 << 15,
+    ready: READY,
     per_window: 16,
 };
 
@@ -322,6 +335,7 @@ const MANY: Load = Load {
     connections: 16,
     depth: 32,
     calls: 1 << 17,
+    ready: READY,
     // Results come in batches, of which a window has to hold some.
     per_window: 512,
 };
