@@ -1,4 +1,4 @@
-//! Readiness from epoll, edge triggered; bytes by `recv` and `sendmsg`.
+//! Readiness from epoll, edge triggered; bytes by plain system calls.
 
 mod hot;
 mod io;

@@ -7,7 +7,7 @@
 use grpcxx_transport::{Inbound, ReadTarget};
 
 use super::io::Readiness;
-use crate::core::Core;
+use crate::core::{Core, HOT_LINKS_MAX, MISSES_MAX};
 
 /// The links that are asked in each turn.
 #[derive(Debug)]
@@ -73,12 +73,6 @@ impl Hot {
         });
     }
 }
-
-/// Links that are asked in each turn: each costs a system call.
-const HOT_LINKS_MAX: usize = 4;
-
-/// Turns in a row in which a link may be asked in vain: some tens of microseconds.
-const MISSES_MAX: u32 = 200;
 
 /// With hot links, epoll is asked in one of so many turns: it adds some microseconds to the first bytes of others.
 const TURNS_OF_A_POLL: u32 = 8;

@@ -14,11 +14,11 @@ pub(crate) struct Readiness {
     pub(crate) writable: bool,
     /// The stream has an end: reads go on until they find it, since no further edge will tell.
     pub(crate) ended: bool,
-    /// Turns in a row in which the link was asked in vain without a word of epoll.
+    /// Turns in a row in which the link was hot and had no bytes.
     pub(crate) misses: u32,
 }
 
-/// Memory for the system calls, used by one link at a time.
+/// What the system calls of all links share: memory that one of them uses at a time, and which links are hot.
 #[derive(Debug)]
 pub(crate) struct Staging {
     bytes: Box<[u8]>,
@@ -52,8 +52,7 @@ impl Staging {
                 core.queue(slot);
                 break;
             }
-            let sent = (self.gather).send(&link.socket, &link.outbound, budget_bytes);
-            match sent {
+            match (self.gather).send(&link.socket, &link.outbound, budget_bytes) {
                 Ok(Sent { bytes, is_all }) => {
                     link.io.writable = is_all;
                     budget_bytes -= bytes;

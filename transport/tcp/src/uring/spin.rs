@@ -12,6 +12,7 @@ use rustix::net::RecvFlags;
 use super::crowd::Crowd;
 use super::operation::Flight;
 use super::{UringDriver, operation};
+use crate::core::{HOT_LINKS_MAX, MISSES_MAX};
 use crate::gather::{Gather, Sent};
 use crate::link::Link;
 use crate::socket::Accepted;
@@ -200,9 +201,3 @@ impl UringDriver {
         self.watch_crowd(true);
     }
 }
-
-/// Links that are asked for heads in each turn: each costs a system call.
-pub(super) const HOT_LINKS_MAX: usize = 4;
-
-/// Turns in a row in which a link may be asked in vain before it waits in the ring: some tens of microseconds.
-const MISSES_MAX: u32 = 200;
