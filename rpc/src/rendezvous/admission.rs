@@ -112,7 +112,7 @@ impl Rendezvous {
                 format!("a request for step {step_id} names {key} twice; a tensor goes out once"),
             ));
         }
-        if self.table.entry(entry).waits() >= self.limits.waiters_per_key {
+        if self.table.entry(entry).waits >= self.limits.waiters_per_key {
             return Err(exhausted(
                 format_args!("one more request for {key} of step {step_id} than"),
                 "waiters_per_key",

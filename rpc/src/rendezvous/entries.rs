@@ -186,10 +186,6 @@ impl Entry {
         self.tensor.is_some() && self.is_free()
     }
 
-    pub(super) fn waits(&self) -> usize {
-        self.waits
-    }
-
     pub(super) fn is_empty(&self) -> bool {
         self.tensor.is_none() && self.waits == 0
     }
