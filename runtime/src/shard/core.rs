@@ -171,8 +171,7 @@ impl<A> Core<A> {
     pub(super) fn take_commands<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
         let mut events = 0;
         self.ship_unsent();
-        let room = limits::BACKLOG_COMMANDS.saturating_sub(self.local.len());
-        let limit = room.min(limits::COMMANDS_PER_TURN);
+        let limit = self.commands_max();
         for _ in 0..limit {
             let Some(command) = self.shared.mailboxes.overflow(self.index) else {
                 break;
@@ -216,8 +215,7 @@ impl<A> Core<A> {
 
     /// Works off what threads have handed over, straight from the inbox: in a queue it would be moved twice more.
     fn take_orders(&mut self) -> usize {
-        let room = limits::BACKLOG_COMMANDS.saturating_sub(self.local.len());
-        let limit = room.min(limits::COMMANDS_PER_TURN);
+        let limit = self.commands_max();
         for count in 0..limit {
             match self.inbox.pop() {
                 // Most of them, and the longest: it is not to be moved into another function as a whole.
@@ -232,6 +230,12 @@ impl<A> Core<A> {
             }
         }
         limit
+    }
+
+    /// Most commands that may come in now.
+    fn commands_max(&self) -> usize {
+        let room = limits::BACKLOG_COMMANDS.saturating_sub(self.local.len());
+        room.min(limits::COMMANDS_PER_TURN)
     }
 
     /// Hands frames to the links, carries out dials, closes links whose peers broke the protocol.
