@@ -4,7 +4,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
@@ -16,18 +16,21 @@ pub(crate) fn serve() -> Result<(), Failure> {
     let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0)))?;
     println!("{}", listener.local_addr()?);
     let mut set = Set::new()?;
-    set.watch(&listener)?;
     listener.set_nonblocking(true)?;
+    set.watch(listener.as_fd(), LISTENER)?;
     loop {
         set.wait(None)?;
-        while let Some(index) = set.ready.pop() {
-            let Some(index) = index.checked_sub(1) else {
-                while let Ok((socket, _)) = listener.accept() {
-                    set.add(socket)?;
+        for event in 0..set.events.len() {
+            match set.events[event].data.u64() {
+                LISTENER => {
+                    while let Ok((socket, _)) = listener.accept() {
+                        set.add(socket)?;
+                    }
                 }
-                continue;
-            };
-            set.answer(index)?;
+                index => {
+                    set.answer(index)?;
+                }
+            }
         }
     }
 }
@@ -48,20 +51,20 @@ pub(crate) fn call(address: &str, connections: usize, duration: Duration) -> Res
     let mut calls = 0_u64;
     while begin.elapsed() < duration {
         set.wait(Some(duration))?;
-        while let Some(index) = set.ready.pop() {
-            calls += u64::from(set.answer(index - 1)?);
+        for event in 0..set.events.len() {
+            let index = set.events[event].data.u64();
+            calls += u64::from(set.answer(index)?);
         }
     }
     println!("{}", calls as f64 / begin.elapsed().as_secs_f64());
     Ok(())
 }
 
-/// Sockets that are waited for together. What is ready is named by its index and 1; 0 is not a socket.
+/// Sockets that are waited for together. Events name them by their index.
 struct Set {
     epoll: OwnedFd,
     sockets: Vec<TcpStream>,
     events: Vec<epoll::Event>,
-    ready: Vec<usize>,
 }
 
 impl Set {
@@ -71,26 +74,23 @@ impl Set {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             sockets: Vec::new(),
             events: Vec::with_capacity(EVENTS_MAX),
-            ready: Vec::with_capacity(EVENTS_MAX),
         })
     }
 
-    fn watch(&self, listener: &TcpListener) -> Result<(), Failure> {
-        let data = epoll::EventData::new_u64(0);
+    fn watch(&self, socket: BorrowedFd<'_>, name: u64) -> Result<(), Failure> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         Ok(epoll::add(
             &self.epoll,
-            listener,
-            data,
-            epoll::EventFlags::IN,
+            socket,
+            epoll::EventData::new_u64(name),
+            flags,
         )?)
     }
 
     fn add(&mut self, socket: TcpStream) -> Result<(), Failure> {
         socket.set_nodelay(true)?;
         socket.set_nonblocking(true)?;
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        let data = epoll::EventData::new_u64(self.sockets.len() as u64 + 1);
-        epoll::add(&self.epoll, socket.as_fd(), data, flags)?;
+        self.watch(socket.as_fd(), self.sockets.len() as u64)?;
         self.sockets.push(socket);
         Ok(())
     }
@@ -100,15 +100,13 @@ impl Set {
         self.events.clear();
         let buffer = rustix::buffer::spare_capacity(&mut self.events);
         epoll::wait(&self.epoll, buffer, longest.as_ref())?;
-        let indexes = self.events.iter().map(|event| event.data.u64() as usize);
-        self.ready.extend(indexes);
         Ok(())
     }
 
     /// Sends a message back, if one is there: there is one at a time. A peer that has gone sends none.
-    fn answer(&mut self, index: usize) -> Result<bool, Failure> {
+    fn answer(&mut self, index: u64) -> Result<bool, Failure> {
         let mut bytes = [0; MESSAGE_BYTES];
-        let socket = &mut self.sockets[index];
+        let socket = &mut self.sockets[index as usize];
         match socket.read(&mut bytes) {
             Ok(MESSAGE_BYTES) => {
                 socket.write_all(&bytes)?;
@@ -125,6 +123,9 @@ impl Set {
 }
 
 const MESSAGE_BYTES: usize = 64;
+
+/// Names the listener.
+const LISTENER: u64 = u64::MAX;
 
 /// As many as the drivers of the TCP transport take at once.
 const EVENTS_MAX: usize = 256;
