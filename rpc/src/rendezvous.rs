@@ -16,7 +16,8 @@ pub use self::limits::RendezvousLimits;
 pub use self::taken::TakenTensor;
 
 use self::closed::{ClosedSteps, Ending};
-use self::table::{NONE, Place, Table};
+use self::entries::NONE;
+use self::table::{Place, Table};
 use self::waiters::{State, Taken, Waiters};
 use crate::{Rejected, Status, Tensor, Text};
 
@@ -67,7 +68,7 @@ pub struct Rendezvous {
     waiters: Waiters,
     stored_bytes: u64,
     /// Entries that a request has found so far, kept for its memory.
-    found: Vec<usize>,
+    found: Vec<u32>,
 }
 
 /// The outcome of a request.
@@ -174,7 +175,7 @@ impl Rendezvous {
     }
 
     #[inline]
-    fn remove_found(&mut self, entry: usize) -> Tensor {
+    fn remove_found(&mut self, entry: u32) -> Tensor {
         let tensor = self.table.remove_tensor(entry);
         let tensor = tensor.expect("only entries with a tensor are found");
         self.stored_bytes -= tensor.data.len() as u64;
@@ -301,7 +302,7 @@ impl Rendezvous {
 
     /// Keys for which a tensor or a request waits.
     pub fn waiting_keys(&self) -> usize {
-        self.table.entries()
+        self.table.entries() as usize
     }
 
     /// Requests that wait, or whose outcome was not taken yet.
@@ -320,8 +321,8 @@ impl Rendezvous {
         step_id: i64,
         key: Text,
         slot: usize,
-        last_wait: usize,
-    ) -> Result<usize, Status> {
+        last_wait: u32,
+    ) -> Result<u32, Status> {
         let place = self.table.find(step_id, self.table.hash_key(&key), &key);
         let entry = match place.entry {
             Some(entry) => {
@@ -356,7 +357,7 @@ impl Rendezvous {
     }
 
     /// Puts a tensor where there is none, and hands it on if a request was waiting only for it.
-    fn deposit(&mut self, entry: usize, tensor: Tensor) {
+    fn deposit(&mut self, entry: u32, tensor: Tensor) {
         let taker = self.first_taker(entry);
         self.stored_bytes += tensor.data.len() as u64;
         self.table.entry_mut(entry).tensor = Some(tensor);
@@ -369,7 +370,7 @@ impl Rendezvous {
     }
 
     /// The first request that lacks only the tensor of this key, which is not there.
-    fn first_taker(&self, entry: usize) -> Option<usize> {
+    fn first_taker(&self, entry: u32) -> Option<usize> {
         self.table
             .waiters_at(entry)
             .find(|&slot| self.waiters.parked(slot).missing == 1)

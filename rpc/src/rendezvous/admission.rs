@@ -1,5 +1,6 @@
 use super::Rendezvous;
-use super::table::Place;
+use super::entries::ENTRIES_MAX;
+use super::table::{Place, WAITS_MAX};
 use crate::{Code, Status, Tensor, Text};
 
 /// What is let in, and with which status the rest is refused.
@@ -48,7 +49,7 @@ impl Rendezvous {
                 ),
             ));
         }
-        let entries = place.entries_of_step;
+        let entries = place.entries_of_step as usize;
         if entries == 0 && self.table.steps() >= self.limits.steps {
             return Err(exhausted(
                 format_args!("step {step_id} would be one more than"),
@@ -61,6 +62,13 @@ impl Rendezvous {
                 format_args!("step {step_id} has as many waiting keys as"),
                 "keys_per_step",
                 self.limits.keys_per_step,
+            ));
+        }
+        if self.table.entries() == ENTRIES_MAX {
+            return Err(exhausted(
+                format_args!("one more key than"),
+                "keys of all steps",
+                ENTRIES_MAX,
             ));
         }
         Ok(())
@@ -101,10 +109,17 @@ impl Rendezvous {
                 self.limits.waiters,
             ));
         }
+        if keys > WAITS_MAX - self.table.waits() {
+            return Err(exhausted(
+                format_args!("a request for {keys} keys goes beyond"),
+                "keys that requests wait for",
+                WAITS_MAX,
+            ));
+        }
         Ok(())
     }
 
-    pub(super) fn admit_wait(&self, step_id: i64, entry: usize, slot: usize) -> Result<(), Status> {
+    pub(super) fn admit_wait(&self, step_id: i64, entry: u32, slot: usize) -> Result<(), Status> {
         let key = &self.table.entry(entry).key;
         if self.table.last_waiter_at(entry) == Some(slot) {
             return Err(Status::new(
@@ -112,7 +127,7 @@ impl Rendezvous {
                 format!("a request for step {step_id} names {key} twice; a tensor goes out once"),
             ));
         }
-        if self.table.entry(entry).waits >= self.limits.waiters_per_key {
+        if self.table.entry(entry).waits as usize >= self.limits.waiters_per_key {
             return Err(exhausted(
                 format_args!("one more request for {key} of step {step_id} than"),
                 "waiters_per_key",

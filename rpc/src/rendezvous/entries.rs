@@ -3,7 +3,6 @@ use std::hash::{BuildHasher, Hasher};
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 
-use super::table::NONE;
 use crate::{Tensor, Text};
 
 /// The keys of all steps, with what each has, and an index of those that are not alone in their step.
@@ -13,29 +12,44 @@ use crate::{Tensor, Text};
 pub(super) struct Entries {
     slots: Vec<Entry>,
     /// The first of the slots that are not in use, of which each names the next as the next of its step.
-    free: usize,
-    in_use: usize,
-    by_key: HashTable<usize>,
+    free: u32,
+    in_use: u32,
+    by_key: HashTable<u32>,
     hasher: RandomState,
 }
 
 /// A key with a tensor, with waiting requests, or with both.
+///
+/// Where many wait they are not in the caches of the CPU. So what a look for one needs lies in one cache line, and the
+/// rest in the two behind it.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct Entry {
-    key_hash: u64,
     pub(super) step_id: i64,
+    key_hash: u64,
+    previous_in_step: u32,
+    next_in_step: u32,
     pub(super) key: Text,
     pub(super) tensor: Option<Tensor>,
-    previous_in_step: usize,
-    next_in_step: usize,
-    pub(super) first_wait: usize,
-    pub(super) last_wait: usize,
-    pub(super) waits: usize,
+    pub(super) first_wait: u32,
+    pub(super) last_wait: u32,
+    pub(super) waits: u32,
+    /// Of the first entry of a step: the last one, and how many there are.
+    last_in_step: u32,
+    entries_of_step: u32,
     /// Whether a request that wants several tensors at once has found this one.
     pub(super) is_found: bool,
-    /// The hash under which the index has it.
-    indexed: Option<u64>,
+    /// Whether the index has it.
+    is_indexed: bool,
 }
+
+/// No entry, and no wait: the end of a list.
+pub(super) const NONE: u32 = u32::MAX;
+
+const _: () = assert!(
+    size_of::<Entry>() == 3 * 64,
+    "an entry is three cache lines"
+);
 
 impl Entries {
     pub(super) fn new() -> Self {
@@ -48,7 +62,7 @@ impl Entries {
         }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(super) fn len(&self) -> u32 {
         self.in_use
     }
 
@@ -57,13 +71,13 @@ impl Entries {
     }
 
     #[inline]
-    pub(super) fn get(&self, slot: usize) -> &Entry {
-        &self.slots[slot]
+    pub(super) fn get(&self, slot: u32) -> &Entry {
+        &self.slots[slot as usize]
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, slot: usize) -> &mut Entry {
-        &mut self.slots[slot]
+    pub(super) fn get_mut(&mut self, slot: u32) -> &mut Entry {
+        &mut self.slots[slot as usize]
     }
 
     /// The hash under which a step is found.
@@ -72,107 +86,158 @@ impl Entries {
         near(step_id, 0, &self.hasher)
     }
 
-    /// Finds a key in the index.
-    pub(super) fn find(&self, step_id: i64, key_hash: u64, key: &Text) -> Option<usize> {
-        let is_key = |&slot: &usize| {
-            let entry = &self.slots[slot];
+    /// Finds a key of the step with this first entry.
+    #[inline]
+    pub(super) fn find(&self, first: u32, key_hash: u64, key: &Text) -> Option<u32> {
+        let entry = self.get(first);
+        if entry.next_in_step == NONE {
+            return entry.is_of(key_hash, key).then_some(first);
+        }
+        self.find_indexed(entry.step_id, key_hash, key)
+    }
+
+    fn find_indexed(&self, step_id: i64, key_hash: u64, key: &Text) -> Option<u32> {
+        let is_key = |&slot: &u32| {
+            let entry = self.get(slot);
             entry.step_id == step_id && entry.is_of(key_hash, key)
         };
         let hash = near(step_id, key_hash, &self.hasher);
         self.by_key.find(hash, is_key).copied()
     }
 
-    /// Adds an entry behind the last one of its step.
-    pub(super) fn insert(
-        &mut self,
-        step_id: i64,
-        key_hash: u64,
-        key: Text,
-        previous: usize,
-    ) -> usize {
+    /// Adds the first entry of a step.
+    #[inline]
+    pub(super) fn insert_first(&mut self, step_id: i64, key_hash: u64, key: Text) -> u32 {
         let slot = match self.free {
             NONE => self.grow(),
             slot => slot,
         };
-        let entry = &mut self.slots[slot];
-        self.free = std::mem::replace(&mut entry.next_in_step, NONE);
         self.in_use += 1;
+        let entry = &mut self.slots[slot as usize];
+        self.free = std::mem::replace(&mut entry.next_in_step, NONE);
         entry.step_id = step_id;
         entry.key_hash = key_hash;
         entry.key = key;
-        entry.previous_in_step = previous;
-        if let Some(previous) = self.slots.get_mut(previous) {
-            previous.next_in_step = slot;
-        }
+        entry.last_in_step = slot;
+        entry.entries_of_step = 1;
+        slot
+    }
+
+    /// Adds an entry behind the last one of the step with this first entry.
+    pub(super) fn insert_last(&mut self, first: u32, key_hash: u64, key: Text) -> u32 {
+        let slot = self.insert_first(self.get(first).step_id, key_hash, key);
+        let first = self.get_mut(first);
+        first.entries_of_step += 1;
+        let last = std::mem::replace(&mut first.last_in_step, slot);
+        self.get_mut(last).next_in_step = slot;
+        self.get_mut(slot).previous_in_step = last;
+        // The one that may have been alone so far.
+        self.index(last);
+        self.index(slot);
         slot
     }
 
     /// Adds a slot, which is not in use and has none after it.
     #[cold]
-    fn grow(&mut self) -> usize {
+    fn grow(&mut self) -> u32 {
+        let slot = self.slots.len() as u32;
+        assert!(
+            slot < ENTRIES_MAX,
+            "who adds an entry asks before whether it may"
+        );
         self.slots.push(Entry {
-            key_hash: 0,
             step_id: 0,
-            key: Text::default(),
-            tensor: None,
+            key_hash: 0,
             previous_in_step: NONE,
             next_in_step: NONE,
+            key: Text::default(),
+            tensor: None,
             first_wait: NONE,
             last_wait: NONE,
             waits: 0,
+            last_in_step: NONE,
+            entries_of_step: 0,
             is_found: false,
-            indexed: None,
+            is_indexed: false,
         });
-        self.slots.len() - 1
+        slot
     }
 
     /// Lets an entry be found by its key.
-    pub(super) fn index(&mut self, slot: usize) {
-        let entry = &mut self.slots[slot];
-        if entry.indexed.is_some() {
+    fn index(&mut self, slot: u32) {
+        let entry = &mut self.slots[slot as usize];
+        if std::mem::replace(&mut entry.is_indexed, true) {
             return;
         }
-        let hash = near(entry.step_id, entry.key_hash, &self.hasher);
-        entry.indexed = Some(hash);
-        let slots = &self.slots;
-        self.by_key.insert_unique(hash, slot, |&slot| {
-            slots[slot].indexed.expect("what is in the index")
-        });
+        let hash_of = |entry: &Entry| near(entry.step_id, entry.key_hash, &self.hasher);
+        let (hash, slots) = (hash_of(entry), &self.slots);
+        (self.by_key).insert_unique(hash, slot, |&slot| hash_of(&slots[slot as usize]));
     }
 
     #[inline(never)]
-    fn unindex(&mut self, slot: usize, hash: u64) {
+    fn unindex(&mut self, slot: u32) {
+        let entry = self.get_mut(slot);
+        entry.is_indexed = false;
+        let (step_id, key_hash) = (entry.step_id, entry.key_hash);
+        let hash = near(step_id, key_hash, &self.hasher);
         if let Ok(found) = self.by_key.find_entry(hash, |&other| other == slot) {
             found.remove();
         }
     }
 
-    /// Takes an entry out of the index and from between its neighbours, which are returned. Its key and its tensor are to
-    /// be taken away before anything is added.
+    /// Takes an entry out of its step, whose first entry it was or this is. Returns the first one from now on, unless it
+    /// was the only one. Its key and its tensor are to be taken away before anything is added.
     #[inline(always)]
-    pub(super) fn remove(&mut self, slot: usize) -> (usize, usize) {
-        let entry = &mut self.slots[slot];
-        let (previous, next) = (entry.previous_in_step, entry.next_in_step);
-        entry.next_in_step = std::mem::replace(&mut self.free, slot);
+    pub(super) fn remove(&mut self, slot: u32, first: u32) -> Option<u32> {
+        let entry = self.get_mut(slot);
+        let next = entry.next_in_step;
+        let is_only = slot == first && next == NONE;
         entry.is_found = false;
+        let is_indexed = entry.is_indexed;
+        if is_indexed {
+            self.unindex(slot);
+        }
+        let first = match is_only {
+            true => None,
+            false => Some(self.close_gap(slot, first)),
+        };
+        self.get_mut(slot).next_in_step = std::mem::replace(&mut self.free, slot);
         self.in_use -= 1;
-        if let Some(hash) = entry.indexed.take() {
-            self.unindex(slot, hash);
+        first
+    }
+
+    /// Joins the neighbours of an entry that leaves its step. Returns the first of the others.
+    #[inline(never)]
+    fn close_gap(&mut self, slot: u32, mut first: u32) -> u32 {
+        let entry = self.get_mut(slot);
+        let next = entry.next_in_step;
+        let previous = std::mem::replace(&mut entry.previous_in_step, NONE);
+        let (last, left) = (entry.last_in_step, entry.entries_of_step);
+        if slot == first {
+            first = next;
+            let first = self.get_mut(first);
+            (first.last_in_step, first.entries_of_step) = (last, left);
+        } else {
+            self.get_mut(previous).next_in_step = next;
         }
-        if let Some(entry) = self.slots.get_mut(previous) {
-            entry.next_in_step = next;
+        match next {
+            NONE => self.get_mut(first).last_in_step = previous,
+            next => self.get_mut(next).previous_in_step = previous,
         }
-        if let Some(entry) = self.slots.get_mut(next) {
-            entry.previous_in_step = previous;
-        }
-        (previous, next)
+        self.get_mut(first).entries_of_step -= 1;
+        first
     }
 }
 
 impl Entry {
     #[inline]
-    pub(super) fn is_of(&self, key_hash: u64, key: &Text) -> bool {
+    fn is_of(&self, key_hash: u64, key: &Text) -> bool {
         self.key_hash == key_hash && self.key == *key
+    }
+
+    /// How many entries its step has, of which it is the first.
+    pub(super) fn entries_of_step(&self) -> u32 {
+        self.entries_of_step
     }
 
     /// Whether nobody waits for its tensor, or has found it.
@@ -205,6 +270,9 @@ fn near(step_id: i64, salt: u64, hasher: &RandomState) -> u64 {
     let upper = block ^ step.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (upper & TAG) | (block & !TAG & !(NEIGHBOURS - 1)) | place
 }
+
+/// Most entries of all steps together.
+pub(super) const ENTRIES_MAX: u32 = NONE;
 
 const NEIGHBOURS: u64 = 64;
 

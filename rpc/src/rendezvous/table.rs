@@ -5,7 +5,7 @@ use hashbrown::HashTable;
 use hashbrown::hash_table::OccupiedEntry;
 use slab::Slab;
 
-use super::entries::{Entries, Entry};
+use super::entries::{Entries, Entry, NONE};
 use super::taken::TakenTensor;
 use crate::{Tensor, Text};
 
@@ -18,17 +18,10 @@ use crate::{Tensor, Text};
 /// a step with one key takes one look.
 #[derive(Debug)]
 pub(super) struct Table {
-    steps: HashTable<Step>,
+    /// The first entry of each step, which says the rest: what a look for a step reads is small, and stays in the caches.
+    steps: HashTable<u32>,
     entries: Entries,
     waits: Slab<Wait>,
-}
-
-#[derive(Debug)]
-struct Step {
-    id: i64,
-    entries: usize,
-    first_entry: usize,
-    last_entry: usize,
 }
 
 /// Where the entry of a key is, or would be, until an entry is added or removed.
@@ -36,26 +29,24 @@ struct Step {
 pub(super) struct Place {
     pub(super) step_id: i64,
     step_hash: u64,
-    step: Option<usize>,
+    /// The first entry of the step.
+    first: Option<u32>,
     key_hash: u64,
-    pub(super) entry: Option<usize>,
+    pub(super) entry: Option<u32>,
     /// How many its step has.
-    pub(super) entries_of_step: usize,
+    pub(super) entries_of_step: u32,
 }
 
 /// One request that waits for one key.
 #[derive(Debug)]
 pub(super) struct Wait {
     pub(super) waiter: usize,
-    pub(super) entry: usize,
-    previous_at_entry: usize,
-    next_at_entry: usize,
+    pub(super) entry: u32,
+    previous_at_entry: u32,
+    next_at_entry: u32,
     /// The wait of the same request for its next key.
-    pub(super) next_of_waiter: usize,
+    pub(super) next_of_waiter: u32,
 }
-
-/// The end of a list.
-pub(super) const NONE: usize = usize::MAX;
 
 impl Table {
     pub(super) fn new() -> Self {
@@ -79,15 +70,14 @@ impl Table {
     #[inline]
     pub(super) fn find(&self, step_id: i64, key_hash: u64, key: &Text) -> Place {
         let step_hash = self.entries.step_hash(step_id);
-        let index = (self.steps).find_bucket_index(step_hash, |step| step.id == step_id);
-        let step = index.and_then(|index| self.steps.get_bucket(index));
+        let first = self.first_entry_at(step_id, step_hash);
         Place {
             step_id,
             step_hash,
-            step: index,
+            first,
             key_hash,
-            entry: step.and_then(|step| step.find(key_hash, key, &self.entries)),
-            entries_of_step: step.map_or(0, |step| step.entries),
+            entry: first.and_then(|first| self.entries.find(first, key_hash, key)),
+            entries_of_step: first.map_or(0, |first| self.entries.get(first).entries_of_step()),
         }
     }
 
@@ -97,15 +87,14 @@ impl Table {
         &mut self,
         step_id: i64,
         keys: impl Iterator<Item = (&'a Text, u64)>,
-        found: &mut Vec<usize>,
+        found: &mut Vec<u32>,
     ) -> bool {
         found.clear();
-        let step_hash = self.entries.step_hash(step_id);
-        let Some(step) = self.steps.find(step_hash, |step| step.id == step_id) else {
+        let Some(first) = self.first_entry(step_id) else {
             return false;
         };
         for (key, key_hash) in keys {
-            let slot = step.find(key_hash, key, &self.entries);
+            let slot = self.entries.find(first, key_hash, key);
             let slot = slot.filter(|&slot| self.entries.get(slot).is_there());
             let Some(slot) = slot else {
                 for &slot in &*found {
@@ -129,60 +118,42 @@ impl Table {
         key: &Text,
         data_bytes_max: usize,
     ) -> Option<TakenTensor<'_>> {
-        let step_hash = self.entries.step_hash(step_id);
-        let step = self.steps.find_entry(step_hash, |step| step.id == step_id);
-        let step = step.ok()?;
-        let slot = step.get().find(key_hash, key, &self.entries)?;
-        let entry = self.entries.get(slot);
+        let entries = &mut self.entries;
+        let is_step = |&first: &u32| entries.get(first).step_id == step_id;
+        let first = self.steps.find_entry(entries.step_hash(step_id), is_step);
+        let first = first.ok()?;
+        let slot = entries.find(*first.get(), key_hash, key)?;
+        let entry = entries.get(slot);
         if !entry.is_free() || entry.tensor.as_ref()?.data.len() > data_bytes_max {
             return None;
         }
-        let (previous, next) = self.entries.remove(slot);
-        Step::leave(step, previous, next);
-        let entry = self.entries.get_mut(slot);
+        leave(entries, first, slot);
+        let entry = entries.get_mut(slot);
         TakenTensor::new(&mut entry.key, &mut entry.tensor)
     }
 
     /// Adds an entry where there is none. It is not kept empty: the caller gives it a tensor or a wait, or removes it.
-    pub(super) fn insert(&mut self, place: &Place, key: Text) -> usize {
-        let step = place.step.and_then(|step| self.steps.get_bucket_mut(step));
-        let Some(step) = step else {
-            let slot = self
-                .entries
-                .insert(place.step_id, place.key_hash, key, NONE);
-            let entries = &self.entries;
-            let step = Step {
-                id: place.step_id,
-                entries: 1,
-                first_entry: slot,
-                last_entry: slot,
-            };
-            self.steps
-                .insert_unique(place.step_hash, step, |step| entries.step_hash(step.id));
-            return slot;
-        };
-        let last = step.last_entry;
-        let slot = self
-            .entries
-            .insert(place.step_id, place.key_hash, key, last);
-        step.last_entry = slot;
-        step.entries += 1;
-        // The one that may have been alone so far.
-        self.entries.index(last);
-        self.entries.index(slot);
+    pub(super) fn insert(&mut self, place: &Place, key: Text) -> u32 {
+        let entries = &mut self.entries;
+        if let Some(first) = place.first {
+            return entries.insert_last(first, place.key_hash, key);
+        }
+        let slot = entries.insert_first(place.step_id, place.key_hash, key);
+        let hash_of = |&first: &u32| entries.step_hash(entries.get(first).step_id);
+        self.steps.insert_unique(place.step_hash, slot, hash_of);
         slot
     }
 
     /// Removes an entry, and its step with the last of its entries. Returns its key.
-    pub(super) fn remove(&mut self, slot: usize) -> Text {
-        let entry = self.entries.get_mut(slot);
+    pub(super) fn remove(&mut self, slot: u32) -> Text {
+        let entries = &mut self.entries;
+        let entry = entries.get_mut(slot);
         debug_assert!(entry.is_empty(), "something still waits for {}", entry.key);
         let key = std::mem::take(&mut entry.key);
         let step_id = entry.step_id;
-        let step_hash = self.entries.step_hash(step_id);
-        let (previous, next) = self.entries.remove(slot);
-        match self.steps.find_entry(step_hash, |step| step.id == step_id) {
-            Ok(step) => Step::leave(step, previous, next),
+        let is_step = |&first: &u32| entries.get(first).step_id == step_id;
+        match self.steps.find_entry(entries.step_hash(step_id), is_step) {
+            Ok(first) => leave(entries, first, slot),
             Err(_) => unreachable!("a step is there as long as its entries"),
         }
         key
@@ -190,38 +161,50 @@ impl Table {
 
     /// Takes the tensor of an entry and removes the entry.
     #[inline]
-    pub(super) fn remove_tensor(&mut self, slot: usize) -> Option<Tensor> {
+    pub(super) fn remove_tensor(&mut self, slot: u32) -> Option<Tensor> {
         let tensor = self.entries.get_mut(slot).tensor.take();
         self.remove(slot);
         tensor
     }
 
-    pub(super) fn entry(&self, slot: usize) -> &Entry {
+    pub(super) fn entry(&self, slot: u32) -> &Entry {
         self.entries.get(slot)
     }
 
-    pub(super) fn entry_mut(&mut self, slot: usize) -> &mut Entry {
+    pub(super) fn entry_mut(&mut self, slot: u32) -> &mut Entry {
         self.entries.get_mut(slot)
     }
 
-    pub(super) fn first_entry(&self, step_id: i64) -> Option<usize> {
-        Some(self.step(step_id)?.first_entry)
+    #[inline]
+    pub(super) fn first_entry(&self, step_id: i64) -> Option<u32> {
+        self.first_entry_at(step_id, self.entries.step_hash(step_id))
+    }
+
+    #[inline]
+    fn first_entry_at(&self, step_id: i64, step_hash: u64) -> Option<u32> {
+        let is_step = |&first: &u32| self.entries.get(first).step_id == step_id;
+        self.steps.find(step_hash, is_step).copied()
     }
 
     pub(super) fn step_ids(&self) -> impl Iterator<Item = i64> {
-        self.steps.iter().map(|step| step.id)
+        (self.steps.iter()).map(|&first| self.entries.get(first).step_id)
     }
 
     pub(super) fn steps(&self) -> usize {
         self.steps.len()
     }
 
-    pub(super) fn entries(&self) -> usize {
+    pub(super) fn entries(&self) -> u32 {
         self.entries.len()
     }
 
+    /// How often a request waits for a key.
+    pub(super) fn waits(&self) -> usize {
+        self.waits.len()
+    }
+
     /// Appends a request to those that wait for a key.
-    pub(super) fn insert_wait(&mut self, slot: usize, waiter: usize) -> usize {
+    pub(super) fn insert_wait(&mut self, slot: u32, waiter: usize) -> u32 {
         let entry = self.entries.get_mut(slot);
         let wait = self.waits.insert(Wait {
             waiter,
@@ -229,8 +212,8 @@ impl Table {
             previous_at_entry: entry.last_wait,
             next_at_entry: NONE,
             next_of_waiter: NONE,
-        });
-        match self.waits.get_mut(entry.last_wait) {
+        }) as u32;
+        match self.waits.get_mut(entry.last_wait as usize) {
             Some(last) => last.next_at_entry = wait,
             None => entry.first_wait = wait,
         }
@@ -239,14 +222,14 @@ impl Table {
         wait
     }
 
-    pub(super) fn remove_wait(&mut self, slot: usize) -> Wait {
-        let wait = self.waits.remove(slot);
+    pub(super) fn remove_wait(&mut self, slot: u32) -> Wait {
+        let wait = self.waits.remove(slot as usize);
         let entry = self.entries.get_mut(wait.entry);
-        match self.waits.get_mut(wait.previous_at_entry) {
+        match self.waits.get_mut(wait.previous_at_entry as usize) {
             Some(previous) => previous.next_at_entry = wait.next_at_entry,
             None => entry.first_wait = wait.next_at_entry,
         }
-        match self.waits.get_mut(wait.next_at_entry) {
+        match self.waits.get_mut(wait.next_at_entry as usize) {
             Some(next) => next.previous_at_entry = wait.previous_at_entry,
             None => entry.last_wait = wait.previous_at_entry,
         }
@@ -254,56 +237,34 @@ impl Table {
         wait
     }
 
-    pub(super) fn wait_mut(&mut self, slot: usize) -> &mut Wait {
-        &mut self.waits[slot]
+    pub(super) fn wait_mut(&mut self, slot: u32) -> &mut Wait {
+        &mut self.waits[slot as usize]
     }
 
     /// The requests that wait for a key, first come first.
-    pub(super) fn waiters_at(&self, slot: usize) -> impl Iterator<Item = usize> {
+    pub(super) fn waiters_at(&self, slot: u32) -> impl Iterator<Item = usize> {
         let mut next = self.entries.get(slot).first_wait;
         std::iter::from_fn(move || {
-            let wait = self.waits.get(next)?;
+            let wait = self.waits.get(next as usize)?;
             next = wait.next_at_entry;
             Some(wait.waiter)
         })
     }
 
-    pub(super) fn last_waiter_at(&self, slot: usize) -> Option<usize> {
-        let wait = self.waits.get(self.entries.get(slot).last_wait)?;
+    pub(super) fn last_waiter_at(&self, slot: u32) -> Option<usize> {
+        let wait = self.waits.get(self.entries.get(slot).last_wait as usize)?;
         Some(wait.waiter)
     }
+}
 
-    fn step(&self, step_id: i64) -> Option<&Step> {
-        let hash = self.entries.step_hash(step_id);
-        self.steps.find(hash, |step| step.id == step_id)
+/// Takes an entry out of its step, which ends with its last.
+#[inline]
+fn leave(entries: &mut Entries, mut first: OccupiedEntry<'_, u32>, slot: u32) {
+    match entries.remove(slot, *first.get()) {
+        Some(left) => *first.get_mut() = left,
+        None => drop(first.remove()),
     }
 }
 
-impl Step {
-    /// Finds a key of this step.
-    #[inline]
-    fn find(&self, key_hash: u64, key: &Text, entries: &Entries) -> Option<usize> {
-        if self.entries > 1 {
-            return entries.find(self.id, key_hash, key);
-        }
-        let only = self.first_entry;
-        entries.get(only).is_of(key_hash, key).then_some(only)
-    }
-
-    /// Takes an entry between two others out of its step, which ends with its last.
-    #[inline]
-    fn leave(mut found: OccupiedEntry<'_, Self>, previous: usize, next: usize) {
-        let step = found.get_mut();
-        step.entries -= 1;
-        if step.entries == 0 {
-            found.remove();
-            return;
-        }
-        if previous == NONE {
-            step.first_entry = next;
-        }
-        if next == NONE {
-            step.last_entry = previous;
-        }
-    }
-}
+/// Most waits of all requests together.
+pub(super) const WAITS_MAX: usize = NONE as usize;

@@ -6,8 +6,8 @@ use slab::Slab;
 use smallvec::SmallVec;
 
 use super::Ready;
+use super::entries::NONE;
 use super::room::Room;
-use super::table::NONE;
 use crate::{Status, Tensor, Text};
 
 /// The requests that wait, and those whose outcome was not taken yet.
@@ -40,7 +40,7 @@ pub(super) enum State {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parked {
-    pub(super) first_wait: usize,
+    pub(super) first_wait: u32,
     pub(super) keys: usize,
     pub(super) missing: usize,
 }
