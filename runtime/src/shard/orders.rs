@@ -49,10 +49,9 @@ impl<A> Core<A> {
         timeout: Option<Duration>,
         target: Target,
     ) {
-        let Request::RecvTensor { step_id, key } = request else {
-            return self.call_alone(peer, request, timeout, target);
-        };
-        if let Some(slot) = self.free_peer(peer)
+        // The key is read where it lies: it has just been written, and a copy would wait for that.
+        if let Request::RecvTensor { step_id, key } = &request
+            && let Some(slot) = self.free_peer(peer)
             && let link = &mut self.peers[slot]
             && let Some(connection) = link.open_connection()
             && connection.takes_receives()
@@ -64,13 +63,12 @@ impl<A> Core<A> {
                 deadline: deadline(self.now, timeout),
                 shares_memory: !target.allocates(),
             };
-            let call = connection.receive(self.now, step_id, &key, options);
+            let call = connection.receive(self.now, *step_id, key, options);
             room.take_in(target, slot, call);
             link.mark(slot, &mut self.dirty_peers);
             self.counters().calls.add(1);
             return;
         }
-        let request = Request::RecvTensor { step_id, key };
         self.call_alone(peer, request, timeout, target);
     }
 
