@@ -371,12 +371,6 @@ fn step_closing<D>(link: &mut Link<D>, now: Time) {
 /// the pieces of one send and by the heads that fit into one staged read.
 pub(crate) const EVENTS_ENOUGH: usize = 1024;
 
-/// Links that a loop that spins asks for heads in each turn: each costs a system call.
-pub(crate) const HOT_LINKS_MAX: usize = 4;
-
-/// Turns in a row in which such a link may be asked in vain: some tens of microseconds.
-pub(crate) const MISSES_MAX: u32 = 200;
-
 /// How long a link that closes may take to get its frames to the peer's system.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(2);
 

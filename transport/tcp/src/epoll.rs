@@ -151,8 +151,11 @@ impl EpollDriver {
         }
         events += self.staging.write(core, slot, handler);
         events += self.staging.read(core, slot, handler);
-        if core.links.at(slot).is_some_and(|(_, link)| link.is_ended()) {
+        if let Some((_, link)) = core.links.at(slot)
+            && link.is_ended()
+        {
             if events == 0 {
+                self.staging.asking.dismiss(slot, link);
                 return core.finish(slot, handler);
             }
             core.queue(slot);
@@ -251,13 +254,13 @@ impl Transport for EpollDriver {
 
     fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<Accepted>) -> usize {
         self.core.begin(now);
-        let events = self.work(0, handler);
-        if self.staging.hot.is_poll_due()
+        let mut events = self.work(0, handler);
+        if self.staging.asking.is_poll_due()
             && let Err(errno) = self.poll(None)
         {
             unreachable!("epoll_wait on a descriptor of our own: {errno}");
         }
-        self.staging.hot.queue(&mut self.core);
+        events = self.ask_hot(events, handler);
         self.work(events, handler) + self.core.accept(handler)
     }
 

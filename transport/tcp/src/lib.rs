@@ -15,6 +15,7 @@ mod core;
 mod counters;
 mod epoll;
 mod gather;
+mod hot;
 mod link;
 mod listener;
 mod options;

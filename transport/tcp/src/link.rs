@@ -24,6 +24,8 @@ pub(crate) struct Link<D> {
     pub(crate) resumed: bool,
     /// Whether the work list has the link.
     pub(crate) queued: bool,
+    /// Whether it is asked for heads without being on the work list.
+    pub(crate) is_hot: bool,
     /// Most bytes that the next read through staging memory takes.
     pub(crate) stage_bytes_max: usize,
     /// How many bytes the system waits for before it calls the socket readable.
@@ -71,6 +73,7 @@ impl<D> Link<D> {
             outbound: Outbound::default(),
             resumed: true,
             queued: false,
+            is_hot: false,
             stage_bytes_max: STAGE_BYTES_FIRST,
             wake_bytes: 1,
             io,

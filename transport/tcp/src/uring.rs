@@ -172,6 +172,7 @@ impl Transport for UringDriver {
         self.core.begin(now);
         self.look_around();
         let mut events = self.work(handler);
+        events = self.ask_hot(events, handler);
         self.watch();
         self.enter();
         events = self.complete(events, handler);

@@ -1,76 +1,107 @@
-//! Links that a loop that spins asks without waiting to be told that they have bytes.
+//! Hot links of a driver to which epoll names all of them.
 //!
-//! Who asks epoll first makes two system calls for each receive. The few links that were used last are asked
-//! directly in each turn, and epoll in some turns only. If they become many, a system call for each costs more
-//! than the one that names those that have bytes.
+//! Who asks epoll first makes two system calls for each receive. While there are hot links, epoll is asked in some turns
+//! only. If links become too many, a system call for each costs more than the one that names those that have bytes.
 
-use grpcxx_transport::{Inbound, ReadTarget};
+use grpcxx_transport::{Inbound, LinkHandler, ReadTarget};
 
+use super::EpollDriver;
 use super::io::Readiness;
-use crate::core::{Core, HOT_LINKS_MAX, MISSES_MAX};
+use crate::core::EVENTS_ENOUGH;
+use crate::hot::{Hot, MISSES_MAX};
+use crate::link::Link;
+use crate::socket::Accepted;
 
-/// The links that are asked in each turn.
+/// When epoll is asked, and which links are asked without it.
 #[derive(Debug)]
-pub(super) struct Hot {
-    slots: Vec<u32>,
+pub(super) struct Asking {
+    hot: Hot,
     /// Turns since epoll was asked.
     turns: u32,
     /// Times that epoll is asked before a link may be hot again, because there were too many.
     crowded: u32,
 }
 
-impl Hot {
+impl Asking {
     pub(super) fn new() -> Self {
         Self {
-            slots: Vec::with_capacity(HOT_LINKS_MAX),
+            hot: Hot::new(),
             turns: 0,
             crowded: 0,
         }
     }
 
-    /// Notes that a link was received from.
-    pub(super) fn admit(&mut self, slot: u32) {
-        if self.crowded > 0 || self.slots.contains(&slot) {
-            return;
+    /// Lets a link be hot from now on. False if there are too many, which then all are not.
+    pub(super) fn admit(&mut self, slot: u32) -> bool {
+        if self.crowded > 0 {
+            return false;
         }
-        if self.slots.len() < HOT_LINKS_MAX {
-            self.slots.push(slot);
-        } else {
-            self.slots.clear();
+        let has_room = self.hot.admit(slot);
+        if !has_room {
             self.crowded = CROWDED_POLLS;
+        }
+        has_room
+    }
+
+    /// Lets a link be hot no more.
+    pub(super) fn dismiss(&mut self, slot: u32, link: &mut Link<Readiness>) {
+        if std::mem::take(&mut link.is_hot) {
+            self.hot.dismiss(slot);
         }
     }
 
     /// Whether this turn asks epoll.
     pub(super) fn is_poll_due(&mut self) -> bool {
         self.turns += 1;
-        let is_due = self.slots.is_empty() || self.turns >= TURNS_OF_A_POLL;
+        let is_due = self.hot.is_empty() || self.turns >= TURNS_OF_A_POLL;
         if is_due {
             self.turns = 0;
             self.crowded = self.crowded.saturating_sub(1);
         }
         is_due
     }
+}
 
-    /// Has the links asked for heads, but for those that were asked in vain too often. Payload comes in large parts, for
-    /// which epoll is asked.
-    pub(super) fn queue(&mut self, core: &mut Core<Readiness>) {
-        self.slots.retain(|&slot| {
-            let Some((_, link)) = core.links.at(slot) else {
-                return false;
+impl EpollDriver {
+    /// Asks hot links for heads. Payload comes in large parts, for which epoll is asked. Returns the number of events, with
+    /// those that there were before.
+    pub(super) fn ask_hot(
+        &mut self,
+        mut events: usize,
+        handler: &mut dyn LinkHandler<Accepted>,
+    ) -> usize {
+        self.staging.asking.hot.begin_walk();
+        while events < EVENTS_ENOUGH
+            && let Some(slot) = self.staging.asking.hot.next()
+        {
+            let Some((_, link)) = self.core.links.at(slot) else {
+                continue;
             };
-            link.io.misses += 1;
             let target = link.inbound.as_mut().map(Inbound::target);
-            let is_hot =
-                matches!(target, Some(ReadTarget::Staging)) && link.io.misses <= MISSES_MAX;
-            if is_hot {
-                link.io.readable = true;
-                core.queue(slot);
-            } else {
+            link.is_hot &= self.staging.asking.crowded == 0
+                && link.io.misses < MISSES_MAX
+                && matches!(target, Some(ReadTarget::Staging));
+            if !link.is_hot {
                 link.io.misses = 0;
+                continue;
             }
-            is_hot
-        });
+            link.io.readable = true;
+            link.io.misses += 1;
+            events += self.staging.read(&mut self.core, slot, handler);
+            let Some((_, link)) = self.core.links.at(slot) else {
+                continue;
+            };
+            let (found, is_ended) = (link.io.misses == 0, link.is_ended());
+            match found {
+                true => self.staging.asking.hot.found(slot),
+                false => self.staging.asking.hot.missed(slot),
+            }
+            if is_ended {
+                self.core.queue(slot);
+            }
+        }
+        self.staging.asking.hot.end_walk();
+        events
     }
 }
 
@@ -83,32 +114,32 @@ const CROWDED_POLLS: u32 = 512;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hot::HOT_LINKS_MAX;
 
-    fn polls_in(hot: &mut Hot, turns: u32) -> u32 {
-        (0..turns).filter(|_| hot.is_poll_due()).count() as u32
+    fn polls_in(asking: &mut Asking, turns: u32) -> u32 {
+        (0..turns).filter(|_| asking.is_poll_due()).count() as u32
     }
 
     #[test]
     fn epoll_is_asked_in_each_turn_unless_a_link_is_hot() {
-        let mut hot = Hot::new();
-        assert_eq!(polls_in(&mut hot, 100), 100);
-        hot.admit(7);
-        hot.admit(7);
-        assert_eq!(polls_in(&mut hot, 80), 80 / TURNS_OF_A_POLL);
-        hot.slots.clear();
-        assert_eq!(polls_in(&mut hot, 100), 100);
+        let mut asking = Asking::new();
+        assert_eq!(polls_in(&mut asking, 100), 100);
+        assert!(asking.admit(7));
+        assert_eq!(polls_in(&mut asking, 80), 80 / TURNS_OF_A_POLL);
+        asking.hot.dismiss(7);
+        assert_eq!(polls_in(&mut asking, 100), 100);
     }
 
     #[test]
     fn no_link_is_hot_for_a_while_after_there_were_too_many() {
-        let mut hot = Hot::new();
-        (0..=HOT_LINKS_MAX as u32).for_each(|slot| hot.admit(slot));
+        let mut asking = Asking::new();
+        assert!((0..HOT_LINKS_MAX as u32).all(|slot| asking.admit(slot)));
+        assert!(!asking.admit(99));
+        while asking.hot.pop().is_some() {}
         for polls in 0..CROWDED_POLLS {
-            hot.admit(1);
-            assert!(hot.slots.is_empty(), "after {polls} polls");
-            assert!(hot.is_poll_due());
+            assert!(!asking.admit(1), "after {polls} polls");
+            assert!(asking.is_poll_due());
         }
-        hot.admit(1);
-        assert_eq!(hot.slots, [1]);
+        assert!(asking.admit(1));
     }
 }

@@ -2,7 +2,7 @@ use grpcxx_transport::{CloseReason, LinkHandler, ReadTarget};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-use super::hot::Hot;
+use super::hot::Asking;
 use crate::core::Core;
 use crate::gather::{Gather, Sent};
 use crate::socket::Accepted;
@@ -23,7 +23,7 @@ pub(crate) struct Readiness {
 pub(crate) struct Staging {
     bytes: Box<[u8]>,
     gather: Gather,
-    pub(super) hot: Hot,
+    pub(super) asking: Asking,
 }
 
 impl Staging {
@@ -31,7 +31,7 @@ impl Staging {
         Self {
             bytes: vec![0; bytes.max(STAGING_BYTES_MIN)].into_boxed_slice(),
             gather: Gather::new(),
-            hot: Hot::new(),
+            asking: Asking::new(),
         }
     }
 
@@ -105,8 +105,8 @@ impl Staging {
                     link.io.readable = bytes == asked || link.io.ended;
                     link.io.misses = 0;
                     budget_bytes -= bytes;
-                    if core.options.busy && !is_direct {
-                        self.hot.admit(slot);
+                    if core.options.busy && !is_direct && !link.is_hot {
+                        link.is_hot = self.asking.admit(slot);
                     }
                     events += if is_direct {
                         core.landed(slot, bytes, handler)

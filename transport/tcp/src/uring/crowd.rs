@@ -11,7 +11,7 @@ use rustix::event::{Timespec, epoll};
 
 use super::UringDriver;
 use super::operation::{self, Flight, Kind};
-use crate::core::HOT_LINKS_MAX;
+use crate::hot::HOT_LINKS_MAX;
 use crate::link::Link;
 
 /// Links that are asked when epoll names them.

@@ -2,25 +2,25 @@
 //!
 //! An operation in the ring costs more than a plain system call: the kernel polls the socket, puts off work
 //! when bytes arrive, and is entered once more to do it. That pays where somebody sleeps or where there are
-//! many links to wait for. While the loop spins, the few links that were used last are asked directly, and if they
+//! many links to wait for. While the loop spins, the links that were used last are asked directly ([`Hot`]), and if they
 //! become many, those that have bytes ([`Crowd`]); after some turns in vain they wait in the ring again.
 
-use grpcxx_transport::{CloseReason, LinkHandler, ReadTarget};
+use grpcxx_transport::{CloseReason, Inbound, LinkHandler, ReadTarget};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use super::crowd::Crowd;
 use super::operation::Flight;
 use super::{UringDriver, operation};
-use crate::core::{HOT_LINKS_MAX, MISSES_MAX};
+use crate::core::EVENTS_ENOUGH;
 use crate::gather::{Gather, Sent};
+use crate::hot::{Hot, MISSES_MAX};
 use crate::link::Link;
 use crate::socket::Accepted;
 
 /// What links that are asked directly share.
 pub(super) struct Spinning {
-    /// Slots of the links that are asked for heads in each turn.
-    hot: Vec<u32>,
+    hot: Hot,
     pub(super) crowd: Crowd,
     staging: Box<[u8]>,
     gather: Gather,
@@ -32,7 +32,7 @@ impl Spinning {
         // A receive into no memory would look like the end of the stream.
         let staging_bytes = if is_busy { staging_bytes.max(1) } else { 0 };
         Ok(Self {
-            hot: Vec::with_capacity(HOT_LINKS_MAX),
+            hot: Hot::new(),
             crowd: Crowd::new(is_busy)?,
             // Touched now, so that no round trip pays for the first use.
             staging: vec![1; staging_bytes].into_boxed_slice(),
@@ -40,23 +40,31 @@ impl Spinning {
         })
     }
 
-    /// Whether a link may be asked for heads in each turn.
-    fn admit(&mut self, slot: u32) -> bool {
-        if self.hot.contains(&slot) {
-            return true;
+    /// Whether a link is asked for heads from now on, and no longer when epoll names it.
+    fn admit(&mut self, slot: u32, link: &mut Link<Flight>) -> bool {
+        link.is_hot = link.is_hot || !self.crowd.is_lively() && self.hot.admit(slot);
+        if link.is_hot {
+            self.crowd.dismiss(link);
         }
-        let has_room = self.hot.len() < HOT_LINKS_MAX && !self.crowd.is_lively();
-        if has_room {
-            self.hot.push(slot);
-        }
-        has_room
+        link.is_hot
     }
 
     /// Lets a link wait in the ring from now on.
     pub(super) fn dismiss(&mut self, slot: u32, link: &mut Link<Flight>) {
-        self.hot.retain(|&hot| hot != slot);
+        if std::mem::take(&mut link.is_hot) {
+            self.hot.dismiss(slot);
+        }
         self.crowd.dismiss(link);
     }
+}
+
+/// What became of asking a link for bytes.
+enum Asked {
+    /// It had some, or its end, which made so many events.
+    Found(usize),
+    Missed,
+    /// It has had none too often, and shall wait in the ring.
+    Dismissed,
 }
 
 impl UringDriver {
@@ -73,39 +81,103 @@ impl UringDriver {
         if link.io.receiving() || !link.phase.reads() {
             return None;
         }
-        match link.inbound.as_mut()?.target() {
+        let wants_heads = match link.inbound.as_mut()?.target() {
             ReadTarget::Paused => {
                 self.spinning.dismiss(slot, link);
                 return None;
             }
-            ReadTarget::Direct(_) => {}
-            ReadTarget::Staging if link.io.place.waits() => {
+            ReadTarget::Direct(_) => false,
+            ReadTarget::Staging => true,
+        };
+        if wants_heads {
+            if link.io.place.waits() {
                 link.prepare_to_wait(&mut self.core.apart);
                 return Some(0);
             }
-            ReadTarget::Staging if self.spinning.admit(slot) => self.spinning.crowd.dismiss(link),
-            ReadTarget::Staging => {
-                if !self.gather(slot) {
-                    return None;
-                }
+            if self.spinning.admit(slot, link) {
+                return Some(0);
+            }
+            if !self.gather(slot) {
+                return None;
             }
         }
         self.core.queue(slot);
-        self.ask(slot, handler)
+        match self.ask(slot, handler) {
+            Asked::Found(events) => Some(events),
+            Asked::Missed => Some(0),
+            Asked::Dismissed => None,
+        }
     }
 
-    /// Asks a link for bytes, which must be open and not be asked by the ring. Returns what
-    /// [`Self::receive_at_once`] does.
-    fn ask(&mut self, slot: u32, handler: &mut dyn LinkHandler<Accepted>) -> Option<usize> {
-        let (_, link) = self.core.links.at(slot)?;
+    /// Asks hot links for heads. Returns the number of events, with those that there were before.
+    pub(super) fn ask_hot(
+        &mut self,
+        mut events: usize,
+        handler: &mut dyn LinkHandler<Accepted>,
+    ) -> usize {
+        self.spinning.hot.begin_walk();
+        while events < EVENTS_ENOUGH
+            && let Some(slot) = self.spinning.hot.next()
+        {
+            if !self.wants_heads(slot) {
+                continue;
+            }
+            match self.ask(slot, handler) {
+                Asked::Found(found) => {
+                    events += found;
+                    if self.wants_heads(slot) {
+                        self.spinning.hot.found(slot);
+                    }
+                }
+                Asked::Missed => self.spinning.hot.missed(slot),
+                Asked::Dismissed => self.wait_in_ring(slot),
+            }
+        }
+        self.spinning.hot.end_walk();
+        events
+    }
+
+    /// Whether a hot link wants heads. Otherwise it is hot no more, and on the work list.
+    fn wants_heads(&mut self, slot: u32) -> bool {
+        let Some((_, link)) = self.core.links.at(slot) else {
+            return false;
+        };
+        let target = link.inbound.as_mut().map(Inbound::target);
+        link.is_hot &= link.phase.reads() && matches!(target, Some(ReadTarget::Staging));
+        let is_hot = link.is_hot;
+        if !is_hot {
+            self.core.queue(slot);
+        }
+        is_hot
+    }
+
+    /// Lets a link that was hot wait in the ring.
+    fn wait_in_ring(&mut self, slot: u32) {
+        let Some((_, link)) = self.core.links.at(slot) else {
+            return;
+        };
+        link.is_hot = false;
+        if link.phase.reads()
+            && !link.io.receiving()
+            && !operation::receive(&mut self.ring, slot, link, &mut self.core.apart)
+        {
+            self.core.queue(slot);
+        }
+    }
+
+    /// Asks a link for bytes, which must be open and not be asked by the ring.
+    fn ask(&mut self, slot: u32, handler: &mut dyn LinkHandler<Accepted>) -> Asked {
+        let Some((_, link)) = self.core.links.at(slot) else {
+            return Asked::Dismissed;
+        };
         let stage_bytes = link.stage_bytes_max.min(self.spinning.staging.len());
-        let (buffer, is_direct) = match link.inbound.as_mut()?.target() {
-            ReadTarget::Paused => return None,
-            ReadTarget::Direct(target) => {
+        let (buffer, is_direct) = match link.inbound.as_mut().map(Inbound::target) {
+            None | Some(ReadTarget::Paused) => return Asked::Dismissed,
+            Some(ReadTarget::Direct(target)) => {
                 let asked = target.len().min(operation::RECEIVE_BYTES_MAX);
                 (&mut target[..asked], true)
             }
-            ReadTarget::Staging => (&mut self.spinning.staging[..stage_bytes], false),
+            Some(ReadTarget::Staging) => (&mut self.spinning.staging[..stage_bytes], false),
         };
         let asked_bytes = buffer.len();
         match rustix::net::recv(&link.socket, buffer, RecvFlags::DONTWAIT) {
@@ -115,7 +187,7 @@ impl UringDriver {
                 if bytes < asked_bytes {
                     link.io.place.found_the_last();
                 }
-                return Some(if is_direct {
+                return Asked::Found(if is_direct {
                     self.core.landed(slot, bytes, handler)
                 } else {
                     let staged = &self.spinning.staging[..bytes];
@@ -125,16 +197,18 @@ impl UringDriver {
             Err(Errno::AGAIN) => {
                 link.io.place.found_nothing();
                 link.io.misses += 1;
-                if link.io.misses > MISSES_MAX {
-                    link.io.misses = 0;
-                    self.spinning.dismiss(slot, link);
-                    return None;
+                if link.io.misses <= MISSES_MAX {
+                    return Asked::Missed;
                 }
+                link.io.misses = 0;
+                self.spinning.dismiss(slot, link);
+                return Asked::Dismissed;
             }
             Err(Errno::INTR) => {}
             Err(errno) => link.fail("receive from", errno),
         }
-        Some(0)
+        self.core.queue(slot);
+        Asked::Found(0)
     }
 
     /// Adds a link to the crowd, and with it those that are asked in each turn, because they become many. False if
@@ -147,7 +221,9 @@ impl UringDriver {
         self.spinning.crowd.liven_up();
         while let Some(slot) = self.spinning.hot.pop() {
             if let Some((_, link)) = self.core.links.at(slot) {
+                link.is_hot = false;
                 self.spinning.crowd.admit(slot, link);
+                self.core.queue(slot);
             }
         }
         true
@@ -190,13 +266,7 @@ impl UringDriver {
     /// Lets all links wait in the ring, because the loop goes to sleep.
     pub(super) fn cool(&mut self) {
         while let Some(slot) = self.spinning.hot.pop() {
-            if let Some((_, link)) = self.core.links.at(slot)
-                && link.phase.reads()
-                && !link.io.receiving()
-                && !operation::receive(&mut self.ring, slot, link, &mut self.core.apart)
-            {
-                self.core.queue(slot);
-            }
+            self.wait_in_ring(slot);
         }
         self.watch_crowd(true);
     }
