@@ -44,7 +44,6 @@ pub(crate) struct Outcome {
 struct Storm {
     /// For ever, so that a call needs no reference of its own while this is handed over to it.
     peers: &'static [Peer],
-    depth: usize,
     asking: Asking,
     /// The next step of the batch, and its end.
     next_step: AtomicI64,
@@ -123,7 +122,6 @@ impl Run {
         let (batch_done, done) = channel();
         let storm = Arc::new(Storm {
             peers: cluster.peers(load.connections).leak(),
-            depth: load.depth,
             asking: match load.way {
                 Way::Pull => Asking::Pull {
                     key: lasting(&cluster.key()),
@@ -160,7 +158,8 @@ impl Run {
             self.cluster.produce(steps.clone(), &self.tensor);
         }
         let allocated = allocations();
-        self.storm.begin(&self.cluster.worker.client(), steps);
+        let under_way = self.load.under_way();
+        (self.storm).begin(&self.cluster.worker.client(), under_way, steps);
         self.done.recv().expect("the batch ends");
         allocations() - allocated
     }
@@ -189,13 +188,8 @@ impl Storm {
         self.meter.lock().expect("no panic")
     }
 
-    fn peer(&self, token: usize) -> &'static Peer {
-        &self.peers[token / self.depth]
-    }
-
-    /// Makes the first calls of a batch.
-    fn begin(self: &Arc<Self>, client: &Client, steps: Range<i64>) {
-        let under_way = self.peers.len() * self.depth;
+    /// Makes the first calls of a batch. The token of each is the place of its peer.
+    fn begin(self: &Arc<Self>, client: &Client, under_way: usize, steps: Range<i64>) {
         let count = under_way.min(steps.clone().count());
         let first = steps.start;
         self.next_step.store(first + count as i64, Relaxed);
@@ -206,11 +200,12 @@ impl Storm {
             meter.begin_window();
         }
         self.sent_ns.store(self.now_ns(), Relaxed);
-        for token in 0..count {
-            let request = self.asking.request(first + token as i64);
+        for number in 0..count {
+            let request = self.asking.request(first + number as i64);
             let sink: Arc<dyn CallSink> = Arc::clone(self) as _;
+            let token = number * self.peers.len() / under_way;
             client
-                .call_with(self.peer(token), request, None, sink, token as u64)
+                .call_with(&self.peers[token], request, None, sink, token as u64)
                 .expect("room in the inbox");
         }
     }
@@ -266,7 +261,7 @@ impl CallSink for Storm {
         assert!(result.is_ok(), "a call failed: {result:?}");
         self.note();
         if let Some(step_id) = self.next() {
-            let peer = self.peer(token as usize);
+            let peer = &self.peers[token as usize];
             let request = self.asking.request(step_id);
             shard.call(peer, request, None, self, token);
         }

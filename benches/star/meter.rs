@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 /// Times operations that follow one another, in windows of equal numbers of operations.
 ///
 /// A window counts if the threads of this process did not have to wait for a CPU in it. Where none is so, the
-/// least disturbed tenth counts.
+/// least disturbed tenth counts. Only threads that have run in the first window are watched: whoever takes a CPU
+/// from them makes them wait, and each look takes half a microsecond.
 pub(crate) struct Meter {
     waiting: Waiting,
     per_window: usize,
@@ -36,11 +37,12 @@ struct Window {
     first_latency: usize,
 }
 
-/// How long the threads of this process have waited for a CPU, as the scheduler counts it.
-struct Waiting(Vec<File>);
+/// The threads of this process that run, with the time that each had run when the first window began. How long they have
+/// waited for a CPU is what the scheduler counts.
+struct Waiting(Vec<(File, u64)>);
 
 impl Meter {
-    /// A meter for at most `windows` windows of `per_window` operations. Threads that exist now are watched.
+    /// A meter for at most `windows` windows of `per_window` operations. Threads that exist now may be watched.
     pub(crate) fn new(windows: usize, per_window: usize) -> Self {
         let waiting = Waiting::of_all_threads();
         Self {
@@ -60,6 +62,9 @@ impl Meter {
         self.in_window = 0;
         self.latencies_ns
             .truncate(self.windows.len() * self.per_window);
+        if self.windows.is_empty() {
+            self.waiting.begin();
+        }
         self.waited_ns = self.waiting.total_ns();
         self.begun = Instant::now();
     }
@@ -102,6 +107,10 @@ impl Meter {
     }
 
     fn end_window(&mut self, now: Instant) {
+        if self.windows.is_empty() {
+            self.waiting.forget_sleepers(now - self.begun);
+            self.waited_ns = self.waiting.total_ns();
+        }
         let waited_ns = self.waiting.total_ns();
         self.windows.push(Window {
             elapsed: now - self.begun,
@@ -130,22 +139,45 @@ impl Waiting {
     fn of_all_threads() -> Self {
         let tasks = read_dir("/proc/self/task").expect("Linux has /proc");
         let open = |task: std::io::Result<std::fs::DirEntry>| {
-            File::open(task.ok()?.path().join("schedstat")).ok()
+            let file = File::open(task.ok()?.path().join("schedstat")).ok()?;
+            let [ran_ns, _] = schedstat(&file)?;
+            Some((file, ran_ns))
         };
         Self(tasks.filter_map(open).collect())
     }
 
+    /// Begins to see who runs.
+    fn begin(&mut self) {
+        for (file, first_ns) in &mut self.0 {
+            if let Some([ran_ns, _]) = schedstat(file) {
+                *first_ns = ran_ns;
+            }
+        }
+    }
+
+    /// Watches only those that have run for a tenth of this time since.
+    fn forget_sleepers(&mut self, elapsed: Duration) {
+        let ran_enough_ns = elapsed.as_nanos() as u64 / 10;
+        self.0.retain(|(file, first_ns)| {
+            schedstat(file)
+                .is_some_and(|[ran_ns, _]| ran_ns.saturating_sub(*first_ns) >= ran_enough_ns)
+        });
+    }
+
     fn total_ns(&self) -> u64 {
-        self.0.iter().filter_map(waited_ns).sum()
+        let waited = |(file, _): &(File, u64)| Some(schedstat(file)?[1]);
+        self.0.iter().filter_map(waited).sum()
     }
 }
 
-/// The second number of `/proc/*/schedstat`. A thread that has ended waits no more.
-fn waited_ns(file: &File) -> Option<u64> {
+/// How long a thread has run and how long it has waited for a CPU, in nanoseconds: the first numbers of
+/// `/proc/*/schedstat`. A thread that has ended does neither.
+fn schedstat(file: &File) -> Option<[u64; 2]> {
     let mut text = [0; 128];
     let len = file.read_at(&mut text, 0).ok()?;
     let text = std::str::from_utf8(&text[..len]).ok()?;
-    text.split_whitespace().nth(1)?.parse().ok()
+    let mut numbers = text.split_whitespace().map_while(|word| word.parse().ok());
+    Some([numbers.next()?, numbers.next()?])
 }
 
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
