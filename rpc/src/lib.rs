@@ -40,7 +40,7 @@ pub use key_list::KeyList;
 pub use message::{GraphCall, Request, Response};
 pub use method::Method;
 pub use rejected::Rejected;
-pub use rendezvous::{Ready, Rendezvous, RendezvousLimits, TakenTensor, home_shard};
+pub use rendezvous::{HeldTensor, Ready, Rendezvous, RendezvousLimits, home_shard};
 pub use shape::{Shape, ShapeError};
 pub use status::{Code, Status};
 pub use steps::StepCountdown;

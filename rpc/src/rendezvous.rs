@@ -1,19 +1,19 @@
 mod admission;
 mod closed;
 mod entries;
+mod held;
 mod home;
 mod limits;
 mod room;
 mod table;
-mod taken;
 mod waiters;
 
 use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 
+pub use self::held::HeldTensor;
 pub use self::home::home_shard;
 pub use self::limits::RendezvousLimits;
-pub use self::taken::TakenTensor;
 
 use self::closed::{ClosedSteps, Ending};
 use self::entries::NONE;
@@ -145,8 +145,8 @@ impl Rendezvous {
             return None;
         }
         if let (&[key_hash], [key]) = (hashes, keys) {
-            let taken = self.take_one(step_id, key, key_hash, usize::MAX)?;
-            let (_, tensor) = taken.take();
+            let (held, _) = self.hold(step_id, key, key_hash, usize::MAX)?;
+            let (_, _, tensor) = self.take_held(held)?;
             return Some(SmallVec::from_buf([tensor]));
         }
         let hashed = keys.iter().zip(hashes.iter().copied());
@@ -160,18 +160,31 @@ impl Rendezvous {
         Some(tensors)
     }
 
-    /// Takes the tensor of one key with at most so many bytes of data, as [`Rendezvous::take`] does.
+    /// Takes the tensor of one key with at most so many bytes of data, as [`Rendezvous::take`] does, but leaves it where it
+    /// is until [`Rendezvous::release`] or [`Rendezvous::take_held`].
     #[inline]
-    pub fn take_one(
+    pub fn hold(
         &mut self,
         step_id: i64,
         key: &Text,
         key_hash: u64,
         data_bytes_max: usize,
-    ) -> Option<TakenTensor<'_>> {
-        let taken = (self.table).take_tensor(step_id, key_hash, key, data_bytes_max)?;
-        self.stored_bytes -= taken.tensor().data.len() as u64;
-        Some(taken)
+    ) -> Option<(HeldTensor, &Tensor)> {
+        let (entry, tensor) = (self.table).hold_tensor(step_id, key_hash, key, data_bytes_max)?;
+        self.stored_bytes -= tensor.data.len() as u64;
+        Some((HeldTensor::new(entry), tensor))
+    }
+
+    /// Drops a tensor that was held.
+    #[inline]
+    pub fn release(&mut self, held: HeldTensor) {
+        self.table.release(held.number());
+    }
+
+    /// Takes a tensor that was held from where it is, with its step and its key. `None` if this rendezvous holds no such
+    /// tensor.
+    pub fn take_held(&mut self, held: HeldTensor) -> Option<(i64, Text, Tensor)> {
+        self.table.take_held(held.number())
     }
 
     #[inline]

@@ -2,7 +2,7 @@
 
 mod support;
 
-use grpcxx_rpc::{Code, ConnectionLimits, Status, Tensor, Text};
+use grpcxx_rpc::{Code, ConnectionLimits, HeldTensor, Status, Tensor, Text};
 use grpcxx_transport::Outcome;
 use support::driver::Laid;
 use support::make::{self, floats, fuse, receive};
@@ -15,11 +15,17 @@ fn lay_ready(pair: &mut Pair, name: &str, tensor: Tensor, is_kept: bool) {
         key: Text::from(name),
         tensor: Some(tensor),
         is_kept,
+        is_held: false,
     });
 }
 
 fn lay(pair: &mut Pair, name: &str, value: f32) {
     lay_ready(pair, name, floats(&[value]), false);
+}
+
+/// The places of tensors in the order in which they were laid ready.
+fn numbers(held: impl IntoIterator<Item = HeldTensor>) -> Vec<u32> {
+    held.into_iter().map(HeldTensor::number).collect()
 }
 
 fn keep(pair: &mut Pair, name: &str, value: f32) {
@@ -45,6 +51,9 @@ fn what_is_there_is_answered_at_once() {
             assert_eq!(finished.call, call);
             assert_eq!(finished.result, tensors([floats(&[value])]));
         }
+        assert_eq!(numbers(pair.server.end.drain_released()), [0]);
+        assert_eq!(numbers(pair.server.end.drain_released()), []);
+        assert_eq!(pair.server.end.poll_lost(), None);
         assert_eq!(pair.server.end.poll_undelivered(), None);
         assert_eq!(pair.server.end.poll_cancelled(), None);
     }
@@ -69,12 +78,9 @@ fn what_was_taken_and_is_lost_comes_back() {
             pair.server.end.handle_sent(frame, Outcome::Lost);
         }
         pair.server.close(&gone);
-        for (name, value) in [("a", 1.0), ("b", 2.0)] {
-            let undelivered = pair.server.end.poll_undelivered().unwrap();
-            assert_eq!(undelivered.id, None);
-            assert_eq!(undelivered.request, receive(name));
-            assert_eq!(undelivered.tensors[..], [floats(&[value])]);
-        }
+        let lost = std::iter::from_fn(|| pair.server.end.poll_lost());
+        assert_eq!(numbers(lost), [0, 1]);
+        assert_eq!(numbers(pair.server.end.drain_released()), []);
         assert_eq!(pair.server.end.poll_undelivered(), None);
         assert_eq!(pair.server.end.poll_cancelled(), None);
     }
@@ -89,7 +95,7 @@ fn requests_that_came_before_are_served_before() {
     pair.carry_requests();
     assert_eq!(pair.request().request, fuse(&["a", "b"]));
     assert_eq!(pair.request().request, receive("a"));
-    assert!(pair.server.landings.at_hand[0].tensor.is_some());
+    assert!(!pair.server.landings.at_hand[0].is_held);
 }
 
 #[test]
@@ -116,9 +122,13 @@ fn a_tensor_that_cannot_be_sent_is_an_error_of_its_call_alone() {
         pair.call(receive(key));
     }
     pair.carry_requests();
-    let left = &pair.server.landings.at_hand;
-    assert!(left.iter().all(|laid| laid.tensor.is_none()), "{left:?}");
+    assert_eq!(
+        numbers(pair.server.end.drain_released()),
+        [1],
+        "it is dropped, not given back"
+    );
     pair.carry_responses();
+    assert_eq!(numbers(pair.server.end.drain_released()), [2]);
     assert!(pair.finished().result.is_err());
     assert!(pair.finished().result.is_err());
     assert_eq!(pair.finished().result, tensors([floats(&[2.0])]));

@@ -302,7 +302,7 @@ fn answers_that_wait_for_the_link_are_given_back() {
     (pair.server.end).answer(incoming[0].id, tensors([floats(&[1.0])]));
     pair.server.close(&Status::new(Code::Unavailable, "gone"));
     let undelivered = pair.server.end.poll_undelivered().unwrap();
-    assert_eq!(undelivered.id, Some(incoming[0].id));
+    assert_eq!(undelivered.id, incoming[0].id);
     assert_eq!(pair.server.end.poll_undelivered(), None);
     assert_eq!(pair.server.end.poll_cancelled(), Some(incoming[1].id));
 }

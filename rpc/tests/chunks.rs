@@ -305,7 +305,7 @@ fn an_answer_is_lost_as_a_whole() {
                 .end
                 .poll_undelivered()
                 .expect("the tensor goes back");
-            assert_eq!(back.id, Some(incoming.id));
+            assert_eq!(back.id, incoming.id);
             assert_eq!(back.tensors[0], bytes_tensor(4000, 1));
             assert_eq!(pair.server.end.poll_undelivered(), None);
             assert_eq!(pair.finished().result, Err(gone));

@@ -1,8 +1,9 @@
 //! Random operations on a `Rendezvous` and on a plain list-based model of it, compared after each.
 
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher, Hasher};
 
-use grpcxx_rpc::{Code, Rendezvous, RendezvousLimits, Status, Tensor, Text};
+use grpcxx_rpc::{Code, HeldTensor, Rendezvous, RendezvousLimits, Status, Tensor, Text};
 use proptest::prelude::*;
 
 const STEPS: i64 = 4;
@@ -19,6 +20,15 @@ enum Operation {
         step: i64,
         keys: Vec<u8>,
     },
+    /// Takes a tensor at once and leaves it where it is.
+    Hold {
+        step: i64,
+        key: u8,
+    },
+    /// Drops the tensor with this index among those held.
+    Release(usize),
+    /// Takes it from where it is.
+    TakeHeld(usize),
     /// Forgets the request with this index among those without a polled outcome.
     Forget(usize),
     /// Gives back the tensor with this index among those handed out.
@@ -40,6 +50,9 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
         8 => (step.clone(), 0..KEYS).prop_map(|(step, key)| Operation::Send { step, key }),
         8 => (step.clone(), proptest::collection::vec(0..KEYS, 1..=4))
             .prop_map(|(step, keys)| Operation::Receive { step, keys }),
+        4 => (step.clone(), 0..KEYS).prop_map(|(step, key)| Operation::Hold { step, key }),
+        2 => any::<usize>().prop_map(Operation::Release),
+        2 => any::<usize>().prop_map(Operation::TakeHeld),
         3 => any::<usize>().prop_map(Operation::Forget),
         3 => any::<usize>().prop_map(Operation::Restore),
         1 => step.clone().prop_map(|step| Operation::Abort { step }),
@@ -127,6 +140,19 @@ impl Model {
         Ok(())
     }
 
+    /// Takes a tensor that nobody waits for.
+    fn hold(&mut self, step: i64, key: u8) -> Option<u64> {
+        let is_wanted = |r: &Request| r.step == step && r.keys.contains(&key);
+        if self.parked.iter().any(is_wanted) {
+            return None;
+        }
+        let found = self
+            .tensors
+            .iter()
+            .position(|t| (t.0, t.1) == (step, key))?;
+        Some(self.tensors.remove(found).2)
+    }
+
     fn restore(&mut self, step: i64, key: u8, value: u64) -> bool {
         if self.closed(step).is_some() || self.has(step, key) {
             return false;
@@ -192,6 +218,7 @@ struct Pair {
     model: Model,
     next: u64,
     handed_out: Vec<(i64, u8, u64)>,
+    held: Vec<(HeldTensor, (i64, u8, u64))>,
 }
 
 impl Pair {
@@ -205,6 +232,7 @@ impl Pair {
             model: Model::default(),
             next: 0,
             handed_out: Vec::new(),
+            held: Vec::new(),
         }
     }
 
@@ -227,6 +255,31 @@ impl Pair {
                     .map_err(|status| status.code);
                 let waiter = next;
                 assert_eq!(received, model.receive(Request { waiter, step, keys }));
+            }
+            Operation::Hold { step, key } => {
+                let mut hasher = real.key_hasher().build_hasher();
+                hasher.write(text(key).as_buffer());
+                let held = real.hold(step, &text(key), hasher.finish(), usize::MAX);
+                let held = held.map(|(held, tensor)| (held, tensor.clone()));
+                let value = model.hold(step, key);
+                let tensor = held.as_ref().map(|(_, tensor)| tensor.clone());
+                assert_eq!(tensor, value.map(Tensor::scalar));
+                if let (Some((held, _)), Some(value)) = (held, value) {
+                    self.held.push((held, (step, key, value)));
+                }
+            }
+            Operation::Release(index) => {
+                if let Some(index) = index.checked_rem(self.held.len()) {
+                    real.release(self.held.swap_remove(index).0);
+                }
+            }
+            Operation::TakeHeld(index) => {
+                if let Some(index) = index.checked_rem(self.held.len()) {
+                    let (held, (step, key, value)) = self.held.swap_remove(index);
+                    let expected = (step, text(key), Tensor::scalar(value));
+                    assert_eq!(real.take_held(held), Some(expected));
+                    self.handed_out.push((step, key, value));
+                }
             }
             Operation::Forget(index) => {
                 let parked = model.parked.iter().map(|r| r.waiter);

@@ -1,6 +1,6 @@
 use grpcxx_memory::BufferMut;
 
-use crate::{Code, Status, TakenTensor, Tensor, TensorMeta, Text};
+use crate::{Code, HeldTensor, Status, Tensor, TensorMeta, Text};
 
 /// Where payload lands: the memory that the owner of a connection has for what arrives.
 pub trait Landings {
@@ -47,9 +47,10 @@ pub trait Landings {
 /// A tensor that is there when it is asked for.
 #[derive(Debug)]
 pub enum AtHand<'a> {
-    /// It was taken out of its step. If it does not reach the link, it comes back as
-    /// [`Undelivered`](crate::Undelivered).
-    Taken(TakenTensor<'a>),
+    /// It was taken out of its step, and is held until
+    /// [`ServerConnection::drain_released`](crate::ServerConnection::drain_released) gives it back, or
+    /// [`ServerConnection::poll_lost`](crate::ServerConnection::poll_lost) if it did not reach the link.
+    Taken(HeldTensor, &'a Tensor),
     /// Its owner keeps it, and wants nothing back.
     Kept(Tensor),
 }

@@ -69,8 +69,8 @@ pub struct Incoming {
 /// Tensors that were taken for a peer and did not reach the link.
 #[derive(Debug, PartialEq)]
 pub struct Undelivered {
-    /// The id under which the request was handed out, unless its tensor [was at hand](crate::Landings::at_hand).
-    pub id: Option<RequestId>,
+    /// The id under which the request was handed out.
+    pub id: RequestId,
     /// The request, which is `RecvTensor` or `FuseRecvTensor`.
     pub request: Request,
     /// One tensor for each key.

@@ -186,7 +186,7 @@ impl ServerConnection {
         {
             delivering.clone_from(&tensors);
             self.undelivered.push_back(Undelivered {
-                id: Some(id),
+                id,
                 request: request.clone(),
                 tensors,
             });
@@ -201,20 +201,11 @@ impl ServerConnection {
             && !delivering.is_empty()
         {
             self.undelivered.push_back(Undelivered {
-                id: Some(id),
+                id,
                 request,
                 tensors: delivering,
             });
         }
-    }
-
-    /// Gives a tensor back whose request was never handed out.
-    pub(super) fn give_back_unasked(&mut self, request: Request, tensor: Tensor) {
-        self.undelivered.push_back(Undelivered {
-            id: None,
-            request,
-            tensors: SmallVec::from_buf([tensor]),
-        });
     }
 }
 

@@ -1,5 +1,7 @@
 //! Requests and answers that share a frame, as a server reads and sends them.
 
+use std::collections::VecDeque;
+
 use grpcxx_transport::{Frame, Next, Outcome, Time};
 
 use super::cursor::Cursor;
@@ -13,7 +15,7 @@ use crate::wire::{
     AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_TAG, BundleReader, BundledReceive, Features, RECORD_BYTES,
     RequestHeader, ResponseHeader, encode_record,
 };
-use crate::{Request, Response, Status, TakenTensor, Tensor, TensorMeta, Text};
+use crate::{HeldTensor, Request, Response, Status, Tensor, TensorMeta, Text};
 
 /// The answers that share frames, by frame.
 ///
@@ -28,6 +30,10 @@ pub(super) struct Bundled {
     is_written: bool,
     /// Answers of all lists that no request has a slot for.
     at_hand: usize,
+    /// Tensors that were at hand and need not be held any longer.
+    released: Vec<HeldTensor>,
+    /// Those that did not reach the link.
+    lost: VecDeque<HeldTensor>,
 }
 
 /// The answers of one frame.
@@ -35,18 +41,10 @@ pub(super) struct Bundled {
 pub(super) struct Answers {
     /// Those of requests, which have slots.
     requested: Vec<SlotId>,
-    /// Tensors that were at hand, to be given back if they get lost.
-    taken: Vec<Taken>,
+    /// Tensors that were at hand, which are held until they have left.
+    taken: Vec<HeldTensor>,
     /// How many were at hand and stay with their owner.
     kept: usize,
-}
-
-/// A tensor that was taken out of its step.
-#[derive(Debug)]
-struct Taken {
-    step_id: i64,
-    key: Text,
-    tensor: Tensor,
 }
 
 impl ServerConnection {
@@ -105,7 +103,9 @@ impl ServerConnection {
                 false => None,
             };
             match at_hand {
-                Some(AtHand::Taken(taken)) => self.answer_taken(received, &receive, taken)?,
+                Some(AtHand::Taken(held, tensor)) => {
+                    self.answer_taken(received, &receive, held, tensor)?;
+                }
                 Some(AtHand::Kept(tensor)) => self.answer_kept(received, &receive, &tensor)?,
                 None => {
                     let key = key.clone();
@@ -150,23 +150,29 @@ impl ServerConnection {
         &mut self,
         received: Time,
         receive: &BundledReceive,
-        taken: TakenTensor<'_>,
+        held: HeldTensor,
+        tensor: &Tensor,
     ) -> Result<(), PeerViolation> {
-        let answers = match self.append_answer(receive.tag, taken.tensor()) {
+        let answers = match self.append_answer(receive.tag, tensor) {
             Ok(answers) => answers,
-            Err(status) => return self.refuse_bundled(received, receive, status),
-        };
-        // Once there is room for it, so that its parts go where they stay, and not over the stack.
-        answers.taken.extend(std::iter::once_with(|| {
-            let (key, tensor) = taken.take();
-            Taken {
-                step_id: receive.step_id,
-                key,
-                tensor,
+            Err(status) => {
+                self.bundled.released.push(held);
+                return self.refuse_bundled(received, receive, status);
             }
-        }));
+        };
+        answers.taken.push(held);
         self.bundled.at_hand += 1;
         Ok(())
+    }
+
+    /// Tensors that were at hand and need not be held any longer.
+    pub fn drain_released(&mut self) -> impl Iterator<Item = HeldTensor> {
+        self.bundled.released.drain(..)
+    }
+
+    /// The next tensor that was at hand and did not reach the link, for the step that it came from.
+    pub fn poll_lost(&mut self) -> Option<HeldTensor> {
+        self.bundled.lost.pop_front()
     }
 
     /// The same if its owner keeps it.
@@ -281,14 +287,8 @@ impl ServerConnection {
             self.answer_sent(id, outcome, delivered);
         }
         match outcome {
-            Outcome::Done => answers.taken.clear(),
-            Outcome::Lost => {
-                for taken in answers.taken.drain(..) {
-                    let (step_id, key) = (taken.step_id, taken.key);
-                    let request = Request::RecvTensor { step_id, key };
-                    self.give_back_unasked(request, taken.tensor);
-                }
-            }
+            Outcome::Done => self.bundled.released.append(&mut answers.taken),
+            Outcome::Lost => self.bundled.lost.extend(answers.taken.drain(..)),
         }
         self.bundled.recycle(list, answers);
         true

@@ -41,6 +41,8 @@ pub(super) struct Entry {
     pub(super) is_found: bool,
     /// Whether the index has it.
     is_indexed: bool,
+    /// Whether it has left its step and keeps its place.
+    is_held: bool,
 }
 
 /// No entry, and no wait: the end of a list.
@@ -78,6 +80,11 @@ impl Entries {
     #[inline]
     pub(super) fn get_mut(&mut self, slot: u32) -> &mut Entry {
         &mut self.slots[slot as usize]
+    }
+
+    /// An entry that is held.
+    pub(super) fn held_mut(&mut self, slot: u32) -> Option<&mut Entry> {
+        (self.slots.get_mut(slot as usize)).filter(|entry| entry.is_held)
     }
 
     /// The hash under which a step is found.
@@ -159,6 +166,7 @@ impl Entries {
             entries_of_step: 0,
             is_found: false,
             is_indexed: false,
+            is_held: false,
         });
         slot
     }
@@ -185,32 +193,44 @@ impl Entries {
         }
     }
 
-    /// Takes an entry out of its step, whose first entry it was or this is. Returns the first one from now on, unless it
-    /// was the only one. Its key and its tensor are to be taken away before anything is added.
+    /// Takes an entry out of its step, whose first entry it was or this is, and holds it. Returns the first one from now
+    /// on, unless it was the only one.
     #[inline(always)]
-    pub(super) fn remove(&mut self, slot: u32, first: u32) -> Option<u32> {
+    pub(super) fn detach(&mut self, slot: u32, first: u32) -> Option<u32> {
+        self.in_use -= 1;
         let entry = self.get_mut(slot);
-        let next = entry.next_in_step;
-        let is_only = slot == first && next == NONE;
         entry.is_found = false;
-        let is_indexed = entry.is_indexed;
-        if is_indexed {
+        entry.is_held = true;
+        let is_only = slot == first && entry.next_in_step == NONE;
+        if entry.is_indexed {
             self.unindex(slot);
         }
-        let first = match is_only {
+        match is_only {
             true => None,
             false => Some(self.close_gap(slot, first)),
+        }
+    }
+
+    /// Gives up the place of an entry that is held, and drops what it still has. Nothing happens if it is not held.
+    #[inline]
+    pub(super) fn release(&mut self, slot: u32) {
+        let free = self.free;
+        let Some(entry) = self.slots.get_mut(slot as usize) else {
+            return;
         };
-        self.get_mut(slot).next_in_step = std::mem::replace(&mut self.free, slot);
-        self.in_use -= 1;
-        first
+        if std::mem::take(&mut entry.is_held) {
+            entry.key = Text::default();
+            entry.tensor = None;
+            entry.next_in_step = free;
+            self.free = slot;
+        }
     }
 
     /// Joins the neighbours of an entry that leaves its step. Returns the first of the others.
     #[inline(never)]
     fn close_gap(&mut self, slot: u32, mut first: u32) -> u32 {
         let entry = self.get_mut(slot);
-        let next = entry.next_in_step;
+        let next = std::mem::replace(&mut entry.next_in_step, NONE);
         let previous = std::mem::replace(&mut entry.previous_in_step, NONE);
         let (last, left) = (entry.last_in_step, entry.entries_of_step);
         if slot == first {

@@ -6,7 +6,6 @@ use hashbrown::hash_table::OccupiedEntry;
 use slab::Slab;
 
 use super::entries::{Entries, Entry, NONE};
-use super::taken::TakenTensor;
 use crate::{Tensor, Text};
 
 /// The keys for which something waits, found by step and key, and listed by step.
@@ -108,16 +107,16 @@ impl Table {
         true
     }
 
-    /// Takes the tensor of a key, and removes its entry, if nobody waits for it or has found it, and if its data is not
-    /// longer than this.
+    /// Holds the entry of a key, out of its step, if nobody waits for its tensor or has found it, and if the data of that is
+    /// not longer than this.
     #[inline]
-    pub(super) fn take_tensor(
+    pub(super) fn hold_tensor(
         &mut self,
         step_id: i64,
         key_hash: u64,
         key: &Text,
         data_bytes_max: usize,
-    ) -> Option<TakenTensor<'_>> {
+    ) -> Option<(u32, &Tensor)> {
         let entries = &mut self.entries;
         let is_step = |&first: &u32| entries.get(first).step_id == step_id;
         let first = self.steps.find_entry(entries.step_hash(step_id), is_step);
@@ -128,8 +127,22 @@ impl Table {
             return None;
         }
         leave(entries, first, slot);
-        let entry = entries.get_mut(slot);
-        TakenTensor::new(&mut entry.key, &mut entry.tensor)
+        Some((slot, self.entries.get(slot).tensor.as_ref()?))
+    }
+
+    /// Drops an entry that is held.
+    #[inline]
+    pub(super) fn release(&mut self, slot: u32) {
+        self.entries.release(slot);
+    }
+
+    /// Takes out what an entry has that is held: the step that it was of, its key and its tensor.
+    pub(super) fn take_held(&mut self, slot: u32) -> Option<(i64, Text, Tensor)> {
+        let entry = self.entries.held_mut(slot)?;
+        let (step_id, key) = (entry.step_id, std::mem::take(&mut entry.key));
+        let tensor = entry.tensor.take();
+        self.entries.release(slot);
+        Some((step_id, key, tensor?))
     }
 
     /// Adds an entry where there is none. It is not kept empty: the caller gives it a tensor or a wait, or removes it.
@@ -156,6 +169,7 @@ impl Table {
             Ok(first) => leave(entries, first, slot),
             Err(_) => unreachable!("a step is there as long as its entries"),
         }
+        entries.release(slot);
         key
     }
 
@@ -257,10 +271,10 @@ impl Table {
     }
 }
 
-/// Takes an entry out of its step, which ends with its last.
+/// Takes an entry out of its step, which ends with its last, and holds it.
 #[inline]
 fn leave(entries: &mut Entries, mut first: OccupiedEntry<'_, u32>, slot: u32) {
-    match entries.remove(slot, *first.get()) {
+    match entries.detach(slot, *first.get()) {
         Some(left) => *first.get_mut() = left,
         None => drop(first.remove()),
     }

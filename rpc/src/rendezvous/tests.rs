@@ -35,6 +35,31 @@ fn is_empty(rendezvous: &Rendezvous) -> bool {
         && (rendezvous.waiters(), rendezvous.stored_bytes()) == (0, 0)
 }
 
+#[test]
+fn a_tensor_that_is_held_keeps_its_place_and_nothing_else() {
+    let mut rendezvous = rendezvous(|_| {});
+    let key = Text::from("a");
+    let hash = rendezvous.table.hash_key(&key);
+    send(&mut rendezvous, "a", 1);
+    let (held, found) = rendezvous.hold(STEP, &key, hash, usize::MAX).unwrap();
+    assert_eq!(*found, tensor(1));
+    assert!(is_empty(&rendezvous), "its step has nothing left");
+    send(&mut rendezvous, "a", 2);
+    let (second, found) = rendezvous.hold(STEP, &key, hash, usize::MAX).unwrap();
+    assert_eq!(*found, tensor(2));
+    assert_eq!(rendezvous.take_held(held), Some((STEP, key, tensor(1))));
+    let number = second.number();
+    rendezvous.release(HeldTensor::new(number));
+    for nobody in [number, number + 1, u32::MAX] {
+        rendezvous.release(HeldTensor::new(nobody));
+        assert_eq!(rendezvous.take_held(HeldTensor::new(nobody)), None);
+    }
+    for (name, value) in [("b", 3), ("c", 4), ("d", 5)] {
+        send(&mut rendezvous, name, value);
+    }
+    assert_eq!(rendezvous.waiting_keys(), 3, "each has a place of its own");
+}
+
 fn refused(result: Result<(), Status>, code: Code, word: &str) {
     let status = result.unwrap_err();
     assert_eq!(status.code, code, "{status}");
@@ -46,8 +71,8 @@ fn keys_are_found_alone_in_their_step_and_beside_others() {
     fn take(rendezvous: &mut Rendezvous, name: &str) -> Option<Tensor> {
         let key = Text::from(name);
         let hash = rendezvous.table.hash_key(&key);
-        let taken = rendezvous.take_one(STEP, &key, hash, usize::MAX)?;
-        Some(taken.take().1)
+        let (held, _) = rendezvous.hold(STEP, &key, hash, usize::MAX)?;
+        Some(rendezvous.take_held(held)?.2)
     }
     let mut rendezvous = rendezvous(|_| {});
     let names = ["a", "b", "c"];
@@ -112,7 +137,7 @@ fn tensors_are_taken_at_once_if_all_are_there_and_nobody_waits() {
     let b = Text::from("b");
     let hash = rendezvous.table.hash_key(&b);
     let too_short = tensor(2).data.len() - 1;
-    assert!(rendezvous.take_one(STEP, &b, hash, too_short).is_none());
+    assert!(rendezvous.hold(STEP, &b, hash, too_short).is_none());
     for refused in [&[][..], &["a", "c"], &["b", "a", "b"]] {
         assert_eq!(take(&mut rendezvous, refused), None);
     }

@@ -2,7 +2,7 @@
 
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{
-    AtHand, ClientConnection, Code, Landings, PeerViolation, ServerConnection, Status, TakenTensor,
+    AtHand, ClientConnection, Code, HeldTensor, Landings, PeerViolation, ServerConnection, Status,
     Tensor, TensorMeta, Text,
 };
 use grpcxx_transport::{
@@ -39,6 +39,8 @@ pub struct Laid {
     pub tensor: Option<Tensor>,
     /// Whether its owner keeps it.
     pub is_kept: bool,
+    /// Whether a connection has it and has to give it back.
+    pub is_held: bool,
 }
 
 impl Default for HeapLandings {
@@ -92,13 +94,17 @@ impl Landings for HeapLandings {
 
     fn at_hand(&mut self, step_id: i64, key: &Text, data_bytes_max: usize) -> Option<AtHand<'_>> {
         let fits = |tensor: &Tensor| tensor.data.len() <= data_bytes_max;
-        let laid = self.at_hand.iter_mut().find(|laid| {
-            laid.step_id == step_id && laid.key == *key && laid.tensor.as_ref().is_some_and(fits)
+        let number = self.at_hand.iter().position(|laid| {
+            let is_it = laid.step_id == step_id && laid.key == *key && !laid.is_held;
+            is_it && laid.tensor.as_ref().is_some_and(fits)
         })?;
+        let laid = &mut self.at_hand[number];
         if laid.is_kept {
             return laid.tensor.take().map(AtHand::Kept);
         }
-        TakenTensor::new(&mut laid.key, &mut laid.tensor).map(AtHand::Taken)
+        laid.is_held = true;
+        let tensor = laid.tensor.as_ref()?;
+        Some(AtHand::Taken(HeldTensor::new(number as u32), tensor))
     }
 }
 

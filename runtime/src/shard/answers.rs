@@ -83,6 +83,13 @@ impl<A> Core<A> {
             };
             self.route_restore(step_id, keys, undelivered.tensors);
         }
+        while let Some(held) =
+            (self.servers.find_mut(id)).and_then(|server| server.connection.poll_lost())
+        {
+            if let Some((step_id, key, tensor)) = self.steps.take_held(held) {
+                self.route_restore(step_id, Keys::One(key), SmallVec::from_buf([tensor]));
+            }
+        }
     }
 
     fn answer_call(&mut self, call: SlotId, result: CallResult, taken: Option<Taken>) {

@@ -1,7 +1,9 @@
 use std::net::SocketAddr;
 
 use grpcxx_memory::{Arena, BufferMut};
-use grpcxx_rpc::{AtHand, Code, Landings, PeerViolation, Status, TensorMeta, Text, home_shard};
+use grpcxx_rpc::{
+    AtHand, Code, HeldTensor, Landings, PeerViolation, Status, TensorMeta, Text, home_shard,
+};
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress,
 };
@@ -196,6 +198,11 @@ impl<'a> ArenaLandings<'a> {
         };
         (landings, &mut core.servers)
     }
+
+    /// Drops tensors that were held for answers which no longer need them.
+    pub(super) fn release(&mut self, held: impl Iterator<Item = HeldTensor>) {
+        self.steps.release(held);
+    }
 }
 
 impl Landings for ArenaLandings<'_> {
@@ -232,8 +239,8 @@ impl Landings for ArenaLandings<'_> {
             }
             AtOnce::Declined => {
                 let key_hash = self.keys.check(key, &self.shared.task).ok()?;
-                let taken = (self.steps).take_one(step_id, key, key_hash, data_bytes_max)?;
-                AtHand::Taken(taken)
+                let (held, tensor) = (self.steps).hold(step_id, key, key_hash, data_bytes_max)?;
+                AtHand::Taken(held, tensor)
             }
         };
         self.answered += 1;

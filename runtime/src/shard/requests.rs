@@ -73,7 +73,7 @@ impl ServerLink {
         loop {
             let undelivered = self.connection.poll_undelivered()?;
             let is_watched = |id: RequestId| self.watches.contains_key(&id.token());
-            if !undelivered.id.is_some_and(is_watched) {
+            if !is_watched(undelivered.id) {
                 return Some(undelivered);
             }
         }
@@ -110,7 +110,9 @@ impl<A> Core<A> {
     ) -> Option<R> {
         let now = self.now;
         let (mut landings, servers) = ArenaLandings::of(self);
-        let result = read(&mut servers.find_mut(id)?.connection, now, &mut landings);
+        let connection = &mut servers.find_mut(id)?.connection;
+        let result = read(connection, now, &mut landings);
+        landings.release(connection.drain_released());
         let answered = landings.answered;
         self.counters().requests.add(answered);
         self.mark_server(id);
@@ -127,6 +129,7 @@ impl<A> Core<A> {
                 watch.delivered();
             }
         });
+        self.steps.release(server.connection.drain_released());
         self.mark_server(id);
         if outcome == Outcome::Lost {
             self.take_undelivered(id);

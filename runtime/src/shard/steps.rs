@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{
-    Rendezvous, RendezvousLimits, Response, Status, StepCountdown, TakenTensor, Tensor, Text,
+    HeldTensor, Rendezvous, RendezvousLimits, Response, Status, StepCountdown, Tensor, Text,
 };
 use smallvec::SmallVec;
 
@@ -38,16 +38,27 @@ impl Steps {
         }
     }
 
-    /// Takes the tensor of a key, if it is there with at most so many bytes and nobody else waits for it.
+    /// Takes the tensor of a key, if it is there with at most so many bytes and nobody else waits for it, and holds it.
     #[inline]
-    pub(super) fn take_one(
+    pub(super) fn hold(
         &mut self,
         step_id: i64,
         key: &Text,
         key_hash: u64,
         data_bytes_max: usize,
-    ) -> Option<TakenTensor<'_>> {
-        (self.rendezvous).take_one(step_id, key, key_hash, data_bytes_max)
+    ) -> Option<(HeldTensor, &Tensor)> {
+        (self.rendezvous).hold(step_id, key, key_hash, data_bytes_max)
+    }
+
+    /// Drops tensors that were held.
+    #[inline]
+    pub(super) fn release(&mut self, held: impl Iterator<Item = HeldTensor>) {
+        held.for_each(|held| self.rendezvous.release(held));
+    }
+
+    /// Takes a tensor that was held from where it is, with its step and its key.
+    pub(super) fn take_held(&mut self, held: HeldTensor) -> Option<(i64, Text, Tensor)> {
+        self.rendezvous.take_held(held)
     }
 
     /// What makes the hashes of keys.
