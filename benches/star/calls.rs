@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -57,6 +57,8 @@ struct Storm {
     /// Latencies of the present window.
     latencies_ns: Vec<AtomicU64>,
     in_window: AtomicUsize,
+    /// The present window is not to be timed: in it the calls of a batch that go side by side begin.
+    is_warm_up: AtomicBool,
     /// Absent while nothing is measured.
     meter: Mutex<Option<Meter>>,
     batch_done: Sender<()>,
@@ -140,6 +142,7 @@ impl Run {
             sent_ns: AtomicU64::new(0),
             latencies_ns: (0..load.per_window).map(|_| AtomicU64::new(0)).collect(),
             in_window: AtomicUsize::new(0),
+            is_warm_up: AtomicBool::new(false),
             meter: Mutex::new(None),
             batch_done,
         });
@@ -196,6 +199,7 @@ impl Storm {
         self.end_step.store(steps.end, Relaxed);
         self.under_way.store(count, Relaxed);
         self.in_window.store(0, Relaxed);
+        self.is_warm_up.store(under_way > 1, Relaxed);
         if let Some(meter) = &mut *self.meter() {
             meter.begin_window();
         }
@@ -222,7 +226,12 @@ impl Storm {
             return;
         }
         self.in_window.store(0, Relaxed);
+        let is_warm_up = self.is_warm_up.load(Relaxed);
+        self.is_warm_up.store(false, Relaxed);
         if let Some(meter) = &mut *self.meter() {
+            if is_warm_up {
+                return meter.begin_window();
+            }
             let latencies_ns = self.latencies_ns.iter().map(|ns| ns.load(Relaxed));
             meter.note_window(Instant::now(), latencies_ns);
         }
