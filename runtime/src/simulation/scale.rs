@@ -8,34 +8,24 @@
 //! `GRPCXX_SCALE_WRITE=1 cargo test --release -p grpcxx-runtime --lib simulation::scale` takes the whole curve and
 //! writes `docs/scale.svg` and the table of `docs/performance.md`.
 
+mod curve;
+mod host;
+
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use fastrand::Rng;
-use grpcxx_memory::{Arena, ArenaOptions};
-use grpcxx_rpc::{
-    ConnectionLimits, Features, GraphCall, Request, Response, StoreLimits, Tensor, TensorStore,
-    Text,
-};
+use grpcxx_rpc::{GraphCall, Request, Response, Tensor, Text};
 use grpcxx_transport::Time;
-use grpcxx_transport::sim::{SimNetwork, SimOptions, SimTransport};
+use grpcxx_transport::sim::{SimNetwork, SimOptions};
 
-use super::functions::Jobs;
-use crate::call::{CallResult, CallSink};
-use crate::client::{Client, Mailboxes, Peer};
-use crate::cluster::TaskId;
-use crate::command::{Command, Parcel};
-use crate::counters::ShardCounters;
-use crate::function::{Later, Responder, Served, Service};
-use crate::mesh::{self, Inbox, InboxSender};
-use crate::registry::Functions;
-use crate::shard::{CoreParts, Shard, ShardContext, SharedParts};
-use crate::task::{Device, Task};
+use self::host::{Ended, Host, Slow, locked};
+use crate::call::CallSink;
+use crate::client::Peer;
+use crate::function::Responder;
 
 /// What things take.
 #[derive(Clone, Copy, Debug)]
@@ -73,95 +63,6 @@ struct Arrived {
     responder: Responder,
     at: Time,
     is_pull: bool,
-}
-
-/// Keeps requests until the simulated server has done their work.
-#[derive(Default)]
-struct Slow(Mutex<Vec<(bool, Responder)>>);
-
-/// Notes which worker's call ended.
-#[derive(Default)]
-struct Ended(Mutex<Vec<usize>>);
-
-struct Host {
-    shard: Shard<SimTransport>,
-    client: Client,
-}
-
-impl Service for Slow {
-    fn serve(&self, request: Request, later: Later<'_>) -> Served {
-        let is_pull = match &request {
-            Request::RecvTensor { .. } => true,
-            Request::StarRunGraph(_) => false,
-            _ => return Served::Declined(request),
-        };
-        let (responder, served) = later.promise();
-        locked(&self.0).push((is_pull, responder));
-        served
-    }
-}
-
-impl CallSink for Ended {
-    fn finished(self: Arc<Self>, token: u64, result: CallResult, _shard: &mut ShardContext<'_>) {
-        // Calls fail only when the simulation ends with them under way.
-        if result.is_ok() {
-            locked(&self.0).push(token as usize);
-        }
-    }
-}
-
-impl Host {
-    fn start(
-        network: &SimNetwork,
-        index: u32,
-        address: SocketAddr,
-        service: Option<Arc<Slow>>,
-    ) -> Self {
-        let (bell, _sleeper) = mesh::doorbell();
-        let (sender, inbox): (InboxSender<Command>, Inbox<Command>) =
-            mesh::inbox(crate::limits::INBOX_COMMANDS, bell.clone());
-        let mut meshes = mesh::mesh::<Parcel<_>>(1, std::slice::from_ref(&bell));
-        let mailboxes = Arc::new(Mailboxes::new(vec![sender], vec![bell]));
-        let store = Arc::new(ArcSwap::from_pointee(TensorStore::new(
-            StoreLimits::default(),
-        )));
-        let id = TaskId::new("sim", index);
-        let device = Device::cpu(&id, 1, 0);
-        let shared = SharedParts {
-            task: Arc::new(Task::new(id, &[device]).expect("a good device name")),
-            mailboxes: Arc::clone(&mailboxes),
-            functions: Arc::new(ArcSwap::from_pointee(Functions::builtin(&store))),
-            store,
-            service: service.map(|service| service as Arc<dyn Service>),
-            compute: Arc::new(Jobs::default()),
-            counters: [ShardCounters::default()].into(),
-            loads: [AtomicUsize::new(0)].into(),
-            ended: Arc::new(AtomicUsize::new(0)),
-        };
-        let parts = CoreParts {
-            index: 0,
-            shared,
-            connection_limits: ConnectionLimits::default(),
-            announce: Features::ALL,
-            channel_options: grpcxx_rpc::ChannelOptions::default(),
-            rendezvous_limits: grpcxx_rpc::RendezvousLimits::default(),
-            links: WORKERS_MAX + 1,
-            arena: Arena::new(ArenaOptions {
-                capacity_bytes: 256 << 20,
-                huge_pages: false,
-                ..ArenaOptions::default()
-            })
-            .expect("address space"),
-            mesh: meshes.remove(0),
-            inbox,
-        };
-        let mut shard = Shard::new(network.transport(address.ip()), parts);
-        shard.listen(address).expect("the port is free");
-        Self {
-            shard,
-            client: Client::new(mailboxes, Some(address)),
-        }
-    }
 }
 
 /// One server and its workers.
@@ -429,10 +330,6 @@ fn tick(workers: usize) -> Duration {
     })
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Costs as measured on the machine of `docs/performance.md`.
 const OURS: Costs = Costs {
     name: "grpcxx",
@@ -456,126 +353,3 @@ const WARM_UP: Duration = Duration::from_millis(200);
 /// Long enough for each worker to have waited twice behind all others.
 const WARM_UP_PER_WORKER: Duration = Duration::from_micros(350);
 const WORKERS_MAX: usize = 10_000;
-
-/// The whole curve, as a table and as a plot.
-mod curve {
-    use std::error::Error;
-    use std::fmt::Write as _;
-
-    use plotters::prelude::*;
-
-    use super::{GRPC, OURS, Point, simulate};
-
-    pub(super) fn write() -> Result<(), Box<dyn Error>> {
-        let mut curves = Vec::new();
-        for costs in [OURS, GRPC] {
-            let mut points = Vec::new();
-            for workers in WORKERS {
-                let point = simulate(costs, workers, 1.0);
-                points.push(point);
-            }
-            curves.push((costs.name, points));
-        }
-        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-        std::fs::write(format!("{root}/docs/scale.svg"), draw(&curves)?)?;
-        let path = format!("{root}/docs/performance.md");
-        let document = std::fs::read_to_string(&path)?;
-        let (before, rest) = document.split_once(BEGIN).ok_or("no begin mark")?;
-        let (_, after) = rest.split_once(END).ok_or("no end mark")?;
-        std::fs::write(
-            path,
-            format!("{before}{BEGIN}\n{}{END}{after}", table(&curves)?),
-        )?;
-        Ok(())
-    }
-
-    fn table(curves: &[(&str, Vec<Point>)]) -> Result<String, std::fmt::Error> {
-        let mut text = String::from("| workers |");
-        for (name, _) in curves {
-            write!(text, " {name}: steps/s | wait at the server | step |")?;
-        }
-        writeln!(text, "\n|---:|{}", "---:|".repeat(3 * curves.len()))?;
-        for index in 0..WORKERS.len() {
-            write!(text, "| {} |", WORKERS[index])?;
-            for (_, points) in curves {
-                let point = points[index];
-                write!(
-                    text,
-                    " {:.0} | {:.2} ms | {:.1} ms |",
-                    point.steps_per_second,
-                    point.waited.as_secs_f64() * 1e3,
-                    point.step.as_secs_f64() * 1e3
-                )?;
-            }
-            text.push('\n');
-        }
-        Ok(text)
-    }
-
-    fn draw(curves: &[(&str, Vec<Point>)]) -> Result<String, Box<dyn Error>> {
-        let mut svg = String::new();
-        let area = SVGBackend::with_string(&mut svg, (900, 900)).into_drawing_area();
-        area.fill(&WHITE)?;
-        let (above, below) = area.split_vertically(450);
-        panel(&above, "steps per second", curves, |point| {
-            point.steps_per_second
-        })?;
-        panel(
-            &below,
-            "wait of a request at the server, ms",
-            curves,
-            |point| (point.waited.as_secs_f64() * 1e3).max(1e-3),
-        )?;
-        area.present()?;
-        drop((above, below, area));
-        Ok(svg)
-    }
-
-    fn panel<B: DrawingBackend>(
-        area: &DrawingArea<B, plotters::coord::Shift>,
-        title: &str,
-        curves: &[(&str, Vec<Point>)],
-        value: impl Fn(&Point) -> f64,
-    ) -> Result<(), Box<dyn Error>>
-    where
-        B::ErrorType: 'static,
-    {
-        let values = || curves.iter().flat_map(|(_, points)| points).map(&value);
-        let low = values().fold(f64::INFINITY, f64::min) * 0.8;
-        let high = values().fold(low * 2.0, f64::max) * 1.3;
-        let most = WORKERS[WORKERS.len() - 1] as f64;
-        let mut chart = ChartBuilder::on(area)
-            .caption(title, ("sans-serif", 18))
-            .margin(14)
-            .x_label_area_size(44)
-            .y_label_area_size(72)
-            .build_cartesian_2d((1.0..most).log_scale(), (low..high).log_scale())?;
-        chart
-            .configure_mesh()
-            .x_desc("workers")
-            .x_label_formatter(&|workers| format!("{workers}"))
-            .y_label_formatter(&|value| format!("{value}"))
-            .draw()?;
-        for (index, (name, points)) in curves.iter().enumerate() {
-            let color = Palette99::pick(index).stroke_width(2);
-            let line = points
-                .iter()
-                .map(|point| (point.workers as f64, value(point)));
-            chart
-                .draw_series(LineSeries::new(line, color))?
-                .label(*name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 24, y)], color));
-        }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .background_style(WHITE.mix(0.8))
-            .border_style(BLACK)
-            .draw()?;
-        Ok(())
-    }
-
-    const WORKERS: [usize; 11] = [1, 3, 10, 30, 100, 300, 1_000, 2_000, 3_000, 6_000, 10_000];
-    const BEGIN: &str = "<!-- curve:begin -->";
-    const END: &str = "<!-- curve:end -->";
-}
