@@ -14,6 +14,7 @@ mod kept;
 mod model;
 mod operations;
 mod profile;
+mod receives;
 mod scale;
 mod task;
 mod tensors;
