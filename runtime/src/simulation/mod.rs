@@ -11,6 +11,7 @@ mod ending;
 mod functions;
 mod journal;
 mod kept;
+mod lives;
 mod model;
 mod operations;
 mod profile;
