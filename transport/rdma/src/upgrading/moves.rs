@@ -1,6 +1,17 @@
 //! What happens while a link moves: records, answers, and links that part or fail on the way.
 
-use super::*;
+use grpcxx_transport::{
+    CloseReason, Frame, LinkHandler, LinkId, Next, Outcome, Park, Refusal, Refused, TransportError,
+};
+
+use super::record::{Record, Secret};
+use super::tap::Order;
+use super::{
+    ANSWER_TIME_MAX, Closing, MEDIUM, REFUSED_TIME, REST_TIME, Resting, Stage, Upgrading, enter,
+    leave,
+};
+use crate::adapter::Adapter;
+use crate::links::RdmaLinks;
 
 impl<A: Adapter, T: Park> Upgrading<A, T> {
     /// Does what taps have ordered. Returns the number of events.
