@@ -34,6 +34,7 @@ mod options;
 mod outbound;
 mod reading;
 mod registry;
+mod setup;
 #[expect(unsafe_code, reason = "copies memory as a device does")]
 pub mod sim;
 #[expect(unsafe_code, reason = "memory that the device may touch")]
