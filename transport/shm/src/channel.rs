@@ -1,12 +1,13 @@
 //! A link once both ends have its segment: frames into one ring, bytes out of the other.
 
+mod hear;
 mod read;
+mod sleep;
 mod write;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 use grpcxx_memory::{Buffer, BufferMut, Leases};
 use grpcxx_transport::{
@@ -16,15 +17,14 @@ use rustix::io::Errno;
 
 use crate::bounce::Bounce;
 use crate::garbage::Garbage;
-use crate::loans::{Borrowed, Loans, Orphan, PeerMemory, Returns};
-use crate::memory::PeerArena;
-use crate::message::{Mark, Message, WAKE};
+use crate::loans::{Borrowed, Loans, Orphan, Returns};
+use crate::message::WAKE;
 use crate::options::ShmOptions;
 use crate::outbound::Outbound;
-use crate::ring::{LOANS_MAX, RingReader, RingWriter};
-use crate::segment::{Segment, WANTS_BYTES, WANTS_LOANS, WANTS_ROOM};
+use crate::ring::{RingReader, RingWriter};
+use crate::segment::Segment;
 use crate::sight::{BlindSpots, PeerProcess, Sight};
-use crate::{ShmCounters, socket, sys};
+use crate::{ShmCounters, socket};
 
 /// The data path of a link in shared memory.
 #[derive(Debug)]
@@ -223,15 +223,6 @@ impl Channel {
         }
     }
 
-    /// Stays awake for a while if the peer has said that a record follows soon.
-    pub(crate) fn note_soon(&mut self, now: Time) {
-        let soon = self.segment.soon(self.side.other() as usize);
-        if std::mem::replace(&mut self.soon, soon) != soon {
-            self.expected_until = Some(now + SOON_TIME_MAX);
-        }
-        self.expected_until = self.expected_until.filter(|until| now < *until);
-    }
-
     /// Ends a pause; the order comes back if there is none.
     pub(crate) fn resume(&mut self, next: Next) -> Result<(), Next> {
         let Some(inbound) = &mut self.inbound else {
@@ -239,52 +230,6 @@ impl Channel {
         };
         inbound.resume(next)?;
         self.resumed = true;
-        Ok(())
-    }
-
-    /// Sends a message to the peer.
-    pub(crate) fn tell(&self, message: &Message) -> rustix::io::Result<()> {
-        socket::send(&*self.socket, &message.encode(), None)
-    }
-
-    /// How many bytes of the medium before the peer's stream has, if it has said so.
-    pub(crate) fn cut(&self) -> Option<u64> {
-        self.cut
-    }
-
-    /// Takes the messages of the peer.
-    pub(crate) fn hear(&mut self) -> Result<(), TransportError> {
-        for _ in 0..MESSAGES_MAX {
-            let packet = match socket::receive(&*self.socket) {
-                Ok(Some(packet)) => packet,
-                Ok(None) | Err(Errno::CONNRESET | Errno::PIPE) => {
-                    self.peer_gone = true;
-                    return Ok(());
-                }
-                Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
-                Err(errno) => return Err(failure("receive from the peer's socket", errno)),
-            };
-            match Message::decode(packet.bytes()) {
-                Ok(Message::Wake) => {}
-                Ok(Message::Arena) => self.meet_arena(packet.descriptor)?,
-                Ok(Message::Look { address, mark }) if !self.has_looked => {
-                    self.look(address, &mark);
-                }
-                Ok(Message::Seen) if self.sight.note_seen() => {}
-                Ok(Message::Switch { cut }) if self.cut.is_none() => self.cut = Some(cut),
-                Ok(
-                    Message::Hello { .. }
-                    | Message::Welcome
-                    | Message::Refuse { .. }
-                    | Message::Switch { .. }
-                    | Message::Look { .. }
-                    | Message::Seen,
-                ) => {
-                    return Err(broken("a message at the wrong time"));
-                }
-                Err(garbage) => return Err(broken(&garbage.to_string())),
-            }
-        }
         Ok(())
     }
 
@@ -309,61 +254,6 @@ impl Channel {
             errno: 0,
             message: message.to_owned(),
         })))
-    }
-
-    /// Whether the peer's end of the socket is closed.
-    pub(crate) fn is_peer_gone(&self) -> bool {
-        self.peer_gone
-    }
-
-    /// Announces a sleep; false if there is work already, or something that only a turn can deal with. A link that
-    /// closes takes nothing in.
-    pub(crate) fn fall_asleep(&mut self, is_closing: bool) -> bool {
-        let mut wants = WANTS_BYTES;
-        if !self.outbound.is_empty() {
-            wants |= WANTS_ROOM;
-        }
-        if self.loans.is_showing() {
-            wants |= WANTS_LOANS;
-        }
-        self.segment.fall_asleep(self.side as usize, wants);
-        if self.has_work(is_closing).unwrap_or(true) {
-            self.wake_up();
-            return false;
-        }
-        true
-    }
-
-    /// Ends [`Channel::fall_asleep`].
-    pub(crate) fn wake_up(&mut self) {
-        self.segment.wake_up(self.side as usize);
-    }
-
-    fn has_work(&mut self, is_closing: bool) -> Result<bool, Garbage> {
-        if self.has_left() || self.loans.is_showing() && self.writer.has_returned() {
-            return Ok(true);
-        }
-        if !self.outbound.is_empty() && !self.is_held && self.can_write()? {
-            return Ok(true);
-        }
-        if is_closing {
-            return Ok(self.reader.available()? > 0 || self.is_abandoned());
-        }
-        let Some(inbound) = &self.inbound else {
-            return Ok(false);
-        };
-        if self.resumed {
-            return Ok(true);
-        }
-        if inbound.is_paused() {
-            return Ok(false);
-        }
-        Ok(self.arriving.is_some()
-            || self.reader.available()? > 0
-            || self.reader.end().is_some()
-            || self.expected_until.is_some()
-            || self.segment.soon(self.side.other() as usize) != self.soon
-            || self.peer_gone)
     }
 
     /// Ends this side's stream and gives back what it holds. Returns the number of events, and the loans that last.
@@ -417,20 +307,6 @@ impl Channel {
         }
     }
 
-    /// Tries to read the peer's memory, and says so if it can.
-    fn look(&mut self, address: u64, mark: &Mark) {
-        self.has_looked = true;
-        if self.show_bytes_min == usize::MAX {
-            return;
-        }
-        let process = sys::peer_of(&*self.socket).map_or(0, |peer| peer.process);
-        self.peer_process = PeerProcess::find(process, address, mark, &self.blind_spots);
-        if self.peer_process.is_some() {
-            // A peer that does not hear it shows nothing.
-            let _ = self.tell(&Message::Seen);
-        }
-    }
-
     /// Whether the first complete frame can be reported.
     fn has_left(&self) -> bool {
         let first = self.complete.front();
@@ -444,25 +320,6 @@ impl Channel {
             lane: self.side.other() as usize,
             _socket: Arc::clone(&self.socket),
         }
-    }
-
-    fn meet_arena(&mut self, descriptor: Option<OwnedFd>) -> Result<(), TransportError> {
-        let Some(descriptor) = descriptor else {
-            return Err(broken("an arena without its descriptor"));
-        };
-        if self.peer_arenas.len() >= ARENAS_MAX {
-            return Err(broken("more arenas than are allowed"));
-        }
-        let arena = PeerArena::open(descriptor.as_fd(), ARENA_BYTES_MAX)
-            .map_err(|errno| failure("map an arena of the peer", errno))?;
-        let len_bytes = arena.len_bytes();
-        let memory = PeerMemory {
-            arena,
-            returns: self.returns(),
-        };
-        let leases = Leases::new(memory, LOANS_MAX as u32);
-        self.peer_arenas.push((leases, len_bytes));
-        Ok(())
     }
 }
 
@@ -489,14 +346,5 @@ impl From<Garbage> for TransportError {
 /// Bytes of a frame that leave before the next turn.
 const WRITE_BYTES_EARLY: usize = 64 << 10;
 
-/// How long somebody who has said that a record follows soon is waited for. He says it again for each MiB.
-const SOON_TIME_MAX: Duration = Duration::from_micros(100);
-
-/// Messages that one look at a socket takes.
-const MESSAGES_MAX: usize = 64;
-
 /// Arenas of a peer that one link maps.
 const ARENAS_MAX: usize = 64;
-
-/// Longest arena of a peer.
-const ARENA_BYTES_MAX: u64 = 1 << 40;

@@ -1,0 +1,107 @@
+//! The messages of both ends on the socket of a link.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use grpcxx_memory::Leases;
+use grpcxx_transport::TransportError;
+use rustix::io::Errno;
+
+use super::{ARENAS_MAX, Channel, broken, failure};
+use crate::loans::PeerMemory;
+use crate::memory::PeerArena;
+use crate::message::{Mark, Message};
+use crate::ring::LOANS_MAX;
+use crate::sight::PeerProcess;
+use crate::{socket, sys};
+
+impl Channel {
+    /// Sends a message to the peer.
+    pub(crate) fn tell(&self, message: &Message) -> rustix::io::Result<()> {
+        socket::send(&*self.socket, &message.encode(), None)
+    }
+
+    /// Takes the messages of the peer.
+    pub(crate) fn hear(&mut self) -> Result<(), TransportError> {
+        for _ in 0..MESSAGES_MAX {
+            let packet = match socket::receive(&*self.socket) {
+                Ok(Some(packet)) => packet,
+                Ok(None) | Err(Errno::CONNRESET | Errno::PIPE) => {
+                    self.peer_gone = true;
+                    return Ok(());
+                }
+                Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+                Err(errno) => return Err(failure("receive from the peer's socket", errno)),
+            };
+            match Message::decode(packet.bytes()) {
+                Ok(Message::Wake) => {}
+                Ok(Message::Arena) => self.meet_arena(packet.descriptor)?,
+                Ok(Message::Look { address, mark }) if !self.has_looked => {
+                    self.look(address, &mark);
+                }
+                Ok(Message::Seen) if self.sight.note_seen() => {}
+                Ok(Message::Switch { cut }) if self.cut.is_none() => self.cut = Some(cut),
+                Ok(
+                    Message::Hello { .. }
+                    | Message::Welcome
+                    | Message::Refuse { .. }
+                    | Message::Switch { .. }
+                    | Message::Look { .. }
+                    | Message::Seen,
+                ) => {
+                    return Err(broken("a message at the wrong time"));
+                }
+                Err(garbage) => return Err(broken(&garbage.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    /// How many bytes of the medium before the peer's stream has, if it has said so.
+    pub(crate) fn cut(&self) -> Option<u64> {
+        self.cut
+    }
+
+    /// Whether the peer's end of the socket is closed.
+    pub(crate) fn is_peer_gone(&self) -> bool {
+        self.peer_gone
+    }
+
+    /// Tries to read the peer's memory, and says so if it can.
+    fn look(&mut self, address: u64, mark: &Mark) {
+        self.has_looked = true;
+        if self.show_bytes_min == usize::MAX {
+            return;
+        }
+        let process = sys::peer_of(&*self.socket).map_or(0, |peer| peer.process);
+        self.peer_process = PeerProcess::find(process, address, mark, &self.blind_spots);
+        if self.peer_process.is_some() {
+            // A peer that does not hear it shows nothing.
+            let _ = self.tell(&Message::Seen);
+        }
+    }
+
+    fn meet_arena(&mut self, descriptor: Option<OwnedFd>) -> Result<(), TransportError> {
+        let Some(descriptor) = descriptor else {
+            return Err(broken("an arena without its descriptor"));
+        };
+        if self.peer_arenas.len() >= ARENAS_MAX {
+            return Err(broken("more arenas than are allowed"));
+        }
+        let arena = PeerArena::open(descriptor.as_fd(), ARENA_BYTES_MAX)
+            .map_err(|errno| failure("map an arena of the peer", errno))?;
+        let len_bytes = arena.len_bytes();
+        let memory = PeerMemory {
+            arena,
+            returns: self.returns(),
+        };
+        let leases = Leases::new(memory, LOANS_MAX as u32);
+        self.peer_arenas.push((leases, len_bytes));
+        Ok(())
+    }
+}
+
+/// Messages that one look at a socket takes.
+const MESSAGES_MAX: usize = 64;
+
+/// Longest arena of a peer.
+const ARENA_BYTES_MAX: u64 = 1 << 40;
