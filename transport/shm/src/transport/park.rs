@@ -1,0 +1,88 @@
+//! How a shard sleeps while all its links have nothing to do.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::task::Waker;
+use std::time::Duration;
+
+use grpcxx_transport::{Park, TransportError};
+
+use super::{CLOSING_CHECK, ShmTransport};
+use crate::channel::failure;
+use crate::link::Phase;
+use crate::poller::Subject;
+
+impl Park for ShmTransport {
+    fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError> {
+        if !self.fall_asleep() {
+            return Ok(());
+        }
+        let patience = self.patience();
+        let timeout = [timeout, patience].into_iter().flatten().min();
+        let slept = self.poll(Some(timeout));
+        self.wake_up();
+        slept.map_err(|errno| failure("epoll_wait", errno))
+    }
+
+    fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
+        if self.patience().is_some() || !self.fall_asleep() {
+            return None;
+        }
+        if self.poll(None).is_err() || self.others_heard || !self.heard.is_empty() {
+            self.wake_up();
+            return None;
+        }
+        Some(self.poller.as_fd())
+    }
+
+    fn unpark(&mut self) {
+        self.wake_up();
+    }
+
+    fn waker(&self) -> Waker {
+        self.bell.waker()
+    }
+
+    fn watch(&mut self, companion: BorrowedFd<'_>) -> Result<(), TransportError> {
+        self.poller
+            .watch(companion, Subject::Other)
+            .map_err(|errno| failure("watch a companion", errno))
+    }
+}
+
+impl ShmTransport {
+    /// Announces sleep to all links; false if one of them has work.
+    fn fall_asleep(&mut self) -> bool {
+        if self.others_heard || !self.heard.is_empty() || self.bell.take() {
+            return false;
+        }
+        for slot in 0..self.links.slot_count() {
+            let Some((_, link)) = self.links.at(slot) else {
+                continue;
+            };
+            if !link.fall_asleep() {
+                self.wake_up();
+                return false;
+            }
+        }
+        true
+    }
+
+    fn wake_up(&mut self) {
+        for slot in 0..self.links.slot_count() {
+            if let Some((_, link)) = self.links.at(slot) {
+                link.wake_up();
+            }
+        }
+        self.polled = None;
+    }
+
+    /// How long a sleep may last because of what only a clock will tell.
+    fn patience(&mut self) -> Option<Duration> {
+        let links = &mut self.links;
+        let is_flushing = (0..links.slot_count()).any(|slot| {
+            let link = links.at(slot);
+            link.is_some_and(|(_, link)| matches!(link.phase, Phase::Flushing { .. }))
+        });
+        is_flushing.then_some(CLOSING_CHECK)
+    }
+}
