@@ -7,6 +7,7 @@
 
 mod flow;
 mod offer;
+mod park;
 mod steps;
 mod tap;
 
@@ -15,8 +16,7 @@ pub(crate) use offer::secret;
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::task::Waker;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use grpcxx_transport::{
@@ -34,7 +34,7 @@ use crate::link::Phase;
 use crate::loans::Orphan;
 use crate::poller::{HEARD_AT_ONCE, Poller};
 use crate::sight::BlindSpots;
-use crate::transport::{CLOSING_CHECK, EVENTS_ENOUGH, STAGING_BYTES};
+use crate::transport::{EVENTS_ENOUGH, STAGING_BYTES};
 use crate::{ShmCounters, ShmOptions};
 
 /// A transport whose links move to shared memory where both ends are on one host and run as one user.
@@ -168,64 +168,6 @@ impl<T: Park> Upgrading<T> {
         }
         self.turns_without_base = 0;
         true
-    }
-
-    fn wake_up(&mut self) {
-        for index in 0..self.moved.len() {
-            let id = self.moved[index];
-            if let Some(Flow {
-                stage: Stage::Moved(link),
-                ..
-            }) = self.flows.find(id)
-            {
-                link.wake_up();
-            }
-        }
-        if let Some(medium) = &mut self.medium {
-            medium.polled = None;
-        }
-    }
-
-    /// Announces sleep to all links in shared memory; false if one of them has work.
-    fn fall_asleep(&mut self) -> bool {
-        if let Some(medium) = &self.medium
-            && (medium.others_heard || !medium.heard.is_empty() || !self.notes.is_empty())
-        {
-            return false;
-        }
-        for index in 0..self.moved.len() {
-            let id = self.moved[index];
-            let Some(Flow {
-                stage: Stage::Moved(link),
-                base,
-                ..
-            }) = self.flows.find(id)
-            else {
-                continue;
-            };
-            // A link that has ended waits for its end on the first medium, which wakes by itself.
-            let waits = matches!(link.phase, Phase::Ended(_)) && base.is_some();
-            if !waits && !link.fall_asleep() {
-                self.wake_up();
-                return false;
-            }
-        }
-        true
-    }
-
-    /// How long a sleep may last because of what only a clock will tell.
-    fn patience(&mut self) -> Option<Duration> {
-        let flows = &mut self.flows;
-        let mut is_flushing = |id: &LinkId| {
-            matches!(
-                flows.find(*id),
-                Some(Flow { stage: Stage::Moved(link), .. }) if matches!(link.phase, Phase::Flushing { .. })
-            )
-        };
-        self.moved
-            .iter()
-            .any(&mut is_flushing)
-            .then_some(CLOSING_CHECK)
     }
 }
 
@@ -411,45 +353,6 @@ impl<T: Park> Transport for Upgrading<T> {
 
     fn upgrade(&mut self, link: LinkId, offer: &[u8]) {
         self.ask(link, offer);
-    }
-}
-
-impl<T: Park> Park for Upgrading<T> {
-    fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError> {
-        if !self.fall_asleep() || self.hear_sockets() {
-            return Ok(());
-        }
-        let timeout = [timeout, self.patience()].into_iter().flatten().min();
-        let slept = self.base.park(timeout);
-        self.wake_up();
-        self.stirred = None;
-        slept
-    }
-
-    fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
-        if self.patience().is_some() || !self.fall_asleep() {
-            return None;
-        }
-        if self.hear_sockets() {
-            self.wake_up();
-            return None;
-        }
-        // Without a descriptor the flags of sleep stay until the next one, at the price of a needless wake-up.
-        self.base.park_fd()
-    }
-
-    fn unpark(&mut self) {
-        self.base.unpark();
-        self.wake_up();
-        self.stirred = None;
-    }
-
-    fn waker(&self) -> Waker {
-        self.base.waker()
-    }
-
-    fn watch(&mut self, companion: BorrowedFd<'_>) -> Result<(), TransportError> {
-        self.base.watch(companion)
     }
 }
 
