@@ -29,7 +29,8 @@
 //! # Unsafe code
 //! Only in `mapping.rs` (address space), `block.rs` (blocks and their counts), `heap.rs` (heap memory as
 //! a base and a capacity), `lease.rs` (borrowed parts and their counts), `buffer.rs` and `buffer_mut.rs` (pointer and
-//! length as a slice), `arena.rs` (one block becomes one buffer), and `sync.rs` (for loom only).
+//! length as a slice), `buffer/parts.rs` (counted references become buffers), `arena.rs` (one block becomes one buffer),
+//! and `sync.rs` (for loom only).
 //!
 //! # Checking it
 //! - `cargo test -p grpcxx-memory`: unit, random and allocation-counting tests.
