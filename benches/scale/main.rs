@@ -43,6 +43,10 @@ fn main() -> Result<(), Failure> {
             connections.parse()?,
             Duration::from_millis(milliseconds.parse()?),
         ),
+        [
+            process @ ("serve" | "call" | "serve-sockets" | "call-sockets"),
+            ..,
+        ] => Err(format!("the bench starts its process `{process}` with other arguments").into()),
         _ => compare(
             words.contains(&"--quick") || words.contains(&"--test"),
             words.contains(&"--write"),
