@@ -1,28 +1,24 @@
+mod mailboxes;
+mod peer;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crossbeam_queue::SegQueue;
 use futures_channel::oneshot;
-use grpcxx_memory::Buffer;
-use grpcxx_rpc::{Code, Features, Request, Status, Text};
+use grpcxx_rpc::{Code, Request, Status};
 
+pub(crate) use self::mailboxes::{Mailboxes, inbox_full};
+use self::peer::resolve;
+pub use self::peer::{Peer, PeerState};
 use crate::call::{Call, CallSink};
 use crate::cancellation::Cancellation;
 use crate::command::{Cancellable, Command, NewCall};
 use crate::completion::Completion;
 use crate::limits;
-use crate::mesh::{Doorbell, InboxSender};
-
-/// The inboxes of all shards of an engine.
-pub(crate) struct Mailboxes {
-    inboxes: Vec<InboxSender<Command>>,
-    doorbells: Vec<Doorbell>,
-    overflow: Vec<SegQueue<Command>>,
-}
 
 /// Makes calls to peers, from any thread.
 #[derive(Clone)]
@@ -43,36 +39,6 @@ struct ClientShared {
 struct Peers {
     by_address: HashMap<String, BTreeMap<usize, Peer>>,
     count: usize,
-}
-
-/// A task that can be called, by the address of its star port. The connection is made at the first call, and
-/// again after it was lost.
-#[derive(Clone)]
-pub struct Peer {
-    inner: Arc<PeerInner>,
-}
-
-struct PeerInner {
-    address: Text,
-    socket_address: SocketAddr,
-    shard: usize,
-    number: u64,
-    is_self: bool,
-}
-
-/// What an engine knows of a peer at a moment.
-#[derive(Clone, Debug)]
-pub struct PeerState {
-    /// Whether there is a connection.
-    pub is_connected: bool,
-    /// What the peer has announced on this connection; `None` as long as its answer is missing.
-    pub features: Option<Features>,
-    /// The peer's `GetStatusResponse`, serialized, from the announcement.
-    pub status: Option<Buffer>,
-    /// What carries the connection now: `tcp` or `shm`.
-    pub medium: &'static str,
-    /// Why the last connection that should have gone on in shared memory stayed on TCP.
-    pub stays: Option<String>,
 }
 
 /// A call that was not accepted, with all that belongs to it.
@@ -144,15 +110,12 @@ impl Client {
             ));
         }
         let turn = self.shared.next_shard.fetch_add(1, Ordering::Relaxed);
-        let peer = Peer {
-            inner: Arc::new(PeerInner {
-                address: Text::from(address),
-                socket_address,
-                shard: turn % self.shared.mailboxes.len(),
-                number: peers.count as u64,
-                is_self: self.shared.own_address == Some(socket_address),
-            }),
-        };
+        let peer = Peer::new(
+            (address, socket_address),
+            turn % self.shared.mailboxes.len(),
+            peers.count as u64,
+            self.shared.own_address == Some(socket_address),
+        );
         peers.count += 1;
         let connections = peers.by_address.entry(address.to_owned()).or_default();
         connections.insert(connection, peer.clone());
@@ -316,126 +279,6 @@ impl fmt::Debug for Client {
     }
 }
 
-impl Peer {
-    /// This engine's own task, served by one of its shards without a connection.
-    pub(crate) fn own(shard: usize) -> Self {
-        Self {
-            inner: Arc::new(PeerInner {
-                address: Text::from("self"),
-                socket_address: SocketAddr::from(([0, 0, 0, 0], 0)),
-                shard,
-                number: u64::MAX,
-                is_self: true,
-            }),
-        }
-    }
-
-    /// The address as it was given, `host:port`.
-    pub fn address(&self) -> &str {
-        &self.inner.address
-    }
-
-    /// The address that the name resolved to.
-    pub fn socket_address(&self) -> SocketAddr {
-        self.inner.socket_address
-    }
-
-    /// The shard that owns the connection to this peer.
-    pub fn shard(&self) -> usize {
-        self.inner.shard
-    }
-
-    /// Whether this is the engine's own task, which is served without a connection.
-    pub fn is_self(&self) -> bool {
-        self.inner.is_self
-    }
-
-    pub(crate) fn text(&self) -> Text {
-        self.inner.address.clone()
-    }
-
-    pub(crate) fn number(&self) -> u64 {
-        self.inner.number
-    }
-}
-
-impl From<&Peer> for Peer {
-    fn from(peer: &Peer) -> Self {
-        peer.clone()
-    }
-}
-
-impl fmt::Debug for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Peer({})", self.inner.address)
-    }
-}
-
-impl fmt::Debug for Mailboxes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mailboxes")
-            .field("shards", &self.inboxes.len())
-            .finish_non_exhaustive()
-    }
-}
-
-impl Mailboxes {
-    pub(crate) fn new(inboxes: Vec<InboxSender<Command>>, doorbells: Vec<Doorbell>) -> Self {
-        let overflow = inboxes.iter().map(|_| SegQueue::new()).collect();
-        Self {
-            inboxes,
-            doorbells,
-            overflow,
-        }
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.inboxes.len()
-    }
-
-    /// Hands a command over, or back if the inbox is full.
-    #[expect(
-        clippy::result_large_err,
-        reason = "the command comes back whole, without an allocation"
-    )]
-    pub(crate) fn try_deliver(&self, shard: usize, command: Command) -> Result<(), Command> {
-        self.inboxes[shard]
-            .push(command)
-            .map_err(|refused| refused.value)
-    }
-
-    /// Whether the shards have ended.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.inboxes.iter().any(InboxSender::is_closed)
-    }
-
-    /// Hands over an answer, which must not be lost. Answers that do not fit into the inbox wait beside it;
-    /// there are never more of them than requests under way.
-    pub(crate) fn deliver(&self, shard: usize, command: Command) {
-        if let Err(command) = self.try_deliver(shard, command) {
-            if self.inboxes[shard].is_closed() {
-                return;
-            }
-            self.overflow[shard].push(command);
-            self.doorbells[shard].ring();
-        }
-    }
-
-    /// Whether an answer that did not fit into the shard's inbox waits.
-    pub(crate) fn has_overflow(&self, shard: usize) -> bool {
-        !self.overflow[shard].is_empty()
-    }
-
-    /// The next answer that did not fit into the shard's inbox.
-    pub(crate) fn overflow(&self, shard: usize) -> Option<Command> {
-        // A look costs less than an attempt, which is a full fence, and there is nearly never one.
-        if self.overflow[shard].is_empty() {
-            return None;
-        }
-        self.overflow[shard].pop()
-    }
-}
-
 impl Cancel {
     pub(crate) fn send(self) {
         // If the inbox is full the call runs to its end and its result is dropped.
@@ -471,29 +314,4 @@ impl fmt::Debug for Cancel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Cancel({})", self.number)
     }
-}
-
-pub(crate) fn inbox_full() -> Status {
-    Status::new(
-        Code::ResourceExhausted,
-        format!(
-            "the shard's inbox already holds {} commands; make fewer calls at once",
-            limits::INBOX_COMMANDS
-        ),
-    )
-}
-
-fn resolve(address: &str) -> Result<SocketAddr, Status> {
-    let invalid = |why: &str| {
-        Status::new(
-            Code::InvalidArgument,
-            format!("cannot use \"{address}\" as the address of a peer: {why}; write host:port"),
-        )
-    };
-    let mut addresses = address
-        .to_socket_addrs()
-        .map_err(|error| invalid(&error.to_string()))?;
-    addresses
-        .next()
-        .ok_or_else(|| invalid("the name has no address"))
 }
