@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use crate::call::CallResult;
 use crate::command::{Command, Keys, Origin, SlotId, Taken};
 use crate::shard::core::Core;
-use crate::shard::requests::ServerLink;
+use crate::shard::servers::ServerLink;
 
 impl<A> Core<A> {
     /// Answers a request, on whatever shard it came from. If nobody wants the answer any more, tensors that

@@ -18,9 +18,9 @@ use crate::shard::FLUSH_TIME;
 use crate::shard::calls::Calls;
 use crate::shard::context::ShardContext;
 use crate::shard::keys::KnownKeys;
-use crate::shard::links::{Links, Owner};
+use crate::shard::links::Links;
 use crate::shard::peers::PeerLink;
-use crate::shard::requests::ServerLink;
+use crate::shard::servers::ServerLink;
 use crate::shard::slots::Slots;
 use crate::shard::steps::Steps;
 use crate::shard::timers::Timers;
@@ -60,7 +60,7 @@ pub(crate) struct Core<A> {
     unsent: Vec<VecDeque<Parcel<A>>>,
     inbox: Inbox<Command>,
     arrived: VecDeque<Parcel<A>>,
-    newcomers: Vec<A>,
+    pub(super) newcomers: Vec<A>,
 }
 
 /// What all shards of an engine share.
@@ -314,10 +314,6 @@ impl<A> Core<A> {
         ShardContext::new(self)
     }
 
-    pub(super) fn newcomer(&mut self, accepted: A) {
-        self.newcomers.push(accepted);
-    }
-
     fn execute(&mut self, command: Command) {
         match command {
             Command::Call(call) => self.start_call(call),
@@ -378,7 +374,7 @@ impl<A> Core<A> {
         Status::new(Code::Unavailable, text)
     }
 
-    fn ship(&mut self, shard: usize, parcel: Parcel<A>) {
+    pub(super) fn ship(&mut self, shard: usize, parcel: Parcel<A>) {
         let parcel = if self.unsent[shard].is_empty() {
             match self.mesh.send(shard, parcel) {
                 Ok(()) => return,
@@ -399,54 +395,6 @@ impl<A> Core<A> {
                 }
             }
         }
-    }
-
-    /// Gives each new connection to the shard with the fewest, the lowest of them on a tie.
-    fn place_newcomers<T: Transport<Accepted = A>>(&mut self, transport: &mut T) {
-        while let Some(accepted) = self.newcomers.pop() {
-            let loads = &self.shared.loads;
-            let shard = (0..loads.len())
-                .min_by_key(|&shard| loads[shard].load(Ordering::Relaxed))
-                .unwrap_or(self.index);
-            loads[shard].fetch_add(1, Ordering::Relaxed);
-            if shard == self.index {
-                self.adopt(accepted, transport);
-            } else {
-                self.ship(shard, Parcel::Adopt(accepted));
-            }
-        }
-    }
-
-    fn adopt<T: Transport<Accepted = A>>(&mut self, accepted: A, transport: &mut T) {
-        if self.is_stopping() {
-            return self.leave_load();
-        }
-        let mut connection = grpcxx_rpc::ServerConnection::new(self.limits, self.announce);
-        let order = connection.first_order();
-        let adopted = match transport.adopt(accepted, order) {
-            Ok(link) => link,
-            Err(error) => {
-                self.leave_load();
-                tracing::warn!(%error, "a connection could not be taken in");
-                return;
-            }
-        };
-        if self.announce.intersects(Features::MEDIA)
-            && let Some(offer) = transport.offer(adopted)
-        {
-            connection.set_offer(offer);
-        }
-        match self.servers.insert(ServerLink::new(adopted, connection)) {
-            Ok(id) => self.links.set(adopted, Owner::Server(id)),
-            Err(_) => {
-                self.leave_load();
-                transport.close(adopted, false);
-            }
-        }
-    }
-
-    pub(super) fn leave_load(&self) {
-        self.shared.loads[self.index].fetch_sub(1, Ordering::Relaxed);
     }
 }
 

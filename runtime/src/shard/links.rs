@@ -13,7 +13,7 @@ use crate::function::AtOnce;
 use crate::shard::calls::Calls;
 use crate::shard::core::{Core, SharedParts};
 use crate::shard::keys::KnownKeys;
-use crate::shard::requests::ServerLink;
+use crate::shard::servers::ServerLink;
 use crate::shard::slots::Slots;
 use crate::shard::steps::Steps;
 

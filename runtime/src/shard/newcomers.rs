@@ -1,0 +1,65 @@
+//! Connections from peers on their way to the shard that serves them.
+
+use std::sync::atomic::Ordering;
+
+use grpcxx_rpc::{Features, ServerConnection};
+use grpcxx_transport::Transport;
+
+use crate::command::Parcel;
+use crate::shard::core::Core;
+use crate::shard::links::Owner;
+use crate::shard::servers::ServerLink;
+
+impl<A> Core<A> {
+    pub(super) fn newcomer(&mut self, accepted: A) {
+        self.newcomers.push(accepted);
+    }
+
+    /// Gives each new connection to the shard with the fewest, the lowest of them on a tie.
+    pub(super) fn place_newcomers<T: Transport<Accepted = A>>(&mut self, transport: &mut T) {
+        while let Some(accepted) = self.newcomers.pop() {
+            let loads = &self.shared.loads;
+            let shard = (0..loads.len())
+                .min_by_key(|&shard| loads[shard].load(Ordering::Relaxed))
+                .unwrap_or(self.index);
+            loads[shard].fetch_add(1, Ordering::Relaxed);
+            if shard == self.index {
+                self.adopt(accepted, transport);
+            } else {
+                self.ship(shard, Parcel::Adopt(accepted));
+            }
+        }
+    }
+
+    pub(super) fn adopt<T: Transport<Accepted = A>>(&mut self, accepted: A, transport: &mut T) {
+        if self.is_stopping() {
+            return self.leave_load();
+        }
+        let mut connection = ServerConnection::new(self.limits, self.announce);
+        let order = connection.first_order();
+        let adopted = match transport.adopt(accepted, order) {
+            Ok(link) => link,
+            Err(error) => {
+                self.leave_load();
+                tracing::warn!(%error, "a connection could not be taken in");
+                return;
+            }
+        };
+        if self.announce.intersects(Features::MEDIA)
+            && let Some(offer) = transport.offer(adopted)
+        {
+            connection.set_offer(offer);
+        }
+        match self.servers.insert(ServerLink::new(adopted, connection)) {
+            Ok(id) => self.links.set(adopted, Owner::Server(id)),
+            Err(_) => {
+                self.leave_load();
+                transport.close(adopted, false);
+            }
+        }
+    }
+
+    pub(super) fn leave_load(&self) {
+        self.shared.loads[self.index].fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,254 @@
+//! Connections on which peers call us: what their links tell, and what their links are given.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use grpcxx_rpc::{Code, PeerViolation, RequestId, ServerConnection, Status, Undelivered};
+use grpcxx_transport::{
+    CloseReason, Frame, Landing, LinkId, Next, Outcome, Progress, Time, Transport,
+};
+
+use crate::command::SlotId;
+use crate::function::RequestWatch;
+use crate::shard::core::{Core, Subject};
+use crate::shard::links::ArenaLandings;
+
+/// A connection on which a peer calls us.
+#[derive(Debug)]
+pub(super) struct ServerLink {
+    link: LinkId,
+    pub(super) connection: ServerConnection,
+    /// The steps in which requests of this connection wait for tensors.
+    parked: HashMap<RequestId, i64, RandomState>,
+    /// Who wants to hear what becomes of a request, by its token.
+    watches: Watches,
+    is_dirty: bool,
+    /// The link was full when it was last given a frame, or has not had all chunks of one.
+    is_held_back: bool,
+    armed: Option<Time>,
+}
+
+type Watches = HashMap<u64, Watch, RandomState>;
+
+/// Who hears what becomes of a request.
+struct Watch(Arc<dyn RequestWatch>);
+
+impl ServerLink {
+    pub(super) fn new(link: LinkId, connection: ServerConnection) -> Self {
+        Self {
+            link,
+            connection,
+            parked: HashMap::default(),
+            watches: HashMap::default(),
+            is_dirty: false,
+            is_held_back: false,
+            armed: None,
+        }
+    }
+
+    pub(super) fn park(&mut self, request: RequestId, step_id: i64) {
+        self.parked.insert(request, step_id);
+    }
+
+    pub(super) fn unpark(&mut self, request: RequestId) -> Option<i64> {
+        if self.parked.is_empty() {
+            return None;
+        }
+        self.parked.remove(&request)
+    }
+
+    /// Lets somebody hear what becomes of a request.
+    pub(super) fn watch(&mut self, request: RequestId, watch: Arc<dyn RequestWatch>) {
+        self.watches.insert(request.token(), Watch(watch));
+    }
+
+    /// Takes who watches a request.
+    pub(super) fn take_watch(&mut self, request: RequestId) -> Option<Arc<dyn RequestWatch>> {
+        take_watch(&mut self.watches, request)
+    }
+
+    /// The next answer with tensors of a step that did not leave. Those of watched requests belong to their service.
+    pub(super) fn poll_undelivered(&mut self) -> Option<Undelivered> {
+        loop {
+            let undelivered = self.connection.poll_undelivered()?;
+            let is_watched = |id: RequestId| self.watches.contains_key(&id.token());
+            if !is_watched(undelivered.id) {
+                return Some(undelivered);
+            }
+        }
+    }
+}
+
+impl<A> Core<A> {
+    pub(super) fn server_received(
+        &mut self,
+        id: SlotId,
+        bytes: &[u8],
+    ) -> Option<Result<Progress, PeerViolation>> {
+        self.server_reads(id, |connection, now, landings| {
+            connection.handle_received(now, bytes, landings)
+        })
+    }
+
+    pub(super) fn server_landed(
+        &mut self,
+        id: SlotId,
+        landing: Landing,
+    ) -> Option<Result<Next, PeerViolation>> {
+        self.server_reads(id, |connection, now, landings| {
+            connection.handle_landed(now, landing, landings)
+        })
+    }
+
+    /// Lets a connection read, and counts the requests that it has answered meanwhile.
+    #[inline]
+    fn server_reads<R>(
+        &mut self,
+        id: SlotId,
+        read: impl FnOnce(&mut ServerConnection, Time, &mut ArenaLandings<'_>) -> R,
+    ) -> Option<R> {
+        let now = self.now;
+        let (mut landings, servers) = ArenaLandings::of(self);
+        let connection = &mut servers.find_mut(id)?.connection;
+        let result = read(connection, now, &mut landings);
+        landings.release(connection.drain_released());
+        let answered = landings.answered;
+        self.counters().requests.add(answered);
+        self.mark_server(id);
+        Some(result)
+    }
+
+    pub(super) fn server_sent(&mut self, id: SlotId, frame: Box<Frame>, outcome: Outcome) {
+        let Some(server) = self.servers.find_mut(id) else {
+            return;
+        };
+        let watches = &mut server.watches;
+        (server.connection).handle_sent_with(frame, outcome, |request| {
+            if let Some(watch) = take_watch(watches, request) {
+                watch.delivered();
+            }
+        });
+        self.steps.release(server.connection.drain_released());
+        self.mark_server(id);
+        if outcome == Outcome::Lost {
+            self.take_undelivered(id);
+        }
+    }
+
+    pub(super) fn server_moved(&mut self, id: SlotId, medium: &'static str) {
+        if let Some(server) = self.servers.find_mut(id) {
+            server.connection.set_lends(medium == grpcxx_shm::MEDIUM);
+        }
+    }
+
+    /// Takes back what a lost connection still held: tensors whose answer never left, and places in steps.
+    pub(super) fn server_closed(&mut self, id: SlotId, reason: &CloseReason) {
+        let Some(server) = self.servers.find_mut(id) else {
+            return;
+        };
+        tracing::debug!(%reason, "a peer's connection ended");
+        server.connection.handle_closed(&Status::new(
+            Code::Unavailable,
+            format!("the connection ended: {reason}"),
+        ));
+        while let Some(request) = server.connection.poll_cancelled() {
+            if let Some(watch) = server.take_watch(request) {
+                watch.withdrawn();
+            }
+        }
+        // First the places in steps, so that nothing goes back to those who are gone.
+        let parked: Vec<(RequestId, i64)> = server.parked.drain().collect();
+        for (request, step_id) in parked {
+            self.forget_parked(id, request, step_id);
+        }
+        self.take_undelivered(id);
+        self.servers.remove(id);
+        self.counters().closed.add(1);
+        self.leave_load();
+    }
+
+    pub(super) fn server_timeout(&mut self, id: SlotId, at: Time) {
+        if let Some(server) = self.servers.find_mut(id) {
+            if server.armed == Some(at) {
+                server.armed = None;
+            }
+            server.connection.handle_timeout(self.now);
+            self.mark_server(id);
+        }
+    }
+
+    /// Whether all requests have an answer that its link has taken.
+    pub(super) fn servers_are_idle(&self) -> bool {
+        self.servers.ids().all(|id| {
+            self.servers.find(id).is_none_or(|server| {
+                !server.is_held_back && server.connection.outstanding_requests().next().is_none()
+            })
+        })
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn outstanding_requests(&self) -> usize {
+        let ids = self.servers.ids();
+        ids.filter_map(|id| self.servers.find(id))
+            .map(|server| server.connection.outstanding_requests().count())
+            .sum()
+    }
+
+    pub(super) fn mark_server(&mut self, id: SlotId) {
+        if let Some(server) = self.servers.find_mut(id)
+            && !server.is_dirty
+        {
+            server.is_dirty = true;
+            self.dirty_servers.push(id);
+        }
+    }
+
+    pub(super) fn flush_servers<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
+        let mut events = 0;
+        let count = self.dirty_servers.len();
+        for index in 0..count {
+            let id = self.dirty_servers[index];
+            let Some(server) = self.servers.find_mut(id) else {
+                continue;
+            };
+            server.is_dirty = server.connection.has_requests();
+            if server.is_dirty {
+                self.dirty_servers.push(id);
+            }
+            server.is_held_back = false;
+            while let Some(frame) = server.connection.poll_frame() {
+                if let Err(refused) = transport.send(server.link, frame) {
+                    server.connection.unpoll_frame(refused.value);
+                    server.is_held_back = true;
+                    break;
+                }
+                events += 1;
+            }
+            server.is_held_back |= server.connection.is_cutting();
+            if let Some(next) = server.connection.poll_resume() {
+                // A link that closed in this very turn refuses; its end is on the way.
+                let _ = transport.resume(server.link, next);
+            }
+            let timeout = server.connection.poll_timeout();
+            self.timers
+                .arm(Subject::Server(id), timeout, &mut server.armed);
+        }
+        self.dirty_servers.drain(..count);
+        events
+    }
+}
+
+fn take_watch(watches: &mut Watches, request: RequestId) -> Option<Arc<dyn RequestWatch>> {
+    if watches.is_empty() {
+        return None;
+    }
+    watches.remove(&request.token()).map(|Watch(watch)| watch)
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watch")
+    }
+}
