@@ -3,7 +3,7 @@ use std::ops::Range;
 use grpcxx_memory::{Buffer, BufferMut, Parts};
 use smallvec::SmallVec;
 
-use super::client::CallId;
+use super::client_call::CallId;
 use crate::wire::{DATA_ALIGNMENT_BYTES, filled_up};
 use crate::{Response, Status, Tensor, TensorMeta};
 

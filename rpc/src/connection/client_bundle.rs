@@ -5,7 +5,8 @@ use grpcxx_transport::Next;
 use smallvec::SmallVec;
 
 use super::answers::{SHARED_DATA_BYTES_MAX, block_bytes};
-use super::client::{Call, CallId, ClientConnection, NO_CALL};
+use super::client::{ClientConnection, NO_CALL};
+use super::client_call::{Call, CallId};
 use super::client_inbound::{Inbound, gone};
 use super::cursor::Cursor;
 use super::landings::{checked, message_in_any_case};

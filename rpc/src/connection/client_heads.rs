@@ -3,7 +3,8 @@
 use grpcxx_transport::Next;
 
 use super::body::Body;
-use super::client::{ClientConnection, Expected};
+use super::client::ClientConnection;
+use super::client_call::Expected;
 use super::client_inbound::Inbound;
 use super::cursor::Cursor;
 use super::heads_first::HeadsFirst;

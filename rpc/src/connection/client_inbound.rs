@@ -3,8 +3,9 @@ use grpcxx_transport::{Next, Progress, Time};
 
 use super::body::Body;
 use super::chunks;
-use super::client::{Call, ClientConnection, Expected};
+use super::client::ClientConnection;
 use super::client_bundle::small_tensor;
+use super::client_call::{Call, Expected};
 use super::cursor::{Cursor, Filled};
 use super::landings::checked;
 use super::records::{Records, message_too_long};

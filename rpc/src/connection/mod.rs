@@ -16,6 +16,7 @@ mod body;
 mod chunks;
 mod client;
 mod client_bundle;
+mod client_call;
 mod client_chunks;
 mod client_heads;
 mod client_inbound;
@@ -41,7 +42,8 @@ mod violation;
 
 pub use answers::ReadyAnswer;
 pub use chunks::ChunkError;
-pub use client::{CallId, CallOptions, ClientConnection, Finished};
+pub use client::ClientConnection;
+pub use client_call::{CallId, CallOptions, Finished};
 pub use landings::{AtHand, Landings};
 pub use limits::{COALESCE_BYTES_MAX, ConnectionLimits};
 pub use server::{Incoming, RequestId, ServerConnection, Undelivered};
