@@ -8,8 +8,23 @@ use std::time::{Duration, Instant};
 
 use grpcxx_memory::Buffer;
 use grpcxx_tcp::{DriverRequest, TcpOptions};
-use grpcxx_transport::{CloseReason, LinkLimits, Outcome, Refusal, Transport};
+use grpcxx_transport::{CloseReason, LinkId, LinkLimits, Outcome, Refusal, Transport};
 use support::*;
+
+/// Sends a message on each link, and each back.
+fn echo(a: &mut Side, b: &mut Side, links: &[LinkId], round: usize) {
+    let payload = Buffer::from(pattern(60, round));
+    for &link in links {
+        assert!(a.send(link, 0, &payload));
+    }
+    both(a, b, "asked", |_, b| b.messages.len() == links.len());
+    while let Some((link, bytes)) = b.seen.messages.pop_front() {
+        assert!(b.send(link, 0, &Buffer::from(bytes)));
+    }
+    both(a, b, "answered", |a, _| a.messages.len() == links.len());
+    let is_it = |(_, bytes): (_, Vec<u8>)| bytes == pattern(60, round);
+    assert!(a.seen.messages.drain(..).all(is_it));
+}
 
 for_each_driver! {
     fn messages_of_all_sizes_arrive_in_order_both_ways(driver) {
@@ -234,34 +249,44 @@ for_each_driver! {
     }
 
     fn links_that_are_busy_in_turns_lose_nothing(driver) {
-        let (mut a, mut b) = (Side::new(driver), Side::new(driver));
-        let (links, _) = join(&mut a, &mut b, 20);
-        // All, then one alone for longer than many are remembered, some, none for a while, and all again.
-        for (busy, rounds) in [(0..20, 50), (7..8, 1500), (3..12, 50), (0..0, 1), (0..20, 3)] {
-            for round in 0..rounds {
-                let payload = Buffer::from(pattern(60, round));
-                for &link in &links[busy.clone()] {
-                    assert!(a.send(link, 0, &payload));
+        // As many as are asked without being told, one more, and some more.
+        for count in [16, 17, 20] {
+            let (mut a, mut b) = (Side::new(driver), Side::new(driver));
+            let (links, _) = join(&mut a, &mut b, count);
+            // All, then one alone for longer than many are remembered, some, none for a while, and all again.
+            for (busy, rounds) in [(0..count, 50), (7..8, 1500), (3..12, 50), (0..0, 1), (0..count, 3)] {
+                for round in 0..rounds {
+                    echo(&mut a, &mut b, &links[busy.clone()], round);
                 }
-                both(&mut a, &mut b, "asked", |_, b| b.messages.len() == busy.len());
-                while let Some((link, bytes)) = b.seen.messages.pop_front() {
-                    assert!(b.send(link, 0, &Buffer::from(bytes)));
-                }
-                both(&mut a, &mut b, "answered", |a, _| a.messages.len() == busy.len());
-                assert!(a.seen.messages.drain(..).all(|(_, bytes)| bytes == pattern(60, round)));
+                a.settle(Duration::from_millis(2));
             }
-            a.settle(Duration::from_millis(2));
+            // The last bytes and the end of the stream come together.
+            for &link in &links {
+                assert!(a.send(link, 0, &Buffer::from(pattern(60, 1))));
+                a.transport.close(link, true);
+            }
+            a.settle(Duration::from_millis(10));
+            both(&mut a, &mut b, "all are closed", |a, b| {
+                a.closed.len() == count && b.closed.len() == count
+            });
+            assert_eq!(b.seen.messages.len(), count);
         }
-        // The last bytes and the end of the stream come together.
-        for &link in &links {
-            assert!(a.send(link, 0, &Buffer::from(pattern(60, 1))));
-            a.transport.close(link, true);
+    }
+
+    fn links_come_and_go_while_others_are_busy(driver) {
+        let (mut a, mut b) = (Side::new(driver), Side::new(driver));
+        let (mut links, _) = join(&mut a, &mut b, 16);
+        for round in 0..16 {
+            echo(&mut a, &mut b, &links, round);
+            // The next link takes its place in the table.
+            let gone = links.remove(round % links.len());
+            a.transport.close(gone, round % 2 == 0);
+            both(&mut a, &mut b, "one is closed", |a, b| a.closed.len().min(b.closed.len()) > round);
+            echo(&mut a, &mut b, &links, round);
+            a.seen.connected.clear();
+            links.extend(join(&mut a, &mut b, 1).0);
         }
-        a.settle(Duration::from_millis(10));
-        both(&mut a, &mut b, "all are closed", |a, b| {
-            a.closed.len() == 20 && b.closed.len() == 20
-        });
-        assert_eq!(b.seen.messages.len(), 20);
+        echo(&mut a, &mut b, &links, 99);
     }
 
     fn a_busy_link_keeps_no_other_waiting(driver) {

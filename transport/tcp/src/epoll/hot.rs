@@ -16,7 +16,7 @@ use crate::socket::Accepted;
 #[derive(Debug)]
 pub(super) struct Asking {
     hot: Hot,
-    /// Turns since epoll was asked.
+    /// Turns since epoll was asked, and links that had bytes since.
     turns: u32,
     /// Times that epoll is asked before a link may be hot again, because there were too many.
     crowded: u32,
@@ -93,7 +93,11 @@ impl EpollDriver {
             };
             let (found, is_ended) = (link.io.misses == 0, link.is_ended());
             match found {
-                true => self.staging.asking.hot.found(slot),
+                true => {
+                    self.staging.asking.hot.found(slot);
+                    // A turn that serves many links is a long one.
+                    self.staging.asking.turns += 1;
+                }
                 false => self.staging.asking.hot.missed(slot),
             }
             if is_ended {
@@ -105,7 +109,8 @@ impl EpollDriver {
     }
 }
 
-/// With hot links, epoll is asked in one of so many turns: it adds some microseconds to the first bytes of others.
+/// With hot links, epoll is asked in one of so many turns, or after so many links had bytes: that is how much later the
+/// first bytes of others are seen.
 const TURNS_OF_A_POLL: u32 = 8;
 
 /// How often epoll is asked before links are counted again: some hundreds of microseconds.

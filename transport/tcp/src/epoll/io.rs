@@ -14,7 +14,7 @@ pub(crate) struct Readiness {
     pub(crate) writable: bool,
     /// The stream has an end: reads go on until they find it, since no further edge will tell.
     pub(crate) ended: bool,
-    /// Turns in a row in which the link was hot and had no bytes.
+    /// How often in a row the link was asked while it was hot, and had no bytes.
     pub(crate) misses: u32,
 }
 

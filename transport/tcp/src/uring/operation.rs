@@ -29,7 +29,7 @@ pub(crate) struct Flight {
     pub(crate) gather: Option<Gather>,
     /// More bytes were there when the last receive completed, as far as is known.
     pub(crate) more: bool,
-    /// Turns in a row in which the link was asked for bytes in vain.
+    /// How often in a row the link was asked for bytes in vain.
     pub(crate) misses: u32,
     pub(crate) place: Place,
     /// Turns in a row in which the socket took none.

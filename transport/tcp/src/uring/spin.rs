@@ -40,9 +40,9 @@ impl Spinning {
         })
     }
 
-    /// Whether a link is asked for heads from now on, and no longer when epoll names it.
+    /// Whether a link that is not hot is asked for heads from now on, and no longer when epoll names it.
     fn admit(&mut self, slot: u32, link: &mut Link<Flight>) -> bool {
-        link.is_hot = link.is_hot || !self.crowd.is_lively() && self.hot.admit(slot);
+        link.is_hot = !self.crowd.is_lively() && self.hot.admit(slot);
         if link.is_hot {
             self.crowd.dismiss(link);
         }
@@ -94,10 +94,10 @@ impl UringDriver {
                 link.prepare_to_wait(&mut self.core.apart);
                 return Some(0);
             }
-            if self.spinning.admit(slot, link) {
+            if link.is_hot {
                 return Some(0);
             }
-            if !self.gather(slot) {
+            if !self.spinning.admit(slot, link) && !self.gather(slot) {
                 return None;
             }
         }
@@ -116,12 +116,14 @@ impl UringDriver {
         handler: &mut dyn LinkHandler<Accepted>,
     ) -> usize {
         self.spinning.hot.begin_walk();
-        while events < EVENTS_ENOUGH
+        let mut has_asked = false;
+        while (events < EVENTS_ENOUGH || !has_asked)
             && let Some(slot) = self.spinning.hot.next()
         {
             if !self.wants_heads(slot) {
                 continue;
             }
+            has_asked = true;
             match self.ask(slot, handler) {
                 Asked::Found(found) => {
                     events += found;
@@ -211,7 +213,7 @@ impl UringDriver {
         Asked::Found(0)
     }
 
-    /// Adds a link to the crowd, and with it those that are asked in each turn, because they become many. False if
+    /// Adds a link to the crowd, and with it those that are hot, because they become many. False if
     /// the system refuses.
     fn gather(&mut self, slot: u32) -> bool {
         let (_, link) = self.core.links.at(slot).expect("a link that reads");
