@@ -245,7 +245,8 @@ impl ServerConnection {
         self.cancelled.pop_front().map(|cancelled| cancelled.id)
     }
 
-    /// Tensors that were answered and did not reach the link, for the rendezvous that they came from.
+    /// Tensors that were answered and did not reach the link, for the rendezvous that they came from. Those that
+    /// [were at hand](crate::Landings::at_hand) come through [`ServerConnection::poll_lost`].
     pub fn poll_undelivered(&mut self) -> Option<Undelivered> {
         self.undelivered.pop_front()
     }

@@ -165,16 +165,6 @@ impl ServerConnection {
         Ok(())
     }
 
-    /// Tensors that were at hand and need not be held any longer.
-    pub fn drain_released(&mut self) -> impl Iterator<Item = HeldTensor> {
-        self.bundled.released.drain(..)
-    }
-
-    /// The next tensor that was at hand and did not reach the link, for the step that it came from.
-    pub fn poll_lost(&mut self) -> Option<HeldTensor> {
-        self.bundled.lost.pop_front()
-    }
-
     /// The same if its owner keeps it.
     #[inline(never)]
     fn answer_kept(
@@ -190,6 +180,16 @@ impl ServerConnection {
         answers.kept += 1;
         self.bundled.at_hand += 1;
         Ok(())
+    }
+
+    /// Tensors that were at hand and need not be held any longer.
+    pub fn drain_released(&mut self) -> impl Iterator<Item = HeldTensor> {
+        self.bundled.released.drain(..)
+    }
+
+    /// The next tensor that was at hand and did not reach the link, for the step that it came from.
+    pub fn poll_lost(&mut self) -> Option<HeldTensor> {
+        self.bundled.lost.pop_front()
     }
 
     #[cold]

@@ -64,7 +64,7 @@ impl Rendezvous {
                 self.limits.keys_per_step,
             ));
         }
-        if self.table.entries() == ENTRIES_MAX {
+        if self.table.is_full() {
             return Err(exhausted(
                 format_args!("one more key than"),
                 "keys of all steps",

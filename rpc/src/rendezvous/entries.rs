@@ -49,8 +49,8 @@ pub(super) struct Entry {
 pub(super) const NONE: u32 = u32::MAX;
 
 const _: () = assert!(
-    size_of::<Entry>() == 3 * 64,
-    "an entry is three cache lines"
+    size_of::<Entry>() == 3 * 64 && std::mem::offset_of!(Entry, tensor) == 64,
+    "an entry is three cache lines, of which the first has what a look needs"
 );
 
 impl Entries {
@@ -66,6 +66,12 @@ impl Entries {
 
     pub(super) fn len(&self) -> u32 {
         self.in_use
+    }
+
+    /// Whether there is no place for another, with those that are held.
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.free == NONE && self.slots.len() >= ENTRIES_MAX as usize
     }
 
     pub(super) fn hasher(&self) -> &RandomState {

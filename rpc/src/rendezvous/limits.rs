@@ -1,5 +1,5 @@
 /// Bounds of a [`Rendezvous`](crate::Rendezvous). Whatever would go beyond one is refused with
-/// `RESOURCE_EXHAUSTED` and a text that names the field.
+/// `RESOURCE_EXHAUSTED` and a text that names the field; so is what goes beyond 2^32 keys, or waits for keys, of all steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RendezvousLimits {
     /// Most steps in which something waits: a tensor or a receiver.

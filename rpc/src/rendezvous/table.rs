@@ -212,6 +212,11 @@ impl Table {
         self.entries.len()
     }
 
+    /// Whether there is no place for another key.
+    pub(super) fn is_full(&self) -> bool {
+        self.entries.is_full()
+    }
+
     /// How often a request waits for a key.
     pub(super) fn waits(&self) -> usize {
         self.waits.len()
