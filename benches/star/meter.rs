@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 /// Times operations that follow one another, in windows of equal numbers of operations.
 ///
 /// A window counts if the threads of this process did not have to wait for a CPU in it. Where none is so, the
-/// least disturbed tenth counts. Only threads that have run in the first window are watched: whoever takes a CPU
-/// from them makes them wait, and each look takes half a microsecond.
+/// least disturbed tenth counts. Only threads that run at the end of the first window are watched: whoever takes a
+/// CPU from them makes them wait, and each look takes half a microsecond.
 pub(crate) struct Meter {
     waiting: Waiting,
     per_window: usize,
     in_window: usize,
     begun: Instant,
-    waited_ns: u64,
     latencies_ns: Vec<u64>,
     windows: Vec<Window>,
     calls: Vec<u64>,
@@ -37,17 +36,21 @@ struct Window {
     first_latency: usize,
 }
 
-/// The threads of this process that run, with the time that each had run when the first window began. How long they have
-/// waited for a CPU is what the scheduler counts.
-struct Waiting(Vec<(File, u64)>);
+/// The threads of this process that are watched.
+struct Waiting(Vec<Thread>);
+
+struct Thread {
+    stat: File,
+    schedstat: File,
+    /// How long it had waited for a CPU when it was last looked at.
+    waited_ns: u64,
+}
 
 impl Meter {
     /// A meter for at most `windows` windows of `per_window` operations. Threads that exist now may be watched.
     pub(crate) fn new(windows: usize, per_window: usize) -> Self {
-        let waiting = Waiting::of_all_threads();
         Self {
-            waited_ns: waiting.total_ns(),
-            waiting,
+            waiting: Waiting::of_all_threads(),
             per_window,
             in_window: 0,
             begun: Instant::now(),
@@ -62,10 +65,7 @@ impl Meter {
         self.in_window = 0;
         self.latencies_ns
             .truncate(self.windows.len() * self.per_window);
-        if self.windows.is_empty() {
-            self.waiting.begin();
-        }
-        self.waited_ns = self.waiting.total_ns();
+        self.waiting.look();
         self.begun = Instant::now();
     }
 
@@ -108,17 +108,14 @@ impl Meter {
 
     fn end_window(&mut self, now: Instant) {
         if self.windows.is_empty() {
-            self.waiting.forget_sleepers(now - self.begun);
-            self.waited_ns = self.waiting.total_ns();
+            self.waiting.forget_sleepers();
         }
-        let waited_ns = self.waiting.total_ns();
         self.windows.push(Window {
             elapsed: now - self.begun,
-            waited: Duration::from_nanos(waited_ns - self.waited_ns),
+            waited: self.waiting.look(),
             first_latency: self.latencies_ns.len() - self.per_window,
         });
         self.in_window = 0;
-        self.waited_ns = waited_ns;
         self.begun = Instant::now();
     }
 
@@ -138,46 +135,53 @@ impl Window {
 impl Waiting {
     fn of_all_threads() -> Self {
         let tasks = read_dir("/proc/self/task").expect("Linux has /proc");
-        let open = |task: std::io::Result<std::fs::DirEntry>| {
-            let file = File::open(task.ok()?.path().join("schedstat")).ok()?;
-            let [ran_ns, _] = schedstat(&file)?;
-            Some((file, ran_ns))
+        let watch = |task: std::io::Result<std::fs::DirEntry>| {
+            let directory = task.ok()?.path();
+            Some(Thread {
+                stat: File::open(directory.join("stat")).ok()?,
+                schedstat: File::open(directory.join("schedstat")).ok()?,
+                waited_ns: 0,
+            })
         };
-        Self(tasks.filter_map(open).collect())
+        Self(tasks.filter_map(watch).collect())
     }
 
-    /// Begins to see who runs.
-    fn begin(&mut self) {
-        for (file, first_ns) in &mut self.0 {
-            if let Some([ran_ns, _]) = schedstat(file) {
-                *first_ns = ran_ns;
-            }
-        }
+    /// Watches only threads that run now, or would if they had a CPU.
+    fn forget_sleepers(&mut self) {
+        self.0.retain(Thread::runs);
+        assert!(self.0.len() >= 2, "both ends spin");
     }
 
-    /// Watches only those that have run for a tenth of this time since.
-    fn forget_sleepers(&mut self, elapsed: Duration) {
-        let ran_enough_ns = elapsed.as_nanos() as u64 / 10;
-        self.0.retain(|(file, first_ns)| {
-            schedstat(file)
-                .is_some_and(|[ran_ns, _]| ran_ns.saturating_sub(*first_ns) >= ran_enough_ns)
-        });
-    }
-
-    fn total_ns(&self) -> u64 {
-        let waited = |(file, _): &(File, u64)| Some(schedstat(file)?[1]);
-        self.0.iter().filter_map(waited).sum()
+    /// How long the threads together have waited for a CPU since the last look.
+    fn look(&mut self) -> Duration {
+        let waited_ns = self.0.iter_mut().filter_map(Thread::look_ns).sum();
+        Duration::from_nanos(waited_ns)
     }
 }
 
-/// How long a thread has run and how long it has waited for a CPU, in nanoseconds: the first numbers of
-/// `/proc/*/schedstat`. A thread that has ended does neither.
-fn schedstat(file: &File) -> Option<[u64; 2]> {
-    let mut text = [0; 128];
-    let len = file.read_at(&mut text, 0).ok()?;
-    let text = std::str::from_utf8(&text[..len]).ok()?;
-    let mut numbers = text.split_whitespace().map_while(|word| word.parse().ok());
-    Some([numbers.next()?, numbers.next()?])
+impl Thread {
+    /// By the third field of `/proc/*/stat`, behind a name in parentheses. What a thread has run is written only when it
+    /// stops, or every few milliseconds.
+    fn runs(&self) -> bool {
+        let mut text = [0; 512];
+        let fields = read_in(&self.stat, &mut text).and_then(|text| text.rsplit_once(") "));
+        fields.is_some_and(|(_, fields)| fields.starts_with('R'))
+    }
+
+    /// By the second number of `/proc/*/schedstat`. A thread that has ended waits no more.
+    fn look_ns(&mut self) -> Option<u64> {
+        let mut text = [0; 128];
+        let text = read_in(&self.schedstat, &mut text)?;
+        let waited_ns: u64 = text.split_whitespace().nth(1)?.parse().ok()?;
+        let before_ns = std::mem::replace(&mut self.waited_ns, waited_ns);
+        Some(waited_ns - before_ns)
+    }
+}
+
+/// What a file has now, without an allocation: those of calls are counted.
+fn read_in<'a>(file: &File, memory: &'a mut [u8]) -> Option<&'a str> {
+    let len = file.read_at(memory, 0).ok()?;
+    std::str::from_utf8(&memory[..len]).ok()
 }
 
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
