@@ -111,7 +111,7 @@ impl EpollDriver {
 
 /// With hot links, epoll is asked in one of so many turns, or after so many links had bytes: that is how much later the
 /// first bytes of others are seen.
-const TURNS_OF_A_POLL: u32 = 8;
+const TURNS_OF_A_POLL: u32 = 16;
 
 /// How often epoll is asked before links are counted again: some hundreds of microseconds.
 const CROWDED_POLLS: u32 = 512;
@@ -130,7 +130,7 @@ mod tests {
         let mut asking = Asking::new();
         assert_eq!(polls_in(&mut asking, 100), 100);
         assert!(asking.admit(7));
-        assert_eq!(polls_in(&mut asking, 80), 80 / TURNS_OF_A_POLL);
+        assert_eq!(polls_in(&mut asking, 10 * TURNS_OF_A_POLL), 10);
         asking.hot.dismiss(7);
         assert_eq!(polls_in(&mut asking, 100), 100);
     }
