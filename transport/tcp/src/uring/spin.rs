@@ -60,8 +60,11 @@ impl Spinning {
 
 /// What became of asking a link for bytes.
 enum Asked {
-    /// It had some, or its end, which made so many events.
-    Found(usize),
+    /// It had some, or its end, which made so many events, and may have more.
+    Found {
+        events: usize,
+        has_more: bool,
+    },
     Missed,
     /// It has had none too often, and shall wait in the ring.
     Dismissed,
@@ -102,8 +105,8 @@ impl UringDriver {
             }
         }
         self.core.queue(slot);
-        match self.ask(slot, handler) {
-            Asked::Found(events) => Some(events),
+        match self.ask_on(slot, handler) {
+            Asked::Found { events, .. } => Some(events),
             Asked::Missed => Some(0),
             Asked::Dismissed => None,
         }
@@ -124,8 +127,8 @@ impl UringDriver {
                 continue;
             }
             has_asked = true;
-            match self.ask(slot, handler) {
-                Asked::Found(found) => {
+            match self.ask_on(slot, handler) {
+                Asked::Found { events: found, .. } => {
                     events += found;
                     if self.wants_heads(slot) {
                         self.spinning.hot.found(slot);
@@ -167,6 +170,28 @@ impl UringDriver {
         }
     }
 
+    /// Asks a link for bytes as [`UringDriver::ask`] does, and again while it has all that it is asked for: what comes of
+    /// payloads that are taken in together leaves together.
+    fn ask_on(&mut self, slot: u32, handler: &mut dyn LinkHandler<Accepted>) -> Asked {
+        let mut all_events = 0;
+        for count in 0..RECEIVES_MAX {
+            match self.ask(slot, handler) {
+                Asked::Found { events, has_more } => {
+                    all_events += events;
+                    if !has_more || all_events >= EVENTS_PER_LINK {
+                        break;
+                    }
+                }
+                nothing if count == 0 => return nothing,
+                Asked::Missed | Asked::Dismissed => break,
+            }
+        }
+        Asked::Found {
+            events: all_events,
+            has_more: false,
+        }
+    }
+
     /// Asks a link for bytes, which must be open and not be asked by the ring.
     fn ask(&mut self, slot: u32, handler: &mut dyn LinkHandler<Accepted>) -> Asked {
         let Some((_, link)) = self.core.links.at(slot) else {
@@ -189,12 +214,14 @@ impl UringDriver {
                 if bytes < asked_bytes {
                     link.io.place.found_the_last();
                 }
-                return Asked::Found(if is_direct {
+                let events = if is_direct {
                     self.core.landed(slot, bytes, handler)
                 } else {
                     let staged = &self.spinning.staging[..bytes];
                     self.core.staged(slot, staged, handler)
-                });
+                };
+                let has_more = bytes == asked_bytes && bytes < operation::RECEIVE_BYTES_MAX;
+                return Asked::Found { events, has_more };
             }
             Err(Errno::AGAIN) => {
                 link.io.place.found_nothing();
@@ -210,7 +237,10 @@ impl UringDriver {
             Err(errno) => link.fail("receive from", errno),
         }
         self.core.queue(slot);
-        Asked::Found(0)
+        Asked::Found {
+            events: 0,
+            has_more: false,
+        }
     }
 
     /// Adds a link to the crowd, and with it those that are hot, because they become many. False if
@@ -273,3 +303,9 @@ impl UringDriver {
         self.watch_crowd(true);
     }
 }
+
+/// Receive calls for one link in one turn.
+const RECEIVES_MAX: usize = 16;
+
+/// A link that has had this many events lets others go on.
+const EVENTS_PER_LINK: usize = 256;
