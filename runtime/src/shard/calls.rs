@@ -1,5 +1,4 @@
 use std::collections::HashMap;
-use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
@@ -15,6 +14,7 @@ use crate::function::RequestWatch;
 use crate::limits;
 use crate::shard::core::{Core, Subject};
 use crate::shard::slots::{Slots, Vacant};
+use crate::shard::watches::Watches;
 
 /// The calls that this shard has accepted and not yet finished.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Calls {
     slots: Slots<PendingCall>,
     numbers: HashMap<u64, SlotId, RandomState>,
     /// The services in this process that have the requests.
-    watches: HashMap<SlotId, Watch, RandomState>,
+    watches: Watches<SlotId>,
 }
 
 /// A call under way. There are many, so what only some have is elsewhere.
@@ -56,15 +56,12 @@ pub(super) struct WaitingCall {
 #[derive(Debug)]
 pub(super) struct Room<'a>(Vacant<'a, PendingCall>);
 
-/// Who wants to hear what becomes of a call.
-struct Watch(Arc<dyn RequestWatch>);
-
 impl Calls {
     pub(super) fn new() -> Self {
         Self {
             slots: Slots::new(limits::CALLS_PER_SHARD),
             numbers: HashMap::default(),
-            watches: HashMap::default(),
+            watches: Watches::new(),
         }
     }
 
@@ -106,16 +103,13 @@ impl Calls {
     /// Notes who wants to hear what becomes of a local call.
     pub(super) fn watch(&mut self, call: SlotId, watch: Arc<dyn RequestWatch>) {
         if self.slots.find(call).is_some() {
-            self.watches.insert(call, Watch(watch));
+            self.watches.insert(call, watch);
         }
     }
 
     /// Takes who watches a local call.
     pub(super) fn take_watch(&mut self, call: SlotId) -> Option<Arc<dyn RequestWatch>> {
-        if self.watches.is_empty() {
-            return None;
-        }
-        self.watches.remove(&call).map(|Watch(watch)| watch)
+        self.watches.take(&call)
     }
 
     /// Room for the next call, unless it would be refused.
@@ -393,12 +387,6 @@ impl Drop for Calls {
         for call in self.slots.values_mut() {
             drop(Completion::new(std::mem::take(&mut call.target)));
         }
-    }
-}
-
-impl fmt::Debug for Watch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Watch")
     }
 }
 

@@ -17,6 +17,7 @@ mod servers;
 mod slots;
 mod steps;
 mod timers;
+mod watches;
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,7 +1,6 @@
 //! Connections on which peers call us: what their links tell, and what their links are given.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
@@ -14,6 +13,7 @@ use crate::command::SlotId;
 use crate::function::RequestWatch;
 use crate::shard::core::{Core, Subject};
 use crate::shard::links::ArenaLandings;
+use crate::shard::watches::Watches;
 
 /// A connection on which a peer calls us.
 #[derive(Debug)]
@@ -23,17 +23,12 @@ pub(super) struct ServerLink {
     /// The steps in which requests of this connection wait for tensors.
     parked: HashMap<RequestId, i64, RandomState>,
     /// Who wants to hear what becomes of a request, by its token.
-    watches: Watches,
+    watches: Watches<u64>,
     is_dirty: bool,
     /// The link was full when it was last given a frame, or has not had all chunks of one.
     is_held_back: bool,
     armed: Option<Time>,
 }
-
-type Watches = HashMap<u64, Watch, RandomState>;
-
-/// Who hears what becomes of a request.
-struct Watch(Arc<dyn RequestWatch>);
 
 impl ServerLink {
     pub(super) fn new(link: LinkId, connection: ServerConnection) -> Self {
@@ -41,7 +36,7 @@ impl ServerLink {
             link,
             connection,
             parked: HashMap::default(),
-            watches: HashMap::default(),
+            watches: Watches::new(),
             is_dirty: false,
             is_held_back: false,
             armed: None,
@@ -61,19 +56,19 @@ impl ServerLink {
 
     /// Lets somebody hear what becomes of a request.
     pub(super) fn watch(&mut self, request: RequestId, watch: Arc<dyn RequestWatch>) {
-        self.watches.insert(request.token(), Watch(watch));
+        self.watches.insert(request.token(), watch);
     }
 
     /// Takes who watches a request.
     pub(super) fn take_watch(&mut self, request: RequestId) -> Option<Arc<dyn RequestWatch>> {
-        take_watch(&mut self.watches, request)
+        self.watches.take(&request.token())
     }
 
     /// The next answer with tensors of a step that did not leave. Those of watched requests belong to their service.
     pub(super) fn poll_undelivered(&mut self) -> Option<Undelivered> {
         loop {
             let undelivered = self.connection.poll_undelivered()?;
-            let is_watched = |id: RequestId| self.watches.contains_key(&id.token());
+            let is_watched = |id: RequestId| self.watches.has(&id.token());
             if !is_watched(undelivered.id) {
                 return Some(undelivered);
             }
@@ -126,7 +121,7 @@ impl<A> Core<A> {
         };
         let watches = &mut server.watches;
         (server.connection).handle_sent_with(frame, outcome, |request| {
-            if let Some(watch) = take_watch(watches, request) {
+            if let Some(watch) = watches.take(&request.token()) {
                 watch.delivered();
             }
         });
@@ -237,18 +232,5 @@ impl<A> Core<A> {
         }
         self.dirty_servers.drain(..count);
         events
-    }
-}
-
-fn take_watch(watches: &mut Watches, request: RequestId) -> Option<Arc<dyn RequestWatch>> {
-    if watches.is_empty() {
-        return None;
-    }
-    watches.remove(&request.token()).map(|Watch(watch)| watch)
-}
-
-impl fmt::Debug for Watch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Watch")
     }
 }
