@@ -12,8 +12,8 @@ use grpcxx_transport::{CloseReason, LinkId, LinkLimits, Outcome, Refusal, Transp
 use support::*;
 
 /// Sends a message on each link, and each back.
-fn echo(a: &mut Side, b: &mut Side, links: &[LinkId], round: usize) {
-    let payload = Buffer::from(pattern(60, round));
+fn echo(a: &mut Side, b: &mut Side, links: &[LinkId], payload: Vec<u8>) {
+    let payload = Buffer::from(payload);
     for &link in links {
         assert!(a.send(link, 0, &payload));
     }
@@ -22,7 +22,7 @@ fn echo(a: &mut Side, b: &mut Side, links: &[LinkId], round: usize) {
         assert!(b.send(link, 0, &Buffer::from(bytes)));
     }
     both(a, b, "answered", |a, _| a.messages.len() == links.len());
-    let is_it = |(_, bytes): (_, Vec<u8>)| bytes == pattern(60, round);
+    let is_it = |(_, bytes): (_, Vec<u8>)| bytes == payload[..];
     assert!(a.seen.messages.drain(..).all(is_it));
 }
 
@@ -231,18 +231,7 @@ for_each_driver! {
         let (mut a, mut b) = (Side::new(driver), Side::new(driver));
         let (links, _) = join(&mut a, &mut b, 1000);
         for round in 0..3 {
-            let payload = Buffer::from(pattern(700, round));
-            for &link in &links {
-                assert!(a.send(link, 0, &payload));
-            }
-            both(&mut a, &mut b, "all asked", |_, b| b.messages.len() == 1000);
-            while let Some((link, bytes)) = b.seen.messages.pop_front() {
-                assert!(b.send(link, 0, &Buffer::from(bytes)));
-            }
-            both(&mut a, &mut b, "all answered", |a, _| a.messages.len() == 1000);
-            for (_, bytes) in a.seen.messages.drain(..) {
-                assert_eq!(bytes, pattern(700, round));
-            }
+            echo(&mut a, &mut b, &links, pattern(700, round));
         }
         drop(a);
         b.until("all are closed", |seen| seen.closed.len() == 1000);
@@ -256,7 +245,7 @@ for_each_driver! {
             // All, then one alone for longer than many are remembered, some, none for a while, and all again.
             for (busy, rounds) in [(0..count, 50), (7..8, 1500), (3..12, 50), (0..0, 1), (0..count, 3)] {
                 for round in 0..rounds {
-                    echo(&mut a, &mut b, &links[busy.clone()], round);
+                    echo(&mut a, &mut b, &links[busy.clone()], pattern(60, round));
                 }
                 a.settle(Duration::from_millis(2));
             }
@@ -277,16 +266,16 @@ for_each_driver! {
         let (mut a, mut b) = (Side::new(driver), Side::new(driver));
         let (mut links, _) = join(&mut a, &mut b, 16);
         for round in 0..16 {
-            echo(&mut a, &mut b, &links, round);
+            echo(&mut a, &mut b, &links, pattern(60, round));
             // The next link takes its place in the table.
             let gone = links.remove(round % links.len());
             a.transport.close(gone, round % 2 == 0);
             both(&mut a, &mut b, "one is closed", |a, b| a.closed.len().min(b.closed.len()) > round);
-            echo(&mut a, &mut b, &links, round);
+            echo(&mut a, &mut b, &links, pattern(60, round));
             a.seen.connected.clear();
             links.extend(join(&mut a, &mut b, 1).0);
         }
-        echo(&mut a, &mut b, &links, 99);
+        echo(&mut a, &mut b, &links, pattern(60, 99));
     }
 
     fn a_busy_link_keeps_no_other_waiting(driver) {
