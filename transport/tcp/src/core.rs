@@ -371,6 +371,12 @@ fn step_closing<D>(link: &mut Link<D>, now: Time) {
 /// the pieces of one send and by the heads that fit into one staged read.
 pub(crate) const EVENTS_ENOUGH: usize = 1024;
 
+/// Receive calls for one link in one turn.
+pub(crate) const RECEIVES_MAX: usize = 16;
+
+/// A link that has had this many events lets others go on.
+pub(crate) const EVENTS_PER_LINK: usize = 256;
+
 /// How long a link that closes may take to get its frames to the peer's system.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(2);
 

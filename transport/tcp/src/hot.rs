@@ -18,9 +18,8 @@ pub(crate) struct Hot {
     left: usize,
     /// Whether this walk has found bytes.
     has_found: bool,
-    /// Links that this walk has asked out of turn, and whether the one that is being asked is of them.
+    /// Links that this walk has asked out of turn, which it does while one waits.
     out_of_turn: usize,
-    is_out_of_turn: bool,
     /// Where the last one out of turn stood.
     cursor: usize,
 }
@@ -33,7 +32,6 @@ impl Hot {
             left: 0,
             has_found: false,
             out_of_turn: 0,
-            is_out_of_turn: false,
             cursor: 0,
         }
     }
@@ -73,8 +71,7 @@ impl Hot {
         if self.left == 0 {
             return None;
         }
-        self.is_out_of_turn = self.waiting.is_some();
-        if !self.is_out_of_turn {
+        if self.waiting.is_none() {
             self.left -= 1;
             return self.order.pop_front();
         }
@@ -97,7 +94,7 @@ impl Hot {
 
     /// The link had none.
     pub(crate) fn missed(&mut self, slot: u32) {
-        if self.is_out_of_turn {
+        if self.waiting.is_some() {
             self.order.insert(self.cursor, slot);
             self.left += 1;
         } else {

@@ -3,7 +3,7 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use super::hot::Asking;
-use crate::core::Core;
+use crate::core::{Core, EVENTS_PER_LINK, RECEIVES_MAX};
 use crate::gather::{Gather, Sent};
 use crate::socket::Accepted;
 
@@ -132,12 +132,6 @@ const SEND_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes that one link receives in one turn.
 const RECEIVE_BYTES_MAX: usize = 1 << 20;
-
-/// Receive calls for one link in one turn.
-const RECEIVES_MAX: usize = 16;
-
-/// A link that has had this many events lets others go on.
-const EVENTS_PER_LINK: usize = 256;
 
 /// Staging memory cannot be smaller.
 const STAGING_BYTES_MIN: usize = 4096;

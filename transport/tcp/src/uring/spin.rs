@@ -12,7 +12,7 @@ use rustix::net::RecvFlags;
 use super::crowd::Crowd;
 use super::operation::Flight;
 use super::{UringDriver, operation};
-use crate::core::EVENTS_ENOUGH;
+use crate::core::{EVENTS_ENOUGH, EVENTS_PER_LINK, RECEIVES_MAX};
 use crate::gather::{Gather, Sent};
 use crate::hot::{Hot, MISSES_MAX};
 use crate::link::Link;
@@ -303,9 +303,3 @@ impl UringDriver {
         self.watch_crowd(true);
     }
 }
-
-/// Receive calls for one link in one turn.
-const RECEIVES_MAX: usize = 16;
-
-/// A link that has had this many events lets others go on.
-const EVENTS_PER_LINK: usize = 256;
