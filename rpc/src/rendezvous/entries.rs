@@ -36,7 +36,7 @@ pub(super) struct Entry {
     pub(super) waits: u32,
     /// Of the first entry of a step: the last one, and how many there are.
     last_in_step: u32,
-    entries_of_step: u32,
+    pub(super) entries_of_step: u32,
     /// Whether a request that wants several tensors at once has found this one.
     pub(super) is_found: bool,
     /// Whether the index has it.
@@ -259,11 +259,6 @@ impl Entry {
     #[inline]
     fn is_of(&self, key_hash: u64, key: &Text) -> bool {
         self.key_hash == key_hash && self.key == *key
-    }
-
-    /// How many entries its step has, of which it is the first.
-    pub(super) fn entries_of_step(&self) -> u32 {
-        self.entries_of_step
     }
 
     /// Whether nobody waits for its tensor, or has found it.

@@ -76,7 +76,7 @@ impl Table {
             first,
             key_hash,
             entry: first.and_then(|first| self.entries.find(first, key_hash, key)),
-            entries_of_step: first.map_or(0, |first| self.entries.get(first).entries_of_step()),
+            entries_of_step: first.map_or(0, |first| self.entries.get(first).entries_of_step),
         }
     }
 
