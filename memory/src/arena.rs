@@ -9,6 +9,7 @@ use crate::options::{ARENA_BYTES_MAX, ArenaOptions};
 use crate::places::Places;
 use crate::region::Region;
 use crate::slabs::Slabs;
+use crate::together;
 
 /// The memory of one shard.
 ///
@@ -121,6 +122,7 @@ impl Arena {
 
     /// Takes home all blocks that were given back, and says how many.
     pub fn reclaim(&mut self) -> usize {
+        together::settle();
         self.reclaim_up_to(usize::MAX)
     }
 

@@ -12,6 +12,7 @@ use crate::reclaim::{
     BlockEntry, BlockId, BlockPlace, Chain, GivenBack, ReclaimList, SLOTS_PER_SLAB,
 };
 use crate::region::{Region, RegionKind, SharedMemory};
+use crate::together;
 
 /// The owner's side of the memory behind an arena.
 #[derive(Debug)]
@@ -215,6 +216,7 @@ impl SharedBlock {
 
     /// Whether this is the only reference.
     pub(crate) fn is_unique(&self) -> bool {
+        together::settle();
         // SAFETY: this block is out, so the shared state is alive.
         unsafe { self.pool.as_ref() }.entry(self.id).is_unique()
     }
@@ -267,13 +269,22 @@ impl Clone for SharedBlock {
 impl Drop for SharedBlock {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: this block is out, so the shared state is alive.
-        let entry = unsafe { self.pool.as_ref() }.entry(self.id);
-        entry.bytes.read();
-        if entry.release(1) {
-            // SAFETY: the last owner of the block, and going.
-            unsafe { give_back(self.pool, self.id) };
-        }
+        // SAFETY: this is a reference, and going. All that wait together are to this block, which is out until then.
+        unsafe { together::release(self.pool.cast(), self.id.raw(), release) };
+    }
+}
+
+/// # Safety
+/// The caller has so many references to the block of this pool, which is out, and uses them no more.
+#[inline(always)]
+unsafe fn release(pool: NonNull<()>, id: u32, count: u32) {
+    let (pool, id) = (pool.cast::<PoolShared>(), BlockId::from_raw(id));
+    // SAFETY: the block is out, so the shared state is alive.
+    let entry = unsafe { pool.as_ref() }.entry(id);
+    entry.bytes.read();
+    if entry.release(count) {
+        // SAFETY: the last owners of the block, and going.
+        unsafe { give_back(pool, id) };
     }
 }
 

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
-use crate::Buffer;
+use crate::{Buffer, together};
 
 /// Somebody else, whose memory is borrowed part by part and given back.
 pub trait Lender: Send + Sync + 'static {
@@ -127,11 +127,22 @@ impl Clone for Lease {
 impl Drop for Lease {
     #[inline]
     fn drop(&mut self) {
-        // After this nothing of the table is touched, unless it was the last reference.
-        if self.count().fetch_sub(1, Ordering::Release) == 1 {
-            // SAFETY: this was the last reference, and is going.
-            unsafe { give_back(self.table, self.number) };
-        }
+        // SAFETY: this is a reference, and going. All that wait together are to this part, and keep the table.
+        unsafe { together::release(self.table.cast(), self.number, release) };
+    }
+}
+
+/// # Safety
+/// The caller has so many references to the part of this table with this number, and uses them no more.
+#[inline(always)]
+unsafe fn release(table: NonNull<()>, number: u32, count: u32) {
+    let table = table.cast::<Table>();
+    // SAFETY: references to the part keep the table.
+    let references = unsafe { &table.as_ref().counts[number as usize] };
+    // After this nothing of the table is touched, unless they were the last references.
+    if references.fetch_sub(count as usize, Ordering::Release) == count as usize {
+        // SAFETY: these were the last references, and are going.
+        unsafe { give_back(table, number) };
     }
 }
 

@@ -17,6 +17,9 @@
 //! Memory of other devices, which no CPU can read, is a [`DeviceBuffer`]; [`DeviceBuffer::stage`] gives a [`Buffer`] of
 //! its bytes.
 //!
+//! Counts of references are shared by all threads. A thread that drops many references to the same arena's or lender's
+//! memory in a row can take them off together, in a scope of [`DropTogether`].
+//!
 //! # How an arena works
 //! Address space is reserved once and pages are committed when they are first touched. Requests up to
 //! 2 KiB take a slot of a slab (64 slots of one power of two), larger ones a span of 4 KiB pages from a
@@ -30,7 +33,7 @@
 //! Only in `mapping.rs` (address space), `block.rs` (blocks and their counts), `heap.rs` (heap memory as
 //! a base and a capacity), `lease.rs` (borrowed parts and their counts), `buffer.rs` and `buffer_mut.rs` (pointer and
 //! length as a slice), `buffer/parts.rs` (counted references become buffers), `arena.rs` (one block becomes one buffer),
-//! and `sync.rs` (for loom only).
+//! `together.rs` (references that wait to be taken off their count together), and `sync.rs` (for loom only).
 //!
 //! # Checking it
 //! - `cargo test -p grpcxx-memory`: unit, random and allocation-counting tests.
@@ -56,6 +59,7 @@ mod reclaim;
 mod region;
 mod slabs;
 mod sync;
+mod together;
 
 pub use arena::{Arena, ArenaStatistics, OutOfMemory};
 pub use buffer::{Buffer, Parts};
@@ -64,3 +68,4 @@ pub use device::{DeviceBuffer, DeviceMemory, DmaBuf};
 pub use lease::{Leases, Lender};
 pub use options::{ARENA_BYTES_MAX, ArenaOptions, CAPACITY_BYTES_DEFAULT, MEMORY_SHARE_PERCENT};
 pub use region::{Region, RegionKind, SharedMemory};
+pub use together::DropTogether;

@@ -55,6 +55,17 @@ impl BlockId {
     }
 
     #[inline]
+    pub(crate) fn raw(self) -> u32 {
+        self.0
+    }
+
+    /// The id with this number, which is that of an id.
+    #[inline]
+    pub(crate) fn from_raw(raw: u32) -> Self {
+        Self(raw)
+    }
+
+    #[inline]
     pub(crate) fn place(self) -> BlockPlace {
         if self.0 & SLOT_BIT == 0 {
             return BlockPlace::Span { page: self.0 };

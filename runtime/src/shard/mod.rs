@@ -22,6 +22,7 @@ mod watches;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use grpcxx_memory::DropTogether;
 use grpcxx_transport::{ListenerId, Time, Transport, TransportError};
 
 pub use self::context::ShardContext;
@@ -53,6 +54,7 @@ impl<T: Transport> Shard<T> {
 
     /// One bounded round of work. Returns how much happened.
     pub(crate) fn turn(&mut self, now: Time) -> usize {
+        let _together = DropTogether::begin();
         self.core.begin(now);
         let mut events = self.transport.turn(now, &mut self.core);
         events += self.core.take_commands(&mut self.transport);
