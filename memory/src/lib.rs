@@ -33,7 +33,8 @@
 //! Only in `mapping.rs` (address space), `block.rs` (blocks and their counts), `heap.rs` (heap memory as
 //! a base and a capacity), `lease.rs` (borrowed parts and their counts), `buffer.rs` and `buffer_mut.rs` (pointer and
 //! length as a slice), `buffer/parts.rs` (counted references become buffers), `arena.rs` (one block becomes one buffer),
-//! `together.rs` (references that wait to be taken off their count together), and `sync.rs` (for loom only).
+//! `together.rs` (references that wait to be taken off their count together), `ahead.rs` (a hint to the CPU), and `sync.rs`
+//! (for loom only).
 //!
 //! # Checking it
 //! - `cargo test -p grpcxx-memory`: unit, random and allocation-counting tests.
@@ -43,6 +44,7 @@
 //!   the mapping is heap memory.
 #![deny(unsafe_code)]
 
+mod ahead;
 mod arena;
 mod block;
 mod buddy;
@@ -61,6 +63,7 @@ mod slabs;
 mod sync;
 mod together;
 
+pub use ahead::bring_near;
 pub use arena::{Arena, ArenaStatistics, OutOfMemory};
 pub use buffer::{Buffer, Parts};
 pub use buffer_mut::BufferMut;

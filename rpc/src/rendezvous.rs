@@ -1,4 +1,5 @@
 mod admission;
+mod by_step;
 mod closed;
 mod entries;
 mod held;

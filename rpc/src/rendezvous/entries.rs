@@ -1,6 +1,7 @@
 use std::hash::{BuildHasher, Hasher};
 
 use foldhash::fast::RandomState;
+use grpcxx_memory::bring_near;
 use hashbrown::HashTable;
 
 use crate::{Tensor, Text};
@@ -14,35 +15,38 @@ pub(super) struct Entries {
     /// The first of the slots that are not in use, of which each names the next as the next of its step.
     free: u32,
     in_use: u32,
+    /// The one that was held last.
+    last_held: u32,
     by_key: HashTable<u32>,
     hasher: RandomState,
 }
 
 /// A key with a tensor, with waiting requests, or with both.
 ///
-/// Where many wait they are not in the caches of the CPU. So what a look for one needs lies in one cache line, and the
-/// rest in the two behind it.
+/// Where many wait they are not in the caches of the CPU. So what a look for one needs lies in one cache line, the data of
+/// its tensor and its first dimensions in the next, and the rest behind them.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Entry {
     pub(super) step_id: i64,
-    key_hash: u64,
-    previous_in_step: u32,
-    next_in_step: u32,
     pub(super) key: Text,
-    pub(super) tensor: Option<Tensor>,
-    pub(super) first_wait: u32,
-    pub(super) last_wait: u32,
+    /// The lower half of it.
+    key_hash: u32,
+    next_in_step: u32,
     pub(super) waits: u32,
-    /// Of the first entry of a step: the last one, and how many there are.
-    last_in_step: u32,
-    pub(super) entries_of_step: u32,
     /// Whether a request that wants several tensors at once has found this one.
     pub(super) is_found: bool,
     /// Whether the index has it.
     is_indexed: bool,
     /// Whether it has left its step and keeps its place.
     is_held: bool,
+    pub(super) tensor: Option<Tensor>,
+    previous_in_step: u32,
+    pub(super) first_wait: u32,
+    pub(super) last_wait: u32,
+    /// Of the first entry of a step: the last one, and how many there are.
+    last_in_step: u32,
+    pub(super) entries_of_step: u32,
 }
 
 /// No entry, and no wait: the end of a list.
@@ -59,6 +63,7 @@ impl Entries {
             slots: Vec::new(),
             free: NONE,
             in_use: 0,
+            last_held: 0,
             by_key: HashTable::new(),
             hasher: RandomState::default(),
         }
@@ -93,12 +98,6 @@ impl Entries {
         (self.slots.get_mut(slot as usize)).filter(|entry| entry.is_held)
     }
 
-    /// The hash under which a step is found.
-    #[inline]
-    pub(super) fn step_hash(&self, step_id: i64) -> u64 {
-        near(step_id, 0, &self.hasher)
-    }
-
     /// Finds a key of the step with this first entry.
     #[inline]
     pub(super) fn find(&self, first: u32, key_hash: u64, key: &Text) -> Option<u32> {
@@ -114,7 +113,7 @@ impl Entries {
             let entry = self.get(slot);
             entry.step_id == step_id && entry.is_of(key_hash, key)
         };
-        let hash = near(step_id, key_hash, &self.hasher);
+        let hash = near(step_id, (key_hash as u32).into(), &self.hasher);
         self.by_key.find(hash, is_key).copied()
     }
 
@@ -129,7 +128,7 @@ impl Entries {
         let entry = &mut self.slots[slot as usize];
         self.free = std::mem::replace(&mut entry.next_in_step, NONE);
         entry.step_id = step_id;
-        entry.key_hash = key_hash;
+        entry.key_hash = key_hash as u32;
         entry.key = key;
         entry.last_in_step = slot;
         entry.entries_of_step = 1;
@@ -160,19 +159,19 @@ impl Entries {
         );
         self.slots.push(Entry {
             step_id: 0,
-            key_hash: 0,
-            previous_in_step: NONE,
-            next_in_step: NONE,
             key: Text::default(),
-            tensor: None,
-            first_wait: NONE,
-            last_wait: NONE,
+            key_hash: 0,
+            next_in_step: NONE,
             waits: 0,
-            last_in_step: NONE,
-            entries_of_step: 0,
             is_found: false,
             is_indexed: false,
             is_held: false,
+            tensor: None,
+            previous_in_step: NONE,
+            first_wait: NONE,
+            last_wait: NONE,
+            last_in_step: NONE,
+            entries_of_step: 0,
         });
         slot
     }
@@ -183,7 +182,7 @@ impl Entries {
         if std::mem::replace(&mut entry.is_indexed, true) {
             return;
         }
-        let hash_of = |entry: &Entry| near(entry.step_id, entry.key_hash, &self.hasher);
+        let hash_of = |entry: &Entry| near(entry.step_id, entry.key_hash.into(), &self.hasher);
         let (hash, slots) = (hash_of(entry), &self.slots);
         (self.by_key).insert_unique(hash, slot, |&slot| hash_of(&slots[slot as usize]));
     }
@@ -193,7 +192,7 @@ impl Entries {
         let entry = self.get_mut(slot);
         entry.is_indexed = false;
         let (step_id, key_hash) = (entry.step_id, entry.key_hash);
-        let hash = near(step_id, key_hash, &self.hasher);
+        let hash = near(step_id, key_hash.into(), &self.hasher);
         if let Ok(found) = self.by_key.find_entry(hash, |&other| other == slot) {
             found.remove();
         }
@@ -214,6 +213,17 @@ impl Entries {
         match is_only {
             true => None,
             false => Some(self.close_gap(slot, first)),
+        }
+    }
+
+    /// Brings near what will be held soon if entries go on to be held as they were: whoever asks for many tensors mostly does
+    /// so in the order in which they came, and so they lie one behind the other, or one before the other.
+    #[inline(always)]
+    pub(super) fn expect_next(&mut self, held: u32) {
+        let stride = held.wrapping_sub(std::mem::replace(&mut self.last_held, held));
+        let soon = held.wrapping_add(stride.wrapping_mul(HELD_BEFORE_NEXT));
+        if let Some(entry) = self.slots.get(soon as usize) {
+            bring_near(entry);
         }
     }
 
@@ -258,7 +268,7 @@ impl Entries {
 impl Entry {
     #[inline]
     fn is_of(&self, key_hash: u64, key: &Text) -> bool {
-        self.key_hash == key_hash && self.key == *key
+        self.key_hash == key_hash as u32 && self.key == *key
     }
 
     /// Whether nobody waits for its tensor, or has found it.
@@ -296,6 +306,9 @@ fn near(step_id: i64, salt: u64, hasher: &RandomState) -> u64 {
 pub(super) const ENTRIES_MAX: u32 = NONE;
 
 const NEIGHBOURS: u64 = 64;
+
+/// So many others are held until memory that is not in any cache is there.
+const HELD_BEFORE_NEXT: u32 = 8;
 
 /// The bits of a hash that a table compares before it looks at an entry.
 const TAG: u64 = 0x7f << 57;

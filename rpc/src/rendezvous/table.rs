@@ -1,10 +1,9 @@
 use std::hash::{BuildHasher, Hasher};
 
 use foldhash::fast::RandomState;
-use hashbrown::HashTable;
-use hashbrown::hash_table::OccupiedEntry;
 use slab::Slab;
 
+use super::by_step::ByStep;
 use super::entries::{Entries, Entry, NONE};
 use crate::{Tensor, Text};
 
@@ -17,8 +16,7 @@ use crate::{Tensor, Text};
 /// a step with one key takes one look.
 #[derive(Debug)]
 pub(super) struct Table {
-    /// The first entry of each step, which says the rest: what a look for a step reads is small, and stays in the caches.
-    steps: HashTable<u32>,
+    steps: ByStep,
     entries: Entries,
     waits: Slab<Wait>,
 }
@@ -27,7 +25,6 @@ pub(super) struct Table {
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) step_id: i64,
-    step_hash: u64,
     /// The first entry of the step.
     first: Option<u32>,
     key_hash: u64,
@@ -50,7 +47,7 @@ pub(super) struct Wait {
 impl Table {
     pub(super) fn new() -> Self {
         Self {
-            steps: HashTable::new(),
+            steps: ByStep::new(),
             entries: Entries::new(),
             waits: Slab::new(),
         }
@@ -68,11 +65,9 @@ impl Table {
 
     #[inline]
     pub(super) fn find(&self, step_id: i64, key_hash: u64, key: &Text) -> Place {
-        let step_hash = self.entries.step_hash(step_id);
-        let first = self.first_entry_at(step_id, step_hash);
+        let first = self.first_entry(step_id);
         Place {
             step_id,
-            step_hash,
             first,
             key_hash,
             entry: first.and_then(|first| self.entries.find(first, key_hash, key)),
@@ -118,15 +113,15 @@ impl Table {
         data_bytes_max: usize,
     ) -> Option<(u32, &Tensor)> {
         let entries = &mut self.entries;
-        let is_step = |&first: &u32| entries.get(first).step_id == step_id;
-        let first = self.steps.find_entry(entries.step_hash(step_id), is_step);
-        let first = first.ok()?;
-        let slot = entries.find(*first.get(), key_hash, key)?;
+        let first = (self.steps).find(step_id, |first| entries.get(first).step_id)?;
+        let slot = entries.find(first, key_hash, key)?;
         let entry = entries.get(slot);
         if !entry.is_free() || entry.tensor.as_ref()?.data.len() > data_bytes_max {
             return None;
         }
-        leave(entries, first, slot);
+        let left = entries.detach(slot, first);
+        self.steps.replace(step_id, first, left);
+        entries.expect_next(slot);
         Some((slot, self.entries.get(slot).tensor.as_ref()?))
     }
 
@@ -152,8 +147,7 @@ impl Table {
             return entries.insert_last(first, place.key_hash, key);
         }
         let slot = entries.insert_first(place.step_id, place.key_hash, key);
-        let hash_of = |&first: &u32| entries.step_hash(entries.get(first).step_id);
-        self.steps.insert_unique(place.step_hash, slot, hash_of);
+        (self.steps).insert(place.step_id, slot, |first| entries.get(first).step_id);
         slot
     }
 
@@ -164,11 +158,10 @@ impl Table {
         debug_assert!(entry.is_empty(), "something still waits for {}", entry.key);
         let key = std::mem::take(&mut entry.key);
         let step_id = entry.step_id;
-        let is_step = |&first: &u32| entries.get(first).step_id == step_id;
-        match self.steps.find_entry(entries.step_hash(step_id), is_step) {
-            Ok(first) => leave(entries, first, slot),
-            Err(_) => unreachable!("a step is there as long as its entries"),
-        }
+        let first = (self.steps).find(step_id, |first| entries.get(first).step_id);
+        let first = first.expect("a step is there as long as its entries");
+        let left = entries.detach(slot, first);
+        self.steps.replace(step_id, first, left);
         entries.release(slot);
         key
     }
@@ -191,17 +184,11 @@ impl Table {
 
     #[inline]
     pub(super) fn first_entry(&self, step_id: i64) -> Option<u32> {
-        self.first_entry_at(step_id, self.entries.step_hash(step_id))
-    }
-
-    #[inline]
-    fn first_entry_at(&self, step_id: i64, step_hash: u64) -> Option<u32> {
-        let is_step = |&first: &u32| self.entries.get(first).step_id == step_id;
-        self.steps.find(step_hash, is_step).copied()
+        (self.steps).find(step_id, |first| self.entries.get(first).step_id)
     }
 
     pub(super) fn step_ids(&self) -> impl Iterator<Item = i64> {
-        (self.steps.iter()).map(|&first| self.entries.get(first).step_id)
+        (self.steps.iter()).map(|first| self.entries.get(first).step_id)
     }
 
     pub(super) fn steps(&self) -> usize {
@@ -273,15 +260,6 @@ impl Table {
     pub(super) fn last_waiter_at(&self, slot: u32) -> Option<usize> {
         let wait = self.waits.get(self.entries.get(slot).last_wait as usize)?;
         Some(wait.waiter)
-    }
-}
-
-/// Takes an entry out of its step, which ends with its last, and holds it.
-#[inline]
-fn leave(entries: &mut Entries, mut first: OccupiedEntry<'_, u32>, slot: u32) {
-    match entries.detach(slot, *first.get()) {
-        Some(left) => *first.get_mut() = left,
-        None => drop(first.remove()),
     }
 }
 
