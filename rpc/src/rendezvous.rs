@@ -110,7 +110,26 @@ impl Rendezvous {
         key: Text,
         tensor: Tensor,
     ) -> Result<(), Rejected<Tensor>> {
-        let place = self.table.find(step_id, self.table.hash_key(&key), &key);
+        let key_hash = self.table.hash_key(&key);
+        self.send_hashed(step_id, key, key_hash, tensor)
+    }
+
+    /// The same for a key whose hash is known, as for [`Rendezvous::take`].
+    ///
+    /// # Errors
+    /// As of [`Rendezvous::send`].
+    #[expect(
+        clippy::result_large_err,
+        reason = "the tensor goes back without an allocation, also when memory is short"
+    )]
+    pub fn send_hashed(
+        &mut self,
+        step_id: i64,
+        key: Text,
+        key_hash: u64,
+        tensor: Tensor,
+    ) -> Result<(), Rejected<Tensor>> {
+        let place = self.table.find(step_id, key_hash, &key);
         if let Err(status) = self.admit_tensor(&place, &key, &tensor) {
             return Err(Rejected {
                 value: tensor,

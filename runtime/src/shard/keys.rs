@@ -42,6 +42,32 @@ impl KnownKeys {
         }
     }
 
+    /// A key and its hash, as the text that requests for it have if it was found good: comparing the two is to compare their
+    /// addresses, and the text that came is dropped now and not when it has left the caches.
+    #[inline]
+    pub(super) fn known(&self, key: Text) -> (Text, u64) {
+        if let Some(hash) = self.hash_at(&key) {
+            return (key, hash);
+        }
+        let hash = self.hash(key.as_buffer());
+        let pair = &self.pairs[hash as usize % PAIRS];
+        match pair.find(key.as_buffer()) {
+            Some(line) => (pair.lines[line].text.clone(), hash),
+            None => (key, hash),
+        }
+    }
+
+    /// The hash of a text that was handed out.
+    #[inline]
+    fn hash_at(&self, key: &Text) -> Option<u64> {
+        let bytes = &key.as_buffer()[..];
+        let place = self.by_address[place_of(bytes)] as usize;
+        let line = &self.pairs[place / 2].lines[place % 2];
+        // All empty texts may have the same address.
+        let is_it = !bytes.is_empty() && std::ptr::eq(&line.text.as_buffer()[..], bytes);
+        is_it.then_some(line.hash)
+    }
+
     /// The text of a key that was found good.
     pub(super) fn find(&mut self, key: &[u8]) -> Option<Text> {
         let hash = self.hash(key);
@@ -53,14 +79,10 @@ impl KnownKeys {
     /// The hash of a key, if its tensor can come from `task`.
     #[inline]
     pub(super) fn check(&mut self, key: &Text, task: &Task) -> Result<u64, Status> {
-        let bytes = &key.as_buffer()[..];
-        let place = self.by_address[place_of(bytes)] as usize;
-        let line = &self.pairs[place / 2].lines[place % 2];
-        // All empty texts may have the same address.
-        if !bytes.is_empty() && std::ptr::eq(&line.text.as_buffer()[..], bytes) {
-            return Ok(line.hash);
+        match self.hash_at(key) {
+            Some(hash) => Ok(hash),
+            None => self.check_bytes(key, task),
         }
-        self.check_bytes(key, task)
     }
 
     #[inline(never)]
@@ -163,6 +185,20 @@ mod tests {
             }
         }
         assert!((1..edges).contains(&found) || cfg!(miri), "{found}");
+        let good = key(7, 0);
+        assert_eq!(keys.check(&good, &task), Ok(keys.hash(good.as_buffer())));
+        let text = keys.find(good.as_buffer()).expect("it was learnt just now");
+        for sent in [good, text.clone()] {
+            let (known, hash) = keys.known(sent);
+            assert!(std::ptr::eq(&known.as_buffer()[..], &text.as_buffer()[..]));
+            assert_eq!(hash, keys.hash(text.as_buffer()));
+        }
+        let (unknown, _) = keys.known(key(8, 0));
+        assert_eq!(
+            keys.find(unknown.as_buffer()),
+            None,
+            "nobody has checked it"
+        );
         let long = key(7, 0).replace("e0", &"e".repeat(LINE_BYTES_MAX));
         assert!(keys.check(&Text::from(long.as_str()), &task).is_ok());
         assert_eq!(keys.find(long.as_bytes()), None);

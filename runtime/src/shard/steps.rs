@@ -153,7 +153,8 @@ impl<A> Core<A> {
     }
 
     pub(super) fn send(&mut self, step_id: i64, key: Text, tensor: Tensor, origin: Option<Origin>) {
-        let sent = self.steps.rendezvous.send(step_id, key, tensor);
+        let (key, key_hash) = self.known_keys.known(key);
+        let sent = (self.steps.rendezvous).send_hashed(step_id, key, key_hash, tensor);
         let result = sent.map_err(|rejected| rejected.status);
         match result {
             Ok(()) => self.counters().sends.add(1),
