@@ -72,15 +72,13 @@ impl EpollDriver {
 
     /// Adds a link to the table and to the set that is watched.
     fn insert(&mut self, link: Link<Readiness>) -> Result<LinkId, TransportError> {
-        use epoll::EventFlags;
         let peer = link.peer;
         let id = self.core.insert(link);
-        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         let data = epoll::EventData::new_u64(u64::from(id.slot));
         let Some(link) = self.core.links.find(id) else {
             unreachable!("the link was inserted above");
         };
-        if let Err(errno) = epoll::add(&self.epoll, &link.socket, data, flags) {
+        if let Err(errno) = epoll::add(&self.epoll, &link.socket, data, LINK_EVENTS) {
             self.core.links.remove(id.slot);
             let operation = format!("watch a connection with {peer}");
             return Err(system_error(operation, errno));
@@ -151,14 +149,16 @@ impl EpollDriver {
         }
         events += self.staging.write(core, slot, handler);
         events += self.staging.read(core, slot, handler);
-        if let Some((_, link)) = core.links.at(slot)
-            && link.is_ended()
-        {
-            if events == 0 {
-                self.staging.asking.dismiss(slot, link);
-                return core.finish(slot, handler);
+        if let Some((_, link)) = core.links.at(slot) {
+            if link.is_ended() {
+                if events == 0 {
+                    self.staging.asking.dismiss(slot, link);
+                    return core.finish(slot, handler);
+                }
+                core.queue(slot);
+            } else if link.io.is_muted && !link.io.writable {
+                self.unmute(slot);
             }
-            core.queue(slot);
         }
         events
     }
@@ -271,6 +271,7 @@ impl Transport for EpollDriver {
 
 impl Park for EpollDriver {
     fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError> {
+        self.cool();
         if self.core.has_work() || !self.core.bell.fall_asleep(Sleep::Inside) {
             return Ok(());
         }
@@ -281,6 +282,7 @@ impl Park for EpollDriver {
     }
 
     fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
+        self.cool();
         if self.core.has_work() || self.poll(None).is_err() || self.core.has_work() {
             return None;
         }
@@ -316,6 +318,12 @@ const EVENTS_MAX: usize = 256;
 
 /// Longest sleep; the system call takes no more.
 const SLEEP_SECONDS_MAX: i64 = 24 * 60 * 60;
+
+/// What epoll tells of a link.
+const LINK_EVENTS: epoll::EventFlags = epoll::EventFlags::IN
+    .union(epoll::EventFlags::OUT)
+    .union(epoll::EventFlags::RDHUP)
+    .union(epoll::EventFlags::ET);
 
 /// Links have their slot as token, below this.
 const TOKEN_LISTENER: u64 = 1 << 32;

@@ -1,12 +1,14 @@
 //! Hot links of a driver to which epoll names all of them.
 //!
 //! Who asks epoll first makes two system calls for each receive. While there are hot links, epoll is asked in some turns
-//! only. If links become too many, a system call for each costs more than the one that names those that have bytes.
+//! only, and not to note what arrives on those that stay hot, which costs whoever sends to them. If links become too many, a
+//! system call for each costs more than the one that names those that have bytes.
 
 use grpcxx_transport::{Inbound, LinkHandler, ReadTarget};
+use rustix::event::epoll;
 
-use super::EpollDriver;
 use super::io::Readiness;
+use super::{EpollDriver, LINK_EVENTS};
 use crate::core::EVENTS_ENOUGH;
 use crate::hot::{Hot, MISSES_MAX};
 use crate::link::Link;
@@ -82,7 +84,7 @@ impl EpollDriver {
                 && link.io.misses < MISSES_MAX
                 && matches!(target, Some(ReadTarget::Staging));
             if !link.is_hot {
-                link.io.misses = 0;
+                self.unmute(slot);
                 continue;
             }
             link.io.readable = true;
@@ -94,6 +96,10 @@ impl EpollDriver {
             let (found, is_ended) = (link.io.misses == 0, link.is_ended());
             match found {
                 true => {
+                    link.io.hits += 1;
+                    if link.io.hits == HITS_TO_MUTE {
+                        self.mute(slot);
+                    }
                     self.staging.asking.hot.found(slot);
                     // A turn that serves many links is a long one.
                     self.staging.asking.turns += 1;
@@ -107,11 +113,57 @@ impl EpollDriver {
         self.staging.asking.hot.end_walk();
         events
     }
+
+    /// Lets epoll tell of a hot link only that it is over, unless it has to tell when there is room again.
+    fn mute(&mut self, slot: u32) {
+        let Some((_, link)) = self.core.links.at(slot) else {
+            return;
+        };
+        if !link.io.writable {
+            link.io.hits = 0;
+            return;
+        }
+        let data = epoll::EventData::new_u64(u64::from(slot));
+        let muted = epoll::modify(&self.epoll, &link.socket, data, epoll::EventFlags::ET);
+        link.io.is_muted = muted.is_ok();
+    }
+
+    /// Lets epoll tell everything of a link that is not asked any more, or that has something to send and no room: of what
+    /// is so now, too.
+    pub(super) fn unmute(&mut self, slot: u32) {
+        let Some((_, link)) = self.core.links.at(slot) else {
+            return;
+        };
+        (link.io.hits, link.io.misses) = (0, 0);
+        if !std::mem::take(&mut link.io.is_muted) {
+            return;
+        }
+        let data = epoll::EventData::new_u64(u64::from(slot));
+        if let Err(errno) = epoll::modify(&self.epoll, &link.socket, data, LINK_EVENTS) {
+            link.fail("watch", errno);
+            self.core.queue(slot);
+        }
+        self.staging.asking.turns = TURNS_OF_A_POLL;
+    }
+
+    /// Lets no link be hot, because the loop goes to sleep.
+    pub(super) fn cool(&mut self) {
+        while let Some(slot) = self.staging.asking.hot.pop() {
+            if let Some((_, link)) = self.core.links.at(slot) {
+                link.is_hot = false;
+                self.unmute(slot);
+            }
+        }
+    }
 }
 
 /// With hot links, epoll is asked in one of so many turns, or after so many links had bytes: that is how much later the
 /// first bytes of others are seen.
 const TURNS_OF_A_POLL: u32 = 16;
+
+/// How often a hot link has had bytes when epoll is told to note no more of it, which takes two system calls until it is not
+/// hot any more.
+const HITS_TO_MUTE: u32 = 8;
 
 /// How often epoll is asked before links are counted again: some hundreds of microseconds.
 const CROWDED_POLLS: u32 = 512;

@@ -16,6 +16,10 @@ pub(crate) struct Readiness {
     pub(crate) ended: bool,
     /// How often in a row the link was asked while it was hot, and had no bytes.
     pub(crate) misses: u32,
+    /// How often it had some.
+    pub(crate) hits: u32,
+    /// Epoll tells of it only that it is over.
+    pub(crate) is_muted: bool,
 }
 
 /// What the system calls of all links share: memory that one of them uses at a time, and which links are hot.
