@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 /// Times operations that follow one another, in windows of equal numbers of operations.
 ///
 /// A window counts if the threads of this process did not have to wait for a CPU in it. Where none is so, the
-/// least disturbed tenth counts. Only threads that run at the end of the first window are watched: whoever takes a
-/// CPU from them makes them wait, and each look takes half a microsecond.
+/// least disturbed tenth counts. Only threads that never sleep are watched: whoever takes a CPU from them makes them wait,
+/// and each look takes half a microsecond.
 pub(crate) struct Meter {
     waiting: Waiting,
     per_window: usize,
@@ -107,14 +107,15 @@ impl Meter {
     }
 
     fn end_window(&mut self, now: Instant) {
-        if self.windows.is_empty() {
-            self.waiting.forget_sleepers();
-        }
         self.windows.push(Window {
             elapsed: now - self.begun,
             waited: self.waiting.look(),
             first_latency: self.latencies_ns.len() - self.per_window,
         });
+        // More than once: who has begun the calls may go to sleep a little later.
+        if self.windows.len().is_power_of_two() {
+            self.waiting.forget_sleepers();
+        }
         self.in_window = 0;
         self.begun = Instant::now();
     }
