@@ -11,8 +11,9 @@ use std::ptr::NonNull;
 /// While there is one, the thread that made it takes references to the same memory that it drops one after another off
 /// their count together: the count is shared with all threads, which makes each change of it dear.
 ///
-/// Memory whose last reference is dropped meanwhile comes home when the next other memory is dropped, or with the end of
-/// this. For a scope that ends soon, therefore. One inside of another has no effect.
+/// What is dropped meanwhile counts until other memory is dropped, or this is settled or dropped: so long its memory does
+/// not come home, and other threads do not find theirs the only reference to it ([`Buffer::is_unique`](crate::Buffer)). For a
+/// scope that ends soon, therefore, and not to be forgotten. One inside of another has no effect.
 #[derive(Debug)]
 #[must_use = "it ends where it is dropped"]
 pub struct DropTogether {
@@ -37,16 +38,14 @@ struct Dropped {
 /// The caller has as many references, which it does not use after the call.
 pub(crate) type Release = unsafe fn(owner: NonNull<()>, number: u32, count: u32);
 
+#[cfg(not(loom))]
 thread_local! {
-    static DROPPED: Dropped = const {
-        Dropped {
-            is_open: Cell::new(false),
-            owner: Cell::new(std::ptr::null()),
-            number: Cell::new(0),
-            count: Cell::new(0),
-            release: Cell::new(None),
-        }
-    };
+    static DROPPED: Dropped = const { Dropped::new() };
+}
+
+#[cfg(loom)]
+loom::thread_local! {
+    static DROPPED: Dropped = Dropped::new();
 }
 
 impl DropTogether {
@@ -58,6 +57,12 @@ impl DropTogether {
             is_outermost,
             _thread: PhantomData,
         }
+    }
+
+    /// Takes off their count what was dropped so far.
+    #[inline]
+    pub fn settle(&self) {
+        settle();
     }
 }
 
@@ -94,31 +99,65 @@ pub(crate) unsafe fn release(owner: NonNull<()>, number: u32, release: Release) 
 #[inline]
 pub(crate) fn settle() {
     DROPPED.with(|dropped| {
-        if !dropped.owner.get().is_null() {
-            dropped.settle();
+        // Memory that is given back may drop other memory.
+        while let Some(waiting) = dropped.take() {
+            // SAFETY: so many references were handed over to wait.
+            unsafe { waiting.release() };
         }
     });
 }
 
+/// References that were taken out of what waits.
+struct Waiting {
+    owner: NonNull<()>,
+    number: u32,
+    count: u32,
+    release: Release,
+}
+
+impl Waiting {
+    /// # Safety
+    /// The references are the caller's.
+    #[inline(never)]
+    unsafe fn release(self) {
+        // SAFETY: stated by the caller.
+        unsafe { (self.release)(self.owner, self.number, self.count) };
+    }
+}
+
 impl Dropped {
+    const fn new() -> Self {
+        Self {
+            is_open: Cell::new(false),
+            owner: Cell::new(std::ptr::null()),
+            number: Cell::new(0),
+            count: Cell::new(0),
+            release: Cell::new(None),
+        }
+    }
+
+    #[inline]
+    fn take(&self) -> Option<Waiting> {
+        let owner = NonNull::new(self.owner.replace(std::ptr::null()).cast_mut())?;
+        Some(Waiting {
+            owner,
+            number: self.number.get(),
+            count: self.count.get(),
+            release: self.release.get()?,
+        })
+    }
+
     #[inline(never)]
     fn begin(&self, owner: NonNull<()>, number: u32, release: Release) {
-        // Giving memory back may drop other memory.
-        while !self.owner.get().is_null() {
-            self.settle();
-        }
+        let before = self.take();
         self.owner.set(owner.as_ptr());
         self.number.set(number);
         self.count.set(1);
         self.release.set(Some(release));
-    }
-
-    #[inline(never)]
-    fn settle(&self) {
-        let owner = NonNull::new(self.owner.replace(std::ptr::null()).cast_mut());
-        if let (Some(owner), Some(release)) = (owner, self.release.get()) {
-            // SAFETY: so many references were handed over to wait here.
-            unsafe { release(owner, self.number.get(), self.count.get()) };
+        if let Some(before) = before {
+            // Last, for this may drop other memory, or panic.
+            // SAFETY: so many references were handed over to wait.
+            unsafe { before.release() };
         }
     }
 }
@@ -226,7 +265,11 @@ mod tests {
         drop(first);
         assert_eq!(*returned.lock().unwrap(), []);
         drop(other);
+        assert_eq!(returned.lock().unwrap().first(), Some(&1));
+        together.settle();
+        let mut returned = std::mem::take(&mut *returned.lock().unwrap());
+        returned.sort_unstable();
+        assert_eq!(returned, [1, 2, 3, 4]);
         drop(together);
-        assert_eq!(*returned.lock().unwrap(), [1, 2, 3, 4]);
     }
 }

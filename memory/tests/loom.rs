@@ -5,7 +5,7 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p grpcxx-memory --release --test loom`
 #![cfg(loom)]
 
-use grpcxx_memory::{Arena, ArenaOptions, BufferMut, Parts};
+use grpcxx_memory::{Arena, ArenaOptions, BufferMut, DropTogether, Parts};
 use loom::thread;
 
 /// One page, so that a block can only be had again once it came back.
@@ -57,6 +57,22 @@ fn references_that_are_counted_at_once_go_one_by_one_and_the_rest_together() {
         drop(parts);
         thread.join().expect("no panic");
         assert!(arena.allocate(PAGE_BYTES).is_ok());
+    });
+}
+
+#[test]
+fn references_that_wait_to_be_dropped_together_keep_the_block_until_then() {
+    loom::model(|| {
+        let mut arena = one_page();
+        let shared = filled(&mut arena, PAGE_BYTES, 1).freeze();
+        let part = shared.slice(8..16);
+        let thread = thread::spawn(move || assert_eq!(part[..], [1; 8]));
+        let together = DropTogether::begin();
+        drop(shared.clone());
+        drop(shared);
+        drop(arena);
+        drop(together);
+        thread.join().expect("no panic");
     });
 }
 

@@ -54,9 +54,11 @@ impl<T: Transport> Shard<T> {
 
     /// One bounded round of work. Returns how much happened.
     pub(crate) fn turn(&mut self, now: Time) -> usize {
-        let _together = DropTogether::begin();
+        let together = DropTogether::begin();
         self.core.begin(now);
         let mut events = self.transport.turn(now, &mut self.core);
+        // A tensor that has memory of its own has it for itself when other threads get it.
+        together.settle();
         events += self.core.take_commands(&mut self.transport);
         events += self.core.run_timers(&mut self.transport);
         events += self.core.settle();
