@@ -3,7 +3,7 @@
 //! To be told costs both ends: the system notes each arrival for epoll or the ring, and lists them when it is asked. To
 //! ask costs a system call for each link, most of them in vain where many links are asked blindly. But whoever was
 //! answered first asks first again: where bytes go round between two ends, the link that has waited longest is the
-//! next that has some. So they are asked in this order, until one has none or some had bytes.
+//! next that has some. So they are asked in this order, until one has none, or [`FOUND_MAX`] had some.
 
 use std::collections::VecDeque;
 
@@ -119,6 +119,9 @@ const FOUND_MAX: usize = 4;
 
 /// Links that a walk asks out of turn if the one in front has nothing.
 const OUT_OF_TURN_MAX: usize = 2;
+
+/// Links that are asked in each walk, however much else there is to do: as many as one that finds nothing asks.
+pub(crate) const ASKED_MIN: usize = OUT_OF_TURN_MAX + 1;
 
 /// How often in a row a link may be asked in vain and stay hot: some tens of microseconds where links are few, some hundreds
 /// where they are many.

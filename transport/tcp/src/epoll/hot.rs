@@ -10,7 +10,7 @@ use rustix::event::epoll;
 use super::io::Readiness;
 use super::{EpollDriver, LINK_EVENTS};
 use crate::core::EVENTS_ENOUGH;
-use crate::hot::{Hot, MISSES_MAX};
+use crate::hot::{ASKED_MIN, Hot, MISSES_MAX};
 use crate::link::Link;
 use crate::socket::Accepted;
 
@@ -73,7 +73,8 @@ impl EpollDriver {
         handler: &mut dyn LinkHandler<Accepted>,
     ) -> usize {
         self.staging.asking.hot.begin_walk();
-        while events < EVENTS_ENOUGH
+        let mut asked = 0;
+        while (events < EVENTS_ENOUGH || asked < ASKED_MIN)
             && let Some(slot) = self.staging.asking.hot.next()
         {
             let Some((_, link)) = self.core.links.at(slot) else {
@@ -87,6 +88,7 @@ impl EpollDriver {
                 self.unmute(slot);
                 continue;
             }
+            asked += 1;
             link.io.readable = true;
             link.io.misses += 1;
             events += self.staging.read(&mut self.core, slot, handler);
@@ -96,7 +98,7 @@ impl EpollDriver {
             let (found, is_ended) = (link.io.misses == 0, link.is_ended());
             match found {
                 true => {
-                    link.io.hits += 1;
+                    link.io.hits = link.io.hits.saturating_add(1);
                     if link.io.hits == HITS_TO_MUTE {
                         self.mute(slot);
                     }

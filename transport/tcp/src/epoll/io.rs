@@ -16,7 +16,7 @@ pub(crate) struct Readiness {
     pub(crate) ended: bool,
     /// How often in a row the link was asked while it was hot, and had no bytes.
     pub(crate) misses: u32,
-    /// How often it had some.
+    /// How often it had some since it became hot.
     pub(crate) hits: u32,
     /// Epoll tells of it only that it is over.
     pub(crate) is_muted: bool,

@@ -14,7 +14,7 @@ use super::operation::Flight;
 use super::{UringDriver, operation};
 use crate::core::{EVENTS_ENOUGH, EVENTS_PER_LINK, RECEIVES_MAX};
 use crate::gather::{Gather, Sent};
-use crate::hot::{Hot, MISSES_MAX};
+use crate::hot::{ASKED_MIN, Hot, MISSES_MAX};
 use crate::link::Link;
 use crate::socket::Accepted;
 
@@ -119,14 +119,14 @@ impl UringDriver {
         handler: &mut dyn LinkHandler<Accepted>,
     ) -> usize {
         self.spinning.hot.begin_walk();
-        let mut has_asked = false;
-        while (events < EVENTS_ENOUGH || !has_asked)
+        let mut asked = 0;
+        while (events < EVENTS_ENOUGH || asked < ASKED_MIN)
             && let Some(slot) = self.spinning.hot.next()
         {
             if !self.wants_heads(slot) {
                 continue;
             }
-            has_asked = true;
+            asked += 1;
             match self.ask_on(slot, handler) {
                 Asked::Found { events: found, .. } => {
                     events += found;
