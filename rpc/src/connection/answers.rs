@@ -4,19 +4,21 @@ use grpcxx_memory::{Buffer, BufferMut, Parts};
 use smallvec::SmallVec;
 
 use super::client_call::CallId;
-use crate::wire::{DATA_ALIGNMENT_BYTES, filled_up};
+use crate::wire::{DATA_ALIGNMENT_BYTES, RECORD_BYTES, filled_up};
 use crate::{Response, Status, Tensor, TensorMeta};
 
 /// Successful answers of one tensor each, until their caller takes them.
 ///
 /// What neighbours have in common is there once. Tensors are made when they are taken: moving them from place to
 /// place would cost more than all else.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Answers {
     /// All since none was left, of which those before `next` are taken.
     queue: Vec<Answer>,
     next: usize,
+    /// What answers are. The last one stays, with its record, for what comes next is often the same.
     metas: Vec<TensorMeta>,
+    last_record: [u8; RECORD_BYTES],
     memory: Vec<Memory>,
     /// Memory that is being filled with the data of several tensors, its index in `memory`, and how much of it is taken
     /// by how many of them.
@@ -51,17 +53,39 @@ struct Answer {
     len_bytes: u32,
 }
 
+impl Default for Answers {
+    fn default() -> Self {
+        Self {
+            queue: Vec::new(),
+            next: 0,
+            metas: Vec::new(),
+            last_record: [0; RECORD_BYTES],
+            memory: Vec::new(),
+            block: BufferMut::new(),
+            block_index: 0,
+            taken_bytes: 0,
+            takers: 0,
+        }
+    }
+}
+
 impl Answers {
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.queue.len() - self.next
     }
 
-    /// What the tensors of the next answers are.
-    pub(super) fn learn(&mut self, meta: TensorMeta) {
+    /// Whether this record says of the next answers what is known of the last ones.
+    pub(super) fn knows(&self, record: &[u8; RECORD_BYTES]) -> bool {
+        !self.metas.is_empty() && self.last_record == *record
+    }
+
+    /// What the tensors of the next answers are, and the record that says so.
+    pub(super) fn learn(&mut self, record: &[u8; RECORD_BYTES], meta: TensorMeta) {
         if self.len() == 0 {
             self.forget();
         }
+        self.last_record = *record;
         self.metas.push(meta);
     }
 
@@ -162,8 +186,11 @@ impl Answers {
     fn forget(&mut self) {
         self.queue.clear();
         self.next = 0;
-        self.metas.clear();
         self.memory.clear();
+        if let Some(last) = self.metas.len().checked_sub(1) {
+            self.metas.swap(0, last);
+            self.metas.truncate(1);
+        }
     }
 }
 
@@ -264,8 +291,10 @@ mod tests {
             is_dead: false,
             data_bytes: len as u64,
         };
+        let record = |len: u8| [len; RECORD_BYTES];
         let mut answers = Answers::default();
-        answers.learn(meta(0));
+        assert!(!answers.knows(&record(0)));
+        answers.learn(&record(0), meta(0));
         // More than references that are counted at once, but for Miri, which would take minutes.
         let count = if cfg!(miri) {
             100
@@ -280,7 +309,8 @@ mod tests {
         while let Some(answer) = answers.poll() {
             answer.take().unwrap();
         }
-        answers.learn(meta(3));
+        assert!(answers.knows(&record(0)) && !answers.knows(&record(3)));
+        answers.learn(&record(3), meta(3));
         answers.open(arena.allocate(64).unwrap());
         assert!(!answers.has_room(65));
         answers.push_shared(call, 0, &[1, 2, 3]);
@@ -291,6 +321,8 @@ mod tests {
         };
         assert_eq!(tensors[0].data[..], [1, 2, 3]);
         assert!(answers.poll().is_none());
+        assert!(answers.knows(&record(3)));
+        assert_eq!(*answers.meta(), meta(3));
         drop(tensors);
         assert_eq!(arena.reclaim(), 1);
     }

@@ -107,11 +107,13 @@ impl ClientConnection {
     /// Takes a record, and says how much data each answer has from now on.
     #[inline(never)]
     fn learn(&mut self, head: &[u8; RECORD_BYTES], index: usize) -> Result<usize, PeerViolation> {
-        let meta = decode_record(head).map_err(|cause| PeerViolation::Record { index, cause })?;
+        if !self.answers.knows(head) {
+            let meta = decode_record(head);
+            let meta = meta.map_err(|cause| PeerViolation::Record { index, cause })?;
+            self.answers.learn(head, meta);
+        }
         // Data that has no place in memory is not all in the frame either.
-        let data_bytes = usize::try_from(meta.data_bytes).unwrap_or(usize::MAX);
-        self.answers.learn(meta);
-        Ok(data_bytes)
+        Ok(usize::try_from(self.answers.meta().data_bytes).unwrap_or(usize::MAX))
     }
 
     /// Takes an answer, behind which so many bytes of answers are left. Its data may share memory if its caller allows it.
