@@ -107,8 +107,8 @@ impl ByStep {
     }
 }
 
-/// How many places there are at least, and at most: powers of two. Of all more than half stay free, as far as there are
-/// more to be had.
+/// How many places there are at least, and at most: powers of two. Half of them at least are free, as long as there are more
+/// to be had.
 const PLACES_MIN: usize = 64;
 const PLACES_MAX: usize = 1 << 20;
 

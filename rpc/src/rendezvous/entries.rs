@@ -30,7 +30,7 @@ pub(super) struct Entries {
 pub(super) struct Entry {
     pub(super) step_id: i64,
     pub(super) key: Text,
-    /// The lower half of it.
+    /// The lower half of the key's hash.
     key_hash: u32,
     next_in_step: u32,
     pub(super) waits: u32,
