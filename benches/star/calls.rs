@@ -56,7 +56,7 @@ struct Storm {
     sent_ns: AtomicU64,
     /// Latencies of the present window.
     latencies_ns: Vec<AtomicU64>,
-    in_window: AtomicUsize,
+    left_in_window: AtomicUsize,
     /// The present window is not to be timed: in it the calls of a batch that go side by side begin.
     is_warm_up: AtomicBool,
     /// Absent while nothing is measured.
@@ -141,7 +141,7 @@ impl Run {
             origin: Instant::now(),
             sent_ns: AtomicU64::new(0),
             latencies_ns: (0..load.per_window).map(|_| AtomicU64::new(0)).collect(),
-            in_window: AtomicUsize::new(0),
+            left_in_window: AtomicUsize::new(0),
             is_warm_up: AtomicBool::new(false),
             meter: Mutex::new(None),
             batch_done,
@@ -198,7 +198,7 @@ impl Storm {
         self.next_step.store(first + count as i64, Relaxed);
         self.end_step.store(steps.end, Relaxed);
         self.under_way.store(count, Relaxed);
-        self.in_window.store(0, Relaxed);
+        (self.left_in_window).store(self.latencies_ns.len(), Relaxed);
         self.is_warm_up.store(under_way > 1, Relaxed);
         if let Some(meter) = &mut *self.meter() {
             meter.begin_window();
@@ -215,17 +215,22 @@ impl Storm {
     }
 
     /// Notes the end of a call.
+    #[inline(always)]
     fn note(&self) {
-        let index = self.in_window.load(Relaxed);
+        let left = self.left_in_window.load(Relaxed) - 1;
+        self.left_in_window.store(left, Relaxed);
         if self.is_timed {
             let latency_ns = self.now_ns() - self.sent_ns.load(Relaxed);
-            self.latencies_ns[index].store(latency_ns, Relaxed);
+            self.latencies_ns[left].store(latency_ns, Relaxed);
         }
-        if index + 1 < self.latencies_ns.len() {
-            self.in_window.store(index + 1, Relaxed);
-            return;
+        if left == 0 {
+            self.end_window();
         }
-        self.in_window.store(0, Relaxed);
+    }
+
+    #[inline(never)]
+    fn end_window(&self) {
+        (self.left_in_window).store(self.latencies_ns.len(), Relaxed);
         let is_warm_up = self.is_warm_up.load(Relaxed);
         self.is_warm_up.store(false, Relaxed);
         if let Some(meter) = &mut *self.meter() {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 /// Times operations that follow one another, in windows of equal numbers of operations.
 ///
 /// A window counts if the threads of this process did not have to wait for a CPU in it. Where none is so, the
-/// least disturbed tenth counts. Only threads that never sleep are watched: whoever takes a CPU from them makes them wait,
-/// and each look takes half a microsecond.
+/// least disturbed tenth counts. Once some windows are over, only threads that do not sleep are watched: whoever takes a
+/// CPU from them makes them wait, and each look takes half a microsecond.
 pub(crate) struct Meter {
     waiting: Waiting,
     per_window: usize,
@@ -112,8 +112,8 @@ impl Meter {
             waited: self.waiting.look(),
             first_latency: self.latencies_ns.len() - self.per_window,
         });
-        // More than once: who has begun the calls may go to sleep a little later.
-        if self.windows.len().is_power_of_two() {
+        // Until only both ends are left: who begins the calls of a batch goes to sleep a little later.
+        if self.windows.len() % WINDOWS_OF_A_LOOK == 1 && self.waiting.0.len() > 2 {
             self.waiting.forget_sleepers();
         }
         self.in_window = 0;
@@ -161,12 +161,12 @@ impl Waiting {
 }
 
 impl Thread {
-    /// By the third field of `/proc/*/stat`, behind a name in parentheses. What a thread has run is written only when it
+    /// By the third field of `/proc/*/stat`, behind a name in parentheses; the kernel may have work of its own for it. What a thread has run is written only when it
     /// stops, or every few milliseconds.
     fn runs(&self) -> bool {
         let mut text = [0; 512];
         let fields = read_in(&self.stat, &mut text).and_then(|text| text.rsplit_once(") "));
-        fields.is_some_and(|(_, fields)| fields.starts_with('R'))
+        fields.is_some_and(|(_, fields)| fields.starts_with(['R', 'D']))
     }
 
     /// By the second number of `/proc/*/schedstat`. A thread that has ended waits no more.
@@ -184,6 +184,9 @@ fn read_in<'a>(file: &File, memory: &'a mut [u8]) -> Option<&'a str> {
     let len = file.read_at(memory, 0).ok()?;
     std::str::from_utf8(&memory[..len]).ok()
 }
+
+/// Who sleeps is looked for once in so many windows.
+const WINDOWS_OF_A_LOOK: usize = 8;
 
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
