@@ -2,38 +2,17 @@
 
 mod support;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use grpcxx_memory::Buffer;
 use grpcxx_tcp::DriverRequest;
 use grpcxx_transport::{Park, Transport};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use support::*;
-
-fn is_readable(fd: std::os::fd::BorrowedFd<'_>, timeout: Duration) -> bool {
-    let timeout = Timespec {
-        tv_sec: timeout.as_secs() as i64,
-        tv_nsec: i64::from(timeout.subsec_nanos()),
-    };
-    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1
-}
 
 /// Turns until there is nothing left to do.
 fn quiet(side: &mut Side) {
     side.settle(Duration::from_millis(3));
-}
-
-/// The descriptor that a side lends once a turn has nothing left to do; going to sleep may itself leave some.
-fn lent(side: &mut Side) -> OwnedFd {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(fd) = side.transport.park_fd() {
-            return fd.try_clone_to_owned().unwrap();
-        }
-        assert!(Instant::now() < end, "there is always something left to do");
-        side.turn();
-    }
 }
 
 for_each_driver! {

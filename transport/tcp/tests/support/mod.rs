@@ -8,14 +8,16 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_tcp::{Accepted, DriverRequest, TcpOptions, TcpTransport};
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress, Time,
-    Transport,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Park, Progress,
+    Time, Transport,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// What a [`Side`] has been told.
 #[derive(Default)]
@@ -226,6 +228,27 @@ pub fn join(a: &mut Side, b: &mut Side, count: usize) -> (Vec<LinkId>, Vec<LinkI
     });
     let adopted = (0..count).map(|_| b.adopt()).collect();
     (dialled, adopted)
+}
+
+/// Whether a descriptor is readable by then.
+pub fn is_readable(fd: BorrowedFd<'_>, timeout: Duration) -> bool {
+    let timeout = Timespec {
+        tv_sec: timeout.as_secs() as i64,
+        tv_nsec: i64::from(timeout.subsec_nanos()),
+    };
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1
+}
+
+/// The descriptor that a side lends once a turn has nothing left to do; going to sleep may itself leave some.
+pub fn lent(side: &mut Side) -> OwnedFd {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(fd) = side.transport.park_fd() {
+            return fd.try_clone_to_owned().unwrap();
+        }
+        assert!(Instant::now() < end, "there is always something left to do");
+        side.turn();
+    }
 }
 
 pub fn message(token: u64, payload: &Buffer) -> Box<Frame> {
