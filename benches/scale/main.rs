@@ -4,7 +4,8 @@
 //! it; how many small calls a second does it serve over all of them, compared with 16 connections from as many
 //! processes; and does a connection starve: the 99th percentile of the worst connection beside that of the median one.
 //! Units: bytes, calls a second, microseconds. Baselines: 16 connections in the same run, with one call under way on
-//! each, and with 32; and bare sockets with as many connections, which say what the system allows.
+//! each, and with 32; and bare sockets with as many connections, which say what the system allows. Those with one call take
+//! turns in rounds; figures are medians, and ratios are medians of those of the rounds, with the least and the most.
 //!
 //! Run with `cargo bench --bench scale`; `-- --quick` takes 400 connections, `-- --write` puts the table into
 //! `docs/performance.md`. Each process raises its limit of open files as far as the system allows.
@@ -22,7 +23,7 @@ use grpcxx::EngineOptions;
 use grpcxx::bench::{BenchClient, BenchServer, Op, RunOptions};
 use grpcxx::memory::ArenaOptions;
 use processes::{Calls, ClientProcess, ServerProcess};
-use report::{Crowd, Load, Rates};
+use report::{Crowd, Load, Rates, Round};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -114,24 +115,42 @@ fn small_engine() -> EngineOptions {
 }
 
 fn compare(quick: bool, write: bool) -> Result<(), Failure> {
-    let (connections, duration) = if quick {
-        (400, Duration::from_millis(200))
+    let (connections, duration, rounds) = if quick {
+        (400, Duration::from_millis(200), 1)
     } else {
-        (10_000, Duration::from_secs(4))
+        (10_000, Duration::from_secs(3), ROUNDS)
     };
-    let mut server = ServerProcess::start(Calls::OfEngines)?;
-    let bare = ServerProcess::start(Calls::OfSockets)?;
-    let few = load(&server, FEW_CONNECTIONS, 1, duration)?;
-    let few_bare = load(&bare, FEW_CONNECTIONS, 1, duration)?;
+    let server = ServerProcess::start(Calls::OfEngines)?;
     let deep = load(&server, FEW_CONNECTIONS, FEW_DEPTH, duration)?;
-    let (crowd, many) = Crowd::gather(&mut server, connections, duration)?;
-    let many_bare = load(&bare, connections, 1, duration)?;
-    let rates = Rates {
+    drop(server);
+    let mut rates = Rates {
         connections,
-        few: [few, few_bare].map(|load| load.calls_per_second),
         deep: deep.calls_per_second,
-        many: [&many, &many_bare].map(|load| load.calls_per_second),
+        rounds: Vec::new(),
     };
+    let mut last = None;
+    for _ in 0..rounds {
+        // New ones: a crowd takes memory and ports that are not free again at once.
+        let mut server = ServerProcess::start(Calls::OfEngines)?;
+        let bare = ServerProcess::start(Calls::OfSockets)?;
+        let few = load(&server, FEW_CONNECTIONS, 1, duration)?;
+        let few_bare = load(&bare, FEW_CONNECTIONS, 1, duration)?;
+        let (crowd, many) = Crowd::gather(&mut server, connections, duration)?;
+        let many_bare = load(&bare, connections, 1, duration)?;
+        if crowd.accepted != connections as u64 {
+            return Err(format!(
+                "{} of {connections} connections were accepted",
+                crowd.accepted
+            )
+            .into());
+        }
+        rates.rounds.push(Round {
+            few: [few, few_bare].map(|load| load.calls_per_second),
+            many: [&many, &many_bare].map(|load| load.calls_per_second),
+        });
+        last = Some((crowd, many));
+    }
+    let (crowd, many) = last.ok_or("there is at least one round")?;
     let text = format!(
         "| | |\n|---|---:|\n{}{}{}",
         crowd.rows(),
@@ -139,18 +158,11 @@ fn compare(quick: bool, write: bool) -> Result<(), Failure> {
         many.rows()
     );
     println!(
-        "{CLIENTS} client processes and one server with one shard, {} CPUs\n\n{text}",
+        "{CLIENTS} client processes and one server with one shard, {} CPUs; medians of {rounds} rounds in turn\n\n{text}",
         std::thread::available_parallelism()?
     );
     if write {
         processes::write(&text)?;
-    }
-    if crowd.accepted != connections as u64 {
-        return Err(format!(
-            "{} of {connections} connections were accepted",
-            crowd.accepted
-        )
-        .into());
     }
     Ok(())
 }
@@ -179,6 +191,8 @@ pub(crate) fn start(
         .collect()
 }
 
+/// Rounds in which 16 and 10,000 connections, of engines and of sockets, take turns: single rates differ by a third.
+const ROUNDS: usize = 5;
 /// Processes that the connections are spread over.
 const CLIENTS: usize = 4;
 /// The baseline.

@@ -19,11 +19,16 @@ pub(crate) struct Crowd {
     sockets_bytes_each: u64,
 }
 
-/// Calls a second; where there are two figures, of engines and of bare sockets.
+/// Calls a second.
 pub(crate) struct Rates {
     pub(crate) connections: usize,
-    pub(crate) few: [f64; 2],
     pub(crate) deep: f64,
+    pub(crate) rounds: Vec<Round>,
+}
+
+/// Calls a second, each of engines and of bare sockets, in turn.
+pub(crate) struct Round {
+    pub(crate) few: [f64; 2],
     pub(crate) many: [f64; 2],
 }
 
@@ -56,10 +61,8 @@ impl Load {
     }
 
     pub(crate) fn rows(&self) -> String {
-        let mut p99 = self.p99_us.clone();
-        p99.sort_by(f64::total_cmp);
-        let median = p99.get(p99.len() / 2).copied().unwrap_or(f64::NAN);
-        let worst = p99.last().copied().unwrap_or(f64::NAN);
+        let median = median(self.p99_us.iter().copied());
+        let worst = self.p99_us.iter().copied().fold(f64::NAN, f64::max);
         format!(
             "| p99 of the median connection, of the worst | {median:.0} us, {worst:.0} us |\n\
              | ratio | {:.2} |\n\
@@ -118,23 +121,39 @@ impl Rates {
     pub(crate) fn rows(&self) -> String {
         let Self {
             connections,
-            few: [few, few_bare],
             deep,
-            many: [many, many_bare],
+            rounds,
         } = self;
+        let of = |figure: fn(&Round) -> f64| median(rounds.iter().map(figure));
+        let ratio_of = |ratio: fn(&Round) -> f64| {
+            let ratios = || rounds.iter().map(ratio);
+            let least = ratios().fold(f64::NAN, f64::min);
+            let most = ratios().fold(f64::NAN, f64::max);
+            format!("{:.2} ({least:.2} to {most:.2})", median(ratios()))
+        };
+        let (few, many) = (of(|round| round.few[0]), of(|round| round.many[0]));
         format!(
             "| 64 B calls, {FEW_CONNECTIONS} connections x 1 | {few:.0} /s |\n\
              | 64 B calls, {FEW_CONNECTIONS} connections x {FEW_DEPTH}, of which many share a read and a write | {deep:.0} /s |\n\
              | 64 B calls, {connections} connections x 1 | {many:.0} /s |\n\
-             | ratio to {FEW_CONNECTIONS} x 1, to {FEW_CONNECTIONS} x {FEW_DEPTH} | {:.2}, {:.2} |\n\
-             | bare sockets, {FEW_CONNECTIONS} x 1, {connections} x 1 | {few_bare:.0} /s, {many_bare:.0} /s |\n\
-             | ratio | {:.2} |\n\
-             | ours to bare sockets, {FEW_CONNECTIONS} x 1, {connections} x 1 | {:.2}, {:.2} |\n",
-            many / few,
-            many / deep,
-            many_bare / few_bare,
-            few / few_bare,
-            many / many_bare,
+             | ratio to {FEW_CONNECTIONS} x 1 | {} |\n\
+             | bare sockets, {FEW_CONNECTIONS} x 1, {connections} x 1 | {:.0} /s, {:.0} /s |\n\
+             | ratio | {} |\n\
+             | ours to bare sockets, {FEW_CONNECTIONS} x 1 | {} |\n\
+             | ours to bare sockets, {connections} x 1 | {} |\n",
+            ratio_of(|round| round.many[0] / round.few[0]),
+            of(|round| round.few[1]),
+            of(|round| round.many[1]),
+            ratio_of(|round| round.many[1] / round.few[1]),
+            ratio_of(|round| round.few[0] / round.few[1]),
+            ratio_of(|round| round.many[0] / round.many[1]),
         )
     }
+}
+
+/// The one in the middle; not a number if there is none.
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

@@ -14,6 +14,8 @@ use crate::Failure;
 /// Sends back what it gets. Says where it listens, and ends with its process.
 pub(crate) fn serve() -> Result<(), Failure> {
     let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0)))?;
+    // The standard library's queue is short: who does not fit tries again after a second.
+    rustix::net::listen(&listener, QUEUE)?;
     println!("{}", listener.local_addr()?);
     let mut set = Set::new()?;
     listener.set_nonblocking(true)?;
@@ -123,6 +125,9 @@ impl Set {
 }
 
 const MESSAGE_BYTES: usize = 64;
+
+/// Connections that the listener has not taken yet: as many as the system allows.
+const QUEUE: i32 = 4096;
 
 /// Names the listener.
 const LISTENER: u64 = u64::MAX;
