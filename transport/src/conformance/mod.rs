@@ -5,6 +5,7 @@
 //! that arrives. [`park::run`] does the same for transports that can sleep. A case that fails panics with
 //! the environment's name, its own name, and what happened.
 
+mod books;
 mod closing;
 mod crowd;
 mod ledger;
@@ -18,7 +19,8 @@ mod streaming;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-pub use ledger::{Ledger, Tally};
+pub use books::Tally;
+pub use ledger::Ledger;
 
 use crate::{LinkId, LinkLimits, Time, Transport};
 use scene::Scene;

@@ -11,6 +11,8 @@ mod library;
 #[expect(unsafe_code, reason = "calls libibverbs")]
 mod open;
 #[expect(unsafe_code, reason = "calls libibverbs")]
+mod ports;
+#[expect(unsafe_code, reason = "calls libibverbs")]
 mod queue;
 
 pub use adapter::VerbsAdapter;
