@@ -15,7 +15,7 @@ use super::numbers::KeyNumbers;
 use super::outgoing::Outgoing;
 use super::slots::{SlotId, Slots};
 use super::{ConnectionLimits, encode};
-use crate::wire::{Announcement, Features, HEADER_BYTES};
+use crate::wire::{Features, HEADER_BYTES};
 use crate::{Code, Request, Response, Status, Text};
 
 /// The asking end of a connection.
@@ -86,21 +86,6 @@ impl ClientConnection {
         Next::Head {
             at_least_bytes: HEADER_BYTES,
         }
-    }
-
-    /// Features that the peer has announced; `None` as long as its answer is missing.
-    pub fn peer_features(&self) -> Option<Features> {
-        self.peer
-    }
-
-    /// The peer's `GetStatusResponse` with its announcement, serialized.
-    pub fn peer_status(&self) -> Option<&Buffer> {
-        self.peer_status.as_ref()
-    }
-
-    /// What the peer offers for the link to move to another medium, once.
-    pub fn take_offer(&mut self) -> Option<Vec<u8>> {
-        self.offer.take()
     }
 
     /// Calls without a result.
@@ -353,57 +338,6 @@ impl ClientConnection {
     #[inline(always)]
     pub fn poll_answer(&mut self) -> Option<ReadyAnswer<'_>> {
         self.answers.poll()
-    }
-
-    /// Says whether the link lends payload of shared arenas to the peer, so that nothing waits for it.
-    pub fn set_lends(&mut self, lends: bool) {
-        self.outgoing.cutter.keep_shared(lends);
-    }
-
-    fn announce(&mut self, features: Features) {
-        let id = self.calls.insert(Call {
-            token: 0,
-            expected: Expected::Announcement,
-            is_sent: false,
-            is_ended: false,
-            is_answered: false,
-            is_deadline_sent: false,
-            shares_memory: false,
-        });
-        let mut frame = self.outgoing.empty_frame();
-        let announcement = Announcement {
-            features,
-            offer: Vec::new(),
-        };
-        encode::announcement(&mut frame, id.raw(), &announcement);
-        frame.token = id.raw();
-        self.outgoing.push(frame);
-    }
-
-    /// Slots held by the announcement, as long as its answer is missing.
-    fn announcement_calls(&self) -> usize {
-        usize::from(!self.announced.is_empty() && self.peer.is_none())
-    }
-
-    /// Whether both ends know a medium that the connection may move to.
-    pub(super) fn may_move(&self) -> bool {
-        self.common().intersects(Features::MEDIA)
-    }
-
-    pub(super) fn has(&self, feature: Features) -> bool {
-        self.common().contains(feature)
-    }
-
-    /// Whether the peer may use a feature in what it sends. It may know of our announcement before we know of its own, or
-    /// without our ever knowing: where there was no memory for its answer.
-    pub(super) fn takes(&self, feature: Features) -> bool {
-        let said = self.peer.filter(|_| self.peer_status.is_some());
-        self.announced.contains(feature) && said.is_none_or(|peer| peer.contains(feature))
-    }
-
-    /// What both ends have announced.
-    fn common(&self) -> Features {
-        self.announced & self.peer.unwrap_or_default()
     }
 
     /// Begins a call whose request shares a frame, or has one of its own.

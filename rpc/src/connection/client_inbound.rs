@@ -6,16 +6,15 @@ use super::chunks;
 use super::client::ClientConnection;
 use super::client_bundle::small_tensor;
 use super::client_call::{Call, Expected};
+use super::client_messages::status_of;
 use super::cursor::{Cursor, Filled};
-use super::landings::checked;
-use super::records::{Records, message_too_long};
+use super::records::Records;
 use super::slots::SlotId;
 use super::{Landings, PeerViolation};
 use crate::wire::{
-    Announcement, BUNDLE_TAG, ChunkHeader, Features, HEADER_BYTES, RECORD_BYTES, ResponseHeader,
-    decode_names, decode_record, sorted_by_name,
+    BUNDLE_TAG, Features, HEADER_BYTES, RECORD_BYTES, ResponseHeader, decode_record,
 };
-use crate::{Code, Response, Status, Text};
+use crate::{Code, Response, Status};
 
 /// What the next bytes from the peer are.
 #[derive(Debug, Default)]
@@ -222,105 +221,6 @@ impl ClientConnection {
         Some(small_tensor(token, &meta, data, &self.limits, landings))
     }
 
-    fn begin_error(
-        &mut self,
-        id: SlotId,
-        header: ResponseHeader,
-        cursor: &mut Cursor<'_>,
-        landings: &mut dyn Landings,
-    ) -> Result<Option<Next>, PeerViolation> {
-        let len = self.checked_payload(&header, "the text of a failure")?;
-        let ended = self.is_ended(id);
-        if ended || len == 0 || len > self.limits.error_text_bytes as u64 {
-            let text = match len {
-                0 => String::new(),
-                len => format!("the peer's reason has {len} bytes, which is too long to keep"),
-            };
-            self.complete(id, Err(status_of(header.status, text)));
-            return Ok(cursor.skip(len, HEADER_BYTES));
-        }
-        if let Some(text) = cursor.slice(len as usize) {
-            let text = String::from_utf8_lossy(text).into_owned();
-            self.complete(id, Err(status_of(header.status, text)));
-            return Ok(None);
-        }
-        match checked(landings.message(len as usize), len) {
-            Ok(buffer) => self.want(
-                Inbound::ErrorText {
-                    id,
-                    status: header.status,
-                },
-                buffer,
-                cursor,
-            ),
-            Err(refused) => {
-                let text = format!("the peer's reason could not be kept: {}", refused.message);
-                self.complete(id, Err(status_of(header.status, text)));
-                Ok(cursor.skip(len, HEADER_BYTES))
-            }
-        }
-    }
-
-    fn begin_message(
-        &mut self,
-        id: SlotId,
-        header: ResponseHeader,
-        cursor: &mut Cursor<'_>,
-        landings: &mut dyn Landings,
-    ) -> Result<Option<Next>, PeerViolation> {
-        let len = self.checked_payload(&header, "a message")?;
-        if len == 0 {
-            self.finish_message(id, Buffer::new());
-            return Ok(None);
-        }
-        let memory = if self.is_ended(id) {
-            Err(gone())
-        } else if len > self.limits.message_bytes {
-            Err(message_too_long(len, &self.limits))
-        } else {
-            checked(landings.message(len as usize), len)
-        };
-        match memory {
-            Ok(buffer) => self.want(Inbound::Message { id }, buffer, cursor),
-            Err(status) => {
-                self.complete(id, Err(status));
-                Ok(cursor.skip(len, HEADER_BYTES))
-            }
-        }
-    }
-
-    fn begin_fetched(
-        &mut self,
-        id: SlotId,
-        header: ResponseHeader,
-        cursor: &mut Cursor<'_>,
-        landings: &mut dyn Landings,
-    ) -> Result<Option<Next>, PeerViolation> {
-        let len = match usize::try_from(header.names_bytes) {
-            Ok(len) if len <= self.limits.names_bytes => len,
-            _ => {
-                return Err(PeerViolation::Length {
-                    place: "the names of a response",
-                    found: header.names_bytes.into(),
-                    allowed_max: self.limits.names_bytes as u64,
-                });
-            }
-        };
-        if len == 0 {
-            self.names_landed(id, Buffer::new())?;
-            return Ok(None);
-        }
-        match checked(landings.message(len), len as u64) {
-            Ok(buffer) => self.want(Inbound::Names { id }, buffer, cursor),
-            Err(status) => {
-                // Without the names nobody knows the number of records, so the header has to say how much to skip.
-                let payload = self.checked_payload(&header, "named tensors")?;
-                self.complete(id, Err(status));
-                Ok(cursor.skip(payload, HEADER_BYTES))
-            }
-        }
-    }
-
     /// Fills memory with what is there, and orders the rest.
     pub(super) fn want(
         &mut self,
@@ -359,27 +259,6 @@ impl ClientConnection {
             // The link is gone, and this was on its way.
             Inbound::Header => {}
         }
-        Ok(())
-    }
-
-    fn names_landed(&mut self, id: SlotId, names: Buffer) -> Result<(), PeerViolation> {
-        let call = self
-            .calls
-            .get(id)
-            .expect("a call keeps its slot while its response comes");
-        let Expected::Fetched { names: asked } = &call.expected else {
-            unreachable!("only graph calls are answered with names");
-        };
-        let returned = decode_names(&names, self.limits.records)?;
-        let mut records = Records::new(call.token, returned.len(), names.len() as u64).going_on();
-        match indexes(asked, &returned) {
-            Ok(indexes) => records = records.with_indexes(indexes),
-            Err(status) => records.fail(status),
-        }
-        self.inbound = Inbound::Records {
-            id,
-            records: Body::Records(records),
-        };
         Ok(())
     }
 
@@ -427,25 +306,7 @@ impl ClientConnection {
         ))
     }
 
-    fn finish_message(&mut self, id: SlotId, body: Buffer) {
-        let call = self.calls.get(id);
-        if call.is_some_and(|call| matches!(call.expected, Expected::Announcement)) {
-            let found = Announcement::find(&body).ok().flatten().unwrap_or_default();
-            self.peer = Some(found.features);
-            self.bundles = self.has(Features::BUNDLES);
-            if self.has(Features::CHUNKS) {
-                let whole_frame_bytes = self.limits.whole_frame_bytes;
-                (self.outgoing.cutter).start(whole_frame_bytes, ChunkHeader::encode_of_request);
-            }
-            if self.may_move() && !found.offer.is_empty() {
-                self.offer = Some(found.offer);
-            }
-            self.peer_status = Some(body.clone());
-        }
-        self.complete(id, Ok(Response::Message(body)));
-    }
-
-    fn is_ended(&self, id: SlotId) -> bool {
+    pub(super) fn is_ended(&self, id: SlotId) -> bool {
         self.calls.get(id).is_none_or(|call| call.is_ended)
     }
 
@@ -457,43 +318,6 @@ impl ClientConnection {
         let allowed_max = self.limits.frame_bytes.saturating_sub(HEADER_BYTES as u64);
         PeerViolation::check_length(place, header.payload_bytes, allowed_max)?;
         Ok(header.payload_bytes)
-    }
-}
-
-/// For each returned name its place among those asked for.
-fn indexes(asked: &[Text], returned: &[Text]) -> Result<Vec<u32>, Status> {
-    let order = sorted_by_name(asked).expect("a request with duplicates is not sent");
-    let mut indexes = Vec::with_capacity(returned.len());
-    let mut seen = vec![false; asked.len()];
-    for name in returned {
-        let found = order.binary_search_by(|&index| asked[index as usize].cmp(name));
-        let index = found.map(|at| order[at]).map_err(|_| {
-            Status::new(
-                Code::Internal,
-                format!("the peer returned {name:?}, which was not asked for"),
-            )
-        })?;
-        if std::mem::replace(&mut seen[index as usize], true) {
-            return Err(Status::new(
-                Code::Internal,
-                format!("the peer returned {name:?} twice"),
-            ));
-        }
-        indexes.push(index);
-    }
-    match seen.iter().position(|&seen| !seen) {
-        Some(missing) => Err(Status::new(
-            Code::Internal,
-            format!("the peer did not return {:?}", asked[missing]),
-        )),
-        None => Ok(indexes),
-    }
-}
-
-fn status_of(number: i32, text: String) -> Status {
-    match Code::from_number(number) {
-        Some(code) => Status::new(code, text),
-        None => Status::new(Code::Unknown, format!("status code {number}: {text}")),
     }
 }
 

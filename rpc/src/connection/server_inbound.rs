@@ -7,17 +7,13 @@ use smallvec::SmallVec;
 
 use super::chunks;
 use super::cursor::{Cursor, Filled};
-use super::encode::unsupported;
-use super::landings::checked;
-use super::records::{Records, message_too_long};
+use super::records::Records;
 use super::server::{Incoming, RequestId, Served, ServerConnection, State};
 use super::server_answers::Expected;
+use super::server_messages::refusal;
 use super::slots::SlotId;
 use super::{Landings, PeerViolation};
-use crate::wire::{
-    Announcement, BUNDLE_METHOD, CANCEL_METHOD, Features, HEADER_BYTES, Malformed, PlainReceive,
-    RequestHeader, decode_graph_metadata, decode_receive,
-};
+use crate::wire::{BUNDLE_METHOD, CANCEL_METHOD, Features, HEADER_BYTES, RequestHeader};
 use crate::{Code, GraphCall, KeyList, Method, Request, Status, Text};
 
 /// What the next bytes from the peer are.
@@ -202,110 +198,6 @@ impl ServerConnection {
         })
     }
 
-    fn begin_message(
-        &mut self,
-        arriving: Arriving,
-        method: Method,
-        header: RequestHeader,
-        cursor: &mut Cursor<'_>,
-        landings: &mut dyn Landings,
-    ) -> Option<Next> {
-        let len = header.payload_bytes;
-        if len == 0 {
-            self.message_landed(arriving, method, Buffer::new());
-            return None;
-        }
-        let memory = if len > self.limits.message_bytes {
-            Err(message_too_long(len, &self.limits))
-        } else {
-            if let Some(request) = self.known_receive(method, len as usize, cursor, landings) {
-                let expected = tensors_of(&request);
-                self.deliver(arriving, request, expected);
-                return None;
-            }
-            checked(landings.message(len as usize), len)
-        };
-        match memory {
-            Ok(buffer) => self.want(Inbound::Message { arriving, method }, buffer, cursor),
-            Err(status) => {
-                self.refuse(arriving.id, status);
-                cursor.skip(len, HEADER_BYTES)
-            }
-        }
-    }
-
-    /// Takes a request for tensors whose keys are all known, if all of it is there.
-    fn known_receive(
-        &self,
-        method: Method,
-        len: usize,
-        cursor: &mut Cursor<'_>,
-        landings: &mut dyn Landings,
-    ) -> Option<Request> {
-        let keys_max = match method {
-            Method::RecvTensor => 1,
-            Method::FuseRecvTensor => self.limits.records,
-            _ => return None,
-        };
-        let mut bytes = PlainReceive::read(cursor.peek(len)?)?;
-        let step_id = bytes.step_id;
-        let request = if method == Method::RecvTensor {
-            let key = landings.known_key(bytes.next()?)?;
-            Request::RecvTensor { step_id, key }
-        } else {
-            let mut keys = Vec::with_capacity(keys_max.min(bytes.keys_max()));
-            while keys.len() < keys_max
-                && let Some(key) = bytes.next()
-            {
-                keys.push(landings.known_key(key)?);
-            }
-            let keys = keys.into();
-            Request::FuseRecvTensor { step_id, keys }
-        };
-        // Whoever asks for nothing, or for something else too, is answered with care.
-        let is_empty = matches!(&request, Request::FuseRecvTensor { keys, .. } if keys.is_empty());
-        if is_empty || !bytes.is_empty() {
-            return None;
-        }
-        cursor.slice(len);
-        Some(request)
-    }
-
-    fn begin_graph(
-        &mut self,
-        arriving: Arriving,
-        header: RequestHeader,
-        cursor: &mut Cursor<'_>,
-        landings: &mut dyn Landings,
-    ) -> Result<Option<Next>, PeerViolation> {
-        let len = match usize::try_from(header.metadata_bytes) {
-            Ok(len) if len <= self.limits.names_bytes => len,
-            _ => {
-                return Err(PeerViolation::Length {
-                    place: "graph metadata",
-                    found: header.metadata_bytes.into(),
-                    allowed_max: self.limits.names_bytes as u64,
-                });
-            }
-        };
-        let inbound = Inbound::Metadata {
-            arriving,
-            feeds_bytes: header.payload_bytes.saturating_sub(len as u64),
-        };
-        if len == 0 {
-            self.inbound = inbound;
-            return Ok(self.land(Buffer::new(), cursor));
-        }
-        match checked(landings.message(len), len as u64) {
-            Ok(buffer) => Ok(self.want(inbound, buffer, cursor)),
-            Err(status) => {
-                // Without the metadata nobody knows the number of feeds, so the header has to say how much to skip.
-                self.refuse(arriving.id, status);
-                Ok(cursor.skip(header.payload_bytes.max(len as u64), HEADER_BYTES))
-            }
-        }
-    }
-
     /// Fills memory with what is there, and orders the rest.
     pub(super) fn want(
         &mut self,
@@ -358,98 +250,6 @@ impl ServerConnection {
         None
     }
 
-    fn message_landed(&mut self, arriving: Arriving, method: Method, body: Buffer) {
-        let decoded = match method {
-            Method::RecvTensor => decode_receive(&body, 1).map(|mut message| {
-                let key = message.keys.pop().expect("a decoded request has a key");
-                let step_id = message.step_id;
-                tensors_asked(Request::RecvTensor { step_id, key })
-            }),
-            Method::FuseRecvTensor => {
-                decode_receive(&body, self.limits.records.max(2)).map(|message| {
-                    tensors_asked(Request::FuseRecvTensor {
-                        step_id: message.step_id,
-                        keys: message.keys.into_vec().into(),
-                    })
-                })
-            }
-            Method::GetStatus => self.status_asked(&body).map(|announce| {
-                let request = Request::Message { method, body };
-                (request, Expected::Message { announce })
-            }),
-            _ => {
-                let request = Request::Message { method, body };
-                Ok((request, Expected::Message { announce: false }))
-            }
-        };
-        match decoded {
-            Ok((request, expected)) => self.deliver(arriving, request, expected),
-            Err(malformed) => self.refuse(arriving.id, malformed.into()),
-        }
-    }
-
-    /// Notes what the peer announces, and whether its answer shall carry an announcement.
-    fn status_asked(&mut self, body: &Buffer) -> Result<bool, Malformed> {
-        let Some(announcement) = Announcement::find(body)? else {
-            return Ok(false);
-        };
-        self.meet(announcement.features);
-        Ok(!self.announced.is_empty())
-    }
-
-    fn metadata_landed(&mut self, arriving: Arriving, metadata: &Buffer) -> Result<(), Malformed> {
-        let (call, names) = decode_graph_metadata(metadata, self.limits.records)?;
-        let token = RequestId(arriving.id).token();
-        self.inbound = Inbound::Feeds {
-            arriving,
-            call: Box::new(call),
-            records: Records::new(token, names.len(), metadata.len() as u64),
-            names,
-        };
-        Ok(())
-    }
-
-    pub(super) fn read_feeds(
-        &mut self,
-        cursor: &mut Cursor<'_>,
-        landings: &mut dyn Landings,
-    ) -> Result<Option<Next>, PeerViolation> {
-        let Inbound::Feeds {
-            arriving, records, ..
-        } = &mut self.inbound
-        else {
-            unreachable!("the caller has looked");
-        };
-        let served = self.served.get(arriving.id);
-        if served.is_none_or(|served| served.state != State::Arriving) {
-            records.fail(Status::new(
-                Code::Cancelled,
-                "the request has been answered",
-            ));
-        }
-        let next = records.advance(cursor, &self.limits, landings)?;
-        if records.is_complete()
-            && let Inbound::Feeds {
-                arriving,
-                mut call,
-                names,
-                records,
-            } = std::mem::replace(&mut self.inbound, Inbound::Header)
-        {
-            match records.into_result() {
-                Ok((tensors, _)) => {
-                    call.feeds.extend(names.into_iter().zip(tensors));
-                    let expected = Expected::Fetched {
-                        names: call.fetches.clone(),
-                    };
-                    self.deliver(arriving, Request::StarRunGraph(call), expected);
-                }
-                Err(status) => self.refuse(arriving.id, status),
-            }
-        }
-        Ok(next)
-    }
-
     /// Queues a complete request for the service, unless it has been answered meanwhile.
     #[inline]
     pub(super) fn deliver(&mut self, arriving: Arriving, request: Request, expected: Expected) {
@@ -478,25 +278,10 @@ impl ServerConnection {
     }
 }
 
-fn tensors_asked(request: Request) -> (Request, Expected) {
-    let expected = tensors_of(&request);
-    (request, expected)
-}
-
 #[inline]
 pub(super) fn tensors_of(request: &Request) -> Expected {
     Expected::Tensors {
         request: request.clone(),
         delivering: SmallVec::new(),
-    }
-}
-
-/// Why a method is refused without asking the service.
-fn refusal(method: Method) -> Option<&'static str> {
-    match method {
-        // Originals answer with the bare names, and their callers look for nothing else.
-        Method::Logging => Some("Logging"),
-        Method::Tracing => Some("Tracing"),
-        method => unsupported(method),
     }
 }

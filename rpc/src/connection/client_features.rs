@@ -1,0 +1,76 @@
+use grpcxx_memory::Buffer;
+
+use super::client::ClientConnection;
+use super::client_call::{Call, Expected};
+use super::encode;
+use crate::wire::{Announcement, Features};
+
+impl ClientConnection {
+    /// Features that the peer has announced; `None` as long as its answer is missing.
+    pub fn peer_features(&self) -> Option<Features> {
+        self.peer
+    }
+
+    /// The peer's `GetStatusResponse` with its announcement, serialized.
+    pub fn peer_status(&self) -> Option<&Buffer> {
+        self.peer_status.as_ref()
+    }
+
+    /// What the peer offers for the link to move to another medium, once.
+    pub fn take_offer(&mut self) -> Option<Vec<u8>> {
+        self.offer.take()
+    }
+
+    /// Says whether the link lends payload of shared arenas to the peer, so that nothing waits for it.
+    pub fn set_lends(&mut self, lends: bool) {
+        self.outgoing.cutter.keep_shared(lends);
+    }
+
+    pub(super) fn announce(&mut self, features: Features) {
+        let id = self.calls.insert(Call {
+            token: 0,
+            expected: Expected::Announcement,
+            is_sent: false,
+            is_ended: false,
+            is_answered: false,
+            is_deadline_sent: false,
+            shares_memory: false,
+        });
+        let mut frame = self.outgoing.empty_frame();
+        let announcement = Announcement {
+            features,
+            offer: Vec::new(),
+        };
+        encode::announcement(&mut frame, id.raw(), &announcement);
+        frame.token = id.raw();
+        self.outgoing.push(frame);
+    }
+
+    /// Slots held by the announcement, as long as its answer is missing.
+    pub(super) fn announcement_calls(&self) -> usize {
+        usize::from(!self.announced.is_empty() && self.peer.is_none())
+    }
+
+    /// Whether both ends know a medium that the connection may move to.
+    pub(super) fn may_move(&self) -> bool {
+        self.common().intersects(Features::MEDIA)
+    }
+
+    #[inline]
+    pub(super) fn has(&self, feature: Features) -> bool {
+        self.common().contains(feature)
+    }
+
+    /// Whether the peer may use a feature in what it sends. It may know of our announcement before we know of its own, or
+    /// without our ever knowing: where there was no memory for its answer.
+    pub(super) fn takes(&self, feature: Features) -> bool {
+        let said = self.peer.filter(|_| self.peer_status.is_some());
+        self.announced.contains(feature) && said.is_none_or(|peer| peer.contains(feature))
+    }
+
+    /// What both ends have announced.
+    #[inline]
+    pub(super) fn common(&self) -> Features {
+        self.announced & self.peer.unwrap_or_default()
+    }
+}

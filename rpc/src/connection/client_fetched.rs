@@ -1,0 +1,99 @@
+use grpcxx_memory::Buffer;
+use grpcxx_transport::Next;
+
+use super::body::Body;
+use super::client::ClientConnection;
+use super::client_call::Expected;
+use super::client_inbound::Inbound;
+use super::cursor::Cursor;
+use super::landings::checked;
+use super::records::Records;
+use super::slots::SlotId;
+use super::{Landings, PeerViolation};
+use crate::wire::{HEADER_BYTES, ResponseHeader, decode_names, sorted_by_name};
+use crate::{Code, Status, Text};
+
+impl ClientConnection {
+    pub(super) fn begin_fetched(
+        &mut self,
+        id: SlotId,
+        header: ResponseHeader,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        let len = match usize::try_from(header.names_bytes) {
+            Ok(len) if len <= self.limits.names_bytes => len,
+            _ => {
+                return Err(PeerViolation::Length {
+                    place: "the names of a response",
+                    found: header.names_bytes.into(),
+                    allowed_max: self.limits.names_bytes as u64,
+                });
+            }
+        };
+        if len == 0 {
+            self.names_landed(id, Buffer::new())?;
+            return Ok(None);
+        }
+        match checked(landings.message(len), len as u64) {
+            Ok(buffer) => self.want(Inbound::Names { id }, buffer, cursor),
+            Err(status) => {
+                // Without the names nobody knows the number of records, so the header has to say how much to skip.
+                let payload = self.checked_payload(&header, "named tensors")?;
+                self.complete(id, Err(status));
+                Ok(cursor.skip(payload, HEADER_BYTES))
+            }
+        }
+    }
+
+    pub(super) fn names_landed(&mut self, id: SlotId, names: Buffer) -> Result<(), PeerViolation> {
+        let call = self
+            .calls
+            .get(id)
+            .expect("a call keeps its slot while its response comes");
+        let Expected::Fetched { names: asked } = &call.expected else {
+            unreachable!("only graph calls are answered with names");
+        };
+        let returned = decode_names(&names, self.limits.records)?;
+        let mut records = Records::new(call.token, returned.len(), names.len() as u64).going_on();
+        match indexes(asked, &returned) {
+            Ok(indexes) => records = records.with_indexes(indexes),
+            Err(status) => records.fail(status),
+        }
+        self.inbound = Inbound::Records {
+            id,
+            records: Body::Records(records),
+        };
+        Ok(())
+    }
+}
+
+/// For each returned name its place among those asked for.
+fn indexes(asked: &[Text], returned: &[Text]) -> Result<Vec<u32>, Status> {
+    let order = sorted_by_name(asked).expect("a request with duplicates is not sent");
+    let mut indexes = Vec::with_capacity(returned.len());
+    let mut seen = vec![false; asked.len()];
+    for name in returned {
+        let found = order.binary_search_by(|&index| asked[index as usize].cmp(name));
+        let index = found.map(|at| order[at]).map_err(|_| {
+            Status::new(
+                Code::Internal,
+                format!("the peer returned {name:?}, which was not asked for"),
+            )
+        })?;
+        if std::mem::replace(&mut seen[index as usize], true) {
+            return Err(Status::new(
+                Code::Internal,
+                format!("the peer returned {name:?} twice"),
+            ));
+        }
+        indexes.push(index);
+    }
+    match seen.iter().position(|&seen| !seen) {
+        Some(missing) => Err(Status::new(
+            Code::Internal,
+            format!("the peer did not return {:?}", asked[missing]),
+        )),
+        None => Ok(indexes),
+    }
+}

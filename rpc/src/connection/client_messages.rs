@@ -1,0 +1,107 @@
+use grpcxx_memory::Buffer;
+use grpcxx_transport::Next;
+
+use super::client::ClientConnection;
+use super::client_call::Expected;
+use super::client_inbound::{Inbound, gone};
+use super::cursor::Cursor;
+use super::landings::checked;
+use super::records::message_too_long;
+use super::slots::SlotId;
+use super::{Landings, PeerViolation};
+use crate::wire::{Announcement, ChunkHeader, Features, HEADER_BYTES, ResponseHeader};
+use crate::{Code, Response, Status};
+
+impl ClientConnection {
+    pub(super) fn begin_error(
+        &mut self,
+        id: SlotId,
+        header: ResponseHeader,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        let len = self.checked_payload(&header, "the text of a failure")?;
+        let ended = self.is_ended(id);
+        if ended || len == 0 || len > self.limits.error_text_bytes as u64 {
+            let text = match len {
+                0 => String::new(),
+                len => format!("the peer's reason has {len} bytes, which is too long to keep"),
+            };
+            self.complete(id, Err(status_of(header.status, text)));
+            return Ok(cursor.skip(len, HEADER_BYTES));
+        }
+        if let Some(text) = cursor.slice(len as usize) {
+            let text = String::from_utf8_lossy(text).into_owned();
+            self.complete(id, Err(status_of(header.status, text)));
+            return Ok(None);
+        }
+        match checked(landings.message(len as usize), len) {
+            Ok(buffer) => self.want(
+                Inbound::ErrorText {
+                    id,
+                    status: header.status,
+                },
+                buffer,
+                cursor,
+            ),
+            Err(refused) => {
+                let text = format!("the peer's reason could not be kept: {}", refused.message);
+                self.complete(id, Err(status_of(header.status, text)));
+                Ok(cursor.skip(len, HEADER_BYTES))
+            }
+        }
+    }
+
+    pub(super) fn begin_message(
+        &mut self,
+        id: SlotId,
+        header: ResponseHeader,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        let len = self.checked_payload(&header, "a message")?;
+        if len == 0 {
+            self.finish_message(id, Buffer::new());
+            return Ok(None);
+        }
+        let memory = if self.is_ended(id) {
+            Err(gone())
+        } else if len > self.limits.message_bytes {
+            Err(message_too_long(len, &self.limits))
+        } else {
+            checked(landings.message(len as usize), len)
+        };
+        match memory {
+            Ok(buffer) => self.want(Inbound::Message { id }, buffer, cursor),
+            Err(status) => {
+                self.complete(id, Err(status));
+                Ok(cursor.skip(len, HEADER_BYTES))
+            }
+        }
+    }
+
+    pub(super) fn finish_message(&mut self, id: SlotId, body: Buffer) {
+        let call = self.calls.get(id);
+        if call.is_some_and(|call| matches!(call.expected, Expected::Announcement)) {
+            let found = Announcement::find(&body).ok().flatten().unwrap_or_default();
+            self.peer = Some(found.features);
+            self.bundles = self.has(Features::BUNDLES);
+            if self.has(Features::CHUNKS) {
+                let whole_frame_bytes = self.limits.whole_frame_bytes;
+                (self.outgoing.cutter).start(whole_frame_bytes, ChunkHeader::encode_of_request);
+            }
+            if self.may_move() && !found.offer.is_empty() {
+                self.offer = Some(found.offer);
+            }
+            self.peer_status = Some(body.clone());
+        }
+        self.complete(id, Ok(Response::Message(body)));
+    }
+}
+
+pub(super) fn status_of(number: i32, text: String) -> Status {
+    match Code::from_number(number) {
+        Some(code) => Status::new(code, text),
+        None => Status::new(Code::Unknown, format!("status code {number}: {text}")),
+    }
+}

@@ -1,0 +1,106 @@
+use grpcxx_memory::Buffer;
+use grpcxx_transport::Next;
+
+use super::cursor::Cursor;
+use super::landings::checked;
+use super::records::Records;
+use super::server::{RequestId, ServerConnection, State};
+use super::server_answers::Expected;
+use super::server_inbound::{Arriving, Inbound};
+use super::{Landings, PeerViolation};
+use crate::wire::{HEADER_BYTES, Malformed, RequestHeader, decode_graph_metadata};
+use crate::{Code, Request, Status};
+
+impl ServerConnection {
+    pub(super) fn begin_graph(
+        &mut self,
+        arriving: Arriving,
+        header: RequestHeader,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        let len = match usize::try_from(header.metadata_bytes) {
+            Ok(len) if len <= self.limits.names_bytes => len,
+            _ => {
+                return Err(PeerViolation::Length {
+                    place: "graph metadata",
+                    found: header.metadata_bytes.into(),
+                    allowed_max: self.limits.names_bytes as u64,
+                });
+            }
+        };
+        let inbound = Inbound::Metadata {
+            arriving,
+            feeds_bytes: header.payload_bytes.saturating_sub(len as u64),
+        };
+        if len == 0 {
+            self.inbound = inbound;
+            return Ok(self.land(Buffer::new(), cursor));
+        }
+        match checked(landings.message(len), len as u64) {
+            Ok(buffer) => Ok(self.want(inbound, buffer, cursor)),
+            Err(status) => {
+                // Without the metadata nobody knows the number of feeds, so the header has to say how much to skip.
+                self.refuse(arriving.id, status);
+                Ok(cursor.skip(header.payload_bytes.max(len as u64), HEADER_BYTES))
+            }
+        }
+    }
+
+    pub(super) fn metadata_landed(
+        &mut self,
+        arriving: Arriving,
+        metadata: &Buffer,
+    ) -> Result<(), Malformed> {
+        let (call, names) = decode_graph_metadata(metadata, self.limits.records)?;
+        let token = RequestId(arriving.id).token();
+        self.inbound = Inbound::Feeds {
+            arriving,
+            call: Box::new(call),
+            records: Records::new(token, names.len(), metadata.len() as u64),
+            names,
+        };
+        Ok(())
+    }
+
+    pub(super) fn read_feeds(
+        &mut self,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        let Inbound::Feeds {
+            arriving, records, ..
+        } = &mut self.inbound
+        else {
+            unreachable!("the caller has looked");
+        };
+        let served = self.served.get(arriving.id);
+        if served.is_none_or(|served| served.state != State::Arriving) {
+            records.fail(Status::new(
+                Code::Cancelled,
+                "the request has been answered",
+            ));
+        }
+        let next = records.advance(cursor, &self.limits, landings)?;
+        if records.is_complete()
+            && let Inbound::Feeds {
+                arriving,
+                mut call,
+                names,
+                records,
+            } = std::mem::replace(&mut self.inbound, Inbound::Header)
+        {
+            match records.into_result() {
+                Ok((tensors, _)) => {
+                    call.feeds.extend(names.into_iter().zip(tensors));
+                    let expected = Expected::Fetched {
+                        names: call.fetches.clone(),
+                    };
+                    self.deliver(arriving, Request::StarRunGraph(call), expected);
+                }
+                Err(status) => self.refuse(arriving.id, status),
+            }
+        }
+        Ok(next)
+    }
+}

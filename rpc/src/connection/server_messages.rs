@@ -1,0 +1,140 @@
+use grpcxx_memory::Buffer;
+use grpcxx_transport::Next;
+
+use super::Landings;
+use super::cursor::Cursor;
+use super::encode::unsupported;
+use super::landings::checked;
+use super::records::message_too_long;
+use super::server::ServerConnection;
+use super::server_answers::Expected;
+use super::server_inbound::{Arriving, Inbound, tensors_of};
+use crate::wire::{
+    Announcement, HEADER_BYTES, Malformed, PlainReceive, RequestHeader, decode_receive,
+};
+use crate::{Method, Request};
+
+impl ServerConnection {
+    pub(super) fn begin_message(
+        &mut self,
+        arriving: Arriving,
+        method: Method,
+        header: RequestHeader,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Option<Next> {
+        let len = header.payload_bytes;
+        if len == 0 {
+            self.message_landed(arriving, method, Buffer::new());
+            return None;
+        }
+        let memory = if len > self.limits.message_bytes {
+            Err(message_too_long(len, &self.limits))
+        } else {
+            if let Some(request) = self.known_receive(method, len as usize, cursor, landings) {
+                let expected = tensors_of(&request);
+                self.deliver(arriving, request, expected);
+                return None;
+            }
+            checked(landings.message(len as usize), len)
+        };
+        match memory {
+            Ok(buffer) => self.want(Inbound::Message { arriving, method }, buffer, cursor),
+            Err(status) => {
+                self.refuse(arriving.id, status);
+                cursor.skip(len, HEADER_BYTES)
+            }
+        }
+    }
+
+    /// Takes a request for tensors whose keys are all known, if all of it is there.
+    fn known_receive(
+        &self,
+        method: Method,
+        len: usize,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Option<Request> {
+        let keys_max = match method {
+            Method::RecvTensor => 1,
+            Method::FuseRecvTensor => self.limits.records,
+            _ => return None,
+        };
+        let mut bytes = PlainReceive::read(cursor.peek(len)?)?;
+        let step_id = bytes.step_id;
+        let request = if method == Method::RecvTensor {
+            let key = landings.known_key(bytes.next()?)?;
+            Request::RecvTensor { step_id, key }
+        } else {
+            let mut keys = Vec::with_capacity(keys_max.min(bytes.keys_max()));
+            while keys.len() < keys_max
+                && let Some(key) = bytes.next()
+            {
+                keys.push(landings.known_key(key)?);
+            }
+            let keys = keys.into();
+            Request::FuseRecvTensor { step_id, keys }
+        };
+        // Whoever asks for nothing, or for something else too, is answered with care.
+        let is_empty = matches!(&request, Request::FuseRecvTensor { keys, .. } if keys.is_empty());
+        if is_empty || !bytes.is_empty() {
+            return None;
+        }
+        cursor.slice(len);
+        Some(request)
+    }
+
+    pub(super) fn message_landed(&mut self, arriving: Arriving, method: Method, body: Buffer) {
+        let decoded = match method {
+            Method::RecvTensor => decode_receive(&body, 1).map(|mut message| {
+                let key = message.keys.pop().expect("a decoded request has a key");
+                let step_id = message.step_id;
+                tensors_asked(Request::RecvTensor { step_id, key })
+            }),
+            Method::FuseRecvTensor => {
+                decode_receive(&body, self.limits.records.max(2)).map(|message| {
+                    tensors_asked(Request::FuseRecvTensor {
+                        step_id: message.step_id,
+                        keys: message.keys.into_vec().into(),
+                    })
+                })
+            }
+            Method::GetStatus => self.status_asked(&body).map(|announce| {
+                let request = Request::Message { method, body };
+                (request, Expected::Message { announce })
+            }),
+            _ => {
+                let request = Request::Message { method, body };
+                Ok((request, Expected::Message { announce: false }))
+            }
+        };
+        match decoded {
+            Ok((request, expected)) => self.deliver(arriving, request, expected),
+            Err(malformed) => self.refuse(arriving.id, malformed.into()),
+        }
+    }
+
+    /// Notes what the peer announces, and whether its answer shall carry an announcement.
+    fn status_asked(&mut self, body: &Buffer) -> Result<bool, Malformed> {
+        let Some(announcement) = Announcement::find(body)? else {
+            return Ok(false);
+        };
+        self.meet(announcement.features);
+        Ok(!self.announced.is_empty())
+    }
+}
+
+fn tensors_asked(request: Request) -> (Request, Expected) {
+    let expected = tensors_of(&request);
+    (request, expected)
+}
+
+/// Why a method is refused without asking the service.
+pub(super) fn refusal(method: Method) -> Option<&'static str> {
+    match method {
+        // Originals answer with the bare names, and their callers look for nothing else.
+        Method::Logging => Some("Logging"),
+        Method::Tracing => Some("Tracing"),
+        method => unsupported(method),
+    }
+}
