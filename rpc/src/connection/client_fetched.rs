@@ -21,16 +21,9 @@ impl ClientConnection {
         cursor: &mut Cursor<'_>,
         landings: &mut dyn Landings,
     ) -> Result<Option<Next>, PeerViolation> {
-        let len = match usize::try_from(header.names_bytes) {
-            Ok(len) if len <= self.limits.names_bytes => len,
-            _ => {
-                return Err(PeerViolation::Length {
-                    place: "the names of a response",
-                    found: header.names_bytes.into(),
-                    allowed_max: self.limits.names_bytes as u64,
-                });
-            }
-        };
+        let place = "the names of a response";
+        let allowed_max = self.limits.names_bytes as u64;
+        let len = PeerViolation::checked_length(place, header.names_bytes, allowed_max)?;
         if len == 0 {
             self.names_landed(id, Buffer::new())?;
             return Ok(None);

@@ -28,16 +28,8 @@ impl ClientConnection {
     ) -> Result<Option<Next>, PeerViolation> {
         let payload = self.checked_payload(&header, "tensors")?;
         let allowed_max = payload.min(self.limits.names_bytes as u64);
-        let len = match usize::try_from(header.names_bytes) {
-            Ok(len) if len as u64 <= allowed_max => len,
-            _ => {
-                return Err(PeerViolation::Length {
-                    place: "the heads of a response",
-                    found: header.names_bytes.into(),
-                    allowed_max,
-                });
-            }
-        };
+        let place = "the heads of a response";
+        let len = PeerViolation::checked_length(place, header.names_bytes, allowed_max)?;
         let data_bytes = payload - len as u64;
         if let Some(heads) = cursor.slice(len) {
             self.heads_landed(id, data_bytes, heads)?;

@@ -19,16 +19,9 @@ impl ServerConnection {
         cursor: &mut Cursor<'_>,
         landings: &mut dyn Landings,
     ) -> Result<Option<Next>, PeerViolation> {
-        let len = match usize::try_from(header.metadata_bytes) {
-            Ok(len) if len <= self.limits.names_bytes => len,
-            _ => {
-                return Err(PeerViolation::Length {
-                    place: "graph metadata",
-                    found: header.metadata_bytes.into(),
-                    allowed_max: self.limits.names_bytes as u64,
-                });
-            }
-        };
+        let allowed_max = self.limits.names_bytes as u64;
+        let len =
+            PeerViolation::checked_length("graph metadata", header.metadata_bytes, allowed_max)?;
         let inbound = Inbound::Metadata {
             arriving,
             feeds_bytes: header.payload_bytes.saturating_sub(len as u64),

@@ -86,6 +86,23 @@ impl PeerViolation {
             allowed_max,
         })
     }
+
+    /// Checks a length that travels with a sign against its limit.
+    #[inline]
+    pub(super) fn checked_length(
+        place: &'static str,
+        found: i32,
+        allowed_max: u64,
+    ) -> Result<usize, Self> {
+        match usize::try_from(found) {
+            Ok(len) if len as u64 <= allowed_max => Ok(len),
+            _ => Err(Self::Length {
+                place,
+                found: found.into(),
+                allowed_max,
+            }),
+        }
+    }
 }
 
 #[cfg(test)]
