@@ -6,6 +6,7 @@
 //! Units: bytes, calls a second, microseconds. Baselines: 16 connections in the same run, with one call under way on
 //! each, and with 32; and bare sockets with as many connections, which say what the system allows. Those with one call take
 //! turns in rounds; figures are medians, and ratios are medians of those of the rounds, with the least and the most.
+//! Memory, and what single connections saw, are those of the last round.
 //!
 //! Run with `cargo bench --bench scale`; `-- --quick` takes 400 connections, `-- --write` puts the table into
 //! `docs/performance.md`. Each process raises its limit of open files as far as the system allows.

@@ -126,7 +126,7 @@ impl Set {
 
 const MESSAGE_BYTES: usize = 64;
 
-/// Connections that the listener has not taken yet: as many as the system allows.
+/// Most connections that the listener has not taken yet; the system may allow fewer (`net.core.somaxconn`).
 const QUEUE: i32 = 4096;
 
 /// Names the listener.
