@@ -8,6 +8,7 @@
 #include "engine.h"
 #include "fuser.h"
 #include "route.h"
+#include "step_request.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
 #include "tensorflow/core/distributed_runtime/worker_interface.h"
 
@@ -80,7 +81,7 @@ class RemoteWorker : public tensorflow::WorkerInterface, public std::enable_shar
                      tensorflow::MutableRunGraphResponseWrapper* response,
                      tensorflow::StatusCallback done) override;
   tensorflow::MutableRunGraphRequestWrapper* CreateRunGraphRequest() override {
-    return grpc_->CreateRunGraphRequest();
+    return new StepRequest<tensorflow::MutableProtoRunGraphRequest>;
   }
   tensorflow::MutableRunGraphResponseWrapper* CreateRunGraphResponse() override {
     return grpc_->CreateRunGraphResponse();

@@ -8,6 +8,7 @@
 #include "engine.h"
 #include "grpcxx.h"
 #include "late_tensors.h"
+#include "step_request.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_worker_service.h"
 
 namespace grpcxx_tensorflow {
@@ -23,6 +24,10 @@ class Worker : public tensorflow::GrpcWorker, public Service {
   void GetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
                       tensorflow::GetStatusResponse* response, bool fail_fast,
                       tensorflow::StatusCallback done) override;
+
+  tensorflow::MutableRunGraphRequestWrapper* CreateRunGraphRequest() override {
+    return new StepRequest<tensorflow::InMemoryRunGraphRequest>;
+  }
 
   // Forgets tensors of the step that nobody came for.
   void CleanupGraphAsync(const tensorflow::CleanupGraphRequest* request,

@@ -1,6 +1,7 @@
 """Training survives what it survives over gRPC: tasks that are killed, peers without the plugin, blocked ports."""
 
 import os
+import subprocess
 import time
 
 import pytest
@@ -124,6 +125,27 @@ def test_a_map_without_this_task_is_an_error(tmp_path):
         task = cluster.start("ps", 0)
         task.process.wait(timeout=60)
         assert cluster.spec["ps"][0] in task.output()
+
+
+# Each thread draws the numbers that the first one drew.
+SAME_NUMBERS = """
+#include <cstdint>
+namespace tsl::random { uint64_t ThreadLocalNew64() { static thread_local uint64_t drawn = 1; return ++drawn; } }
+"""
+
+
+def test_steps_that_draw_the_same_numbers_run(tmp_path):
+    source, library = tmp_path / "same_numbers.cc", tmp_path / "same_numbers.so"
+    source.write_text(SAME_NUMBERS)
+    subprocess.run(["c++", "-std=c++17", "-shared", "-fPIC", "-o", library, source], check=True)
+    for protocol in ("grpc", "grpc++"):
+        with Cluster(protocol, {"LD_PRELOAD": str(library)}, ps=1, worker=1) as cluster:
+            cluster.serve("ps")
+            worker = cluster.start("worker", 0, "leak.py", 50)
+            if protocol == "grpc":
+                worker.wait_for("request was received twice")
+            else:
+                assert worker.result()["cancelled_steps"] == 5
 
 
 @pytest.mark.long
