@@ -67,7 +67,8 @@ struct Storm {
 /// Makes the requests.
 enum Asking {
     Pull {
-        key: Text,
+        /// For ever, as the peers.
+        key: &'static Text,
     },
     Push {
         handle: Text,
@@ -126,7 +127,7 @@ impl Run {
             peers: cluster.peers(load.connections).leak(),
             asking: match load.way {
                 Way::Pull => Asking::Pull {
-                    key: lasting(&cluster.key()),
+                    key: Box::leak(Box::new(lasting(&cluster.key()))),
                 },
                 Way::Push => Asking::Push {
                     handle: Text::from(SINKHOLE),
@@ -276,8 +277,15 @@ impl CallSink for Storm {
         self.note();
         if let Some(step_id) = self.next() {
             let peer = &self.peers[token as usize];
-            let request = self.asking.request(step_id);
-            shard.call(peer, request, None, self, token);
+            match self.asking {
+                Asking::Pull { key } => {
+                    shard.receive(peer, step_id, key, None, self, token);
+                }
+                Asking::Push { .. } => {
+                    let request = self.asking.request(step_id);
+                    shard.call(peer, request, None, self, token);
+                }
+            }
         }
     }
 }
@@ -288,7 +296,7 @@ impl Asking {
         match self {
             Self::Pull { key } => Request::RecvTensor {
                 step_id,
-                key: key.clone(),
+                key: Text::clone(key),
             },
             Self::Push {
                 handle,

@@ -85,8 +85,8 @@ impl CallSink for Chain {
         assert!(matches!(result, Ok(Response::Tensors(_))), "{result:?}");
         drop(result);
         if let Some(step_id) = self.next() {
-            let (peer, request) = (self.peer.clone(), self.request(step_id));
-            shard.call(&peer, request, Some(TIMEOUT), self, 0);
+            let (peer, key) = (self.peer.clone(), self.key.clone());
+            shard.receive(&peer, step_id, &key, Some(TIMEOUT), self, 0);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use grpcxx_rpc::{CallOptions, Request};
+use grpcxx_rpc::{CallOptions, Request, Text};
 use grpcxx_transport::Time;
 
 use crate::client::Peer;
@@ -26,10 +26,27 @@ impl<A> Orders for Core<A> {
 
     #[inline]
     fn call(&mut self, peer: &Peer, request: Request, timeout: Option<Duration>, target: Target) {
+        match &request {
+            Request::RecvTensor { step_id, key } => {
+                self.receive_from(peer, *step_id, key, timeout, target);
+            }
+            _ => self.call_alone(peer, request, timeout, target),
+        }
+    }
+
+    #[inline]
+    fn receive_from(
+        &mut self,
+        peer: &Peer,
+        step_id: i64,
+        key: &Text,
+        timeout: Option<Duration>,
+        target: Target,
+    ) {
         match timeout {
             // As a way of its own, on which nothing looks for a deadline.
-            None => self.make_call(peer, request, None, target),
-            Some(_) => self.make_call_in_time(peer, request, timeout, target),
+            None => self.ask(peer, step_id, key, None, target),
+            Some(_) => self.ask_in_time(peer, step_id, key, timeout, target),
         }
     }
 
@@ -39,19 +56,18 @@ impl<A> Orders for Core<A> {
 }
 
 impl<A> Core<A> {
-    /// Puts the call on its peer's connection where nothing can come between, which saves its way through the queue
-    /// of orders. What might end it here and now waits there, for its caller has not returned yet.
+    /// Puts a request for one tensor on its peer's connection where nothing can come between, which saves its way through
+    /// the queue of orders. What might end it here and now waits there, for its caller has not returned yet.
     #[inline(always)]
-    fn make_call(
+    fn ask(
         &mut self,
         peer: &Peer,
-        request: Request,
+        step_id: i64,
+        key: &Text,
         timeout: Option<Duration>,
         target: Target,
     ) {
-        // The key is read where it lies: it has just been written, and a copy would wait for that.
-        if let Request::RecvTensor { step_id, key } = &request
-            && let Some(slot) = self.free_peer(peer)
+        if let Some(slot) = self.free_peer(peer)
             && let link = &mut self.peers[slot]
             && let Some(connection) = link.open_connection()
             && connection.takes_receives()
@@ -63,24 +79,26 @@ impl<A> Core<A> {
                 deadline: deadline(self.now, timeout),
                 shares_memory: !target.allocates(),
             };
-            let call = connection.receive(self.now, *step_id, key, options);
+            let call = connection.receive(self.now, step_id, key, options);
             room.take_in(target, slot, call);
             link.mark(slot, &mut self.dirty_peers);
             self.counters().calls.add(1);
             return;
         }
-        self.call_alone(peer, request, timeout, target);
+        let key = key.clone();
+        self.call_alone(peer, Request::RecvTensor { step_id, key }, timeout, target);
     }
 
     #[inline(never)]
-    fn make_call_in_time(
+    fn ask_in_time(
         &mut self,
         peer: &Peer,
-        request: Request,
+        step_id: i64,
+        key: &Text,
         timeout: Option<Duration>,
         target: Target,
     ) {
-        self.make_call(peer, request, timeout, target);
+        self.ask(peer, step_id, key, timeout, target);
     }
 
     /// The same for any request, most of which have a frame of their own.
