@@ -265,15 +265,10 @@ impl Storm {
     fn now_ns(&self) -> u64 {
         self.origin.elapsed().as_nanos() as u64
     }
-}
 
-impl CallSink for Storm {
-    fn allocates(&self, _token: u64) -> bool {
-        false
-    }
-
-    fn finished(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
-        assert!(result.is_ok(), "a call failed: {result:?}");
+    /// Notes the end of a call, and makes the next one.
+    #[inline(always)]
+    fn go_on(self: Arc<Self>, token: u64, shard: &mut ShardContext<'_>) {
         self.note();
         if let Some(step_id) = self.next() {
             let peer = &self.peers[token as usize];
@@ -287,6 +282,21 @@ impl CallSink for Storm {
                 }
             }
         }
+    }
+}
+
+impl CallSink for Storm {
+    fn allocates(&self, _token: u64) -> bool {
+        false
+    }
+
+    fn finished(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
+        assert!(result.is_ok(), "a call failed: {result:?}");
+        self.go_on(token, shard);
+    }
+
+    fn received(self: Arc<Self>, token: u64, _tensor: Tensor, shard: &mut ShardContext<'_>) {
+        self.go_on(token, shard);
     }
 }
 

@@ -59,6 +59,13 @@ pub enum Response {
     Fetched(Vec<(Text, Tensor)>),
 }
 
+impl From<Tensor> for Response {
+    #[inline]
+    fn from(tensor: Tensor) -> Self {
+        Self::Tensors(SmallVec::from_buf([tensor]))
+    }
+}
+
 impl Request {
     /// The method that carries this request.
     pub fn method(&self) -> Method {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_channel::oneshot;
 use grpcxx_memory::BufferMut;
-use grpcxx_rpc::{Code, Status, TensorMeta};
+use grpcxx_rpc::{Code, Response, Status, Tensor, TensorMeta};
 
 use crate::call::{CallResult, CallSink};
 use crate::command::Command;
@@ -41,6 +41,16 @@ impl Target {
             }
             Self::Future(sender) => sender.send(result),
             Self::Nobody => Err(result),
+        }
+    }
+
+    /// Ends a call for one tensor with it, unless its caller has gone already.
+    #[inline(always)]
+    pub(crate) fn receive(self, tensor: Tensor, context: &mut ShardContext<'_>) {
+        match self {
+            Self::Sink { sink, token } => sink.received(token, tensor, context),
+            Self::Future(sender) => drop(sender.send(Ok(Response::from(tensor)))),
+            Self::Nobody => {}
         }
     }
 

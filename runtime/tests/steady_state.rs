@@ -78,16 +78,25 @@ impl Chain {
         }
         Some(progress.done)
     }
+
+    fn go_on(self: Arc<Self>, shard: &mut ShardContext<'_>) {
+        if let Some(step_id) = self.next() {
+            let (peer, key) = (self.peer.clone(), self.key.clone());
+            shard.receive(&peer, step_id, &key, Some(TIMEOUT), self, 0);
+        }
+    }
 }
 
 impl CallSink for Chain {
     fn finished(self: Arc<Self>, _token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
         assert!(matches!(result, Ok(Response::Tensors(_))), "{result:?}");
         drop(result);
-        if let Some(step_id) = self.next() {
-            let (peer, key) = (self.peer.clone(), self.key.clone());
-            shard.receive(&peer, step_id, &key, Some(TIMEOUT), self, 0);
-        }
+        self.go_on(shard);
+    }
+
+    fn received(self: Arc<Self>, _token: u64, tensor: Tensor, shard: &mut ShardContext<'_>) {
+        drop(tensor);
+        self.go_on(shard);
     }
 }
 

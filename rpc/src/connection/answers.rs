@@ -1,11 +1,10 @@
 use std::ops::Range;
 
 use grpcxx_memory::{Buffer, BufferMut, Parts};
-use smallvec::SmallVec;
 
 use super::client_call::CallId;
 use crate::wire::{DATA_ALIGNMENT_BYTES, RECORD_BYTES, filled_up};
-use crate::{Response, Status, Tensor, TensorMeta};
+use crate::{Tensor, TensorMeta};
 
 /// Successful answers of one tensor each, until their caller takes them.
 ///
@@ -171,7 +170,7 @@ impl Answers {
 
     /// The answer with a tensor like this, whose data is in this place.
     #[inline(never)]
-    fn take(&mut self, meta: u32, memory: u32, place: Range<usize>) -> Response {
+    fn take(&mut self, meta: u32, memory: u32, place: Range<usize>) -> Tensor {
         let data = match place.len() {
             0 => Buffer::new(),
             _ => match &mut self.memory[memory as usize] {
@@ -179,7 +178,7 @@ impl Answers {
                 Memory::Own(data) => std::mem::take(data),
             },
         };
-        response(&self.metas[meta as usize], data)
+        tensor(&self.metas[meta as usize], data)
     }
 
     /// Lets go of what answers that are all taken had in common.
@@ -215,32 +214,32 @@ impl ReadyAnswer<'_> {
         self.answer.token
     }
 
-    /// The peer's answer. Inlined, and on a way of its own where it is like most, so that it is made where it is wanted: a
-    /// move waits until its parts are written.
+    /// The tensor that was asked for. Inlined, and on a way of its own where it is like most, so that it is made where it is
+    /// wanted: a move waits until its parts are written.
     #[inline(always)]
-    pub fn take(self) -> Result<Response, Status> {
+    pub fn take(self) -> Tensor {
         let Self { answers, answer } = self;
         let meta = &answers.metas[answer.meta as usize];
         if let Some(Memory::Shared(parts)) = answers.memory.get_mut(answer.memory as usize)
             && let Some(data) = parts.cut_counted(answer.place())
         {
             let Some(shape) = meta.shape.copied() else {
-                return Ok(response(meta, data));
+                return tensor(meta, data);
             };
-            return Ok(Response::Tensors(SmallVec::from_buf([Tensor {
+            return Tensor {
                 dtype: meta.dtype,
                 shape,
                 is_dead: meta.is_dead,
                 data,
-            }])));
+            };
         }
-        Ok(answers.take(answer.meta, answer.memory, answer.place()))
+        answers.take(answer.meta, answer.memory, answer.place())
     }
 }
 
 #[inline(never)]
-fn response(meta: &TensorMeta, data: Buffer) -> Response {
-    Response::Tensors(SmallVec::from_buf([meta.tensor(data)]))
+fn tensor(meta: &TensorMeta, data: Buffer) -> Tensor {
+    meta.tensor(data)
 }
 
 /// Length of a block for the data of so many more bytes of answers, of which each has as much data as the next.
@@ -307,7 +306,7 @@ mod tests {
         }
         answers.close();
         while let Some(answer) = answers.poll() {
-            answer.take().unwrap();
+            drop(answer.take());
         }
         assert!(answers.knows(&record(0)) && !answers.knows(&record(3)));
         answers.learn(&record(3), meta(3));
@@ -315,15 +314,12 @@ mod tests {
         assert!(!answers.has_room(65));
         answers.push_shared(call, 0, &[1, 2, 3]);
         answers.close();
-        let answer = answers.poll().unwrap().take();
-        let Ok(Response::Tensors(tensors)) = answer else {
-            panic!("{answer:?}");
-        };
-        assert_eq!(tensors[0].data[..], [1, 2, 3]);
+        let tensor = answers.poll().unwrap().take();
+        assert_eq!(tensor.data[..], [1, 2, 3]);
         assert!(answers.poll().is_none());
         assert!(answers.knows(&record(3)));
         assert_eq!(*answers.meta(), meta(3));
-        drop(tensors);
+        drop(tensor);
         assert_eq!(arena.reclaim(), 1);
     }
 }

@@ -327,7 +327,7 @@ impl ClientConnection {
             return Some(Finished {
                 call: answer.call(),
                 token: answer.token(),
-                result: answer.take(),
+                result: Ok(Response::from(answer.take())),
             });
         }
         self.finished.pop_front()

@@ -2,7 +2,6 @@
 
 use grpcxx_memory::Buffer;
 use grpcxx_transport::Next;
-use smallvec::SmallVec;
 
 use super::answers::{SHARED_DATA_BYTES_MAX, block_bytes};
 use super::client::{ClientConnection, NO_CALL};
@@ -201,7 +200,7 @@ pub(super) fn small_tensor(
     landings: &mut dyn Landings,
 ) -> Result<Response, Status> {
     let data = small_data(token, meta, data, limits, landings)?;
-    Ok(Response::Tensors(SmallVec::from_buf([meta.tensor(data)])))
+    Ok(Response::from(meta.tensor(data)))
 }
 
 /// The data of a tensor that is there as a whole, in memory of its own.

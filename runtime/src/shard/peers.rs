@@ -298,8 +298,7 @@ impl<A> Core<A> {
         {
             events += 1;
             if let Some(target) = self.calls.remove(from_token(answer.token())) {
-                let result = answer.take();
-                let _nobody_waits = target.complete(result, &mut self.context());
+                target.receive(answer.take(), &mut self.context());
             }
         }
         events
