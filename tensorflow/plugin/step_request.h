@@ -8,16 +8,16 @@
 
 namespace grpcxx_tensorflow {
 
-// A request to run a step whose number no other step of this process has.
+// A RunGraph request that draws its request id itself.
 //
-// TensorFlow draws the numbers from a generator of the calling thread that is seeded with 32 bits, and calls from a new
-// thread in each step: among the last 100,000 steps, which a worker remembers, each step finds its own numbers with a
-// chance of 1 in 43,000, and ends with "received twice". Here one generator serves all threads.
+// TensorFlow draws it from a generator of the calling thread, which is seeded with 32 bits, and starts a thread for each
+// step. A worker remembers 100,000 ids, so each step repeats one with a chance of 1 in 43,000, and ends with "received
+// twice". New64 has one generator for all threads.
 template <class Request>
 class StepRequest : public Request {
  public:
-  void set_request_id(int64_t) override {
-    int64_t request_id = 0;  // Stands for none.
+  void set_request_id(int64_t /*drawn by the thread*/) override {
+    int64_t request_id = 0;  // Means that there is none.
     while (request_id == 0) request_id = static_cast<int64_t>(tensorflow::random::New64());
     Request::set_request_id(request_id);
   }

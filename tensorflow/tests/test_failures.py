@@ -127,25 +127,25 @@ def test_a_map_without_this_task_is_an_error(tmp_path):
         assert cluster.spec["ps"][0] in task.output()
 
 
-# Each thread draws the numbers that the first one drew.
-SAME_NUMBERS = """
+# Each thread draws the request ids that the first one drew.
+SAME_IDS = """
 #include <cstdint>
 namespace tsl::random { uint64_t ThreadLocalNew64() { static thread_local uint64_t drawn = 1; return ++drawn; } }
 """
 
 
-def test_steps_that_draw_the_same_numbers_run(tmp_path):
-    source, library = tmp_path / "same_numbers.cc", tmp_path / "same_numbers.so"
-    source.write_text(SAME_NUMBERS)
+def test_threads_that_draw_the_same_request_ids(tmp_path):
+    source, library = tmp_path / "same_ids.cc", tmp_path / "same_ids.so"
+    source.write_text(SAME_IDS)
     subprocess.run(["c++", "-std=c++17", "-shared", "-fPIC", "-o", library, source], check=True)
     for protocol in ("grpc", "grpc++"):
         with Cluster(protocol, {"LD_PRELOAD": str(library)}, ps=1, worker=1) as cluster:
             cluster.serve("ps")
-            worker = cluster.start("worker", 0, "leak.py", 50)
+            worker = cluster.start("worker", 0, "two_parts.py", 50)
             if protocol == "grpc":
-                worker.wait_for("request was received twice")
+                worker.wait_for("RunGraph (Worker) request was received twice")
             else:
-                assert worker.result()["cancelled_steps"] == 5
+                assert worker.result()["steps"] == 50
 
 
 @pytest.mark.long
