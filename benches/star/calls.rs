@@ -67,7 +67,7 @@ struct Storm {
 /// Makes the requests.
 enum Asking {
     Pull {
-        /// For ever, as the peers.
+        /// Leaked, like the peers.
         key: &'static Text,
     },
     Push {

@@ -8,7 +8,6 @@ use grpcxx_rpc::{
     ServerConnection, Status, TensorMeta, Text,
 };
 use grpcxx_transport::{Frame, Next, Outcome, Time};
-use smallvec::smallvec;
 use support::make;
 
 /// Memory that was there before.
@@ -146,7 +145,7 @@ fn a_tensor_received_in_steady_state_allocates_nothing() {
     };
     for len in [0, 4, 400, 4000] {
         let tensor = make::bytes_tensor(len, 1);
-        let response = Response::Tensors(smallvec![tensor]);
+        let response = Response::from(tensor);
         // One buffer holds the key, and one the data if there is any.
         let buffers = if len == 0 { 1 } else { 2 };
         let heap = allocations_of_a_heap_buffer() * buffers * 1000;

@@ -186,7 +186,7 @@ fn payload_lengths_are_exact() {
         let incoming = pair.request();
         let response = match &request {
             Request::Message { .. } => Response::Message(Buffer::new()),
-            Request::RecvTensor { .. } => Response::Tensors([floats(&[1.0])].into_iter().collect()),
+            Request::RecvTensor { .. } => Response::from(floats(&[1.0])),
             Request::FuseRecvTensor { .. } => Response::Tensors(
                 [Tensor::dead(), make::bytes_tensor(3000, 1)]
                     .into_iter()

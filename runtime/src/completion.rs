@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_channel::oneshot;
 use grpcxx_memory::BufferMut;
-use grpcxx_rpc::{Code, Response, Status, Tensor, TensorMeta};
+use grpcxx_rpc::{Code, Status, TensorMeta};
 
 use crate::call::{CallResult, CallSink};
 use crate::command::Command;
@@ -41,16 +41,6 @@ impl Target {
             }
             Self::Future(sender) => sender.send(result),
             Self::Nobody => Err(result),
-        }
-    }
-
-    /// Ends a call for one tensor with it, unless its caller has gone already.
-    #[inline(always)]
-    pub(crate) fn receive(self, tensor: Tensor, context: &mut ShardContext<'_>) {
-        match self {
-            Self::Sink { sink, token } => sink.received(token, tensor, context),
-            Self::Future(sender) => drop(sender.send(Ok(Response::from(tensor)))),
-            Self::Nobody => {}
         }
     }
 
@@ -158,7 +148,7 @@ const CALLS_BEHIND_THE_END: usize = 64;
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use grpcxx_rpc::{Method, Request};
+    use grpcxx_rpc::{Method, Request, Text};
 
     use super::*;
     use crate::client::Peer;
@@ -177,7 +167,11 @@ mod tests {
                 method: Method::GetStatus,
                 body: grpcxx_memory::Buffer::new(),
             };
-            shard.call(Peer::own(0), request, None, self, token);
+            let peer = Peer::own(0);
+            match token {
+                7 => shard.call(&peer, request, None, self, 8),
+                _ => shard.receive(&peer, 1, &Text::from("key"), None, self, 7),
+            }
         }
     }
 

@@ -81,10 +81,7 @@ fn tensor_and_request_meet_in_either_order() {
                 .send(step_id, early.clone(), floats(&[1.0, 2.0]))
                 .unwrap();
             let got = receive(&server, &worker, step_id, vec![early]).unwrap();
-            assert_eq!(
-                got,
-                Response::Tensors([floats(&[1.0, 2.0])].into_iter().collect())
-            );
+            assert_eq!(got, Response::from(floats(&[1.0, 2.0])));
             let late = key(&server, "late");
             let call = client.call(
                 &peer,
@@ -96,10 +93,7 @@ fn tensor_and_request_meet_in_either_order() {
             );
             std::thread::sleep(Duration::from_millis(2));
             server.send(step_id, late, floats(&[3.0])).unwrap();
-            assert_eq!(
-                call.wait().unwrap(),
-                Response::Tensors([floats(&[3.0])].into_iter().collect())
-            );
+            assert_eq!(call.wait().unwrap(), Response::from(floats(&[3.0])));
         }
     }
 }
@@ -343,10 +337,7 @@ fn a_task_serves_its_own_calls_without_a_connection() {
         .receive(3, vec![key(&server, "own")], None)
         .wait()
         .unwrap();
-    assert_eq!(
-        got,
-        Response::Tensors([floats(&[5.0])].into_iter().collect())
-    );
+    assert_eq!(got, Response::from(floats(&[5.0])));
     let waiting = server.receive(
         3,
         vec![key(&server, "later")],

@@ -81,8 +81,13 @@ impl Chain {
 
     fn go_on(self: Arc<Self>, shard: &mut ShardContext<'_>) {
         if let Some(step_id) = self.next() {
-            let (peer, key) = (self.peer.clone(), self.key.clone());
-            shard.receive(&peer, step_id, &key, Some(TIMEOUT), self, 0);
+            let (peer, sink) = (&self.peer, Arc::clone(&self));
+            // The two ways to ask take turns.
+            if step_id % 2 == 0 {
+                shard.receive(peer, step_id, &self.key, Some(TIMEOUT), sink, 0);
+            } else {
+                shard.call(peer, self.request(step_id), Some(TIMEOUT), sink, 0);
+            }
         }
     }
 }

@@ -10,7 +10,6 @@ use grpcxx_rpc::{Code, GraphCall, KeyList, Request, Response, Status, Tensor, Te
 use grpcxx_runtime::{
     AtOnce, Engine, EngineError, EngineOptions, Later, Served, Service, StartReport,
 };
-use smallvec::smallvec;
 
 use super::payload::Payload;
 use super::wire::{self, Opening};
@@ -244,7 +243,7 @@ impl Service for BenchService {
             Request::RecvTensor { step_id, key } => {
                 if let Some(session) = self.session(*step_id) {
                     let tensor = session.tensor(key);
-                    return Served::Now(tensor.map(|tensor| Response::Tensors(smallvec![tensor])));
+                    return Served::Now(tensor.map(Response::from));
                 }
             }
             Request::FuseRecvTensor { step_id, keys } => {

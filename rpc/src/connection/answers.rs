@@ -237,6 +237,7 @@ impl ReadyAnswer<'_> {
     }
 }
 
+// Apart, so that shapes of many dimensions take no room where tensors are made of others.
 #[inline(never)]
 fn tensor(meta: &TensorMeta, data: Buffer) -> Tensor {
     meta.tensor(data)

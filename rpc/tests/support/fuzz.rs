@@ -231,9 +231,7 @@ pub fn limits() -> ConnectionLimits {
 pub fn answer(request: &Request) -> Result<Response, Status> {
     Ok(match request {
         Request::Message { body, .. } => Response::Message(body.clone()),
-        Request::RecvTensor { step_id, .. } => {
-            Response::Tensors([floats(&[*step_id as f32])].into_iter().collect())
-        }
+        Request::RecvTensor { step_id, .. } => Response::from(floats(&[*step_id as f32])),
         Request::FuseRecvTensor { keys, .. } => {
             Response::Tensors(keys.iter().map(|key| floats(&[key.len() as f32])).collect())
         }

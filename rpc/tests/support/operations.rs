@@ -294,9 +294,7 @@ fn response(request: &Request) -> Response {
             ..
         } => Response::Message(Buffer::new()),
         Request::Message { body, .. } => Response::Message(body.clone()),
-        Request::RecvTensor { key, .. } => {
-            Response::Tensors([tensor(key, 0)].into_iter().collect())
-        }
+        Request::RecvTensor { key, .. } => Response::from(tensor(key, 0)),
         Request::FuseRecvTensor { keys, .. } => Response::Tensors(
             keys.iter()
                 .zip(0..)

@@ -1,9 +1,12 @@
-use grpcxx_rpc::{Action, Admission, Channel, ClientConnection, Code, PeerViolation, Status};
+use grpcxx_rpc::{
+    Action, Admission, Channel, ClientConnection, Code, PeerViolation, Response, Status,
+};
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkId, Next, Outcome, Progress, Time, Transport,
 };
 
 use crate::client::{Peer, PeerState};
+use crate::completion::Target;
 use crate::shard::calls::{WaitingCall, from_token};
 use crate::shard::core::{Core, Subject};
 use crate::shard::links::{CallLandings, Owner};
@@ -297,8 +300,16 @@ impl<A> Core<A> {
             && let Some(answer) = connection.poll_answer()
         {
             events += 1;
-            if let Some(target) = self.calls.remove(from_token(answer.token())) {
-                target.receive(answer.take(), &mut self.context());
+            match self.calls.remove(from_token(answer.token())) {
+                // Made as the argument that it is: a move waits until its parts are written.
+                Some(Target::Sink { sink, token }) => {
+                    sink.received(token, answer.take(), &mut self.context());
+                }
+                Some(target) => {
+                    let result = Ok(Response::from(answer.take()));
+                    let _nobody_waits = target.complete(result, &mut self.context());
+                }
+                None => {}
             }
         }
         events

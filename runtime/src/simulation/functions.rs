@@ -47,6 +47,8 @@ pub(super) struct NextCall {
     pub(super) call: usize,
     pub(super) peer: Peer,
     pub(super) request: Request,
+    /// Whether a request for one tensor takes the way that has no request.
+    pub(super) by_receive: bool,
 }
 
 impl Jobs {
@@ -146,9 +148,8 @@ impl CallSink for Sink {
             let now = model.now;
             model.calls.record_mut(next.call).issued_at = now;
             drop(model);
-            // The two ways to ask for one tensor take turns.
             match &next.request {
-                Request::RecvTensor { step_id, key } if token.is_multiple_of(2) => {
+                Request::RecvTensor { step_id, key } if next.by_receive => {
                     shard.receive(&next.peer, *step_id, key, None, self, token);
                 }
                 _ => shard.call(&next.peer, next.request, None, self, token),

@@ -49,6 +49,14 @@ impl Kept {
 }
 
 impl Cluster {
+    /// A request for one of these tensors.
+    pub(super) fn one_kept(&mut self) -> (Kind, Request) {
+        let key = key(self.random.usize(..KEPT));
+        let step_id = self.any_step();
+        let keys = vec![key.clone()];
+        (Kind::Kept { keys }, Request::RecvTensor { step_id, key })
+    }
+
     /// Asks for tensors that the service of a task keeps.
     pub(super) fn call_kept(&mut self) {
         let (Some(caller), Some(callee)) = (self.any_caller(), self.any_task()) else {

@@ -259,11 +259,7 @@ impl Cluster {
         timeout: Duration,
     ) {
         let id = self.issue(caller, peer, kind, Some(timeout));
-        let next = (self.random.u32(..4) == 0).then(|| NextCall {
-            call: self.issue(caller, peer, Kind::Status, None),
-            peer: peer.clone(),
-            request: status_request(),
-        });
+        let next = (self.random.u32(..4) == 0).then(|| self.next_call(caller, peer));
         let next_id = next.as_ref().map(|next| next.call);
         let brings_memory = self.random.bool();
         let sink = Arc::new(Sink::new(self.watcher.clone(), brings_memory, next));
@@ -277,6 +273,20 @@ impl Cluster {
             if let Some(next) = next_id {
                 model.calls.close(next, State::Dropped);
             }
+        }
+    }
+
+    /// A call that the end of another one makes.
+    fn next_call(&mut self, caller: usize, peer: &Peer) -> NextCall {
+        let (kind, request) = match self.random.bool() {
+            true => self.one_kept(),
+            false => (Kind::Status, status_request()),
+        };
+        NextCall {
+            call: self.issue(caller, peer, kind, None),
+            peer: peer.clone(),
+            request,
+            by_receive: self.random.bool(),
         }
     }
 

@@ -179,7 +179,7 @@ impl Simulation {
                 .remove(&number)
                 .expect("each number has its request");
             let tensors = if arrived.is_pull {
-                Response::Tensors([Tensor::scalar(1.0_f32)].into_iter().collect())
+                Response::from(Tensor::scalar(1.0_f32))
             } else {
                 Response::Fetched(Vec::new())
             };
