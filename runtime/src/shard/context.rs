@@ -33,7 +33,10 @@ pub(crate) trait Orders {
         key: &Text,
         timeout: Option<Duration>,
         target: Target,
-    );
+    ) {
+        let key = key.clone();
+        self.call(peer, Request::RecvTensor { step_id, key }, timeout, target);
+    }
 
     /// Does this once the code has returned.
     fn order(&mut self, command: Command);
@@ -127,18 +130,6 @@ impl Orders for VecDeque<Command> {
             completion: Completion::new(target),
             cancellable: None,
         }));
-    }
-
-    fn receive_from(
-        &mut self,
-        peer: &Peer,
-        step_id: i64,
-        key: &Text,
-        timeout: Option<Duration>,
-        target: Target,
-    ) {
-        let key = key.clone();
-        self.call(peer, Request::RecvTensor { step_id, key }, timeout, target);
     }
 
     fn order(&mut self, command: Command) {
