@@ -94,11 +94,18 @@ pub(crate) fn set_up(socket: &OwnedFd, options: &TcpOptions) -> rustix::io::Resu
     Ok(())
 }
 
-/// Bounds what the kernel holds of a connection within this host. A sender that is far ahead of its receiver
-/// drives out of the caches what that one is about to copy; across a network that much may have to be on its way.
+/// Suits a connection within this host to memory in place of a network.
+///
+/// A sender that is far ahead of its receiver drives out of the caches what that one is about to copy, so the kernel holds
+/// little; across a network that much may have to be on its way. Nor is there a network to share: what the system has for
+/// all connections may model one with each packet, and Reno, which each system has, does not.
 pub(crate) fn stay_near(socket: &OwnedFd, peer: SocketAddr, options: &TcpOptions) {
-    if options.send_buffer_bytes.is_none() && is_near(socket, peer) {
-        // Without it the connection is only slower.
+    if !is_near(socket, peer) {
+        return;
+    }
+    // Without these the connection is only slower.
+    let _ = sockopt::set_tcp_congestion(socket, NEAR_CONGESTION);
+    if options.send_buffer_bytes.is_none() {
         let _ = sockopt::set_socket_send_buffer_size(socket, NEAR_BUFFER_BYTES);
     }
 }
@@ -147,5 +154,25 @@ const BACKLOG: i32 = 4096;
 /// Send buffer of connections within this host; the kernel doubles it.
 const NEAR_BUFFER_BYTES: usize = 384 << 10;
 
+/// Congestion control of connections within this host.
+const NEAR_CONGESTION: &str = "reno";
+
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_within_this_host_models_no_network() {
+        let options = TcpOptions::default();
+        let (_listener, address) = listen(([127, 0, 0, 1], 0).into(), &options).unwrap();
+        let (socket, dial) = dial(address, &options).unwrap();
+        assert!(!matches!(dial, Dial::Failed(_)), "{dial:?}");
+        let congestion = sockopt::tcp_congestion(&socket).unwrap();
+        assert_eq!(congestion, NEAR_CONGESTION);
+        let bytes = sockopt::socket_send_buffer_size(&socket).unwrap();
+        assert!(bytes <= 2 * NEAR_BUFFER_BYTES, "{bytes}");
+    }
+}
