@@ -13,16 +13,22 @@ use crate::completion::{Completion, Target};
 use crate::function::RequestWatch;
 use crate::limits;
 use crate::shard::core::{Core, Subject};
-use crate::shard::slots::{Slots, Vacant};
+use crate::shard::slots::Slots;
+use crate::shard::targets::{Room, Targets};
 use crate::shard::watches::Watches;
 
 /// The calls that this shard has accepted and not yet finished.
 #[derive(Debug)]
 pub(super) struct Calls {
+    /// Those that code on this shard put on a connection at once: nothing can happen to them elsewhere.
+    on_links: Targets,
+    /// All others.
     slots: Slots<PendingCall>,
     numbers: HashMap<u64, SlotId, RandomState>,
     /// The services in this process that have the requests.
     watches: Watches<SlotId>,
+    /// Calls begun that the counters of the shard do not know yet.
+    pub(super) begun: u64,
 }
 
 /// A call under way. There are many, so what only some have is elsewhere.
@@ -52,26 +58,23 @@ pub(super) struct WaitingCall {
     deadline: Option<Time>,
 }
 
-/// Room for a call, whose name is known before the call begins.
-#[derive(Debug)]
-pub(super) struct Room<'a>(Vacant<'a, PendingCall>);
-
 impl Calls {
     pub(super) fn new() -> Self {
         Self {
+            on_links: Targets::new(limits::CALLS_PER_SHARD),
             slots: Slots::new(limits::CALLS_PER_SHARD),
             numbers: HashMap::default(),
             watches: Watches::new(),
+            begun: 0,
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.slots.is_empty()
+        self.len() == 0
     }
 
-    #[cfg(all(test, not(loom)))]
     pub(super) fn len(&self) -> usize {
-        self.slots.len()
+        self.on_links.len() + self.slots.len()
     }
 
     /// The caller's own memory for a tensor of a response, if it brings any.
@@ -81,14 +84,20 @@ impl Calls {
         index: usize,
         meta: &TensorMeta,
     ) -> Option<Result<BufferMut, Status>> {
-        let call = self.slots.find(from_token(token))?;
-        call.target.allocate(index, meta)
+        self.target(token)?.allocate(index, meta)
     }
 
     /// Whether a call may bring memory of its own for tensors.
     pub(super) fn allocates(&self, token: u64) -> bool {
-        let call = self.slots.find(from_token(token));
-        call.is_some_and(|call| call.target.allocates())
+        self.target(token).is_some_and(Target::allocates)
+    }
+
+    /// Where the result of a call at a connection goes.
+    fn target(&self, token: u64) -> Option<&Target> {
+        match place_on_link(token) {
+            Some(number) => self.on_links.get(number),
+            None => Some(&self.slots.find(from_token(token))?.target),
+        }
     }
 
     /// Notes which shard may hold a local call parked.
@@ -112,10 +121,10 @@ impl Calls {
         self.watches.take(&call)
     }
 
-    /// Room for the next call, unless it would be refused.
+    /// Room for a call that goes on a connection at once, unless there is none.
     #[inline]
     pub(super) fn room(&mut self) -> Option<Room<'_>> {
-        self.slots.vacant().map(Room)
+        self.on_links.room()
     }
 
     fn insert(&mut self, call: PendingCall) -> Result<SlotId, PendingCall> {
@@ -127,19 +136,18 @@ impl Calls {
         Ok(id)
     }
 
-    /// Forgets a call, of which those who know of it hear. Returns where its result goes.
+    /// Takes out where the result of a call at a connection goes: nobody, if the call has ended already.
     #[inline(always)]
-    pub(super) fn remove(&mut self, id: SlotId) -> Option<Target> {
-        if !self.numbers.is_empty() || !self.watches.is_empty() {
-            return self.remove_known(id);
+    pub(super) fn take(&mut self, token: u64) -> Target {
+        match place_on_link(token) {
+            Some(number) => self.on_links.take(number),
+            None => self.remove(from_token(token)).unwrap_or_default(),
         }
-        // What nobody else knows of is a target and plain numbers.
-        (self.slots).dissolve(id, |call| std::mem::take(&mut call.target))
     }
 
-    /// The same where others know of calls, of this one or not.
+    /// Forgets a call, of which those who know of it hear. Returns where its result goes.
     #[inline(never)]
-    fn remove_known(&mut self, id: SlotId) -> Option<Target> {
+    fn remove(&mut self, id: SlotId) -> Option<Target> {
         let PendingCall { target, number, .. } = self.slots.remove(id)?;
         if let Some(number) = number {
             self.numbers.remove(&number.get());
@@ -148,25 +156,6 @@ impl Calls {
             watch.withdrawn();
         }
         Some(target)
-    }
-}
-
-impl Room<'_> {
-    /// The mark of the call at its connection.
-    #[inline]
-    pub(super) fn token(&self) -> u64 {
-        token(self.0.id())
-    }
-
-    /// Takes in a call that is on the link of a peer.
-    #[inline(always)]
-    pub(super) fn take_in(self, target: Target, peer: usize, call: CallId) {
-        let peer = peer as u32;
-        self.0.fill(|| PendingCall {
-            target,
-            number: None,
-            place: Place::OnLink { peer, call },
-        });
     }
 }
 
@@ -194,7 +183,7 @@ impl<A> Core<A> {
         if timeout.is_some_and(|timeout| timeout.is_zero()) {
             return self.refuse_call(completion, deadline_exceeded());
         }
-        self.counters().calls.add(1);
+        self.calls.begun += 1;
         let slot = (!peer.is_self()).then(|| self.peer_slot(&peer));
         let deadline = deadline(self.now, timeout);
         let pending = PendingCall {
@@ -307,6 +296,10 @@ impl<A> Core<A> {
             let status = Status::new(Code::Unavailable, "this engine is stopping");
             self.finish_call(call, Err(status));
         }
+        for target in self.calls.on_links.take_all() {
+            let status = Status::new(Code::Unavailable, "this engine is stopping");
+            self.refuse(target, status);
+        }
     }
 
     fn start_local_call(&mut self, call: SlotId, request: Request, deadline: Option<Time>) {
@@ -394,6 +387,18 @@ fn deadline_exceeded() -> Status {
     Status::new(Code::DeadlineExceeded, "the call took longer than allowed")
 }
 
+/// The token of a call at its connection of which only the connection knows.
+#[inline]
+pub(super) fn token_on_link(room: &Room<'_>) -> u64 {
+    u64::from(room.number()) | ON_LINK
+}
+
+/// The place that [`token_on_link`] made a token of.
+#[inline]
+fn place_on_link(token: u64) -> Option<u32> {
+    (token & ON_LINK != 0).then_some((token & !ON_LINK) as u32)
+}
+
 pub(super) fn token(id: SlotId) -> u64 {
     u64::from(id.generation) << 32 | u64::from(id.slot)
 }
@@ -404,3 +409,8 @@ pub(super) fn from_token(token: u64) -> SlotId {
         generation: (token >> 32) as u32,
     }
 }
+
+/// Bit of tokens that are places. A slot does not reach it.
+const ON_LINK: u64 = 1 << 31;
+
+const _: () = assert!(limits::CALLS_PER_SHARD as u64 <= ON_LINK);

@@ -241,6 +241,8 @@ impl<A> Core<A> {
     /// Hands frames to the links, carries out dials, closes links whose peers broke the protocol.
     pub(super) fn flush<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
         let mut events = 0;
+        let begun = std::mem::take(&mut self.calls.begun);
+        self.counters().calls.add(begun);
         events += self.flush_servers(transport);
         events += self.flush_peers(transport);
         while let Some(link) = self.condemned.pop() {

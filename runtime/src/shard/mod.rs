@@ -16,6 +16,7 @@ mod requests;
 mod servers;
 mod slots;
 mod steps;
+mod targets;
 mod timers;
 mod watches;
 

@@ -8,6 +8,7 @@ use grpcxx_transport::Time;
 use crate::client::Peer;
 use crate::command::{Command, deadline};
 use crate::completion::Target;
+use crate::shard::calls::token_on_link;
 use crate::shard::context::Orders;
 use crate::shard::core::Core;
 
@@ -75,14 +76,14 @@ impl<A> Core<A> {
             && let Some(room) = self.calls.room()
         {
             let options = CallOptions {
-                token: room.token(),
+                token: token_on_link(&room),
                 deadline: deadline(self.now, timeout),
                 shares_memory: !target.allocates(),
             };
-            let call = connection.receive(self.now, step_id, key, options);
-            room.take_in(target, slot, call);
+            connection.receive(self.now, step_id, key, options);
+            room.fill(target);
             link.mark(slot, &mut self.dirty_peers);
-            self.counters().calls.add(1);
+            self.calls.begun += 1;
             return;
         }
         let key = key.clone();
@@ -118,15 +119,15 @@ impl<A> Core<A> {
             return self.local.call(peer, request, timeout, target);
         };
         let options = CallOptions {
-            token: room.token(),
+            token: token_on_link(&room),
             deadline: deadline(self.now, timeout),
             shares_memory: !target.allocates(),
         };
         match connection.call(self.now, request, options) {
-            Ok(call) => {
-                room.take_in(target, slot, call);
+            Ok(_call) => {
+                room.fill(target);
                 link.mark(slot, &mut self.dirty_peers);
-                self.counters().calls.add(1);
+                self.calls.begun += 1;
             }
             Err(refused) => self.local.call(peer, refused.value, timeout, target),
         }

@@ -7,7 +7,7 @@ use grpcxx_transport::{
 
 use crate::client::{Peer, PeerState};
 use crate::completion::Target;
-use crate::shard::calls::{WaitingCall, from_token};
+use crate::shard::calls::WaitingCall;
 use crate::shard::core::{Core, Subject};
 use crate::shard::links::{CallLandings, Owner};
 
@@ -287,7 +287,10 @@ impl<A> Core<A> {
         while let Some(connection) = &mut self.peers[slot].connection
             && let Some(finished) = connection.poll_finished()
         {
-            self.finish_call(from_token(finished.token), finished.result);
+            let target = self.calls.take(finished.token);
+            if !matches!(target, Target::Nobody) {
+                let _nobody_waits = self.complete(target, finished.result);
+            }
             events += 1;
         }
         events
@@ -300,16 +303,16 @@ impl<A> Core<A> {
             && let Some(answer) = connection.poll_answer()
         {
             events += 1;
-            match self.calls.remove(from_token(answer.token())) {
+            match self.calls.take(answer.token()) {
                 // Made as the argument that it is: a move waits until its parts are written.
-                Some(Target::Sink { sink, token }) => {
+                Target::Sink { sink, token } => {
                     sink.received(token, answer.take(), &mut self.context());
                 }
-                Some(target) => {
+                Target::Nobody => {}
+                target @ Target::Future(_) => {
                     let result = Ok(Response::from(answer.take()));
                     let _nobody_waits = target.complete(result, &mut self.context());
                 }
-                None => {}
             }
         }
         events

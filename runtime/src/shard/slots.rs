@@ -19,15 +19,6 @@ struct Entry<T> {
     value: Option<T>,
 }
 
-/// A vacant slot, which has a name before it has a value.
-#[derive(Debug)]
-pub(crate) struct Vacant<'a, T> {
-    slot: u32,
-    entry: &'a mut Entry<T>,
-    free: &'a mut u32,
-    occupied: &'a mut usize,
-}
-
 impl<T> Slots<T> {
     pub(crate) fn new(limit: usize) -> Self {
         Self {
@@ -41,28 +32,21 @@ impl<T> Slots<T> {
     /// Takes a value in, or gives it back if the table is full.
     #[inline]
     pub(crate) fn insert(&mut self, value: T) -> Result<SlotId, T> {
-        match self.vacant() {
-            Some(vacant) => {
-                let id = vacant.id();
-                vacant.fill(|| value);
-                Ok(id)
-            }
-            None => Err(value),
-        }
-    }
-
-    /// The slot of the next value, unless the table is full.
-    #[inline]
-    pub(crate) fn vacant(&mut self) -> Option<Vacant<'_, T>> {
         if self.free == NONE {
             self.grow();
         }
         let slot = self.free;
-        Some(Vacant {
+        let Some(entry) = self.entries.get_mut(slot as usize) else {
+            return Err(value);
+        };
+        debug_assert!(entry.value.is_none());
+        // A vacant slot has nothing to drop.
+        std::mem::forget(entry.value.replace(value));
+        self.free = entry.next_free;
+        self.occupied += 1;
+        Ok(SlotId {
             slot,
-            entry: self.entries.get_mut(slot as usize)?,
-            free: &mut self.free,
-            occupied: &mut self.occupied,
+            generation: entry.generation,
         })
     }
 
@@ -94,21 +78,6 @@ impl<T> Slots<T> {
 
     #[inline]
     pub(crate) fn remove(&mut self, id: SlotId) -> Option<T> {
-        self.vacate(id, Option::take)?
-    }
-
-    /// Takes out what is wanted of a value, which leaves nothing of it to drop. Inlined, so that nothing else is moved.
-    #[inline(always)]
-    pub(crate) fn dissolve<R>(&mut self, id: SlotId, take: impl FnOnce(&mut T) -> R) -> Option<R> {
-        self.vacate(id, |value| {
-            let taken = value.as_mut().map(take);
-            std::mem::forget(value.take());
-            taken
-        })?
-    }
-
-    #[inline(always)]
-    fn vacate<R>(&mut self, id: SlotId, take: impl FnOnce(&mut Option<T>) -> R) -> Option<R> {
         let entry = self.entries.get_mut(id.slot as usize)?;
         if entry.generation != id.generation || entry.value.is_none() {
             return None;
@@ -117,17 +86,12 @@ impl<T> Slots<T> {
         entry.next_free = self.free;
         self.free = id.slot;
         self.occupied -= 1;
-        Some(take(&mut entry.value))
+        entry.value.take()
     }
 
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.occupied
-    }
-
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
@@ -146,28 +110,6 @@ impl<T> Slots<T> {
     }
 }
 
-impl<T> Vacant<'_, T> {
-    /// The name of the value that the slot gets.
-    #[inline]
-    pub(crate) fn id(&self) -> SlotId {
-        SlotId {
-            slot: self.slot,
-            generation: self.entry.generation,
-        }
-    }
-
-    /// Makes the value where it stays. Inlined, so that its parts are not put together elsewhere first: a move waits until
-    /// they are written.
-    #[inline(always)]
-    pub(crate) fn fill(self, make: impl FnOnce() -> T) {
-        debug_assert!(self.entry.value.is_none());
-        // A vacant slot has nothing to drop.
-        std::mem::forget(self.entry.value.replace(make()));
-        *self.free = self.entry.next_free;
-        *self.occupied += 1;
-    }
-}
-
 const NONE: u32 = u32::MAX;
 
 #[cfg(test)]
@@ -178,24 +120,18 @@ mod tests {
     fn stale_ids_find_nothing_and_the_limit_gives_back() {
         let mut slots = Slots::new(1);
         let first = slots.insert('a').unwrap();
-        assert!(slots.vacant().is_none());
         assert_eq!(slots.insert('b'), Err('b'));
         assert_eq!(slots.remove(first), Some('a'));
-        assert!(slots.is_empty());
-        let vacant = slots.vacant().unwrap();
-        let second = vacant.id();
-        assert_eq!(slots.find(second), None);
-        slots.vacant().unwrap().fill(|| 'c');
+        assert_eq!(slots.len(), 0);
+        let second = slots.insert('c').unwrap();
         assert_eq!(slots.find(first), None);
         assert_eq!(slots.remove(first), None);
         assert_eq!(slots.find(second), Some(&'c'));
         assert_eq!(slots.ids().collect::<Vec<_>>(), [second]);
         assert_eq!(slots.len(), 1);
-        assert_eq!(slots.dissolve(first, |value| *value), None);
-        assert_eq!(slots.dissolve(second, |value| *value), Some('c'));
-        assert_eq!(slots.dissolve(second, |value| *value), None);
+        assert_eq!(slots.remove(second), Some('c'));
         assert_eq!(slots.remove(second), None);
-        assert!(slots.is_empty());
+        assert_eq!(slots.len(), 0);
     }
 
     #[test]
