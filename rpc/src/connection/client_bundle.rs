@@ -88,6 +88,8 @@ impl ClientConnection {
         let mut reader = BundleReader::new("bundle of answers", answers);
         let message_bytes = usize::try_from(self.limits.message_bytes).unwrap_or(usize::MAX);
         let shared_bytes_max = message_bytes.min(SHARED_DATA_BYTES_MAX);
+        // What is complete between responses that land waits there with its tensor.
+        let is_in_order = self.landing.is_empty();
         let mut data_bytes = 0;
         let mut index = 0;
         while !reader.is_empty() {
@@ -96,7 +98,7 @@ impl ClientConnection {
                 data_bytes = self.learn(reader.chunk("a record")?, index)?;
             }
             let data = reader.bytes("the data of a tensor", data_bytes)?;
-            let may_share = data_bytes <= shared_bytes_max;
+            let may_share = is_in_order && data_bytes <= shared_bytes_max;
             self.take_answer(tag, data, may_share, reader.left_bytes(), landings)?;
             index += 1;
         }
@@ -116,7 +118,7 @@ impl ClientConnection {
     }
 
     /// Takes an answer, behind which so many bytes of answers are left. Its data may share memory if its caller allows it.
-    #[inline]
+    #[inline(always)]
     fn take_answer(
         &mut self,
         tag: u64,
@@ -126,58 +128,56 @@ impl ClientConnection {
         landings: &mut dyn Landings,
     ) -> Result<(), PeerViolation> {
         let id = SlotId::from_raw(tag);
-        let call = self.calls.find(id);
-        let Some(call) = call.filter(|call| call.get().awaits_tensor()) else {
-            return Err(PeerViolation::UnknownTag { found: tag });
-        };
-        let &Call {
-            token,
-            is_ended,
-            shares_memory,
-            ..
-        } = call.get();
-        let may_share = may_share && shares_memory;
-        if may_share && !is_ended && self.landing.is_empty() && self.answers.has_room(data.len()) {
+        if may_share
+            && self.answers.has_room(data.len())
+            && let Some(call) = self.calls.find(id)
+            && call.get().awaits_shared_tensor()
+        {
             // Before the data is copied: then it is still known to have nothing to drop.
-            call.remove();
+            let Call { token, .. } = call.remove();
             self.note_answer(id);
             self.answers.push_shared(CallId(id), token, data);
             return Ok(());
         }
-        let shared_bytes = block_bytes(data.len(), left_bytes).filter(|_| may_share);
-        self.take_apart(id, data, shared_bytes, landings);
-        Ok(())
+        self.take_apart(id, data, may_share, left_bytes, landings)
     }
 
-    /// Takes an answer whose data does not fit into the present block of memory, or may not lie there. It may begin
-    /// a block of this length.
+    /// Takes an answer whose data does not fit into the present block of memory, or may not lie there, or which nobody waits
+    /// for.
     #[inline(never)]
     fn take_apart(
         &mut self,
         id: SlotId,
         data: &[u8],
-        block_bytes: Option<usize>,
+        may_share: bool,
+        left_bytes: usize,
         landings: &mut dyn Landings,
-    ) {
-        let call = self.calls.get_mut(id).expect("it was just answered");
+    ) -> Result<(), PeerViolation> {
+        let Some(call) = self.calls.get_mut(id).filter(|call| call.awaits_tensor()) else {
+            return Err(PeerViolation::UnknownTag { found: id.raw() });
+        };
         call.is_answered = true;
         let token = call.token;
+        let may_share = may_share && call.shares_memory;
         if call.is_ended {
-            return self.complete(id, Err(gone()));
+            self.complete(id, Err(gone()));
+            return Ok(());
         }
         let meta = self.answers.meta();
         if !self.landing.is_empty() {
             let result = small_tensor(token, meta, data, &self.limits, landings);
-            return self.complete(id, result);
+            self.complete(id, result);
+            return Ok(());
         }
-        if let Some(len) = block_bytes
+        if let Some(len) = block_bytes(data.len(), left_bytes).filter(|_| may_share)
             && let Some(block) = landings.block(token, len)
             && let Ok(block) = checked(Ok(block), len as u64)
         {
             self.answers.open(block);
             self.answers.push_shared(CallId(id), token, data);
             self.calls.remove(id);
-            return self.note_answer(id);
+            self.note_answer(id);
+            return Ok(());
         }
         match small_data(token, meta, data, &self.limits, landings) {
             Ok(data) => {
@@ -187,6 +187,7 @@ impl ClientConnection {
             }
             Err(status) => self.finish(id, Err(status)),
         }
+        Ok(())
     }
 }
 

@@ -40,10 +40,10 @@ pub(super) struct Call {
     pub(super) is_ended: bool,
     /// Whether its response has begun.
     pub(super) is_answered: bool,
-    /// Whether the peer ends the call at its deadline by itself.
-    pub(super) is_deadline_sent: bool,
     /// Whether the data of its tensor may share memory with that of others.
     pub(super) shares_memory: bool,
+    /// Whether the peer ends the call at its deadline by itself.
+    pub(super) is_deadline_sent: bool,
 }
 
 /// What a successful response consists of.
@@ -67,6 +67,19 @@ impl Call {
     #[inline]
     pub(super) fn awaits_tensor(&self) -> bool {
         self.is_sent && !self.is_answered && matches!(self.expected, Expected::Tensors { count: 1 })
+    }
+
+    /// Whether besides its caller still waits, and the data may share memory. All of it at once: the flags lie side by side.
+    #[inline(always)]
+    pub(super) fn awaits_shared_tensor(&self) -> bool {
+        let flags = [
+            self.is_sent,
+            self.is_ended,
+            self.is_answered,
+            self.shares_memory,
+        ];
+        flags == [true, false, false, true]
+            && matches!(self.expected, Expected::Tensors { count: 1 })
     }
 }
 
