@@ -29,7 +29,8 @@ impl<A> Orders for Core<A> {
     fn call(&mut self, peer: &Peer, request: Request, timeout: Option<Duration>, target: Target) {
         match &request {
             Request::RecvTensor { step_id, key } => {
-                self.receive_from(peer, *step_id, key, timeout, target);
+                let shares_memory = !target.allocates();
+                self.receive_from(peer, *step_id, key, timeout, target, shares_memory);
             }
             _ => self.call_alone(peer, request, timeout, target),
         }
@@ -43,11 +44,12 @@ impl<A> Orders for Core<A> {
         key: &Text,
         timeout: Option<Duration>,
         target: Target,
+        shares_memory: bool,
     ) {
         match timeout {
             // As a way of its own, on which nothing looks for a deadline.
-            None => self.ask(peer, step_id, key, None, target),
-            Some(_) => self.ask_in_time(peer, step_id, key, timeout, target),
+            None => self.ask(peer, step_id, key, None, target, shares_memory),
+            Some(_) => self.ask_in_time(peer, step_id, key, timeout, target, shares_memory),
         }
     }
 
@@ -67,6 +69,7 @@ impl<A> Core<A> {
         key: &Text,
         timeout: Option<Duration>,
         target: Target,
+        shares_memory: bool,
     ) {
         if let Some(slot) = self.free_peer(peer)
             && let link = &mut self.peers[slot]
@@ -78,7 +81,7 @@ impl<A> Core<A> {
             let options = CallOptions {
                 token: token_on_link(&room),
                 deadline: deadline(self.now, timeout),
-                shares_memory: !target.allocates(),
+                shares_memory,
             };
             connection.receive(self.now, step_id, key, options);
             room.fill(target);
@@ -98,8 +101,9 @@ impl<A> Core<A> {
         key: &Text,
         timeout: Option<Duration>,
         target: Target,
+        shares_memory: bool,
     ) {
-        self.ask(peer, step_id, key, timeout, target);
+        self.ask(peer, step_id, key, timeout, target, shares_memory);
     }
 
     /// The same for any request, most of which have a frame of their own.
