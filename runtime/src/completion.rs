@@ -15,11 +15,14 @@ use crate::shard::ShardContext;
 pub(crate) enum Target {
     #[default]
     Nobody,
-    Sink {
-        sink: Arc<dyn CallSink>,
-        token: u64,
-    },
+    Sink(Recipient),
     Future(oneshot::Sender<CallResult>),
+}
+
+/// Who takes the result of a call on the shard, and by which token it knows the call.
+pub(crate) struct Recipient {
+    pub(crate) sink: Arc<dyn CallSink>,
+    pub(crate) token: u64,
 }
 
 /// A target that gets a result in any case, also if the call is dropped with the queue it waits in.
@@ -35,7 +38,7 @@ impl Target {
         context: &mut ShardContext<'_>,
     ) -> Result<(), CallResult> {
         match self {
-            Self::Sink { sink, token } => {
+            Self::Sink(Recipient { sink, token }) => {
                 sink.finished(token, result, context);
                 Ok(())
             }
@@ -48,7 +51,7 @@ impl Target {
     #[inline]
     pub(crate) fn allocates(&self) -> bool {
         match self {
-            Self::Sink { sink, token } => sink.allocates(*token),
+            Self::Sink(recipient) => recipient.allocates(),
             Self::Future(_) | Self::Nobody => false,
         }
     }
@@ -60,9 +63,26 @@ impl Target {
         meta: &TensorMeta,
     ) -> Option<Result<BufferMut, Status>> {
         match self {
-            Self::Sink { sink, token } => sink.allocate(*token, index, meta),
+            Self::Sink(recipient) => recipient.allocate(index, meta),
             Self::Future(_) | Self::Nobody => None,
         }
+    }
+}
+
+impl Recipient {
+    /// Whether it may bring memory of its own.
+    #[inline]
+    pub(crate) fn allocates(&self) -> bool {
+        self.sink.allocates(self.token)
+    }
+
+    /// Its own memory for a tensor of the response, if it brings any.
+    pub(crate) fn allocate(
+        &self,
+        index: usize,
+        meta: &TensorMeta,
+    ) -> Option<Result<BufferMut, Status>> {
+        self.sink.allocate(self.token, index, meta)
     }
 }
 
@@ -72,7 +92,7 @@ impl Completion {
     }
 
     pub(crate) fn sink(sink: Arc<dyn CallSink>, token: u64) -> Self {
-        Self(Target::Sink { sink, token })
+        Self(Target::Sink(Recipient { sink, token }))
     }
 
     pub(crate) fn future(sender: oneshot::Sender<CallResult>) -> Self {
@@ -93,15 +113,15 @@ impl Completion {
 impl Drop for Completion {
     fn drop(&mut self) {
         // A future learns from its channel.
-        if let Target::Sink { sink, token } = std::mem::take(&mut self.0) {
-            end(sink, token);
+        if let Target::Sink(recipient) = std::mem::take(&mut self.0) {
+            end(recipient);
         }
     }
 }
 
 /// Tells a sink that its call has ended with the engine.
 #[cold]
-fn end(sink: Arc<dyn CallSink>, token: u64) {
+fn end(Recipient { sink, token }: Recipient) {
     let mut orders = VecDeque::new();
     sink.finished(token, Err(stopped()), &mut ShardContext::new(&mut orders));
     // Calls that sinks make now have the same fate; a sink that repeats each call has no end.
@@ -123,10 +143,18 @@ fn end(sink: Arc<dyn CallSink>, token: u64) {
     }
 }
 
+impl fmt::Debug for Recipient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recipient")
+            .field("token", &self.token)
+            .finish_non_exhaustive()
+    }
+}
+
 impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Sink { .. } => "Sink",
+            Self::Sink(_) => "Sink",
             Self::Future(_) => "Future",
             Self::Nobody => "Nobody",
         })

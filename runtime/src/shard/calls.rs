@@ -9,19 +9,19 @@ use grpcxx_transport::{Refusal, Time};
 
 use crate::call::CallResult;
 use crate::command::{Cancellable, Command, NewCall, Origin, SlotId, deadline};
-use crate::completion::{Completion, Target};
+use crate::completion::{Completion, Recipient, Target};
 use crate::function::RequestWatch;
 use crate::limits;
 use crate::shard::core::{Core, Subject};
+use crate::shard::recipients::{Recipients, Room};
 use crate::shard::slots::Slots;
-use crate::shard::targets::{Room, Targets};
 use crate::shard::watches::Watches;
 
 /// The calls that this shard has accepted and not yet finished.
 #[derive(Debug)]
 pub(super) struct Calls {
     /// Those that code on this shard put on a connection at once: nothing can happen to them elsewhere.
-    on_links: Targets,
+    pub(super) on_links: Recipients,
     /// All others.
     slots: Slots<PendingCall>,
     numbers: HashMap<u64, SlotId, RandomState>,
@@ -61,7 +61,7 @@ pub(super) struct WaitingCall {
 impl Calls {
     pub(super) fn new() -> Self {
         Self {
-            on_links: Targets::new(limits::CALLS_PER_SHARD),
+            on_links: Recipients::new(limits::CALLS_PER_SHARD),
             slots: Slots::new(limits::CALLS_PER_SHARD),
             numbers: HashMap::default(),
             watches: Watches::new(),
@@ -84,19 +84,23 @@ impl Calls {
         index: usize,
         meta: &TensorMeta,
     ) -> Option<Result<BufferMut, Status>> {
-        self.target(token)?.allocate(index, meta)
+        match place_on_link(token) {
+            Some(place) => self.on_links.get(place)?.allocate(index, meta),
+            None => {
+                let call = self.slots.find(from_token(token))?;
+                call.target.allocate(index, meta)
+            }
+        }
     }
 
     /// Whether a call may bring memory of its own for tensors.
     pub(super) fn allocates(&self, token: u64) -> bool {
-        self.target(token).is_some_and(Target::allocates)
-    }
-
-    /// Where the result of a call at a connection goes.
-    fn target(&self, token: u64) -> Option<&Target> {
         match place_on_link(token) {
-            Some(number) => self.on_links.get(number),
-            None => Some(&self.slots.find(from_token(token))?.target),
+            Some(place) => (self.on_links.get(place)).is_some_and(Recipient::allocates),
+            None => {
+                let call = self.slots.find(from_token(token));
+                call.is_some_and(|call| call.target.allocates())
+            }
         }
     }
 
@@ -136,18 +140,16 @@ impl Calls {
         Ok(id)
     }
 
-    /// Takes out where the result of a call at a connection goes: nobody, if the call has ended already.
-    #[inline(always)]
-    pub(super) fn take(&mut self, token: u64) -> Target {
+    /// Forgets a call at a connection. Returns where its result goes: nowhere, if it has ended already.
+    pub(super) fn take(&mut self, token: u64) -> Option<Target> {
         match place_on_link(token) {
-            Some(number) => self.on_links.take(number),
-            None => self.remove(from_token(token)).unwrap_or_default(),
+            Some(place) => self.on_links.take(place).map(Target::Sink),
+            None => self.remove(from_token(token)),
         }
     }
 
     /// Forgets a call, of which those who know of it hear. Returns where its result goes.
-    #[inline(never)]
-    fn remove(&mut self, id: SlotId) -> Option<Target> {
+    pub(super) fn remove(&mut self, id: SlotId) -> Option<Target> {
         let PendingCall { target, number, .. } = self.slots.remove(id)?;
         if let Some(number) = number {
             self.numbers.remove(&number.get());
@@ -296,9 +298,9 @@ impl<A> Core<A> {
             let status = Status::new(Code::Unavailable, "this engine is stopping");
             self.finish_call(call, Err(status));
         }
-        for target in self.calls.on_links.take_all() {
+        for recipient in self.calls.on_links.take_all() {
             let status = Status::new(Code::Unavailable, "this engine is stopping");
-            self.refuse(target, status);
+            self.refuse(Target::Sink(recipient), status);
         }
     }
 
@@ -395,7 +397,7 @@ pub(super) fn token_on_link(room: &Room<'_>) -> u64 {
 
 /// The place that [`token_on_link`] made a token of.
 #[inline]
-fn place_on_link(token: u64) -> Option<u32> {
+pub(super) fn place_on_link(token: u64) -> Option<u32> {
     (token & ON_LINK != 0).then_some((token & !ON_LINK) as u32)
 }
 

@@ -9,7 +9,7 @@ use grpcxx_transport::Time;
 use crate::call::CallSink;
 use crate::client::Peer;
 use crate::command::{Command, NewCall};
-use crate::completion::{Completion, Target};
+use crate::completion::{Completion, Recipient, Target};
 
 /// What code that runs on a shard may ask of it. Nothing that it asks for ends before the code has returned.
 pub struct ShardContext<'a> {
@@ -23,20 +23,31 @@ pub(crate) trait Orders {
     fn shards(&self) -> usize;
 
     /// Makes a call, or orders it.
-    fn call(&mut self, peer: &Peer, request: Request, timeout: Option<Duration>, target: Target);
+    fn call(
+        &mut self,
+        peer: &Peer,
+        request: Request,
+        timeout: Option<Duration>,
+        recipient: Recipient,
+    );
 
-    /// Asks for one tensor in the same way. The target has said whether the data may share memory.
+    /// Asks for one tensor in the same way. The recipient has said whether the data may share memory.
     fn receive_from(
         &mut self,
         peer: &Peer,
         step_id: i64,
         key: &Text,
         timeout: Option<Duration>,
-        target: Target,
+        recipient: Recipient,
         _shares_memory: bool,
     ) {
         let key = key.clone();
-        self.call(peer, Request::RecvTensor { step_id, key }, timeout, target);
+        self.call(
+            peer,
+            Request::RecvTensor { step_id, key },
+            timeout,
+            recipient,
+        );
     }
 
     /// Does this once the code has returned.
@@ -71,8 +82,8 @@ impl ShardContext<'_> {
         sink: Arc<dyn CallSink>,
         token: u64,
     ) {
-        let target = Target::Sink { sink, token };
-        self.shard.call(peer.borrow(), request, timeout, target);
+        let recipient = Recipient { sink, token };
+        self.shard.call(peer.borrow(), request, timeout, recipient);
     }
 
     /// Asks a peer for one tensor by rendezvous key, as [`call`](Self::call) does with [`Request::RecvTensor`]. Without a
@@ -89,9 +100,9 @@ impl ShardContext<'_> {
         token: u64,
     ) {
         let shares_memory = !sink.allocates(token);
-        let target = Target::Sink { sink, token };
+        let recipient = Recipient { sink, token };
         let peer = peer.borrow();
-        (self.shard).receive_from(peer, step_id, key, timeout, target, shares_memory);
+        (self.shard).receive_from(peer, step_id, key, timeout, recipient, shares_memory);
     }
 
     /// Puts a tensor into a step of this task, where a receiver will find it. A key that is taken or a step
@@ -125,12 +136,18 @@ impl Orders for VecDeque<Command> {
         0
     }
 
-    fn call(&mut self, peer: &Peer, request: Request, timeout: Option<Duration>, target: Target) {
+    fn call(
+        &mut self,
+        peer: &Peer,
+        request: Request,
+        timeout: Option<Duration>,
+        recipient: Recipient,
+    ) {
         self.push_back(Command::Call(NewCall {
             peer: peer.clone(),
             request,
             timeout,
-            completion: Completion::new(target),
+            completion: Completion::new(Target::Sink(recipient)),
             cancellable: None,
         }));
     }

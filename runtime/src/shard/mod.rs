@@ -12,11 +12,11 @@ mod links;
 mod newcomers;
 mod orders;
 mod peers;
+mod recipients;
 mod requests;
 mod servers;
 mod slots;
 mod steps;
-mod targets;
 mod timers;
 mod watches;
 

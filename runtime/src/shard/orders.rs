@@ -7,7 +7,7 @@ use grpcxx_transport::Time;
 
 use crate::client::Peer;
 use crate::command::{Command, deadline};
-use crate::completion::Target;
+use crate::completion::Recipient;
 use crate::shard::calls::token_on_link;
 use crate::shard::context::Orders;
 use crate::shard::core::Core;
@@ -26,13 +26,19 @@ impl<A> Orders for Core<A> {
     }
 
     #[inline]
-    fn call(&mut self, peer: &Peer, request: Request, timeout: Option<Duration>, target: Target) {
+    fn call(
+        &mut self,
+        peer: &Peer,
+        request: Request,
+        timeout: Option<Duration>,
+        recipient: Recipient,
+    ) {
         match &request {
             Request::RecvTensor { step_id, key } => {
-                let shares_memory = !target.allocates();
-                self.receive_from(peer, *step_id, key, timeout, target, shares_memory);
+                let shares_memory = !recipient.allocates();
+                self.receive_from(peer, *step_id, key, timeout, recipient, shares_memory);
             }
-            _ => self.call_alone(peer, request, timeout, target),
+            _ => self.call_alone(peer, request, timeout, recipient),
         }
     }
 
@@ -43,13 +49,13 @@ impl<A> Orders for Core<A> {
         step_id: i64,
         key: &Text,
         timeout: Option<Duration>,
-        target: Target,
+        recipient: Recipient,
         shares_memory: bool,
     ) {
         match timeout {
             // As a way of its own, on which nothing looks for a deadline.
-            None => self.ask(peer, step_id, key, None, target, shares_memory),
-            Some(_) => self.ask_in_time(peer, step_id, key, timeout, target, shares_memory),
+            None => self.ask(peer, step_id, key, None, recipient, shares_memory),
+            Some(_) => self.ask_in_time(peer, step_id, key, timeout, recipient, shares_memory),
         }
     }
 
@@ -68,7 +74,7 @@ impl<A> Core<A> {
         step_id: i64,
         key: &Text,
         timeout: Option<Duration>,
-        target: Target,
+        recipient: Recipient,
         shares_memory: bool,
     ) {
         if let Some(slot) = self.free_peer(peer)
@@ -84,13 +90,18 @@ impl<A> Core<A> {
                 shares_memory,
             };
             connection.receive(self.now, step_id, key, options);
-            room.fill(target);
+            room.fill(recipient);
             link.mark(slot, &mut self.dirty_peers);
             self.calls.begun += 1;
             return;
         }
         let key = key.clone();
-        self.call_alone(peer, Request::RecvTensor { step_id, key }, timeout, target);
+        self.call_alone(
+            peer,
+            Request::RecvTensor { step_id, key },
+            timeout,
+            recipient,
+        );
     }
 
     #[inline(never)]
@@ -100,10 +111,10 @@ impl<A> Core<A> {
         step_id: i64,
         key: &Text,
         timeout: Option<Duration>,
-        target: Target,
+        recipient: Recipient,
         shares_memory: bool,
     ) {
-        self.ask(peer, step_id, key, timeout, target, shares_memory);
+        self.ask(peer, step_id, key, timeout, recipient, shares_memory);
     }
 
     /// The same for any request, most of which have a frame of their own.
@@ -113,27 +124,27 @@ impl<A> Core<A> {
         peer: &Peer,
         request: Request,
         timeout: Option<Duration>,
-        target: Target,
+        recipient: Recipient,
     ) {
         let Some(slot) = self.free_peer(peer) else {
-            return self.local.call(peer, request, timeout, target);
+            return self.local.call(peer, request, timeout, recipient);
         };
         let link = &mut self.peers[slot];
         let (Some(connection), Some(room)) = (link.open_connection(), self.calls.room()) else {
-            return self.local.call(peer, request, timeout, target);
+            return self.local.call(peer, request, timeout, recipient);
         };
         let options = CallOptions {
             token: token_on_link(&room),
             deadline: deadline(self.now, timeout),
-            shares_memory: !target.allocates(),
+            shares_memory: !recipient.allocates(),
         };
         match connection.call(self.now, request, options) {
             Ok(_call) => {
-                room.fill(target);
+                room.fill(recipient);
                 link.mark(slot, &mut self.dirty_peers);
                 self.calls.begun += 1;
             }
-            Err(refused) => self.local.call(peer, refused.value, timeout, target),
+            Err(refused) => self.local.call(peer, refused.value, timeout, recipient),
         }
     }
 

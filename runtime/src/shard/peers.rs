@@ -1,13 +1,14 @@
 use grpcxx_rpc::{
-    Action, Admission, Channel, ClientConnection, Code, PeerViolation, Response, Status,
+    Action, Admission, Channel, ClientConnection, Code, PeerViolation, Response, Status, Tensor,
 };
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkId, Next, Outcome, Progress, Time, Transport,
 };
 
 use crate::client::{Peer, PeerState};
-use crate::completion::Target;
-use crate::shard::calls::WaitingCall;
+use crate::command::SlotId;
+use crate::completion::{Recipient, Target};
+use crate::shard::calls::{WaitingCall, from_token, place_on_link};
 use crate::shard::core::{Core, Subject};
 use crate::shard::links::{CallLandings, Owner};
 
@@ -287,8 +288,7 @@ impl<A> Core<A> {
         while let Some(connection) = &mut self.peers[slot].connection
             && let Some(finished) = connection.poll_finished()
         {
-            let target = self.calls.take(finished.token);
-            if !matches!(target, Target::Nobody) {
+            if let Some(target) = self.calls.take(finished.token) {
                 let _nobody_waits = self.complete(target, finished.result);
             }
             events += 1;
@@ -303,19 +303,33 @@ impl<A> Core<A> {
             && let Some(answer) = connection.poll_answer()
         {
             events += 1;
-            match self.calls.take(answer.token()) {
+            let token = answer.token();
+            let Some(place) = place_on_link(token) else {
+                let tensor = answer.take();
+                self.finish_received(from_token(token), tensor);
+                continue;
+            };
+            if let Some(Recipient { sink, token }) = self.calls.on_links.take(place) {
                 // Made as the argument that it is: a move waits until its parts are written.
-                Target::Sink { sink, token } => {
-                    sink.received(token, answer.take(), &mut self.context());
-                }
-                Target::Nobody => {}
-                target @ Target::Future(_) => {
-                    let result = Ok(Response::from(answer.take()));
-                    let _nobody_waits = target.complete(result, &mut self.context());
-                }
+                sink.received(token, answer.take(), &mut self.context());
             }
         }
         events
+    }
+
+    /// Ends a call that others than its connection know of, with the tensor that it was for.
+    #[inline(never)]
+    fn finish_received(&mut self, call: SlotId, tensor: Tensor) {
+        match self.calls.remove(call) {
+            Some(Target::Sink(Recipient { sink, token })) => {
+                sink.received(token, tensor, &mut self.context());
+            }
+            Some(target) => {
+                let result = Ok(Response::from(tensor));
+                let _nobody_waits = target.complete(result, &mut self.context());
+            }
+            None => {}
+        }
     }
 
     fn drive_channel<T: Transport<Accepted = A>>(

@@ -1,11 +1,11 @@
-use crate::completion::{Completion, Target};
+use crate::completion::{Completion, Recipient, Target};
 
-/// Where the results of calls go of which only their connections know.
+/// Who takes the results of calls of which only their connections know.
 ///
 /// Such a call is named by its place alone: its connection names it once, when it ends, so no stale name comes.
 /// Invariants: `free` heads a list of all vacant places; `occupied` counts the others.
 #[derive(Debug)]
-pub(super) struct Targets {
+pub(super) struct Recipients {
     places: Vec<Place>,
     free: u32,
     occupied: usize,
@@ -14,13 +14,12 @@ pub(super) struct Targets {
 
 #[derive(Debug)]
 struct Place {
-    /// Nobody, if this place is vacant.
-    target: Target,
+    recipient: Option<Recipient>,
     /// The next vacant place, if this one is vacant.
     next_free: u32,
 }
 
-/// A vacant place, which has a number before it has a target.
+/// A vacant place, which has a number before somebody is there.
 #[derive(Debug)]
 pub(super) struct Room<'a> {
     number: u32,
@@ -29,7 +28,7 @@ pub(super) struct Room<'a> {
     occupied: &'a mut usize,
 }
 
-impl Targets {
+impl Recipients {
     pub(super) fn new(limit: usize) -> Self {
         Self {
             places: Vec::new(),
@@ -43,7 +42,7 @@ impl Targets {
         self.occupied
     }
 
-    /// The place of the next target, unless all are taken.
+    /// The place of the next recipient, unless all are taken.
     #[inline]
     pub(super) fn room(&mut self) -> Option<Room<'_>> {
         if self.free == NONE {
@@ -66,37 +65,28 @@ impl Targets {
         }
         self.free = u32::try_from(self.places.len()).expect("limits are below 2^32");
         self.places.push(Place {
-            target: Target::Nobody,
+            recipient: None,
             next_free: NONE,
         });
     }
 
-    pub(super) fn get(&self, number: u32) -> Option<&Target> {
-        let place = self.places.get(number as usize)?;
-        Some(&place.target)
+    pub(super) fn get(&self, number: u32) -> Option<&Recipient> {
+        self.places.get(number as usize)?.recipient.as_ref()
     }
 
-    /// Takes a target out, or nobody where none is.
     #[inline(always)]
-    pub(super) fn take(&mut self, number: u32) -> Target {
-        let Some(place) = self.places.get_mut(number as usize) else {
-            return Target::Nobody;
-        };
-        let target = std::mem::take(&mut place.target);
-        if !matches!(target, Target::Nobody) {
-            place.next_free = self.free;
-            self.free = number;
-            self.occupied -= 1;
-        }
-        target
+    pub(super) fn take(&mut self, number: u32) -> Option<Recipient> {
+        let place = self.places.get_mut(number as usize)?;
+        let recipient = place.recipient.take()?;
+        place.next_free = self.free;
+        self.free = number;
+        self.occupied -= 1;
+        Some(recipient)
     }
 
-    /// Takes all targets out.
-    pub(super) fn take_all(&mut self) -> Vec<Target> {
+    pub(super) fn take_all(&mut self) -> Vec<Recipient> {
         let numbers = 0..self.places.len() as u32;
-        let mut all: Vec<Target> = numbers.map(|number| self.take(number)).collect();
-        all.retain(|target| !matches!(target, Target::Nobody));
-        all
+        numbers.filter_map(|number| self.take(number)).collect()
     }
 }
 
@@ -106,23 +96,22 @@ impl Room<'_> {
         self.number
     }
 
-    /// Takes a target in, which is not nobody. Inlined, so that it is made where it stays: a move waits until its parts are
-    /// written.
+    /// Inlined, so that the recipient is put together where it stays: a move waits until its parts are written.
     #[inline(always)]
-    pub(super) fn fill(self, target: Target) {
-        debug_assert!(!matches!(target, Target::Nobody));
+    pub(super) fn fill(self, recipient: Recipient) {
+        debug_assert!(self.place.recipient.is_none());
         // A vacant place has nothing to drop.
-        std::mem::forget(std::mem::replace(&mut self.place.target, target));
+        std::mem::forget(self.place.recipient.replace(recipient));
         *self.free = self.place.next_free;
         *self.occupied += 1;
     }
 }
 
 /// A shard that is dropped with calls under way ends them.
-impl Drop for Targets {
+impl Drop for Recipients {
     fn drop(&mut self) {
-        for target in self.take_all() {
-            drop(Completion::new(target));
+        for recipient in self.take_all() {
+            drop(Completion::new(Target::Sink(recipient)));
         }
     }
 }
@@ -148,54 +137,50 @@ mod tests {
         }
     }
 
-    fn target(sink: &Arc<Sum>, token: u64) -> Target {
+    fn recipient(sink: &Arc<Sum>, token: u64) -> Recipient {
         let sink: Arc<dyn CallSink> = sink.clone();
-        Target::Sink { sink, token }
-    }
-
-    fn token(target: &Target) -> Option<u64> {
-        match target {
-            Target::Sink { token, .. } => Some(*token),
-            _ => None,
-        }
+        Recipient { sink, token }
     }
 
     #[test]
     fn places_are_used_again_and_the_limit_holds() {
         let sink = Arc::new(Sum::default());
-        let mut targets = Targets::new(2);
+        let mut recipients = Recipients::new(2);
         for number in 0..2 {
-            let room = targets.room().unwrap();
+            let room = recipients.room().unwrap();
             assert_eq!(room.number(), number);
-            room.fill(target(&sink, 10 + u64::from(number)));
+            room.fill(recipient(&sink, 10 + u64::from(number)));
         }
-        assert!(targets.room().is_none());
-        assert_eq!(targets.get(1).and_then(token), Some(11));
-        assert_eq!(token(&targets.take(0)), Some(10));
+        assert!(recipients.room().is_none());
+        assert_eq!(recipients.get(1).unwrap().token, 11);
+        assert_eq!(recipients.take(0).unwrap().token, 10);
         for vacant in [0, 2, NONE] {
-            assert_eq!(token(&targets.take(vacant)), None);
+            assert!(recipients.take(vacant).is_none());
         }
-        assert_eq!(targets.len(), 1);
+        assert_eq!(recipients.len(), 1);
         // Room that is not used stays.
-        assert_eq!(targets.room().unwrap().number(), 0);
-        targets.room().unwrap().fill(target(&sink, 20));
-        assert!(targets.room().is_none());
-        assert_eq!(targets.len(), 2);
+        assert_eq!(recipients.room().unwrap().number(), 0);
+        recipients.room().unwrap().fill(recipient(&sink, 20));
+        assert!(recipients.room().is_none());
+        assert_eq!(recipients.len(), 2);
     }
 
     #[test]
     fn calls_end_with_their_shard_unless_they_ended_before() {
         let sink = Arc::new(Sum::default());
-        let mut targets = Targets::new(8);
+        let mut recipients = Recipients::new(8);
         for number in 0..4 {
-            targets.room().unwrap().fill(target(&sink, 1 << number));
+            recipients
+                .room()
+                .unwrap()
+                .fill(recipient(&sink, 1 << number));
         }
-        drop(targets.take(1));
-        let taken = targets.take_all();
-        assert_eq!(taken.iter().filter_map(token).sum::<u64>(), 0b1101);
-        assert_eq!(targets.len(), 0);
-        targets.room().unwrap().fill(target(&sink, 1 << 4));
-        drop(targets);
+        assert!(recipients.take(1).is_some());
+        let tokens = recipients.take_all().into_iter().map(|left| left.token);
+        assert_eq!(tokens.sum::<u64>(), 0b1101);
+        assert_eq!(recipients.len(), 0);
+        recipients.room().unwrap().fill(recipient(&sink, 1 << 4));
+        drop(recipients);
         assert_eq!(sink.0.load(Ordering::Relaxed), 1 << 4);
     }
 }
