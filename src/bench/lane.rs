@@ -3,7 +3,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use grpcxx_rpc::Status;
+use grpcxx_rpc::{Status, Tensor};
 use grpcxx_runtime::{CallResult, CallSink, Peer, ShardContext};
 use hdrhistogram::Histogram;
 use quanta::Instant;
@@ -23,6 +23,8 @@ pub(super) struct Lane {
 /// Steps under way on a connection.
 pub(super) struct LaneState {
     slots: Vec<Slot>,
+    /// Calls that have ended.
+    ended: u64,
     /// The latencies of this connection alone, in coarse steps.
     own: Option<Histogram<u32>>,
 }
@@ -86,6 +88,7 @@ impl Lane {
         };
         LaneState {
             slots: vec![slot; depth],
+            ended: 0,
             own: by_connection.then(coarse_histogram),
         }
     }
@@ -121,6 +124,11 @@ impl Lane {
         Some(own.value_at_quantile(0.99) as f64 / 1e3)
     }
 
+    /// Calls that have ended since the run began.
+    pub(super) fn ended_calls(&self) -> u64 {
+        self.lock().ended
+    }
+
     /// Makes calls of a step's phase until enough are under way.
     fn make_calls(
         self: &Arc<Self>,
@@ -132,41 +140,40 @@ impl Lane {
         let step = &mut state.slots[slot];
         let end = plan.calls_of(step.phase);
         while step.next < end && step.open < CALLS_OF_A_STEP_MAX {
-            match plan.request(step.phase, step.next, self.session) {
-                Ok(request) => {
-                    let token = (slot as u64) << 32 | step.next as u64;
-                    let sink: Arc<dyn CallSink> = Arc::clone(self) as _;
-                    shard.call(&self.peer, request, Some(CALL_TIME), sink, token);
-                    step.next += 1;
-                    step.open += 1;
-                }
-                Err(status) => {
-                    self.load.fail(status);
-                    step.next = end;
+            let token = (slot as u64) << 32 | step.next as u64;
+            let sink = Arc::clone(self);
+            if let Some(key) = plan.key(step.phase, step.next) {
+                shard.receive(&self.peer, self.session, key, None, sink, token);
+            } else {
+                match plan.request(step.phase, step.next, self.session) {
+                    Ok(request) => shard.call(&self.peer, request, None, sink, token),
+                    Err(status) => {
+                        self.load.fail(status);
+                        step.next = end;
+                        break;
+                    }
                 }
             }
+            step.next += 1;
+            step.open += 1;
         }
         if step.open == 0 {
             self.load.end_slot();
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, LaneState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl CallSink for Lane {
-    fn allocates(&self, _token: u64) -> bool {
-        false
-    }
-
-    fn finished(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
+    /// A call ended. `accept` looks at what it brought, given its phase and its place there.
+    #[inline(always)]
+    fn ended(
+        self: &Arc<Self>,
+        token: u64,
+        accept: impl FnOnce(usize, usize) -> Result<(), Status>,
+        shard: &mut ShardContext<'_>,
+    ) {
         let (slot, call) = ((token >> 32) as usize, token as u32 as usize);
         let state = &mut *self.lock();
-        let phase = state.slots[slot].phase;
-        let accepted = result.and_then(|response| self.load.plan.accept(phase, call, &response));
-        if let Err(status) = accepted {
+        state.ended += 1;
+        if let Err(status) = accept(state.slots[slot].phase, call) {
             let address = self.peer.address();
             let text = format!("connection {} to {address}: {}", self.index, status.message);
             self.load.fail(Status::new(status.code, text));
@@ -182,9 +189,19 @@ impl CallSink for Lane {
         if has_more {
             self.make_calls(state, slot, shard);
         }
-        let Some(begin) = ended else {
-            return;
-        };
+        if let Some(begin) = ended {
+            self.end_step(begin, state, slot, shard);
+        }
+    }
+
+    /// Notes the end of a step, and begins the next one unless somebody else does.
+    fn end_step(
+        self: &Arc<Self>,
+        begin: Instant,
+        state: &mut LaneState,
+        slot: usize,
+        shard: &mut ShardContext<'_>,
+    ) {
         let end = Instant::now();
         if begin >= self.load.from {
             self.load.record(shard.index(), begin, end);
@@ -201,6 +218,31 @@ impl CallSink for Lane {
         } else {
             self.begin_at(end, state, slot, shard);
         }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LaneState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CallSink for Lane {
+    fn allocates(&self, _token: u64) -> bool {
+        false
+    }
+
+    fn finished(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
+        let accept = |phase: usize, call: usize| {
+            result.and_then(|response| self.load.plan.accept(phase, call, &response))
+        };
+        self.ended(token, accept, shard);
+    }
+
+    fn received(self: Arc<Self>, token: u64, tensor: Tensor, shard: &mut ShardContext<'_>) {
+        let accept = |phase: usize, call: usize| {
+            let tensors = std::slice::from_ref(&tensor);
+            self.load.plan.accept_tensors(phase, call, tensors)
+        };
+        self.ended(token, accept, shard);
     }
 }
 
@@ -269,5 +311,3 @@ impl Load {
 
 /// Calls of one step without an answer, on one connection.
 const CALLS_OF_A_STEP_MAX: usize = 1024;
-/// How long a call may take before the run is given up.
-const CALL_TIME: Duration = Duration::from_secs(60);

@@ -1,5 +1,5 @@
 use grpcxx_fusion::Plan;
-use grpcxx_rpc::{Code, GraphCall, KeyList, Request, Response, Status, Text};
+use grpcxx_rpc::{Code, GraphCall, KeyList, Request, Response, Status, Tensor, Text};
 
 use super::options::RunOptions;
 use super::payload::Payload;
@@ -70,6 +70,18 @@ impl StepPlan {
         self.phases.iter().map(|phase| phase.len() as u64).sum()
     }
 
+    /// The key of a call of a phase that asks for one tensor.
+    #[inline]
+    pub(super) fn key(&self, phase: usize, call: usize) -> Option<&Text> {
+        match &self.phases[phase][call] {
+            PlannedCall::Pull { keys, .. } => match &keys[..] {
+                [key] => Some(key),
+                _ => None,
+            },
+            PlannedCall::Push(_) => None,
+        }
+    }
+
     /// A call of a phase, in the session with this number.
     pub(super) fn request(
         &self,
@@ -110,24 +122,38 @@ impl StepPlan {
         call: usize,
         response: &Response,
     ) -> Result<(), Status> {
-        let arrived = match (&self.phases[phase][call], response) {
-            (PlannedCall::Pull { indices, .. }, Response::Tensors(tensors)) => {
-                for (index, tensor) in indices.iter().zip(tensors) {
-                    self.payload.accept(*index, tensor, self.verify)?;
-                }
-                tensors.len() == indices.len()
+        match (&self.phases[phase][call], response) {
+            (PlannedCall::Pull { .. }, Response::Tensors(tensors)) => {
+                self.accept_tensors(phase, call, tensors)
             }
-            (PlannedCall::Push(_), Response::Fetched(results)) => results.is_empty(),
-            _ => false,
-        };
-        if arrived {
-            return Ok(());
+            (PlannedCall::Push(_), Response::Fetched(results)) if results.is_empty() => Ok(()),
+            _ => Err(something_else()),
         }
-        Err(Status::new(
-            Code::Internal,
-            "the server answered with something else than it was asked for",
-        ))
     }
+
+    /// Takes the tensors that a call asked for.
+    #[inline]
+    pub(super) fn accept_tensors(
+        &self,
+        phase: usize,
+        call: usize,
+        tensors: &[Tensor],
+    ) -> Result<(), Status> {
+        match &self.phases[phase][call] {
+            PlannedCall::Pull { indices, .. } if indices.len() == tensors.len() => indices
+                .iter()
+                .zip(tensors)
+                .try_for_each(|(index, tensor)| self.payload.accept(*index, tensor, self.verify)),
+            _ => Err(something_else()),
+        }
+    }
+}
+
+fn something_else() -> Status {
+    Status::new(
+        Code::Internal,
+        "the server answered with something else than it was asked for",
+    )
 }
 
 /// Which tensors share a call.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use grpcxx_rpc::Status;
+use grpcxx_rpc::{Code, Status};
 use grpcxx_runtime::Peer;
 use quanta::Instant;
 
@@ -66,7 +66,7 @@ impl BenchClient {
             None => self.start_all(&lanes, options.depth)?,
             Some(rate) => self.pace(&lanes, options.depth, rate, &load, &heard)?,
         }
-        while heard.recv() != Ok(Event::Ended) {}
+        await_end(&heard, &lanes, STALL_TIME)?;
         let (cpu_client, cpu_server) = watch.join().unwrap_or_default();
         if let Some(status) = lock(&load.failure).take() {
             return Err(status);
@@ -182,6 +182,34 @@ impl BenchClient {
     }
 }
 
+/// Waits until all slots have ended. Calls have no deadlines, which would be part of what is measured, so this gives up
+/// when none has ended for `stall_time`.
+fn await_end(
+    heard: &Receiver<Event>,
+    lanes: &[Arc<Lane>],
+    stall_time: Duration,
+) -> Result<(), Status> {
+    let ended_calls = || lanes.iter().map(|lane| lane.ended_calls()).sum::<u64>();
+    let mut before = ended_calls();
+    loop {
+        match heard.recv_timeout(stall_time) {
+            Ok(Event::Free { .. }) => {}
+            Ok(Event::Ended) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            Err(RecvTimeoutError::Timeout) => {
+                let after = ended_calls();
+                if after == before {
+                    let text = format!(
+                        "no call has ended for {} s; see whether the server still runs",
+                        stall_time.as_secs_f64()
+                    );
+                    return Err(Status::new(Code::DeadlineExceeded, text));
+                }
+                before = after;
+            }
+        }
+    }
+}
+
 fn collect(load: &Load) -> Measured {
     let mut total = Measured::default();
     let (mut first, mut last): (Option<Instant>, Option<Instant>) = (None, None);
@@ -206,3 +234,21 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 const WARM_UP_MIN: Duration = Duration::from_millis(50);
 const WARM_UP_MAX: Duration = Duration::from_secs(1);
+/// How long the server may be silent before the run is given up.
+const STALL_TIME: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_server_ends_the_wait() {
+        let (events, heard) = channel();
+        let stall_time = Duration::from_millis(1);
+        let status = await_end(&heard, &[], stall_time).unwrap_err();
+        assert_eq!(status.code, Code::DeadlineExceeded);
+        events.send(Event::Free { lane: 0, slot: 0 }).unwrap();
+        events.send(Event::Ended).unwrap();
+        assert_eq!(await_end(&heard, &[], stall_time), Ok(()));
+    }
+}
