@@ -1,5 +1,6 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{Code, GraphCall, Request, Response, Status, Tensor, TensorMeta, Text};
@@ -47,6 +48,7 @@ pub(super) struct NextCall {
     pub(super) call: usize,
     pub(super) peer: Peer,
     pub(super) request: Request,
+    pub(super) timeout: Option<Duration>,
     /// Whether a request for one tensor takes the way that has no request.
     pub(super) by_receive: bool,
 }
@@ -148,11 +150,12 @@ impl CallSink for Sink {
             let now = model.now;
             model.calls.record_mut(next.call).issued_at = now;
             drop(model);
+            let (peer, timeout) = (&next.peer, next.timeout);
             match &next.request {
                 Request::RecvTensor { step_id, key } if next.by_receive => {
-                    shard.receive(&next.peer, *step_id, key, None, self, token);
+                    shard.receive(peer, *step_id, key, timeout, self, token);
                 }
-                _ => shard.call(&next.peer, next.request, None, self, token),
+                _ => shard.call(peer, next.request, timeout, self, token),
             }
         }
     }
@@ -161,7 +164,17 @@ impl CallSink for Sink {
         self.brings_memory
     }
 
-    fn allocate(&self, _: u64, _: usize, meta: &TensorMeta) -> Option<Result<BufferMut, Status>> {
+    fn allocate(
+        &self,
+        token: u64,
+        _: usize,
+        meta: &TensorMeta,
+    ) -> Option<Result<BufferMut, Status>> {
+        let state = self.watcher.model().calls.record(token as usize).state;
+        assert!(
+            matches!(state, State::Open | State::Crashed),
+            "memory for call {token}, which is {state:?}"
+        );
         self.brings_memory
             .then(|| Ok(BufferMut::zeroed(meta.data_bytes as usize)))
     }

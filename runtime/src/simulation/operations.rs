@@ -282,10 +282,12 @@ impl Cluster {
             true => self.one_kept(),
             false => (Kind::Status, status_request()),
         };
+        let timeout = (self.random.u32(..3) == 0).then(|| self.pause(20));
         NextCall {
-            call: self.issue(caller, peer, kind, None),
+            call: self.issue(caller, peer, kind, timeout),
             peer: peer.clone(),
             request,
+            timeout,
             by_receive: self.random.bool(),
         }
     }
