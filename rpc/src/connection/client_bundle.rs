@@ -88,7 +88,7 @@ impl ClientConnection {
         let mut reader = BundleReader::new("bundle of answers", answers);
         let message_bytes = usize::try_from(self.limits.message_bytes).unwrap_or(usize::MAX);
         let shared_bytes_max = message_bytes.min(SHARED_DATA_BYTES_MAX);
-        // What is complete between responses that land waits there with its tensor.
+        // While a response lands, what is complete waits behind it and not among the answers.
         let is_in_order = self.landing.is_empty();
         let mut data_bytes = 0;
         let mut index = 0;

@@ -69,7 +69,8 @@ impl Call {
         self.is_sent && !self.is_answered && matches!(self.expected, Expected::Tensors { count: 1 })
     }
 
-    /// Whether besides its caller still waits, and the data may share memory. All of it at once: the flags lie side by side.
+    /// Whether it awaits a tensor that its caller still waits for, and whose data may share memory. The flags are compared
+    /// together, which costs one look where they lie side by side.
     #[inline(always)]
     pub(super) fn awaits_shared_tensor(&self) -> bool {
         let flags = [

@@ -21,7 +21,7 @@ use crate::shard::watches::Watches;
 #[derive(Debug)]
 pub(super) struct Calls {
     /// Those that code on this shard put on a connection at once: nothing can happen to them elsewhere.
-    pub(super) on_links: Recipients,
+    pub(super) recipients: Recipients,
     /// All others.
     slots: Slots<PendingCall>,
     numbers: HashMap<u64, SlotId, RandomState>,
@@ -61,7 +61,7 @@ pub(super) struct WaitingCall {
 impl Calls {
     pub(super) fn new() -> Self {
         Self {
-            on_links: Recipients::new(limits::CALLS_PER_SHARD),
+            recipients: Recipients::new(limits::CALLS_PER_SHARD),
             slots: Slots::new(limits::CALLS_PER_SHARD),
             numbers: HashMap::default(),
             watches: Watches::new(),
@@ -74,7 +74,7 @@ impl Calls {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.on_links.len() + self.slots.len()
+        self.recipients.len() + self.slots.len()
     }
 
     /// The caller's own memory for a tensor of a response, if it brings any.
@@ -84,8 +84,8 @@ impl Calls {
         index: usize,
         meta: &TensorMeta,
     ) -> Option<Result<BufferMut, Status>> {
-        match place_on_link(token) {
-            Some(place) => self.on_links.get(place)?.allocate(index, meta),
+        match recipient_number(token) {
+            Some(number) => self.recipients.get(number)?.allocate(index, meta),
             None => {
                 let call = self.slots.find(from_token(token))?;
                 call.target.allocate(index, meta)
@@ -95,8 +95,8 @@ impl Calls {
 
     /// Whether a call may bring memory of its own for tensors.
     pub(super) fn allocates(&self, token: u64) -> bool {
-        match place_on_link(token) {
-            Some(place) => (self.on_links.get(place)).is_some_and(Recipient::allocates),
+        match recipient_number(token) {
+            Some(number) => (self.recipients.get(number)).is_some_and(Recipient::allocates),
             None => {
                 let call = self.slots.find(from_token(token));
                 call.is_some_and(|call| call.target.allocates())
@@ -128,7 +128,7 @@ impl Calls {
     /// Room for a call that goes on a connection at once, unless there is none.
     #[inline]
     pub(super) fn room(&mut self) -> Option<Room<'_>> {
-        self.on_links.room()
+        self.recipients.room()
     }
 
     fn insert(&mut self, call: PendingCall) -> Result<SlotId, PendingCall> {
@@ -142,8 +142,8 @@ impl Calls {
 
     /// Forgets a call at a connection. Returns where its result goes: nowhere, if it has ended already.
     pub(super) fn take(&mut self, token: u64) -> Option<Target> {
-        match place_on_link(token) {
-            Some(place) => self.on_links.take(place).map(Target::Sink),
+        match recipient_number(token) {
+            Some(number) => self.recipients.take(number).map(Target::Sink),
             None => self.remove(from_token(token)),
         }
     }
@@ -293,14 +293,17 @@ impl<A> Core<A> {
 
     /// Ends all calls that are still under way, because the shard stops.
     pub(super) fn end_calls(&mut self) {
+        debug_assert!(self.is_stopping());
         let ids: Vec<SlotId> = self.calls.slots.ids().collect();
         for call in ids {
             let status = Status::new(Code::Unavailable, "this engine is stopping");
             self.finish_call(call, Err(status));
         }
-        for recipient in self.calls.on_links.take_all() {
-            let status = Status::new(Code::Unavailable, "this engine is stopping");
-            self.refuse(Target::Sink(recipient), status);
+        for number in self.calls.recipients.numbers() {
+            if let Some(recipient) = self.calls.recipients.take(number) {
+                let status = Status::new(Code::Unavailable, "this engine is stopping");
+                self.refuse(Target::Sink(recipient), status);
+            }
         }
     }
 
@@ -389,16 +392,16 @@ fn deadline_exceeded() -> Status {
     Status::new(Code::DeadlineExceeded, "the call took longer than allowed")
 }
 
-/// The token of a call at its connection of which only the connection knows.
+/// The token, at its connection, of a call of which only the connection knows.
 #[inline]
-pub(super) fn token_on_link(room: &Room<'_>) -> u64 {
-    u64::from(room.number()) | ON_LINK
+pub(super) fn recipient_token(room: &Room<'_>) -> u64 {
+    u64::from(room.number()) | RECIPIENT
 }
 
-/// The place that [`token_on_link`] made a token of.
+/// The number of a place that [`recipient_token`] made a token of.
 #[inline]
-pub(super) fn place_on_link(token: u64) -> Option<u32> {
-    (token & ON_LINK != 0).then_some((token & !ON_LINK) as u32)
+pub(super) fn recipient_number(token: u64) -> Option<u32> {
+    (token & RECIPIENT != 0).then_some((token & !RECIPIENT) as u32)
 }
 
 pub(super) fn token(id: SlotId) -> u64 {
@@ -412,7 +415,7 @@ pub(super) fn from_token(token: u64) -> SlotId {
     }
 }
 
-/// Bit of tokens that are places. A slot does not reach it.
-const ON_LINK: u64 = 1 << 31;
+/// Bit of tokens that are numbers of recipients. A slot does not reach it.
+const RECIPIENT: u64 = 1 << 31;
 
-const _: () = assert!(limits::CALLS_PER_SHARD as u64 <= ON_LINK);
+const _: () = assert!(limits::CALLS_PER_SHARD as u64 <= RECIPIENT);

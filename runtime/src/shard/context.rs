@@ -39,8 +39,10 @@ pub(crate) trait Orders {
         key: &Text,
         timeout: Option<Duration>,
         recipient: Recipient,
-        _shares_memory: bool,
+        shares_memory: bool,
     ) {
+        // Who carries the call out asks the recipient again.
+        let _ = shares_memory;
         let key = key.clone();
         self.call(
             peer,
@@ -86,9 +88,10 @@ impl ShardContext<'_> {
         self.shard.call(peer.borrow(), request, timeout, recipient);
     }
 
-    /// Asks a peer for one tensor by rendezvous key, as [`call`](Self::call) does with [`Request::RecvTensor`]. Without a
-    /// request to build and drop, and asked where its type is known whether it brings memory, its caller spends some 60
-    /// instructions less of the 700 that a small call costs it.
+    /// Asks a peer for one tensor by rendezvous key, as [`call`](Self::call) does with [`Request::RecvTensor`]. There is no
+    /// request to build and drop, and the type of the sink is known where it says whether it brings memory, so a small call
+    /// costs its caller some 60 instructions of 700 less. A sink that is known as `dyn CallSink` alone takes
+    /// [`call`](Self::call).
     #[inline]
     pub fn receive(
         &mut self,

@@ -8,7 +8,7 @@ use grpcxx_transport::Time;
 use crate::client::Peer;
 use crate::command::{Command, deadline};
 use crate::completion::Recipient;
-use crate::shard::calls::token_on_link;
+use crate::shard::calls::recipient_token;
 use crate::shard::context::Orders;
 use crate::shard::core::Core;
 
@@ -85,7 +85,7 @@ impl<A> Core<A> {
             && let Some(room) = self.calls.room()
         {
             let options = CallOptions {
-                token: token_on_link(&room),
+                token: recipient_token(&room),
                 deadline: deadline(self.now, timeout),
                 shares_memory,
             };
@@ -134,7 +134,7 @@ impl<A> Core<A> {
             return self.local.call(peer, request, timeout, recipient);
         };
         let options = CallOptions {
-            token: token_on_link(&room),
+            token: recipient_token(&room),
             deadline: deadline(self.now, timeout),
             shares_memory: !recipient.allocates(),
         };

@@ -8,7 +8,7 @@ use grpcxx_transport::{
 use crate::client::{Peer, PeerState};
 use crate::command::SlotId;
 use crate::completion::{Recipient, Target};
-use crate::shard::calls::{WaitingCall, from_token, place_on_link};
+use crate::shard::calls::{WaitingCall, from_token, recipient_number};
 use crate::shard::core::{Core, Subject};
 use crate::shard::links::{CallLandings, Owner};
 
@@ -304,12 +304,12 @@ impl<A> Core<A> {
         {
             events += 1;
             let token = answer.token();
-            let Some(place) = place_on_link(token) else {
+            let Some(number) = recipient_number(token) else {
                 let tensor = answer.take();
                 self.finish_received(from_token(token), tensor);
                 continue;
             };
-            if let Some(Recipient { sink, token }) = self.calls.on_links.take(place) {
+            if let Some(Recipient { sink, token }) = self.calls.recipients.take(number) {
                 // Made as the argument that it is: a move waits until its parts are written.
                 sink.received(token, answer.take(), &mut self.context());
             }
