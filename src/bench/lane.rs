@@ -23,8 +23,7 @@ pub(super) struct Lane {
 /// Steps under way on a connection.
 pub(super) struct LaneState {
     slots: Vec<Slot>,
-    /// Calls that have ended.
-    ended: u64,
+    ended_calls: u64,
     /// The latencies of this connection alone, in coarse steps.
     own: Option<Histogram<u32>>,
 }
@@ -88,7 +87,7 @@ impl Lane {
         };
         LaneState {
             slots: vec![slot; depth],
-            ended: 0,
+            ended_calls: 0,
             own: by_connection.then(coarse_histogram),
         }
     }
@@ -124,9 +123,11 @@ impl Lane {
         Some(own.value_at_quantile(0.99) as f64 / 1e3)
     }
 
-    /// Calls that have ended since the run began.
-    pub(super) fn ended_calls(&self) -> u64 {
-        self.lock().ended
+    /// Calls that have ended since the run began, and calls under way.
+    pub(super) fn count_calls(&self) -> (u64, usize) {
+        let state = self.lock();
+        let open = state.slots.iter().map(|slot| slot.open).sum();
+        (state.ended_calls, open)
     }
 
     /// Makes calls of a step's phase until enough are under way.
@@ -164,7 +165,7 @@ impl Lane {
 
     /// A call ended. `accept` looks at what it brought, given its phase and its place there.
     #[inline(always)]
-    fn ended(
+    fn call_ended(
         self: &Arc<Self>,
         token: u64,
         accept: impl FnOnce(usize, usize) -> Result<(), Status>,
@@ -172,7 +173,7 @@ impl Lane {
     ) {
         let (slot, call) = ((token >> 32) as usize, token as u32 as usize);
         let state = &mut *self.lock();
-        state.ended += 1;
+        state.ended_calls += 1;
         if let Err(status) = accept(state.slots[slot].phase, call) {
             let address = self.peer.address();
             let text = format!("connection {} to {address}: {}", self.index, status.message);
@@ -185,11 +186,11 @@ impl Lane {
             }
             return;
         }
-        let (has_more, ended) = state.slots[slot].count_answer(&self.load.plan);
+        let (has_more, step_begin) = state.slots[slot].count_answer(&self.load.plan);
         if has_more {
             self.make_calls(state, slot, shard);
         }
-        if let Some(begin) = ended {
+        if let Some(begin) = step_begin {
             self.end_step(begin, state, slot, shard);
         }
     }
@@ -234,7 +235,7 @@ impl CallSink for Lane {
         let accept = |phase: usize, call: usize| {
             result.and_then(|response| self.load.plan.accept(phase, call, &response))
         };
-        self.ended(token, accept, shard);
+        self.call_ended(token, accept, shard);
     }
 
     fn received(self: Arc<Self>, token: u64, tensor: Tensor, shard: &mut ShardContext<'_>) {
@@ -242,7 +243,7 @@ impl CallSink for Lane {
             let tensors = std::slice::from_ref(&tensor);
             self.load.plan.accept_tensors(phase, call, tensors)
         };
-        self.ended(token, accept, shard);
+        self.call_ended(token, accept, shard);
     }
 }
 
@@ -287,12 +288,7 @@ impl Load {
         let recorder = &mut *recorder;
         match self.expected_interval {
             None => recorder.measured.record(end - begin),
-            Some(interval) => {
-                recorder.measured.steps += 1;
-                let (took, interval) = (nanoseconds(end - begin), nanoseconds(interval));
-                // A time beyond the histogram is longer than a call may take.
-                let _ = recorder.measured.latency.record_correct(took, interval);
-            }
+            Some(interval) => recorder.measured.record_paced(end - begin, interval),
         }
         recorder.measured.calls += self.plan.calls();
         let first = recorder.first.get_or_insert(begin);
@@ -302,7 +298,8 @@ impl Load {
         }
     }
 
-    fn fail(&self, status: Status) {
+    /// Lets nothing begin any more, for this reason unless there is one.
+    pub(super) fn fail(&self, status: Status) {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         failure.get_or_insert(status);
         self.is_failed.store(true, Ordering::Relaxed);

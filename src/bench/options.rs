@@ -42,6 +42,9 @@ pub struct RunOptions {
     pub verify: bool,
     /// Keep the latencies of each connection apart.
     pub by_connection: bool,
+    /// How long no call may end while some are under way, before the run is given up. Calls have no deadlines of their own,
+    /// which would be part of what is measured.
+    pub patience: Duration,
 }
 
 impl Op {
@@ -132,6 +135,7 @@ impl Default for RunOptions {
             fusion: Some(PlanLimits::between_grpcxx()),
             verify: false,
             by_connection: false,
+            patience: Duration::from_secs(60),
         }
     }
 }

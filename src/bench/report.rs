@@ -65,6 +65,14 @@ impl Measured {
         self.steps += 1;
     }
 
+    /// Counts a step that was to begin so long after the one before. Those that this one held up count as having waited.
+    pub(super) fn record_paced(&mut self, elapsed: Duration, interval: Duration) {
+        let elapsed_ns = nanoseconds(elapsed).min(LONGEST_NS);
+        // The time is within the bounds.
+        let _ = (self.latency).record_correct(elapsed_ns, nanoseconds(interval));
+        self.steps += 1;
+    }
+
     /// The time that this part of the steps does not exceed, in microseconds; 0 if there are none.
     pub fn quantile_us(&self, quantile: f64) -> f64 {
         if self.latency.is_empty() {

@@ -21,6 +21,13 @@ pub struct BenchServer {
 }
 
 impl BenchServer {
+    /// Keeps the first shard from doing anything for so long.
+    #[cfg(test)]
+    pub(super) fn fall_silent(&self, duration: std::time::Duration) {
+        let sleep = move |_: &mut grpcxx_runtime::ShardContext<'_>| std::thread::sleep(duration);
+        self.engine.run_on(0, sleep).expect("the engine runs");
+    }
+
     /// Starts an engine that serves benches. `options.listen` must be set; its service is replaced.
     ///
     /// # Errors

@@ -82,7 +82,7 @@ impl StepPlan {
         }
     }
 
-    /// A call of a phase, in the session with this number.
+    /// Any other call of a phase, in the session with this number.
     pub(super) fn request(
         &self,
         phase: usize,
@@ -90,15 +90,9 @@ impl StepPlan {
         session: i64,
     ) -> Result<Request, Status> {
         Ok(match &self.phases[phase][call] {
-            PlannedCall::Pull { keys, .. } => match &keys[..] {
-                [key] => Request::RecvTensor {
-                    step_id: session,
-                    key: key.clone(),
-                },
-                _ => Request::FuseRecvTensor {
-                    step_id: session,
-                    keys: keys.clone(),
-                },
+            PlannedCall::Pull { keys, .. } => Request::FuseRecvTensor {
+                step_id: session,
+                keys: keys.clone(),
             },
             PlannedCall::Push(indices) => {
                 let feeds = indices
@@ -194,10 +188,12 @@ mod tests {
         assert_eq!(plan(Op::Pull, false, 100).calls(), 100);
         assert_eq!(plan(Op::Ps, true, 100).calls(), 2);
         assert_eq!(plan(Op::Ps, false, 100).phases(), 2);
-        let single = plan(Op::Latency, true, 1).request(0, 0, 9).unwrap();
-        assert!(matches!(single, Request::RecvTensor { step_id: 9, .. }));
+        let single = plan(Op::Latency, true, 1);
+        assert_eq!(single.key(0, 0), Some(&wire::key(0)));
         assert_eq!(plan(Op::Rate, true, 3).calls(), 3);
-        let fused = plan(Op::Rate, true, 4).request(0, 0, 9).unwrap();
+        let fused = plan(Op::Rate, true, 4);
+        assert_eq!(fused.key(0, 0), None);
+        let fused = fused.request(0, 0, 9).unwrap();
         assert!(matches!(fused, Request::FuseRecvTensor { keys, .. } if keys.len() == 4));
     }
 

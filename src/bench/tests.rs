@@ -1,5 +1,7 @@
+use std::thread;
 use std::time::Duration;
 
+use grpcxx_rpc::Code;
 use grpcxx_runtime::EngineOptions;
 
 use super::{BenchClient, BenchServer, Mix, Op, RunOptions};
@@ -82,6 +84,30 @@ fn a_limited_rate_is_kept() {
     let measured = client.run(&options).unwrap().measured;
     // A machine that is busy with other things makes fewer, never more.
     assert!((1..=105).contains(&measured.steps), "{}", measured.steps);
+}
+
+#[test]
+fn a_run_whose_server_falls_silent_is_given_up() {
+    let (mut server, client) = pair(1);
+    for rate in [None, Some(100.0)] {
+        let options = RunOptions {
+            rate,
+            duration: Duration::from_secs(60),
+            patience: Duration::from_millis(200),
+            ..short(Op::Latency)
+        };
+        let silence = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(300));
+            server.fall_silent(Duration::from_millis(2500));
+            server
+        });
+        let status = client.run(&options).unwrap_err();
+        server = silence.join().unwrap();
+        assert_eq!(status.code, Code::DeadlineExceeded, "{rate:?}: {status}");
+        assert!(status.message.contains("connection 0 to"), "{status}");
+    }
+    // What was given up does not go on beside the next run.
+    assert!(client.run(&short(Op::Latency)).unwrap().measured.steps > 0);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use super::super::options::RunOptions;
 use super::super::report::Measured;
 use super::super::steps::StepPlan;
 use super::super::usage;
-use super::{BenchClient, Outcome, QUESTION_TIME};
+use super::{BenchClient, Outcome};
 
 impl BenchClient {
     pub(super) fn load(
@@ -62,15 +62,18 @@ impl BenchClient {
             })
             .collect();
         let watch = self.watch_cpu(&load, control);
+        let mut stall = Stall::new(options.patience);
         match options.rate {
             None => self.start_all(&lanes, options.depth)?,
-            Some(rate) => self.pace(&lanes, options.depth, rate, &load, &heard)?,
+            Some(rate) => self.pace(&lanes, options.depth, rate, &load, &heard, &mut stall)?,
         }
-        await_end(&heard, &lanes, STALL_TIME)?;
-        let (cpu_client, cpu_server) = watch.join().unwrap_or_default();
+        if let Err(status) = await_end(&heard, &load, &lanes, &mut stall) {
+            load.fail(status);
+        }
         if let Some(status) = lock(&load.failure).take() {
             return Err(status);
         }
+        let (cpu_client, cpu_server) = watch.join().unwrap_or_default();
         let mut measured = collect(&load);
         measured.cpu_client = cpu_client;
         measured.cpu_server = cpu_server;
@@ -111,6 +114,7 @@ impl BenchClient {
         rate: f64,
         load: &Load,
         heard: &Receiver<Event>,
+        stall: &mut Stall,
     ) -> Result<(), Status> {
         let mut free: Vec<(usize, usize)> = (0..depth)
             .rev()
@@ -126,6 +130,9 @@ impl BenchClient {
                 Ok(Event::Ended) | Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {}
             }
+            if let Err(status) = stall.look(lanes) {
+                load.fail(status);
+            }
             if Instant::now() < due {
                 continue;
             }
@@ -140,22 +147,6 @@ impl BenchClient {
         }
         for _ in 0..free.len() {
             load.end_slot();
-        }
-        // Those under way end as they come in.
-        let mut open = lanes.len() * depth - free.len();
-        while open > 0 && load.running.load(std::sync::atomic::Ordering::Acquire) > 0 {
-            match heard.recv_timeout(QUESTION_TIME) {
-                Ok(Event::Free { .. }) => {
-                    load.end_slot();
-                    open -= 1;
-                }
-                Ok(Event::Ended) => {
-                    // The caller waits for this word.
-                    let _ = load.events.send(Event::Ended);
-                    return Ok(());
-                }
-                Err(_) => break,
-            }
         }
         Ok(())
     }
@@ -182,29 +173,67 @@ impl BenchClient {
     }
 }
 
-/// Waits until all slots have ended. Calls have no deadlines, which would be part of what is measured, so this gives up
-/// when none has ended for `stall_time`.
+/// Waits until all slots have ended, or calls no longer do.
 fn await_end(
     heard: &Receiver<Event>,
+    load: &Load,
     lanes: &[Arc<Lane>],
-    stall_time: Duration,
+    stall: &mut Stall,
 ) -> Result<(), Status> {
-    let ended_calls = || lanes.iter().map(|lane| lane.ended_calls()).sum::<u64>();
-    let mut before = ended_calls();
     loop {
-        match heard.recv_timeout(stall_time) {
-            Ok(Event::Free { .. }) => {}
+        match heard.recv_timeout(LOOK_INTERVAL) {
+            Ok(Event::Free { .. }) => load.end_slot(),
             Ok(Event::Ended) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
-            Err(RecvTimeoutError::Timeout) => {
-                let after = ended_calls();
-                if after == before {
-                    let text = format!(
-                        "no call has ended for {} s; see whether the server still runs",
-                        stall_time.as_secs_f64()
-                    );
-                    return Err(Status::new(Code::DeadlineExceeded, text));
+            Err(RecvTimeoutError::Timeout) => stall.look(lanes)?,
+        }
+    }
+}
+
+/// Finds out that calls no longer end.
+struct Stall {
+    allowed: Duration,
+    next_look: Instant,
+    ended_calls: u64,
+    /// When this number was new, or nothing was under way.
+    since: Instant,
+}
+
+impl Stall {
+    fn new(allowed: Duration) -> Self {
+        let now = Instant::now();
+        Self {
+            allowed,
+            next_look: now,
+            ended_calls: 0,
+            since: now,
+        }
+    }
+
+    /// Looks now and then whether calls have ended.
+    fn look(&mut self, lanes: &[Arc<Lane>]) -> Result<(), Status> {
+        let now = Instant::now();
+        if now < self.next_look {
+            return Ok(());
+        }
+        self.next_look = now + LOOK_INTERVAL;
+        let counts: Vec<(u64, usize)> = lanes.iter().map(|lane| lane.count_calls()).collect();
+        let ended_calls = counts.iter().map(|(ended, _)| ended).sum();
+        let waiting = counts.iter().position(|&(_, open)| open > 0);
+        match waiting {
+            Some(index) if ended_calls == self.ended_calls => {
+                if now - self.since < self.allowed {
+                    return Ok(());
                 }
-                before = after;
+                let address = lanes[index].peer.address();
+                let seconds = self.allowed.as_secs_f64();
+                let text = format!(
+                    "connection {index} to {address}: no call has ended for {seconds} s; see whether the server still runs"
+                );
+                Err(Status::new(Code::DeadlineExceeded, text))
+            }
+            _ => {
+                (self.ended_calls, self.since) = (ended_calls, now);
+                Ok(())
             }
         }
     }
@@ -234,21 +263,5 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 const WARM_UP_MIN: Duration = Duration::from_millis(50);
 const WARM_UP_MAX: Duration = Duration::from_secs(1);
-/// How long the server may be silent before the run is given up.
-const STALL_TIME: Duration = Duration::from_secs(60);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_silent_server_ends_the_wait() {
-        let (events, heard) = channel();
-        let stall_time = Duration::from_millis(1);
-        let status = await_end(&heard, &[], stall_time).unwrap_err();
-        assert_eq!(status.code, Code::DeadlineExceeded);
-        events.send(Event::Free { lane: 0, slot: 0 }).unwrap();
-        events.send(Event::Ended).unwrap();
-        assert_eq!(await_end(&heard, &[], stall_time), Ok(()));
-    }
-}
+/// How often it is looked whether calls still end, for a look disturbs what is measured.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);

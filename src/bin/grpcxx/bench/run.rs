@@ -94,6 +94,7 @@ fn run_options(arguments: &RunArguments, output: Output) -> RunOptions {
         fusion: arguments.fuse.is_on().then(PlanLimits::between_grpcxx),
         verify: arguments.verify,
         by_connection: arguments.connections > 1 && !output.is_json(),
+        ..RunOptions::default()
     }
 }
 
