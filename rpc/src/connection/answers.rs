@@ -287,6 +287,16 @@ mod tests {
     use crate::connection::slots::SlotId;
     use crate::{DType, Shape};
 
+    #[test]
+    fn data_of_any_length_is_copied() {
+        let data: Vec<u8> = (0..=255).collect();
+        for len in 0..=2 * DATA_ALIGNMENT_BYTES as usize + 1 {
+            let mut place = vec![0; len];
+            copy(&data[1..][..len], &mut place);
+            assert_eq!(place, data[1..][..len]);
+        }
+    }
+
     /// A peer may send them without end.
     #[test]
     fn tensors_without_data_count_for_no_block() {

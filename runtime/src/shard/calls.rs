@@ -419,3 +419,24 @@ pub(super) fn from_token(token: u64) -> SlotId {
 const RECIPIENT: u64 = 1 << 31;
 
 const _: () = assert!(limits::CALLS_PER_SHARD as u64 <= RECIPIENT);
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_the_two_tables_are_told_apart() {
+        let mut calls = Calls::new();
+        let token_of_recipient = recipient_token(&calls.room().unwrap());
+        assert_eq!(recipient_number(token_of_recipient), Some(0));
+        let last = SlotId {
+            slot: limits::CALLS_PER_SHARD as u32 - 1,
+            generation: u32::MAX,
+        };
+        assert_eq!(recipient_number(token(last)), None);
+        assert_eq!(from_token(token(last)), last);
+        // Nobody is there.
+        assert!(calls.take(token_of_recipient).is_none());
+        assert!(calls.take(token(last)).is_none());
+    }
+}
