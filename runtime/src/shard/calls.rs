@@ -13,7 +13,7 @@ use crate::completion::{Completion, Recipient, Target};
 use crate::function::RequestWatch;
 use crate::limits;
 use crate::shard::core::{Core, Subject};
-use crate::shard::recipients::{Recipients, Room};
+use crate::shard::recipients::{Recipients, Room, recipient_number};
 use crate::shard::slots::Slots;
 use crate::shard::watches::Watches;
 
@@ -392,18 +392,6 @@ fn deadline_exceeded() -> Status {
     Status::new(Code::DeadlineExceeded, "the call took longer than allowed")
 }
 
-/// The token, at its connection, of a call of which only the connection knows.
-#[inline]
-pub(super) fn recipient_token(room: &Room<'_>) -> u64 {
-    u64::from(room.number()) | RECIPIENT
-}
-
-/// The number of a place that [`recipient_token`] made a token of.
-#[inline]
-pub(super) fn recipient_number(token: u64) -> Option<u32> {
-    (token & RECIPIENT != 0).then_some((token & !RECIPIENT) as u32)
-}
-
 pub(super) fn token(id: SlotId) -> u64 {
     u64::from(id.generation) << 32 | u64::from(id.slot)
 }
@@ -415,11 +403,6 @@ pub(super) fn from_token(token: u64) -> SlotId {
     }
 }
 
-/// Bit of tokens that are numbers of recipients. A slot does not reach it.
-const RECIPIENT: u64 = 1 << 31;
-
-const _: () = assert!(limits::CALLS_PER_SHARD as u64 <= RECIPIENT);
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -427,7 +410,7 @@ mod tests {
     #[test]
     fn tokens_of_the_two_tables_are_told_apart() {
         let mut calls = Calls::new();
-        let token_of_recipient = recipient_token(&calls.room().unwrap());
+        let token_of_recipient = calls.room().unwrap().token();
         assert_eq!(recipient_number(token_of_recipient), Some(0));
         let last = SlotId {
             slot: limits::CALLS_PER_SHARD as u32 - 1,

@@ -8,7 +8,6 @@ use grpcxx_transport::Time;
 use crate::client::Peer;
 use crate::command::{Command, deadline};
 use crate::completion::Recipient;
-use crate::shard::calls::recipient_token;
 use crate::shard::context::Orders;
 use crate::shard::core::Core;
 
@@ -85,7 +84,7 @@ impl<A> Core<A> {
             && let Some(room) = self.calls.room()
         {
             let options = CallOptions {
-                token: recipient_token(&room),
+                token: room.token(),
                 deadline: deadline(self.now, timeout),
                 shares_memory,
             };
@@ -134,7 +133,7 @@ impl<A> Core<A> {
             return self.local.call(peer, request, timeout, recipient);
         };
         let options = CallOptions {
-            token: recipient_token(&room),
+            token: room.token(),
             deadline: deadline(self.now, timeout),
             shares_memory: !recipient.allocates(),
         };

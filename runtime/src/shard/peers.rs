@@ -8,9 +8,10 @@ use grpcxx_transport::{
 use crate::client::{Peer, PeerState};
 use crate::command::SlotId;
 use crate::completion::{Recipient, Target};
-use crate::shard::calls::{WaitingCall, from_token, recipient_number};
+use crate::shard::calls::{WaitingCall, from_token};
 use crate::shard::core::{Core, Subject};
 use crate::shard::links::{CallLandings, Owner};
+use crate::shard::recipients::recipient_number;
 
 /// A task that this shard calls: the road to it, and the connection while there is one.
 #[derive(Debug)]

@@ -1,6 +1,7 @@
 use std::ops::Range;
 
 use crate::completion::{Completion, Recipient, Target};
+use crate::limits;
 
 /// Who takes the results of calls of which only their connections know.
 ///
@@ -95,9 +96,10 @@ impl Recipients {
 }
 
 impl Room<'_> {
+    /// The mark of the call at its connection. No call of the other table has it.
     #[inline]
-    pub(super) fn number(&self) -> u32 {
-        self.number
+    pub(super) fn token(&self) -> u64 {
+        u64::from(self.number) | RECIPIENT
     }
 
     /// Inlined, so that the recipient is put together where it stays: a move waits until its parts are written.
@@ -121,6 +123,17 @@ impl Drop for Recipients {
         }
     }
 }
+
+/// The number of the recipient that this token of a call stands for, if the call has one.
+#[inline]
+pub(super) fn recipient_number(token: u64) -> Option<u32> {
+    (token & RECIPIENT != 0).then_some((token & !RECIPIENT) as u32)
+}
+
+/// Bit of tokens that are numbers of recipients. Slots of the other table do not reach it.
+const RECIPIENT: u64 = 1 << 31;
+
+const _: () = assert!(limits::CALLS_PER_SHARD as u64 <= RECIPIENT);
 
 const NONE: u32 = u32::MAX;
 
@@ -154,7 +167,7 @@ mod tests {
         let mut recipients = Recipients::new(2);
         for number in 0..2 {
             let room = recipients.room().unwrap();
-            assert_eq!(room.number(), number);
+            assert_eq!(recipient_number(room.token()), Some(number));
             room.fill(recipient(&sink, 10 + u64::from(number)));
         }
         assert!(recipients.room().is_none());
@@ -165,7 +178,8 @@ mod tests {
         }
         assert_eq!(recipients.len(), 1);
         // Room that is not used stays.
-        assert_eq!(recipients.room().unwrap().number(), 0);
+        let token = recipients.room().unwrap().token();
+        assert_eq!(recipient_number(token), Some(0));
         recipients.room().unwrap().fill(recipient(&sink, 20));
         assert!(recipients.room().is_none());
         assert_eq!(recipients.len(), 2);
