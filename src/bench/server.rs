@@ -21,13 +21,6 @@ pub struct BenchServer {
 }
 
 impl BenchServer {
-    /// Keeps the first shard from doing anything for so long.
-    #[cfg(test)]
-    pub(super) fn fall_silent(&self, duration: std::time::Duration) {
-        let sleep = move |_: &mut grpcxx_runtime::ShardContext<'_>| std::thread::sleep(duration);
-        self.engine.run_on(0, sleep).expect("the engine runs");
-    }
-
     /// Starts an engine that serves benches. `options.listen` must be set; its service is replaced.
     ///
     /// # Errors
@@ -66,6 +59,13 @@ impl BenchServer {
             Arc::new(move |_: GraphCall| Ok(wire::result(open_port(address, &listener)?))),
         );
         Ok(Self { engine })
+    }
+
+    /// Keeps the first shard from doing anything for so long.
+    #[cfg(test)]
+    pub(super) fn fall_silent(&self, duration: std::time::Duration) {
+        let sleep = move |_: &mut grpcxx_runtime::ShardContext<'_>| std::thread::sleep(duration);
+        self.engine.run_on(0, sleep).expect("the engine runs");
     }
 
     /// Where it listens.

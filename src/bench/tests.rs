@@ -1,3 +1,4 @@
+use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
@@ -19,6 +20,14 @@ fn pair(shards: usize) -> (BenchServer, BenchClient) {
     let address = server.address().unwrap().to_string();
     let client = BenchClient::start(options, vec![address]).unwrap();
     (server, client)
+}
+
+fn server_at(listen: Option<SocketAddr>) -> BenchServer {
+    let options = EngineOptions {
+        listen,
+        ..EngineOptions::default()
+    };
+    BenchServer::start(options).unwrap()
 }
 
 fn short(op: Op) -> RunOptions {
@@ -108,6 +117,27 @@ fn a_run_whose_server_falls_silent_is_given_up() {
     }
     // What was given up does not go on beside the next run.
     assert!(client.run(&short(Op::Latency)).unwrap().measured.steps > 0);
+}
+
+#[test]
+fn a_paced_run_ends_with_a_server_that_goes_while_all_slots_wait() {
+    let (server, client) = pair(1);
+    let options = RunOptions {
+        rate: Some(100.0),
+        duration: Duration::from_secs(60),
+        ..short(Op::Latency)
+    };
+    let end = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(300));
+        server.fall_silent(Duration::from_millis(300));
+        let listen = server.address();
+        drop(server);
+        // Somebody is there again for the farewell, which would wait for it.
+        server_at(listen)
+    });
+    let status = client.run(&options).unwrap_err();
+    let _successor = end.join().unwrap();
+    assert_eq!(status.code, Code::Unavailable, "{status}");
 }
 
 #[test]

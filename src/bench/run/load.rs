@@ -1,6 +1,6 @@
 //! The load of a run: steps over all connections, as fast as they go or at a rate, and what they came to.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -180,13 +180,15 @@ fn await_end(
     lanes: &[Arc<Lane>],
     stall: &mut Stall,
 ) -> Result<(), Status> {
-    loop {
+    // The word that all have ended may have been heard before.
+    while load.running.load(Ordering::Acquire) > 0 {
         match heard.recv_timeout(LOOK_INTERVAL) {
             Ok(Event::Free { .. }) => load.end_slot(),
-            Ok(Event::Ended) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            Ok(Event::Ended) | Err(RecvTimeoutError::Disconnected) => {}
             Err(RecvTimeoutError::Timeout) => stall.look(lanes)?,
         }
     }
+    Ok(())
 }
 
 /// Finds out that calls no longer end.
