@@ -40,7 +40,6 @@
 
 #[cfg(feature = "programs")]
 pub mod bench;
-pub mod local;
 pub mod model;
 pub mod server;
 pub mod store;

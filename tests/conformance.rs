@@ -85,6 +85,7 @@ impl Digits {
 fn sources() -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders: Vec<PathBuf> = [
+        "cli",
         "control",
         "fusion",
         "memory",

@@ -154,6 +154,7 @@ fn sources() -> Vec<Source> {
     for folder in [
         "benches",
         "capi",
+        "cli",
         "control",
         "examples",
         "fusion",

@@ -1,8 +1,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use grpcxx::local::LocalCluster;
 use grpcxx::model::{Fingerprint, Model};
+use grpcxx_cli::local::LocalCluster;
 use serde_json::Value;
 
 use super::{grpcxx, options, start, text, write_model};
@@ -208,7 +208,7 @@ fn maps_are_generated_and_checked() {
 #[test]
 fn the_example_of_a_map_works_as_it_stands() {
     let output = grpcxx(
-        Path::new(env!("CARGO_MANIFEST_DIR")),
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")),
         &[
             "--json",
             "endpoint-map",

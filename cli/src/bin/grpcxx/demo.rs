@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use grpcxx::local::{LocalCluster, LocalOptions, LogLine, Stream};
 use grpcxx::model::{Model, ModelFingerprint};
 use grpcxx::server::{PullReport, pull_model};
+use grpcxx_cli::local::{LocalCluster, LocalOptions, LogLine, Stream};
 use grpcxx_runtime::config::Config;
 use serde::Serialize;
 

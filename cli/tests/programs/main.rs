@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use grpcxx::local::{LocalCluster, LocalOptions};
 use grpcxx::model::SafetensorsWriter;
+use grpcxx_cli::local::{LocalCluster, LocalOptions};
 use grpcxx_rpc::{DType, Shape, Tensor, TensorMeta};
 
 /// Options of a cluster of the programs under test, small enough for many at once.

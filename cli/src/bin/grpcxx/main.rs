@@ -19,7 +19,7 @@ mod push;
 mod select;
 mod status;
 #[expect(dead_code, reason = "each program uses a part of it")]
-#[path = "../terminal/mod.rs"]
+#[path = "../../terminal/mod.rs"]
 mod terminal;
 mod values;
 

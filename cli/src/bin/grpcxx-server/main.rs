@@ -5,7 +5,7 @@
 mod arguments;
 mod start;
 #[expect(dead_code, reason = "each program uses a part of it")]
-#[path = "../terminal/mod.rs"]
+#[path = "../../terminal/mod.rs"]
 mod terminal;
 
 use std::process::ExitCode;

@@ -1,8 +1,8 @@
 use std::time::{Duration, Instant};
 
-use grpcxx::local::LocalCluster;
 use grpcxx::model::Model;
 use grpcxx::server::pull_model;
+use grpcxx_cli::local::LocalCluster;
 use grpcxx_control::{BlockingControlClient, ClientOptions};
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto::{DeviceAttributes, GetStatusResponse};

@@ -1,7 +1,7 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use grpcxx::local::{LocalCluster, LocalError, LocalOptions, LogLine, Stream};
+use grpcxx_cli::local::{LocalCluster, LocalError, LocalOptions, LogLine, Stream};
 use serde::Serialize;
 
 use crate::arguments::{self, LocalArguments};
