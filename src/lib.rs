@@ -34,12 +34,9 @@
 //! ```
 //!
 //! [`Server`](server::Server) adds the gRPC endpoint and a share of a model, as the program `grpcxx-server` has them.
-//! The feature `programs`, on by default, is for the two programs; libraries do without.
 
 #![forbid(unsafe_code)]
 
-#[cfg(feature = "programs")]
-pub mod bench;
 pub mod model;
 pub mod server;
 pub mod store;

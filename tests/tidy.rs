@@ -175,9 +175,10 @@ fn sources() -> Vec<Source> {
             let text = std::fs::read_to_string(&path).expect("sources are readable");
             let path = path.strip_prefix(root()).expect("below the root");
             let path = path.to_str().expect("paths are UTF-8").to_owned();
-            let is_test = ["tests/", "benches/", "examples/", "fuzz/"]
-                .iter()
-                .any(|folder| path.starts_with(folder) || path.contains(&format!("/{folder}")));
+            let is_test = !path.starts_with("benches/src/")
+                && ["tests/", "benches/", "examples/", "fuzz/"]
+                    .iter()
+                    .any(|folder| path.starts_with(folder) || path.contains(&format!("/{folder}")));
             Source {
                 path,
                 text,

@@ -21,7 +21,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use grpcxx::EngineOptions;
-use grpcxx::bench::{BenchClient, BenchServer, Op, PayloadSpec, RunOptions};
+use grpcxx_benches::{BenchClient, BenchServer, Op, PayloadSpec, RunOptions};
 use grpcxx_fusion::PlanLimits;
 
 type Failure = Box<dyn std::error::Error>;

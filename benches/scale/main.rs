@@ -21,8 +21,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use grpcxx::EngineOptions;
-use grpcxx::bench::{BenchClient, BenchServer, Op, RunOptions};
 use grpcxx::memory::ArenaOptions;
+use grpcxx_benches::{BenchClient, BenchServer, Op, RunOptions};
 use processes::{Calls, ClientProcess, ServerProcess};
 use report::{Crowd, Load, Rates, Round};
 
@@ -58,7 +58,7 @@ fn main() -> Result<(), Failure> {
 
 /// The server's process: says where it listens and waits for the end of its input.
 fn serve() -> Result<(), Failure> {
-    grpcxx::bench::raise_open_files();
+    grpcxx_benches::raise_open_files();
     let server = BenchServer::start(EngineOptions {
         listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         ..small_engine()

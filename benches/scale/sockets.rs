@@ -71,7 +71,7 @@ struct Set {
 
 impl Set {
     fn new() -> Result<Self, Failure> {
-        grpcxx::bench::raise_open_files();
+        grpcxx_benches::raise_open_files();
         Ok(Self {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             sockets: Vec::new(),

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use grpcxx::bench::{Mix, Op, parse_size};
+use grpcxx_benches::{Mix, Op, parse_size};
 
 use crate::arguments::seconds;
 

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use grpcxx::bench::{BenchClient, Floor, Measured, Op, PayloadSpec, Report, RunOptions};
+use grpcxx_benches::{BenchClient, Floor, Measured, Op, PayloadSpec, Report, RunOptions};
 use grpcxx_fusion::PlanLimits;
 use grpcxx_rpc::{Code, Status};
 use grpcxx_runtime::config::Config;

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use grpcxx::bench::{BenchServer, raise_open_files};
+use grpcxx_benches::{BenchServer, raise_open_files};
 use grpcxx_runtime::config::Config;
 use serde::Serialize;
 

@@ -168,7 +168,7 @@ fn groups(options: &RunOptions) -> Result<Vec<Vec<usize>>, Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::Op;
+    use crate::Op;
 
     fn plan(op: Op, is_fused: bool, count: usize) -> StepPlan {
         let mut options = RunOptions {

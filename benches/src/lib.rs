@@ -7,7 +7,7 @@
 //! ```
 //! use std::time::Duration;
 //!
-//! use grpcxx::bench::{BenchClient, BenchServer, Op, RunOptions};
+//! use grpcxx_benches::{BenchClient, BenchServer, Op, RunOptions};
 //! use grpcxx::EngineOptions;
 //!
 //! let server = BenchServer::start(EngineOptions {
@@ -26,6 +26,8 @@
 //! println!("{}", outcome.measured.report(&options, "tcp", "io_uring"));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+
+#![forbid(unsafe_code)]
 
 mod floor;
 mod lane;
