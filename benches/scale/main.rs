@@ -9,7 +9,7 @@
 //! Memory, and what single connections saw, are those of the last round.
 //!
 //! Run with `cargo bench --bench scale`; `-- --quick` takes 400 connections, `-- --write` puts the table into
-//! `docs/performance.md`. Each process raises its limit of open files as far as the system allows.
+//! `docs/scaling.md`. Each process raises its limit of open files as far as the system allows.
 
 #![expect(clippy::print_stdout, reason = "the figures are the result")]
 

@@ -6,7 +6,7 @@
 //! small, so that memory does not decide.
 //!
 //! `GRPCXX_SCALE_WRITE=1 cargo test --release -p grpcxx-runtime --lib simulation::scale` takes the whole curve and
-//! writes `docs/scale.svg` and the table of `docs/performance.md`.
+//! writes `docs/scale.svg` and the table of `docs/scaling.md`.
 
 mod curve;
 mod host;
@@ -330,7 +330,7 @@ fn tick(workers: usize) -> Duration {
     })
 }
 
-/// Costs as measured on the machine of `docs/performance.md`.
+/// Costs as measured on the machine of `docs/scaling.md`.
 const OURS: Costs = Costs {
     name: "grpcxx",
     call: Duration::from_nanos(720),

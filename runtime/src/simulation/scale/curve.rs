@@ -19,7 +19,7 @@ pub(super) fn write() -> Result<(), Box<dyn Error>> {
     }
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     std::fs::write(format!("{root}/docs/scale.svg"), draw(&curves)?)?;
-    let path = format!("{root}/docs/performance.md");
+    let path = format!("{root}/docs/scaling.md");
     let document = std::fs::read_to_string(&path)?;
     let (before, rest) = document.split_once(BEGIN).ok_or("no begin mark")?;
     let (_, after) = rest.split_once(END).ok_or("no end mark")?;
