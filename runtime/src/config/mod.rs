@@ -141,8 +141,8 @@ config! {
         "TASK_INDEX", "", "", "grpcxx-server",
         "index of this task, where neither flags nor `TF_CONFIG` give it";
     ps_graph_fusion: bool = parse::boolean,
-        "TF_ENABLE_PS_GRAPH_FUSION", "true", "", "TensorFlow plugin",
-        "fuse the parts of a graph that lie on the same ps";
+        "TF_ENABLE_PS_GRAPH_FUSION", "true", "", "nobody",
+        "known and checked, but without effect: nothing here rewrites graphs";
     flow_control_tensors: u32 = parse::count,
         "REMOTE_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE", "16", "tensors", "nobody",
         "known and checked, but without effect: it concerns TensorFlow's gRPC path only";
