@@ -105,30 +105,6 @@ fn files_are_named_for_what_they_own() {
     }
 }
 
-#[test]
-fn documents_link_to_files_that_exist() {
-    let mut faults = Vec::new();
-    let mut documents = vec![root().join("README.md")];
-    documents.extend(files_below(&root().join("docs"), "md"));
-    for document in documents {
-        let Ok(text) = std::fs::read_to_string(&document) else {
-            faults.push(format!("{} is missing", document.display()));
-            continue;
-        };
-        for piece in text.split("](").skip(1) {
-            let target = piece.split([')', '#']).next().unwrap_or_default();
-            if target.is_empty() || target.contains("://") {
-                continue;
-            }
-            let folder = document.parent().expect("documents lie in folders");
-            if !folder.join(target).exists() {
-                faults.push(format!("{} links to {target}", document.display()));
-            }
-        }
-    }
-    assert!(faults.is_empty(), "{}", faults.join("\n"));
-}
-
 struct Source {
     path: String,
     text: String,
