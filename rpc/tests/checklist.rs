@@ -399,7 +399,8 @@ fn records_of_every_kind_cross() {
     send(DType::Variant, &[3], vec![9; 10_000]);
 }
 
-/// checklist 11: a shape that the protocol cannot carry is refused by the side that has it.
+/// checklist 11: a shape that the protocol cannot carry is refused by the side that has it; what arrives with one fails
+/// alone.
 #[test]
 fn a_shape_out_of_line_is_neither_sent_nor_taken() {
     let mut pair = Pair::plain();
@@ -418,9 +419,20 @@ fn a_shape_out_of_line_is_neither_sent_nor_taken() {
     let mut bytes = pair.client.drain();
     let at = bytes.len() - 4 - 37 + 5 + 15;
     bytes[at] = 2;
+    pair.server.offer(&bytes);
+    assert_eq!(pair.server.violation, None);
+    assert_eq!(pair.server.end.poll_request(), None);
+    pair.carry_responses();
+    let status = pair.finished().result.unwrap_err();
+    assert_eq!(status.code, Code::Unimplemented);
+    assert!(
+        status.message.starts_with("tensor \"x\" cannot cross"),
+        "{status}"
+    );
+    bytes[at] = 3;
     assert_eq!(
-        pair.server.offer_violation(&bytes).to_string(),
-        "tensor record 0: the shape has the form 2, allowed are 0 (16-bit) and 1 (32-bit)"
+        Pair::plain().server.offer_violation(&bytes).to_string(),
+        "tensor record 0: the shape has the form 3, allowed are 0 (16-bit), 1 (32-bit) and 2 (out of line)"
     );
 }
 

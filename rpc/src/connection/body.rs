@@ -6,7 +6,7 @@ use super::cursor::Cursor;
 use super::heads_first::HeadsFirst;
 use super::records::Records;
 use super::{ConnectionLimits, Landings, PeerViolation};
-use crate::{Status, Tensor};
+use crate::{Status, Tensor, Text};
 
 /// The tensors of one response on their way in, in either form.
 #[derive(Debug)]
@@ -58,10 +58,13 @@ impl Body {
         }
     }
 
-    /// All tensors, with their indexes, once complete.
-    pub(super) fn into_result(self) -> Result<(SmallVec<[Tensor; 1]>, Vec<u32>), Status> {
+    /// All tensors, with their indexes, once complete. `name` tells how the tensor with an index was asked for.
+    pub(super) fn into_result(
+        self,
+        name: impl FnOnce(usize) -> Option<Text>,
+    ) -> Result<(SmallVec<[Tensor; 1]>, Vec<u32>), Status> {
         match self {
-            Self::Records(records) => records.into_result(),
+            Self::Records(records) => records.into_result(name),
             Self::HeadsFirst(body) => Ok((body.into_result()?, Vec::new())),
         }
     }

@@ -4,6 +4,7 @@ use grpcxx_memory::Buffer;
 use grpcxx_transport::{Frame, Next, Outcome, Refusal, Refused, Time};
 
 use super::answers::{Answers, ReadyAnswer};
+use super::asked::AskedKeys;
 use super::chunks::Chunks;
 use super::client_call::{Call, CallId, CallOptions, Expected, Finished};
 use super::client_inbound::{Inbound, Landing};
@@ -44,6 +45,7 @@ pub struct ClientConnection {
     pub(super) outgoing: Outgoing,
     pub(super) key_numbers: KeyNumbers,
     sent_lists: SentLists,
+    pub(super) asked: AskedKeys,
     pub(super) answers: Answers,
     finished: VecDeque<Finished>,
     outstanding: usize,
@@ -70,6 +72,7 @@ impl ClientConnection {
             held: Vec::new(),
             key_numbers: KeyNumbers::default(),
             sent_lists: SentLists::default(),
+            asked: AskedKeys::default(),
             answers: Answers::default(),
             finished: VecDeque::new(),
             outstanding: 0,
@@ -224,6 +227,7 @@ impl ClientConnection {
                 } else {
                     self.outgoing.push(frame);
                 }
+                self.asked.note(id, &request);
                 let call = self.calls.get_mut(id).expect("the call has just begun");
                 call.expected = Expected::of(request);
             }
@@ -268,6 +272,7 @@ impl ClientConnection {
             self.finish(id, Err(status.clone()));
         }
         self.deadlines.clear();
+        self.asked = AskedKeys::default();
         self.inbound = Inbound::Header;
         self.chunks = Chunks::default();
         self.landing.clear();
@@ -386,6 +391,7 @@ impl ClientConnection {
             return;
         };
         self.sent_lists.ended(id, result.is_ok());
+        self.asked.forget(id);
         if let Expected::Announcement = call.expected {
             // A peer that cannot answer knows no extensions.
             self.peer.get_or_insert(Features::NONE);

@@ -14,7 +14,7 @@ use super::{Landings, PeerViolation};
 use crate::wire::{
     BUNDLE_TAG, Features, HEADER_BYTES, RECORD_BYTES, ResponseHeader, decode_record,
 };
-use crate::{Code, Response, Status};
+use crate::{Code, Response, Status, Text};
 
 /// What the next bytes from the peer are.
 #[derive(Debug, Default)]
@@ -290,7 +290,7 @@ impl ClientConnection {
     }
 
     fn response(&mut self, id: SlotId, records: Body) -> Result<Response, Status> {
-        let (tensors, indexes) = records.into_result()?;
+        let (tensors, indexes) = records.into_result(|index| self.name_of(id, index))?;
         let call = self
             .calls
             .get_mut(id)
@@ -304,6 +304,15 @@ impl ClientConnection {
         Ok(Response::Fetched(
             std::mem::take(names).into_iter().zip(tensors).collect(),
         ))
+    }
+
+    /// How a call asked for the tensor with this index.
+    fn name_of(&self, id: SlotId, index: usize) -> Option<Text> {
+        match &self.calls.get(id)?.expected {
+            Expected::Fetched { names } => names.get(index).cloned(),
+            Expected::Tensors { .. } => self.asked.key(id, index),
+            Expected::Announcement | Expected::Message => None,
+        }
     }
 
     pub(super) fn is_ended(&self, id: SlotId) -> bool {

@@ -12,6 +12,7 @@
 //! driver closes the link, and then calls `handle_closed`.
 
 mod answers;
+mod asked;
 mod body;
 mod chunks;
 mod client;

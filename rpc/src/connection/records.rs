@@ -5,8 +5,8 @@ use smallvec::SmallVec;
 use super::cursor::{Cursor, Filled};
 use super::landings::checked;
 use super::{ConnectionLimits, Landings, PeerViolation};
-use crate::wire::{HEADER_BYTES, RECORD_BYTES, decode_record};
-use crate::{Code, DTypeClass, Status, Tensor, TensorMeta};
+use crate::wire::{HEADER_BYTES, RECORD_BYTES, RecordError, decode_record};
+use crate::{Code, DTypeClass, Status, Tensor, TensorMeta, Text};
 
 /// The tensor records of one frame on their way in.
 #[derive(Debug)]
@@ -21,8 +21,19 @@ pub(super) struct Records {
     /// Whether landings let the link show what follows before they are back.
     goes_on: bool,
     arrived: SmallVec<[Tensor; 1]>,
-    failure: Option<Status>,
+    failure: Option<Failure>,
     frame_bytes: u64,
+}
+
+/// Why a frame has no tensors for whoever waits for them, though it is read to its end.
+#[derive(Debug)]
+enum Failure {
+    Status(Status),
+    /// The tensor with this index came without its dimensions.
+    OutOfLine {
+        index: usize,
+        cause: RecordError,
+    },
 }
 
 impl Records {
@@ -56,7 +67,7 @@ impl Records {
 
     /// Drops the rest; the first reason counts.
     pub(super) fn fail(&mut self, status: Status) {
-        self.failure.get_or_insert(status);
+        self.failure.get_or_insert(Failure::Status(status));
     }
 
     /// Whether all bytes of all records are there, or ordered to be dropped.
@@ -80,10 +91,16 @@ impl Records {
         out.count()
     }
 
-    /// All tensors, with their indexes, once complete.
-    pub(super) fn into_result(self) -> Result<(SmallVec<[Tensor; 1]>, Vec<u32>), Status> {
+    /// All tensors, with their indexes, once complete. `name` tells how the tensor with an index was asked for.
+    pub(super) fn into_result(
+        self,
+        name: impl FnOnce(usize) -> Option<Text>,
+    ) -> Result<(SmallVec<[Tensor; 1]>, Vec<u32>), Status> {
         match self.failure {
-            Some(status) => Err(status),
+            Some(Failure::Status(status)) => Err(status),
+            Some(Failure::OutOfLine { index, cause }) => {
+                Err(out_of_line(index, name(index), &cause))
+            }
             None => Ok((self.arrived, self.indexes)),
         }
     }
@@ -112,12 +129,15 @@ impl Records {
                     at_least_bytes: RECORD_BYTES,
                 }));
             };
-            let index = self.begun;
-            let meta =
-                decode_record(head).map_err(|cause| PeerViolation::Record { index, cause })?;
-            self.count(&meta, limits)?;
-            self.begun += 1;
-            if let Some(next) = self.take(meta, cursor, limits, landings) {
+            let next = match decode_record(head) {
+                Ok(meta) => {
+                    self.count(meta.data_bytes, limits)?;
+                    self.begun += 1;
+                    self.take(meta, cursor, limits, landings)
+                }
+                Err(cause) => self.pass_over(cause, cursor, limits)?,
+            };
+            if let Some(next) = next {
                 return Ok(Some(next));
             }
         }
@@ -156,6 +176,32 @@ impl Records {
         }
     }
 
+    /// Drops the data of a tensor whose dimensions stayed with an original; all other errors are violations.
+    #[cold]
+    fn pass_over(
+        &mut self,
+        cause: RecordError,
+        cursor: &mut Cursor<'_>,
+        limits: &ConnectionLimits,
+    ) -> Result<Option<Next>, PeerViolation> {
+        let RecordError::OutOfLine { data_bytes, .. } = cause else {
+            let index = self.begun;
+            return Err(PeerViolation::Record { index, cause });
+        };
+        self.count(data_bytes, limits)?;
+        self.begun += 1;
+        let index = self.index();
+        self.failure
+            .get_or_insert(Failure::OutOfLine { index, cause });
+        Ok(cursor.skip(data_bytes, self.next_head_bytes()))
+    }
+
+    /// The index of the record that was begun last.
+    fn index(&self) -> usize {
+        let place = self.begun - 1;
+        self.indexes.get(place).map_or(place, |&i| i as usize)
+    }
+
     fn memory(
         &mut self,
         meta: &TensorMeta,
@@ -165,9 +211,7 @@ impl Records {
         if self.failure.is_some() {
             return None;
         }
-        let place = self.begun - 1;
-        let index = self.indexes.get(place).map_or(place, |&i| i as usize);
-        let memory = tensor_memory(self.token, index, meta, limits, landings);
+        let memory = tensor_memory(self.token, self.index(), meta, limits, landings);
         memory.map_err(|status| self.fail(status)).ok()
     }
 
@@ -190,9 +234,8 @@ impl Records {
         }
     }
 
-    fn count(&mut self, meta: &TensorMeta, limits: &ConnectionLimits) -> Result<(), PeerViolation> {
-        let found =
-            u128::from(self.frame_bytes) + RECORD_BYTES as u128 + u128::from(meta.data_bytes);
+    fn count(&mut self, data_bytes: u64, limits: &ConnectionLimits) -> Result<(), PeerViolation> {
+        let found = u128::from(self.frame_bytes) + RECORD_BYTES as u128 + u128::from(data_bytes);
         match u64::try_from(found) {
             Ok(frame_bytes) if frame_bytes <= limits.frame_bytes => {
                 self.frame_bytes = frame_bytes;
@@ -239,6 +282,18 @@ pub(super) fn landing(buffer: BufferMut, meta: &TensorMeta) -> Landing {
     } else {
         Landing::new(buffer)
     }
+}
+
+/// The failure of a call whose tensor came without its dimensions.
+fn out_of_line(index: usize, name: Option<Text>, cause: &RecordError) -> Status {
+    let which = match name {
+        Some(name) => format!("tensor {name:?}"),
+        None => format!("tensor {index} of the frame"),
+    };
+    Status::new(
+        Code::Unimplemented,
+        format!("{which} cannot cross the star protocol: {cause}; reshape it before it is sent"),
+    )
 }
 
 /// The failure of a call whose message is not worth its memory.

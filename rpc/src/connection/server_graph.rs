@@ -83,7 +83,7 @@ impl ServerConnection {
                 records,
             } = std::mem::replace(&mut self.inbound, Inbound::Header)
         {
-            match records.into_result() {
+            match records.into_result(|index| names.get(index).cloned()) {
                 Ok((tensors, _)) => {
                     call.feeds.extend(names.into_iter().zip(tensors));
                     let expected = Expected::Fetched {

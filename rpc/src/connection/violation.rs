@@ -142,9 +142,9 @@ mod tests {
             (
                 PeerViolation::Record {
                     index: 3,
-                    cause: RecordError::Form { found: 2 },
+                    cause: RecordError::Form { found: 3 },
                 },
-                "tensor record 3: the shape has the form 2, allowed are 0 (16-bit) and 1 (32-bit)",
+                "tensor record 3: the shape has the form 3, allowed are 0 (16-bit), 1 (32-bit) and 2 (out of line)",
             ),
             (
                 PeerViolation::Malformed(Malformed {

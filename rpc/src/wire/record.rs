@@ -28,11 +28,40 @@ pub enum RecordError {
         /// The number in the record.
         allowed: u8,
     },
-    /// The shape is a pointer of the peer, or something unknown.
-    #[error("the shape has the form {found}, allowed are 0 (16-bit) and 1 (32-bit)")]
+    /// The shape is something unknown.
+    #[error(
+        "the shape has the form {found}, allowed are 0 (16-bit), 1 (32-bit) and 2 (out of line)"
+    )]
     Form {
         /// The form.
         found: u8,
+    },
+    /// The dimensions stayed in the memory of an original. All else is as it should be, so what follows the data can be read.
+    #[error(
+        "the dimensions of a {dtype} tensor of rank {rank} with {num_elements} elements did not travel: the sender keeps \
+         them out of line"
+    )]
+    OutOfLine {
+        /// Element type.
+        dtype: DType,
+        /// Number of dimensions.
+        rank: u8,
+        /// Their product.
+        num_elements: u64,
+        /// Length of the data.
+        data_bytes: u64,
+    },
+    /// The length of the data does not follow from type and number of elements, and the dimensions did not travel.
+    #[error(
+        "the data has {data_bytes} bytes, which {num_elements} elements of {dtype} cannot have"
+    )]
+    OutOfLineLength {
+        /// Element type.
+        dtype: DType,
+        /// The number of elements.
+        num_elements: i64,
+        /// The length.
+        data_bytes: u64,
     },
     /// The shape has more dimensions than its form holds.
     #[error("the rank is {found}, allowed are 0 to {allowed_max}")]
@@ -129,7 +158,13 @@ pub fn decode_record(bytes: &[u8; RECORD_BYTES]) -> Result<TensorMeta, RecordErr
         });
     }
 
-    let dims = decode_dims(bytes)?;
+    let dims = match decode_dims(bytes) {
+        Ok(dims) => dims,
+        Err(RecordError::Form {
+            found: FORM_OUT_OF_LINE,
+        }) => return Err(out_of_line(bytes, dtype)),
+        Err(error) => return Err(error),
+    };
     let found = i64::from_le_bytes(array(bytes, SHAPE + SHAPE_NUM_ELEMENTS));
     let shape = match Shape::new(&dims) {
         Ok(shape) if i64::try_from(shape.num_elements()) == Ok(found) => shape,
@@ -213,6 +248,38 @@ fn decode_dims(bytes: &[u8; RECORD_BYTES]) -> Result<SmallVec<[u64; 6]>, RecordE
     Ok(dims)
 }
 
+/// What a record says whose dimensions are a pointer of its sender.
+#[cold]
+fn out_of_line(bytes: &[u8; RECORD_BYTES], dtype: DType) -> RecordError {
+    let rank = bytes[SHAPE + SHAPE_RANK];
+    if rank > RANK_MAX_OUT_OF_LINE {
+        return RecordError::Rank {
+            found: rank,
+            allowed_max: RANK_MAX_OUT_OF_LINE,
+        };
+    }
+    let found = i64::from_le_bytes(array(bytes, SHAPE + SHAPE_NUM_ELEMENTS));
+    let data_bytes = u64::from_le_bytes(array(bytes, DATA_BYTES));
+    match u64::try_from(found) {
+        Ok(num_elements)
+            if memory_bytes(dtype, num_elements)
+                .is_none_or(|allowed| allowed == u128::from(data_bytes)) =>
+        {
+            RecordError::OutOfLine {
+                dtype,
+                rank,
+                num_elements,
+                data_bytes,
+            }
+        }
+        _ => RecordError::OutOfLineLength {
+            dtype,
+            num_elements: found,
+            data_bytes,
+        },
+    }
+}
+
 fn array<const N: usize>(bytes: &[u8; RECORD_BYTES], at: usize) -> [u8; N] {
     let mut value = [0; N];
     value.copy_from_slice(&bytes[at..at + N]);
@@ -233,8 +300,11 @@ const SHAPE_BYTES: usize = 24;
 
 const FORM_16: u8 = 0;
 const FORM_32: u8 = 1;
+const FORM_OUT_OF_LINE: u8 = 2;
 const RANK_MAX_16: usize = 6;
 const RANK_MAX_32: usize = 3;
+/// One more stands for an unknown rank, which no tensor has.
+const RANK_MAX_OUT_OF_LINE: u8 = 254;
 const DIM_LIMIT_16: u64 = 65_534;
 const DIM_LIMIT_32: u64 = 4_294_967_294;
 
@@ -358,10 +428,12 @@ mod tests {
             broken(SHAPE + SHAPE_DATA_TYPE, 9),
             "the shape has the element type 9, allowed is 1, that of the record"
         );
-        for form in [2, 3, 255] {
+        for form in [3, 255] {
             assert_eq!(
                 broken(SHAPE + SHAPE_FORM, form),
-                format!("the shape has the form {form}, allowed are 0 (16-bit) and 1 (32-bit)")
+                format!(
+                    "the shape has the form {form}, allowed are 0 (16-bit), 1 (32-bit) and 2 (out of line)"
+                )
             );
         }
         assert_eq!(
@@ -385,6 +457,40 @@ mod tests {
         assert_eq!(
             decode_record(&unknown).unwrap_err().to_string(),
             "dimension 0 is unknown, allowed are sizes"
+        );
+    }
+
+    /// checklist 11: an original keeps such dimensions in its own memory, and sends all else.
+    #[test]
+    fn dimensions_out_of_line_are_told_from_contradictions() {
+        let mut bytes = encode_record(&tensor(DType::Float32, &[2])).unwrap();
+        bytes[SHAPE..SHAPE + DIMS_BYTES].fill(0xcc);
+        bytes[SHAPE + SHAPE_FORM] = FORM_OUT_OF_LINE;
+        bytes[SHAPE + SHAPE_RANK] = 7;
+        let out_of_line = RecordError::OutOfLine {
+            dtype: DType::Float32,
+            rank: 7,
+            num_elements: 2,
+            data_bytes: 8,
+        };
+        assert_eq!(decode_record(&bytes), Err(out_of_line));
+
+        let broken = |at: usize, value: u8| {
+            let mut bytes = bytes;
+            bytes[at] = value;
+            decode_record(&bytes).unwrap_err().to_string()
+        };
+        assert_eq!(
+            broken(DATA_BYTES, 9),
+            "the data has 9 bytes, which 2 elements of float32 cannot have"
+        );
+        assert_eq!(
+            broken(SHAPE + SHAPE_NUM_ELEMENTS + 7, 0x80),
+            "the data has 8 bytes, which -9223372036854775806 elements of float32 cannot have"
+        );
+        assert_eq!(
+            broken(SHAPE + SHAPE_RANK, 255),
+            "the rank is 255, allowed are 0 to 254"
         );
     }
 
