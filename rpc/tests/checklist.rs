@@ -542,10 +542,10 @@ fn a_failure_in_the_body_passes_untouched() {
 fn headers_beyond_the_limits_close_the_link() {
     let mut client = OriginalClient::default();
     let mut frame = client.request(6, 1, b"", Expected::Message);
-    frame[24..32].copy_from_slice(&(u64::from(u32::MAX) - 31).to_le_bytes());
+    frame[24..32].copy_from_slice(&((1u64 << 36) - 31).to_le_bytes());
     assert_eq!(
         Pair::plain().server.offer_violation(&frame).to_string(),
-        "the payload of a request is 4294967264 bytes, allowed are 0 to 4294967263"
+        "the payload of a request is 68719476705 bytes, allowed are 0 to 68719476704"
     );
     let mut frame = client.request(7, 1, b"", Expected::Fetched(0));
     frame[20..24].copy_from_slice(&(-1i32).to_le_bytes());
@@ -566,7 +566,7 @@ fn headers_beyond_the_limits_close_the_link() {
     frame[24..32].fill(0xff);
     assert_eq!(
         pair.client.offer_violation(&frame).to_string(),
-        "a message is 18446744073709551615 bytes, allowed are 0 to 4294967263"
+        "a message is 18446744073709551615 bytes, allowed are 0 to 68719476704"
     );
     let mut pair = Pair::plain();
     let tag = pair.call(graph("f", vec![], &["y"])).tag();
@@ -595,10 +595,10 @@ fn a_frame_that_its_tensors_make_too_long_closes_the_link() {
     let tag = pair.call(receive("k")).tag();
     pair.client.drain();
     let mut frame = support::original::response(tag, 0, b"");
-    frame.extend(record([70_000, 70_000]));
+    frame.extend(record([700_000, 100_000]));
     assert_eq!(
         pair.client.offer_violation(&frame).to_string(),
-        "a frame with its tensors is 4900000069 bytes, allowed are 0 to 4294967295"
+        "a frame with its tensors is 70000000069 bytes, allowed are 0 to 68719476736"
     );
     assert_eq!(pair.client.landings.pieces, 0);
 

@@ -2,9 +2,14 @@
 
 mod support;
 
-use grpcxx_rpc::wire::ResponseHeader;
-use grpcxx_rpc::{Code, Method, PeerViolation, Response};
-use support::make::{fuse, graph, message, receive};
+use grpcxx_memory::BufferMut;
+use grpcxx_rpc::wire::{HEADER_BYTES, RequestHeader, ResponseHeader};
+use grpcxx_rpc::{
+    CallOptions, ClientConnection, Code, ConnectionLimits, Features, Landings, Method,
+    PeerViolation, Request, Response, ServerConnection, Status, TensorMeta,
+};
+use grpcxx_transport::{Next, Time};
+use support::make::{floats, fuse, graph, message, receive};
 use support::Pair;
 
 /// The record of bytes in `dims` dimensions, as an original has it whose shape became wide.
@@ -107,4 +112,109 @@ fn seven_dimensions_with_another_length_close_the_link() {
     let bytes = response(call.tag(), b"", &[(record, 8)]);
     let violation = pair.client.offer_violation(&bytes);
     assert!(matches!(violation, PeerViolation::Record { index: 0, .. }));
+}
+
+/// Memory that nobody touches, so that 4 GiB take none.
+#[derive(Default)]
+struct Untouched {
+    handed_out: u64,
+}
+
+impl Landings for Untouched {
+    fn tensor(&mut self, _: u64, _: usize, meta: &TensorMeta) -> Result<BufferMut, Status> {
+        self.handed_out += meta.data_bytes;
+        Ok(BufferMut::zeroed(usize::try_from(meta.data_bytes).unwrap()))
+    }
+
+    fn message(&mut self, len: usize) -> Result<BufferMut, Status> {
+        Ok(BufferMut::zeroed(len))
+    }
+}
+
+/// More than 32 bits can say.
+const LONG_DIMS: [u32; 2] = [65_537, 65_536];
+const LONG_BYTES: u64 = LONG_DIMS[0] as u64 * LONG_DIMS[1] as u64;
+
+/// checklist 12
+#[test]
+fn a_long_frame_of_an_original_is_taken() {
+    for features in [Features::NONE, Features::ALL] {
+        let mut client = ClientConnection::new(ConnectionLimits::default(), features);
+        let call = client
+            .call(Time::ZERO, receive("k"), CallOptions::default())
+            .unwrap();
+        while let Some(frame) = client.poll_frame() {
+            client.handle_sent(frame, grpcxx_transport::Outcome::Done);
+        }
+        let header = ResponseHeader {
+            tag: call.tag(),
+            payload_bytes: 37 + LONG_BYTES,
+            ..ResponseHeader::default()
+        };
+        let head = [&header.encode()[..], &record(LONG_DIMS)].concat();
+        let mut landings = Untouched::default();
+        let progress = client
+            .handle_received(Time::ZERO, &head, &mut landings)
+            .unwrap();
+        assert_eq!(progress.consumed_bytes, head.len());
+        let Next::Land(mut landing) = progress.next else {
+            panic!("the data lands");
+        };
+        landing.advance(landing.remaining_bytes());
+        client
+            .handle_landed(Time::ZERO, landing, &mut landings)
+            .unwrap();
+        assert_eq!(landings.handed_out, LONG_BYTES);
+        let Ok(Response::Tensors(tensors)) = client.poll_finished().unwrap().result else {
+            panic!("a tensor");
+        };
+        assert_eq!(tensors[0].data.len() as u64, LONG_BYTES);
+    }
+}
+
+/// checklist 12
+#[test]
+fn a_long_request_of_an_original_is_taken() {
+    let mut pair = Pair::plain();
+    pair.call(graph("f", vec![("x", floats(&[1.0]))], &[]));
+    let mut bytes = pair.client.drain();
+    let mut header = RequestHeader::decode(bytes.first_chunk().unwrap()).unwrap();
+    header.payload_bytes += LONG_BYTES;
+    let at = bytes.len() - 4 - 37;
+    bytes.truncate(at);
+    bytes.extend(record(LONG_DIMS));
+    bytes[..HEADER_BYTES].copy_from_slice(&header.encode());
+
+    let mut server = ServerConnection::new(ConnectionLimits::default(), Features::ALL);
+    let mut landings = Untouched::default();
+    let progress = server.handle_received(Time::ZERO, &bytes, &mut landings);
+    let Next::Land(mut landing) = progress.unwrap().next else {
+        panic!("the data lands");
+    };
+    landing.advance(landing.remaining_bytes());
+    let next = server.handle_landed(Time::ZERO, landing, &mut landings);
+    assert!(next.is_ok());
+    let Request::StarRunGraph(call) = server.poll_request().unwrap().request else {
+        panic!("a graph call");
+    };
+    assert_eq!(call.feeds[0].1.data.len() as u64, LONG_BYTES);
+}
+
+/// What the settings of this side allow counts for originals too.
+#[test]
+fn a_long_frame_beyond_the_limit_closes_the_link() {
+    let limits = ConnectionLimits {
+        frame_bytes: LONG_BYTES,
+        ..ConnectionLimits::default()
+    };
+    let mut pair = Pair::with_limits(limits, Features::NONE, Features::NONE);
+    let call = pair.call(receive("k"));
+    pair.client.drain();
+    let mut bytes = response(call.tag(), b"", &[]);
+    bytes.extend(record(LONG_DIMS));
+    assert_eq!(
+        pair.client.offer_violation(&bytes).to_string(),
+        "a frame with its tensors is 4295032901 bytes, allowed are 0 to 4295032832"
+    );
+    assert_eq!(pair.client.landings.pieces, 0);
 }

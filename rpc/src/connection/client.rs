@@ -25,7 +25,7 @@ use crate::{Code, Request, Response, Status, Text};
 /// was given up keeps its slot too, because its response still comes and has to be recognised.
 #[derive(Debug)]
 pub struct ClientConnection {
-    /// What is taken from the peer, who may know already what it may send when we do not yet.
+    /// What is taken from the peer. Originals send frames that they cannot take.
     pub(super) limits: ConnectionLimits,
     pub(super) calls: Slots<Call>,
     pub(super) inbound: Inbound,
@@ -55,7 +55,7 @@ pub struct ClientConnection {
 impl ClientConnection {
     /// A fresh connection. Unless `announce` is empty, its first frame announces these features.
     pub fn new(limits: ConnectionLimits, announce: Features) -> Self {
-        let limits = limits.within_protocol().between(announce);
+        let limits = limits.within_protocol();
         let mut connection = Self {
             limits,
             calls: Slots::new(),

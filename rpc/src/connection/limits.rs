@@ -10,7 +10,7 @@ pub struct ConnectionLimits {
     /// answer that has left. Behind the last one a server stops reading, so the limit must be above the number of
     /// requests that wait for a later one on the same connection.
     pub outstanding_calls: usize,
-    /// Longest frame, header included, in bytes; 2^32 - 1 at most unless both ends announced long frames.
+    /// Longest frame, header included, in bytes. None beyond 2^32 - 1 is sent unless both ends announced long frames.
     pub frame_bytes: u64,
     /// Longest protobuf message, in bytes.
     pub message_bytes: u64,
@@ -63,7 +63,7 @@ impl ConnectionLimits {
         }
     }
 
-    /// The limits between these ends, if `common` is what both have announced.
+    /// The limits of what is sent between these ends, if `common` is what both have announced.
     pub(super) fn between(self, common: Features) -> Self {
         if common.contains(Features::LONG_FRAMES) {
             return self;
@@ -126,7 +126,9 @@ mod tests {
         assert_eq!(limits.names_bytes, 16 << 20);
         assert_eq!(limits.error_text_bytes, 64 << 10);
         let rows = [
-            "| frame | 2^32 - 1 bytes; 2^36 between ends that know *long frames* |".to_owned(),
+            "| frame that is sent | 2^32 - 1 bytes; 2^36 between ends that know *long frames* |"
+                .to_owned(),
+            "| frame that is received | 2^36 bytes |".to_owned(),
             "| message | 2^31 - 1 bytes |".to_owned(),
             "| graph metadata, names of a response | 16 MiB |".to_owned(),
             format!("| records of one frame | {} |", limits.records),

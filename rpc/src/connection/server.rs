@@ -24,10 +24,10 @@ use crate::{Code, Request, Response, Status, Tensor};
 /// by the same limit as one that asks for what takes long.
 #[derive(Debug)]
 pub struct ServerConnection {
-    /// Those in force with this peer.
+    /// What is taken from the peer. Originals send frames that they cannot take.
     pub(super) limits: ConnectionLimits,
-    /// Those towards a peer that knows all extensions.
-    own_limits: ConnectionLimits,
+    /// What the peer takes.
+    pub(super) answer_limits: ConnectionLimits,
     pub(super) served: Slots<Served>,
     /// Requests without an answer by tag.
     pub(super) tags: HashMap<u64, SlotId>,
@@ -114,11 +114,10 @@ impl RequestId {
 impl ServerConnection {
     /// A fresh connection. To a peer that announces itself it announces these features.
     pub fn new(limits: ConnectionLimits, announce: Features) -> Self {
-        let own_limits = limits.within_protocol();
-        let limits = own_limits.between(Features::NONE);
+        let limits = limits.within_protocol();
         Self {
             limits,
-            own_limits,
+            answer_limits: limits.between(Features::NONE),
             served: Slots::new(),
             tags: HashMap::new(),
             inbound: Inbound::Header,
@@ -358,7 +357,7 @@ impl ServerConnection {
     /// Notes what the peer has announced.
     pub(super) fn meet(&mut self, features: Features) {
         self.peer = Some(features);
-        self.limits = self.own_limits.between(self.common());
+        self.answer_limits = self.limits.between(self.common());
         if self.has(Features::CHUNKS) {
             let whole_frame_bytes = self.limits.whole_frame_bytes;
             (self.outgoing.cutter).start(whole_frame_bytes, ChunkHeader::encode_of_response);

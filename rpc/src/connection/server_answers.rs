@@ -103,9 +103,9 @@ impl ServerConnection {
         expected.check(tensors)?;
         if self.has(Features::HEADS_FIRST) && suits(tensors) {
             let mut memory = |len| if self.lends { memory(len) } else { None };
-            return heads_first::response(frame, *tag, tensors, &self.limits, &mut memory);
+            return heads_first::response(frame, *tag, tensors, &self.answer_limits, &mut memory);
         }
-        encode::tensors_response(frame, *tag, tensors, &self.limits)
+        encode::tensors_response(frame, *tag, tensors, &self.answer_limits)
     }
 
     /// Fills an empty frame with what is not tensors without names.
@@ -119,10 +119,16 @@ impl ServerConnection {
         match (expected, response) {
             (Expected::Message { announce }, Response::Message(body)) => {
                 let announcement = announce.then(|| self.announcement());
-                encode::message_response(frame, *tag, body, announcement.as_ref(), &self.limits)
+                encode::message_response(
+                    frame,
+                    *tag,
+                    body,
+                    announcement.as_ref(),
+                    &self.answer_limits,
+                )
             }
             (Expected::Fetched { names }, Response::Fetched(fetched)) => {
-                encode::fetched_response(frame, *tag, names, fetched, &self.limits)
+                encode::fetched_response(frame, *tag, names, fetched, &self.answer_limits)
             }
             (
                 Expected::Message { .. } | Expected::Tensors { .. } | Expected::Fetched { .. },
@@ -136,7 +142,7 @@ impl ServerConnection {
         if let Err(status) = encoded {
             let served = self.served.get(id).expect("the caller has found it");
             frame.clear();
-            encode::error_response(&mut frame, served.tag, &status, &self.limits);
+            encode::error_response(&mut frame, served.tag, &status, &self.answer_limits);
         }
         frame.token = id.raw();
         self.outgoing.push(frame);

@@ -249,7 +249,7 @@ config! {
         "most calls that wait for a connection to one target";
     frame_bytes: u64 = parse::frame_bytes,
         "GRPCXX_FRAME_BYTES_MAX", "64GiB", "bytes", "engine",
-        "longest frame, 64KiB to 16TiB; with peers that know no long frames never more than 4294967295";
+        "longest frame, 64KiB to 16TiB; none of more than 4294967295 is sent to peers that know no long frames";
     message_bytes: u64 = parse::message_bytes,
         "GRPCXX_MESSAGE_BYTES_MAX", "64MiB", "bytes", "engine",
         "longest protobuf message and longest names of a graph call, 64KiB to 2GiB";
