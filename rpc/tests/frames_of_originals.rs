@@ -1,4 +1,4 @@
-//! Frames that only originals send.
+//! Frames that only originals send, and what we never send to them.
 
 mod support;
 
@@ -6,11 +6,11 @@ use grpcxx_memory::BufferMut;
 use grpcxx_rpc::wire::{HEADER_BYTES, RequestHeader, ResponseHeader};
 use grpcxx_rpc::{
     CallOptions, ClientConnection, Code, ConnectionLimits, Features, Landings, Method,
-    PeerViolation, Request, Response, ServerConnection, Status, TensorMeta,
+    PeerViolation, Request, Response, ServerConnection, Status, TensorMeta, Text,
 };
 use grpcxx_transport::{Next, Time};
-use support::make::{floats, fuse, graph, message, receive};
-use support::Pair;
+use support::make::{floats, fuse, graph, message, named, receive};
+use support::{Pair, tensors};
 
 /// The record of bytes in `dims` dimensions, as an original has it whose shape became wide.
 fn record(dims: [u32; 2]) -> Vec<u8> {
@@ -217,4 +217,53 @@ fn a_long_frame_beyond_the_limit_closes_the_link() {
         "a frame with its tensors is 4295032901 bytes, allowed are 0 to 4295032832"
     );
     assert_eq!(pair.client.landings.pieces, 0);
+}
+
+/// A graph call without metadata ends the process of an original. Ours has metadata though it asks for nothing.
+#[test]
+fn a_graph_call_for_nothing_has_metadata() {
+    let mut pair = Pair::plain();
+    pair.call(graph("", vec![], &[]));
+    let bytes = pair.client.drain();
+    let header = RequestHeader::decode(bytes.first_chunk().unwrap()).unwrap();
+    assert_eq!(header.metadata_bytes, 27);
+    assert_eq!(header.payload_bytes, 27);
+}
+
+/// An original sends and takes at most 65535 pieces in a frame: a header, and two for each tensor.
+#[test]
+fn an_answer_has_at_most_32767_tensors() {
+    const MOST: usize = 32_767;
+    let names: Vec<String> = (0..=MOST).map(|number| format!("{number:05}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let tensor = floats(&[1.0]);
+    let mut pair = Pair::plain();
+    let most = &names[..MOST];
+    let answer = tensors(most.iter().map(|_| tensor.clone()));
+    pair.round_trip(fuse(most), answer);
+    let fetched = most.iter().map(|&name| (name, tensor.clone())).collect();
+    pair.round_trip(
+        graph("f", vec![], most),
+        Ok(Response::Fetched(named(fetched))),
+    );
+    for request in [fuse(&names), graph("f", vec![], &names)] {
+        pair.call(request);
+        let status = pair.finished().result.unwrap_err();
+        assert_eq!(status.code, Code::ResourceExhausted);
+        assert!(pair.client.drain().is_empty());
+    }
+
+    // An original that asks for more is answered so.
+    let keys: Vec<Text> = names.iter().map(|&name| name.into()).collect();
+    let mut body = Vec::new();
+    grpcxx_rpc::wire::encode_receive(1, keys.iter(), &mut body);
+    let header = RequestHeader {
+        method: Method::FuseRecvTensor.number(),
+        payload_bytes: body.len() as u64,
+        ..RequestHeader::default()
+    };
+    pair.server.offer(&[&header.encode()[..], &body].concat());
+    assert_eq!(pair.server.end.poll_request(), None);
+    let answer = pair.server.drain();
+    assert_eq!(answer[16], Code::InvalidArgument as u8);
 }

@@ -3,6 +3,7 @@ use std::slice;
 use grpcxx_memory::Buffer;
 use grpcxx_transport::Frame;
 
+use super::limits::RECORDS_MAX;
 use super::{COALESCE_BYTES_MAX, ConnectionLimits};
 use crate::wire::{
     Announcement, CANCEL_METHOD, HEADER_BYTES, RequestHeader, ResponseHeader,
@@ -107,6 +108,7 @@ pub(super) fn tensors_response(
     tensors: &[Tensor],
     limits: &ConnectionLimits,
 ) -> Result<(), Status> {
+    assert_originals_can_send(tensors.len());
     reserve_header(frame);
     for tensor in tensors {
         record(frame, tensor)?;
@@ -126,6 +128,7 @@ pub(super) fn fetched_response(
     limits: &ConnectionLimits,
 ) -> Result<(), Status> {
     let order = fetch_order(asked, fetched)?;
+    assert_originals_can_send(order.len());
     let sorted = order.iter().map(|&index| &fetched[index as usize]);
     reserve_header(frame);
     let names_bytes = encode_names(sorted.clone().map(|(name, _)| name), frame.bytes_mut())?;
@@ -172,11 +175,23 @@ fn graph_call(
         ));
     }
     let metadata_bytes = encode_graph_metadata(call, frame.bytes_mut())?;
+    assert_ne!(
+        metadata_bytes, 0,
+        "a graph call without metadata ends the process of an original"
+    );
     let metadata_bytes = checked_names(metadata_bytes, limits)?;
     for (_, tensor) in &call.feeds {
         record(frame, tensor)?;
     }
     Ok(metadata_bytes)
+}
+
+/// An answer has as many tensors as its request asked for, and a request that asks for more than this is refused.
+fn assert_originals_can_send(tensors: usize) {
+    assert!(
+        tensors <= RECORDS_MAX,
+        "no original gets an answer of {tensors} tensors whole"
+    );
 }
 
 /// The indexes of `fetched` sorted by name, if its names are exactly those of `asked`.

@@ -97,7 +97,7 @@ pub(super) const FRAME_BYTES_MAX: u64 = u32::MAX as u64;
 const LONG_FRAME_BYTES_MAX: u64 = 1 << 48;
 
 /// Originals send at most 65535 pieces: one header, and for each tensor its record and its data.
-const RECORDS_MAX: usize = (65_535 - 1) / 2;
+pub(super) const RECORDS_MAX: usize = (65_535 - 1) / 2;
 
 const ANNOUNCEMENT_CALLS: usize = 1;
 
