@@ -54,7 +54,8 @@ fn main() -> Result<(), Failure> {
     if plan.write {
         write(&text, SWEEP)?;
         write(&goal, GOAL)?;
-        std::fs::write("docs/fusion-sweep.svg", plot::draw(&plan, &cells)?)?;
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/fusion-sweep.svg");
+        std::fs::write(path, plot::draw(&plan, &cells)?)?;
     }
     Ok(())
 }
@@ -294,7 +295,7 @@ fn bytes(size: u64) -> String {
 
 /// Puts a table between its marks.
 fn write(text: &str, name: &str) -> Result<(), Failure> {
-    let path = "docs/fusion.md";
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/fusion.md");
     let (begin, end) = (
         format!("<!-- {name}:begin -->"),
         format!("<!-- {name}:end -->"),

@@ -134,7 +134,7 @@ impl ClientProcess {
 
 /// Puts the table into the document.
 pub(crate) fn write(text: &str) -> Result<(), Failure> {
-    let path = "docs/scaling.md";
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/scaling.md");
     let document = std::fs::read_to_string(path)?;
     let (before, rest) = document.split_once(BEGIN).ok_or("no begin mark")?;
     let (_, after) = rest.split_once(END).ok_or("no end mark")?;
