@@ -5,8 +5,8 @@ use std::task::Waker;
 use std::time::Duration;
 
 use crate::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Park, Progress,
-    Refused, Time, Transport, TransportError,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, MediumKind, Next, Outcome, Park,
+    Progress, Refused, Time, Transport, TransportError,
 };
 
 /// A transport that writes down what is submitted and what happens, one line each, for tests to compare.
@@ -215,16 +215,16 @@ impl<A> LinkHandler<A> for Writer<'_, A> {
         self.handler.closed(link, reason);
     }
 
-    fn moved(&mut self, link: LinkId, medium: &'static str) {
-        self.handler.moved(link, medium);
+    fn migrated(&mut self, link: LinkId, medium: MediumKind) {
+        self.handler.migrated(link, medium);
     }
 
-    fn stayed(&mut self, link: LinkId, reason: &str) {
-        self.handler.stayed(link, reason);
+    fn declined(&mut self, link: LinkId, reason: &str) {
+        self.handler.declined(link, reason);
     }
 
-    fn fell_back(&mut self, link: LinkId, reason: &str) {
-        self.handler.fell_back(link, reason);
+    fn failed_over(&mut self, link: LinkId, reason: &str) {
+        self.handler.failed_over(link, reason);
     }
 }
 

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::task::Waker;
 use std::time::Duration;
 
-use crate::{Frame, Landing, LinkId, ListenerId, Next, Progress, Time};
+use crate::{Frame, Landing, LinkId, ListenerId, MediumKind, Next, Progress, Time};
 
 /// Most bytes a [`Next::Head`] may ask for; links keep that much for a head that arrives in pieces.
 pub const HEAD_BYTES_MAX: usize = 256;
@@ -124,19 +124,19 @@ pub trait LinkHandler<A> {
     /// The link is gone; nothing follows.
     fn closed(&mut self, link: LinkId, reason: &CloseReason);
 
-    /// The stream of a link goes on on another medium, of this name. Not counted as an event.
-    fn moved(&mut self, link: LinkId, medium: &'static str) {
+    /// The stream of a link goes on over another medium. Not counted as an event.
+    fn migrated(&mut self, link: LinkId, medium: MediumKind) {
         let _ = (link, medium);
     }
 
-    /// A link that should have moved stays where it is. Not counted as an event.
-    fn stayed(&mut self, link: LinkId, reason: &str) {
+    /// A link that should have migrated stays where it is. Not counted as an event.
+    fn declined(&mut self, link: LinkId, reason: &str) {
         let _ = (link, reason);
     }
 
-    /// What a link had moved to failed, though what it began on still works: the link ends, and a new dial goes there
-    /// without it. Not counted as an event.
-    fn fell_back(&mut self, link: LinkId, reason: &str) {
+    /// The medium of a link failed while its base transport still works: the link ends, and a new dial
+    /// begins there. Not counted as an event.
+    fn failed_over(&mut self, link: LinkId, reason: &str) {
         let _ = (link, reason);
     }
 }

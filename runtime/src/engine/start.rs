@@ -5,10 +5,11 @@ use std::sync::mpsc::{Sender, channel};
 
 use arc_swap::ArcSwap;
 use grpcxx_memory::{Arena, ArenaOptions};
-use grpcxx_rdma::{RdmaLinks, VerbsAdapter};
+use grpcxx_rdma::{NearPeers, RdmaLinks, RdmaMedium, VerbsAdapter};
 use grpcxx_rpc::{Features, TensorStore};
-use grpcxx_shm::Upgrading;
+use grpcxx_shm::ShmMedium;
 use grpcxx_tcp::{Accepted, DriverChoice, TcpOptions, TcpTransport};
+use grpcxx_transport::Migrating;
 
 use super::cpu_latency;
 use super::report::{Rdma, SharedMemory};
@@ -222,12 +223,15 @@ fn start_shard(
     let make = move || {
         let (tcp, driver) =
             TcpTransport::open(options.tcp.clone()).map_err(|error| error.to_string())?;
-        let mut near = Upgrading::new(tcp);
+        let mut near = Migrating::new(tcp);
         let shared_memory = share_memory(&mut near, &options, &arena);
-        let mut transport = grpcxx_rdma::Upgrading::new(near);
+        let mut transport = Migrating::new(near);
         let mut arena = reserve(&arena)?;
-        transport.leave_near(matches!(shared_memory, SharedMemory::On { .. }));
-        let rdma = use_rdma(&mut transport, &mut arena, &options);
+        let near_peers = match shared_memory {
+            SharedMemory::On { .. } => NearPeers::LeaveToBase,
+            SharedMemory::Off { .. } => NearPeers::Migrate,
+        };
+        let rdma = use_rdma(&mut transport, near_peers, &mut arena, &options);
         let features = features(&options, &shared_memory, &rdma);
         let parts = CoreParts {
             index,
@@ -275,9 +279,13 @@ fn features(options: &EngineOptions, shared_memory: &SharedMemory, rdma: &Rdma) 
     features
 }
 
-/// Lets the links of a transport move to RDMA, as the options say.
+/// Links of a shard: they begin on TCP and migrate to shared memory.
+type NearLinks = Migrating<TcpTransport, ShmMedium>;
+
+/// Lets the links of a transport migrate to RDMA, as the options say.
 fn use_rdma(
-    transport: &mut grpcxx_rdma::Upgrading<VerbsAdapter, Upgrading<TcpTransport>>,
+    transport: &mut Migrating<NearLinks, RdmaMedium<VerbsAdapter>>,
+    near_peers: NearPeers,
     arena: &mut Arena,
     options: &EngineOptions,
 ) -> Rdma {
@@ -293,22 +301,23 @@ fn use_rdma(
     };
     let links = RdmaLinks::new(adapter, rdma.clone());
     let device = links.device().to_owned();
-    let enabled = transport.enable(links);
-    match enabled.and_then(|()| transport.register_arena(arena)) {
+    let mut medium = RdmaMedium::new(links, near_peers);
+    let registered = medium.register_arena(arena);
+    match registered.and_then(|bytes| transport.enable(medium).map(|()| bytes)) {
         Ok(registered_bytes) => Rdma::On {
             device,
             registered_bytes,
         },
         Err(error) => {
-            tracing::warn!(%error, "connections cannot move to RDMA here");
+            tracing::warn!(%error, "connections cannot migrate to RDMA here");
             Rdma::off(error)
         }
     }
 }
 
-/// Lets the links of a transport move to shared memory, as the options say.
+/// Lets the links of a transport migrate to shared memory, as the options say.
 fn share_memory(
-    transport: &mut Upgrading<TcpTransport>,
+    transport: &mut NearLinks,
     options: &EngineOptions,
     arena: &ArenaOptions,
 ) -> SharedMemory {
@@ -324,12 +333,12 @@ fn share_memory(
     }
     // What is copied to be lent would else lie in the arena of the receiver.
     shm.bounce_arena_bytes = shm.bounce_arena_bytes.min(arena.capacity_bytes);
-    match transport.enable(shm) {
+    match ShmMedium::open(shm).and_then(|medium| transport.enable(medium)) {
         Ok(()) => SharedMemory::On {
             lends: options.lends_arenas,
         },
         Err(error) => {
-            tracing::warn!(%error, "connections cannot move to shared memory here");
+            tracing::warn!(%error, "connections cannot migrate to shared memory here");
             SharedMemory::off(error)
         }
     }

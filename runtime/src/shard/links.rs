@@ -5,7 +5,8 @@ use grpcxx_rpc::{
     AtHand, Code, HeldTensor, Landings, PeerViolation, Status, TensorMeta, Text, home_shard,
 };
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, MediumKind, Next, Outcome,
+    Progress,
 };
 
 use crate::command::SlotId;
@@ -134,31 +135,31 @@ impl<A> LinkHandler<A> for Core<A> {
         }
     }
 
-    fn moved(&mut self, link: LinkId, medium: &'static str) {
+    fn migrated(&mut self, link: LinkId, medium: MediumKind) {
         self.counters().links_moved.add(1);
         match self.links.owner(link) {
-            Some(Owner::Peer(slot)) => self.peer_moved(slot, medium),
-            Some(Owner::Server(id)) => self.server_moved(id, medium),
+            Some(Owner::Peer(slot)) => self.peer_migrated(slot, medium),
+            Some(Owner::Server(id)) => self.server_migrated(id, medium),
             None => {}
         }
     }
 
-    fn stayed(&mut self, link: LinkId, reason: &str) {
+    fn declined(&mut self, link: LinkId, reason: &str) {
         self.counters().links_stayed.add(1);
         match self.links.owner(link) {
-            Some(Owner::Peer(slot)) => self.peer_stayed(slot, reason),
+            Some(Owner::Peer(slot)) => self.peer_declined(slot, reason),
             _ => tracing::info!(reason, "the connection of a peer stays on TCP"),
         }
     }
 
-    fn fell_back(&mut self, link: LinkId, reason: &str) {
+    fn failed_over(&mut self, link: LinkId, reason: &str) {
         self.counters().links_fallen_back.add(1);
         tracing::warn!(
             reason,
             "RDMA failed under a connection; the next one begins on TCP"
         );
         if let Some(Owner::Peer(slot)) = self.links.owner(link) {
-            self.peer_fell_back(slot);
+            self.peer_failed_over(slot);
         }
     }
 }

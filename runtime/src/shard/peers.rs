@@ -2,7 +2,7 @@ use grpcxx_rpc::{
     Action, Admission, Channel, ClientConnection, Code, PeerViolation, Response, Status, Tensor,
 };
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkId, Next, Outcome, Progress, Time, Transport,
+    CloseReason, Frame, Landing, LinkId, MediumKind, Next, Outcome, Progress, Time, Transport,
 };
 
 use crate::client::{Peer, PeerState};
@@ -21,7 +21,7 @@ pub(super) struct PeerLink {
     link: Option<LinkId>,
     connection: Option<ClientConnection>,
     /// What the connection has moved to.
-    medium: Option<&'static str>,
+    medium: Option<MediumKind>,
     /// Why it did not move though it should.
     stays: Option<String>,
     /// Whether the connection is to be made anew without waiting for a call, for another medium will carry it.
@@ -102,7 +102,9 @@ impl<A> Core<A> {
         let link = self.find_peer(peer).map(|slot| &self.peers[slot]);
         let connection = link.and_then(|link| link.connection.as_ref());
         PeerState {
-            medium: link.and_then(|link| link.medium).unwrap_or("tcp"),
+            medium: link
+                .and_then(|link| link.medium)
+                .map_or("tcp", MediumKind::name),
             stays: link.and_then(|link| link.stays.clone()),
             is_connected: connection.is_some(),
             features: connection.and_then(ClientConnection::peer_features),
@@ -110,16 +112,16 @@ impl<A> Core<A> {
         }
     }
 
-    pub(super) fn peer_moved(&mut self, slot: usize, medium: &'static str) {
+    pub(super) fn peer_migrated(&mut self, slot: usize, medium: MediumKind) {
         let peer = &mut self.peers[slot];
         peer.medium = Some(medium);
         if let Some(connection) = &mut peer.connection {
-            connection.set_lends(medium == grpcxx_shm::MEDIUM);
+            connection.set_lends(medium == MediumKind::SharedMemory);
         }
-        tracing::debug!(peer = peer.peer.address(), medium, "the connection moved");
+        tracing::debug!(peer = peer.peer.address(), %medium, "the connection migrated");
     }
 
-    pub(super) fn peer_stayed(&mut self, slot: usize, reason: &str) {
+    pub(super) fn peer_declined(&mut self, slot: usize, reason: &str) {
         let peer = &mut self.peers[slot];
         let is_news = peer.stays.as_deref() != Some(reason);
         if is_news {
@@ -132,7 +134,7 @@ impl<A> Core<A> {
         }
     }
 
-    pub(super) fn peer_fell_back(&mut self, slot: usize) {
+    pub(super) fn peer_failed_over(&mut self, slot: usize) {
         self.peers[slot].redials = true;
     }
 

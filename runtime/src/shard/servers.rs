@@ -6,7 +6,7 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use grpcxx_rpc::{Code, PeerViolation, RequestId, ServerConnection, Status, Undelivered};
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkId, Next, Outcome, Progress, Time, Transport,
+    CloseReason, Frame, Landing, LinkId, MediumKind, Next, Outcome, Progress, Time, Transport,
 };
 
 use crate::command::SlotId;
@@ -132,9 +132,11 @@ impl<A> Core<A> {
         }
     }
 
-    pub(super) fn server_moved(&mut self, id: SlotId, medium: &'static str) {
+    pub(super) fn server_migrated(&mut self, id: SlotId, medium: MediumKind) {
         if let Some(server) = self.servers.find_mut(id) {
-            server.connection.set_lends(medium == grpcxx_shm::MEDIUM);
+            server
+                .connection
+                .set_lends(medium == MediumKind::SharedMemory);
         }
     }
 

@@ -186,9 +186,10 @@ impl Cluster {
         };
         let shard = self.random.usize(..task.shards.len());
         let links = task.shards[shard].transport_mut().inner_mut().inner_mut();
-        let Some(links) = links.inner_mut().links_mut() else {
+        let Some(medium) = links.inner_mut().medium_mut() else {
             return;
         };
+        let links = medium.links_mut();
         let what = match kind {
             0 => {
                 links.adapter_mut().remove();
@@ -295,9 +296,9 @@ fn next_event_at(shard: &mut SimShard, now: Time) -> Option<Time> {
 
 /// When a shard would be woken by its device, or looks at it by itself after `check`.
 fn device_event_at(shard: &SimShard, now: Time, check: Duration) -> Option<Time> {
-    let upgrading = shard.transport().inner().inner().inner();
-    let links = upgrading.links()?;
-    if upgrading.is_waiting() {
+    let migrating = shard.transport().inner().inner().inner();
+    let links = migrating.medium()?.links();
+    if migrating.is_waiting() {
         return Some(now + check);
     }
     if links.has_work() || links.adapter().has_events() {

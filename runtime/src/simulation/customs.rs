@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use grpcxx_rpc::Method;
 use grpcxx_rpc::wire::{CANCEL_METHOD, CHUNK_METHOD, ChunkHeader, HEADER_BYTES, RequestHeader};
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress, Refused,
-    Time, Transport, TransportError,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, MediumKind, Next, Outcome,
+    Progress, Refused, Time, Transport, TransportError,
 };
 
 use super::model::Watcher;
@@ -222,20 +222,20 @@ impl<A> LinkHandler<A> for Officer<'_, A> {
         self.handler.closed(link, reason);
     }
 
-    fn moved(&mut self, link: LinkId, medium: &'static str) {
-        self.watcher.model().moved += 1;
-        self.handler.moved(link, medium);
+    fn migrated(&mut self, link: LinkId, medium: MediumKind) {
+        self.watcher.model().migrated += 1;
+        self.handler.migrated(link, medium);
     }
 
-    fn stayed(&mut self, link: LinkId, reason: &str) {
-        self.handler.stayed(link, reason);
+    fn declined(&mut self, link: LinkId, reason: &str) {
+        self.handler.declined(link, reason);
     }
 
-    fn fell_back(&mut self, link: LinkId, reason: &str) {
+    fn failed_over(&mut self, link: LinkId, reason: &str) {
         let mut model = self.watcher.model();
-        model.fell_back += 1;
-        model.note(format_args!("a link fell back: {reason}"));
+        model.failed_over += 1;
+        model.note(format_args!("a link failed over: {reason}"));
         drop(model);
-        self.handler.fell_back(link, reason);
+        self.handler.failed_over(link, reason);
     }
 }

@@ -245,8 +245,8 @@ impl Cluster {
             ),
             tensors_returned: count(model.tensors.returned()),
             chunks: model.chunks,
-            moved: model.moved,
-            fell_back: model.fell_back,
+            migrated: model.migrated,
+            failed_over: model.failed_over,
         }
     }
 }

@@ -38,8 +38,8 @@ struct Outcome {
     tensors_returned: u64,
     chunks: u64,
     /// Ends of links.
-    moved: u64,
-    fell_back: u64,
+    migrated: u64,
+    failed_over: u64,
 }
 
 impl Outcome {
@@ -52,8 +52,8 @@ impl Outcome {
         self.tensors_delivered += other.tensors_delivered;
         self.tensors_returned += other.tensors_returned;
         self.chunks += other.chunks;
-        self.moved += other.moved;
-        self.fell_back += other.fell_back;
+        self.migrated += other.migrated;
+        self.failed_over += other.failed_over;
     }
 }
 
@@ -96,8 +96,8 @@ fn clusters_keep_the_contracts_whatever_happens() {
     if seeds >= SEEDS_DEFAULT {
         // Else the runs would say nothing about these.
         assert!(total.chunks > 0, "no frame went in chunks");
-        assert!(total.moved > 0, "no link moved to RDMA");
-        assert!(total.fell_back > 0, "RDMA failed under no link");
+        assert!(total.migrated > 0, "no link migrated to RDMA");
+        assert!(total.failed_over > 0, "RDMA failed under no link");
     }
 }
 

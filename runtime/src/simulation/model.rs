@@ -29,9 +29,9 @@ pub(super) struct Model {
     profile: Profile,
     /// Chunks of frames that links accepted.
     pub(super) chunks: u64,
-    /// Ends of links that moved to RDMA, and that it failed under.
-    pub(super) moved: u64,
-    pub(super) fell_back: u64,
+    /// Ends of links that migrated to RDMA, and that it failed under.
+    pub(super) migrated: u64,
+    pub(super) failed_over: u64,
 }
 
 /// A handle of the model, for all who see something happen.
@@ -70,8 +70,8 @@ impl Watcher {
             cleaned: BTreeSet::new(),
             profile: profile.clone(),
             chunks: 0,
-            moved: 0,
-            fell_back: 0,
+            migrated: 0,
+            failed_over: 0,
         })))
     }
 

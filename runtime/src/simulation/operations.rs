@@ -186,19 +186,19 @@ impl Cluster {
         let Some(link) = self.random.choice(links) else {
             return;
         };
-        let upgrading = ledger.inner_mut().inner_mut();
+        let migrating = ledger.inner_mut().inner_mut();
         if links_fail
             && self.random.bool()
-            && let Some(rdma) = upgrading.rdma_link(link)
-            && let Some(links) = upgrading.links_mut()
+            && let Some(rdma) = migrating.migrated_link(link).copied()
+            && let Some(medium) = migrating.medium_mut()
         {
-            links.break_queue(rdma);
+            medium.links_mut().break_queue(rdma);
             return;
         }
-        let Some(link) = upgrading.base_link(link) else {
+        let Some(link) = migrating.base_link(link) else {
             return;
         };
-        let transport = upgrading.base_mut();
+        let transport = migrating.base_mut();
         match self.random.u32(..4) {
             0 if links_fail => transport.sever(link),
             1 if links_fail => transport.half_close(link),

@@ -7,11 +7,11 @@ use std::{future::Future, pin::Pin};
 use arc_swap::ArcSwap;
 use grpcxx_memory::Arena;
 use grpcxx_rdma::sim::{SimAdapter, SimFabric};
-use grpcxx_rdma::{RdmaLinks, Upgrading};
+use grpcxx_rdma::{NearPeers, RdmaLinks, RdmaMedium};
 use grpcxx_rpc::{Features, RendezvousKey, StoreLimits, TensorStore, Text};
 use grpcxx_transport::conformance::Ledger;
 use grpcxx_transport::sim::{SimAccepted, SimNetwork, SimTransport};
-use grpcxx_transport::{Faults, Time};
+use grpcxx_transport::{Faults, Migrating, Time};
 
 use super::calls::State;
 use super::customs::Customs;
@@ -28,8 +28,11 @@ use crate::registry::Functions;
 use crate::shard::{CoreParts, Shard, SharedParts};
 use crate::task::{Device, Task};
 
-/// Links that move to a simulated device, with all that watches them.
-type Links = Customs<Ledger<Faults<Upgrading<SimAdapter, SimTransport>>>>;
+/// Links that migrate to a simulated device.
+pub(super) type SimLinks = Migrating<SimTransport, RdmaMedium<SimAdapter>>;
+
+/// Links with all that watches them.
+type Links = Customs<Ledger<Faults<SimLinks>>>;
 
 pub(super) type SimShard = Shard<Links>;
 
@@ -201,11 +204,12 @@ impl SimTask {
 
 impl Start<'_> {
     fn transport(&self, shard: usize, arena: &mut Arena) -> Links {
-        let mut transport = Upgrading::new(self.network.transport(self.address.ip()));
+        let mut transport = Migrating::new(self.network.transport(self.address.ip()));
         if let (Some(fabric), Some(rdma)) = (self.fabric, &self.profile.rdma) {
             let links = RdmaLinks::new(fabric.adapter(), rdma.options.clone());
-            transport.enable(links).expect("there is nothing to watch");
-            (transport.register_arena(arena)).expect("the arena is empty");
+            let mut medium = RdmaMedium::new(links, NearPeers::LeaveToBase);
+            medium.register_arena(arena).expect("the arena is empty");
+            transport.enable(medium).expect("there is nothing to watch");
         }
         let seed = self.seed.wrapping_add(shard as u64);
         let faults = Faults::new(transport, self.profile.faults(seed));

@@ -5,9 +5,9 @@
 //! chunks that are on their way together, and then releases it. Credits keep a receiver from being overrun, and a
 //! reader that pauses stops its own link only. `docs/rdma.md` describes the messages.
 //!
-//! - [`RdmaLinks`]: links whose set-up data the caller carries to the peer, for connections that are upgraded.
+//! - [`RdmaLinks`]: links whose set-up data the caller carries to the peer, for connections that migrate.
 //! - [`RdmaTransport`]: the same as a [`Transport`](grpcxx_transport::Transport), with another one beside it.
-//! - [`Upgrading`]: links that start on another transport and move to RDMA where both ends can.
+//! - [`RdmaMedium`]: lets links that begin on another transport migrate to RDMA where both ends can.
 //! - [`VerbsAdapter`]: real devices. libibverbs is loaded when it is first wanted, so a program with this crate starts
 //!   without it, and [`Unavailable`] says why RDMA is not used.
 //! - [`sim`]: a device in software, with faults.
@@ -30,6 +30,7 @@ mod credits;
 mod incoming;
 mod link;
 mod links;
+mod migrating;
 mod options;
 mod outbound;
 mod reading;
@@ -41,7 +42,6 @@ pub mod sim;
 mod station;
 mod transport;
 mod turn;
-mod upgrading;
 mod verbs;
 mod wire;
 
@@ -53,9 +53,9 @@ pub use blob::{BLOB_BYTES, Blob};
 pub use counters::RdmaCounters;
 pub use credits::CreditLimits;
 pub use links::RdmaLinks;
+pub use migrating::{NearPeers, RdmaMedium};
 pub use options::RdmaOptions;
 pub use transport::RdmaTransport;
-pub use upgrading::Upgrading;
 pub use verbs::{
     DeviceReport, PortReport, Unavailable, VerbsAdapter, VerbsQueue, VerbsRegistration, devices,
 };

@@ -1,6 +1,8 @@
+//! One RDMA link: its queue, its streams, and its life.
+
 use std::collections::VecDeque;
 
-use grpcxx_transport::{CloseReason, Inbound, Time, TransportError};
+use grpcxx_transport::{CloseReason, Inbound, LinkId, Time, TransportError};
 
 use crate::adapter::{Adapter, QueueTag};
 use crate::credits::{CreditLimits, Credits};
@@ -31,6 +33,18 @@ pub(crate) struct Link<A: Adapter> {
     pub(crate) side: Side,
     /// Whether the work list has the link.
     pub(crate) queued: bool,
+    /// No frame leaves: those before are elsewhere.
+    pub(crate) is_held: bool,
+    /// By which id events are reported, if that is not the link's own.
+    pub(crate) owner: Option<LinkId>,
+}
+
+/// A link that is gone.
+pub(crate) struct Gone {
+    pub(crate) id: LinkId,
+    /// By which id its events were reported.
+    pub(crate) reported_as: LinkId,
+    pub(crate) reason: CloseReason,
 }
 
 /// What is known of the other end.
@@ -96,7 +110,14 @@ impl<A: Adapter> Link<A> {
             unreleased_bytes: 0,
             side: Side::Up,
             queued: false,
+            is_held: false,
+            owner: None,
         }
+    }
+
+    /// By which id events of the link `id` are reported.
+    pub(crate) fn reported_as(&self, id: LinkId) -> LinkId {
+        self.owner.unwrap_or(id)
     }
 
     pub(crate) fn is_open(&self) -> bool {

@@ -10,7 +10,7 @@ use grpcxx_transport::{
 
 use crate::adapter::{Adapter, Completion, Queue};
 use crate::counters::RdmaCounters;
-use crate::link::{Link, Phase, Side};
+use crate::link::{Gone, Link, Phase, Side};
 use crate::options::RdmaOptions;
 use crate::registry::{Registry, RegistryLimits};
 
@@ -32,7 +32,7 @@ pub struct RdmaLinks<A: Adapter> {
     pub(crate) now: Time,
     /// Links that are flushing, or whose peer is gone.
     pub(crate) timed: Vec<u32>,
-    pub(crate) over: VecDeque<(LinkId, CloseReason)>,
+    pub(crate) over: VecDeque<Gone>,
     pub(crate) faults_checked: Time,
     pub(crate) expires: bool,
     is_software: bool,
@@ -152,23 +152,63 @@ impl<A: Adapter> RdmaLinks<A> {
         }
     }
 
-    /// As [`Transport::send`](grpcxx_transport::Transport::send).
+    /// Reports the events of a link by this id, also its end.
+    pub(crate) fn set_owner(&mut self, id: LinkId, owner: LinkId) {
+        if let Some(link) = self.links.find(id) {
+            link.owner = Some(owner);
+        }
+    }
+
+    /// Queues a frame, as [`Transport::send`](grpcxx_transport::Transport::send) does.
     ///
     /// # Errors
-    /// As there.
+    /// The frame comes back: the queue is full, or the link is not open.
     pub fn send(&mut self, id: LinkId, frame: Box<Frame>) -> Result<(), Refused<Box<Frame>>> {
-        let refuse = |value, refusal| Err(Refused { value, refusal });
-        let limit = self.options.limits.queued_frames;
-        match self.links.find(id) {
-            Some(link) if !link.is_open() => refuse(frame, Refusal::NotOpen),
-            Some(link) if link.outbound.len() >= limit => refuse(frame, Refusal::Full),
-            Some(link) => {
-                link.outbound.push(frame);
-                self.frames_in_flight += 1;
-                self.queue(id.slot);
+        match self.check_frame(id) {
+            Ok(()) => {
+                self.push(id, frame);
                 Ok(())
             }
-            None => refuse(frame, Refusal::NotOpen),
+            Err(refusal) => Err(Refused {
+                value: frame,
+                refusal,
+            }),
+        }
+    }
+
+    /// Whether a link takes one more frame.
+    pub(crate) fn check_frame(&mut self, id: LinkId) -> Result<(), Refusal> {
+        let limit = self.options.limits.queued_frames;
+        match self.links.find(id) {
+            Some(link) if !link.is_open() => Err(Refusal::NotOpen),
+            Some(link) if link.outbound.len() >= limit => Err(Refusal::Full),
+            Some(_) => Ok(()),
+            None => Err(Refusal::NotOpen),
+        }
+    }
+
+    /// Queues a frame on a link that is there, also beyond the limit.
+    pub(crate) fn push(&mut self, id: LinkId, frame: Box<Frame>) {
+        if let Some(link) = self.links.find(id) {
+            link.outbound.push(frame);
+            self.frames_in_flight += 1;
+            self.queue(id.slot);
+        }
+    }
+
+    /// Lets no frame leave while it holds.
+    pub(crate) fn hold(&mut self, id: LinkId, is_held: bool) {
+        if let Some(link) = self.links.find(id) {
+            link.is_held = is_held;
+            self.queue(id.slot);
+        }
+    }
+
+    /// Ends a link at once, for this reason.
+    pub(crate) fn end_link(&mut self, id: LinkId, reason: CloseReason) {
+        if let Some(link) = self.links.find(id) {
+            link.end(reason);
+            self.queue(id.slot);
         }
     }
 
@@ -233,15 +273,9 @@ impl<A: Adapter> RdmaLinks<A> {
         station.map(|station| station.queue().stop()).is_some()
     }
 
-    /// The next link that is gone, and why; nothing else follows for it.
-    pub fn next_closed(&mut self) -> Option<(LinkId, CloseReason)> {
-        let (id, reason) = self.over.pop_front()?;
-        self.free(id);
-        Some((id, reason))
-    }
-
-    /// As [`RdmaLinks::next_closed`], but keeps the id from being used again until [`RdmaLinks::free`].
-    pub(crate) fn next_over(&mut self) -> Option<(LinkId, CloseReason)> {
+    /// The next link that is gone; nothing else follows for it. Its id is not used again before
+    /// [`RdmaLinks::free`].
+    pub(crate) fn next_gone(&mut self) -> Option<Gone> {
         self.over.pop_front()
     }
 

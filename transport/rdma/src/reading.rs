@@ -33,6 +33,7 @@ impl<A: Adapter> RdmaLinks<A> {
             let Some((id, link)) = self.links.at(slot as usize) else {
                 return events;
             };
+            let id = link.reported_as(id);
             let is_reading = link.is_reading();
             if is_reading && link.is_settled() {
                 link.end_as_side();
@@ -122,6 +123,7 @@ impl<A: Adapter> RdmaLinks<A> {
     /// Shows what the oldest read has brought, if it is over. Returns the number of events.
     fn deliver_read<H>(&mut self, slot: u32, handler: &mut dyn LinkHandler<H>) -> Option<usize> {
         let (id, link) = self.links.at(slot as usize)?;
+        let id = link.reported_as(id);
         let station = link.station.as_mut()?;
         let read = station.finished_read()?;
         link.targets.pop_front();

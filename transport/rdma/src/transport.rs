@@ -100,7 +100,8 @@ impl<A: Adapter, T: Transport> RdmaTransport<A, T> {
     /// Lets the side close what belonged to links that are gone, and reports those it has no more. Returns the number
     /// of events.
     fn part(&mut self, handler: &mut dyn LinkHandler<T::Accepted>) -> usize {
-        while let Some((link, reason)) = self.links.next_over() {
+        while let Some(gone) = self.links.next_gone() {
+            let (link, reason) = (gone.id, gone.reason);
             match self.desk.sides.remove(&link) {
                 Some(side) => {
                     self.side.close(side, false);

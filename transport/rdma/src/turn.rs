@@ -6,14 +6,14 @@ use grpcxx_transport::{CloseReason, LinkHandler, Outcome, Time};
 
 use crate::adapter::{Adapter, Completion, CompletionEvent, Fault, RequestFailure};
 use crate::incoming::Message;
-use crate::link::{Link, Phase, Side};
+use crate::link::{Gone, Link, Phase, Side};
 use crate::links::RdmaLinks;
 use crate::station::Target;
 use crate::wire::{Grants, Malformed, MessageWriter, grants_of};
 
 impl<A: Adapter> RdmaLinks<A> {
-    /// Does a bounded amount of work and reports what happened, but for the ends of links, which
-    /// [`RdmaLinks::next_closed`] has. Returns the number of events.
+    /// Does a bounded amount of work and reports what happened, but for the ends of links. Returns the number
+    /// of events.
     pub fn turn<H>(&mut self, now: Time, handler: &mut dyn LinkHandler<H>) -> usize {
         self.now = now;
         if !self.timed.is_empty() {
@@ -85,7 +85,7 @@ impl<A: Adapter> RdmaLinks<A> {
         };
         let sends = matches!(link.phase, Phase::Open | Phase::Flushing { .. });
         if let Some(peer) = link.peer.as_mut().filter(|peer| sends && peer.is_up) {
-            while link.outbound.has_unpacked() && peer.credits.has_message() {
+            while !link.is_held && link.outbound.has_unpacked() && peer.credits.has_message() {
                 let Some(memory) = station.slot() else {
                     break;
                 };
@@ -146,6 +146,7 @@ impl<A: Adapter> RdmaLinks<A> {
         let Some((id, link)) = self.links.at(slot as usize) else {
             return 0;
         };
+        let id = link.reported_as(id);
         let mut events = 0;
         while events < EVENTS_PER_LINK {
             let Some(frame) = link.outbound.pop_done() else {
@@ -166,6 +167,7 @@ impl<A: Adapter> RdmaLinks<A> {
         let Some((id, mut link)) = self.links.take(slot as usize) else {
             return 0;
         };
+        let reported_as = link.reported_as(id);
         self.timed.retain(|&timed| timed != slot);
         // First the queue goes: only then may others have the memory that the device or the peer reads.
         let reads = link.station.take().map(|station| station.close());
@@ -173,14 +175,14 @@ impl<A: Adapter> RdmaLinks<A> {
         for target in reads.into_iter().flatten() {
             match target {
                 Target::Landing(landing) => {
-                    handler.landed(id, landing, Outcome::Lost);
+                    handler.landed(reported_as, landing, Outcome::Lost);
                     events += 1;
                 }
                 Target::Inbound(inbound) | Target::Staging(inbound) => link.inbound = Some(inbound),
             }
         }
         if let Some(mut inbound) = link.inbound.take() {
-            events += inbound.lose(id, handler);
+            events += inbound.lose(reported_as, handler);
         }
         link.targets.clear();
         for lease in link.outbound.take_leases() {
@@ -195,11 +197,15 @@ impl<A: Adapter> RdmaLinks<A> {
             } else {
                 Outcome::Lost
             };
-            handler.sent(id, frame, outcome);
+            handler.sent(reported_as, frame, outcome);
             events += 1;
         }
         if let Phase::Ended(reason) = link.phase {
-            self.over.push_back((id, reason));
+            self.over.push_back(Gone {
+                id,
+                reported_as,
+                reason,
+            });
         }
         events
     }

@@ -7,7 +7,7 @@
 //!
 //! - `raw ring`: two cache-line aligned counters and 64 bytes, and nothing else: the floor of this machine.
 //! - `shm`, `tcp`: links of this crate and of grpcxx-tcp, with the same handler.
-//! - `shm, moved from tcp`: the link that an engine uses, which looks at TCP now and then.
+//! - `shm, migrated from tcp`: the link that an engine uses, which looks at TCP now and then.
 //! - `arena`: the payload lies in a shared arena and is borrowed. `foreign`: it does not, and is copied once, by the
 //!   sender to where it can be borrowed. `foreign, seen`: it is copied once, by the receiver out of the sender's memory,
 //!   which lies in huge pages. `foreign, ring`: it is copied twice, into the ring and out of it.
@@ -28,11 +28,11 @@ use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use grpcxx_memory::{Arena, ArenaOptions, Buffer, BufferMut};
-use grpcxx_shm::{ShmOptions, ShmTransport, Upgrading};
+use grpcxx_shm::{ShmMedium, ShmOptions, ShmTransport};
 use grpcxx_tcp::{TcpOptions, TcpTransport};
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress, Time,
-    Transport,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, MediumKind, Migrating, Next,
+    Outcome, Progress, Time, Transport,
 };
 
 fn main() {
@@ -52,14 +52,14 @@ fn latency(rounds: usize, trips: usize) {
     let mut figures: [Vec<f64>; 4] = Default::default();
     let mut shm = Echo::start(|| ShmTransport::open(ShmOptions::default()).unwrap(), false);
     let mut tcp = Echo::start(tcp, false);
-    let mut moved = Echo::start(upgrading, true);
+    let mut migrated = Echo::start(migrating, true);
     for _ in 0..rounds {
         figures[0].push(raw_ring(trips));
         figures[1].push(shm.round_trips(trips));
-        figures[2].push(moved.round_trips(trips));
+        figures[2].push(migrated.round_trips(trips));
         figures[3].push(tcp.round_trips(trips));
     }
-    let [raw, shm, moved, tcp] = figures.map(least);
+    let [raw, shm, migrated, tcp] = figures.map(least);
     println!("64 B round trip, least p50 of {rounds} rounds of {trips}, ns");
     println!("  raw ring              {raw:8.0}");
     println!(
@@ -67,13 +67,13 @@ fn latency(rounds: usize, trips: usize) {
         shm / raw
     );
     println!(
-        "  shm, moved from tcp   {moved:8.0}   {:.2} x raw ring",
-        moved / raw
+        "  shm, migrated from tcp   {migrated:8.0}   {:.2} x raw ring",
+        migrated / raw
     );
     println!(
-        "  tcp                   {tcp:8.0}   {:.1} x shm, {:.1} x moved",
+        "  tcp                   {tcp:8.0}   {:.1} x shm, {:.1} x migrated",
         tcp / shm,
-        tcp / moved
+        tcp / migrated
     );
 }
 
@@ -182,9 +182,10 @@ fn tcp() -> TcpTransport {
     TcpTransport::open(TcpOptions::default()).unwrap().0
 }
 
-fn upgrading() -> Upgrading<TcpTransport> {
-    let mut transport = Upgrading::new(tcp());
-    transport.enable(ShmOptions::default()).unwrap();
+fn migrating() -> Migrating<TcpTransport, ShmMedium> {
+    let mut transport = Migrating::new(tcp());
+    let medium = ShmMedium::open(ShmOptions::default()).unwrap();
+    transport.enable(medium).unwrap();
     transport
 }
 
@@ -202,7 +203,7 @@ struct Echo<T: Transport> {
 struct End<A> {
     accepted: Option<A>,
     connected: bool,
-    is_moved: bool,
+    is_migrated: bool,
     /// Messages that came.
     messages: u64,
     /// Whether to look at each byte.
@@ -218,7 +219,7 @@ impl<A> Default for End<A> {
         Self {
             accepted: None,
             connected: false,
-            is_moved: false,
+            is_migrated: false,
             messages: 0,
             reads: false,
             checksum: 0,
@@ -290,8 +291,8 @@ impl<A> LinkHandler<A> for End<A> {
 
     fn closed(&mut self, _: LinkId, _: &CloseReason) {}
 
-    fn moved(&mut self, _: LinkId, _: &'static str) {
-        self.is_moved = true;
+    fn migrated(&mut self, _: LinkId, _: MediumKind) {
+        self.is_migrated = true;
     }
 }
 
@@ -364,7 +365,7 @@ impl<T: Transport> Echo<T> {
         }
         if moves {
             echo.transport.upgrade(link, &told_offer.recv().unwrap());
-            while !echo.near.is_moved {
+            while !echo.near.is_migrated {
                 echo.turn();
             }
         }

@@ -28,7 +28,7 @@ use crate::{ShmCounters, socket};
 
 /// The data path of a link in shared memory.
 #[derive(Debug)]
-pub(crate) struct Channel {
+pub struct Channel {
     socket: Arc<OwnedFd>,
     segment: Arc<Segment>,
     side: Side,

@@ -10,8 +10,9 @@
 //! descriptors of arenas, and tells by its end that the other process is gone. Nothing has a name in a file system, so
 //! nothing is left behind, whatever way a process ends. `docs/wire.md` holds the layout.
 //!
-//! [`ShmTransport`] has such links only. [`Upgrading`] adds them to another transport: each link starts there, and
-//! moves to shared memory if both ends can.
+//! [`ShmTransport`] has such links only. [`ShmMedium`] adds them to another transport with
+//! [`Migrating`](grpcxx_transport::Migrating): each link begins there, and migrates to shared memory if both
+//! ends can.
 //!
 //! # What a peer can do
 //! The other end may be any process of the same user, and may write anything into the memory at any time. Indices,
@@ -27,14 +28,12 @@
 #![deny(unsafe_code)]
 
 #[cfg(not(all(loom, test)))]
-mod bell;
-#[cfg(not(all(loom, test)))]
 mod bounce;
 #[cfg(not(all(loom, test)))]
 mod channel;
 mod counters;
 #[cfg(not(all(loom, test)))]
-mod door;
+mod driver;
 mod garbage;
 #[cfg(not(all(loom, test)))]
 mod link;
@@ -42,12 +41,16 @@ mod link;
 mod loans;
 mod memory;
 mod message;
+#[cfg(not(all(loom, test)))]
+mod migrating;
 mod options;
 #[cfg(not(all(loom, test)))]
 mod outbound;
 #[cfg(not(all(loom, test)))]
 mod poller;
 mod record;
+#[cfg(not(all(loom, test)))]
+mod rendezvous;
 mod ring;
 mod segment;
 #[cfg(not(all(loom, test)))]
@@ -64,14 +67,14 @@ mod sys;
 #[cfg(not(all(loom, test)))]
 mod transport;
 #[cfg(not(all(loom, test)))]
-mod upgrading;
+mod wakeup;
 
 pub use counters::ShmCounters;
+#[cfg(not(all(loom, test)))]
+pub use migrating::ShmMedium;
 pub use options::{RING_BYTES_MAX, RING_BYTES_MIN, ShmOptions};
 #[cfg(not(all(loom, test)))]
 pub use transport::{Accepted, ShmTransport};
-#[cfg(not(all(loom, test)))]
-pub use upgrading::{MEDIUM, Upgrading};
 
 /// How long the two ends of a link may take to agree on their memory.
 #[cfg(not(all(loom, test)))]

@@ -1,6 +1,10 @@
+//! One link in shared memory: its life around its channel.
+
 use std::time::Duration;
 
-use grpcxx_transport::{CloseReason, LinkHandler, LinkId, Time, TransportError};
+use grpcxx_transport::{
+    CloseReason, LinkHandler, LinkId, Next, Refusal, Refused, Time, TransportError,
+};
 
 use crate::ShmCounters;
 use crate::bounce::Bounce;
@@ -8,7 +12,7 @@ use crate::channel::{Channel, Ending};
 
 /// A link in shared memory.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub struct Link {
     pub(crate) phase: Phase,
     /// None if the dial failed.
     pub(crate) channel: Option<Channel>,
@@ -81,6 +85,27 @@ impl Link {
             Ok(()) => {}
         }
         events
+    }
+
+    /// Takes the peer's messages. Returns the peer's cut if it has said where that is.
+    pub(crate) fn hear(&mut self) -> Option<u64> {
+        let channel = self.channel.as_mut()?;
+        if let Err(error) = channel.hear() {
+            self.phase.end(CloseReason::Failed(error));
+        }
+        channel.cut()
+    }
+
+    /// Ends a pause.
+    pub(crate) fn resume(&mut self, next: Next) -> Result<(), Refused<Next>> {
+        let (value, refusal) = match (&self.phase, &mut self.channel) {
+            (Phase::Open, Some(channel)) => match channel.resume(next) {
+                Ok(()) => return Ok(()),
+                Err(next) => (next, Refusal::WrongState),
+            },
+            _ => (next, Refusal::NotOpen),
+        };
+        Err(Refused { value, refusal })
     }
 
     /// Closes the link, unless that has happened before.

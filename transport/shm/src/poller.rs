@@ -1,3 +1,5 @@
+//! The sockets of a shard's links, of which the kernel tells when they have something to say.
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -5,7 +7,7 @@ use grpcxx_transport::LinkId;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-/// The sockets of links and doors, of which the kernel tells when they have something to say.
+/// The sockets of links and of rendezvous, of which the kernel tells when they have something to say.
 pub(crate) struct Poller {
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
@@ -44,7 +46,7 @@ impl Poller {
         )
     }
 
-    /// As [`Poller::watch`], of something that is watched already.
+    /// Changes the subject of a descriptor that is watched already.
     pub(crate) fn watch_as(&self, fd: impl AsFd, subject: Subject) -> rustix::io::Result<()> {
         use epoll::EventFlags;
         let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
@@ -108,6 +110,18 @@ impl Subject {
                 generation: (token >> 32) as u32,
             }),
         }
+    }
+}
+
+/// Watches the socket of a link, which may have been watched before it was known whose it is.
+pub(crate) fn watch_link(
+    poller: &Poller,
+    socket: BorrowedFd<'_>,
+    id: LinkId,
+) -> rustix::io::Result<()> {
+    match poller.watch(socket, Subject::Link(id)) {
+        Err(Errno::EXIST) => poller.watch_as(socket, Subject::Link(id)),
+        watched => watched,
     }
 }
 

@@ -13,7 +13,7 @@ use crate::sync::{AtomicU32, Ordering, fence};
 ///
 /// The other end may write any of it at any time, so nothing here is ever the target of a reference but atomics:
 /// bytes are copied out before anybody looks at them.
-pub(crate) struct Segment {
+pub struct Segment {
     memory: Memory,
     ring_bytes: usize,
 }

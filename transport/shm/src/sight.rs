@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::io::Errno;
 
 use crate::message::Mark;
+use crate::migrating::secret;
 use crate::sys;
-use crate::upgrading::secret;
 
 /// Whether the peer of a link can read the memory of this process.
 #[derive(Debug, Default)]

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use grpcxx_rdma::sim::SimFabricOptions;
 
 use crate::gpu::Gpu;
-use crate::upgrading::Pair;
+use crate::migrating::Pair;
 
 /// Where the RDMA device can read the memory, peers read it there; what is too short for that is copied first.
 #[test]

@@ -4,8 +4,8 @@ mod device;
 mod faults;
 #[path = "../support/gpu.rs"]
 mod gpu;
+mod migrating;
 mod suite;
 #[path = "../support/talker.rs"]
 mod talker;
-mod upgrading;
 mod world;

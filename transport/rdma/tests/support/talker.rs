@@ -33,8 +33,8 @@ pub(crate) struct Talk {
     landing: VecDeque<(u32, Option<Landing>)>,
     pub(crate) landings_lost: u32,
     pub(crate) closed: Option<CloseReason>,
-    pub(crate) stayed: u32,
-    pub(crate) fell_back: u32,
+    pub(crate) declined: u32,
+    pub(crate) failed_over: u32,
 }
 
 impl Talk {
@@ -160,11 +160,11 @@ impl<A> LinkHandler<A> for Talker<A> {
         talk.closed = Some(reason.clone());
     }
 
-    fn stayed(&mut self, link: LinkId, _: &str) {
-        self.talk(link).stayed += 1;
+    fn declined(&mut self, link: LinkId, _: &str) {
+        self.talk(link).declined += 1;
     }
 
-    fn fell_back(&mut self, link: LinkId, _: &str) {
-        self.talk(link).fell_back += 1;
+    fn failed_over(&mut self, link: LinkId, _: &str) {
+        self.talk(link).failed_over += 1;
     }
 }

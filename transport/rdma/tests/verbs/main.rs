@@ -5,8 +5,8 @@ mod faults;
 #[path = "../support/gpu.rs"]
 mod gpu;
 mod library;
+mod migrating;
 mod suite;
 #[path = "../support/talker.rs"]
 mod talker;
-mod upgrading;
 mod world;

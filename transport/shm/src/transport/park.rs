@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use grpcxx_transport::{Park, TransportError};
 
-use super::{CLOSING_CHECK, ShmTransport};
+use super::ShmTransport;
 use crate::channel::failure;
+use crate::driver::CLOSING_CHECK;
 use crate::link::Phase;
 use crate::poller::Subject;
 
@@ -18,7 +19,7 @@ impl Park for ShmTransport {
         }
         let patience = self.patience();
         let timeout = [timeout, patience].into_iter().flatten().min();
-        let slept = self.poll(Some(timeout));
+        let slept = self.driver.poll(timeout);
         self.wake_up();
         slept.map_err(|errno| failure("epoll_wait", errno))
     }
@@ -27,11 +28,11 @@ impl Park for ShmTransport {
         if self.patience().is_some() || !self.fall_asleep() {
             return None;
         }
-        if self.poll(None).is_err() || self.others_heard || !self.heard.is_empty() {
+        if self.driver.look() {
             self.wake_up();
             return None;
         }
-        Some(self.poller.as_fd())
+        Some(self.driver.poller.as_fd())
     }
 
     fn unpark(&mut self) {
@@ -39,11 +40,12 @@ impl Park for ShmTransport {
     }
 
     fn waker(&self) -> Waker {
-        self.bell.waker()
+        self.wakeup.waker()
     }
 
     fn watch(&mut self, companion: BorrowedFd<'_>) -> Result<(), TransportError> {
-        self.poller
+        self.driver
+            .poller
             .watch(companion, Subject::Other)
             .map_err(|errno| failure("watch a companion", errno))
     }
@@ -52,7 +54,7 @@ impl Park for ShmTransport {
 impl ShmTransport {
     /// Announces sleep to all links; false if one of them has work.
     fn fall_asleep(&mut self) -> bool {
-        if self.others_heard || !self.heard.is_empty() || self.bell.take() {
+        if self.driver.has_heard() || self.wakeup.take() {
             return false;
         }
         for slot in 0..self.links.slot_count() {
@@ -73,7 +75,7 @@ impl ShmTransport {
                 link.wake_up();
             }
         }
-        self.polled = None;
+        self.driver.look_soon();
     }
 
     /// How long a sleep may last because of what only a clock will tell.

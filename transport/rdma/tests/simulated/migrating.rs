@@ -3,17 +3,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grpcxx_rdma::sim::{SimAdapter, SimFabric, SimFabricOptions};
-use grpcxx_rdma::{RdmaLinks, RdmaOptions, Upgrading};
+use grpcxx_rdma::{NearPeers, RdmaLinks, RdmaMedium, RdmaOptions};
 use grpcxx_transport::conformance::Ledger;
 use grpcxx_transport::sim::{SimAccepted, SimNetwork, SimOptions, SimTransport};
-use grpcxx_transport::{Frame, HEAD_BYTES_MAX, LinkId, LinkLimits, Time, Transport};
+use grpcxx_transport::{Frame, HEAD_BYTES_MAX, LinkId, LinkLimits, Migrating, Time, Transport};
 
 use crate::gpu::Gpu;
 use crate::talker::{HEAD, Talker};
 use crate::world::{host, seeds};
 
 struct Side {
-    transport: Ledger<Upgrading<SimAdapter, SimTransport>>,
+    transport: Ledger<Migrating<SimTransport, RdmaMedium<SimAdapter>>>,
     talker: Talker<SimAccepted>,
 }
 
@@ -56,7 +56,7 @@ impl Pair {
         let fabric = SimFabric::new(fabric);
         let mut sides = [0, 1].map(|side| {
             let base = network.transport(host(side));
-            let mut transport = Upgrading::new(base);
+            let mut transport = Migrating::new(base);
             if devices[side] {
                 let options = RdmaOptions {
                     limits: LinkLimits {
@@ -66,7 +66,8 @@ impl Pair {
                     ..RdmaOptions::default()
                 };
                 let links = RdmaLinks::new(fabric.adapter(), options);
-                transport.enable(links).expect("nothing to watch");
+                let medium = RdmaMedium::new(links, NearPeers::LeaveToBase);
+                transport.enable(medium).expect("nothing to watch");
             }
             Side {
                 transport: Ledger::new(transport, format!("GRPCXX_SEED={seed}, side {side}")),
@@ -112,8 +113,8 @@ impl Pair {
     }
 
     pub(crate) fn links_over_rdma(&mut self, side: usize) -> &mut RdmaLinks<SimAdapter> {
-        let links = self.sides[side].transport.inner_mut().links_mut();
-        links.expect("it has a device")
+        let medium = self.sides[side].transport.inner_mut().medium_mut();
+        medium.expect("it has a device").links_mut()
     }
 
     /// Lets a side send from memory of a GPU.
@@ -121,10 +122,10 @@ impl Pair {
         self.sides[side].talker.gpu = Some(gpu);
     }
 
-    fn has_moved(&mut self, side: usize) -> bool {
+    fn has_migrated(&mut self, side: usize) -> bool {
         let link = self.links[side];
         let transport = self.sides[side].transport.inner_mut();
-        transport.rdma_link(link).is_some()
+        transport.migrated_link(link).is_some()
     }
 
     /// One frame each way, and time to read them.
@@ -137,9 +138,8 @@ impl Pair {
     fn break_queue(&mut self, side: usize) -> Duration {
         let link = self.links[side];
         let transport = self.sides[side].transport.inner_mut();
-        let rdma = transport.rdma_link(link).expect("it has moved");
-        let links = transport.links_mut().expect("it has a device");
-        assert!(links.break_queue(rdma));
+        let rdma = *transport.migrated_link(link).expect("it has migrated");
+        assert!(self.links_over_rdma(side).break_queue(rdma));
         let start = self.now;
         self.until("both ends are closed", Pair::is_over);
         self.now.since(start)
@@ -195,8 +195,7 @@ impl Pair {
 
     /// Reaches the limit of links at the side that is asked, so that it refuses.
     fn fill_far_side(&mut self) {
-        let far = self.sides[1].transport.inner_mut();
-        let links = far.links_mut().expect("it has a device");
+        let links = self.links_over_rdma(1);
         for _ in 0..LINKS {
             assert!(links.offer().is_ok());
         }
@@ -257,10 +256,10 @@ fn a_stream_moves_between_two_frames_whenever_that_is() {
         }
         pair.until("everything is read", Pair::is_drained);
         for side in 0..2 {
-            let counters = pair.sides[side].transport.inner_mut().counters();
+            let counters = pair.links_over_rdma(side).counters();
             assert!(
                 counters.messages_sent > 0,
-                "it did not move, GRPCXX_SEED={seed}"
+                "it did not migrate, GRPCXX_SEED={seed}"
             );
         }
         pair.settle();
@@ -308,9 +307,9 @@ fn a_link_moves_however_late_the_ends_are() {
         assert!(pair.send(0, 100) && pair.send(1, 100));
         pair.until("everything is read", Pair::is_drained);
     }
-    for side in &mut pair.sides {
-        let counters = side.transport.inner_mut().counters();
-        assert!(counters.messages_sent > 0, "it did not move");
+    for side in 0..2 {
+        let counters = pair.links_over_rdma(side).counters();
+        assert!(counters.messages_sent > 0, "it did not migrate");
     }
     pair.settle();
 }
@@ -354,7 +353,7 @@ fn a_link_stays_where_the_peer_can_take_no_more() {
         pair.turn();
     }
     pair.until("everything is read", Pair::is_drained);
-    let counters = pair.sides[0].transport.inner_mut().counters();
+    let counters = pair.links_over_rdma(0).counters();
     assert_eq!(counters.messages_sent, 0);
 }
 
@@ -366,11 +365,7 @@ fn a_device_that_fails_under_a_link_ends_it_and_later_links_stay_on_the_first_me
     pair.until("everything is read", Pair::is_drained);
     pair.send(0, 1 << 20);
     pair.turn();
-    let near = pair.sides[0].transport.inner_mut();
-    near.links_mut()
-        .expect("it has a device")
-        .adapter_mut()
-        .remove();
+    pair.links_over_rdma(0).adapter_mut().remove();
     pair.until("both ends are closed", |pair| {
         (0..2).all(|side| pair.talk(side).closed.is_some())
     });
@@ -387,16 +382,16 @@ fn a_link_whose_queue_fails_falls_back_within_50_ms_and_its_successor_moves_late
     pair.exchange();
     let time = pair.break_queue(0);
     assert!(time < Duration::from_millis(50), "{time:?}");
-    assert_eq!(pair.talk(0).fell_back, 1);
+    assert_eq!(pair.talk(0).failed_over, 1);
 
     pair.dial();
     assert!(pair.move_over());
     pair.exchange();
-    assert!(!pair.has_moved(0) && !pair.has_moved(1));
+    assert!(!pair.has_migrated(0) && !pair.has_migrated(1));
     pair.now = pair.now + Duration::from_secs(11);
     pair.exchange();
     pair.exchange();
-    assert!(pair.has_moved(0) && pair.has_moved(1));
+    assert!(pair.has_migrated(0) && pair.has_migrated(1));
     pair.settle();
 }
 
@@ -407,17 +402,17 @@ fn a_side_whose_queue_failed_refuses_until_rdma_has_rested_and_is_asked_again() 
     pair.exchange();
     let time = pair.break_queue(1);
     assert!(time < Duration::from_millis(50), "{time:?}");
-    assert_eq!(pair.talk(1).fell_back, 1);
+    assert_eq!(pair.talk(1).failed_over, 1);
 
     pair.dial();
     assert!(pair.move_over());
     pair.exchange();
-    assert!(!pair.has_moved(0) && !pair.has_moved(1));
-    assert_eq!((pair.talk(0).stayed, pair.talk(1).stayed), (1, 1));
+    assert!(!pair.has_migrated(0) && !pair.has_migrated(1));
+    assert_eq!((pair.talk(0).declined, pair.talk(1).declined), (1, 1));
     pair.now = pair.now + Duration::from_secs(61);
     pair.exchange();
     pair.exchange();
-    assert!(pair.has_moved(0) && pair.has_moved(1));
+    assert!(pair.has_migrated(0) && pair.has_migrated(1));
     pair.settle();
 }
 
@@ -441,7 +436,10 @@ fn a_link_moves_with_room_for_few_frames() {
             }
         }
         pair.until("everything is read", Pair::is_drained);
-        assert!(pair.has_moved(0) && pair.has_moved(1), "GRPCXX_SEED={seed}");
+        assert!(
+            pair.has_migrated(0) && pair.has_migrated(1),
+            "GRPCXX_SEED={seed}"
+        );
         pair.settle();
     }
 }
@@ -461,7 +459,7 @@ fn a_link_whose_peer_refuses_flushes_with_room_for_few_frames() {
             while random.u32(..8) != 0 && pair.send(side, random.usize(..30_000)) {}
             pair.turn();
         }
-        pair.until("the peer has refused", |pair| pair.talk(1).stayed == 1);
+        pair.until("the peer has refused", |pair| pair.talk(1).declined == 1);
         while pair.send(side, random.usize(..30_000)) {}
         let (sent, start) = (pair.talk(side).sent, pair.now);
         pair.sides[side].transport.close(pair.links[side], true);
@@ -501,7 +499,7 @@ fn a_peer_that_goes_right_behind_its_answer_leaves_nothing() {
     assert!(pair.move_over());
     pair.wait_alone(0, Duration::from_secs(3));
     pair.wait_alone(1, Duration::from_secs(3));
-    assert!(pair.has_moved(1) && !pair.has_moved(0));
+    assert!(pair.has_migrated(1) && !pair.has_migrated(0));
     pair.sides[1].transport.close(pair.links[1], false);
     pair.wait_alone(1, Duration::from_secs(3));
     assert!(pair.talk(1).closed.is_some());

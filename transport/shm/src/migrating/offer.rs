@@ -1,15 +1,17 @@
+//! What an acceptor tells a dialler over the base transport, so that it finds the rendezvous and the link.
+
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use grpcxx_transport::LinkId;
 
 use crate::message::Token;
 
-/// What an acceptor tells a dialler, for it to find the door and the link.
+/// What an acceptor tells a dialler, for it to find the rendezvous socket and the link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     pub(crate) host: HostId,
     pub(crate) token: Token,
-    pub(crate) door: Vec<u8>,
+    pub(crate) socket_name: Vec<u8>,
 }
 
 /// The boot of a host: two processes with the same one run on the same kernel.
@@ -17,18 +19,18 @@ pub(crate) type HostId = [u8; 16];
 
 impl Offer {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        [&self.host[..], &self.token[..], &self.door[..]].concat()
+        [&self.host[..], &self.token[..], &self.socket_name[..]].concat()
     }
 
     /// Reads an offer; `None` if it is none.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (host, rest) = bytes.split_first_chunk()?;
-        let (token, door) = rest.split_first_chunk()?;
-        let is_name = (1..=DOOR_BYTES_MAX).contains(&door.len());
+        let (token, name) = rest.split_first_chunk()?;
+        let is_name = (1..=SOCKET_NAME_BYTES_MAX).contains(&name.len());
         is_name.then(|| Self {
             host: *host,
             token: *token,
-            door: door.to_vec(),
+            socket_name: name.to_vec(),
         })
     }
 }
@@ -74,7 +76,7 @@ fn parse_host_id(text: &str) -> Option<HostId> {
 }
 
 /// Longest name of a socket in the abstract namespace.
-const DOOR_BYTES_MAX: usize = 107;
+const SOCKET_NAME_BYTES_MAX: usize = 107;
 
 #[cfg(test)]
 mod tests {
@@ -89,7 +91,7 @@ mod tests {
         let offer = Offer {
             host: [1; 16],
             token: token(link, 5),
-            door: b"door".to_vec(),
+            socket_name: b"name".to_vec(),
         };
         assert_eq!(Offer::decode(&offer.encode()), Some(offer.clone()));
         assert_eq!(link_of(&offer.token), link);

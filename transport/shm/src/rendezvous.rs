@@ -1,3 +1,5 @@
+//! The socket on which processes of this host and user meet to share memory.
+
 use std::os::fd::{AsFd, OwnedFd};
 
 use grpcxx_transport::Time;
@@ -12,22 +14,22 @@ use crate::socket;
 
 /// Where processes of this host and user dial to share memory.
 #[derive(Debug)]
-pub(crate) struct Door {
+pub(crate) struct RendezvousSocket {
     name: Vec<u8>,
     listener: OwnedFd,
     /// Connections that have not said what they want.
     silent: Vec<(Time, OwnedFd)>,
 }
 
-/// A process that has come in, with the memory that it brought.
+/// A process that has dialled, with the memory that it brought.
 #[derive(Debug)]
-pub(crate) struct Guest {
+pub(crate) struct PendingPeer {
     pub(crate) socket: OwnedFd,
     pub(crate) segment: Segment,
     pub(crate) token: Token,
 }
 
-impl Door {
+impl RendezvousSocket {
     pub(crate) fn open(name: Vec<u8>, poller: &Poller) -> rustix::io::Result<Self> {
         let listener = socket::listen(&name)?;
         poller.watch(&listener, Subject::Other)?;
@@ -42,15 +44,15 @@ impl Door {
         &self.name
     }
 
-    /// Lets in who waits. Counts those that are turned away.
+    /// Accepts peers, and hands over those that have sent their memory. Counts those that are turned away.
     pub(crate) fn admit(
         &mut self,
         now: Time,
         poller: &Poller,
         refused: &mut u64,
-        mut each: impl FnMut(Guest),
+        mut each: impl FnMut(PendingPeer),
     ) {
-        for _ in 0..GUESTS_MAX {
+        for _ in 0..ACCEPTS_MAX {
             match socket::accept(&self.listener) {
                 Ok(socket) => {
                     if self.silent.len() >= SILENT_MAX {
@@ -76,7 +78,7 @@ impl Door {
                 }
                 Some(Ok((segment, token))) => {
                     let (_, socket) = self.silent.remove(index);
-                    each(Guest {
+                    each(PendingPeer {
                         socket,
                         segment,
                         token,
@@ -109,7 +111,7 @@ fn greet(socket: &OwnedFd) -> Option<Result<(Segment, Token), ()>> {
     Some(segment.map(|segment| (segment, token)).ok_or(()))
 }
 
-/// Dials a door and brings memory along.
+/// Dials a rendezvous socket and brings memory along.
 pub(crate) fn enter(
     name: &[u8],
     token: Token,
@@ -128,8 +130,8 @@ pub(crate) fn enter(
     Ok((socket, Segment::new(memory, ring_bytes)))
 }
 
-/// Connections that one look at a door lets in.
-const GUESTS_MAX: usize = 64;
+/// Connections that are accepted at once.
+const ACCEPTS_MAX: usize = 64;
 
 /// Connections that have said nothing; the oldest goes when another comes.
 const SILENT_MAX: usize = 64;

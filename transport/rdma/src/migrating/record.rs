@@ -1,9 +1,11 @@
+//! The record that cuts a stream, and the offer that allows one.
+
 use crate::blob::{BLOB_BYTES, Blob};
 
 /// What only the two ends of a connection know, so that no payload is taken for a record.
-pub(super) type Secret = [u8; SECRET_BYTES];
+pub(crate) type Secret = [u8; SECRET_BYTES];
 
-/// What is sent on the first medium where a stream goes over to RDMA, or where it is said that it does not.
+/// What is sent on the base transport where a stream goes over to RDMA, or where it is said that it does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     secret: Secret,
@@ -42,21 +44,25 @@ impl Record {
     }
 }
 
-/// Appends what lets a peer move to RDMA to the offer of another medium, which may be empty.
+/// Appends what lets a peer migrate to RDMA to the offer of another medium, which may be empty.
 pub(super) fn append_offer(offer: &mut Vec<u8>, secret: &Secret) {
     offer.extend_from_slice(secret);
     offer.extend_from_slice(&MARK);
 }
 
-/// Takes an offer apart: that of another medium, and the secret if RDMA is offered.
-pub(super) fn split_offer(offer: &[u8]) -> (&[u8], Option<Secret>) {
-    let Some(rest) = offer.strip_suffix(&MARK) else {
-        return (offer, None);
-    };
-    match rest.split_last_chunk::<SECRET_BYTES>() {
-        Some((nearer, secret)) => (nearer, Some(*secret)),
-        None => (offer, None),
+/// Divides an offer: that of another medium, and that of RDMA. Either may be empty.
+pub(super) fn split_offer(offer: &[u8]) -> (&[u8], &[u8]) {
+    let lower_bytes = offer.len().saturating_sub(OFFER_BYTES);
+    match offer.split_at(lower_bytes) {
+        (lower, own) if secret_of(own).is_some() => (lower, own),
+        _ => (offer, &[]),
     }
+}
+
+/// The secret in an offer of RDMA.
+pub(super) fn secret_of(offer: &[u8]) -> Option<Secret> {
+    let secret = offer.strip_suffix(&MARK)?;
+    secret.try_into().ok()
 }
 
 /// Whether the offer of another medium, shared memory, is one of this host: then that is faster.
@@ -87,6 +93,8 @@ pub(super) const RECORD_BYTES: usize = grpcxx_transport::HEAD_BYTES_MAX;
 
 const MARK: [u8; 4] = *b"GXR1";
 
+const OFFER_BYTES: usize = SECRET_BYTES + MARK.len();
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,11 +113,12 @@ mod tests {
         let secret = [9; SECRET_BYTES];
         for nearer in [&b""[..], b"shared memory"] {
             let mut offer = nearer.to_vec();
-            assert_eq!(split_offer(&offer), (nearer, None));
+            assert_eq!(split_offer(&offer), (nearer, &b""[..]));
             append_offer(&mut offer, &secret);
-            assert_eq!(split_offer(&offer), (nearer, Some(secret)));
+            let (lower, own) = split_offer(&offer);
+            assert_eq!((lower, secret_of(own)), (nearer, Some(secret)));
         }
-        assert_eq!(split_offer(b"GXR1"), (&b"GXR1"[..], None));
+        assert_eq!(split_offer(b"GXR1"), (&b"GXR1"[..], &b""[..]));
     }
 
     #[test]

@@ -2,23 +2,23 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use grpcxx_rdma::{RdmaLinks, RdmaOptions, Upgrading, VerbsAdapter};
+use grpcxx_rdma::{NearPeers, RdmaLinks, RdmaMedium, RdmaOptions, VerbsAdapter};
 use grpcxx_tcp::{Accepted, TcpOptions, TcpTransport};
 use grpcxx_transport::conformance::Ledger;
-use grpcxx_transport::{LinkId, Park, Time, Transport};
+use grpcxx_transport::{LinkId, Migrating, Park, Time, Transport};
 
 use crate::gpu::Gpu;
 use crate::talker::{HEAD, Talker};
 use crate::world::has_device;
 
 struct Side {
-    transport: Ledger<Upgrading<VerbsAdapter, TcpTransport>>,
+    transport: Ledger<Migrating<TcpTransport, RdmaMedium<VerbsAdapter>>>,
     talker: Talker<Accepted>,
 }
 
 fn side(name: &str, gpu: Option<&Arc<Gpu>>) -> Side {
     let (tcp, _) = TcpTransport::open(TcpOptions::default()).expect("TCP can be had everywhere");
-    let mut transport = Upgrading::new(tcp);
+    let mut transport = Migrating::new(tcp);
     let adapter = VerbsAdapter::open(&RdmaOptions::default()).expect("there is a device");
     let mut links = RdmaLinks::new(adapter, RdmaOptions::default());
     let mut talker = Talker::new(None);
@@ -27,7 +27,8 @@ fn side(name: &str, gpu: Option<&Arc<Gpu>>) -> Side {
         assert!(refusal.to_string().contains("device memory"), "{refusal}");
         talker.gpu = Some(gpu);
     }
-    transport.enable(links).expect("a device is watched");
+    let medium = RdmaMedium::new(links, NearPeers::LeaveToBase);
+    transport.enable(medium).expect("a device is watched");
     Side {
         transport: Ledger::new(transport, name),
         talker,
@@ -100,7 +101,12 @@ fn exchange(gpu: Option<&Arc<Gpu>>) {
         read = (sides[0].talker.links[&near].read).min(sides[1].talker.links[&far].read);
     }
     for side in &mut sides {
-        let counters = side.transport.inner_mut().counters();
-        assert!(counters.messages_sent > 0, "it did not move");
+        let counters = side
+            .transport
+            .inner()
+            .medium()
+            .expect("it is on")
+            .counters();
+        assert!(counters.messages_sent > 0, "it did not migrate");
     }
 }

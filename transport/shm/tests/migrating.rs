@@ -7,17 +7,17 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use grpcxx_memory::{Arena, ArenaOptions, Buffer};
-use grpcxx_shm::{ShmOptions, Upgrading};
+use grpcxx_shm::{ShmMedium, ShmOptions};
 use grpcxx_tcp::{Accepted, DriverRequest, TcpOptions, TcpTransport};
 use grpcxx_transport::conformance::{self, Bounds, Environment, Ledger};
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, LinkLimits, ListenerId, Next, Outcome, Park,
-    Progress, Time, Transport,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, LinkLimits, ListenerId, Migrating, Next,
+    Outcome, Park, Progress, Time, Transport,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use support::{private_arena, shared_arena};
 
-type Links = Upgrading<TcpTransport>;
+type Links = Migrating<TcpTransport, ShmMedium>;
 
 fn links(driver: DriverRequest, options: ShmOptions) -> Links {
     let tcp = TcpOptions {
@@ -26,8 +26,8 @@ fn links(driver: DriverRequest, options: ShmOptions) -> Links {
         ..TcpOptions::default()
     };
     let (tcp, _) = TcpTransport::open(tcp).unwrap();
-    let mut links = Upgrading::new(tcp);
-    links.enable(options).unwrap();
+    let mut links = Migrating::new(tcp);
+    links.enable(ShmMedium::open(options).unwrap()).unwrap();
     links
 }
 
@@ -43,16 +43,16 @@ fn drivers() -> Vec<DriverRequest> {
     }
 }
 
-struct Unmoved {
+struct Unmigrated {
     driver: DriverRequest,
     start: Instant,
 }
 
-impl Environment for Unmoved {
+impl Environment for Unmigrated {
     type Transport = Links;
 
     fn name(&self) -> String {
-        format!("tcp/{}, from where links can move", self.driver)
+        format!("tcp/{}, from where links can migrate", self.driver)
     }
 
     fn pair(&mut self, limits: LinkLimits) -> [Links; 2] {
@@ -89,9 +89,9 @@ impl Environment for Unmoved {
 }
 
 #[test]
-fn links_that_do_not_move_pass_the_suites() {
+fn links_that_do_not_migrate_pass_the_suites() {
     for driver in drivers() {
-        let mut environment = Unmoved {
+        let mut environment = Unmigrated {
             driver,
             start: Instant::now(),
         };
@@ -251,8 +251,8 @@ impl Side {
         sent
     }
 
-    fn links(&mut self) -> &mut Links {
-        self.transport.inner_mut()
+    fn shm(&self) -> &ShmMedium {
+        self.transport.inner().medium().unwrap()
     }
 }
 
@@ -297,11 +297,13 @@ fn upgrade(sides: &mut [Side; 2]) {
     sides[0].transport.upgrade(link, &offer);
 }
 
-fn moved(driver: DriverRequest, options: ShmOptions) -> [Side; 2] {
+fn migrated(driver: DriverRequest, options: ShmOptions) -> [Side; 2] {
     let mut sides = pair(driver, options);
     upgrade(&mut sides);
-    until(&mut sides, "both have moved", |sides| {
-        sides.iter_mut().all(|side| side.links().moved_links() == 1)
+    until(&mut sides, "both have migrated", |sides| {
+        sides
+            .iter_mut()
+            .all(|side| side.shm().migrated_links() == 1)
     });
     sides
 }
@@ -353,8 +355,8 @@ fn streams_go_on_across_the_switch() {
                 (0..2).all(|side| sides[side].written == sides[1 - side].reader.messages)
             });
             for side in &mut sides {
-                assert_eq!(side.links().counters().links, 1, "{name}");
-                assert_eq!(side.links().last_failure(), None);
+                assert_eq!(side.shm().counters().links, 1, "{name}");
+                assert_eq!(side.shm().last_failure(), None);
                 assert_eq!(side.reader.lost, 0);
             }
             let [a, b] = &mut sides;
@@ -383,10 +385,10 @@ fn resume(side: &mut Side) {
 }
 
 #[test]
-fn a_link_that_has_moved_ends_as_links_do() {
+fn a_link_that_has_migrated_ends_as_links_do() {
     for driver in drivers() {
         for (closer, flush) in [(0, false), (0, true), (1, false), (1, true)] {
-            let mut sides = moved(driver, ShmOptions::default());
+            let mut sides = migrated(driver, ShmOptions::default());
             for _ in 0..50 {
                 assert!(sides[closer].send(10_000, None));
             }
@@ -405,11 +407,11 @@ fn a_link_that_has_moved_ends_as_links_do() {
                 assert_eq!(sides[1 - closer].reader.messages, 50);
             }
             for side in &mut sides {
-                assert_eq!(side.links().moved_links(), 0);
+                assert_eq!(side.shm().migrated_links(), 0);
                 side.transport.assert_settled();
             }
         }
-        let [mut a, b] = moved(driver, ShmOptions::default());
+        let [mut a, b] = migrated(driver, ShmOptions::default());
         assert!(a.send(100, None));
         drop(b);
         let end = Instant::now() + Duration::from_secs(10);
@@ -423,7 +425,7 @@ fn a_link_that_has_moved_ends_as_links_do() {
 }
 
 #[test]
-fn links_that_cannot_move_stay_and_say_why() {
+fn links_that_cannot_migrate_stay_and_say_why() {
     for (spoil, expected) in [
         (0, "no such link"),
         (1, ""),
@@ -444,11 +446,12 @@ fn links_that_cannot_move_stay_and_say_why() {
             let (tcp, _) = TcpTransport::open(tcp).unwrap();
             let link = sides[1].link;
             let offer = sides[1].transport.offer(link).unwrap();
-            let mut none = Upgrading::new(tcp);
-            none.enable(options).unwrap();
+            let mut none = Migrating::new(tcp);
+            none.enable(ShmMedium::open(options).unwrap()).unwrap();
             let link = none.connect("127.0.0.1:1".parse().unwrap()).unwrap();
             none.upgrade(link, &offer);
-            assert!(none.last_failure().unwrap().contains(expected));
+            let failure = none.medium().unwrap().last_failure();
+            assert!(failure.unwrap().contains(expected));
             continue;
         }
         let link = sides[1].link;
@@ -468,16 +471,12 @@ fn links_that_cannot_move_stay_and_say_why() {
             });
         }
         until(&mut sides, "the failure is noted", |sides| {
-            let counters = sides[0].links().counters();
+            let counters = sides[0].shm().counters();
             counters.failures + counters.elsewhere == 1
         });
-        let failure = sides[0]
-            .links()
-            .last_failure()
-            .unwrap_or_default()
-            .to_owned();
+        let failure = sides[0].shm().last_failure().unwrap_or_default().to_owned();
         assert!(failure.contains(expected), "{failure}");
-        assert_eq!(sides[0].links().moved_links(), 0);
+        assert_eq!(sides[0].shm().migrated_links(), 0);
     }
 }
 
@@ -498,7 +497,7 @@ fn a_dialler_that_gives_up_leaves_the_link_where_it_is() {
         sides.iter().all(|side| side.reader.messages == 20)
     });
     assert_eq!(
-        sides.each_mut().map(|side| side.links().moved_links()),
+        sides.each_mut().map(|side| side.shm().migrated_links()),
         [0, 0]
     );
 }
@@ -506,7 +505,7 @@ fn a_dialler_that_gives_up_leaves_the_link_where_it_is() {
 #[test]
 fn sleepers_are_woken_through_the_first_medium() {
     for driver in drivers() {
-        let mut sides = moved(driver, ShmOptions::default());
+        let mut sides = migrated(driver, ShmOptions::default());
         for round in 1..=200 {
             for _ in 0..20 {
                 sides[0].turn();
@@ -557,17 +556,17 @@ fn sleepers_are_woken_through_the_first_medium() {
 
 #[test]
 fn tensors_of_shared_arenas_are_borrowed() {
-    let mut sides = moved(DriverRequest::Epoll, ShmOptions::default());
+    let mut sides = migrated(DriverRequest::Epoll, ShmOptions::default());
     let mut arena = shared_arena();
     assert!(sides[0].send(8 << 20, Some(&mut arena)));
     until(&mut sides, "it came", |sides| sides[1].reader.messages == 1);
     assert!(sides[1].reader.borrowed);
-    assert_eq!(sides[1].links().counters().borrowed_bytes, 8 << 20);
+    assert_eq!(sides[1].shm().counters().borrowed_bytes, 8 << 20);
 }
 
 #[test]
 fn other_large_tensors_are_read_where_they_lie() {
-    let mut sides = moved(DriverRequest::Epoll, ShmOptions::default());
+    let mut sides = migrated(DriverRequest::Epoll, ShmOptions::default());
     let mut arena = private_arena();
     // The first pass through the ring, while the ends find out what they can do.
     for count in 1..=200 {
@@ -575,7 +574,7 @@ fn other_large_tensors_are_read_where_they_lie() {
         until(&mut sides, "it came", |sides| {
             sides[1].reader.messages == count
         });
-        let [sent, got] = [0, 1].map(|side: usize| sides[side].links().counters());
+        let [sent, got] = [0, 1].map(|side: usize| sides[side].shm().counters());
         assert_eq!(sent.shown_bytes, got.seen_bytes);
         if got.seen_bytes > 0 {
             return;

@@ -1,0 +1,67 @@
+//! How a thread sleeps while neither the base transport nor the medium has work.
+
+use std::os::fd::BorrowedFd;
+use std::task::Waker;
+use std::time::Duration;
+
+use super::{Medium, Migrating};
+use crate::{Park, TransportError};
+
+impl<T: Park, M: Medium> Park for Migrating<T, M> {
+    fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError> {
+        if !self.registry.is_settled() {
+            return Ok(());
+        }
+        let check = self.is_waiting().then_some(WAIT_CHECK);
+        let Some(medium) = &mut self.medium else {
+            return self.base.park(timeout);
+        };
+        if !medium.arm(&mut self.registry) {
+            return Ok(());
+        }
+        let patience = medium.patience(&mut self.registry);
+        let timeout = [timeout, patience, check].into_iter().flatten().min();
+        let slept = self.base.park(timeout);
+        self.wake_up();
+        slept
+    }
+
+    fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
+        if !self.registry.is_settled() {
+            return None;
+        }
+        if let Some(medium) = &mut self.medium
+            && (medium.patience(&mut self.registry).is_some() || !medium.arm(&mut self.registry))
+        {
+            return None;
+        }
+        // Without a descriptor the medium stays prepared until the next sleep, at the price of a needless
+        // wake-up.
+        self.base.park_fd()
+    }
+
+    fn unpark(&mut self) {
+        self.base.unpark();
+        self.wake_up();
+    }
+
+    fn waker(&self) -> Waker {
+        self.base.waker()
+    }
+
+    fn watch(&mut self, companion: BorrowedFd<'_>) -> Result<(), TransportError> {
+        self.base.watch(companion)
+    }
+}
+
+impl<T, M: Medium> Migrating<T, M> {
+    fn wake_up(&mut self) {
+        if let Some(medium) = &mut self.medium {
+            medium.disarm(&mut self.registry);
+        }
+        self.stirred = None;
+    }
+}
+
+/// How often a thread that sleeps looks whether an answer is late, or a handshake's time has come.
+const WAIT_CHECK: Duration = Duration::from_millis(100);
