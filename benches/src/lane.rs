@@ -177,7 +177,7 @@ impl Lane {
         if let Err(status) = accept(state.slots[slot].phase, call) {
             let address = self.peer.address();
             let text = format!("connection {} to {address}: {}", self.index, status.message);
-            self.load.fail(Status::new(status.code, text));
+            self.load.fail(status.with_message(text));
         }
         if self.load.is_failed.load(Ordering::Relaxed) {
             state.slots[slot].open -= 1;

@@ -174,7 +174,8 @@ impl Payload {
             self.compare(index, &arrived.data, verify)
         };
         result.map_err(|status| {
-            Status::new(status.code, format!("tensor {index}: {}", status.message))
+            let text = format!("tensor {index}: {}", status.message);
+            status.with_message(text)
         })
     }
 

@@ -228,14 +228,11 @@ fn not_a_bench(peer: &Peer, status: Status) -> Status {
     if status.code != Code::NotFound && status.code != Code::Unimplemented {
         return status;
     }
-    Status::new(
-        status.code,
-        format!(
-            "{} is no server of a bench; start one there with `grpcxx bench serve --listen {}`",
-            peer.address(),
-            peer.address()
-        ),
-    )
+    status.with_message(format!(
+        "{} is no server of a bench; start one there with `grpcxx bench serve --listen {}`",
+        peer.address(),
+        peer.address()
+    ))
 }
 
 /// Dials under way at once; a listener queues at least as many.

@@ -3,7 +3,7 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use grpcxx_rpc::proto::*;
-use grpcxx_rpc::{Code, Status, Tensor};
+use grpcxx_rpc::{Code, Reason, Status, Tensor};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response};
 use tonic_health::pb::HealthCheckRequest;
@@ -258,7 +258,8 @@ impl ControlClient {
                 status = Status::new(
                     Code::DeadlineExceeded,
                     format!("no answer within {:?}", self.call_timeout),
-                );
+                )
+                .because(Reason::Deadline);
             }
             self.failed(method, status)
         })

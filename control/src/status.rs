@@ -1,6 +1,6 @@
 use std::borrow::Cow;
 
-use grpcxx_rpc::{Code, Status};
+use grpcxx_rpc::{Code, Reason, Status};
 
 use crate::limits::ERROR_TEXT_BYTES_MAX;
 
@@ -13,7 +13,7 @@ pub(crate) fn to_grpc(status: &Status) -> tonic::Status {
 /// The same failure as it came from a gRPC peer.
 pub(crate) fn from_grpc(status: &tonic::Status) -> Status {
     let code = Code::from_number(status.code() as i32).unwrap_or(Code::Unknown);
-    Status::new(code, status.message().to_owned())
+    Status::new(code, status.message().to_owned()).because(Reason::Peer)
 }
 
 /// `text`, cut at a character boundary to at most `bytes_max` bytes.
@@ -40,7 +40,7 @@ mod tests {
             let status = Status::new(code, "why");
             let grpc = to_grpc(&status);
             assert_eq!(grpc.code() as i32, i32::from(code as u8));
-            assert_eq!(from_grpc(&grpc), status);
+            assert_eq!(from_grpc(&grpc), status.because(Reason::Peer));
         }
     }
 

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use grpcxx_transport::Time;
 
-use crate::{Code, Rejected, Status, Text};
+use crate::{Code, Reason, Rejected, Status, Text};
 
 /// The connection to one target as its callers see it: dialled when it is first needed, dialled again for as
 /// long as it fails, with calls waiting for it for a bounded time.
@@ -176,7 +176,8 @@ impl<T> Channel<T> {
                         self.waiting.len(),
                         self.address
                     ),
-                ),
+                )
+                .because(Reason::TooManyCalls),
             });
         }
         if self.state == State::Idle {
@@ -291,11 +292,11 @@ impl<T> Channel<T> {
     }
 
     fn timeout_status(&self) -> Status {
-        let what = match (self.is_connected(), self.was_connected) {
+        let (what, reason) = match (self.is_connected(), self.was_connected) {
             // The connection came when the call's time was over already.
-            (true, _) => "unknown error",
-            (false, true) => "connection is broken",
-            (false, false) => "connection is timeout",
+            (true, _) => ("unknown error", Reason::Deadline),
+            (false, true) => ("connection is broken", Reason::NoConnection),
+            (false, false) => ("connection is timeout", Reason::NoConnection),
         };
         let mut text = format!("Seastar channel: {what}. connection is : {}", self.address);
         if let Some(failure) = &self.last_failure {
@@ -303,7 +304,7 @@ impl<T> Channel<T> {
             text.push_str(failure);
             text.push(')');
         }
-        Status::new(Code::Internal, text)
+        Status::new(Code::Internal, text).because(reason)
     }
 
     /// A duration below [`ChannelOptions::redial_jitter`], by SplitMix64.

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use crate::key::is_full_device_name;
-use crate::{Code, RendezvousKey, Status, Text};
+use crate::{Code, Reason, RendezvousKey, Status, Text};
 
 /// The devices of this task, each with its incarnation.
 ///
@@ -74,7 +74,8 @@ impl Devices {
                  was restarted; call GetStatus for its present incarnation and start the step again",
                 key.source_incarnation()
             ),
-        ))
+        )
+        .because(Reason::OtherIncarnation))
     }
 
     fn unknown(&self, name: &str) -> Status {
@@ -91,6 +92,7 @@ impl Devices {
                 "{name} unknown device. {known}; check the cluster spec and .endpoint_map of the caller"
             ),
         )
+        .because(Reason::UnknownDevice)
     }
 }
 
@@ -112,9 +114,11 @@ mod tests {
         assert_eq!(check(PS, 7), Ok(()));
         let restarted = check(PS, 6).unwrap_err();
         assert_eq!(restarted.code, Code::Aborted);
+        assert_eq!(restarted.reason, Reason::OtherIncarnation);
         assert!(restarted.message.contains("6 vs. 7"), "{restarted}");
         let unknown = check(WORKER, 7).unwrap_err();
         assert_eq!(unknown.code, Code::InvalidArgument);
+        assert_eq!(unknown.reason, Reason::UnknownDevice);
         assert!(unknown.message.contains("unknown device"), "{unknown}");
         assert!(unknown.message.contains(PS), "{unknown}");
     }

@@ -20,7 +20,7 @@ use self::closed::{ClosedSteps, Ending};
 use self::entries::NONE;
 use self::table::{Place, Table};
 use self::waiters::{State, Taken, Waiters};
-use crate::{Rejected, Status, Tensor, Text};
+use crate::{Reason, Rejected, Status, Tensor, Text};
 
 /// Where the tensors of a step meet those who ask for them, in either order.
 ///
@@ -283,10 +283,16 @@ impl Rendezvous {
         true
     }
 
-    /// Ends a step with an error: requests that wait and whatever comes later fail with exactly this status,
-    /// until [`Rendezvous::cleanup`]. Its tensors are dropped. Nothing changes if the step is over already.
+    /// Ends a step with an error: requests that wait and requests that come later fail with this
+    /// code and text until [`Rendezvous::cleanup`]. A status without a reason of its own gets
+    /// [`Reason::StepOver`]. The tensors of the step are dropped. Nothing changes if the step is
+    /// over already.
     pub fn abort(&mut self, step_id: i64, status: Status) {
         if !self.closed.contains(step_id) {
+            let status = match status.reason {
+                Reason::Unspecified => status.because(Reason::StepOver),
+                _ => status,
+            };
             self.close(step_id, Ending::Aborted(status));
         }
     }

@@ -1,7 +1,7 @@
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
-use crate::{Code, Status};
+use crate::{Code, Reason, Status};
 
 /// Counts down the graph calls of each step, so that the step is cleaned up behind the last.
 ///
@@ -49,7 +49,8 @@ impl StepCountdown {
                      finish or clean up some first",
                     self.steps_max
                 ),
-            ));
+            )
+            .because(Reason::Limit));
         }
         self.unfinished.insert(step_id, ps_graph_count);
         Ok(())

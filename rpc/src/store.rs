@@ -3,7 +3,7 @@ use std::ops::Bound;
 
 use wildmatch::WildMatch;
 
-use crate::{Code, Rejected, Status, Tensor, TensorMeta, Text};
+use crate::{Code, Reason, Rejected, Status, Tensor, TensorMeta, Text};
 
 /// Named tensors that stay: the parameters of a model.
 ///
@@ -161,7 +161,8 @@ impl TensorStore {
                     "{name} would be one more tensor than the limit tensors = {} of the store; remove some first",
                     self.limits.tensors
                 ),
-            ));
+            )
+            .because(Reason::Limit));
         }
         let others = self.stored_bytes - previous.map_or(0, |t| t.data.len() as u64);
         let left = self.limits.stored_bytes.saturating_sub(others);
@@ -173,7 +174,8 @@ impl TensorStore {
                     tensor.data.len(),
                     self.limits.stored_bytes
                 ),
-            ));
+            )
+            .because(Reason::Limit));
         }
         Ok(())
     }

@@ -6,8 +6,8 @@ use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto::{RunGraphRequest, RunGraphResponse};
 use grpcxx_rpc::wire::{HEADER_BYTES, RequestHeader, ResponseHeader};
 use grpcxx_rpc::{
-    ClientConnection, Code, ConnectionLimits, DType, Features, Method, PeerViolation, Request,
-    Response, Shape, Status, Tensor,
+    ClientConnection, Code, ConnectionLimits, DType, Features, Method, PeerViolation, Reason,
+    Request, Response, Shape, Status, Tensor,
 };
 use grpcxx_transport::Outcome;
 use prost::Message;
@@ -220,7 +220,8 @@ fn every_method_fails_with_the_same_frame() {
         assert_eq!(header.payload_bytes, 25);
         assert_eq!(&bytes[HEADER_BYTES..], b"[_Derived_]Step 7 aborted");
         pair.client.offer(&bytes);
-        assert_eq!(pair.finished().result, Err(status));
+        let arrived = pair.finished().result.unwrap_err();
+        assert_eq!(arrived, status.because(Reason::Peer));
     }
 }
 
@@ -255,9 +256,11 @@ fn error_texts_of_any_kind_arrive() {
         "the peer's reason has 11 bytes, which is too long to keep"
     );
     let status = respond(&mut pair, 5, b"\xffbad");
-    assert_eq!(status, Status::new(Code::NotFound, "\u{fffd}bad"));
+    let not_found = Status::new(Code::NotFound, "\u{fffd}bad");
+    assert_eq!(status, not_found.because(Reason::Peer));
     let status = respond(&mut pair, 77, b"new");
-    assert_eq!(status, Status::new(Code::Unknown, "status code 77: new"));
+    let unknown = Status::new(Code::Unknown, "status code 77: new");
+    assert_eq!(status, unknown.because(Reason::Peer));
     let status = respond(&mut pair, -3, b"");
     assert_eq!(status.code, Code::Unknown);
 }
@@ -677,6 +680,11 @@ fn messages_beyond_the_limit_fail_their_call() {
                 Code::ResourceExhausted,
                 "the peer sent a message of 101 bytes, allowed are 100"
             )
+            .because(if limited_client {
+                Reason::Limit
+            } else {
+                Reason::Peer
+            })
         );
         // Not even for the text of the failure, which is whole in the bytes shown.
         assert_eq!(pair.client.landings.pieces + pair.server.landings.pieces, 0);

@@ -342,10 +342,8 @@ fn every_golden_frame_is_what_it_should_be() {
                 vector.check_result(&pair.finished().result);
                 pair.server.offer(&request);
                 let incoming = pair.request();
-                let status = Status {
-                    code: Code::Internal,
-                    message: "".into(),
-                };
+                let mut status = Status::new(Code::Internal, "");
+                status.message = "".into();
                 pair.server.end.answer(incoming.id, Err(status));
                 assert!(pair.server.drain().len() > 32);
                 4

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher};
 
-use grpcxx_rpc::{Code, HeldTensor, Rendezvous, RendezvousLimits, Status, Tensor, Text};
+use grpcxx_rpc::{Code, HeldTensor, Reason, Rendezvous, RendezvousLimits, Status, Tensor, Text};
 use proptest::prelude::*;
 
 const STEPS: i64 = 4;
@@ -300,12 +300,16 @@ impl Pair {
             Operation::Abort { step } => {
                 let status = Status::new(Code::OutOfRange, format!("aborted by {next}"));
                 real.abort(step, status.clone());
-                model.close(step, status, false);
+                model.close(step, status.because(Reason::StepOver), false);
             }
             Operation::Cleanup { step } => {
                 real.cleanup(step);
                 let text = format!("step {step} was cleaned up; use a new step id");
-                model.close(step, Status::new(Code::Aborted, text), true);
+                model.close(
+                    step,
+                    Status::new(Code::Aborted, text).because(Reason::StepOver),
+                    true,
+                );
             }
             Operation::AbortAll => {
                 // Closing more steps than are remembered would make the order of closing show.
@@ -313,7 +317,8 @@ impl Pair {
                     let status = Status::new(Code::Unavailable, "all");
                     real.abort_all(status.clone());
                     for step in model.open_steps() {
-                        model.close(step, status.clone(), false);
+                        let status = status.clone().because(Reason::StepOver);
+                        model.close(step, status, false);
                     }
                 }
             }

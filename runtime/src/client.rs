@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_channel::oneshot;
-use grpcxx_rpc::{Code, Request, Status};
+use grpcxx_rpc::{Code, Reason, Request, Status};
 
 pub(crate) use self::mailboxes::{Mailboxes, inbox_full};
 use self::peer::resolve;
@@ -107,7 +107,8 @@ impl Client {
                     peers.count + 1,
                     limits::PEERS
                 ),
-            ));
+            )
+            .because(Reason::Limit));
         }
         let turn = self.shared.next_shard.fetch_add(1, Ordering::Relaxed);
         let peer = Peer::new(

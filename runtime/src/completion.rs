@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_channel::oneshot;
 use grpcxx_memory::BufferMut;
-use grpcxx_rpc::{Code, Status, TensorMeta};
+use grpcxx_rpc::{Code, Reason, Status, TensorMeta};
 
 use crate::call::{CallResult, CallSink};
 use crate::command::Command;
@@ -167,6 +167,7 @@ pub(crate) fn stopped() -> Status {
         Code::Unavailable,
         "the engine stopped before the call ended",
     )
+    .because(Reason::Stopping)
 }
 
 /// Most calls that are ended because sinks made them while their own calls ended with the engine.

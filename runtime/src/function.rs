@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use grpcxx_rpc::{GraphCall, Request, Response, Status, Tensor, Text, home_shard};
+use grpcxx_rpc::{GraphCall, Reason, Request, Response, Status, Tensor, Text, home_shard};
 
 use crate::call::CallResult;
 use crate::client::Mailboxes;
@@ -225,7 +225,8 @@ impl Drop for Responder {
         self.send(Err(Status::new(
             grpcxx_rpc::Code::Internal,
             "the service dropped the request without an answer",
-        )));
+        )
+        .because(Reason::Unanswered)));
     }
 }
 
@@ -243,7 +244,8 @@ fn caught(code: impl FnOnce() -> Result<Vec<(Text, Tensor)>, Status>) -> CallRes
         Err(panic) => Err(Status::new(
             grpcxx_rpc::Code::Internal,
             format!("the function panicked: {}", panic_text(&*panic)),
-        )),
+        )
+        .because(Reason::Panicked)),
     }
 }
 

@@ -1,6 +1,6 @@
 use std::sync::{Mutex, PoisonError};
 
-use grpcxx_rpc::{Code, Status};
+use grpcxx_rpc::{Code, Reason, Status};
 use grpcxx_runtime::Engine;
 
 /// An engine that several threads use until one of them stops it.
@@ -21,7 +21,10 @@ impl EngineSlot {
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         match &*engine {
             Some(engine) => Ok(use_engine(engine)),
-            None => Err(Status::new(Code::Unavailable, "this task is stopping")),
+            None => {
+                Err(Status::new(Code::Unavailable, "this task is stopping")
+                    .because(Reason::Stopping))
+            }
         }
     }
 

@@ -274,7 +274,7 @@ fn read_share(
             // What cannot be sent is told now, not to whoever asks for it later.
             encode_record(&tensor).map_err(|status| {
                 let text = format!("tensor {:?}: {}", entry.name, status.message);
-                ServerError::Store(Status::new(status.code, text))
+                ServerError::Store(status.with_message(text))
             })?;
             Ok((Text::from(entry.name.as_str()), tensor))
         })

@@ -219,7 +219,8 @@ fn run<E: From<Status>>(
             };
             let response = result.map_err(|status| {
                 let address = remotes[batch.tensors[0]].peer.address();
-                Status::new(status.code, format!("{address}: {}", status.message))
+                let text = format!("{address}: {}", status.message);
+                status.with_message(text)
             })?;
             under_way_bytes -= batch.bytes;
             transferred.calls += 1;

@@ -148,6 +148,7 @@ fn checklist_16_a_call_waits_its_own_timeout_or_the_default_then_is_internal() {
     assert_eq!(failed, [(2, ms(2_500)), (1, ms(120_000))]);
     for (_, _, status) in &bench.failed {
         assert_eq!(status.code, Code::Internal);
+        assert_eq!(status.reason, Reason::NoConnection);
         assert_eq!(
             status.message,
             "Seastar channel: connection is timeout. connection is : 10.0.0.1:7777 (connection refused)"
@@ -174,6 +175,7 @@ fn checklist_16_a_broken_connection_and_a_late_one_have_texts_of_their_own() {
     bench.close();
     bench.admit(2, 10);
     bench.run(1_000, u64::MAX / 1_000_000);
+    assert_eq!(bench.failed[0].2.reason, Reason::NoConnection);
     let broken = &bench.failed[0].2.message;
     assert!(
         broken.starts_with("Seastar channel: connection is broken. connection is : 10.0.0.1:7777"),
@@ -185,6 +187,7 @@ fn checklist_16_a_broken_connection_and_a_late_one_have_texts_of_their_own() {
     bench.now = bench.now + ms(10);
     bench.connect();
     assert!(bench.released.is_empty());
+    assert_eq!(bench.failed[0].2.reason, Reason::Deadline);
     assert_eq!(
         bench.failed[0].2.message,
         "Seastar channel: unknown error. connection is : 10.0.0.1:7777"
@@ -215,6 +218,7 @@ fn calls_that_wait_are_bounded_and_can_be_taken_back() {
         Admission::Refused(rejected) => {
             assert_eq!(rejected.value, 3);
             assert_eq!(rejected.status.code, Code::ResourceExhausted);
+            assert_eq!(rejected.status.reason, Reason::TooManyCalls);
             assert!(rejected.status.message.contains("waiting_calls"));
         }
         other => panic!("{other:?}"),

@@ -17,7 +17,7 @@ use super::outgoing::Outgoing;
 use super::slots::{SlotId, Slots};
 use super::{ConnectionLimits, encode};
 use crate::wire::{Features, HEADER_BYTES};
-use crate::{Code, Request, Response, Status, Text};
+use crate::{Code, Reason, Request, Response, Status, Text};
 
 /// The asking end of a connection.
 ///
@@ -247,7 +247,8 @@ impl ClientConnection {
                 expected: Expected::Message | Expected::Tensors { .. } | Expected::Fetched { .. },
                 ..
             }) => {
-                let status = Status::new(Code::Cancelled, "the caller gave the call up");
+                let status = Status::new(Code::Cancelled, "the caller gave the call up")
+                    .because(Reason::Cancelled);
                 self.give_up(call.0, status, true);
                 true
             }
@@ -440,6 +441,7 @@ fn deadline_exceeded() -> Status {
         Code::DeadlineExceeded,
         "the call had no result when its deadline was over",
     )
+    .because(Reason::Deadline)
 }
 
 /// Mark of frames that belong to no call, or to many.

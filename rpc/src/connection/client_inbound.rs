@@ -14,7 +14,7 @@ use super::{Landings, PeerViolation};
 use crate::wire::{
     BUNDLE_TAG, Features, HEADER_BYTES, RECORD_BYTES, ResponseHeader, decode_record,
 };
-use crate::{Code, Response, Status, Text};
+use crate::{Code, Reason, Response, Status, Text};
 
 /// What the next bytes from the peer are.
 #[derive(Debug, Default)]
@@ -332,5 +332,5 @@ impl ClientConnection {
 
 /// Why payload is dropped; nobody sees it, since the call has ended before.
 pub(super) fn gone() -> Status {
-    Status::new(Code::Cancelled, "the call has ended")
+    Status::new(Code::Cancelled, "the call has ended").because(Reason::Cancelled)
 }

@@ -10,7 +10,7 @@ use super::records::message_too_long;
 use super::slots::SlotId;
 use super::{Landings, PeerViolation};
 use crate::wire::{Announcement, ChunkHeader, Features, HEADER_BYTES, ResponseHeader};
-use crate::{Code, Response, Status};
+use crate::{Code, Reason, Response, Status};
 
 impl ClientConnection {
     pub(super) fn begin_error(
@@ -100,8 +100,9 @@ impl ClientConnection {
 }
 
 pub(super) fn status_of(number: i32, text: String) -> Status {
-    match Code::from_number(number) {
+    let status = match Code::from_number(number) {
         Some(code) => Status::new(code, text),
         None => Status::new(Code::Unknown, format!("status code {number}: {text}")),
-    }
+    };
+    status.because(Reason::Peer)
 }

@@ -9,7 +9,7 @@ use crate::wire::{
     Announcement, CANCEL_METHOD, HEADER_BYTES, RequestHeader, ResponseHeader,
     encode_graph_metadata, encode_names, encode_receive, encode_record, sorted_by_name,
 };
-use crate::{Code, GraphCall, Method, Request, Status, Tensor, Text};
+use crate::{Code, GraphCall, Method, Reason, Request, Status, Tensor, Text};
 
 /// Fills an empty frame with a request.
 ///
@@ -354,6 +354,7 @@ fn exhausted(what: &str, unit: &str, found: u64, allowed: u64) -> Status {
         Code::ResourceExhausted,
         format!("{what} of {found} {unit} cannot be sent, allowed are {allowed}"),
     )
+    .because(Reason::Limit)
 }
 
 /// The longest start of `text` with at most `len_max` bytes that ends with a whole character.

@@ -6,7 +6,7 @@ use super::cursor::{Cursor, Filled};
 use super::landings::checked;
 use super::{ConnectionLimits, Landings, PeerViolation};
 use crate::wire::{HEADER_BYTES, RECORD_BYTES, RecordError, decode_record};
-use crate::{Code, DTypeClass, Status, Tensor, TensorMeta, Text};
+use crate::{Code, DTypeClass, Reason, Status, Tensor, TensorMeta, Text};
 
 /// The tensor records of one frame on their way in.
 #[derive(Debug)]
@@ -305,6 +305,7 @@ pub(super) fn message_too_long(found_bytes: u64, limits: &ConnectionLimits) -> S
             limits.message_bytes
         ),
     )
+    .because(Reason::Limit)
 }
 
 /// Most tensors that room is made for before the first of them has come.

@@ -16,7 +16,7 @@ use super::server_bundle::Bundled;
 use super::server_inbound::Inbound;
 use super::slots::{SlotId, Slots};
 use crate::wire::{ChunkHeader, Features, HEADER_BYTES};
-use crate::{Code, Request, Response, Status, Tensor};
+use crate::{Code, Reason, Request, Response, Status, Tensor};
 
 /// The answering end of a connection.
 ///
@@ -332,7 +332,8 @@ impl ServerConnection {
             let status = Status::new(
                 Code::DeadlineExceeded,
                 "the server had no answer when the deadline of the request was over",
-            );
+            )
+            .because(Reason::Deadline);
             self.refuse(id.expect("a deadline is removed with its request"), status);
         }
     }

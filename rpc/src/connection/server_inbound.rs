@@ -14,7 +14,7 @@ use super::server_messages::refusal;
 use super::slots::SlotId;
 use super::{Landings, PeerViolation};
 use crate::wire::{BUNDLE_METHOD, CANCEL_METHOD, Features, HEADER_BYTES, RequestHeader};
-use crate::{Code, GraphCall, KeyList, Method, Request, Status, Text};
+use crate::{Code, GraphCall, KeyList, Method, Reason, Request, Status, Text};
 
 /// What the next bytes from the peer are.
 #[derive(Debug, Default)]
@@ -162,7 +162,8 @@ impl ServerConnection {
         if let Some(&id) = self.tags.get(&header.tag) {
             self.refuse(
                 id,
-                Status::new(Code::Cancelled, "the client gave the call up"),
+                Status::new(Code::Cancelled, "the client gave the call up")
+                    .because(Reason::Cancelled),
             );
         }
         Ok(None)

@@ -1,7 +1,7 @@
 use super::Rendezvous;
 use super::entries::ENTRIES_MAX;
 use super::table::{Place, WAITS_MAX};
-use crate::{Code, Status, Tensor, Text};
+use crate::{Code, Reason, Status, Tensor, Text};
 
 /// What is let in, and with which status the rest is refused.
 impl Rendezvous {
@@ -149,4 +149,5 @@ fn exhausted(
             "{what} the limit {limit} = {allowed} of the rendezvous; receive or clean up first"
         ),
     )
+    .because(Reason::Limit)
 }

@@ -3,7 +3,7 @@ use std::collections::VecDeque;
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
-use crate::{Code, Status};
+use crate::{Code, Reason, Status};
 
 /// The steps that are over, as far as they are remembered.
 #[derive(Debug)]
@@ -70,7 +70,8 @@ impl Ending {
             Self::CleanedUp => Status::new(
                 Code::Aborted,
                 format!("step {step_id} was cleaned up; use a new step id"),
-            ),
+            )
+            .because(Reason::StepOver),
         }
     }
 }

@@ -1,7 +1,7 @@
 use std::hash::{BuildHasher, Hasher};
 
 use super::*;
-use crate::Code;
+use crate::{Code, Reason};
 
 const STEP: i64 = 7;
 
@@ -159,12 +159,12 @@ fn tensors_are_taken_at_once_if_all_are_there_and_nobody_waits() {
 #[test]
 fn checklist_25_a_request_waits_until_the_step_is_aborted() {
     let mut rendezvous = rendezvous(|_| {});
-    let status = Status::new(Code::OutOfRange, "End of sequence");
+    let status = Status::new(Code::OutOfRange, "End of sequence").because(Reason::StepOver);
     rendezvous.receive(STEP, keys(&["a"]), 1).unwrap();
     rendezvous.receive(STEP, keys(&["a", "b", "c"]), 2).unwrap();
     rendezvous.receive(STEP + 1, keys(&["a"]), 3).unwrap();
     send(&mut rendezvous, "b", 1);
-    rendezvous.abort(STEP, status.clone());
+    rendezvous.abort(STEP, Status::new(status.code, status.message.clone()));
     assert_eq!(poll(&mut rendezvous), Some((1, Err(status.clone()))));
     assert_eq!(poll(&mut rendezvous), Some((2, Err(status.clone()))));
     assert_eq!(poll(&mut rendezvous), None, "another step is not touched");
@@ -207,7 +207,8 @@ fn abort_all_ends_each_step_in_which_something_waits() {
             .receive(step_id, keys(&["a"]), step_id as u64)
             .unwrap();
     }
-    let status = Status::new(Code::Unavailable, "the server stops");
+    // A reason that the caller names is kept.
+    let status = Status::new(Code::Unavailable, "the server stops").because(Reason::Stopping);
     rendezvous.abort_all(status.clone());
     for waiter in 0..3 {
         assert_eq!(poll(&mut rendezvous), Some((waiter, Err(status.clone()))));

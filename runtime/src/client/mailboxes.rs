@@ -1,7 +1,7 @@
 use std::fmt;
 
 use crossbeam_queue::SegQueue;
-use grpcxx_rpc::{Code, Status};
+use grpcxx_rpc::{Code, Reason, Status};
 
 use crate::command::Command;
 use crate::limits;
@@ -87,4 +87,5 @@ pub(crate) fn inbox_full() -> Status {
             limits::INBOX_COMMANDS
         ),
     )
+    .because(Reason::QueueFull)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use grpcxx_memory::BufferMut;
-use grpcxx_rpc::{CallId, CallOptions, Code, Request, Status, TensorMeta};
+use grpcxx_rpc::{CallId, CallOptions, Code, Reason, Request, Status, TensorMeta};
 use grpcxx_transport::{Refusal, Time};
 
 use crate::call::CallResult;
@@ -175,12 +175,10 @@ impl<A> Core<A> {
             cancellable,
         } = new;
         if cancellable.as_ref().is_some_and(Cancellable::is_cancelled) {
-            let status = Status::new(Code::Cancelled, "the caller cancelled");
-            return self.refuse_call(completion, status);
+            return self.refuse_call(completion, cancelled());
         }
         if self.is_stopping() {
-            let status = Status::new(Code::Unavailable, "this engine is stopping");
-            return self.refuse_call(completion, status);
+            return self.refuse_call(completion, stopping());
         }
         if timeout.is_some_and(|timeout| timeout.is_zero()) {
             return self.refuse_call(completion, deadline_exceeded());
@@ -205,7 +203,8 @@ impl<A> Core<A> {
                         "{} calls are under way on this shard",
                         limits::CALLS_PER_SHARD
                     ),
-                );
+                )
+                .because(Reason::TooManyCalls);
                 return self.refuse(pending.target, status);
             }
         };
@@ -233,8 +232,7 @@ impl<A> Core<A> {
             shares_memory: !pending.target.allocates(),
         };
         let Some(connection) = self.peers[peer].connection_mut() else {
-            let status = Status::new(Code::Unavailable, "the connection was lost");
-            return self.finish_call(waiting.call, Err(status));
+            return self.finish_call(waiting.call, Err(no_connection()));
         };
         match connection.call(self.now, waiting.request, options) {
             Ok(call) => {
@@ -252,10 +250,9 @@ impl<A> Core<A> {
                             "{} calls to this peer have no answer yet; wait for some",
                             self.limits.outstanding_calls
                         ),
-                    ),
-                    Refusal::NotOpen | Refusal::WrongState => {
-                        Status::new(Code::Unavailable, "the connection was lost")
-                    }
+                    )
+                    .because(Reason::TooManyCalls),
+                    Refusal::NotOpen | Refusal::WrongState => no_connection(),
                 };
                 self.finish_call(waiting.call, Err(status));
             }
@@ -282,7 +279,7 @@ impl<A> Core<A> {
 
     pub(super) fn cancel_call(&mut self, number: u64) {
         if let Some(&call) = self.calls.numbers.get(&number) {
-            self.withdraw_call(call, Status::new(Code::Cancelled, "the caller cancelled"));
+            self.withdraw_call(call, cancelled());
         }
     }
 
@@ -296,13 +293,11 @@ impl<A> Core<A> {
         debug_assert!(self.is_stopping());
         let ids: Vec<SlotId> = self.calls.slots.ids().collect();
         for call in ids {
-            let status = Status::new(Code::Unavailable, "this engine is stopping");
-            self.finish_call(call, Err(status));
+            self.finish_call(call, Err(stopping()));
         }
         for number in self.calls.recipients.numbers() {
             if let Some(recipient) = self.calls.recipients.take(number) {
-                let status = Status::new(Code::Unavailable, "this engine is stopping");
-                self.refuse(Target::Sink(recipient), status);
+                self.refuse(Target::Sink(recipient), stopping());
             }
         }
     }
@@ -390,6 +385,20 @@ impl Drop for Calls {
 
 fn deadline_exceeded() -> Status {
     Status::new(Code::DeadlineExceeded, "the call took longer than allowed")
+        .because(Reason::Deadline)
+}
+
+fn cancelled() -> Status {
+    Status::new(Code::Cancelled, "the caller cancelled").because(Reason::Cancelled)
+}
+
+fn stopping() -> Status {
+    Status::new(Code::Unavailable, "this engine is stopping").because(Reason::Stopping)
+}
+
+/// The connection went before the call was put on it.
+fn no_connection() -> Status {
+    Status::new(Code::Unavailable, "the connection was lost").because(Reason::NoConnection)
 }
 
 pub(super) fn token(id: SlotId) -> u64 {

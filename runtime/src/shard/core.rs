@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use grpcxx_memory::Arena;
-use grpcxx_rpc::{Code, ConnectionLimits, Features, Status, TensorStore};
+use grpcxx_rpc::{Code, ConnectionLimits, Features, Reason, Status, TensorStore};
 use grpcxx_transport::{LinkId, Time, Transport};
 
 use crate::client::Mailboxes;
@@ -376,7 +376,7 @@ impl<A> Core<A> {
     /// Why requests are refused while the shard stops.
     pub(super) fn stopping(&self) -> Status {
         let text = format!("{} is stopping", self.shared.task.name());
-        Status::new(Code::Unavailable, text)
+        Status::new(Code::Unavailable, text).because(Reason::Stopping)
     }
 
     pub(super) fn ship(&mut self, shard: usize, parcel: Parcel<A>) {

@@ -2,7 +2,7 @@ use std::net::SocketAddr;
 
 use grpcxx_memory::{Arena, BufferMut};
 use grpcxx_rpc::{
-    AtHand, Code, HeldTensor, Landings, PeerViolation, Status, TensorMeta, Text, home_shard,
+    AtHand, Code, HeldTensor, Landings, PeerViolation, Reason, Status, TensorMeta, Text, home_shard,
 };
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, MediumKind, Next, Outcome,
@@ -168,6 +168,9 @@ impl<A> Core<A> {
     fn condemn(&mut self, link: LinkId, violation: &PeerViolation) {
         tracing::warn!(%violation, "closing the connection of a peer that broke the protocol");
         self.counters().violations.add(1);
+        if let Some(Owner::Peer(slot)) = self.links.owner(link) {
+            self.peer_violated(slot, violation);
+        }
         self.condemned.push(link);
     }
 }
@@ -277,9 +280,9 @@ impl Landings for CallLandings<'_> {
 
 fn allocate(arena: &mut Arena, len_bytes: u64) -> Result<BufferMut, Status> {
     let len = usize::try_from(len_bytes).unwrap_or(usize::MAX);
-    arena
-        .allocate(len)
-        .map_err(|error| Status::new(Code::ResourceExhausted, error.to_string()))
+    arena.allocate(len).map_err(|error| {
+        Status::new(Code::ResourceExhausted, error.to_string()).because(Reason::Memory)
+    })
 }
 
 fn ignore(bytes: &[u8]) -> Progress {

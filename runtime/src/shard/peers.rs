@@ -1,5 +1,6 @@
 use grpcxx_rpc::{
-    Action, Admission, Channel, ClientConnection, Code, PeerViolation, Response, Status, Tensor,
+    Action, Admission, Channel, ClientConnection, Code, PeerViolation, Reason, Response, Status,
+    Tensor,
 };
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkId, MediumKind, Next, Outcome, Progress, Time, Transport,
@@ -26,6 +27,8 @@ pub(super) struct PeerLink {
     stays: Option<String>,
     /// Whether the connection is to be made anew without waiting for a call, for another medium will carry it.
     redials: bool,
+    /// How the peer broke the protocol on the connection, which closes therefore.
+    violation: Option<PeerViolation>,
     is_dirty: bool,
     armed: Option<Time>,
 }
@@ -86,6 +89,7 @@ impl<A> Core<A> {
             medium: None,
             stays: None,
             redials: false,
+            violation: None,
             is_dirty: false,
             armed: None,
         });
@@ -221,19 +225,30 @@ impl<A> Core<A> {
         }
     }
 
+    pub(super) fn peer_violated(&mut self, slot: usize, violation: &PeerViolation) {
+        self.peers[slot].violation = Some(violation.clone());
+    }
+
     pub(super) fn peer_closed(&mut self, slot: usize, reason: &CloseReason) {
         let peer = &mut self.peers[slot];
         peer.link = None;
         if let Some(connection) = &mut peer.connection {
             tracing::info!(peer = peer.peer.address(), %reason, "connection lost");
             self.shared.counters[self.index].links_lost.add(1);
-            connection.handle_closed(&Status::new(
-                Code::Unavailable,
-                format!(
-                    "the connection to {} was lost: {reason}",
-                    peer.peer.address()
-                ),
-            ));
+            let address = peer.peer.address();
+            let status = match peer.violation.take() {
+                Some(violation) => Status::new(
+                    Code::Unavailable,
+                    format!("{address} broke the protocol, and was cut off: {violation}"),
+                )
+                .because(Reason::PeerViolation),
+                None => Status::new(
+                    Code::Unavailable,
+                    format!("the connection to {address} was lost: {reason}"),
+                )
+                .because(Reason::ConnectionLost),
+            };
+            connection.handle_closed(&status);
         }
         self.drain_results(slot);
         let peer = &mut self.peers[slot];

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
-use grpcxx_rpc::{Code, PeerViolation, RequestId, ServerConnection, Status, Undelivered};
+use grpcxx_rpc::{Code, PeerViolation, Reason, RequestId, ServerConnection, Status, Undelivered};
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkId, MediumKind, Next, Outcome, Progress, Time, Transport,
 };
@@ -146,10 +146,10 @@ impl<A> Core<A> {
             return;
         };
         tracing::debug!(%reason, "a peer's connection ended");
-        server.connection.handle_closed(&Status::new(
-            Code::Unavailable,
-            format!("the connection ended: {reason}"),
-        ));
+        let status = Status::new(Code::Unavailable, format!("the connection ended: {reason}"));
+        server
+            .connection
+            .handle_closed(&status.because(Reason::ConnectionLost));
         while let Some(request) = server.connection.poll_cancelled() {
             if let Some(watch) = server.take_watch(request) {
                 watch.withdrawn();

@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{
-    HeldTensor, Rendezvous, RendezvousLimits, Response, Status, StepCountdown, Tensor, Text,
+    HeldTensor, Reason, Rendezvous, RendezvousLimits, Response, Status, StepCountdown, Tensor, Text,
 };
 use smallvec::SmallVec;
 
@@ -128,7 +128,8 @@ impl<A> Core<A> {
             let status = Status::new(
                 grpcxx_rpc::Code::ResourceExhausted,
                 "too many requests wait for tensors on this task",
-            );
+            )
+            .because(Reason::Limit);
             self.answer(origin, Err(status), None);
             return false;
         };
