@@ -75,7 +75,48 @@ typedef enum grpcxx_code {
   GRPCXX_UNAUTHENTICATED = 16
 } grpcxx_code;
 
-/* A failure: a code and a text. */
+/* Why a call failed, for code that decides what to do next; texts are for people and may change. A reason is known
+ * in this process only: a failure that a peer answered has GRPCXX_REASON_PEER. More may be added. */
+typedef enum grpcxx_reason {
+  /* No more is known than the code and the text say. */
+  GRPCXX_REASON_UNSPECIFIED = 0,
+  /* The peer, or the service that it runs, answered with this status. */
+  GRPCXX_REASON_PEER = 1,
+  /* The time that the call was given is over. */
+  GRPCXX_REASON_DEADLINE = 2,
+  /* The caller gave the call up. */
+  GRPCXX_REASON_CANCELLED = 3,
+  /* There was no connection to the peer. The call was not sent and may be made again. */
+  GRPCXX_REASON_NO_CONNECTION = 4,
+  /* The connection was lost behind the call, which the peer may have served. */
+  GRPCXX_REASON_CONNECTION_LOST = 5,
+  /* The peer broke the protocol, and the connection was closed behind the call. */
+  GRPCXX_REASON_PEER_VIOLATION = 6,
+  /* There is no memory for the payload. */
+  GRPCXX_REASON_MEMORY = 7,
+  /* The shard's queue is full. The call was not begun and may be made again at once. */
+  GRPCXX_REASON_QUEUE_FULL = 8,
+  /* As many calls are under way as are allowed. The call was not sent; wait for others. */
+  GRPCXX_REASON_TOO_MANY_CALLS = 9,
+  /* A limit that the text names does not allow it. */
+  GRPCXX_REASON_LIMIT = 10,
+  /* This engine stops, or has stopped. */
+  GRPCXX_REASON_STOPPING = 11,
+  /* A shard of this engine died by a panic. All later calls fail; start the process again. */
+  GRPCXX_REASON_SHARD_DIED = 12,
+  /* The key names a device that this task has not. */
+  GRPCXX_REASON_UNKNOWN_DEVICE = 13,
+  /* The key is of a former run of this task, or of a later one. */
+  GRPCXX_REASON_OTHER_INCARNATION = 14,
+  /* The step was aborted or cleaned up. */
+  GRPCXX_REASON_STEP_OVER = 15,
+  /* The function or the callback that should answer panicked. */
+  GRPCXX_REASON_PANICKED = 16,
+  /* The service let go of the request without an answer. */
+  GRPCXX_REASON_UNANSWERED = 17
+} grpcxx_reason;
+
+/* A failure: a code, a reason and a text. */
 typedef struct grpcxx_status grpcxx_status;
 
 /* A failure to return from a callback. Codes that are not in the list count as GRPCXX_UNKNOWN, GRPCXX_OK too. */
@@ -83,6 +124,8 @@ grpcxx_status *grpcxx_status_new(int32_t code, const char *message, size_t messa
 void grpcxx_status_free(grpcxx_status *status);
 /* The code, a grpcxx_code; GRPCXX_OK for NULL. */
 int32_t grpcxx_status_code(const grpcxx_status *status);
+/* The reason, a grpcxx_reason; GRPCXX_REASON_UNSPECIFIED for NULL and for what grpcxx_status_new made. */
+int32_t grpcxx_status_reason(const grpcxx_status *status);
 /* The text, which lives as long as the status; "" for NULL. message_size gets its length in bytes, or NULL. */
 const char *grpcxx_status_message(const grpcxx_status *status, size_t *message_size);
 /* The name of a code, as in "UNAVAILABLE"; "UNKNOWN" for numbers that are no code. Valid for ever. */

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use grpcxx_memory::Buffer;
-use grpcxx_rpc::{Code, Status};
+use grpcxx_rpc::{Code, Reason, Status};
 use grpcxx_runtime::Cancellation;
 
 use crate::boundary::{Context, guarded, handle, invalid, put, release, retain};
@@ -97,7 +97,8 @@ impl CCall {
                 return Err(Status::new(
                     Code::DeadlineExceeded,
                     "the call goes on; this was the end of waiting for it",
-                ));
+                )
+                .because(Reason::Deadline));
             }
             is_done = self
                 .done

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 use std::time::Duration;
 
-use grpcxx_rpc::{Code, Status};
+use grpcxx_rpc::{Code, Reason, Status};
 use grpcxx_runtime::{Client, Counters, Engine};
 
 use crate::boundary::{guarded, handle, invalid, not_null, put};
@@ -75,7 +75,10 @@ impl CEngine {
         let engine = self.engine.read().unwrap_or_else(PoisonError::into_inner);
         match &*engine {
             Some(engine) => code(engine),
-            None => Err(Status::new(Code::Unavailable, "the engine has stopped")),
+            None => {
+                Err(Status::new(Code::Unavailable, "the engine has stopped")
+                    .because(Reason::Stopping))
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use grpcxx_memory::{Buffer, BufferMut};
-use grpcxx_rpc::{Code, Response, Status, Tensor, TensorMeta, Text};
+use grpcxx_rpc::{Code, Reason, Response, Status, Tensor, TensorMeta, Text};
 use grpcxx_runtime::{CallResult, CallSink, Client, Peer, ShardContext};
 use smallvec::SmallVec;
 
@@ -367,6 +367,7 @@ fn ended() -> Status {
         Code::Unavailable,
         "the engine stopped before the call ended",
     )
+    .because(Reason::Stopping)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

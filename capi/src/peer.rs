@@ -5,7 +5,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use grpcxx_rpc::{Code, Features, Status};
+use grpcxx_rpc::{Code, Features, Reason, Status};
 use grpcxx_runtime::{Client, Peer, PeerState};
 
 use crate::boundary::{Context, guarded, handle, not_null, release, retain, text};
@@ -73,10 +73,9 @@ impl Drop for Telling {
         let (done, user) = (self.done, self.user);
         let outcome = match self.state.take() {
             Some(state) => Ok(state),
-            None => Err(self
-                .fault
-                .take()
-                .unwrap_or_else(|| Status::new(Code::Unavailable, "the engine has stopped"))),
+            None => Err(self.fault.take().unwrap_or_else(|| {
+                Status::new(Code::Unavailable, "the engine has stopped").because(Reason::Stopping)
+            })),
         };
         if is_beginning() {
             later(move || tell(done, user, &outcome));

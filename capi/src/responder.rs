@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
 use grpcxx_memory::Buffer;
-use grpcxx_rpc::{Code, Request, Response, Status, Tensor};
+use grpcxx_rpc::{Code, Reason, Request, Response, Status, Tensor};
 use grpcxx_runtime::{CallResult, RequestWatch, Responder};
 use smallvec::SmallVec;
 
@@ -289,7 +289,8 @@ pub(crate) unsafe extern "C" fn grpcxx_responder_free(responder: *const CRespond
             Err(Status::new(
                 Code::Internal,
                 "the service dropped the request without an answer",
-            ))
+            )
+            .because(Reason::Unanswered))
         });
     }
 }

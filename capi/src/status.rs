@@ -4,13 +4,14 @@
 use std::ffi::{CStr, CString, c_char};
 use std::ptr;
 
-use grpcxx_rpc::{Code, Status};
+use grpcxx_rpc::{Code, Reason, Status};
 
 use crate::boundary::{guarded, put, text};
 
 /// A failure as C holds it.
 pub(crate) struct CStatus {
     code: i32,
+    reason: Reason,
     message: CString,
 }
 
@@ -18,6 +19,7 @@ impl CStatus {
     pub(crate) fn new(status: &Status) -> Self {
         Self {
             code: status.code as i32,
+            reason: status.reason,
             message: c_string(&status.message),
         }
     }
@@ -32,7 +34,7 @@ impl CStatus {
 
     pub(crate) fn to_status(&self) -> Status {
         let code = Code::from_number(self.code).unwrap_or(Code::Unknown);
-        Status::new(code, self.message.to_string_lossy().into_owned())
+        Status::new(code, self.message.to_string_lossy().into_owned()).because(self.reason)
     }
 }
 
@@ -105,6 +107,12 @@ pub(crate) unsafe extern "C" fn grpcxx_status_message(
     message.as_ptr()
 }
 
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_status_reason(status: *const CStatus) -> i32 {
+    // SAFETY: NULL or a status that lives.
+    unsafe { status.as_ref() }.map_or(0, |status| status.reason as i32)
+}
+
 /// The name of a code.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn grpcxx_code_name(code: i32) -> *const c_char {
@@ -142,6 +150,20 @@ mod tests {
         for code in Code::ALL {
             assert_eq!(name_of(*code as i32).to_str(), Ok(code.name()));
         }
+    }
+
+    #[test]
+    fn a_reason_survives_the_way_to_c_and_back() {
+        for &reason in Reason::ALL {
+            let status = Status::new(Code::Unavailable, "gone").because(reason);
+            let in_c = CStatus::new(&status);
+            // SAFETY: the status lives.
+            let number = unsafe { grpcxx_status_reason(&raw const in_c) };
+            assert_eq!(number, reason as i32);
+            assert_eq!(in_c.to_status(), status);
+        }
+        // SAFETY: NULL is allowed.
+        assert_eq!(unsafe { grpcxx_status_reason(ptr::null()) }, 0);
     }
 
     #[test]

@@ -55,6 +55,25 @@ fn the_header_and_the_library_have_one_version() {
     );
 }
 
+#[test]
+fn the_header_has_the_reasons_of_the_engine_with_their_meanings() {
+    let header = read("include/grpcxx.h");
+    let (_, list) = header
+        .split_once("typedef enum grpcxx_reason {")
+        .expect("the reasons");
+    let (list, _) = list.split_once("} grpcxx_reason;").expect("their end");
+    let declared: Vec<String> = list
+        .lines()
+        .filter(|line| line.trim().starts_with("GRPCXX_REASON_"))
+        .map(|line| line.trim().trim_end_matches(',').to_owned())
+        .collect();
+    let known: Vec<String> = grpcxx_rpc::Reason::ALL
+        .iter()
+        .map(|reason| format!("GRPCXX_REASON_{reason} = {}", *reason as i32))
+        .collect();
+    assert_eq!(declared, known);
+}
+
 fn read(path: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect("readable")
 }

@@ -3,8 +3,6 @@
 #include <chrono>
 #include <utility>
 
-#include "absl/strings/match.h"
-#include "absl/strings/string_view.h"
 #include "counters.h"
 #include "status.h"
 #include "timer.h"
@@ -16,25 +14,6 @@ namespace {
 constexpr int kAttemptsMax = 3;
 // How long a call waits that came faster than the engine takes them.
 constexpr std::chrono::milliseconds kAgainAfter(1);
-
-// What the engine, as star's originals do, says of a call for which there was no connection: it was not sent, so
-// that it may be made again.
-bool NeverLeft(const grpcxx_status* status) {
-  return grpcxx_status_code(status) == GRPCXX_INTERNAL &&
-         absl::StartsWith(grpcxx_status_message(status, nullptr), "Seastar channel: connection is ");
-}
-
-// The engine had no room for the call at this moment.
-bool CameTooFast(const grpcxx_status* status) {
-  return grpcxx_status_code(status) == GRPCXX_RESOURCE_EXHAUSTED &&
-         absl::StartsWith(grpcxx_status_message(status, nullptr), "too many calls wait for their shard");
-}
-
-// As many calls to the peer as are allowed wait for their answers, which may depend on this one.
-bool WereTooMany(const grpcxx_status* status) {
-  return grpcxx_status_code(status) == GRPCXX_RESOURCE_EXHAUSTED &&
-         absl::StrContains(grpcxx_status_message(status, nullptr), "calls to this peer have no answer yet");
-}
 
 grpcxx_status* ToEngine(const absl::Status& status) {
   if (status.ok()) return nullptr;
@@ -106,11 +85,13 @@ void Operation::Fall(Fallback reason) {
 }
 
 void Operation::Failed(const grpcxx_status* status) {
-  if (CameTooFast(status) && BeginAgain()) {
+  const int32_t reason = grpcxx_status_reason(status);
+  if (reason == GRPCXX_REASON_QUEUE_FULL && BeginAgain()) {
     return Timer::Instance().RunAfter(kAgainAfter, [this] { worker_->Run([this] { OverStar(peer_); }); });
   }
-  if (WereTooMany(status) && BeginAgain()) return Fall(Fallback::kCalls);
-  if (NeverLeft(status)) {
+  // The answers that are awaited may depend on this call.
+  if (reason == GRPCXX_REASON_TOO_MANY_CALLS && BeginAgain()) return Fall(Fallback::kCalls);
+  if (reason == GRPCXX_REASON_NO_CONNECTION) {
     worker_->route().Lost(peer_);
     if (BeginAgain()) {
       // Asking for the route may resolve names: not on a thread of the engine.
