@@ -2,7 +2,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use grpcxx::model::ModelError;
-use grpcxx_rpc::{Code, Status};
+use grpcxx_rpc::{Code, Reason, Status};
 
 /// Why a program ended, as its exit code; the numbers are those of `sysexits.h` where it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,10 +117,10 @@ impl From<ModelError> for Failure {
 
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
-        let exit = match status.code {
-            Code::Unavailable | Code::DeadlineExceeded => Exit::Unavailable,
-            // Originals, and we after them, call it an internal error that nobody could be reached.
-            Code::Internal if status.message.contains(UNREACHABLE) => Exit::Unavailable,
+        let exit = match (status.code, status.reason) {
+            (Code::Unavailable | Code::DeadlineExceeded, _) => Exit::Unavailable,
+            // Originals, and we after them, give the code INTERNAL to calls without a connection.
+            (_, Reason::NoConnection | Reason::Deadline) => Exit::Unavailable,
             _ => Exit::Refused,
         };
         Self {
@@ -152,6 +152,3 @@ fn exit_of_io(error: &io::Error, action: &str) -> Exit {
         _ => Exit::InputOutput,
     }
 }
-
-/// How the text of a call begins that found no connection.
-const UNREACHABLE: &str = "Seastar channel: ";
