@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ._library import facts, log_to, tensorflow_counters, variables, version
-    from ._status import Code, DeadlineExceeded, Error, Unavailable
+    from ._status import Code, DeadlineExceeded, Error, Reason, Unavailable
     from ._tensors import memory_counters
     from .client import Client, StoredTensor
     from .server import Server
@@ -32,6 +32,7 @@ __all__ = [
     "Code",
     "DeadlineExceeded",
     "Error",
+    "Reason",
     "Server",
     "StoredTensor",
     "Unavailable",
@@ -46,7 +47,7 @@ __all__ = [
 # The engine is opened at the first use, so that the doctor can say why it cannot be.
 _PLACES = {
     "_library": ("facts", "log_to", "tensorflow_counters", "variables", "version"),
-    "_status": ("Code", "DeadlineExceeded", "Error", "Unavailable"),
+    "_status": ("Code", "DeadlineExceeded", "Error", "Reason", "Unavailable"),
     "_tensors": ("memory_counters",),
     "client": ("Client", "StoredTensor"),
     "server": ("Server",),

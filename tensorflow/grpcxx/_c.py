@@ -72,6 +72,7 @@ FUNCTIONS = {
     "grpcxx_version": (c_char_p, []),
     "grpcxx_status_free": (None, [STATUS]),
     "grpcxx_status_code": (c_int32, [STATUS]),
+    "grpcxx_status_reason": (c_int32, [STATUS]),
     "grpcxx_status_message": (c_char_p, [STATUS, POINTER(c_size_t)]),
     "grpcxx_log_set": (None, [c_int32, LOG, c_void_p]),
     "grpcxx_dtype_name": (c_char_p, [c_int32]),

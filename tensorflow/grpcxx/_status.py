@@ -1,4 +1,4 @@
-"""Failures: gRPC's codes, and the exceptions that carry them."""
+"""Failures: gRPC's codes, reasons to decide by, and the exceptions that carry them."""
 
 from __future__ import annotations
 
@@ -30,16 +30,43 @@ class Code(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
+class Reason(enum.IntEnum):
+    """Why a call failed, for code that decides what to do next.
+
+    A reason is known in this process only: what a peer answered has `PEER`, whatever its reason was.
+    """
+
+    UNSPECIFIED = 0
+    PEER = 1
+    DEADLINE = 2
+    CANCELLED = 3
+    NO_CONNECTION = 4
+    CONNECTION_LOST = 5
+    PEER_VIOLATION = 6
+    MEMORY = 7
+    QUEUE_FULL = 8
+    TOO_MANY_CALLS = 9
+    LIMIT = 10
+    STOPPING = 11
+    SHARD_DIED = 12
+    UNKNOWN_DEVICE = 13
+    OTHER_INCARNATION = 14
+    STEP_OVER = 15
+    PANICKED = 16
+    UNANSWERED = 17
+
+
 class Error(Exception):
     """A call, a start or a conversion that failed.
 
     A function that a server has registered may raise it: the caller then gets the same code and text.
     """
 
-    def __init__(self, code: Code, message: str):
+    def __init__(self, code: Code, message: str, reason: Reason = Reason.UNSPECIFIED):
         super().__init__(code, message)
         self.code = Code(code)
         self.message = message
+        self.reason = reason
 
     def __str__(self) -> str:
         return f"{self.code.name}: {self.message}"
@@ -53,18 +80,21 @@ class Unavailable(Error, ConnectionError):
     """The peer cannot be reached, or the connection was lost."""
 
 
-# How the engine begins its text about a peer that cannot be reached, with the code INTERNAL, as DeepRec does.
-NOT_CONNECTED = "Seastar channel: "
+# Calls that end for these reasons before they were sent have the code INTERNAL, as DeepRec's do.
+NOT_SENT = {Reason.NO_CONNECTION: Code.UNAVAILABLE, Reason.DEADLINE: Code.DEADLINE_EXCEEDED}
+# How the texts of DeepRec about them begin.
+CHANNEL = "Seastar channel: "
 
 
-def error_of(code: int, message: str) -> Error:
-    """The exception for a code."""
+def error_of(code: int, message: str, number: int = 0) -> Error:
+    """The exception for a code and the number of a reason."""
+    reason = Reason(number) if number in Reason.__members__.values() else Reason.UNSPECIFIED
     if code not in Code.__members__.values():
         code = Code.UNKNOWN
-    elif code == Code.INTERNAL and message.startswith(NOT_CONNECTED):
-        code, message = Code.UNAVAILABLE, message[len(NOT_CONNECTED) :]
+    elif code == Code.INTERNAL and reason in NOT_SENT:
+        code, message = NOT_SENT[reason], message.removeprefix(CHANNEL)
     kind = {Code.DEADLINE_EXCEEDED: DeadlineExceeded, Code.UNAVAILABLE: Unavailable}.get(code, Error)
-    return kind(Code(code), message)
+    return kind(Code(code), message, reason)
 
 
 def taken(status: int | None) -> Error | None:
@@ -79,7 +109,8 @@ def taken(status: int | None) -> Error | None:
 def borrowed(status: int) -> Error:
     """The exception for a status that somebody else ends."""
     message = library.grpcxx_status_message(status, None) or b""
-    return error_of(library.grpcxx_status_code(status), message.decode("utf-8", "replace"))
+    reason = library.grpcxx_status_reason(status)
+    return error_of(library.grpcxx_status_code(status), message.decode("utf-8", "replace"), reason)
 
 
 def check(status: int | None) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import grpcxx
-from grpcxx import Code
+from grpcxx import Code, Reason
 
 MEGABYTE = 1 << 20
 
@@ -85,8 +85,20 @@ def test_what_a_function_raises_comes_as_an_error(server, client):
     with pytest.raises(grpcxx.Error, match="PERMISSION_DENIED: not today") as caught:
         client.call("refuse")
     assert caught.value.code is Code.PERMISSION_DENIED
+    assert caught.value.reason is Reason.PEER
     with pytest.raises(grpcxx.Error, match="UNKNOWN: ValueError: a wrong value"):
         client.call("stumble")
+
+
+def test_the_words_of_an_answer_decide_nothing(server, client):
+    def imitate():
+        raise grpcxx.Error(Code.INTERNAL, "Seastar channel: connection is timeout")
+
+    server.register(imitate)
+    with pytest.raises(grpcxx.Error, match="INTERNAL: Seastar channel") as caught:
+        client.call("imitate")
+    assert not isinstance(caught.value, grpcxx.Unavailable)
+    assert caught.value.reason is Reason.PEER
 
 
 def test_wrong_names_are_told(server, client):
@@ -109,6 +121,7 @@ def test_a_call_in_vain_ends_with_its_timeout(server, client):
         client.call("sleep", timeout=0.2)
     release.set()
     assert isinstance(caught.value, TimeoutError)
+    assert caught.value.reason is Reason.DEADLINE
     assert time.monotonic() - start < 10
 
 
@@ -119,6 +132,7 @@ def test_nobody_at_the_address_is_unavailable():
     with grpcxx.Client(address, timeout=1) as client, pytest.raises(grpcxx.Unavailable, match=address) as caught:
         client.pull("anything")
     assert isinstance(caught.value, ConnectionError)
+    assert caught.value.reason is Reason.NO_CONNECTION
 
 
 def test_what_is_closed_says_so(server):

@@ -9,7 +9,7 @@ import pytest
 pycparser = pytest.importorskip("pycparser")
 from pycparser import c_ast  # noqa: E402
 
-from grpcxx import Code, _c, _library, _tensors, client  # noqa: E402
+from grpcxx import Code, Reason, _c, _library, _tensors, client  # noqa: E402
 
 HEADER = Path(__file__).resolve().parents[2] / "capi/include/grpcxx.h"
 
@@ -143,6 +143,8 @@ def test_callback_has_the_arguments_of_the_header(header, name):
 
 def test_constants_are_those_of_the_header(header):
     assert {code.name: int(code) for code in Code} == header.enumerations["grpcxx_code"]
+    reasons = {f"REASON_{reason.name}": int(reason) for reason in Reason}
+    assert reasons == header.enumerations["grpcxx_reason"]
     dtypes = header.enumerations["grpcxx_dtype"]
     for number, dtype in _tensors.DTYPES.items():
         assert dtypes[dtype.name.upper()] == number
