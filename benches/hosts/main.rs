@@ -3,7 +3,7 @@
 //! threads. Second, what a shard without work takes of a CPU, in percent. Baseline: a thread that spins.
 #![expect(clippy::print_stdout, reason = "the figures are the result")]
 
-#[path = "../tests/echo/mod.rs"]
+#[path = "../../runtime/tests/echo/mod.rs"]
 mod echo;
 
 use std::io::{Read, Write};

@@ -1,7 +1,7 @@
 //! Small calls beside the pull of a large tensor on the same connection, and how long the pull takes, with frames in
 //! chunks of several lengths and in one piece.
 //!
-//! `cargo bench -p grpcxx-runtime --bench chunks -- [MEDIUM [MIB [ROUNDS [CHUNK_MIB...]]]]`: `tcp`, `shm` or `rdma`, 1024,
+//! `cargo bench --bench chunks -- [MEDIUM [MIB [ROUNDS [CHUNK_MIB...]]]]`: `tcp`, `shm` or `rdma`, 1024,
 //! 5 and `0 8 16 32 64`; a chunk of 0 MiB is the whole frame. The rounds of all lengths take turns, each with memory
 //! of its own for the tensor.
 

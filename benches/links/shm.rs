@@ -13,7 +13,7 @@
 //!   which lies in huge pages. `foreign, ring`: it is copied twice, into the ring and out of it.
 //! - `read`: the receiver also reads each byte. `memcpy`: one thread copies as much.
 //!
-//! `cargo bench -p grpcxx-shm`
+//! `cargo bench --bench shm_links`
 
 #![allow(
     clippy::print_stdout,
