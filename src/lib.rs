@@ -33,19 +33,22 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`Server`](server::Server) adds the gRPC endpoint and a share of a model, as the program `grpcxx-server` has them.
+//! The feature `server`, which is off by default, adds what the program `grpcxx-server` is made of:
+//! `server::Server` with the gRPC endpoint, and models from safetensors files. It brings tonic and
+//! tokio.
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "server")]
 pub mod model;
+#[cfg(feature = "server")]
 pub mod server;
 pub mod store;
 pub mod topology;
 
-pub use {
-    grpcxx_control as control, grpcxx_memory as memory, grpcxx_rpc as rpc,
-    grpcxx_runtime as runtime,
-};
+#[cfg(feature = "server")]
+pub use grpcxx_control as control;
+pub use {grpcxx_memory as memory, grpcxx_rpc as rpc, grpcxx_runtime as runtime};
 
 pub use grpcxx_memory::{Buffer, BufferMut};
 pub use grpcxx_rpc::{
