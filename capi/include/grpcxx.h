@@ -149,12 +149,17 @@ typedef enum grpcxx_log_level {
   GRPCXX_LOG_TRACE = 5
 } grpcxx_log_level;
 
-/* Takes one line of the log. target is the part of the engine that says it. SHARD, and on other threads too,
- * several at once. Texts end with NUL and are borrowed. */
+/* Takes one line of the log. target is the part of the engine that says it. Called on one thread
+ * that does nothing else, one line after the other. The engine goes on while it does not return:
+ * lines beyond 4096 are lost, counted (log_lines_lost), and told of later. Of many lines that are
+ * alike a few come, then their number. Texts end with NUL and are borrowed. */
 typedef void (*grpcxx_log_fn)(void *user, int32_t level, const char *target, const char *message);
 
-/* Sends what all engines of the process log, at this level and more severe, to log; NULL stops that. Without it
- * nothing is logged. The old function may still be running for a moment on other threads when this returns. */
+/* Sends what all engines of the process log, at this level and more severe, to log; NULL stops
+ * that. Without it nothing is logged. The old function gets the lines that were logged before, and
+ * is not called any more when this returns. It has a second for that. After it, and in callbacks of
+ * the engine, which must not wait, those lines are given up, and a call that has not returned may
+ * still be running. grpcxx_engine_shutdown and grpcxx_engine_free wait for lines as long. */
 void grpcxx_log_set(int32_t level, grpcxx_log_fn log, void *user);
 
 /* ---- Tensors --------------------------------------------------------------------------------------------------- */

@@ -8,10 +8,11 @@ use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use grpcxx_rpc::{Code, Reason, Status};
-use grpcxx_runtime::{Client, Counters, Engine};
+use grpcxx_runtime::{Client, Counters, Engine, log as runtime_log};
 
 use crate::boundary::{guarded, handle, invalid, not_null, put};
 use crate::flight::Received;
+use crate::log;
 use crate::notices::{is_calling_back, later, may_block};
 use crate::options::COptions;
 use crate::status::{CStatus, c_string, reporting};
@@ -36,8 +37,10 @@ impl CEngine {
         for warning in warnings {
             tracing::warn!("{warning}");
         }
-        let engine = Engine::start(options.engine_options(&config))
-            .map_err(|error| Status::new(Code::FailedPrecondition, error.to_string()))?;
+        let engine = Engine::start(options.engine_options(&config)).map_err(|error| {
+            log::flush();
+            Status::new(Code::FailedPrecondition, error.to_string())
+        })?;
         tracing::info!("{}", engine.start_report());
         Ok(Self::new(engine))
     }
@@ -88,12 +91,12 @@ impl CEngine {
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        match engine {
-            Some(engine) => engine
-                .shutdown(grace)
-                .map_err(|error| Status::new(Code::Internal, error.to_string())),
-            None => Ok(()),
-        }
+        let Some(engine) = engine else {
+            return Ok(());
+        };
+        let stopped = engine.shutdown(grace);
+        log::flush();
+        stopped.map_err(|error| Status::new(Code::Internal, error.to_string()))
     }
 
     fn counters(&self) -> Vec<u64> {
@@ -108,7 +111,11 @@ impl CEngine {
             &received.engine_bytes,
         ];
         let engine = engine.entries().into_iter().map(|(_, _, value)| value);
-        engine.chain(own.into_iter().map(load)).collect()
+        let log = runtime_log::counters().entries();
+        engine
+            .chain(own.into_iter().map(load))
+            .chain(log.into_iter().map(|(_, _, value)| value))
+            .collect()
     }
 }
 
@@ -120,9 +127,11 @@ fn load(counter: &AtomicU64) -> u64 {
 static COUNTERS: LazyLock<Vec<(CString, CString)>> = LazyLock::new(|| {
     let engine = Counters::default();
     let engine = engine.entries().into_iter();
+    let log = runtime_log::counters().entries();
     engine
         .map(|(name, meaning, _)| (name, meaning.trim()))
         .chain(RECEIVED)
+        .chain(log.into_iter().map(|(name, meaning, _)| (name, meaning)))
         .map(|(name, meaning)| (c_string(name), c_string(meaning)))
         .collect()
 });
@@ -188,6 +197,9 @@ pub(crate) unsafe extern "C" fn grpcxx_engine_free(engine: *mut CEngine) {
     guarded((), || {
         if is_calling_back() {
             later(move || drop(engine));
+        } else {
+            drop(engine);
+            log::flush();
         }
     });
 }

@@ -1,11 +1,13 @@
 #![expect(unsafe_code, reason = "exported functions over pointers")]
 //! The log of all engines of a process, for C.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CString, c_char, c_void};
 use std::fmt::{self, Write};
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Once, PoisonError, RwLock};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Once, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
 
+use grpcxx_runtime::log::{LogQueue, admit};
 use tracing::field::{Field, Visit};
 use tracing::metadata::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
@@ -13,6 +15,7 @@ use tracing::subscriber::{Interest, set_global_default};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::boundary::{Context, guarded};
+use crate::notices::is_calling_back;
 use crate::status::c_string;
 
 type LogFn = extern "C" fn(*mut c_void, i32, *const c_char, *const c_char);
@@ -22,9 +25,19 @@ type LogFn = extern "C" fn(*mut c_void, i32, *const c_char, *const c_char);
 struct Target {
     log: LogFn,
     user: Context,
+    /// How many targets there were before.
+    number: u64,
 }
 
-/// Hands the events of all crates of the engine to C.
+/// A line on its way to C.
+struct CLine {
+    target: Target,
+    level: i32,
+    module: CString,
+    message: CString,
+}
+
+/// Hands the events of all crates of the engine to the thread that calls C.
 struct Lines;
 
 /// An event as one line: the message, then the other fields as name=value.
@@ -59,9 +72,18 @@ impl Subscriber for Lines {
 
     fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
 
+    fn event_enabled(&self, event: &Event<'_>) -> bool {
+        admit(event)
+    }
+
     fn event(&self, event: &Event<'_>) {
-        let target = *TARGET.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(target) = target else {
+        let Some(queue) = QUEUE.get() else {
+            return;
+        };
+        // It is held until the line is in the queue: who changes the target then knows that all lines for the
+        // old one are there.
+        let target = TARGET.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(target) = *target else {
             return;
         };
         let mut line = Line::default();
@@ -69,8 +91,17 @@ impl Subscriber for Lines {
         line.message.push_str(&line.fields);
         let metadata = event.metadata();
         let (module, message) = (c_string(metadata.target()), c_string(&line.message));
+        let bytes = module.as_bytes().len() + message.as_bytes().len();
         let level = i32::from(number(metadata.level()));
-        (target.log)(target.user.0, level, module.as_ptr(), message.as_ptr());
+        queue.push(
+            CLine {
+                target,
+                level,
+                module,
+                message,
+            },
+            bytes,
+        );
     }
 
     fn enter(&self, _span: &Id) {}
@@ -110,27 +141,70 @@ fn number(level: &Level) -> u8 {
     }
 }
 
+/// Gives a line to C, unless its target has been given up.
+fn deliver(line: CLine) -> bool {
+    let CLine {
+        target,
+        level,
+        module,
+        message,
+    } = line;
+    if target.number < GIVEN_UP_BELOW.load(Ordering::Acquire) {
+        return false;
+    }
+    (target.log)(target.user.0, level, module.as_ptr(), message.as_ptr());
+    true
+}
+
+/// Gives the lines logged so far a short time to reach C, and says whether they have; callbacks, which must not
+/// block, give them none.
+pub(crate) fn flush() -> bool {
+    match QUEUE.get() {
+        Some(queue) => !is_calling_back() && queue.flush(FLUSH_TIMEOUT),
+        None => true,
+    }
+}
+
+/// Sends what is logged from now on to `log`. Lines logged before reach the old target or are given up.
+fn set_target(log: Option<LogFn>, user: Context) {
+    let mut current = TARGET.write().unwrap_or_else(PoisonError::into_inner);
+    let number = TARGETS.fetch_add(1, Ordering::Relaxed);
+    *current = log.map(|log| Target { log, user, number });
+    drop(current);
+    if !flush() {
+        GIVEN_UP_BELOW.fetch_max(number, Ordering::Release);
+    }
+}
+
+/// How long lines may take to reach C when its function changes or an engine ends.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+
 static LEVEL: AtomicU8 = AtomicU8::new(0);
 static TARGET: RwLock<Option<Target>> = RwLock::new(None);
+static TARGETS: AtomicU64 = AtomicU64::new(0);
+/// Lines for targets with lower numbers are not delivered any more.
+static GIVEN_UP_BELOW: AtomicU64 = AtomicU64::new(0);
+static QUEUE: OnceLock<LogQueue<CLine>> = OnceLock::new();
 static INSTALL: Once = Once::new();
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn grpcxx_log_set(level: i32, log: Option<LogFn>, user: *mut c_void) {
     guarded((), || {
-        let target = log.map(|log| Target {
-            log,
-            user: Context(user),
-        });
-        let level = if target.is_some() {
-            u8::try_from(level.clamp(0, 5)).unwrap_or(0)
-        } else {
-            0
-        };
-        *TARGET.write().unwrap_or_else(PoisonError::into_inner) = target;
-        LEVEL.store(level, Ordering::Relaxed);
         INSTALL.call_once(|| {
+            // Without a thread there is no log; whoever lacks one hears so from the engine's start.
+            if let Ok(queue) = LogQueue::start(deliver) {
+                let _ = QUEUE.set(queue);
+            }
             // A Rust program that holds this crate may have a subscriber of its own, which then stays.
             let _ = set_global_default(Arc::new(Lines));
         });
+        let level = match log {
+            Some(_) => u8::try_from(level.clamp(0, 5)).unwrap_or(0),
+            None => 0,
+        };
+        // What was held back belongs to the old target.
+        flush();
+        LEVEL.store(level, Ordering::Relaxed);
+        set_target(log, Context(user));
     });
 }

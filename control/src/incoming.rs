@@ -42,10 +42,11 @@ impl Incoming {
     }
 
     /// The connection if there is a place for it.
-    fn admit(&self, stream: TcpStream) -> Option<Connection> {
+    fn admit(&self, stream: TcpStream, peer: SocketAddr) -> Option<Connection> {
         let Ok(place) = self.places.clone().try_acquire_owned() else {
             self.metrics.connections_refused.inc();
             tracing::warn!(
+                %peer,
                 connections_max = self.connections_max,
                 "a gRPC connection was closed at once: as many as are allowed are open"
             );
@@ -73,8 +74,8 @@ impl Stream for Incoming {
                 self.retry = None;
             }
             match ready!(self.listener.poll_accept(context)) {
-                Ok((stream, _)) => {
-                    if let Some(connection) = self.admit(stream) {
+                Ok((stream, peer)) => {
+                    if let Some(connection) = self.admit(stream, peer) {
                         return Poll::Ready(Some(Ok(connection)));
                     }
                 }

@@ -1,3 +1,4 @@
+use std::net::SocketAddr;
 use std::ops::Deref;
 use std::slice;
 use std::sync::Arc;
@@ -119,10 +120,16 @@ impl Cancellable {
     }
 }
 
+/// A connection that a peer made, on its way to the shard that serves it.
+pub(crate) struct Newcomer<A> {
+    pub(crate) peer: SocketAddr,
+    pub(crate) accepted: A,
+}
+
 /// What a shard hands to another one.
 pub(crate) enum Parcel<A> {
     Command(Command),
-    Adopt(A),
+    Adopt(Newcomer<A>),
 }
 
 /// Tensors that an answer took out of a step, so that they can be put back.

@@ -16,6 +16,7 @@ mod function;
 pub mod host;
 pub mod idle;
 mod limits;
+pub mod log;
 pub mod mesh;
 pub mod placement;
 mod registry;

@@ -236,7 +236,8 @@ fn metrics_text(engine: &Engine) -> String {
         let _ = writeln!(text, "# TYPE grpcxx_{name} {kind}");
         let _ = writeln!(text, "grpcxx_{name} {value}");
     };
-    for (name, meaning, value) in engine.counters().entries() {
+    let log = grpcxx_runtime::log::counters().entries();
+    for (name, meaning, value) in engine.counters().entries().into_iter().chain(log) {
         metric(&format!("{name}_total"), "counter", meaning, value);
     }
     let stored = engine.stored();

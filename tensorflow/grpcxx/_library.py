@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import logging
@@ -70,6 +71,8 @@ def tensorflow_counters() -> dict[str, int]:
 def log_to(logger: logging.Logger | None, level: int = logging.INFO) -> None:
     """Sends what all engines of the process log to `logger`, from `level` on; None stops that.
 
+    The logger is called on a thread of the engine that does nothing else, so it may be slow.
+
     The engine has one place for this in a process: with TensorFlow it takes the log away from the plugin, which
     otherwise writes it to standard error.
     """
@@ -87,6 +90,14 @@ def log_to(logger: logging.Logger | None, level: int = logging.INFO) -> None:
     # The engine may still be in the old one; it is small, and stays.
     _log.append(callback)
 
+
+def _end_log() -> None:
+    # The engine's thread must not call into an interpreter that has ended.
+    if _log:
+        log_to(None)
+
+
+atexit.register(_end_log)
 
 # Python has no level of its own for the engine's trace (5).
 LEVELS = {1: logging.ERROR, 2: logging.WARNING, 3: logging.INFO, 4: logging.DEBUG, 5: 5}

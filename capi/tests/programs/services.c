@@ -556,6 +556,29 @@ static void facts_and_log(grpcxx_engine *server) {
   CHECK(atomic_load(&seen.count) == before);
 }
 
+/* A function that does not return until it is let go. */
+static void line_held(void *user, int32_t level, const char *target, const char *message) {
+  (void)level, (void)target, (void)message;
+  cross();
+  lines *self = user;
+  atomic_fetch_add(&self->started, 1);
+  while (atomic_load(&self->count) == 0) usleep(1000);
+}
+
+static void a_log_that_hangs_stops_nothing(void) {
+  lines held = {0};
+  lines seen = {0};
+  cross();
+  grpcxx_log_set(GRPCXX_LOG_INFO, line_held, &held);
+  grpcxx_engine_free(engine_of(small_options("ps")));
+  CHECK(atomic_load(&held.started) == 1);
+  grpcxx_log_set(GRPCXX_LOG_INFO, line_seen, &seen);
+  atomic_store(&held.count, 1);
+  grpcxx_engine_free(engine_of(small_options("ps")));
+  CHECK(atomic_load(&held.started) == 1 && atomic_load(&seen.started) == 1);
+  grpcxx_log_set(0, NULL, NULL);
+}
+
 /* ---- NULL ------------------------------------------------------------------------------------------------------------ */
 
 static void freed_once(void *context) { (*(int *)context)++; }
@@ -694,6 +717,7 @@ int main(void) {
   the_store_holds_tensors(server, peer);
   endpoint_maps_are_read();
   facts_and_log(server);
+  a_log_that_hangs_stops_nothing();
   grpcxx_peer_release(own);
   grpcxx_peer_release(peer);
 

@@ -1,8 +1,10 @@
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 
 use grpcxx::model::ModelError;
 use grpcxx_rpc::{Code, Reason, Status};
+
+use super::write_in_time;
 
 /// Why a program ended, as its exit code; the numbers are those of `sysexits.h` where it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,8 +96,8 @@ impl Failure {
 
     /// Prints the message under the program's name and gives the exit code.
     pub(crate) fn report(&self, program: &str) -> ExitCode {
-        // If standard error is closed there is nobody to tell.
-        let _ = writeln!(io::stderr(), "{program}: {}", self.message());
+        // If standard error is closed, or nobody reads it, there is nobody to tell.
+        let _ = write_in_time(io::stderr(), format!("{program}: {}\n", self.message()));
         ExitCode::from(self.exit as u8)
     }
 }

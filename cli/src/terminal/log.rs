@@ -1,12 +1,37 @@
-use std::io::{self, IsTerminal};
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io::{self, IsTerminal, Write};
+use std::panic;
+use std::time::Duration;
 
 use grpcxx_runtime::config::LogFormat;
-use tracing_subscriber::EnvFilter;
+use grpcxx_runtime::log::{LogQueue, admit};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, fmt};
 
-use super::{Exit, Failure, Outcome};
+use super::output::write_whole;
+use super::{Exit, Failure, OrExit, Outcome};
 
-/// Sends log lines that pass `filter` to standard error.
-pub(crate) fn start_log(filter: &str, format: LogFormat) -> Outcome {
+/// The log of a program. When it is dropped, the last lines get a short time to be written.
+#[derive(Clone, Debug)]
+#[must_use = "the last lines are written when this is dropped"]
+pub(crate) struct Log {
+    lines: LogQueue<Vec<u8>>,
+}
+
+/// Holds back lines that are like many before them.
+struct Limit;
+
+/// Takes a formatted line.
+pub(crate) struct Line<'a> {
+    lines: &'a LogQueue<Vec<u8>>,
+}
+
+/// Sends log lines that pass `filter` to standard error, on a thread of its own: whoever logs never waits, and
+/// never fails.
+pub(crate) fn start_log(filter: &str, format: LogFormat) -> Outcome<Log> {
     let filter = EnvFilter::try_new(filter).map_err(|error| {
         Failure::new(
             Exit::Config,
@@ -15,13 +40,76 @@ pub(crate) fn start_log(filter: &str, format: LogFormat) -> Outcome {
             ),
         )
     })?;
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_target(false);
+    let lines = LogQueue::start(|line: Vec<u8>| write_whole(&mut io::stderr(), &line).is_ok())
+        .or_exit_at(Exit::System, || "cannot start the log's thread".to_owned())?;
+    let log = Log { lines };
+    // What goes wrong inside would be printed to standard error, which may hang or be gone.
+    let layer = fmt::layer()
+        .with_writer(log.clone())
+        .with_target(false)
+        .log_internal_errors(false);
+    let registry = tracing_subscriber::registry().with(filter).with(Limit);
     let started = match format {
-        LogFormat::Text => builder.with_ansi(io::stderr().is_terminal()).try_init(),
-        LogFormat::Json => builder.json().try_init(),
+        LogFormat::Text => {
+            let is_terminal = io::stderr().is_terminal();
+            registry.with(layer.with_ansi(is_terminal)).try_init()
+        }
+        LogFormat::Json => registry.with(layer.json()).try_init(),
     };
-    started.map_err(|error| Failure::new(Exit::Software, format!("cannot start the log: {error}")))
+    started.or_exit_at(Exit::Software, || "cannot start the log".to_owned())?;
+    panic::set_hook(Box::new(log_panic));
+    Ok(log)
 }
+
+impl Log {
+    /// Gives lines a short time to be written.
+    pub(crate) fn flush(&self) {
+        self.lines.flush(FLUSH_TIMEOUT);
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Limit {
+    fn event_enabled(&self, event: &Event<'_>, _context: Context<'_, S>) -> bool {
+        admit(event)
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Line<'a>;
+
+    fn make_writer(&'a self) -> Line<'a> {
+        Line { lines: &self.lines }
+    }
+}
+
+impl Write for Line<'_> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.lines.push(line.to_vec(), line.len());
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The standard hook would write to standard error on the thread that panics, and wait there if nobody reads.
+fn log_panic(panic: &panic::PanicHookInfo<'_>) {
+    let thread = std::thread::current();
+    let thread = thread.name().unwrap_or("without a name");
+    let backtrace = Backtrace::capture();
+    if backtrace.status() == BacktraceStatus::Captured {
+        tracing::error!(thread, "{panic}\n{backtrace}");
+    } else {
+        tracing::error!(thread, "{panic}");
+    }
+}
+
+/// How long the end of the program waits for the last lines.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);

@@ -2,10 +2,12 @@
 
 mod exit;
 mod log;
+mod output;
 mod settings;
 mod signals;
 
 pub(crate) use exit::{Exit, Failure, OrExit, Outcome, parse_arguments};
 pub(crate) use log::start_log;
+pub(crate) use output::write_in_time;
 pub(crate) use settings::{read_cluster, read_config};
 pub(crate) use signals::Signals;

@@ -14,7 +14,7 @@ use prost::Message;
 use super::{options, start, write_model};
 
 /// An engine that only calls.
-fn caller() -> Engine {
+pub(super) fn caller() -> Engine {
     Engine::start(EngineOptions {
         task: TaskId::new("test", 0),
         ..EngineOptions::default()
@@ -26,7 +26,7 @@ fn peer(client: &Client, cluster: &LocalCluster, task: &str) -> Peer {
     client.peer(cluster.star_address(task).unwrap()).unwrap()
 }
 
-fn device(client: &Client, peer: &Peer) -> Result<DeviceAttributes, Status> {
+pub(super) fn device(client: &Client, peer: &Peer) -> Result<DeviceAttributes, Status> {
     let request = Request::Message {
         method: Method::GetStatus,
         body: Buffer::new(),

@@ -7,6 +7,7 @@
 mod bad_input;
 mod bench;
 mod cluster;
+mod log;
 mod tool;
 
 use std::path::{Path, PathBuf};

@@ -7,7 +7,7 @@ use grpcxx_rpc::{Code, ConnectionLimits, Features, Reason, Status, TensorStore};
 use grpcxx_transport::{LinkId, Time, Transport};
 
 use crate::client::Mailboxes;
-use crate::command::{Command, Parcel, Shared, SlotId};
+use crate::command::{Command, Newcomer, Parcel, Shared, SlotId};
 use crate::compute::Compute;
 use crate::counters::ShardCounters;
 use crate::function::Service;
@@ -60,7 +60,7 @@ pub(crate) struct Core<A> {
     unsent: Vec<VecDeque<Parcel<A>>>,
     inbox: Inbox<Command>,
     arrived: VecDeque<Parcel<A>>,
-    pub(super) newcomers: Vec<A>,
+    pub(super) newcomers: Vec<Newcomer<A>>,
 }
 
 /// What all shards of an engine share.
@@ -185,7 +185,7 @@ impl<A> Core<A> {
         while let Some(parcel) = self.arrived.pop_front() {
             match parcel {
                 Parcel::Command(command) => self.local.push_back(command),
-                Parcel::Adopt(accepted) => self.adopt(accepted, transport),
+                Parcel::Adopt(newcomer) => self.adopt(newcomer, transport),
             }
         }
         self.place_newcomers(transport);

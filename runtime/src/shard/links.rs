@@ -73,7 +73,7 @@ impl<A> LinkHandler<A> for Core<A> {
         tracing::debug!(%peer, "connection accepted");
         if !self.is_stopping() {
             self.counters().accepted.add(1);
-            self.newcomer(accepted);
+            self.newcomer(peer, accepted);
         }
     }
 
@@ -148,13 +148,18 @@ impl<A> LinkHandler<A> for Core<A> {
         self.counters().links_stayed.add(1);
         match self.links.owner(link) {
             Some(Owner::Peer(slot)) => self.peer_declined(slot, reason),
-            _ => tracing::info!(reason, "the connection of a peer stays on TCP"),
+            _ => tracing::info!(
+                peer = self.peer_of(link),
+                reason,
+                "the connection of a peer stays on TCP"
+            ),
         }
     }
 
     fn failed_over(&mut self, link: LinkId, reason: &str) {
         self.counters().links_fallen_back.add(1);
         tracing::warn!(
+            peer = self.peer_of(link),
             reason,
             "RDMA failed under a connection; the next one begins on TCP"
         );
@@ -165,8 +170,17 @@ impl<A> LinkHandler<A> for Core<A> {
 }
 
 impl<A> Core<A> {
+    /// The address of the other end, for the log.
+    fn peer_of(&self, link: LinkId) -> Option<String> {
+        match self.links.owner(link)? {
+            Owner::Server(id) => Some(self.servers.find(id)?.peer.to_string()),
+            Owner::Peer(slot) => Some(self.peers[slot].peer.address().to_owned()),
+        }
+    }
+
     fn condemn(&mut self, link: LinkId, violation: &PeerViolation) {
-        tracing::warn!(%violation, "closing the connection of a peer that broke the protocol");
+        let peer = self.peer_of(link);
+        tracing::warn!(peer, %violation, "closing the connection of a peer that broke the protocol");
         self.counters().violations.add(1);
         if let Some(Owner::Peer(slot)) = self.links.owner(link) {
             self.peer_violated(slot, violation);

@@ -1,37 +1,43 @@
 //! Connections from peers on their way to the shard that serves them.
 
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 use grpcxx_rpc::{Features, ServerConnection};
 use grpcxx_transport::Transport;
 
-use crate::command::Parcel;
+use crate::command::{Newcomer, Parcel};
 use crate::shard::core::Core;
 use crate::shard::links::Owner;
 use crate::shard::servers::ServerLink;
 
 impl<A> Core<A> {
-    pub(super) fn newcomer(&mut self, accepted: A) {
-        self.newcomers.push(accepted);
+    pub(super) fn newcomer(&mut self, peer: SocketAddr, accepted: A) {
+        self.newcomers.push(Newcomer { peer, accepted });
     }
 
     /// Gives each new connection to the shard with the fewest, the lowest of them on a tie.
     pub(super) fn place_newcomers<T: Transport<Accepted = A>>(&mut self, transport: &mut T) {
-        while let Some(accepted) = self.newcomers.pop() {
+        while let Some(newcomer) = self.newcomers.pop() {
             let loads = &self.shared.loads;
             let shard = (0..loads.len())
                 .min_by_key(|&shard| loads[shard].load(Ordering::Relaxed))
                 .unwrap_or(self.index);
             loads[shard].fetch_add(1, Ordering::Relaxed);
             if shard == self.index {
-                self.adopt(accepted, transport);
+                self.adopt(newcomer, transport);
             } else {
-                self.ship(shard, Parcel::Adopt(accepted));
+                self.ship(shard, Parcel::Adopt(newcomer));
             }
         }
     }
 
-    pub(super) fn adopt<T: Transport<Accepted = A>>(&mut self, accepted: A, transport: &mut T) {
+    pub(super) fn adopt<T: Transport<Accepted = A>>(
+        &mut self,
+        newcomer: Newcomer<A>,
+        transport: &mut T,
+    ) {
+        let Newcomer { peer, accepted } = newcomer;
         if self.is_stopping() {
             return self.leave_load();
         }
@@ -41,7 +47,7 @@ impl<A> Core<A> {
             Ok(link) => link,
             Err(error) => {
                 self.leave_load();
-                tracing::warn!(%error, "a connection could not be taken in");
+                tracing::warn!(%peer, %error, "a connection could not be taken in");
                 return;
             }
         };
@@ -50,7 +56,10 @@ impl<A> Core<A> {
         {
             connection.set_offer(offer);
         }
-        match self.servers.insert(ServerLink::new(adopted, connection)) {
+        match self
+            .servers
+            .insert(ServerLink::new(adopted, peer, connection))
+        {
             Ok(id) => self.links.set(adopted, Owner::Server(id)),
             Err(_) => {
                 self.leave_load();

@@ -17,7 +17,7 @@ use crate::shard::recipients::recipient_number;
 /// A task that this shard calls: the road to it, and the connection while there is one.
 #[derive(Debug)]
 pub(super) struct PeerLink {
-    peer: Peer,
+    pub(super) peer: Peer,
     pub(super) channel: Channel<WaitingCall>,
     link: Option<LinkId>,
     connection: Option<ClientConnection>,

@@ -1,6 +1,7 @@
 //! Connections on which peers call us: what their links tell, and what their links are given.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
@@ -19,6 +20,7 @@ use crate::shard::watches::Watches;
 #[derive(Debug)]
 pub(super) struct ServerLink {
     link: LinkId,
+    pub(super) peer: SocketAddr,
     pub(super) connection: ServerConnection,
     /// The steps in which requests of this connection wait for tensors.
     parked: HashMap<RequestId, i64, RandomState>,
@@ -31,9 +33,10 @@ pub(super) struct ServerLink {
 }
 
 impl ServerLink {
-    pub(super) fn new(link: LinkId, connection: ServerConnection) -> Self {
+    pub(super) fn new(link: LinkId, peer: SocketAddr, connection: ServerConnection) -> Self {
         Self {
             link,
+            peer,
             connection,
             parked: HashMap::default(),
             watches: Watches::new(),
@@ -145,7 +148,7 @@ impl<A> Core<A> {
         let Some(server) = self.servers.find_mut(id) else {
             return;
         };
-        tracing::debug!(%reason, "a peer's connection ended");
+        tracing::debug!(peer = %server.peer, %reason, "a peer's connection ended");
         let status = Status::new(Code::Unavailable, format!("the connection ended: {reason}"));
         server
             .connection

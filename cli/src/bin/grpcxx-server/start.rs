@@ -1,4 +1,4 @@
-use std::io::{self, Write};
+use std::io;
 use std::process;
 
 use grpcxx::model::Model;
@@ -10,13 +10,13 @@ use grpcxx_runtime::endpoint_map::EndpointMapError;
 
 use crate::arguments::Arguments;
 use crate::terminal::{
-    Exit, Failure, OrExit, Outcome, Signals, read_cluster, read_config, start_log,
+    Exit, Failure, OrExit, Outcome, Signals, read_cluster, read_config, start_log, write_in_time,
 };
 
 /// Runs the task until it is asked to stop.
 pub(crate) fn run(arguments: &Arguments) -> Outcome {
     let (config, warnings) = read_config()?;
-    start_log(&config.log, config.log_format)?;
+    let log = start_log(&config.log, config.log_format)?;
     for warning in warnings {
         tracing::warn!("{warning}");
     }
@@ -38,13 +38,17 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
             "holds its share of the model"
         );
     }
-    ready.print(&server)?;
+    if let Err(error) = ready.print(&server) {
+        tracing::warn!(%error, "the ready notice could not be written to standard output");
+    }
 
     let reason = signals.wait(None).unwrap_or("lost signals");
     tracing::info!(reason, grace_ms = grace.as_millis() as u64, "stopping");
     // Whoever asks twice does not want to wait.
-    signals.then(|reason| {
+    let last_log = log.clone();
+    signals.then(move |reason| {
         tracing::warn!(reason, "stopping at once");
+        last_log.flush();
         process::exit(0);
     })?;
     let stopped = server.shutdown(grace);
@@ -161,7 +165,8 @@ impl ReadyNotice {
         }
     }
 
-    fn print(&self, server: &Server) -> Outcome {
+    /// Who starts tasks may not listen; the task runs all the same.
+    fn print(&self, server: &Server) -> io::Result<()> {
         let TaskId { job, index } = &self.task;
         let mut line = format!(
             "grpcxx-server ready job={job} task={index} grpc={}",
@@ -173,12 +178,8 @@ impl ReadyNotice {
         if let Some(metrics) = server.metrics_address() {
             line.push_str(&format!(" metrics={metrics}"));
         }
-        let mut output = io::stdout().lock();
-        writeln!(output, "{line}")
-            .and_then(|()| output.flush())
-            .or_exit_at(Exit::InputOutput, || {
-                "cannot write the ready notice".to_owned()
-            })
+        line.push('\n');
+        write_in_time(io::stdout(), line)
     }
 }
 

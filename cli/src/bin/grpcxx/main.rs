@@ -47,7 +47,7 @@ fn run(arguments: Arguments) -> Outcome {
         Some(_) => config.log.as_str(),
         None => "warn",
     };
-    start_log(filter, config.log_format)?;
+    let _log = start_log(filter, config.log_format)?;
     for warning in warnings {
         tracing::warn!("{warning}");
     }

@@ -1,0 +1,181 @@
+//! Tasks whose outputs are gone, full, or read by nobody: they serve, and they end with the right exit code.
+
+use std::io::{BufRead, BufReader, Read, Write, pipe};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::SERVER;
+use super::cluster::{caller, device};
+
+/// A task that is ended at the latest when the test ends.
+struct Server {
+    child: Child,
+    star: String,
+}
+
+impl Server {
+    fn start(folder: &Path, log: &str, output: impl Into<Stdio>, error: impl Into<Stdio>) -> Self {
+        let [grpc, star] = addresses();
+        std::fs::write(folder.join(".endpoint_map"), format!("{grpc}={star}\n")).unwrap();
+        let child = Command::new(SERVER)
+            .current_dir(folder)
+            .args(["--cluster-spec", &format!("ps|{grpc}")])
+            .args(["--job-name", "ps", "--task-index", "0"])
+            .args(["--metrics-addr", "127.0.0.1:0"])
+            .env("GRPCXX_SHARDS", "1")
+            .env("GRPCXX_ARENA_BYTES", "16MiB")
+            .env("GRPCXX_LOG", log)
+            .env_remove("TF_CONFIG")
+            .env_remove("TF_SEASTAR_ENDPOINT_MAP_PATH")
+            .stdin(Stdio::null())
+            .stdout(output)
+            .stderr(error)
+            .spawn()
+            .unwrap();
+        let server = Self { child, star };
+        server.await_port();
+        server
+    }
+
+    fn await_port(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        while TcpStream::connect(&self.star).is_err() {
+            assert!(Instant::now() < deadline, "the task does not listen");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Breaks the protocol on `count` connections, one after the other, each until it is closed.
+    fn disturb(&self, count: usize) {
+        for _ in 0..count {
+            let mut connection = TcpStream::connect(&self.star).unwrap();
+            connection.set_read_timeout(Some(PATIENCE)).unwrap();
+            // A connection that is closed with bytes unread ends with a reset.
+            let _ = connection.write_all(&[0x5a; 256]);
+            let _ = connection.read_to_end(&mut Vec::new());
+        }
+    }
+
+    fn assert_serves(&self) {
+        let engine = caller();
+        let client = engine.client();
+        let peer = client.peer(&self.star).unwrap();
+        device(&client, &peer).unwrap();
+    }
+
+    /// Asks the task to stop; it has less time than a supervisor usually gives.
+    fn stop(mut self) -> ExitStatus {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the task does not stop");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It has ended already where all went well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Two addresses that were free a moment ago.
+fn addresses() -> [String; 2] {
+    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    listeners.map(|listener| listener.local_addr().unwrap().to_string())
+}
+
+fn page(address: &str) -> String {
+    let mut connection = TcpStream::connect(address).unwrap();
+    connection
+        .write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n")
+        .unwrap();
+    let mut page = String::new();
+    connection.read_to_string(&mut page).unwrap();
+    page
+}
+
+#[test]
+fn outputs_that_nobody_holds_stop_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    // Without their readers, writing to the pipes is an error.
+    let (_, output) = pipe().unwrap();
+    let (_, error) = pipe().unwrap();
+    let server = Server::start(folder.path(), "debug", output, error);
+    server.disturb(60);
+    server.assert_serves();
+    assert_eq!(server.stop().code(), Some(0));
+}
+
+#[test]
+fn a_log_that_nobody_reads_stops_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_reader, error) = pipe().unwrap();
+    let server = Server::start(folder.path(), "debug", Stdio::null(), error);
+    server.disturb(2000);
+    server.assert_serves();
+    assert_eq!(server.stop().code(), Some(0));
+}
+
+#[test]
+fn a_full_disk_stops_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let full = || std::fs::File::create("/dev/full").unwrap();
+    let server = Server::start(folder.path(), "debug", full(), full());
+    server.disturb(60);
+    server.assert_serves();
+    assert_eq!(server.stop().code(), Some(0));
+}
+
+#[test]
+fn a_peer_that_breaks_the_protocol_often_fills_no_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, error) = pipe().unwrap();
+    let reader = thread::spawn(|| std::io::read_to_string(log).unwrap());
+    let mut server = Server::start(folder.path(), "info", Stdio::piped(), error);
+    let mut ready = String::new();
+    let output = server.child.stdout.take().unwrap();
+    BufReader::new(output).read_line(&mut ready).unwrap();
+    let (_, metrics) = ready.trim().split_once("metrics=").unwrap();
+    server.disturb(200);
+    let page = page(metrics);
+    assert!(page.contains("grpcxx_violations_total 200"), "{page}");
+    assert!(page.contains("grpcxx_log_lines_lost_total 0"), "{page}");
+    let counted = page
+        .lines()
+        .find_map(|line| line.strip_prefix("grpcxx_log_lines_suppressed_total "));
+    let counted: u64 = counted.unwrap().parse().unwrap();
+    assert_eq!(server.stop().code(), Some(0));
+    let log = reader.join().unwrap();
+    let closing = "closing the connection of a peer that broke the protocol";
+    let (summaries, lines): (Vec<&str>, Vec<&str>) = log
+        .lines()
+        .filter(|line| line.contains(closing))
+        .partition(|line| line.contains("more like this"));
+    assert!(
+        lines.len() <= 100 && lines.len() as u64 + counted == 200,
+        "{log}"
+    );
+    assert!(!summaries.is_empty(), "{log}");
+    assert!(
+        lines
+            .iter()
+            .chain(&summaries)
+            .all(|line| line.contains("127.0.0.1")),
+        "{log}"
+    );
+}
+
+/// For machines that are busy with other things; a task stops within 2 seconds otherwise.
+const PATIENCE: Duration = Duration::from_secs(30);
