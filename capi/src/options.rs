@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use grpcxx_rpc::{Code, Status};
 use grpcxx_runtime::cluster::TaskId;
-use grpcxx_runtime::config::{Config, Warning};
+use grpcxx_runtime::config::{Config, Warning, check_name};
 use grpcxx_runtime::{Device, EngineOptions, Service};
 
 use crate::boundary::{Owned, free, guarded, invalid, text};
@@ -48,10 +48,13 @@ impl COptions {
                 std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
             })
         };
-        let names: Vec<String> = std::env::vars_os()
-            .map(|(name, _)| name.to_string_lossy().into_owned())
-            .chain(self.variables.keys().cloned())
-            .collect();
+        // Others may use names in the environment that begin as ours do; the program itself does not.
+        let unknown = self.variables.keys().map(|name| check_name(name));
+        let unknown: Vec<String> = unknown.filter_map(Result::err).collect();
+        if !unknown.is_empty() {
+            return Err(invalid(unknown.join("\n")));
+        }
+        let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
         Config::read(lookup, names)
             .map_err(|error| Status::new(Code::InvalidArgument, error.problems.join("\n")))
     }

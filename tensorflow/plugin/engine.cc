@@ -109,9 +109,14 @@ absl::StatusOr<bool> Boolean(const char* name, bool otherwise) {
   const char* value = std::getenv(name);
   if (value == nullptr || *value == '\0') return otherwise;
   const std::string lower = absl::AsciiStrToLower(value);
-  if (lower == "true" || lower == "1") return true;
-  if (lower == "false" || lower == "0") return false;
-  return absl::InvalidArgumentError(absl::StrCat(name, "=", value, " is neither true, false, 1 nor 0"));
+  for (absl::string_view on : {"on", "true", "1", "yes", "auto"}) {
+    if (lower == on) return true;
+  }
+  for (absl::string_view off : {"off", "false", "0", "no"}) {
+    if (lower == off) return false;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, "=", value, " is not on, true, 1, yes or auto, nor off, false, 0 or no"));
 }
 
 // Digits, or digits with KiB, MiB, GiB or TiB, as the engine reads them.

@@ -138,7 +138,6 @@ fn the_server_refuses_wrong_flags_clusters_and_variables() {
                 ("NETWORK_PS_CORE_NUMBER", "0"),
                 case(good, 78, "NETWORK_PS_CORE_NUMBER"),
             ),
-            with(("GRPCXX_SHARD", "2"), case(good, 78, "GRPCXX_SHARDS")),
             with(("GRPCXX_DRIVER", "dpdk"), case(good, 78, "io_uring")),
         ],
     );

@@ -2,7 +2,7 @@
 //!
 //! The table in [`Config`]'s definition is the only place that names them; `docs/configuration.md` is made of
 //! it and held against it by a test. Variables of DeepRec keep DeepRec's habits: what cannot be read counts as
-//! the default, with a warning. Our own, with the prefix `GRPCXX_`, are strict, and unknown ones are errors.
+//! the default, with a warning. Our own, with the prefix `GRPCXX_`, are strict; names that nobody knows are warnings.
 
 mod parse;
 mod role;
@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use role::{CORES_OF_OTHER_JOBS, CoreLimit, JobKind, shard_count};
-pub use table::{VARIABLES, Variable, markdown};
+pub use table::{VARIABLES, Variable, check_name, markdown};
 
 use crate::host::HostSetting;
 use crate::placement::CpuList;
@@ -184,10 +184,10 @@ config! {
     shm: ShmSetting = parse::shm,
         "GRPCXX_SHM", "auto", "", "engine",
         "`auto` or `off`; `auto` lets connections between processes of one host and user go on in shared memory";
-    shm_lend: bool = parse::boolean,
+    shm_lend: bool = parse::switch,
         "GRPCXX_SHM_LEND", "true", "", "engine",
         "let such processes map memory of the shards, read-only: tensors in it reach them without a copy; others, of 16 KiB and more, are copied into up to 256 MiB of it for each shard, once, if the receiver brings no memory for them";
-    shm_read: bool = parse::boolean,
+    shm_read: bool = parse::switch,
         "GRPCXX_SHM_READ", "true", "", "engine",
         "let such processes read other large tensors out of each other's memory, where the system allows that, so that these are copied once";
     shm_links: u32 = parse::positive_count,
@@ -226,7 +226,7 @@ config! {
     arena_bytes: Option<u64> = parse::arena_bytes,
         "GRPCXX_ARENA_BYTES", "", "bytes", "engine",
         "memory of each shard for received tensors, 1MiB to 16TiB; unset: a part of the machine's memory";
-    huge_pages: bool = parse::boolean,
+    huge_pages: bool = parse::switch,
         "GRPCXX_HUGE_PAGES", "true", "", "engine",
         "ask the kernel for transparent huge pages";
     bind_address: IpAddr = parse::ip_address,
@@ -268,10 +268,10 @@ config! {
     shutdown_grace: Duration = parse::grace,
         "GRPCXX_SHUTDOWN_GRACE_MS", "1500", "ms", "grpcxx-server",
         "how long calls in flight may take to end after SIGINT or SIGTERM, 0 to 3600000";
-    extensions: bool = parse::boolean,
+    extensions: bool = parse::switch,
         "GRPCXX_EXTENSIONS", "true", "", "engine",
         "announce what `docs/wire.md` adds to star; peers that do not know it ignore it";
-    tensor_fuse: bool = parse::boolean,
+    tensor_fuse: bool = parse::switch,
         "GRPCXX_TENSOR_FUSE", "true", "", "TensorFlow plugin",
         "small tensors that a step receives from one task share requests";
     tensor_pool_bytes: u64 = parse::pool_bytes,
@@ -299,7 +299,7 @@ config! {
 
 impl Config {
     /// Reads all settings through `lookup`. `names` are the names of everything that is set: those with the
-    /// prefix `GRPCXX_` that nobody knows are errors.
+    /// prefix `GRPCXX_` that nobody knows are warnings.
     ///
     /// # Errors
     /// Every problem there is, together.

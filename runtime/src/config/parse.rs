@@ -38,6 +38,17 @@ pub(super) fn boolean(text: &str) -> Parsed<bool> {
     }
 }
 
+/// One of our own settings that is on or off. Where a switch may be on, the engine decides what is possible.
+pub(super) fn switch(text: &str) -> Parsed<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "on" | "true" | "1" | "yes" | "auto" => Ok(true),
+        "off" | "false" | "0" | "no" => Ok(false),
+        _ => Err(unreadable(
+            "on, true, 1, yes or auto, nor off, false, 0 or no",
+        )),
+    }
+}
+
 pub(super) fn connection_timeout(text: &str) -> Parsed<Duration> {
     let number = integer(text)?;
     Ok(Duration::from_millis(u64::try_from(number).unwrap_or(0)))
@@ -169,19 +180,17 @@ pub(super) fn driver(text: &str) -> Parsed<DriverSetting> {
 }
 
 pub(super) fn shm(text: &str) -> Parsed<ShmSetting> {
-    match text {
-        "auto" => Ok(ShmSetting::Auto),
-        "off" => Ok(ShmSetting::Off),
-        _ => Err(unreadable("auto or off")),
-    }
+    Ok(match switch(text)? {
+        true => ShmSetting::Auto,
+        false => ShmSetting::Off,
+    })
 }
 
 pub(super) fn rdma(text: &str) -> Parsed<RdmaSetting> {
-    match text {
-        "auto" => Ok(RdmaSetting::Auto),
-        "off" => Ok(RdmaSetting::Off),
-        _ => Err(unreadable("auto or off")),
-    }
+    Ok(match switch(text)? {
+        true => RdmaSetting::Auto,
+        false => RdmaSetting::Off,
+    })
 }
 
 pub(super) fn host(text: &str) -> Parsed<HostSetting> {

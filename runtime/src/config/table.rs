@@ -69,7 +69,8 @@ impl<'a> Reader<'a> {
         parse: fn(&str) -> Result<T, Invalid>,
     ) -> T {
         let is_ours = name.starts_with(PREFIX);
-        let text = (self.lookup)(name).filter(|text| !(is_ours && text.is_empty()));
+        let text = (self.lookup)(name)
+            .filter(|text| !(is_ours && (text.is_empty() || is_service_url(name, text))));
         if let Some(text) = text {
             let shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
             match parse(&text) {
@@ -94,31 +95,70 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Warns of names that look like settings and are none. Names of others may begin as ours do, so they end
+    /// nothing.
     pub(super) fn check_names<N: AsRef<str>>(&mut self, names: impl IntoIterator<Item = N>) {
-        let mut unknown: Vec<_> = names
+        let mut unknown: Vec<String> = names
             .into_iter()
             .filter(|name| {
-                let name = name.as_ref();
-                name.starts_with(PREFIX) && VARIABLES.iter().all(|variable| variable.name != name)
+                name.as_ref().starts_with(PREFIX) && !self.is_service_link(name.as_ref())
             })
+            .filter_map(|name| check_name(name.as_ref()).err())
             .collect();
-        unknown.sort_by(|a, b| a.as_ref().cmp(b.as_ref()));
-        for name in unknown {
-            let name: String = name.as_ref().chars().take(SHOWN_CHARS_MAX).collect();
-            let nearest = VARIABLES
-                .iter()
-                .filter(|variable| variable.is_ours())
-                .min_by_key(|variable| distance(&name, variable.name))
-                .map_or("", |variable| variable.name);
-            self.problems.push(format!(
-                "{name} is not a setting; did you mean {nearest}? docs/configuration.md lists all"
-            ));
-        }
+        unknown.sort();
+        let warnings = unknown.into_iter().map(|message| Warning {
+            message: format!("{message}; it has no effect"),
+        });
+        self.warnings.extend(warnings);
+    }
+
+    /// Whether a container platform gave the variable, for a service whose name begins with `grpcxx`.
+    fn is_service_link(&self, name: &str) -> bool {
+        let name_of_service = ["_SERVICE_HOST", "_SERVICE_PORT"];
+        let parts = ["_PROTO", "_PORT", "_ADDR"];
+        let of_port = parts
+            .iter()
+            .find_map(|part| name.strip_suffix(part))
+            .unwrap_or(name);
+        let of_port = SERVICE_PROTOCOLS
+            .iter()
+            .find_map(|protocol| of_port.strip_suffix(protocol));
+        let port = of_port.and_then(|of_port| of_port.rsplit_once("_PORT_"));
+        name_of_service.iter().any(|end| name.ends_with(end))
+            || name.contains("_SERVICE_PORT_")
+            || port.is_some_and(|(_, port)| port.parse::<u16>().is_ok())
+            || (self.lookup)(name).is_some_and(|text| is_service_url(name, &text))
     }
 
     pub(super) fn into_parts(self) -> (Vec<String>, Vec<Warning>) {
         (self.problems, self.warnings)
     }
+}
+
+/// Checks that there is a setting of this name.
+///
+/// # Errors
+/// There is none: which is the nearest.
+pub fn check_name(name: &str) -> Result<(), String> {
+    if VARIABLES.iter().any(|variable| variable.name == name) {
+        return Ok(());
+    }
+    let name: String = name.chars().take(SHOWN_CHARS_MAX).collect();
+    let nearest = VARIABLES
+        .iter()
+        .filter(|variable| variable.is_ours())
+        .min_by_key(|variable| distance(&name, variable.name))
+        .map_or("", |variable| variable.name);
+    Err(format!(
+        "{name} is not a setting; did you mean {nearest}? docs/configuration.md lists all"
+    ))
+}
+
+/// Whether a container platform says where a service is: for one called `grpcxx-rdma`, the name is that of one of
+/// our settings.
+fn is_service_url(name: &str, text: &str) -> bool {
+    let scheme = text.split_once("://").map(|(scheme, _)| scheme);
+    name.ends_with("_PORT") && scheme.is_some_and(|scheme| ["tcp", "udp", "sctp"].contains(&scheme))
 }
 
 fn rows(variables: &[&Variable]) -> String {
@@ -162,6 +202,8 @@ fn distance(left: &str, right: &str) -> usize {
 
 /// What the names of our own settings begin with.
 const PREFIX: &str = "GRPCXX_";
+/// How the names that container platforms give to ports end.
+const SERVICE_PROTOCOLS: [&str; 3] = ["_TCP", "_UDP", "_SCTP"];
 /// How much of a name or value an error repeats.
 const SHOWN_CHARS_MAX: usize = 80;
 

@@ -149,7 +149,6 @@ fn own_settings_are_read() {
 #[test]
 fn all_problems_are_told_together() {
     let error = read(&[
-        ("GRPCXX_HOTS", "native"),
         ("GRPCXX_DRIVER", "uring"),
         ("GRPCXX_CPUS", "3-1"),
         ("GRPCXX_FRAME_BYTES_MAX", "32TiB"),
@@ -158,15 +157,72 @@ fn all_problems_are_told_together() {
     ])
     .unwrap_err();
     let text = error.to_string();
-    assert_eq!(error.problems.len(), 5, "{text}");
+    assert_eq!(error.problems.len(), 4, "{text}");
     for part in [
-        "5 settings are wrong:",
-        "GRPCXX_HOTS is not a setting; did you mean GRPCXX_HOST?",
+        "4 settings are wrong:",
         "GRPCXX_DRIVER=`uring` is not auto, io_uring or epoll",
         "GRPCXX_CPUS=`3-1`: range `3-1` runs backward",
         "GRPCXX_FRAME_BYTES_MAX=`32TiB` is not a number of bytes from 65536 to 17592186044416",
     ] {
         assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn an_unknown_name_is_a_warning_that_names_the_nearest() {
+    let (config, warnings) = read(&[("GRPCXX_HOTS", "native"), ("OTHER_PROGRAM", "x")]).unwrap();
+    assert_eq!(config, Config::default());
+    let [warning] = warnings.as_slice() else {
+        panic!("{warnings:?}");
+    };
+    assert_eq!(
+        warning.message,
+        "GRPCXX_HOTS is not a setting; did you mean GRPCXX_HOST? docs/configuration.md lists all; it has no effect"
+    );
+    assert_eq!(check_name("GRPCXX_HOST"), Ok(()));
+    assert!(check_name("GRPCXX_HOTS").is_err());
+}
+
+#[test]
+fn what_container_platforms_say_of_services_is_no_setting() {
+    // For services called grpcxx, grpcxx-ps and grpcxx-rdma.
+    let config = config(&[
+        ("GRPCXX_SERVICE_HOST", "10.0.0.1"),
+        ("GRPCXX_SERVICE_PORT", "7070"),
+        ("GRPCXX_SERVICE_PORT_STAR", "7070"),
+        ("GRPCXX_PORT", "tcp://10.0.0.1:7070"),
+        ("GRPCXX_PORT_7070_TCP", "tcp://10.0.0.1:7070"),
+        ("GRPCXX_PORT_7070_TCP_PROTO", "tcp"),
+        ("GRPCXX_PORT_7070_TCP_PORT", "7070"),
+        ("GRPCXX_PORT_7070_TCP_ADDR", "10.0.0.1"),
+        ("GRPCXX_PS_SERVICE_HOST", "10.0.0.2"),
+        ("GRPCXX_PS_PORT_53_UDP", "udp://10.0.0.2:53"),
+        ("GRPCXX_RDMA_PORT", "tcp://10.0.0.3:7070"),
+    ]);
+    assert_eq!(config, Config::default());
+    let (_, warnings) = read(&[("GRPCXX_PORT", "7070"), ("GRPCXX_PORT_STAR_TCP", "1")]).unwrap();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(read(&[("GRPCXX_RDMA_PORT", "http://x")]).is_err());
+}
+
+#[test]
+fn own_switches_understand_the_same_words() {
+    let names = ["GRPCXX_SHM_LEND", "GRPCXX_HUGE_PAGES", "GRPCXX_EXTENSIONS"];
+    for (words, is_on) in [
+        (["on", "true", "1", "yes", "auto", "On", "TRUE"], true),
+        (["off", "false", "0", "no", "OFF", "No", "False"], false),
+    ] {
+        for word in words {
+            let given = config(&[("GRPCXX_SHM", word), ("GRPCXX_RDMA", word)]);
+            assert_eq!(given.shm == ShmSetting::Auto, is_on, "{word}");
+            assert_eq!(given.rdma == RdmaSetting::Auto, is_on, "{word}");
+            let given = config(&names.map(|name| (name, word)));
+            let given = [given.shm_lend, given.huge_pages, given.extensions];
+            assert_eq!(given, [is_on; 3], "{word}");
+        }
+    }
+    for word in ["2", "maybe", "o n"] {
+        assert!(read(&[("GRPCXX_SHM", word)]).is_err(), "{word}");
     }
 }
 
