@@ -17,7 +17,10 @@ enum Dims {
 
 /// A shape whose number of elements is no 63-bit number.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the product of the dimensions {dims:?} does not fit into 63 bits")]
+#[error(
+    "the product of the dimensions {} does not fit into 63 bits",
+    Shown(dims)
+)]
 pub struct ShapeError {
     /// The dimensions as given.
     pub dims: Vec<u64>,
@@ -137,10 +140,31 @@ impl fmt::Debug for Shape {
 
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.dims()).finish()
+        Shown(self.dims()).fmt(f)
     }
 }
 
+/// Dimensions as text, of which a peer decides how many there are.
+struct Shown<'a>(&'a [u64]);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut list = f.debug_list();
+        match self.0.get(..DIMS_SHOWN_MAX) {
+            Some(shown) if self.0.len() > DIMS_SHOWN_MAX => {
+                let more = self.0.len() - DIMS_SHOWN_MAX;
+                list.entries(shown).entry(&format_args!("{more} more"));
+            }
+            Some(_) | None => {
+                list.entries(self.0);
+            }
+        }
+        list.finish()
+    }
+}
+
+/// Dimensions that a text shows.
+const DIMS_SHOWN_MAX: usize = 16;
 /// Most dimensions that lie in the shape itself.
 const FEW_MAX: usize = 6;
 
@@ -177,5 +201,20 @@ mod tests {
         }
         let shape = Shape::new(&[2, 3]).unwrap();
         assert_eq!(format!("{shape} {shape:?}"), "[2, 3] Shape([2, 3])");
+    }
+
+    #[test]
+    fn texts_of_many_dimensions_are_short() {
+        let ones = vec![1; 1_000_000];
+        let text = Shape::new(&ones).unwrap().to_string();
+        assert!(
+            text.starts_with("[1, 1, ") && text.ends_with(", 1, 999984 more]"),
+            "{text}"
+        );
+        let error = Shape::new(&[u64::MAX].repeat(1_000_000)).unwrap_err();
+        assert!(error.to_string().len() < 1000, "{error}");
+        let few = vec![1; DIMS_SHOWN_MAX];
+        let text = Shape::new(&few).unwrap().to_string();
+        assert!(!text.contains("more"), "{text}");
     }
 }
