@@ -554,7 +554,7 @@ fn headers_beyond_the_limits_close_the_link() {
     frame[20..24].copy_from_slice(&(-1i32).to_le_bytes());
     assert_eq!(
         Pair::plain().server.offer_violation(&frame).to_string(),
-        "graph metadata is -1 bytes, allowed are 0 to 16777216"
+        "graph metadata is -1 bytes, allowed are 0 to 67108864"
     );
     let twice = client.request(8, 9, b"", Expected::Message).repeat(2);
     assert_eq!(
@@ -578,7 +578,7 @@ fn headers_beyond_the_limits_close_the_link() {
     frame[20..24].copy_from_slice(&i32::MAX.to_le_bytes());
     assert_eq!(
         pair.client.offer_violation(&frame).to_string(),
-        "the names of a response is 2147483647 bytes, allowed are 0 to 16777216"
+        "the names of a response is 2147483647 bytes, allowed are 0 to 67108864"
     );
 }
 

@@ -35,10 +35,10 @@ pub struct ConnectionLimits {
 impl Default for ConnectionLimits {
     fn default() -> Self {
         Self {
-            outstanding_calls: 65_536,
+            outstanding_calls: 4096,
             frame_bytes: 1 << 36,
-            message_bytes: i32::MAX as u64,
-            names_bytes: 16 << 20,
+            message_bytes: 64 << 20,
+            names_bytes: 64 << 20,
             records: RECORDS_MAX,
             error_text_bytes: 64 << 10,
             whole_frame_bytes: 256 << 20,
@@ -122,15 +122,15 @@ mod tests {
         let star = limits.between(Features::ALL.without(Features::LONG_FRAMES));
         assert_eq!(star.frame_bytes, (1 << 32) - 1);
         assert_eq!(limits.between(Features::LONG_FRAMES), limits);
-        assert_eq!(limits.message_bytes, (1 << 31) - 1);
-        assert_eq!(limits.names_bytes, 16 << 20);
+        assert_eq!(limits.message_bytes, 64 << 20);
+        assert_eq!(limits.names_bytes, 64 << 20);
         assert_eq!(limits.error_text_bytes, 64 << 10);
         let rows = [
             "| frame that is sent | 2^32 - 1 bytes; 2^36 between ends that know *long frames* |"
                 .to_owned(),
             "| frame that is received | 2^36 bytes |".to_owned(),
-            "| message | 2^31 - 1 bytes |".to_owned(),
-            "| graph metadata, names of a response | 16 MiB |".to_owned(),
+            "| message | 64 MiB |".to_owned(),
+            "| graph metadata, names of a response | 64 MiB |".to_owned(),
             format!("| records of one frame | {} |", limits.records),
             "| error text | 64 KiB |".to_owned(),
             format!(
