@@ -83,8 +83,22 @@ mod reserved {
 
     use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
     use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+    use rustix::process::{Resource, getrlimit};
 
     use super::{MAPPING_ALIGN_BYTES, PAGE_BYTES};
+
+    /// Beyond the limit the kernel would not only refuse, but end a process that does not catch SIGXFSZ.
+    fn check_file_size(len_bytes: u64) -> io::Result<()> {
+        match getrlimit(Resource::Fsize).current {
+            Some(limit) if limit < len_bytes => Err(io::Error::new(
+                io::ErrorKind::FileTooLarge,
+                format!(
+                    "shared memory of {len_bytes} bytes counts as a file, and files may have {limit} bytes; raise `ulimit -f`"
+                ),
+            )),
+            Some(_) | None => Ok(()),
+        }
+    }
 
     /// Address space without access, released on drop.
     #[derive(Debug)]
@@ -113,6 +127,7 @@ mod reserved {
         /// Puts memory that has a descriptor in place of the usable part.
         pub(crate) fn share(&mut self, base: NonNull<u8>, usable_bytes: usize) -> io::Result<()> {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            check_file_size(usable_bytes as u64)?;
             let writable = rustix::fs::memfd_create("grpcxx-arena", flags)?;
             rustix::fs::ftruncate(&writable, usable_bytes as u64)?;
             let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;

@@ -1,10 +1,13 @@
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
 use std::panic;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use grpcxx_runtime::config::LogFormat;
 use grpcxx_runtime::log::{LogQueue, admit};
+use signal_hook::consts::SIGXFSZ;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
@@ -58,6 +61,11 @@ pub(crate) fn start_log(filter: &str, format: LogFormat) -> Outcome<Log> {
     };
     started.or_exit_at(Exit::Software, || "cannot start the log".to_owned())?;
     panic::set_hook(Box::new(log_panic));
+    // A log that has grown to the limit of file sizes is full, and otherwise ends the process. Whether the signal
+    // came is of no use: the write that it is about fails.
+    let ignored = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGXFSZ, ignored)
+        .or_exit_at(Exit::System, || "cannot catch SIGXFSZ".to_owned())?;
     Ok(log)
 }
 

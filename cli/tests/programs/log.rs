@@ -20,9 +20,22 @@ struct Server {
 
 impl Server {
     fn start(folder: &Path, log: &str, output: impl Into<Stdio>, error: impl Into<Stdio>) -> Self {
+        Self::start_as(&[], folder, log, output, error)
+    }
+
+    /// Starts a task by another program, which gets the server and its arguments behind its own.
+    fn start_as(
+        starter: &[&str],
+        folder: &Path,
+        log: &str,
+        output: impl Into<Stdio>,
+        error: impl Into<Stdio>,
+    ) -> Self {
         let [grpc, star] = addresses();
         std::fs::write(folder.join(".endpoint_map"), format!("{grpc}={star}\n")).unwrap();
-        let child = Command::new(SERVER)
+        let mut program = starter.iter().copied().chain([SERVER]);
+        let child = Command::new(program.next().unwrap())
+            .args(program)
             .current_dir(folder)
             .args(["--cluster-spec", &format!("ps|{grpc}")])
             .args(["--job-name", "ps", "--task-index", "0"])
@@ -175,6 +188,20 @@ fn a_peer_that_breaks_the_protocol_often_fills_no_log() {
             .all(|line| line.contains("127.0.0.1")),
         "{log}"
     );
+}
+
+#[test]
+fn a_limit_of_file_sizes_stops_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = std::fs::File::create(folder.path().join("log")).unwrap();
+    // 8 KiB, fewer than the log and the arena have.
+    let limited = ["sh", "-c", "ulimit -f 16; exec \"$0\" \"$@\""];
+    let server = Server::start_as(&limited, folder.path(), "debug", Stdio::null(), log);
+    server.disturb(200);
+    server.assert_serves();
+    assert_eq!(server.stop().code(), Some(0));
+    let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
+    assert!(log.len() <= 16 << 10 && log.contains("ulimit -f"), "{log}");
 }
 
 /// For machines that are busy with other things; a task stops within 2 seconds otherwise.

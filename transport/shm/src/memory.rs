@@ -70,6 +70,7 @@ mod backing {
     use rustix::fs::{MemfdFlags, SealFlags};
     use rustix::io::Errno;
     use rustix::mm::{MapFlags, ProtFlags};
+    use rustix::process::{Resource, getrlimit};
 
     use super::Memory;
 
@@ -99,6 +100,11 @@ mod backing {
         /// Fresh zeroed memory that nobody can shrink, and the descriptor to give away.
         pub(crate) fn create(len_bytes: usize) -> rustix::io::Result<(Self, OwnedFd)> {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            // Beyond the limit the kernel would end a process that does not catch SIGXFSZ.
+            let file_bytes_max = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
+            if file_bytes_max < len_bytes as u64 {
+                return Err(Errno::FBIG);
+            }
             let descriptor = rustix::fs::memfd_create("grpcxx-link", flags)?;
             rustix::fs::ftruncate(&descriptor, len_bytes as u64)?;
             let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;

@@ -119,8 +119,14 @@ pub(crate) fn enter(
 ) -> Result<(OwnedFd, Segment), (&'static str, Errno)> {
     let socket =
         socket::dial(name).map_err(|errno| ("connect to the peer's UNIX socket", errno))?;
-    let (memory, descriptor) = Memory::create(len_bytes(ring_bytes))
-        .map_err(|errno| ("create shared memory with memfd_create", errno))?;
+    let (memory, descriptor) =
+        Memory::create(len_bytes(ring_bytes)).map_err(|errno| match errno {
+            Errno::FBIG => (
+                "create shared memory within the limit of `ulimit -f`",
+                errno,
+            ),
+            _ => ("create shared memory with memfd_create", errno),
+        })?;
     let hello = Message::Hello {
         token,
         ring_bytes: ring_bytes as u64,
