@@ -3,6 +3,7 @@
 mod exit;
 mod log;
 mod output;
+pub(crate) mod plain;
 mod settings;
 mod signals;
 

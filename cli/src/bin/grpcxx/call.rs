@@ -77,11 +77,11 @@ pub(crate) fn run(arguments: &CallArguments, config: &Config, output: Output) ->
             return "done; it returned nothing".to_owned();
         }
         let mut table = Table::new(&["name", "dtype", "shape", "values"]);
-        for value in &values {
+        for (value, (_, tensor)) in values.iter().zip(&results) {
             table.row([
                 value.name.clone(),
                 value.dtype.to_owned(),
-                format!("{:?}", value.shape),
+                tensor.shape.to_string(),
                 value.preview.clone(),
             ]);
         }

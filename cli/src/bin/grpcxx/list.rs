@@ -22,6 +22,9 @@ pub(crate) fn run(arguments: &ListArguments, config: &Config, output: Output) ->
     let patterns = Patterns::new(&arguments.patterns);
     let mut found = cluster.find(&patterns, arguments.task.as_deref())?;
     found.sort_by(|a, b| (&a.stored.name, a.task).cmp(&(&b.stored.name, b.task)));
+    let shapes = found
+        .iter()
+        .map(|found| found.stored.meta.shape.to_string());
     let rows: Vec<Row<'_>> = found
         .iter()
         .map(|found| Row {
@@ -34,11 +37,11 @@ pub(crate) fn run(arguments: &ListArguments, config: &Config, output: Output) ->
         .collect();
     output.print(&rows, || {
         let mut table = Table::new(&["name", "dtype", "shape", "bytes#", "task"]);
-        for row in &rows {
+        for (row, shape) in rows.iter().zip(shapes) {
             table.row([
                 row.name.to_owned(),
                 row.dtype.to_owned(),
-                format!("{:?}", row.shape),
+                shape,
                 row.bytes.to_string(),
                 row.task.to_owned(),
             ]);

@@ -2,6 +2,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
+use crate::terminal::plain::{plain, plain_lines};
 use crate::terminal::{Exit, OrExit, Outcome};
 
 /// Standard output, for people or for scripts.
@@ -37,7 +38,7 @@ impl Output {
                 "cannot write the result as JSON".to_owned()
             })?
         } else {
-            text()
+            plain_lines(&text())
         };
         if !printed.is_empty() && !printed.ends_with('\n') {
             printed.push('\n');
@@ -67,9 +68,9 @@ impl Table {
         }
     }
 
-    /// Adds a row.
+    /// Adds a row. A cell stays on its line, and one that is very long is cut.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().collect());
+        self.rows.push(cells.into_iter().map(cell).collect());
     }
 }
 
@@ -86,19 +87,30 @@ impl std::fmt::Display for Table {
             let mut text = String::new();
             for (column, cell) in line.iter().enumerate() {
                 let width = widths.get(column).copied().unwrap_or(0);
-                let cell = if self.numbers.get(column) == Some(&true) {
-                    format!("{cell:>width$}")
+                let padding = " ".repeat(width - cell.chars().count());
+                if self.numbers.get(column) == Some(&true) {
+                    text.extend([&padding, cell.as_str(), "  "]);
                 } else {
-                    format!("{cell:<width$}")
-                };
-                text.push_str(&cell);
-                text.push_str("  ");
+                    text.extend([cell, padding.as_str(), "  "]);
+                }
             }
             writeln!(f, "{}", text.trim_end())?;
         }
         Ok(())
     }
 }
+
+/// A text as it stands in a table.
+fn cell(text: String) -> String {
+    let text = plain(&text);
+    match text.char_indices().nth(CELL_CHARS_MAX) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.into_owned(),
+    }
+}
+
+/// Most letters of a cell; `--json` has them all.
+const CELL_CHARS_MAX: usize = 300;
 
 /// A number of bytes for people, in decimal units.
 pub(crate) fn size(bytes: u64) -> String {
@@ -121,6 +133,21 @@ mod tests {
         table.row(["longer".to_owned(), "2".to_owned(), "ps:1".to_owned()]);
         let expected = "name    bytes  task\na        1000  ps:0\nlonger      2  ps:1\n";
         assert_eq!(table.to_string(), expected);
+    }
+
+    #[test]
+    fn cells_are_one_line_and_not_endless() {
+        let mut table = Table::new(&["name", "task"]);
+        table.row(["a\n\x1b[31mb".to_owned(), "ps:0".to_owned()]);
+        table.row(["x".repeat(100_000), "ps:0".to_owned()]);
+        let text = table.to_string();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3);
+        assert!(lines[1].starts_with("a\\n\\u{1b}[31mb  "), "{text}");
+        assert!(
+            lines[2].ends_with("xxx...  ps:0") && lines[2].len() < 400,
+            "{text}"
+        );
     }
 
     #[test]
