@@ -20,6 +20,7 @@ pub mod log;
 pub mod mesh;
 pub mod placement;
 mod registry;
+mod regular_file;
 mod shard;
 #[cfg(all(test, not(loom)))]
 mod simulation;
@@ -34,5 +35,6 @@ pub use engine::{
 };
 pub use function::{AtOnce, Function, Later, Promise, RequestWatch, Responder, Served, Service};
 pub use registry::{STORE_LIST, STORE_PULL, STORE_PUSH};
+pub use regular_file::open_regular_file;
 pub use shard::ShardContext;
 pub use task::Device;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{DType, Shape, Tensor, TensorMeta};
+use grpcxx_runtime::open_regular_file;
 
 use super::format::{self, Flaw, PREFIX_BYTES};
 use super::{Fingerprint, ModelError, ModelFingerprint};
@@ -45,7 +46,7 @@ impl Model {
         let mut by_name: BTreeMap<String, Entry> = BTreeMap::new();
         for path in paths {
             let path = path.as_ref().to_owned();
-            let file = File::open(&path).map_err(ModelError::io("open", &path))?;
+            let file = open_regular_file(&path).map_err(ModelError::io("open", &path))?;
             for entry in read_header(&path, &file, files.len())? {
                 if let Some(first) = by_name.get(&entry.name) {
                     let first: &SourceFile = &files[first.file];

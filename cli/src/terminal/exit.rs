@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use grpcxx::model::ModelError;
 use grpcxx_rpc::{Code, Reason, Status};
 
+use super::plain::plain_lines;
 use super::write_in_time;
 
 /// Why a program ended, as its exit code; the numbers are those of `sysexits.h` where it has one.
@@ -97,7 +98,10 @@ impl Failure {
     /// Prints the message under the program's name and gives the exit code.
     pub(crate) fn report(&self, program: &str) -> ExitCode {
         // If standard error is closed, or nobody reads it, there is nobody to tell.
-        let _ = write_in_time(io::stderr(), format!("{program}: {}\n", self.message()));
+        let _ = write_in_time(
+            io::stderr(),
+            format!("{program}: {}\n", plain_lines(&self.message())),
+        );
         ExitCode::from(self.exit as u8)
     }
 }
@@ -150,6 +154,7 @@ fn exit_of_io(error: &io::Error, action: &str) -> Exit {
     match error.kind() {
         io::ErrorKind::PermissionDenied => Exit::NoPermission,
         io::ErrorKind::NotFound if action == "open" => Exit::NoInput,
+        io::ErrorKind::InvalidInput if action == "open" => Exit::Data,
         _ if action.starts_with("create") => Exit::CannotCreate,
         _ => Exit::InputOutput,
     }

@@ -1,9 +1,9 @@
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use grpcxx_runtime::cluster::{ClusterSpec, TEXT_BYTES_MAX};
 use grpcxx_runtime::config::Config;
+use grpcxx_runtime::open_regular_file;
 
 use super::{Exit, Failure, OrExit, Outcome};
 
@@ -33,7 +33,7 @@ pub(crate) fn read_cluster(spec: &str) -> Outcome<ClusterSpec> {
         ));
     }
     let mut text = String::new();
-    File::open(spec)
+    open_regular_file(Path::new(spec))
         .and_then(|file| {
             file.take(TEXT_BYTES_MAX as u64 + 1)
                 .read_to_string(&mut text)

@@ -10,7 +10,6 @@ mod error;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
@@ -19,6 +18,7 @@ pub use check::Report;
 pub use error::{EndpointMapError, Problem};
 
 use crate::cluster::{ADDRESS_BYTES_MAX, ClusterSpec, TASKS_MAX, TaskId, split_address};
+use crate::open_regular_file;
 
 /// The lines of a map, in their order.
 #[derive(Clone, Debug)]
@@ -74,7 +74,7 @@ impl EndpointMap {
             },
         };
         let mut text = Vec::new();
-        File::open(path)
+        open_regular_file(path)
             .and_then(|file| file.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut text))
             .map_err(unreadable)?;
         Self::parse(path, &text)
