@@ -171,9 +171,11 @@ fn a_completion_is_read_as_it_was_written() {
         vendor_err: 6,
         ..ours
     };
-    // SAFETY: both are plain data of one length, and the fields are compared right here.
-    let (read, failed): (theirs::ibv_wc, theirs::ibv_wc) =
-        unsafe { (std::mem::transmute(ours), std::mem::transmute(failed)) };
+    let as_theirs = |completion: ffi::WorkCompletion| {
+        // SAFETY: both are plain data of one length, and the fields are compared right here.
+        unsafe { std::mem::transmute::<ffi::WorkCompletion, theirs::ibv_wc>(completion) }
+    };
+    let (read, failed) = (as_theirs(ours), as_theirs(failed));
     assert_eq!((read.wr_id(), read.len()), (1, 2));
     assert_eq!(
         read.opcode(),
