@@ -11,7 +11,7 @@ from cluster import Cluster, Network
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("restarts", [1, pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.parametrize("restarts", [pytest.param(1, marks=pytest.mark.smoke), pytest.param(5, marks=pytest.mark.long)])
 def test_a_killed_ps_comes_back_and_training_goes_on(tmp_path, restarts):
     environment = {"TEST_CHECKPOINT_DIR": str(tmp_path), "TEST_PAUSE_S": "0.02"}
     steps = 150 * restarts + 100
@@ -72,6 +72,7 @@ def test_a_network_cut_for_five_seconds(protocol):
                 assert result["counters"]["received_tensors"] > 200
 
 
+@pytest.mark.smoke
 def test_a_peer_without_the_plugin_is_served_over_grpc():
     with Cluster("grpc++", ps=1, worker=1) as cluster:
         server = cluster.start("ps", 0, protocol="grpc", environment={"TEST_WITHOUT_PLUGIN": "1"})

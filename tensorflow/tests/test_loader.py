@@ -44,6 +44,7 @@ def run(packages, protocol):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.smoke
 def test_without_a_build_tensorflow_works_and_grpcxx_says_what_to_do(packages):
     finished = run(packages, "grpc++")
     assert "3.0" in finished.stdout

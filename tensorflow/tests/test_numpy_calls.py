@@ -364,6 +364,7 @@ def test_an_answer_is_sent_from_the_memory_of_the_array(server, client):
 # ---- Types and shapes
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "dtype",
     "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64 complex64 complex128".split(),

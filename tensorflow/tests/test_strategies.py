@@ -10,6 +10,7 @@ from test_training import check_star
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.smoke
 def test_parameter_server_strategy():
     with Cluster("grpc++", ps=2, worker=2, chief=1) as cluster:
         servers = cluster.serve("ps", "worker")
@@ -22,6 +23,7 @@ def test_parameter_server_strategy():
             assert counters["fallback_tensors_unreachable"] == counters["fallback_tensors_no_plugin"] == 0
 
 
+@pytest.mark.smoke
 def test_multi_worker_mirrored_strategy_ring():
     results = {}
     for protocol in ("grpc", "grpc++"):
@@ -46,6 +48,7 @@ def test_connect_to_cluster():
         assert sum(server.ask("counters")["received_tensors"] for server in servers) > 0
 
 
+@pytest.mark.smoke
 def test_estimator_style_job_with_chief():
     """TF_CONFIG with a chief, as Estimator's train_and_evaluate reads it."""
     with Cluster("grpc++", ps=1, worker=1, chief=1) as cluster:

@@ -28,6 +28,7 @@ def test_monitored_training_session_with_two_ps_and_two_workers(kind, server):
             assert counted["served_step_calls"] > 3 * STEPS, "both workers run and clean up steps over star"
 
 
+@pytest.mark.smoke
 def test_one_worker_trains_to_the_same_bits_as_over_grpc():
     losses = {}
     for protocol in ("grpc", "grpc++"):

@@ -13,6 +13,7 @@ def sweep(protocol, *arguments, timeout_s=300, environment=None):
         return cluster.start("worker", 0, "sweep.py", *arguments).result(timeout_s)
 
 
+@pytest.mark.smoke
 def test_all_values_are_bit_exact():
     expected = sweep("grpc")
     found = sweep("grpc++")
