@@ -1,0 +1,66 @@
+# Sourced by .ci/run and scripts/nightly: steps that are timed, and those that both run.
+
+export CARGO_TERM_COLOR=never
+failed=()
+summary=()
+
+# Runs a command under a name, and notes how long it took and whether it failed.
+step() {
+    local name="$1"
+    shift
+    echo "=== $name: $*"
+    local start=$SECONDS
+    if "$@"; then
+        summary+=("ok      $((SECONDS - start)) s  $name")
+    else
+        summary+=("FAILED  $((SECONDS - start)) s  $name")
+        failed+=("$name")
+    fi
+}
+
+# Prints the list of steps; fails if any step failed.
+finish() {
+    printf '%s\n' "---" "${summary[@]}" "$SECONDS s in all"
+    [ "${#failed[@]}" -eq 0 ] || { echo "failed: ${failed[*]}"; exit 1; }
+}
+
+# So that variables of a command do not reach the steps after it.
+in_subshell() { ("$@"); }
+
+# So many seeds, in the profile of the tests: the assertions for our own bugs are on. With nextest nothing is built anew,
+# for its tests of the workspace were.
+simulation() {
+    export GRPCXX_SIM_SEEDS="$1"
+    if cargo nextest --version >/dev/null 2>&1; then
+        cargo nextest run --locked --workspace --no-capture \
+            -E 'package(grpcxx-runtime) and kind(lib) and test(/^simulation::clusters/)'
+    else
+        cargo test --locked -p grpcxx-runtime --lib simulation::clusters -- --nocapture
+    fi
+}
+
+under_loom() {
+    export RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom
+    cargo test --locked --release -p grpcxx-memory --test loom &&
+        cargo test --locked --release -p grpcxx-shm --lib interleavings &&
+        cargo test --locked --release -p grpcxx-runtime --lib loom_
+}
+
+# Arguments choose tests of grpcxx-rpc: none for all, `wire::` for those of the codecs. rpc forbids unsafe code; what it
+# does with buffers runs the unsafe code of memory, whose own tests always run.
+under_miri() {
+    export MIRIFLAGS="-Zmiri-disable-isolation" CARGO_TARGET_DIR=target/miri
+    export PROPTEST_CASES="${GRPCXX_MIRI_CASES:-4}"
+    unset GRPCXX_MIRI_CASES
+    if ! cargo +nightly miri --version >/dev/null 2>&1 &&
+        ! rustup toolchain install nightly --profile minimal --component miri,rust-src >/dev/null 2>&1; then
+        echo "NOT RUN: there is no nightly toolchain with Miri, and rustup cannot install one"
+        return 0
+    fi
+    # Miri runs the tests of a program one after the other; nextest runs each in a process, on all CPUs.
+    local test=(test)
+    ! cargo nextest --version >/dev/null 2>&1 || test=(nextest run)
+    cargo +nightly miri "${test[@]}" --locked -p grpcxx-memory &&
+        cargo +nightly miri "${test[@]}" --locked -p grpcxx-rpc --lib -- "$@" &&
+        cargo +nightly miri "${test[@]}" --locked -p grpcxx-runtime --lib -- mesh
+}
