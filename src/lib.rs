@@ -60,6 +60,6 @@ pub use grpcxx_runtime::config::Config;
 pub use grpcxx_runtime::endpoint_map::EndpointMap;
 pub use grpcxx_runtime::{
     AtOnce, Call, CallResult, CallSink, Client, Counters, CpuLatency, Engine, EngineError,
-    EngineOptions, Function, Later, Peer, Promise, Responder, Served, Service, ShardContext,
-    StartReport,
+    EngineOptions, Function, Later, Peer, Promise, Resolve, Responder, Served, Service,
+    ShardContext, StartReport, SystemResolver,
 };

@@ -1,5 +1,6 @@
 mod mailboxes;
 mod peer;
+mod resolver;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -12,8 +13,10 @@ use futures_channel::oneshot;
 use grpcxx_rpc::{Code, Reason, Request, Status};
 
 pub(crate) use self::mailboxes::{Mailboxes, inbox_full};
-use self::peer::resolve;
+pub(crate) use self::peer::Host;
 pub use self::peer::{Peer, PeerState};
+pub(crate) use self::resolver::{Found, Lookups};
+pub use self::resolver::{Resolve, SystemResolver};
 use crate::call::{Call, CallSink};
 use crate::cancellation::Cancellation;
 use crate::command::{Cancellable, Command, NewCall};
@@ -72,12 +75,14 @@ impl Client {
         }
     }
 
-    /// The peer at `host:port`. The name is resolved once, in the calling thread; the same address always
-    /// gives the same peer. Peers are spread over the shards in turn.
+    /// The peer at `host:port`. The same address always gives the same peer. Peers are spread over the shards in
+    /// turn.
+    ///
+    /// A name is looked up before each dial, on a thread of the engine, so a name that points elsewhere later is
+    /// followed there. A name that is not known yet counts as a failed dial.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if the address is no `host:port` or does not resolve, `RESOURCE_EXHAUSTED` if there
-    /// are too many peers.
+    /// `INVALID_ARGUMENT` if the address is no `host:port`, `RESOURCE_EXHAUSTED` if there are too many peers.
     pub fn peer(&self, address: &str) -> Result<Peer, Status> {
         self.peer_over(address, 0)
     }
@@ -88,17 +93,11 @@ impl Client {
     /// # Errors
     /// As [`Client::peer`]; each connection counts as a peer.
     pub fn peer_over(&self, address: &str, connection: usize) -> Result<Peer, Status> {
-        let known = self.shared.peers().find(address, connection);
-        let socket_address = match known {
-            Known::Peer(peer) => return Ok(peer),
-            Known::Address(socket_address) => socket_address,
-            Known::Nothing => resolve(address)?,
-        };
         let mut peers = self.shared.peers();
-        // Another thread may have been faster meanwhile.
-        if let Known::Peer(peer) = peers.find(address, connection) {
+        if let Some(peer) = peers.find(address, connection) {
             return Ok(peer);
         }
+        let host = Host::parse(address)?;
         if peers.count >= limits::PEERS {
             return Err(Status::new(
                 Code::ResourceExhausted,
@@ -111,11 +110,13 @@ impl Client {
             .because(Reason::Limit));
         }
         let turn = self.shared.next_shard.fetch_add(1, Ordering::Relaxed);
+        let is_self =
+            matches!(host, Host::Address(address) if self.shared.own_address == Some(address));
         let peer = Peer::new(
-            (address, socket_address),
+            (address, host),
             turn % self.shared.mailboxes.len(),
             peers.count as u64,
-            self.shared.own_address == Some(socket_address),
+            is_self,
         );
         peers.count += 1;
         let connections = peers.by_address.entry(address.to_owned()).or_default();
@@ -249,26 +250,9 @@ impl ClientShared {
     }
 }
 
-/// What is known of a connection to an address.
-enum Known {
-    Peer(Peer),
-    /// There are other connections to it.
-    Address(SocketAddr),
-    Nothing,
-}
-
 impl Peers {
-    fn find(&self, address: &str, connection: usize) -> Known {
-        let Some(connections) = self.by_address.get(address) else {
-            return Known::Nothing;
-        };
-        match connections.get(&connection) {
-            Some(peer) => Known::Peer(peer.clone()),
-            None => match connections.values().next() {
-                Some(peer) => Known::Address(peer.socket_address()),
-                None => Known::Nothing,
-            },
-        }
+    fn find(&self, address: &str, connection: usize) -> Option<Peer> {
+        self.by_address.get(address)?.get(&connection).cloned()
     }
 }
 

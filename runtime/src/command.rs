@@ -10,7 +10,7 @@ use grpcxx_transport::Time;
 use smallvec::SmallVec;
 
 use crate::call::CallResult;
-use crate::client::{Peer, PeerState};
+use crate::client::{Found, Peer, PeerState};
 use crate::completion::Completion;
 use crate::shard::ShardContext;
 
@@ -88,6 +88,8 @@ pub(crate) enum Command {
     },
     /// Close the connection to a peer, on the shard that owns it.
     Disconnect { peer: Peer },
+    /// Dial the peer in this slot at the addresses that its name has now.
+    Resolved { slot: usize, found: Found },
     /// Run code on the shard.
     Run(Box<dyn FnOnce(&mut ShardContext<'_>) + Send>),
     /// Stop listening, answer what is in flight, close all links.
@@ -182,6 +184,7 @@ impl std::fmt::Debug for Command {
             Self::GraphDone { .. } => "GraphDone",
             Self::Inspect { .. } => "Inspect",
             Self::Disconnect { .. } => "Disconnect",
+            Self::Resolved { .. } => "Resolved",
             Self::Run(_) => "Run",
             Self::Stop { .. } => "Stop",
         })

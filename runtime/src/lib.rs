@@ -28,7 +28,7 @@ mod task;
 
 pub use call::{Call, CallResult, CallSink};
 pub use cancellation::Cancellation;
-pub use client::{Client, Peer, PeerState, RefusedCall};
+pub use client::{Client, Peer, PeerState, RefusedCall, Resolve, SystemResolver};
 pub use counters::Counters;
 pub use engine::{
     CpuLatency, Engine, EngineError, EngineOptions, Rdma, SPIN_DEFAULT, SharedMemory, StartReport,

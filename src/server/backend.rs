@@ -72,12 +72,7 @@ impl EngineBackend {
         let response = match &task.star {
             _ if task.is_local => self.serve(request).await?,
             Some(star) => {
-                let client = self.client.clone();
-                let star = star.clone();
-                // Looking up a name blocks, and nothing else may wait for it.
-                let peer = tokio::task::spawn_blocking(move || client.peer(&star))
-                    .await
-                    .map_err(|error| Status::new(Code::Internal, error.to_string()))??;
+                let peer = self.client.peer(star)?;
                 self.client
                     .call(&peer, request, Some(NEIGHBOUR_TIMEOUT))
                     .await?

@@ -4,7 +4,7 @@ mod memory;
 mod sockets;
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -114,7 +114,7 @@ fn hold(client: &Client, peer: &Peer) -> Result<(Quiet, SocketAddr), Status> {
         .call(peer, wire::ask(wire::FLOOR_PORT, None), timeout)
         .wait()?;
     let port: i64 = wire::answer(&response)?;
-    let address = SocketAddr::new(peer.socket_address().ip(), port as u16);
+    let address = SocketAddr::new(host_of(peer)?, port as u16);
     let serving = client.call(peer, wire::ask(wire::FLOOR_SERVE, None), None);
     let control = sockets::connect(address).map_err(failed)?;
     let quiet = Quiet {
@@ -125,6 +125,18 @@ fn hold(client: &Client, peer: &Peer) -> Result<(Quiet, SocketAddr), Status> {
         server_seconds,
     };
     Ok((quiet, address))
+}
+
+/// Where the host of a peer is now.
+fn host_of(peer: &Peer) -> Result<IpAddr, Status> {
+    if let Some(address) = peer.socket_address() {
+        return Ok(address.ip());
+    }
+    let mut addresses = peer.address().to_socket_addrs().map_err(failed)?;
+    let first = addresses
+        .next()
+        .ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+    Ok(first.ip())
 }
 
 impl Quiet {

@@ -1,5 +1,5 @@
 use std::fmt;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use grpcxx_memory::Buffer;
@@ -14,10 +14,24 @@ pub struct Peer {
 
 struct PeerInner {
     address: Text,
-    socket_address: SocketAddr,
+    host: Host,
     shard: usize,
     number: u64,
     is_self: bool,
+}
+
+/// Where a peer is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Host {
+    /// At this address for ever.
+    Address(SocketAddr),
+    /// Where this name points to when the peer is dialled.
+    Name {
+        /// The name of the host.
+        host: String,
+        /// The port.
+        port: u16,
+    },
 }
 
 /// What an engine knows of a peer at a moment.
@@ -36,9 +50,9 @@ pub struct PeerState {
 }
 
 impl Peer {
-    /// The peer with this number, at an address as it was given and as it resolves.
+    /// The peer with this number, at an address as it was given and as it reads.
     pub(super) fn new(
-        (address, socket_address): (&str, SocketAddr),
+        (address, host): (&str, Host),
         shard: usize,
         number: u64,
         is_self: bool,
@@ -46,7 +60,7 @@ impl Peer {
         Self {
             inner: Arc::new(PeerInner {
                 address: Text::from(address),
-                socket_address,
+                host,
                 shard,
                 number,
                 is_self,
@@ -57,7 +71,7 @@ impl Peer {
     /// This engine's own task, served by one of its shards without a connection.
     pub(crate) fn own(shard: usize) -> Self {
         let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
-        Self::new(("self", nowhere), shard, u64::MAX, true)
+        Self::new(("self", Host::Address(nowhere)), shard, u64::MAX, true)
     }
 
     /// The address as it was given, `host:port`.
@@ -65,9 +79,16 @@ impl Peer {
         &self.inner.address
     }
 
-    /// The address that the name resolved to.
-    pub fn socket_address(&self) -> SocketAddr {
-        self.inner.socket_address
+    /// The address, if it has no name that may point elsewhere at the next dial.
+    pub fn socket_address(&self) -> Option<SocketAddr> {
+        match self.inner.host {
+            Host::Address(address) => Some(address),
+            Host::Name { .. } => None,
+        }
+    }
+
+    pub(crate) fn host(&self) -> &Host {
+        &self.inner.host
     }
 
     /// The shard that owns the connection to this peer.
@@ -101,18 +122,92 @@ impl fmt::Debug for Peer {
     }
 }
 
-/// The address that a `host:port` stands for now.
-pub(super) fn resolve(address: &str) -> Result<SocketAddr, Status> {
-    let invalid = |why: &str| {
-        Status::new(
-            Code::InvalidArgument,
-            format!("cannot use \"{address}\" as the address of a peer: {why}; write host:port"),
-        )
-    };
-    let mut addresses = address
-        .to_socket_addrs()
-        .map_err(|error| invalid(&error.to_string()))?;
-    addresses
-        .next()
-        .ok_or_else(|| invalid("the name has no address"))
+impl Host {
+    /// Reads `host:port`; an IPv6 address stands in brackets.
+    pub(super) fn parse(address: &str) -> Result<Self, Status> {
+        if let Ok(address) = address.parse() {
+            return Ok(Self::Address(address));
+        }
+        let invalid = |why: &str| {
+            Status::new(
+                Code::InvalidArgument,
+                format!(
+                    "cannot use {:?} as the address of a peer: {why}; write host:port",
+                    shortened(address)
+                ),
+            )
+        };
+        let (host, port) = address
+            .rsplit_once(':')
+            .ok_or_else(|| invalid("it has no port"))?;
+        let port = port
+            .parse()
+            .map_err(|_| invalid("the port is not a number from 0 to 65535"))?;
+        if host.is_empty() {
+            return Err(invalid("it has no host"));
+        }
+        if host.len() > HOST_BYTES_MAX {
+            return Err(invalid("the name of a host has at most 253 bytes"));
+        }
+        if host.contains([':', '/', '[', ']', '\0']) || host.chars().any(char::is_whitespace) {
+            return Err(invalid("this is no name of a host"));
+        }
+        Ok(Self::Name {
+            host: host.to_owned(),
+            port,
+        })
+    }
+}
+
+/// As much of an address as an error quotes.
+fn shortened(address: &str) -> &str {
+    match address.char_indices().nth(QUOTED_CHARACTERS_MAX) {
+        Some((end, _)) => &address[..end],
+        None => address,
+    }
+}
+
+/// Longest name that the domain name system knows.
+const HOST_BYTES_MAX: usize = 253;
+
+/// Most characters of a wrong address in an error.
+const QUOTED_CHARACTERS_MAX: usize = 80;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_read_without_a_look_at_the_network() {
+        let address = |text: &str| Host::Address(text.parse().unwrap());
+        assert_eq!(Host::parse("10.0.0.1:70"), Ok(address("10.0.0.1:70")));
+        assert_eq!(Host::parse("[::1]:70"), Ok(address("[::1]:70")));
+        let name = Host::Name {
+            host: "ps-0.training.svc".to_owned(),
+            port: 7777,
+        };
+        assert_eq!(Host::parse("ps-0.training.svc:7777"), Ok(name));
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_with_a_reason() {
+        for (address, why) in [
+            ("", "it has no port"),
+            ("host", "it has no port"),
+            (":70", "it has no host"),
+            ("host:", "the port is not a number"),
+            ("host:65536", "the port is not a number"),
+            ("::1:70", "this is no name of a host"),
+            ("http://host:70", "this is no name of a host"),
+            ("a b:70", "this is no name of a host"),
+        ] {
+            let status = Host::parse(address).unwrap_err();
+            assert_eq!(status.code, Code::InvalidArgument);
+            assert!(status.message.contains(why), "{address}: {status}");
+        }
+        let long = format!("{}:70", "é".repeat(100_000));
+        let status = Host::parse(&long).unwrap_err();
+        assert!(status.message.contains("at most 253 bytes"), "{status}");
+        assert!(status.message.len() < 400);
+    }
 }

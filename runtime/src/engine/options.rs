@@ -11,6 +11,7 @@ use grpcxx_tcp::{DriverRequest, TcpOptions};
 use grpcxx_transport::LinkLimits;
 
 use super::fresh_incarnation;
+use crate::client::{Resolve, SystemResolver};
 use crate::cluster::TaskId;
 use crate::config::{Config, DriverSetting, JobKind, RdmaSetting, ShmSetting};
 use crate::function::Service;
@@ -69,6 +70,8 @@ pub struct EngineOptions {
     pub extensions: bool,
     /// Sees each request before the built-in services.
     pub service: Option<Arc<dyn Service>>,
+    /// Finds the addresses of peers whose hosts have names.
+    pub resolver: Arc<dyn Resolve>,
 }
 
 impl EngineOptions {
@@ -122,6 +125,7 @@ impl EngineOptions {
             compute_threads: config.compute_threads.map(usize::from),
             extensions: config.extensions,
             service: None,
+            resolver: Arc::new(SystemResolver),
         }
     }
 }
@@ -164,6 +168,7 @@ impl Default for EngineOptions {
             compute_threads: None,
             extensions: true,
             service: None,
+            resolver: Arc::new(SystemResolver),
         }
     }
 }

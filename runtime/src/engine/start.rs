@@ -14,7 +14,7 @@ use grpcxx_transport::Migrating;
 use super::cpu_latency;
 use super::report::{Rdma, SharedMemory};
 use super::{Engine, EngineError, EngineOptions, StartReport, fresh_incarnation};
-use crate::client::{Client, Mailboxes};
+use crate::client::{Client, Lookups, Mailboxes};
 use crate::command::{Command, Parcel};
 use crate::compute::ComputePool;
 use crate::counters::ShardCounters;
@@ -187,6 +187,7 @@ fn shared_parts(
     Ok(SharedParts {
         task: Arc::new(task),
         mailboxes,
+        lookups: Lookups::new(Arc::clone(&options.resolver)),
         functions: Arc::new(ArcSwap::from_pointee(Functions::builtin(&store))),
         store,
         service: options.service.clone(),

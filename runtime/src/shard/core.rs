@@ -6,7 +6,7 @@ use grpcxx_memory::Arena;
 use grpcxx_rpc::{Code, ConnectionLimits, Features, Reason, Status, TensorStore};
 use grpcxx_transport::{LinkId, Time, Transport};
 
-use crate::client::Mailboxes;
+use crate::client::{Lookups, Mailboxes};
 use crate::command::{Command, Newcomer, Parcel, Shared, SlotId};
 use crate::compute::Compute;
 use crate::counters::ShardCounters;
@@ -68,6 +68,7 @@ pub(crate) struct Core<A> {
 pub(crate) struct SharedParts {
     pub(crate) task: Arc<Task>,
     pub(crate) mailboxes: Arc<Mailboxes>,
+    pub(crate) lookups: Lookups,
     pub(crate) functions: Shared<Functions>,
     pub(crate) store: Shared<TensorStore>,
     pub(crate) service: Option<Arc<dyn Service>>,
@@ -361,6 +362,7 @@ impl<A> Core<A> {
             } => self.graph_done(step_id, ps_graph_count),
             Command::Inspect { peer, tell } => tell(self.inspect_peer(&peer)),
             Command::Disconnect { peer } => self.disconnect_peer(&peer),
+            Command::Resolved { slot, found } => self.peer_resolved(slot, found),
             Command::Run(code) => code(&mut self.context()),
             Command::Stop { grace } => self.stop(grace),
         }

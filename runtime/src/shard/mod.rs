@@ -6,6 +6,7 @@ mod audit;
 mod calls;
 mod context;
 mod core;
+mod dialling;
 mod driven;
 mod keys;
 mod links;

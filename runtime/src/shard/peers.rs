@@ -11,7 +11,8 @@ use crate::command::SlotId;
 use crate::completion::{Recipient, Target};
 use crate::shard::calls::{WaitingCall, from_token};
 use crate::shard::core::{Core, Subject};
-use crate::shard::links::{CallLandings, Owner};
+use crate::shard::dialling::Candidates;
+use crate::shard::links::CallLandings;
 use crate::shard::recipients::recipient_number;
 
 /// A task that this shard calls: the road to it, and the connection while there is one.
@@ -19,7 +20,8 @@ use crate::shard::recipients::recipient_number;
 pub(super) struct PeerLink {
     pub(super) peer: Peer,
     pub(super) channel: Channel<WaitingCall>,
-    link: Option<LinkId>,
+    pub(super) candidates: Candidates,
+    pub(super) link: Option<LinkId>,
     connection: Option<ClientConnection>,
     /// What the connection has moved to.
     medium: Option<MediumKind>,
@@ -84,6 +86,7 @@ impl<A> Core<A> {
         self.peers.push(PeerLink {
             peer: peer.clone(),
             channel: Channel::new(peer.text(), self.channel_options),
+            candidates: Candidates::new(),
             link: None,
             connection: None,
             medium: None,
@@ -176,6 +179,7 @@ impl<A> Core<A> {
         let peer = &mut self.peers[slot];
         peer.connection = Some(connection);
         peer.medium = None;
+        peer.candidates.clear();
         peer.channel.handle_connected();
         tracing::debug!(peer = peer.peer.address(), "connected");
         self.mark_peer(slot);
@@ -232,6 +236,10 @@ impl<A> Core<A> {
     pub(super) fn peer_closed(&mut self, slot: usize, reason: &CloseReason) {
         let peer = &mut self.peers[slot];
         peer.link = None;
+        if peer.connection.is_none() && !peer.candidates.is_empty() {
+            tracing::debug!(peer = peer.peer.address(), %reason, "not reached at one address");
+            return self.mark_peer(slot);
+        }
         if let Some(connection) = &mut peer.connection {
             tracing::info!(peer = peer.peer.address(), %reason, "connection lost");
             self.shared.counters[self.index].links_lost.add(1);
@@ -359,30 +367,12 @@ impl<A> Core<A> {
         while let Some(action) = self.peers[slot].channel.poll_action(self.now) {
             events += 1;
             match action {
-                Action::Dial => self.dial(slot, transport),
+                Action::Dial => self.dial(slot),
                 Action::Release(waiting) => self.dispatch_call(slot, waiting),
                 Action::Fail(waiting, status) => self.finish_call(waiting.call, Err(status)),
             }
         }
-        events
-    }
-
-    fn dial<T: Transport<Accepted = A>>(&mut self, slot: usize, transport: &mut T) {
-        let peer = &mut self.peers[slot];
-        if self.has_ended {
-            peer.channel
-                .handle_closed(self.now, "the engine has stopped");
-            return;
-        }
-        match transport.connect(peer.peer.socket_address()) {
-            Ok(link) => {
-                peer.link = Some(link);
-                self.links.set(link, Owner::Peer(slot));
-            }
-            Err(error) => {
-                peer.channel.handle_closed(self.now, &error.to_string());
-            }
-        }
+        events + self.dial_next(slot, transport)
     }
 
     fn flush_peer<T: Transport<Accepted = A>>(&mut self, slot: usize, transport: &mut T) -> usize {

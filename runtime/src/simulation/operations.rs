@@ -299,7 +299,7 @@ impl Cluster {
         kind: Kind,
         timeout: Option<Duration>,
     ) -> usize {
-        let callee = super::task::index_of(peer.socket_address());
+        let callee = super::task::index_of(peer.socket_address().unwrap());
         let mut model = self.watcher.model();
         let id = model.calls.next_id();
         model.note(format_args!(

@@ -19,7 +19,7 @@ use super::functions::{self, ECHO, FAIL, Jobs, LateService};
 use super::model::Watcher;
 use super::profile::Profile;
 use crate::call::Call;
-use crate::client::{Client, Mailboxes};
+use crate::client::{Client, Lookups, Mailboxes, SystemResolver};
 use crate::cluster::TaskId;
 use crate::command::{Command, Parcel};
 use crate::counters::ShardCounters;
@@ -97,6 +97,7 @@ impl SimTask {
                     .expect("a good device name"),
             ),
             mailboxes: Arc::clone(&mailboxes),
+            lookups: Lookups::new(Arc::new(SystemResolver)),
             functions: Arc::new(ArcSwap::from_pointee(known)),
             store: Arc::clone(&store),
             service: Some(Arc::clone(&late) as Arc<dyn crate::Service>),

@@ -12,7 +12,7 @@ use grpcxx_transport::sim::{SimNetwork, SimTransport};
 use super::super::functions::Jobs;
 use super::WORKERS_MAX;
 use crate::call::{CallResult, CallSink};
-use crate::client::{Client, Mailboxes};
+use crate::client::{Client, Lookups, Mailboxes, SystemResolver};
 use crate::cluster::TaskId;
 use crate::command::{Command, Parcel};
 use crate::counters::ShardCounters;
@@ -77,6 +77,7 @@ impl Host {
         let shared = SharedParts {
             task: Arc::new(Task::new(id, &[device]).expect("a good device name")),
             mailboxes: Arc::clone(&mailboxes),
+            lookups: Lookups::new(Arc::new(SystemResolver)),
             functions: Arc::new(ArcSwap::from_pointee(Functions::builtin(&store))),
             store,
             service: service.map(|service| service as Arc<dyn Service>),
