@@ -67,6 +67,30 @@ impl Tensor {
         }
     }
 
+    /// A live tensor of one dimension over these elements, without a copy.
+    pub fn vector<T: Element>(elements: Vec<T>) -> Self {
+        Self {
+            dtype: T::DTYPE,
+            shape: Shape::vector(elements.len()),
+            is_dead: false,
+            data: Buffer::from(Bytes::from_owner(Elements(elements))),
+        }
+    }
+
+    /// The only element.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if there are more or none, or as of [`Tensor::elements`].
+    pub fn value<T: Element>(&self) -> Result<T, Status> {
+        match self.elements()?.as_ref() {
+            [value] => Ok(*value),
+            _ => Err(Status::new(
+                Code::InvalidArgument,
+                format!("one {} is wanted, not the shape {}", T::DTYPE, self.shape),
+            )),
+        }
+    }
+
     /// The elements, row-major. `None` if the tensor has another type, is dead, or its data does not lie as
     /// `T` must lie in memory; [`Tensor::elements`] copies in the last case.
     pub fn as_slice<T: Element>(&self) -> Option<&[T]> {

@@ -10,6 +10,7 @@ mod connection;
 mod devices;
 mod dtype;
 mod elements;
+mod fetched;
 mod key;
 mod key_list;
 mod message;
@@ -36,6 +37,7 @@ pub use connection::{
 pub use devices::Devices;
 pub use dtype::{DType, DTypeClass};
 pub use elements::Element;
+pub use fetched::Fetched;
 pub use key::RendezvousKey;
 pub use key_list::KeyList;
 pub use message::{GraphCall, Request, Response};

@@ -1,7 +1,8 @@
 use grpcxx_memory::Buffer;
 use smallvec::SmallVec;
 
-use crate::{KeyList, Method, Tensor, Text};
+use crate::fetched::find;
+use crate::{KeyList, Method, Status, Tensor, Text};
 
 /// What a caller asks of a peer.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,6 +47,54 @@ pub struct GraphCall {
     pub ps_graph_count: i32,
     /// Whether the callee shall trace the call.
     pub should_trace: bool,
+}
+
+impl GraphCall {
+    /// A call of the function `name`, without tensors yet.
+    pub fn new(name: impl Into<Text>) -> Self {
+        Self {
+            graph_handle: name.into(),
+            ..Self::default()
+        }
+    }
+
+    /// Adds a tensor that the function gets as `name`.
+    #[must_use]
+    pub fn with_feed(mut self, name: impl Into<Text>, tensor: Tensor) -> Self {
+        self.feeds.push((name.into(), tensor));
+        self
+    }
+
+    /// Asks for the result `name`.
+    #[must_use]
+    pub fn with_fetch(mut self, name: impl Into<Text>) -> Self {
+        self.fetches.push(name.into());
+        self
+    }
+
+    /// Makes the call part of a step.
+    #[must_use]
+    pub fn with_step(mut self, step_id: u64) -> Self {
+        self.step_id = step_id;
+        self
+    }
+
+    /// The tensor that came as `name`.
+    ///
+    /// # Errors
+    /// `NOT_FOUND` with the names that came.
+    pub fn feed(&self, name: &str) -> Result<&Tensor, Status> {
+        find(&self.feeds, name, "feeds").map(|place| &self.feeds[place].1)
+    }
+
+    /// Takes the tensor that came as `name`, so that it need not be cloned.
+    ///
+    /// # Errors
+    /// `NOT_FOUND` with the names that are left.
+    pub fn take_feed(&mut self, name: &str) -> Result<Tensor, Status> {
+        let place = find(&self.feeds, name, "feeds")?;
+        Ok(self.feeds.swap_remove(place).1)
+    }
 }
 
 /// What a peer answers when it succeeds.

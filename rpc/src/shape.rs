@@ -2,6 +2,8 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::num::NonZeroUsize;
 
+use crate::{Code, Status};
+
 /// Dimensions of a tensor, outermost first; a scalar has none.
 #[derive(PartialEq, Eq)]
 pub struct Shape(Dims);
@@ -24,6 +26,12 @@ enum Dims {
 pub struct ShapeError {
     /// The dimensions as given.
     pub dims: Vec<u64>,
+}
+
+impl From<ShapeError> for Status {
+    fn from(error: ShapeError) -> Self {
+        Self::new(Code::InvalidArgument, error.to_string())
+    }
 }
 
 impl Shape {
@@ -60,6 +68,13 @@ impl Shape {
             }
             None => Dims::Many(dims.into()),
         }))
+    }
+
+    /// The shape of as many elements in one dimension.
+    pub fn vector(len: usize) -> Self {
+        let mut few = [0; FEW_MAX];
+        few[0] = len as u64;
+        Self(Dims::Few(NonZeroUsize::MIN.saturating_add(1), few))
     }
 
     /// The dimensions.
