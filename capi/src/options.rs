@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use grpcxx_rpc::{Code, Status};
 use grpcxx_runtime::cluster::TaskId;
-use grpcxx_runtime::config::{Config, Warning, check_name};
+use grpcxx_runtime::config::{Config, Warning, check_name, variable};
 use grpcxx_runtime::{Device, EngineOptions, Service};
 
 use crate::boundary::{Owned, free, guarded, invalid, text};
@@ -44,9 +44,8 @@ impl COptions {
     /// The settings of the environment, and those that C gave in its place.
     pub(crate) fn config(&self) -> Result<(Config, Vec<Warning>), Status> {
         let lookup = |name: &str| {
-            self.variables.get(name).cloned().or_else(|| {
-                std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
-            })
+            let given = self.variables.get(name).cloned();
+            given.or_else(|| variable(name))
         };
         // Others may use names in the environment that begin as ours do; the program itself does not.
         let unknown = self.variables.keys().map(|name| check_name(name));

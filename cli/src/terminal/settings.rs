@@ -9,12 +9,7 @@ use super::{Exit, Failure, OrExit, Outcome};
 
 /// Reads all settings from the environment, and what is odd about it.
 pub(crate) fn read_config() -> Outcome<(Config, Vec<String>)> {
-    let names: Vec<String> = std::env::vars_os()
-        .filter_map(|(name, _)| name.into_string().ok())
-        .collect();
-    let lookup =
-        |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-    let (config, warnings) = Config::read(lookup, &names).or_exit(Exit::Config)?;
+    let (config, warnings) = Config::from_env().or_exit(Exit::Config)?;
     let warnings = warnings.into_iter().map(|warning| warning.message);
     Ok((config, warnings.collect()))
 }

@@ -297,6 +297,11 @@ config! {
         "at its installation: folder with plugins that were built before; unset: the plugin is built";
 }
 
+/// The value of a variable of the environment.
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
 impl Config {
     /// Reads all settings through `lookup`. `names` are the names of everything that is set: those with the
     /// prefix `GRPCXX_` that nobody knows are warnings.
@@ -316,6 +321,15 @@ impl Config {
         } else {
             Err(ConfigError { problems })
         }
+    }
+
+    /// Reads all settings from the environment of the process.
+    ///
+    /// # Errors
+    /// As [`Config::read`].
+    pub fn from_env() -> Result<(Self, Vec<Warning>), ConfigError> {
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        Self::read(variable, names)
     }
 
     /// Number of shards of a task of `job` in a cluster of `total_tasks` tasks.
