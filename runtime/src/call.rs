@@ -52,30 +52,41 @@ pub trait CallSink: Send + Sync {
     }
 }
 
-/// A call under way: a future of its result. Dropping it cancels the call.
+/// A call under way: a future of its result, of the type that was asked for. Dropping it cancels the call.
 #[must_use = "dropping a call cancels it"]
 #[derive(Debug)]
-pub struct Call {
+pub struct Call<T = Response> {
     receiver: oneshot::Receiver<CallResult>,
     cancel: Option<Cancel>,
+    /// Takes the result out of the response.
+    take: Take<T>,
 }
 
-impl Call {
-    pub(crate) fn new(receiver: oneshot::Receiver<CallResult>, cancel: Cancel) -> Self {
+/// Takes a result out of a response.
+pub(crate) type Take<T> = fn(Response) -> Result<T, Status>;
+
+impl<T> Call<T> {
+    pub(crate) fn new(
+        receiver: oneshot::Receiver<CallResult>,
+        cancel: Cancel,
+        take: Take<T>,
+    ) -> Self {
         Self {
             receiver,
             cancel: Some(cancel),
+            take,
         }
     }
 
     /// A call that has ended before it began.
-    pub(crate) fn failed(status: Status) -> Self {
+    pub(crate) fn failed(status: Status, take: Take<T>) -> Self {
         let (sender, receiver) = oneshot::channel();
         // The receiver is right here, so the result cannot be refused.
         let _ = sender.send(Err(status));
         Self {
             receiver,
             cancel: None,
+            take,
         }
     }
 
@@ -83,22 +94,23 @@ impl Call {
     ///
     /// # Errors
     /// The status with which the call failed.
-    pub fn wait(self) -> CallResult {
+    pub fn wait(self) -> Result<T, Status> {
         futures_executor::block_on(self)
     }
 }
 
-impl Future for Call {
-    type Output = CallResult;
+impl<T> Future for Call<T> {
+    type Output = Result<T, Status>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<CallResult> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let result = std::task::ready!(Pin::new(&mut self.receiver).poll(context));
         self.cancel = None;
-        Poll::Ready(result.unwrap_or_else(|oneshot::Canceled| Err(stopped())))
+        let result = result.unwrap_or_else(|oneshot::Canceled| Err(stopped()));
+        Poll::Ready(result.and_then(self.take))
     }
 }
 
-impl Drop for Call {
+impl<T> Drop for Call<T> {
     fn drop(&mut self) {
         if let Some(cancel) = self.cancel.take() {
             cancel.send();

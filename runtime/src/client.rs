@@ -17,7 +17,7 @@ pub(crate) use self::peer::Host;
 pub use self::peer::{Peer, PeerState};
 pub(crate) use self::resolver::{Found, Lookups};
 pub use self::resolver::{Resolve, SystemResolver};
-use crate::call::{Call, CallSink};
+use crate::call::{Call, CallSink, Take};
 use crate::cancellation::Cancellation;
 use crate::command::{Cancellable, Command, NewCall};
 use crate::completion::Completion;
@@ -126,6 +126,17 @@ impl Client {
 
     /// Calls a peer. `timeout` bounds the whole call; without one it waits as long as the peer lives.
     pub fn call(&self, peer: &Peer, request: Request, timeout: Option<Duration>) -> Call {
+        self.begin(peer, request, timeout, Ok)
+    }
+
+    /// Calls a peer for what `take` finds in its response.
+    pub(crate) fn begin<T>(
+        &self,
+        peer: &Peer,
+        request: Request,
+        timeout: Option<Duration>,
+        take: Take<T>,
+    ) -> Call<T> {
         let number = self.shared.next_call.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         let command = Command::Call(NewCall {
@@ -143,8 +154,9 @@ impl Client {
                     shard: peer.shard(),
                     number,
                 },
+                take,
             ),
-            Err(_) => Call::failed(inbox_full()),
+            Err(_) => Call::failed(inbox_full(), take),
         }
     }
 

@@ -1,8 +1,13 @@
+//! What a program does for its peers: functions by name, and services that see each request.
+
+mod asynchronous;
+
 use std::fmt;
 use std::sync::Arc;
 
 use grpcxx_rpc::{GraphCall, Reason, Request, Response, Status, Tensor, Text, home_shard};
 
+pub(crate) use self::asynchronous::AsyncFunction;
 use crate::call::CallResult;
 use crate::client::Mailboxes;
 use crate::command::{Command, Origin};
@@ -21,6 +26,11 @@ pub trait Function: Send + Sync {
     /// Runs the function, which answers through `responder`, from here or later from any thread.
     fn start(&self, call: GraphCall, responder: Responder) {
         responder.answer(caught(|| self.call(call)));
+    }
+
+    /// Whether [`Function::start`] may block. One that never does is started on the shard itself.
+    fn may_block(&self) -> bool {
+        true
     }
 }
 
@@ -181,6 +191,11 @@ impl Responder {
         }
     }
 
+    /// The shard that the request came to. There is none once it was answered.
+    fn shard(&self) -> Option<usize> {
+        self.origin.map(Origin::shard)
+    }
+
     /// Lets go of a request that its service declines after all, or has answered in another way.
     pub fn abandon(mut self) {
         self.origin = None;
@@ -241,12 +256,17 @@ fn caught(code: impl FnOnce() -> Result<Vec<(Text, Tensor)>, Status>) -> CallRes
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(code));
     match outcome {
         Ok(result) => result.map(Response::Fetched),
-        Err(panic) => Err(Status::new(
-            grpcxx_rpc::Code::Internal,
-            format!("the function panicked: {}", panic_text(&*panic)),
-        )
-        .because(Reason::Panicked)),
+        Err(panic) => Err(panicked(&*panic)),
     }
+}
+
+/// How a call ends whose function panicked.
+fn panicked(panic: &(dyn std::any::Any + Send)) -> Status {
+    Status::new(
+        grpcxx_rpc::Code::Internal,
+        format!("the function panicked: {}", panic_text(panic)),
+    )
+    .because(Reason::Panicked)
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {

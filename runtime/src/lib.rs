@@ -12,6 +12,7 @@ pub mod config;
 mod counters;
 pub mod endpoint_map;
 mod engine;
+mod errors;
 mod function;
 pub mod host;
 pub mod idle;
@@ -21,6 +22,7 @@ pub mod mesh;
 pub mod placement;
 mod registry;
 mod regular_file;
+mod remote;
 mod shard;
 #[cfg(all(test, not(loom)))]
 mod simulation;
@@ -31,10 +33,12 @@ pub use cancellation::Cancellation;
 pub use client::{Client, Peer, PeerState, RefusedCall, Resolve, SystemResolver};
 pub use counters::Counters;
 pub use engine::{
-    CpuLatency, Engine, EngineError, EngineOptions, Rdma, SPIN_DEFAULT, SharedMemory, StartReport,
+    CpuLatency, Engine, EngineBuilder, EngineError, EngineOptions, ListenAddress, Rdma,
+    SPIN_DEFAULT, SharedMemory, StartReport,
 };
 pub use function::{AtOnce, Function, Later, Promise, RequestWatch, Responder, Served, Service};
 pub use registry::{STORE_LIST, STORE_PULL, STORE_PUSH};
 pub use regular_file::open_regular_file;
+pub use remote::Remote;
 pub use shard::ShardContext;
 pub use task::Device;

@@ -1,5 +1,6 @@
 //! The engine: all shards of one task, and the handle that a program holds.
 
+mod builder;
 mod cpu_latency;
 mod options;
 mod report;
@@ -11,8 +12,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use grpcxx_rpc::{Code, Request, Status, Tensor, Text, home_shard, proto};
+use grpcxx_rpc::{
+    Code, Fetched, GraphCall, RendezvousKey, Request, Status, Tensor, Text, home_shard, proto,
+};
 
+pub use self::builder::{EngineBuilder, ListenAddress};
 pub use self::cpu_latency::CpuLatency;
 pub use self::options::{EngineError, EngineOptions, SPIN_DEFAULT};
 pub use self::report::{Rdma, SharedMemory, StartReport};
@@ -21,9 +25,10 @@ use crate::client::{Client, Peer, inbox_full};
 use crate::cluster::TaskId;
 use crate::command::Command;
 use crate::counters::Counters;
-use crate::function::Function;
+use crate::function::{AsyncFunction, Function};
 use crate::host::{HostError, HostHandle, TaskSpawner};
 use crate::registry;
+use crate::remote::Remote;
 use crate::shard::{ShardContext, SharedParts};
 
 /// A running task: its shards, its listener, its steps, its store and its functions.
@@ -40,6 +45,11 @@ pub struct Engine {
 }
 
 impl Engine {
+    /// What an engine is made of, to be changed and started.
+    pub fn builder() -> EngineBuilder {
+        EngineBuilder::default()
+    }
+
     /// Starts the shards and, if asked to, listens on the star port.
     ///
     /// # Errors
@@ -51,6 +61,16 @@ impl Engine {
     /// Makes calls to peers; cheap to clone.
     pub fn client(&self) -> Client {
         self.client.clone()
+    }
+
+    /// The task at `host:port`, to call it. The connection is made at the first call, and again after it was lost; a
+    /// name is looked up before each dial.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if the address is no `host:port`, `RESOURCE_EXHAUSTED` if there are too many peers.
+    pub fn connect(&self, address: &str) -> Result<Remote, Status> {
+        let peer = self.client.peer(address)?;
+        Ok(Remote::new(self.client(), peer))
     }
 
     /// Where the star port listens, if it does.
@@ -83,6 +103,18 @@ impl Engine {
         self.shared.task.devices()
     }
 
+    /// The rendezvous key under which `receiver` takes the tensor called `edge` from this task's first device, both on their
+    /// first CPU. It holds for this run of the task only.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if a name has a character that keys do not allow.
+    pub fn key(&self, receiver: &TaskId, edge: &str) -> Result<Text, Status> {
+        let source_device = &self.device_attributes().name;
+        let target_device = receiver.device("CPU", 0);
+        let key = RendezvousKey::new(source_device, self.incarnation(), &target_device, edge)?;
+        Ok(key.to_text())
+    }
+
     /// Lets peers call `function` by `name`; a function of that name is replaced.
     pub fn register(&self, name: impl Into<Text>, function: Arc<dyn Function>) {
         let name = name.into();
@@ -91,6 +123,29 @@ impl Engine {
             functions.insert(name.clone(), Arc::clone(&function));
             functions
         });
+    }
+
+    /// Lets peers call a closure by `name`, on a thread of the compute pool, where it may take its time. It returns the
+    /// tensors that the call fetches, by name.
+    pub fn register_fn<F, R>(&self, name: impl Into<Text>, function: F)
+    where
+        F: Fn(GraphCall) -> Result<R, Status> + Send + Sync + 'static,
+        R: Into<Fetched>,
+    {
+        let function = move |call| function(call).map(|results| results.into().into());
+        self.register(name, Arc::new(function));
+    }
+
+    /// Lets peers call an asynchronous closure by `name`. Its future runs on a shard, beside the shard's own work, so
+    /// many calls wait at once without a thread for each; it must not block.
+    pub fn register_async<F, T, R>(&self, name: impl Into<Text>, function: F)
+    where
+        F: Fn(GraphCall) -> T + Send + Sync + 'static,
+        T: Future<Output = Result<R, Status>> + 'static,
+        R: Into<Fetched>,
+    {
+        let function = AsyncFunction::new(self.spawners.clone(), function);
+        self.register(name, Arc::new(function));
     }
 
     /// Puts a tensor into a step, where one receiver will find it. A key that is taken, or a step that was

@@ -175,9 +175,12 @@ impl<A> Core<A> {
                 let function = function.clone();
                 let mailboxes = self.shared.mailboxes.clone();
                 let responder = Responder::of_graph(mailboxes, origin, &call);
-                self.shared
-                    .compute
-                    .spawn(Box::new(move || function.start(call, responder)));
+                if function.may_block() {
+                    let start = Box::new(move || function.start(call, responder));
+                    self.shared.compute.spawn(start);
+                } else {
+                    function.start(call, responder);
+                }
             }
             None => {
                 let text = functions.unknown(&call.graph_handle);

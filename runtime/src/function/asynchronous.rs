@@ -1,0 +1,86 @@
+//! Functions that are futures: they run on the shard that took the call in, beside its own work.
+
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures_util::FutureExt;
+use grpcxx_rpc::{Code, Fetched, GraphCall, Status, Tensor, Text};
+
+use super::{Function, Responder, panicked};
+use crate::host::TaskSpawner;
+
+/// A closure that returns a future of its results.
+pub(crate) struct AsyncFunction {
+    spawners: Vec<TaskSpawner>,
+    begin: Arc<Begin>,
+}
+
+type Results = Result<Vec<(Text, Tensor)>, Status>;
+type Begin = dyn Fn(GraphCall) -> Pin<Box<dyn Future<Output = Results>>> + Send + Sync;
+
+impl AsyncFunction {
+    /// `spawners` are those of the shards, by number.
+    pub(crate) fn new<F, T, R>(spawners: Vec<TaskSpawner>, function: F) -> Self
+    where
+        F: Fn(GraphCall) -> T + Send + Sync + 'static,
+        T: Future<Output = Result<R, Status>> + 'static,
+        R: Into<Fetched>,
+    {
+        let begin = move |call| {
+            let future = function(call);
+            let results = async move { future.await.map(|results| results.into().into()) };
+            Box::pin(results) as Pin<Box<dyn Future<Output = Results>>>
+        };
+        Self {
+            spawners,
+            begin: Arc::new(begin),
+        }
+    }
+}
+
+impl Function for AsyncFunction {
+    fn call(&self, call: GraphCall) -> Results {
+        futures_executor::block_on((self.begin)(call))
+    }
+
+    fn start(&self, call: GraphCall, responder: Responder) {
+        let shard = responder.shard();
+        let Some(spawner) = shard.and_then(|shard| self.spawners.get(shard)) else {
+            return responder.answer(Err(refused()));
+        };
+        let begin = Arc::clone(&self.begin);
+        // A refused job is dropped, and the call needs its answer then too.
+        let responder = Arc::new(Mutex::new(Some(responder)));
+        let taken = Arc::clone(&responder);
+        let job = move || async move {
+            // The closure runs inside the guard as well, since it may panic before there is a future.
+            let results = AssertUnwindSafe(async { begin(call).await }).catch_unwind();
+            let results = results.await.unwrap_or_else(|panic| Err(panicked(&*panic)));
+            answer(&taken, results);
+        };
+        if spawner.spawn_local(job).is_err() {
+            answer(&responder, Err(refused()));
+        }
+    }
+
+    fn may_block(&self) -> bool {
+        false
+    }
+}
+
+fn answer(responder: &Mutex<Option<Responder>>, results: Results) {
+    let mut place = responder.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(responder) = place.take() {
+        drop(place);
+        responder.answer(results.map(grpcxx_rpc::Response::Fetched));
+    }
+}
+
+fn refused() -> Status {
+    Status::new(
+        Code::ResourceExhausted,
+        "the shard takes no more asynchronous functions now; try again later",
+    )
+}
