@@ -6,46 +6,28 @@
 use std::error::Error;
 use std::time::Duration;
 
-use grpcxx::{Engine, EngineOptions, GraphCall, Request, Response, Shape, Tensor, Text};
+use grpcxx::{Engine, GraphCall, Status, Tensor};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let address = std::env::args().nth(1);
-    let scaled = scale(
-        address.as_deref().unwrap_or("127.0.0.1:7777"),
-        &[1.0, 2.0, 3.0],
-        10.0,
-    )?;
+    let address = address.as_deref().unwrap_or("127.0.0.1:7777");
+    let scaled = scale(address, vec![1.0, 2.0, 3.0], 10.0)?;
     println!("{scaled:?}");
     Ok(())
 }
 
 /// Asks the task at `address` for `values` times `factor`.
-pub(crate) fn scale(
-    address: &str,
-    values: &[f32],
-    factor: f32,
-) -> Result<Vec<f32>, Box<dyn Error>> {
+pub(crate) fn scale(address: &str, values: Vec<f32>, factor: f32) -> Result<Vec<f32>, Status> {
     // An engine without a port of its own only calls.
-    let engine = Engine::start(EngineOptions::default())?;
-    let client = engine.client();
-    let peer = client.peer(address)?;
-    let shape = Shape::new(&[values.len() as u64])?;
-    let call = GraphCall {
-        graph_handle: Text::from("scale"),
-        feeds: vec![
-            (Text::from("values"), Tensor::from_slice(shape, values)?),
-            (Text::from("factor"), Tensor::scalar(factor)),
-        ],
-        fetches: vec![Text::from("scaled")],
-        ..GraphCall::default()
-    };
-    let request = Request::StarRunGraph(Box::new(call));
-    // A call is a future too; `wait` is for threads without an executor.
-    match client
-        .call(&peer, request, Some(Duration::from_secs(10)))
-        .wait()?
-    {
-        Response::Fetched(results) => Ok(results[0].1.elements::<f32>()?.into_owned()),
-        other => Err(format!("the answer holds no results: {other:?}").into()),
-    }
+    let engine = Engine::builder().start()?;
+    let server = engine
+        .connect(address)?
+        .with_timeout(Duration::from_secs(10));
+    let call = GraphCall::new("scale")
+        .with_feed("values", Tensor::vector(values))
+        .with_feed("factor", Tensor::scalar(factor))
+        .with_fetch("scaled");
+    // A call is a future; `wait` is for threads without an executor.
+    let results = server.run(call).wait()?;
+    Ok(results.get("scaled")?.elements()?.into_owned())
 }

@@ -4,14 +4,12 @@
 #![expect(clippy::print_stdout, reason = "an example talks to a person")]
 
 use std::error::Error;
-use std::net::SocketAddr;
-use std::sync::Arc;
 
-use grpcxx::{Code, Engine, EngineOptions, GraphCall, Status, TaskId, Tensor, Text};
+use grpcxx::{Engine, GraphCall, Status, Tensor};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let address = std::env::args().nth(1);
-    let engine = start(address.as_deref().unwrap_or("127.0.0.1:7777").parse()?)?;
+    let engine = start(address.as_deref().unwrap_or("127.0.0.1:7777"))?;
     println!("{}", engine.start_report());
     loop {
         std::thread::park();
@@ -19,34 +17,18 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Starts a task that serves `scale` at `address`.
-pub(crate) fn start(address: SocketAddr) -> Result<Engine, Box<dyn Error>> {
-    let engine = Engine::start(EngineOptions {
-        task: TaskId::new("ps", 0),
-        listen: Some(address),
-        ..EngineOptions::default()
-    })?;
-    engine.register("scale", Arc::new(scale));
+pub(crate) fn start(address: &str) -> Result<Engine, Status> {
+    let engine = Engine::builder().task("ps", 0).listen(address).start()?;
+    engine.register_fn("scale", scale);
     Ok(engine)
 }
 
 /// Runs on a thread of its own pool, so it may take its time.
-fn scale(call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
-    let feed = |wanted: &str| {
-        let found = call.feeds.iter().find(|(name, _)| name == wanted);
-        found.map(|(_, tensor)| tensor).ok_or_else(|| {
-            Status::new(
-                Code::InvalidArgument,
-                format!("scale needs a feed \"{wanted}\""),
-            )
-        })
-    };
-    let values = feed("values")?;
-    let factor = feed("factor")?.elements::<f32>()?[0];
-    let scaled: Vec<f32> = values
-        .elements::<f32>()?
-        .iter()
-        .map(|value| value * factor)
-        .collect();
+fn scale(call: GraphCall) -> Result<[(&'static str, Tensor); 1], Status> {
+    let values = call.feed("values")?;
+    let factor: f32 = call.feed("factor")?.value()?;
+    let mut scaled = values.elements::<f32>()?.into_owned();
+    scaled.iter_mut().for_each(|value| *value *= factor);
     let scaled = Tensor::from_vec(values.shape.clone(), scaled)?;
-    Ok(vec![(Text::from("scaled"), scaled)])
+    Ok([("scaled", scaled)])
 }

@@ -13,10 +13,10 @@ mod server;
 
 #[test]
 fn the_client_calls_the_function_of_the_server() {
-    let engine = server::start("127.0.0.1:0".parse().unwrap()).unwrap();
+    let engine = server::start("127.0.0.1:0").unwrap();
     let address = engine.local_addr().unwrap().to_string();
     assert_eq!(
-        client::scale(&address, &[1.0, 2.0], 10.0).unwrap(),
+        client::scale(&address, vec![1.0, 2.0], 10.0).unwrap(),
         [10.0, 20.0]
     );
 }
