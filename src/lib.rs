@@ -54,3 +54,8 @@ pub use grpcxx_runtime::{
     Promise, Remote, Resolve, Responder, Served, Service, ShardContext, StartReport,
     SystemResolver,
 };
+
+/// The code of the README runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

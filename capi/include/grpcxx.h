@@ -321,7 +321,7 @@ bool grpcxx_engine_counter(const grpcxx_engine *engine, const char *name, uint64
  * fail. */
 typedef struct grpcxx_peer grpcxx_peer;
 
-/* The peer with this star address, "host:port". The name is resolved once, which can take time. BLOCKS for names. */
+/* The peer with this star address, "host:port". A name is looked up before each dial, on a thread of the engine. */
 grpcxx_status *grpcxx_peer_new(grpcxx_engine *engine, const char *address, size_t address_size, grpcxx_peer **peer);
 grpcxx_peer *grpcxx_peer_retain(grpcxx_peer *peer);
 void grpcxx_peer_release(grpcxx_peer *peer);
