@@ -8,8 +8,8 @@ use grpcxx_memory::{Arena, ArenaOptions, Buffer, BufferMut};
 use grpcxx_rdma::{RdmaLinks, RdmaOptions, RdmaTransport, VerbsAdapter};
 use grpcxx_tcp::{TcpOptions, TcpTransport};
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress, Time,
-    Transport,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Migration, Next, Outcome,
+    Progress, Time, Transport,
 };
 use quanta::Instant;
 
@@ -62,6 +62,8 @@ impl<A> LinkHandler<A> for Reader<A> {
         self.spare = Some(frame);
     }
     fn closed(&mut self, _: LinkId, _: &CloseReason) {}
+
+    fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 
 /// A link between two transports of one kind.

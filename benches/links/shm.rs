@@ -31,7 +31,7 @@ use grpcxx_memory::{Arena, ArenaOptions, Buffer, BufferMut};
 use grpcxx_shm::{ShmMedium, ShmOptions, ShmTransport};
 use grpcxx_tcp::{TcpOptions, TcpTransport};
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, MediumKind, Migrating, Next,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Migrating, Migration, Next,
     Outcome, Progress, Time, Transport,
 };
 
@@ -291,8 +291,8 @@ impl<A> LinkHandler<A> for End<A> {
 
     fn closed(&mut self, _: LinkId, _: &CloseReason) {}
 
-    fn migrated(&mut self, _: LinkId, _: MediumKind) {
-        self.is_migrated = true;
+    fn migration(&mut self, _: LinkId, news: Migration<'_>) {
+        self.is_migrated |= matches!(news, Migration::Migrated(_));
     }
 }
 

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_tcp::{Accepted, DriverRequest, TcpOptions, TcpTransport};
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress, Time,
-    Transport,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Migration, Next, Outcome,
+    Progress, Time, Transport,
 };
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -430,6 +430,8 @@ impl LinkHandler<Accepted> for End {
     }
 
     fn closed(&mut self, _: LinkId, _: &CloseReason) {}
+
+    fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 
 fn serve_sockets(mut streams: Vec<TcpStream>, message_bytes: usize, echoes: bool) {

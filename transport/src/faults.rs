@@ -1,12 +1,9 @@
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
-use std::task::Waker;
 use std::time::Duration;
 
 use crate::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, MediumKind, Next, Outcome, Park,
-    Progress, Refusal, Refused, Time, Transport, TransportError,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, Next, Outcome, Park, Progress, Refusal,
+    Refused, Time, Transport, TransportError, forward_events, forward_transport,
 };
 
 /// How often [`Faults`] does what. A chance is between 0 and 1.
@@ -83,25 +80,8 @@ impl<T: Transport> Faults<T> {
 impl<T: Transport> Transport for Faults<T> {
     type Accepted = T::Accepted;
 
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn listen(&mut self, address: SocketAddr) -> Result<(ListenerId, SocketAddr), TransportError> {
-        self.inner.listen(address)
-    }
-
-    fn unlisten(&mut self, listener: ListenerId) {
-        self.inner.unlisten(listener);
-    }
-
-    fn adopt(&mut self, accepted: T::Accepted, next: Next) -> Result<LinkId, TransportError> {
-        self.inner.adopt(accepted, next)
-    }
-
-    fn connect(&mut self, peer: SocketAddr) -> Result<LinkId, TransportError> {
-        self.inner.connect(peer)
-    }
+    forward_transport!(inner: name listen unlisten adopt connect resume close submit);
+    forward_transport!(inner: frames_in_flight offer upgrade);
 
     fn send(&mut self, link: LinkId, frame: Box<Frame>) -> Result<(), Refused<Box<Frame>>> {
         let in_flight = self.in_flight.get(&link).copied().unwrap_or(0);
@@ -114,14 +94,6 @@ impl<T: Transport> Transport for Faults<T> {
         self.inner.send(link, frame)?;
         self.in_flight.insert(link, in_flight + 1);
         Ok(())
-    }
-
-    fn resume(&mut self, link: LinkId, next: Next) -> Result<(), Refused<Next>> {
-        self.inner.resume(link, next)
-    }
-
-    fn close(&mut self, link: LinkId, flush: bool) {
-        self.inner.close(link, flush);
     }
 
     fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<T::Accepted>) -> usize {
@@ -147,44 +119,10 @@ impl<T: Transport> Transport for Faults<T> {
         }
         events
     }
-
-    fn submit(&mut self) {
-        self.inner.submit();
-    }
-
-    fn frames_in_flight(&self) -> usize {
-        self.inner.frames_in_flight()
-    }
-
-    fn offer(&mut self, link: LinkId) -> Option<Vec<u8>> {
-        self.inner.offer(link)
-    }
-
-    fn upgrade(&mut self, link: LinkId, offer: &[u8]) {
-        self.inner.upgrade(link, offer);
-    }
 }
 
 impl<T: Park> Park for Faults<T> {
-    fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError> {
-        self.inner.park(timeout)
-    }
-
-    fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
-        self.inner.park_fd()
-    }
-
-    fn unpark(&mut self) {
-        self.inner.unpark();
-    }
-
-    fn waker(&self) -> Waker {
-        self.inner.waker()
-    }
-
-    fn watch(&mut self, companion: BorrowedFd<'_>) -> Result<(), TransportError> {
-        self.inner.watch(companion)
-    }
+    forward_transport!(inner: park park_fd unpark waker watch);
 }
 
 /// Sits between a transport and its handler during a turn.
@@ -206,13 +144,7 @@ impl<A> Interceptor<'_, A> {
 }
 
 impl<A> LinkHandler<A> for Interceptor<'_, A> {
-    fn accepted(&mut self, listener: ListenerId, peer: SocketAddr, accepted: A) {
-        self.handler.accepted(listener, peer, accepted);
-    }
-
-    fn connected(&mut self, link: LinkId) -> Next {
-        self.handler.connected(link)
-    }
+    forward_events!(handler<A>: accepted connected migration);
 
     fn received(&mut self, link: LinkId, bytes: &[u8]) -> Progress {
         self.maybe_close(link);
@@ -245,17 +177,5 @@ impl<A> LinkHandler<A> for Interceptor<'_, A> {
             return self.handler.closed(link, &reason);
         }
         self.handler.closed(link, reason);
-    }
-
-    fn migrated(&mut self, link: LinkId, medium: MediumKind) {
-        self.handler.migrated(link, medium);
-    }
-
-    fn declined(&mut self, link: LinkId, reason: &str) {
-        self.handler.declined(link, reason);
-    }
-
-    fn failed_over(&mut self, link: LinkId, reason: &str) {
-        self.handler.failed_over(link, reason);
     }
 }

@@ -16,6 +16,7 @@
 
 pub mod conformance;
 mod faults;
+mod forward;
 mod frame;
 mod id;
 mod inbound;
@@ -37,6 +38,6 @@ pub use table::LinkTable;
 pub use time::Time;
 pub use trace::{TRACE_LINES_MAX, Trace};
 pub use transport::{
-    CloseReason, HEAD_BYTES_MAX, LinkHandler, LinkLimits, Outcome, Park, Refusal, Refused,
-    Transport, TransportError,
+    CloseReason, HEAD_BYTES_MAX, LinkHandler, LinkLimits, Migration, Outcome, Park, Refusal,
+    Refused, Transport, TransportError,
 };

@@ -1,12 +1,9 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
-use std::task::Waker;
-use std::time::Duration;
 
 use crate::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, MediumKind, Next, Outcome, Park,
-    Progress, Refused, Time, Transport, TransportError,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Park, Progress,
+    Refused, Time, Transport, TransportError, forward_events, forward_transport,
 };
 
 /// A transport that writes down what is submitted and what happens, one line each, for tests to compare.
@@ -48,9 +45,7 @@ impl<T: Transport> Trace<T> {
 impl<T: Transport> Transport for Trace<T> {
     type Accepted = T::Accepted;
 
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
+    forward_transport!(inner: name submit frames_in_flight offer upgrade);
 
     fn listen(&mut self, address: SocketAddr) -> Result<(ListenerId, SocketAddr), TransportError> {
         let result = self.inner.listen(address);
@@ -118,44 +113,10 @@ impl<T: Transport> Transport for Trace<T> {
         let lines = &mut self.lines;
         self.inner.turn(now, &mut Writer { lines, handler })
     }
-
-    fn submit(&mut self) {
-        self.inner.submit();
-    }
-
-    fn frames_in_flight(&self) -> usize {
-        self.inner.frames_in_flight()
-    }
-
-    fn offer(&mut self, link: LinkId) -> Option<Vec<u8>> {
-        self.inner.offer(link)
-    }
-
-    fn upgrade(&mut self, link: LinkId, offer: &[u8]) {
-        self.inner.upgrade(link, offer);
-    }
 }
 
 impl<T: Park> Park for Trace<T> {
-    fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError> {
-        self.inner.park(timeout)
-    }
-
-    fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
-        self.inner.park_fd()
-    }
-
-    fn unpark(&mut self) {
-        self.inner.unpark();
-    }
-
-    fn waker(&self) -> Waker {
-        self.inner.waker()
-    }
-
-    fn watch(&mut self, companion: BorrowedFd<'_>) -> Result<(), TransportError> {
-        self.inner.watch(companion)
-    }
+    forward_transport!(inner: park park_fd unpark waker watch);
 }
 
 /// Sits between a transport and its handler during a turn.
@@ -165,6 +126,8 @@ struct Writer<'a, A> {
 }
 
 impl<A> LinkHandler<A> for Writer<'_, A> {
+    forward_events!(handler<A>: migration);
+
     fn accepted(&mut self, listener: ListenerId, peer: SocketAddr, accepted: A) {
         self.lines
             .add(format!("listener {} accepts {peer}", listener.0));
@@ -213,18 +176,6 @@ impl<A> LinkHandler<A> for Writer<'_, A> {
     fn closed(&mut self, link: LinkId, reason: &CloseReason) {
         self.lines.add(format!("{} gone: {reason}", name(link)));
         self.handler.closed(link, reason);
-    }
-
-    fn migrated(&mut self, link: LinkId, medium: MediumKind) {
-        self.handler.migrated(link, medium);
-    }
-
-    fn declined(&mut self, link: LinkId, reason: &str) {
-        self.handler.declined(link, reason);
-    }
-
-    fn failed_over(&mut self, link: LinkId, reason: &str) {
-        self.handler.failed_over(link, reason);
     }
 }
 

@@ -57,25 +57,20 @@ pub trait Transport {
     /// Does a bounded amount of work and reports what happened. Returns the number of events.
     fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<Self::Accepted>) -> usize;
 
-    /// Lets frames that were queued since the last turn leave now, where that is earlier than in the next one. Reports
-    /// nothing.
-    fn submit(&mut self) {}
+    /// Lets frames that were queued since the last turn leave now, where that is earlier than in the next
+    /// one. Reports nothing.
+    fn submit(&mut self);
 
     /// Frames accepted and not yet reported as sent, over all links.
     fn frames_in_flight(&self) -> usize;
 
-    /// What the peer of an adopted link needs to move it to a faster medium; `None` where this transport has
-    /// no other medium.
-    fn offer(&mut self, link: LinkId) -> Option<Vec<u8>> {
-        let _ = link;
-        None
-    }
+    /// What the peer of an adopted link needs to let it migrate; `None` where this transport has no other
+    /// medium.
+    fn offer(&mut self, link: LinkId) -> Option<Vec<u8>>;
 
-    /// Lets a dialled link move to the medium of its peer's [`Transport::offer`]. The link's stream goes on in any
-    /// case: where the offer cannot be taken, on the medium that it has.
-    fn upgrade(&mut self, link: LinkId, offer: &[u8]) {
-        let _ = (link, offer);
-    }
+    /// Lets a dialled link migrate to a medium of its peer's [`Transport::offer`]. The link's stream goes on
+    /// in any case: where the offer cannot be taken, on the medium that it has.
+    fn upgrade(&mut self, link: LinkId, offer: &[u8]);
 }
 
 /// A transport whose thread can sleep until something happens.
@@ -124,21 +119,20 @@ pub trait LinkHandler<A> {
     /// The link is gone; nothing follows.
     fn closed(&mut self, link: LinkId, reason: &CloseReason);
 
-    /// The stream of a link goes on over another medium. Not counted as an event.
-    fn migrated(&mut self, link: LinkId, medium: MediumKind) {
-        let _ = (link, medium);
-    }
+    /// What became of the migration of a link. Not counted as an event.
+    fn migration(&mut self, link: LinkId, news: Migration<'_>);
+}
 
-    /// A link that should have migrated stays where it is. Not counted as an event.
-    fn declined(&mut self, link: LinkId, reason: &str) {
-        let _ = (link, reason);
-    }
-
-    /// The medium of a link failed while its base transport still works: the link ends, and a new dial
-    /// begins there. Not counted as an event.
-    fn failed_over(&mut self, link: LinkId, reason: &str) {
-        let _ = (link, reason);
-    }
+/// What became of the migration of a link to another medium.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Migration<'a> {
+    /// The stream goes on over this medium.
+    Migrated(MediumKind),
+    /// The link stays where it is, for this reason.
+    Declined(&'a str),
+    /// The medium failed while the base transport still works: the link ends, for this reason, and a new
+    /// dial begins on the base transport.
+    FailedOver(&'a str),
 }
 
 /// How an accepted operation ended.

@@ -6,8 +6,8 @@ use grpcxx_rpc::{
     Tensor, TensorMeta, Text,
 };
 use grpcxx_transport::{
-    CloseReason, Frame, Inbound, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress,
-    ReadTarget, Time,
+    CloseReason, Frame, Inbound, Landing, LinkHandler, LinkId, ListenerId, Migration, Next,
+    Outcome, Progress, ReadTarget, Time,
 };
 
 /// Memory from the heap, within a budget.
@@ -313,6 +313,8 @@ impl<E: End> LinkHandler<()> for Handler<'_, E> {
     fn sent(&mut self, _: LinkId, _: Box<Frame>, _: Outcome) {}
 
     fn closed(&mut self, _: LinkId, _: &CloseReason) {}
+
+    fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 
 /// The bytes of a frame as they leave.

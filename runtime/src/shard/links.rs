@@ -5,7 +5,7 @@ use grpcxx_rpc::{
     AtHand, Code, HeldTensor, Landings, PeerViolation, Reason, Status, TensorMeta, Text, home_shard,
 };
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, MediumKind, Next, Outcome,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Migration, Next, Outcome,
     Progress,
 };
 
@@ -135,36 +135,41 @@ impl<A> LinkHandler<A> for Core<A> {
         }
     }
 
-    fn migrated(&mut self, link: LinkId, medium: MediumKind) {
-        self.counters().links_moved.add(1);
-        match self.links.owner(link) {
-            Some(Owner::Peer(slot)) => self.peer_migrated(slot, medium),
-            Some(Owner::Server(id)) => self.server_migrated(id, medium),
-            None => {}
-        }
-    }
-
-    fn declined(&mut self, link: LinkId, reason: &str) {
-        self.counters().links_stayed.add(1);
-        match self.links.owner(link) {
-            Some(Owner::Peer(slot)) => self.peer_declined(slot, reason),
-            _ => tracing::info!(
-                peer = self.peer_of(link),
-                reason,
-                "the connection of a peer stays on TCP"
-            ),
-        }
-    }
-
-    fn failed_over(&mut self, link: LinkId, reason: &str) {
-        self.counters().links_fallen_back.add(1);
-        tracing::warn!(
-            peer = self.peer_of(link),
-            reason,
-            "RDMA failed under a connection; the next one begins on TCP"
-        );
-        if let Some(Owner::Peer(slot)) = self.links.owner(link) {
-            self.peer_failed_over(slot);
+    fn migration(&mut self, link: LinkId, news: Migration<'_>) {
+        let owner = self.links.owner(link);
+        match news {
+            Migration::Migrated(medium) => {
+                self.counters().links_moved.add(1);
+                match owner {
+                    Some(Owner::Peer(slot)) => self.peer_migrated(slot, medium),
+                    Some(Owner::Server(id)) => self.server_migrated(id, medium),
+                    None => {}
+                }
+            }
+            Migration::Declined(reason) => {
+                self.counters().links_stayed.add(1);
+                match owner {
+                    Some(Owner::Peer(slot)) => self.peer_declined(slot, reason),
+                    Some(Owner::Server(_)) | None => {
+                        tracing::info!(
+                            peer = self.peer_of(link),
+                            reason,
+                            "the connection of a peer stays on TCP"
+                        );
+                    }
+                }
+            }
+            Migration::FailedOver(reason) => {
+                self.counters().links_fallen_back.add(1);
+                tracing::warn!(
+                    peer = self.peer_of(link),
+                    reason,
+                    "RDMA failed under a connection; the next one begins on TCP"
+                );
+                if let Some(Owner::Peer(slot)) = owner {
+                    self.peer_failed_over(slot);
+                }
+            }
         }
     }
 }

@@ -6,7 +6,6 @@
 
 mod calls;
 mod cluster;
-mod customs;
 mod ending;
 mod functions;
 mod journal;
@@ -19,6 +18,7 @@ mod receives;
 mod scale;
 mod task;
 mod tensors;
+mod wire_checker;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -14,10 +14,11 @@ use grpcxx_transport::sim::{SimAccepted, SimNetwork, SimTransport};
 use grpcxx_transport::{Faults, Migrating, Time};
 
 use super::calls::State;
-use super::customs::Customs;
+
 use super::functions::{self, ECHO, FAIL, Jobs, LateService};
 use super::model::Watcher;
 use super::profile::Profile;
+use super::wire_checker::WireChecker;
 use crate::call::Call;
 use crate::client::{Client, Lookups, Mailboxes, SystemResolver};
 use crate::cluster::TaskId;
@@ -32,7 +33,7 @@ use crate::task::{Device, Task};
 pub(super) type SimLinks = Migrating<SimTransport, RdmaMedium<SimAdapter>>;
 
 /// Links with all that watches them.
-type Links = Customs<Ledger<Faults<SimLinks>>>;
+type Links = WireChecker<Ledger<Faults<SimLinks>>>;
 
 pub(super) type SimShard = Shard<Links>;
 
@@ -215,7 +216,7 @@ impl Start<'_> {
         let seed = self.seed.wrapping_add(shard as u64);
         let faults = Faults::new(transport, self.profile.faults(seed));
         let label = format!("task {} shard {shard}", self.index);
-        Customs::new(Ledger::new(faults, label), self.watcher.clone(), self.index)
+        WireChecker::new(Ledger::new(faults, label), self.watcher.clone(), self.index)
     }
 }
 

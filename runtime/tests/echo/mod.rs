@@ -10,8 +10,8 @@ use grpcxx_runtime::host::{Clock, HostHandle, HostKind, HostOptions, ShardLoop, 
 use grpcxx_runtime::idle::IdlePolicy;
 use grpcxx_tcp::{Accepted, DriverRequest, TcpOptions, TcpTransport};
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Park, Progress,
-    Time, Transport,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Migration, Next, Outcome, Park,
+    Progress, Time, Transport,
 };
 
 /// One way to run the pair.
@@ -238,6 +238,8 @@ impl LinkHandler<Accepted> for Echo {
     fn closed(&mut self, _link: LinkId, _reason: &CloseReason) {
         self.is_closed = true;
     }
+
+    fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 
 const MESSAGE_BYTES: usize = 64;

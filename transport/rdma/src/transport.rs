@@ -1,13 +1,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::task::Waker;
 use std::time::Duration;
 
 use grpcxx_memory::{Arena, BufferMut};
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Park, Progress,
-    Refused, Time, Transport, TransportError,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Migration, Next, Outcome, Park,
+    Progress, Time, Transport, TransportError, forward_transport, links_stay,
 };
 
 use crate::adapter::Adapter;
@@ -135,16 +134,12 @@ impl<A: Adapter, T: Transport> RdmaTransport<A, T> {
 impl<A: Adapter, T: Transport> Transport for RdmaTransport<A, T> {
     type Accepted = T::Accepted;
 
+    forward_transport!(side: listen unlisten);
+    forward_transport!(links: send resume close submit frames_in_flight);
+    links_stay!();
+
     fn name(&self) -> &'static str {
         "rdma"
-    }
-
-    fn listen(&mut self, address: SocketAddr) -> Result<(ListenerId, SocketAddr), TransportError> {
-        self.side.listen(address)
-    }
-
-    fn unlisten(&mut self, listener: ListenerId) {
-        self.side.unlisten(listener);
     }
 
     fn adopt(&mut self, accepted: T::Accepted, next: Next) -> Result<LinkId, TransportError> {
@@ -175,18 +170,6 @@ impl<A: Adapter, T: Transport> Transport for RdmaTransport<A, T> {
         }
     }
 
-    fn send(&mut self, link: LinkId, frame: Box<Frame>) -> Result<(), Refused<Box<Frame>>> {
-        self.links.send(link, frame)
-    }
-
-    fn resume(&mut self, link: LinkId, next: Next) -> Result<(), Refused<Next>> {
-        self.links.resume(link, next)
-    }
-
-    fn close(&mut self, link: LinkId, flush: bool) {
-        self.links.close(link, flush);
-    }
-
     fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<T::Accepted>) -> usize {
         let mut events = self.links.turn(now, handler);
         let mut clerk = Clerk {
@@ -199,14 +182,6 @@ impl<A: Adapter, T: Transport> Transport for RdmaTransport<A, T> {
         events += clerk.events;
         self.carry_out_orders();
         events + self.part(handler)
-    }
-
-    fn submit(&mut self) {
-        self.links.submit();
-    }
-
-    fn frames_in_flight(&self) -> usize {
-        self.links.frames_in_flight()
     }
 }
 
@@ -224,6 +199,8 @@ impl<A: Adapter, T: Park> RdmaTransport<A, T> {
 }
 
 impl<A: Adapter, T: Park> Park for RdmaTransport<A, T> {
+    forward_transport!(side: unpark waker watch);
+
     fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError> {
         if !self.links.arm() {
             return Ok(());
@@ -237,18 +214,6 @@ impl<A: Adapter, T: Park> Park for RdmaTransport<A, T> {
             return None;
         }
         self.side.park_fd()
-    }
-
-    fn unpark(&mut self) {
-        self.side.unpark();
-    }
-
-    fn waker(&self) -> Waker {
-        self.side.waker()
-    }
-
-    fn watch(&mut self, companion: BorrowedFd<'_>) -> Result<(), TransportError> {
-        self.side.watch(companion)
     }
 }
 
@@ -363,6 +328,8 @@ impl<A: Adapter, H> LinkHandler<H> for Clerk<'_, A, H> {
             }
         }
     }
+
+    fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 
 fn blob_landing() -> Landing {

@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 
 use grpcxx_transport::{
     CloseReason, Frame, Inbound, LinkHandler, LinkId, LinkTable, ListenerId, Next, Refusal,
-    Refused, Time, Transport, TransportError,
+    Refused, Time, Transport, TransportError, links_stay,
 };
 use rustix::io::Errno;
 
@@ -150,6 +150,8 @@ impl ShmTransport {
 impl Transport for ShmTransport {
     type Accepted = Accepted;
 
+    links_stay!();
+
     fn name(&self) -> &'static str {
         "shm"
     }
@@ -237,6 +239,10 @@ impl Transport for ShmTransport {
             }
         }
         events
+    }
+
+    fn submit(&mut self) {
+        // Frames leave when they are sent, or with the turn.
     }
 
     fn frames_in_flight(&self) -> usize {

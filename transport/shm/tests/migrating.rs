@@ -11,8 +11,8 @@ use grpcxx_shm::{ShmMedium, ShmOptions};
 use grpcxx_tcp::{Accepted, DriverRequest, TcpOptions, TcpTransport};
 use grpcxx_transport::conformance::{self, Bounds, Environment, Ledger};
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, LinkLimits, ListenerId, Migrating, Next,
-    Outcome, Park, Progress, Time, Transport,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, LinkLimits, ListenerId, Migrating, Migration,
+    Next, Outcome, Park, Progress, Time, Transport,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use support::{private_arena, shared_arena};
@@ -213,6 +213,8 @@ impl LinkHandler<Accepted> for Reader {
     fn closed(&mut self, _: LinkId, reason: &CloseReason) {
         assert!(self.closed.replace(reason.clone()).is_none());
     }
+
+    fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 
 struct Side {

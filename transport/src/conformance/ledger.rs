@@ -1,12 +1,9 @@
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
-use std::task::Waker;
-use std::time::Duration;
 
 use super::books::{Books, Order, Phase, Tally};
 use crate::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, MediumKind, Next, Outcome, Park,
-    Progress, Refused, Time, Transport, TransportError,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Park, Progress,
+    Refused, Time, Transport, TransportError, forward_events, forward_transport,
 };
 
 /// A transport with an auditor: notes what was submitted and what came back, and panics as soon as one of
@@ -70,17 +67,7 @@ impl<T: Transport> Ledger<T> {
 impl<T: Transport> Transport for Ledger<T> {
     type Accepted = T::Accepted;
 
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn listen(&mut self, address: SocketAddr) -> Result<(ListenerId, SocketAddr), TransportError> {
-        self.inner.listen(address)
-    }
-
-    fn unlisten(&mut self, listener: ListenerId) {
-        self.inner.unlisten(listener);
-    }
+    forward_transport!(inner: name listen unlisten submit frames_in_flight offer upgrade);
 
     fn adopt(&mut self, accepted: T::Accepted, next: Next) -> Result<LinkId, TransportError> {
         let order = Order::of(&next);
@@ -154,44 +141,10 @@ impl<T: Transport> Transport for Ledger<T> {
         self.books.count_in_flight(&self.inner);
         returned
     }
-
-    fn submit(&mut self) {
-        self.inner.submit();
-    }
-
-    fn frames_in_flight(&self) -> usize {
-        self.inner.frames_in_flight()
-    }
-
-    fn offer(&mut self, link: LinkId) -> Option<Vec<u8>> {
-        self.inner.offer(link)
-    }
-
-    fn upgrade(&mut self, link: LinkId, offer: &[u8]) {
-        self.inner.upgrade(link, offer);
-    }
 }
 
 impl<T: Park> Park for Ledger<T> {
-    fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError> {
-        self.inner.park(timeout)
-    }
-
-    fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
-        self.inner.park_fd()
-    }
-
-    fn unpark(&mut self) {
-        self.inner.unpark();
-    }
-
-    fn waker(&self) -> Waker {
-        self.inner.waker()
-    }
-
-    fn watch(&mut self, companion: BorrowedFd<'_>) -> Result<(), TransportError> {
-        self.inner.watch(companion)
-    }
+    forward_transport!(inner: park park_fd unpark waker watch);
 }
 
 /// Sits between a transport and its handler during a turn.
@@ -201,6 +154,8 @@ struct Auditor<'a, A> {
 }
 
 impl<A> LinkHandler<A> for Auditor<'_, A> {
+    forward_events!(handler<A>: migration);
+
     fn accepted(&mut self, listener: ListenerId, peer: SocketAddr, accepted: A) {
         self.books.tally.events += 1;
         self.handler.accepted(listener, peer, accepted);
@@ -241,17 +196,5 @@ impl<A> LinkHandler<A> for Auditor<'_, A> {
     fn closed(&mut self, link: LinkId, reason: &CloseReason) {
         self.books.closed(link, reason);
         self.handler.closed(link, reason);
-    }
-
-    fn migrated(&mut self, link: LinkId, medium: MediumKind) {
-        self.handler.migrated(link, medium);
-    }
-
-    fn declined(&mut self, link: LinkId, reason: &str) {
-        self.handler.declined(link, reason);
-    }
-
-    fn failed_over(&mut self, link: LinkId, reason: &str) {
-        self.handler.failed_over(link, reason);
     }
 }

@@ -5,7 +5,8 @@ use grpcxx_memory::BufferMut;
 
 use super::stream::Stream;
 use crate::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Migration, Next, Outcome,
+    Progress,
 };
 
 /// One order of a reader's script.
@@ -228,4 +229,6 @@ impl<A> LinkHandler<A> for Reader<A> {
     fn closed(&mut self, link: LinkId, reason: &CloseReason) {
         self.end(link).closed = Some(reason.clone());
     }
+
+    fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }

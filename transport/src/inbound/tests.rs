@@ -5,7 +5,7 @@ use grpcxx_memory::BufferMut;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{CloseReason, Frame, ListenerId, Progress};
+use crate::{CloseReason, Frame, ListenerId, Migration, Progress};
 
 const LINK: LinkId = LinkId {
     slot: 1,
@@ -140,6 +140,8 @@ impl LinkHandler<()> for Scripted {
     fn closed(&mut self, _: LinkId, _: &CloseReason) {
         unreachable!()
     }
+
+    fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 
 /// The events that the orders make of a whole stream, worked out without `Inbound`.
@@ -379,6 +381,8 @@ impl LinkHandler<()> for Losses {
     fn sent(&mut self, _: LinkId, _: Box<Frame>, _: Outcome) {}
 
     fn closed(&mut self, _: LinkId, _: &CloseReason) {}
+
+    fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 
 #[test]
@@ -444,6 +448,8 @@ impl LinkHandler<()> for Lazy {
     fn sent(&mut self, _: LinkId, _: Box<Frame>, _: Outcome) {}
 
     fn closed(&mut self, _: LinkId, _: &CloseReason) {}
+
+    fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 
 #[test]

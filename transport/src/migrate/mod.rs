@@ -24,8 +24,8 @@ use std::time::Duration;
 use self::link::{Closing, Question, Stage};
 use self::tap::BaseTap;
 use crate::{
-    CloseReason, Frame, LinkHandler, LinkId, ListenerId, Next, Outcome, Park, Refusal, Refused,
-    Time, Transport, TransportError,
+    CloseReason, Frame, LinkHandler, LinkId, Next, Outcome, Park, Refusal, Refused, Time,
+    Transport, TransportError, forward_transport,
 };
 
 /// A transport whose links begin on `T` and migrate to `M` where both ends can.
@@ -248,17 +248,7 @@ impl<T: Park, M: Medium> Migrating<T, M> {
 impl<T: Park, M: Medium> Transport for Migrating<T, M> {
     type Accepted = T::Accepted;
 
-    fn name(&self) -> &'static str {
-        self.base.name()
-    }
-
-    fn listen(&mut self, address: SocketAddr) -> Result<(ListenerId, SocketAddr), TransportError> {
-        self.base.listen(address)
-    }
-
-    fn unlisten(&mut self, listener: ListenerId) {
-        self.base.unlisten(listener);
-    }
+    forward_transport!(base: name listen unlisten);
 
     fn adopt(&mut self, accepted: T::Accepted, next: Next) -> Result<LinkId, TransportError> {
         let mut link = MigratingLink::new();

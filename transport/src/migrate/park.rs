@@ -1,13 +1,14 @@
 //! How a thread sleeps while neither the base transport nor the medium has work.
 
 use std::os::fd::BorrowedFd;
-use std::task::Waker;
 use std::time::Duration;
 
 use super::{Medium, Migrating};
-use crate::{Park, TransportError};
+use crate::{Park, TransportError, forward_transport};
 
 impl<T: Park, M: Medium> Park for Migrating<T, M> {
+    forward_transport!(base: waker watch);
+
     fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError> {
         if !self.registry.is_settled() {
             return Ok(());
@@ -43,14 +44,6 @@ impl<T: Park, M: Medium> Park for Migrating<T, M> {
     fn unpark(&mut self) {
         self.base.unpark();
         self.wake_up();
-    }
-
-    fn waker(&self) -> Waker {
-        self.base.waker()
-    }
-
-    fn watch(&mut self, companion: BorrowedFd<'_>) -> Result<(), TransportError> {
-        self.base.watch(companion)
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::Medium;
 use super::link::{Closing, MigratingLink, Question, Stage, broken};
-use crate::{CloseReason, Frame, LinkHandler, LinkId, LinkTable, Time};
+use crate::{CloseReason, Frame, LinkHandler, LinkId, LinkTable, Migration, Time};
 
 /// The links of a [`Migrating`](super::Migrating) transport.
 pub struct LinkRegistry<M: Medium> {
@@ -162,11 +162,12 @@ impl<M: Medium> LinkRegistry<M> {
     /// Tells the handler what became of migrations.
     pub(super) fn tell<A>(&mut self, handler: &mut dyn LinkHandler<A>) {
         while let Some((id, note)) = self.notes.pop_front() {
-            match note {
-                Note::Migrated => handler.migrated(id, M::KIND),
-                Note::Declined(reason) => handler.declined(id, &reason),
-                Note::FailedOver(reason) => handler.failed_over(id, &reason),
-            }
+            let news = match &note {
+                Note::Migrated => Migration::Migrated(M::KIND),
+                Note::Declined(reason) => Migration::Declined(reason),
+                Note::FailedOver(reason) => Migration::FailedOver(reason),
+            };
+            handler.migration(id, news);
         }
     }
 }

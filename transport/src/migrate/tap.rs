@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 
 use super::link::{Closing, Stage};
-use super::{LinkRegistry, Medium, MediumKind};
+use super::{LinkRegistry, Medium};
 use crate::{
-    CloseReason, Frame, HEAD_BYTES_MAX, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome,
-    Progress,
+    CloseReason, Frame, HEAD_BYTES_MAX, Landing, LinkHandler, LinkId, ListenerId, Migration, Next,
+    Outcome, Progress,
 };
 
 pub(super) struct BaseTap<'a, M: Medium, A> {
@@ -199,19 +199,9 @@ impl<M: Medium, A> LinkHandler<A> for BaseTap<'_, M, A> {
         self.registry.due.push_back(id);
     }
 
-    fn migrated(&mut self, base: LinkId, medium: MediumKind) {
+    fn migration(&mut self, base: LinkId, news: Migration<'_>) {
         let id = self.registry.of_base(base);
-        self.handler.migrated(id, medium);
-    }
-
-    fn declined(&mut self, base: LinkId, reason: &str) {
-        let id = self.registry.of_base(base);
-        self.handler.declined(id, reason);
-    }
-
-    fn failed_over(&mut self, base: LinkId, reason: &str) {
-        let id = self.registry.of_base(base);
-        self.handler.failed_over(id, reason);
+        self.handler.migration(id, news);
     }
 }
 

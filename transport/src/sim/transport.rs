@@ -10,7 +10,7 @@ use super::network::error;
 use super::{SimAccepted, SimNetwork};
 use crate::{
     Frame, Inbound, LinkHandler, LinkId, LinkLimits, LinkTable, ListenerId, Next, Park, Refusal,
-    Refused, Time, Transport, TransportError,
+    Refused, Time, Transport, TransportError, links_stay,
 };
 
 /// The links of one shard of a simulated host. Dropping it closes them, as the end of a process does.
@@ -157,6 +157,8 @@ impl SimTransport {
 impl Transport for SimTransport {
     type Accepted = SimAccepted;
 
+    links_stay!();
+
     fn name(&self) -> &'static str {
         "sim"
     }
@@ -300,6 +302,10 @@ impl Transport for SimTransport {
             self.links.put_back(id, link);
         }
         events
+    }
+
+    fn submit(&mut self) {
+        // Frames leave when they are sent, or with the turn.
     }
 
     fn frames_in_flight(&self) -> usize {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use grpcxx_transport::{
     Frame, Inbound, LinkHandler, LinkId, ListenerId, Next, Park, Refused, Time, Transport,
-    TransportError,
+    TransportError, links_stay,
 };
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -198,6 +198,8 @@ impl EpollDriver {
 impl Transport for EpollDriver {
     type Accepted = Accepted;
 
+    links_stay!();
+
     fn name(&self) -> &'static str {
         "tcp/epoll"
     }
@@ -262,6 +264,10 @@ impl Transport for EpollDriver {
         }
         events = self.ask_hot(events, handler);
         self.work(events, handler) + self.core.accept(handler)
+    }
+
+    fn submit(&mut self) {
+        // Frames leave when they are sent, or with the turn.
     }
 
     fn frames_in_flight(&self) -> usize {

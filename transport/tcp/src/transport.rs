@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use grpcxx_transport::{
     Frame, LinkHandler, LinkId, ListenerId, Next, Park, Refused, Time, Transport, TransportError,
+    links_stay,
 };
 
 use rustix::io::Errno;
@@ -89,6 +90,8 @@ impl TcpTransport {
 impl Transport for TcpTransport {
     type Accepted = Accepted;
 
+    links_stay!();
+
     fn name(&self) -> &'static str {
         either!(self, driver => driver.name())
     }
@@ -123,6 +126,10 @@ impl Transport for TcpTransport {
 
     fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<Accepted>) -> usize {
         either!(mut self, driver => driver.turn(now, handler))
+    }
+
+    fn submit(&mut self) {
+        either!(mut self, driver => driver.submit());
     }
 
     fn frames_in_flight(&self) -> usize {

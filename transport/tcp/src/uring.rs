@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use grpcxx_transport::{
     Frame, Inbound, LinkHandler, LinkId, ListenerId, Next, Park, Refused, Time, Transport,
-    TransportError,
+    TransportError, links_stay,
 };
 use io_uring::cqueue;
 use rustix::net::Shutdown;
@@ -117,6 +117,8 @@ impl UringDriver {
 impl Transport for UringDriver {
     type Accepted = Accepted;
 
+    links_stay!();
+
     fn name(&self) -> &'static str {
         "tcp/io_uring"
     }
@@ -177,6 +179,10 @@ impl Transport for UringDriver {
         self.enter();
         events = self.complete(events, handler);
         events + self.core.accept(handler)
+    }
+
+    fn submit(&mut self) {
+        // Frames leave when they are sent, or with the turn.
     }
 
     fn frames_in_flight(&self) -> usize {

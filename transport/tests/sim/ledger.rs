@@ -5,8 +5,8 @@ use std::time::Duration;
 use grpcxx_memory::BufferMut;
 use grpcxx_transport::sim::{SimAccepted, SimOptions, SimTransport};
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress, Refusal,
-    Refused, Time, Transport, TransportError,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Migration, Next, Outcome,
+    Progress, Refusal, Refused, Time, Transport, forward_transport, links_stay,
 };
 
 use crate::support::{World, host};
@@ -41,24 +41,11 @@ struct Saboteur {
 impl Transport for Saboteur {
     type Accepted = SimAccepted;
 
+    forward_transport!(inner: listen unlisten adopt connect resume close submit);
+    links_stay!();
+
     fn name(&self) -> &'static str {
         "saboteur"
-    }
-
-    fn listen(&mut self, address: SocketAddr) -> Result<(ListenerId, SocketAddr), TransportError> {
-        self.inner.listen(address)
-    }
-
-    fn unlisten(&mut self, listener: ListenerId) {
-        self.inner.unlisten(listener);
-    }
-
-    fn adopt(&mut self, accepted: SimAccepted, next: Next) -> Result<LinkId, TransportError> {
-        self.inner.adopt(accepted, next)
-    }
-
-    fn connect(&mut self, peer: SocketAddr) -> Result<LinkId, TransportError> {
-        self.inner.connect(peer)
     }
 
     fn send(&mut self, link: LinkId, frame: Box<Frame>) -> Result<(), Refused<Box<Frame>>> {
@@ -69,14 +56,6 @@ impl Transport for Saboteur {
             });
         }
         self.inner.send(link, frame)
-    }
-
-    fn resume(&mut self, link: LinkId, next: Next) -> Result<(), Refused<Next>> {
-        self.inner.resume(link, next)
-    }
-
-    fn close(&mut self, link: LinkId, flush: bool) {
-        self.inner.close(link, flush);
     }
 
     fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<SimAccepted>) -> usize {
@@ -175,6 +154,8 @@ impl LinkHandler<SimAccepted> for Accomplice<'_> {
             self.handler.closed(link, reason);
         }
     }
+
+    fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 
 /// Two messages and a close, with a saboteur at the side that dials, or at the one that accepts.

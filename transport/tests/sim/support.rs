@@ -6,8 +6,8 @@ use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_transport::conformance::Ledger;
 use grpcxx_transport::sim::{SimAccepted, SimNetwork, SimOptions};
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress, Time,
-    Transport,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Migration, Next, Outcome,
+    Progress, Time, Transport,
 };
 
 /// The address of a simulated host.
@@ -211,6 +211,8 @@ impl LinkHandler<SimAccepted> for Talker {
     fn closed(&mut self, link: LinkId, reason: &CloseReason) {
         self.talk(link).closed = Some(reason.clone());
     }
+
+    fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 
 impl Talker {

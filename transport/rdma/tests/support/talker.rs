@@ -4,7 +4,8 @@ use std::sync::Arc;
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_rdma::sim::SimFabric;
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Migration, Next, Outcome,
+    Progress,
 };
 
 use crate::gpu::Gpu;
@@ -160,11 +161,12 @@ impl<A> LinkHandler<A> for Talker<A> {
         talk.closed = Some(reason.clone());
     }
 
-    fn declined(&mut self, link: LinkId, _: &str) {
-        self.talk(link).declined += 1;
-    }
-
-    fn failed_over(&mut self, link: LinkId, _: &str) {
-        self.talk(link).failed_over += 1;
+    fn migration(&mut self, link: LinkId, news: Migration<'_>) {
+        let talk = self.talk(link);
+        match news {
+            Migration::Migrated(_) => {}
+            Migration::Declined(_) => talk.declined += 1,
+            Migration::FailedOver(_) => talk.failed_over += 1,
+        }
     }
 }

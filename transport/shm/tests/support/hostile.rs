@@ -11,8 +11,8 @@ use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_shm::{Accepted, RING_BYTES_MIN, ShmOptions, ShmTransport};
 use grpcxx_transport::conformance::Ledger;
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress, Time,
-    Transport,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Migration, Next, Outcome,
+    Progress, Time, Transport,
 };
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
@@ -304,4 +304,6 @@ impl LinkHandler<Accepted> for Prey {
     fn closed(&mut self, _: LinkId, _: &CloseReason) {
         self.closed = true;
     }
+
+    fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }

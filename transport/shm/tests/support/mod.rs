@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use grpcxx_memory::{Arena, ArenaOptions, Buffer, BufferMut};
 use grpcxx_shm::{Accepted, ShmOptions, ShmTransport};
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress, Time,
-    Transport,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Migration, Next, Outcome,
+    Progress, Time, Transport,
 };
 
 /// What a [`Side`] has been told.
@@ -82,6 +82,8 @@ impl LinkHandler<Accepted> for Seen {
     fn closed(&mut self, _: LinkId, reason: &CloseReason) {
         self.closed.push(reason.clone());
     }
+
+    fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 
 /// A transport with what it has told.

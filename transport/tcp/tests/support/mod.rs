@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_tcp::{Accepted, DriverRequest, TcpOptions, TcpTransport};
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Park, Progress,
-    Time, Transport,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Migration, Next, Outcome, Park,
+    Progress, Time, Transport,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -115,6 +115,8 @@ impl LinkHandler<Accepted> for Seen {
     fn closed(&mut self, link: LinkId, reason: &CloseReason) {
         assert!(self.closed.insert(link, reason.clone()).is_none());
     }
+
+    fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 
 /// A transport with what it has told.

@@ -1,11 +1,13 @@
+//! Holds each frame of the simulation against what its receiver may get.
+
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
 use grpcxx_rpc::Method;
 use grpcxx_rpc::wire::{CANCEL_METHOD, CHUNK_METHOD, ChunkHeader, HEADER_BYTES, RequestHeader};
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, MediumKind, Next, Outcome,
-    Progress, Refused, Time, Transport, TransportError,
+    CloseReason, Frame, LinkHandler, LinkId, Migration, Outcome, Refused, Time, Transport,
+    TransportError, forward_events, forward_transport,
 };
 
 use super::model::Watcher;
@@ -14,7 +16,7 @@ use super::tensors::{ids_among, ids_in};
 /// A transport that looks into each frame: tells the model which tensors leave with it, and holds it against
 /// what its receiver may get.
 #[derive(Debug)]
-pub(super) struct Customs<T> {
+pub(super) struct WireChecker<T> {
     inner: T,
     watcher: Watcher,
     /// The task that uses the transport.
@@ -33,7 +35,7 @@ struct Leaving {
     cut: Vec<u8>,
 }
 
-impl<T> Customs<T> {
+impl<T> WireChecker<T> {
     pub(super) fn new(inner: T, watcher: Watcher, task: usize) -> Self {
         Self {
             inner,
@@ -78,24 +80,11 @@ impl<T> Customs<T> {
     }
 }
 
-impl<T: Transport> Transport for Customs<T> {
+impl<T: Transport> Transport for WireChecker<T> {
     type Accepted = T::Accepted;
 
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn listen(&mut self, address: SocketAddr) -> Result<(ListenerId, SocketAddr), TransportError> {
-        self.inner.listen(address)
-    }
-
-    fn unlisten(&mut self, listener: ListenerId) {
-        self.inner.unlisten(listener);
-    }
-
-    fn adopt(&mut self, accepted: T::Accepted, next: Next) -> Result<LinkId, TransportError> {
-        self.inner.adopt(accepted, next)
-    }
+    forward_transport!(inner: name listen unlisten adopt resume close submit);
+    forward_transport!(inner: frames_in_flight offer upgrade);
 
     fn connect(&mut self, peer: SocketAddr) -> Result<LinkId, TransportError> {
         let link = self.inner.connect(peer)?;
@@ -123,38 +112,14 @@ impl<T: Transport> Transport for Customs<T> {
         Ok(())
     }
 
-    fn resume(&mut self, link: LinkId, next: Next) -> Result<(), Refused<Next>> {
-        self.inner.resume(link, next)
-    }
-
-    fn close(&mut self, link: LinkId, flush: bool) {
-        self.inner.close(link, flush);
-    }
-
     fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<T::Accepted>) -> usize {
-        let mut officer = Officer {
+        let mut checking = CheckingHandler {
             handler,
             watcher: &self.watcher,
             leaving: &mut self.leaving,
             peers: &mut self.peers,
         };
-        self.inner.turn(now, &mut officer)
-    }
-
-    fn submit(&mut self) {
-        self.inner.submit();
-    }
-
-    fn offer(&mut self, link: LinkId) -> Option<Vec<u8>> {
-        self.inner.offer(link)
-    }
-
-    fn upgrade(&mut self, link: LinkId, offer: &[u8]) {
-        self.inner.upgrade(link, offer);
-    }
-
-    fn frames_in_flight(&self) -> usize {
-        self.inner.frames_in_flight()
+        self.inner.turn(now, &mut checking)
     }
 }
 
@@ -184,29 +149,15 @@ fn chunk_in(frame: &Frame) -> Option<Vec<u8>> {
 }
 
 /// Sits between a transport and its handler during a turn.
-struct Officer<'a, A> {
+struct CheckingHandler<'a, A> {
     handler: &'a mut dyn LinkHandler<A>,
     watcher: &'a Watcher,
     leaving: &'a mut BTreeMap<LinkId, Leaving>,
     peers: &'a mut BTreeMap<LinkId, usize>,
 }
 
-impl<A> LinkHandler<A> for Officer<'_, A> {
-    fn accepted(&mut self, listener: ListenerId, peer: SocketAddr, accepted: A) {
-        self.handler.accepted(listener, peer, accepted);
-    }
-
-    fn connected(&mut self, link: LinkId) -> Next {
-        self.handler.connected(link)
-    }
-
-    fn received(&mut self, link: LinkId, bytes: &[u8]) -> Progress {
-        self.handler.received(link, bytes)
-    }
-
-    fn landed(&mut self, link: LinkId, landing: Landing, outcome: Outcome) -> Next {
-        self.handler.landed(link, landing, outcome)
-    }
+impl<A> LinkHandler<A> for CheckingHandler<'_, A> {
+    forward_events!(handler<A>: accepted connected received landed);
 
     fn sent(&mut self, link: LinkId, frame: Box<Frame>, outcome: Outcome) {
         let leaving = self.leaving.get_mut(&link);
@@ -222,20 +173,17 @@ impl<A> LinkHandler<A> for Officer<'_, A> {
         self.handler.closed(link, reason);
     }
 
-    fn migrated(&mut self, link: LinkId, medium: MediumKind) {
-        self.watcher.model().migrated += 1;
-        self.handler.migrated(link, medium);
-    }
-
-    fn declined(&mut self, link: LinkId, reason: &str) {
-        self.handler.declined(link, reason);
-    }
-
-    fn failed_over(&mut self, link: LinkId, reason: &str) {
+    fn migration(&mut self, link: LinkId, news: Migration<'_>) {
         let mut model = self.watcher.model();
-        model.failed_over += 1;
-        model.note(format_args!("a link failed over: {reason}"));
+        match news {
+            Migration::Migrated(_) => model.migrated += 1,
+            Migration::Declined(_) => {}
+            Migration::FailedOver(reason) => {
+                model.failed_over += 1;
+                model.note(format_args!("a link failed over: {reason}"));
+            }
+        }
         drop(model);
-        self.handler.failed_over(link, reason);
+        self.handler.migration(link, news);
     }
 }
