@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use grpcxx_rpc::{KeyList, RequestId, Status, Tensor, Text};
+pub(crate) use grpcxx_transport::SlotId;
 use grpcxx_transport::Time;
 use smallvec::SmallVec;
 
@@ -151,13 +152,6 @@ pub(crate) enum Origin {
     },
     /// A call of this process to itself.
     Local { shard: u16, call: SlotId },
-}
-
-/// An entry of a slab, and the generation that tells its users apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct SlotId {
-    pub(crate) slot: u32,
-    pub(crate) generation: u32,
 }
 
 impl Origin {

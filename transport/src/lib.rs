@@ -23,7 +23,7 @@ mod inbound;
 mod landing;
 mod migrate;
 pub mod sim;
-mod table;
+mod slots;
 mod time;
 mod trace;
 mod transport;
@@ -34,7 +34,7 @@ pub use id::{LinkId, ListenerId};
 pub use inbound::{Inbound, ReadTarget};
 pub use landing::{Landing, Next, Progress};
 pub use migrate::{LinkRegistry, Medium, MediumKind, Migrating, MigratingLink};
-pub use table::LinkTable;
+pub use slots::{OccupiedSlot, SlotId, SlotKey, SlotTable, VacantSlot};
 pub use time::Time;
 pub use trace::{TRACE_LINES_MAX, Trace};
 pub use transport::{

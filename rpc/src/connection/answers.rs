@@ -283,8 +283,9 @@ const _: () = assert!(
 mod tests {
     use grpcxx_memory::{Arena, ArenaOptions};
 
+    use grpcxx_transport::SlotId;
+
     use super::*;
-    use crate::connection::slots::SlotId;
     use crate::{DType, Shape};
 
     #[test]

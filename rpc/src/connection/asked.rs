@@ -1,4 +1,5 @@
-use super::slots::SlotId;
+use grpcxx_transport::SlotId;
+
 use crate::{KeyList, Request, Text};
 
 /// The keys that calls have asked for in frames of their own, for the texts of failures: other answers name none.

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 
 use grpcxx_memory::Buffer;
-use grpcxx_transport::{Frame, Next, Outcome, Refusal, Refused, Time};
+use grpcxx_transport::{Frame, Next, Outcome, Refusal, Refused, SlotId, SlotTable, Time};
 
 use super::answers::{Answers, ReadyAnswer};
 use super::asked::AskedKeys;
@@ -14,7 +14,6 @@ use super::key_lists::{self, ListUse, SentLists};
 use super::limits::FRAME_BYTES_MAX;
 use super::numbers::KeyNumbers;
 use super::outgoing::Outgoing;
-use super::slots::{SlotId, Slots};
 use super::{ConnectionLimits, encode};
 use crate::wire::{Features, HEADER_BYTES};
 use crate::{Code, Reason, Request, Response, Status, Text};
@@ -27,7 +26,7 @@ use crate::{Code, Reason, Request, Response, Status, Text};
 pub struct ClientConnection {
     /// What is taken from the peer. Originals send frames that they cannot take.
     pub(super) limits: ConnectionLimits,
-    pub(super) calls: Slots<Call>,
+    pub(super) calls: SlotTable<Call>,
     pub(super) inbound: Inbound,
     pub(super) chunks: Chunks<Inbound>,
     /// Responses whose payload lands while later ones are shown, and complete ones between them, oldest first.
@@ -58,7 +57,7 @@ impl ClientConnection {
         let limits = limits.within_protocol();
         let mut connection = Self {
             limits,
-            calls: Slots::new(),
+            calls: SlotTable::unlimited(),
             inbound: Inbound::Header,
             chunks: Chunks::default(),
             landing: VecDeque::new(),
@@ -228,7 +227,7 @@ impl ClientConnection {
                     self.outgoing.push(frame);
                 }
                 self.asked.note(id, &request);
-                let call = self.calls.get_mut(id).expect("the call has just begun");
+                let call = self.calls.find_mut(id).expect("the call has just begun");
                 call.expected = Expected::of(request);
             }
             Err(status) => {
@@ -241,7 +240,7 @@ impl ClientConnection {
 
     /// Gives a call up: it ends with `CANCELLED`, unless it has ended already, which `false` says.
     pub fn cancel(&mut self, call: CallId) -> bool {
-        match self.calls.get(call.0) {
+        match self.calls.find(call.0) {
             Some(Call {
                 is_ended: false,
                 expected: Expected::Message | Expected::Tensors { .. } | Expected::Fetched { .. },
@@ -282,11 +281,11 @@ impl ClientConnection {
     /// Ends the calls whose deadline is over.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(slot) = self.deadlines.pop_due(now) {
-            let id = self.calls.id_of(slot);
+            let id = self.calls.key_at(slot);
             let id = id.expect("a deadline is removed with its call");
             let tell_peer = self
                 .calls
-                .get(id)
+                .find(id)
                 .is_some_and(|call| !call.is_deadline_sent);
             self.give_up(id, deadline_exceeded(), tell_peer);
         }
@@ -302,7 +301,7 @@ impl ClientConnection {
         loop {
             let frame = self.outgoing.pop()?;
             let id = SlotId::from_raw(frame.token);
-            match self.calls.get_mut(id) {
+            match self.calls.find_mut(id) {
                 Some(call) if call.is_ended => {
                     self.calls.remove(id);
                     self.sent_lists.ended(id, false);
@@ -320,7 +319,7 @@ impl ClientConnection {
 
     /// Takes back a frame that the link refused; it is the next one again.
     pub fn unpoll_frame(&mut self, frame: Box<Frame>) {
-        if let Some(call) = self.calls.get_mut(SlotId::from_raw(frame.token)) {
+        if let Some(call) = self.calls.find_mut(SlotId::from_raw(frame.token)) {
             call.is_sent = false;
         }
         self.outgoing.unpop(frame);
@@ -370,7 +369,7 @@ impl ClientConnection {
 
     /// Ends a call whose response is still to come, or whose request has not left.
     fn give_up(&mut self, id: SlotId, status: Status, tell_peer: bool) {
-        let Some(call) = self.calls.get_mut(id) else {
+        let Some(call) = self.calls.find_mut(id) else {
             return;
         };
         let is_sent = call.is_sent;

@@ -1,7 +1,7 @@
 //! Requests and answers that share a frame, as a client sends and reads them.
 
 use grpcxx_memory::Buffer;
-use grpcxx_transport::Next;
+use grpcxx_transport::{Next, SlotId};
 
 use super::answers::{SHARED_DATA_BYTES_MAX, block_bytes};
 use super::client::{ClientConnection, NO_CALL};
@@ -11,7 +11,6 @@ use super::cursor::Cursor;
 use super::landings::{checked, message_in_any_case};
 use super::outgoing::Outgoing;
 use super::records::tensor_memory;
-use super::slots::SlotId;
 use super::{ConnectionLimits, Landings, PeerViolation};
 use crate::wire::{
     AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_METHOD, BundleReader, BundledReceive, KeyReference,
@@ -130,7 +129,7 @@ impl ClientConnection {
         let id = SlotId::from_raw(tag);
         if may_share
             && self.answers.has_room(data.len())
-            && let Some(call) = self.calls.find(id)
+            && let Some(call) = self.calls.occupied(id)
             && call.get().awaits_shared_tensor()
         {
             // Before the data is copied: then it is still known to have nothing to drop.
@@ -153,7 +152,7 @@ impl ClientConnection {
         left_bytes: usize,
         landings: &mut dyn Landings,
     ) -> Result<(), PeerViolation> {
-        let Some(call) = self.calls.get_mut(id).filter(|call| call.awaits_tensor()) else {
+        let Some(call) = self.calls.find_mut(id).filter(|call| call.awaits_tensor()) else {
             return Err(PeerViolation::UnknownTag { found: id.raw() });
         };
         call.is_answered = true;

@@ -1,6 +1,5 @@
-use grpcxx_transport::Time;
+use grpcxx_transport::{SlotId, Time};
 
-use super::slots::SlotId;
 use crate::{Request, Response, Status, Text};
 
 /// A call of one connection.

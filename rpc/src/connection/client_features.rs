@@ -27,7 +27,7 @@ impl ClientConnection {
     }
 
     pub(super) fn announce(&mut self, features: Features) {
-        let id = self.calls.insert(Call {
+        let id = self.calls.insert_with(|| Call {
             token: 0,
             expected: Expected::Announcement,
             is_sent: false,

@@ -1,5 +1,5 @@
 use grpcxx_memory::Buffer;
-use grpcxx_transport::Next;
+use grpcxx_transport::{Next, SlotId};
 
 use super::body::Body;
 use super::client::ClientConnection;
@@ -8,7 +8,6 @@ use super::client_inbound::Inbound;
 use super::cursor::Cursor;
 use super::landings::checked;
 use super::records::Records;
-use super::slots::SlotId;
 use super::{Landings, PeerViolation};
 use crate::wire::{HEADER_BYTES, ResponseHeader, decode_names, sorted_by_name};
 use crate::{Code, Status, Text};
@@ -42,7 +41,7 @@ impl ClientConnection {
     pub(super) fn names_landed(&mut self, id: SlotId, names: Buffer) -> Result<(), PeerViolation> {
         let call = self
             .calls
-            .get(id)
+            .find(id)
             .expect("a call keeps its slot while its response comes");
         let Expected::Fetched { names: asked } = &call.expected else {
             unreachable!("only graph calls are answered with names");

@@ -1,6 +1,6 @@
 //! Responses with all heads first, as a client begins them.
 
-use grpcxx_transport::Next;
+use grpcxx_transport::{Next, SlotId};
 
 use super::body::Body;
 use super::client::ClientConnection;
@@ -9,7 +9,6 @@ use super::client_inbound::Inbound;
 use super::cursor::Cursor;
 use super::heads_first::HeadsFirst;
 use super::landings::checked;
-use super::slots::SlotId;
 use super::{Landings, PeerViolation};
 use crate::wire::{Features, HEADER_BYTES, Heads, ResponseHeader};
 
@@ -50,7 +49,7 @@ impl ClientConnection {
         data_bytes: u64,
         heads: &[u8],
     ) -> Result<(), PeerViolation> {
-        let call = (self.calls.get(id)).expect("a call keeps its slot while its response comes");
+        let call = (self.calls.find(id)).expect("a call keeps its slot while its response comes");
         let Expected::Tensors { count } = call.expected else {
             unreachable!("only receives of tensors are answered with heads");
         };

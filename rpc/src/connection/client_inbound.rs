@@ -1,5 +1,5 @@
 use grpcxx_memory::{Buffer, BufferMut};
-use grpcxx_transport::{Next, Progress, Time};
+use grpcxx_transport::{Next, Progress, SlotId, Time};
 
 use super::body::Body;
 use super::chunks;
@@ -9,7 +9,6 @@ use super::client_call::{Call, Expected};
 use super::client_messages::status_of;
 use super::cursor::{Cursor, Filled};
 use super::records::Records;
-use super::slots::SlotId;
 use super::{Landings, PeerViolation};
 use crate::wire::{
     BUNDLE_TAG, Features, HEADER_BYTES, RECORD_BYTES, ResponseHeader, decode_record,
@@ -163,7 +162,7 @@ impl ClientConnection {
                 is_answered: false,
                 ..
             },
-        ) = self.calls.get_mut(id)
+        ) = self.calls.find_mut(id)
         else {
             if header.tag == BUNDLE_TAG && self.takes(Features::BUNDLES) {
                 return self.begin_bundle(header, cursor, landings);
@@ -271,7 +270,7 @@ impl ClientConnection {
             unreachable!("the caller has looked");
         };
         let id = *id;
-        if self.calls.get(id).is_none_or(|call| call.is_ended) {
+        if self.calls.find(id).is_none_or(|call| call.is_ended) {
             records.fail(gone());
         }
         let next = records.advance(cursor, &self.limits, landings)?;
@@ -293,7 +292,7 @@ impl ClientConnection {
         let (tensors, indexes) = records.into_result(|index| self.name_of(id, index))?;
         let call = self
             .calls
-            .get_mut(id)
+            .find_mut(id)
             .expect("a call keeps its slot while its response comes");
         let Expected::Fetched { names } = &mut call.expected else {
             return Ok(Response::Tensors(tensors));
@@ -308,7 +307,7 @@ impl ClientConnection {
 
     /// How a call asked for the tensor with this index.
     fn name_of(&self, id: SlotId, index: usize) -> Option<Text> {
-        match &self.calls.get(id)?.expected {
+        match &self.calls.find(id)?.expected {
             Expected::Fetched { names } => names.get(index).cloned(),
             Expected::Tensors { .. } => self.asked.key(id, index),
             Expected::Announcement | Expected::Message => None,
@@ -316,7 +315,7 @@ impl ClientConnection {
     }
 
     pub(super) fn is_ended(&self, id: SlotId) -> bool {
-        self.calls.get(id).is_none_or(|call| call.is_ended)
+        self.calls.find(id).is_none_or(|call| call.is_ended)
     }
 
     pub(super) fn checked_payload(

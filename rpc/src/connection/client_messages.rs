@@ -1,5 +1,5 @@
 use grpcxx_memory::Buffer;
-use grpcxx_transport::Next;
+use grpcxx_transport::{Next, SlotId};
 
 use super::client::ClientConnection;
 use super::client_call::Expected;
@@ -7,7 +7,6 @@ use super::client_inbound::{Inbound, gone};
 use super::cursor::Cursor;
 use super::landings::checked;
 use super::records::message_too_long;
-use super::slots::SlotId;
 use super::{Landings, PeerViolation};
 use crate::wire::{Announcement, ChunkHeader, Features, HEADER_BYTES, ResponseHeader};
 use crate::{Code, Reason, Response, Status};
@@ -81,7 +80,7 @@ impl ClientConnection {
     }
 
     pub(super) fn finish_message(&mut self, id: SlotId, body: Buffer) {
-        let call = self.calls.get(id);
+        let call = self.calls.find(id);
         if call.is_some_and(|call| matches!(call.expected, Expected::Announcement)) {
             let found = Announcement::find(&body).ok().flatten().unwrap_or_default();
             self.peer = Some(found.features);

@@ -4,9 +4,8 @@ use std::hash::{BuildHasher, Hasher};
 
 use foldhash::fast::RandomState;
 use grpcxx_memory::Buffer;
-use grpcxx_transport::Frame;
+use grpcxx_transport::{Frame, SlotId};
 
-use super::slots::SlotId;
 use crate::wire::{HEADER_BYTES, RequestHeader};
 use crate::{KeyList, Method, Text};
 

@@ -43,7 +43,6 @@ mod server_graph;
 mod server_inbound;
 mod server_lists;
 mod server_messages;
-mod slots;
 mod violation;
 
 pub use answers::ReadyAnswer;

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 
 use grpcxx_memory::BufferMut;
-use grpcxx_transport::{Frame, Next, Outcome, Time};
+use grpcxx_transport::{Frame, Next, Outcome, SlotId, SlotTable, Time};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
@@ -14,7 +14,6 @@ use super::outgoing::Outgoing;
 use super::server_answers::Expected;
 use super::server_bundle::Bundled;
 use super::server_inbound::Inbound;
-use super::slots::{SlotId, Slots};
 use crate::wire::{ChunkHeader, Features, HEADER_BYTES};
 use crate::{Code, Reason, Request, Response, Status, Tensor};
 
@@ -28,7 +27,7 @@ pub struct ServerConnection {
     pub(super) limits: ConnectionLimits,
     /// What the peer takes.
     pub(super) answer_limits: ConnectionLimits,
-    pub(super) served: Slots<Served>,
+    pub(super) served: SlotTable<Served>,
     /// Requests without an answer by tag.
     pub(super) tags: HashMap<u64, SlotId>,
     pub(super) inbound: Inbound,
@@ -118,7 +117,7 @@ impl ServerConnection {
         Self {
             limits,
             answer_limits: limits.between(Features::NONE),
-            served: Slots::new(),
+            served: SlotTable::unlimited(),
             tags: HashMap::new(),
             inbound: Inbound::Header,
             chunks: Chunks::default(),
@@ -168,7 +167,7 @@ impl ServerConnection {
     /// Whether an answer to this request is still wanted.
     pub fn is_outstanding(&self, id: RequestId) -> bool {
         self.served
-            .get(id.0)
+            .find(id.0)
             .is_some_and(|served| served.state == State::HandedOut)
     }
 
@@ -181,7 +180,7 @@ impl ServerConnection {
                     state: State::Ready,
                     ..
                 },
-            ) = self.served.get_mut(incoming.id.0)
+            ) = self.served.find_mut(incoming.id.0)
             {
                 served.state = State::HandedOut;
                 return Some(incoming);
@@ -328,7 +327,7 @@ impl ServerConnection {
     /// Answers the requests whose deadline is over.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(slot) = self.deadlines.pop_due(now) {
-            let id = self.served.id_of(slot);
+            let id = self.served.key_at(slot);
             let status = Status::new(
                 Code::DeadlineExceeded,
                 "the server had no answer when the deadline of the request was over",

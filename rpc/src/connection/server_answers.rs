@@ -1,13 +1,12 @@
 //! How a server answers requests, and what it gives back of answers that nobody gets.
 
 use grpcxx_memory::BufferMut;
-use grpcxx_transport::Frame;
+use grpcxx_transport::{Frame, SlotId};
 use smallvec::SmallVec;
 
 use super::encode;
 use super::heads_first::{self, suits};
 use super::server::{Cancelled, RequestId, Served, ServerConnection, State, Undelivered};
-use super::slots::SlotId;
 use crate::wire::{Announcement, Features};
 use crate::{Code, Request, Response, Status, Tensor, Text};
 
@@ -30,7 +29,7 @@ pub(super) enum Expected {
 impl ServerConnection {
     /// Answers a request that the service shall not see, or no longer care for.
     pub(super) fn refuse(&mut self, id: SlotId, status: Status) {
-        let Some(served) = self.served.get_mut(id) else {
+        let Some(served) = self.served.find_mut(id) else {
             return;
         };
         let state = served.state;
@@ -66,7 +65,7 @@ impl ServerConnection {
         };
         if encoded.is_ok()
             && let Ok(Response::Tensors(tensors)) = result
-            && let Some(served) = self.served.get_mut(id)
+            && let Some(served) = self.served.find_mut(id)
             && let Expected::Tensors { delivering, .. } = &mut served.expected
         {
             *delivering = tensors;
@@ -99,7 +98,7 @@ impl ServerConnection {
         tensors: &[Tensor],
         memory: &mut dyn FnMut(usize) -> Option<BufferMut>,
     ) -> Result<(), Status> {
-        let Served { tag, expected, .. } = self.served.get(id).expect("the caller has found it");
+        let Served { tag, expected, .. } = self.served.find(id).expect("the caller has found it");
         expected.check(tensors)?;
         if self.has(Features::HEADS_FIRST) && suits(tensors) {
             let mut memory = |len| if self.lends { memory(len) } else { None };
@@ -115,7 +114,7 @@ impl ServerConnection {
         frame: &mut Frame,
         response: &Response,
     ) -> Result<(), Status> {
-        let Served { tag, expected, .. } = self.served.get(id).expect("the caller has found it");
+        let Served { tag, expected, .. } = self.served.find(id).expect("the caller has found it");
         match (expected, response) {
             (Expected::Message { announce }, Response::Message(body)) => {
                 let announcement = announce.then(|| self.announcement());
@@ -140,7 +139,7 @@ impl ServerConnection {
     /// Queues the one answer of a request: the frame, or why it cannot be sent.
     fn queue_answer(&mut self, id: SlotId, mut frame: Box<Frame>, encoded: Result<(), Status>) {
         if let Err(status) = encoded {
-            let served = self.served.get(id).expect("the caller has found it");
+            let served = self.served.find(id).expect("the caller has found it");
             frame.clear();
             encode::error_response(&mut frame, served.tag, &status, &self.answer_limits);
         }
@@ -152,7 +151,10 @@ impl ServerConnection {
     /// Notes that the one answer of a request is queued.
     #[inline]
     pub(super) fn answered(&mut self, id: SlotId) {
-        let served = self.served.get_mut(id).expect("its answer was just queued");
+        let served = self
+            .served
+            .find_mut(id)
+            .expect("its answer was just queued");
         served.state = State::Answered;
         self.tags.remove(&served.tag);
         self.deadlines.remove(id.slot);

@@ -2,14 +2,13 @@
 
 use std::collections::VecDeque;
 
-use grpcxx_transport::{Frame, Next, Outcome, Time};
+use grpcxx_transport::{Frame, Next, Outcome, SlotId, Time};
 
 use super::cursor::Cursor;
 use super::landings::message_in_any_case;
 use super::server::{RequestId, ServerConnection};
 use super::server_answers::Expected;
 use super::server_inbound::{Arriving, Inbound, tensors_of};
-use super::slots::SlotId;
 use super::{AtHand, COALESCE_BYTES_MAX, Landings, PeerViolation};
 use crate::wire::{
     AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_TAG, BundleReader, BundledReceive, Features, RECORD_BYTES,
@@ -215,7 +214,7 @@ impl ServerConnection {
             Ok(Response::Tensors(tensors)) if self.has(Features::BUNDLES) => tensors,
             result => return Err(result),
         };
-        let served = self.served.get(id).expect("the caller has found it");
+        let served = self.served.find(id).expect("the caller has found it");
         let Expected::Tensors {
             request: Request::RecvTensor { .. },
             ..
@@ -233,7 +232,7 @@ impl ServerConnection {
             Err(status) => return Err(Err(status)),
         };
         answers.requested.push(id);
-        let served = self.served.get_mut(id).expect("the caller has found it");
+        let served = self.served.find_mut(id).expect("the caller has found it");
         if let Expected::Tensors { delivering, .. } = &mut served.expected {
             *delivering = tensors;
         }

@@ -67,7 +67,7 @@ impl ServerConnection {
         else {
             unreachable!("the caller has looked");
         };
-        let served = self.served.get(arriving.id);
+        let served = self.served.find(arriving.id);
         if served.is_none_or(|served| served.state != State::Arriving) {
             records.fail(Status::new(
                 Code::Cancelled,

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use grpcxx_memory::{Buffer, BufferMut};
-use grpcxx_transport::{Landing, Next, Progress, Time};
+use grpcxx_transport::{Landing, Next, Progress, SlotId, Time};
 use hashbrown::hash_map::Entry;
 use smallvec::SmallVec;
 
@@ -11,7 +11,6 @@ use super::records::Records;
 use super::server::{Incoming, RequestId, Served, ServerConnection, State};
 use super::server_answers::Expected;
 use super::server_messages::refusal;
-use super::slots::SlotId;
 use super::{Landings, PeerViolation};
 use crate::wire::{BUNDLE_METHOD, CANCEL_METHOD, Features, HEADER_BYTES, RequestHeader};
 use crate::{Code, GraphCall, KeyList, Method, Reason, Request, Status, Text};
@@ -178,7 +177,7 @@ impl ServerConnection {
         let Entry::Vacant(tag) = self.tags.entry(header.tag) else {
             return Err(PeerViolation::DuplicateTag { found: header.tag });
         };
-        let id = self.served.insert(Served {
+        let id = self.served.insert_with(|| Served {
             tag: header.tag,
             expected: Expected::Message { announce: false },
             state: State::Arriving,
@@ -266,7 +265,7 @@ impl ServerConnection {
                 state: State::Arriving,
                 ..
             },
-        ) = self.served.get_mut(arriving.id)
+        ) = self.served.find_mut(arriving.id)
         {
             served.state = State::Ready;
             served.expected = expected;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{CallId, CallOptions, Code, Reason, Request, Status, TensorMeta};
-use grpcxx_transport::{Refusal, Time};
+use grpcxx_transport::{Refusal, SlotTable, Time};
 
 use crate::call::CallResult;
 use crate::command::{Cancellable, Command, NewCall, Origin, SlotId, deadline};
@@ -14,7 +14,6 @@ use crate::function::RequestWatch;
 use crate::limits;
 use crate::shard::core::{Core, Subject};
 use crate::shard::recipients::{Recipients, Room, recipient_number};
-use crate::shard::slots::Slots;
 use crate::shard::watches::Watches;
 
 /// The calls that this shard has accepted and not yet finished.
@@ -23,7 +22,7 @@ pub(super) struct Calls {
     /// Those that code on this shard put on a connection at once: nothing can happen to them elsewhere.
     pub(super) recipients: Recipients,
     /// All others.
-    slots: Slots<PendingCall>,
+    slots: SlotTable<PendingCall>,
     numbers: HashMap<u64, SlotId, RandomState>,
     /// The services in this process that have the requests.
     watches: Watches<SlotId>,
@@ -62,7 +61,7 @@ impl Calls {
     pub(super) fn new() -> Self {
         Self {
             recipients: Recipients::new(limits::CALLS_PER_SHARD),
-            slots: Slots::new(limits::CALLS_PER_SHARD),
+            slots: SlotTable::new(limits::CALLS_PER_SHARD),
             numbers: HashMap::default(),
             watches: Watches::new(),
             begun: 0,
@@ -291,7 +290,7 @@ impl<A> Core<A> {
     /// Ends all calls that are still under way, because the shard stops.
     pub(super) fn end_calls(&mut self) {
         debug_assert!(self.is_stopping());
-        let ids: Vec<SlotId> = self.calls.slots.ids().collect();
+        let ids: Vec<SlotId> = self.calls.slots.keys().collect();
         for call in ids {
             self.finish_call(call, Err(stopping()));
         }
@@ -402,14 +401,11 @@ fn no_connection() -> Status {
 }
 
 pub(super) fn token(id: SlotId) -> u64 {
-    u64::from(id.generation) << 32 | u64::from(id.slot)
+    id.raw()
 }
 
 pub(super) fn from_token(token: u64) -> SlotId {
-    SlotId {
-        slot: token as u32,
-        generation: (token >> 32) as u32,
-    }
+    SlotId::from_raw(token)
 }
 
 #[cfg(all(test, not(loom)))]

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use grpcxx_memory::Arena;
 use grpcxx_rpc::{Code, ConnectionLimits, Features, Reason, Status, TensorStore};
-use grpcxx_transport::{LinkId, Time, Transport};
+use grpcxx_transport::{LinkId, SlotTable, Time, Transport};
 
 use crate::client::{Lookups, Mailboxes};
 use crate::command::{Command, Newcomer, Parcel, Shared, SlotId};
@@ -21,7 +21,6 @@ use crate::shard::keys::KnownKeys;
 use crate::shard::links::Links;
 use crate::shard::peers::PeerLink;
 use crate::shard::servers::ServerLink;
-use crate::shard::slots::Slots;
 use crate::shard::steps::Steps;
 use crate::shard::timers::Timers;
 use crate::task::Task;
@@ -36,7 +35,7 @@ pub(crate) struct Core<A> {
     pub(super) channel_options: grpcxx_rpc::ChannelOptions,
     pub(super) arena: Arena,
     pub(super) links: Links,
-    pub(super) servers: Slots<ServerLink>,
+    pub(super) servers: SlotTable<ServerLink>,
     pub(super) peers: Vec<PeerLink>,
     /// The slots of peers by their numbers, which the client gives out one after the other.
     pub(super) peer_slots: Vec<Option<usize>>,
@@ -114,7 +113,7 @@ impl<A> Core<A> {
             channel_options: parts.channel_options,
             arena: parts.arena,
             links: Links::default(),
-            servers: Slots::new(parts.links),
+            servers: SlotTable::new(parts.links),
             peers: Vec::new(),
             peer_slots: Vec::new(),
             calls: Calls::new(),

@@ -6,7 +6,7 @@ use grpcxx_rpc::{
 };
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Migration, Next, Outcome,
-    Progress,
+    Progress, SlotTable,
 };
 
 use crate::command::SlotId;
@@ -15,7 +15,6 @@ use crate::shard::calls::Calls;
 use crate::shard::core::{Core, SharedParts};
 use crate::shard::keys::KnownKeys;
 use crate::shard::servers::ServerLink;
-use crate::shard::slots::Slots;
 use crate::shard::steps::Steps;
 
 /// Who uses which link.
@@ -209,7 +208,7 @@ pub(super) struct ArenaLandings<'a> {
 impl<'a> ArenaLandings<'a> {
     /// The landings of a shard, and its connections from peers.
     #[inline]
-    pub(super) fn of<A>(core: &'a mut Core<A>) -> (Self, &'a mut Slots<ServerLink>) {
+    pub(super) fn of<A>(core: &'a mut Core<A>) -> (Self, &'a mut SlotTable<ServerLink>) {
         let shard = (!core.is_stopping()).then_some(core.index);
         let landings = Self {
             arena: &mut core.arena,

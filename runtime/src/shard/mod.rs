@@ -16,7 +16,6 @@ mod peers;
 mod recipients;
 mod requests;
 mod servers;
-mod slots;
 mod steps;
 mod timers;
 mod watches;

@@ -181,7 +181,7 @@ impl<A> Core<A> {
 
     /// Whether all requests have an answer that its link has taken.
     pub(super) fn servers_are_idle(&self) -> bool {
-        self.servers.ids().all(|id| {
+        self.servers.keys().all(|id| {
             self.servers.find(id).is_none_or(|server| {
                 !server.is_held_back && server.connection.outstanding_requests().next().is_none()
             })
@@ -190,7 +190,7 @@ impl<A> Core<A> {
 
     #[cfg(all(test, not(loom)))]
     pub(super) fn outstanding_requests(&self) -> usize {
-        let ids = self.servers.ids();
+        let ids = self.servers.keys();
         ids.filter_map(|id| self.servers.find(id))
             .map(|server| server.connection.outstanding_requests().count())
             .sum()

@@ -5,19 +5,19 @@ use grpcxx_memory::Buffer;
 use grpcxx_rpc::{
     HeldTensor, Reason, Rendezvous, RendezvousLimits, Response, Status, StepCountdown, Tensor, Text,
 };
+use grpcxx_transport::SlotTable;
 use smallvec::SmallVec;
 
 use crate::command::{Keys, Origin, SlotId, Taken};
 use crate::shard::calls::{from_token, token};
 use crate::shard::core::Core;
-use crate::shard::slots::Slots;
 
 /// The steps whose home is this shard, and who waits in them.
 #[derive(Debug)]
 pub(super) struct Steps {
     rendezvous: Rendezvous,
     countdown: StepCountdown,
-    waiters: Slots<Waiter>,
+    waiters: SlotTable<Waiter>,
     by_origin: HashMap<Origin, SlotId, RandomState>,
 }
 
@@ -31,7 +31,7 @@ struct Waiter {
 impl Steps {
     pub(super) fn new(limits: RendezvousLimits) -> Self {
         Self {
-            waiters: Slots::new(limits.waiters),
+            waiters: SlotTable::new(limits.waiters),
             countdown: StepCountdown::new(limits.steps),
             rendezvous: Rendezvous::new(limits),
             by_origin: HashMap::default(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use grpcxx_memory::{Arena, DeviceMemory};
 use grpcxx_transport::{
-    CloseReason, Frame, LinkId, LinkTable, Next, Refusal, Refused, Time, TransportError,
+    CloseReason, Frame, LinkId, Next, Refusal, Refused, SlotTable, Time, TransportError,
 };
 
 use crate::adapter::{Adapter, Completion, Queue};
@@ -23,7 +23,7 @@ use crate::registry::{Registry, RegistryLimits};
 pub struct RdmaLinks<A: Adapter> {
     pub(crate) adapter: A,
     pub(crate) options: RdmaOptions,
-    pub(crate) links: LinkTable<Link<A>>,
+    pub(crate) links: SlotTable<Link<A>, LinkId>,
     pub(crate) registry: Registry<A>,
     pub(crate) work: VecDeque<u32>,
     pub(crate) completions: Vec<Completion>,
@@ -53,7 +53,7 @@ impl<A: Adapter> RdmaLinks<A> {
         Self {
             adapter,
             options,
-            links: LinkTable::new(),
+            links: SlotTable::unlimited(),
             registry,
             work: VecDeque::new(),
             completions: Vec::with_capacity(COMPLETIONS_MAX),
@@ -139,7 +139,7 @@ impl<A: Adapter> RdmaLinks<A> {
     /// Says that the peer is gone, as the connection beside the link has ended for this reason. What arrived
     /// before is still read; then the link closes with the same reason.
     pub fn peer_gone(&mut self, id: LinkId, reason: CloseReason) {
-        let Some(link) = self.links.find(id) else {
+        let Some(link) = self.links.find_mut(id) else {
             return;
         };
         if matches!(link.side, Side::Up) && !link.is_ended() {
@@ -154,7 +154,7 @@ impl<A: Adapter> RdmaLinks<A> {
 
     /// Reports the events of a link by this id, also its end.
     pub(crate) fn set_owner(&mut self, id: LinkId, owner: LinkId) {
-        if let Some(link) = self.links.find(id) {
+        if let Some(link) = self.links.find_mut(id) {
             link.owner = Some(owner);
         }
     }
@@ -179,7 +179,7 @@ impl<A: Adapter> RdmaLinks<A> {
     /// Whether a link takes one more frame.
     pub(crate) fn check_frame(&mut self, id: LinkId) -> Result<(), Refusal> {
         let limit = self.options.limits.queued_frames;
-        match self.links.find(id) {
+        match self.links.find_mut(id) {
             Some(link) if !link.is_open() => Err(Refusal::NotOpen),
             Some(link) if link.outbound.len() >= limit => Err(Refusal::Full),
             Some(_) => Ok(()),
@@ -189,7 +189,7 @@ impl<A: Adapter> RdmaLinks<A> {
 
     /// Queues a frame on a link that is there, also beyond the limit.
     pub(crate) fn push(&mut self, id: LinkId, frame: Box<Frame>) {
-        if let Some(link) = self.links.find(id) {
+        if let Some(link) = self.links.find_mut(id) {
             link.outbound.push(frame);
             self.frames_in_flight += 1;
             self.queue(id.slot);
@@ -198,7 +198,7 @@ impl<A: Adapter> RdmaLinks<A> {
 
     /// Lets no frame leave while it holds.
     pub(crate) fn hold(&mut self, id: LinkId, is_held: bool) {
-        if let Some(link) = self.links.find(id) {
+        if let Some(link) = self.links.find_mut(id) {
             link.is_held = is_held;
             self.queue(id.slot);
         }
@@ -206,7 +206,7 @@ impl<A: Adapter> RdmaLinks<A> {
 
     /// Ends a link at once, for this reason.
     pub(crate) fn end_link(&mut self, id: LinkId, reason: CloseReason) {
-        if let Some(link) = self.links.find(id) {
+        if let Some(link) = self.links.find_mut(id) {
             link.end(reason);
             self.queue(id.slot);
         }
@@ -216,8 +216,7 @@ impl<A: Adapter> RdmaLinks<A> {
     pub fn submit(&mut self) {
         for index in 0..self.work.len() {
             let slot = self.work[index];
-            if (self.links.at(slot as usize)).is_some_and(|(_, link)| link.outbound.has_unpacked())
-            {
+            if (self.links.at(slot)).is_some_and(|(_, link)| link.outbound.has_unpacked()) {
                 self.write(slot);
             }
         }
@@ -229,7 +228,7 @@ impl<A: Adapter> RdmaLinks<A> {
     /// As there.
     pub fn resume(&mut self, id: LinkId, next: Next) -> Result<(), Refused<Next>> {
         let refuse = |value, refusal| Err(Refused { value, refusal });
-        let Some(link) = self.links.find(id).filter(|link| link.is_open()) else {
+        let Some(link) = self.links.find_mut(id).filter(|link| link.is_open()) else {
             return refuse(next, Refusal::NotOpen);
         };
         // A read has the receiving half only while it is not paused.
@@ -246,7 +245,7 @@ impl<A: Adapter> RdmaLinks<A> {
 
     /// As [`Transport::close`](grpcxx_transport::Transport::close).
     pub fn close(&mut self, id: LinkId, flush: bool) {
-        let Some(link) = self.links.find(id) else {
+        let Some(link) = self.links.find_mut(id) else {
             return;
         };
         match link.phase {
@@ -269,7 +268,10 @@ impl<A: Adapter> RdmaLinks<A> {
 
     /// Stops the queue of a link, as a device does that fails.
     pub fn break_queue(&mut self, id: LinkId) -> bool {
-        let station = self.links.find(id).and_then(|link| link.station.as_mut());
+        let station = self
+            .links
+            .find_mut(id)
+            .and_then(|link| link.station.as_mut());
         station.map(|station| station.queue().stop()).is_some()
     }
 
@@ -333,7 +335,7 @@ impl<A: Adapter> RdmaLinks<A> {
 
     /// Puts a link on the work list.
     pub(crate) fn queue(&mut self, slot: u32) {
-        if let Some((_, link)) = self.links.at(slot as usize)
+        if let Some((_, link)) = self.links.at(slot)
             && !link.queued
         {
             link.queued = true;

@@ -15,7 +15,7 @@ impl<A: Adapter> RdmaLinks<A> {
         let mut events = 0;
         let reads_max = usize::from(self.options.reads);
         while events < EVENTS_PER_LINK {
-            let Some((_, link)) = self.links.at(slot as usize) else {
+            let Some((_, link)) = self.links.at(slot) else {
                 return events;
             };
             match link.phase {
@@ -30,7 +30,7 @@ impl<A: Adapter> RdmaLinks<A> {
                 events += delivered;
                 continue;
             }
-            let Some((id, link)) = self.links.at(slot as usize) else {
+            let Some((id, link)) = self.links.at(slot) else {
                 return events;
             };
             let id = link.reported_as(id);
@@ -122,7 +122,7 @@ impl<A: Adapter> RdmaLinks<A> {
 
     /// Shows what the oldest read has brought, if it is over. Returns the number of events.
     fn deliver_read<H>(&mut self, slot: u32, handler: &mut dyn LinkHandler<H>) -> Option<usize> {
-        let (id, link) = self.links.at(slot as usize)?;
+        let (id, link) = self.links.at(slot)?;
         let id = link.reported_as(id);
         let station = link.station.as_mut()?;
         let read = station.finished_read()?;
@@ -163,7 +163,7 @@ impl<A: Adapter> RdmaLinks<A> {
 
     /// Whether one more read may begin: one always, several within bounds.
     fn may_read(&mut self, slot: u32) -> bool {
-        let Some((_, link)) = self.links.at(slot as usize) else {
+        let Some((_, link)) = self.links.at(slot) else {
             return false;
         };
         (link.station.as_ref()).is_some_and(|station| {
@@ -175,7 +175,7 @@ impl<A: Adapter> RdmaLinks<A> {
 
     /// Begins to read the present offer to where the link wants it.
     fn begin_read(&mut self, slot: u32) {
-        let Some((_, link)) = self.links.at(slot as usize) else {
+        let Some((_, link)) = self.links.at(slot) else {
             return;
         };
         let (Some(offer), Some(station)) = (link.incoming.offer(), &mut link.station) else {

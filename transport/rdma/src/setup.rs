@@ -56,14 +56,14 @@ impl<A: Adapter> RdmaLinks<A> {
     /// A link that this side begins, without a queue yet.
     pub(crate) fn prepare(&mut self) -> Result<LinkId, TransportError> {
         self.check_room()?;
-        Ok(self.links.insert(Link::new(Phase::Preparing, None)))
+        Ok((self.links).insert_with(|| Link::new(Phase::Preparing, None)))
     }
 
     /// A link that a peer begins, whose set-up data is still on its way. It is open already.
     pub(crate) fn expect(&mut self, next: Next) -> Result<LinkId, TransportError> {
         self.check_room()?;
         let link = Link::new(Phase::Open, Some(Inbound::new(next)));
-        let id = self.links.insert(link);
+        let id = self.links.insert_with(|| link);
         self.queue(id.slot);
         Ok(id)
     }
@@ -72,7 +72,7 @@ impl<A: Adapter> RdmaLinks<A> {
     pub(crate) fn connect(&mut self, id: LinkId, blob: &[u8]) -> Result<bool, TransportError> {
         let introduction = decode(blob)?;
         let waits =
-            (self.links.find(id)).is_some_and(|link| matches!(link.phase, Phase::Preparing));
+            (self.links.find_mut(id)).is_some_and(|link| matches!(link.phase, Phase::Preparing));
         if waits {
             self.join(id, introduction, true)?;
         }
@@ -81,7 +81,7 @@ impl<A: Adapter> RdmaLinks<A> {
 
     /// Opens a link that is connected.
     pub(crate) fn open(&mut self, id: LinkId, next: Next) {
-        if let Some(link) = self.links.find(id) {
+        if let Some(link) = self.links.find_mut(id) {
             link.phase = Phase::Open;
             link.inbound = Some(Inbound::new(next));
         }
@@ -90,9 +90,7 @@ impl<A: Adapter> RdmaLinks<A> {
 
     /// Takes back a link that nobody knows of yet.
     pub(crate) fn forget(&mut self, id: LinkId) {
-        if self.links.take(id.slot as usize).is_some() {
-            self.links.free(id);
-        }
+        self.links.remove(id);
     }
 
     /// Gives a link its queue, and returns the set-up data for the peer.
@@ -127,7 +125,7 @@ impl<A: Adapter> RdmaLinks<A> {
             inline_bytes: limits.inline_bytes as usize,
         };
         let station = Station::new(queue, memory, key, layout, limits)?;
-        let Some(link) = self.links.find(id) else {
+        let Some(link) = self.links.find_mut(id) else {
             return Err(refusal("the link is gone"));
         };
         link.tag = tag;
@@ -156,7 +154,7 @@ impl<A: Adapter> RdmaLinks<A> {
     ) -> Result<(), TransportError> {
         let own = self.options.credits;
         let message_bytes = self.options.message_bytes;
-        let Some(link) = self.links.find(id) else {
+        let Some(link) = self.links.find_mut(id) else {
             return Err(refusal("the link is gone"));
         };
         let Some(station) = &mut link.station else {

@@ -46,13 +46,13 @@ impl<A: Adapter> RdmaLinks<A> {
 
     /// Does what the state of one link asks for. Returns the number of events.
     fn advance<H>(&mut self, slot: u32, handler: &mut dyn LinkHandler<H>) -> usize {
-        if let Some((_, link)) = self.links.at(slot as usize) {
+        if let Some((_, link)) = self.links.at(slot) {
             link.queued = false;
         }
         let mut events = self.read(slot, handler);
         self.write(slot);
         events += self.give_frames_back(slot, handler);
-        let Some((_, link)) = self.links.at(slot as usize) else {
+        let Some((_, link)) = self.links.at(slot) else {
             return events;
         };
         let is_acknowledged =
@@ -77,7 +77,7 @@ impl<A: Adapter> RdmaLinks<A> {
 
     /// Packs and posts what may be sent.
     pub(crate) fn write(&mut self, slot: u32) {
-        let Some((_, link)) = self.links.at(slot as usize) else {
+        let Some((_, link)) = self.links.at(slot) else {
             return;
         };
         let Some(station) = &mut link.station else {
@@ -143,7 +143,7 @@ impl<A: Adapter> RdmaLinks<A> {
 
     /// Gives back frames that have left. Returns the number of events.
     fn give_frames_back<H>(&mut self, slot: u32, handler: &mut dyn LinkHandler<H>) -> usize {
-        let Some((id, link)) = self.links.at(slot as usize) else {
+        let Some((id, link)) = self.links.at(slot) else {
             return 0;
         };
         let id = link.reported_as(id);
@@ -164,7 +164,7 @@ impl<A: Adapter> RdmaLinks<A> {
 
     /// Removes a link that has ended, and reports all that follows from it. Returns the number of events.
     fn end<H>(&mut self, slot: u32, handler: &mut dyn LinkHandler<H>) -> usize {
-        let Some((id, mut link)) = self.links.take(slot as usize) else {
+        let Some((id, mut link)) = self.links.take(slot) else {
             return 0;
         };
         let reported_as = link.reported_as(id);
@@ -220,7 +220,7 @@ impl<A: Adapter> RdmaLinks<A> {
 
     fn complete(&mut self, completion: Completion) {
         let Completion { tag, event } = completion;
-        let Some((_, link)) = self.links.at(tag.slot as usize) else {
+        let Some((_, link)) = self.links.at(tag.slot) else {
             return;
         };
         let Some(station) = link.station.as_mut().filter(|_| link.tag == tag) else {
@@ -269,7 +269,7 @@ impl<A: Adapter> RdmaLinks<A> {
     }
 
     fn granted(&mut self, slot: u32, grants: Grants) {
-        let Some((_, link)) = self.links.at(slot as usize) else {
+        let Some((_, link)) = self.links.at(slot) else {
             return;
         };
         let Some(peer) = &mut link.peer else {
@@ -300,8 +300,8 @@ impl<A: Adapter> RdmaLinks<A> {
                 Fault::Completions { what } => (None, what.to_owned()),
                 Fault::Queue { tag, what } => (Some(tag), what.to_owned()),
             };
-            for slot in 0..self.links.slot_count() as u32 {
-                if let Some((_, link)) = self.links.at(slot as usize)
+            for slot in self.links.slots() {
+                if let Some((_, link)) = self.links.at(slot)
                     && link.station.is_some()
                     && only.is_none_or(|tag| tag == link.tag)
                 {
@@ -317,7 +317,7 @@ impl<A: Adapter> RdmaLinks<A> {
         let now = self.now;
         for index in 0..self.timed.len() {
             let slot = self.timed[index];
-            let Some((_, link)) = self.links.at(slot as usize) else {
+            let Some((_, link)) = self.links.at(slot) else {
                 continue;
             };
             if step_timed(link, now, self.options.flush_timeout) {
@@ -326,7 +326,7 @@ impl<A: Adapter> RdmaLinks<A> {
         }
         let links = &mut self.links;
         self.timed.retain(|&slot| {
-            links.at(slot as usize).is_some_and(|(_, link)| {
+            links.at(slot).is_some_and(|(_, link)| {
                 matches!(link.phase, Phase::Flushing { .. } | Phase::Parting { .. })
                     || (matches!(link.side, Side::Lost { .. }) && !link.is_settled())
             })

@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use grpcxx_transport::{
-    CloseReason, Frame, Inbound, LinkHandler, LinkId, LinkTable, ListenerId, Next, Refusal,
-    Refused, Time, Transport, TransportError, links_stay,
+    CloseReason, Frame, Inbound, LinkHandler, LinkId, ListenerId, Next, Refusal, Refused,
+    SlotTable, Time, Transport, TransportError, links_stay,
 };
 use rustix::io::Errno;
 
@@ -27,9 +27,9 @@ pub struct ShmTransport {
     wakeup: WakeUp,
     listeners: Vec<(ListenerId, SocketAddr, RendezvousSocket)>,
     next_listener: u32,
-    links: LinkTable<Link>,
+    links: SlotTable<Link, LinkId>,
     /// The link that the next turn begins with, so that none starves.
-    first: usize,
+    first: u32,
 }
 
 /// An incoming connection that no shard has taken yet. Dropping it closes the connection.
@@ -57,7 +57,7 @@ impl ShmTransport {
             wakeup,
             listeners: Vec::new(),
             next_listener: 0,
-            links: LinkTable::new(),
+            links: SlotTable::unlimited(),
             first: 0,
         })
     }
@@ -69,7 +69,11 @@ impl ShmTransport {
 
     /// The UNIX socket of a link, to shut it down as the end of a process does.
     pub fn socket(&mut self, link: LinkId) -> Option<BorrowedFd<'_>> {
-        self.links.find(link)?.channel.as_ref().map(Channel::socket)
+        self.links
+            .find_mut(link)?
+            .channel
+            .as_ref()
+            .map(Channel::socket)
     }
 
     fn check_room(&self, operation: &str, peer: SocketAddr) -> Result<(), TransportError> {
@@ -86,14 +90,17 @@ impl ShmTransport {
 
     fn insert(&mut self, phase: Phase, channel: Option<Channel>) -> Result<LinkId, TransportError> {
         self.driver.counters.links += u64::from(channel.is_some());
-        let id = self.links.insert(Link { phase, channel });
-        let watched = match self.links.find(id).and_then(|link| link.channel.as_ref()) {
+        let id = self.links.insert_with(|| Link { phase, channel });
+        let watched = match self
+            .links
+            .find_mut(id)
+            .and_then(|link| link.channel.as_ref())
+        {
             Some(channel) => watch_link(&self.driver.poller, channel.socket(), id),
             None => Ok(()),
         };
         if let Err(errno) = watched {
-            self.links.take(id.slot as usize);
-            self.links.free(id);
+            self.links.remove(id);
             return Err(failure("watch a link over shared memory", errno));
         }
         Ok(id)
@@ -103,7 +110,7 @@ impl ShmTransport {
     fn listen_around(&mut self, now: Time, handler: &mut dyn LinkHandler<Accepted>) -> usize {
         self.driver.look_if_due(now);
         while let Some(id) = self.driver.heard.pop() {
-            if let Some(link) = self.links.find(id) {
+            if let Some(link) = self.links.find_mut(id) {
                 link.hear();
             }
         }
@@ -126,7 +133,7 @@ impl ShmTransport {
     }
 
     /// Does what the state of one link asks for. Returns the number of events.
-    fn advance<A>(&mut self, slot: usize, now: Time, handler: &mut dyn LinkHandler<A>) -> usize {
+    fn advance<A>(&mut self, slot: u32, now: Time, handler: &mut dyn LinkHandler<A>) -> usize {
         let Some((id, link)) = self.links.at(slot) else {
             return 0;
         };
@@ -134,11 +141,10 @@ impl ShmTransport {
         if !has_ended {
             return events;
         }
-        let Some((id, link)) = self.links.take(slot) else {
+        let Some(link) = self.links.remove(id) else {
             return events;
         };
         let (events, reason) = self.driver.finish(id, link, handler);
-        self.links.free(id);
         if self.links.is_empty() {
             self.driver.release_memory();
         }
@@ -199,7 +205,7 @@ impl Transport for ShmTransport {
 
     fn send(&mut self, link: LinkId, frame: Box<Frame>) -> Result<(), Refused<Box<Frame>>> {
         let refuse = |value, refusal| Err(Refused { value, refusal });
-        let Some(link) = self.links.find(link) else {
+        let Some(link) = self.links.find_mut(link) else {
             return refuse(frame, Refusal::NotOpen);
         };
         match self.driver.check_room(link) {
@@ -212,7 +218,7 @@ impl Transport for ShmTransport {
     }
 
     fn resume(&mut self, link: LinkId, next: Next) -> Result<(), Refused<Next>> {
-        match self.links.find(link) {
+        match self.links.find_mut(link) {
             Some(link) => link.resume(next),
             None => Err(Refused {
                 value: next,
@@ -222,14 +228,14 @@ impl Transport for ShmTransport {
     }
 
     fn close(&mut self, link: LinkId, flush: bool) {
-        if let Some(link) = self.links.find(link) {
+        if let Some(link) = self.links.find_mut(link) {
             link.close(flush);
         }
     }
 
     fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<Accepted>) -> usize {
         let mut events = self.listen_around(now, handler);
-        let count = self.links.slot_count();
+        let count = self.links.slots().end;
         for step in 0..count {
             let slot = (self.first + step) % count;
             events += self.advance(slot, now, handler);

@@ -84,12 +84,12 @@ impl<T: Park, M: Medium> Migrating<T, M> {
 
     /// The link of the base transport that a link began on, as long as that is there.
     pub fn base_link(&mut self, id: LinkId) -> Option<LinkId> {
-        self.registry.links.find(id)?.base
+        self.registry.links.find_mut(id)?.base
     }
 
     /// The medium's end of a link that has migrated.
     pub fn migrated_link(&mut self, id: LinkId) -> Option<&mut M::Link> {
-        self.registry.links.find(id)?.migrated()
+        self.registry.links.find_mut(id)?.migrated()
     }
 
     /// Whether a link waits for what only a clock will tell.
@@ -113,7 +113,7 @@ impl<T: Park, M: Medium> Migrating<T, M> {
 
     /// Lets what waits in a link go to the base transport, if it belongs there now.
     fn forward(&mut self, id: LinkId) {
-        let Some(link) = self.registry.links.find(id) else {
+        let Some(link) = self.registry.links.find_mut(id) else {
             return;
         };
         let Some(base) = link.base else {
@@ -162,13 +162,13 @@ impl<T: Park, M: Medium> Migrating<T, M> {
     /// Reports a link that is gone on both sides. Returns the number of events.
     fn report(&mut self, id: LinkId, handler: &mut dyn LinkHandler<T::Accepted>) -> usize {
         let is_gone =
-            self.registry.links.find(id).is_some_and(|link| {
+            self.registry.links.find_mut(id).is_some_and(|link| {
                 link.base.is_none() && !matches!(link.stage, Stage::Migrated(_))
             });
         if !is_gone {
             return 0;
         }
-        let Some((_, mut link)) = self.registry.links.take(id.slot as usize) else {
+        let Some(mut link) = self.registry.links.remove(id) else {
             return 0;
         };
         if let (Stage::Base(handshake), Some(medium)) = (link.stage, &mut self.medium) {
@@ -180,7 +180,6 @@ impl<T: Park, M: Medium> Migrating<T, M> {
             handler.sent(id, frame, Outcome::Lost);
             events += 1;
         }
-        self.registry.links.free(id);
         let reason = link.over.unwrap_or(CloseReason::EndOfStream);
         handler.closed(id, &reason);
         events
@@ -191,7 +190,7 @@ impl<T: Park, M: Medium> Migrating<T, M> {
         let registry = &mut self.registry;
         let mut index = 0;
         while let Some(&id) = registry.asked.get(index) {
-            if let Some(link) = registry.links.find(id)
+            if let Some(link) = registry.links.find_mut(id)
                 && let Question::Asked { since } = &mut link.question
             {
                 let since = *since.get_or_insert(registry.now);
@@ -217,7 +216,7 @@ impl<T: Park, M: Medium> Migrating<T, M> {
                 continue;
             }
             self.registry.closing.swap_remove(index);
-            if let Some(link) = self.registry.links.find(id)
+            if let Some(link) = self.registry.links.find_mut(id)
                 && let Stage::Base(_) = link.stage
             {
                 link.over.get_or_insert(CloseReason::Local);
@@ -264,7 +263,7 @@ impl<T: Park, M: Medium> Transport for Migrating<T, M> {
 
     fn send(&mut self, id: LinkId, frame: Box<Frame>) -> Result<(), Refused<Box<Frame>>> {
         let refuse = |value, refusal| Err(Refused { value, refusal });
-        let Some(link) = self.registry.links.find(id) else {
+        let Some(link) = self.registry.links.find_mut(id) else {
             return refuse(frame, Refusal::NotOpen);
         };
         if !link.is_open() {
@@ -314,7 +313,7 @@ impl<T: Park, M: Medium> Transport for Migrating<T, M> {
 
     fn resume(&mut self, id: LinkId, next: Next) -> Result<(), Refused<Next>> {
         let refuse = |value, refusal| Err(Refused { value, refusal });
-        let Some(link) = self.registry.links.find(id) else {
+        let Some(link) = self.registry.links.find_mut(id) else {
             return refuse(next, Refusal::NotOpen);
         };
         if !link.is_open() {
@@ -338,7 +337,7 @@ impl<T: Park, M: Medium> Transport for Migrating<T, M> {
     }
 
     fn close(&mut self, id: LinkId, flush: bool) {
-        let Some(link) = self.registry.links.find(id) else {
+        let Some(link) = self.registry.links.find_mut(id) else {
             return;
         };
         if !link.is_open() {
@@ -399,7 +398,7 @@ impl<T: Park, M: Medium> Transport for Migrating<T, M> {
     }
 
     fn offer(&mut self, id: LinkId) -> Option<Vec<u8>> {
-        let link = self.registry.links.find(id)?;
+        let link = self.registry.links.find_mut(id)?;
         let lower = link.base.and_then(|base| self.base.offer(base));
         let mut offer = lower.unwrap_or_default();
         if let (Some(medium), Some(handshake)) = (&mut self.medium, link.handshake()) {
@@ -410,7 +409,12 @@ impl<T: Park, M: Medium> Transport for Migrating<T, M> {
 
     fn upgrade(&mut self, id: LinkId, offer: &[u8]) {
         let (lower, offer) = M::split_offer(offer);
-        let Some(link) = self.registry.links.find(id).filter(|link| link.is_open()) else {
+        let Some(link) = self
+            .registry
+            .links
+            .find_mut(id)
+            .filter(|link| link.is_open())
+        else {
             return;
         };
         if let (Some(base), false) = (link.base, lower.is_empty()) {

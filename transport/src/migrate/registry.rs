@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 
 use super::Medium;
 use super::link::{Closing, MigratingLink, Question, Stage, broken};
-use crate::{CloseReason, Frame, LinkHandler, LinkId, LinkTable, Migration, Time};
+use crate::{CloseReason, Frame, LinkHandler, LinkId, Migration, SlotTable, Time};
 
 /// The links of a [`Migrating`](super::Migrating) transport.
 pub struct LinkRegistry<M: Medium> {
-    pub(super) links: LinkTable<MigratingLink<M>>,
+    pub(super) links: SlotTable<MigratingLink<M>, LinkId>,
     by_base: Vec<Option<LinkId>>,
     /// Links for which the base transport has something to do, or which may be gone.
     pub(super) due: VecDeque<LinkId>,
@@ -32,7 +32,7 @@ enum Note {
 impl<M: Medium> LinkRegistry<M> {
     pub(super) fn new() -> Self {
         Self {
-            links: LinkTable::new(),
+            links: SlotTable::unlimited(),
             by_base: Vec::new(),
             due: VecDeque::new(),
             notes: VecDeque::new(),
@@ -51,12 +51,12 @@ impl<M: Medium> LinkRegistry<M> {
 
     /// The link with this id, unless it is gone.
     pub fn link(&mut self, id: LinkId) -> Option<&mut MigratingLink<M>> {
-        self.links.find(id)
+        self.links.find_mut(id)
     }
 
     /// Notes that the peer of a link was asked.
     pub fn asked(&mut self, id: LinkId, handshake: M::Handshake) {
-        if let Some(link) = self.links.find(id) {
+        if let Some(link) = self.links.find_mut(id) {
             link.stage = Stage::Base(handshake);
             link.question = Question::Asked { since: None };
             self.asked.push(id);
@@ -65,7 +65,7 @@ impl<M: Medium> LinkRegistry<M> {
 
     /// Notes that a link stays where it is, and why.
     pub fn decline(&mut self, id: LinkId, reason: impl Into<String>) {
-        if let Some(link) = self.links.find(id) {
+        if let Some(link) = self.links.find_mut(id) {
             link.question = Question::None;
         }
         self.notes.push_back((id, Note::Declined(reason.into())));
@@ -79,7 +79,7 @@ impl<M: Medium> LinkRegistry<M> {
 
     /// Sends a record on the base transport, behind the frames that it has accepted.
     pub fn send_record(&mut self, id: LinkId, record: &[u8]) {
-        if let Some(link) = self.links.find(id) {
+        if let Some(link) = self.links.find_mut(id) {
             let mut frame = Box::new(Frame::new());
             frame.bytes_mut().extend_from_slice(record);
             link.record = Some(frame);
@@ -89,7 +89,7 @@ impl<M: Medium> LinkRegistry<M> {
 
     /// Lets all frames of a link go to the medium from now on, behind those that the base transport has.
     pub fn migrate(&mut self, id: LinkId, mut migrated: M::Link, medium: &mut M) {
-        let Some(link) = self.links.find(id) else {
+        let Some(link) = self.links.find_mut(id) else {
             return;
         };
         medium.hold(&mut migrated, link.base_frames > 0 || link.record.is_some());
@@ -107,14 +107,14 @@ impl<M: Medium> LinkRegistry<M> {
 
     /// Takes the peer's cut: how many bytes of the base transport its stream has before the medium's.
     pub fn cut(&mut self, id: LinkId, cut: u64, medium: &mut M) {
-        if let Some(link) = self.links.find(id) {
+        if let Some(link) = self.links.find_mut(id) {
             link.cut(cut, medium);
         }
     }
 
     /// Ends a link whose ends no longer agree.
     pub fn fail(&mut self, id: LinkId, what: &str, medium: &mut M) {
-        if let Some(link) = self.links.find(id) {
+        if let Some(link) = self.links.find_mut(id) {
             let reason = broken::<M>(what);
             link.over.get_or_insert_with(|| reason.clone());
             link.end(reason, medium);
@@ -124,7 +124,7 @@ impl<M: Medium> LinkRegistry<M> {
 
     /// Takes the medium's end off a link, which is gone for this reason.
     pub fn leave(&mut self, id: LinkId, reason: CloseReason) -> Option<M::Link> {
-        let link = self.links.find(id)?;
+        let link = self.links.find_mut(id)?;
         link.over.get_or_insert(reason);
         self.due.push_back(id);
         match std::mem::replace(&mut link.stage, Stage::Left) {
@@ -140,7 +140,7 @@ impl<M: Medium> LinkRegistry<M> {
 
     pub(super) fn insert(&mut self, base: LinkId, mut link: MigratingLink<M>) -> LinkId {
         link.base = Some(base);
-        let id = self.links.insert(link);
+        let id = self.links.insert_with(|| link);
         let slot = base.slot as usize;
         if self.by_base.len() <= slot {
             self.by_base.resize(slot + 1, None);

@@ -22,7 +22,7 @@ impl<M: Medium, A> BaseTap<'_, M, A> {
     fn show(&mut self, id: LinkId, bytes: &[u8]) -> Progress {
         self.events += 1;
         let mut progress = self.handler.received(id, bytes);
-        if let Some(link) = self.registry.links.find(id) {
+        if let Some(link) = self.registry.links.find_mut(id) {
             link.take(progress.consumed_bytes);
             progress.next = link.steer(progress.next, self.medium.as_mut());
         }
@@ -57,7 +57,7 @@ impl<M: Medium, A> BaseTap<'_, M, A> {
                 next: head(HEAD_BYTES_MAX),
             };
         };
-        let Some(link) = self.registry.links.find(id) else {
+        let Some(link) = self.registry.links.find_mut(id) else {
             return all_of(bytes, Next::Pause);
         };
         let head_bytes = link.head_bytes();
@@ -71,7 +71,7 @@ impl<M: Medium, A> BaseTap<'_, M, A> {
         if let (Some(medium), true) = (self.medium.as_mut(), is_wanted) {
             goes_on = medium.take_record(self.registry, id, record, head(head_bytes));
         }
-        if let Some(link) = self.registry.links.find(id) {
+        if let Some(link) = self.registry.links.find_mut(id) {
             link.reads_medium = matches!(link.stage, Stage::Migrated(_));
         }
         if !goes_on && !behind.is_empty() {
@@ -94,7 +94,7 @@ impl<M: Medium, A> BaseTap<'_, M, A> {
 
     /// Whether the handler has closed the link, so that it sees no bytes any more.
     fn is_quiet(&mut self, id: LinkId) -> bool {
-        let link = self.registry.links.find(id);
+        let link = self.registry.links.find_mut(id);
         link.is_none_or(|link| link.closing.is_some())
     }
 }
@@ -109,7 +109,7 @@ impl<M: Medium, A> LinkHandler<A> for BaseTap<'_, M, A> {
         let id = self.registry.of_base(base);
         self.events += 1;
         let next = self.handler.connected(id);
-        match self.registry.links.find(id) {
+        match self.registry.links.find_mut(id) {
             Some(link) => link.steer(next, self.medium.as_mut()),
             None => next,
         }
@@ -117,7 +117,7 @@ impl<M: Medium, A> LinkHandler<A> for BaseTap<'_, M, A> {
 
     fn received(&mut self, base: LinkId, bytes: &[u8]) -> Progress {
         let id = self.registry.of_base(base);
-        let Some(link) = self.registry.links.find(id) else {
+        let Some(link) = self.registry.links.find_mut(id) else {
             return all_of(bytes, Next::Pause);
         };
         if link.reads_medium {
@@ -138,7 +138,7 @@ impl<M: Medium, A> LinkHandler<A> for BaseTap<'_, M, A> {
         let id = self.registry.of_base(base);
         self.events += 1;
         let next = self.handler.landed(id, landing, outcome);
-        match self.registry.links.find(id) {
+        match self.registry.links.find_mut(id) {
             Some(link) if outcome == Outcome::Done => {
                 link.take_landing();
                 link.steer(next, self.medium.as_mut())
@@ -149,7 +149,7 @@ impl<M: Medium, A> LinkHandler<A> for BaseTap<'_, M, A> {
 
     fn sent(&mut self, base: LinkId, frame: Box<Frame>, outcome: Outcome) {
         let id = self.registry.of_base(base);
-        if let Some(link) = self.registry.links.find(id) {
+        if let Some(link) = self.registry.links.find_mut(id) {
             link.base_frames -= 1;
             if link.base_frames == 0 {
                 match (&mut link.stage, self.medium.as_mut()) {
@@ -179,7 +179,7 @@ impl<M: Medium, A> LinkHandler<A> for BaseTap<'_, M, A> {
     fn closed(&mut self, base: LinkId, reason: &CloseReason) {
         let id = self.registry.of_base(base);
         self.registry.forget_base(base);
-        let Some(link) = self.registry.links.find(id) else {
+        let Some(link) = self.registry.links.find_mut(id) else {
             return;
         };
         link.base = None;

@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::network::error;
 use super::{SimAccepted, SimNetwork};
 use crate::{
-    Frame, Inbound, LinkHandler, LinkId, LinkLimits, LinkTable, ListenerId, Next, Park, Refusal,
-    Refused, Time, Transport, TransportError, links_stay,
+    Frame, Inbound, LinkHandler, LinkId, LinkLimits, ListenerId, Next, Park, Refusal, Refused,
+    SlotTable, Time, Transport, TransportError, links_stay,
 };
 
 /// The links of one shard of a simulated host. Dropping it closes them, as the end of a process does.
@@ -21,11 +21,11 @@ pub struct SimTransport {
     host: usize,
     epoch: u32,
     limits: LinkLimits,
-    links: LinkTable<Link>,
+    links: SlotTable<Link, LinkId>,
     listeners_made: u32,
     frames_in_flight: usize,
     /// The slot where the next turn begins.
-    first_slot: usize,
+    first_slot: u32,
     staging: Vec<u8>,
 }
 
@@ -64,7 +64,7 @@ impl SimTransport {
             host,
             epoch,
             limits,
-            links: LinkTable::new(),
+            links: SlotTable::unlimited(),
             listeners_made: 0,
             frames_in_flight: 0,
             first_slot: 0,
@@ -117,7 +117,7 @@ impl SimTransport {
     }
 
     fn with_connection(&mut self, link: LinkId, act: impl FnOnce(&SimNetwork, u64, usize)) -> bool {
-        match self.links.find(link) {
+        match self.links.find_mut(link) {
             Some(link) => {
                 act(&self.network, link.connection, link.side);
                 true
@@ -184,7 +184,7 @@ impl Transport for SimTransport {
         let (key, side) = (accepted.connection, 1);
         self.network.state().claim(self.host, key)?;
         self.network.state().set_due(key, side);
-        Ok(self.links.insert(Link {
+        Ok(self.links.insert_with(|| Link {
             connection: key,
             side,
             phase: Phase::Open,
@@ -200,7 +200,7 @@ impl Transport for SimTransport {
         self.check_up(&operation)?;
         self.check_room(&operation)?;
         let connection = self.network.state().dial(self.host, peer);
-        Ok(self.links.insert(Link {
+        Ok(self.links.insert_with(|| Link {
             connection,
             side: 0,
             phase: Phase::Dialling,
@@ -212,7 +212,7 @@ impl Transport for SimTransport {
     }
 
     fn send(&mut self, link: LinkId, frame: Box<Frame>) -> Result<(), Refused<Box<Frame>>> {
-        let refusal = match self.links.find(link) {
+        let refusal = match self.links.find_mut(link) {
             Some(link) if link.phase == Phase::Open => {
                 if link.queue.len() < self.limits.queued_frames {
                     link.queue.push_back(frame);
@@ -232,7 +232,7 @@ impl Transport for SimTransport {
 
     fn resume(&mut self, link: LinkId, next: Next) -> Result<(), Refused<Next>> {
         let refuse = |value, refusal| Err(Refused { value, refusal });
-        let Some(link) = self.links.find(link) else {
+        let Some(link) = self.links.find_mut(link) else {
             return refuse(next, Refusal::NotOpen);
         };
         let inbound = match &mut link.inbound {
@@ -248,7 +248,7 @@ impl Transport for SimTransport {
     }
 
     fn close(&mut self, link: LinkId, flush: bool) {
-        let Some(link) = self.links.find(link) else {
+        let Some(link) = self.links.find_mut(link) else {
             return;
         };
         let mut state = self.network.state();
@@ -275,7 +275,7 @@ impl Transport for SimTransport {
         self.network.state().advance(now);
         let is_up = self.network.state().is_up(self.host, self.epoch);
         let mut events = self.accept_some(handler);
-        let slots = self.links.slot_count();
+        let slots = self.links.slots().end;
         for step in 0..slots {
             let slot = (self.first_slot + step) % slots;
             if events >= EVENTS_PER_TURN {
@@ -343,7 +343,7 @@ impl Drop for SimTransport {
         if !state.is_up(self.host, self.epoch) {
             return;
         }
-        for slot in 0..self.links.slot_count() {
+        for slot in self.links.slots() {
             if let Some((_, link)) = self.links.take(slot) {
                 state.leave(link.connection, link.side, true);
             }

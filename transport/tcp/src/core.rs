@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use grpcxx_transport::{
     CloseReason, Frame, LinkHandler, LinkId, ListenerId, Next, Outcome, ReadTarget, Refusal,
-    Refused, Time, TransportError,
+    Refused, SlotTable, Time, TransportError,
 };
 use rustix::net::Shutdown;
 
@@ -14,7 +14,6 @@ use crate::link::{Link, Phase};
 use crate::listener::{Accepting, Listener, STALL};
 use crate::socket::{self, Accepted};
 use crate::sys::unacknowledged_bytes;
-use crate::table::Table;
 use crate::wake::Bell;
 use crate::{TcpCounters, TcpOptions};
 
@@ -25,7 +24,7 @@ use crate::{TcpCounters, TcpOptions};
 #[derive(Debug)]
 pub(crate) struct Core<D> {
     pub(crate) options: TcpOptions,
-    pub(crate) links: Table<Link<D>>,
+    pub(crate) links: SlotTable<Link<D>, LinkId>,
     pub(crate) listeners: Vec<Listener>,
     pub(crate) work: VecDeque<u32>,
     pub(crate) counters: TcpCounters,
@@ -43,7 +42,7 @@ impl<D> Core<D> {
     pub(crate) fn new(options: TcpOptions) -> rustix::io::Result<Self> {
         Ok(Self {
             options,
-            links: Table::new(),
+            links: SlotTable::unlimited(),
             listeners: Vec::new(),
             work: VecDeque::new(),
             counters: TcpCounters::default(),
@@ -101,7 +100,7 @@ impl<D> Core<D> {
     }
 
     pub(crate) fn insert(&mut self, link: Link<D>) -> LinkId {
-        let id = self.links.insert(link);
+        let id = self.links.insert_with(|| link);
         self.queue(id.slot);
         id
     }
@@ -123,7 +122,7 @@ impl<D> Core<D> {
     ) -> Result<(), Refused<Box<Frame>>> {
         let refuse = |value, refusal| Err(Refused { value, refusal });
         let limit = self.options.limits.queued_frames;
-        match self.links.find(id) {
+        match self.links.find_mut(id) {
             Some(link) if !link.is_open() => refuse(frame, Refusal::NotOpen),
             Some(link) if link.outbound.len() >= limit => refuse(frame, Refusal::Full),
             Some(link) => {
@@ -138,7 +137,7 @@ impl<D> Core<D> {
 
     pub(crate) fn resume(&mut self, id: LinkId, next: Next) -> Result<(), Refused<Next>> {
         let refuse = |value, refusal| Err(Refused { value, refusal });
-        let Some(link) = self.links.find(id).filter(|link| link.is_open()) else {
+        let Some(link) = self.links.find_mut(id).filter(|link| link.is_open()) else {
             return refuse(next, Refusal::NotOpen);
         };
         let Some(inbound) = &mut link.inbound else {
@@ -153,7 +152,7 @@ impl<D> Core<D> {
     }
 
     pub(crate) fn close(&mut self, id: LinkId, flush: bool) {
-        let Some(link) = self.links.find(id) else {
+        let Some(link) = self.links.find_mut(id) else {
             return;
         };
         match link.phase {
@@ -170,7 +169,7 @@ impl<D> Core<D> {
 
     /// The socket of a link.
     pub(crate) fn socket(&self, id: LinkId) -> Option<BorrowedFd<'_>> {
-        self.links.look_up(id).map(|link| link.socket.as_fd())
+        self.links.find(id).map(|link| link.socket.as_fd())
     }
 
     /// Begins a turn.
@@ -269,7 +268,7 @@ impl<D> Core<D> {
         let Some((id, _)) = self.links.at(slot) else {
             return 0;
         };
-        let Some(mut link) = self.links.remove(slot) else {
+        let Some(mut link) = self.links.remove(id) else {
             return 0;
         };
         let Phase::Ended(reason) = &link.phase else {

@@ -75,11 +75,11 @@ impl EpollDriver {
         let peer = link.peer;
         let id = self.core.insert(link);
         let data = epoll::EventData::new_u64(u64::from(id.slot));
-        let Some(link) = self.core.links.find(id) else {
+        let Some(link) = self.core.links.find_mut(id) else {
             unreachable!("the link was inserted above");
         };
         if let Err(errno) = epoll::add(&self.epoll, &link.socket, data, LINK_EVENTS) {
-            self.core.links.remove(id.slot);
+            self.core.links.remove(id);
             let operation = format!("watch a connection with {peer}");
             return Err(system_error(operation, errno));
         }

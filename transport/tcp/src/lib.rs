@@ -23,7 +23,6 @@ mod outbound;
 mod socket;
 #[expect(unsafe_code, reason = "one ioctl and one socket option")]
 mod sys;
-mod table;
 mod transport;
 mod uring;
 mod wake;

@@ -57,7 +57,7 @@ impl ShmTransport {
         if self.driver.has_heard() || self.wakeup.take() {
             return false;
         }
-        for slot in 0..self.links.slot_count() {
+        for slot in self.links.slots() {
             let Some((_, link)) = self.links.at(slot) else {
                 continue;
             };
@@ -70,7 +70,7 @@ impl ShmTransport {
     }
 
     fn wake_up(&mut self) {
-        for slot in 0..self.links.slot_count() {
+        for slot in self.links.slots() {
             if let Some((_, link)) = self.links.at(slot) {
                 link.wake_up();
             }
@@ -81,7 +81,7 @@ impl ShmTransport {
     /// How long a sleep may last because of what only a clock will tell.
     fn patience(&mut self) -> Option<Duration> {
         let links = &mut self.links;
-        let is_flushing = (0..links.slot_count()).any(|slot| {
+        let is_flushing = links.slots().any(|slot| {
             let link = links.at(slot);
             link.is_some_and(|(_, link)| matches!(link.phase, Phase::Flushing { .. }))
         });

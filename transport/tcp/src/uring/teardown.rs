@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use grpcxx_transport::SlotTable;
+
 use super::UringDriver;
 use super::operation::{self, Alarm, Kind};
-use crate::table::Table;
 
 /// Cancels all operations and waits until the kernel has let go of the memory that they use. Should it not,
 /// the memory is given up for good rather than used by two.
@@ -33,7 +34,10 @@ pub(super) fn run(driver: &mut UringDriver) {
         driver.ring.operations(),
         driver.core.links.len()
     );
-    std::mem::forget(std::mem::replace(&mut driver.core.links, Table::new()));
+    std::mem::forget(std::mem::replace(
+        &mut driver.core.links,
+        SlotTable::unlimited(),
+    ));
     std::mem::forget(std::mem::replace(&mut driver.alarm, Alarm::new()));
 }
 
