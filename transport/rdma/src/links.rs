@@ -275,6 +275,13 @@ impl<A: Adapter> RdmaLinks<A> {
         station.map(|station| station.queue().stop()).is_some()
     }
 
+    /// The next link that is gone, and why; nothing else follows for it.
+    pub fn next_closed(&mut self) -> Option<(LinkId, CloseReason)> {
+        let gone = self.next_gone()?;
+        self.free(gone.id);
+        Some((gone.id, gone.reason))
+    }
+
     /// The next link that is gone; nothing else follows for it. Its id is not used again before
     /// [`RdmaLinks::free`].
     pub(crate) fn next_gone(&mut self) -> Option<Gone> {

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use grpcxx_memory::BufferMut;
 use grpcxx_rdma::{RdmaLinks, RdmaOptions, VerbsAdapter};
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Next, Outcome, Progress, Time,
+    CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Migration, Next, Outcome,
+    Progress, Time,
 };
 
 #[test]
@@ -126,6 +127,10 @@ impl LinkHandler<()> for Ours {
 
     fn closed(&mut self, _: LinkId, reason: &CloseReason) {
         self.closed = Some(reason.clone());
+    }
+
+    fn migration(&mut self, _: LinkId, _: Migration<'_>) {
+        unreachable!("the link begins on RDMA");
     }
 }
 
