@@ -101,6 +101,34 @@ fn programs_and_benches_that_pages_name_exist() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
+/// The plugin replaces defaults of the engine; its page says by which.
+#[test]
+fn the_page_of_tensorflow_gives_the_defaults_of_the_plugin() {
+    let plugin = read(Path::new("tensorflow/plugin/engine.cc"));
+    let (_, settings) = plugin
+        .split_once("kSettings[] = {")
+        .expect("the plugin has settings");
+    let (settings, _) = settings.split_once("};").expect("they end");
+    let page = read(Path::new("docs/tensorflow.md"));
+    let mut found = 0;
+    for setting in settings.lines().map(str::trim) {
+        let quoted: Vec<&str> = setting.split('"').collect();
+        let [_, name, _, value, _] = quoted[..] else {
+            continue;
+        };
+        found += 1;
+        let default = format!("| `{value}` here |");
+        let is_told = page
+            .lines()
+            .any(|row| row.contains(&format!("`{name}`")) && row.contains(&default));
+        assert!(
+            is_told,
+            "docs/tensorflow.md: {name} is {value} in the plugin"
+        );
+    }
+    assert!(found > 0, "the plugin has settings");
+}
+
 struct Page {
     path: String,
     text: String,
