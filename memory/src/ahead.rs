@@ -6,7 +6,7 @@
 /// Asks the CPU to bring `value` into its caches, and does not wait for that. Only a hint, and none where the target has no
 /// instruction for it.
 #[inline(always)]
-pub fn bring_near<T>(value: &T) {
+pub fn prefetch<T>(value: &T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

@@ -18,7 +18,7 @@
 //! its bytes.
 //!
 //! Counts of references are shared by all threads. A thread that drops many references to the same arena's or lender's
-//! memory in a row can take them off together, in a scope of [`DropTogether`].
+//! memory in a row can take them off together, in a scope of [`DropBatch`].
 //!
 //! # How an arena works
 //! Address space is reserved once and pages are committed when they are first touched. Requests up to
@@ -63,7 +63,7 @@ mod slabs;
 mod sync;
 mod together;
 
-pub use ahead::bring_near;
+pub use ahead::prefetch;
 pub use arena::{Arena, ArenaStatistics, OutOfMemory};
 pub use buffer::{Buffer, Parts};
 pub use buffer_mut::BufferMut;
@@ -71,4 +71,4 @@ pub use device::{DeviceBuffer, DeviceMemory, DmaBuf};
 pub use lease::{Leases, Lender};
 pub use options::{ARENA_BYTES_MAX, ArenaOptions, CAPACITY_BYTES_DEFAULT, MEMORY_SHARE_PERCENT};
 pub use region::{Region, RegionKind, SharedMemory};
-pub use together::DropTogether;
+pub use together::DropBatch;

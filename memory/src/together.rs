@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 /// scope that ends soon, therefore, and not to be forgotten. One inside of another has no effect.
 #[derive(Debug)]
 #[must_use = "it ends where it is dropped"]
-pub struct DropTogether {
+pub struct DropBatch {
     is_outermost: bool,
     /// It belongs to its thread.
     _thread: PhantomData<*const ()>,
@@ -48,7 +48,7 @@ loom::thread_local! {
     static DROPPED: Dropped = Dropped::new();
 }
 
-impl DropTogether {
+impl DropBatch {
     /// Begins.
     #[inline]
     pub fn begin() -> Self {
@@ -66,7 +66,7 @@ impl DropTogether {
     }
 }
 
-impl Drop for DropTogether {
+impl Drop for DropBatch {
     #[inline]
     fn drop(&mut self) {
         if self.is_outermost {
@@ -186,8 +186,8 @@ mod tests {
     fn memory_comes_home_with_the_end_or_with_other_memory() {
         let mut arena = arena(4);
         let (first, second) = (frozen(&mut arena, 4096), frozen(&mut arena, 4096));
-        let together = DropTogether::begin();
-        let inner = DropTogether::begin();
+        let together = DropBatch::begin();
+        let inner = DropBatch::begin();
         drop((first.clone(), first.slice(1..2), first));
         drop(inner);
         assert_eq!(DROPPED.with(|dropped| dropped.count.get()), 3);
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn what_was_dropped_is_nobodys_and_is_there_for_the_next() {
         let mut arena = arena(1);
-        let _together = DropTogether::begin();
+        let _together = DropBatch::begin();
         for _ in 0..3 {
             let buffer = frozen(&mut arena, 4096);
             drop(buffer.clone());
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn memory_outlives_its_arena_until_it_is_dropped() {
-        let together = DropTogether::begin();
+        let together = DropBatch::begin();
         let mut arena = arena(2);
         let (first, second) = (frozen(&mut arena, 4096), frozen(&mut arena, 64));
         drop(first.clone());
@@ -261,7 +261,7 @@ mod tests {
         let middle = lend(2, vec![last.clone(), last]);
         let first = lend(1, vec![middle]);
         let other = lend(4, Vec::new());
-        let together = DropTogether::begin();
+        let together = DropBatch::begin();
         drop(first);
         assert_eq!(*returned.lock().unwrap(), []);
         drop(other);

@@ -5,7 +5,7 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p grpcxx-memory --release --test loom`
 #![cfg(loom)]
 
-use grpcxx_memory::{Arena, ArenaOptions, BufferMut, DropTogether, Parts};
+use grpcxx_memory::{Arena, ArenaOptions, BufferMut, DropBatch, Parts};
 use loom::thread;
 
 /// One page, so that a block can only be had again once it came back.
@@ -67,7 +67,7 @@ fn references_that_wait_to_be_dropped_together_keep_the_block_until_then() {
         let shared = filled(&mut arena, PAGE_BYTES, 1).freeze();
         let part = shared.slice(8..16);
         let thread = thread::spawn(move || assert_eq!(part[..], [1; 8]));
-        let together = DropTogether::begin();
+        let together = DropBatch::begin();
         drop(shared.clone());
         drop(shared);
         drop(arena);

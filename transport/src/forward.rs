@@ -1,6 +1,7 @@
 //! Methods that transports and handlers pass on to what they wrap, written once.
 
-/// Passes methods of [`Transport`](crate::Transport) and [`Park`](crate::Park) on to the field of this name.
+/// Passes methods of [`Transport`](crate::Transport) and [`Park`](crate::Park) on to the field of
+/// this name.
 #[macro_export]
 macro_rules! forward_transport {
     ($inner:ident: $($method:ident)*) => {
@@ -131,8 +132,8 @@ macro_rules! links_stay {
     };
 }
 
-/// Passes events of a [`LinkHandler`](crate::LinkHandler) on to the field of this name; the type is that of
-/// accepted connections.
+/// Passes events of a [`LinkHandler`](crate::LinkHandler) on to the field of this name; the type is
+/// that of accepted connections.
 #[macro_export]
 macro_rules! forward_events {
     ($handler:ident<$accepted:ty>: $($event:ident)*) => {

@@ -60,9 +60,10 @@ impl Frame {
         });
     }
 
-    /// As [`Frame::attach`], with payload in memory of another device. A link lets its peer read that where it is, if
-    /// it can, and else sends the copy, which is made then unless [`DeviceBuffer::stage`] has made it before: call that
-    /// first where the device may fail, for a link that has to copy panics if it does.
+    /// As [`Frame::attach`], with payload in memory of another device. A link lets its peer read
+    /// that where it is, if it can, and else sends the copy, which is made then unless
+    /// [`DeviceBuffer::stage`] has made it before: call that first where the device may fail, for a
+    /// link that has to copy panics if it does.
     pub fn attach_device(&mut self, payload: DeviceBuffer) {
         if payload.is_empty() {
             return;
@@ -74,10 +75,12 @@ impl Frame {
         });
     }
 
-    /// Appends what `source` has from a place on, with as many bytes of its payload as are wanted: these by reference, the
-    /// rest copied. Returns where it ended, which is in payload or before it; `None` if that is the end of `source`.
+    /// Appends what `source` has from a place on, with as many bytes of its payload as are wanted:
+    /// these by reference, the rest copied. Returns where it ended, which is in payload or before
+    /// it; `None` if that is the end of `source`.
     ///
-    /// Payload is cut, unless it lies in memory of another device or `is_whole` says that it must not be.
+    /// Payload is cut, unless it lies in memory of another device or `is_whole` says that it must
+    /// not be.
     pub fn append(
         &mut self,
         source: &Self,
@@ -150,7 +153,8 @@ impl Frame {
         is_payload.then(|| self.splices[index / 2].payload.host())
     }
 
-    /// Where the payload that is the piece with this index lies in memory of another device, if it does.
+    /// Where the payload that is the piece with this index lies in memory of another device, if it
+    /// does.
     pub fn device_payload(&self, index: usize) -> Option<&DeviceBuffer> {
         match &self.splices.get(index / 2)?.payload {
             Payload::Device(payload) if index % 2 == 1 => Some(payload),

@@ -1,4 +1,5 @@
-//! Values in slots, each named by its slot and a generation, so that an old name never finds a new value.
+//! Values in slots, each named by its slot and a generation, so that an old name never finds a new
+//! value.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -28,7 +29,8 @@ pub struct SlotId {
 
 /// Values by slot and generation, up to a limit.
 ///
-/// Invariants: `free` heads a list of all vacant slots; `used` counts the others; generations are not 0.
+/// Invariants: `free` heads a list of all vacant slots; `used` counts the others; generations are
+/// not 0.
 pub struct SlotTable<T, K = SlotId> {
     entries: Vec<Entry<T>>,
     free: u32,
@@ -96,8 +98,8 @@ impl<T, K: SlotKey> SlotTable<T, K> {
         0..self.entries.len() as u32
     }
 
-    /// The slot of the next value, unless the table is full. The slot used last is used first, which is hard
-    /// on names that are out of date.
+    /// The slot of the next value, unless the table is full. The slot used last is used first,
+    /// which is hard on names that are out of date.
     #[inline]
     pub fn vacant(&mut self) -> Option<VacantSlot<'_, T, K>> {
         if self.free == NONE {
@@ -247,9 +249,9 @@ impl<T, K: SlotKey> VacantSlot<'_, T, K> {
         self.key
     }
 
-    /// Makes a value where it stays. It is inlined and the last that can fail is behind it when it does, so
-    /// that the parts of the value are not put together elsewhere first: a move waits until they are
-    /// written.
+    /// Makes a value where it stays. It is inlined and the last that can fail is behind it when it
+    /// does, so that the parts of the value are not put together elsewhere first: a move waits
+    /// until they are written.
     #[inline(always)]
     pub fn insert_with(self, make: impl FnOnce() -> T) -> K {
         // A vacant slot has nothing to drop.

@@ -1,7 +1,7 @@
 use std::hash::{BuildHasher, Hasher};
 
 use foldhash::fast::RandomState;
-use grpcxx_memory::bring_near;
+use grpcxx_memory::prefetch;
 use hashbrown::HashTable;
 
 use crate::{Tensor, Text};
@@ -223,7 +223,7 @@ impl Entries {
         let stride = held.wrapping_sub(std::mem::replace(&mut self.last_held, held));
         let soon = held.wrapping_add(stride.wrapping_mul(HELD_BEFORE_NEXT));
         if let Some(entry) = self.slots.get(soon as usize) {
-            bring_near(entry);
+            prefetch(entry);
         }
     }
 

@@ -23,7 +23,7 @@ mod watches;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use grpcxx_memory::DropTogether;
+use grpcxx_memory::DropBatch;
 use grpcxx_transport::{ListenerId, Time, Transport, TransportError};
 
 pub use self::context::ShardContext;
@@ -55,7 +55,7 @@ impl<T: Transport> Shard<T> {
 
     /// One bounded round of work. Returns how much happened.
     pub(crate) fn turn(&mut self, now: Time) -> usize {
-        let together = DropTogether::begin();
+        let together = DropBatch::begin();
         self.core.begin(now);
         let mut events = self.transport.turn(now, &mut self.core);
         // A tensor that has memory of its own has it for itself when other threads get it.

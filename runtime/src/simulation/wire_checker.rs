@@ -13,8 +13,8 @@ use grpcxx_transport::{
 use super::model::Watcher;
 use super::tensors::{ids_among, ids_in};
 
-/// A transport that looks into each frame: tells the model which tensors leave with it, and holds it against
-/// what its receiver may get.
+/// A transport that looks into each frame: tells the model which tensors leave with it, and holds
+/// it against what its receiver may get.
 #[derive(Debug)]
 pub(super) struct WireChecker<T> {
     inner: T,

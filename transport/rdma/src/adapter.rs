@@ -6,8 +6,8 @@ use grpcxx_transport::{Time, TransportError};
 
 /// One opened device, as links use it: real verbs, or a simulation of them.
 pub trait Adapter {
-    /// A reliable connection's pair of queues. Its drop destroys it: afterwards the device touches none of the
-    /// memory that was posted, and peers cannot read from here over it.
+    /// A reliable connection's pair of queues. Its drop destroys it: afterwards the device touches
+    /// none of the memory that was posted, and peers cannot read from here over it.
     type Queue: Queue;
     /// Registered memory. Its drop ends the registration.
     type Registration: Registration;
@@ -21,7 +21,8 @@ pub trait Adapter {
     /// Registers memory for reads by peers, for sends from it and for receives into it.
     ///
     /// # Errors
-    /// The system refused: lockable memory or the device's table is used up, or there is no such memory.
+    /// The system refused: lockable memory or the device's table is used up, or there is no such
+    /// memory.
     fn register(
         &self,
         start: usize,
@@ -53,8 +54,8 @@ pub trait Adapter {
     /// The next fault of the device that no completion tells.
     fn next_fault(&mut self) -> Option<Fault>;
 
-    /// Asks to be told of the next completion by [`Adapter::descriptors`]. What completed before may go untold,
-    /// so a poll must follow.
+    /// Asks to be told of the next completion by [`Adapter::descriptors`]. What completed before
+    /// may go untold, so a poll must follow.
     fn arm(&mut self);
 
     /// Descriptors that become readable with a completion after [`Adapter::arm`], and with a fault.
@@ -83,7 +84,8 @@ pub trait Queue {
     /// Posts memory for messages of the peer.
     ///
     /// # Safety
-    /// Until the request completed, or the queue is dropped, the memory stays and nothing reads or writes it.
+    /// Until the request completed, or the queue is dropped, the memory stays and nothing reads or
+    /// writes it.
     ///
     /// # Errors
     /// The device refuses; some of the requests may have been posted.
@@ -92,8 +94,9 @@ pub trait Queue {
     /// Posts requests, with one doorbell.
     ///
     /// # Safety
-    /// Until a request completed (or a later signalled one did), or the queue is dropped, memory that it sends
-    /// from stays and is not written, memory that it reads into stays and is neither read nor written.
+    /// Until a request completed (or a later signalled one did), or the queue is dropped, memory
+    /// that it sends from stays and is not written, memory that it reads into stays and is neither
+    /// read nor written.
     ///
     /// # Errors
     /// The device refuses; some of the requests may have been posted.
@@ -114,7 +117,8 @@ pub struct AdapterLimits {
     pub inline_bytes: u32,
     /// Most bytes of one message or read.
     pub message_bytes: u32,
-    /// Whether CPUs of this machine do the device's work, so that a thread which spins keeps it from it.
+    /// Whether CPUs of this machine do the device's work, so that a thread which spins keeps it
+    /// from it.
     pub is_software: bool,
 }
 
@@ -191,7 +195,8 @@ pub enum Work {
         /// The device copies the bytes while the request is posted.
         inline: bool,
     },
-    /// A write of no bytes, which uses up one posted receive at the peer and shows these 32 bits there.
+    /// A write of no bytes, which uses up one posted receive at the peer and shows these 32 bits
+    /// there.
     Immediate(u32),
     /// A read from the peer's memory.
     Read {

@@ -1,7 +1,8 @@
 use crate::adapter::Endpoint;
 use crate::credits::CreditLimits;
 
-/// What one side of a link tells the other before there is a link: where its queue is and what it posts.
+/// What one side of a link tells the other before there is a link: where its queue is and what it
+/// posts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Introduction {
     pub(crate) endpoint: Endpoint,

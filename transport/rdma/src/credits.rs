@@ -2,10 +2,11 @@ use crate::wire::{Grants, Malformed};
 
 /// Who may send how much on one link, so that a message always finds memory posted for it.
 ///
-/// There are two purses. Messages carry the stream and are taken when its reader wants them; immediates carry
-/// grants only and are taken at once. So a reader who pauses stops the stream towards it and nothing else. The
-/// last credit for an immediate is kept for one that gives back at least half of the peer's, which ends every
-/// wait: whoever is out of immediates has given that much, or will be given it.
+/// There are two purses. Messages carry the stream and are taken when its reader wants them;
+/// immediates carry grants only and are taken at once. So a reader who pauses stops the stream
+/// towards it and nothing else. The last credit for an immediate is kept for one that gives back at
+/// least half of the peer's, which ends every wait: whoever is out of immediates has given that
+/// much, or will be given it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Credits {
     limits: CreditLimits,
@@ -53,7 +54,8 @@ impl Credits {
         self.take_owed()
     }
 
-    /// Pays for an immediate, if one is due and allowed, and returns what it shall carry. So many releases are worth one.
+    /// Pays for an immediate, if one is due and allowed, and returns what it shall carry. So many
+    /// releases are worth one.
     pub(crate) fn spend_immediate(&mut self, releases_min: u16) -> Option<Grants> {
         let gives_back_half = self.owed.immediates >= self.limits.immediates.div_ceil(2);
         let is_due = self.greets
@@ -69,7 +71,8 @@ impl Credits {
         Some(self.take_owed())
     }
 
-    /// As [`Credits::spend_immediate`], for the last word on a link: nobody waits for what it keeps.
+    /// As [`Credits::spend_immediate`], for the last word on a link: nobody waits for what it
+    /// keeps.
     pub(crate) fn spend_last(&mut self) -> Option<Grants> {
         if self.owed.releases == 0 || self.immediates_left == 0 {
             return None;

@@ -8,8 +8,8 @@ use crate::adapter::{Adapter, QueueTag};
 use crate::credits::{CreditLimits, Credits};
 use crate::incoming::Incoming;
 use crate::outbound::Outbound;
+use crate::queue_context::QueueContext;
 use crate::registry::Lease;
-use crate::station::Station;
 use crate::wire::{HEADER_BYTES, Malformed};
 
 /// One RDMA link.
@@ -17,10 +17,11 @@ pub(crate) struct Link<A: Adapter> {
     pub(crate) phase: Phase,
     pub(crate) tag: QueueTag,
     /// There once this side's queue exists.
-    pub(crate) station: Option<Station<A::Queue>>,
+    pub(crate) context: Option<QueueContext<A::Queue>>,
     /// There once the link is established, but for the time of a read, which holds it.
     pub(crate) inbound: Option<Inbound>,
-    /// `inbound` is new or its pause has ended: it must be offered bytes, or the news that there are none.
+    /// `inbound` is new or its pause has ended: it must be offered bytes, or the news that there
+    /// are none.
     pub(crate) resumed: bool,
     pub(crate) incoming: Incoming,
     pub(crate) outbound: Outbound<Lease>,
@@ -100,7 +101,7 @@ impl<A: Adapter> Link<A> {
                 slot: 0,
                 generation: 0,
             },
-            station: None,
+            context: None,
             inbound,
             resumed: true,
             incoming: Incoming::new(HEADER_BYTES),
@@ -146,7 +147,7 @@ impl<A: Adapter> Link<A> {
 
     /// Whether payload is being read.
     pub(crate) fn is_reading(&self) -> bool {
-        (self.station.as_ref()).is_some_and(|station| station.reading_count() > 0)
+        (self.context.as_ref()).is_some_and(|context| context.reading_count() > 0)
     }
 
     /// Ends the link, unless that has happened already.
@@ -156,7 +157,8 @@ impl<A: Adapter> Link<A> {
         }
     }
 
-    /// Ends the link because of its queue. The connection beside it knows better, if that has ended.
+    /// Ends the link because of its queue. The connection beside it knows better, if that has
+    /// ended.
     pub(crate) fn fail(&mut self, operation: &str, message: impl Into<String>) {
         self.fail_with(TransportError {
             operation: operation.to_owned(),

@@ -268,11 +268,11 @@ impl<A: Adapter> RdmaLinks<A> {
 
     /// Stops the queue of a link, as a device does that fails.
     pub fn break_queue(&mut self, id: LinkId) -> bool {
-        let station = self
+        let context = self
             .links
             .find_mut(id)
-            .and_then(|link| link.station.as_mut());
-        station.map(|station| station.queue().stop()).is_some()
+            .and_then(|link| link.context.as_mut());
+        context.map(|context| context.queue().stop()).is_some()
     }
 
     /// The next link that is gone, and why; nothing else follows for it.

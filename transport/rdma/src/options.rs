@@ -12,8 +12,8 @@ pub struct RdmaOptions {
     pub device: Option<String>,
     /// Which port; the first active one if `None`.
     pub port: Option<u8>,
-    /// Which entry of the port's table of global identifiers; if `None` the first of RoCE version 2 with an
-    /// IPv4 address, else the first of version 2, else the first.
+    /// Which entry of the port's table of global identifiers; if `None` the first of RoCE version 2
+    /// with an IPv4 address, else the first of version 2, else the first.
     pub gid_index: Option<u8>,
     /// Bounds of each link and of their number.
     pub limits: LinkLimits,
@@ -21,7 +21,8 @@ pub struct RdmaOptions {
     pub credits: CreditLimits,
     /// Length of a message: small frames are put together up to it.
     pub message_bytes: usize,
-    /// Payload of this length and more is announced and read by the peer; shorter is copied into messages.
+    /// Payload of this length and more is announced and read by the peer; shorter is copied into
+    /// messages.
     pub offer_bytes_min: usize,
     /// Payload is read in requests of this length.
     pub chunk_bytes: usize,
@@ -35,7 +36,8 @@ pub struct RdmaOptions {
     pub foreign_bytes: usize,
     /// Most foreign tensors that are registered at a time.
     pub foreign_entries: usize,
-    /// How long the device waits for an answer of the peer: 4.096 us times two to the power of this.
+    /// How long the device waits for an answer of the peer: 4.096 us times two to the power of
+    /// this.
     pub timeout: u8,
     /// How often the device asks again before it gives the link up.
     pub retries: u8,

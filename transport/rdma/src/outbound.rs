@@ -6,9 +6,9 @@ use crate::wire::{Malformed, MessageWriter, Offer};
 
 /// Frames on their way out of one link: packed into messages, or offered to be read.
 ///
-/// Small pieces are copied into messages, as many of them together as fit. A piece that is large enough, and
-/// whose memory the device knows, is offered; its frame comes back when the peer has read it. Frames come back
-/// in order.
+/// Small pieces are copied into messages, as many of them together as fit. A piece that is large
+/// enough, and whose memory the device knows, is offered; its frame comes back when the peer has
+/// read it. Frames come back in order.
 #[derive(Debug)]
 pub(crate) struct Outbound<L> {
     frames: VecDeque<Queued>,
@@ -16,7 +16,8 @@ pub(crate) struct Outbound<L> {
     packing: usize,
     segment: usize,
     offset_bytes: usize,
-    /// Offers that the peer has not released, oldest first, with what keeps their memory registered.
+    /// Offers that the peer has not released, oldest first, with what keeps their memory
+    /// registered.
     offers: VecDeque<L>,
     /// Frames that came back, so that an offer's frame is found.
     popped: u64,
@@ -95,9 +96,9 @@ impl<L> Outbound<L> {
         self.end == End::Packed && self.frames.is_empty()
     }
 
-    /// Packs as much as fits into one message. Pieces of at least `offer_bytes_min` go to `lend`, which says
-    /// whether the device can lend them to the peer; `None` means a copy. Says whether anything was packed,
-    /// and stops where too many offers are open.
+    /// Packs as much as fits into one message. Pieces of at least `offer_bytes_min` go to `lend`,
+    /// which says whether the device can lend them to the peer; `None` means a copy. Says whether
+    /// anything was packed, and stops where too many offers are open.
     pub(crate) fn pack(
         &mut self,
         writer: &mut MessageWriter<'_>,
@@ -159,7 +160,8 @@ impl<L> Outbound<L> {
         packed
     }
 
-    /// Takes the peer's word that the oldest `count` offers were read; each lease goes to `give_back`.
+    /// Takes the peer's word that the oldest `count` offers were read; each lease goes to
+    /// `give_back`.
     ///
     /// # Errors
     /// There are not so many.
@@ -202,8 +204,8 @@ impl<L> Outbound<L> {
         self.offers.drain(..)
     }
 
-    /// The next frame of a link that is over and whose leases were taken, and whether it has left: the peer knows of
-    /// all its pieces then, and may have read them without a word.
+    /// The next frame of a link that is over and whose leases were taken, and whether it has left:
+    /// the peer knows of all its pieces then, and may have read them without a word.
     pub(crate) fn pop_lost(&mut self) -> Option<(Box<Frame>, bool)> {
         debug_assert!(self.offers.is_empty(), "offers end before their frames");
         let has_left = self.packing > 0;

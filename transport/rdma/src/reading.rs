@@ -5,12 +5,13 @@ use grpcxx_transport::{CloseReason, LinkHandler, Outcome, ReadTarget};
 use crate::adapter::Adapter;
 use crate::link::{Link, Phase};
 use crate::links::RdmaLinks;
-use crate::station::Target;
+use crate::queue_context::Target;
 use crate::turn::EVENTS_PER_LINK;
 use crate::wire::{Element, HEADER_BYTES, element_at};
 
 impl<A: Adapter> RdmaLinks<A> {
-    /// Shows what arrived, as far as the link's orders and the turn allow. Returns the number of events.
+    /// Shows what arrived, as far as the link's orders and the turn allow. Returns the number of
+    /// events.
     pub(crate) fn read<H>(&mut self, slot: u32, handler: &mut dyn LinkHandler<H>) -> usize {
         let mut events = 0;
         let reads_max = usize::from(self.options.reads);
@@ -43,7 +44,8 @@ impl<A: Adapter> RdmaLinks<A> {
             let Some(inbound) = &mut link.inbound else {
                 return events;
             };
-            // Landings come back in order, so one that has its bytes waits until those before it are read.
+            // Landings come back in order, so one that has its bytes waits until those before it
+            // are read.
             link.resumed |= inbound.set_behind(is_reading);
             let is_behind = is_reading && inbound.has_landing();
             if !is_behind && std::mem::take(&mut link.resumed) {
@@ -63,19 +65,19 @@ impl<A: Adapter> RdmaLinks<A> {
                 self.begin_read(slot);
                 continue;
             }
-            let (Some(message), Some(station)) = (link.incoming.front(), &mut link.station) else {
+            let (Some(message), Some(context)) = (link.incoming.front(), &mut link.context) else {
                 if link.is_settled() {
                     link.end_as_side();
                 }
                 return events;
             };
-            let bytes = station.message(message.index, message.len_bytes);
+            let bytes = context.message(message.index, message.len_bytes);
             match element_at(bytes, link.incoming.at) {
                 Ok(Some((element, next))) => {
                     let mut behind = None;
                     let waits = match element {
                         Element::Bytes(bytes) if is_behind => {
-                            if station.reading_count() < reads_max {
+                            if context.reading_count() < reads_max {
                                 behind = inbound.take_landing(bytes.len() as u64);
                             }
                             behind.is_none()
@@ -95,7 +97,7 @@ impl<A: Adapter> RdmaLinks<A> {
                             }
                             events += inbound.offer(id, bytes, handler);
                             if let Some(landing) = behind {
-                                station.hold_back(landing);
+                                context.hold_back(landing);
                                 link.targets.push_back(None);
                             }
                         }
@@ -108,7 +110,7 @@ impl<A: Adapter> RdmaLinks<A> {
                 }
                 Ok(None) => {
                     link.incoming.pop(HEADER_BYTES);
-                    station.repost(message.index);
+                    context.repost(message.index);
                     if let Some(peer) = &mut link.peer {
                         peer.credits.message_taken();
                     }
@@ -124,8 +126,8 @@ impl<A: Adapter> RdmaLinks<A> {
     fn deliver_read<H>(&mut self, slot: u32, handler: &mut dyn LinkHandler<H>) -> Option<usize> {
         let (id, link) = self.links.at(slot)?;
         let id = link.reported_as(id);
-        let station = link.station.as_mut()?;
-        let read = station.finished_read()?;
+        let context = link.context.as_mut()?;
+        let read = context.finished_read()?;
         link.targets.pop_front();
         link.unreleased_bytes += read.len_bytes;
         if read.ends_offer
@@ -153,7 +155,7 @@ impl<A: Adapter> RdmaLinks<A> {
             }
             Target::Staging(mut inbound) => {
                 inbound.set_behind(false);
-                let events = inbound.offer(id, station.staged(len_bytes), handler);
+                let events = inbound.offer(id, context.staged(len_bytes), handler);
                 (inbound, events)
             }
         };
@@ -166,10 +168,10 @@ impl<A: Adapter> RdmaLinks<A> {
         let Some((_, link)) = self.links.at(slot) else {
             return false;
         };
-        (link.station.as_ref()).is_some_and(|station| {
-            station.reading_count() == 0
-                || (station.reading_count() < usize::from(self.options.reads)
-                    && station.reading_bytes() < READING_BYTES_MAX)
+        (link.context.as_ref()).is_some_and(|context| {
+            context.reading_count() == 0
+                || (context.reading_count() < usize::from(self.options.reads)
+                    && context.reading_bytes() < READING_BYTES_MAX)
         })
     }
 
@@ -178,7 +180,7 @@ impl<A: Adapter> RdmaLinks<A> {
         let Some((_, link)) = self.links.at(slot) else {
             return;
         };
-        let (Some(offer), Some(station)) = (link.incoming.offer(), &mut link.station) else {
+        let (Some(offer), Some(context)) = (link.incoming.offer(), &mut link.context) else {
             return;
         };
         let Some(mut inbound) = link.inbound.take() else {
@@ -198,22 +200,23 @@ impl<A: Adapter> RdmaLinks<A> {
                     }
                     None => Target::Inbound(inbound),
                 };
-                self.counters.reads_beside += u64::from(station.reading_count() > 0);
+                self.counters.reads_beside += u64::from(context.reading_count() > 0);
                 let chunk_bytes = self.options.chunk_bytes;
-                station.read_direct(into, offer, len_bytes, target.key, chunk_bytes);
+                context.read_direct(into, offer, len_bytes, target.key, chunk_bytes);
                 return;
             }
         }
         link.targets.push_back(None);
-        let len_bytes = station.read_staged(inbound, offer);
+        let len_bytes = context.read_staged(inbound, offer);
         link.incoming.advance(len_bytes);
     }
 }
 
-/// Drops what arrives on a link that is closing, and ends it if the peer closes too: then it reads no more.
+/// Drops what arrives on a link that is closing, and ends it if the peer closes too: then it reads
+/// no more.
 fn drop_messages<A: Adapter>(link: &mut Link<A>) {
-    while let (Some(message), Some(station)) = (link.incoming.front(), &mut link.station) {
-        let bytes = station.message(message.index, message.len_bytes);
+    while let (Some(message), Some(context)) = (link.incoming.front(), &mut link.context) {
+        let bytes = context.message(message.index, message.len_bytes);
         let mut at = link.incoming.at;
         let mut is_end = false;
         while let Ok(Some((element, next))) = element_at(bytes, at) {
@@ -221,12 +224,13 @@ fn drop_messages<A: Adapter>(link: &mut Link<A>) {
             at = next;
         }
         link.incoming.pop(HEADER_BYTES);
-        station.repost(message.index);
+        context.repost(message.index);
         if is_end {
             return link.end(CloseReason::Local);
         }
     }
 }
 
-/// Payload of one link whose reads have begun: enough to keep a device busy while the next pieces are ordered.
+/// Payload of one link whose reads have begun: enough to keep a device busy while the next pieces
+/// are ordered.
 const READING_BYTES_MAX: usize = 4 << 20;

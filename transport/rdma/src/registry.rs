@@ -8,11 +8,12 @@ use grpcxx_transport::{Time, TransportError};
 use crate::adapter::{Adapter, Registration};
 use crate::outbound::Lent;
 
-/// What memory the device knows: arenas for good, the memory of links, and foreign tensors for a while.
+/// What memory the device knows: arenas for good, the memory of links, and foreign tensors for a
+/// while.
 ///
-/// A foreign tensor stays registered for [`LINGER`] after its last use, so that one that is sent to many peers
-/// is registered once. Until then its memory is kept, for a registration of memory that was freed and mapped
-/// again would silently read what was there before.
+/// A foreign tensor stays registered for [`LINGER`] after its last use, so that one that is sent to
+/// many peers is registered once. Until then its memory is kept, for a registration of memory that
+/// was freed and mapped again would silently read what was there before.
 pub(crate) struct Registry<A: Adapter> {
     arenas: Vec<Known<A>>,
     /// Memory of other devices, which is read by peers only.
@@ -103,7 +104,8 @@ impl<A: Adapter> Registry<A> {
         }
     }
 
-    /// Registers an arena, or as much from its start as the system allows. Returns how much that is.
+    /// Registers an arena, or as much from its start as the system allows. Returns how much that
+    /// is.
     pub(crate) fn add_arena(&mut self, adapter: &A, region: Region, anchor: BufferMut) -> usize {
         let left =
             (self.limits.arena_bytes).saturating_sub(self.counters.registered_arena_bytes as usize);
@@ -231,7 +233,8 @@ impl<A: Adapter> Registry<A> {
         self.register_foreign(adapter, buffer, now)
     }
 
-    /// The key of device memory that the RDMA device reads by itself. Other device memory goes by its copy on the host.
+    /// The key of device memory that the RDMA device reads by itself. Other device memory goes by
+    /// its copy on the host.
     pub(crate) fn lend_device(&self, buffer: &DeviceBuffer) -> Option<Lent<Lease>> {
         let known = self.devices.iter().find(|known| {
             let region = known.memory.region();
@@ -244,7 +247,8 @@ impl<A: Adapter> Registry<A> {
         })
     }
 
-    /// Ends the registrations of foreign memory that `part` lies in, though peers may be reading it. Returns how many.
+    /// Ends the registrations of foreign memory that `part` lies in, though peers may be reading
+    /// it. Returns how many.
     pub(crate) fn revoke(&mut self, part: &[u8]) -> usize {
         let (start, len_bytes) = (part.as_ptr().addr(), part.len());
         let entries = self.foreign.iter_mut().flatten();

@@ -1,4 +1,5 @@
-//! How links are set up: each end makes a queue, and connects it to that of which the peer's blob tells.
+//! How links are set up: each end makes a queue, and connects it to that of which the peer's blob
+//! tells.
 
 use grpcxx_transport::{Inbound, LinkId, Next, TransportError};
 
@@ -7,7 +8,7 @@ use crate::blob::{Blob, Introduction};
 use crate::credits::Credits;
 use crate::link::{Link, Peer, Phase};
 use crate::links::RdmaLinks;
-use crate::station::{Layout, Station, StationLimits};
+use crate::queue_context::{Layout, QueueContext, QueueContextLimits};
 
 impl<A: Adapter> RdmaLinks<A> {
     /// Begins a link and returns its id with the set-up data for the peer.
@@ -43,8 +44,8 @@ impl<A: Adapter> RdmaLinks<A> {
     /// Completes a link with the peer's answer; it is open then.
     ///
     /// # Errors
-    /// The blob is none, the device refuses the peer's address, or the link does not wait for it. The caller
-    /// should close the link.
+    /// The blob is none, the device refuses the peer's address, or the link does not wait for it.
+    /// The caller should close the link.
     pub fn finish(&mut self, id: LinkId, blob: &[u8], next: Next) -> Result<(), TransportError> {
         if !self.connect(id, blob)? {
             return Err(refusal("the link does not wait for an answer"));
@@ -68,7 +69,8 @@ impl<A: Adapter> RdmaLinks<A> {
         Ok(id)
     }
 
-    /// Connects a link that this side began to the peer's queue. False if the link does not wait for that.
+    /// Connects a link that this side began to the peer's queue. False if the link does not wait
+    /// for that.
     pub(crate) fn connect(&mut self, id: LinkId, blob: &[u8]) -> Result<bool, TransportError> {
         let introduction = decode(blob)?;
         let waits =
@@ -119,17 +121,17 @@ impl<A: Adapter> RdmaLinks<A> {
         };
         let queue = self.adapter.open_queue(tag, depth)?;
         let endpoint = queue.endpoint();
-        let limits = StationLimits {
+        let limits = QueueContextLimits {
             requests,
             reads: usize::from(reads),
             inline_bytes: limits.inline_bytes as usize,
         };
-        let station = Station::new(queue, memory, key, layout, limits)?;
+        let context = QueueContext::new(queue, memory, key, layout, limits)?;
         let Some(link) = self.links.find_mut(id) else {
             return Err(refusal("the link is gone"));
         };
         link.tag = tag;
-        link.station = Some(station);
+        link.context = Some(context);
         let introduction = Introduction {
             endpoint,
             credits,
@@ -157,11 +159,11 @@ impl<A: Adapter> RdmaLinks<A> {
         let Some(link) = self.links.find_mut(id) else {
             return Err(refusal("the link is gone"));
         };
-        let Some(station) = &mut link.station else {
+        let Some(context) = &mut link.context else {
             return Err(refusal("the link has no queue"));
         };
-        station.queue().connect(&introduction.endpoint)?;
-        station.set_reads_max(usize::from(introduction.endpoint.reads));
+        context.queue().connect(&introduction.endpoint)?;
+        context.set_reads_max(usize::from(introduction.endpoint.reads));
         link.peer = Some(Peer {
             credits: Credits::new(own, introduction.credits, begins),
             limits: introduction.credits,

@@ -1,8 +1,10 @@
-//! A device in software, inside of one thread: what real verbs do to links, with faults, and without hardware.
+//! A device in software, inside of one thread: what real verbs do to links, with faults, and
+//! without hardware.
 //!
-//! A [`SimFabric`] joins any number of [`SimAdapter`]s. Requests take time by the clock that polls hand in,
-//! succeed in order, and touch memory when a device would: sends and reads copy when they are carried out, not
-//! when they are posted. Memory that is not registered, or not any more, is refused.
+//! A [`SimFabric`] joins any number of [`SimAdapter`]s. Requests take time by the clock that polls
+//! hand in, succeed in order, and touch memory when a device would: sends and reads copy when they
+//! are carried out, not when they are posted. Memory that is not registered, or not any more, is
+//! refused.
 
 use std::cell::{RefCell, RefMut};
 use std::collections::{BTreeMap, VecDeque};
@@ -117,8 +119,8 @@ impl SimFabric {
         }
     }
 
-    /// The earliest time at which a poll has something to do, if nothing is posted until then. Faults are looked for
-    /// from time to time, so they have none.
+    /// The earliest time at which a poll has something to do, if nothing is posted until then.
+    /// Faults are looked for from time to time, so they have none.
     pub fn next_event_at(&self) -> Option<Time> {
         let state = self.state();
         if (state.adapters.iter()).any(|device| !device.completions.is_empty()) {
@@ -174,7 +176,8 @@ impl SimAdapter {
             .push_back(Fault::Device("the device was removed".to_owned()));
     }
 
-    /// Lets peers read none of this device's memory any more, as if it had been registered no longer.
+    /// Lets peers read none of this device's memory any more, as if it had been registered no
+    /// longer.
     pub fn revoke_all(&mut self) {
         let mut state = self.fabric.state();
         let index = self.index;
@@ -372,7 +375,7 @@ impl Pair {
 fn copy(from: usize, to: usize, len_bytes: u32) {
     let from = std::ptr::with_exposed_provenance::<u8>(from);
     let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
-    // SAFETY: both places are registered or belong to a posted request, so whoever posted it keeps the memory,
-    // does not write what is read, and neither reads nor writes what is written.
+    // SAFETY: both places are registered or belong to a posted request, so whoever posted it keeps
+    // the memory, does not write what is read, and neither reads nor writes what is written.
     unsafe { std::ptr::copy(from, to, len_bytes as usize) };
 }

@@ -8,12 +8,12 @@ use crate::adapter::{Adapter, Completion, CompletionEvent, Fault, RequestFailure
 use crate::incoming::Message;
 use crate::link::{Gone, Link, Phase, Side};
 use crate::links::RdmaLinks;
-use crate::station::Target;
+use crate::queue_context::Target;
 use crate::wire::{Grants, Malformed, MessageWriter, grants_of};
 
 impl<A: Adapter> RdmaLinks<A> {
-    /// Does a bounded amount of work and reports what happened, but for the ends of links. Returns the number
-    /// of events.
+    /// Does a bounded amount of work and reports what happened, but for the ends of links. Returns
+    /// the number of events.
     pub fn turn<H>(&mut self, now: Time, handler: &mut dyn LinkHandler<H>) -> usize {
         self.now = now;
         if !self.timed.is_empty() {
@@ -31,7 +31,8 @@ impl<A: Adapter> RdmaLinks<A> {
         self.work(events, handler)
     }
 
-    /// Takes the work list off once, until that brings `events` to [`EVENTS_ENOUGH`]. Returns the new number.
+    /// Takes the work list off once, until that brings `events` to [`EVENTS_ENOUGH`]. Returns the
+    /// new number.
     fn work<H>(&mut self, mut events: usize, handler: &mut dyn LinkHandler<H>) -> usize {
         for _ in 0..self.work.len() {
             if events >= EVENTS_ENOUGH {
@@ -56,7 +57,7 @@ impl<A: Adapter> RdmaLinks<A> {
             return events;
         };
         let is_acknowledged =
-            (link.station.as_ref()).is_none_or(|station| station.is_acknowledged());
+            (link.context.as_ref()).is_none_or(|context| context.is_acknowledged());
         match link.phase {
             Phase::Flushing { .. } if is_acknowledged && link.outbound.is_flushed() => {
                 link.end(CloseReason::Local);
@@ -80,13 +81,13 @@ impl<A: Adapter> RdmaLinks<A> {
         let Some((_, link)) = self.links.at(slot) else {
             return;
         };
-        let Some(station) = &mut link.station else {
+        let Some(context) = &mut link.context else {
             return;
         };
         let sends = matches!(link.phase, Phase::Open | Phase::Flushing { .. });
         if let Some(peer) = link.peer.as_mut().filter(|peer| sends && peer.is_up) {
             while !link.is_held && link.outbound.has_unpacked() && peer.credits.has_message() {
-                let Some(memory) = station.slot() else {
+                let Some(memory) = context.slot() else {
                     break;
                 };
                 let mut writer = MessageWriter::new(&mut memory[..peer.message_bytes]);
@@ -109,7 +110,7 @@ impl<A: Adapter> RdmaLinks<A> {
                     link.unreleased_bytes = 0;
                     let is_last = !link.outbound.has_unpacked()
                         && matches!(link.phase, Phase::Flushing { .. });
-                    station.send(len_bytes, is_last);
+                    context.send(len_bytes, is_last);
                     self.counters.messages_sent += 1;
                     self.counters.eager_bytes += len_bytes as u64;
                 }
@@ -118,24 +119,24 @@ impl<A: Adapter> RdmaLinks<A> {
                 }
             }
             // While more is read, the peer can wait for its memory a little.
-            let is_worth = link.unreleased_bytes >= RELEASE_BYTES || station.reading_count() == 0;
+            let is_worth = link.unreleased_bytes >= RELEASE_BYTES || context.reading_count() == 0;
             let releases_min = if is_worth { 1 } else { RELEASES_PER_GRANT };
-            if station.has_room()
+            if context.has_room()
                 && let Some(grants) = peer.credits.spend_immediate(releases_min)
             {
                 link.unreleased_bytes = 0;
-                station.send_immediate(grants.to_bits(), false);
+                context.send_immediate(grants.to_bits(), false);
                 self.counters.immediates_sent += 1;
             }
         }
         if matches!(link.phase, Phase::Parting { .. })
-            && station.has_room()
+            && context.has_room()
             && let Some(grants) = (link.peer.as_mut()).and_then(|peer| peer.credits.spend_last())
         {
-            station.send_immediate(grants.to_bits(), true);
+            context.send_immediate(grants.to_bits(), true);
             self.counters.immediates_sent += 1;
         }
-        if let Err(error) = station.flush() {
+        if let Err(error) = context.flush() {
             link.fail_with(error);
             self.counters.failures += 1;
         }
@@ -162,15 +163,17 @@ impl<A: Adapter> RdmaLinks<A> {
         events
     }
 
-    /// Removes a link that has ended, and reports all that follows from it. Returns the number of events.
+    /// Removes a link that has ended, and reports all that follows from it. Returns the number of
+    /// events.
     fn end<H>(&mut self, slot: u32, handler: &mut dyn LinkHandler<H>) -> usize {
         let Some((id, mut link)) = self.links.take(slot) else {
             return 0;
         };
         let reported_as = link.reported_as(id);
         self.timed.retain(|&timed| timed != slot);
-        // First the queue goes: only then may others have the memory that the device or the peer reads.
-        let reads = link.station.take().map(|station| station.close());
+        // First the queue goes: only then may others have the memory that the device or the peer
+        // reads.
+        let reads = link.context.take().map(|context| context.close());
         let mut events = 0;
         for target in reads.into_iter().flatten() {
             match target {
@@ -223,18 +226,18 @@ impl<A: Adapter> RdmaLinks<A> {
         let Some((_, link)) = self.links.at(tag.slot) else {
             return;
         };
-        let Some(station) = link.station.as_mut().filter(|_| link.tag == tag) else {
+        let Some(context) = link.context.as_mut().filter(|_| link.tag == tag) else {
             return;
         };
         match event {
-            CompletionEvent::Done => station.done(),
+            CompletionEvent::Done => context.done(),
             CompletionEvent::Message { index, len_bytes } => {
                 let len_bytes = len_bytes as usize;
-                if !station.take(index) {
+                if !context.take(index) {
                     return;
                 }
                 self.counters.messages_received += 1;
-                match grants_of(station.message(index, len_bytes)) {
+                match grants_of(context.message(index, len_bytes)) {
                     Ok(grants) => {
                         link.incoming.push(Message { index, len_bytes });
                         self.granted(tag.slot, grants);
@@ -243,10 +246,10 @@ impl<A: Adapter> RdmaLinks<A> {
                 }
             }
             CompletionEvent::Immediate { index, bits } => {
-                if !station.take(index) {
+                if !context.take(index) {
                     return;
                 }
-                station.repost(index);
+                context.repost(index);
                 if let Some(peer) = &mut link.peer {
                     peer.credits.immediate_taken();
                 }
@@ -302,7 +305,7 @@ impl<A: Adapter> RdmaLinks<A> {
             };
             for slot in self.links.slots() {
                 if let Some((_, link)) = self.links.at(slot)
-                    && link.station.is_some()
+                    && link.context.is_some()
                     && only.is_none_or(|tag| tag == link.tag)
                 {
                     link.fail("use an RDMA device", what.clone());
@@ -342,7 +345,7 @@ fn step_timed<A: Adapter>(link: &mut Link<A>, now: Time, flush_timeout: Duration
     } = &mut link.side
     {
         let since = *since.get_or_insert(now);
-        if !*is_settled && (link.station.is_none() || now.since(since) >= SETTLE_TIME) {
+        if !*is_settled && (link.context.is_none() || now.since(since) >= SETTLE_TIME) {
             *is_settled = true;
             is_changed = true;
         }

@@ -1,7 +1,8 @@
-//! What goes over a link between two of these crates: messages of up to one slot, and 32 bits of immediate data.
+//! What goes over a link between two of these crates: messages of up to one slot, and 32 bits of
+//! immediate data.
 //!
-//! A message is a header of 8 bytes (grants), then elements: 4 bytes of kind and length, then the element.
-//! All numbers are little-endian. `docs/rdma.md` describes it for other implementers.
+//! A message is a header of 8 bytes (grants), then elements: 4 bytes of kind and length, then the
+//! element. All numbers are little-endian. `docs/rdma.md` describes it for other implementers.
 
 /// What one side gives back to the other, in numbers since the last time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -136,7 +137,8 @@ pub(crate) fn grants_of(message: &[u8]) -> Result<Grants, Malformed> {
     })
 }
 
-/// The element of `message` at `at`, and where the next one begins. `None` at the end of the message.
+/// The element of `message` at `at`, and where the next one begins. `None` at the end of the
+/// message.
 pub(crate) fn element_at(
     message: &[u8],
     at: usize,

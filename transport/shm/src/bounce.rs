@@ -2,8 +2,8 @@ use grpcxx_memory::{Arena, ArenaOptions, BufferMut};
 
 use crate::ShmOptions;
 
-/// Memory that peers can map, for payloads that lie elsewhere: copied there, they are lent. All links of a transport
-/// share it. It is taken from the system when the first payload is copied.
+/// Memory that peers can map, for payloads that lie elsewhere: copied there, they are lent. All
+/// links of a transport share it. It is taken from the system when the first payload is copied.
 #[derive(Debug)]
 pub(crate) struct Bounce {
     capacity_bytes: usize,

@@ -1,4 +1,5 @@
-//! What the links of a shard share: their sockets, the arena for copies, staging memory and counters.
+//! What the links of a shard share: their sockets, the arena for copies, staging memory and
+//! counters.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -137,8 +138,8 @@ impl LinkDriver {
         true
     }
 
-    /// Does what the state of one link asks for. Returns the number of events, and whether the link has
-    /// ended and is to be given to [`LinkDriver::finish`].
+    /// Does what the state of one link asks for. Returns the number of events, and whether the link
+    /// has ended and is to be given to [`LinkDriver::finish`].
     pub(crate) fn advance<A>(
         &mut self,
         id: LinkId,
@@ -160,8 +161,8 @@ impl LinkDriver {
         (events, has_ended)
     }
 
-    /// Reports all that follows from the end of a link, but for the end itself. Returns the number of
-    /// events and the reason.
+    /// Reports all that follows from the end of a link, but for the end itself. Returns the number
+    /// of events and the reason.
     pub(crate) fn finish<A>(
         &mut self,
         id: LinkId,
@@ -201,7 +202,8 @@ pub(crate) const EVENTS_ENOUGH: usize = 1024;
 /// How often links that close are looked at during sleep.
 pub(crate) const CLOSING_CHECK: Duration = Duration::from_millis(1);
 
-/// How often sockets are looked at while the loop turns: rings need them only for sleep and for the end.
+/// How often sockets are looked at while the loop turns: rings need them only for sleep and for the
+/// end.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// Turns between two looks at sockets, for clocks that stand still.

@@ -11,8 +11,8 @@ use crate::socket;
 
 /// Memory that the peer may read until it gives it back.
 ///
-/// What is still lent when this is dropped is never used again by anybody: its owner cannot know when the peer is
-/// done with it.
+/// What is still lent when this is dropped is never used again by anybody: its owner cannot know
+/// when the peer is done with it.
 #[derive(Debug, Default)]
 pub(crate) struct Loans {
     slots: Vec<Option<Loan>>,
@@ -38,7 +38,8 @@ pub(crate) enum Access {
     Shown,
 }
 
-/// Loans of a link that is gone. They last until the peer has given all of them back, or is gone too.
+/// Loans of a link that is gone. They last until the peer has given all of them back, or is gone
+/// too.
 #[derive(Debug)]
 pub(crate) struct Orphan {
     loans: Loans,
@@ -47,8 +48,8 @@ pub(crate) struct Orphan {
     socket: Arc<OwnedFd>,
 }
 
-/// Memory of the peer, of which it lends parts. It keeps the socket open, whose end tells the peer that nothing is
-/// borrowed any more.
+/// Memory of the peer, of which it lends parts. It keeps the socket open, whose end tells the peer
+/// that nothing is borrowed any more.
 #[derive(Debug)]
 pub(crate) struct PeerMemory {
     pub(crate) arena: PeerArena,

@@ -13,8 +13,8 @@ pub(crate) struct Memory {
     backing: backing::Backing,
 }
 
-// SAFETY: a mapping is an address range that any thread may use and release; who copies to and from it answers for
-// what lies where.
+// SAFETY: a mapping is an address range that any thread may use and release; who copies to and from
+// it answers for what lies where.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -34,7 +34,8 @@ impl Memory {
     pub(crate) unsafe fn copy_in(&self, at: usize, bytes: &[u8]) {
         debug_assert!(at + bytes.len() <= self.len_bytes);
         self.backing.note_write(at, bytes.len());
-        // SAFETY: stated by the caller; `bytes` is memory of this process alone, so the two do not overlap.
+        // SAFETY: stated by the caller; `bytes` is memory of this process alone, so the two do not
+        // overlap.
         unsafe {
             let place = self.base.as_ptr().add(at);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len());
@@ -116,7 +117,8 @@ mod backing {
             ))
         }
 
-        /// The memory of a peer's descriptor, if it is what [`Memory::create`] makes and of this length.
+        /// The memory of a peer's descriptor, if it is what [`Memory::create`] makes and of this
+        /// length.
         pub(crate) fn open(
             descriptor: BorrowedFd<'_>,
             len_bytes: usize,
@@ -153,7 +155,8 @@ mod backing {
     }
 
     impl PeerArena {
-        /// Maps what a peer has sent, if it can never become shorter and is no longer than `len_bytes_max`.
+        /// Maps what a peer has sent, if it can never become shorter and is no longer than
+        /// `len_bytes_max`.
         pub(crate) fn open(
             descriptor: BorrowedFd<'_>,
             len_bytes_max: u64,
@@ -171,16 +174,18 @@ mod backing {
             self.memory.len_bytes()
         }
 
-        /// A part that the peer has lent, and that is not given back as long as anybody looks at it.
+        /// A part that the peer has lent, and that is not given back as long as anybody looks at
+        /// it.
         ///
         /// # Panics
         /// If it reaches beyond the arena.
         pub(crate) fn part(&self, place: Range<usize>) -> &[u8] {
             assert!(place.start <= place.end && place.end <= self.len_bytes());
-            // SAFETY: the place lies inside of the mapping, as asserted, which stays as long as `self` and cannot get
-            // shorter. The peer has promised not to write there until the part is given back. Should it break that,
-            // the bytes change as those of any shared mapping do, and nobody who is given such memory derives
-            // lengths or addresses from them: landings that are parsed are never replaced.
+            // SAFETY: the place lies inside of the mapping, as asserted, which stays as long as
+            // `self` and cannot get shorter. The peer has promised not to write there until the
+            // part is given back. Should it break that, the bytes change as those of any shared
+            // mapping do, and nobody who is given such memory derives lengths or addresses from
+            // them: landings that are parsed are never replaced.
             unsafe {
                 let start = self.memory.base().as_ptr().add(place.start);
                 std::slice::from_raw_parts(start, place.len())
@@ -188,7 +193,8 @@ mod backing {
         }
     }
 
-    /// Length of memory that can never get shorter and never raises a bus error: sealed, and not of a file.
+    /// Length of memory that can never get shorter and never raises a bus error: sealed, and not of
+    /// a file.
     fn sealed_len_bytes(descriptor: BorrowedFd<'_>) -> rustix::io::Result<u64> {
         let seals = rustix::fs::fcntl_get_seals(descriptor)?;
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
@@ -200,7 +206,8 @@ mod backing {
         u64::try_from(rustix::fs::fstat(descriptor)?.st_size).map_err(|_| Errno::INVAL)
     }
 
-    /// What `statfs` says of memory without huge pages of its own, which alone is sure to be there when touched.
+    /// What `statfs` says of memory without huge pages of its own, which alone is sure to be there
+    /// when touched.
     const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 }
 

@@ -5,19 +5,21 @@ use grpcxx_transport::LinkLimits;
 pub struct ShmOptions {
     /// Bounds of each link and of their number.
     pub limits: LinkLimits,
-    /// Length of the ring of each direction, in bytes: rounded up to a power of two, and to what is allowed
-    /// ([`RING_BYTES_MIN`] to [`RING_BYTES_MAX`]).
+    /// Length of the ring of each direction, in bytes: rounded up to a power of two, and to what is
+    /// allowed ([`RING_BYTES_MIN`] to [`RING_BYTES_MAX`]).
     pub ring_bytes: usize,
-    /// Payloads of at least this many bytes are lent instead of passing through the ring: those in shared arenas as they
-    /// are, others as [`ShmOptions::bounce_arena_bytes`] says.
+    /// Payloads of at least this many bytes are lent instead of passing through the ring: those in
+    /// shared arenas as they are, others as [`ShmOptions::bounce_arena_bytes`] says.
     pub lend_bytes_min: usize,
     /// Most bytes that one link lends at a time; what is beyond is copied.
     pub lent_bytes_max: usize,
-    /// Other payloads of at least this many bytes that lie in huge pages are read by the peer out of this process, if
-    /// the system lets it, instead of passing through the ring. `usize::MAX` neither lets peers read nor reads from them.
+    /// Other payloads of at least this many bytes that lie in huge pages are read by the peer out
+    /// of this process, if the system lets it, instead of passing through the ring. `usize::MAX`
+    /// neither lets peers read nor reads from them.
     pub show_bytes_min: usize,
-    /// Length of the arena into which payloads that lie elsewhere are copied, to be lent to peers that go on with such
-    /// memory. All links share it, and what finds no place there passes through the ring. 0: there is none.
+    /// Length of the arena into which payloads that lie elsewhere are copied, to be lent to peers
+    /// that go on with such memory. All links share it, and what finds no place there passes
+    /// through the ring. 0: there is none.
     pub bounce_arena_bytes: usize,
 }
 

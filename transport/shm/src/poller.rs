@@ -7,7 +7,8 @@ use grpcxx_transport::LinkId;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-/// The sockets of links and of rendezvous, of which the kernel tells when they have something to say.
+/// The sockets of links and of rendezvous, of which the kernel tells when they have something to
+/// say.
 pub(crate) struct Poller {
     epoll: OwnedFd,
     events: Vec<epoll::Event>,

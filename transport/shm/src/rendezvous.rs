@@ -44,7 +44,8 @@ impl RendezvousSocket {
         &self.name
     }
 
-    /// Accepts peers, and hands over those that have sent their memory. Counts those that are turned away.
+    /// Accepts peers, and hands over those that have sent their memory. Counts those that are
+    /// turned away.
     pub(crate) fn admit(
         &mut self,
         now: Time,

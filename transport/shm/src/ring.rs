@@ -19,8 +19,8 @@ pub(crate) struct Lane {
     returned: Line<[AtomicU64; RETURNED_WORDS]>,
 }
 
-/// The end of a lane that writes. Invariant: `head <= tail <= head + capacity`, both counted in bytes since the
-/// start, of which `head` is the reader's word and checked.
+/// The end of a lane that writes. Invariant: `head <= tail <= head + capacity`, both counted in
+/// bytes since the start, of which `head` is the reader's word and checked.
 #[derive(Debug)]
 pub(crate) struct RingWriter {
     segment: Arc<Segment>,
@@ -29,8 +29,8 @@ pub(crate) struct RingWriter {
     head: u64,
 }
 
-/// The end of a lane that reads. Invariant: `head <= tail <= head + capacity`, of which `tail` is the writer's word
-/// and checked.
+/// The end of a lane that reads. Invariant: `head <= tail <= head + capacity`, of which `tail` is
+/// the writer's word and checked.
 #[derive(Debug)]
 pub(crate) struct RingReader {
     segment: Arc<Segment>,
@@ -49,8 +49,8 @@ impl RingWriter {
         }
     }
 
-    /// Bytes that can be written, a multiple of 8 as records are, although the reader may be in the middle of one;
-    /// looks at the reader's progress only if fewer than `wanted` are known of.
+    /// Bytes that can be written, a multiple of 8 as records are, although the reader may be in the
+    /// middle of one; looks at the reader's progress only if fewer than `wanted` are known of.
     pub(crate) fn room(&mut self, wanted: usize) -> Result<usize, Garbage> {
         let capacity = self.segment.ring_bytes() as u64;
         if capacity - (self.tail - self.head) < wanted as u64 {
@@ -132,8 +132,8 @@ impl RingReader {
         Ok((self.tail - self.head) as usize)
     }
 
-    /// Whether nothing follows what [`RingReader::available`] says from now on, and if so, whether that is as it
-    /// should be.
+    /// Whether nothing follows what [`RingReader::available`] says from now on, and if so, whether
+    /// that is as it should be.
     pub(crate) fn end(&self) -> Option<bool> {
         match self.lane().ended.0.load(Ordering::Acquire) {
             0 => None,
@@ -167,8 +167,8 @@ impl RingReader {
         self.head
     }
 
-    /// Notes that the next `len` bytes, which must be available, are read. The writer does not see it before
-    /// [`RingReader::publish`].
+    /// Notes that the next `len` bytes, which must be available, are read. The writer does not see
+    /// it before [`RingReader::publish`].
     pub(crate) fn consume(&mut self, len: usize) {
         assert!(
             len as u64 <= self.tail - self.head,
@@ -219,8 +219,8 @@ mod interleavings {
         Arc::new(Segment::new(memory, RING_BYTES))
     }
 
-    /// What was written is read, once and in order, by whoever looks; nobody reads what is not written yet, and
-    /// nobody writes what is not read yet.
+    /// What was written is read, once and in order, by whoever looks; nobody reads what is not
+    /// written yet, and nobody writes what is not read yet.
     #[test]
     fn bytes_arrive_in_order() {
         loom::model(|| {

@@ -11,8 +11,8 @@ use crate::sync::{AtomicU32, Ordering, fence};
 
 /// The memory of one link: two rings, and what both ends tell each other beside them.
 ///
-/// The other end may write any of it at any time, so nothing here is ever the target of a reference but atomics:
-/// bytes are copied out before anybody looks at them.
+/// The other end may write any of it at any time, so nothing here is ever the target of a reference
+/// but atomics: bytes are copied out before anybody looks at them.
 pub struct Segment {
     memory: Memory,
     ring_bytes: usize,
@@ -37,7 +37,8 @@ struct Hints {
     soon: AtomicU32,
 }
 
-/// Keeps what one end writes off the cache lines, and their prefetched neighbours, of what the other does.
+/// Keeps what one end writes off the cache lines, and their prefetched neighbours, of what the
+/// other does.
 #[repr(C, align(128))]
 #[derive(Debug, Default)]
 pub(crate) struct Line<T>(pub(crate) T);
@@ -56,8 +57,8 @@ impl Segment {
         &self.header().lanes[lane]
     }
 
-    /// Announces that a side is about to sleep and what it wants to be woken for. It must look for that once more
-    /// before it sleeps.
+    /// Announces that a side is about to sleep and what it wants to be woken for. It must look for
+    /// that once more before it sleeps.
     pub(crate) fn fall_asleep(&self, side: usize, wants: u32) {
         self.header().asleep[side].0.store(wants, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -89,7 +90,8 @@ impl Segment {
         self.hints(side).soon.load(Ordering::Relaxed)
     }
 
-    /// Whether a side has to be woken, after something was published that it may want. Says so once.
+    /// Whether a side has to be woken, after something was published that it may want. Says so
+    /// once.
     pub(crate) fn must_wake(&self, side: usize, published: u32) -> bool {
         fence(Ordering::SeqCst);
         let asleep = &self.header().asleep[side].0;
@@ -100,16 +102,16 @@ impl Segment {
     /// Copies bytes to a place of a ring.
     pub(crate) fn copy_in(&self, lane: usize, at: usize, bytes: &[u8]) {
         self.check(at, bytes.len());
-        // SAFETY: the place is inside of the ring as checked, and no reference points there. What the other end reads
-        // meanwhile is its own affair.
+        // SAFETY: the place is inside of the ring as checked, and no reference points there. What
+        // the other end reads meanwhile is its own affair.
         unsafe { self.memory.copy_in(self.offset(lane) + at, bytes) };
     }
 
     /// Copies bytes out of a place of a ring.
     pub(crate) fn copy_out(&self, lane: usize, at: usize, into: &mut [u8]) {
         self.check(at, into.len());
-        // SAFETY: the place is inside of the ring as checked, and `into` is memory of our own. What the other end
-        // writes meanwhile changes nothing but the bytes that arrive.
+        // SAFETY: the place is inside of the ring as checked, and `into` is memory of our own. What
+        // the other end writes meanwhile changes nothing but the bytes that arrive.
         unsafe { self.memory.copy_out(self.offset(lane) + at, into) };
     }
 
@@ -130,8 +132,9 @@ impl Segment {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the memory is at least this long, page aligned, stays as long as `self`, and consists of atomics
-        // only, for which any bits are a value and which the other end may change at any time.
+        // SAFETY: the memory is at least this long, page aligned, stays as long as `self`, and
+        // consists of atomics only, for which any bits are a value and which the other end may
+        // change at any time.
         unsafe { self.memory.base().cast::<Header>().as_ref() }
     }
 }

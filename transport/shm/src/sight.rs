@@ -26,8 +26,8 @@ pub(crate) struct PeerProcess {
     blind_spots: BlindSpots,
 }
 
-/// Processes that had shown a transport something it could not read. What was to be read is lost with its link, so
-/// that the next link shall not try the same.
+/// Processes that had shown a transport something it could not read. What was to be read is lost
+/// with its link, so that the next link shall not try the same.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlindSpots(Arc<Mutex<BTreeSet<i32>>>);
 
@@ -104,8 +104,8 @@ impl BlindSpots {
     }
 }
 
-/// Whether memory lies in huge pages, so that another process reads it as fast as its own. From small ones the kernel
-/// copies a third as fast, less than two copies through a ring take.
+/// Whether memory lies in huge pages, so that another process reads it as fast as its own. From
+/// small ones the kernel copies a third as fast, less than two copies through a ring take.
 pub(crate) fn is_on_huge_pages(memory: &[u8]) -> bool {
     let (start, end) = (memory.as_ptr().addr(), memory.as_ptr_range().end.addr());
     let (first, last) = (
@@ -125,7 +125,8 @@ pub(crate) fn is_on_huge_pages(memory: &[u8]) -> bool {
     .unwrap_or(false)
 }
 
-/// Asks the pages of this process something. A file that was opened before a fork tells of the parent's.
+/// Asks the pages of this process something. A file that was opened before a fork tells of the
+/// parent's.
 fn with_pagemap<R>(ask: impl FnOnce(&File) -> R) -> Option<R> {
     thread_local! {
         static PAGEMAP: RefCell<Option<(u32, File)>> = const { RefCell::new(None) };

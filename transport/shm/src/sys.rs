@@ -18,7 +18,8 @@ pub(crate) fn peer_of(socket: impl AsFd) -> rustix::io::Result<Peer> {
         gid: u32::MAX,
     };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes of a structure of this layout, which has three integers.
+    // SAFETY: the kernel writes at most `len` bytes of a structure of this layout, which has three
+    // integers.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -37,7 +38,8 @@ pub(crate) fn peer_of(socket: impl AsFd) -> rustix::io::Result<Peer> {
     })
 }
 
-/// Copies memory of another process, at least a byte of it unless `into` is empty. Returns how many bytes.
+/// Copies memory of another process, at least a byte of it unless `into` is empty. Returns how many
+/// bytes.
 ///
 /// # Errors
 /// The process is gone, may not be read, or has nothing at the address.
@@ -54,8 +56,8 @@ pub(crate) fn read_process(
         iov_base: address as *mut libc::c_void,
         iov_len: into.len(),
     };
-    // SAFETY: the kernel writes to `into` alone, at most its length; it checks the other address, which is never
-    // used in this process.
+    // SAFETY: the kernel writes to `into` alone, at most its length; it checks the other address,
+    // which is never used in this process.
     let read = unsafe { libc::process_vm_readv(process, &local, 1, &remote, 1, 0) };
     match usize::try_from(read) {
         Ok(0) if !into.is_empty() => Err(Errno::FAULT),
@@ -91,8 +93,8 @@ struct PageRegion {
     categories: u64,
 }
 
-/// Whether a stretch of this process's memory, at multiples of the page size, begins with a huge page. `pagemap` is
-/// `/proc/self/pagemap`.
+/// Whether a stretch of this process's memory, at multiples of the page size, begins with a huge
+/// page. `pagemap` is `/proc/self/pagemap`.
 ///
 /// # Errors
 /// The kernel is older than 6.7 and cannot say.
@@ -114,8 +116,8 @@ pub(crate) fn has_huge_page(
         ..ScanArguments::default()
     };
     let pagemap = pagemap.as_fd().as_raw_fd();
-    // SAFETY: the kernel reads and writes a structure of this layout, whose size it checks, and writes at most one
-    // region, to the place of one.
+    // SAFETY: the kernel reads and writes a structure of this layout, whose size it checks, and
+    // writes at most one region, to the place of one.
     let regions = unsafe { libc::ioctl(pagemap, PAGEMAP_SCAN, &raw mut arguments) };
     if regions < 0 {
         return Err(last_errno());

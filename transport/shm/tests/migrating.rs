@@ -590,7 +590,7 @@ fn other_large_tensors_are_read_where_they_lie() {
     }
 }
 
-/// Prepares a side for sleep; the first medium may have some turns of its own to do before.
+/// Prepares a side for sleep; the base transport may have some turns of its own to do before.
 fn prepare(side: &mut Side) -> std::os::fd::OwnedFd {
     for _ in 0..1000 {
         if let Some(fd) = side.transport.park_fd() {

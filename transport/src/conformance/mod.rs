@@ -1,9 +1,9 @@
 //! One suite for every transport: what the contracts of this crate mean, as cases that run.
 //!
-//! A transport brings an [`Environment`]: how to make two of them that reach each other, and how time
-//! passes. [`run`] then plays all cases, each with fresh transports behind a [`Ledger`], and checks each byte
-//! that arrives. [`park::run`] does the same for transports that can sleep. A case that fails panics with
-//! the environment's name, its own name, and what happened.
+//! A transport brings an [`Environment`]: how to make two of them that reach each other, and how
+//! time passes. [`run`] then plays all cases, each with fresh transports behind a [`Ledger`], and
+//! checks each byte that arrives. [`park::run`] does the same for transports that can sleep. A case
+//! that fails panics with the environment's name, its own name, and what happened.
 
 mod books;
 mod closing;
@@ -36,17 +36,19 @@ pub trait Environment {
     /// Two fresh transports that can reach each other. Earlier ones are gone by then.
     fn pair(&mut self, limits: LinkLimits) -> [Self::Transport; 2];
 
-    /// An address with port 0 on which the transport of this side, 0 or 1, can listen and be dialled.
+    /// An address with port 0 on which the transport of this side, 0 or 1, can listen and be
+    /// dialled.
     fn address(&self, side: usize) -> SocketAddr;
 
-    /// Lets a little time pass, and says what time it is. A simulator jumps to its next event, a real
-    /// environment reads the clock.
+    /// Lets a little time pass, and says what time it is. A simulator jumps to its next event, a
+    /// real environment reads the clock.
     fn advance(&mut self) -> Time;
 
     /// What the suite may ask for.
     fn bounds(&self) -> Bounds;
 
-    /// Breaks a link of the first transport of the pair, as a network does that fails. Says whether it could.
+    /// Breaks a link of the first transport of the pair, as a network does that fails. Says whether
+    /// it could.
     fn sever(&mut self, transport: &mut Self::Transport, link: LinkId) -> bool {
         let _ = (transport, link);
         false
@@ -56,7 +58,8 @@ pub trait Environment {
 /// What the suite may ask of an environment.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Largest landing and largest frame that are tried. 16 MiB is what a real transport should bear.
+    /// Largest landing and largest frame that are tried. 16 MiB is what a real transport should
+    /// bear.
     pub landing_bytes_max: usize,
     /// Most events that one turn may have while frames are 32 bytes or larger.
     pub events_per_turn_max: usize,
@@ -64,7 +67,8 @@ pub struct Bounds {
     pub links_max: usize,
     /// Longest that the suite waits for one thing to happen, by the environment's clock.
     pub patience: Duration,
-    /// Whether peers fetch payload: any number of frames has left then, however little the peer reads.
+    /// Whether peers fetch payload: any number of frames has left then, however little the peer
+    /// reads.
     pub peers_fetch: bool,
     /// Seed of the cases that are random.
     pub seed: u64,

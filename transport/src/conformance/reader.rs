@@ -1,3 +1,5 @@
+//! A handler that checks streams of the conformance suite.
+
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
@@ -16,7 +18,8 @@ pub(super) enum Step {
     Head { ask: usize, take: usize },
     /// Wants this many bytes landed.
     Land(usize),
-    /// Wants this many bytes landed, and lets the link show the head that comes next before they are.
+    /// Wants this many bytes landed, and lets the link show the head that comes next before they
+    /// are.
     LandBeside(usize),
     /// Drops bytes, then wants `ask` shown, and uses those up.
     Discard { bytes: u64, ask: usize },
@@ -45,7 +48,8 @@ pub(super) struct End {
     /// Bytes of all frames that were accepted.
     pub(super) written_bytes: u64,
     steps: VecDeque<Step>,
-    /// Where landings begin that were ordered with [`Step::LandBeside`] and are not back, oldest first.
+    /// Where landings begin that were ordered with [`Step::LandBeside`] and are not back, oldest
+    /// first.
     beside: VecDeque<u64>,
     current: Option<Step>,
     pub(super) connected: bool,

@@ -207,7 +207,8 @@ impl<'e, E: Environment> Scene<'e, E> {
         }
     }
 
-    /// An open link: its id at side 0, which dialled, and its id at side 1. Each end reads by its script.
+    /// An open link: its id at side 0, which dialled, and its id at side 1. Each end reads by its
+    /// script.
     pub(super) fn open(&mut self, dialler: &[Step], acceptor: &[Step]) -> [LinkId; 2] {
         let address = match self.listening {
             Some(address) => address,
@@ -256,7 +257,8 @@ impl<'e, E: Environment> Scene<'e, E> {
         frame
     }
 
-    /// Sends a frame if the link takes it now, and says whether it did. Other refusals than a full queue fail.
+    /// Sends a frame if the link takes it now, and says whether it did. Other refusals than a full
+    /// queue fail.
     pub(super) fn try_send(&mut self, side: usize, link: LinkId, pieces: &[Piece]) -> bool {
         let frame = self.frame(side, link, pieces);
         let bytes = frame.len_bytes();
@@ -299,7 +301,8 @@ impl<'e, E: Environment> Scene<'e, E> {
         (self.sides[side].transport.resume(link, next)).map_err(|refused| refused.refusal)
     }
 
-    /// Whether the far end has read all that the near end has written, in the direction from `side`.
+    /// Whether the far end has read all that the near end has written, in the direction from
+    /// `side`.
     pub(super) fn is_drained(&self, side: usize, links: [LinkId; 2]) -> bool {
         self.end(side, links[side]).written_bytes == self.end(1 - side, links[1 - side]).read_bytes
             && self.end(side, links[side]).frames_done > 0

@@ -2,8 +2,8 @@ use grpcxx_memory::Buffer;
 
 use crate::Frame;
 
-/// An endless byte stream whose content is known at each offset, so that a byte that is lost, repeated or
-/// out of place is noticed where it is read.
+/// An endless byte stream whose content is known at each offset, so that a byte that is lost,
+/// repeated or out of place is noticed where it is read.
 #[derive(Clone, Debug)]
 pub(super) struct Stream {
     pattern: Buffer,

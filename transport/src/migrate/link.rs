@@ -86,7 +86,8 @@ impl<M: Medium> MigratingLink<M> {
         }
     }
 
-    /// Bytes of the stream that the base transport carries: where this end's cut is if it migrates now.
+    /// Bytes of the stream that the base transport carries: where this end's cut is if it migrates
+    /// now.
     pub fn sent_bytes(&self) -> u64 {
         self.sent_bytes
     }
@@ -155,8 +156,8 @@ impl<M: Medium> MigratingLink<M> {
         self.taken_bytes += bytes as u64;
     }
 
-    /// Notes that the landing of the last order is full. It may have had bytes before, which are not of
-    /// the link.
+    /// Notes that the landing of the last order is full. It may have had bytes before, which are
+    /// not of the link.
     pub(super) fn take_landing(&mut self) {
         if let Order::Land { bytes } = self.order {
             self.taken_bytes += bytes;
@@ -185,8 +186,8 @@ impl<M: Medium> MigratingLink<M> {
         };
     }
 
-    /// Divides an order of the handler at the peer's cut: returns what the base transport shall do, and
-    /// lets the medium do what is beyond.
+    /// Divides an order of the handler at the peer's cut: returns what the base transport shall do,
+    /// and lets the medium do what is beyond.
     pub(super) fn steer(&mut self, next: Next, medium: Option<&mut M>) -> Next {
         let (Some(cut), Some(medium)) = (self.cut, medium) else {
             self.note(&next);
@@ -236,7 +237,8 @@ impl<M: Medium> MigratingLink<M> {
         self.check_cut(medium);
     }
 
-    /// Ends the link if the peer's cut cannot be: it lies between frames, and so never in a landing.
+    /// Ends the link if the peer's cut cannot be: it lies between frames, and so never in a
+    /// landing.
     fn check_cut(&mut self, medium: &mut M) {
         let needed_bytes = match self.order {
             Order::Land { bytes } => self.taken_bytes + bytes,

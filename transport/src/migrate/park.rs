@@ -36,8 +36,8 @@ impl<T: Park, M: Medium> Park for Migrating<T, M> {
         {
             return None;
         }
-        // Without a descriptor the medium stays prepared until the next sleep, at the price of a needless
-        // wake-up.
+        // Without a descriptor the medium stays prepared until the next sleep, at the price of a
+        // needless wake-up.
         self.base.park_fd()
     }
 

@@ -87,7 +87,8 @@ impl<M: Medium> LinkRegistry<M> {
         }
     }
 
-    /// Lets all frames of a link go to the medium from now on, behind those that the base transport has.
+    /// Lets all frames of a link go to the medium from now on, behind those that the base transport
+    /// has.
     pub fn migrate(&mut self, id: LinkId, mut migrated: M::Link, medium: &mut M) {
         let Some(link) = self.links.find_mut(id) else {
             return;
@@ -105,7 +106,8 @@ impl<M: Medium> LinkRegistry<M> {
         self.notes.push_back((id, Note::Migrated));
     }
 
-    /// Takes the peer's cut: how many bytes of the base transport its stream has before the medium's.
+    /// Takes the peer's cut: how many bytes of the base transport its stream has before the
+    /// medium's.
     pub fn cut(&mut self, id: LinkId, cut: u64, medium: &mut M) {
         if let Some(link) = self.links.find_mut(id) {
             link.cut(cut, medium);

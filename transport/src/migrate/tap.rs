@@ -1,4 +1,5 @@
-//! Stands between the base transport and the handler during a turn, and finds where a stream migrates.
+//! Stands between the base transport and the handler during a turn, and finds where a stream
+//! migrates.
 
 use std::net::SocketAddr;
 

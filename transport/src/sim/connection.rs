@@ -118,7 +118,8 @@ impl State {
             return;
         };
         if bytes > 0 && connection.sides[1 - side].state == SideState::Gone {
-            // The peer has closed, so its host answers with a reset. Until then nothing more leaves.
+            // The peer has closed, so its host answers with a reset. Until then nothing more
+            // leaves.
             connection.pipes[1 - side].finish(now + latency, End::Broken);
             connection.pipes[side].finish(now, End::OfStream);
         }
@@ -128,7 +129,8 @@ impl State {
         }
     }
 
-    /// Reads what `side` may read now into `memory`, as much as chance wants, and says how much that was.
+    /// Reads what `side` may read now into `memory`, as much as chance wants, and says how much
+    /// that was.
     pub(super) fn read(&mut self, key: u64, side: usize, memory: &mut [u8]) -> usize {
         let options = &self.options;
         let (min, max) = (options.read_bytes_min.max(1), options.read_bytes_max.max(1));
@@ -173,7 +175,8 @@ impl State {
         Some(pipe)
     }
 
-    /// One end lets go of the connection. If it does so with bytes unread, or to come, the peer gets a reset.
+    /// One end lets go of the connection. If it does so with bytes unread, or to come, the peer
+    /// gets a reset.
     pub(super) fn leave(&mut self, key: u64, side: usize, graceful: bool) {
         let at = self.now + self.draw_latency();
         let Some(connection) = self.connections.get_mut(&key) else {
@@ -182,7 +185,8 @@ impl State {
         connection.sides[side].state = SideState::Gone;
         connection.sides[side].interest = Interest::default();
         let unread = connection.pipes[1 - side].has_bytes();
-        // What the peer cannot send any more will not find anybody; it need not be reading to learn that.
+        // What the peer cannot send any more will not find anybody; it need not be reading to learn
+        // that.
         let is_cut_short = connection.pipes[1 - side].has_ended();
         let end = if graceful && !unread && !is_cut_short {
             End::OfStream

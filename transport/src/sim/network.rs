@@ -58,8 +58,9 @@ impl SimNetwork {
         SimTransport::new(self.clone(), id, host, epoch, limits)
     }
 
-    /// Stops a host at once: its links break, at the peers a little later, its listeners are gone, and its
-    /// transports can do nothing more. Transports made afterwards belong to the restarted host.
+    /// Stops a host at once: its links break, at the peers a little later, its listeners are gone,
+    /// and its transports can do nothing more. Transports made afterwards belong to the restarted
+    /// host.
     pub fn crash(&self, host: IpAddr) {
         let mut state = self.state();
         let host = state.host(host);
@@ -110,8 +111,8 @@ impl SimNetwork {
         self.state().advance(now);
     }
 
-    /// The earliest time at which a turn of some transport has something to do, if nothing is submitted
-    /// until then. `None`: nothing will ever happen by itself.
+    /// The earliest time at which a turn of some transport has something to do, if nothing is
+    /// submitted until then. `None`: nothing will ever happen by itself.
     pub fn next_event_at(&self) -> Option<Time> {
         self.state().next_event_at()
     }

@@ -2,7 +2,8 @@ use std::time::Duration;
 
 use crate::LinkLimits;
 
-/// What a [`SimNetwork`](crate::sim::SimNetwork) does to those who use it. A chance is between 0 and 1.
+/// What a [`SimNetwork`](crate::sim::SimNetwork) does to those who use it. A chance is between 0
+/// and 1.
 #[derive(Clone, Debug)]
 pub struct SimOptions {
     /// All that is random follows from it.
@@ -19,7 +20,8 @@ pub struct SimOptions {
     pub read_bytes_max: usize,
     /// Most bytes of one write.
     pub write_bytes_max: usize,
-    /// Bytes that one direction holds between its writer and its reader; a writer waits when it is full.
+    /// Bytes that one direction holds between its writer and its reader; a writer waits when it is
+    /// full.
     pub buffer_bytes: usize,
     /// Connections that a listener keeps until they are taken; more are refused.
     pub backlog: usize,
@@ -32,8 +34,8 @@ pub struct SimOptions {
     /// Chance, for each direction of a connection, that it breaks after some byte of its first
     /// [`SimOptions::fault_bytes_max`].
     pub cut_chance: f64,
-    /// Chance, for each direction of a connection, that its stream ends after such a byte though its writer
-    /// has not closed it and can still read.
+    /// Chance, for each direction of a connection, that its stream ends after such a byte though
+    /// its writer has not closed it and can still read.
     pub half_close_chance: f64,
     /// Latest byte at which a connection is cut or half closed.
     pub fault_bytes_max: u64,

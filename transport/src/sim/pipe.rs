@@ -63,7 +63,8 @@ impl Pipe {
         }
     }
 
-    /// When there is room, unless that depends on the reader. A sink takes bytes as fast as the wire does.
+    /// When there is room, unless that depends on the reader. A sink takes bytes as fast as the
+    /// wire does.
     pub(super) fn writable_at(&self) -> Option<Time> {
         if self.end.is_some() || self.data.len() >= self.capacity_bytes {
             return None;
@@ -82,8 +83,8 @@ impl Pipe {
         }
     }
 
-    /// Sends the last `bytes` bytes written on their way. Returns when and how the direction ends if its
-    /// fault strikes among them.
+    /// Sends the last `bytes` bytes written on their way. Returns when and how the direction ends
+    /// if its fault strikes among them.
     pub(super) fn dispatch(
         &mut self,
         now: Time,

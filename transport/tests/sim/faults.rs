@@ -179,7 +179,8 @@ fn a_partition_holds_bytes_and_fails_dials_until_it_heals() {
     assert_eq!(world.talk(1, far).closed, None);
 }
 
-/// Checklist 17: links to a host that crashed break, and its restart takes new ones on the same port.
+/// Checklist 17: links to a host that crashed break, and its restart takes new ones on the same
+/// port.
 #[test]
 fn a_crash_breaks_links_and_a_restart_takes_new_ones() {
     let mut world = world(SimOptions::reliable(6), 2);

@@ -8,8 +8,9 @@ use crate::support::{Node, World, host, seeds};
 
 type Faulty = Faults<Ledger<SimTransport>>;
 
-/// Five hosts talk over a network and through transports on which everything fails now and then. The ledgers
-/// above and below the injected faults check every contract in every turn, the talkers every byte.
+/// Five hosts talk over a network and through transports on which everything fails now and then.
+/// The ledgers above and below the injected faults check every contract in every turn, the talkers
+/// every byte.
 ///
 /// Checklist 18: peers disappear at any byte.
 #[test]
@@ -93,7 +94,8 @@ fn disturb(world: &mut World<Faulty>, random: &mut fastrand::Rng, seed: u64) {
         44..50 => world.network.heal_all(),
         50 => {
             world.network.crash(host(one));
-            // The crashed process gives back what it holds before the restarted one takes its place.
+            // The crashed process gives back what it holds before the restarted one takes its
+            // place.
             world.run_for(Duration::from_millis(10));
             let restarted = faulty(&world.network, one, seed);
             let node = Node::new(one, restarted, &format!("GRPCXX_SEED={seed}, restarted"));

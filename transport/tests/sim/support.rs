@@ -77,8 +77,8 @@ impl<T: Transport<Accepted = SimAccepted>> World<T> {
         }
     }
 
-    /// Jumps to the next event, but not beyond `until`, and turns all nodes. After many turns without events it
-    /// goes on by a step, since a transport behind `Faults` may be stalled.
+    /// Jumps to the next event, but not beyond `until`, and turns all nodes. After many turns
+    /// without events it goes on by a step, since a transport behind `Faults` may be stalled.
     pub(crate) fn turn(&mut self, until: Time) {
         let next = self.network.next_event_at().unwrap_or(until);
         if self.idle_turns > IDLE_TURNS_MAX && next <= self.now {

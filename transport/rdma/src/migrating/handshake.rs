@@ -27,8 +27,9 @@ pub enum Handshake {
 impl Handshake {
     /// The secret whose record may come on the base transport.
     ///
-    /// It is looked for as long as the link is there: a peer that is late, or has much to send before it,
-    /// must still be understood, and one that never asks costs a search of the heads it sends.
+    /// It is looked for as long as the link is there: a peer that is late, or has much to send
+    /// before it, must still be understood, and one that never asks costs a search of the heads it
+    /// sends.
     pub(super) fn awaited(&self) -> Option<Secret> {
         match self {
             Self::Offered { secret } | Self::Asked { secret, .. } => Some(*secret),
@@ -171,7 +172,8 @@ impl<A: Adapter> RdmaMedium<A> {
     }
 }
 
-/// How long no link migrates after RDMA failed under one. Until then new links carry calls where they began.
+/// How long no link migrates after RDMA failed under one. Until then new links carry calls where
+/// they began.
 const REST_TIME: Duration = Duration::from_secs(10);
 
 /// When a peer that has refused is asked again.

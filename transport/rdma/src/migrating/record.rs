@@ -5,7 +5,8 @@ use crate::blob::{BLOB_BYTES, Blob};
 /// What only the two ends of a connection know, so that no payload is taken for a record.
 pub(crate) type Secret = [u8; SECRET_BYTES];
 
-/// What is sent on the base transport where a stream goes over to RDMA, or where it is said that it does not.
+/// What is sent on the base transport where a stream goes over to RDMA, or where it is said that it
+/// does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     secret: Secret,

@@ -154,7 +154,8 @@ impl Adapter for VerbsAdapter {
                 return None;
             }
             let fault = self.fault_of(&event);
-            // SAFETY: the event is the one taken above, acknowledged once. Nothing refers to its element after.
+            // SAFETY: the event is the one taken above, acknowledged once. Nothing refers to its
+            // element after.
             unsafe { (functions.ibv_ack_async_event)(&mut event) };
             if fault.is_some() {
                 return fault;
@@ -166,8 +167,8 @@ impl Adapter for VerbsAdapter {
         let functions = self.device.functions;
         loop {
             let (mut queue, mut user) = (ptr::null_mut(), ptr::null_mut());
-            // SAFETY: the channel is open and does not block. Each event is acknowledged at once, so that no
-            // queue waits for it when it is destroyed.
+            // SAFETY: the channel is open and does not block. Each event is acknowledged at once,
+            // so that no queue waits for it when it is destroyed.
             unsafe {
                 let channel = self.device.channel.as_ptr();
                 if (functions.ibv_get_cq_event)(channel, &mut queue, &mut user) != 0 {
@@ -207,7 +208,8 @@ impl VerbsAdapter {
             _ => return None,
         };
         let pair = ptr::with_exposed_provenance::<ffi::QueuePair>(event.element);
-        // SAFETY: the event is about a queue pair, which cannot be destroyed before the event is acknowledged.
+        // SAFETY: the event is about a queue pair, which cannot be destroyed before the event is
+        // acknowledged.
         let number = unsafe { pair.as_ref()?.number };
         let tag = *self.tags.borrow().get(&number)?;
         Some(Fault::Queue { tag, what })
@@ -264,7 +266,8 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: no pair of queues uses it: each has a reference to `self`. All its events are acknowledged.
+        // SAFETY: no pair of queues uses it: each has a reference to `self`. All its events are
+        // acknowledged.
         unsafe { (self.device.functions.ibv_destroy_cq)(self.queue.as_ptr()) };
     }
 }

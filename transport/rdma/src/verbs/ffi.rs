@@ -1,5 +1,6 @@
-//! The part of the C interface of libibverbs that this crate uses. The layouts have been the same since
-//! rdma-core 17 (symbol version `IBVERBS_1.1`); the assertions at the end hold them to its header.
+//! The part of the C interface of libibverbs that this crate uses. The layouts have been the same
+//! since rdma-core 17 (symbol version `IBVERBS_1.1`); the assertions at the end hold them to its
+//! header.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -290,8 +291,8 @@ macro_rules! verbs {
             pub(super) unsafe fn load(library: &libloading::Library) -> Result<Self, libloading::Error> {
                 Ok(Self {
                     $($field: {
-                        // SAFETY: the types are those of the header; that the library is the right one, the
-                        // caller has stated.
+                        // SAFETY: the types are those of the header; that the library is the right
+                        // one, the caller has stated.
                         unsafe { *library.get(concat!(stringify!($field), "\0").as_bytes())? }
                     },)*
                 })

@@ -2,7 +2,8 @@ use std::sync::OnceLock;
 
 use super::ffi::{Functions, RegisterDmabuf};
 
-/// libibverbs, loaded once for the process and never unloaded, since its threads and drivers may be in use.
+/// libibverbs, loaded once for the process and never unloaded, since its threads and drivers may be
+/// in use.
 pub(super) struct Library {
     pub(super) functions: Functions,
     pub(super) register_dmabuf: Option<RegisterDmabuf>,

@@ -186,8 +186,8 @@ impl OpenDevice {
     ) -> Result<VerbsRegistration, TransportError> {
         let access = ffi::ACCESS_LOCAL_WRITE | ffi::ACCESS_REMOTE_READ;
         let start = ptr::with_exposed_provenance_mut::<c_void>(start);
-        // SAFETY: the domain is there. The kernel checks that the memory is; the device touches it only for
-        // requests that name its keys.
+        // SAFETY: the domain is there. The kernel checks that the memory is; the device touches it
+        // only for requests that name its keys.
         let region =
             unsafe { (self.functions.ibv_reg_mr)(self.domain.as_ptr(), start, len_bytes, access) };
         match NonNull::new(region) {
@@ -224,8 +224,9 @@ impl OpenDevice {
             refuse("the memory has no dma-buf; its driver must be able to export one")
         })?;
         let descriptor = dma_buf.descriptor.as_raw_fd();
-        // SAFETY: the domain is there, and the descriptor as long as it is borrowed, which outlasts the call. The kernel
-        // checks both and keeps the dma-buf. Peers only read, at the addresses that the region has.
+        // SAFETY: the domain is there, and the descriptor as long as it is borrowed, which outlasts
+        // the call. The kernel checks both and keeps the dma-buf. Peers only read, at the addresses
+        // that the region has.
         let found = unsafe {
             register(
                 self.domain.as_ptr(),
@@ -248,7 +249,8 @@ impl OpenDevice {
 
 impl Drop for OpenDevice {
     fn drop(&mut self) {
-        // SAFETY: all three are open, and everything made of them has a reference to `self` and is gone.
+        // SAFETY: all three are open, and everything made of them has a reference to `self` and is
+        // gone.
         unsafe {
             (self.functions.ibv_destroy_comp_channel)(self.channel.as_ptr());
             (self.functions.ibv_dealloc_pd)(self.domain.as_ptr());

@@ -124,7 +124,8 @@ fn kind_of(name: &str, port: u8, index: u8) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-/// Smaller is better: RoCE version 2 with an IPv4 address, then version 2 with a global one, then others.
+/// Smaller is better: RoCE version 2 with an IPv4 address, then version 2 with a global one, then
+/// others.
 fn rank_of(gid: &[u8; 16], kind: &str) -> u8 {
     let is_v2 = kind.trim() == "RoCE v2";
     let is_ipv4 = gid[..10] == [0; 10] && gid[10..12] == [0xff; 2];

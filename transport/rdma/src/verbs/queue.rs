@@ -123,7 +123,8 @@ impl VerbsQueue {
 
     /// The operations of this pair's driver.
     fn operations(&self) -> &ffi::ContextOperations {
-        // SAFETY: the context is open as long as the device is, to which `completions` has a reference.
+        // SAFETY: the context is open as long as the device is, to which `completions` has a
+        // reference.
         unsafe { &(*self.device().context.as_ptr()).ops }
     }
 }
@@ -218,7 +219,8 @@ impl Queue for VerbsQueue {
             receives[index - 1].next = first.wrapping_add(index);
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: the requests are a list that ends, over memory that the caller leaves to the device.
+        // SAFETY: the requests are a list that ends, over memory that the caller leaves to the
+        // device.
         let refused = unsafe {
             (self.operations().post_recv).map_or(NOT_SUPPORTED, |post| {
                 post(self.pair.as_ptr(), first, &mut bad)
@@ -321,7 +323,8 @@ impl VerbsQueue {
 impl Drop for VerbsQueue {
     fn drop(&mut self) {
         let device = self.device();
-        // SAFETY: made by `new`, destroyed only here. All events about it are acknowledged where they are taken.
+        // SAFETY: made by `new`, destroyed only here. All events about it are acknowledged where
+        // they are taken.
         let number = unsafe {
             let number = self.pair.as_ref().number;
             (device.functions.ibv_destroy_qp)(self.pair.as_ptr());
@@ -355,7 +358,8 @@ fn gather_of(request: &Request) -> ffi::Gather {
     }
 }
 
-/// How long a peer waits that found no receive posted: 10 us. Credits see to it that this does not happen.
+/// How long a peer waits that found no receive posted: 10 us. Credits see to it that this does not
+/// happen.
 const RNR_TIMER: u8 = 1;
 
 /// And how often it tries again.

@@ -1,3 +1,5 @@
+//! Links that begin on a simulated network and migrate to a simulated device.
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -374,7 +376,7 @@ fn a_device_that_fails_under_a_link_ends_it_and_later_links_stay_on_the_first_me
     pair.settle();
 }
 
-/// The next link carries calls at once on the first medium, and moves when RDMA has rested.
+/// The next link carries calls at once on the base transport, and moves when RDMA has rested.
 #[test]
 fn a_link_whose_queue_fails_falls_back_within_50_ms_and_its_successor_moves_later() {
     let mut pair = Pair::new(1, [true, true]);
@@ -416,7 +418,7 @@ fn a_side_whose_queue_failed_refuses_until_rdma_has_rested_and_is_asked_again() 
     pair.settle();
 }
 
-/// The record takes a place among the frames of the first medium, and frames that are held move on one by one.
+/// The record takes a place among the frames of the base transport, and frames that are held move on one by one.
 #[test]
 fn a_link_moves_with_room_for_few_frames() {
     for seed in seeds(40) {

@@ -1,3 +1,5 @@
+//! A handler that speaks a small protocol, and notes what came of each link.
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 

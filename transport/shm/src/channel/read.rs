@@ -11,7 +11,8 @@ use crate::ring::LOANS_MAX;
 use crate::segment::{WANTS_LOANS, WANTS_ROOM};
 
 impl Channel {
-    /// Reads what is there, as far as the link's orders and the turn allow. Returns the number of events.
+    /// Reads what is there, as far as the link's orders and the turn allow. Returns the number of
+    /// events.
     pub(crate) fn read<A>(
         &mut self,
         link: LinkId,
@@ -66,7 +67,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Tells the peer whether this end goes on with memory that it is lent, by what waits for payload.
+    /// Tells the peer whether this end goes on with memory that it is lent, by what waits for
+    /// payload.
     fn note_landing(&mut self) {
         let landing = self.inbound.as_ref().and_then(Inbound::landing);
         let Some(landing) = landing.filter(|landing| landing.filled_bytes() == 0) else {
@@ -101,8 +103,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Lets the peer have the room of what was read, and wakes it if it may wait for that: who waits has filled three
-    /// quarters of the ring, so that a look for each quarter read is enough.
+    /// Lets the peer have the room of what was read, and wakes it if it may wait for that: who
+    /// waits has filled three quarters of the ring, so that a look for each quarter read is enough.
     fn free(&mut self, freed_before: u64, counters: &mut ShmCounters) {
         let freed_bytes = (self.reader.read_bytes() - freed_before) as usize;
         if freed_bytes == 0 {
@@ -200,7 +202,8 @@ impl Channel {
         }
     }
 
-    /// Moves bytes of the ring to where the link wants them. Returns how many, and the number of events.
+    /// Moves bytes of the ring to where the link wants them. Returns how many, and the number of
+    /// events.
     fn take_bytes<A>(
         &mut self,
         link: LinkId,
@@ -241,7 +244,8 @@ impl Channel {
         (bytes, events)
     }
 
-    /// Hands lent memory over, or copies out of it. Returns how many bytes were copied, and the number of events.
+    /// Hands lent memory over, or copies out of it. Returns how many bytes were copied, and the
+    /// number of events.
     fn take_lent<A>(
         &mut self,
         link: LinkId,

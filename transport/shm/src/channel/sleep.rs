@@ -18,8 +18,8 @@ impl Channel {
         self.expected_until = self.expected_until.filter(|until| now < *until);
     }
 
-    /// Announces a sleep; false if there is work already, or something that only a turn can deal with. A link that
-    /// closes takes nothing in.
+    /// Announces a sleep; false if there is work already, or something that only a turn can deal
+    /// with. A link that closes takes nothing in.
     pub(crate) fn fall_asleep(&mut self, is_closing: bool) -> bool {
         let mut wants = WANTS_BYTES;
         if !self.outbound.is_empty() {
@@ -69,5 +69,6 @@ impl Channel {
     }
 }
 
-/// How long somebody who has said that a record follows soon is waited for. He says it again for each MiB.
+/// How long somebody who has said that a record follows soon is waited for. He says it again for
+/// each MiB.
 const SOON_TIME_MAX: Duration = Duration::from_micros(100);

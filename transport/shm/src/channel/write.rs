@@ -13,7 +13,8 @@ use crate::segment::WANTS_BYTES;
 use crate::{ShmCounters, sight, socket};
 
 impl Channel {
-    /// Writes what is queued, as far as there is room and the turn allows. Adds to the number of events.
+    /// Writes what is queued, as far as there is room and the turn allows. Adds to the number of
+    /// events.
     pub(crate) fn write<A>(
         &mut self,
         link: LinkId,
@@ -62,7 +63,8 @@ impl Channel {
         Ok(self.writer.room(wanted)? >= wanted)
     }
 
-    /// Writes one record, if it has room, or comes a step nearer to it. Returns how many bytes were dealt with.
+    /// Writes one record, if it has room, or comes a step nearer to it. Returns how many bytes were
+    /// dealt with.
     pub(super) fn write_record(
         &mut self,
         budget_bytes: usize,
@@ -110,8 +112,8 @@ impl Channel {
         });
     }
 
-    /// Says where a payload lies, if the peer can take it from there, or comes a step nearer to it. Returns how many bytes
-    /// were dealt with; `None` if the payload is to pass through the ring.
+    /// Says where a payload lies, if the peer can take it from there, or comes a step nearer to it.
+    /// Returns how many bytes were dealt with; `None` if the payload is to pass through the ring.
     fn write_reference(
         &mut self,
         payload: &Buffer,
@@ -132,8 +134,8 @@ impl Channel {
         self.write_shown(payload, counters).then_some(payload.len())
     }
 
-    /// Copies a part of a payload to where it can be lent, and lends it once all of it is there. Returns how many bytes
-    /// were copied.
+    /// Copies a part of a payload to where it can be lent, and lends it once all of it is there.
+    /// Returns how many bytes were copied.
     fn write_bounced(
         &mut self,
         payload: &Buffer,
@@ -166,8 +168,8 @@ impl Channel {
         Some(to - from)
     }
 
-    /// Lets the peer stay awake if it will not be long until a payload is lent of which `left_bytes` are to be copied. To
-    /// wake it takes longer than many a copy.
+    /// Lets the peer stay awake if it will not be long until a payload is lent of which
+    /// `left_bytes` are to be copied. To wake it takes longer than many a copy.
     fn announce(&self, left_bytes: usize) -> bool {
         let is_soon = left_bytes <= SOON_BYTES_MAX;
         if is_soon {
@@ -268,7 +270,8 @@ impl Channel {
             })
     }
 
-    /// Keeps a payload for the peer and says where it lies; `None` if it cannot be told of the arena now.
+    /// Keeps a payload for the peer and says where it lies; `None` if it cannot be told of the
+    /// arena now.
     fn lend(&mut self, payload: &Buffer) -> Option<Lent> {
         let memory = payload.shared_memory()?;
         let offset = memory.region.offset_of(payload)?;

@@ -132,8 +132,8 @@ impl ShmMedium {
         self.migrate(links, id, channel);
     }
 
-    /// The peer has switched: so does this end. There is no way back, since the peer's frames go into memory
-    /// already.
+    /// The peer has switched: so does this end. There is no way back, since the peer's frames go
+    /// into memory already.
     fn switch_acceptor(
         &mut self,
         links: &mut LinkRegistry<Self>,

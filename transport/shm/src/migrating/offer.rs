@@ -1,4 +1,5 @@
-//! What an acceptor tells a dialler over the base transport, so that it finds the rendezvous and the link.
+//! What an acceptor tells a dialler over the base transport, so that it finds the rendezvous and
+//! the link.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 

@@ -1,8 +1,9 @@
-//! Reads of what the peer has offered: each of one stretch, into one place, in chunks that are requests.
+//! Reads of what the peer has offered: each of one stretch, into one place, in chunks that are
+//! requests.
 
 use grpcxx_transport::{Inbound, Landing, ReadTarget};
 
-use super::{Kind, Station};
+use super::{Kind, QueueContext};
 use crate::adapter::{Queue, Work};
 use crate::wire::Offer;
 
@@ -34,14 +35,14 @@ pub(super) struct Reading {
 /// A read that is over.
 #[derive(Debug)]
 pub(crate) struct Read {
-    /// Staged bytes are [`Station::staged`].
+    /// Staged bytes are [`QueueContext::staged`].
     pub(crate) into: Target,
     pub(crate) len_bytes: usize,
     /// Whether it was the last of its offer.
     pub(crate) ends_offer: bool,
 }
 
-impl<Q: Queue> Station<Q> {
+impl<Q: Queue> QueueContext<Q> {
     /// Begins to read `len_bytes` of `offer` straight into a landing.
     ///
     /// # Panics
@@ -80,7 +81,8 @@ impl<Q: Queue> Station<Q> {
         });
     }
 
-    /// Begins to read the first bytes of `offer` into staging memory, as many as fit, and returns their number.
+    /// Begins to read the first bytes of `offer` into staging memory, as many as fit, and returns
+    /// their number.
     ///
     /// # Panics
     /// If a read has the receiving half.

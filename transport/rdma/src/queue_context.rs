@@ -1,4 +1,5 @@
-//! The memory that a device may touch while requests are posted: slots for messages, and landings being read.
+//! The memory that a device may touch while requests are posted: slots for messages, and landings
+//! being read.
 
 mod reads;
 
@@ -13,11 +14,12 @@ use crate::adapter::{Queue, Receive, Request, Work};
 
 /// One link's queue with all memory that is posted to it.
 ///
-/// Invariant: the device may touch a receive slot while `receives` calls it posted, a send slot while it is
-/// neither free nor prepared, the staging part and the landings of `readings` while they are there. Nothing here
-/// hands out a reference to such memory, and the queue is dropped before the memory is.
+/// Invariant: the device may touch a receive slot while `receives` calls it posted, a send slot
+/// while it is neither free nor prepared, the staging part and the landings of `readings` while
+/// they are there. Nothing here hands out a reference to such memory, and the queue is dropped
+/// before the memory is.
 #[derive(Debug)]
-pub(crate) struct Station<Q> {
+pub(crate) struct QueueContext<Q> {
     queue: Q,
     memory: Slots,
     receives: Vec<Slot>,
@@ -44,9 +46,9 @@ pub(crate) struct Layout {
     pub(crate) staging_bytes: usize,
 }
 
-/// Bounds of a [`Station`].
+/// Bounds of a [`QueueContext`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StationLimits {
+pub(crate) struct QueueContextLimits {
     pub(crate) requests: usize,
     pub(crate) reads: usize,
     pub(crate) inline_bytes: usize,
@@ -87,8 +89,8 @@ impl Layout {
     }
 }
 
-impl<Q: Queue> Station<Q> {
-    /// A station whose receives are all posted.
+impl<Q: Queue> QueueContext<Q> {
+    /// A context whose receives are all posted.
     ///
     /// # Panics
     /// If `memory` is shorter than the layout.
@@ -97,7 +99,7 @@ impl<Q: Queue> Station<Q> {
         mut buffer: BufferMut,
         key: u32,
         layout: Layout,
-        limits: StationLimits,
+        limits: QueueContextLimits,
     ) -> Result<Self, TransportError> {
         assert!(
             buffer.len() >= layout.len_bytes(),
@@ -105,7 +107,7 @@ impl<Q: Queue> Station<Q> {
         );
         let start = buffer.as_mut_ptr();
         let receives = usize::from(layout.receives);
-        let mut station = Self {
+        let mut context = Self {
             queue,
             memory: Slots {
                 buffer,
@@ -126,10 +128,10 @@ impl<Q: Queue> Station<Q> {
             inline_bytes_max: limits.inline_bytes,
         };
         for index in 0..layout.receives {
-            station.repost(index);
+            context.repost(index);
         }
-        station.flush()?;
-        Ok(station)
+        context.flush()?;
+        Ok(context)
     }
 
     pub(crate) fn queue(&mut self) -> &mut Q {
@@ -158,12 +160,12 @@ impl<Q: Queue> Station<Q> {
     pub(crate) fn message(&self, index: u16, len_bytes: usize) -> &[u8] {
         assert_eq!(self.receives[usize::from(index)], Slot::Taken);
         assert!(len_bytes <= self.memory.layout.slot_bytes);
-        // SAFETY: the slot lies in the memory, its receive has completed, and posting it again needs `self`
-        // mutably.
+        // SAFETY: the slot lies in the memory, its receive has completed, and posting it again
+        // needs `self` mutably.
         unsafe { std::slice::from_raw_parts(self.memory.receive(index), len_bytes) }
     }
 
-    /// Posts a slot that was taken for another message, with the next [`Station::flush`].
+    /// Posts a slot that was taken for another message, with the next [`QueueContext::flush`].
     pub(crate) fn repost(&mut self, index: u16) {
         let slot = &mut self.receives[usize::from(index)];
         assert_eq!(*slot, Slot::Taken, "a slot is posted once");
@@ -181,19 +183,22 @@ impl<Q: Queue> Station<Q> {
         self.posted.len() < self.depth
     }
 
-    /// A slot for the next message, to be sent by [`Station::send`]; `None` if all are on their way.
+    /// A slot for the next message, to be sent by [`QueueContext::send`]; `None` if all are on
+    /// their way.
     pub(crate) fn slot(&mut self) -> Option<&mut [u8]> {
         if !self.has_room() {
             return None;
         }
         let index = *self.free_sends.last()?;
-        // SAFETY: the slot lies in the memory, no request uses a free slot, and `self` is borrowed mutably.
+        // SAFETY: the slot lies in the memory, no request uses a free slot, and `self` is borrowed
+        // mutably.
         Some(unsafe {
             std::slice::from_raw_parts_mut(self.memory.send(index), self.memory.layout.slot_bytes)
         })
     }
 
-    /// Sends the first bytes of the slot of the last [`Station::slot`], with the next [`Station::flush`].
+    /// Sends the first bytes of the slot of the last [`QueueContext::slot`], with the next
+    /// [`QueueContext::flush`].
     pub(crate) fn send(&mut self, len_bytes: usize, is_last: bool) {
         assert!(len_bytes <= self.memory.layout.slot_bytes);
         let index = self.free_sends.pop().expect("a slot was taken");
@@ -207,7 +212,7 @@ impl<Q: Queue> Station<Q> {
         self.request(Kind::Send(index), work, is_last || is_short);
     }
 
-    /// Sends 32 bits, with the next [`Station::flush`].
+    /// Sends 32 bits, with the next [`QueueContext::flush`].
     pub(crate) fn send_immediate(&mut self, bits: u32, is_last: bool) {
         self.request(Kind::Immediate, Work::Immediate(bits), is_last);
     }
@@ -218,8 +223,8 @@ impl<Q: Queue> Station<Q> {
     /// If a read is on its way.
     pub(crate) fn staged(&self, len_bytes: usize) -> &[u8] {
         assert!(self.readings.is_empty() && len_bytes <= self.memory.layout.staging_bytes);
-        // SAFETY: staging lies in the memory, nothing but a read touches it, there is none, and beginning one
-        // needs `self` mutably.
+        // SAFETY: staging lies in the memory, nothing but a read touches it, there is none, and
+        // beginning one needs `self` mutably.
         unsafe { std::slice::from_raw_parts(self.memory.staging(), len_bytes) }
     }
 
@@ -227,15 +232,15 @@ impl<Q: Queue> Station<Q> {
     pub(crate) fn flush(&mut self) -> Result<(), TransportError> {
         self.queue_reads();
         if !self.reposts.is_empty() {
-            // SAFETY: the slots lie in memory that outlives the queue, and are neither read nor written until
-            // `take` says that they completed.
+            // SAFETY: the slots lie in memory that outlives the queue, and are neither read nor
+            // written until `take` says that they completed.
             unsafe { self.queue.post_receives(&self.reposts)? };
             self.reposts.clear();
         }
         if !self.requests.is_empty() {
-            // SAFETY: send slots are written only while they are free, which they are after completion. Reads
-            // go to staging memory or into a landing that `readings` has; neither is touched until all
-            // its reads completed or the queue is gone.
+            // SAFETY: send slots are written only while they are free, which they are after
+            // completion. Reads go to staging memory or into a landing that `readings` has; neither
+            // is touched until all its reads completed or the queue is gone.
             unsafe { self.queue.post_sends(&self.requests)? };
             self.requests.clear();
         }
@@ -263,12 +268,14 @@ impl<Q: Queue> Station<Q> {
         }
     }
 
-    /// Whether every request that was posted has completed, or would be known only with a later one.
+    /// Whether every request that was posted has completed, or would be known only with a later
+    /// one.
     pub(crate) fn is_acknowledged(&self) -> bool {
         self.requests.is_empty() && !self.posted.iter().any(|posted| posted.signalled)
     }
 
-    /// Destroys the queue, after which the device touches nothing, and gives back what reads held, oldest first.
+    /// Destroys the queue, after which the device touches nothing, and gives back what reads held,
+    /// oldest first.
     pub(crate) fn close(self) -> impl Iterator<Item = Target> {
         let Self {
             mut queue,
@@ -323,5 +330,6 @@ impl Slots {
     }
 }
 
-/// Requests in a row that complete unseen; each signalled one costs an entry of the completion queue.
+/// Requests in a row that complete unseen; each signalled one costs an entry of the completion
+/// queue.
 const UNSIGNALLED_MAX: usize = 8;
