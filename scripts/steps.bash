@@ -4,18 +4,22 @@ export CARGO_TERM_COLOR=never
 failed=()
 summary=()
 
-# Runs a command under a name, and notes how long it took and whether it failed.
+# A command ends with this status if what it needs is not here.
+not_run=77
+
+# Runs a command under a name, and notes how long it took and how it ended.
 step() {
     local name="$1"
     shift
     echo "=== $name: $*"
-    local start=$SECONDS
-    if "$@"; then
-        summary+=("ok      $((SECONDS - start)) s  $name")
-    else
-        summary+=("FAILED  $((SECONDS - start)) s  $name")
-        failed+=("$name")
-    fi
+    local start=$SECONDS status=0 word
+    "$@" || status=$?
+    case "$status" in
+    0) word="ok     " ;;
+    "$not_run") word="NOT RUN" ;;
+    *) word="FAILED " failed+=("$name") ;;
+    esac
+    summary+=("$word  $((SECONDS - start)) s  $name")
 }
 
 # Prints the list of steps; fails if any step failed.
@@ -55,7 +59,7 @@ under_miri() {
     if ! cargo +nightly miri --version >/dev/null 2>&1 &&
         ! rustup toolchain install nightly --profile minimal --component miri,rust-src >/dev/null 2>&1; then
         echo "NOT RUN: there is no nightly toolchain with Miri, and rustup cannot install one"
-        return 0
+        return "$not_run"
     fi
     # Miri runs the tests of a program one after the other; nextest runs each in a process, on all CPUs.
     local test=(test)
