@@ -1,11 +1,15 @@
 //! Which CPU each shard is pinned to.
 //!
 //! CPUs come from the process's own affinity mask, so cpusets, `taskset` and container limits are kept. The
-//! original takes ids from 16 upward and marks them with lock files; here an engine starts at a CPU that its
-//! caller chooses, and pinning is left out, with a warning, where there are too few CPUs.
+//! original takes ids from 16 upward and marks them with lock files; here tasks of a host claim the CPUs that they pin
+//! shards to. Pinning is left out, with a warning, where there are too few CPUs.
+
+mod claims;
 
 use std::fmt;
 use std::str::FromStr;
+
+pub use claims::CpuClaims;
 
 /// A list of CPU numbers as the kernel writes them: `0-3,8`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -83,17 +87,22 @@ pub fn pin_current_thread(cpu: usize) -> Result<(), PlacementError> {
 }
 
 impl Placement {
-    /// Chooses CPUs out of `allowed`. The text, if any, is a warning: pinning was wanted but is left out.
+    /// Chooses CPUs out of `allowed`. `claim` says of a CPU whether no other task of the host has it; it is ours then.
+    /// The text, if any, is a warning: pinning was wanted but is left out, or CPUs are shared with other tasks.
     ///
     /// # Errors
     /// The list names a CPU that is not allowed, or is too short.
     pub fn choose(
         request: &PlacementRequest<'_>,
         allowed: &CpuList,
+        mut claim: impl FnMut(usize) -> bool,
     ) -> Result<(Self, Option<String>), PlacementError> {
         let shards = request.shards;
         if let Some(list) = request.list {
-            return Self::from_list(shards, list, allowed).map(|placement| (placement, None));
+            let placement = Self::from_list(shards, list, allowed)?;
+            let cpus = placement.cpus.iter().flatten().copied();
+            let shared = cpus.filter(|cpu| !claim(*cpu)).collect();
+            return Ok((placement, warning_of_shared(shared)));
         }
         if !request.pin {
             return Ok((Self::unpinned(shards), None));
@@ -105,10 +114,21 @@ impl Placement {
             );
             return Ok((Self::unpinned(shards), Some(warning)));
         }
-        let cpus = (0..shards)
-            .map(|shard| Some(allowed.0[(request.first + shard) % allowed.0.len()]))
-            .collect();
-        Ok((Self { cpus }, None))
+        let count = allowed.0.len();
+        let in_turn = (0..count).map(|turn| allowed.0[(request.first + turn) % count]);
+        let mut cpus = Vec::with_capacity(shards);
+        let mut taken = Vec::new();
+        for cpu in in_turn {
+            if cpus.len() == shards {
+                break;
+            }
+            let chosen = if claim(cpu) { &mut cpus } else { &mut taken };
+            chosen.push(cpu);
+        }
+        taken.truncate(shards - cpus.len());
+        cpus.extend(&taken);
+        let cpus = cpus.into_iter().map(Some).collect();
+        Ok((Self { cpus }, warning_of_shared(taken)))
     }
 
     /// Shards that the system may move about.
@@ -214,6 +234,17 @@ impl fmt::Display for CpuList {
     }
 }
 
+/// What is said of CPUs that other tasks have claimed too.
+fn warning_of_shared(cpus: Vec<usize>) -> Option<String> {
+    if cpus.is_empty() {
+        return None;
+    }
+    Some(format!(
+        "other tasks of this host are pinned to CPU {} too; give each task CPUs of its own in GRPCXX_CPUS, or run fewer shards",
+        CpuList(cpus)
+    ))
+}
+
 fn cpu_number(text: &str) -> Result<usize, String> {
     match text.trim().parse() {
         Ok(cpu) if cpu <= CPU_NUMBER_MAX => Ok(cpu),
@@ -243,6 +274,47 @@ mod tests {
         }
     }
 
+    /// Nobody else has pinned anything.
+    fn free(_cpu: usize) -> bool {
+        true
+    }
+
+    #[test]
+    fn tasks_of_one_host_get_cpus_of_their_own_while_there_are_some() {
+        let allowed = list("0-3");
+        let mut claimed = vec![0, 2];
+        let mut place = |shards| {
+            let claim = |cpu| {
+                let is_free = !claimed.contains(&cpu);
+                claimed.push(cpu);
+                is_free
+            };
+            Placement::choose(&request(shards, true, None), &allowed, claim).unwrap()
+        };
+        let (placement, warning) = place(1);
+        assert_eq!(
+            (placement.to_string().as_str(), warning),
+            ("pinned to 1", None)
+        );
+        let (placement, warning) = place(2);
+        assert_eq!(placement.to_string(), "pinned to 3,0");
+        let warning = warning.unwrap();
+        assert!(
+            warning.contains("pinned to CPU 0 too; give each task"),
+            "{warning}"
+        );
+    }
+
+    #[test]
+    fn a_list_of_cpus_that_others_have_is_kept_with_a_warning() {
+        let cpus = list("3,1");
+        let request = request(2, true, Some(&cpus));
+        let (placement, warning) =
+            Placement::choose(&request, &list("0-3"), |cpu| cpu != 1).unwrap();
+        assert_eq!(placement.to_string(), "pinned to 3,1");
+        assert!(warning.unwrap().contains("pinned to CPU 1 too"));
+    }
+
     #[test]
     fn lists_read_as_they_are_written() {
         for text in ["0", "0-3,8", "5,7-9", "3,1"] {
@@ -265,16 +337,18 @@ mod tests {
     #[test]
     fn pinning_takes_allowed_cpus_only_and_never_more_than_there_are() {
         let allowed = list("2,4-5");
-        let (placement, warning) = Placement::choose(&request(2, true, None), &allowed).unwrap();
+        let (placement, warning) =
+            Placement::choose(&request(2, true, None), &allowed, free).unwrap();
         assert_eq!((placement.cpu(0), placement.cpu(1)), (Some(2), Some(4)));
         assert_eq!(
             (warning, placement.to_string()),
             (None, "pinned to 2,4".into())
         );
-        let (placement, warning) = Placement::choose(&request(4, true, None), &allowed).unwrap();
+        let (placement, warning) =
+            Placement::choose(&request(4, true, None), &allowed, free).unwrap();
         assert!(!placement.is_pinned());
         assert!(warning.unwrap().contains("only 3 CPUs may be used (2,4-5)"));
-        let (placement, _) = Placement::choose(&request(2, false, None), &allowed).unwrap();
+        let (placement, _) = Placement::choose(&request(2, false, None), &allowed, free).unwrap();
         assert_eq!(placement, Placement::unpinned(2));
     }
 
@@ -282,7 +356,7 @@ mod tests {
     fn engines_of_one_host_can_start_at_different_cpus() {
         let mut request = request(2, true, None);
         request.first = 2;
-        let (placement, _) = Placement::choose(&request, &list("2,4-5")).unwrap();
+        let (placement, _) = Placement::choose(&request, &list("2,4-5"), free).unwrap();
         assert_eq!((placement.cpu(0), placement.cpu(1)), (Some(5), Some(2)));
     }
 
@@ -290,11 +364,13 @@ mod tests {
     fn an_explicit_list_is_checked_and_kept_in_order() {
         let allowed = list("0-3");
         let cpus = list("3,1,0");
-        let (placement, _) = Placement::choose(&request(2, false, Some(&cpus)), &allowed).unwrap();
+        let (placement, _) =
+            Placement::choose(&request(2, false, Some(&cpus)), &allowed, free).unwrap();
         assert_eq!((placement.cpu(0), placement.cpu(1)), (Some(3), Some(1)));
-        let error = Placement::choose(&request(4, false, Some(&cpus)), &allowed).unwrap_err();
+        let error = Placement::choose(&request(4, false, Some(&cpus)), &allowed, free).unwrap_err();
         assert!(error.to_string().contains("list more, or run fewer shards"));
-        let error = Placement::choose(&request(1, true, Some(&list("7"))), &allowed).unwrap_err();
+        let error =
+            Placement::choose(&request(1, true, Some(&list("7"))), &allowed, free).unwrap_err();
         assert!(error.to_string().contains("CPU 7 is not among"));
     }
 

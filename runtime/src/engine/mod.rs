@@ -27,6 +27,7 @@ use crate::command::Command;
 use crate::counters::Counters;
 use crate::function::{AsyncFunction, Function};
 use crate::host::{HostError, HostHandle, TaskSpawner};
+use crate::placement::CpuClaims;
 use crate::registry;
 use crate::remote::Remote;
 use crate::shard::{ShardContext, SharedParts};
@@ -42,6 +43,8 @@ pub struct Engine {
     spawners: Vec<TaskSpawner>,
     /// Keeps what [`EngineOptions::cpu_latency`] asks for in force.
     _cpu_latency: Option<File>,
+    /// Tells other tasks of the host which CPUs these shards have.
+    _cpu_claims: CpuClaims,
 }
 
 impl Engine {

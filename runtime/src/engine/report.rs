@@ -30,7 +30,7 @@ pub struct StartReport {
     pub idle: IdlePolicy,
     /// How long idle CPUs may take to wake up.
     pub cpu_latency: CpuLatency,
-    /// Why pinning that was asked for was left out.
+    /// Why pinning that was asked for was left out, or with whom CPUs are shared.
     pub placement_warning: Option<String>,
     /// Memory of each shard, in bytes of address space.
     pub arena_bytes: usize,
@@ -140,9 +140,10 @@ impl fmt::Display for Cpus<'_> {
         let report = self.0;
         if !report.pinned_cpus.is_empty() {
             let cpus: Vec<String> = report.pinned_cpus.iter().map(usize::to_string).collect();
-            return write!(f, "pinned:{}", cpus.join(","));
+            write!(f, "pinned:{}", cpus.join(","))?;
+        } else {
+            write!(f, "unpinned(of {})", report.allowed_cpus)?;
         }
-        write!(f, "unpinned(of {})", report.allowed_cpus)?;
         if let Some(warning) = &report.placement_warning {
             write!(f, " ({warning})")?;
         }

@@ -22,7 +22,7 @@ use crate::host::{self, Clock, HostChoice, HostHandle, HostOptions, TaskSpawner}
 use crate::idle::IdlePolicy;
 use crate::limits;
 use crate::mesh::{self, Doorbell, Inbox, InboxSender, Mesh, Sleeper};
-use crate::placement::{Placement, PlacementRequest, allowed_cpus};
+use crate::placement::{CpuClaims, Placement, PlacementRequest, allowed_cpus};
 use crate::registry::Functions;
 use crate::shard::{CoreParts, DrivenShard, Shard, SharedParts};
 use crate::task::{Device, Task};
@@ -47,6 +47,7 @@ struct Plan {
     host: HostChoice,
     placement: Placement,
     placement_warning: Option<String>,
+    cpu_claims: CpuClaims,
     allowed_cpus: usize,
     idle: IdlePolicy,
     arena: ArenaOptions,
@@ -104,6 +105,7 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
         hosts,
         spawners,
         _cpu_latency: cpu_latency_file,
+        _cpu_claims: plan.cpu_claims,
     };
     if let Err(error) = waited {
         // The shards that did start are stopped; the error of the one that did not is what counts.
@@ -127,12 +129,15 @@ fn plan(options: &EngineOptions) -> Result<Plan, EngineError> {
         list: options.cpus.as_ref(),
         first: options.first_cpu,
     };
-    let (placement, placement_warning) = Placement::choose(&request, &allowed)?;
+    let mut cpu_claims = CpuClaims::default();
+    let (placement, placement_warning) =
+        Placement::choose(&request, &allowed, |cpu| cpu_claims.take(cpu))?;
     let allowed_cpus = allowed.as_slice().len();
     Ok(Plan {
         host: HostChoice::choose(options.host).map_err(EngineError::Options)?,
         placement,
         placement_warning,
+        cpu_claims,
         allowed_cpus,
         idle: IdlePolicy::choose(options.polling, options.spin, options.shards, allowed_cpus),
         arena: ArenaOptions {
