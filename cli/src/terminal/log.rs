@@ -43,9 +43,7 @@ pub(crate) fn start_log(filter: &str, format: LogFormat) -> Outcome<Log> {
             ),
         )
     })?;
-    let lines = LogQueue::start(|line: Vec<u8>| write_whole(&mut io::stderr(), &line).is_ok())
-        .or_exit_at(Exit::System, || "cannot start the log's thread".to_owned())?;
-    let log = Log { lines };
+    let log = Log::start()?;
     // What goes wrong inside would be printed to standard error, which may hang or be gone.
     let layer = fmt::layer()
         .with_writer(log.clone())
@@ -70,6 +68,21 @@ pub(crate) fn start_log(filter: &str, format: LogFormat) -> Outcome<Log> {
 }
 
 impl Log {
+    /// Begins to write lines to standard error.
+    pub(crate) fn start() -> Outcome<Self> {
+        let write = |line: Vec<u8>| write_whole(&mut io::stderr(), &line).is_ok();
+        let lines = LogQueue::start(write)
+            .or_exit_at(Exit::System, || "cannot start the log's thread".to_owned())?;
+        Ok(Self { lines })
+    }
+
+    /// Writes a line as it is.
+    pub(crate) fn line(&self, mut line: String) {
+        line.push('\n');
+        let bytes = line.len();
+        self.lines.push(line.into_bytes(), bytes);
+    }
+
     /// Gives lines a short time to be written.
     pub(crate) fn flush(&self) {
         self.lines.flush(FLUSH_TIMEOUT);

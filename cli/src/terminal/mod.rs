@@ -1,7 +1,7 @@
 //! What both programs do at a terminal: exit codes and their messages, logs, signals.
 
 mod exit;
-mod log;
+pub(crate) mod log;
 mod output;
 pub(crate) mod plain;
 mod settings;

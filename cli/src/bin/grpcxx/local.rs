@@ -1,4 +1,4 @@
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use grpcxx_cli::local::{LocalCluster, LocalError, LocalOptions, LogLine, Stream};
@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::arguments::{self, LocalArguments};
 use crate::cluster::server_program;
 use crate::output::Output;
+use crate::terminal::log::Log;
 use crate::terminal::{Exit, Failure, Outcome, Signals};
 
 #[derive(Serialize)]
@@ -29,7 +30,9 @@ pub(crate) fn run(arguments: &LocalArguments, output: Output) -> Outcome {
     let signals = Signals::watch()?;
     let mut options = options(&arguments.cluster)?;
     options.arguments.clone_from(&arguments.arguments);
-    let mut cluster = LocalCluster::start(options, follow()).map_err(failure)?;
+    // Standard error may be a pipe that nobody reads, and must not keep the cluster from its end.
+    let log = Log::start()?;
+    let mut cluster = LocalCluster::start(options, follow(log.clone())).map_err(failure)?;
     let started = Started {
         cluster_spec: cluster.cluster_spec().to_owned(),
         endpoint_map: cluster.endpoint_map().display().to_string(),
@@ -91,29 +94,23 @@ pub(crate) fn failure(error: LocalError) -> Failure {
 }
 
 /// Prints each line of each task under its name.
-fn follow() -> impl Fn(LogLine) + Send + Sync + 'static {
+fn follow(log: Log) -> impl Fn(LogLine) + Send + Sync + 'static {
     let is_colourful = std::io::stderr().is_terminal();
     move |line| {
         if line.stream == Stream::Output {
             return;
         }
-        let mut error = std::io::stderr().lock();
-        // If standard error is closed nobody follows.
-        let _ = if is_colourful {
+        log.line(if is_colourful {
             let colour = 31
                 + line
                     .task
                     .bytes()
                     .fold(0u32, |sum, byte| sum + u32::from(byte))
                     % 6;
-            writeln!(
-                error,
-                "\x1b[{colour}m{:>10}\x1b[0m | {}",
-                line.task, line.text
-            )
+            format!("\x1b[{colour}m{:>10}\x1b[0m | {}", line.task, line.text)
         } else {
-            writeln!(error, "{:>10} | {}", line.task, line.text)
-        };
+            format!("{:>10} | {}", line.task, line.text)
+        });
     }
 }
 
