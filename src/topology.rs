@@ -100,7 +100,7 @@ impl Topology {
                 task,
                 grpc: grpc.to_owned(),
                 star_port: star.port,
-                star: format!("{}:{}", star.host, star.port),
+                star: star.to_string(),
             })
             .collect();
         Ok(Self { tasks, source })

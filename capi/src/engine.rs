@@ -42,6 +42,14 @@ impl CEngine {
             Status::new(Code::FailedPrecondition, error.to_string())
         })?;
         tracing::info!("{}", engine.start_report());
+        if let Some(star) = engine.local_addr()
+            && star.ip().is_unspecified()
+        {
+            tracing::warn!(
+                %star,
+                "whoever reaches this machine may read and change what this task holds; listen on the address of the cluster's network"
+            );
+        }
         Ok(Self::new(engine))
     }
 

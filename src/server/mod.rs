@@ -14,7 +14,7 @@ use std::time::Duration;
 use grpcxx_control::{BadAddress, Control, ControlError, ControlOptions};
 use grpcxx_rpc::wire::encode_record;
 use grpcxx_rpc::{Status, Tensor, Text};
-use grpcxx_runtime::cluster::{ClusterError, ClusterSpec, Protocol, TaskId};
+use grpcxx_runtime::cluster::{ClusterError, ClusterSpec, Protocol, TaskId, listen_ip};
 use grpcxx_runtime::config::Config;
 use grpcxx_runtime::endpoint_map::EndpointMapError;
 use grpcxx_runtime::{Client, Engine, EngineError, EngineOptions, Function, StartReport};
@@ -149,7 +149,10 @@ impl Server {
         engine_options.listen = topology
             .as_ref()
             .and_then(|topology| topology.task(&task))
-            .map(|own| SocketAddr::new(config.bind_address, own.star_port));
+            .map(|own| {
+                let ip = config.bind_address.unwrap_or_else(|| listen_ip(&own.star));
+                SocketAddr::new(ip, own.star_port)
+            });
         let listen = engine_options.listen;
         let engine = Engine::start(engine_options).map_err(|error| explain(error, listen))?;
         engine.store_put(share).map_err(ServerError::Store)?;
@@ -170,7 +173,10 @@ impl Server {
             task,
             topology,
         );
-        let control_options = control_options(&grpc_address, config.bind_address, metrics)?;
+        let grpc_ip = config
+            .bind_address
+            .unwrap_or_else(|| listen_ip(&grpc_address));
+        let control_options = control_options(&grpc_address, grpc_ip, metrics)?;
         let control = Control::start(control_options, Arc::new(backend))?;
         Ok(Self {
             engine,
@@ -194,6 +200,11 @@ impl Server {
     /// Where the gRPC endpoint listens.
     pub fn grpc_address(&self) -> SocketAddr {
         self.control.local_addr()
+    }
+
+    /// Where the star port listens, unless the protocol does not speak star.
+    pub fn star_address(&self) -> Option<SocketAddr> {
+        self.report.star_address
     }
 
     /// Where metrics are served, if anywhere.

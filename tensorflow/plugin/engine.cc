@@ -1,5 +1,6 @@
 #include "engine.h"
 
+#include <arpa/inet.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -84,6 +86,16 @@ absl::StatusOr<std::string> OwnAddress(const tensorflow::ServerDef& server_def, 
                                                    server_def.job_name(), "\"; protocol=\"grpc++\" needs it there"));
   }
   return address;
+}
+
+// Where a task listens whose own host is this: the loopback address that it is, else all addresses of its family.
+std::string ListenIp(absl::string_view host) {
+  if (absl::EqualsIgnoreCase(host, "localhost")) return "127.0.0.1";
+  if (absl::ConsumePrefix(&host, "[")) return host == "::1]" ? "::1" : "::";
+  const std::string text(host);
+  in_addr ip;
+  const bool is_loopback = inet_pton(AF_INET, text.c_str(), &ip) == 1 && absl::StartsWith(host, "127.");
+  return is_loopback ? text : "0.0.0.0";
 }
 
 // Engines that are alive, so that their threads end before the process takes TensorFlow apart.
@@ -176,6 +188,7 @@ absl::StatusOr<std::shared_ptr<Engine>> Engine::Start(const tensorflow::ServerDe
   size_t num_tasks = 0;
   const absl::StatusOr<std::string> own = OwnAddress(server_def, &num_tasks);
   if (!own.ok()) return own.status();
+  std::string host = own->substr(0, own->rfind(':'));
   std::string port = "0";
   if (engine->map_ != nullptr) {
     // As in DeepRec the map names every task; entries that are wrong matter to those who use them.
@@ -187,11 +200,13 @@ absl::StatusOr<std::shared_ptr<Engine>> Engine::Start(const tensorflow::ServerDe
     }
     const absl::StatusOr<std::string> star = engine->StarAddress(*own, 0);
     if (!star.ok()) return star.status();
+    host = star->substr(0, star->rfind(':'));
     port = star->substr(star->rfind(':') + 1);
   }
   const char* bind_address = std::getenv("GRPCXX_BIND_ADDRESS");
-  const std::string listen =
-      absl::StrCat(bind_address != nullptr && *bind_address != '\0' ? bind_address : "0.0.0.0", ":", port);
+  const bool is_bound = bind_address != nullptr && *bind_address != '\0';
+  const std::string ip = is_bound ? bind_address : ListenIp(host);
+  const std::string listen = absl::StrCat(absl::StrContains(ip, ':') ? absl::StrCat("[", ip, "]") : ip, ":", port);
 
   grpcxx_options* options = grpcxx_options_new();
   absl::Status started = engine->Configure(server_def, num_tasks, listen, options);

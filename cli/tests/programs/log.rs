@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::SERVER;
 use super::cluster::{caller, device};
+use super::{SERVER, TOOL};
 
 /// A task that is ended at the latest when the test ends.
 struct Server {
@@ -32,6 +32,17 @@ impl Server {
         error: impl Into<Stdio>,
     ) -> Self {
         let [grpc, star] = addresses();
+        Self::start_at([&grpc, &star], starter, folder, log, output, error)
+    }
+
+    fn start_at(
+        [grpc, star]: [&str; 2],
+        starter: &[&str],
+        folder: &Path,
+        log: &str,
+        output: impl Into<Stdio>,
+        error: impl Into<Stdio>,
+    ) -> Self {
         std::fs::write(folder.join(".endpoint_map"), format!("{grpc}={star}\n")).unwrap();
         let mut program = starter.iter().copied().chain([SERVER]);
         let child = Command::new(program.next().unwrap())
@@ -50,7 +61,10 @@ impl Server {
             .stderr(error)
             .spawn()
             .unwrap();
-        let server = Self { child, star };
+        let server = Self {
+            child,
+            star: star.to_owned(),
+        };
         server.await_port();
         server
     }
@@ -142,6 +156,102 @@ fn a_log_that_nobody_reads_stops_nothing() {
 }
 
 #[test]
+fn a_cluster_whose_log_nobody_reads_starts_and_stops() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_reader, mut error) = pipe().unwrap();
+    error.write_all(&vec![b'x'; PIPE_BYTES]).unwrap();
+    let mut cluster = Command::new(TOOL)
+        .current_dir(folder.path())
+        .args(["local", "--ps", "1", "--worker", "1", "--run-for", "1"])
+        .env("GRPCXX_SHARDS", "1")
+        .env("GRPCXX_ARENA_BYTES", "16MiB")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(error)
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let status = loop {
+        if let Some(status) = cluster.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > deadline {
+            cluster.kill().unwrap();
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    assert_eq!(status.code(), Some(0));
+}
+
+#[test]
+fn a_task_with_a_loopback_address_listens_there_only_and_says_so() {
+    let has_ipv6 = TcpListener::bind("[::1]:0").is_ok();
+    for (grpc, star) in [
+        ("127.0.0.1", "127.0.0.1"),
+        ("localhost", "[::1]"),
+        ("[::1]", "127.0.0.2"),
+    ] {
+        if !has_ipv6 && format!("{grpc}{star}").contains("::1") {
+            println!("SKIPPED {grpc} and {star}: this machine has no IPv6");
+            continue;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let [grpc_port, star_port] =
+            addresses().map(|address| address.rsplit_once(':').unwrap().1.to_owned());
+        let [grpc, star] = [format!("{grpc}:{grpc_port}"), format!("{star}:{star_port}")];
+        let mut server = Server::start_at(
+            [&grpc, &star],
+            &[],
+            folder.path(),
+            "warn",
+            Stdio::piped(),
+            Stdio::piped(),
+        );
+        let mut ready = String::new();
+        BufReader::new(server.child.stdout.take().unwrap())
+            .read_line(&mut ready)
+            .unwrap();
+        let grpc = grpc.replace("localhost", "127.0.0.1");
+        assert!(
+            ready.contains(&format!(" grpc={grpc} star={star} ")),
+            "{ready}"
+        );
+        server.assert_serves();
+        let mut error = server.child.stderr.take().unwrap();
+        assert_eq!(server.stop().code(), Some(0));
+        let mut log = String::new();
+        error.read_to_string(&mut log).unwrap();
+        assert_eq!(log, "");
+    }
+}
+
+#[test]
+fn a_task_that_is_open_to_all_warns_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let [grpc_port, star_port] =
+        addresses().map(|address| address.rsplit_once(':').unwrap().1.to_owned());
+    let hosts = [
+        format!("ps0.example:{grpc_port}"),
+        format!("127.0.0.1:{star_port}"),
+    ];
+    let mut server = Server::start_at(
+        [&hosts[0], &hosts[1]],
+        &[],
+        folder.path(),
+        "warn",
+        Stdio::null(),
+        Stdio::piped(),
+    );
+    server.assert_serves();
+    let mut error = server.child.stderr.take().unwrap();
+    assert_eq!(server.stop().code(), Some(0));
+    let mut log = String::new();
+    error.read_to_string(&mut log).unwrap();
+    assert!(log.contains(&format!("grpc=0.0.0.0:{grpc_port}")), "{log}");
+    assert_eq!(log.matches("GRPCXX_BIND_ADDRESS").count(), 1, "{log}");
+}
+
+#[test]
 fn a_full_disk_stops_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let full = || std::fs::File::create("/dev/full").unwrap();
@@ -204,5 +314,7 @@ fn a_limit_of_file_sizes_stops_nothing() {
     assert!(log.len() <= 16 << 10 && log.contains("ulimit -f"), "{log}");
 }
 
+/// What a pipe holds that nobody reads, unless the system is told otherwise.
+const PIPE_BYTES: usize = 64 << 10;
 /// For machines that are busy with other things; a task stops within 2 seconds otherwise.
 const PATIENCE: Duration = Duration::from_secs(30);

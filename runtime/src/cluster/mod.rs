@@ -7,6 +7,7 @@ mod task;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub use error::ClusterError;
 pub use json::TfConfig;
@@ -222,7 +223,20 @@ impl fmt::Display for ClusterSpec {
     }
 }
 
-/// The host and the port of `host:port`.
+/// The IP address on which a task listens, as long as no setting says, whose own address is `address`: the loopback
+/// address that it is, else all addresses of its family.
+pub fn listen_ip(address: &str) -> IpAddr {
+    let host = split_address(address).map_or("", |(host, _)| host);
+    match host.parse() {
+        Ok(IpAddr::V4(ip)) if ip.is_loopback() => ip.into(),
+        Ok(IpAddr::V6(ip)) if ip.is_loopback() => ip.into(),
+        Ok(IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
+        Err(_) if host.eq_ignore_ascii_case("localhost") => Ipv4Addr::LOCALHOST.into(),
+        Ok(IpAddr::V4(_)) | Err(_) => Ipv4Addr::UNSPECIFIED.into(),
+    }
+}
+
+/// The host and the port of `host:port`, or of `[address]:port` for IPv6.
 ///
 /// # Errors
 /// What to write instead.
@@ -232,14 +246,27 @@ pub(crate) fn split_address(address: &str) -> Result<(&str, u16), String> {
             "an address has at most {ADDRESS_BYTES_MAX} bytes: `host:port`"
         ));
     }
+    let (host, port) = split_host(address)?;
+    let is_port = port.bytes().all(|byte| byte.is_ascii_digit());
+    match port.parse() {
+        Ok(port) if port > 0 && is_port => Ok((host, port)),
+        _ => Err("write a port from 1 to 65535 behind the colon".to_owned()),
+    }
+}
+
+/// The host, without brackets, and what stands behind its colon.
+pub(crate) fn split_host(address: &str) -> Result<(&str, &str), String> {
+    if let Some(rest) = address.strip_prefix('[') {
+        return match rest.split_once("]:") {
+            Some((host, port)) if host.parse::<Ipv6Addr>().is_ok() => Ok((host, port)),
+            _ => Err("write an IPv6 address as `[2001:db8::1]:port`".to_owned()),
+        };
+    }
     let Some((host, port)) = address.split_once(':') else {
         return Err("write `host:port`, with a port from 1 to 65535".to_owned());
     };
     if port.contains(':') {
-        return Err(
-            "write `host:port` with a host name or an IPv4 address; star knows no IPv6 addresses"
-                .to_owned(),
-        );
+        return Err("write `host:port`, and an IPv6 address in brackets: `[::1]:port`".to_owned());
     }
     let is_host = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
     if host.len() > HOST_BYTES_MAX {
@@ -247,13 +274,10 @@ pub(crate) fn split_address(address: &str) -> Result<(&str, u16), String> {
     }
     if host.is_empty() || !host.chars().all(is_host) {
         return Err(
-            "write a host name or an IPv4 address before the colon, without spaces".to_owned(),
+            "write a host name or an IP address before the colon, without spaces".to_owned(),
         );
     }
-    match port.parse() {
-        Ok(port) if port > 0 => Ok((host, port)),
-        _ => Err("write a port from 1 to 65535 behind the colon".to_owned()),
-    }
+    Ok((host, port))
 }
 
 fn check_length(text: &str) -> Result<(), ClusterError> {

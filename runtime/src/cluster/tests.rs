@@ -95,12 +95,18 @@ fn errors_name_place_finding_and_remedy() {
         ("ps|:1", "found `:1`; write a host name"),
         (
             "ps|a b:1",
-            "found `a b:1`; write a host name or an IPv4 address before the colon, without",
+            "found `a b:1`; write a host name or an IP address before the colon, without",
+        ),
+        ("ps|a:+1", "found `a:+1`; write a port from 1 to 65535"),
+        (
+            "ps|::1:1",
+            "found `::1:1`; write `host:port`, and an IPv6 address in brackets",
         ),
         (
-            "ps|[::1]:1",
-            "found `[::1]:1`; write `host:port` with a host name or an IPv4 address; star knows no IPv6",
+            "ps|[::1]",
+            "found `[::1]`; write an IPv6 address as `[2001:db8::1]:port`",
         ),
+        ("ps|[zz]:1", "found `[zz]:1`; write an IPv6 address as"),
         ("ps|a:1,ps|b:1", "found `ps`; name each job once"),
         (
             "p-s|a:1",
@@ -217,5 +223,34 @@ proptest::proptest! {
         }).collect();
         let spec = cluster(&jobs.join(","));
         proptest::prop_assert_eq!(cluster(&spec.to_string()), spec);
+    }
+}
+
+#[test]
+fn ipv6_addresses_stand_in_brackets() {
+    let cluster = ClusterSpec::parse("ps|[::1]:2222;[2001:db8::2]:2222,worker|a:1").unwrap();
+    assert_eq!(cluster.address(&TaskId::new("ps", 0)), Some("[::1]:2222"));
+    assert_eq!(
+        split_address("[2001:db8::2]:2222"),
+        Ok(("2001:db8::2", 2222))
+    );
+    let text = cluster.to_string();
+    assert_eq!(ClusterSpec::parse(&text).unwrap(), cluster);
+}
+
+#[test]
+fn tasks_listen_on_loopback_if_that_is_their_address_and_on_all_addresses_else() {
+    for (address, listens) in [
+        ("127.0.0.1:2222", "127.0.0.1"),
+        ("127.0.0.7:2222", "127.0.0.7"),
+        ("localhost:2222", "127.0.0.1"),
+        ("LocalHost:2222", "127.0.0.1"),
+        ("[::1]:2222", "::1"),
+        ("10.1.2.3:2222", "0.0.0.0"),
+        ("ps0.example:2222", "0.0.0.0"),
+        ("127.example:2222", "0.0.0.0"),
+        ("[2001:db8::1]:2222", "::"),
+    ] {
+        assert_eq!(listen_ip(address).to_string(), listens, "{address}");
     }
 }

@@ -229,9 +229,9 @@ config! {
     huge_pages: bool = parse::switch,
         "GRPCXX_HUGE_PAGES", "true", "", "engine",
         "ask the kernel for transparent huge pages";
-    bind_address: IpAddr = parse::ip_address,
-        "GRPCXX_BIND_ADDRESS", "0.0.0.0", "", "engine, gRPC endpoint",
-        "address that the star port and the gRPC port listen on";
+    bind_address: Option<IpAddr> = parse::ip_address,
+        "GRPCXX_BIND_ADDRESS", "", "", "grpcxx-server, TensorFlow plugin",
+        "IP address that the star port and the gRPC port listen on; unset: loopback if that is the task's address, else all";
     star_port_offset: u16 = parse::port_offset,
         "GRPCXX_STAR_PORT_OFFSET", "10000", "", "grpcxx-server, grpcxx",
         "star port minus gRPC port of every task where there is no `.endpoint_map`; 1 to 65534";

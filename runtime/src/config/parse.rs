@@ -210,9 +210,11 @@ pub(super) fn log_format(text: &str) -> Parsed<LogFormat> {
     }
 }
 
-pub(super) fn ip_address(text: &str) -> Parsed<IpAddr> {
-    text.parse()
-        .map_err(|_| unreadable("an IP address such as 0.0.0.0 or 127.0.0.1"))
+pub(super) fn ip_address(text: &str) -> Parsed<Option<IpAddr>> {
+    optional(text, |text| {
+        text.parse()
+            .map_err(|_| unreadable("an IP address such as 0.0.0.0, 127.0.0.1 or ::1"))
+    })
 }
 
 pub(super) fn socket_address(text: &str) -> Parsed<Option<SocketAddr>> {

@@ -34,7 +34,7 @@ fn an_empty_environment_gives_the_defaults() {
     assert_eq!(config.connection_timeout, Duration::from_secs(120));
     assert_eq!(config.endpoint_map_directory, None);
     assert_eq!(config.flow_control_tensors, 16);
-    assert_eq!(config.bind_address, IpAddr::from([0, 0, 0, 0]));
+    assert_eq!(config.bind_address, None);
 }
 
 #[test]

@@ -1,11 +1,13 @@
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+
+use crate::cluster::split_host;
 
 /// Where a task speaks star.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StarAddress {
-    /// A host name or an IPv4 address. The own one does not count: a task listens on all addresses.
+    /// A host name or an IP address.
     pub host: String,
     /// The port.
     pub port: u16,
@@ -24,12 +26,12 @@ pub fn star_port(grpc_port: u16, offset: u16) -> Result<u16, String> {
 }
 
 impl StarAddress {
-    /// The IPv4 address of the host, looked up by the system if it is a name. Ask once: where a host moves to
+    /// The address of the host, looked up by the system if it is a name. Ask once: where a host moves to
     /// is not followed.
     ///
     /// # Errors
-    /// The name has no IPv4 address.
-    pub fn resolve(&self) -> Result<SocketAddrV4, String> {
+    /// The name has no address.
+    pub fn resolve(&self) -> Result<SocketAddr, String> {
         self.resolve_with(|host| {
             let addresses = (host, self.port).to_socket_addrs()?;
             Ok(addresses.map(|address| address.ip()).collect())
@@ -39,29 +41,23 @@ impl StarAddress {
     /// As [`StarAddress::resolve`], with `lookup` in place of the system.
     ///
     /// # Errors
-    /// The name has no IPv4 address.
+    /// The name has no address.
     pub fn resolve_with(
         &self,
         lookup: impl FnOnce(&str) -> io::Result<Vec<IpAddr>>,
-    ) -> Result<SocketAddrV4, String> {
-        if let Ok(address) = self.host.parse::<Ipv4Addr>() {
-            return Ok(SocketAddrV4::new(address, self.port));
+    ) -> Result<SocketAddr, String> {
+        if let Ok(address) = self.host.parse::<IpAddr>() {
+            return Ok(SocketAddr::new(address, self.port));
         }
         let host = &self.host;
         let found = lookup(host).map_err(|error| {
-            format!(
-                "host `{host}` is not known: {error}; check the name, or write its IPv4 address"
-            )
+            format!("host `{host}` is not known: {error}; check the name, or write its IP address")
         })?;
-        let first = found.iter().find_map(|address| match address {
-            IpAddr::V4(address) => Some(*address),
-            IpAddr::V6(_) => None,
-        });
-        match first {
-            Some(address) => Ok(SocketAddrV4::new(address, self.port)),
-            None => Err(format!(
-                "host `{host}` has no IPv4 address, and star knows no other; write one"
-            )),
+        // Tasks listen on IPv4 unless their address says IPv6, and originals know no other.
+        let first = found.iter().find(|address| address.is_ipv4());
+        match first.or(found.first()) {
+            Some(address) => Ok(SocketAddr::new(*address, self.port)),
+            None => Err(format!("host `{host}` has no address; write one")),
         }
     }
 
@@ -69,20 +65,13 @@ impl StarAddress {
     pub(super) fn parse(value: &str) -> Result<(Self, Option<String>), String> {
         let shown = value.trim_end();
         let not_a_pair = format!("Could not interpret \"{shown}\" as a host-port pair.");
-        let Some((host, port)) = value.split_once(':') else {
-            return Err(format!("{not_a_pair} Write `star_host:star_port`"));
+        let (host, port) = match value.split_once(':') {
+            None => return Err(format!("{not_a_pair} Write `star_host:star_port`")),
+            Some(("", port)) if !port.contains(':') => {
+                return Err("write a host name or an IP address behind `=`".to_owned());
+            }
+            Some(_) => split_host(value).map_err(|wanted| format!("{not_a_pair} {wanted}"))?,
         };
-        if port.contains(':') {
-            return Err(format!(
-                "{not_a_pair} Write a host name or an IPv4 address; star knows no IPv6 addresses"
-            ));
-        }
-        let is_host = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
-        if host.is_empty() || !host.chars().all(is_host) {
-            return Err(
-                "write a host name or an IPv4 address, without spaces, behind `=`".to_owned(),
-            );
-        }
         let trimmed = port.trim_matches(|letter: char| letter.is_ascii_whitespace());
         let number: i32 = trimmed
             .parse()
@@ -91,8 +80,14 @@ impl StarAddress {
         if number <= 0 || port == 0 {
             return Err("write a port from 1 to 65535 at the end".to_owned());
         }
-        let oddity = (number > i32::from(u16::MAX))
-            .then(|| format!("a port ends at 65535; as DeepRec does, {port} is taken"));
+        let oddity = if number > i32::from(u16::MAX) {
+            Some(format!(
+                "a port ends at 65535; as DeepRec does, {port} is taken"
+            ))
+        } else {
+            let is_ipv6 = host.contains(':');
+            is_ipv6.then(|| "tasks of DeepRec know no IPv6 addresses".to_owned())
+        };
         let address = Self {
             host: host.to_owned(),
             port,
@@ -103,6 +98,11 @@ impl StarAddress {
 
 impl fmt::Display for StarAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.host, self.port)
+        let Self { host, port } = self;
+        if host.contains(':') {
+            write!(f, "[{host}]:{port}")
+        } else {
+            write!(f, "{host}:{port}")
+        }
     }
 }

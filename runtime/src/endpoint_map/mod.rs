@@ -149,7 +149,11 @@ impl EndpointMap {
                 Ok((host, port)) => map.push(Entry {
                     line,
                     key: address.to_owned(),
-                    value: format!("{host}:{port}"),
+                    value: StarAddress {
+                        host: host.to_owned(),
+                        port,
+                    }
+                    .to_string(),
                 }),
                 Err(reason) => problems.push(Problem::at(line, 1, address, reason)),
             }

@@ -133,18 +133,33 @@ fn checklist_22_missing_entries_are_all_told() {
 
 #[test]
 fn checklist_22_values_that_are_no_pair() {
-    for value in ["", "s", "7", "[::1]:1", "::1", "s:1:2"] {
+    for value in ["", "s", "7", "[::1]", "[zz]:1", "::1", "s:1:2", "a b:1"] {
         let error = first(&format!("a:1={value}\r")).unwrap_err();
         assert!(error.starts_with("dir/.endpoint_map:1:5: "), "{error}");
         let text = format!("Could not interpret \"{value}\" as a host-port pair.");
         assert!(error.contains(&text), "{error}");
     }
-    assert!(
-        first("a:1=[::1]:1")
-            .unwrap_err()
-            .contains("star knows no IPv6")
-    );
     assert!(first("a:1=:1").unwrap_err().contains("write a host name"));
+    assert!(first("a:1=[::1]:0").unwrap_err().contains("write a port"));
+}
+
+#[test]
+fn ipv6_addresses_stand_in_brackets_and_are_odd_for_deeprec() {
+    let cluster = ClusterSpec::parse("ps|[::1]:1,worker|b:2").unwrap();
+    let found = map("[::1]:1=[2001:db8::1]:7\nb:2=s:2");
+    let addresses = found.star_addresses(&cluster).unwrap();
+    assert_eq!(addresses[0].1.host, "2001:db8::1");
+    assert_eq!(addresses[0].1.to_string(), "[2001:db8::1]:7");
+    assert_eq!(
+        addresses[0].1.resolve().unwrap().to_string(),
+        "[2001:db8::1]:7"
+    );
+    assert_eq!(
+        found.check(&cluster).odd[0].to_string(),
+        "1: found `[2001:db8::1]:7`; tasks of DeepRec know no IPv6 addresses"
+    );
+    let ruled = EndpointMap::generate(&cluster, |_, _, port| star_port(port, 10)).unwrap();
+    assert_eq!(ruled.entries()[0].value, "[::1]:11");
 }
 
 #[test]
@@ -186,11 +201,8 @@ fn checklist_22_host_names_are_looked_up_for_ipv4() {
 #[test]
 fn checklist_22_names_with_ipv6_addresses_only() {
     let v6 = IpAddr::V6(Ipv6Addr::LOCALHOST);
-    let error = star("h").resolve_with(|_| Ok(vec![v6])).unwrap_err();
-    assert_eq!(
-        error,
-        "host `h` has no IPv4 address, and star knows no other; write one"
-    );
+    let found = star("h").resolve_with(|_| Ok(vec![v6])).unwrap();
+    assert_eq!(found.to_string(), "[::1]:5");
 }
 
 #[test]

@@ -1,4 +1,5 @@
 use std::io;
+use std::net::SocketAddr;
 use std::process;
 
 use grpcxx::model::Model;
@@ -22,7 +23,7 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
     }
     let grace = config.shutdown_grace;
     let options = options(arguments, config)?;
-    let ready = ReadyNotice::of(&options);
+    let task = options.task.clone();
     let server = Server::start(options).map_err(failure)?;
     // Until here a signal ended the process at once, which is right while there is nothing to finish.
     let signals = Signals::watch()?;
@@ -38,7 +39,8 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
             "holds its share of the model"
         );
     }
-    if let Err(error) = ready.print(&server) {
+    warn_of_open_ports(&server);
+    if let Err(error) = print_ready(&task, &server) {
         tracing::warn!(%error, "the ready notice could not be written to standard output");
     }
 
@@ -141,45 +143,32 @@ fn cluster_and_task(arguments: &Arguments, config: &Config) -> Outcome<(ClusterS
     }
 }
 
-/// The line by which scripts know that the task can be used.
-struct ReadyNotice {
-    task: TaskId,
-    grpc: String,
-    star: Option<String>,
+/// Prints the line by which scripts know that the task can be used: what it is, and what is open. Who starts tasks may
+/// not listen; the task runs all the same.
+fn print_ready(task: &TaskId, server: &Server) -> io::Result<()> {
+    let TaskId { job, index } = task;
+    let grpc = server.grpc_address();
+    let mut line = format!("grpcxx-server ready job={job} task={index} grpc={grpc}");
+    if let Some(star) = server.star_address() {
+        line.push_str(&format!(" star={star}"));
+    }
+    if let Some(metrics) = server.metrics_address() {
+        line.push_str(&format!(" metrics={metrics}"));
+    }
+    line.push('\n');
+    write_in_time(io::stdout(), line)
 }
 
-impl ReadyNotice {
-    fn of(options: &ServerOptions) -> Self {
-        let own = options
-            .topology
-            .as_ref()
-            .and_then(|topology| topology.task(&options.task));
-        Self {
-            task: options.task.clone(),
-            grpc: options
-                .cluster
-                .address(&options.task)
-                .unwrap_or_default()
-                .to_owned(),
-            star: own.map(|own| own.star.clone()),
-        }
-    }
-
-    /// Who starts tasks may not listen; the task runs all the same.
-    fn print(&self, server: &Server) -> io::Result<()> {
-        let TaskId { job, index } = &self.task;
-        let mut line = format!(
-            "grpcxx-server ready job={job} task={index} grpc={}",
-            self.grpc
+/// Says once that ports are open to all who reach this machine, since nothing asks them who they are.
+fn warn_of_open_ports(server: &Server) {
+    let (grpc, star) = (server.grpc_address(), server.star_address());
+    let is_open = |address: SocketAddr| address.ip().is_unspecified();
+    if is_open(grpc) || star.is_some_and(is_open) {
+        tracing::warn!(
+            %grpc,
+            star = star.map(tracing::field::display),
+            "whoever reaches this machine may read and change what this task holds; name the address of the cluster's network in GRPCXX_BIND_ADDRESS"
         );
-        if let Some(star) = &self.star {
-            line.push_str(&format!(" star={star}"));
-        }
-        if let Some(metrics) = server.metrics_address() {
-            line.push_str(&format!(" metrics={metrics}"));
-        }
-        line.push('\n');
-        write_in_time(io::stdout(), line)
     }
 }
 
