@@ -1,119 +1,116 @@
 //! Methods that transports and handlers pass on to what they wrap, written once.
 
-/// Passes methods of [`Transport`](crate::Transport) and [`Park`](crate::Park) on to the field of
-/// this name.
+/// Passes methods of [`Transport`](crate::Transport) and [`Park`](crate::Park) on to a field.
 #[macro_export]
 macro_rules! forward_transport {
     ($inner:ident: $($method:ident)*) => {
         $($crate::forward_transport!(@$method $inner);)*
     };
     (@name $inner:ident) => {
-        fn name(&self) -> &'static str {
-            self.$inner.name()
-        }
+        $crate::forward_method!($inner name(&self) -> &'static str);
     };
     (@listen $inner:ident) => {
-        fn listen(
-            &mut self,
-            address: ::std::net::SocketAddr,
-        ) -> Result<($crate::ListenerId, ::std::net::SocketAddr), $crate::TransportError> {
-            self.$inner.listen(address)
-        }
+        $crate::forward_method!($inner listen(&mut self, address: ::std::net::SocketAddr)
+            -> Result<($crate::ListenerId, ::std::net::SocketAddr), $crate::TransportError>);
     };
     (@unlisten $inner:ident) => {
-        fn unlisten(&mut self, listener: $crate::ListenerId) {
-            self.$inner.unlisten(listener);
-        }
+        $crate::forward_method!($inner unlisten(&mut self, listener: $crate::ListenerId));
     };
     (@adopt $inner:ident) => {
-        fn adopt(
-            &mut self,
-            accepted: Self::Accepted,
-            next: $crate::Next,
-        ) -> Result<$crate::LinkId, $crate::TransportError> {
-            self.$inner.adopt(accepted, next)
-        }
+        $crate::forward_method!($inner adopt(&mut self,
+            accepted: Self::Accepted, next: $crate::Next)
+            -> Result<$crate::LinkId, $crate::TransportError>);
     };
     (@connect $inner:ident) => {
-        fn connect(
-            &mut self,
-            peer: ::std::net::SocketAddr,
-        ) -> Result<$crate::LinkId, $crate::TransportError> {
-            self.$inner.connect(peer)
-        }
+        $crate::forward_method!($inner connect(&mut self, peer: ::std::net::SocketAddr)
+            -> Result<$crate::LinkId, $crate::TransportError>);
     };
     (@send $inner:ident) => {
-        fn send(
-            &mut self,
-            link: $crate::LinkId,
-            frame: Box<$crate::Frame>,
-        ) -> Result<(), $crate::Refused<Box<$crate::Frame>>> {
-            self.$inner.send(link, frame)
-        }
+        $crate::forward_method!($inner send(&mut self,
+            link: $crate::LinkId, frame: Box<$crate::Frame>)
+            -> Result<(), $crate::Refused<Box<$crate::Frame>>>);
     };
     (@resume $inner:ident) => {
-        fn resume(
-            &mut self,
-            link: $crate::LinkId,
-            next: $crate::Next,
-        ) -> Result<(), $crate::Refused<$crate::Next>> {
-            self.$inner.resume(link, next)
-        }
+        $crate::forward_method!($inner resume(&mut self, link: $crate::LinkId, next: $crate::Next)
+            -> Result<(), $crate::Refused<$crate::Next>>);
     };
     (@close $inner:ident) => {
-        fn close(&mut self, link: $crate::LinkId, flush: bool) {
-            self.$inner.close(link, flush);
-        }
+        $crate::forward_method!($inner close(&mut self, link: $crate::LinkId, flush: bool));
     };
     (@submit $inner:ident) => {
-        fn submit(&mut self) {
-            self.$inner.submit();
-        }
+        $crate::forward_method!($inner submit(&mut self));
     };
     (@frames_in_flight $inner:ident) => {
-        fn frames_in_flight(&self) -> usize {
-            self.$inner.frames_in_flight()
-        }
+        $crate::forward_method!($inner frames_in_flight(&self) -> usize);
     };
     (@offer $inner:ident) => {
-        fn offer(&mut self, link: $crate::LinkId) -> Option<Vec<u8>> {
-            self.$inner.offer(link)
-        }
+        $crate::forward_method!($inner offer(&mut self, link: $crate::LinkId) -> Option<Vec<u8>>);
     };
     (@upgrade $inner:ident) => {
-        fn upgrade(&mut self, link: $crate::LinkId, offer: &[u8]) {
-            self.$inner.upgrade(link, offer);
-        }
+        $crate::forward_method!($inner upgrade(&mut self, link: $crate::LinkId, offer: &[u8]));
     };
     (@park $inner:ident) => {
-        fn park(
-            &mut self,
-            timeout: Option<::std::time::Duration>,
-        ) -> Result<(), $crate::TransportError> {
-            self.$inner.park(timeout)
-        }
+        $crate::forward_method!($inner park(&mut self, timeout: Option<::std::time::Duration>)
+            -> Result<(), $crate::TransportError>);
     };
     (@park_fd $inner:ident) => {
-        fn park_fd(&mut self) -> Option<::std::os::fd::BorrowedFd<'_>> {
-            self.$inner.park_fd()
-        }
+        $crate::forward_method!($inner park_fd(&mut self)
+            -> Option<::std::os::fd::BorrowedFd<'_>>);
     };
     (@unpark $inner:ident) => {
-        fn unpark(&mut self) {
-            self.$inner.unpark();
-        }
+        $crate::forward_method!($inner unpark(&mut self));
     };
     (@waker $inner:ident) => {
-        fn waker(&self) -> ::std::task::Waker {
-            self.$inner.waker()
-        }
+        $crate::forward_method!($inner waker(&self) -> ::std::task::Waker);
     };
     (@watch $inner:ident) => {
-        fn watch(
-            &mut self,
-            companion: ::std::os::fd::BorrowedFd<'_>,
-        ) -> Result<(), $crate::TransportError> {
-            self.$inner.watch(companion)
+        $crate::forward_method!($inner watch(&mut self, companion: ::std::os::fd::BorrowedFd<'_>)
+            -> Result<(), $crate::TransportError>);
+    };
+}
+
+/// Passes events of a [`LinkHandler`](crate::LinkHandler) on to a field; the type is of accepted
+/// connections.
+#[macro_export]
+macro_rules! forward_events {
+    ($handler:ident<$accepted:ty>: $($event:ident)*) => {
+        $($crate::forward_events!(@$event $handler $accepted);)*
+    };
+    (@accepted $handler:ident $accepted:ty) => {
+        $crate::forward_method!($handler accepted(&mut self, listener: $crate::ListenerId,
+            peer: ::std::net::SocketAddr, accepted: $accepted));
+    };
+    (@connected $handler:ident $accepted:ty) => {
+        $crate::forward_method!($handler connected(&mut self, link: $crate::LinkId)
+            -> $crate::Next);
+    };
+    (@received $handler:ident $accepted:ty) => {
+        $crate::forward_method!($handler received(&mut self, link: $crate::LinkId, bytes: &[u8])
+            -> $crate::Progress);
+    };
+    (@landed $handler:ident $accepted:ty) => {
+        $crate::forward_method!($handler landed(&mut self, link: $crate::LinkId,
+            landing: $crate::Landing, outcome: $crate::Outcome) -> $crate::Next);
+    };
+    (@migration $handler:ident $accepted:ty) => {
+        $crate::forward_method!($handler migration(&mut self, link: $crate::LinkId,
+            news: $crate::Migration<'_>));
+    };
+}
+
+/// One method that calls that of a field.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! forward_method {
+    ($inner:ident $method:ident(&mut $self:ident $(, $name:ident: $type:ty)*)
+        $(-> $result:ty)?) => {
+        fn $method(&mut $self $(, $name: $type)*) $(-> $result)? {
+            $self.$inner.$method($($name),*)
+        }
+    };
+    ($inner:ident $method:ident(&$self:ident) $(-> $result:ty)?) => {
+        fn $method(&$self) $(-> $result)? {
+            $self.$inner.$method()
         }
     };
 }
@@ -128,50 +125,6 @@ macro_rules! links_stay {
 
         fn upgrade(&mut self, _: $crate::LinkId, _: &[u8]) {
             // What a peer offers is for transports that have another medium.
-        }
-    };
-}
-
-/// Passes events of a [`LinkHandler`](crate::LinkHandler) on to the field of this name; the type is
-/// that of accepted connections.
-#[macro_export]
-macro_rules! forward_events {
-    ($handler:ident<$accepted:ty>: $($event:ident)*) => {
-        $($crate::forward_events!(@$event $handler $accepted);)*
-    };
-    (@accepted $handler:ident $accepted:ty) => {
-        fn accepted(
-            &mut self,
-            listener: $crate::ListenerId,
-            peer: ::std::net::SocketAddr,
-            accepted: $accepted,
-        ) {
-            self.$handler.accepted(listener, peer, accepted);
-        }
-    };
-    (@connected $handler:ident $accepted:ty) => {
-        fn connected(&mut self, link: $crate::LinkId) -> $crate::Next {
-            self.$handler.connected(link)
-        }
-    };
-    (@received $handler:ident $accepted:ty) => {
-        fn received(&mut self, link: $crate::LinkId, bytes: &[u8]) -> $crate::Progress {
-            self.$handler.received(link, bytes)
-        }
-    };
-    (@landed $handler:ident $accepted:ty) => {
-        fn landed(
-            &mut self,
-            link: $crate::LinkId,
-            landing: $crate::Landing,
-            outcome: $crate::Outcome,
-        ) -> $crate::Next {
-            self.$handler.landed(link, landing, outcome)
-        }
-    };
-    (@migration $handler:ident $accepted:ty) => {
-        fn migration(&mut self, link: $crate::LinkId, news: $crate::Migration<'_>) {
-            self.$handler.migration(link, news);
         }
     };
 }
