@@ -1,5 +1,10 @@
 //! The named limits of the runtime.
 
+use std::time::Duration;
+
+/// How long links may take to send what they hold when the shard stops, whatever grace was given.
+pub(crate) const FLUSH_TIME: Duration = Duration::from_millis(500);
+
 /// Commands from outside threads that one shard holds back: 4,096 calls under way from a thread pool, and as
 /// many cancellations.
 pub(crate) const INBOX_COMMANDS: usize = 4096 + 4096;

@@ -14,7 +14,6 @@ use crate::function::Service;
 use crate::limits;
 use crate::mesh::{Inbox, Mesh};
 use crate::registry::Functions;
-use crate::shard::FLUSH_TIME;
 use crate::shard::calls::Calls;
 use crate::shard::context::ShardContext;
 use crate::shard::keys::KnownKeys;
@@ -311,7 +310,7 @@ impl<A> Core<A> {
         }
         // Shards end together: requests of one may be on their way to another.
         let ended = self.shared.ended.load(Ordering::Acquire);
-        let given_up = self.now >= stop_at + FLUSH_TIME;
+        let given_up = self.now >= stop_at + limits::FLUSH_TIME;
         self.finished = ended >= self.shared.loads.len() || given_up;
     }
 

@@ -1,7 +1,5 @@
 //! The way from a channel that wants a connection to a link: addresses are looked up, then dialled one after the other.
 
-use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use grpcxx_transport::Transport;
@@ -10,9 +8,6 @@ use crate::client::{Found, Host};
 use crate::command::Command;
 use crate::shard::core::Core;
 use crate::shard::links::Owner;
-
-/// The addresses of a peer that the dial under way has not tried yet.
-pub(super) type Candidates = VecDeque<SocketAddr>;
 
 impl<A> Core<A> {
     /// Begins a dial. Its end is told to the channel.

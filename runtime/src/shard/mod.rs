@@ -21,7 +21,6 @@ mod timers;
 mod watches;
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use grpcxx_memory::DropBatch;
 use grpcxx_transport::{ListenerId, Time, Transport, TransportError};
@@ -100,6 +99,3 @@ impl<T: Transport> Shard<T> {
         }
     }
 }
-
-/// How long links may take to send what they hold when the shard stops, whatever grace was given.
-pub(crate) const FLUSH_TIME: Duration = Duration::from_millis(500);

@@ -1,3 +1,6 @@
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
 use grpcxx_rpc::{
     Action, Admission, Channel, ClientConnection, Code, PeerViolation, Reason, Response, Status,
     Tensor,
@@ -11,7 +14,6 @@ use crate::command::SlotId;
 use crate::completion::{Recipient, Target};
 use crate::shard::calls::{WaitingCall, from_token};
 use crate::shard::core::{Core, Subject};
-use crate::shard::dialling::Candidates;
 use crate::shard::links::CallLandings;
 use crate::shard::recipients::recipient_number;
 
@@ -20,7 +22,8 @@ use crate::shard::recipients::recipient_number;
 pub(super) struct PeerLink {
     pub(super) peer: Peer,
     pub(super) channel: Channel<WaitingCall>,
-    pub(super) candidates: Candidates,
+    /// Addresses that the dial under way has not tried yet.
+    pub(super) candidates: VecDeque<SocketAddr>,
     pub(super) link: Option<LinkId>,
     connection: Option<ClientConnection>,
     /// What the connection has moved to.
@@ -86,7 +89,7 @@ impl<A> Core<A> {
         self.peers.push(PeerLink {
             peer: peer.clone(),
             channel: Channel::new(peer.text(), self.channel_options),
-            candidates: Candidates::new(),
+            candidates: VecDeque::new(),
             link: None,
             connection: None,
             medium: None,

@@ -8,7 +8,7 @@ use super::calls::State;
 use super::cluster::{Cluster, Plan};
 use super::task::{SimShard, SimTask, Start, address_of, host_of};
 use crate::command::Command;
-use crate::shard::FLUSH_TIME;
+use crate::limits::FLUSH_TIME;
 
 impl Cluster {
     pub(super) fn start(&mut self, index: usize) {

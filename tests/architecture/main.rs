@@ -1,7 +1,10 @@
 //! The arrows of `docs/architecture.md` are the only imports between the rooms.
 
+mod circles;
+mod facade;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 #[test]
@@ -76,25 +79,7 @@ fn allowed_imports() -> BTreeMap<String, BTreeSet<String>> {
 
 /// All imports that users of a room get, those of its build script, and those of its tests.
 fn found_imports() -> BTreeMap<String, BTreeSet<String>> {
-    let output = Command::new(env!("CARGO"))
-        .args([
-            "metadata",
-            "--format-version",
-            "1",
-            "--no-deps",
-            "--offline",
-        ])
-        .current_dir(root())
-        .output()
-        .expect("cargo runs");
-    assert!(
-        output.status.success(),
-        "cargo metadata: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let metadata: serde_json::Value =
-        serde_json::from_slice(&output.stdout).expect("cargo metadata prints JSON");
-    let packages = metadata["packages"].as_array().expect("packages");
+    let packages = packages();
     let rooms: BTreeSet<&str> = packages
         .iter()
         .map(|package| package["name"].as_str().expect("a name"))
@@ -114,6 +99,53 @@ fn found_imports() -> BTreeMap<String, BTreeSet<String>> {
             (room.to_owned(), imports)
         })
         .collect()
+}
+
+/// The root file of each library and program, with a name for it.
+fn roots_of_crates() -> Vec<(String, PathBuf)> {
+    let mut roots = Vec::new();
+    for package in packages() {
+        let room = package["name"].as_str().expect("a name");
+        for target in package["targets"].as_array().expect("targets") {
+            let kind = target["kind"][0].as_str().expect("a kind");
+            let name = match kind {
+                "bin" => format!(
+                    "{room}, program {}",
+                    target["name"].as_str().expect("a name")
+                ),
+                "lib" | "rlib" | "cdylib" | "staticlib" => room.to_owned(),
+                _ => continue,
+            };
+            roots.push((
+                name,
+                PathBuf::from(target["src_path"].as_str().expect("a path")),
+            ));
+        }
+    }
+    roots
+}
+
+/// What cargo says of each crate of the workspace.
+fn packages() -> Vec<serde_json::Value> {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "metadata",
+            "--format-version",
+            "1",
+            "--no-deps",
+            "--offline",
+        ])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(
+        output.status.success(),
+        "cargo metadata: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&output.stdout).expect("cargo metadata prints JSON");
+    metadata["packages"].as_array().expect("packages").clone()
 }
 
 fn root() -> &'static Path {

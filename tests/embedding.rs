@@ -1,0 +1,38 @@
+//! The facade as a user has it: from a crate outside of this workspace, and with nothing else.
+
+use std::path::Path;
+use std::process::Command;
+
+/// A crate outside of the workspace has the examples as its programs, and the facade as its only
+/// dependency.
+#[test]
+fn a_crate_outside_of_the_workspace_needs_the_facade_alone() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("embedding");
+    let mut manifest = format!(
+        "[package]\nname = \"embedding\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\
+         [workspace]\n\n[dependencies]\ngrpcxx = {{ path = {root:?} }}\n"
+    );
+    for example in std::fs::read_dir(root.join("examples")).expect("a folder of examples") {
+        let path = example.expect("folders are readable").path();
+        if path.extension().is_some_and(|extension| extension == "rs") {
+            let name = path.file_stem().expect("a name");
+            manifest += &format!("\n[[bin]]\nname = {name:?}\npath = {path:?}\n");
+        }
+    }
+    std::fs::create_dir_all(&folder).expect("a folder below target");
+    std::fs::write(folder.join("Cargo.toml"), manifest).expect("a manifest");
+    // The versions that were fetched for the workspace.
+    std::fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).expect("a lock");
+    let output = Command::new(env!("CARGO"))
+        .args(["check", "--offline", "--quiet", "--target-dir"])
+        .arg(folder.join("target"))
+        .current_dir(&folder)
+        .output()
+        .expect("cargo runs");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
