@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grpcxx_memory::Buffer;
-use grpcxx_rpc::{Code, GraphCall, Method, Reason, Request, Status, Text};
+use grpcxx_rpc::{Code, GraphCall, Method, Request, Status, Text};
 use grpcxx_runtime::{Cancellation, Client, Peer};
 
 use crate::boundary::{
@@ -110,15 +110,7 @@ fn start(begin: Begin, ending: Ending) {
     );
     if let Err(refused) = outcome {
         if let Some(flight) = noted.upgrade() {
-            flight.set_result(Err(if refused.is_stopped {
-                Status::new(Code::Unavailable, "the engine has stopped").because(Reason::Stopping)
-            } else {
-                Status::new(
-                    Code::ResourceExhausted,
-                    "too many calls wait for their shard; make fewer at once",
-                )
-                .because(Reason::QueueFull)
-            }));
+            flight.set_result(Err(refused.status.clone()));
         }
         drop(refused);
     }

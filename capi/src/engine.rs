@@ -297,3 +297,111 @@ pub(crate) unsafe extern "C" fn grpcxx_engine_counter(
     })
     .unwrap_or(false)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Sender, channel};
+    use std::thread;
+
+    use grpcxx_rpc::Reason;
+
+    use super::*;
+    use crate::begin::grpcxx_recv_tensor;
+    use crate::boundary::Context;
+    use crate::call::{CCall, grpcxx_call_new, grpcxx_call_release, grpcxx_call_wait};
+    use crate::peer::{
+        CPeer, CPeerState, grpcxx_peer_inspect, grpcxx_peer_new, grpcxx_peer_release,
+    };
+    use crate::status::{grpcxx_status_free, grpcxx_status_reason};
+
+    /// Where nobody listens: calls wait for a connection.
+    const NOWHERE: &str = "127.0.0.1:1";
+    const KEY: &str = "/job:ps/replica:0/task:0/device:CPU:0;0000000000000001;\
+                       /job:worker/replica:0/task:0/device:CPU:0;edge;0:0";
+
+    fn begin(peer: *const CPeer) -> *const CCall {
+        let call = grpcxx_call_new();
+        // SAFETY: as the header demands.
+        unsafe {
+            let (key, size) = (KEY.as_ptr().cast(), KEY.len());
+            grpcxx_recv_tensor(
+                peer,
+                call,
+                1,
+                key,
+                size,
+                ptr::null(),
+                None,
+                None,
+                ptr::null_mut(),
+            );
+        }
+        call
+    }
+
+    fn reason_of(status: *mut CStatus) -> i32 {
+        // SAFETY: the status is owned here.
+        unsafe {
+            let reason = grpcxx_status_reason(status);
+            grpcxx_status_free(status);
+            reason
+        }
+    }
+
+    /// Waits on a thread of its own, which tells why the call ended.
+    fn wait(call: *const CCall, timeout_ms: u64, ends: &Sender<i32>) {
+        let (call, ends) = (Context(call.cast_mut().cast()), ends.clone());
+        thread::spawn(move || {
+            // As a whole: the pointer alone may not go to another thread.
+            let Context(call) = { call };
+            let call = call.cast_const().cast();
+            // SAFETY: the call is owned here.
+            let reason = reason_of(unsafe { grpcxx_call_wait(call, timeout_ms) });
+            // SAFETY: as above.
+            unsafe { grpcxx_call_release(call) };
+            ends.send(reason).expect("the test listens");
+        });
+    }
+
+    extern "C" fn told(user: *mut c_void, status: *const CStatus, _: *const CPeerState) {
+        // SAFETY: the test gives a sender, and waits for what it sends.
+        let ends = unsafe { &*user.cast::<Sender<i32>>() };
+        // SAFETY: NULL or alive.
+        let _listens = ends.send(unsafe { grpcxx_status_reason(status) });
+    }
+
+    #[test]
+    fn every_wait_and_every_later_call_of_a_dead_engine_ends_with_its_reason() {
+        let engine = CEngine::start(&COptions::default()).unwrap();
+        let mut peer = ptr::null();
+        // SAFETY: as the header demands.
+        let made = unsafe {
+            let (address, size) = (NOWHERE.as_ptr().cast(), NOWHERE.len());
+            grpcxx_peer_new(&raw const engine, address, size, &raw mut peer)
+        };
+        assert!(made.is_null());
+        let (ends, ended) = channel();
+        let next = || ended.recv_timeout(PATIENCE).expect("C waits for ever");
+        wait(begin(peer), 0, &ends);
+        wait(begin(peer), 600_000, &ends);
+        thread::sleep(Duration::from_millis(50));
+        assert!(ended.try_recv().is_err(), "a call has ended too soon");
+
+        let death = |engine: &Engine| engine.run_on(0, |_| panic!("asked to die"));
+        engine.with(death).unwrap();
+        let died = Reason::ShardDied as i32;
+        assert_eq!([next(), next()], [died, died]);
+        wait(begin(peer), 0, &ends);
+        assert_eq!(next(), died);
+        // SAFETY: as the header demands.
+        unsafe { grpcxx_peer_inspect(peer, Some(told), (&raw const ends).cast_mut().cast()) };
+        assert_eq!(next(), died);
+        let cleaned_up = engine.with(|engine| engine.cleanup_step(1)).unwrap_err();
+        assert_eq!(cleaned_up.reason, Reason::ShardDied);
+        // SAFETY: the peer is owned here.
+        unsafe { grpcxx_peer_release(peer) };
+        assert!(engine.shutdown(Duration::ZERO).is_err());
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+}

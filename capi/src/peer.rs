@@ -41,6 +41,8 @@ struct Telling {
     user: Context,
     state: Option<PeerState>,
     fault: Option<Status>,
+    /// Who knows why nothing was told.
+    client: Option<Client>,
 }
 
 impl CPeer {
@@ -64,7 +66,15 @@ impl Telling {
             user: Context(user),
             state: None,
             fault: None,
+            client: None,
         }
+    }
+}
+
+impl Telling {
+    /// Why nothing is told.
+    fn take_fault(&mut self) -> Option<Status> {
+        self.fault.take().or_else(|| self.client.take()?.ended())
     }
 }
 
@@ -73,7 +83,7 @@ impl Drop for Telling {
         let (done, user) = (self.done, self.user);
         let outcome = match self.state.take() {
             Some(state) => Ok(state),
-            None => Err(self.fault.take().unwrap_or_else(|| {
+            None => Err(self.take_fault().unwrap_or_else(|| {
                 Status::new(Code::Unavailable, "the engine has stopped").because(Reason::Stopping)
             })),
         };
@@ -166,10 +176,13 @@ pub(crate) unsafe extern "C" fn grpcxx_peer_inspect(
             let mut telling = Telling::new(done, user);
             // SAFETY: NULL or alive.
             match unsafe { handle("peer", peer) } {
-                Ok(peer) => peer.client.inspect(&peer.peer, move |state| {
-                    telling.state = Some(state);
-                    drop(telling);
-                }),
+                Ok(peer) => {
+                    telling.client = Some(peer.client.clone());
+                    peer.client.inspect(&peer.peer, move |state| {
+                        telling.state = Some(state);
+                        drop(telling);
+                    });
+                }
                 Err(status) => telling.fault = Some(status),
             }
         });

@@ -48,6 +48,13 @@ pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
     }
 }
 
+/// Whose code runs beside a shard.
+pub(crate) const A_FUTURE: &str = "a future that was spawned on it";
+/// Whose code takes results of calls.
+pub(crate) const A_SINK: &str = "the sink of a call";
+/// Whose code sees requests before the engine does.
+pub(crate) const THE_SERVICE: &str = "the service of the engine";
+
 thread_local! {
     static BLAMED: Cell<Option<&'static str>> = const { Cell::new(None) };
 }

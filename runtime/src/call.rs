@@ -104,8 +104,10 @@ impl<T> Future for Call<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let result = std::task::ready!(Pin::new(&mut self.receiver).poll(context));
-        self.cancel = None;
-        let result = result.unwrap_or_else(|oneshot::Canceled| Err(stopped()));
+        let cancel = self.cancel.take();
+        let result = result.unwrap_or_else(|oneshot::Canceled| {
+            Err(cancel.map_or_else(stopped, |cancel| cancel.status_of_loss()))
+        });
         Poll::Ready(result.and_then(self.take))
     }
 }

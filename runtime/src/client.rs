@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures_channel::oneshot;
 use grpcxx_rpc::{Code, Reason, Request, Status};
 
-pub(crate) use self::mailboxes::{Mailboxes, inbox_full};
+pub(crate) use self::mailboxes::{Mailbox, Mailboxes};
 pub(crate) use self::peer::Host;
 pub use self::peer::{Peer, PeerState};
 pub(crate) use self::resolver::{Found, Lookups};
@@ -50,8 +50,8 @@ pub struct RefusedCall {
     pub request: Request,
     /// Where its result would have gone.
     pub sink: Arc<dyn CallSink>,
-    /// Whether the engine has stopped; otherwise the shard's inbox is full.
-    pub is_stopped: bool,
+    /// Why: the shard's inbox is full, or the engine has stopped or died.
+    pub status: Status,
 }
 
 /// Withdraws a call.
@@ -156,14 +156,15 @@ impl Client {
                 },
                 take,
             ),
-            Err(_) => Call::failed(inbox_full(), take),
+            Err(_) => Call::failed(self.shared.mailboxes.refusal(peer.shard()), take),
         }
     }
 
     /// Calls a peer; the result goes to `sink` on the peer's shard.
     ///
     /// # Errors
-    /// The request comes back if the shard's inbox is full; `sink` hears nothing then.
+    /// The request comes back if the shard's inbox is full or the engine has ended
+    /// ([`Client::ended`]); `sink` hears nothing then.
     pub fn call_with(
         &self,
         peer: &Peer,
@@ -193,7 +194,7 @@ impl Client {
     /// cancellation is for one call; one that was used before withdraws only its first.
     ///
     /// # Errors
-    /// All comes back if the shard's inbox is full or the engine has stopped.
+    /// All comes back, with the reason, if the shard's inbox is full or the engine has ended.
     pub fn call_cancellable(
         &self,
         peer: &Peer,
@@ -226,7 +227,7 @@ impl Client {
                 Err(RefusedCall {
                     request: call.request,
                     sink,
-                    is_stopped: self.is_stopped(),
+                    status: self.shared.mailboxes.refusal(peer.shard()),
                 })
             }
             Err(_) => unreachable!("the inbox returns the command it was given"),
@@ -250,9 +251,15 @@ impl Client {
         self.shared.mailboxes.deliver(peer.shard(), command);
     }
 
-    /// Whether the engine has stopped.
+    /// Whether the engine has stopped or died.
     pub fn is_stopped(&self) -> bool {
         self.shared.mailboxes.is_closed()
+    }
+
+    /// Why every later call fails, if the engine has stopped or died.
+    pub fn ended(&self) -> Option<Status> {
+        let mailboxes = &self.shared.mailboxes;
+        mailboxes.is_closed().then(|| mailboxes.fate().refusal())
     }
 }
 
@@ -277,6 +284,11 @@ impl fmt::Debug for Client {
 }
 
 impl Cancel {
+    /// Why the call ended that its shard let go of.
+    pub(crate) fn status_of_loss(&self) -> Status {
+        self.mailboxes.fate().status()
+    }
+
     pub(crate) fn send(self) {
         // If the inbox is full the call runs to its end and its result is dropped.
         let _ = self.mailboxes.try_deliver(
@@ -302,7 +314,7 @@ impl fmt::Debug for RefusedCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RefusedCall")
             .field("request", &self.request)
-            .field("is_stopped", &self.is_stopped)
+            .field("status", &self.status)
             .finish_non_exhaustive()
     }
 }

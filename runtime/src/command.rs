@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use crate::call::CallResult;
 use crate::client::{Found, Peer, PeerState};
 use crate::completion::Completion;
+use crate::fate::Fate;
 use crate::shard::ShardContext;
 
 /// The keys of one receive.
@@ -158,6 +159,16 @@ impl Origin {
     pub(crate) fn shard(self) -> usize {
         match self {
             Self::Link { shard, .. } | Self::Local { shard, .. } => usize::from(shard),
+        }
+    }
+}
+
+impl Command {
+    /// Ends a command that nobody carries out, as the fate of the engine says. Those that somebody
+    /// waits for are calls; whoever waits for anything else learns when it is dropped.
+    pub(crate) fn end(self, fate: &Fate) {
+        if let Self::Call(call) = self {
+            call.completion.end(fate.status());
         }
     }
 }

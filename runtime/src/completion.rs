@@ -6,6 +6,7 @@ use futures_channel::oneshot;
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{Code, Reason, Status, TensorMeta};
 
+use crate::blame::{A_SINK, Blame};
 use crate::call::{CallResult, CallSink};
 use crate::command::Command;
 use crate::shard::ShardContext;
@@ -39,7 +40,9 @@ impl Target {
     ) -> Result<(), CallResult> {
         match self {
             Self::Sink(Recipient { sink, token }) => {
+                let blame = Blame::on(A_SINK);
                 sink.finished(token, result, context);
+                blame.lift();
                 Ok(())
             }
             Self::Future(sender) => sender.send(result),
@@ -82,7 +85,10 @@ impl Recipient {
         index: usize,
         meta: &TensorMeta,
     ) -> Option<Result<BufferMut, Status>> {
-        self.sink.allocate(self.token, index, meta)
+        let blame = Blame::on(A_SINK);
+        let memory = self.sink.allocate(self.token, index, meta);
+        blame.lift();
+        memory
     }
 }
 
@@ -104,6 +110,16 @@ impl Completion {
         std::mem::take(&mut self.0)
     }
 
+    /// Ends the call outside of a shard. Calls that its sink makes now have the same fate.
+    pub(crate) fn end(self, status: Status) {
+        match self.into_target() {
+            Target::Sink(recipient) => end(recipient, &status),
+            // If the caller has gone, nobody wants to hear.
+            Target::Future(sender) => drop(sender.send(Err(status))),
+            Target::Nobody => {}
+        }
+    }
+
     /// Takes the call back: nobody hears of it.
     pub(crate) fn withdraw(self) {
         drop(self.into_target());
@@ -114,23 +130,24 @@ impl Drop for Completion {
     fn drop(&mut self) {
         // A future learns from its channel.
         if let Target::Sink(recipient) = std::mem::take(&mut self.0) {
-            end(recipient);
+            end(recipient, &stopped());
         }
     }
 }
 
 /// Tells a sink that its call has ended with the engine.
 #[cold]
-fn end(Recipient { sink, token }: Recipient) {
+fn end(Recipient { sink, token }: Recipient, status: &Status) {
     let mut orders = VecDeque::new();
-    sink.finished(token, Err(stopped()), &mut ShardContext::new(&mut orders));
+    let context = &mut ShardContext::new(&mut orders);
+    sink.finished(token, Err(status.clone()), context);
     // Calls that sinks make now have the same fate; a sink that repeats each call has no end.
     for _ in 0..CALLS_BEHIND_THE_END {
         match orders.pop_front() {
             Some(Command::Call(call)) => {
                 let context = &mut ShardContext::new(&mut orders);
                 let target = call.completion.into_target();
-                let _nobody_waits = target.complete(Err(stopped()), context);
+                let _nobody_waits = target.complete(Err(status.clone()), context);
             }
             Some(_) => {}
             None => return,

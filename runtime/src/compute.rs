@@ -1,5 +1,7 @@
 use std::thread;
 
+use crate::blame::panic_text;
+
 /// Runs the code of functions away from the shards.
 pub(crate) trait Compute: Send + Sync {
     /// Runs `job` soon, on another thread.
@@ -17,6 +19,11 @@ impl ComputePool {
         rayon_core::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|index| format!("compute-{index}"))
+            // Without one a panic ends the process. The call has its answer: its responder was dropped.
+            .panic_handler(|payload| {
+                let message = panic_text(payload.as_ref());
+                tracing::error!(message, "a function panicked");
+            })
             .build()
             .map(Self)
             .map_err(|error| format!("cannot start the compute pool: {error}"))

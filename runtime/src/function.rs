@@ -8,6 +8,7 @@ use std::sync::Arc;
 use grpcxx_rpc::{GraphCall, Reason, Request, Response, Status, Tensor, Text, home_shard};
 
 pub(crate) use self::asynchronous::AsyncFunction;
+use crate::blame::panic_text;
 use crate::call::CallResult;
 use crate::client::Mailboxes;
 use crate::command::{Command, Origin};
@@ -237,11 +238,15 @@ impl Responder {
 
 impl Drop for Responder {
     fn drop(&mut self) {
-        self.send(Err(Status::new(
-            grpcxx_rpc::Code::Internal,
-            "the service dropped the request without an answer",
-        )
-        .because(Reason::Unanswered)));
+        let (text, reason) = if std::thread::panicking() {
+            ("the function panicked", Reason::Panicked)
+        } else {
+            let text = "the service dropped the request without an answer";
+            (text, Reason::Unanswered)
+        };
+        self.send(Err(
+            Status::new(grpcxx_rpc::Code::Internal, text).because(reason)
+        ));
     }
 }
 
@@ -267,14 +272,4 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> Status {
         format!("the function panicked: {}", panic_text(panic)),
     )
     .because(Reason::Panicked)
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    if let Some(text) = panic.downcast_ref::<&str>() {
-        text
-    } else if let Some(text) = panic.downcast_ref::<String>() {
-        text
-    } else {
-        "no message"
-    }
 }

@@ -1,6 +1,7 @@
 //! What runs the protocol: engines and their shards, what shards send each other, and how they are placed.
 #![deny(unsafe_code)]
 
+mod blame;
 mod call;
 mod cancellation;
 mod client;
@@ -13,6 +14,7 @@ mod counters;
 pub mod endpoint_map;
 mod engine;
 mod errors;
+mod fate;
 mod function;
 pub mod host;
 pub mod idle;

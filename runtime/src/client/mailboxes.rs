@@ -1,17 +1,32 @@
+//! The inboxes of an engine's shards, from both ends, and what becomes of commands that nobody
+//! carries out any more.
+
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use crossbeam_queue::SegQueue;
 use grpcxx_rpc::{Code, Reason, Status};
 
 use crate::command::Command;
+use crate::fate::{Fate, survive};
+use crate::host::HostError;
 use crate::limits;
-use crate::mesh::{Doorbell, InboxSender};
+use crate::mesh::{Doorbell, Inbox, InboxSender};
 
 /// The inboxes of all shards of an engine.
 pub(crate) struct Mailboxes {
     inboxes: Vec<InboxSender<Command>>,
     doorbells: Vec<Doorbell>,
     overflow: Vec<SegQueue<Command>>,
+    fate: Fate,
+}
+
+/// A shard's end of its inbox. What is in it when the shard ends, ends with it.
+pub(crate) struct Mailbox {
+    shard: usize,
+    inbox: Inbox<Command>,
+    all: Arc<Mailboxes>,
 }
 
 impl Mailboxes {
@@ -21,6 +36,7 @@ impl Mailboxes {
             inboxes,
             doorbells,
             overflow,
+            fate: Fate::default(),
         }
     }
 
@@ -35,8 +51,18 @@ impl Mailboxes {
     )]
     pub(crate) fn try_deliver(&self, shard: usize, command: Command) -> Result<(), Command> {
         self.inboxes[shard]
-            .push(command)
+            .push(command, |stranded| self.end(stranded))
             .map_err(|refused| refused.value)
+    }
+
+    /// Why [`Mailboxes::try_deliver`] gave a command back.
+    #[cold]
+    pub(crate) fn refusal(&self, shard: usize) -> Status {
+        if self.inboxes[shard].is_closed() {
+            self.fate.refusal()
+        } else {
+            inbox_full()
+        }
     }
 
     /// Whether the shards have ended.
@@ -44,14 +70,39 @@ impl Mailboxes {
         self.inboxes.iter().any(InboxSender::is_closed)
     }
 
+    /// Whether the engine died, and of what.
+    pub(crate) fn fate(&self) -> &Fate {
+        &self.fate
+    }
+
+    /// A shard has died. From now on no command is taken, and the other shards end too.
+    pub(crate) fn die(&self, error: &HostError) {
+        if !self.fate.note(error) {
+            return;
+        }
+        for inbox in &self.inboxes {
+            inbox.close();
+        }
+        for doorbell in &self.doorbells {
+            doorbell.ring();
+        }
+        survive("the log", || tracing::error!("{error}; the engine ends"));
+        self.fate.tell();
+    }
+
     /// Hands over an answer, which must not be lost. Answers that do not fit into the inbox wait beside it;
     /// there are never more of them than requests under way.
     pub(crate) fn deliver(&self, shard: usize, command: Command) {
         if let Err(command) = self.try_deliver(shard, command) {
             if self.inboxes[shard].is_closed() {
-                return;
+                return self.end(command);
             }
             self.overflow[shard].push(command);
+            fence(Ordering::SeqCst);
+            // The shard may have looked for the last time.
+            if self.inboxes[shard].is_closed() {
+                self.end_overflow(shard);
+            }
             self.doorbells[shard].ring();
         }
     }
@@ -69,6 +120,49 @@ impl Mailboxes {
         }
         self.overflow[shard].pop()
     }
+
+    /// Ends a command that no shard carries out.
+    #[cold]
+    fn end(&self, command: Command) {
+        survive("the end of a command", || command.end(&self.fate));
+    }
+
+    fn end_overflow(&self, shard: usize) {
+        while let Some(command) = self.overflow[shard].pop() {
+            self.end(command);
+        }
+    }
+}
+
+impl Mailbox {
+    pub(crate) fn new(shard: usize, inbox: Inbox<Command>, all: Arc<Mailboxes>) -> Self {
+        Self { shard, inbox, all }
+    }
+
+    /// Takes the command that waits longest.
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<Command> {
+        self.inbox.pop()
+    }
+
+    /// Whether no command waits.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.inbox.is_empty() && !self.all.has_overflow(self.shard)
+    }
+
+    /// Takes no further command, and ends those that wait.
+    pub(crate) fn close(&mut self) {
+        let all = &self.all;
+        self.inbox.close(|command| all.end(command));
+        all.end_overflow(self.shard);
+    }
+}
+
+impl Drop for Mailbox {
+    fn drop(&mut self) {
+        self.close();
+    }
 }
 
 impl fmt::Debug for Mailboxes {
@@ -79,7 +173,7 @@ impl fmt::Debug for Mailboxes {
     }
 }
 
-pub(crate) fn inbox_full() -> Status {
+fn inbox_full() -> Status {
     Status::new(
         Code::ResourceExhausted,
         format!(

@@ -21,7 +21,7 @@ pub use self::cpu_latency::CpuLatency;
 pub use self::options::{EngineError, EngineOptions, SPIN_DEFAULT};
 pub use self::report::{Rdma, SharedMemory, StartReport};
 use crate::call::Call;
-use crate::client::{Client, Peer, inbox_full};
+use crate::client::{Client, Peer};
 use crate::cluster::TaskId;
 use crate::command::Command;
 use crate::counters::Counters;
@@ -240,7 +240,7 @@ impl Engine {
         self.shared
             .mailboxes
             .try_deliver(shard, Command::Run(Box::new(code)))
-            .map_err(|_| inbox_full())
+            .map_err(|_| self.shared.mailboxes.refusal(shard))
     }
 
     /// Puts tensors into the store, all or none; those of the same names are replaced.
@@ -297,12 +297,21 @@ impl Engine {
         self.stop(grace)
     }
 
+    /// Tells `witness` once if the engine dies, now if it was before, on the thread of the shard that
+    /// has panicked. Links of that shard close behind it, so the witness should not take long.
+    ///
+    /// An engine whose shard has panicked ends as a whole: links close, calls under way and all later
+    /// ones fail with [`Reason::ShardDied`](grpcxx_rpc::Reason::ShardDied). Nothing brings it back.
+    pub fn on_death(&self, witness: impl FnOnce(&HostError) + Send + 'static) {
+        self.shared.mailboxes.fate().witness(Box::new(witness));
+    }
+
     fn order(&self, step_id: i64, command: Command) -> Result<(), Status> {
         let home = home_shard(step_id, self.shared.mailboxes.len());
         self.shared
             .mailboxes
             .try_deliver(home, command)
-            .map_err(|_| inbox_full())
+            .map_err(|_| self.shared.mailboxes.refusal(home))
     }
 
     fn stop(&mut self, grace: Duration) -> Result<(), HostError> {

@@ -1,16 +1,18 @@
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use glommio::timer::Timer;
 use glommio::{Latency, LocalExecutor, LocalExecutorBuilder, Placement, Shares};
 use grpcxx_transport::Time;
 
 use super::readable::Readable;
 use super::tasks::{Jobs, LocalTask, Panic, TaskQueue};
-use super::{Clock, HostError, ShardLoop, TurnTime, panic_message, sleep_limit};
+use super::{Clock, Dead, HostError, ShardLoop, TurnTime, sleep_limit};
+use crate::blame::panic_text;
 use crate::idle::{Idle, IdleStep};
 
 /// Turns `shard` as one task of a glommio executor until it is finished.
@@ -20,13 +22,10 @@ pub(super) fn run<L: ShardLoop + 'static>(
     idle: Idle,
     jobs: Jobs,
     started: impl FnOnce(),
-) -> Result<(), HostError> {
+) -> Result<Result<(), Dead<L>>, HostError> {
     let executor = executor().map_err(HostError::Glommio)?;
     started();
-    executor
-        .run(turn_until_finished(shard, clock, idle, jobs))
-        .unwrap_or_else(|panic| resume_unwind(panic));
-    Ok(())
+    Ok(executor.run(turn_until_finished(shard, clock, idle, jobs)))
 }
 
 /// An executor for the calling thread, which may be pinned already.
@@ -41,7 +40,7 @@ pub(super) fn executor() -> Result<LocalExecutor, String> {
     match catch_unwind(make) {
         Ok(Ok(executor)) => Ok(executor),
         Ok(Err(error)) => Err(error.to_string()),
-        Err(payload) => Err(panic_message(payload.as_ref())),
+        Err(payload) => Err(panic_text(payload.as_ref()).to_owned()),
     }
 }
 
@@ -63,7 +62,7 @@ async fn turn_until_finished<L: ShardLoop + 'static>(
     clock: Clock,
     idle: Idle,
     jobs: Jobs,
-) -> Result<(), Panic> {
+) -> Result<(), Dead<L>> {
     let tasks = TaskQueue::new(jobs, shard.waker());
     let mut turning = Turning {
         shard,
@@ -71,7 +70,12 @@ async fn turn_until_finished<L: ShardLoop + 'static>(
         idle,
         tasks,
     };
-    let first_tasks = turning.alone()?;
+    // glommio must not see a panic: the executor would be torn down in the middle of it.
+    let alone = catch_unwind(AssertUnwindSafe(|| turning.alone())).unwrap_or_else(Err);
+    let first_tasks = match alone {
+        Ok(first_tasks) => first_tasks,
+        Err(panic) => return Err(turning.died(panic)),
+    };
     if turning.shard.is_finished() {
         return Ok(());
     }
@@ -85,7 +89,9 @@ async fn turn_until_finished<L: ShardLoop + 'static>(
         for task in first_tasks {
             drop(glommio::spawn_local(task).detach());
         }
-        turning.beside_tasks().await
+        let beside = AssertUnwindSafe(turning.beside_tasks()).catch_unwind();
+        let ended = beside.await.unwrap_or_else(Err);
+        ended.map_err(|panic| turning.died(panic))
     };
     match glommio::spawn_local_into(beside, queue) {
         Ok(done) => done.await,
@@ -120,7 +126,7 @@ impl<L: ShardLoop> Turning<L> {
     }
 
     /// Turns until the shard is finished, and lets futures run in between.
-    async fn beside_tasks(mut self) -> Result<(), Panic> {
+    async fn beside_tasks(&mut self) -> Result<(), Panic> {
         let mut last_pass = self.clock.now();
         let mut empty_turns = 0;
         while !self.shard.is_finished() {
@@ -148,14 +154,14 @@ impl<L: ShardLoop> Turning<L> {
         Ok(())
     }
 
-    /// One turn. glommio must not see its panic: the executor would be torn down in the middle of it.
+    fn died(self, panic: Panic) -> Dead<L> {
+        let Self { shard, .. } = self;
+        Dead { shard, panic }
+    }
+
     fn turn(&mut self, now: Time, start: impl FnMut(LocalTask)) -> Result<usize, Panic> {
-        let Self { shard, tasks, .. } = self;
-        let turn = || {
-            let started = tasks.drain(start);
-            shard.turn(now) + started
-        };
-        let events = catch_unwind(AssertUnwindSafe(turn))?;
+        let started = self.tasks.drain(start);
+        let events = self.shard.turn(now) + started;
         match self.tasks.take_panic() {
             Some(panic) => Err(panic),
             None => Ok(events),

@@ -12,7 +12,7 @@ mod tasks;
 
 use std::any::Any;
 use std::os::fd::BorrowedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::task::Waker;
 use std::thread::{self, JoinHandle};
@@ -23,6 +23,8 @@ use grpcxx_transport::Time;
 pub use choice::{HostChoice, HostKind, HostSetting};
 pub use tasks::TaskSpawner;
 
+use self::tasks::Panic;
+use crate::blame::{blamed, panic_text};
 use crate::idle::{Idle, IdlePolicy};
 use crate::placement::{PlacementError, pin_current_thread};
 
@@ -50,6 +52,9 @@ pub trait ShardLoop {
 
     /// Whether the shard wants no further turn.
     fn is_finished(&self) -> bool;
+
+    /// Ends what waits on the shard, in which code has panicked. It may be in disorder.
+    fn die(self, error: &HostError);
 }
 
 /// The clock of an engine: all its shards count from the same origin.
@@ -107,10 +112,12 @@ pub enum HostError {
         message: String,
     },
     /// Code on the shard's thread panicked.
-    #[error("shard `{name}` panicked: {message}")]
+    #[error("shard `{name}` panicked in {code}: {message}")]
     Panicked {
         /// Name of the thread.
         name: String,
+        /// Whose code it was.
+        code: &'static str,
         /// The panic's words.
         message: String,
     },
@@ -148,19 +155,21 @@ where
                 match options.kind {
                     HostKind::Native => {
                         started();
-                        native::run(shard, options.clock, idle, jobs)
-                            .unwrap_or_else(|panic| resume_unwind(panic));
-                        Ok(())
+                        Ok(native::run(shard, options.clock, idle, jobs))
                     }
                     HostKind::Glommio => glommio::run(shard, options.clock, idle, jobs, started),
                 }
             };
-            let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|payload| {
-                Err(HostError::Panicked {
-                    name,
-                    message: panic_message(payload.as_ref()),
-                })
-            });
+            let result = match catch_unwind(AssertUnwindSafe(run)) {
+                Ok(Ok(Ok(()))) => Ok(()),
+                Ok(Ok(Err(dead))) => {
+                    let error = panicked(name, dead.panic.as_ref());
+                    dead.shard.die(&error);
+                    Err(error)
+                }
+                Ok(Err(error)) => Err(error),
+                Err(payload) => Err(panicked(name, payload.as_ref())),
+            };
             if let Err(error) = &result {
                 let _nobody_waits = report.try_send(Err(error.clone()));
             }
@@ -244,12 +253,9 @@ impl HostHandle {
     /// # Errors
     /// Why it ended before its shard was finished.
     pub fn join(self) -> Result<(), HostError> {
-        self.thread.join().unwrap_or_else(|payload| {
-            Err(HostError::Panicked {
-                name: self.name,
-                message: panic_message(payload.as_ref()),
-            })
-        })
+        self.thread
+            .join()
+            .unwrap_or_else(|payload| Err(panicked(self.name, payload.as_ref())))
     }
 }
 
@@ -259,13 +265,17 @@ fn sleep_limit<L: ShardLoop>(shard: &L, clock: Clock) -> Option<Duration> {
     Some(deadline.since(clock.now()))
 }
 
-fn panic_message(payload: &(dyn Any + Send)) -> String {
-    if let Some(text) = payload.downcast_ref::<&str>() {
-        (*text).to_owned()
-    } else if let Some(text) = payload.downcast_ref::<String>() {
-        text.clone()
-    } else {
-        "no message".to_owned()
+/// A shard in which code has panicked.
+struct Dead<L> {
+    shard: L,
+    panic: Panic,
+}
+
+fn panicked(name: String, payload: &(dyn Any + Send)) -> HostError {
+    HostError::Panicked {
+        name,
+        code: blamed(),
+        message: panic_text(payload).to_owned(),
     }
 }
 

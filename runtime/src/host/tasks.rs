@@ -13,6 +13,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use grpcxx_transport::Refusal;
 
+use crate::blame::{A_FUTURE, Blame};
 use crate::mesh::{Doorbell, Inbox, InboxSender, Sleeper, doorbell, inbox};
 
 /// Sends futures to a shard's thread, where they run beside the shard for as long as it lives.
@@ -74,7 +75,9 @@ impl TaskSpawner {
         T: Future<Output = ()> + 'static,
     {
         let job: Job = Box::new(move || Box::pin(make()));
-        self.sender.push(job).map_err(|refused| refused.refusal)
+        self.sender
+            .push(job, drop)
+            .map_err(|refused| refused.refusal)
     }
 }
 
@@ -100,7 +103,10 @@ impl TaskQueue {
     pub(super) fn drain(&mut self, mut start: impl FnMut(LocalTask)) -> usize {
         let (panic, waker) = (&self.panic, &self.waker);
         self.inbox.drain(TASKS_PER_TURN_MAX, |job| {
-            start(guarded(job(), panic.clone(), waker.clone()));
+            let blame = Blame::on(A_FUTURE);
+            let task = job();
+            blame.lift();
+            start(guarded(task, panic.clone(), waker.clone()));
         })
     }
 
@@ -187,8 +193,17 @@ impl Wake for Signal {
 /// Keeps a panic from unwinding through the executor: glommio would leave the shard behind, neither running nor
 /// dropped. The waker lets a sleeping shard see it.
 fn guarded(task: LocalTask, panic: Rc<Cell<Option<Panic>>>, waker: Waker) -> LocalTask {
+    let blamed = std::future::poll_fn({
+        let mut task = task;
+        move |context| {
+            let blame = Blame::on(A_FUTURE);
+            let polled = task.as_mut().poll(context);
+            blame.lift();
+            polled
+        }
+    });
     Box::pin(async move {
-        if let Err(payload) = AssertUnwindSafe(task).catch_unwind().await {
+        if let Err(payload) = AssertUnwindSafe(blamed).catch_unwind().await {
             panic.set(Some(payload));
             waker.wake_by_ref();
         }

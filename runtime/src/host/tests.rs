@@ -5,9 +5,9 @@
 )]
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 use std::task::Wake;
 
 use futures_channel::oneshot;
@@ -24,6 +24,7 @@ struct Toy {
     timeout: Option<Time>,
     timeouts: Arc<AtomicU64>,
     is_finished: bool,
+    death: Arc<Mutex<Option<HostError>>>,
 }
 
 enum Message {
@@ -100,6 +101,11 @@ impl ShardLoop for Toy {
     fn is_finished(&self) -> bool {
         self.is_finished
     }
+
+    fn die(self, error: &HostError) {
+        assert!(matches!(error, HostError::Panicked { .. }), "{error}");
+        *self.death.lock().expect("a test") = Some(error.clone());
+    }
 }
 
 struct Running {
@@ -107,6 +113,7 @@ struct Running {
     spawner: TaskSpawner,
     sender: InboxSender<Message>,
     timeouts: Arc<AtomicU64>,
+    death: Arc<Mutex<Option<HostError>>>,
 }
 
 impl Running {
@@ -115,6 +122,8 @@ impl Running {
         let (sender, inbox) = inbox(64, bell);
         let timeouts = Arc::new(AtomicU64::new(0));
         let counted = timeouts.clone();
+        let death = Arc::default();
+        let dead = Arc::clone(&death);
         let make = move || {
             let event = eventfd(0, EventfdFlags::NONBLOCK).map_err(|error| error.to_string())?;
             let event = Arc::new(Event(event));
@@ -126,6 +135,7 @@ impl Running {
                 timeout: None,
                 timeouts: counted,
                 is_finished: false,
+                death: dead,
             })
         };
         let (handle, spawner) = spawn(options(kind, idle), make).unwrap();
@@ -135,11 +145,12 @@ impl Running {
             spawner,
             sender,
             timeouts,
+            death,
         }
     }
 
     fn tell(&self, message: Message) {
-        assert!(self.sender.push(message).is_ok());
+        assert!(self.sender.push(message, drop).is_ok());
     }
 
     fn finish(self) {
@@ -282,8 +293,13 @@ fn a_panic_of_a_shard_is_an_error_of_its_host() {
         let error = running.handle.join().unwrap_err();
         assert_eq!(
             error.to_string(),
-            format!("shard `toy-{}` panicked: asked to panic", kind.name())
+            format!(
+                "shard `toy-{}` panicked in the engine's own code (please report this): \
+                 asked to panic",
+                kind.name()
+            )
         );
+        assert_eq!(*running.death.lock().unwrap(), Some(error));
         assert!(running.sender.is_closed());
     }
 }
@@ -304,6 +320,8 @@ fn a_panic_of_a_future_is_an_error_of_its_host() {
         ask.send(()).unwrap();
         let error = running.handle.join().unwrap_err();
         assert!(error.to_string().contains("a bad future"), "{error}");
+        assert!(error.to_string().contains("that was spawned"), "{error}");
+        assert_eq!(*running.death.lock().unwrap(), Some(error));
         assert!(running.sender.is_closed());
     }
 }

@@ -44,11 +44,12 @@ pub fn inbox<T>(capacity: usize, doorbell: Doorbell) -> (InboxSender<T>, Inbox<T
 impl<T> InboxSender<T> {
     /// Queues a value and wakes the shard.
     ///
-    /// A value that was accepted while the shard was ending is dropped.
+    /// Values that were accepted while the inbox was closed go to `stranded`: the shard may have
+    /// looked for the last time.
     ///
     /// # Errors
-    /// The value comes back: the inbox is full, or its shard has ended.
-    pub fn push(&self, value: T) -> Result<(), Refused<T>> {
+    /// The value comes back: the inbox is full, or it is closed.
+    pub fn push(&self, value: T, stranded: impl FnMut(T)) -> Result<(), Refused<T>> {
         if self.is_closed() {
             return Err(Refused {
                 value,
@@ -61,13 +62,18 @@ impl<T> InboxSender<T> {
         })?;
         fence(Ordering::SeqCst);
         if self.is_closed() {
-            self.shared.clear();
+            self.shared.clear(stranded);
         }
         self.doorbell.ring();
         Ok(())
     }
 
-    /// Whether the shard has ended.
+    /// Takes no further value. The shard still finds those that are in.
+    pub fn close(&self) {
+        self.shared.close();
+    }
+
+    /// Whether the inbox takes no further value, because its shard or the whole engine has ended.
     pub fn is_closed(&self) -> bool {
         self.shared.closed.load(Ordering::Acquire)
     }
@@ -108,20 +114,29 @@ impl<T> Inbox<T> {
     pub fn is_empty(&self) -> bool {
         self.shared.queue.is_empty()
     }
+
+    /// Takes no further value, and hands those that are in to `stranded`.
+    pub fn close(&mut self, stranded: impl FnMut(T)) {
+        self.shared.close();
+        self.shared.clear(stranded);
+    }
 }
 
 impl<T> Drop for Inbox<T> {
     fn drop(&mut self) {
-        self.shared.closed.store(true, Ordering::Release);
-        fence(Ordering::SeqCst);
-        self.shared.clear();
+        self.close(drop);
     }
 }
 
 impl<T> Shared<T> {
-    fn clear(&self) {
+    fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        fence(Ordering::SeqCst);
+    }
+
+    fn clear(&self, mut take: impl FnMut(T)) {
         while let Some(value) = self.queue.pop() {
-            drop(value);
+            take(value);
         }
     }
 }
@@ -135,9 +150,9 @@ mod tests {
     fn a_full_inbox_hands_the_value_back() {
         let (bell, _sleeper) = doorbell();
         let (sender, mut inbox) = inbox(2, bell);
-        sender.push(1).unwrap();
-        sender.push(2).unwrap();
-        let refused = sender.push(3).unwrap_err();
+        sender.push(1, drop).unwrap();
+        sender.push(2, drop).unwrap();
+        let refused = sender.push(3, drop).unwrap_err();
         assert_eq!((refused.value, refused.refusal), (3, Refusal::Full));
         let mut taken = Vec::new();
         assert_eq!(inbox.drain(1, |value| taken.push(value)), 1);
@@ -151,11 +166,48 @@ mod tests {
         let (bell, _sleeper) = doorbell();
         let (sender, inbox) = inbox(4, bell);
         let value = Arc::new(());
-        sender.push(value.clone()).unwrap();
+        sender.push(value.clone(), drop).unwrap();
         drop(inbox);
         assert_eq!(Arc::strong_count(&value), 1);
-        let refused = sender.clone().push(value.clone()).unwrap_err();
+        let refused = sender.clone().push(value.clone(), drop).unwrap_err();
         assert_eq!(refused.refusal, Refusal::NotOpen);
+    }
+
+    #[test]
+    fn a_sender_may_close_and_the_shard_finds_what_was_in() {
+        let (bell, _sleeper) = doorbell();
+        let (sender, mut inbox) = inbox(4, bell);
+        sender.push(1, drop).unwrap();
+        sender.close();
+        assert_eq!(sender.push(2, drop).unwrap_err().value, 2);
+        assert_eq!(inbox.pop(), Some(1));
+        assert_eq!(inbox.pop(), None);
+    }
+
+    #[test]
+    fn each_value_is_refused_or_stranded_or_found_once() {
+        use std::sync::atomic::AtomicUsize;
+        for _round in 0..200 {
+            let (bell, _sleeper) = doorbell();
+            let (sender, mut inbox) = inbox(64, bell);
+            let seen = AtomicUsize::new(0);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for _ in 0..32 {
+                        let count = |()| {
+                            seen.fetch_add(1, Ordering::Relaxed);
+                        };
+                        if sender.push((), count).is_err() {
+                            count(());
+                        }
+                    }
+                });
+                inbox.close(|()| {
+                    seen.fetch_add(1, Ordering::Relaxed);
+                });
+            });
+            assert_eq!(seen.load(Ordering::Relaxed), 32);
+        }
     }
 
     #[test]
@@ -167,7 +219,7 @@ mod tests {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     for _ in 0..32 {
-                        let _refused = sender.push(value.clone());
+                        let _refused = sender.push(value.clone(), drop);
                     }
                 });
                 drop(inbox);

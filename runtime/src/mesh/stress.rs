@@ -53,7 +53,7 @@ fn run() -> Vec<u64> {
             thread::spawn(move || {
                 for mut value in 0..VALUES {
                     for sender in &senders {
-                        while let Err(refused) = sender.push(value) {
+                        while let Err(refused) = sender.push(value, drop) {
                             value = refused.value;
                             thread::yield_now();
                         }

@@ -1,4 +1,4 @@
-use grpcxx_rpc::{Request, Response, Tensor, home_shard};
+use grpcxx_rpc::{Reason, Request, Response, Tensor, home_shard};
 use smallvec::SmallVec;
 
 use crate::call::CallResult;
@@ -96,6 +96,11 @@ impl<A> Core<A> {
         if let Some(watch) = self.calls.take_watch(call) {
             watch.delivered();
         }
+        // Peers hear that they may try again, this process that it is the one to be mended.
+        let result = result.map_err(|status| match status.reason {
+            Reason::ShardDied => self.ending(),
+            _ => status,
+        });
         if let Err(result) = self.try_finish_call(call, result) {
             self.put_back(result, taken);
         }

@@ -10,6 +10,7 @@ use grpcxx_transport::{Refusal, SlotTable, Time};
 use crate::call::CallResult;
 use crate::command::{Cancellable, Command, NewCall, Origin, SlotId, deadline};
 use crate::completion::{Completion, Recipient, Target};
+use crate::fate::survive;
 use crate::function::RequestWatch;
 use crate::limits;
 use crate::shard::core::{Core, Subject};
@@ -130,6 +131,23 @@ impl Calls {
         self.recipients.room()
     }
 
+    /// Ends all calls of a shard that has died, each by itself: a sink may panic again.
+    pub(super) fn die(&mut self, status: &Status) {
+        let end = |target| {
+            let completion = Completion::new(target);
+            survive("the end of a call", || completion.end(status.clone()));
+        };
+        for call in self.slots.values_mut() {
+            end(std::mem::take(&mut call.target));
+        }
+        for number in self.recipients.numbers() {
+            if let Some(recipient) = self.recipients.take(number) {
+                end(Target::Sink(recipient));
+            }
+        }
+        self.watches.withdraw_all();
+    }
+
     fn insert(&mut self, call: PendingCall) -> Result<SlotId, PendingCall> {
         let number = call.number;
         let id = self.slots.insert(call)?;
@@ -177,7 +195,7 @@ impl<A> Core<A> {
             return self.refuse_call(completion, cancelled());
         }
         if self.is_stopping() {
-            return self.refuse_call(completion, stopping());
+            return self.refuse_call(completion, self.ending());
         }
         if timeout.is_some_and(|timeout| timeout.is_zero()) {
             return self.refuse_call(completion, deadline_exceeded());
@@ -292,11 +310,11 @@ impl<A> Core<A> {
         debug_assert!(self.is_stopping());
         let ids: Vec<SlotId> = self.calls.slots.keys().collect();
         for call in ids {
-            self.finish_call(call, Err(stopping()));
+            self.finish_call(call, Err(self.ending()));
         }
         for number in self.calls.recipients.numbers() {
             if let Some(recipient) = self.calls.recipients.take(number) {
-                self.refuse(Target::Sink(recipient), stopping());
+                self.refuse(Target::Sink(recipient), self.ending());
             }
         }
     }
@@ -389,10 +407,6 @@ fn deadline_exceeded() -> Status {
 
 fn cancelled() -> Status {
     Status::new(Code::Cancelled, "the caller cancelled").because(Reason::Cancelled)
-}
-
-fn stopping() -> Status {
-    Status::new(Code::Unavailable, "this engine is stopping").because(Reason::Stopping)
 }
 
 /// The connection went before the call was put on it.

@@ -1,15 +1,18 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use grpcxx_memory::Arena;
 use grpcxx_rpc::{Code, ConnectionLimits, Features, Reason, Status, TensorStore};
 use grpcxx_transport::{LinkId, SlotTable, Time, Transport};
 
-use crate::client::{Lookups, Mailboxes};
+use crate::blame::Blame;
+use crate::client::{Lookups, Mailbox, Mailboxes};
 use crate::command::{Command, Newcomer, Parcel, Shared, SlotId};
 use crate::compute::Compute;
 use crate::counters::ShardCounters;
+use crate::fate::survive;
 use crate::function::Service;
 use crate::limits;
 use crate::mesh::{Inbox, Mesh};
@@ -56,7 +59,7 @@ pub(crate) struct Core<A> {
     /// Parcels that did not fit into the ring to each other shard. A request under way, of which each connection
     /// has a limit, leaves at most its receive and its withdrawal on one way, and its answer on the other.
     unsent: Vec<VecDeque<Parcel<A>>>,
-    inbox: Inbox<Command>,
+    mailbox: Mailbox,
     arrived: VecDeque<Parcel<A>>,
     pub(super) newcomers: Vec<Newcomer<A>>,
 }
@@ -129,7 +132,7 @@ impl<A> Core<A> {
             finished: false,
             mesh: parts.mesh,
             unsent: (0..shards).map(|_| VecDeque::new()).collect(),
-            inbox: parts.inbox,
+            mailbox: Mailbox::new(parts.index, parts.inbox, parts.shared.mailboxes.clone()),
             arrived: VecDeque::new(),
             newcomers: Vec::new(),
             shared: parts.shared,
@@ -151,8 +154,8 @@ impl<A> Core<A> {
             || !self.dirty_servers.is_empty()
             || !self.dirty_peers.is_empty()
             || !self.newcomers.is_empty()
-            || !self.inbox.is_empty()
-            || self.shared.mailboxes.has_overflow(self.index)
+            || !self.mailbox.is_empty()
+            || self.hears_of_death()
             || !self.mesh.is_empty()
             || self.unsent.iter().any(|queue| !queue.is_empty())
     }
@@ -169,6 +172,9 @@ impl<A> Core<A> {
     /// Takes what other shards have handed over since the last turn, and threads whose inbox was full.
     pub(super) fn take_commands<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
         let mut events = 0;
+        if self.hears_of_death() {
+            self.stop(Duration::ZERO);
+        }
         self.ship_unsent();
         let limit = self.commands_max();
         for _ in 0..limit {
@@ -216,7 +222,7 @@ impl<A> Core<A> {
     fn take_orders(&mut self) -> usize {
         let limit = self.commands_max();
         for count in 0..limit {
-            match self.inbox.pop() {
+            match self.mailbox.pop() {
                 // Most of them, and the longest: it is not to be moved into another function as a whole.
                 Some(Command::Send {
                     step_id,
@@ -309,9 +315,8 @@ impl<A> Core<A> {
             self.shared.ended.fetch_add(1, Ordering::AcqRel);
         }
         // Shards end together: requests of one may be on their way to another.
-        let ended = self.shared.ended.load(Ordering::Acquire);
         let given_up = self.now >= stop_at + limits::FLUSH_TIME;
-        self.finished = ended >= self.shared.loads.len() || given_up;
+        self.finished = self.all_have_ended() || given_up;
     }
 
     pub(super) fn context(&mut self) -> ShardContext<'_> {
@@ -361,22 +366,84 @@ impl<A> Core<A> {
             Command::Inspect { peer, tell } => tell(self.inspect_peer(&peer)),
             Command::Disconnect { peer } => self.disconnect_peer(&peer),
             Command::Resolved { slot, found } => self.peer_resolved(slot, found),
-            Command::Run(code) => code(&mut self.context()),
+            Command::Run(code) => {
+                let blame = Blame::on("code that was run on the shard");
+                code(&mut self.context());
+                blame.lift();
+            }
             Command::Stop { grace } => self.stop(grace),
         }
     }
 
-    fn stop(&mut self, grace: std::time::Duration) {
-        if self.stop_at.is_none() {
-            self.stop_at = Some(self.now + grace);
+    fn stop(&mut self, grace: Duration) {
+        let stop_at = self.now + grace;
+        if self.stop_at.is_none_or(|at| stop_at < at) {
+            self.stop_at = Some(stop_at);
             self.abort_all(self.stopping());
         }
     }
 
-    /// Why requests are refused while the shard stops.
+    /// Whether another shard has died, and this one does not end yet.
+    #[inline]
+    fn hears_of_death(&self) -> bool {
+        self.shared.mailboxes.fate().is_dead() && self.stop_at.is_none_or(|at| at > self.now)
+    }
+
+    /// Why requests of peers are refused while the shard stops.
     pub(super) fn stopping(&self) -> Status {
-        let text = format!("{} is stopping", self.shared.task.name());
-        Status::new(Code::Unavailable, text).because(Reason::Stopping)
+        let name = self.shared.task.name();
+        if self.shared.mailboxes.fate().is_dead() {
+            let text = format!("{name} has failed and ends");
+            return Status::new(Code::Unavailable, text).because(Reason::ShardDied);
+        }
+        Status::new(Code::Unavailable, format!("{name} is stopping")).because(Reason::Stopping)
+    }
+
+    /// Why calls of this process are refused while the shard stops.
+    pub(super) fn ending(&self) -> Status {
+        self.shared.mailboxes.fate().death().unwrap_or_else(|| {
+            Status::new(Code::Unavailable, "this engine is stopping").because(Reason::Stopping)
+        })
+    }
+
+    /// Ends all that waits on a shard that has panicked, whose links are gone. Any part of it may
+    /// be in disorder.
+    pub(super) fn die(&mut self) {
+        let status = self.ending();
+        self.calls.die(&status);
+        for server in self.servers.values_mut() {
+            survive("requests of a peer", || server.withdraw());
+        }
+        self.end_arrivals();
+        if !std::mem::replace(&mut self.has_ended, true) {
+            self.shared.ended.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Ends what the dead shard was handed. Others hand over until they have ended too.
+    pub(super) fn end_arrivals(&mut self) {
+        self.mailbox.close();
+        self.mesh
+            .drain(usize::MAX, |_, parcel| self.arrived.push_back(parcel));
+        let unsent = self.unsent.iter_mut().flat_map(|queue| queue.drain(..));
+        let parcels = self.arrived.drain(..).chain(unsent);
+        let carried = parcels.filter_map(|parcel| match parcel {
+            Parcel::Command(command) => Some(command),
+            Parcel::Adopt(_) => None,
+        });
+        let fate = self.shared.mailboxes.fate();
+        for command in self.local.drain(..).chain(carried) {
+            survive("the end of a command", || command.end(fate));
+        }
+    }
+
+    pub(super) fn mailboxes(&self) -> &Mailboxes {
+        &self.shared.mailboxes
+    }
+
+    /// Whether every shard of the engine has ended.
+    pub(super) fn all_have_ended(&self) -> bool {
+        self.shared.ended.load(Ordering::Acquire) >= self.shared.loads.len()
     }
 
     pub(super) fn ship(&mut self, shard: usize, parcel: Parcel<A>) {
@@ -404,4 +471,4 @@ impl<A> Core<A> {
 }
 
 /// How often a stopping shard looks whether it is done.
-const STOP_POLL: std::time::Duration = std::time::Duration::from_millis(1);
+const STOP_POLL: Duration = Duration::from_millis(1);

@@ -1,10 +1,12 @@
 use std::os::fd::BorrowedFd;
 use std::task::Waker;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use grpcxx_transport::{Park, Time};
 
-use crate::host::ShardLoop;
+use crate::host::{HostError, ShardLoop};
+use crate::limits::FLUSH_TIME;
 use crate::mesh::Sleeper;
 use crate::shard::Shard;
 
@@ -61,4 +63,21 @@ impl<T: Park> ShardLoop for DrivenShard<T> {
     fn is_finished(&self) -> bool {
         self.shard.is_finished()
     }
+
+    fn die(self, error: &HostError) {
+        self.shard.core().mailboxes().die(error);
+        let mut core = self.shard.into_dead_core();
+        // What the other shards hand over until they have ended would be lost without an end.
+        let until = Instant::now() + OUTLAST_TIME;
+        while !core.all_have_ended() && Instant::now() < until {
+            core.end_arrivals();
+            thread::sleep(OUTLAST_POLL);
+        }
+        core.end_arrivals();
+    }
 }
+
+/// How long a dead shard waits for the others: as long as they may take to send what they hold,
+/// and some.
+const OUTLAST_TIME: Duration = Duration::from_millis(2 * FLUSH_TIME.as_millis() as u64);
+const OUTLAST_POLL: Duration = Duration::from_millis(1);

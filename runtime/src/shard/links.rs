@@ -9,6 +9,7 @@ use grpcxx_transport::{
     Progress, SlotTable,
 };
 
+use crate::blame::{Blame, THE_SERVICE};
 use crate::command::SlotId;
 use crate::function::AtOnce;
 use crate::shard::calls::Calls;
@@ -249,7 +250,12 @@ impl Landings for ArenaLandings<'_> {
     fn at_hand(&mut self, step_id: i64, key: &Text, data_bytes_max: usize) -> Option<AtHand<'_>> {
         let shard = self.shard?;
         let at_once = match &self.shared.service {
-            Some(service) => service.at_once(step_id, key),
+            Some(service) => {
+                let blame = Blame::on(THE_SERVICE);
+                let at_once = service.at_once(step_id, key);
+                blame.lift();
+                at_once
+            }
             None => AtOnce::Declined,
         };
         let at_hand = match at_once {

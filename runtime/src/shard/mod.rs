@@ -25,6 +25,8 @@ use std::net::SocketAddr;
 use grpcxx_memory::DropBatch;
 use grpcxx_transport::{ListenerId, Time, Transport, TransportError};
 
+use crate::fate::survive;
+
 pub use self::context::ShardContext;
 pub(crate) use self::core::{Core, CoreParts, SharedParts};
 pub(crate) use self::driven::DrivenShard;
@@ -91,6 +93,19 @@ impl<T: Transport> Shard<T> {
 
     pub(crate) fn core(&self) -> &Core<T::Accepted> {
         &self.core
+    }
+
+    /// Closes all links of a shard that has died, then ends its calls: memory of their callers must
+    /// not be written to any more.
+    pub(crate) fn into_dead_core(self) -> Core<T::Accepted> {
+        let Self {
+            transport,
+            mut core,
+            ..
+        } = self;
+        survive("the links", || drop(transport));
+        core.die();
+        core
     }
 
     fn stop_listening(&mut self) {

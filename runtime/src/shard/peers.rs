@@ -9,6 +9,7 @@ use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkId, MediumKind, Next, Outcome, Progress, Time, Transport,
 };
 
+use crate::blame::{A_SINK, Blame};
 use crate::client::{Peer, PeerState};
 use crate::command::SlotId;
 use crate::completion::{Recipient, Target};
@@ -340,7 +341,9 @@ impl<A> Core<A> {
             };
             if let Some(Recipient { sink, token }) = self.calls.recipients.take(number) {
                 // Made as the argument that it is: a move waits until its parts are written.
+                let blame = Blame::on(A_SINK);
                 sink.received(token, answer.take(), &mut self.context());
+                blame.lift();
             }
         }
         events
@@ -351,7 +354,9 @@ impl<A> Core<A> {
     fn finish_received(&mut self, call: SlotId, tensor: Tensor) {
         match self.calls.remove(call) {
             Some(Target::Sink(Recipient { sink, token })) => {
+                let blame = Blame::on(A_SINK);
                 sink.received(token, tensor, &mut self.context());
+                blame.lift();
             }
             Some(target) => {
                 let result = Ok(Response::from(tensor));

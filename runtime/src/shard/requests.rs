@@ -5,6 +5,7 @@ use std::sync::Arc;
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{Code, GraphCall, Method, Request, RequestId, Response, Status, home_shard};
 
+use crate::blame::{Blame, THE_SERVICE};
 use crate::command::{Command, Keys, Origin, SlotId};
 use crate::function::{Later, RequestWatch, Responder, Served};
 use crate::limits;
@@ -86,7 +87,10 @@ impl<A> Core<A> {
             return Some(request);
         };
         let later = Later::new(&self.shared.mailboxes, origin);
-        match service.serve(request, later) {
+        let blame = Blame::on(THE_SERVICE);
+        let served = service.serve(request, later);
+        blame.lift();
+        match served {
             Served::Now(result) => {
                 self.answer(origin, result, None);
                 None

@@ -67,6 +67,11 @@ impl ServerLink {
         self.watches.take(&request.token())
     }
 
+    /// Tells all watches that nobody wants their answers any more.
+    pub(super) fn withdraw(&mut self) {
+        self.watches.withdraw_all();
+    }
+
     /// The next answer with tensors of a step that did not leave. Those of watched requests belong to their service.
     pub(super) fn poll_undelivered(&mut self) -> Option<Undelivered> {
         loop {

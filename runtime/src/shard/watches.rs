@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 
+use crate::fate::survive;
 use crate::function::RequestWatch;
 
 /// Who wants to hear what becomes of a request or a call, by its name. Nearly always nobody.
@@ -34,6 +35,13 @@ impl<K: Eq + Hash> Watches<K> {
             return None;
         }
         self.0.remove(name)
+    }
+
+    /// Tells all that nobody wants their answers any more, because the shard has died.
+    pub(super) fn withdraw_all(&mut self) {
+        for (_, watch) in self.0.drain() {
+            survive("the watch of a request", || watch.withdrawn());
+        }
     }
 }
 

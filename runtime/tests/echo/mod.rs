@@ -6,7 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use grpcxx_runtime::host::{Clock, HostHandle, HostKind, HostOptions, ShardLoop, spawn};
+use grpcxx_runtime::host::{Clock, HostError, HostHandle, HostKind, HostOptions, ShardLoop, spawn};
 use grpcxx_runtime::idle::IdlePolicy;
 use grpcxx_tcp::{Accepted, DriverRequest, TcpOptions, TcpTransport};
 use grpcxx_transport::{
@@ -170,6 +170,10 @@ impl ShardLoop for EchoShard {
 
     fn waker(&self) -> Waker {
         self.transport.waker()
+    }
+
+    fn die(self, error: &HostError) {
+        panic!("{error}");
     }
 
     fn is_finished(&self) -> bool {
