@@ -1,3 +1,4 @@
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -7,8 +8,8 @@ pub enum ModelError {
     /// The operating system refused a step.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was attempted, as in `open`.
-        action: &'static str,
+        /// What was attempted.
+        action: FileAction,
         /// The file.
         path: PathBuf,
         /// The reason of the operating system.
@@ -47,9 +48,45 @@ pub enum ModelError {
     },
 }
 
+/// A step of reading or writing a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileAction {
+    /// Opens a file that is there.
+    Open,
+    /// Asks for its kind and length.
+    Examine,
+    /// Reads its header.
+    ReadHeader,
+    /// Reads the data of a tensor.
+    ReadTensor,
+    /// Makes a new file, which has no name yet.
+    Create,
+    /// Writes.
+    Write,
+    /// Gives the finished file a name.
+    Name,
+    /// Puts the finished file in the place of another.
+    Rename,
+}
+
+impl fmt::Display for FileAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Open => "open",
+            Self::Examine => "examine",
+            Self::ReadHeader => "read the header of",
+            Self::ReadTensor => "read a tensor of",
+            Self::Create => "create a file beside",
+            Self::Write => "write",
+            Self::Name => "name the finished file",
+            Self::Rename => "rename the finished file to",
+        })
+    }
+}
+
 impl ModelError {
     pub(super) fn io(
-        action: &'static str,
+        action: FileAction,
         path: impl Into<PathBuf>,
     ) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();

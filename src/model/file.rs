@@ -8,7 +8,7 @@ use grpcxx_rpc::{DType, Shape, Tensor, TensorMeta};
 use grpcxx_runtime::open_regular_file;
 
 use super::format::{self, Flaw, PREFIX_BYTES};
-use super::{Fingerprint, ModelError, ModelFingerprint};
+use super::{FileAction, Fingerprint, ModelError, ModelFingerprint};
 
 /// The named tensors of one or more safetensors files, described but not read.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Model {
         let mut by_name: BTreeMap<String, Entry> = BTreeMap::new();
         for path in paths {
             let path = path.as_ref().to_owned();
-            let file = open_regular_file(&path).map_err(ModelError::io("open", &path))?;
+            let file = open_regular_file(&path).map_err(ModelError::io(FileAction::Open, &path))?;
             for entry in read_header(&path, &file, files.len())? {
                 if let Some(first) = by_name.get(&entry.name) {
                     let first: &SourceFile = &files[first.file];
@@ -98,7 +98,7 @@ impl Model {
         source
             .file
             .read_exact_at(&mut data, entry.offset)
-            .map_err(ModelError::io("read a tensor of", &source.path))?;
+            .map_err(ModelError::io(FileAction::ReadTensor, &source.path))?;
         Ok(Tensor {
             dtype: entry.meta.dtype,
             shape: entry.meta.shape.clone(),
@@ -122,7 +122,9 @@ impl Model {
 }
 
 fn read_header(path: &Path, file: &File, index: usize) -> Result<Vec<Entry>, ModelError> {
-    let metadata = file.metadata().map_err(ModelError::io("examine", path))?;
+    let metadata = file
+        .metadata()
+        .map_err(ModelError::io(FileAction::Examine, path))?;
     if !metadata.is_file() {
         return Err(ModelError::Malformed {
             path: path.to_owned(),
@@ -141,7 +143,7 @@ fn read_header(path: &Path, file: &File, index: usize) -> Result<Vec<Entry>, Mod
     }
     let read = |bytes: &mut [u8], offset| {
         file.read_exact_at(bytes, offset)
-            .map_err(ModelError::io("read the header of", path))
+            .map_err(ModelError::io(FileAction::ReadHeader, path))
     };
     read(&mut prefix, 0)?;
     let header_bytes = format::header_bytes(prefix, file_bytes).map_err(|flaw| at(path, flaw))?;

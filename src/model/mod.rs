@@ -13,7 +13,7 @@ mod output;
 mod shards;
 mod writer;
 
-pub use error::ModelError;
+pub use error::{FileAction, ModelError};
 pub use file::{Entry, Model};
 pub use fingerprint::{Fingerprint, ModelFingerprint};
 pub use npy::write_npy;

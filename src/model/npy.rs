@@ -3,8 +3,8 @@ use std::path::Path;
 
 use grpcxx_rpc::{DType, Tensor};
 
-use super::ModelError;
 use super::output::Output;
+use super::{FileAction, ModelError};
 
 /// Writes one tensor as a NumPy file of version 1.0 (or 2.0 for headers beyond 64 KiB); the file appears when it
 /// is complete.
@@ -27,7 +27,7 @@ pub fn write_npy(path: &Path, name: &str, tensor: &Tensor) -> Result<(), ModelEr
     let mut file = output.file();
     file.write_all(&header)
         .and_then(|()| file.write_all(&tensor.data))
-        .map_err(ModelError::io("write", path))?;
+        .map_err(ModelError::io(FileAction::Write, path))?;
     output.finish()
 }
 

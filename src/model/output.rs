@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
 use tempfile::TempPath;
 
-use super::ModelError;
+use super::{FileAction, ModelError};
 
 /// A file that appears under its name only when it is complete.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Output {
             Err(_) => {
                 let named = builder()
                     .tempfile_in(folder(path))
-                    .map_err(ModelError::io("create a file beside", path))?;
+                    .map_err(ModelError::io(FileAction::Create, path))?;
                 let (file, partial) = named.into_parts();
                 (file, Some(partial))
             }
@@ -60,7 +60,7 @@ impl Output {
     /// Gives the file its name; whatever had it before is replaced.
     pub(super) fn finish(self) -> Result<(), ModelError> {
         let failed = |action| ModelError::io(action, &self.path);
-        self.file.sync_data().map_err(failed("write"))?;
+        self.file.sync_data().map_err(failed(FileAction::Write))?;
         let partial = match self.partial {
             Some(partial) => partial,
             None => {
@@ -71,13 +71,13 @@ impl Output {
                         linkat(CWD, &open_file, CWD, name, AtFlags::SYMLINK_FOLLOW)
                             .map_err(std::io::Error::from)
                     })
-                    .map_err(failed("name the finished file"))?
+                    .map_err(failed(FileAction::Name))?
                     .into_temp_path()
             }
         };
         partial
             .persist(&self.path)
-            .map_err(|error| failed("rename the finished file to")(error.error))
+            .map_err(|error| failed(FileAction::Rename)(error.error))
     }
 }
 

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use grpcxx_rpc::{Tensor, TensorMeta};
 
-use super::ModelError;
 use super::format::{self, METADATA_KEY, Record};
 use super::output::Output;
+use super::{FileAction, ModelError};
 
 /// Writes a safetensors file whose tensors may come in any order; nothing appears at its path before
 /// [`SafetensorsWriter::finish`].
@@ -58,7 +58,7 @@ impl SafetensorsWriter {
         output
             .file()
             .write_all_at(&header, 0)
-            .map_err(ModelError::io("write", path))?;
+            .map_err(ModelError::io(FileAction::Write, path))?;
         Ok(Self {
             output,
             data_offset: header.len() as u64,
@@ -93,7 +93,7 @@ impl SafetensorsWriter {
         self.output
             .file()
             .write_all_at(&tensor.data, self.data_offset + place.offset)
-            .map_err(ModelError::io("write", path))?;
+            .map_err(ModelError::io(FileAction::Write, path))?;
         self.missing.remove(name);
         Ok(())
     }

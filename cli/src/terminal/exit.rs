@@ -1,7 +1,7 @@
 use std::io;
 use std::process::ExitCode;
 
-use grpcxx::model::ModelError;
+use grpcxx::model::{FileAction, ModelError};
 use grpcxx_rpc::{Code, Reason, Status};
 
 use super::plain::plain_lines;
@@ -95,6 +95,11 @@ impl Failure {
         format!("{:#}", self.error)
     }
 
+    /// The exit code.
+    pub(crate) fn exit(&self) -> Exit {
+        self.exit
+    }
+
     /// Prints the message under the program's name and gives the exit code.
     pub(crate) fn report(&self, program: &str) -> ExitCode {
         // If standard error is closed, or nobody reads it, there is nobody to tell.
@@ -109,7 +114,7 @@ impl Failure {
 impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Self {
         let exit = match &error {
-            ModelError::Io { source, action, .. } => exit_of_io(source, action),
+            ModelError::Io { source, action, .. } => exit_of_io(source, *action),
             ModelError::Malformed { .. }
             | ModelError::Tensor { .. }
             | ModelError::Duplicate { .. } => Exit::Data,
@@ -150,12 +155,12 @@ pub(crate) fn parse_arguments<P: clap::Parser>() -> Result<P, ExitCode> {
     })
 }
 
-fn exit_of_io(error: &io::Error, action: &str) -> Exit {
+fn exit_of_io(error: &io::Error, action: FileAction) -> Exit {
     match error.kind() {
         io::ErrorKind::PermissionDenied => Exit::NoPermission,
-        io::ErrorKind::NotFound if action == "open" => Exit::NoInput,
-        io::ErrorKind::InvalidInput if action == "open" => Exit::Data,
-        _ if action.starts_with("create") => Exit::CannotCreate,
+        io::ErrorKind::NotFound if action == FileAction::Open => Exit::NoInput,
+        io::ErrorKind::InvalidInput if action == FileAction::Open => Exit::Data,
+        _ if action == FileAction::Create => Exit::CannotCreate,
         _ => Exit::InputOutput,
     }
 }
