@@ -41,7 +41,14 @@ pub struct Control {
     listening: SocketAddr,
     metrics: Option<SocketAddr>,
     stop: watch::Sender<Option<Instant>>,
+    alarm: Alarm,
     thread: Option<JoinHandle<usize>>,
+}
+
+/// Tells everybody who asks for the health of the task that it has failed, from any thread.
+#[derive(Clone, Debug)]
+pub struct Alarm {
+    has_failed: watch::Sender<bool>,
 }
 
 /// How the endpoint stopped.
@@ -72,6 +79,7 @@ impl Control {
         let metrics = listeners.metrics.as_ref().map(address).transpose()?;
 
         let (stop, stop_asked) = watch::channel(None);
+        let (has_failed, failure) = watch::channel(false);
         let (started, start_result) = mpsc::sync_channel(1);
         let thread = std::thread::Builder::new()
             .name(THREAD_NAME.to_owned())
@@ -79,6 +87,7 @@ impl Control {
                 let endpoint = Endpoint {
                     backend,
                     stop_asked,
+                    failure,
                 };
                 run(endpoint, listeners, &started)
             })
@@ -92,6 +101,7 @@ impl Control {
             listening,
             metrics,
             stop,
+            alarm: Alarm { has_failed },
             thread: Some(thread),
         })
     }
@@ -104,6 +114,12 @@ impl Control {
     /// The address of the metrics page, if there is one.
     pub fn metrics_addr(&self) -> Option<SocketAddr> {
         self.metrics
+    }
+
+    /// What to raise when the task can serve no more: health is NOT_SERVING then and `/healthz` answers
+    /// 503, while the endpoint goes on until it is stopped.
+    pub fn alarm(&self) -> Alarm {
+        self.alarm.clone()
     }
 
     /// Stops: no new connections, health NOT_SERVING, calls under way have `grace` to end. Those that do not are
@@ -125,6 +141,13 @@ impl Control {
     }
 }
 
+impl Alarm {
+    /// The task has failed, for good.
+    pub fn raise(&self) {
+        self.has_failed.send_replace(true);
+    }
+}
+
 impl Drop for Control {
     fn drop(&mut self) {
         if self.thread.is_some() {
@@ -138,6 +161,7 @@ struct Endpoint {
     backend: Arc<dyn Backend>,
     /// When to have stopped.
     stop_asked: watch::Receiver<Option<Instant>>,
+    failure: watch::Receiver<bool>,
 }
 
 /// The ports of the endpoint. The sockets have no other owner, so that ports close when they are dropped.
@@ -201,6 +225,7 @@ impl Endpoint {
                 backend: self.backend.clone(),
                 metrics: metrics.clone(),
                 stopping: stopping_seen.clone(),
+                failure: self.failure.clone(),
             };
             tokio::spawn(page.serve(listener));
         }
@@ -223,6 +248,7 @@ impl Endpoint {
                 ),
         );
 
+        let failing = tokio::spawn(fail(self.failure, reporter.clone()));
         let end = tokio::select! {
             end = asked_to_stop(&mut self.stop_asked) => end,
             ended = &mut server => {
@@ -231,6 +257,7 @@ impl Endpoint {
                 asked_to_stop(&mut self.stop_asked).await
             }
         };
+        failing.abort();
         set_health(&reporter, ServingStatus::NotServing).await;
         stopping.send_replace(true);
         let _ = tokio::time::timeout_at(end, calls.all_answered()).await;
@@ -248,6 +275,13 @@ async fn asked_to_stop(stop_asked: &mut watch::Receiver<Option<Instant>>) -> Ins
     match stop_asked.wait_for(Option::is_some).await {
         Ok(end) => end.unwrap_or_else(Instant::now),
         Err(_) => Instant::now(),
+    }
+}
+
+/// Shows a failure as soon as there is one.
+async fn fail(mut failure: watch::Receiver<bool>, reporter: HealthReporter) {
+    if failure.wait_for(|&has_failed| has_failed).await.is_ok() {
+        set_health(&reporter, ServingStatus::NotServing).await;
     }
 }
 

@@ -34,6 +34,6 @@ pub use client::{
     BlockingControlClient, ClientError, ClientOptions, ControlClient, DeviceList, Health,
 };
 
-pub use control::{Control, Stopped};
+pub use control::{Alarm, Control, Stopped};
 pub use listener::ControlError;
 pub use options::{BadAddress, ControlOptions};

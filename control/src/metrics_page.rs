@@ -18,12 +18,13 @@ use crate::limits::{
 };
 use crate::metrics::Metrics;
 
-/// The page that Prometheus reads, and one that says whether the server is stopping.
+/// The page that Prometheus reads, and one that says whether the server is well.
 #[derive(Clone)]
 pub(crate) struct MetricsPage {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) stopping: watch::Receiver<bool>,
+    pub(crate) failure: watch::Receiver<bool>,
 }
 
 impl MetricsPage {
@@ -70,6 +71,9 @@ impl MetricsPage {
         }
         match request.uri().path() {
             "/metrics" => page(StatusCode::OK, self.metrics_text().await),
+            "/healthz" if *self.failure.borrow() => {
+                page(StatusCode::SERVICE_UNAVAILABLE, "failed\n")
+            }
             "/healthz" if *self.stopping.borrow() => {
                 page(StatusCode::SERVICE_UNAVAILABLE, "stopping\n")
             }

@@ -62,6 +62,12 @@ fn health_and_wrong_requests_are_answered() {
     let control = start(Fake::default());
     let address = control.metrics_addr().unwrap();
     assert!(fetch(address, "GET /healthz").ends_with("serving\n"));
+    control.alarm().raise();
+    let text = fetch(address, "GET /healthz");
+    assert!(
+        text.starts_with("HTTP/1.1 503") && text.ends_with("failed\n"),
+        "{text}"
+    );
     assert!(fetch(address, "HEAD /metrics").starts_with("HTTP/1.1 200"));
     assert!(fetch(address, "GET /").starts_with("HTTP/1.1 404"));
     assert!(fetch(address, "POST /metrics").starts_with("HTTP/1.1 405"));

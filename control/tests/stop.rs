@@ -4,7 +4,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use grpcxx_control::{ClientError, ClientOptions, ControlClient};
+use grpcxx_control::{ClientError, ClientOptions, ControlClient, Health};
 use grpcxx_rpc::Code;
 use support::{Fake, bytes, channel, connect, start};
 
@@ -85,6 +85,24 @@ async fn watchers_learn_of_a_stop_and_do_not_delay_it() {
         "{:?}",
         begun.elapsed()
     );
+}
+
+#[tokio::test]
+async fn an_alarm_shows_in_the_health_while_calls_are_answered() {
+    let control = start(&Fake::new());
+    let client = connect(&control).await;
+    assert_eq!(client.health().await.unwrap(), Health::Serving);
+    let alarm = control.alarm();
+    std::thread::spawn(move || alarm.raise());
+    let begun = Instant::now();
+    while client.health().await.unwrap() != Health::NotServing {
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    client.get_status().await.unwrap();
+    tokio::task::spawn_blocking(move || control.shutdown(Duration::from_secs(60)))
+        .await
+        .unwrap();
 }
 
 #[tokio::test]

@@ -17,6 +17,7 @@ use grpcxx_rpc::{Status, Tensor, Text};
 use grpcxx_runtime::cluster::{ClusterError, ClusterSpec, Protocol, TaskId, listen_ip};
 use grpcxx_runtime::config::Config;
 use grpcxx_runtime::endpoint_map::EndpointMapError;
+use grpcxx_runtime::host::HostError;
 use grpcxx_runtime::{Client, Engine, EngineError, EngineOptions, Function, StartReport};
 
 use crate::model::{Model, ModelError};
@@ -178,6 +179,10 @@ impl Server {
             .unwrap_or_else(|| listen_ip(&grpc_address));
         let control_options = control_options(&grpc_address, grpc_ip, metrics)?;
         let control = Control::start(control_options, Arc::new(backend))?;
+        let alarm = control.alarm();
+        engine
+            .with(|engine| engine.on_death(move |_| alarm.raise()))
+            .expect("nobody else can have stopped the engine yet");
         Ok(Self {
             engine,
             control,
@@ -227,6 +232,18 @@ impl Server {
         function: Arc<dyn Function>,
     ) -> Result<(), Status> {
         self.engine.with(|engine| engine.register(name, function))
+    }
+
+    /// Tells `witness` once if the task's engine dies, which shows in its health at once. What is left
+    /// is [`Server::shutdown`].
+    ///
+    /// # Errors
+    /// `UNAVAILABLE` while the task stops.
+    pub fn on_death(
+        &self,
+        witness: impl FnOnce(&HostError) + Send + 'static,
+    ) -> Result<(), Status> {
+        self.engine.with(|engine| engine.on_death(witness))
     }
 
     /// Stops: no new connections and calls; those under way have `grace` to end, over gRPC and star alike.

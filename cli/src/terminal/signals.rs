@@ -49,6 +49,15 @@ impl Signals {
         })
     }
 
+    /// Requests a stop by this name when it is called, from any thread.
+    pub(crate) fn request<T: ?Sized>(&self, name: &'static str) -> impl FnOnce(&T) + Send + use<T> {
+        let sender = self.sender.clone();
+        move |_| {
+            // The program may have ended meanwhile.
+            let _ = sender.send(name);
+        }
+    }
+
     /// Waits for the next request, at most as long as `timeout` says.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> Option<&'static str> {
         match timeout {

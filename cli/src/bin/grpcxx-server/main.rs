@@ -18,7 +18,7 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(exit) => return exit,
     };
-    match start::run(&arguments) {
+    match start::run(&arguments, |_| {}) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report("grpcxx-server"),
     }

@@ -14,8 +14,9 @@ use crate::terminal::{
     Exit, Failure, OrExit, Outcome, Signals, read_cluster, read_config, start_log, write_in_time,
 };
 
-/// Runs the task until it is asked to stop.
-pub(crate) fn run(arguments: &Arguments) -> Outcome {
+/// Runs the task until it is asked to stop, or one of its shards dies. `prepare` sees it before it is
+/// announced.
+pub(crate) fn run(arguments: &Arguments, prepare: impl FnOnce(&Server)) -> Outcome {
     let (config, warnings) = read_config()?;
     let log = start_log(&config.log, config.log_format)?;
     for warning in warnings {
@@ -30,6 +31,11 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
     if arguments.until_stdin_closes {
         signals.watch_stdin()?;
     }
+    // The task's health shows the death by itself, and the stop below tells what died.
+    server
+        .on_death(signals.request(DEATH))
+        .or_exit(Exit::Software)?;
+    prepare(&server);
     tracing::info!("{}", server.start_report());
     if server.loaded().tensors > 0 {
         let loaded = server.loaded();
@@ -46,12 +52,17 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
 
     let reason = signals.wait(None).unwrap_or("lost signals");
     tracing::info!(reason, grace_ms = grace.as_millis() as u64, "stopping");
+    let exit = if reason == DEATH {
+        Exit::Software as i32
+    } else {
+        0
+    };
     // Whoever asks twice does not want to wait.
     let last_log = log.clone();
     signals.then(move |reason| {
         tracing::warn!(reason, "stopping at once");
         last_log.flush();
-        process::exit(0);
+        process::exit(exit);
     })?;
     let stopped = server.shutdown(grace);
     if stopped.unanswered_calls > 0 {
@@ -68,6 +79,9 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
         Some(failure) => Err(Failure::new(Exit::Software, failure)),
     }
 }
+
+/// What asks the task to stop whose engine has died.
+const DEATH: &str = "a shard died";
 
 fn options(arguments: &Arguments, config: Config) -> Outcome<ServerOptions> {
     let protocol: Protocol = arguments.protocol.parse().or_exit(Exit::Usage)?;
