@@ -8,13 +8,13 @@
 #![allow(clippy::print_stdout)]
 
 use std::collections::VecDeque;
-use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use grpcxx_benches::sockets::{self, read_some, write_all};
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_tcp::{Accepted, DriverRequest, TcpOptions, TcpTransport};
 use grpcxx_transport::{
@@ -181,22 +181,20 @@ impl Case {
     }
 
     fn run_sockets(&self, cpus: &[usize]) -> Outcomes {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let (links, server_cpu) = (self.links, cpus[1]);
+        let (near, mut far): (Vec<_>, Vec<_>) =
+            (0..self.links).map(|_| sockets::pair().unwrap()).unzip();
+        let server_cpu = cpus[1];
         let (message_bytes, echoes) = (self.message_bytes, self.echoes);
         let server = std::thread::spawn(move || {
             pin(server_cpu);
-            let streams = (0..links)
-                .map(|_| spinning(listener.accept().unwrap().0))
-                .collect();
-            serve_sockets(streams, message_bytes, echoes);
+            if echoes {
+                sockets::echo(far, BUFFER_BYTES);
+            } else {
+                sockets::answer(far.remove(0), message_bytes, ANSWER_BYTES);
+            }
         });
         pin(cpus[0]);
-        let streams = (0..links)
-            .map(|_| spinning(TcpStream::connect(address).unwrap()))
-            .collect();
-        let outcomes = self.ask_sockets(streams);
+        let outcomes = self.ask_sockets(near);
         server.join().unwrap();
         outcomes
     }
@@ -204,19 +202,17 @@ impl Case {
     fn ask_sockets(&self, mut streams: Vec<TcpStream>) -> Outcomes {
         let message = vec![1; self.message_bytes];
         let batch = message.repeat(self.depth);
-        let mut answers = vec![0; 1 << 16];
+        let mut answers = vec![0; BUFFER_BYTES];
         let (mut each_ns, mut left) = (Vec::new(), self.messages());
         let start = Instant::now();
         for stream in &mut streams {
-            write_spinning(stream, &batch);
+            write_all(stream, &batch);
         }
         let mut partial = vec![0; streams.len()];
         let mut sent = Instant::now();
         while left > 0 {
             for (stream, partial) in streams.iter_mut().zip(&mut partial) {
-                let Some(bytes) = read_once(stream, &mut answers) else {
-                    continue;
-                };
+                let bytes = read_some(stream, &mut answers).expect("the far side lives");
                 *partial += bytes;
                 let count = *partial / self.answer_bytes();
                 *partial %= self.answer_bytes();
@@ -226,7 +222,7 @@ impl Case {
                     sent = Instant::now();
                 }
                 if count > 0 && left > 0 {
-                    write_spinning(stream, &batch[..count * self.message_bytes]);
+                    write_all(stream, &batch[..count * self.message_bytes]);
                 }
             }
         }
@@ -434,56 +430,6 @@ impl LinkHandler<Accepted> for End {
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 
-fn serve_sockets(mut streams: Vec<TcpStream>, message_bytes: usize, echoes: bool) {
-    // Written once, as landings are, so that no first use of a page is measured.
-    let mut buffer = vec![1; message_bytes.max(1 << 16)];
-    let mut filled = 0;
-    while !streams.is_empty() {
-        streams.retain_mut(|stream| {
-            // A large message is read to its place, as a landing is.
-            let from = if echoes { 0 } else { filled };
-            let until = buffer.len().min(from + CHUNK_BYTES);
-            match read_once(stream, &mut buffer[from..until]) {
-                None => {}
-                Some(0) => return false,
-                Some(bytes) if echoes => write_spinning(stream, &buffer[..bytes]),
-                Some(bytes) => {
-                    filled += bytes;
-                    if filled == message_bytes {
-                        filled = 0;
-                        write_spinning(stream, &[1; ANSWER_BYTES]);
-                    }
-                }
-            }
-            true
-        });
-    }
-}
-
-fn spinning(stream: TcpStream) -> TcpStream {
-    stream.set_nodelay(true).unwrap();
-    stream.set_nonblocking(true).unwrap();
-    stream
-}
-
-fn read_once(stream: &mut TcpStream, buffer: &mut [u8]) -> Option<usize> {
-    match stream.read(buffer) {
-        Ok(bytes) => Some(bytes),
-        Err(error) if error.kind() == ErrorKind::WouldBlock => None,
-        Err(_) => Some(0),
-    }
-}
-
-fn write_spinning(stream: &mut TcpStream, mut bytes: &[u8]) {
-    while !bytes.is_empty() {
-        match stream.write(&bytes[..bytes.len().min(CHUNK_BYTES)]) {
-            Ok(count) => bytes = &bytes[count..],
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Err(_) => return,
-        }
-    }
-}
-
 fn percentile(mut outcomes: Outcomes, percent: usize) -> f64 {
     let each_ns = &mut outcomes.each_ns;
     each_ns.sort_unstable();
@@ -514,4 +460,5 @@ fn pin(cpu: usize) {
 const ROUNDS: usize = 20;
 const HEAD_BYTES: usize = 64;
 const ANSWER_BYTES: usize = 64;
-const CHUNK_BYTES: usize = 1 << 20;
+/// Small messages are read together up to this length.
+const BUFFER_BYTES: usize = 1 << 16;

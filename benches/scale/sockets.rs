@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use grpcxx_benches::sockets::spinning;
 use rustix::event::{Timespec, epoll};
 
 use crate::Failure;
@@ -90,8 +91,7 @@ impl Set {
     }
 
     fn add(&mut self, socket: TcpStream) -> Result<(), Failure> {
-        socket.set_nodelay(true)?;
-        socket.set_nonblocking(true)?;
+        let socket = spinning(socket)?;
         self.watch(socket.as_fd(), self.sockets.len() as u64)?;
         self.sockets.push(socket);
         Ok(())

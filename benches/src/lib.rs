@@ -36,6 +36,7 @@ mod payload;
 mod report;
 mod run;
 mod server;
+pub mod sockets;
 mod steps;
 mod usage;
 mod wire;

@@ -1,9 +1,11 @@
 //! What this machine can do at best: sockets that spin, and memcpy.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::Read;
+use std::net::TcpStream;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use grpcxx_benches::sockets::{self, read_exact, read_some, write_all};
 
 use crate::meter::{Measure, Meter, median};
 use crate::pin;
@@ -17,21 +19,7 @@ pub(crate) enum Way {
 
 /// Round trips of `bytes` bytes each way.
 pub(crate) fn round_trips(calls: usize, per_window: usize, bytes: usize) -> Measure {
-    let (mut near, mut far) = spinning_pair();
-    let server = thread::spawn(move || {
-        pin(1);
-        let mut buffer = vec![0; bytes];
-        while read_exact(&mut far, &mut buffer) {
-            write_all(&mut far, &buffer);
-        }
-    });
-    let mut buffer = vec![7; bytes];
-    let measure = measure(calls, per_window, || {
-        write_all(&mut near, &buffer);
-        assert!(read_exact(&mut near, &mut buffer), "the echo ended early");
-    });
-    end([near], server);
-    measure
+    exchanges(calls, per_window, bytes, bytes)
 }
 
 /// Median time of a round trip of `bytes` bytes whose far end sleeps in a read after each `pause`, in microseconds.
@@ -60,37 +48,24 @@ pub(crate) fn round_trip_after_pause_us(calls: usize, pause: Duration, bytes: us
 
 /// Transfers of `bytes` bytes, each asked for, or confirmed, with one byte.
 pub(crate) fn transfers(count: usize, per_window: usize, bytes: usize, way: Way) -> Measure {
-    let (mut near, mut far) = spinning_pair();
+    match way {
+        Way::Pull => exchanges(count, per_window, 1, bytes),
+        Way::Push => exchanges(count, per_window, bytes, 1),
+    }
+}
+
+/// Requests of one length, one after the other, each with an answer of another.
+fn exchanges(count: usize, per_window: usize, request: usize, answer: usize) -> Measure {
+    let (mut near, far) = spinning_pair();
     let server = thread::spawn(move || {
         pin(1);
-        let mut payload = vec![3; bytes];
-        let mut byte = [0];
-        match way {
-            Way::Pull => {
-                while read_exact(&mut far, &mut byte) {
-                    write_all(&mut far, &payload);
-                }
-            }
-            Way::Push => {
-                while read_exact(&mut far, &mut payload) {
-                    write_all(&mut far, &byte);
-                }
-            }
-        }
+        sockets::answer(far, request, answer);
     });
-    let mut payload = vec![1; bytes];
-    let mut byte = [1];
+    let request = vec![7; request];
+    let mut answer = vec![1; answer];
     let measure = measure(count, per_window, || {
-        let is_open = match way {
-            Way::Pull => {
-                write_all(&mut near, &byte);
-                read_exact(&mut near, &mut payload)
-            }
-            Way::Push => {
-                write_all(&mut near, &payload);
-                read_exact(&mut near, &mut byte)
-            }
-        };
+        write_all(&mut near, &request);
+        let is_open = read_exact(&mut near, &mut answer);
         assert!(is_open, "the peer ended early");
     });
     end([near], server);
@@ -105,19 +80,10 @@ pub(crate) fn echoes(
     per_window: usize,
     bytes: usize,
 ) -> Measure {
-    let (mut near, mut far): (Vec<_>, Vec<_>) = (0..connections).map(|_| spinning_pair()).unzip();
+    let (mut near, far): (Vec<_>, Vec<_>) = (0..connections).map(|_| spinning_pair()).unzip();
     let server = thread::spawn(move || {
         pin(1);
-        let mut buffer = vec![0; depth * bytes];
-        loop {
-            for stream in &mut far {
-                match read_some(stream, &mut buffer) {
-                    Some(0) => {}
-                    Some(len) => write_all(stream, &buffer[..len]),
-                    None => return,
-                }
-            }
-        }
+        sockets::echo(far, depth * bytes);
     });
     let measure = on_cpu_0(|| echo_here(&mut near, depth, count, per_window, bytes));
     end(near, server);
@@ -210,44 +176,5 @@ fn end(near: impl IntoIterator<Item = TcpStream>, server: JoinHandle<()>) {
 }
 
 fn spinning_pair() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let near = TcpStream::connect(listener.local_addr().expect("a bound socket")).expect("connect");
-    let (far, _) = listener.accept().expect("accept");
-    for stream in [&near, &far] {
-        stream.set_nodelay(true).expect("TCP_NODELAY");
-        stream.set_nonblocking(true).expect("non-blocking");
-    }
-    (near, far)
-}
-
-/// What is there, without waiting; `None` at the end.
-fn read_some(stream: &mut TcpStream, buffer: &mut [u8]) -> Option<usize> {
-    match stream.read(buffer) {
-        Ok(0) => None,
-        Ok(len) => Some(len),
-        Err(error) if error.kind() == ErrorKind::WouldBlock => Some(0),
-        Err(_) => None,
-    }
-}
-
-fn read_exact(stream: &mut TcpStream, mut buffer: &mut [u8]) -> bool {
-    while !buffer.is_empty() {
-        let wanted = buffer.len().min(1 << 20);
-        match read_some(stream, &mut buffer[..wanted]) {
-            Some(0) => std::hint::spin_loop(),
-            Some(len) => buffer = &mut buffer[len..],
-            None => return false,
-        }
-    }
-    true
-}
-
-fn write_all(stream: &mut TcpStream, mut bytes: &[u8]) {
-    while !bytes.is_empty() {
-        match stream.write(bytes) {
-            Ok(count) => bytes = &bytes[count..],
-            Err(error) if error.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
-            Err(_) => return,
-        }
-    }
+    sockets::pair().expect("a connection over loopback")
 }

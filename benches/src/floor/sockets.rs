@@ -4,6 +4,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::super::report::Measured;
+use super::super::sockets::spinning;
 
 /// What plain sockets carry: requests of one length, each with an answer of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,8 +176,7 @@ pub(super) fn measure(
 
 impl Pipe {
     fn new(socket: TcpStream, incoming_unit: u64, outgoing_unit: u64) -> io::Result<Self> {
-        socket.set_nodelay(true)?;
-        socket.set_nonblocking(true)?;
+        let socket = spinning(socket)?;
         let mut landing = vec![0; (incoming_unit as usize).max(SMALL_READ_BYTES)];
         landing.fill(1);
         Ok(Self {
