@@ -8,7 +8,7 @@ use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{Response, Status, Tensor, TensorMeta};
 
 use crate::client::Cancel;
-use crate::completion::stopped;
+use crate::fate::stopped;
 use crate::shard::ShardContext;
 
 /// What a call ends in.

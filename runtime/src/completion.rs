@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use futures_channel::oneshot;
 use grpcxx_memory::BufferMut;
-use grpcxx_rpc::{Code, Reason, Status, TensorMeta};
+use grpcxx_rpc::{Status, TensorMeta};
 
 use crate::blame::{A_SINK, Blame};
 use crate::call::{CallResult, CallSink};
 use crate::command::Command;
+use crate::fate::stopped;
 use crate::shard::ShardContext;
 
 /// Where the result of a call goes.
@@ -178,15 +179,6 @@ impl fmt::Debug for Target {
     }
 }
 
-/// Why a call ends whose engine is gone.
-pub(crate) fn stopped() -> Status {
-    Status::new(
-        Code::Unavailable,
-        "the engine stopped before the call ended",
-    )
-    .because(Reason::Stopping)
-}
-
 /// Most calls that are ended because sinks made them while their own calls ended with the engine.
 const CALLS_BEHIND_THE_END: usize = 64;
 
@@ -194,7 +186,7 @@ const CALLS_BEHIND_THE_END: usize = 64;
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use grpcxx_rpc::{Method, Request, Text};
+    use grpcxx_rpc::{Code, Method, Request, Text};
 
     use super::*;
     use crate::client::Peer;

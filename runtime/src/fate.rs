@@ -7,7 +7,6 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use grpcxx_rpc::{Code, Reason, Status};
 
 use crate::blame::panic_text;
-use crate::completion::stopped;
 use crate::host::HostError;
 
 /// Whether an engine died, and of what. Steps and connections of a dead shard are lost for good, so the engine
@@ -86,6 +85,15 @@ impl fmt::Debug for Fate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Fate").field(&self.death.get()).finish()
     }
+}
+
+/// Why a call ends whose engine is gone.
+pub(crate) fn stopped() -> Status {
+    Status::new(
+        Code::Unavailable,
+        "the engine stopped before the call ended",
+    )
+    .because(Reason::Stopping)
 }
 
 /// Runs one of several steps of an end. The others go on if it panics: a shard that died may be in disorder.
