@@ -80,7 +80,7 @@ impl<T: Transport> Faults<T> {
 impl<T: Transport> Transport for Faults<T> {
     type Accepted = T::Accepted;
 
-    forward_transport!(inner: name listen unlisten adopt connect resume close submit);
+    forward_transport!(inner: name listen unlisten adopt connect resume end_stream close submit);
     forward_transport!(inner: frames_in_flight offer upgrade);
 
     fn send(&mut self, link: LinkId, frame: Box<Frame>) -> Result<(), Refused<Box<Frame>>> {

@@ -34,6 +34,11 @@ macro_rules! forward_transport {
         $crate::forward_method!($inner resume(&mut self, link: $crate::LinkId, next: $crate::Next)
             -> Result<(), $crate::Refused<$crate::Next>>);
     };
+    (@end_stream $inner:ident) => {
+        fn end_stream(&mut self, link: $crate::LinkId) {
+            self.$inner.end_stream(link);
+        }
+    };
     (@close $inner:ident) => {
         $crate::forward_method!($inner close(&mut self, link: $crate::LinkId, flush: bool));
     };

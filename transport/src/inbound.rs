@@ -214,6 +214,30 @@ impl Inbound {
         Ok(self.offer(link, &[], handler))
     }
 
+    /// Gives a landing back though the link goes on, drops the rest of its bytes, and shows what follows. Returns the
+    /// number of events.
+    pub fn forsake_landing<A>(&mut self, link: LinkId, handler: &mut dyn LinkHandler<A>) -> usize {
+        let State::Land(landing) = &self.state else {
+            return 0;
+        };
+        let after = match landing.remaining_bytes() as u64 {
+            0 => State::Head { at_least_bytes: 1 },
+            bytes => State::Discard {
+                bytes,
+                then_at_least_bytes: 1,
+            },
+        };
+        if let State::Land(landing) = std::mem::replace(&mut self.state, after) {
+            handler.landed(link, landing, Outcome::Lost);
+        }
+        1
+    }
+
+    /// Whether bytes are to be dropped that have not come yet.
+    pub fn is_dropping(&self) -> bool {
+        matches!(self.state, State::Discard { .. })
+    }
+
     /// Gives the landing back when the link dies, and drops what was held. Returns the number of events.
     /// Whatever is offered afterwards is ignored.
     pub fn lose<A>(&mut self, link: LinkId, handler: &mut dyn LinkHandler<A>) -> usize {

@@ -103,6 +103,11 @@ impl<T: Transport> Transport for Trace<T> {
         result
     }
 
+    fn end_stream(&mut self, link: LinkId) {
+        self.lines.add(format!("{} end stream", name(link)));
+        self.inner.end_stream(link);
+    }
+
     fn close(&mut self, link: LinkId, flush: bool) {
         let how = if flush { "close with flush" } else { "close" };
         self.lines.add(format!("{} {how}", name(link)));

@@ -50,6 +50,14 @@ pub trait Transport {
     /// The order comes back: the link is not open, or not paused.
     fn resume(&mut self, link: LinkId, next: Next) -> Result<(), Refused<Next>>;
 
+    /// Ends the stream of this side, and goes on taking what the peer sends: frames already accepted leave, then the peer
+    /// reads the end of the stream. A landing under way comes back as [`Outcome::Lost`], the rest of its bytes is dropped,
+    /// and what follows is shown. A later [`Transport::close`] with `flush` waits until what is to be dropped has come, however
+    /// long that takes.
+    ///
+    /// On a medium without such half-closed links this closes the link with `flush`. Unknown and closing links are ignored.
+    fn end_stream(&mut self, link: LinkId);
+
     /// Closes a link. With `flush`, frames already accepted leave first, within bounded time; nothing more
     /// is read. [`LinkHandler::closed`] follows in a later turn. Unknown and closing links are ignored.
     fn close(&mut self, link: LinkId, flush: bool);

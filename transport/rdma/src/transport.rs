@@ -138,6 +138,10 @@ impl<A: Adapter, T: Transport> Transport for RdmaTransport<A, T> {
     forward_transport!(links: send resume close submit frames_in_flight);
     links_stay!();
 
+    fn end_stream(&mut self, link: LinkId) {
+        self.links.close(link, true);
+    }
+
     fn name(&self) -> &'static str {
         "rdma"
     }

@@ -227,6 +227,10 @@ impl Transport for ShmTransport {
         }
     }
 
+    fn end_stream(&mut self, link: LinkId) {
+        self.close(link, true);
+    }
+
     fn close(&mut self, link: LinkId, flush: bool) {
         if let Some(link) = self.links.find_mut(link) {
             link.close(flush);

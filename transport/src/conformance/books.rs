@@ -50,6 +50,8 @@ pub(super) struct Account {
 pub(super) enum Phase {
     Dialling,
     Open,
+    /// This side's stream has ended or is about to.
+    Finishing,
     Closing,
 }
 
@@ -114,7 +116,7 @@ impl Books {
 
     pub(super) fn resumed(&mut self, link: LinkId, order: Order) {
         let account = self.account(link, "was resumed");
-        let legal = account.phase == Phase::Open && account.order == Order::Paused;
+        let legal = account.reads() && account.order == Order::Paused;
         account.order = order;
         self.check(
             link,
@@ -141,7 +143,7 @@ impl Books {
     pub(super) fn received(&mut self, link: LinkId, bytes: usize) {
         self.tally.events += 1;
         let account = self.account(link, "received");
-        let (phase, order) = (account.phase, account.order);
+        let (phase, reads, order) = (account.phase, account.reads(), account.order);
         let wanted = match order {
             Order::Head { at_least_bytes } => Some(at_least_bytes),
             Order::Land {
@@ -155,7 +157,7 @@ impl Books {
         };
         self.check(
             link,
-            phase == Phase::Open && wanted.is_some_and(|wanted| wanted <= bytes),
+            reads && wanted.is_some_and(|wanted| wanted <= bytes),
             &format!("received {bytes} bytes while it was {phase:?} with the order {order:?}"),
         );
     }
@@ -186,6 +188,14 @@ impl Books {
             "gave a landing back as done that is not full",
         );
         apart.is_none()
+    }
+
+    /// What a link does whose landing was lost: where its stream ends it drops the rest and goes on.
+    pub(super) fn after_lost_landing(&self, link: LinkId) -> Order {
+        match self.accounts.get(&link) {
+            Some(account) if account.phase == Phase::Finishing => Order::Head { at_least_bytes: 1 },
+            _ => Order::Nothing,
+        }
     }
 
     pub(super) fn sent(&mut self, link: LinkId, frame: &Frame, outcome: Outcome) {
@@ -219,7 +229,8 @@ impl Books {
             );
             self.check(
                 link,
-                *reason != CloseReason::Local || account.phase == Phase::Closing,
+                *reason != CloseReason::Local
+                    || matches!(account.phase, Phase::Finishing | Phase::Closing),
                 "says that this side closed it, which it did not",
             );
         }
@@ -254,6 +265,13 @@ impl Books {
             "{}: link {}.{} {what}",
             self.label, link.slot, link.generation
         );
+    }
+}
+
+impl Account {
+    /// Whether bytes of the peer are taken.
+    fn reads(&self) -> bool {
+        matches!(self.phase, Phase::Open | Phase::Finishing)
     }
 }
 

@@ -3,7 +3,7 @@ use super::reader::Step;
 use super::scene::Scene;
 use super::stream::Piece;
 use super::{Case, Environment};
-use crate::{CloseReason, LinkId, Transport};
+use crate::{CloseReason, LinkId, Refusal, Transport};
 
 /// How links end, from this side, from the peer's, and from neither.
 pub(super) fn cases<E: Environment>() -> Vec<Case<E>> {
@@ -16,6 +16,11 @@ pub(super) fn cases<E: Environment>() -> Vec<Case<E>> {
         )
         .with_limits(8, 16),
         Case::new("a link is closed once", twice),
+        Case::new("a stream ends behind its frames", stream_ends),
+        Case::new(
+            "a stream that ends gives the landing back",
+            stream_ends_in_landing,
+        ),
         Case::new("a close gives the landing back", landing_back),
         Case::new("the peer closes in a landing", peer_in_landing),
         Case::new("the peer closes in a head", peer_in_head),
@@ -97,6 +102,65 @@ fn twice<E: Environment>(scene: &mut Scene<'_, E>) {
         scene.transport(0).close(links[0], false);
         scene.until_closed(1, links[1]);
         scene.turns(10);
+    }
+}
+
+fn stream_ends<E: Environment>(scene: &mut Scene<'_, E>) {
+    for close in [None, Some(true), Some(false)] {
+        let links = scene.open(&[], &[]);
+        let size = scene.bounds.landing_bytes_max.min(10_000);
+        for _ in 0..20 {
+            scene.send(0, links[0], &[Piece::Copied(32), Piece::Spliced(size)]);
+        }
+        scene.transport(0).end_stream(links[0]);
+        expect_no_frames(scene, links[0]);
+        scene.until_closed(1, links[1]);
+        if let Some(flush) = close {
+            scene.transport(0).close(links[0], flush);
+        }
+        scene.transport(0).end_stream(links[0]);
+        both_closed(scene, links);
+        let (near, far) = (scene.end(0, links[0]), scene.end(1, links[1]));
+        scene.check(
+            near.frames_lost == 0 && far.read_bytes == near.written_bytes,
+            "the peer has not read all that was accepted before the end",
+        );
+        scene.check(
+            far.closed == Some(CloseReason::EndOfStream),
+            "the peer must see the end of the stream",
+        );
+    }
+}
+
+fn stream_ends_in_landing<E: Environment>(scene: &mut Scene<'_, E>) {
+    for (size, sent) in [(100, 40), (50_000, 0), (50_000, 20_000)] {
+        let links = scene.open(&[Step::Land(size)], &[]);
+        if sent > 0 {
+            scene.send(1, links[1], &[Piece::Spliced(sent)]);
+            scene.until("the frame has left", |scene| {
+                scene.end(1, links[1]).frames_done == 1
+            });
+            scene.turns(3);
+        }
+        scene.transport(0).end_stream(links[0]);
+        both_closed(scene, links);
+        let near = scene.end(0, links[0]);
+        scene.check(
+            (near.landings_lost, near.landings_done) == (1, 0),
+            "the landing is not back, or full",
+        );
+    }
+}
+
+/// A link whose stream ends takes no further frame.
+fn expect_no_frames<E: Environment>(scene: &mut Scene<'_, E>, link: LinkId) {
+    let frame = scene.frame(0, link, &[Piece::Copied(8)]);
+    match scene.transport(0).send(link, frame) {
+        Ok(()) => scene.fail("a frame was accepted behind the end of the stream"),
+        Err(refused) => scene.check(
+            refused.refusal == Refusal::NotOpen,
+            "a frame behind the end of the stream must be refused as not open",
+        ),
     }
 }
 

@@ -114,6 +114,16 @@ impl<T: Transport> Transport for Ledger<T> {
         result
     }
 
+    fn end_stream(&mut self, link: LinkId) {
+        self.inner.end_stream(link);
+        if let Some(account) = self.books.accounts.get_mut(&link)
+            && account.phase != Phase::Closing
+        {
+            account.phase = Phase::Finishing;
+        }
+        self.books.count_in_flight(&self.inner);
+    }
+
     fn close(&mut self, link: LinkId, flush: bool) {
         self.inner.close(link, flush);
         if let Some(account) = self.books.accounts.get_mut(&link) {
@@ -180,7 +190,7 @@ impl<A> LinkHandler<A> for Auditor<'_, A> {
         let next = self.handler.landed(link, landing, outcome);
         let order = match outcome {
             Outcome::Done => Order::of(&next),
-            Outcome::Lost => Order::Nothing,
+            Outcome::Lost => self.books.after_lost_landing(link),
         };
         if counts {
             self.books.ordered(link, order);

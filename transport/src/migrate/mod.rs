@@ -336,11 +336,33 @@ impl<T: Park, M: Medium> Transport for Migrating<T, M> {
         self.base.resume(base, next)
     }
 
+    fn end_stream(&mut self, id: LinkId) {
+        let Some(link) = self.registry.links.find_mut(id) else {
+            return;
+        };
+        let stays = link.is_open() && !link.is_asked() && link.held.is_empty();
+        match (&mut link.stage, link.base) {
+            (Stage::Base(handshake), Some(base)) if stays => {
+                // Who takes the offer now finds that it is gone.
+                let handshake = std::mem::take(handshake);
+                if let Some(medium) = &mut self.medium {
+                    medium.abandon(handshake);
+                }
+                self.base.end_stream(base);
+            }
+            (Stage::Base(_) | Stage::Migrated(_) | Stage::Left, _) => self.close(id, true),
+        }
+    }
+
     fn close(&mut self, id: LinkId, flush: bool) {
         let Some(link) = self.registry.links.find_mut(id) else {
             return;
         };
         if !link.is_open() {
+            if let (Stage::Base(_), Some(base), false) = (&link.stage, link.base, flush) {
+                // After the end of its stream a link may wait for its peer without a bound of its own.
+                self.base.close(base, false);
+            }
             return;
         }
         link.closing = Some(if flush { Closing::Flush } else { Closing::Now });

@@ -46,8 +46,24 @@ struct Link {
 enum Phase {
     Dialling,
     Open,
-    Flushing { until: Time },
+    /// Frames that wait leave, and behind them the end of the stream; bytes of the peer are still taken.
+    Finishing {
+        /// Whether the landing that was under way is back.
+        is_landing_back: bool,
+        /// Whether the link ends once nothing is left to be dropped.
+        ends: bool,
+    },
+    Flushing {
+        until: Time,
+    },
     Closing,
+}
+
+impl Phase {
+    /// Whether bytes of the peer are taken.
+    fn reads(self) -> bool {
+        matches!(self, Self::Open | Self::Finishing { .. })
+    }
 }
 
 impl SimTransport {
@@ -236,7 +252,7 @@ impl Transport for SimTransport {
             return refuse(next, Refusal::NotOpen);
         };
         let inbound = match &mut link.inbound {
-            Some(inbound) if link.phase == Phase::Open => inbound,
+            Some(inbound) if link.phase.reads() => inbound,
             Some(_) | None => return refuse(next, Refusal::NotOpen),
         };
         if let Err(next) = inbound.resume(next) {
@@ -245,6 +261,21 @@ impl Transport for SimTransport {
         link.offer_due = true;
         self.network.state().set_due(link.connection, link.side);
         Ok(())
+    }
+
+    fn end_stream(&mut self, link: LinkId) {
+        let Some(link) = self.links.find_mut(link) else {
+            return;
+        };
+        link.phase = match link.phase {
+            Phase::Open => Phase::Finishing {
+                is_landing_back: false,
+                ends: false,
+            },
+            Phase::Dialling => Phase::Closing,
+            phase @ (Phase::Finishing { .. } | Phase::Flushing { .. } | Phase::Closing) => phase,
+        };
+        (self.network.state()).set_due(link.connection, link.side);
     }
 
     fn close(&mut self, link: LinkId, flush: bool) {
@@ -261,10 +292,18 @@ impl Transport for SimTransport {
                     until: state.now + state.options.flush_timeout,
                 }
             }
+            Phase::Finishing {
+                is_landing_back, ..
+            } if flush => Phase::Finishing {
+                is_landing_back,
+                ends: true,
+            },
             Phase::Flushing { until } if flush => Phase::Flushing { until },
-            Phase::Dialling | Phase::Open | Phase::Flushing { .. } | Phase::Closing => {
-                Phase::Closing
-            }
+            Phase::Dialling
+            | Phase::Open
+            | Phase::Finishing { .. }
+            | Phase::Flushing { .. }
+            | Phase::Closing => Phase::Closing,
         };
         state.set_due(link.connection, link.side);
     }

@@ -137,7 +137,7 @@ impl<D> Core<D> {
 
     pub(crate) fn resume(&mut self, id: LinkId, next: Next) -> Result<(), Refused<Next>> {
         let refuse = |value, refusal| Err(Refused { value, refusal });
-        let Some(link) = self.links.find_mut(id).filter(|link| link.is_open()) else {
+        let Some(link) = self.links.find_mut(id).filter(|link| link.phase.reads()) else {
             return refuse(next, Refusal::NotOpen);
         };
         let Some(inbound) = &mut link.inbound else {
@@ -151,17 +151,76 @@ impl<D> Core<D> {
         Ok(())
     }
 
-    pub(crate) fn close(&mut self, id: LinkId, flush: bool) {
+    pub(crate) fn end_stream(&mut self, id: LinkId) {
         let Some(link) = self.links.find_mut(id) else {
             return;
         };
         match link.phase {
+            Phase::Open => {
+                link.phase = Phase::Finishing {
+                    is_landing_back: false,
+                    is_told: false,
+                    ends: false,
+                };
+            }
+            Phase::Dialling => link.end(CloseReason::Local),
+            Phase::Finishing { .. }
+            | Phase::Flushing { .. }
+            | Phase::Lingering { .. }
+            | Phase::Ended(_) => return,
+        }
+        self.queue(id.slot);
+    }
+
+    /// Moves on a link whose stream ends. Returns the number of events.
+    pub(crate) fn finish_stream(
+        &mut self,
+        slot: u32,
+        is_landing_free: bool,
+        handler: &mut dyn LinkHandler<Accepted>,
+    ) -> usize {
+        let Some((id, link)) = self.links.at(slot) else {
+            return 0;
+        };
+        let Phase::Finishing {
+            is_landing_back,
+            is_told,
+            ends,
+        } = &mut link.phase
+        else {
+            return 0;
+        };
+        let mut events = 0;
+        let mut drops = false;
+        if let Some(inbound) = &mut link.inbound {
+            if is_landing_free && !std::mem::replace(is_landing_back, true) {
+                events += inbound.forsake_landing(id, handler);
+            }
+            drops = inbound.is_dropping();
+        }
+        if link.outbound.is_empty() && !std::mem::replace(is_told, true) {
+            // Fails only if the connection is gone, which the next read finds out.
+            let _ = rustix::net::shutdown(&link.socket, Shutdown::Write);
+        }
+        if *is_told && *ends && *is_landing_back && !drops {
+            link.end(CloseReason::Local);
+            self.queue(slot);
+        }
+        events
+    }
+
+    pub(crate) fn close(&mut self, id: LinkId, flush: bool) {
+        let Some(link) = self.links.find_mut(id) else {
+            return;
+        };
+        match &mut link.phase {
             Phase::Open if flush => {
                 link.phase = Phase::Flushing { until: None };
                 self.closing.push(id.slot);
                 self.closing_checked = Time::ZERO;
             }
-            Phase::Open | Phase::Dialling => link.end(CloseReason::Local),
+            Phase::Finishing { ends, .. } if flush => *ends = true,
+            Phase::Open | Phase::Dialling | Phase::Finishing { .. } => link.end(CloseReason::Local),
             Phase::Flushing { .. } | Phase::Lingering { .. } | Phase::Ended(_) => return,
         }
         self.queue(id.slot);
@@ -198,8 +257,12 @@ impl<D> Core<D> {
             events += 1;
         });
         self.frames_in_flight -= events;
-        if link.outbound.is_empty() && matches!(link.phase, Phase::Flushing { .. }) {
-            self.closing_checked = Time::ZERO;
+        if link.outbound.is_empty() {
+            match link.phase {
+                Phase::Flushing { .. } => self.closing_checked = Time::ZERO,
+                Phase::Finishing { .. } => self.queue(slot),
+                Phase::Dialling | Phase::Open | Phase::Lingering { .. } | Phase::Ended(_) => {}
+            }
         }
         events
     }
@@ -221,6 +284,10 @@ impl<D> Core<D> {
         self.counters.staged_bytes += bytes.len() as u64;
         let events = inbound.offer(id, bytes, handler);
         link.note_staged(bytes.len());
+        if matches!(link.phase, Phase::Finishing { .. }) {
+            // It may have been all that was to be dropped.
+            self.queue(slot);
+        }
         events
     }
 

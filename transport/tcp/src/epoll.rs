@@ -156,7 +156,13 @@ impl EpollDriver {
                     return core.finish(slot, handler);
                 }
                 core.queue(slot);
-            } else if link.io.is_muted && !link.io.writable {
+                return events;
+            }
+            let is_deaf = link.io.is_muted && !link.io.writable;
+            if matches!(link.phase, Phase::Finishing { .. }) {
+                events += core.finish_stream(slot, true, handler);
+            }
+            if is_deaf {
                 self.unmute(slot);
             }
         }
@@ -248,6 +254,10 @@ impl Transport for EpollDriver {
 
     fn resume(&mut self, link: LinkId, next: Next) -> Result<(), Refused<Next>> {
         self.core.resume(link, next)
+    }
+
+    fn end_stream(&mut self, link: LinkId) {
+        self.core.end_stream(link);
     }
 
     fn close(&mut self, link: LinkId, flush: bool) {

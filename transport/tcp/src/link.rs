@@ -40,6 +40,15 @@ pub(crate) enum Phase {
     Dialling,
     /// Bytes flow both ways.
     Open,
+    /// Accepted frames leave, and behind them the end of the stream; bytes of the peer are still taken.
+    Finishing {
+        /// Whether the landing that was under way is back.
+        is_landing_back: bool,
+        /// Whether the system knows that the stream has ended.
+        is_told: bool,
+        /// Whether the link ends once nothing is left to be dropped.
+        ends: bool,
+    },
     /// Accepted frames leave; nothing is read.
     Flushing {
         /// When patience ends; set in the turn after the close.
@@ -58,7 +67,7 @@ pub(crate) enum Phase {
 impl Phase {
     /// Whether bytes of the peer are taken.
     pub(crate) fn reads(&self) -> bool {
-        matches!(self, Self::Open)
+        matches!(self, Self::Open | Self::Finishing { .. })
     }
 }
 
@@ -105,7 +114,22 @@ impl<D> Link<D> {
 
     /// Whether frames that are queued shall still leave.
     pub(crate) fn sends(&self) -> bool {
-        matches!(self.phase, Phase::Open | Phase::Flushing { .. }) && !self.outbound.is_empty()
+        let phase_sends = match self.phase {
+            Phase::Open | Phase::Finishing { .. } | Phase::Flushing { .. } => true,
+            Phase::Dialling | Phase::Lingering { .. } | Phase::Ended(_) => false,
+        };
+        phase_sends && !self.outbound.is_empty()
+    }
+
+    /// Whether the landing is to come back though the link goes on.
+    pub(crate) fn wants_landing_back(&self) -> bool {
+        matches!(
+            self.phase,
+            Phase::Finishing {
+                is_landing_back: false,
+                ..
+            }
+        )
     }
 
     /// Prepares to wait for bytes. A wait for payload does not end with each packet: a wake-up costs both ends more

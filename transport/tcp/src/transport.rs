@@ -120,6 +120,10 @@ impl Transport for TcpTransport {
         either!(mut self, driver => driver.resume(link, next))
     }
 
+    fn end_stream(&mut self, link: LinkId) {
+        either!(mut self, driver => driver.end_stream(link));
+    }
+
     fn close(&mut self, link: LinkId, flush: bool) {
         either!(mut self, driver => driver.close(link, flush));
     }

@@ -166,6 +166,10 @@ impl Transport for UringDriver {
         self.core.resume(link, next)
     }
 
+    fn end_stream(&mut self, link: LinkId) {
+        self.core.end_stream(link);
+    }
+
     fn close(&mut self, link: LinkId, flush: bool) {
         self.core.close(link, flush);
     }

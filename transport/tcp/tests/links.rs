@@ -198,6 +198,52 @@ for_each_driver! {
         assert_eq!(all.len(), 1008);
     }
 
+    /// A peer that still writes when we leave is not reset: we end our stream, and take all that it sends.
+    fn end_of_our_stream_leaves_the_peer_room_to_write(driver) {
+        for waits in [false, true] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut side = Side::new(driver);
+            let link = side.transport.connect(listener.local_addr().unwrap()).unwrap();
+            let (mut peer, _) = listener.accept().unwrap();
+            side.until("connected", |seen| !seen.connected.is_empty());
+            let long = message(1, &Buffer::from(pattern(8 << 20, 1)));
+            let long: Vec<u8> = long.segments().collect::<Vec<_>>().concat();
+            peer.write_all(&long[..100_000]).unwrap();
+            side.until("the payload lands", |seen| seen.landings_out == 1);
+            assert!(side.send(link, 1, &Buffer::from(pattern(1000, 0))));
+            side.transport.end_stream(link);
+            side.until("the landing is back", |seen| seen.landings_lost == 1);
+            if waits {
+                side.transport.close(link, true);
+                side.settle(Duration::from_millis(50));
+                assert!(side.seen.closed.is_empty(), "the rest is still to come");
+            }
+            let writer = std::thread::spawn(move || {
+                let mut all = Vec::new();
+                peer.read_to_end(&mut all).unwrap();
+                assert_eq!(all.len(), 1008);
+                peer.write_all(&long[100_000..]).unwrap();
+                if !waits {
+                    peer.write_all(&long).unwrap();
+                }
+                peer
+            });
+            if waits {
+                side.until("closed", |seen| !seen.closed.is_empty());
+                let mut peer = writer.join().unwrap();
+                assert_eq!(peer.read(&mut [0]).unwrap(), 0, "there was no reset");
+            } else {
+                side.until("what follows is there", |seen| seen.messages.len() == 1);
+                let peer = writer.join().unwrap();
+                assert!(side.seen.closed.is_empty());
+                drop(peer);
+                side.until("closed", |seen| !seen.closed.is_empty());
+                assert_eq!(side.seen.closed[&link], CloseReason::EndOfStream);
+            }
+            assert_eq!(side.seen.sent, [(1, Outcome::Done)]);
+        }
+    }
+
     /// checklist 19: a peer that does not read stops neither others nor, for long, its own close.
     fn slow_reader_is_on_its_own(driver) {
         let (mut a, there, mut b, _) = pair(driver);

@@ -41,7 +41,7 @@ struct Saboteur {
 impl Transport for Saboteur {
     type Accepted = SimAccepted;
 
-    forward_transport!(inner: listen unlisten adopt connect resume close submit);
+    forward_transport!(inner: listen unlisten adopt connect resume end_stream close submit);
     links_stay!();
 
     fn name(&self) -> &'static str {

@@ -38,6 +38,13 @@ impl SimTransport {
                 (1, false)
             }
             (Phase::Open, _) => self.work_open(id, link, handler),
+            (
+                Phase::Finishing {
+                    is_landing_back,
+                    ends,
+                },
+                _,
+            ) => self.work_finishing(id, link, is_landing_back, ends, handler),
             (Phase::Flushing { until }, _) => self.work_flushing(id, link, until, handler),
         }
     }
@@ -69,6 +76,35 @@ impl SimTransport {
         };
         let (more, gone) = self.finish(id, link, &reason, handler);
         (events + more, gone)
+    }
+
+    fn work_finishing(
+        &mut self,
+        id: LinkId,
+        link: &mut Link,
+        is_landing_back: bool,
+        ends: bool,
+        handler: &mut dyn LinkHandler<SimAccepted>,
+    ) -> (usize, bool) {
+        let mut events = 0;
+        if !is_landing_back && let Some(inbound) = &mut link.inbound {
+            events += inbound.forsake_landing(id, handler);
+            link.phase = Phase::Finishing {
+                is_landing_back: true,
+                ends,
+            };
+        }
+        let (more, is_gone) = self.work_open(id, link, handler);
+        events += more;
+        if is_gone || !link.queue.is_empty() {
+            return (events, is_gone);
+        }
+        (self.network.state()).half_close(link.connection, link.side);
+        if !ends || link.inbound.as_ref().is_some_and(Inbound::is_dropping) {
+            return (events, false);
+        }
+        let (more, is_gone) = self.finish(id, link, &CloseReason::Local, handler);
+        (events + more, is_gone)
     }
 
     fn work_flushing(
@@ -198,7 +234,7 @@ impl SimTransport {
     }
 
     pub(super) fn interest(link: &Link) -> Interest {
-        let is_open = link.phase == Phase::Open;
+        let is_open = link.phase.reads();
         Interest {
             due: (is_open && link.offer_due) || link.phase == Phase::Closing,
             read: is_open
@@ -209,7 +245,7 @@ impl SimTransport {
             write: !link.queue.is_empty(),
             deadline: match link.phase {
                 Phase::Flushing { until } => Some(until),
-                Phase::Dialling | Phase::Open | Phase::Closing => None,
+                Phase::Dialling | Phase::Open | Phase::Finishing { .. } | Phase::Closing => None,
             },
         }
     }

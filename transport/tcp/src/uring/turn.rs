@@ -47,6 +47,21 @@ impl UringDriver {
             return 0;
         }
         let mut pushed = true;
+        let (id, link) = if matches!(link.phase, Phase::Finishing { .. }) {
+            let is_landing_free = !link.io.landing;
+            if link.wants_landing_back() && !is_landing_free && link.io.cancels == 0 {
+                let is_cancelled = operation::cancel_one(&mut self.ring, Kind::Receive, slot);
+                link.io.cancels += u8::from(is_cancelled);
+                pushed &= is_cancelled;
+            }
+            events += self.core.finish_stream(slot, is_landing_free, handler);
+            match self.core.links.at(slot) {
+                Some(found) => found,
+                None => return events,
+            }
+        } else {
+            (id, link)
+        };
         if matches!(link.phase, Phase::Dialling) && !link.io.dialling {
             pushed &= operation::await_dial(&mut self.ring, slot, link);
         }
