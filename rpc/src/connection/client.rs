@@ -262,11 +262,7 @@ impl ClientConnection {
 
     /// Ends all calls, because the link is gone.
     pub fn handle_closed(&mut self, status: &Status) {
-        self.closed = true;
-        self.bundles = false;
-        while let Some(frame) = self.outgoing.abandon().or_else(|| self.held.pop()) {
-            self.outgoing.recycle(frame);
-        }
+        self.close();
         let ids: Vec<SlotId> = self.calls.iter().map(|(id, _)| id).collect();
         for id in ids {
             self.finish(id, Err(status.clone()));
@@ -276,6 +272,15 @@ impl ClientConnection {
         self.inbound = Inbound::Header;
         self.chunks = Chunks::default();
         self.landing.clear();
+    }
+
+    /// Takes no more calls, and drops the frames that have not left.
+    pub(super) fn close(&mut self) {
+        self.closed = true;
+        self.bundles = false;
+        while let Some(frame) = self.outgoing.abandon().or_else(|| self.held.pop()) {
+            self.outgoing.recycle(frame);
+        }
     }
 
     /// Ends the calls whose deadline is over.
@@ -368,7 +373,7 @@ impl ClientConnection {
     }
 
     /// Ends a call whose response is still to come, or whose request has not left.
-    fn give_up(&mut self, id: SlotId, status: Status, tell_peer: bool) {
+    pub(super) fn give_up(&mut self, id: SlotId, status: Status, tell_peer: bool) {
         let Some(call) = self.calls.find_mut(id) else {
             return;
         };

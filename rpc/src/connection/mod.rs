@@ -23,6 +23,7 @@ mod client_features;
 mod client_fetched;
 mod client_heads;
 mod client_inbound;
+mod client_leaving;
 mod client_messages;
 mod cursor;
 mod cutting;

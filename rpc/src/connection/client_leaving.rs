@@ -1,0 +1,71 @@
+//! How a client leaves a connection whose peer may still write to it.
+
+use grpcxx_memory::Buffer;
+
+use super::body::Body;
+use super::client::ClientConnection;
+use super::client_call::Expected;
+use super::client_inbound::{Inbound, gone};
+use grpcxx_transport::SlotId;
+use crate::Status;
+
+impl ClientConnection {
+    /// Ends all calls with `status` and takes no more, because this side leaves. What the peer still answers is read and
+    /// dropped; [`ClientConnection::is_drained`] says when that is over.
+    pub fn leave(&mut self, status: &Status) {
+        self.close();
+        let ids: Vec<SlotId> = self.calls.iter().map(|(id, _)| id).collect();
+        for id in ids {
+            let Some(call) = self.calls.find(id) else {
+                continue;
+            };
+            match call.expected {
+                _ if !call.is_sent => self.finish(id, Err(status.clone())),
+                // Its answer is owed, and nobody waits for it.
+                Expected::Announcement => {}
+                Expected::Message | Expected::Tensors { .. } | Expected::Fetched { .. } => {
+                    if !call.is_ended {
+                        self.give_up(id, status.clone(), false);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether the peer owes no answer, and none is on its way in.
+    pub fn is_drained(&self) -> bool {
+        self.calls.len() == 0 && matches!(self.inbound, Inbound::Header)
+    }
+
+    /// Notes that the link has given a landing back, drops the rest of its bytes, and shows what follows them. `false`
+    /// says that it is not known any more what that is.
+    pub fn handle_landing_dropped(&mut self) -> bool {
+        if self.chunks.is_inside() || !self.landing.is_empty() {
+            return false;
+        }
+        match std::mem::take(&mut self.inbound) {
+            Inbound::Header => {}
+            Inbound::Message { id } | Inbound::ErrorText { id, .. } => {
+                self.complete(id, Err(gone()));
+            }
+            Inbound::Records {
+                id,
+                records: Body::Records(mut records),
+            } if records.is_landing() => {
+                records.fail(gone());
+                records.landed(Buffer::new());
+                if records.is_complete() {
+                    self.complete(id, Err(gone()));
+                } else {
+                    let records = Body::Records(records);
+                    self.inbound = Inbound::Records { id, records };
+                }
+            }
+            Inbound::Names { .. }
+            | Inbound::Heads { .. }
+            | Inbound::Records { .. }
+            | Inbound::Bundle { .. } => return false,
+        }
+        true
+    }
+}
