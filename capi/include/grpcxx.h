@@ -289,6 +289,7 @@ grpcxx_status *grpcxx_options_set_service(grpcxx_options *options, grpcxx_servic
 grpcxx_status *grpcxx_engine_start(const grpcxx_options *options, grpcxx_engine **engine);
 /* Stops: no new connections and calls; what is in flight has grace_ms to finish, then all links close. Every call
  * has ended, and every memory that the caller lent was given back, when it returns, but for memory held by handles.
+ * Peers that announced nothing, such as DeepRec, are left without a reset, which takes up to GRPCXX_DRAIN_MS more.
  * After it functions of this engine fail with GRPCXX_UNAVAILABLE. A second call does nothing. BLOCKS. */
 grpcxx_status *grpcxx_engine_shutdown(grpcxx_engine *engine, uint64_t grace_ms);
 /* Shuts down without grace unless that was done, and ends the handle. BLOCKS, except in a callback: there the engine

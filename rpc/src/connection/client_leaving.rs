@@ -1,12 +1,12 @@
 //! How a client leaves a connection whose peer may still write to it.
 
 use grpcxx_memory::Buffer;
+use grpcxx_transport::SlotId;
 
 use super::body::Body;
 use super::client::ClientConnection;
 use super::client_call::Expected;
 use super::client_inbound::{Inbound, gone};
-use grpcxx_transport::SlotId;
 use crate::Status;
 
 impl ClientConnection {
@@ -34,7 +34,7 @@ impl ClientConnection {
 
     /// Whether the peer owes no answer, and none is on its way in.
     pub fn is_drained(&self) -> bool {
-        self.calls.len() == 0 && matches!(self.inbound, Inbound::Header)
+        self.calls.is_empty() && matches!(self.inbound, Inbound::Header)
     }
 
     /// Notes that the link has given a landing back, drops the rest of its bytes, and shows what follows them. `false`

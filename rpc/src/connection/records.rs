@@ -294,6 +294,7 @@ fn out_of_line(index: usize, name: Option<Text>, cause: &RecordError) -> Status 
         Code::Unimplemented,
         format!("{which} cannot cross the star protocol: {cause}; reshape it before it is sent"),
     )
+    .because(Reason::Limit)
 }
 
 /// The failure of a call whose message is not worth its memory.

@@ -268,6 +268,15 @@ config! {
     shutdown_grace: Duration = parse::grace,
         "GRPCXX_SHUTDOWN_GRACE_MS", "1500", "ms", "grpcxx-server",
         "how long calls in flight may take to end after SIGINT or SIGTERM, 0 to 3600000";
+    drain_time: Duration = parse::grace,
+        "GRPCXX_DRAIN_MS", "5000", "ms", "engine",
+        "how long a connection that is left still takes what a peer without extensions sends, 0 to 3600000";
+    drain_quiet: Duration = parse::grace,
+        "GRPCXX_DRAIN_QUIET_MS", "500", "ms", "engine",
+        "silence after which such a peer that owes no answer counts as done, 0 to 3600000";
+    drain_bytes: u64 = parse::drain_bytes,
+        "GRPCXX_DRAIN_BYTES_MAX", "1GiB", "bytes", "engine",
+        "most bytes of such a peer that cannot be read as answers, up to 16TiB";
     extensions: bool = parse::switch,
         "GRPCXX_EXTENSIONS", "true", "", "engine",
         "announce what `docs/wire.md` adds to star; peers that do not know it ignore it";

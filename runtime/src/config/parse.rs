@@ -110,6 +110,10 @@ pub(super) fn arena_bytes(text: &str) -> Parsed<Option<u64>> {
     optional(text, |text| bytes(text, MIB..=16 * TIB))
 }
 
+pub(super) fn drain_bytes(text: &str) -> Parsed<u64> {
+    bytes(text, 0..=16 * TIB)
+}
+
 pub(super) fn shm_ring_bytes(text: &str) -> Parsed<u64> {
     bytes(text, 16 * KIB..=64 * MIB)
 }

@@ -17,6 +17,7 @@ use crate::config::{Config, DriverSetting, JobKind, RdmaSetting, ShmSetting};
 use crate::function::Service;
 use crate::host::{HostError, HostSetting};
 use crate::placement::{CpuList, PlacementError};
+use crate::shard::DrainLimits;
 use crate::task::Device;
 
 /// What an engine is made of. The default is a task of its own with one shard that listens nowhere.
@@ -60,6 +61,8 @@ pub struct EngineOptions {
     pub connection_limits: ConnectionLimits,
     /// How peers are dialled and how long calls wait for them.
     pub channel: ChannelOptions,
+    /// How long and how much is taken from peers without extensions whose connections are left.
+    pub drain: DrainLimits,
     /// Limits of the steps of each shard.
     pub rendezvous_limits: RendezvousLimits,
     /// Limits of the store.
@@ -116,6 +119,11 @@ impl EngineOptions {
                 jitter_seed: fresh_incarnation(),
                 ..ChannelOptions::default()
             },
+            drain: DrainLimits {
+                time: config.drain_time,
+                quiet: config.drain_quiet,
+                bytes: config.drain_bytes,
+            },
             rendezvous_limits: RendezvousLimits {
                 steps: config.rendezvous_steps as usize,
                 stored_bytes: config.rendezvous_bytes,
@@ -163,6 +171,7 @@ impl Default for EngineOptions {
             arena: None,
             connection_limits: ConnectionLimits::default(),
             channel: ChannelOptions::default(),
+            drain: DrainLimits::default(),
             rendezvous_limits: RendezvousLimits::default(),
             store_limits: StoreLimits::default(),
             compute_threads: None,

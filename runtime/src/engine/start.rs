@@ -246,6 +246,7 @@ fn start_shard(
             announce: features,
             channel_options: options.channel,
             rendezvous_limits: options.rendezvous_limits,
+            drain: options.drain,
             links: options.tcp.limits.links,
             arena,
             mesh: ends.mesh,

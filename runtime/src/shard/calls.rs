@@ -325,7 +325,7 @@ impl<A> Core<A> {
         let calls = &self.calls.slots;
         self.timers.prune(|subject| match subject {
             Subject::Call(call) => calls.find(call).is_some(),
-            Subject::Peer(_) | Subject::Server(_) => true,
+            Subject::Peer(_) | Subject::Server(_) | Subject::Leaving(_) => true,
         });
         let origin = Origin::Local {
             shard: self.index as u16,

@@ -20,6 +20,7 @@ use crate::registry::Functions;
 use crate::shard::calls::Calls;
 use crate::shard::context::ShardContext;
 use crate::shard::keys::KnownKeys;
+use crate::shard::leaving::{DrainLimits, Leaving, Why};
 use crate::shard::links::Links;
 use crate::shard::peers::PeerLink;
 use crate::shard::servers::ServerLink;
@@ -50,7 +51,13 @@ pub(crate) struct Core<A> {
     pub(super) local: VecDeque<Command>,
     pub(super) dirty_servers: Vec<SlotId>,
     pub(super) dirty_peers: Vec<usize>,
-    pub(super) condemned: Vec<LinkId>,
+    /// Connections to be left before the turn is over.
+    pub(super) departing: Vec<(LinkId, Why)>,
+    /// Connections that take what their peers still send.
+    pub(super) leaving: SlotTable<Leaving>,
+    /// Those of which something was heard.
+    pub(super) leaving_heard: Vec<SlotId>,
+    pub(super) drain: DrainLimits,
     pub(super) stop_at: Option<Time>,
     /// Whether the shard has stopped and let go of all links; it then makes no more.
     pub(super) has_ended: bool,
@@ -89,6 +96,7 @@ pub(crate) struct CoreParts<A> {
     pub(crate) announce: Features,
     pub(crate) channel_options: grpcxx_rpc::ChannelOptions,
     pub(crate) rendezvous_limits: grpcxx_rpc::RendezvousLimits,
+    pub(crate) drain: DrainLimits,
     pub(crate) links: usize,
     pub(crate) arena: Arena,
     pub(crate) mesh: Mesh<Parcel<A>>,
@@ -101,6 +109,7 @@ pub(super) enum Subject {
     Peer(usize),
     Server(SlotId),
     Call(SlotId),
+    Leaving(SlotId),
 }
 
 impl<A> Core<A> {
@@ -126,7 +135,10 @@ impl<A> Core<A> {
             local: VecDeque::new(),
             dirty_servers: Vec::new(),
             dirty_peers: Vec::new(),
-            condemned: Vec::new(),
+            departing: Vec::new(),
+            leaving: SlotTable::new(parts.links),
+            leaving_heard: Vec::new(),
+            drain: parts.drain,
             stop_at: None,
             has_ended: false,
             finished: false,
@@ -243,7 +255,7 @@ impl<A> Core<A> {
         room.min(limits::COMMANDS_PER_TURN)
     }
 
-    /// Hands frames to the links, carries out dials, closes links whose peers broke the protocol.
+    /// Hands frames to the links, carries out dials, leaves connections.
     pub(super) fn flush<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
         let mut events = 0;
         // A shard that has nothing to do leaves the line of its counters to those who read it.
@@ -253,15 +265,12 @@ impl<A> Core<A> {
         }
         events += self.flush_servers(transport);
         events += self.flush_peers(transport);
-        while let Some(link) = self.condemned.pop() {
-            transport.close(link, false);
-            events += 1;
-        }
+        events += self.part(transport);
         self.mesh.flush();
         events
     }
 
-    pub(super) fn run_timers<T: Transport<Accepted = A>>(&mut self, _transport: &mut T) -> usize {
+    pub(super) fn run_timers<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
         let mut events = 0;
         while let Some((subject, at)) = self.timers.poll(self.now) {
             events += 1;
@@ -269,6 +278,7 @@ impl<A> Core<A> {
                 Subject::Peer(slot) => self.peer_timeout(slot, at),
                 Subject::Server(id) => self.server_timeout(id, at),
                 Subject::Call(id) => self.call_timeout(id),
+                Subject::Leaving(id) => self.leaving_timeout(id, at, transport),
             }
         }
         events
@@ -306,8 +316,9 @@ impl<A> Core<A> {
         let idle = self.servers_are_idle() && self.calls.is_empty();
         if idle || overdue {
             self.end_calls();
-            for (link, _) in self.links.iter() {
-                transport.close(link, true);
+            let links: Vec<LinkId> = self.links.iter().map(|(link, _)| link).collect();
+            for link in links {
+                self.leave(link, Why::Stopping, transport);
             }
         }
         if (idle || overdue) && self.links.is_empty() && !self.has_ended {
@@ -315,7 +326,11 @@ impl<A> Core<A> {
             self.shared.ended.fetch_add(1, Ordering::AcqRel);
         }
         // Shards end together: requests of one may be on their way to another.
-        let given_up = self.now >= stop_at + limits::FLUSH_TIME;
+        let patience = match self.is_leaving() {
+            true => self.drain.time + limits::FLUSH_TIME,
+            false => limits::FLUSH_TIME,
+        };
+        let given_up = self.now >= stop_at + patience;
         self.finished = self.all_have_ended() || given_up;
     }
 

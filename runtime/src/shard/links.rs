@@ -15,6 +15,7 @@ use crate::function::AtOnce;
 use crate::shard::calls::Calls;
 use crate::shard::core::{Core, SharedParts};
 use crate::shard::keys::KnownKeys;
+use crate::shard::leaving::Why;
 use crate::shard::servers::ServerLink;
 use crate::shard::steps::Steps;
 
@@ -32,6 +33,8 @@ pub(super) enum Owner {
     Server(SlotId),
     /// A peer that we call, by its slot.
     Peer(usize),
+    /// Nobody any more; what the peer still sends is taken.
+    Leaving(SlotId),
 }
 
 impl Links {
@@ -49,6 +52,15 @@ impl Links {
         match self.owners.get(link.slot as usize) {
             Some(Some((id, owner))) if *id == link => Some(*owner),
             _ => None,
+        }
+    }
+
+    /// Gives a link another user.
+    pub(super) fn hand_over(&mut self, link: LinkId, owner: Owner) {
+        if let Some(Some((id, former))) = self.owners.get_mut(link.slot as usize)
+            && *id == link
+        {
+            *former = owner;
         }
     }
 
@@ -85,15 +97,19 @@ impl<A> LinkHandler<A> for Core<A> {
     }
 
     fn received(&mut self, link: LinkId, bytes: &[u8]) -> Progress {
+        if self.is_departing(link) {
+            return ignore(bytes);
+        }
         let progress = match self.links.owner(link) {
             Some(Owner::Server(id)) => self.server_received(id, bytes),
             Some(Owner::Peer(slot)) => self.peer_received(slot, bytes),
+            Some(Owner::Leaving(id)) => return self.leaving_received(id, bytes),
             None => None,
         };
         match progress {
             Some(Ok(progress)) => progress,
             Some(Err(violation)) => {
-                self.condemn(link, &violation);
+                self.condemn(link, violation);
                 ignore(bytes)
             }
             None => ignore(bytes),
@@ -101,18 +117,23 @@ impl<A> LinkHandler<A> for Core<A> {
     }
 
     fn landed(&mut self, link: LinkId, landing: Landing, outcome: Outcome) -> Next {
-        if outcome == Outcome::Lost {
+        if self.is_departing(link) {
             return Next::Pause;
         }
-        let next = match self.links.owner(link) {
+        let owner = self.links.owner(link);
+        if outcome == Outcome::Lost && !matches!(owner, Some(Owner::Leaving(_))) {
+            return Next::Pause;
+        }
+        let next = match owner {
             Some(Owner::Server(id)) => self.server_landed(id, landing),
             Some(Owner::Peer(slot)) => self.peer_landed(slot, landing),
+            Some(Owner::Leaving(id)) => return self.leaving_landed(id, landing, outcome),
             None => None,
         };
         match next {
             Some(Ok(next)) => next,
             Some(Err(violation)) => {
-                self.condemn(link, &violation);
+                self.condemn(link, violation);
                 Next::Pause
             }
             None => Next::Pause,
@@ -123,6 +144,7 @@ impl<A> LinkHandler<A> for Core<A> {
         match self.links.owner(link) {
             Some(Owner::Server(id)) => self.server_sent(id, frame, outcome),
             Some(Owner::Peer(slot)) => self.peer_sent(slot, frame, outcome),
+            Some(Owner::Leaving(id)) => self.leaving_sent(id, frame, outcome),
             None => {}
         }
     }
@@ -131,6 +153,7 @@ impl<A> LinkHandler<A> for Core<A> {
         match self.links.remove(link) {
             Some(Owner::Server(id)) => self.server_closed(id, reason),
             Some(Owner::Peer(slot)) => self.peer_closed(slot, reason),
+            Some(Owner::Leaving(id)) => self.leaving_closed(id, reason),
             None => {}
         }
     }
@@ -143,14 +166,14 @@ impl<A> LinkHandler<A> for Core<A> {
                 match owner {
                     Some(Owner::Peer(slot)) => self.peer_migrated(slot, medium),
                     Some(Owner::Server(id)) => self.server_migrated(id, medium),
-                    None => {}
+                    Some(Owner::Leaving(_)) | None => {}
                 }
             }
             Migration::Declined(reason) => {
                 self.counters().links_stayed.add(1);
                 match owner {
                     Some(Owner::Peer(slot)) => self.peer_declined(slot, reason),
-                    Some(Owner::Server(_)) | None => {
+                    Some(Owner::Server(_) | Owner::Leaving(_)) | None => {
                         tracing::info!(
                             peer = self.peer_of(link),
                             reason,
@@ -176,21 +199,19 @@ impl<A> LinkHandler<A> for Core<A> {
 
 impl<A> Core<A> {
     /// The address of the other end, for the log.
-    fn peer_of(&self, link: LinkId) -> Option<String> {
+    pub(super) fn peer_of(&self, link: LinkId) -> Option<String> {
         match self.links.owner(link)? {
             Owner::Server(id) => Some(self.servers.find(id)?.peer.to_string()),
             Owner::Peer(slot) => Some(self.peers[slot].peer.address().to_owned()),
+            Owner::Leaving(_) => None,
         }
     }
 
-    fn condemn(&mut self, link: LinkId, violation: &PeerViolation) {
+    fn condemn(&mut self, link: LinkId, violation: PeerViolation) {
         let peer = self.peer_of(link);
         tracing::warn!(peer, %violation, "closing the connection of a peer that broke the protocol");
         self.counters().violations.add(1);
-        if let Some(Owner::Peer(slot)) = self.links.owner(link) {
-            self.peer_violated(slot, violation);
-        }
-        self.condemned.push(link);
+        self.depart(link, Why::Violation(violation));
     }
 }
 

@@ -6,9 +6,11 @@ mod audit;
 mod calls;
 mod context;
 mod core;
+mod departures;
 mod dialling;
 mod driven;
 mod keys;
+mod leaving;
 mod links;
 mod newcomers;
 mod orders;
@@ -30,6 +32,7 @@ use crate::fate::survive;
 pub use self::context::ShardContext;
 pub(crate) use self::core::{Core, CoreParts, SharedParts};
 pub(crate) use self::driven::DrivenShard;
+pub use self::leaving::DrainLimits;
 
 /// A shard over one transport. The host turns it; nothing happens in between.
 pub(crate) struct Shard<T: Transport> {

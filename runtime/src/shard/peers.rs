@@ -2,8 +2,8 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use grpcxx_rpc::{
-    Action, Admission, Channel, ClientConnection, Code, PeerViolation, Reason, Response, Status,
-    Tensor,
+    Action, Admission, Channel, ClientConnection, Code, Features, PeerViolation, Reason, Response,
+    Status, Tensor,
 };
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkId, MediumKind, Next, Outcome, Progress, Time, Transport,
@@ -15,6 +15,7 @@ use crate::command::SlotId;
 use crate::completion::{Recipient, Target};
 use crate::shard::calls::{WaitingCall, from_token};
 use crate::shard::core::{Core, Subject};
+use crate::shard::leaving::Why;
 use crate::shard::links::CallLandings;
 use crate::shard::recipients::recipient_number;
 
@@ -31,10 +32,10 @@ pub(super) struct PeerLink {
     medium: Option<MediumKind>,
     /// Why it did not move though it should.
     stays: Option<String>,
+    /// Why the connection is being closed, if this side does it for a reason that callers should hear.
+    parting: Option<Status>,
     /// Whether the connection is to be made anew without waiting for a call, for another medium will carry it.
     redials: bool,
-    /// How the peer broke the protocol on the connection, which closes therefore.
-    violation: Option<PeerViolation>,
     is_dirty: bool,
     armed: Option<Time>,
 }
@@ -42,6 +43,20 @@ pub(super) struct PeerLink {
 impl PeerLink {
     pub(super) fn connection_mut(&mut self) -> Option<&mut ClientConnection> {
         self.connection.as_mut()
+    }
+
+    pub(super) fn address(&self) -> &str {
+        self.peer.address()
+    }
+
+    /// What the peer has announced on this connection, if it has answered.
+    pub(super) fn features(&self) -> Option<Features> {
+        (self.connection.as_ref()).and_then(ClientConnection::peer_features)
+    }
+
+    /// Says why the connection is being closed.
+    pub(super) fn parts_with(&mut self, status: Status) {
+        self.parting = Some(status);
     }
 
     /// The connection, if calls go there without a wait.
@@ -95,8 +110,8 @@ impl<A> Core<A> {
             connection: None,
             medium: None,
             stays: None,
+            parting: None,
             redials: false,
-            violation: None,
             is_dirty: false,
             armed: None,
         });
@@ -153,7 +168,7 @@ impl<A> Core<A> {
     pub(super) fn disconnect_peer(&mut self, peer: &Peer) {
         let slot = self.find_peer(peer);
         if let Some(link) = slot.and_then(|slot| self.peers[slot].link) {
-            self.condemned.push(link);
+            self.depart(link, Why::Asked);
         }
     }
 
@@ -233,10 +248,6 @@ impl<A> Core<A> {
         }
     }
 
-    pub(super) fn peer_violated(&mut self, slot: usize, violation: &PeerViolation) {
-        self.peers[slot].violation = Some(violation.clone());
-    }
-
     pub(super) fn peer_closed(&mut self, slot: usize, reason: &CloseReason) {
         let peer = &mut self.peers[slot];
         peer.link = None;
@@ -247,30 +258,40 @@ impl<A> Core<A> {
         if let Some(connection) = &mut peer.connection {
             tracing::info!(peer = peer.peer.address(), %reason, "connection lost");
             self.shared.counters[self.index].links_lost.add(1);
-            let address = peer.peer.address();
-            let status = match peer.violation.take() {
-                Some(violation) => Status::new(
-                    Code::Unavailable,
-                    format!("{address} broke the protocol, and was cut off: {violation}"),
-                )
-                .because(Reason::PeerViolation),
-                None => Status::new(
-                    Code::Unavailable,
-                    format!("the connection to {address} was lost: {reason}"),
-                )
-                .because(Reason::ConnectionLost),
-            };
+            let status = peer.parting.take().unwrap_or_else(|| {
+                let text = format!(
+                    "the connection to {} was lost: {reason}",
+                    peer.peer.address()
+                );
+                Status::new(Code::Unavailable, text).because(Reason::ConnectionLost)
+            });
             connection.handle_closed(&status);
         }
+        let _ = self.drop_connection(slot, &reason.to_string());
+    }
+
+    /// Takes the connection from a peer that is left, whose calls have ended.
+    pub(super) fn detach_peer(&mut self, slot: usize, reason: &str) -> Option<ClientConnection> {
+        let peer = &mut self.peers[slot];
+        tracing::info!(peer = peer.peer.address(), reason, "leaving a connection");
+        self.shared.counters[self.index].links_lost.add(1);
+        peer.link = None;
+        self.drop_connection(slot, reason)
+    }
+
+    /// Hands out the last results of a connection, and lets later calls dial.
+    fn drop_connection(&mut self, slot: usize, reason: &str) -> Option<ClientConnection> {
         self.drain_results(slot);
         let peer = &mut self.peers[slot];
-        peer.connection = None;
+        let connection = peer.connection.take();
         peer.medium = None;
-        peer.channel.handle_closed(self.now, &reason.to_string());
+        peer.parting = None;
+        peer.channel.handle_closed(self.now, reason);
         if std::mem::take(&mut peer.redials) && self.stop_at.is_none() {
             peer.channel.redial();
         }
         self.mark_peer(slot);
+        connection
     }
 
     pub(super) fn peer_timeout(&mut self, slot: usize, at: Time) {

@@ -150,14 +150,24 @@ impl<A> Core<A> {
 
     /// Takes back what a lost connection still held: tensors whose answer never left, and places in steps.
     pub(super) fn server_closed(&mut self, id: SlotId, reason: &CloseReason) {
-        let Some(server) = self.servers.find_mut(id) else {
+        let Some(server) = self.servers.find(id) else {
             return;
         };
         tracing::debug!(peer = %server.peer, %reason, "a peer's connection ended");
-        let status = Status::new(Code::Unavailable, format!("the connection ended: {reason}"));
-        server
-            .connection
-            .handle_closed(&status.because(Reason::ConnectionLost));
+        let text = format!("the connection ended: {reason}");
+        let status = Status::new(Code::Unavailable, text).because(Reason::ConnectionLost);
+        self.withdraw_requests(id, &status);
+        self.servers.remove(id);
+        self.counters().closed.add(1);
+        self.leave_load();
+    }
+
+    /// Ends all requests of a connection whose peer gets no answer any more.
+    pub(super) fn withdraw_requests(&mut self, id: SlotId, status: &Status) {
+        let Some(server) = self.servers.find_mut(id) else {
+            return;
+        };
+        server.connection.handle_closed(status);
         while let Some(request) = server.connection.poll_cancelled() {
             if let Some(watch) = server.take_watch(request) {
                 watch.withdrawn();
@@ -169,9 +179,6 @@ impl<A> Core<A> {
             self.forget_parked(id, request, step_id);
         }
         self.take_undelivered(id);
-        self.servers.remove(id);
-        self.counters().closed.add(1);
-        self.leave_load();
     }
 
     pub(super) fn server_timeout(&mut self, id: SlotId, at: Time) {

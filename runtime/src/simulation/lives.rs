@@ -80,7 +80,7 @@ impl Cluster {
         }
         self.note(format_args!("task {index} is told to stop in {grace:?}"));
         self.down(index);
-        let stop_by = self.now + grace + FLUSH_TIME + STOP_SLACK;
+        let stop_by = self.now + grace + self.profile.drain.time + FLUSH_TIME + STOP_SLACK;
         if let Some(task) = &mut self.tasks[index] {
             task.stop_by = Some(stop_by);
             for shard in 0..task.shards.len() {

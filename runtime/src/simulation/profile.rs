@@ -8,6 +8,8 @@ use grpcxx_rpc::{ChannelOptions, ConnectionLimits, RendezvousLimits};
 use grpcxx_transport::sim::SimOptions;
 use grpcxx_transport::{FaultOptions, LinkLimits};
 
+use crate::shard::DrainLimits;
+
 /// What kind of cluster a seed makes, and what befalls it.
 #[derive(Clone, Debug)]
 pub(super) struct Profile {
@@ -34,6 +36,7 @@ pub(super) struct Profile {
     pub(super) arena_bytes: usize,
     pub(super) connection_limits: ConnectionLimits,
     pub(super) channel: ChannelOptions,
+    pub(super) drain: DrainLimits,
     /// Longest delay of a step of the simulation behind the event that it is for.
     pub(super) slack: Duration,
     /// What links move to, if tasks have devices.
@@ -86,6 +89,11 @@ impl Profile {
                 connection_timeout: Duration::from_millis(random.u64(100..=1000)),
                 connection_timeout_max: Duration::MAX,
                 waiting_calls: 4096,
+            },
+            drain: DrainLimits {
+                time: Duration::from_millis(random.u64(0..=50)),
+                quiet: Duration::from_millis(random.u64(1..=10)),
+                bytes: random.u64(1000..=1 << 20),
             },
             slack: Duration::from_micros(random.u64(20..=400)),
             rdma: None,

@@ -121,6 +121,7 @@ impl SimTask {
                     announce: start.features,
                     channel_options: profile.channel,
                     rendezvous_limits: profile.rendezvous_limits(),
+                    drain: profile.drain,
                     links: profile.network.limits.links,
                     arena,
                     mesh,

@@ -19,7 +19,7 @@ use crate::counters::ShardCounters;
 use crate::function::{Later, Responder, Served, Service};
 use crate::mesh::{self, Inbox, InboxSender};
 use crate::registry::Functions;
-use crate::shard::{CoreParts, Shard, ShardContext, SharedParts};
+use crate::shard::{CoreParts, DrainLimits, Shard, ShardContext, SharedParts};
 use crate::task::{Device, Task};
 
 pub(super) struct Host {
@@ -87,6 +87,7 @@ impl Host {
             ended: Arc::new(AtomicUsize::new(0)),
         };
         let parts = CoreParts {
+            drain: DrainLimits::default(),
             index: 0,
             shared,
             connection_limits: ConnectionLimits::default(),
