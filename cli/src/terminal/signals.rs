@@ -1,4 +1,6 @@
+use std::fmt;
 use std::io::{self, Read};
+use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
@@ -11,11 +13,53 @@ use super::{Exit, OrExit, Outcome};
 /// The requests to stop that reach this process: SIGINT, SIGTERM, and, if asked for, the end of standard input.
 #[derive(Debug)]
 pub(crate) struct Signals {
-    requests: Receiver<&'static str>,
-    sender: Sender<&'static str>,
+    requests: Receiver<StopRequest>,
+    sender: Sender<StopRequest>,
+}
+
+/// What asked this process to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StopRequest {
+    Interrupt,
+    Terminate,
+    EndOfInput,
+}
+
+/// The signal by which this program ends, whatever its work comes to.
+static ENDS: OnceLock<StopRequest> = OnceLock::new();
+
+impl StopRequest {
+    /// Notes that this program ends by this signal.
+    pub(crate) fn ends_program(self) {
+        let _is_first = ENDS.set(self);
+    }
+
+    /// What a shell says of a program that the signal ended.
+    pub(crate) fn exit_code(self) -> i32 {
+        match self {
+            Self::Interrupt => 128 + SIGINT,
+            Self::Terminate => 128 + SIGTERM,
+            Self::EndOfInput => 0,
+        }
+    }
+}
+
+impl fmt::Display for StopRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Interrupt => "SIGINT",
+            Self::Terminate => "SIGTERM",
+            Self::EndOfInput => "end of standard input",
+        })
+    }
 }
 
 impl Signals {
+    /// The signal by which this program ends, if one came.
+    pub(crate) fn that_ends_program() -> Option<StopRequest> {
+        ENDS.get().copied()
+    }
+
     /// Begins to watch; from now on the signals no longer end the process by themselves.
     pub(crate) fn watch() -> Outcome<Self> {
         let (sender, requests) = channel();
@@ -24,12 +68,12 @@ impl Signals {
         let signal_sender = sender.clone();
         spawn("signals", move || {
             for signal in signals.forever() {
-                let name = if signal == SIGINT {
-                    "SIGINT"
+                let request = if signal == SIGINT {
+                    StopRequest::Interrupt
                 } else {
-                    "SIGTERM"
+                    StopRequest::Terminate
                 };
-                if signal_sender.send(name).is_err() {
+                if signal_sender.send(request).is_err() {
                     return;
                 }
             }
@@ -45,7 +89,7 @@ impl Signals {
             let mut stdin = io::stdin().lock();
             while matches!(stdin.read(&mut bytes), Ok(read) if read > 0) {}
             // The program may have ended meanwhile.
-            let _ = sender.send("end of standard input");
+            let _ = sender.send(StopRequest::EndOfInput);
         })
     }
 
@@ -59,7 +103,7 @@ impl Signals {
     }
 
     /// Waits for the next request, at most as long as `timeout` says.
-    pub(crate) fn wait(&self, timeout: Option<Duration>) -> Option<&'static str> {
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> Option<StopRequest> {
         match timeout {
             None => self.requests.recv().ok(),
             Some(timeout) => self.requests.recv_timeout(timeout).ok(),
@@ -67,7 +111,7 @@ impl Signals {
     }
 
     /// Hands over the watch: `act` runs on a thread of its own for each further request.
-    pub(crate) fn then(self, mut act: impl FnMut(&'static str) + Send + 'static) -> Outcome {
+    pub(crate) fn then(self, mut act: impl FnMut(StopRequest) + Send + 'static) -> Outcome {
         spawn("second-signal", move || {
             while let Ok(request) = self.requests.recv() {
                 act(request);

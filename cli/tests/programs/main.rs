@@ -7,7 +7,10 @@
 mod bad_input;
 mod bench;
 mod cluster;
+mod leaving;
 mod log;
+#[path = "../../../runtime/tests/original/mod.rs"]
+mod original;
 mod tool;
 
 use std::path::{Path, PathBuf};

@@ -50,7 +50,8 @@ pub(crate) fn run(arguments: &Arguments, prepare: impl FnOnce(&Server)) -> Outco
         tracing::warn!(%error, "the ready notice could not be written to standard output");
     }
 
-    let reason = signals.wait(None).unwrap_or("lost signals");
+    let reason = signals.wait(None).map(|request| request.to_string());
+    let reason = reason.as_deref().unwrap_or("lost signals");
     tracing::info!(reason, grace_ms = grace.as_millis() as u64, "stopping");
     let exit = if reason == DEATH {
         Exit::Software as i32
@@ -60,7 +61,7 @@ pub(crate) fn run(arguments: &Arguments, prepare: impl FnOnce(&Server)) -> Outco
     // Whoever asks twice does not want to wait.
     let last_log = log.clone();
     signals.then(move |reason| {
-        tracing::warn!(reason, "stopping at once");
+        tracing::warn!(%reason, "stopping at once");
         last_log.flush();
         process::exit(exit);
     })?;

@@ -1,5 +1,8 @@
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
+use std::{process, thread};
 
 use grpcxx::server::PS_JOB;
 use grpcxx::store::{Stored, list};
@@ -12,11 +15,17 @@ use grpcxx_runtime::{Client, Engine, EngineOptions, Peer};
 
 use crate::arguments::Target;
 use crate::select::Patterns;
-use crate::terminal::{Exit, Failure, OrExit, Outcome, read_cluster};
+use crate::terminal::{Exit, Failure, OrExit, Outcome, Signals, read_cluster};
 
 /// The tasks that the tool was pointed at, and an engine that only calls.
+///
+/// Dropping it leaves the tasks as they want to be left, and so does a signal that ends the program.
 pub(crate) struct Cluster {
-    engine: Engine,
+    engine: Arc<EngineSlot>,
+    /// Leaves the tasks at a signal.
+    leaving: Option<JoinHandle<()>>,
+    client: Client,
+    driver: String,
     tasks: Vec<Task>,
     source: Option<MapSource>,
     timeout: Duration,
@@ -97,8 +106,14 @@ impl Cluster {
         let engine = Engine::start(options).or_exit_at(Exit::System, || {
             "cannot start the engine that makes the calls".to_owned()
         })?;
+        let (client, driver) = (engine.client(), engine.start_report().driver.to_string());
+        let engine = Arc::new(EngineSlot::new(Some(engine)));
+        let leaving = leave_at_signal(Arc::clone(&engine))?;
         Ok(Self {
             engine,
+            leaving: Some(leaving),
+            client,
+            driver,
             tasks,
             source,
             timeout,
@@ -160,17 +175,17 @@ impl Cluster {
 
     /// Makes calls.
     pub(crate) fn client(&self) -> Client {
-        self.engine.client()
+        self.client.clone()
     }
 
     /// The other end of calls to `task`.
     pub(crate) fn peer(&self, task: &Task) -> Outcome<Peer> {
-        Ok(self.engine.client().peer(&task.star)?)
+        Ok(self.client.peer(&task.star)?)
     }
 
     /// What moves the bytes on this side.
     pub(crate) fn driver(&self) -> String {
-        self.engine.start_report().driver.to_string()
+        self.driver.clone()
     }
 
     /// How long each call may take.
@@ -204,6 +219,53 @@ impl Cluster {
         }
         Ok(found)
     }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let is_left_by_signal = take(&self.engine).is_none();
+        if is_left_by_signal && let Some(leaving) = self.leaving.take() {
+            // The program ends when the tasks have been left, and not before. A panic there has been logged.
+            let _ = leaving.join();
+        }
+    }
+}
+
+/// The engine, until somebody stops it.
+type EngineSlot = Mutex<Option<Engine>>;
+
+fn take(engine: &EngineSlot) -> Option<Engine> {
+    engine.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+/// Lets SIGINT and SIGTERM stop the engine, which ends all calls, before they end the program: an original that is reset
+/// while it sends may never send again. A second signal ends the program at once.
+fn leave_at_signal(engine: Arc<EngineSlot>) -> Outcome<JoinHandle<()>> {
+    let signals = Signals::watch()?;
+    let leave = move || {
+        let Some(signal) = signals.wait(None) else {
+            return;
+        };
+        signal.ends_program();
+        if signals
+            .then(|signal| process::exit(signal.exit_code()))
+            .is_err()
+        {
+            process::exit(signal.exit_code());
+        }
+        tracing::info!(%signal, "leaving the tasks");
+        if let Some(engine) = take(&engine)
+            && let Err(error) = engine.shutdown(Duration::ZERO)
+        {
+            tracing::error!(%error, "a shard had failed");
+        }
+    };
+    thread::Builder::new()
+        .name("leave".to_owned())
+        .spawn(leave)
+        .or_exit_at(Exit::System, || {
+            "cannot start a thread for signals".to_owned()
+        })
 }
 
 /// A failure of a call to `task`.

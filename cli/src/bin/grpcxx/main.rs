@@ -18,7 +18,6 @@ mod pull;
 mod push;
 mod select;
 mod status;
-#[expect(dead_code, reason = "each program uses a part of it")]
 #[path = "../../terminal/mod.rs"]
 mod terminal;
 mod values;
@@ -27,14 +26,18 @@ use std::process::ExitCode;
 
 use arguments::{Arguments, Command, EndpointMapCommand};
 use output::Output;
-use terminal::{Outcome, parse_arguments, read_config, start_log};
+use terminal::{Outcome, Signals, parse_arguments, read_config, start_log};
 
 fn main() -> ExitCode {
     let arguments = match parse_arguments::<Arguments>() {
         Ok(arguments) => arguments,
         Err(exit) => return exit,
     };
-    match run(arguments) {
+    let outcome = run(arguments);
+    if let Some(signal) = Signals::that_ends_program() {
+        return ExitCode::from(signal.exit_code() as u8);
+    }
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report("grpcxx"),
     }
