@@ -13,6 +13,7 @@ mod kept;
 mod lives;
 mod model;
 mod operations;
+mod originals;
 mod profile;
 mod receives;
 mod scale;

@@ -9,7 +9,7 @@
 //! writes `docs/scale.svg` and the table of `docs/scaling.md`.
 
 mod curve;
-mod host;
+pub(super) mod host;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -31,13 +31,13 @@ pub fn serve(model: &[(String, Vec<u8>)], asked: &Asked) -> Vec<Packet> {
 
 fn column(model: &[(String, Vec<u8>)], name: &str) -> Vec<u8> {
     let rows = u32::try_from(model.len()).unwrap();
-    let each = |text: &dyn Fn(&(String, Vec<u8>)) -> String| {
-        let texts: Vec<String> = model.iter().map(text).collect();
-        encode::record(STRING, rows, &encode::strings(&texts))
-    };
+    let texts = |texts: Vec<String>| encode::record(STRING, rows, &encode::strings(&texts));
     match name {
-        "names" => each(&|(name, _)| name.clone()),
-        "shapes" => each(&|(_, data)| format!("[{}]", data.len())),
+        "names" => texts(model.iter().map(|(name, _)| name.clone()).collect()),
+        "shapes" => {
+            let shapes = model.iter().map(|(_, data)| format!("[{}]", data.len()));
+            texts(shapes.collect())
+        }
         "dtypes" => {
             let dtypes = model.iter().map(|_| i32::from(UINT8).to_le_bytes());
             encode::record(INT32, rows, &dtypes.collect::<Vec<_>>().concat())

@@ -24,6 +24,8 @@ pub struct SimTransport {
     links: SlotTable<Link, LinkId>,
     listeners_made: u32,
     frames_in_flight: usize,
+    /// Whether links stay when their peers end their streams.
+    outlasts_streams: bool,
     /// The slot where the next turn begins.
     first_slot: u32,
     staging: Vec<u8>,
@@ -40,6 +42,8 @@ struct Link {
     cursor: (usize, usize),
     /// The inbound half wants to be called though no bytes came.
     offer_due: bool,
+    /// The peer's stream is over, and the link stays.
+    is_outlasting: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +87,7 @@ impl SimTransport {
             links: SlotTable::unlimited(),
             listeners_made: 0,
             frames_in_flight: 0,
+            outlasts_streams: false,
             first_slot: 0,
             staging: vec![0; STAGING_BYTES],
         }
@@ -108,6 +113,11 @@ impl SimTransport {
         let links = self.links.values();
         let at = links.filter_map(|link| state.ready_at(link.connection, link.side));
         at.min()
+    }
+
+    /// Lets links stay when their peers end their streams, as servers do that never close a connection.
+    pub fn outlast_streams(&mut self) {
+        self.outlasts_streams = true;
     }
 
     /// Breaks a link, as a network does that fails. Says whether there was such a link.
@@ -208,6 +218,7 @@ impl Transport for SimTransport {
             queue: VecDeque::new(),
             cursor: (0, 0),
             offer_due: true,
+            is_outlasting: false,
         }))
     }
 
@@ -224,6 +235,7 @@ impl Transport for SimTransport {
             queue: VecDeque::new(),
             cursor: (0, 0),
             offer_due: false,
+            is_outlasting: false,
         }))
     }
 

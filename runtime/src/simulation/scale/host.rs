@@ -22,14 +22,15 @@ use crate::registry::Functions;
 use crate::shard::{CoreParts, DrainLimits, Shard, ShardContext, SharedParts};
 use crate::task::{Device, Task};
 
-pub(super) struct Host {
-    pub(super) shard: Shard<SimTransport>,
-    pub(super) client: Client,
+pub(in crate::simulation) struct Host {
+    pub(in crate::simulation) shard: Shard<SimTransport>,
+    pub(in crate::simulation) client: Client,
+    pub(in crate::simulation) mailboxes: Arc<Mailboxes>,
 }
 
 /// Keeps requests until the simulated server has done their work.
 #[derive(Default)]
-pub(super) struct Slow(pub(super) Mutex<Vec<(bool, Responder)>>);
+pub(in crate::simulation) struct Slow(pub(super) Mutex<Vec<(bool, Responder)>>);
 
 /// Notes which worker's call ended.
 #[derive(Default)]
@@ -58,7 +59,7 @@ impl CallSink for Ended {
 }
 
 impl Host {
-    pub(super) fn start(
+    pub(in crate::simulation) fn start(
         network: &SimNetwork,
         index: u32,
         address: SocketAddr,
@@ -108,11 +109,12 @@ impl Host {
         shard.listen(address).expect("the port is free");
         Self {
             shard,
-            client: Client::new(mailboxes, Some(address)),
+            client: Client::new(Arc::clone(&mailboxes), Some(address)),
+            mailboxes,
         }
     }
 }
 
-pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(in crate::simulation) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -70,6 +70,10 @@ impl SimTransport {
                 CloseReason::Failed(error("use a link", 104, "connection reset by peer"))
             }
             Some(End::OfStream) if !paused && !unread && !link.offer_due => {
+                if self.outlasts_streams {
+                    link.is_outlasting = true;
+                    return (events, false);
+                }
                 CloseReason::EndOfStream
             }
             Some(End::OfStream) | None => return (events, false),
@@ -238,6 +242,7 @@ impl SimTransport {
         Interest {
             due: (is_open && link.offer_due) || link.phase == Phase::Closing,
             read: is_open
+                && !link.is_outlasting
                 && link
                     .inbound
                     .as_ref()
