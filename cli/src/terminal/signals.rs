@@ -23,6 +23,8 @@ pub(crate) enum StopRequest {
     Interrupt,
     Terminate,
     EndOfInput,
+    /// This program itself, for a reason of this name.
+    Named(&'static str),
 }
 
 /// The signal by which this program ends, whatever its work comes to.
@@ -39,7 +41,7 @@ impl StopRequest {
         match self {
             Self::Interrupt => 128 + SIGINT,
             Self::Terminate => 128 + SIGTERM,
-            Self::EndOfInput => 0,
+            Self::EndOfInput | Self::Named(_) => 0,
         }
     }
 }
@@ -50,6 +52,7 @@ impl fmt::Display for StopRequest {
             Self::Interrupt => "SIGINT",
             Self::Terminate => "SIGTERM",
             Self::EndOfInput => "end of standard input",
+            Self::Named(name) => name,
         })
     }
 }
@@ -98,7 +101,7 @@ impl Signals {
         let sender = self.sender.clone();
         move |_| {
             // The program may have ended meanwhile.
-            let _ = sender.send(name);
+            let _ = sender.send(StopRequest::Named(name));
         }
     }
 

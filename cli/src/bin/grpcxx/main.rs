@@ -18,6 +18,7 @@ mod pull;
 mod push;
 mod select;
 mod status;
+#[expect(dead_code, reason = "each program uses a part of it")]
 #[path = "../../terminal/mod.rs"]
 mod terminal;
 mod values;
