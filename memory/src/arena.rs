@@ -6,7 +6,7 @@ use crate::BufferMut;
 use crate::block::Pool;
 use crate::mapping::PAGE_BYTES;
 use crate::options::{ARENA_BYTES_MAX, ArenaOptions};
-use crate::places::Places;
+use crate::places::{Place, Places};
 use crate::region::Region;
 use crate::slabs::Slabs;
 use crate::together;
@@ -24,6 +24,8 @@ pub struct Arena {
     places: Places,
     statistics: ArenaStatistics,
     in_use_bytes_max_since_trim: usize,
+    /// What requests of more than [`SMALL_BYTES_MAX`] leave free.
+    kept_for_small_bytes: usize,
     keeps_pages: bool,
 }
 
@@ -39,6 +41,9 @@ pub struct ArenaStatistics {
     pub peak_bytes: usize,
     /// Bytes that were in use since the last [`Arena::trim`] and no longer are: about what a trim would give back.
     pub idle_bytes: usize,
+    /// Bytes reserved for what is announced and not come: they serve other requests before one is
+    /// refused.
+    pub reserved_bytes: usize,
     /// Blocks handed out, counted as `in_use_bytes`.
     pub blocks: usize,
     /// Requests that found no place.
@@ -86,6 +91,7 @@ impl Arena {
                 ..ArenaStatistics::default()
             },
             in_use_bytes_max_since_trim: 0,
+            kept_for_small_bytes: 0,
             keeps_pages: false,
         })
     }
@@ -104,20 +110,71 @@ impl Arena {
         }
         self.reclaim_up_to(RECLAIMED_PER_ALLOCATION);
         let place = match self.places.allocate(len) {
+            Some(place) if self.may_take(len, place.len_bytes) => place,
+            unfit => match self.find_by_force(len, unfit) {
+                Some(place) => place,
+                None => return Err(self.refuse(len)),
+            },
+        };
+        Ok(self.issue(place, len))
+    }
+
+    /// Takes memory for `whole_len` bytes that are announced, of which `len` are handed out, at
+    /// least 1. They become more, in place, with [`Arena::grow`].
+    ///
+    /// The rest stays free for other requests: if one finds no place, the arena takes the rest of
+    /// reservations back, first from the one that has grown least recently. What has never grown
+    /// takes an eighth of the arena at most, so that it cannot leave holes everywhere.
+    ///
+    /// Nothing if there is no place for all of it, or too much is reserved. [`Arena::allocate`] may
+    /// have memory for a smaller first part, which can grow too.
+    pub fn reserve(&mut self, whole_len: usize, len: usize) -> Option<BufferMut> {
+        if len >= whole_len {
+            return self.allocate(whole_len).ok();
+        }
+        self.reclaim_up_to(RECLAIMED_PER_ALLOCATION);
+        self.admit(len).ok()?;
+        let place = match self.places.reserve(whole_len, len, false) {
             Some(place) => place,
             None => {
                 self.reclaim();
-                match self.places.allocate(len) {
-                    Some(place) => place,
-                    None => return Err(self.refuse(len)),
-                }
+                self.places.reserve(whole_len, len, false)?
             }
         };
-        self.count(place.len_bytes);
-        // SAFETY: `places` hands out neither this id nor any part of this place again before the id was returned.
-        let (block, start) = unsafe { self.pool.issue(place.id, place.offset_bytes) };
-        // SAFETY: the place is `len` bytes long at least, lies in mapped memory, and belongs to the block.
-        Ok(unsafe { BufferMut::from_block(block, start, len) })
+        Some(self.issue(place, len))
+    }
+
+    /// Makes memory longer that is a first part of what is announced: at least `len` of the
+    /// `whole_len` bytes that it shall have in the end. It stays where it is, unless its
+    /// reservation was taken back or it is not of this arena: then the bytes that it has are
+    /// copied.
+    ///
+    /// # Errors
+    /// There is no place for `len` bytes. The memory is dropped.
+    pub fn grow(
+        &mut self,
+        mut memory: BufferMut,
+        len: usize,
+        whole_len: usize,
+    ) -> Result<BufferMut, OutOfMemory> {
+        debug_assert!(memory.len() <= len && len <= whole_len);
+        self.admit(len - memory.len())?;
+        let granted = memory
+            .block_in(&self.pool)
+            .and_then(|id| self.places.grant(id, len, len == whole_len));
+        if let Some(more_bytes) = granted {
+            self.count(more_bytes);
+            // SAFETY: `places` has handed out the first `len` bytes of the block's place, which is
+            // mapped memory.
+            unsafe { memory.extend_to(len) };
+            return Ok(memory);
+        }
+        self.grow_elsewhere(&memory, len, whole_len)
+    }
+
+    /// Leaves so many bytes free for requests of at most 64 KiB: longer ones are refused before.
+    pub fn keep_for_small(&mut self, bytes: usize) {
+        self.kept_for_small_bytes = bytes.min(self.statistics.capacity_bytes);
     }
 
     /// Takes home all blocks that were given back, and says how many.
@@ -158,11 +215,18 @@ impl Arena {
         self.keeps_pages = true;
     }
 
+    /// Whether more than an eighth of it is handed out.
+    #[inline]
+    pub fn is_scarce(&self) -> bool {
+        self.statistics.in_use_bytes > self.statistics.capacity_bytes / 8
+    }
+
     /// What is handed out.
     pub fn statistics(&self) -> ArenaStatistics {
         let in_use_bytes = self.statistics.in_use_bytes;
         ArenaStatistics {
             idle_bytes: self.in_use_bytes_max_since_trim - in_use_bytes,
+            reserved_bytes: self.places.ungranted_bytes(),
             blocks: self.pool.outstanding() as usize,
             ..self.statistics
         }
@@ -182,6 +246,93 @@ impl Arena {
             self.statistics.in_use_bytes -= self.places.free(id);
         }
         blocks_max
+    }
+
+    /// Makes memory of a place, which is `len` bytes long at least.
+    #[inline]
+    fn issue(&mut self, place: Place, len: usize) -> BufferMut {
+        self.count(place.len_bytes);
+        // SAFETY: `places` hands out neither this id nor any part of this place again before the id
+        // was returned.
+        let (block, start) = unsafe { self.pool.issue(place.id, place.offset_bytes) };
+        // SAFETY: the place is `len` bytes long at least, lies in mapped memory, and belongs to the
+        // block.
+        unsafe { BufferMut::from_block(block, start, len) }
+    }
+
+    /// Whether a request may have so many bytes more.
+    #[inline]
+    fn may_take(&self, len: usize, place_bytes: usize) -> bool {
+        let most_bytes = self.statistics.capacity_bytes - self.kept_for_small_bytes;
+        len <= SMALL_BYTES_MAX || self.statistics.in_use_bytes + place_bytes <= most_bytes
+    }
+
+    /// Finds a place for what found none at once, or one that is kept for small requests: after all
+    /// blocks that came back, and then in place of what is reserved and not handed out.
+    #[cold]
+    fn find_by_force(&mut self, len: usize, unfit: Option<Place>) -> Option<Place> {
+        if let Some(place) = unfit {
+            self.places.free(place.id);
+        }
+        self.reclaim();
+        loop {
+            match self.places.allocate(len) {
+                Some(place) if self.may_take(len, place.len_bytes) => return Some(place),
+                Some(place) => {
+                    self.places.free(place.id);
+                    return None;
+                }
+                None if self.places.take_back() => {}
+                None => return None,
+            }
+        }
+    }
+
+    /// A place for what grows, for which one other reservation may have to go.
+    fn reserve_elsewhere(&mut self, whole_len: usize, len: usize) -> Option<Place> {
+        if let Some(place) = self.places.reserve(whole_len, len, true) {
+            return Some(place);
+        }
+        self.reclaim();
+        if let Some(place) = self.places.reserve(whole_len, len, true) {
+            return Some(place);
+        }
+        (self.places.take_back())
+            .then(|| self.places.reserve(whole_len, len, true))
+            .flatten()
+    }
+
+    /// Checks that a request that is part of a large one leaves enough for small ones.
+    fn admit(&mut self, len: usize) -> Result<(), OutOfMemory> {
+        let large = len.max(SMALL_BYTES_MAX + 1);
+        if self.may_take(large, len) {
+            return Ok(());
+        }
+        self.reclaim();
+        match self.may_take(large, len) {
+            true => Ok(()),
+            false => Err(self.refuse(len)),
+        }
+    }
+
+    #[cold]
+    fn grow_elsewhere(
+        &mut self,
+        memory: &[u8],
+        len: usize,
+        whole_len: usize,
+    ) -> Result<BufferMut, OutOfMemory> {
+        // Without a reservation it doubles, so that what grows again and again is copied few times.
+        let twice_len = len.max(2 * memory.len()).min(whole_len);
+        let mut larger = if let Some(place) = self.reserve_elsewhere(whole_len, len) {
+            self.issue(place, len)
+        } else if let Some(place) = self.find_by_force(twice_len, None) {
+            self.issue(place, twice_len)
+        } else {
+            self.allocate(len)?
+        };
+        larger[..memory.len()].copy_from_slice(memory);
+        Ok(larger)
     }
 
     #[inline]
@@ -212,6 +363,9 @@ impl fmt::Debug for Arena {
 /// Most returned blocks that one allocation takes home, to bound its work. More than one, so that the list
 /// gets shorter.
 const RECLAIMED_PER_ALLOCATION: usize = 32;
+
+/// Longest request that is small: what [`Arena::keep_for_small`] keeps is for such.
+const SMALL_BYTES_MAX: usize = 64 << 10;
 
 /// Shortest free stretch worth giving back: one huge page.
 const TRIMMED_BYTES_MIN: usize = 2 << 20;

@@ -188,6 +188,11 @@ impl UniqueBlock {
         // SAFETY: this block is out, so the shared state is alive.
         unsafe { self.pool.as_ref() }.region()
     }
+
+    /// The id of the block, if it is one of this pool.
+    pub(crate) fn id_in(&self, pool: &Pool) -> Option<BlockId> {
+        (self.pool == pool.shared).then_some(self.id)
+    }
 }
 
 impl Drop for UniqueBlock {

@@ -5,9 +5,10 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::block::UniqueBlock;
+use crate::block::{Pool, UniqueBlock};
 use crate::buffer::{Buffer, SharedOwner};
 use crate::heap::HeapBlock;
+use crate::reclaim::BlockId;
 use crate::region::Region;
 
 /// Memory with one owner, which may write it.
@@ -115,6 +116,22 @@ impl BufferMut {
     /// Shortens the buffer to its first `len` bytes; longer values change nothing.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
+    }
+
+    /// The block of the memory, if it is one of this pool.
+    pub(crate) fn block_in(&self, pool: &Pool) -> Option<BlockId> {
+        match &self.owner {
+            UniqueOwner::Arena(block) => block.id_in(pool),
+            UniqueOwner::Nobody | UniqueOwner::Heap(_) | UniqueOwner::Foreign(_) => None,
+        }
+    }
+
+    /// Lengthens the buffer to `len` bytes.
+    ///
+    /// # Safety
+    /// So many bytes from its start on are initialised and belong to its owner.
+    pub(crate) unsafe fn extend_to(&mut self, len: usize) {
+        self.len = len;
     }
 
     /// Whether the memory is an arena's.

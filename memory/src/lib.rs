@@ -24,6 +24,8 @@
 //! Address space is reserved once and pages are committed when they are first touched. Requests up to
 //! 2 KiB take a slot of a slab (64 slots of one power of two), larger ones a span of 4 KiB pages from a
 //! buddy allocator, of which the unused tail goes straight back. Blocks are aligned to 64 bytes, spans to 4096.
+//! A span for bytes that are only announced is reserved as a whole and handed out as they come
+//! ([`Arena::reserve`]); what is not handed out serves other requests before one is refused.
 //! What the arena knows about its blocks lies outside of their mapping, behind a guard page, so writing
 //! past a block cannot corrupt it. The owner alone allocates. Blocks come back from any thread over one
 //! lock-free list, which the owner empties while it allocates. The mapping lives until the arena and
@@ -59,6 +61,7 @@ mod places;
 mod recent;
 mod reclaim;
 mod region;
+mod reservations;
 mod slabs;
 mod sync;
 mod together;

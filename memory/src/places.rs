@@ -1,7 +1,9 @@
 use crate::buddy::Buddy;
 use crate::mapping::PAGE_BYTES;
+use crate::options::ARENA_BYTES_MAX;
 use crate::recent::{Recent, Span};
 use crate::reclaim::{BlockId, BlockPlace};
+use crate::reservations::{Reservation, Reservations};
 use crate::slabs::{Class, Slabs};
 
 /// Decides which part of an arena a request gets. Knows offsets, and no memory.
@@ -9,8 +11,16 @@ pub(crate) struct Places {
     buddy: Buddy,
     recent: Recent,
     slabs: Slabs,
-    /// Length of the span in use that starts at a page.
-    span_pages: Vec<u32>,
+    reservations: Reservations,
+    /// What the span in use is that starts at a page: its length in pages, or [`RESERVED`] and the
+    /// number of its reservation, if only a part of it is handed out.
+    spans: Vec<u32>,
+}
+
+/// What a span in use is.
+enum SpanUse {
+    Whole { pages: u32 },
+    Reserved { number: u32 },
 }
 
 /// A part of the arena that was handed out.
@@ -27,7 +37,8 @@ impl Places {
             buddy: Buddy::new(page_count),
             recent: Recent::default(),
             slabs: Slabs::new(page_count),
-            span_pages: vec![0; page_count as usize],
+            reservations: Reservations::new(),
+            spans: vec![0; page_count as usize],
         }
     }
 
@@ -42,7 +53,94 @@ impl Places {
         self.allocate_span(span_pages_for(len)?)
     }
 
-    /// Takes a place back; says how long it was.
+    /// A place for `len` bytes, of which so many are handed out; the rest is free for
+    /// [`Places::take_back`] until [`Places::grant`] hands it out. As long as what was handed out.
+    ///
+    /// Places that have not grown yet take a part of the arena at most: whoever announces much and
+    /// sends nothing is not to leave holes everywhere.
+    pub(crate) fn reserve(
+        &mut self,
+        len: usize,
+        granted_len: usize,
+        has_grown: bool,
+    ) -> Option<Place> {
+        let pages = span_pages_for(len)?;
+        let ungrown_max = self.spans.len() as u64 / UNGROWN_SHARE;
+        if !has_grown && self.reservations.ungrown_pages() + u64::from(pages) > ungrown_max {
+            return None;
+        }
+        let granted_pages = pages_of(granted_len)?.max(1);
+        let place = self.allocate_span(pages)?;
+        if granted_pages >= pages {
+            return Some(place);
+        }
+        let page = (place.offset_bytes / PAGE_BYTES) as u32;
+        let number = self.reservations.insert(Reservation {
+            span: Span { page, pages },
+            granted_pages,
+            has_grown,
+        });
+        self.spans[page as usize] = RESERVED | number;
+        Some(Place {
+            len_bytes: granted_pages as usize * PAGE_BYTES,
+            ..place
+        })
+    }
+
+    /// Hands out the first `len` bytes of a place that is handed out in part; all of it, if
+    /// `is_last`. Says how many bytes more that are, or nothing if the place is not that long, or
+    /// no longer.
+    pub(crate) fn grant(&mut self, id: BlockId, len: usize, is_last: bool) -> Option<usize> {
+        let page = match id.place() {
+            BlockPlace::Slot { slab, .. } => {
+                return (len <= self.slabs.class(slab).slot_bytes()).then_some(0);
+            }
+            BlockPlace::Span { page } => page,
+        };
+        let wanted_pages = pages_of(len)?;
+        let number = match self.use_of(page) {
+            SpanUse::Whole { pages } => return (wanted_pages <= pages).then_some(0),
+            SpanUse::Reserved { number } => number,
+        };
+        let Reservation {
+            span: Span { pages, .. },
+            granted_pages,
+            ..
+        } = self.reservations.get(number);
+        if wanted_pages > pages {
+            return None;
+        }
+        let wanted_pages = if is_last { pages } else { wanted_pages };
+        if wanted_pages == pages {
+            self.reservations.remove(number);
+            self.spans[page as usize] = pages;
+        } else if wanted_pages > granted_pages {
+            self.reservations.grant(number, wanted_pages);
+        }
+        Some(wanted_pages.saturating_sub(granted_pages) as usize * PAGE_BYTES)
+    }
+
+    /// Frees what is reserved and not handed out of one place. False if there is no such place.
+    pub(crate) fn take_back(&mut self) -> bool {
+        let Some(reservation) = self.reservations.take_oldest() else {
+            return false;
+        };
+        let Reservation {
+            span: Span { page, pages },
+            granted_pages,
+            ..
+        } = reservation;
+        self.spans[page as usize] = granted_pages;
+        self.buddy.free(page + granted_pages, pages - granted_pages);
+        true
+    }
+
+    /// Bytes that are reserved and not handed out.
+    pub(crate) fn ungranted_bytes(&self) -> usize {
+        self.reservations.ungranted_pages() as usize * PAGE_BYTES
+    }
+
+    /// Takes a place back; says how much of it was handed out.
     #[inline]
     pub(crate) fn free(&mut self, id: BlockId) -> usize {
         match id.place() {
@@ -54,13 +152,36 @@ impl Places {
                 len_bytes
             }
             BlockPlace::Span { page } => {
-                let pages = self.span_pages[page as usize];
+                let (pages, granted_pages) = match self.use_of(page) {
+                    SpanUse::Whole { pages } => (pages, pages),
+                    SpanUse::Reserved { number } => self.end_reservation(page, number),
+                };
                 if let Some(oldest) = self.recent.keep(Span { page, pages }) {
                     self.buddy.free(oldest.page, oldest.pages);
                 }
-                pages as usize * PAGE_BYTES
+                granted_pages as usize * PAGE_BYTES
             }
         }
+    }
+
+    #[inline]
+    fn use_of(&self, page: u32) -> SpanUse {
+        let entry = self.spans[page as usize];
+        match entry & RESERVED {
+            0 => SpanUse::Whole { pages: entry },
+            _ => SpanUse::Reserved {
+                number: entry & !RESERVED,
+            },
+        }
+    }
+
+    /// Makes one span of a reservation. Returns its pages, and how many of them were handed out.
+    #[cold]
+    fn end_reservation(&mut self, page: u32, number: u32) -> (u32, u32) {
+        let reservation = self.reservations.remove(number);
+        let pages = reservation.span.pages;
+        self.spans[page as usize] = pages;
+        (pages, reservation.granted_pages)
     }
 
     /// Merges everything that is kept whole for quick reuse.
@@ -108,7 +229,7 @@ impl Places {
             Some(page) => page,
             None => {
                 let page = self.allocate_pages(pages)?;
-                self.span_pages[page as usize] = pages;
+                self.spans[page as usize] = pages;
                 page
             }
         };
@@ -133,10 +254,23 @@ impl Places {
 /// Pages that a request of `len` bytes gets: up to 1/8 more than it needs, so that lengths which differ a
 /// little can follow each other in the same place, and few pieces are left over.
 fn span_pages_for(len: usize) -> Option<u32> {
-    let pages = u32::try_from(len.div_ceil(PAGE_BYTES)).ok()?;
+    let pages = pages_of(len)?;
     let step = 1 << pages.ilog2().saturating_sub(SPAN_STEPS_LOG2);
     pages.checked_next_multiple_of(step)
 }
+
+/// Pages that hold `len` bytes.
+fn pages_of(len: usize) -> Option<u32> {
+    u32::try_from(len.div_ceil(PAGE_BYTES)).ok()
+}
+
+/// In [`Places::spans`]: the rest is the number of a reservation. Lengths are shorter.
+const RESERVED: u32 = 1 << 31;
+
+const _: () = assert!(ARENA_BYTES_MAX / PAGE_BYTES < RESERVED as usize);
+
+/// Part of the arena that reservations may take which have not grown yet.
+const UNGROWN_SHARE: u64 = 8;
 
 /// Lengths of spans between a power of two and the next one: 8.
 const SPAN_STEPS_LOG2: u32 = 3;
@@ -185,5 +319,57 @@ mod tests {
             places.free(id);
         }
         assert_eq!(places.allocate(16 * 4096).unwrap().offset_bytes, 0);
+    }
+
+    #[test]
+    fn what_is_reserved_is_handed_out_in_place() {
+        let mut places = Places::new(16);
+        let place = places.reserve(8 * 4096, 1, true).unwrap();
+        assert_eq!((place.offset_bytes, place.len_bytes), (0, 4096));
+        assert_eq!(places.ungranted_bytes(), 7 * 4096);
+        assert_eq!(places.grant(place.id, 4097, false), Some(4096));
+        assert_eq!(places.grant(place.id, 100, false), Some(0));
+        assert_eq!(places.grant(place.id, 9 * 4096, false), None);
+        assert_eq!(places.grant(place.id, 7 * 4096 + 1, false), Some(6 * 4096));
+        assert_eq!(places.ungranted_bytes(), 0);
+        assert!(!places.take_back());
+        assert_eq!(places.free(place.id), 8 * 4096);
+    }
+
+    #[test]
+    fn what_is_not_handed_out_is_taken_back() {
+        let mut places = Places::new(16);
+        let old = places.reserve(8 * 4096, 4096, true).unwrap();
+        let new = places.reserve(8 * 4096, 2 * 4096, true).unwrap();
+        assert_eq!(places.allocate(4096), None);
+        assert!(places.take_back());
+        let between = places.allocate(6 * 4096).unwrap();
+        assert_eq!(between.offset_bytes, 4096);
+        assert_eq!(places.grant(old.id, 2 * 4096, false), None, "it is gone");
+        assert_eq!(places.grant(new.id, 8 * 4096, true), Some(6 * 4096));
+        assert!(!places.take_back());
+        let lengths = [old, new, between].map(|place| places.free(place.id));
+        assert_eq!(lengths, [4096, 8 * 4096, 6 * 4096]);
+        assert_eq!(places.allocate(16 * 4096).unwrap().offset_bytes, 0);
+    }
+
+    #[test]
+    fn a_reservation_that_is_given_up_comes_home_as_a_whole() {
+        let mut places = Places::new(16);
+        let place = places.reserve(16 * 4096, 4096, true).unwrap();
+        assert_eq!(places.free(place.id), 4096);
+        assert_eq!(places.ungranted_bytes(), 0);
+        assert!(!places.take_back());
+        assert_eq!(places.allocate(16 * 4096).unwrap().offset_bytes, 0);
+    }
+
+    #[test]
+    fn what_has_not_grown_takes_a_part_of_the_arena() {
+        let mut places = Places::new(128);
+        let first = places.reserve(16 * 4096, 4096, false).unwrap();
+        assert_eq!(places.reserve(2 * 4096, 4096, false), None);
+        assert!(places.reserve(2 * 4096, 4096, true).is_some());
+        assert_eq!(places.grant(first.id, 2 * 4096, false), Some(4096));
+        assert!(places.reserve(16 * 4096, 4096, false).is_some());
     }
 }

@@ -15,6 +15,15 @@ enum Step {
     Allocate {
         len: usize,
     },
+    /// Memory for announced bytes, of which a part is there.
+    Reserve {
+        whole_len: usize,
+        len: usize,
+    },
+    Grow {
+        pick: usize,
+        len: usize,
+    },
     Truncate {
         pick: usize,
         len: usize,
@@ -83,6 +92,8 @@ fn steps() -> impl Strategy<Value = Step> {
     let pick = any::<u16>().prop_map(usize::from);
     prop_oneof![
         6 => lengths().prop_map(|len| Step::Allocate { len }),
+        3 => (lengths(), lengths()).prop_map(|(len, more)| Step::Reserve { whole_len: 1 + len + 8 * more, len: 1 + len }),
+        4 => (pick.clone(), lengths()).prop_map(|(pick, len)| Step::Grow { pick, len }),
         1 => (pick.clone(), lengths()).prop_map(|(pick, len)| Step::Truncate { pick, len }),
         4 => pick.clone().prop_map(|pick| Step::Freeze { pick }),
         2 => pick.clone().prop_map(|pick| Step::Clone { pick }),
@@ -99,6 +110,8 @@ fn steps() -> impl Strategy<Value = Step> {
 struct Model {
     arena: Arena,
     unique: Vec<Unique>,
+    /// With the lengths that they shall have in the end.
+    announced: Vec<(Unique, usize)>,
     shared: Vec<Shared>,
     next_seed: u8,
     refused: u64,
@@ -108,6 +121,8 @@ impl Model {
     fn apply(&mut self, step: Step, others: &[Sender<Shared>]) {
         match step {
             Step::Allocate { len } => self.allocate(len),
+            Step::Reserve { whole_len, len } => self.reserve(whole_len, len),
+            Step::Grow { pick, len } => self.grow(pick, len),
             Step::Truncate { pick, len } => {
                 if let Some(index) = index(pick, &self.unique) {
                     self.unique[index].buffer.truncate(len);
@@ -158,16 +173,63 @@ impl Model {
             return;
         };
         assert_eq!(buffer.len(), len);
-        let seed = self.next_seed;
-        self.next_seed = self.next_seed.wrapping_add(37);
-        for (index, byte) in buffer.iter_mut().enumerate() {
-            *byte = pattern(seed, index);
-        }
+        let seed = self.fill(&mut buffer);
         self.unique.push(Known {
             buffer,
             seed,
             first: 0,
         });
+    }
+
+    fn fill(&mut self, buffer: &mut BufferMut) -> u8 {
+        let seed = self.next_seed;
+        self.next_seed = self.next_seed.wrapping_add(37);
+        for (index, byte) in buffer.iter_mut().enumerate() {
+            *byte = pattern(seed, index);
+        }
+        seed
+    }
+
+    fn reserve(&mut self, whole_len: usize, len: usize) {
+        let before = self.arena.statistics().failed_allocations;
+        let Some(mut buffer) = self.arena.reserve(whole_len, len) else {
+            self.refused += self.arena.statistics().failed_allocations - before;
+            return;
+        };
+        assert_eq!(buffer.len(), len);
+        let seed = self.fill(&mut buffer);
+        let known = Known {
+            buffer,
+            seed,
+            first: 0,
+        };
+        self.announced.push((known, whole_len));
+    }
+
+    /// Lengthens announced memory, which is memory like any other when it is whole.
+    fn grow(&mut self, pick: usize, len: usize) {
+        let Some(index) = index(pick, &self.announced) else {
+            return;
+        };
+        let (known, whole_len) = self.announced.swap_remove(index);
+        known.check();
+        let filled = known.buffer.len();
+        let len = (filled + len).min(whole_len);
+        let Ok(mut buffer) = self.arena.grow(known.buffer, len, whole_len) else {
+            self.refused += 1;
+            return;
+        };
+        assert!((len..=whole_len).contains(&buffer.len()));
+        for (index, byte) in buffer.iter_mut().enumerate().skip(filled) {
+            *byte = pattern(known.seed, index);
+        }
+        let known = Known { buffer, ..known };
+        known.check();
+        if known.buffer.len() == whole_len {
+            self.unique.push(known);
+        } else {
+            self.announced.push((known, whole_len));
+        }
     }
 
     fn derive(&mut self, pick: usize, first: usize, len: usize) {
@@ -244,6 +306,7 @@ fn run(capacity_bytes: usize, drop_arena_first: bool, steps: Vec<Step>) {
     let mut model = Model {
         arena,
         unique: Vec::new(),
+        announced: Vec::new(),
         shared: Vec::new(),
         next_seed: 1,
         refused: 0,
@@ -259,8 +322,10 @@ fn run(capacity_bytes: usize, drop_arena_first: bool, steps: Vec<Step>) {
             model.apply(step, &others);
         }
         assert_eq!(model.arena.statistics().failed_allocations, model.refused);
+        model.announced.iter().for_each(|(known, _)| known.check());
         // Maybe while the other threads still hold and drop buffers.
         let arena = (!drop_arena_first).then_some(model.arena);
+        drop(model.announced);
         (arena, model.unique, model.shared)
     });
     unique.iter().for_each(Known::check);
@@ -270,6 +335,7 @@ fn run(capacity_bytes: usize, drop_arena_first: bool, steps: Vec<Step>) {
         arena.reclaim();
         let statistics = arena.statistics();
         assert_eq!((statistics.blocks, statistics.in_use_bytes), (0, 0));
+        assert_eq!(statistics.reserved_bytes, 0);
         arena.trim();
         let whole = arena.allocate(capacity_bytes);
         assert!(whole.is_ok(), "everything grew together again");

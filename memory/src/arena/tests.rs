@@ -72,6 +72,95 @@ fn one_block_may_take_most_of_an_arena_in_use() {
 }
 
 #[test]
+fn announced_memory_is_filled_in_place() {
+    let mut arena = arena(8 << 20);
+    let mut memory = arena.reserve(1 << 20, 10_000).unwrap();
+    memory.fill(1);
+    assert_eq!(arena.statistics().in_use_bytes, 3 * 4096);
+    assert_eq!(arena.statistics().reserved_bytes, (1 << 20) - 3 * 4096);
+    let start = memory.as_ptr();
+    for len in [20_000, 500_000, 1 << 20] {
+        let filled = memory.len();
+        memory = arena.grow(memory, len, 1 << 20).unwrap();
+        assert_eq!((memory.len(), memory.as_ptr()), (len, start));
+        assert!(sample(&memory[..filled]).all(|byte| byte == 1));
+        memory.fill(1);
+    }
+    let statistics = arena.statistics();
+    assert_eq!(
+        (statistics.in_use_bytes, statistics.reserved_bytes),
+        (1 << 20, 0)
+    );
+    drop(memory);
+    arena.reclaim();
+    assert_eq!(arena.statistics().in_use_bytes, 0);
+}
+
+#[test]
+fn announcements_keep_nothing_from_others() {
+    let mut arena = arena(2 << 20);
+    let announced: Vec<BufferMut> = std::iter::from_fn(|| arena.reserve(64 << 10, 4096)).collect();
+    assert_eq!(announced.len(), 4, "no more than an eighth");
+    let rest = arena.allocate(1792 << 10).unwrap();
+    assert!(arena.allocate(1000).is_ok());
+    let large = arena.allocate(48 << 10).unwrap();
+    assert_eq!(arena.statistics().reserved_bytes, 3 * (60 << 10));
+    drop(rest);
+    drop(large);
+    assert!(announced.iter().all(|memory| memory.len() == 4096));
+    drop(announced);
+    assert!(arena.allocate(2 << 20).is_ok());
+}
+
+#[test]
+fn what_lost_its_reservation_grows_elsewhere() {
+    let mut arena = arena(1 << 20);
+    let memory = arena.allocate(4096).unwrap();
+    let mut memory = arena.grow(memory, 8192, 600 << 10).unwrap();
+    memory.fill(7);
+    let other = arena.allocate(600 << 10).unwrap();
+    let mut memory = arena.grow(memory, 20_000, 600 << 10).unwrap();
+    assert_eq!(memory.len(), 20_000, "there is place for no reservation");
+    assert!(sample(&memory[..8192]).all(|byte| byte == 7));
+    memory.fill(8);
+    drop(other);
+    let memory = arena.grow(memory, 50_000, 600 << 10).unwrap();
+    assert!(sample(&memory[..20_000]).all(|byte| byte == 8));
+    assert!(arena.statistics().reserved_bytes > 500 << 10);
+    let start = memory.as_ptr();
+    let memory = arena.grow(memory, 600 << 10, 600 << 10).unwrap();
+    assert_eq!((memory.as_ptr(), memory.len()), (start, 600 << 10));
+}
+
+#[test]
+fn memory_that_finds_no_place_to_grow_is_dropped() {
+    let mut arena = arena(256 << 10);
+    let memory = arena.allocate(4096).unwrap();
+    let other = arena.allocate(128 << 10).unwrap();
+    assert!(arena.grow(memory, 150 << 10, 200 << 10).is_err());
+    drop(other);
+    arena.reclaim();
+    assert_eq!(arena.statistics().blocks, 0);
+    let heap = arena.grow(BufferMut::from(vec![1; 10]), 100, 100).unwrap();
+    assert_eq!(heap[..10], [1; 10]);
+}
+
+#[test]
+fn some_memory_is_kept_for_small_requests() {
+    let mut arena = arena(1 << 20);
+    arena.keep_for_small(256 << 10);
+    assert!(arena.allocate(900 << 10).is_err());
+    let large = arena.allocate(700 << 10).unwrap();
+    assert!(arena.allocate(100 << 10).is_err());
+    assert!(arena.reserve(200 << 10, 80 << 10).is_none());
+    let announced = arena.reserve(100 << 10, 4096).unwrap();
+    assert!(arena.grow(announced, 100 << 10, 100 << 10).is_err());
+    let small: Vec<BufferMut> = (0..4).map(|_| arena.allocate(64 << 10).unwrap()).collect();
+    drop((large, small));
+    assert!(arena.allocate(700 << 10).is_ok());
+}
+
+#[test]
 fn statistics_count_blocks_and_bytes() {
     let mut arena = arena(1 << 20);
     let (first, second) = (arena.allocate(100).unwrap(), arena.allocate(5000).unwrap());
@@ -80,6 +169,7 @@ fn statistics_count_blocks_and_bytes() {
         in_use_bytes: 128 + 8192,
         peak_bytes: 128 + 8192,
         idle_bytes: 0,
+        reserved_bytes: 0,
         blocks: 2,
         failed_allocations: 0,
     };
