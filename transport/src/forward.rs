@@ -45,6 +45,11 @@ macro_rules! forward_transport {
     (@submit $inner:ident) => {
         $crate::forward_method!($inner submit(&mut self));
     };
+    (@reading $inner:ident) => {
+        fn reading(&mut self, link: $crate::LinkId) -> Option<$crate::Reading> {
+            self.$inner.reading(link)
+        }
+    };
     (@frames_in_flight $inner:ident) => {
         $crate::forward_method!($inner frames_in_flight(&self) -> usize);
     };

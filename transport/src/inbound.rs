@@ -1,6 +1,6 @@
 use grpcxx_memory::Buffer;
 
-use crate::{HEAD_BYTES_MAX, Landing, LinkHandler, LinkId, Next, Outcome};
+use crate::{HEAD_BYTES_MAX, Landing, LinkHandler, LinkId, Next, Outcome, Reading};
 
 /// The receiving half of a byte-stream link: turns bytes read into events, as the handler's orders say.
 ///
@@ -18,6 +18,7 @@ pub struct Inbound {
     held_from: usize,
     /// Landings that were taken are not back, so none may come back that is later.
     is_behind: bool,
+    taken_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -57,6 +58,7 @@ impl Inbound {
             held: Vec::with_capacity(HEAD_BYTES_MAX),
             held_from: 0,
             is_behind: false,
+            taken_bytes: 0,
         }
     }
 
@@ -71,6 +73,23 @@ impl Inbound {
             }
             State::Head { .. } | State::Land(_) | State::Discard { .. } => ReadTarget::Staging,
             State::Paused | State::Lost => ReadTarget::Paused,
+        }
+    }
+
+    /// How far reading has come.
+    pub fn reading(&self) -> Reading {
+        Reading {
+            taken_bytes: self.taken_bytes,
+            is_begun: match self.state {
+                State::Head { .. } => self.held_bytes() > 0,
+                State::Land(_) | State::Discard { .. } => true,
+                State::Paused | State::Lost => false,
+            },
+            asks: match self.state {
+                State::Head { .. } | State::Discard { .. } => true,
+                State::Land(_) => !self.is_stuck(),
+                State::Paused | State::Lost => false,
+            },
         }
     }
 
@@ -152,6 +171,7 @@ impl Inbound {
         mut bytes: &[u8],
         handler: &mut dyn LinkHandler<A>,
     ) -> usize {
+        self.taken_bytes += bytes.len() as u64;
         let mut events = 0;
         while self.held_bytes() > 0
             && !matches!(self.state, State::Paused | State::Lost)
@@ -191,6 +211,7 @@ impl Inbound {
             panic!("a direct read of {bytes} bytes, but no landing waits");
         };
         landing.advance(bytes);
+        self.taken_bytes += bytes as u64;
         self.offer(link, &[], handler)
     }
 
@@ -205,12 +226,14 @@ impl Inbound {
         memory: Buffer,
         handler: &mut dyn LinkHandler<A>,
     ) -> Result<usize, Buffer> {
+        let bytes = memory.len() as u64;
         match &mut self.state {
             State::Land(landing) => landing.replace(memory)?,
             State::Head { .. } | State::Discard { .. } | State::Paused | State::Lost => {
                 return Err(memory);
             }
         }
+        self.taken_bytes += bytes;
         Ok(self.offer(link, &[], handler))
     }
 

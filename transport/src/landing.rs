@@ -7,6 +7,8 @@ pub struct Landing {
     filled_bytes: usize,
     /// Where it is full, as far as the link is concerned.
     end_bytes: usize,
+    /// Where it is complete; `buffer` may be a first part of that.
+    whole_bytes: usize,
     is_replaceable: bool,
     replacement: Option<Buffer>,
     then_head_bytes: Option<u16>,
@@ -18,6 +20,7 @@ impl Landing {
         Self {
             filled_bytes: 0,
             end_bytes: buffer.len(),
+            whole_bytes: buffer.len(),
             buffer,
             is_replaceable: false,
             replacement: None,
@@ -32,6 +35,41 @@ impl Landing {
             is_replaceable: true,
             ..Self::new(buffer)
         }
+    }
+
+    /// The same for the first part of so many bytes that are announced: when it is full it is not
+    /// complete, and comes back for more memory ([`Landing::grow`]).
+    ///
+    /// # Panics
+    /// If there is more memory than that.
+    #[must_use]
+    pub fn announced(self, whole_bytes: usize) -> Self {
+        assert!(self.buffer.len() <= whole_bytes);
+        Self {
+            whole_bytes,
+            ..self
+        }
+    }
+
+    /// Exchanges the memory for longer memory with the same bytes at its start. `longer` is told
+    /// how many bytes are wanted in the end.
+    ///
+    /// # Errors
+    /// There is no longer memory, and that of the landing is gone.
+    ///
+    /// # Panics
+    /// If it is shorter than before, or longer than what is wanted.
+    pub fn grow<E>(
+        self,
+        longer: impl FnOnce(BufferMut, usize) -> Result<BufferMut, E>,
+    ) -> Result<Self, E> {
+        let buffer = longer(self.buffer, self.whole_bytes)?;
+        assert!((self.filled_bytes..=self.whole_bytes).contains(&buffer.len()));
+        Ok(Self {
+            end_bytes: buffer.len(),
+            buffer,
+            ..self
+        })
     }
 
     /// Lets the link show what follows the landing, at least so many bytes of it, before the landing is back: a link
@@ -50,9 +88,11 @@ impl Landing {
         }
     }
 
-    /// What may be shown before the landing is back, if anything.
+    /// What may be shown before the landing is back, if anything. Nothing as long as it lacks
+    /// memory.
     pub fn then_head_bytes(&self) -> Option<usize> {
-        self.then_head_bytes.map(usize::from)
+        let at_least_bytes = self.then_head_bytes?;
+        (self.granted_bytes() == self.whole_bytes).then_some(usize::from(at_least_bytes))
     }
 
     /// The same, full once so many more bytes are there, and nothing of what follows is shown before it is back: the rest
@@ -67,7 +107,7 @@ impl Landing {
     /// The same, of which all is wanted again after a [`Landing::part`].
     #[must_use]
     pub fn whole(mut self) -> Self {
-        self.end_bytes = self.buffer.len();
+        self.end_bytes = self.granted_bytes();
         self
     }
 
@@ -77,10 +117,11 @@ impl Landing {
     /// The memory comes back: the landing is not replaceable, has bytes already, or is not as long.
     pub fn replace(&mut self, memory: Buffer) -> Result<(), Buffer> {
         let fits = self.is_replaceable() && self.filled_bytes == 0;
-        if !fits || memory.len() != self.buffer.len() {
+        if !fits || memory.len() != self.whole_bytes {
             return Err(memory);
         }
         self.filled_bytes = memory.len();
+        self.end_bytes = memory.len();
         self.replacement = Some(memory);
         Ok(())
     }
@@ -88,6 +129,21 @@ impl Landing {
     /// Whether memory that has all the bytes may fill it: [`Landing::replace`].
     pub fn is_replaceable(&self) -> bool {
         self.is_replaceable && self.end_bytes == self.buffer.len()
+    }
+
+    /// The same, which no memory of the link may replace any more.
+    #[must_use]
+    pub fn fixed(self) -> Self {
+        Self {
+            is_replaceable: false,
+            ..self
+        }
+    }
+
+    /// Bytes that the memory which replaced it has beyond what it had memory for itself.
+    pub fn replaced_beyond_bytes(&self) -> usize {
+        let replacement = self.replacement.as_ref();
+        replacement.map_or(0, |memory| memory.len() - self.buffer.len())
     }
 
     /// Bytes that are there.
@@ -100,14 +156,25 @@ impl Landing {
         self.end_bytes - self.filled_bytes
     }
 
-    /// Whether all bytes are there.
+    /// Whether all bytes are there that the link is to fill it with.
     pub fn is_full(&self) -> bool {
         self.remaining_bytes() == 0
     }
 
-    /// The part that is not filled yet.
+    /// Whether all bytes are there that are wanted in the end.
+    pub fn is_complete(&self) -> bool {
+        self.filled_bytes == self.whole_bytes
+    }
+
+    /// Bytes that are not there of those that are wanted in the end.
+    pub fn missing_bytes(&self) -> usize {
+        self.whole_bytes - self.filled_bytes
+    }
+
+    /// The part that is not filled yet. What was replaced has none.
     pub fn unfilled(&mut self) -> &mut [u8] {
-        &mut self.buffer[self.filled_bytes..self.end_bytes]
+        let end = self.end_bytes.min(self.buffer.len());
+        &mut self.buffer[self.filled_bytes.min(end)..end]
     }
 
     /// Notes that `bytes` more bytes of [`Landing::unfilled`] hold data.
@@ -129,6 +196,14 @@ impl Landing {
         self.unfilled()[..count].copy_from_slice(&bytes[..count]);
         self.advance(count);
         count
+    }
+
+    /// Bytes that there is memory for.
+    fn granted_bytes(&self) -> usize {
+        match &self.replacement {
+            Some(memory) => memory.len(),
+            None => self.buffer.len(),
+        }
     }
 
     /// The memory, filled or not.
@@ -231,6 +306,43 @@ mod tests {
         assert_eq!(landing.unfilled().len(), 2);
         assert_eq!(landing.fill_from(b"de"), 2);
         assert_eq!(&landing.into_shared()[..], b"abcde");
+    }
+
+    #[test]
+    fn a_landing_grows_until_it_is_complete() {
+        let mut landing = Landing::new(BufferMut::zeroed(2)).announced(5).then_head(8);
+        assert_eq!(landing.then_head_bytes(), None);
+        assert_eq!(landing.fill_from(b"abcde"), 2);
+        assert!(landing.is_full() && !landing.is_complete());
+        assert_eq!(landing.missing_bytes(), 3);
+        let refused = Landing::new(BufferMut::zeroed(1)).announced(2);
+        assert_eq!(refused.grow(|_, whole| Err(whole)).unwrap_err(), 2);
+        let longer = |memory: BufferMut, whole_bytes| {
+            let mut longer = BufferMut::zeroed(whole_bytes);
+            longer[..memory.len()].copy_from_slice(&memory);
+            Ok::<_, ()>(longer)
+        };
+        let mut landing = landing.grow(longer).unwrap();
+        assert_eq!(landing.then_head_bytes(), Some(8));
+        assert_eq!(landing.fill_from(b"cde"), 3);
+        assert!(landing.is_complete());
+        assert_eq!(&landing.into_shared()[..], b"abcde");
+    }
+
+    #[test]
+    fn what_replaces_a_landing_that_grows_has_all_of_its_bytes() {
+        let mut landing = Landing::replaceable(BufferMut::zeroed(2)).announced(5);
+        assert!(landing.replace(Buffer::from(&b"12"[..])).is_err());
+        let fixed = Landing::replaceable(BufferMut::zeroed(5)).fixed();
+        assert!(!fixed.is_replaceable());
+        assert_eq!(landing.replace(Buffer::from(&b"12345"[..])), Ok(()));
+        assert!(landing.is_full() && landing.is_complete());
+        assert_eq!(landing.replaced_beyond_bytes(), 3);
+        assert!(landing.unfilled().is_empty());
+        assert_eq!(landing.fill_from(b"6"), 0);
+        let landing = landing.whole();
+        assert!(landing.is_full());
+        assert_eq!(&landing.into_shared()[..], b"12345");
     }
 
     #[test]

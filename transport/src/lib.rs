@@ -38,6 +38,6 @@ pub use slots::{OccupiedSlot, SlotId, SlotKey, SlotTable, VacantSlot};
 pub use time::Time;
 pub use trace::{TRACE_LINES_MAX, Trace};
 pub use transport::{
-    CloseReason, HEAD_BYTES_MAX, LinkHandler, LinkLimits, Migration, Outcome, Park, Refusal,
-    Refused, Transport, TransportError,
+    CloseReason, HEAD_BYTES_MAX, LinkHandler, LinkLimits, Migration, Outcome, Park, Reading,
+    Refusal, Refused, Transport, TransportError,
 };

@@ -72,6 +72,9 @@ pub trait Transport {
     /// Frames accepted and not yet reported as sent, over all links.
     fn frames_in_flight(&self) -> usize;
 
+    /// How far a link has come with reading. `None` if it reads nothing: it is not open, or closing.
+    fn reading(&mut self, link: LinkId) -> Option<Reading>;
+
     /// What the peer of an adopted link needs to let it migrate; `None` where this transport has no other
     /// medium.
     fn offer(&mut self, link: LinkId) -> Option<Vec<u8>>;
@@ -79,6 +82,18 @@ pub trait Transport {
     /// Lets a dialled link migrate to a medium of its peer's [`Transport::offer`]. The link's stream goes on
     /// in any case: where the offer cannot be taken, on the medium that it has.
     fn upgrade(&mut self, link: LinkId, offer: &[u8]);
+}
+
+/// How far a link has come with reading, for whoever wants to know whether its peer goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Bytes that have come on this medium, used or not. Fewer than before means another medium.
+    pub taken_bytes: u64,
+    /// Whether something has begun that the next bytes go on with: a head, payload, or what is dropped.
+    pub is_begun: bool,
+    /// Whether the link waits for bytes of its peer: it is not paused, and does not fetch them
+    /// itself.
+    pub asks: bool,
 }
 
 /// A transport whose thread can sleep until something happens.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use grpcxx_memory::{Arena, DeviceMemory};
 use grpcxx_transport::{
-    CloseReason, Frame, LinkId, Next, Refusal, Refused, SlotTable, Time, TransportError,
+    CloseReason, Frame, LinkId, Next, Reading, Refusal, Refused, SlotTable, Time, TransportError,
 };
 
 use crate::adapter::{Adapter, Completion, Queue};
@@ -241,6 +241,20 @@ impl<A: Adapter> RdmaLinks<A> {
         link.resumed = true;
         self.queue(id.slot);
         Ok(())
+    }
+
+    /// As [`Transport::reading`](grpcxx_transport::Transport::reading). A link that reads memory of
+    /// its peer asks for nothing.
+    pub fn reading(&mut self, id: LinkId) -> Option<Reading> {
+        let link = self.links.find(id).filter(|link| link.is_open())?;
+        let Some(inbound) = &link.inbound else {
+            return Some(Reading::default());
+        };
+        let reading = inbound.reading();
+        Some(Reading {
+            asks: reading.asks && !link.is_reading(),
+            ..reading
+        })
     }
 
     /// As [`Transport::close`](grpcxx_transport::Transport::close).

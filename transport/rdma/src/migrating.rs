@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use grpcxx_memory::Arena;
 use grpcxx_transport::{
-    CloseReason, Frame, LinkHandler, LinkId, LinkRegistry, Medium, MediumKind, Next, Refusal,
-    Refused, Time, TransportError,
+    CloseReason, Frame, LinkHandler, LinkId, LinkRegistry, Medium, MediumKind, Next, Reading,
+    Refusal, Refused, Time, TransportError,
 };
 
 use self::handshake::{Handshake, Resting};
@@ -175,6 +175,10 @@ impl<A: Adapter> Medium for RdmaMedium<A> {
 
     fn resume(&mut self, &mut link: &mut LinkId, next: Next) -> Result<(), Refused<Next>> {
         self.links.resume(link, next)
+    }
+
+    fn reading(&mut self, &mut link: &mut LinkId) -> Option<Reading> {
+        self.links.reading(link)
     }
 
     fn close(&mut self, &mut link: &mut LinkId, flush: bool) {

@@ -135,7 +135,7 @@ impl<A: Adapter, T: Transport> Transport for RdmaTransport<A, T> {
     type Accepted = T::Accepted;
 
     forward_transport!(side: listen unlisten);
-    forward_transport!(links: send resume close submit frames_in_flight);
+    forward_transport!(links: send resume close submit reading frames_in_flight);
     links_stay!();
 
     fn end_stream(&mut self, link: LinkId) {

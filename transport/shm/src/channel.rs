@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use grpcxx_memory::{Buffer, BufferMut, Leases};
 use grpcxx_transport::{
-    CloseReason, Frame, Inbound, LinkHandler, LinkId, Next, Outcome, Time, TransportError,
+    CloseReason, Frame, Inbound, LinkHandler, LinkId, Next, Outcome, Reading, Time, TransportError,
 };
 use rustix::io::Errno;
 
@@ -231,6 +231,11 @@ impl Channel {
         inbound.resume(next)?;
         self.resumed = true;
         Ok(())
+    }
+
+    /// How far reading has come, once bytes are taken in.
+    pub(crate) fn reading(&self) -> Option<Reading> {
+        self.inbound.as_ref().map(Inbound::reading)
     }
 
     /// Whether the peer's stream is over and read to its end.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use grpcxx_transport::{
-    CloseReason, LinkHandler, LinkId, Next, Refusal, Refused, Time, TransportError,
+    CloseReason, LinkHandler, LinkId, Next, Reading, Refusal, Refused, Time, TransportError,
 };
 
 use crate::ShmCounters;
@@ -106,6 +106,12 @@ impl Link {
             _ => (next, Refusal::NotOpen),
         };
         Err(Refused { value, refusal })
+    }
+
+    /// How far reading has come, if the link reads.
+    pub(crate) fn reading(&self) -> Option<Reading> {
+        let channel = (self.channel.as_ref()).filter(|_| matches!(self.phase, Phase::Open))?;
+        channel.reading()
     }
 
     /// Closes the link, unless that has happened before.

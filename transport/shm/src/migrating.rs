@@ -14,8 +14,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use grpcxx_transport::{
-    CloseReason, Frame, LinkHandler, LinkId, LinkRegistry, Medium, MediumKind, Next, Refusal,
-    Refused, Time, TransportError,
+    CloseReason, Frame, LinkHandler, LinkId, LinkRegistry, Medium, MediumKind, Next, Reading,
+    Refusal, Refused, Time, TransportError,
 };
 
 use self::handshake::Handshake;
@@ -169,6 +169,10 @@ impl Medium for ShmMedium {
 
     fn resume(&mut self, link: &mut Link, next: Next) -> Result<(), Refused<Next>> {
         link.resume(next)
+    }
+
+    fn reading(&mut self, link: &mut Link) -> Option<Reading> {
+        link.reading()
     }
 
     fn close(&mut self, link: &mut Link, flush: bool) {

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use grpcxx_transport::{
-    CloseReason, Frame, Inbound, LinkHandler, LinkId, ListenerId, Next, Refusal, Refused,
+    CloseReason, Frame, Inbound, LinkHandler, LinkId, ListenerId, Next, Reading, Refusal, Refused,
     SlotTable, Time, Transport, TransportError, links_stay,
 };
 use rustix::io::Errno;
@@ -257,6 +257,10 @@ impl Transport for ShmTransport {
 
     fn frames_in_flight(&self) -> usize {
         self.driver.frames_in_flight
+    }
+
+    fn reading(&mut self, link: LinkId) -> Option<Reading> {
+        self.links.find(link)?.reading()
     }
 }
 

@@ -468,3 +468,27 @@ fn a_handler_cannot_turn_in_circles() {
     };
     Inbound::new(order()).offer(LINK, b"abc", &mut Lazy(order));
 }
+
+#[test]
+fn reading_tells_what_has_come_and_what_is_begun() {
+    let orders = [
+        Order::Head { ask: 4, take: 4 },
+        Order::Land(3),
+        Order::Pause,
+    ];
+    let (mut scripted, next) = Scripted::new(&orders);
+    let mut inbound = Inbound::new(next);
+    let mut reading = |inbound: &mut Inbound, bytes: &[u8]| {
+        inbound.offer(LINK, bytes, &mut scripted);
+        let Reading {
+            taken_bytes,
+            is_begun,
+            asks,
+        } = inbound.reading();
+        (taken_bytes, is_begun, asks)
+    };
+    assert_eq!(reading(&mut inbound, b""), (0, false, true));
+    assert_eq!(reading(&mut inbound, b"hea"), (3, true, true));
+    assert_eq!(reading(&mut inbound, b"dla"), (6, true, true));
+    assert_eq!(reading(&mut inbound, b"n"), (7, false, false));
+}

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use super::LinkRegistry;
-use crate::{CloseReason, Frame, LinkHandler, LinkId, Next, Refusal, Time};
+use crate::{CloseReason, Frame, LinkHandler, LinkId, Next, Reading, Refusal, Time};
 
 /// What carries a link that has migrated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +113,9 @@ pub trait Medium: Sized {
     /// # Errors
     /// The order comes back: the link is not open, or not paused.
     fn resume(&mut self, link: &mut Self::Link, next: Next) -> Result<(), crate::Refused<Next>>;
+
+    /// How far a link has come with reading. `None` if it reads nothing.
+    fn reading(&mut self, link: &mut Self::Link) -> Option<Reading>;
 
     /// Closes a link; with `flush`, frames already accepted leave first.
     fn close(&mut self, link: &mut Self::Link, flush: bool);

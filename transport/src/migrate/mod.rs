@@ -24,7 +24,7 @@ use std::time::Duration;
 use self::link::{Closing, Question, Stage};
 use self::tap::BaseTap;
 use crate::{
-    CloseReason, Frame, LinkHandler, LinkId, Next, Outcome, Park, Refusal, Refused, Time,
+    CloseReason, Frame, LinkHandler, LinkId, Next, Outcome, Park, Reading, Refusal, Refused, Time,
     Transport, TransportError, forward_transport,
 };
 
@@ -417,6 +417,17 @@ impl<T: Park, M: Medium> Transport for Migrating<T, M> {
         let migrated = self.medium.as_ref().map_or(0, M::frames_in_flight);
         let base = self.base.frames_in_flight() - self.registry.records_in_flight;
         base + self.registry.held_frames + migrated
+    }
+
+    fn reading(&mut self, id: LinkId) -> Option<Reading> {
+        let link = (self.registry.links.find_mut(id)).filter(|link| link.is_open())?;
+        if !link.reads_medium {
+            return self.base.reading(link.base?);
+        }
+        match (&mut link.stage, &mut self.medium) {
+            (Stage::Migrated(migrated), Some(medium)) => medium.reading(migrated),
+            _ => None,
+        }
     }
 
     fn offer(&mut self, id: LinkId) -> Option<Vec<u8>> {

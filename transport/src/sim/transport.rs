@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::network::error;
 use super::{SimAccepted, SimNetwork};
 use crate::{
-    Frame, Inbound, LinkHandler, LinkId, LinkLimits, ListenerId, Next, Park, Refusal, Refused,
-    SlotTable, Time, Transport, TransportError, links_stay,
+    Frame, Inbound, LinkHandler, LinkId, LinkLimits, ListenerId, Next, Park, Reading, Refusal,
+    Refused, SlotTable, Time, Transport, TransportError, links_stay,
 };
 
 /// The links of one shard of a simulated host. Dropping it closes them, as the end of a process does.
@@ -361,6 +361,12 @@ impl Transport for SimTransport {
 
     fn frames_in_flight(&self) -> usize {
         self.frames_in_flight
+    }
+
+    fn reading(&mut self, link: LinkId) -> Option<Reading> {
+        let link = self.links.find(link)?;
+        let inbound = (link.inbound.as_ref()).filter(|_| link.phase == Phase::Open)?;
+        Some(inbound.reading())
     }
 }
 

@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use grpcxx_transport::{
-    CloseReason, Frame, LinkHandler, LinkId, ListenerId, Next, Outcome, ReadTarget, Refusal,
-    Refused, SlotTable, Time, TransportError,
+    CloseReason, Frame, LinkHandler, LinkId, ListenerId, Next, Outcome, ReadTarget, Reading,
+    Refusal, Refused, SlotTable, Time, TransportError,
 };
 use rustix::net::Shutdown;
 
@@ -149,6 +149,18 @@ impl<D> Core<D> {
         link.resumed = true;
         self.queue(id.slot);
         Ok(())
+    }
+
+    pub(crate) fn reading(&mut self, id: LinkId) -> Option<Reading> {
+        let link = self.links.find(id).filter(|link| link.is_open())?;
+        let inbound = link.inbound.as_ref()?;
+        let mut reading = inbound.reading();
+        if inbound.has_landing() {
+            // Few bytes of a payload may have come and not be worth a receive yet.
+            let waiting = rustix::io::ioctl_fionread(&link.socket);
+            reading.taken_bytes += waiting.unwrap_or(0);
+        }
+        Some(reading)
     }
 
     pub(crate) fn end_stream(&mut self, id: LinkId) {

@@ -9,7 +9,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use grpcxx_transport::{
-    Frame, Inbound, LinkHandler, LinkId, ListenerId, Next, Park, Refused, Time, Transport,
+    Frame, Inbound, LinkHandler, LinkId, ListenerId, Next, Park, Reading, Refused, Time, Transport,
     TransportError, links_stay,
 };
 use rustix::event::{Timespec, epoll};
@@ -282,6 +282,10 @@ impl Transport for EpollDriver {
 
     fn frames_in_flight(&self) -> usize {
         self.core.frames_in_flight
+    }
+
+    fn reading(&mut self, link: LinkId) -> Option<Reading> {
+        self.core.reading(link)
     }
 }
 

@@ -5,8 +5,8 @@ use std::task::Waker;
 use std::time::Duration;
 
 use grpcxx_transport::{
-    Frame, LinkHandler, LinkId, ListenerId, Next, Park, Refused, Time, Transport, TransportError,
-    links_stay,
+    Frame, LinkHandler, LinkId, ListenerId, Next, Park, Reading, Refused, Time, Transport,
+    TransportError, links_stay,
 };
 
 use rustix::io::Errno;
@@ -138,6 +138,10 @@ impl Transport for TcpTransport {
 
     fn frames_in_flight(&self) -> usize {
         either!(self, driver => driver.frames_in_flight())
+    }
+
+    fn reading(&mut self, link: LinkId) -> Option<Reading> {
+        either!(mut self, driver => driver.reading(link))
     }
 }
 

@@ -6,7 +6,7 @@ use grpcxx_memory::BufferMut;
 use grpcxx_transport::sim::{SimAccepted, SimOptions, SimTransport};
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Migration, Next, Outcome,
-    Progress, Refusal, Refused, Time, Transport, forward_transport, links_stay,
+    Progress, Reading, Refusal, Refused, Time, Transport, forward_transport, links_stay,
 };
 
 use crate::support::{World, host};
@@ -74,6 +74,10 @@ impl Transport for Saboteur {
     fn frames_in_flight(&self) -> usize {
         let miscount = self.sabotage == Sabotage::MiscountFrames;
         self.inner.frames_in_flight() + self.swallowed + usize::from(miscount)
+    }
+
+    fn reading(&mut self, link: LinkId) -> Option<Reading> {
+        self.inner.reading(link)
     }
 }
 
