@@ -30,12 +30,22 @@ impl Prepared {
 }
 
 impl Landings for Prepared {
-    fn tensor(&mut self, _: u64, _: usize, meta: &TensorMeta) -> Result<BufferMut, Status> {
+    fn tensor(
+        &mut self,
+        _: u64,
+        _: usize,
+        meta: &TensorMeta,
+        _: usize,
+    ) -> Result<BufferMut, Status> {
         self.take(meta.data_bytes as usize)
     }
 
-    fn message(&mut self, len: usize) -> Result<BufferMut, Status> {
+    fn message(&mut self, len: usize, _: usize) -> Result<BufferMut, Status> {
         self.take(len)
+    }
+
+    fn grow(&mut self, _: BufferMut, _: usize) -> Result<BufferMut, Status> {
+        unreachable!("memory was for all bytes")
     }
 
     fn block(&mut self, _: u64, len: usize) -> Option<BufferMut> {

@@ -121,13 +121,23 @@ struct Untouched {
 }
 
 impl Landings for Untouched {
-    fn tensor(&mut self, _: u64, _: usize, meta: &TensorMeta) -> Result<BufferMut, Status> {
+    fn tensor(
+        &mut self,
+        _: u64,
+        _: usize,
+        meta: &TensorMeta,
+        _: usize,
+    ) -> Result<BufferMut, Status> {
         self.handed_out += meta.data_bytes;
         Ok(BufferMut::zeroed(usize::try_from(meta.data_bytes).unwrap()))
     }
 
-    fn message(&mut self, len: usize) -> Result<BufferMut, Status> {
+    fn message(&mut self, len: usize, _: usize) -> Result<BufferMut, Status> {
         Ok(BufferMut::zeroed(len))
+    }
+
+    fn grow(&mut self, _: BufferMut, _: usize) -> Result<BufferMut, Status> {
+        unreachable!("memory was for all bytes")
     }
 }
 

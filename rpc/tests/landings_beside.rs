@@ -127,6 +127,7 @@ proptest! {
         whole_frame_bytes in 2000u64..40_000,
         bits in 0u64..4,
         shares in any::<bool>(),
+        window_bytes in prop_oneof![Just(None), (1usize..3000).prop_map(Some)],
         choices in proptest::collection::vec(any::<u8>(), 1..50),
     ) {
         let optional = [Features::NONE, Features::CHUNKS, Features::HEADS_FIRST];
@@ -163,6 +164,7 @@ proptest! {
         }
         let wire = pair.server.drain();
         pair.client.landings.shares = shares;
+        pair.client.landings.window_bytes = window_bytes;
         let mut taker = Taker {
             client: &mut pair.client,
             wire: &wire,

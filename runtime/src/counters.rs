@@ -63,6 +63,13 @@ counters! {
     links_fallen_back,
     /// Connections closed because the peer broke the protocol.
     violations,
+    /// Connections closed because a frame had begun and did not go on.
+    too_slow,
+    /// Connections from peers closed because nothing was asked on them for long, or because they
+    /// were old.
+    unused_closed,
+    /// Requests for memory that an arena refused, counted while there are connections.
+    memory_refused,
     /// Requests taken from peers.
     requests,
     /// Requests answered with an error.

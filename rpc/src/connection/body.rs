@@ -6,6 +6,7 @@ use super::cursor::Cursor;
 use super::heads_first::HeadsFirst;
 use super::records::Records;
 use super::{ConnectionLimits, Landings, PeerViolation};
+use crate::wire::HEADER_BYTES;
 use crate::{Status, Tensor, Text};
 
 /// The tensors of one response on their way in, in either form.
@@ -55,6 +56,26 @@ impl Body {
         match self {
             Self::Records(records) => records.landings_out(),
             Self::HeadsFirst(body) => body.landings_out(),
+        }
+    }
+
+    /// What the data takes of the arena.
+    pub(super) fn arena_bytes(&self) -> u64 {
+        match self {
+            Self::Records(records) => records.arena_bytes(),
+            Self::HeadsFirst(body) => body.arena_bytes(),
+        }
+    }
+
+    /// Drops what lands, and all that follows. Returns how many bytes behind what lands are to be
+    /// dropped, and what the link has to show then.
+    pub(super) fn give_up(&mut self, status: Status) -> (u64, usize) {
+        match self {
+            Self::Records(records) => {
+                records.give_up(status);
+                (0, records.next_head_bytes())
+            }
+            Self::HeadsFirst(body) => (body.give_up(status), HEADER_BYTES),
         }
     }
 

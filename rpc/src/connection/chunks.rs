@@ -4,7 +4,9 @@ use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_transport::{Landing, Next, Time};
 
 use super::cursor::{Cursor, Filled};
+use super::landings::grown;
 use super::{Landings, PeerViolation};
+use crate::Status;
 use crate::wire::{ChunkHeader, HEADER_BYTES};
 
 /// The frame that arrives in chunks, if one does.
@@ -120,6 +122,20 @@ pub(super) trait TakesChunks {
         cursor: &mut Cursor<'_>,
     ) -> Result<Option<Next>, PeerViolation>;
 
+    /// Drops what landed for want of memory, with its call, and orders so many bytes to be dropped
+    /// that are still to come for it, and those behind them that belong to the call and have no
+    /// head.
+    fn give_up(&mut self, left_bytes: u64, status: Status) -> Next;
+
+    /// Lets a landing that is full and not complete go on with more memory.
+    fn grow(&mut self, landing: Landing, landings: &mut dyn Landings) -> Next {
+        let left_bytes = landing.missing_bytes() as u64;
+        match landing.grow(|memory, whole_len| grown(landings, memory, whole_len)) {
+            Ok(landing) => Next::Land(landing),
+            Err(status) => self.give_up(left_bytes, status),
+        }
+    }
+
     /// Takes memory that is filled, and reads on.
     fn land_and_read(
         &mut self,
@@ -151,6 +167,11 @@ impl<I: Default> Chunks<I> {
     /// Whether a frame has begun that is not complete.
     pub(super) fn is_begun(&self) -> bool {
         self.aside.is_some() || self.is_inside()
+    }
+
+    /// What the frame that has begun wants next, if that is not at hand.
+    pub(super) fn aside(&self) -> Option<&I> {
+        self.aside.as_ref()
     }
 
     /// Whether the link is inside a chunk.
@@ -279,19 +300,29 @@ pub(super) fn landed<E: TakesChunks>(
     landings: &mut dyn Landings,
 ) -> Result<Next, PeerViolation> {
     let cursor = &mut Cursor::new(&[]);
-    if let Some(at_least_bytes) = landing.then_head_bytes() {
+    // Memory of the link has all of the bytes, of which a window was ordered.
+    let beyond_bytes = landing.replaced_beyond_bytes() as u64;
+    end.chunks().left_bytes -= beyond_bytes;
+    if beyond_bytes == 0
+        && let Some(at_least_bytes) = landing.then_head_bytes()
+    {
         end.land(landing.into_shared(), cursor)?;
         // What the link does anyway, if it has gone on.
         return Ok(Next::Head { at_least_bytes });
     }
     let landing = landing.whole();
-    if landing.is_full() && landing.filled_bytes() > 0 {
+    if !landing.is_full() {
+        end.chunks().rest = Rest::Landing(landing);
+    } else if !landing.is_complete() {
+        let next = end.grow(landing, landings);
+        if let Some(next) = order(end, next)? {
+            return Ok(next);
+        }
+    } else if landing.filled_bytes() > 0 {
         let next = end.land_and_read(now, landing.into_shared(), cursor, landings)?;
         if let Some(next) = order(end, next)? {
             return Ok(next);
         }
-    } else if !landing.is_full() {
-        end.chunks().rest = Rest::Landing(landing);
     }
     read(end, now, cursor, landings)
 }
@@ -340,6 +371,11 @@ fn order<E: TakesChunks>(end: &mut E, next: Next) -> Result<Option<Next>, PeerVi
         Next::Land(landing) => {
             let part_bytes = landing.remaining_bytes() as u64;
             let part_bytes = part_bytes.min(chunks.left_bytes);
+            let landing = match landing.missing_bytes() as u64 <= chunks.left_bytes {
+                true => landing,
+                // Memory of the link would hold more than the chunk has.
+                false => landing.fixed(),
+            };
             chunks.left_bytes -= part_bytes;
             Ok(Some(Next::Land(if chunks.left_bytes == 0 {
                 landing.part(part_bytes as usize)

@@ -48,6 +48,8 @@ pub struct ClientConnection {
     pub(super) answers: Answers,
     finished: VecDeque<Finished>,
     outstanding: usize,
+    /// Frames that have begun.
+    pub(super) frames: u64,
     closed: bool,
 }
 
@@ -75,6 +77,7 @@ impl ClientConnection {
             answers: Answers::default(),
             finished: VecDeque::new(),
             outstanding: 0,
+            frames: 0,
             closed: false,
         };
         if !announce.is_empty() {
@@ -88,6 +91,11 @@ impl ClientConnection {
         Next::Head {
             at_least_bytes: HEADER_BYTES,
         }
+    }
+
+    /// Frames of the peer that have begun.
+    pub fn frames(&self) -> u64 {
+        self.frames
     }
 
     /// Calls without a result.

@@ -8,7 +8,7 @@ use super::client::{ClientConnection, NO_CALL};
 use super::client_call::{Call, CallId};
 use super::client_inbound::{Inbound, gone};
 use super::cursor::Cursor;
-use super::landings::{checked, message_in_any_case};
+use super::landings::{message_in_any_case, whole};
 use super::outgoing::Outgoing;
 use super::records::tensor_memory;
 use super::{ConnectionLimits, Landings, PeerViolation};
@@ -54,7 +54,7 @@ impl ClientConnection {
             return Ok(None);
         }
         let memory = message_in_any_case(landings, len);
-        self.want(Inbound::Bundle { answers: None }, memory, cursor)
+        self.want(Inbound::Bundle { answers: None }, memory, len, cursor)
     }
 
     /// Takes a frame of answers that has landed.
@@ -170,7 +170,7 @@ impl ClientConnection {
         }
         if let Some(len) = block_bytes(data.len(), left_bytes).filter(|_| may_share)
             && let Some(block) = landings.block(token, len)
-            && let Ok(block) = checked(Ok(block), len as u64)
+            && let Ok(block) = whole(Ok(block), len as u64)
         {
             self.answers.open(block);
             self.answers.push_shared(CallId(id), token, data);
@@ -215,7 +215,8 @@ fn small_data(
     if data.is_empty() {
         return Ok(Buffer::new());
     }
-    let mut memory = tensor_memory(token, 0, meta, limits, landings)?;
+    let memory = tensor_memory(token, 0, meta, data.len(), limits, landings);
+    let mut memory = whole(memory, data.len() as u64)?;
     memory.copy_from_slice(data);
     Ok(memory.freeze())
 }

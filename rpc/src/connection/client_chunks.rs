@@ -6,8 +6,10 @@ use grpcxx_transport::{Next, Time};
 use super::chunks::{Chunks, TakesChunks};
 use super::client::ClientConnection;
 use super::client_inbound::Inbound;
+use super::client_messages::reason_lost;
 use super::cursor::Cursor;
 use super::{Landings, PeerViolation};
+use crate::Status;
 use crate::wire::{Features, HEADER_BYTES, ResponseHeader};
 
 impl TakesChunks for ClientConnection {
@@ -37,6 +39,37 @@ impl TakesChunks for ClientConnection {
         Ok(None)
     }
 
+    #[cold]
+    fn give_up(&mut self, left_bytes: u64, status: Status) -> Next {
+        let (id, behind_bytes, status) = match std::mem::take(&mut self.inbound) {
+            Inbound::Message { id } => (id, 0, status),
+            Inbound::ErrorText { id, status: number } => (id, 0, reason_lost(number, &status)),
+            Inbound::Names { id, behind_bytes } => (id, behind_bytes, status),
+            Inbound::Heads { id, data_bytes } => (id, data_bytes, status),
+            Inbound::Records { id, mut records } => {
+                let (behind_bytes, then_at_least_bytes) = records.give_up(status);
+                if records.is_complete() {
+                    let result = self.response(id, records);
+                    self.complete(id, result);
+                } else {
+                    self.inbound = Inbound::Records { id, records };
+                }
+                return Next::Discard {
+                    bytes: left_bytes.saturating_add(behind_bytes),
+                    then_at_least_bytes,
+                };
+            }
+            Inbound::Header | Inbound::Bundle { .. } => {
+                unreachable!("what shares a frame has all of its memory")
+            }
+        };
+        self.complete(id, Err(status));
+        Next::Discard {
+            bytes: left_bytes.saturating_add(behind_bytes),
+            then_at_least_bytes: HEADER_BYTES,
+        }
+    }
+
     fn read_frames(
         &mut self,
         _now: Time,
@@ -61,6 +94,7 @@ impl TakesChunks for ClientConnection {
                             return Ok(Next::Pause);
                         }
                         self.chunks.open(header.tag)?;
+                        self.frames += 1;
                         self.begin(header, cursor, landings)?
                     }
                     None => Some(self.first_order()),

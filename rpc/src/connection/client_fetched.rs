@@ -27,8 +27,12 @@ impl ClientConnection {
             self.names_landed(id, Buffer::new())?;
             return Ok(None);
         }
-        match checked(landings.message(len), len as u64) {
-            Ok(buffer) => self.want(Inbound::Names { id }, buffer, cursor),
+        let there_bytes = cursor.there(len as u64);
+        match checked(landings.message(len, there_bytes), there_bytes, len as u64) {
+            Ok(buffer) => {
+                let behind_bytes = header.payload_bytes.saturating_sub(len as u64);
+                self.want(Inbound::Names { id, behind_bytes }, buffer, len, cursor)
+            }
             Err(status) => {
                 // Without the names nobody knows the number of records, so the header has to say how much to skip.
                 let payload = self.checked_payload(&header, "named tensors")?;
@@ -39,6 +43,7 @@ impl ClientConnection {
     }
 
     pub(super) fn names_landed(&mut self, id: SlotId, names: Buffer) -> Result<(), PeerViolation> {
+        let beside_bytes = self.beside_bytes();
         let call = self
             .calls
             .find(id)
@@ -47,7 +52,9 @@ impl ClientConnection {
             unreachable!("only graph calls are answered with names");
         };
         let returned = decode_names(&names, self.limits.records)?;
-        let mut records = Records::new(call.token, returned.len(), names.len() as u64).going_on();
+        let mut records = Records::new(call.token, returned.len(), names.len() as u64)
+            .beside(beside_bytes)
+            .going_on();
         match indexes(asked, &returned) {
             Ok(indexes) => records = records.with_indexes(indexes),
             Err(status) => records.fail(status),

@@ -34,8 +34,9 @@ impl ClientConnection {
             self.heads_landed(id, data_bytes, heads)?;
             return Ok(None);
         }
-        match checked(landings.message(len), len as u64) {
-            Ok(buffer) => self.want(Inbound::Heads { id, data_bytes }, buffer, cursor),
+        let there_bytes = cursor.there(len as u64);
+        match checked(landings.message(len, there_bytes), there_bytes, len as u64) {
+            Ok(buffer) => self.want(Inbound::Heads { id, data_bytes }, buffer, len, cursor),
             Err(status) => {
                 self.complete(id, Err(status));
                 Ok(cursor.skip(payload, HEADER_BYTES))
@@ -49,6 +50,7 @@ impl ClientConnection {
         data_bytes: u64,
         heads: &[u8],
     ) -> Result<(), PeerViolation> {
+        let beside_bytes = self.beside_bytes();
         let call = (self.calls.find(id)).expect("a call keeps its slot while its response comes");
         let Expected::Tensors { count } = call.expected else {
             unreachable!("only receives of tensors are answered with heads");
@@ -64,7 +66,7 @@ impl ClientConnection {
         }
         self.inbound = Inbound::Records {
             id,
-            records: Body::HeadsFirst(HeadsFirst::new(call.token, heads, count)),
+            records: Body::HeadsFirst(HeadsFirst::new(call.token, heads, count, beside_bytes)),
         };
         Ok(())
     }

@@ -2,7 +2,7 @@ use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_transport::{Next, Progress, SlotId, Time};
 
 use super::body::Body;
-use super::chunks;
+use super::chunks::{self, TakesChunks};
 use super::client::ClientConnection;
 use super::client_bundle::small_tensor;
 use super::client_call::{Call, Expected};
@@ -29,7 +29,11 @@ pub(super) enum Inbound {
     /// The text of a failed one.
     ErrorText { id: SlotId, status: i32 },
     /// The names of fetched tensors.
-    Names { id: SlotId },
+    Names {
+        id: SlotId,
+        /// What the header says of the length of the tensors behind them.
+        behind_bytes: u64,
+    },
     /// What the tensors of a response are, all of them before their data.
     Heads {
         id: SlotId,
@@ -93,6 +97,9 @@ impl ClientConnection {
         if !landing.is_full() {
             // The link died; that it is gone comes as an event of its own.
             return Ok(Next::Pause);
+        }
+        if !landing.is_complete() && !self.chunks.is_inside() {
+            return Ok(self.grow(landing, landings));
         }
         if let Some(Landing::Records { records, .. }) = self.landing.front_mut() {
             records.landed(landing.into_shared());
@@ -189,9 +196,10 @@ impl ClientConnection {
                     self.complete(id, result);
                     return Ok(None);
                 }
+                let records = Records::new(token, count, 0).beside(self.beside_bytes());
                 self.inbound = Inbound::Records {
                     id,
-                    records: Body::Records(Records::new(token, count, 0).going_on()),
+                    records: Body::Records(records.going_on()),
                 };
                 Ok(None)
             }
@@ -220,15 +228,17 @@ impl ClientConnection {
         Some(small_tensor(token, &meta, data, &self.limits, landings))
     }
 
-    /// Fills memory with what is there, and orders the rest.
+    /// Fills memory for so many bytes, or the first of them, with what is there, and orders the
+    /// rest.
     pub(super) fn want(
         &mut self,
         inbound: Inbound,
         buffer: BufferMut,
+        whole_bytes: usize,
         cursor: &mut Cursor<'_>,
     ) -> Result<Option<Next>, PeerViolation> {
         self.inbound = inbound;
-        match cursor.fill(buffer) {
+        match cursor.fill(buffer, whole_bytes) {
             Filled::Whole(buffer) => {
                 self.land(buffer)?;
                 Ok(None)
@@ -244,7 +254,7 @@ impl ClientConnection {
                 let text = String::from_utf8_lossy(&buffer).into_owned();
                 self.complete(id, Err(status_of(status, text)));
             }
-            Inbound::Names { id } => self.names_landed(id, buffer)?,
+            Inbound::Names { id, .. } => self.names_landed(id, buffer)?,
             Inbound::Heads { id, data_bytes } => self.heads_landed(id, data_bytes, &buffer)?,
             Inbound::Records { id, mut records } => {
                 records.landed(buffer);
@@ -288,7 +298,7 @@ impl ClientConnection {
         Ok(next)
     }
 
-    fn response(&mut self, id: SlotId, records: Body) -> Result<Response, Status> {
+    pub(super) fn response(&mut self, id: SlotId, records: Body) -> Result<Response, Status> {
         let (tensors, indexes) = records.into_result(|index| self.name_of(id, index))?;
         let call = self
             .calls
@@ -312,6 +322,19 @@ impl ClientConnection {
             Expected::Tensors { .. } => self.asked.key(id, index),
             Expected::Announcement | Expected::Message => None,
         }
+    }
+
+    /// What the frame that arrives in chunks takes of the arena, while another is at hand.
+    pub(super) fn beside_bytes(&self) -> u64 {
+        match self.chunks.aside() {
+            Some(Inbound::Records { records, .. }) => records.arena_bytes(),
+            _ => 0,
+        }
+    }
+
+    /// Whether a frame has begun that is not complete.
+    pub fn is_within_frame(&self) -> bool {
+        !matches!(self.inbound, Inbound::Header) || self.chunks.is_begun()
     }
 
     pub(super) fn is_ended(&self, id: SlotId) -> bool {

@@ -34,18 +34,23 @@ impl ClientConnection {
             self.complete(id, Err(status_of(header.status, text)));
             return Ok(None);
         }
-        match checked(landings.message(len as usize), len) {
+        let there_bytes = cursor.there(len);
+        match checked(
+            landings.message(len as usize, there_bytes),
+            there_bytes,
+            len,
+        ) {
             Ok(buffer) => self.want(
                 Inbound::ErrorText {
                     id,
                     status: header.status,
                 },
                 buffer,
+                len as usize,
                 cursor,
             ),
             Err(refused) => {
-                let text = format!("the peer's reason could not be kept: {}", refused.message);
-                self.complete(id, Err(status_of(header.status, text)));
+                self.complete(id, Err(reason_lost(header.status, &refused)));
                 Ok(cursor.skip(len, HEADER_BYTES))
             }
         }
@@ -68,10 +73,15 @@ impl ClientConnection {
         } else if len > self.limits.message_bytes {
             Err(message_too_long(len, &self.limits))
         } else {
-            checked(landings.message(len as usize), len)
+            let there_bytes = cursor.there(len);
+            checked(
+                landings.message(len as usize, there_bytes),
+                there_bytes,
+                len,
+            )
         };
         match memory {
-            Ok(buffer) => self.want(Inbound::Message { id }, buffer, cursor),
+            Ok(buffer) => self.want(Inbound::Message { id }, buffer, len as usize, cursor),
             Err(status) => {
                 self.complete(id, Err(status));
                 Ok(cursor.skip(len, HEADER_BYTES))
@@ -96,6 +106,12 @@ impl ClientConnection {
         }
         self.complete(id, Ok(Response::Message(body)));
     }
+}
+
+/// The failure of a call whose reason there was no memory for.
+pub(super) fn reason_lost(number: i32, refused: &Status) -> Status {
+    let text = format!("the peer's reason could not be kept: {}", refused.message);
+    status_of(number, text)
 }
 
 pub(super) fn status_of(number: i32, text: String) -> Status {

@@ -57,15 +57,22 @@ impl<'a> Cursor<'a> {
         Some(slice)
     }
 
-    /// Moves bytes into memory.
-    pub(super) fn fill(&mut self, buffer: BufferMut) -> Filled {
-        self.fill_landing(Landing::new(buffer))
+    /// How many of the next `len` bytes are there.
+    #[inline]
+    pub(super) fn there(&self, len: u64) -> usize {
+        let there = self.bytes.len() - self.at_byte;
+        usize::try_from(len).map_or(there, |len| len.min(there))
+    }
+
+    /// Moves bytes into memory for so many, or the first of them.
+    pub(super) fn fill(&mut self, buffer: BufferMut, whole_bytes: usize) -> Filled {
+        self.fill_landing(Landing::new(buffer).announced(whole_bytes))
     }
 
     /// Moves bytes into the memory of a landing.
     pub(super) fn fill_landing(&mut self, mut landing: Landing) -> Filled {
         self.at_byte += landing.fill_from(&self.bytes[self.at_byte..]);
-        if landing.is_full() {
+        if landing.is_complete() {
             Filled::Whole(landing.into_shared())
         } else {
             Filled::Partly(landing)

@@ -4,8 +4,8 @@ use smallvec::SmallVec;
 
 use super::cursor::{Cursor, Filled};
 use super::encode::{finish_response, reserve_header};
-use super::landings::checked;
-use super::records::{RESERVED_MAX, landing, tensor_memory};
+use super::landings::whole;
+use super::records::{RESERVED_MAX, beyond_share, landing, tensor_memory};
 use super::{COALESCE_BYTES_MAX, ConnectionLimits, Landings};
 use crate::wire::{DATA_ALIGNMENT_BYTES, HEADER_BYTES, Heads, encode_heads, filled_up};
 use crate::{DTypeClass, Status, Tensor, TensorMeta};
@@ -108,6 +108,11 @@ pub(super) struct HeadsFirst {
     /// Those that have arrived, made in their places: they are many.
     arrived: Vec<Tensor>,
     failure: Option<Status>,
+    /// What the data that is announced takes of the arena, with what other frames of the connection
+    /// take.
+    arena_bytes: u64,
+    /// How much of that other frames take.
+    beside_bytes: u64,
 }
 
 /// A tensor, by its run.
@@ -125,7 +130,8 @@ struct Piece {
 }
 
 impl HeadsFirst {
-    pub(super) fn new(token: u64, heads: Heads, wanted: usize) -> Self {
+    /// `wanted` tensors, beside other frames of the connection that take so much of the arena.
+    pub(super) fn new(token: u64, heads: Heads, wanted: usize, beside_bytes: u64) -> Self {
         Self {
             token,
             heads,
@@ -138,6 +144,8 @@ impl HeadsFirst {
             fill_bytes: 0,
             arrived: Vec::with_capacity(wanted.min(RESERVED_MAX)),
             failure: None,
+            arena_bytes: beside_bytes,
+            beside_bytes,
         }
     }
 
@@ -165,6 +173,19 @@ impl HeadsFirst {
     pub(super) fn landings_out(&self) -> usize {
         let out = self.landing.iter().filter(|piece| piece.memory.is_none());
         out.count()
+    }
+
+    /// What the data takes of the arena.
+    pub(super) fn arena_bytes(&self) -> u64 {
+        self.arena_bytes - self.beside_bytes
+    }
+
+    /// Drops what lands, and all that follows. Returns how long the rest is behind what lands.
+    pub(super) fn give_up(&mut self, status: Status) -> u64 {
+        debug_assert_eq!(self.landings_out(), 1, "nothing is begun behind what grows");
+        self.landing.clear();
+        self.fail(status);
+        std::mem::take(&mut self.fill_bytes) as u64 + self.take_rest()
     }
 
     /// All tensors, once complete.
@@ -225,7 +246,11 @@ impl HeadsFirst {
         let (tensors, len_bytes) = self.next_piece();
         if tensors > 0 && len_bytes > 0 {
             match landings.block(self.token, len_bytes) {
-                Some(memory) => match checked(Ok(memory), len_bytes as u64) {
+                Some(memory) => match self.admit(
+                    whole(Ok(memory), len_bytes as u64),
+                    len_bytes as u64,
+                    limits,
+                ) {
                     Ok(memory) => {
                         for _ in 0..tensors {
                             self.begin();
@@ -240,7 +265,9 @@ impl HeadsFirst {
         }
         let index = self.begun;
         let meta = self.begin().clone();
-        match tensor_memory(self.token, index, &meta, limits, landings) {
+        let there_bytes = cursor.there(meta.data_bytes);
+        let memory = tensor_memory(self.token, index, &meta, there_bytes, limits, landings);
+        match self.admit(memory, meta.data_bytes, limits) {
             Ok(memory) => {
                 self.fill_bytes = (filled_up(meta.data_bytes) - meta.data_bytes) as usize;
                 self.fill(cursor, 1, landing(memory, &meta))
@@ -251,6 +278,23 @@ impl HeadsFirst {
                 cursor.skip(left_bytes, HEADER_BYTES)
             }
         }
+    }
+
+    /// Checks that memory is within what a connection may have.
+    fn admit(
+        &mut self,
+        memory: Result<BufferMut, Status>,
+        announced_bytes: u64,
+        limits: &ConnectionLimits,
+    ) -> Result<BufferMut, Status> {
+        let memory = memory?;
+        if memory.is_arena() {
+            self.arena_bytes = self.arena_bytes.saturating_add(announced_bytes);
+        }
+        if self.arena_bytes <= limits.arena_bytes {
+            return Ok(memory);
+        }
+        Err(beyond_share(self.arena_bytes, limits))
     }
 
     /// Fills memory for tensors that were begun with what is there, and orders the rest.

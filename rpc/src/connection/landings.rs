@@ -4,20 +4,38 @@ use crate::{Code, HeldTensor, Status, Tensor, TensorMeta, Text};
 
 /// Where payload lands: the memory that the owner of a connection has for what arrives.
 pub trait Landings {
-    /// Memory for the data of a tensor, exactly `meta.data_bytes` long, which is never 0.
+    /// Memory for the data of a tensor, of which `there_bytes` have come and `meta.data_bytes`,
+    /// never 0, are announced.
+    ///
+    /// It is at least as long as what has come, and at most as long as what is announced.
+    /// [`Landings::grow`] makes it longer, so that memory follows the bytes.
     ///
     /// At a client `token` is that of the call and `index` the place among the keys or fetches that it asked
     /// for; at a server `token` is the request's [`RequestId`](crate::RequestId) and `index` the place among the feeds.
     ///
     /// # Errors
     /// The call fails with this status; its payload is taken off the link and dropped.
-    fn tensor(&mut self, token: u64, index: usize, meta: &TensorMeta) -> Result<BufferMut, Status>;
+    fn tensor(
+        &mut self,
+        token: u64,
+        index: usize,
+        meta: &TensorMeta,
+        there_bytes: usize,
+    ) -> Result<BufferMut, Status>;
 
-    /// Memory for a message, names or text of exactly `len` bytes, which is never 0.
+    /// Memory for a message, names or text of `len` bytes, which is never 0, of which `there_bytes`
+    /// have come. As long as that of a tensor is.
     ///
     /// # Errors
     /// As above.
-    fn message(&mut self, len: usize) -> Result<BufferMut, Status>;
+    fn message(&mut self, len: usize, there_bytes: usize) -> Result<BufferMut, Status>;
+
+    /// Longer memory for what `whole_len` bytes are announced for, with the same bytes at its
+    /// start. `memory` was given for it before and is full.
+    ///
+    /// # Errors
+    /// As above.
+    fn grow(&mut self, memory: BufferMut, whole_len: usize) -> Result<BufferMut, Status>;
 
     /// Memory of exactly `len` bytes, which is never 0, for several small tensors of a response at once, or of responses
     /// that come together, of which `token` is the first: each begins at a multiple of
@@ -55,14 +73,30 @@ pub enum AtHand<'a> {
     Kept(Tensor),
 }
 
-/// Memory for a message that must not be dropped: the heap's, if there is no other.
+/// Memory for all of a message that must not be dropped: the heap's, if there is no other.
 pub(super) fn message_in_any_case(landings: &mut dyn Landings, len: usize) -> BufferMut {
-    checked(landings.message(len), len as u64).unwrap_or_else(|_| BufferMut::zeroed(len))
+    whole(landings.message(len, len), len as u64).unwrap_or_else(|_| BufferMut::zeroed(len))
 }
 
-/// Checks that memory is as long as it was asked for.
+/// Checks that memory is as long as it was asked for, though it may be shorter than what is
+/// announced.
 #[inline]
 pub(super) fn checked(
+    memory: Result<BufferMut, Status>,
+    there_bytes: usize,
+    announced_bytes: u64,
+) -> Result<BufferMut, Status> {
+    let buffer = memory?;
+    let len = buffer.len() as u64;
+    if len == announced_bytes || (len >= there_bytes.max(1) as u64 && len < announced_bytes) {
+        return Ok(buffer);
+    }
+    Err(unfit(buffer.len(), announced_bytes))
+}
+
+/// Checks that memory is as long as what it is for.
+#[inline]
+pub(super) fn whole(
     memory: Result<BufferMut, Status>,
     wanted_bytes: u64,
 ) -> Result<BufferMut, Status> {
@@ -70,11 +104,27 @@ pub(super) fn checked(
     if buffer.len() as u64 == wanted_bytes {
         return Ok(buffer);
     }
-    Err(Status::new(
+    Err(unfit(buffer.len(), wanted_bytes))
+}
+
+/// Longer memory in place of memory that is full.
+pub(super) fn grown(
+    landings: &mut dyn Landings,
+    memory: BufferMut,
+    whole_len: usize,
+) -> Result<BufferMut, Status> {
+    let before = memory.len();
+    let longer = landings.grow(memory, whole_len)?;
+    if longer.len() > before && longer.len() <= whole_len {
+        return Ok(longer);
+    }
+    Err(unfit(longer.len(), whole_len as u64))
+}
+
+#[cold]
+fn unfit(found_bytes: usize, wanted_bytes: u64) -> Status {
+    Status::new(
         Code::Internal,
-        format!(
-            "the memory for {wanted_bytes} bytes of payload has {} bytes",
-            buffer.len()
-        ),
-    ))
+        format!("the memory for {wanted_bytes} bytes of payload has {found_bytes} bytes"),
+    )
 }

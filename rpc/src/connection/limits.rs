@@ -24,6 +24,9 @@ pub struct ConnectionLimits {
     pub whole_frame_bytes: u64,
     /// Payload of one chunk, in bytes.
     pub chunk_bytes: usize,
+    /// What frames that are not complete may take of the arena of their receiver, in bytes. A frame
+    /// that announces more fails alone.
+    pub arena_bytes: u64,
     /// Frames kept for reuse.
     pub pooled_frames: usize,
     /// Frames that have grown longer than this are not kept, in bytes.
@@ -43,6 +46,7 @@ impl Default for ConnectionLimits {
             error_text_bytes: 64 << 10,
             whole_frame_bytes: 256 << 20,
             chunk_bytes: 16 << 20,
+            arena_bytes: u64::MAX,
             pooled_frames: 256,
             pooled_frame_bytes: 512 << 10,
             pooled_bytes: 4 << 20,

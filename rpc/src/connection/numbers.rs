@@ -230,12 +230,22 @@ mod tests {
     struct Known;
 
     impl Landings for Known {
-        fn tensor(&mut self, _: u64, _: usize, _: &TensorMeta) -> Result<BufferMut, Status> {
+        fn tensor(
+            &mut self,
+            _: u64,
+            _: usize,
+            _: &TensorMeta,
+            _: usize,
+        ) -> Result<BufferMut, Status> {
             Err(Status::new(Code::Internal, "no tensors here"))
         }
 
-        fn message(&mut self, _: usize) -> Result<BufferMut, Status> {
+        fn message(&mut self, _: usize, _: usize) -> Result<BufferMut, Status> {
             Err(Status::new(Code::Internal, "no messages here"))
+        }
+
+        fn grow(&mut self, _: BufferMut, _: usize) -> Result<BufferMut, Status> {
+            Err(Status::new(Code::Internal, "nothing here"))
         }
 
         fn known_key(&mut self, bytes: &[u8]) -> Option<Text> {

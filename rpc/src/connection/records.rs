@@ -23,6 +23,11 @@ pub(super) struct Records {
     arrived: SmallVec<[Tensor; 1]>,
     failure: Option<Failure>,
     frame_bytes: u64,
+    /// What the data that is announced takes of the arena, with what other frames of the connection
+    /// take.
+    arena_bytes: u64,
+    /// How much of that other frames take.
+    beside_bytes: u64,
 }
 
 /// Why a frame has no tensors for whoever waits for them, though it is read to its end.
@@ -49,6 +54,17 @@ impl Records {
             arrived: SmallVec::with_capacity(wanted.min(RESERVED_MAX)),
             failure: None,
             frame_bytes: HEADER_BYTES as u64 + head_bytes,
+            arena_bytes: 0,
+            beside_bytes: 0,
+        }
+    }
+
+    /// The same, beside other frames of the connection that take so much of the arena.
+    pub(super) fn beside(self, arena_bytes: u64) -> Self {
+        Self {
+            arena_bytes,
+            beside_bytes: arena_bytes,
+            ..self
         }
     }
 
@@ -89,6 +105,18 @@ impl Records {
     pub(super) fn landings_out(&self) -> usize {
         let out = self.landing.iter().filter(|(_, data)| data.is_none());
         out.count()
+    }
+
+    /// What the data takes of the arena.
+    pub(super) fn arena_bytes(&self) -> u64 {
+        self.arena_bytes - self.beside_bytes
+    }
+
+    /// Drops what lands, and all that follows.
+    pub(super) fn give_up(&mut self, status: Status) {
+        debug_assert_eq!(self.landing.len(), 1, "nothing is begun behind what grows");
+        self.landing.clear();
+        self.fail(status);
     }
 
     /// All tensors, with their indexes, once complete. `name` tells how the tensor with an index was asked for.
@@ -156,7 +184,7 @@ impl Records {
             self.arrive(meta, Buffer::new());
             return None;
         }
-        match self.memory(&meta, limits, landings) {
+        match self.memory(&meta, cursor, limits, landings) {
             Some(buffer) => match cursor.fill_landing(landing(buffer, &meta)) {
                 Filled::Whole(buffer) => {
                     self.arrive(meta, buffer);
@@ -205,14 +233,42 @@ impl Records {
     fn memory(
         &mut self,
         meta: &TensorMeta,
+        cursor: &Cursor<'_>,
         limits: &ConnectionLimits,
         landings: &mut dyn Landings,
     ) -> Option<BufferMut> {
         if self.failure.is_some() {
             return None;
         }
-        let memory = tensor_memory(self.token, self.index(), meta, limits, landings);
-        memory.map_err(|status| self.fail(status)).ok()
+        let there_bytes = cursor.there(meta.data_bytes);
+        let memory = tensor_memory(
+            self.token,
+            self.index(),
+            meta,
+            there_bytes,
+            limits,
+            landings,
+        );
+        memory
+            .and_then(|memory| self.admit(memory, meta, limits))
+            .map_err(|status| self.fail(status))
+            .ok()
+    }
+
+    /// Checks that memory is within what a connection may have.
+    fn admit(
+        &mut self,
+        memory: BufferMut,
+        meta: &TensorMeta,
+        limits: &ConnectionLimits,
+    ) -> Result<BufferMut, Status> {
+        if memory.is_arena() {
+            self.arena_bytes = self.arena_bytes.saturating_add(meta.data_bytes);
+        }
+        if self.arena_bytes <= limits.arena_bytes {
+            return Ok(memory);
+        }
+        Err(beyond_share(self.arena_bytes, limits))
     }
 
     fn arrive(&mut self, meta: TensorMeta, data: Buffer) {
@@ -250,7 +306,7 @@ impl Records {
     }
 
     /// What the link has to show behind the record that was begun last.
-    fn next_head_bytes(&self) -> usize {
+    pub(super) fn next_head_bytes(&self) -> usize {
         if self.begun == self.wanted {
             HEADER_BYTES
         } else {
@@ -259,29 +315,47 @@ impl Records {
     }
 }
 
-/// Memory for the data of a tensor.
+/// Memory for the data of a tensor, of which so many bytes have come; maybe only for the first part
+/// of it.
 #[inline]
 pub(super) fn tensor_memory(
     token: u64,
     index: usize,
     meta: &TensorMeta,
+    there_bytes: usize,
     limits: &ConnectionLimits,
     landings: &mut dyn Landings,
 ) -> Result<BufferMut, Status> {
     if meta.dtype.class() == DTypeClass::Proto && meta.data_bytes > limits.message_bytes {
         return Err(message_too_long(meta.data_bytes, limits));
     }
-    checked(landings.tensor(token, index, meta), meta.data_bytes)
+    let memory = landings.tensor(token, index, meta, there_bytes);
+    checked(memory, there_bytes, meta.data_bytes)
 }
 
-/// A landing for the data of a tensor. Memory of an arena is nobody's choice, so a link may bring its own in its
-/// place; but only for data that nobody parses, since the peer may still be able to write there.
+/// A landing for the data of a tensor, in memory for all of it or its first part. Memory of an
+/// arena is nobody's choice, so a link may bring its own in its place; but only for data that
+/// nobody parses, since the peer may still be able to write there.
 pub(super) fn landing(buffer: BufferMut, meta: &TensorMeta) -> Landing {
-    if buffer.is_arena() && meta.dtype.class() != DTypeClass::Proto {
+    let landing = if buffer.is_arena() && meta.dtype.class() != DTypeClass::Proto {
         Landing::replaceable(buffer)
     } else {
         Landing::new(buffer)
-    }
+    };
+    // The memory is no longer than the data, so the data has a length here.
+    landing.announced(meta.data_bytes as usize)
+}
+
+/// The failure of a call whose frame wants more of the arena than a connection may have.
+pub(super) fn beyond_share(found_bytes: u64, limits: &ConnectionLimits) -> Status {
+    Status::new(
+        Code::ResourceExhausted,
+        format!(
+            "unfinished frames of this connection announce {found_bytes} bytes, allowed are {}",
+            limits.arena_bytes
+        ),
+    )
+    .because(Reason::Memory)
 }
 
 /// The failure of a call whose tensor came without its dimensions.

@@ -39,6 +39,8 @@ pub struct ServerConnection {
     pub(super) deadlines: Deadlines,
     pub(super) ready: VecDeque<Incoming>,
     pub(super) is_paused: bool,
+    /// Frames that have begun.
+    pub(super) frames: u64,
     /// Whether the link lends payload of shared arenas.
     pub(super) lends: bool,
     pub(super) outgoing: Outgoing,
@@ -127,6 +129,7 @@ impl ServerConnection {
             deadlines: Deadlines::default(),
             ready: VecDeque::new(),
             is_paused: false,
+            frames: 0,
             lends: false,
             outgoing: Outgoing::new(&limits),
             bundled: Bundled::default(),
@@ -151,6 +154,11 @@ impl ServerConnection {
         self.offer = offer;
     }
 
+    /// Frames of the peer that have begun.
+    pub fn frames(&self) -> u64 {
+        self.frames
+    }
+
     /// Features that the peer has announced.
     pub fn peer_features(&self) -> Option<Features> {
         self.peer
@@ -169,6 +177,11 @@ impl ServerConnection {
         self.served
             .find(id.0)
             .is_some_and(|served| served.state == State::HandedOut)
+    }
+
+    /// Whether no frame has begun and no answer is owed.
+    pub fn is_unused(&self) -> bool {
+        self.served.is_empty() && self.bundled.at_hand() == 0 && !self.is_within_frame()
     }
 
     /// The next request.

@@ -68,7 +68,7 @@ impl ServerConnection {
             received,
             requests: None,
         };
-        Ok(self.want(inbound, memory, cursor))
+        Ok(self.want(inbound, memory, len, cursor))
     }
 
     /// Takes a frame of requests that has landed.

@@ -8,6 +8,7 @@ use super::cursor::Cursor;
 use super::server::ServerConnection;
 use super::server_inbound::Inbound;
 use super::{Landings, PeerViolation};
+use crate::Status;
 use crate::wire::{Features, HEADER_BYTES, RequestHeader};
 
 impl TakesChunks for ServerConnection {
@@ -38,6 +39,47 @@ impl TakesChunks for ServerConnection {
         Ok(self.land(memory, cursor))
     }
 
+    #[cold]
+    fn give_up(&mut self, left_bytes: u64, status: Status) -> Next {
+        let (behind_bytes, then_at_least_bytes) = match std::mem::take(&mut self.inbound) {
+            Inbound::Message { arriving, .. } => {
+                self.refuse(arriving.id, status);
+                (0, HEADER_BYTES)
+            }
+            Inbound::Metadata {
+                arriving,
+                feeds_bytes,
+            } => {
+                self.refuse(arriving.id, status);
+                (feeds_bytes, HEADER_BYTES)
+            }
+            Inbound::Feeds {
+                arriving,
+                call,
+                names,
+                mut records,
+            } => {
+                records.give_up(status);
+                let then_at_least_bytes = records.next_head_bytes();
+                self.inbound = Inbound::Feeds {
+                    arriving,
+                    call,
+                    names,
+                    records,
+                };
+                self.finish_feeds();
+                (0, then_at_least_bytes)
+            }
+            Inbound::Header | Inbound::Listed { .. } | Inbound::Bundle { .. } => {
+                unreachable!("what shares a frame has all of its memory")
+            }
+        };
+        Next::Discard {
+            bytes: left_bytes.saturating_add(behind_bytes),
+            then_at_least_bytes,
+        }
+    }
+
     fn read_frames(
         &mut self,
         now: Time,
@@ -66,6 +108,7 @@ impl TakesChunks for ServerConnection {
                             return Ok(Next::Pause);
                         }
                         self.chunks.open(header.tag)?;
+                        self.frames += 1;
                         self.begin(now, header, cursor, landings)?
                     }
                     None => Some(self.first_order()),

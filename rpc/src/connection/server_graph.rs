@@ -30,8 +30,9 @@ impl ServerConnection {
             self.inbound = inbound;
             return Ok(self.land(Buffer::new(), cursor));
         }
-        match checked(landings.message(len), len as u64) {
-            Ok(buffer) => Ok(self.want(inbound, buffer, cursor)),
+        let there_bytes = cursor.there(len as u64);
+        match checked(landings.message(len, there_bytes), there_bytes, len as u64) {
+            Ok(buffer) => Ok(self.want(inbound, buffer, len, cursor)),
             Err(status) => {
                 // Without the metadata nobody knows the number of feeds, so the header has to say how much to skip.
                 self.refuse(arriving.id, status);
@@ -50,7 +51,8 @@ impl ServerConnection {
         self.inbound = Inbound::Feeds {
             arriving,
             call: Box::new(call),
-            records: Records::new(token, names.len(), metadata.len() as u64),
+            records: Records::new(token, names.len(), metadata.len() as u64)
+                .beside(self.beside_bytes()),
             names,
         };
         Ok(())
@@ -75,7 +77,14 @@ impl ServerConnection {
             ));
         }
         let next = records.advance(cursor, &self.limits, landings)?;
-        if records.is_complete()
+        self.finish_feeds();
+        Ok(next)
+    }
+
+    /// Delivers or refuses a graph call if all of its feeds are there or dropped.
+    pub(super) fn finish_feeds(&mut self) {
+        if let Inbound::Feeds { records, .. } = &self.inbound
+            && records.is_complete()
             && let Inbound::Feeds {
                 arriving,
                 mut call,
@@ -94,6 +103,5 @@ impl ServerConnection {
                 Err(status) => self.refuse(arriving.id, status),
             }
         }
-        Ok(next)
     }
 }

@@ -5,7 +5,7 @@ use grpcxx_transport::{Landing, Next, Progress, SlotId, Time};
 use hashbrown::hash_map::Entry;
 use smallvec::SmallVec;
 
-use super::chunks;
+use super::chunks::{self, TakesChunks};
 use super::cursor::{Cursor, Filled};
 use super::records::Records;
 use super::server::{Incoming, RequestId, Served, ServerConnection, State};
@@ -92,6 +92,9 @@ impl ServerConnection {
         }
         if self.chunks.is_inside() {
             return chunks::landed(self, now, landing, landings);
+        }
+        if !landing.is_complete() {
+            return Ok(self.grow(landing, landings));
         }
         let cursor = &mut Cursor::new(&[]);
         match self.land(landing.into_shared(), cursor) {
@@ -198,15 +201,17 @@ impl ServerConnection {
         })
     }
 
-    /// Fills memory with what is there, and orders the rest.
+    /// Fills memory for so many bytes, or the first of them, with what is there, and orders the
+    /// rest.
     pub(super) fn want(
         &mut self,
         inbound: Inbound,
         buffer: BufferMut,
+        whole_bytes: usize,
         cursor: &mut Cursor<'_>,
     ) -> Option<Next> {
         self.inbound = inbound;
-        match cursor.fill(buffer) {
+        match cursor.fill(buffer, whole_bytes) {
             Filled::Whole(buffer) => self.land(buffer, cursor),
             Filled::Partly(landing) => Some(Next::Land(landing)),
         }
@@ -248,6 +253,19 @@ impl ServerConnection {
             Inbound::Header | Inbound::Listed { .. } => {}
         }
         None
+    }
+
+    /// What the frame that arrives in chunks takes of the arena, while another is at hand.
+    pub(super) fn beside_bytes(&self) -> u64 {
+        match self.chunks.aside() {
+            Some(Inbound::Feeds { records, .. }) => records.arena_bytes(),
+            _ => 0,
+        }
+    }
+
+    /// Whether a frame has begun that is not complete.
+    pub fn is_within_frame(&self) -> bool {
+        !matches!(self.inbound, Inbound::Header) || self.chunks.is_begun()
     }
 
     /// Queues a complete request for the service, unless it has been answered meanwhile.

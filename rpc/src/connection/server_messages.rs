@@ -36,10 +36,18 @@ impl ServerConnection {
                 self.deliver(arriving, request, expected);
                 return None;
             }
-            checked(landings.message(len as usize), len)
+            let there_bytes = cursor.there(len);
+            checked(
+                landings.message(len as usize, there_bytes),
+                there_bytes,
+                len,
+            )
         };
         match memory {
-            Ok(buffer) => self.want(Inbound::Message { arriving, method }, buffer, cursor),
+            Ok(buffer) => {
+                let inbound = Inbound::Message { arriving, method };
+                self.want(inbound, buffer, len as usize, cursor)
+            }
             Err(status) => {
                 self.refuse(arriving.id, status);
                 cursor.skip(len, HEADER_BYTES)

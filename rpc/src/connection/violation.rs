@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::ChunkError;
 use crate::wire::{HeadsError, Malformed, RecordError, WrongId};
 
@@ -64,6 +66,16 @@ pub enum PeerViolation {
     /// Names that cannot be read, so that what follows them cannot be either.
     #[error(transparent)]
     Malformed(#[from] Malformed),
+    /// A frame that has begun and does not go on.
+    #[error("a frame brings {found_bytes} bytes in {period:?}, allowed are at least {allowed_min}")]
+    TooSlow {
+        /// The bytes.
+        found_bytes: u64,
+        /// The fewest that are allowed.
+        allowed_min: u64,
+        /// The time in which they have to come.
+        period: Duration,
+    },
     /// A frame in chunks that is none.
     #[error(transparent)]
     Chunk(#[from] ChunkError),
@@ -122,6 +134,14 @@ mod tests {
                     },
                 },
                 "request header begins with \"GET \", not \"AAAA\" (the peer speaks HTTP)",
+            ),
+            (
+                PeerViolation::TooSlow {
+                    found_bytes: 3,
+                    allowed_min: 65_536,
+                    period: Duration::from_secs(30),
+                },
+                "a frame brings 3 bytes in 30s, allowed are at least 65536",
             ),
             (
                 PeerViolation::UnknownTag { found: 7 },

@@ -1,6 +1,6 @@
 //! What a shard does for a connection, over byte strings.
 
-use grpcxx_memory::BufferMut;
+use grpcxx_memory::{Arena, BufferMut};
 use grpcxx_rpc::{
     AtHand, ClientConnection, Code, HeldTensor, Landings, PeerViolation, ServerConnection, Status,
     Tensor, TensorMeta, Text,
@@ -19,6 +19,10 @@ pub struct HeapLandings {
     pub total_bytes: usize,
     /// How many of them were for messages.
     pub message_bytes: usize,
+    /// Memory for announced bytes beyond those that have come, if it is not for all of them.
+    pub window_bytes: Option<usize>,
+    /// Where tensors land; the heap if there is none.
+    pub arena: Option<Arena>,
     /// What was asked for, as (token, index).
     pub tensors: Vec<(u64, usize)>,
     /// Pieces asked for so far.
@@ -49,6 +53,8 @@ impl Default for HeapLandings {
             piece_bytes_max: 64 << 20,
             total_bytes: 0,
             message_bytes: 0,
+            window_bytes: None,
+            arena: None,
             tensors: Vec::new(),
             pieces: 0,
             shares: false,
@@ -69,19 +75,41 @@ impl HeapLandings {
             ));
         }
         self.total_bytes += len;
-        Ok(BufferMut::zeroed(len))
+        Ok(match &mut self.arena {
+            Some(arena) => arena.allocate(len).expect("the arena is large enough"),
+            None => BufferMut::zeroed(len),
+        })
+    }
+
+    fn announced(&mut self, len: usize, there_bytes: usize) -> Result<BufferMut, Status> {
+        assert!(there_bytes <= len);
+        let window_bytes = self.window_bytes.unwrap_or(len);
+        self.allocate(len.min(there_bytes + window_bytes))
     }
 }
 
 impl Landings for HeapLandings {
-    fn tensor(&mut self, token: u64, index: usize, meta: &TensorMeta) -> Result<BufferMut, Status> {
+    fn tensor(
+        &mut self,
+        token: u64,
+        index: usize,
+        meta: &TensorMeta,
+        there_bytes: usize,
+    ) -> Result<BufferMut, Status> {
         self.tensors.push((token, index));
-        self.allocate(usize::try_from(meta.data_bytes).unwrap())
+        self.announced(usize::try_from(meta.data_bytes).unwrap(), there_bytes)
     }
 
-    fn message(&mut self, len: usize) -> Result<BufferMut, Status> {
+    fn message(&mut self, len: usize, there_bytes: usize) -> Result<BufferMut, Status> {
         self.message_bytes += len;
-        self.allocate(len)
+        self.announced(len, there_bytes)
+    }
+
+    fn grow(&mut self, memory: BufferMut, whole_len: usize) -> Result<BufferMut, Status> {
+        let window_bytes = self.window_bytes.expect("memory was for all bytes");
+        let mut longer = self.allocate(whole_len.min(memory.len() + window_bytes))?;
+        longer[..memory.len()].copy_from_slice(&memory);
+        Ok(longer)
     }
 
     fn block(&mut self, _token: u64, len: usize) -> Option<BufferMut> {

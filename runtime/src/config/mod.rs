@@ -226,6 +226,12 @@ config! {
     arena_bytes: Option<u64> = parse::arena_bytes,
         "GRPCXX_ARENA_BYTES", "", "bytes", "engine",
         "memory of each shard for received tensors, 1MiB to 16TiB; unset: a part of the machine's memory";
+    connection_arena_bytes: Option<u64> = parse::optional_bytes,
+        "GRPCXX_CONNECTION_ARENA_BYTES_MAX", "", "bytes", "engine",
+        "most of that memory that frames of one connection from a peer may announce before all of them has come; a frame beyond it fails alone; unset: half";
+    small_arena_bytes: Option<u64> = parse::optional_bytes,
+        "GRPCXX_ARENA_SMALL_BYTES", "", "bytes", "engine",
+        "part of that memory that only requests of at most 64 KiB get; unset: a 64th, at most 64MiB";
     huge_pages: bool = parse::switch,
         "GRPCXX_HUGE_PAGES", "true", "", "engine",
         "ask the kernel for transparent huge pages";
@@ -238,6 +244,21 @@ config! {
     connections: u32 = parse::positive_count,
         "GRPCXX_CONNECTIONS_MAX", "65536", "connections", "engine",
         "most connections of a shard";
+    keepalive: Option<Duration> = parse::time_limit,
+        "GRPCXX_KEEPALIVE_MS", "60000", "ms", "engine",
+        "idle time after which the system probes whether the peer of a star connection lives, in steps of 1000 up to 3600000; 0: never";
+    progress_time: Option<Duration> = parse::time_limit,
+        "GRPCXX_PROGRESS_MS", "30000", "ms", "engine",
+        "time in which a frame that has begun must end or bring `GRPCXX_PROGRESS_BYTES_MIN`, or its connection is closed, up to 3600000; time in which the shard does not read does not count; 0: no limit";
+    progress_bytes: u64 = parse::progress_bytes,
+        "GRPCXX_PROGRESS_BYTES_MIN", "64KiB", "bytes", "engine",
+        "fewest bytes of a frame in that time, up to 1GiB";
+    idle_time: Option<Duration> = parse::time_limit,
+        "GRPCXX_IDLE_MS", "0", "ms", "engine",
+        "how long a connection from a peer may carry nothing and owe nothing before it is closed, up to 3600000; 0: for ever, which originals need";
+    age: Option<Duration> = parse::time_limit,
+        "GRPCXX_AGE_MS", "0", "ms", "engine",
+        "age at which a connection from a peer is closed as soon as it owes nothing, up to 3600000; 0: never, which originals need";
     queued_frames: u32 = parse::positive_count,
         "GRPCXX_QUEUED_FRAMES_MAX", "1024", "frames", "engine",
         "most frames that wait to leave on a connection";

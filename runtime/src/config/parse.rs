@@ -114,6 +114,20 @@ pub(super) fn drain_bytes(text: &str) -> Parsed<u64> {
     bytes(text, 0..=16 * TIB)
 }
 
+pub(super) fn optional_bytes(text: &str) -> Parsed<Option<u64>> {
+    optional(text, |text| bytes(text, 0..=16 * TIB))
+}
+
+/// A time in milliseconds, of which 0 means no limit.
+pub(super) fn time_limit(text: &str) -> Parsed<Option<Duration>> {
+    let ms = within(text, 0..=3_600_000)?;
+    Ok((ms > 0).then(|| Duration::from_millis(ms)))
+}
+
+pub(super) fn progress_bytes(text: &str) -> Parsed<u64> {
+    bytes(text, 0..=GIB)
+}
+
 pub(super) fn shm_ring_bytes(text: &str) -> Parsed<u64> {
     bytes(text, 16 * KIB..=64 * MIB)
 }

@@ -17,7 +17,7 @@ use crate::config::{Config, DriverSetting, JobKind, RdmaSetting, ShmSetting};
 use crate::function::Service;
 use crate::host::{HostError, HostSetting};
 use crate::placement::{CpuList, PlacementError};
-use crate::shard::DrainLimits;
+use crate::shard::{DrainLimits, Patience};
 use crate::task::Device;
 
 /// What an engine is made of. The default is a task of its own with one shard that listens nowhere.
@@ -57,8 +57,12 @@ pub struct EngineOptions {
     pub rdma: Option<RdmaOptions>,
     /// Memory of each shard; `None` takes an equal share of half the machine.
     pub arena: Option<ArenaOptions>,
-    /// Limits of each connection.
+    /// Limits of each connection. Half of the arena, unless `arena_bytes` is set.
     pub connection_limits: ConnectionLimits,
+    /// How long peers may take.
+    pub patience: Patience,
+    /// Memory of each arena that only requests of at most 64 KiB may take; `None`: a small part.
+    pub small_arena_bytes: Option<usize>,
     /// How peers are dialled and how long calls wait for them.
     pub channel: ChannelOptions,
     /// How long and how much is taken from peers without extensions whose connections are left.
@@ -110,8 +114,17 @@ impl EngineOptions {
                 frame_bytes: config.frame_bytes,
                 message_bytes: config.message_bytes,
                 names_bytes: usize::try_from(config.message_bytes).unwrap_or(usize::MAX),
+                arena_bytes: config.connection_arena_bytes.unwrap_or(u64::MAX),
                 ..ConnectionLimits::default()
             },
+            patience: Patience {
+                progress: config.progress_time,
+                progress_bytes: config.progress_bytes,
+                idle: config.idle_time,
+                age: config.age,
+            },
+            small_arena_bytes: (config.small_arena_bytes)
+                .map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
             channel: ChannelOptions {
                 redial_delay: config.redial_delay,
                 connection_timeout: config.connection_timeout,
@@ -170,6 +183,8 @@ impl Default for EngineOptions {
             }),
             arena: None,
             connection_limits: ConnectionLimits::default(),
+            patience: Patience::default(),
+            small_arena_bytes: None,
             channel: ChannelOptions::default(),
             drain: DrainLimits::default(),
             rendezvous_limits: RendezvousLimits::default(),
@@ -220,6 +235,7 @@ fn tcp_options(config: &Config, polling: bool) -> TcpOptions {
             links: config.connections as usize,
         },
         busy: polling,
+        keepalive: config.keepalive,
         ..TcpOptions::default()
     }
 }

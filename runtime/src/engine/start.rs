@@ -6,7 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use arc_swap::ArcSwap;
 use grpcxx_memory::{Arena, ArenaOptions};
 use grpcxx_rdma::{NearPeers, RdmaLinks, RdmaMedium, VerbsAdapter};
-use grpcxx_rpc::{Features, TensorStore};
+use grpcxx_rpc::{ConnectionLimits, Features, TensorStore};
 use grpcxx_shm::ShmMedium;
 use grpcxx_tcp::{Accepted, DriverChoice, TcpOptions, TcpTransport};
 use grpcxx_transport::Migrating;
@@ -239,10 +239,13 @@ fn start_shard(
         };
         let rdma = use_rdma(&mut transport, near_peers, &mut arena, &options);
         let features = features(&options, &shared_memory, &rdma);
+        let capacity_bytes = arena.statistics().capacity_bytes;
+        arena.keep_for_small(small_bytes(&options, capacity_bytes));
         let parts = CoreParts {
             index,
             shared,
-            connection_limits: options.connection_limits,
+            connection_limits: connection_limits(&options, capacity_bytes),
+            patience: options.patience,
             announce: features,
             channel_options: options.channel,
             rendezvous_limits: options.rendezvous_limits,
@@ -269,6 +272,25 @@ fn start_shard(
         Ok(DrivenShard::new(shard, ends.sleeper))
     };
     Ok(host::spawn(host_options, make)?)
+}
+
+/// What one connection may have, of an arena of so many bytes.
+fn connection_limits(options: &EngineOptions, capacity_bytes: usize) -> ConnectionLimits {
+    let limits = options.connection_limits;
+    let arena_bytes = match limits.arena_bytes {
+        u64::MAX => capacity_bytes as u64 / CONNECTION_SHARE,
+        bytes => bytes,
+    };
+    ConnectionLimits {
+        arena_bytes,
+        ..limits
+    }
+}
+
+/// What large requests leave to small ones, of an arena of so many bytes.
+fn small_bytes(options: &EngineOptions, capacity_bytes: usize) -> usize {
+    let default_bytes = (capacity_bytes / SMALL_SHARE).min(SMALL_BYTES_MAX);
+    options.small_arena_bytes.unwrap_or(default_bytes)
 }
 
 /// What this side can announce.
@@ -377,3 +399,12 @@ fn unknown_driver(options: &TcpOptions) -> DriverChoice {
 
 /// Most shards of an engine: shard numbers travel in 16 bits, and no machine has more CPUs.
 const SHARDS_MAX: usize = 1024;
+
+/// Part of an arena that the unfinished frames of one connection may take, if nothing else is said.
+const CONNECTION_SHARE: u64 = 2;
+
+/// Part of an arena that is kept for small requests, if nothing else is said...
+const SMALL_SHARE: usize = 64;
+
+/// ...and the most that is kept.
+const SMALL_BYTES_MAX: usize = 64 << 20;

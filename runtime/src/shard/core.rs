@@ -22,6 +22,7 @@ use crate::shard::context::ShardContext;
 use crate::shard::keys::KnownKeys;
 use crate::shard::leaving::{DrainLimits, Leaving, Why};
 use crate::shard::links::Links;
+use crate::shard::pace::{Looks, Patience};
 use crate::shard::peers::PeerLink;
 use crate::shard::servers::ServerLink;
 use crate::shard::steps::Steps;
@@ -48,6 +49,7 @@ pub(crate) struct Core<A> {
     /// Hashes of the keys of the request that is being served.
     pub(super) key_hashes: Vec<u64>,
     pub(super) timers: Timers<Subject>,
+    pub(super) looks: Looks,
     pub(super) local: VecDeque<Command>,
     pub(super) dirty_servers: Vec<SlotId>,
     pub(super) dirty_peers: Vec<usize>,
@@ -98,6 +100,7 @@ pub(crate) struct CoreParts<A> {
     pub(crate) rendezvous_limits: grpcxx_rpc::RendezvousLimits,
     pub(crate) drain: DrainLimits,
     pub(crate) links: usize,
+    pub(crate) patience: Patience,
     pub(crate) arena: Arena,
     pub(crate) mesh: Mesh<Parcel<A>>,
     pub(crate) inbox: Inbox<Command>,
@@ -132,6 +135,7 @@ impl<A> Core<A> {
             steps,
             key_hashes: Vec::new(),
             timers: Timers::new(),
+            looks: Looks::new(parts.patience),
             local: VecDeque::new(),
             dirty_servers: Vec::new(),
             dirty_peers: Vec::new(),
@@ -272,6 +276,7 @@ impl<A> Core<A> {
 
     pub(super) fn run_timers<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
         let mut events = 0;
+        self.look_at_peers(transport);
         while let Some((subject, at)) = self.timers.poll(self.now) {
             events += 1;
             match subject {
@@ -289,7 +294,8 @@ impl<A> Core<A> {
             return Some(self.now);
         }
         let stop = self.stop_at.map(|at| at.min(self.now + STOP_POLL));
-        [self.timers.next(), stop].into_iter().flatten().min()
+        let look = self.looks.next().filter(|_| !self.links.is_empty());
+        [self.timers.next(), stop, look].into_iter().flatten().min()
     }
 
     /// Commands and parcels taken and not yet worked off or handed over.

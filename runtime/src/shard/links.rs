@@ -2,7 +2,7 @@ use std::net::SocketAddr;
 
 use grpcxx_memory::{Arena, BufferMut};
 use grpcxx_rpc::{
-    AtHand, Code, HeldTensor, Landings, PeerViolation, Reason, Status, TensorMeta, Text, home_shard,
+    AtHand, HeldTensor, Landings, PeerViolation, Status, TensorMeta, Text, home_shard,
 };
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Migration, Next, Outcome,
@@ -18,6 +18,7 @@ use crate::shard::keys::KnownKeys;
 use crate::shard::leaving::Why;
 use crate::shard::servers::ServerLink;
 use crate::shard::steps::Steps;
+use crate::shard::windows;
 
 /// Who uses which link.
 #[derive(Debug, Default)]
@@ -77,6 +78,16 @@ impl Links {
 
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
+    }
+
+    /// Slots of links, used or not.
+    pub(super) fn slots(&self) -> usize {
+        self.owners.len()
+    }
+
+    /// The link in a slot, and its user.
+    pub(super) fn at(&self, slot: usize) -> Option<(LinkId, Owner)> {
+        *self.owners.get(slot)?
     }
 }
 
@@ -207,7 +218,7 @@ impl<A> Core<A> {
         }
     }
 
-    fn condemn(&mut self, link: LinkId, violation: PeerViolation) {
+    pub(super) fn condemn(&mut self, link: LinkId, violation: PeerViolation) {
         let peer = self.peer_of(link);
         tracing::warn!(peer, %violation, "closing the connection of a peer that broke the protocol");
         self.counters().violations.add(1);
@@ -255,12 +266,17 @@ impl Landings for ArenaLandings<'_> {
         _token: u64,
         _index: usize,
         meta: &TensorMeta,
+        there_bytes: usize,
     ) -> Result<BufferMut, Status> {
-        allocate(self.arena, meta.data_bytes)
+        windows::begin(self.arena, meta.data_bytes, there_bytes)
     }
 
-    fn message(&mut self, len: usize) -> Result<BufferMut, Status> {
-        allocate(self.arena, len as u64)
+    fn message(&mut self, len: usize, there_bytes: usize) -> Result<BufferMut, Status> {
+        windows::begin(self.arena, len as u64, there_bytes)
+    }
+
+    fn grow(&mut self, memory: BufferMut, whole_len: usize) -> Result<BufferMut, Status> {
+        windows::grow(self.arena, memory, whole_len)
     }
 
     fn known_key(&mut self, bytes: &[u8]) -> Option<Text> {
@@ -304,10 +320,16 @@ pub(super) struct CallLandings<'a> {
 }
 
 impl Landings for CallLandings<'_> {
-    fn tensor(&mut self, token: u64, index: usize, meta: &TensorMeta) -> Result<BufferMut, Status> {
+    fn tensor(
+        &mut self,
+        token: u64,
+        index: usize,
+        meta: &TensorMeta,
+        there_bytes: usize,
+    ) -> Result<BufferMut, Status> {
         match self.calls.allocate(token, index, meta) {
             Some(memory) => memory,
-            None => allocate(self.arena, meta.data_bytes),
+            None => windows::begin(self.arena, meta.data_bytes, there_bytes),
         }
     }
 
@@ -318,16 +340,13 @@ impl Landings for CallLandings<'_> {
         self.arena.allocate(len).ok()
     }
 
-    fn message(&mut self, len: usize) -> Result<BufferMut, Status> {
-        allocate(self.arena, len as u64)
+    fn message(&mut self, len: usize, there_bytes: usize) -> Result<BufferMut, Status> {
+        windows::begin(self.arena, len as u64, there_bytes)
     }
-}
 
-fn allocate(arena: &mut Arena, len_bytes: u64) -> Result<BufferMut, Status> {
-    let len = usize::try_from(len_bytes).unwrap_or(usize::MAX);
-    arena.allocate(len).map_err(|error| {
-        Status::new(Code::ResourceExhausted, error.to_string()).because(Reason::Memory)
-    })
+    fn grow(&mut self, memory: BufferMut, whole_len: usize) -> Result<BufferMut, Status> {
+        windows::grow(self.arena, memory, whole_len)
+    }
 }
 
 fn ignore(bytes: &[u8]) -> Progress {

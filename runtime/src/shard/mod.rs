@@ -14,6 +14,7 @@ mod leaving;
 mod links;
 mod newcomers;
 mod orders;
+mod pace;
 mod peers;
 mod recipients;
 mod requests;
@@ -21,6 +22,7 @@ mod servers;
 mod steps;
 mod timers;
 mod watches;
+mod windows;
 
 use std::net::SocketAddr;
 
@@ -33,6 +35,7 @@ pub use self::context::ShardContext;
 pub(crate) use self::core::{Core, CoreParts, SharedParts};
 pub(crate) use self::driven::DrivenShard;
 pub use self::leaving::DrainLimits;
+pub use self::pace::Patience;
 
 /// A shard over one transport. The host turns it; nothing happens in between.
 pub(crate) struct Shard<T: Transport> {

@@ -2,8 +2,8 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use grpcxx_rpc::{
-    Action, Admission, Channel, ClientConnection, Code, Features, PeerViolation, Reason, Response,
-    Status, Tensor,
+    Action, Admission, Channel, ClientConnection, Code, ConnectionLimits, Features, PeerViolation,
+    Reason, Response, Status, Tensor,
 };
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkId, MediumKind, Next, Outcome, Progress, Time, Transport,
@@ -17,6 +17,7 @@ use crate::shard::calls::{WaitingCall, from_token};
 use crate::shard::core::{Core, Subject};
 use crate::shard::leaving::Why;
 use crate::shard::links::CallLandings;
+use crate::shard::pace::Pace;
 use crate::shard::recipients::recipient_number;
 
 /// A task that this shard calls: the road to it, and the connection while there is one.
@@ -38,6 +39,7 @@ pub(super) struct PeerLink {
     redials: bool,
     is_dirty: bool,
     armed: Option<Time>,
+    pace: Pace,
 }
 
 impl PeerLink {
@@ -57,6 +59,11 @@ impl PeerLink {
     /// Says why the connection is being closed.
     pub(super) fn parts_with(&mut self, status: Status) {
         self.parting = Some(status);
+    }
+
+    /// The connection, and what was seen of it when the shard looked last.
+    pub(super) fn connection_and_pace(&mut self) -> Option<(&ClientConnection, &mut Pace)> {
+        Some((self.connection.as_ref()?, &mut self.pace))
     }
 
     /// The connection, if calls go there without a wait.
@@ -114,6 +121,7 @@ impl<A> Core<A> {
             redials: false,
             is_dirty: false,
             armed: None,
+            pace: Pace::default(),
         });
         slot
     }
@@ -193,10 +201,16 @@ impl<A> Core<A> {
     }
 
     pub(super) fn peer_connected(&mut self, slot: usize) -> Next {
-        let connection = ClientConnection::new(self.limits, self.announce);
+        // What comes was asked for, so it may fill the arena.
+        let limits = ConnectionLimits {
+            arena_bytes: u64::MAX,
+            ..self.limits
+        };
+        let connection = ClientConnection::new(limits, self.announce);
         let order = connection.first_order();
         let peer = &mut self.peers[slot];
         peer.connection = Some(connection);
+        peer.pace = Pace::default();
         peer.medium = None;
         peer.candidates.clear();
         peer.channel.handle_connected();

@@ -14,6 +14,7 @@ use crate::command::SlotId;
 use crate::function::RequestWatch;
 use crate::shard::core::{Core, Subject};
 use crate::shard::links::ArenaLandings;
+use crate::shard::pace::Pace;
 use crate::shard::watches::Watches;
 
 /// A connection on which a peer calls us.
@@ -30,6 +31,7 @@ pub(super) struct ServerLink {
     /// The link was full when it was last given a frame, or has not had all chunks of one.
     is_held_back: bool,
     armed: Option<Time>,
+    pub(super) pace: Pace,
 }
 
 impl ServerLink {
@@ -43,6 +45,7 @@ impl ServerLink {
             is_dirty: false,
             is_held_back: false,
             armed: None,
+            pace: Pace::default(),
         }
     }
 

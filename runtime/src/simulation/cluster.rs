@@ -7,6 +7,7 @@ use grpcxx_transport::Time;
 use grpcxx_transport::sim::SimNetwork;
 
 use super::functions::answer_late;
+use super::hostile::Hostile;
 use super::model::{TaskRecord, Watcher};
 use super::profile::Profile;
 use super::task::{SimShard, SimTask, host_of};
@@ -20,6 +21,7 @@ pub(super) struct Cluster {
     /// What joins the devices of tasks, if they have any.
     pub(super) fabric: Option<SimFabric>,
     pub(super) watcher: Watcher,
+    pub(super) hostile: Hostile,
     pub(super) tasks: Vec<Option<SimTask>>,
     pub(super) now: Time,
     plans: BTreeMap<(Time, u64), Plan>,
@@ -42,9 +44,11 @@ impl Cluster {
         let mut random = Rng::with_seed(seed);
         let profile = Profile::draw(seed, &mut random);
         let watcher = Watcher::new(&profile, lines_max);
+        let network = SimNetwork::new(profile.network.clone());
         let mut cluster = Self {
             seed,
-            network: SimNetwork::new(profile.network.clone()),
+            hostile: Hostile::new(&network),
+            network,
             fabric: (profile.rdma.as_ref()).map(|rdma| SimFabric::new(rdma.fabric.clone())),
             tasks: Vec::new(),
             now: Time::ZERO,
@@ -141,6 +145,7 @@ impl Cluster {
         self.watcher.model().now = self.now;
         self.break_devices();
         self.turn_shards();
+        self.hostile.turn(self.now);
         self.run_jobs();
         self.carry_out_plans();
         for task in self.tasks.iter_mut().flatten() {
@@ -167,6 +172,7 @@ impl Cluster {
             .chain(devices)
             .chain(fabric)
             .chain(self.network.next_event_at())
+            .chain(self.hostile.next_event_at())
             .min()
     }
 

@@ -48,6 +48,11 @@ impl Cluster {
             "calls without a result: {}",
             self.open_calls()
         );
+        let left = self.run_while(PATIENCE, |cluster| cluster.hostile.links() > 0);
+        assert!(
+            left,
+            "a connection is kept on which a frame has begun and does not go on"
+        );
         self.run_until(self.now + QUIET);
     }
 

@@ -8,6 +8,7 @@ mod calls;
 mod cluster;
 mod ending;
 mod functions;
+mod hostile;
 mod journal;
 mod kept;
 mod lives;

@@ -18,6 +18,9 @@ use crate::registry::{STORE_PULL, STORE_PUSH};
 /// The random operations.
 impl Cluster {
     pub(super) fn operate(&mut self) {
+        if self.profile.has_hostile_peers && self.random.u32(..4) == 0 {
+            self.attack();
+        }
         match self.random.u32(..100) {
             0..=14 => self.produce(),
             15..=44 => self.call_receive(),

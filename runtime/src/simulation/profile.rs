@@ -8,7 +8,7 @@ use grpcxx_rpc::{ChannelOptions, ConnectionLimits, RendezvousLimits};
 use grpcxx_transport::sim::SimOptions;
 use grpcxx_transport::{FaultOptions, LinkLimits};
 
-use crate::shard::DrainLimits;
+use crate::shard::{DrainLimits, Patience};
 
 /// What kind of cluster a seed makes, and what befalls it.
 #[derive(Clone, Debug)]
@@ -25,6 +25,8 @@ pub(super) struct Profile {
     /// Whether tasks crash, stop and start again.
     pub(super) restarts: bool,
     pub(super) partitions: bool,
+    /// Whether somebody announces much to tasks and sends nothing.
+    pub(super) has_hostile_peers: bool,
     /// Whether limits are so low that calls are refused.
     pub(super) is_tight: bool,
     pub(super) close_chance: f64,
@@ -35,6 +37,7 @@ pub(super) struct Profile {
     pub(super) mesh_parcels: usize,
     pub(super) arena_bytes: usize,
     pub(super) connection_limits: ConnectionLimits,
+    pub(super) patience: Patience,
     pub(super) channel: ChannelOptions,
     pub(super) drain: DrainLimits,
     /// Longest delay of a step of the simulation behind the event that it is for.
@@ -73,6 +76,7 @@ impl Profile {
             links_fail,
             restarts: random.u32(..5) > 1,
             partitions: random.u32(..3) == 0,
+            has_hostile_peers: random.bool(),
             is_tight,
             close_chance: if links_fail { random.f64() * 0.01 } else { 0.0 },
             refusal_chance: random.f64() * 0.3,
@@ -82,6 +86,11 @@ impl Profile {
             mesh_parcels: random.usize(1..=32),
             arena_bytes: 8 << 20,
             connection_limits: ConnectionLimits::default(),
+            patience: Patience {
+                progress: Some(Duration::from_millis(random.u64(500..=2000))),
+                progress_bytes: 256,
+                ..Patience::default()
+            },
             channel: ChannelOptions {
                 redial_delay: Duration::from_millis(random.u64(5..=50)),
                 redial_jitter: Duration::from_millis(2),
@@ -122,6 +131,7 @@ impl Profile {
             profile.burst = 8;
             profile.mesh_parcels = 1;
         }
+        profile.connection_limits.arena_bytes = profile.arena_bytes as u64 / 2;
         profile.draw_chunks(random);
         profile.rdma = (random.u32(..2) == 0).then(|| profile.draw_rdma(seed, random));
         profile
@@ -183,7 +193,8 @@ impl Profile {
     /// How long a call may take for which nobody has to wait, if that can be said.
     pub(super) fn answered_within(&self) -> Option<Duration> {
         let is_calm = !(self.links_fail || self.restarts || self.partitions || self.is_tight);
-        is_calm.then_some(Duration::from_millis(200))
+        let most_ms = if self.has_hostile_peers { 400 } else { 200 };
+        is_calm.then_some(Duration::from_millis(most_ms))
     }
 
     pub(super) fn faults(&self, seed: u64) -> FaultOptions {

@@ -113,6 +113,7 @@ impl SimTask {
         let mut shards: Vec<SimShard> = ends
             .map(|(shard, (inbox, mesh))| {
                 let mut arena = Arena::new(profile.arena()).expect("address space");
+                arena.keep_for_small(profile.arena_bytes / 64);
                 let transport = start.transport(shard, &mut arena);
                 let parts = CoreParts {
                     index: shard,
@@ -123,6 +124,7 @@ impl SimTask {
                     rendezvous_limits: profile.rendezvous_limits(),
                     drain: profile.drain,
                     links: profile.network.limits.links,
+                    patience: profile.patience,
                     arena,
                     mesh,
                     inbox,

@@ -19,7 +19,7 @@ use crate::counters::ShardCounters;
 use crate::function::{Later, Responder, Served, Service};
 use crate::mesh::{self, Inbox, InboxSender};
 use crate::registry::Functions;
-use crate::shard::{CoreParts, DrainLimits, Shard, ShardContext, SharedParts};
+use crate::shard::{CoreParts, DrainLimits, Patience, Shard, ShardContext, SharedParts};
 use crate::task::{Device, Task};
 
 pub(in crate::simulation) struct Host {
@@ -96,6 +96,7 @@ impl Host {
             channel_options: grpcxx_rpc::ChannelOptions::default(),
             rendezvous_limits: grpcxx_rpc::RendezvousLimits::default(),
             links: WORKERS_MAX + 1,
+            patience: Patience::default(),
             arena: Arena::new(ArenaOptions {
                 capacity_bytes: 256 << 20,
                 huge_pages: false,
