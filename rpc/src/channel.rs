@@ -109,6 +109,8 @@ enum State {
     Backoff(Time),
     /// There is one.
     Connected,
+    /// There is one that its owner closes; the next is dialled once it is gone.
+    Leaving,
 }
 
 #[derive(Debug)]
@@ -206,6 +208,16 @@ impl<T> Channel<T> {
         true
     }
 
+    /// The owner has begun to close the connection: calls that come now wait for the next one. Returns false, and
+    /// changes nothing, if there is no connection.
+    pub fn handle_leaving(&mut self) -> bool {
+        let is_connected = self.is_connected();
+        if is_connected {
+            self.state = State::Leaving;
+        }
+        is_connected
+    }
+
     /// The dial failed, or the connection is lost. Returns false, and changes nothing, if there was neither.
     pub fn handle_closed(&mut self, now: Time, reason: &str) -> bool {
         self.state = match self.state {
@@ -214,8 +226,8 @@ impl<T> Channel<T> {
                 State::Backoff(now + delay)
             }
             // Calls that were not released yet need the connection as much as a new call would.
-            State::Connected if !self.waiting.is_empty() => State::DialDue,
-            State::Connected => State::Idle,
+            State::Connected | State::Leaving if !self.waiting.is_empty() => State::DialDue,
+            State::Connected | State::Leaving => State::Idle,
             State::Idle | State::DialDue | State::Backoff(_) => return false,
         };
         self.last_failure = Some(reason.to_owned());
@@ -244,7 +256,7 @@ impl<T> Channel<T> {
                 self.state = State::Dialling;
                 Some(Action::Dial)
             }
-            State::Backoff(_) | State::Dialling | State::Idle => self.expire(now),
+            State::Backoff(_) | State::Dialling | State::Idle | State::Leaving => self.expire(now),
         }
     }
 
@@ -253,7 +265,9 @@ impl<T> Channel<T> {
         let expiry = self.expiries.first().map(|&(expiry, _)| expiry);
         match self.state {
             State::Backoff(until) => Some(expiry.map_or(until, |expiry| expiry.min(until))),
-            State::Idle | State::DialDue | State::Dialling | State::Connected => expiry,
+            State::Idle | State::DialDue | State::Dialling | State::Connected | State::Leaving => {
+                expiry
+            }
         }
     }
 

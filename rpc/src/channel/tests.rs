@@ -359,3 +359,33 @@ proptest! {
         prop_assert_eq!(all.len() as u32 + refused, calls);
     }
 }
+
+#[test]
+fn calls_that_come_while_a_connection_is_left_wait_for_the_next() {
+    let mut bench = Bench::new(|_| ());
+    assert!(!bench.admit(1, 1000));
+    bench.connect();
+    assert!(bench.channel.handle_leaving());
+    assert!(!bench.channel.handle_leaving());
+    assert!(!bench.admit(7, 1000));
+    assert_eq!((bench.dials.len(), &bench.released[..]), (1, &[1][..]));
+    let now = bench.now;
+    assert!(bench.channel.handle_closed(now, "closed by this side"));
+    bench.drain();
+    assert_eq!(bench.dials.len(), 2);
+    bench.connect();
+    assert_eq!(bench.released, [1, 7]);
+}
+
+#[test]
+fn a_connection_that_is_left_without_calls_is_not_dialled_again() {
+    let mut bench = Bench::new(|_| ());
+    bench.admit(1, 1000);
+    bench.connect();
+    assert!(bench.channel.handle_leaving());
+    let now = bench.now;
+    assert!(bench.channel.handle_closed(now, "closed by this side"));
+    bench.drain();
+    assert_eq!(bench.dials.len(), 1);
+    assert!(!bench.channel.handle_leaving());
+}

@@ -174,8 +174,13 @@ impl<A> Core<A> {
 
     /// Closes the connection at the end of the turn; the link then says so, and calls on it end.
     pub(super) fn disconnect_peer(&mut self, peer: &Peer) {
-        let slot = self.find_peer(peer);
-        if let Some(link) = slot.and_then(|slot| self.peers[slot].link) {
+        let Some(slot) = self.find_peer(peer) else {
+            return;
+        };
+        let peer = &mut self.peers[slot];
+        if let Some(link) = peer.link {
+            // The link may need some turns to close, and later calls belong to the next one.
+            peer.channel.handle_leaving();
             self.depart(link, Why::Asked);
         }
     }
