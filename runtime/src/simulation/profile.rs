@@ -193,7 +193,9 @@ impl Profile {
     /// How long a call may take for which nobody has to wait, if that can be said.
     pub(super) fn answered_within(&self) -> Option<Duration> {
         let is_calm = !(self.links_fail || self.restarts || self.partitions || self.is_tight);
-        let most_ms = if self.has_hostile_peers { 400 } else { 200 };
+        // A network that hands over a few bytes at a time is slow by itself, as are turns shared with hostile peers.
+        let is_slow = self.has_hostile_peers || self.network.read_bytes_max <= CRUMB_BYTES_MAX;
+        let most_ms = if is_slow { 400 } else { 200 };
         is_calm.then_some(Duration::from_millis(most_ms))
     }
 
@@ -230,3 +232,6 @@ impl Profile {
         };
     }
 }
+
+/// A network that lets at most so many bytes be read at a time hands them over in crumbs.
+const CRUMB_BYTES_MAX: usize = 7;
