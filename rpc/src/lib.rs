@@ -10,6 +10,7 @@ mod connection;
 mod devices;
 mod dtype;
 mod elements;
+mod extensions;
 mod fetched;
 mod key;
 mod key_list;
@@ -23,20 +24,20 @@ mod shape;
 mod status;
 mod steps;
 mod store;
-mod strings;
 mod tensor;
 mod text;
 pub mod wire;
 
 pub use channel::{Action, Admission, Channel, ChannelOptions};
 pub use connection::{
-    AtHand, COALESCE_BYTES_MAX, CallId, CallOptions, ChunkError, ClientConnection,
-    ConnectionLimits, Finished, Incoming, Landings, PeerViolation, ReadyAnswer, RequestId,
-    ServerConnection, Undelivered,
+    AtHand, COALESCE_BYTES_MAX, CallId, CallOptions, ClientConnection, ConnectionLimits, Finished,
+    Incoming, Landings, PeerViolation, RequestId, ServerConnection, Undelivered,
 };
 pub use devices::Devices;
 pub use dtype::{DType, DTypeClass};
 pub use elements::Element;
+pub use extensions::bundles::answers::ReadyAnswer;
+pub use extensions::chunks::reader::ChunkError;
 pub use fetched::Fetched;
 pub use key::RendezvousKey;
 pub use key_list::KeyList;

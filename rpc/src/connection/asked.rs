@@ -4,7 +4,7 @@ use crate::{KeyList, Request, Text};
 
 /// The keys that calls have asked for in frames of their own, for the texts of failures: other answers name none.
 #[derive(Debug, Default)]
-pub(super) struct AskedKeys {
+pub(crate) struct AskedKeys {
     /// By the slot of the call.
     calls: Vec<Option<(SlotId, Keys)>>,
 }
@@ -17,7 +17,7 @@ enum Keys {
 
 impl AskedKeys {
     /// Notes what a call asks for, as long as it lasts.
-    pub(super) fn note(&mut self, call: SlotId, request: &Request) {
+    pub(crate) fn note(&mut self, call: SlotId, request: &Request) {
         let keys = match request {
             Request::RecvTensor { key, .. } => Keys::One(key.clone()),
             Request::FuseRecvTensor { keys, .. } => Keys::Many(keys.clone()),
@@ -31,7 +31,7 @@ impl AskedKeys {
     }
 
     /// The key of a call with this index.
-    pub(super) fn key(&self, call: SlotId, index: usize) -> Option<Text> {
+    pub(crate) fn key(&self, call: SlotId, index: usize) -> Option<Text> {
         let (noted, keys) = self.calls.get(call.slot as usize)?.as_ref()?;
         let keys = match keys {
             Keys::One(key) => std::slice::from_ref(key),
@@ -44,7 +44,7 @@ impl AskedKeys {
 
     /// Forgets a call that has ended.
     #[inline]
-    pub(super) fn forget(&mut self, call: SlotId) {
+    pub(crate) fn forget(&mut self, call: SlotId) {
         if let Some(noted) = self.calls.get_mut(call.slot as usize) {
             *noted = None;
         }

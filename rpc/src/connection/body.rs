@@ -3,15 +3,15 @@ use grpcxx_transport::Next;
 use smallvec::SmallVec;
 
 use super::cursor::Cursor;
-use super::heads_first::HeadsFirst;
 use super::records::Records;
 use super::{ConnectionLimits, Landings, PeerViolation};
+use crate::extensions::heads_first::body::HeadsFirst;
 use crate::wire::HEADER_BYTES;
 use crate::{Status, Tensor, Text};
 
 /// The tensors of one response on their way in, in either form.
 #[derive(Debug)]
-pub(super) enum Body {
+pub(crate) enum Body {
     /// Each head before its data.
     Records(Records),
     /// All heads first; there are as many as were asked for.
@@ -20,7 +20,7 @@ pub(super) enum Body {
 
 impl Body {
     /// Drops the rest; the first reason counts.
-    pub(super) fn fail(&mut self, status: Status) {
+    pub(crate) fn fail(&mut self, status: Status) {
         match self {
             Self::Records(records) => records.fail(status),
             Self::HeadsFirst(body) => body.fail(status),
@@ -28,7 +28,7 @@ impl Body {
     }
 
     /// Whether all bytes of all tensors are there, or ordered to be dropped.
-    pub(super) fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         match self {
             Self::Records(records) => records.is_complete(),
             Self::HeadsFirst(body) => body.is_complete(),
@@ -36,7 +36,7 @@ impl Body {
     }
 
     /// Whether all tensors are begun, so that what follows is the next frame.
-    pub(super) fn are_begun(&self) -> bool {
+    pub(crate) fn are_begun(&self) -> bool {
         match self {
             Self::Records(records) => records.are_begun(),
             Self::HeadsFirst(body) => body.are_begun(),
@@ -44,7 +44,7 @@ impl Body {
     }
 
     /// Whether data lands.
-    pub(super) fn is_landing(&self) -> bool {
+    pub(crate) fn is_landing(&self) -> bool {
         match self {
             Self::Records(records) => records.is_landing(),
             Self::HeadsFirst(body) => body.is_landing(),
@@ -52,7 +52,7 @@ impl Body {
     }
 
     /// Landings that were ordered and are not back.
-    pub(super) fn landings_out(&self) -> usize {
+    pub(crate) fn landings_out(&self) -> usize {
         match self {
             Self::Records(records) => records.landings_out(),
             Self::HeadsFirst(body) => body.landings_out(),
@@ -60,7 +60,7 @@ impl Body {
     }
 
     /// What the data takes of the arena.
-    pub(super) fn arena_bytes(&self) -> u64 {
+    pub(crate) fn arena_bytes(&self) -> u64 {
         match self {
             Self::Records(records) => records.arena_bytes(),
             Self::HeadsFirst(body) => body.arena_bytes(),
@@ -69,7 +69,7 @@ impl Body {
 
     /// Drops what lands, and all that follows. Returns how many bytes behind what lands are to be
     /// dropped, and what the link has to show then.
-    pub(super) fn give_up(&mut self, status: Status) -> (u64, usize) {
+    pub(crate) fn give_up(&mut self, status: Status) -> (u64, usize) {
         match self {
             Self::Records(records) => {
                 records.give_up(status);
@@ -80,7 +80,7 @@ impl Body {
     }
 
     /// All tensors, with their indexes, once complete. `name` tells how the tensor with an index was asked for.
-    pub(super) fn into_result(
+    pub(crate) fn into_result(
         self,
         name: impl FnOnce(usize) -> Option<Text>,
     ) -> Result<(SmallVec<[Tensor; 1]>, Vec<u32>), Status> {
@@ -91,7 +91,7 @@ impl Body {
     }
 
     /// Takes the memory that was ordered to be filled first.
-    pub(super) fn landed(&mut self, buffer: Buffer) {
+    pub(crate) fn landed(&mut self, buffer: Buffer) {
         match self {
             Self::Records(records) => records.landed(buffer),
             Self::HeadsFirst(body) => body.landed(buffer),
@@ -99,7 +99,7 @@ impl Body {
     }
 
     /// Takes what is there, and says what the link shall do. `None` means that all tensors are complete.
-    pub(super) fn advance(
+    pub(crate) fn advance(
         &mut self,
         cursor: &mut Cursor<'_>,
         limits: &ConnectionLimits,

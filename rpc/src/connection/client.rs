@@ -3,20 +3,25 @@ use std::collections::VecDeque;
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{Frame, Next, Outcome, Refusal, Refused, SlotId, SlotTable, Time};
 
-use super::answers::{Answers, ReadyAnswer};
+use self::inbound::{Inbound, Landing};
 use super::asked::AskedKeys;
-use super::chunks::Chunks;
-use super::client_call::{Call, CallId, CallOptions, Expected, Finished};
-use super::client_inbound::{Inbound, Landing};
-use super::cutting;
+use super::calls::{Call, CallId, CallOptions, Expected, Finished};
 use super::deadlines::Deadlines;
-use super::key_lists::{self, ListUse, SentLists};
 use super::limits::FRAME_BYTES_MAX;
-use super::numbers::KeyNumbers;
 use super::outgoing::Outgoing;
 use super::{ConnectionLimits, encode};
+use crate::extensions::bundles::answers::{Answers, ReadyAnswer};
+use crate::extensions::bundles::numbers::KeyNumbers;
+use crate::extensions::chunks::cutter;
+use crate::extensions::chunks::reader::Chunks;
+use crate::extensions::key_lists::lists::{self, ListUse, SentLists};
 use crate::wire::{Features, HEADER_BYTES};
 use crate::{Code, Reason, Request, Response, Status, Text};
+
+mod fetched;
+pub(crate) mod inbound;
+mod leaving;
+pub(crate) mod messages;
 
 /// The asking end of a connection.
 ///
@@ -25,31 +30,31 @@ use crate::{Code, Reason, Request, Response, Status, Text};
 #[derive(Debug)]
 pub struct ClientConnection {
     /// What is taken from the peer. Originals send frames that they cannot take.
-    pub(super) limits: ConnectionLimits,
-    pub(super) calls: SlotTable<Call>,
-    pub(super) inbound: Inbound,
-    pub(super) chunks: Chunks<Inbound>,
+    pub(crate) limits: ConnectionLimits,
+    pub(crate) calls: SlotTable<Call>,
+    pub(crate) inbound: Inbound,
+    pub(crate) chunks: Chunks<Inbound>,
     /// Responses whose payload lands while later ones are shown, and complete ones between them, oldest first.
-    pub(super) landing: VecDeque<Landing>,
-    pub(super) announced: Features,
-    pub(super) peer: Option<Features>,
+    pub(crate) landing: VecDeque<Landing>,
+    pub(crate) announced: Features,
+    pub(crate) peer: Option<Features>,
     /// Whether requests for one tensor each go into shared frames: both ends know them, and the link is there.
-    pub(super) bundles: bool,
-    pub(super) peer_status: Option<Buffer>,
-    pub(super) offer: Option<Vec<u8>>,
+    pub(crate) bundles: bool,
+    pub(crate) peer_status: Option<Buffer>,
+    pub(crate) offer: Option<Vec<u8>>,
     deadlines: Deadlines,
     /// Frames that are too long for a peer of which nothing is known yet.
     #[expect(clippy::vec_box, reason = "frames travel boxed")]
     held: Vec<Box<Frame>>,
-    pub(super) outgoing: Outgoing,
-    pub(super) key_numbers: KeyNumbers,
+    pub(crate) outgoing: Outgoing,
+    pub(crate) key_numbers: KeyNumbers,
     sent_lists: SentLists,
-    pub(super) asked: AskedKeys,
-    pub(super) answers: Answers,
+    pub(crate) asked: AskedKeys,
+    pub(crate) answers: Answers,
     finished: VecDeque<Finished>,
     outstanding: usize,
     /// Frames that have begun.
-    pub(super) frames: u64,
+    pub(crate) frames: u64,
     closed: bool,
 }
 
@@ -218,7 +223,7 @@ impl ClientConnection {
         };
         let encoded = match (&request, list) {
             (Request::FuseRecvTensor { step_id, .. }, ListUse::Number(number)) => {
-                key_lists::request(&mut frame, id.raw(), timeout_ms, *step_id, number);
+                lists::request(&mut frame, id.raw(), timeout_ms, *step_id, number);
                 Ok(())
             }
             _ => encode::request(&mut frame, id.raw(), timeout_ms, &request, &limits),
@@ -226,7 +231,7 @@ impl ClientConnection {
         match encoded {
             Ok(()) => {
                 if let ListUse::Keep(number) = list {
-                    key_lists::mark(&mut frame, number);
+                    lists::mark(&mut frame, number);
                 }
                 frame.token = id.raw();
                 if self.peer.is_none() && frame.len_bytes() > FRAME_BYTES_MAX {
@@ -283,7 +288,7 @@ impl ClientConnection {
     }
 
     /// Takes no more calls, and drops the frames that have not left.
-    pub(super) fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         self.closed = true;
         self.bundles = false;
         while let Some(frame) = self.outgoing.abandon().or_else(|| self.held.pop()) {
@@ -322,7 +327,7 @@ impl ClientConnection {
                 }
                 Some(call) => {
                     call.is_sent = true;
-                    return Some(self.outgoing.cut(frame, cutting::NOBODY));
+                    return Some(self.outgoing.cut(frame, cutter::NOBODY));
                 }
                 // A cancel, a chunk or requests that share a frame, which no slot belongs to.
                 None => return Some(frame),
@@ -381,7 +386,7 @@ impl ClientConnection {
     }
 
     /// Ends a call whose response is still to come, or whose request has not left.
-    pub(super) fn give_up(&mut self, id: SlotId, status: Status, tell_peer: bool) {
+    pub(crate) fn give_up(&mut self, id: SlotId, status: Status, tell_peer: bool) {
         let Some(call) = self.calls.find_mut(id) else {
             return;
         };
@@ -399,7 +404,7 @@ impl ClientConnection {
 
     /// Frees the slot of a call, and ends it unless it has ended before.
     #[inline]
-    pub(super) fn finish(&mut self, id: SlotId, result: Result<Response, Status>) {
+    pub(crate) fn finish(&mut self, id: SlotId, result: Result<Response, Status>) {
         let Some(call) = self.calls.remove(id) else {
             return;
         };
@@ -431,7 +436,7 @@ impl ClientConnection {
 
     /// Notes that a call is answered, whose caller gets the answer from [`Answers`].
     #[inline]
-    pub(super) fn note_answer(&mut self, id: SlotId) {
+    pub(crate) fn note_answer(&mut self, id: SlotId) {
         self.deadlines.remove(id.slot);
         self.outstanding -= 1;
     }
@@ -457,4 +462,4 @@ fn deadline_exceeded() -> Status {
 }
 
 /// Mark of frames that belong to no call, or to many.
-pub(super) const NO_CALL: u64 = u64::MAX;
+pub(crate) const NO_CALL: u64 = u64::MAX;

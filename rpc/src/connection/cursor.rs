@@ -3,14 +3,14 @@ use grpcxx_transport::{Landing, Next};
 
 /// The bytes that a link shows, and how far they are used.
 #[derive(Debug)]
-pub(super) struct Cursor<'a> {
+pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
     at_byte: usize,
 }
 
 /// What became of memory that wants bytes.
 #[derive(Debug)]
-pub(super) enum Filled {
+pub(crate) enum Filled {
     /// All bytes were there.
     Whole(Buffer),
     /// The rest has to come from the link.
@@ -18,40 +18,40 @@ pub(super) enum Filled {
 }
 
 impl<'a> Cursor<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Self {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, at_byte: 0 }
     }
 
-    pub(super) fn consumed_bytes(&self) -> usize {
+    pub(crate) fn consumed_bytes(&self) -> usize {
         self.at_byte
     }
 
     /// Takes an array, if all of it is there.
-    pub(super) fn array<const N: usize>(&mut self) -> Option<&'a [u8; N]> {
+    pub(crate) fn array<const N: usize>(&mut self) -> Option<&'a [u8; N]> {
         let array = self.bytes[self.at_byte..].first_chunk()?;
         self.at_byte += N;
         Some(array)
     }
 
     /// Shows the next `len` bytes, if all of them are there, and takes none.
-    pub(super) fn peek(&self, len: usize) -> Option<&'a [u8]> {
+    pub(crate) fn peek(&self, len: usize) -> Option<&'a [u8]> {
         self.bytes[self.at_byte..].get(..len)
     }
 
     /// Shows all bytes that are left, and takes none.
-    pub(super) fn peek_rest(&self) -> &'a [u8] {
+    pub(crate) fn peek_rest(&self) -> &'a [u8] {
         &self.bytes[self.at_byte..]
     }
 
     /// A cursor of its own over the next bytes, at most so many. What it takes is not taken here.
-    pub(super) fn within(&self, bytes_max: u64) -> Self {
+    pub(crate) fn within(&self, bytes_max: u64) -> Self {
         let rest = self.peek_rest();
         let len = usize::try_from(bytes_max).unwrap_or(usize::MAX);
         Self::new(&rest[..rest.len().min(len)])
     }
 
     /// Takes `len` bytes, if all of them are there.
-    pub(super) fn slice(&mut self, len: usize) -> Option<&'a [u8]> {
+    pub(crate) fn slice(&mut self, len: usize) -> Option<&'a [u8]> {
         let slice = self.bytes[self.at_byte..].get(..len)?;
         self.at_byte += len;
         Some(slice)
@@ -59,18 +59,18 @@ impl<'a> Cursor<'a> {
 
     /// How many of the next `len` bytes are there.
     #[inline]
-    pub(super) fn there(&self, len: u64) -> usize {
+    pub(crate) fn there(&self, len: u64) -> usize {
         let there = self.bytes.len() - self.at_byte;
         usize::try_from(len).map_or(there, |len| len.min(there))
     }
 
     /// Moves bytes into memory for so many, or the first of them.
-    pub(super) fn fill(&mut self, buffer: BufferMut, whole_bytes: usize) -> Filled {
+    pub(crate) fn fill(&mut self, buffer: BufferMut, whole_bytes: usize) -> Filled {
         self.fill_landing(Landing::new(buffer).announced(whole_bytes))
     }
 
     /// Moves bytes into the memory of a landing.
-    pub(super) fn fill_landing(&mut self, mut landing: Landing) -> Filled {
+    pub(crate) fn fill_landing(&mut self, mut landing: Landing) -> Filled {
         self.at_byte += landing.fill_from(&self.bytes[self.at_byte..]);
         if landing.is_complete() {
             Filled::Whole(landing.into_shared())
@@ -80,7 +80,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Drops `len` bytes; an order says how many of them the link has to drop.
-    pub(super) fn skip(&mut self, len: u64, then_at_least_bytes: usize) -> Option<Next> {
+    pub(crate) fn skip(&mut self, len: u64, then_at_least_bytes: usize) -> Option<Next> {
         let there = self.bytes.len() - self.at_byte;
         let count = usize::try_from(len).unwrap_or(usize::MAX).min(there);
         self.at_byte += count;

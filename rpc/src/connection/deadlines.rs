@@ -4,7 +4,7 @@ use grpcxx_transport::Time;
 ///
 /// Invariant: `position[heap[i].slot] == i`, and all other positions are [`NOWHERE`].
 #[derive(Debug, Default)]
-pub(super) struct Deadlines {
+pub(crate) struct Deadlines {
     heap: Vec<Entry>,
     position: Vec<u32>,
 }
@@ -17,12 +17,12 @@ struct Entry {
 
 impl Deadlines {
     /// The soonest deadline.
-    pub(super) fn next(&self) -> Option<Time> {
+    pub(crate) fn next(&self) -> Option<Time> {
         self.heap.first().map(|entry| entry.at)
     }
 
     /// Notes the deadline of a slot that has none.
-    pub(super) fn insert(&mut self, slot: u32, at: Time) {
+    pub(crate) fn insert(&mut self, slot: u32, at: Time) {
         let needed = slot as usize + 1;
         if self.position.len() < needed {
             self.position.resize(needed, NOWHERE);
@@ -33,7 +33,7 @@ impl Deadlines {
     }
 
     /// Forgets the deadline of a slot, if it has one.
-    pub(super) fn remove(&mut self, slot: u32) {
+    pub(crate) fn remove(&mut self, slot: u32) {
         match self.position.get(slot as usize) {
             None | Some(&NOWHERE) => {}
             Some(&index) => self.remove_at(index as usize),
@@ -41,7 +41,7 @@ impl Deadlines {
     }
 
     /// Takes a slot whose deadline is `now` or earlier.
-    pub(super) fn pop_due(&mut self, now: Time) -> Option<u32> {
+    pub(crate) fn pop_due(&mut self, now: Time) -> Option<u32> {
         let first = *self.heap.first()?;
         if first.at > now {
             return None;
@@ -50,7 +50,7 @@ impl Deadlines {
         Some(first.slot)
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.heap.clear();
         self.position.clear();
     }

@@ -15,7 +15,7 @@ use crate::{Code, GraphCall, Method, Reason, Request, Status, Tensor, Text};
 ///
 /// # Errors
 /// The request cannot be sent; the frame has to be cleared.
-pub(super) fn request(
+pub(crate) fn request(
     frame: &mut Frame,
     tag: u64,
     timeout_ms: i32,
@@ -57,7 +57,7 @@ pub(super) fn request(
 }
 
 /// Fills an empty frame with a `GetStatus` request that announces this side.
-pub(super) fn announcement(frame: &mut Frame, tag: u64, announcement: &Announcement) {
+pub(crate) fn announcement(frame: &mut Frame, tag: u64, announcement: &Announcement) {
     let header = RequestHeader {
         method: Method::GetStatus.number(),
         tag,
@@ -69,7 +69,7 @@ pub(super) fn announcement(frame: &mut Frame, tag: u64, announcement: &Announcem
 }
 
 /// Fills an empty frame with the order to give up a call.
-pub(super) fn cancel(frame: &mut Frame, tag: u64) {
+pub(crate) fn cancel(frame: &mut Frame, tag: u64) {
     let header = RequestHeader {
         method: CANCEL_METHOD,
         tag,
@@ -82,7 +82,7 @@ pub(super) fn cancel(frame: &mut Frame, tag: u64) {
 ///
 /// # Errors
 /// The response cannot be sent; the frame has to be cleared.
-pub(super) fn message_response(
+pub(crate) fn message_response(
     frame: &mut Frame,
     tag: u64,
     body: &Buffer,
@@ -102,7 +102,7 @@ pub(super) fn message_response(
 ///
 /// # Errors
 /// As above.
-pub(super) fn tensors_response(
+pub(crate) fn tensors_response(
     frame: &mut Frame,
     tag: u64,
     tensors: &[Tensor],
@@ -120,7 +120,7 @@ pub(super) fn tensors_response(
 ///
 /// # Errors
 /// As above, or the tensors are not exactly those asked for.
-pub(super) fn fetched_response(
+pub(crate) fn fetched_response(
     frame: &mut Frame,
     tag: u64,
     asked: &[Text],
@@ -140,7 +140,7 @@ pub(super) fn fetched_response(
 }
 
 /// Fills an empty frame with a failure.
-pub(super) fn error_response(
+pub(crate) fn error_response(
     frame: &mut Frame,
     tag: u64,
     status: &Status,
@@ -226,13 +226,13 @@ fn payload(frame: &mut Frame, buffer: &Buffer) {
     }
 }
 
-pub(super) fn reserve_header(frame: &mut Frame) {
+pub(crate) fn reserve_header(frame: &mut Frame) {
     frame.bytes_mut().extend_from_slice(&[0; HEADER_BYTES]);
 }
 
 /// Writes into the header of a frame without splices how long what follows it is.
 #[inline]
-pub(super) fn note_length(frame: &mut Frame) {
+pub(crate) fn note_length(frame: &mut Frame) {
     let bytes = frame.bytes_mut();
     let payload_bytes = (bytes.len() - HEADER_BYTES) as u64;
     bytes[HEADER_BYTES - 8..HEADER_BYTES].copy_from_slice(&payload_bytes.to_le_bytes());
@@ -242,7 +242,7 @@ fn write_header(frame: &mut Frame, header: &[u8; HEADER_BYTES]) {
     frame.bytes_mut()[..HEADER_BYTES].copy_from_slice(header);
 }
 
-pub(super) fn finish_response(
+pub(crate) fn finish_response(
     frame: &mut Frame,
     tag: u64,
     names_bytes: i32,
@@ -267,7 +267,7 @@ fn payload_bytes(frame: &Frame, limits: &ConnectionLimits) -> Result<u64, Status
 ///
 /// # Errors
 /// It is too long.
-pub(super) fn check_frame(frame: &Frame, limits: &ConnectionLimits) -> Result<(), Status> {
+pub(crate) fn check_frame(frame: &Frame, limits: &ConnectionLimits) -> Result<(), Status> {
     let frame_bytes = frame.len_bytes();
     if frame_bytes > limits.frame_bytes {
         return Err(exhausted(
@@ -326,7 +326,7 @@ fn check_message_method(method: Method) -> Result<(), Status> {
 }
 
 /// Why a method that has a number in star cannot be called with it.
-pub(super) fn unsupported(method: Method) -> Option<&'static str> {
+pub(crate) fn unsupported(method: Method) -> Option<&'static str> {
     match method {
         Method::GetTopologyStatus => Some("GetTopologyStatus is not served over star"),
         Method::RecvBuf => Some("RecvBuf is not served over star"),

@@ -74,14 +74,14 @@ pub enum AtHand<'a> {
 }
 
 /// Memory for all of a message that must not be dropped: the heap's, if there is no other.
-pub(super) fn message_in_any_case(landings: &mut dyn Landings, len: usize) -> BufferMut {
+pub(crate) fn message_in_any_case(landings: &mut dyn Landings, len: usize) -> BufferMut {
     whole(landings.message(len, len), len as u64).unwrap_or_else(|_| BufferMut::zeroed(len))
 }
 
 /// Checks that memory is as long as it was asked for, though it may be shorter than what is
 /// announced.
 #[inline]
-pub(super) fn checked(
+pub(crate) fn checked(
     memory: Result<BufferMut, Status>,
     there_bytes: usize,
     announced_bytes: u64,
@@ -96,7 +96,7 @@ pub(super) fn checked(
 
 /// Checks that memory is as long as what it is for.
 #[inline]
-pub(super) fn whole(
+pub(crate) fn whole(
     memory: Result<BufferMut, Status>,
     wanted_bytes: u64,
 ) -> Result<BufferMut, Status> {
@@ -108,7 +108,7 @@ pub(super) fn whole(
 }
 
 /// Longer memory in place of memory that is full.
-pub(super) fn grown(
+pub(crate) fn grown(
     landings: &mut dyn Landings,
     memory: BufferMut,
     whole_len: usize,

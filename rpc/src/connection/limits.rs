@@ -56,7 +56,7 @@ impl Default for ConnectionLimits {
 
 impl ConnectionLimits {
     /// The limits without what the protocol or the tables cannot hold.
-    pub(super) fn within_protocol(self) -> Self {
+    pub(crate) fn within_protocol(self) -> Self {
         Self {
             outstanding_calls: self.outstanding_calls.clamp(1, OUTSTANDING_CALLS_MAX),
             frame_bytes: self.frame_bytes.min(LONG_FRAME_BYTES_MAX),
@@ -68,7 +68,7 @@ impl ConnectionLimits {
     }
 
     /// The limits of what is sent between these ends, if `common` is what both have announced.
-    pub(super) fn between(self, common: Features) -> Self {
+    pub(crate) fn between(self, common: Features) -> Self {
         if common.contains(Features::LONG_FRAMES) {
             return self;
         }
@@ -95,13 +95,13 @@ impl ConnectionLimits {
 }
 
 /// Originals hold the length of a frame in 32 bits.
-pub(super) const FRAME_BYTES_MAX: u64 = u32::MAX as u64;
+pub(crate) const FRAME_BYTES_MAX: u64 = u32::MAX as u64;
 
 /// Far beyond the memory of a machine, so that sums of lengths stay in range.
 const LONG_FRAME_BYTES_MAX: u64 = 1 << 48;
 
 /// Originals send at most 65535 pieces: one header, and for each tensor its record and its data.
-pub(super) const RECORDS_MAX: usize = (65_535 - 1) / 2;
+pub(crate) const RECORDS_MAX: usize = (65_535 - 1) / 2;
 
 const ANNOUNCEMENT_CALLS: usize = 1;
 

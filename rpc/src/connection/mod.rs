@@ -11,45 +11,22 @@
 //! `poll_cancelled`, whatever the peer and the link do. A [`PeerViolation`] means that the peer broke the protocol: the
 //! driver closes the link, and then calls `handle_closed`.
 
-mod answers;
 mod asked;
-mod body;
-mod chunks;
-mod client;
-mod client_bundle;
-mod client_call;
-mod client_chunks;
-mod client_features;
-mod client_fetched;
-mod client_heads;
-mod client_inbound;
-mod client_leaving;
-mod client_messages;
-mod cursor;
-mod cutting;
+pub(crate) mod body;
+pub(crate) mod calls;
+pub(crate) mod client;
+pub(crate) mod cursor;
 mod deadlines;
-mod encode;
-mod heads_first;
-mod key_lists;
-mod landings;
-mod limits;
-mod numbers;
-mod outgoing;
-mod records;
-mod server;
-mod server_answers;
-mod server_bundle;
-mod server_chunks;
-mod server_graph;
-mod server_inbound;
-mod server_lists;
-mod server_messages;
+pub(crate) mod encode;
+pub(crate) mod landings;
+pub(crate) mod limits;
+pub(crate) mod outgoing;
+pub(crate) mod records;
+pub(crate) mod server;
 mod violation;
 
-pub use answers::ReadyAnswer;
-pub use chunks::ChunkError;
+pub use calls::{CallId, CallOptions, Finished};
 pub use client::ClientConnection;
-pub use client_call::{CallId, CallOptions, Finished};
 pub use landings::{AtHand, Landings};
 pub use limits::{COALESCE_BYTES_MAX, ConnectionLimits};
 pub use server::{Incoming, RequestId, ServerConnection, Undelivered};

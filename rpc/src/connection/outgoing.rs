@@ -2,8 +2,8 @@ use std::collections::VecDeque;
 
 use grpcxx_transport::Frame;
 
-use super::cutting::Cutter;
 use super::{ConnectionLimits, encode};
+use crate::extensions::chunks::cutter::Cutter;
 use crate::wire::BUNDLE_BYTES_MAX;
 
 /// Frames that wait for the link, and empty ones that wait for use.
@@ -12,11 +12,11 @@ use crate::wire::BUNDLE_BYTES_MAX;
     clippy::vec_box,
     reason = "frames travel boxed, and their boxes are reused"
 )]
-pub(super) struct Outgoing {
+pub(crate) struct Outgoing {
     queue: VecDeque<Box<Frame>>,
     /// The frame behind those of the queue, if more may be appended to it.
     open: Option<Box<Frame>>,
-    pub(super) cutter: Cutter,
+    pub(crate) cutter: Cutter,
     pool: Vec<Box<Frame>>,
     /// Memory of the frames in the pool.
     pool_bytes: usize,
@@ -26,7 +26,7 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    pub(super) fn new(limits: &ConnectionLimits) -> Self {
+    pub(crate) fn new(limits: &ConnectionLimits) -> Self {
         Self {
             queue: VecDeque::new(),
             open: None,
@@ -39,7 +39,7 @@ impl Outgoing {
         }
     }
 
-    pub(super) fn empty_frame(&mut self) -> Box<Frame> {
+    pub(crate) fn empty_frame(&mut self) -> Box<Frame> {
         let Some(mut frame) = self.pool.pop() else {
             return Box::default();
         };
@@ -47,7 +47,7 @@ impl Outgoing {
         frame
     }
 
-    pub(super) fn recycle(&mut self, frame: Box<Frame>) {
+    pub(crate) fn recycle(&mut self, frame: Box<Frame>) {
         self.cutter.took_back(&frame);
         self.reuse(frame);
     }
@@ -64,7 +64,7 @@ impl Outgoing {
         }
     }
 
-    pub(super) fn push(&mut self, frame: Box<Frame>) {
+    pub(crate) fn push(&mut self, frame: Box<Frame>) {
         self.close();
         self.queue.push_back(frame);
     }
@@ -72,7 +72,7 @@ impl Outgoing {
     /// The last frame, if it is one that `len` bytes may be appended to, or else a new one. Its header says how long it is
     /// once it leaves.
     #[inline(always)]
-    pub(super) fn bundle(&mut self, len: usize, begin: impl FnOnce(&mut Frame)) -> &mut Frame {
+    pub(crate) fn bundle(&mut self, len: usize, begin: impl FnOnce(&mut Frame)) -> &mut Frame {
         let last = self.open.as_ref();
         if last.is_none_or(|frame| frame.bytes().len() + len > BUNDLE_BYTES) {
             self.open();
@@ -97,12 +97,12 @@ impl Outgoing {
         }
     }
 
-    pub(super) fn unpop(&mut self, frame: Box<Frame>) {
+    pub(crate) fn unpop(&mut self, frame: Box<Frame>) {
         self.queue.push_front(frame);
     }
 
     /// The next frame: a chunk, or what is to be given to [`Outgoing::cut`].
-    pub(super) fn pop(&mut self) -> Option<Box<Frame>> {
+    pub(crate) fn pop(&mut self) -> Option<Box<Frame>> {
         if self.queue.is_empty() {
             self.close();
         }
@@ -137,7 +137,7 @@ impl Outgoing {
 
     /// The frame, or its first chunk if it is long. The last chunk will have this token.
     #[inline]
-    pub(super) fn cut(&mut self, frame: Box<Frame>, token: u64) -> Box<Frame> {
+    pub(crate) fn cut(&mut self, frame: Box<Frame>, token: u64) -> Box<Frame> {
         if self.cutter.is_long(&frame) {
             return self.begin_to_cut(frame, token);
         }
@@ -152,7 +152,7 @@ impl Outgoing {
     }
 
     /// Gives back a frame that the link does not have, and of which it has not had all.
-    pub(super) fn abandon(&mut self) -> Option<Box<Frame>> {
+    pub(crate) fn abandon(&mut self) -> Option<Box<Frame>> {
         self.close();
         let frame = self.cutter.abandon();
         frame.or_else(|| self.queue.pop_front())

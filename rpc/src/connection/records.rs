@@ -10,7 +10,7 @@ use crate::{Code, DTypeClass, Reason, Status, Tensor, TensorMeta, Text};
 
 /// The tensor records of one frame on their way in.
 #[derive(Debug)]
-pub(super) struct Records {
+pub(crate) struct Records {
     token: u64,
     wanted: usize,
     begun: usize,
@@ -43,7 +43,7 @@ enum Failure {
 
 impl Records {
     /// `wanted` records behind `head_bytes` bytes of payload.
-    pub(super) fn new(token: u64, wanted: usize, head_bytes: u64) -> Self {
+    pub(crate) fn new(token: u64, wanted: usize, head_bytes: u64) -> Self {
         Self {
             token,
             wanted,
@@ -60,7 +60,7 @@ impl Records {
     }
 
     /// The same, beside other frames of the connection that take so much of the arena.
-    pub(super) fn beside(self, arena_bytes: u64) -> Self {
+    pub(crate) fn beside(self, arena_bytes: u64) -> Self {
         Self {
             arena_bytes,
             beside_bytes: arena_bytes,
@@ -69,12 +69,12 @@ impl Records {
     }
 
     /// The same, with the index that the memory of each record is asked with.
-    pub(super) fn with_indexes(self, indexes: Vec<u32>) -> Self {
+    pub(crate) fn with_indexes(self, indexes: Vec<u32>) -> Self {
         Self { indexes, ..self }
     }
 
     /// The same, whose landings let the link show what follows, also the next frame, before they are back.
-    pub(super) fn going_on(self) -> Self {
+    pub(crate) fn going_on(self) -> Self {
         Self {
             goes_on: true,
             ..self
@@ -82,45 +82,45 @@ impl Records {
     }
 
     /// Drops the rest; the first reason counts.
-    pub(super) fn fail(&mut self, status: Status) {
+    pub(crate) fn fail(&mut self, status: Status) {
         self.failure.get_or_insert(Failure::Status(status));
     }
 
     /// Whether all bytes of all records are there, or ordered to be dropped.
-    pub(super) fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         self.begun == self.wanted && self.landing.is_empty()
     }
 
     /// Whether all records are begun, so that what follows is the next frame.
-    pub(super) fn are_begun(&self) -> bool {
+    pub(crate) fn are_begun(&self) -> bool {
         self.begun == self.wanted
     }
 
     /// Whether data lands.
-    pub(super) fn is_landing(&self) -> bool {
+    pub(crate) fn is_landing(&self) -> bool {
         !self.landing.is_empty()
     }
 
     /// Landings that were ordered and are not back.
-    pub(super) fn landings_out(&self) -> usize {
+    pub(crate) fn landings_out(&self) -> usize {
         let out = self.landing.iter().filter(|(_, data)| data.is_none());
         out.count()
     }
 
     /// What the data takes of the arena.
-    pub(super) fn arena_bytes(&self) -> u64 {
+    pub(crate) fn arena_bytes(&self) -> u64 {
         self.arena_bytes - self.beside_bytes
     }
 
     /// Drops what lands, and all that follows.
-    pub(super) fn give_up(&mut self, status: Status) {
+    pub(crate) fn give_up(&mut self, status: Status) {
         debug_assert_eq!(self.landing.len(), 1, "nothing is begun behind what grows");
         self.landing.clear();
         self.fail(status);
     }
 
     /// All tensors, with their indexes, once complete. `name` tells how the tensor with an index was asked for.
-    pub(super) fn into_result(
+    pub(crate) fn into_result(
         self,
         name: impl FnOnce(usize) -> Option<Text>,
     ) -> Result<(SmallVec<[Tensor; 1]>, Vec<u32>), Status> {
@@ -134,7 +134,7 @@ impl Records {
     }
 
     /// Takes the memory that was ordered to be filled first.
-    pub(super) fn landed(&mut self, buffer: Buffer) {
+    pub(crate) fn landed(&mut self, buffer: Buffer) {
         let (_, landed) = (self.landing.first_mut()).expect("a landing belongs to a record");
         *landed = Some(buffer);
         let there = self.landing.iter().take_while(|(_, data)| data.is_some());
@@ -145,7 +145,7 @@ impl Records {
     }
 
     /// Takes what is there, and says what the link shall do. `None` means that all records are complete.
-    pub(super) fn advance(
+    pub(crate) fn advance(
         &mut self,
         cursor: &mut Cursor<'_>,
         limits: &ConnectionLimits,
@@ -306,7 +306,7 @@ impl Records {
     }
 
     /// What the link has to show behind the record that was begun last.
-    pub(super) fn next_head_bytes(&self) -> usize {
+    pub(crate) fn next_head_bytes(&self) -> usize {
         if self.begun == self.wanted {
             HEADER_BYTES
         } else {
@@ -318,7 +318,7 @@ impl Records {
 /// Memory for the data of a tensor, of which so many bytes have come; maybe only for the first part
 /// of it.
 #[inline]
-pub(super) fn tensor_memory(
+pub(crate) fn tensor_memory(
     token: u64,
     index: usize,
     meta: &TensorMeta,
@@ -336,7 +336,7 @@ pub(super) fn tensor_memory(
 /// A landing for the data of a tensor, in memory for all of it or its first part. Memory of an
 /// arena is nobody's choice, so a link may bring its own in its place; but only for data that
 /// nobody parses, since the peer may still be able to write there.
-pub(super) fn landing(buffer: BufferMut, meta: &TensorMeta) -> Landing {
+pub(crate) fn landing(buffer: BufferMut, meta: &TensorMeta) -> Landing {
     let landing = if buffer.is_arena() && meta.dtype.class() != DTypeClass::Proto {
         Landing::replaceable(buffer)
     } else {
@@ -347,7 +347,7 @@ pub(super) fn landing(buffer: BufferMut, meta: &TensorMeta) -> Landing {
 }
 
 /// The failure of a call whose frame wants more of the arena than a connection may have.
-pub(super) fn beyond_share(found_bytes: u64, limits: &ConnectionLimits) -> Status {
+pub(crate) fn beyond_share(found_bytes: u64, limits: &ConnectionLimits) -> Status {
     Status::new(
         Code::ResourceExhausted,
         format!(
@@ -372,7 +372,7 @@ fn out_of_line(index: usize, name: Option<Text>, cause: &RecordError) -> Status 
 }
 
 /// The failure of a call whose message is not worth its memory.
-pub(super) fn message_too_long(found_bytes: u64, limits: &ConnectionLimits) -> Status {
+pub(crate) fn message_too_long(found_bytes: u64, limits: &ConnectionLimits) -> Status {
     Status::new(
         Code::ResourceExhausted,
         format!(
@@ -384,4 +384,4 @@ pub(super) fn message_too_long(found_bytes: u64, limits: &ConnectionLimits) -> S
 }
 
 /// Most tensors that room is made for before the first of them has come.
-pub(super) const RESERVED_MAX: usize = 1024;
+pub(crate) const RESERVED_MAX: usize = 1024;

@@ -5,17 +5,22 @@ use grpcxx_transport::{Frame, Next, Outcome, SlotId, SlotTable, Time};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use self::answers::Expected;
+use self::inbound::Inbound;
 use super::ConnectionLimits;
-use super::chunks::Chunks;
 use super::deadlines::Deadlines;
-use super::key_lists::KeptLists;
-use super::numbers::NumberedKeys;
 use super::outgoing::Outgoing;
-use super::server_answers::Expected;
-use super::server_bundle::Bundled;
-use super::server_inbound::Inbound;
+use crate::extensions::bundles::numbers::NumberedKeys;
+use crate::extensions::bundles::server::Bundled;
+use crate::extensions::chunks::reader::Chunks;
+use crate::extensions::key_lists::lists::KeptLists;
 use crate::wire::{ChunkHeader, Features, HEADER_BYTES};
 use crate::{Code, Reason, Request, Response, Status, Tensor};
+
+pub(crate) mod answers;
+mod graph;
+pub(crate) mod inbound;
+pub(crate) mod messages;
 
 /// The answering end of a connection.
 ///
@@ -24,37 +29,37 @@ use crate::{Code, Reason, Request, Response, Status, Tensor};
 #[derive(Debug)]
 pub struct ServerConnection {
     /// What is taken from the peer. Originals send frames that they cannot take.
-    pub(super) limits: ConnectionLimits,
+    pub(crate) limits: ConnectionLimits,
     /// What the peer takes.
-    pub(super) answer_limits: ConnectionLimits,
-    pub(super) served: SlotTable<Served>,
+    pub(crate) answer_limits: ConnectionLimits,
+    pub(crate) served: SlotTable<Served>,
     /// Requests without an answer by tag.
-    pub(super) tags: HashMap<u64, SlotId>,
-    pub(super) inbound: Inbound,
-    pub(super) chunks: Chunks<Inbound>,
-    pub(super) announced: Features,
-    pub(super) peer: Option<Features>,
+    pub(crate) tags: HashMap<u64, SlotId>,
+    pub(crate) inbound: Inbound,
+    pub(crate) chunks: Chunks<Inbound>,
+    pub(crate) announced: Features,
+    pub(crate) peer: Option<Features>,
     /// What the link offers to a peer that can move it; empty if nothing.
-    pub(super) offer: Vec<u8>,
-    pub(super) deadlines: Deadlines,
-    pub(super) ready: VecDeque<Incoming>,
-    pub(super) is_paused: bool,
+    pub(crate) offer: Vec<u8>,
+    pub(crate) deadlines: Deadlines,
+    pub(crate) ready: VecDeque<Incoming>,
+    pub(crate) is_paused: bool,
     /// Frames that have begun.
-    pub(super) frames: u64,
+    pub(crate) frames: u64,
     /// Whether the link lends payload of shared arenas.
-    pub(super) lends: bool,
-    pub(super) outgoing: Outgoing,
-    pub(super) bundled: Bundled,
-    pub(super) numbered_keys: NumberedKeys,
-    pub(super) kept_lists: KeptLists,
-    pub(super) cancelled: VecDeque<Cancelled>,
-    pub(super) undelivered: VecDeque<Undelivered>,
+    pub(crate) lends: bool,
+    pub(crate) outgoing: Outgoing,
+    pub(crate) bundled: Bundled,
+    pub(crate) numbered_keys: NumberedKeys,
+    pub(crate) kept_lists: KeptLists,
+    pub(crate) cancelled: VecDeque<Cancelled>,
+    pub(crate) undelivered: VecDeque<Undelivered>,
     closed: bool,
 }
 
 /// A request of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RequestId(pub(super) SlotId);
+pub struct RequestId(pub(crate) SlotId);
 
 /// A request that wants an answer.
 #[derive(Debug, PartialEq)]
@@ -79,15 +84,15 @@ pub struct Undelivered {
 }
 
 #[derive(Debug)]
-pub(super) struct Served {
-    pub(super) tag: u64,
-    pub(super) expected: Expected,
-    pub(super) state: State,
+pub(crate) struct Served {
+    pub(crate) tag: u64,
+    pub(crate) expected: Expected,
+    pub(crate) state: State,
 }
 
 /// Where a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(crate) enum State {
     /// Its payload is on its way in.
     Arriving,
     /// It waits to be polled.
@@ -100,9 +105,9 @@ pub(super) enum State {
 
 /// A request whose answer is no longer wanted, as long as the service has not been told.
 #[derive(Debug)]
-pub(super) struct Cancelled {
-    pub(super) id: RequestId,
-    pub(super) expected: Expected,
+pub(crate) struct Cancelled {
+    pub(crate) id: RequestId,
+    pub(crate) expected: Expected,
 }
 
 impl RequestId {
@@ -290,7 +295,7 @@ impl ServerConnection {
     }
 
     #[inline]
-    pub(super) fn answer_sent(
+    pub(crate) fn answer_sent(
         &mut self,
         id: SlotId,
         outcome: Outcome,
@@ -368,7 +373,7 @@ impl ServerConnection {
     }
 
     /// Notes what the peer has announced.
-    pub(super) fn meet(&mut self, features: Features) {
+    pub(crate) fn meet(&mut self, features: Features) {
         self.peer = Some(features);
         self.answer_limits = self.limits.between(self.common());
         if self.has(Features::CHUNKS) {
@@ -388,18 +393,18 @@ impl ServerConnection {
         self.outgoing.cutter.keep_shared(lends);
     }
 
-    pub(super) fn has(&self, feature: Features) -> bool {
+    pub(crate) fn has(&self, feature: Features) -> bool {
         self.common().contains(feature)
     }
 
     /// What both ends have announced.
-    pub(super) fn common(&self) -> Features {
+    pub(crate) fn common(&self) -> Features {
         self.announced & self.peer.unwrap_or_default()
     }
 
     /// Whether another request has to wait. One that arrives in chunks does not count, for those behind it may wait
     /// for the rest of it.
-    pub(super) fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         let limit = self.limits.outstanding_calls + usize::from(self.chunks.is_begun());
         self.served.len() + self.bundled.at_hand() + self.cancelled.len() >= limit
     }

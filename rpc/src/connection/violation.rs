@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::ChunkError;
+use crate::extensions::chunks::reader::ChunkError;
 use crate::wire::{HeadsError, Malformed, RecordError, WrongId};
 
 /// How a peer broke the protocol. There is no way to go on: the link has to be closed.
@@ -84,7 +84,7 @@ pub enum PeerViolation {
 impl PeerViolation {
     /// Checks a length against its limit.
     #[inline]
-    pub(super) fn check_length(
+    pub(crate) fn check_length(
         place: &'static str,
         found: u64,
         allowed_max: u64,
@@ -101,7 +101,7 @@ impl PeerViolation {
 
     /// Checks a length that travels with a sign against its limit.
     #[inline]
-    pub(super) fn checked_length(
+    pub(crate) fn checked_length(
         place: &'static str,
         found: i32,
         allowed_max: u64,

@@ -1,28 +1,29 @@
 //! The bytes of star: headers, tensor records, graph metadata, and the hot protobuf messages.
 //!
 //! Encoders append to memory that the caller reuses. Decoders take bytes of any origin: they never panic,
-//! and check every length and count before they ask for memory. `docs/wire.md` describes the layout.
+//! and check every length and count before they ask for memory. `docs/wire.md` describes the layout. The
+//! bytes of an extension lie with it, and are told of here.
 
-mod announcement;
-mod bundle;
 mod graph;
 mod header;
-mod heads;
-mod reader;
+pub(crate) mod reader;
 mod receive;
 mod record;
+mod strings;
 
-pub use announcement::{Announcement, Features};
-pub(crate) use bundle::{
+pub use crate::extensions::announcement::wire::{Announcement, Features};
+pub(crate) use crate::extensions::bundles::wire::{
     AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_METHOD, BUNDLE_TAG, BundleReader, BundledReceive,
     KeyReference, NUMBERED_KEY_BYTES_MAX, NUMBERED_KEYS_MAX, RECEIVE_BYTES,
+};
+pub use crate::extensions::heads_first::wire::{
+    DATA_ALIGNMENT_BYTES, Heads, HeadsError, RUN_BYTES, encode_heads, filled_up,
 };
 pub(crate) use graph::sorted_by_name;
 pub use graph::{decode_graph_metadata, decode_names, encode_graph_metadata, encode_names};
 pub use header::{
     CANCEL_METHOD, CHUNK_METHOD, ChunkHeader, HEADER_BYTES, RequestHeader, ResponseHeader, WrongId,
 };
-pub use heads::{DATA_ALIGNMENT_BYTES, Heads, HeadsError, RUN_BYTES, encode_heads, filled_up};
 pub use reader::{Malformed, Problem, Reader};
 pub(crate) use receive::PlainReceive;
 pub use receive::{ReceiveRequest, decode_receive, encode_receive, receive_bytes};

@@ -2,23 +2,23 @@
 
 use grpcxx_transport::{Next, SlotId};
 
-use super::body::Body;
-use super::client::ClientConnection;
-use super::client_call::Expected;
-use super::client_inbound::Inbound;
-use super::cursor::Cursor;
-use super::heads_first::HeadsFirst;
-use super::landings::checked;
-use super::{Landings, PeerViolation};
+use super::body::HeadsFirst;
+use crate::connection::body::Body;
+use crate::connection::calls::Expected;
+use crate::connection::client::ClientConnection;
+use crate::connection::client::inbound::Inbound;
+use crate::connection::cursor::Cursor;
+use crate::connection::landings::checked;
+use crate::connection::{Landings, PeerViolation};
 use crate::wire::{Features, HEADER_BYTES, Heads, ResponseHeader};
 
 impl ClientConnection {
     /// Whether a response has all heads first.
-    pub(super) fn has_heads_first(&self, header: &ResponseHeader) -> bool {
+    pub(crate) fn has_heads_first(&self, header: &ResponseHeader) -> bool {
         header.names_bytes != 0 && self.takes(Features::HEADS_FIRST)
     }
 
-    pub(super) fn begin_heads(
+    pub(crate) fn begin_heads(
         &mut self,
         id: SlotId,
         header: ResponseHeader,
@@ -44,7 +44,7 @@ impl ClientConnection {
         }
     }
 
-    pub(super) fn heads_landed(
+    pub(crate) fn heads_landed(
         &mut self,
         id: SlotId,
         data_bytes: u64,

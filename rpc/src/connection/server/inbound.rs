@@ -5,13 +5,13 @@ use grpcxx_transport::{Landing, Next, Progress, SlotId, Time};
 use hashbrown::hash_map::Entry;
 use smallvec::SmallVec;
 
-use super::chunks::{self, TakesChunks};
-use super::cursor::{Cursor, Filled};
-use super::records::Records;
-use super::server::{Incoming, RequestId, Served, ServerConnection, State};
-use super::server_answers::Expected;
-use super::server_messages::refusal;
-use super::{Landings, PeerViolation};
+use super::answers::Expected;
+use super::messages::refusal;
+use crate::connection::cursor::{Cursor, Filled};
+use crate::connection::records::Records;
+use crate::connection::server::{Incoming, RequestId, Served, ServerConnection, State};
+use crate::connection::{Landings, PeerViolation};
+use crate::extensions::chunks::reader::{self, TakesChunks};
 use crate::wire::{BUNDLE_METHOD, CANCEL_METHOD, Features, HEADER_BYTES, RequestHeader};
 use crate::{Code, GraphCall, KeyList, Method, Reason, Request, Status, Text};
 
@@ -21,7 +21,7 @@ use crate::{Code, GraphCall, KeyList, Method, Reason, Request, Status, Text};
     clippy::large_enum_variant,
     reason = "there is one in each connection, and a box would be allocated for each frame"
 )]
-pub(super) enum Inbound {
+pub(crate) enum Inbound {
     #[default]
     Header,
     /// One protobuf message.
@@ -50,8 +50,8 @@ pub(super) enum Inbound {
 
 /// A request whose payload is on its way in.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Arriving {
-    pub(super) id: SlotId,
+pub(crate) struct Arriving {
+    pub(crate) id: SlotId,
     deadline: Option<Time>,
     /// The number under which its keys shall be kept; 0 is none.
     keep: i32,
@@ -69,7 +69,7 @@ impl ServerConnection {
         landings: &mut dyn Landings,
     ) -> Result<Progress, PeerViolation> {
         let mut cursor = Cursor::new(bytes);
-        let next = chunks::read(self, now, &mut cursor, landings)?;
+        let next = reader::read(self, now, &mut cursor, landings)?;
         Ok(Progress {
             consumed_bytes: cursor.consumed_bytes(),
             next,
@@ -91,7 +91,7 @@ impl ServerConnection {
             return Ok(Next::Pause);
         }
         if self.chunks.is_inside() {
-            return chunks::landed(self, now, landing, landings);
+            return reader::landed(self, now, landing, landings);
         }
         if !landing.is_complete() {
             return Ok(self.grow(landing, landings));
@@ -99,13 +99,13 @@ impl ServerConnection {
         let cursor = &mut Cursor::new(&[]);
         match self.land(landing.into_shared(), cursor) {
             Some(next) => Ok(next),
-            None => chunks::read(self, now, cursor, landings),
+            None => reader::read(self, now, cursor, landings),
         }
     }
 }
 
 impl ServerConnection {
-    pub(super) fn begin(
+    pub(crate) fn begin(
         &mut self,
         now: Time,
         header: RequestHeader,
@@ -172,7 +172,7 @@ impl ServerConnection {
     }
 
     /// Gives a request its slot.
-    pub(super) fn admit(
+    pub(crate) fn admit(
         &mut self,
         now: Time,
         header: &RequestHeader,
@@ -203,7 +203,7 @@ impl ServerConnection {
 
     /// Fills memory for so many bytes, or the first of them, with what is there, and orders the
     /// rest.
-    pub(super) fn want(
+    pub(crate) fn want(
         &mut self,
         inbound: Inbound,
         buffer: BufferMut,
@@ -217,7 +217,7 @@ impl ServerConnection {
         }
     }
 
-    pub(super) fn land(&mut self, buffer: Buffer, cursor: &mut Cursor<'_>) -> Option<Next> {
+    pub(crate) fn land(&mut self, buffer: Buffer, cursor: &mut Cursor<'_>) -> Option<Next> {
         match std::mem::replace(&mut self.inbound, Inbound::Header) {
             Inbound::Message { arriving, method } => {
                 self.message_landed(arriving, method, buffer);
@@ -256,7 +256,7 @@ impl ServerConnection {
     }
 
     /// What the frame that arrives in chunks takes of the arena, while another is at hand.
-    pub(super) fn beside_bytes(&self) -> u64 {
+    pub(crate) fn beside_bytes(&self) -> u64 {
         match self.chunks.aside() {
             Some(Inbound::Feeds { records, .. }) => records.arena_bytes(),
             _ => 0,
@@ -270,7 +270,7 @@ impl ServerConnection {
 
     /// Queues a complete request for the service, unless it has been answered meanwhile.
     #[inline]
-    pub(super) fn deliver(&mut self, arriving: Arriving, request: Request, expected: Expected) {
+    pub(crate) fn deliver(&mut self, arriving: Arriving, request: Request, expected: Expected) {
         if let Request::FuseRecvTensor { keys, .. } = &request
             && arriving.keep != 0
             && !self.kept_lists.keep(arriving.keep, keys)
@@ -297,7 +297,7 @@ impl ServerConnection {
 }
 
 #[inline]
-pub(super) fn tensors_of(request: &Request) -> Expected {
+pub(crate) fn tensors_of(request: &Request) -> Expected {
     Expected::Tensors {
         request: request.clone(),
         delivering: SmallVec::new(),

@@ -2,16 +2,16 @@ use grpcxx_memory::{Buffer, BufferMut, Parts};
 use grpcxx_transport::{Frame, Landing, Next};
 use smallvec::SmallVec;
 
-use super::cursor::{Cursor, Filled};
-use super::encode::{finish_response, reserve_header};
-use super::landings::whole;
-use super::records::{RESERVED_MAX, beyond_share, landing, tensor_memory};
-use super::{COALESCE_BYTES_MAX, ConnectionLimits, Landings};
+use crate::connection::cursor::{Cursor, Filled};
+use crate::connection::encode::{finish_response, reserve_header};
+use crate::connection::landings::whole;
+use crate::connection::records::{RESERVED_MAX, beyond_share, landing, tensor_memory};
+use crate::connection::{COALESCE_BYTES_MAX, ConnectionLimits, Landings};
 use crate::wire::{DATA_ALIGNMENT_BYTES, HEADER_BYTES, Heads, encode_heads, filled_up};
 use crate::{DTypeClass, Status, Tensor, TensorMeta};
 
 /// Whether a response with these tensors is worth the form with all heads first.
-pub(super) fn suits(tensors: &[Tensor]) -> bool {
+pub(crate) fn suits(tensors: &[Tensor]) -> bool {
     tensors.len() > 1
         && tensors.iter().all(|tensor| {
             tensor.data.len() <= SENT_TENSOR_BYTES_MAX && tensor.dtype.class() != DTypeClass::Proto
@@ -23,7 +23,7 @@ pub(super) fn suits(tensors: &[Tensor]) -> bool {
 ///
 /// # Errors
 /// The response cannot be sent; the frame has to be cleared.
-pub(super) fn response(
+pub(crate) fn response(
     frame: &mut Frame,
     tag: u64,
     tensors: &[Tensor],
@@ -90,7 +90,7 @@ fn fill_bytes(data_bytes: usize) -> usize {
 
 /// The data of a response whose heads are known, on its way in.
 #[derive(Debug)]
-pub(super) struct HeadsFirst {
+pub(crate) struct HeadsFirst {
     token: u64,
     heads: Heads,
     wanted: usize,
@@ -131,7 +131,7 @@ struct Piece {
 
 impl HeadsFirst {
     /// `wanted` tensors, beside other frames of the connection that take so much of the arena.
-    pub(super) fn new(token: u64, heads: Heads, wanted: usize, beside_bytes: u64) -> Self {
+    pub(crate) fn new(token: u64, heads: Heads, wanted: usize, beside_bytes: u64) -> Self {
         Self {
             token,
             heads,
@@ -150,38 +150,38 @@ impl HeadsFirst {
     }
 
     /// Drops the rest; the first reason counts.
-    pub(super) fn fail(&mut self, status: Status) {
+    pub(crate) fn fail(&mut self, status: Status) {
         self.failure.get_or_insert(status);
     }
 
     /// Whether all bytes of all tensors are there, or ordered to be dropped.
-    pub(super) fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         self.are_begun() && self.landing.is_empty()
     }
 
     /// Whether what follows is the next frame.
-    pub(super) fn are_begun(&self) -> bool {
+    pub(crate) fn are_begun(&self) -> bool {
         self.begun == self.wanted && self.fill_bytes == 0
     }
 
     /// Whether data lands.
-    pub(super) fn is_landing(&self) -> bool {
+    pub(crate) fn is_landing(&self) -> bool {
         !self.landing.is_empty()
     }
 
     /// Landings that were ordered and are not back.
-    pub(super) fn landings_out(&self) -> usize {
+    pub(crate) fn landings_out(&self) -> usize {
         let out = self.landing.iter().filter(|piece| piece.memory.is_none());
         out.count()
     }
 
     /// What the data takes of the arena.
-    pub(super) fn arena_bytes(&self) -> u64 {
+    pub(crate) fn arena_bytes(&self) -> u64 {
         self.arena_bytes - self.beside_bytes
     }
 
     /// Drops what lands, and all that follows. Returns how long the rest is behind what lands.
-    pub(super) fn give_up(&mut self, status: Status) -> u64 {
+    pub(crate) fn give_up(&mut self, status: Status) -> u64 {
         debug_assert_eq!(self.landings_out(), 1, "nothing is begun behind what grows");
         self.landing.clear();
         self.fail(status);
@@ -189,7 +189,7 @@ impl HeadsFirst {
     }
 
     /// All tensors, once complete.
-    pub(super) fn into_result(self) -> Result<SmallVec<[Tensor; 1]>, Status> {
+    pub(crate) fn into_result(self) -> Result<SmallVec<[Tensor; 1]>, Status> {
         match self.failure {
             Some(status) => Err(status),
             None => Ok(SmallVec::from_vec(self.arrived)),
@@ -197,7 +197,7 @@ impl HeadsFirst {
     }
 
     /// Takes the memory that was ordered to be filled first.
-    pub(super) fn landed(&mut self, memory: Buffer) {
+    pub(crate) fn landed(&mut self, memory: Buffer) {
         let piece = self.landing.first_mut();
         piece.expect("a landing belongs to a piece").memory = Some(memory);
         let there = self
@@ -211,7 +211,7 @@ impl HeadsFirst {
     }
 
     /// Takes what is there, and says what the link shall do. `None` means that all data is complete.
-    pub(super) fn advance(
+    pub(crate) fn advance(
         &mut self,
         cursor: &mut Cursor<'_>,
         limits: &ConnectionLimits,

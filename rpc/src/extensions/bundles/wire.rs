@@ -1,4 +1,4 @@
-use super::reader::{Malformed, Problem};
+use crate::wire::{Malformed, Problem};
 
 /// Method number of a frame of requests for one tensor each.
 pub(crate) const BUNDLE_METHOD: i32 = 0x4758_0002;
@@ -256,7 +256,7 @@ mod tests {
             })
         );
         assert!(reader.is_empty());
-        let words: Vec<&str> = include_str!("../../../docs/wire.md")
+        let words: Vec<&str> = include_str!("../../../../docs/wire.md")
             .split_whitespace()
             .collect();
         let document = words.join(" ");

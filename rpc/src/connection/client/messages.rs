@@ -1,18 +1,18 @@
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{Next, SlotId};
 
-use super::client::ClientConnection;
-use super::client_call::Expected;
-use super::client_inbound::{Inbound, gone};
-use super::cursor::Cursor;
-use super::landings::checked;
-use super::records::message_too_long;
-use super::{Landings, PeerViolation};
+use super::inbound::{Inbound, gone};
+use crate::connection::calls::Expected;
+use crate::connection::client::ClientConnection;
+use crate::connection::cursor::Cursor;
+use crate::connection::landings::checked;
+use crate::connection::records::message_too_long;
+use crate::connection::{Landings, PeerViolation};
 use crate::wire::{Announcement, ChunkHeader, Features, HEADER_BYTES, ResponseHeader};
 use crate::{Code, Reason, Response, Status};
 
 impl ClientConnection {
-    pub(super) fn begin_error(
+    pub(crate) fn begin_error(
         &mut self,
         id: SlotId,
         header: ResponseHeader,
@@ -56,7 +56,7 @@ impl ClientConnection {
         }
     }
 
-    pub(super) fn begin_message(
+    pub(crate) fn begin_message(
         &mut self,
         id: SlotId,
         header: ResponseHeader,
@@ -89,7 +89,7 @@ impl ClientConnection {
         }
     }
 
-    pub(super) fn finish_message(&mut self, id: SlotId, body: Buffer) {
+    pub(crate) fn finish_message(&mut self, id: SlotId, body: Buffer) {
         let call = self.calls.find(id);
         if call.is_some_and(|call| matches!(call.expected, Expected::Announcement)) {
             let found = Announcement::find(&body).ok().flatten().unwrap_or_default();
@@ -109,12 +109,12 @@ impl ClientConnection {
 }
 
 /// The failure of a call whose reason there was no memory for.
-pub(super) fn reason_lost(number: i32, refused: &Status) -> Status {
+pub(crate) fn reason_lost(number: i32, refused: &Status) -> Status {
     let text = format!("the peer's reason could not be kept: {}", refused.message);
     status_of(number, text)
 }
 
-pub(super) fn status_of(number: i32, text: String) -> Status {
+pub(crate) fn status_of(number: i32, text: String) -> Status {
     let status = match Code::from_number(number) {
         Some(code) => Status::new(code, text),
         None => Status::new(Code::Unknown, format!("status code {number}: {text}")),

@@ -3,12 +3,12 @@
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{Next, Time};
 
-use super::chunks::{Chunks, TakesChunks};
-use super::cursor::Cursor;
-use super::server::ServerConnection;
-use super::server_inbound::Inbound;
-use super::{Landings, PeerViolation};
+use super::reader::{Chunks, TakesChunks};
 use crate::Status;
+use crate::connection::cursor::Cursor;
+use crate::connection::server::ServerConnection;
+use crate::connection::server::inbound::Inbound;
+use crate::connection::{Landings, PeerViolation};
 use crate::wire::{Features, HEADER_BYTES, RequestHeader};
 
 impl TakesChunks for ServerConnection {

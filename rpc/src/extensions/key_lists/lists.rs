@@ -14,7 +14,7 @@ use crate::{KeyList, Method, Text};
 /// A list has a number from its second use on, so that lists which do not come back cost no more than a look at their
 /// keys. It is named by its number once the request that gave it that number has been answered with success.
 #[derive(Debug, Default)]
-pub(super) struct SentLists {
+pub(crate) struct SentLists {
     lists: Vec<Sent>,
     /// The next list that may lose its number.
     oldest: usize,
@@ -46,7 +46,7 @@ enum SentState {
 
 /// How a request names a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ListUse {
+pub(crate) enum ListUse {
     /// By its keys.
     Keys,
     /// By its keys, which the server shall keep.
@@ -57,13 +57,13 @@ pub(super) enum ListUse {
 
 /// The lists that a server keeps for the client of a connection.
 #[derive(Debug, Default)]
-pub(super) struct KeptLists {
+pub(crate) struct KeptLists {
     lists: Vec<Option<KeyList>>,
 }
 
 impl SentLists {
     /// How the request of `call` names its list.
-    pub(super) fn name(&mut self, keys: &KeyList, call: SlotId) -> ListUse {
+    pub(crate) fn name(&mut self, keys: &KeyList, call: SlotId) -> ListUse {
         if let Some(at) = self.lists.iter().position(|sent| sent.keys.is_same(keys)) {
             return self.use_list(at, call);
         }
@@ -98,7 +98,7 @@ impl SentLists {
 
     /// Notes how a call ended, or that it never began.
     #[inline]
-    pub(super) fn ended(&mut self, call: SlotId, is_success: bool) {
+    pub(crate) fn ended(&mut self, call: SlotId, is_success: bool) {
         if self.waiting == 0 {
             return;
         }
@@ -158,7 +158,7 @@ impl SentLists {
 
 impl KeptLists {
     /// The list with this number.
-    pub(super) fn find(&self, number: i32) -> Option<KeyList> {
+    pub(crate) fn find(&self, number: i32) -> Option<KeyList> {
         let at = usize::try_from(number).ok()?.checked_sub(1)?;
         self.lists.get(at)?.clone()
     }
@@ -166,7 +166,7 @@ impl KeptLists {
     /// Keeps a list under a number, in place of another. False if that is not allowed.
     ///
     /// The texts are copied, next to each other: those of a request may lie in memory of the arena, or in many places.
-    pub(super) fn keep(&mut self, number: i32, keys: &[Text]) -> bool {
+    pub(crate) fn keep(&mut self, number: i32, keys: &[Text]) -> bool {
         let at = match usize::try_from(number) {
             Ok(number @ 1..=LISTS_MAX) if fits(keys) => number - 1,
             _ => return false,
@@ -193,7 +193,7 @@ impl KeptLists {
 }
 
 /// Fills an empty frame with a request for the tensors of a list that the server keeps.
-pub(super) fn request(frame: &mut Frame, tag: u64, timeout_ms: i32, step_id: i64, number: i32) {
+pub(crate) fn request(frame: &mut Frame, tag: u64, timeout_ms: i32, step_id: i64, number: i32) {
     let header = RequestHeader {
         method: Method::FuseRecvTensor.number(),
         tag,
@@ -206,7 +206,7 @@ pub(super) fn request(frame: &mut Frame, tag: u64, timeout_ms: i32, step_id: i64
 }
 
 /// Writes into the header of a request that the server shall keep its keys.
-pub(super) fn mark(frame: &mut Frame, number: i32) {
+pub(crate) fn mark(frame: &mut Frame, number: i32) {
     let header = frame.bytes_mut().first_chunk_mut::<HEADER_BYTES>();
     let bytes = header.expect("a request begins with its header");
     let header = RequestHeader::decode(bytes).expect("it was just written");
@@ -228,10 +228,10 @@ fn number(at: usize) -> i32 {
 }
 
 /// Length of the payload of a request that names a list by its number, which is the step.
-pub(super) const STEP_BYTES: usize = 8;
+pub(crate) const STEP_BYTES: usize = 8;
 
 /// Lists that a connection can have, numbered from 1.
-pub(super) const LISTS_MAX: usize = 32;
+pub(crate) const LISTS_MAX: usize = 32;
 
 /// Longest list: its keys together, in bytes.
 const LIST_BYTES_MAX: usize = 256 << 10;

@@ -3,8 +3,8 @@ use grpcxx_memory::Buffer;
 use hashbrown::HashTable;
 use std::hash::{BuildHasher, Hasher};
 
-use super::{Landings, PeerViolation};
 use crate::Text;
+use crate::connection::{Landings, PeerViolation};
 use crate::wire::{KeyReference, Malformed, NUMBERED_KEY_BYTES_MAX, NUMBERED_KEYS_MAX, Problem};
 
 /// The numbers that a client has given to keys.
@@ -12,7 +12,7 @@ use crate::wire::{KeyReference, Malformed, NUMBERED_KEY_BYTES_MAX, NUMBERED_KEYS
 /// Numbers are given in order; once all are given, the oldest stands for the next key. So a table is as long as it
 /// has to be, and programs whose keys change for ever are served too.
 #[derive(Debug)]
-pub(super) struct KeyNumbers {
+pub(crate) struct KeyNumbers {
     keys: Vec<Text>,
     numbers: HashTable<Numbered>,
     hasher: RandomState,
@@ -31,7 +31,7 @@ struct Numbered {
 
 /// The keys that a server knows by the numbers that its client gave them.
 #[derive(Debug, Default)]
-pub(super) struct NumberedKeys {
+pub(crate) struct NumberedKeys {
     keys: Vec<NumberedKey>,
     /// The last key that came without a number.
     whole: Text,
@@ -64,7 +64,7 @@ impl KeyNumbers {
 
     /// The number of a key that is the one found last, or the next, and lies where that does.
     #[inline(always)]
-    pub(super) fn find_recent(&mut self, key: &Text) -> Option<u32> {
+    pub(crate) fn find_recent(&mut self, key: &Text) -> Option<u32> {
         for number in [self.recent, self.recent + 1] {
             if let Some(known) = self.keys.get(number)
                 && std::ptr::eq(&known.as_buffer()[..], &key.as_buffer()[..])
@@ -77,7 +77,7 @@ impl KeyNumbers {
     }
 
     /// How a request names a key. What it says of a new number must reach the peer, before what is asked for next.
-    pub(super) fn refer<'a>(&mut self, key: &'a Text) -> KeyReference<'a> {
+    pub(crate) fn refer<'a>(&mut self, key: &'a Text) -> KeyReference<'a> {
         let bytes = &key.as_buffer()[..];
         if bytes.len() > NUMBERED_KEY_BYTES_MAX {
             return KeyReference::Whole { key: bytes };
@@ -126,7 +126,7 @@ impl NumberedKeys {
     /// # Errors
     /// The number stands for no key, or cannot stand for one, or the bytes are no key.
     #[inline]
-    pub(super) fn resolve(
+    pub(crate) fn resolve(
         &mut self,
         reference: KeyReference<'_>,
         landings: &mut dyn Landings,

@@ -3,7 +3,7 @@ use std::collections::VecDeque;
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{Frame, FramePlace};
 
-use super::ConnectionLimits;
+use crate::connection::ConnectionLimits;
 use crate::wire::{ChunkHeader, HEADER_BYTES};
 
 /// Cuts long frames into chunks, for a peer that takes them.
@@ -11,7 +11,7 @@ use crate::wire::{ChunkHeader, HEADER_BYTES};
 /// One frame is cut at a time, and one chunk of it is with the link: the next is made when that has left, and goes behind
 /// the frames that came meanwhile. The last chunk has the token of its frame, all others that of nobody.
 #[derive(Debug)]
-pub(super) struct Cutter {
+pub(crate) struct Cutter {
     /// Frames that are longer are cut.
     frame_bytes_max: u64,
     chunk_bytes: usize,
@@ -36,7 +36,7 @@ struct Cut {
 
 impl Cutter {
     /// Cuts nothing yet.
-    pub(super) fn new(limits: &ConnectionLimits) -> Self {
+    pub(crate) fn new(limits: &ConnectionLimits) -> Self {
         Self {
             frame_bytes_max: u64::MAX,
             chunk_bytes: limits.chunk_bytes.max(1),
@@ -50,7 +50,7 @@ impl Cutter {
     }
 
     /// Cuts from now on the frames that are longer, with headers for their direction.
-    pub(super) fn start(
+    pub(crate) fn start(
         &mut self,
         frame_bytes_max: u64,
         encode: fn(&ChunkHeader) -> [u8; HEADER_BYTES],
@@ -59,13 +59,13 @@ impl Cutter {
         self.encode = encode;
     }
 
-    pub(super) fn keep_shared(&mut self, keeps_shared: bool) {
+    pub(crate) fn keep_shared(&mut self, keeps_shared: bool) {
         self.keeps_shared = keeps_shared;
     }
 
     /// Whether this is a frame to cut: it is long, has payload, and is no chunk itself.
     #[inline]
-    pub(super) fn is_long(&self, frame: &Frame) -> bool {
+    pub(crate) fn is_long(&self, frame: &Frame) -> bool {
         frame.len_bytes() > self.frame_bytes_max
             && frame.segment_count() > 1
             && self.at_link != Some(frame.token)
@@ -73,27 +73,27 @@ impl Cutter {
 
     /// Whether there are frames to cut, or to cut further.
     #[inline]
-    pub(super) fn has_work(&self) -> bool {
+    pub(crate) fn has_work(&self) -> bool {
         self.cut.is_some() || !self.waiting.is_empty()
     }
 
     /// Whether a long frame is to go on: the link has no chunk, and no frame waits that could go before.
-    pub(super) fn is_due(&self, is_alone: bool) -> bool {
+    pub(crate) fn is_due(&self, is_alone: bool) -> bool {
         self.has_work() && self.at_link.is_none() && (is_alone || self.passed >= PASSED_MAX)
     }
 
     /// Notes that a frame goes that is not cut.
-    pub(super) fn let_pass(&mut self) {
+    pub(crate) fn let_pass(&mut self) {
         self.passed = self.passed.saturating_add(1);
     }
 
     /// Lets a long frame wait for its turn.
-    pub(super) fn push(&mut self, frame: Box<Frame>) {
+    pub(crate) fn push(&mut self, frame: Box<Frame>) {
         self.waiting.push_back(frame);
     }
 
     /// The next long frame, unless one is being cut.
-    pub(super) fn pop(&mut self) -> Option<Box<Frame>> {
+    pub(crate) fn pop(&mut self) -> Option<Box<Frame>> {
         if self.cut.is_some() {
             return None;
         }
@@ -101,7 +101,7 @@ impl Cutter {
     }
 
     /// Begins to cut a frame.
-    pub(super) fn begin(&mut self, frame: Box<Frame>) {
+    pub(crate) fn begin(&mut self, frame: Box<Frame>) {
         let tag = ChunkHeader::tag_of(frame.bytes());
         self.cut = Some(Cut {
             frame,
@@ -111,7 +111,7 @@ impl Cutter {
     }
 
     /// Fills an empty frame with the next chunk. Gives the frame back that is cut, if that was the last.
-    pub(super) fn cut(&mut self, chunk: &mut Frame) -> Option<Box<Frame>> {
+    pub(crate) fn cut(&mut self, chunk: &mut Frame) -> Option<Box<Frame>> {
         let cut = self.cut.as_mut().expect("the caller has begun");
         let keeps_shared = self.keeps_shared;
         let is_whole = |payload: &Buffer| keeps_shared && payload.shared_memory().is_some();
@@ -138,21 +138,21 @@ impl Cutter {
 
     /// Notes that the link is done with a frame.
     #[inline]
-    pub(super) fn took_back(&mut self, frame: &Frame) {
+    pub(crate) fn took_back(&mut self, frame: &Frame) {
         if self.at_link == Some(frame.token) {
             self.at_link = None;
         }
     }
 
     /// Gives back a frame that has not left as a whole.
-    pub(super) fn abandon(&mut self) -> Option<Box<Frame>> {
+    pub(crate) fn abandon(&mut self) -> Option<Box<Frame>> {
         let cut = self.cut.take().map(|cut| cut.frame);
         cut.or_else(|| self.waiting.pop_front())
     }
 }
 
 /// Token of a chunk behind which more of its frame follows; no slot has it.
-pub(super) const NOBODY: u64 = u64::MAX - 1;
+pub(crate) const NOBODY: u64 = u64::MAX - 1;
 
 /// After so many frames that came later, a chunk goes first: who sends small frames without end does not hold up large ones
 /// for ever.

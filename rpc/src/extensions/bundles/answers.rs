@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use grpcxx_memory::{Buffer, BufferMut, Parts};
 
-use super::client_call::CallId;
+use crate::connection::calls::CallId;
 use crate::wire::{DATA_ALIGNMENT_BYTES, RECORD_BYTES, filled_up};
 use crate::{Tensor, TensorMeta};
 
@@ -11,7 +11,7 @@ use crate::{Tensor, TensorMeta};
 /// What neighbours have in common is there once. Tensors are made when they are taken: moving them from place to
 /// place would cost more than all else.
 #[derive(Debug)]
-pub(super) struct Answers {
+pub(crate) struct Answers {
     /// All since none was left, of which those before `next` are taken.
     queue: Vec<Answer>,
     next: usize,
@@ -70,17 +70,17 @@ impl Default for Answers {
 
 impl Answers {
     #[inline]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.queue.len() - self.next
     }
 
     /// Whether this record says of the next answers what is known of the last ones.
-    pub(super) fn knows(&self, record: &[u8; RECORD_BYTES]) -> bool {
+    pub(crate) fn knows(&self, record: &[u8; RECORD_BYTES]) -> bool {
         !self.metas.is_empty() && self.last_record == *record
     }
 
     /// What the tensors of the next answers are, and the record that says so.
-    pub(super) fn learn(&mut self, record: &[u8; RECORD_BYTES], meta: TensorMeta) {
+    pub(crate) fn learn(&mut self, record: &[u8; RECORD_BYTES], meta: TensorMeta) {
         if self.len() == 0 {
             self.forget();
         }
@@ -90,13 +90,13 @@ impl Answers {
 
     /// What was learnt last.
     #[inline]
-    pub(super) fn meta(&self) -> &TensorMeta {
+    pub(crate) fn meta(&self) -> &TensorMeta {
         let meta = self.metas.last();
         meta.expect("only an answer behind one with a record has none")
     }
 
     /// Takes an answer whose data is in memory of its own.
-    pub(super) fn push(&mut self, call: CallId, token: u64, data: Buffer) {
+    pub(crate) fn push(&mut self, call: CallId, token: u64, data: Buffer) {
         let len_bytes = data.len();
         self.memory.push(Memory::Own(data));
         self.push_part(call, token, self.memory.len() - 1, 0, len_bytes);
@@ -104,13 +104,13 @@ impl Answers {
 
     /// Whether data fits into the block.
     #[inline]
-    pub(super) fn has_room(&self, data_bytes: usize) -> bool {
+    pub(crate) fn has_room(&self, data_bytes: usize) -> bool {
         self.taken_bytes + data_bytes <= self.block.len()
     }
 
     /// Takes an answer whose data fits into the block.
     #[inline]
-    pub(super) fn push_shared(&mut self, call: CallId, token: u64, data: &[u8]) {
+    pub(crate) fn push_shared(&mut self, call: CallId, token: u64, data: &[u8]) {
         let begin = self.taken_bytes;
         let end = begin + data.len();
         self.taken_bytes = filled_up(end as u64) as usize;
@@ -121,7 +121,7 @@ impl Answers {
     }
 
     /// Uses this memory for the data of the next answers.
-    pub(super) fn open(&mut self, block: BufferMut) {
+    pub(crate) fn open(&mut self, block: BufferMut) {
         self.close();
         self.block = block;
         self.block_index = self.memory.len();
@@ -130,7 +130,7 @@ impl Answers {
 
     /// Ends the use of the block, without which no answer in it can be taken.
     #[inline]
-    pub(super) fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         // Tensors without data find a place where there is no block too.
         let takers = std::mem::take(&mut self.takers);
         self.taken_bytes = 0;
@@ -142,7 +142,7 @@ impl Answers {
 
     /// The next answer.
     #[inline(always)]
-    pub(super) fn poll(&mut self) -> Option<ReadyAnswer<'_>> {
+    pub(crate) fn poll(&mut self) -> Option<ReadyAnswer<'_>> {
         let Some(&answer) = self.queue.get(self.next) else {
             if !self.queue.is_empty() {
                 self.forget();
@@ -259,14 +259,14 @@ fn copy(data: &[u8], place: &mut [u8]) {
 }
 
 /// Length of a block for the data of so many more bytes of answers, of which each has as much data as the next.
-pub(super) fn block_bytes(data_bytes: usize, left_bytes: usize) -> Option<usize> {
+pub(crate) fn block_bytes(data_bytes: usize, left_bytes: usize) -> Option<usize> {
     let each_bytes = filled_up(data_bytes as u64) as usize;
     let count = 1 + left_bytes / (data_bytes + ANSWER_BYTES);
     (count > 1).then(|| (count * each_bytes).min(BLOCK_BYTES_MAX))
 }
 
 /// Longest data that shares memory with that of other answers.
-pub(super) const SHARED_DATA_BYTES_MAX: usize = 512;
+pub(crate) const SHARED_DATA_BYTES_MAX: usize = 512;
 
 /// Longest memory that answers share. It stays as long as one of their tensors does.
 const BLOCK_BYTES_MAX: usize = 2 << 10;

@@ -4,15 +4,17 @@ use grpcxx_memory::BufferMut;
 use grpcxx_transport::{Frame, SlotId};
 use smallvec::SmallVec;
 
-use super::encode;
-use super::heads_first::{self, suits};
-use super::server::{Cancelled, RequestId, Served, ServerConnection, State, Undelivered};
+use crate::connection::encode;
+use crate::connection::server::{
+    Cancelled, RequestId, Served, ServerConnection, State, Undelivered,
+};
+use crate::extensions::heads_first::body::{self, suits};
 use crate::wire::{Announcement, Features};
 use crate::{Code, Request, Response, Status, Tensor, Text};
 
 /// What a successful answer consists of.
 #[derive(Debug)]
-pub(super) enum Expected {
+pub(crate) enum Expected {
     Message {
         announce: bool,
     },
@@ -28,7 +30,7 @@ pub(super) enum Expected {
 
 impl ServerConnection {
     /// Answers a request that the service shall not see, or no longer care for.
-    pub(super) fn refuse(&mut self, id: SlotId, status: Status) {
+    pub(crate) fn refuse(&mut self, id: SlotId, status: Status) {
         let Some(served) = self.served.find_mut(id) else {
             return;
         };
@@ -48,7 +50,7 @@ impl ServerConnection {
     }
 
     /// Queues the one answer of a request.
-    pub(super) fn respond(
+    pub(crate) fn respond(
         &mut self,
         id: SlotId,
         result: Result<Response, Status>,
@@ -102,7 +104,7 @@ impl ServerConnection {
         expected.check(tensors)?;
         if self.has(Features::HEADS_FIRST) && suits(tensors) {
             let mut memory = |len| if self.lends { memory(len) } else { None };
-            return heads_first::response(frame, *tag, tensors, &self.answer_limits, &mut memory);
+            return body::response(frame, *tag, tensors, &self.answer_limits, &mut memory);
         }
         encode::tensors_response(frame, *tag, tensors, &self.answer_limits)
     }
@@ -150,7 +152,7 @@ impl ServerConnection {
 
     /// Notes that the one answer of a request is queued.
     #[inline]
-    pub(super) fn answered(&mut self, id: SlotId) {
+    pub(crate) fn answered(&mut self, id: SlotId) {
         let served = self
             .served
             .find_mut(id)
@@ -174,7 +176,7 @@ impl ServerConnection {
     }
 
     /// Saves the tensors of an answer that comes between a cancel and the moment the service hears of it.
-    pub(super) fn rescue(&mut self, id: RequestId, result: Result<Response, Status>) {
+    pub(crate) fn rescue(&mut self, id: RequestId, result: Result<Response, Status>) {
         let Ok(Response::Tensors(tensors)) = result else {
             return;
         };
@@ -201,7 +203,7 @@ impl ServerConnection {
         }
     }
 
-    pub(super) fn give_back(&mut self, id: RequestId, expected: Expected) {
+    pub(crate) fn give_back(&mut self, id: RequestId, expected: Expected) {
         if let Expected::Tensors {
             request,
             delivering,

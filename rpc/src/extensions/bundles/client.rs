@@ -4,14 +4,14 @@ use grpcxx_memory::Buffer;
 use grpcxx_transport::{Next, SlotId};
 
 use super::answers::{SHARED_DATA_BYTES_MAX, block_bytes};
-use super::client::{ClientConnection, NO_CALL};
-use super::client_call::{Call, CallId};
-use super::client_inbound::{Inbound, gone};
-use super::cursor::Cursor;
-use super::landings::{message_in_any_case, whole};
-use super::outgoing::Outgoing;
-use super::records::tensor_memory;
-use super::{ConnectionLimits, Landings, PeerViolation};
+use crate::connection::calls::{Call, CallId};
+use crate::connection::client::inbound::{Inbound, gone};
+use crate::connection::client::{ClientConnection, NO_CALL};
+use crate::connection::cursor::Cursor;
+use crate::connection::landings::{message_in_any_case, whole};
+use crate::connection::outgoing::Outgoing;
+use crate::connection::records::tensor_memory;
+use crate::connection::{ConnectionLimits, Landings, PeerViolation};
 use crate::wire::{
     AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_METHOD, BundleReader, BundledReceive, KeyReference,
     RECEIVE_BYTES, RECORD_BYTES, RequestHeader, ResponseHeader, decode_record,
@@ -23,7 +23,7 @@ impl ClientConnection {
     ///
     /// Such a request leaves even if its call ends before, since it may say what a number stands for.
     #[inline(always)]
-    pub(super) fn queue_bundled(&mut self, id: SlotId, timeout_ms: i32, step_id: i64, key: &Text) {
+    pub(crate) fn queue_bundled(&mut self, id: SlotId, timeout_ms: i32, step_id: i64, key: &Text) {
         match self.key_numbers.find_recent(key) {
             Some(number) => {
                 let key = KeyReference::Known { number };
@@ -40,7 +40,7 @@ impl ClientConnection {
     }
 
     /// Takes a frame of answers as soon as all of it is there.
-    pub(super) fn begin_bundle(
+    pub(crate) fn begin_bundle(
         &mut self,
         header: ResponseHeader,
         cursor: &mut Cursor<'_>,
@@ -58,7 +58,7 @@ impl ClientConnection {
     }
 
     /// Takes a frame of answers that has landed.
-    pub(super) fn read_bundle(&mut self, landings: &mut dyn Landings) -> Result<(), PeerViolation> {
+    pub(crate) fn read_bundle(&mut self, landings: &mut dyn Landings) -> Result<(), PeerViolation> {
         let inbound = std::mem::replace(&mut self.inbound, Inbound::Header);
         let Inbound::Bundle {
             answers: Some(answers),
@@ -192,7 +192,7 @@ impl ClientConnection {
 
 /// The response that is one tensor whose data is there as a whole.
 #[inline]
-pub(super) fn small_tensor(
+pub(crate) fn small_tensor(
     token: u64,
     meta: &TensorMeta,
     data: &[u8],

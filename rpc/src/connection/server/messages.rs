@@ -1,21 +1,21 @@
 use grpcxx_memory::Buffer;
 use grpcxx_transport::Next;
 
-use super::Landings;
-use super::cursor::Cursor;
-use super::encode::unsupported;
-use super::landings::checked;
-use super::records::message_too_long;
-use super::server::ServerConnection;
-use super::server_answers::Expected;
-use super::server_inbound::{Arriving, Inbound, tensors_of};
+use super::answers::Expected;
+use super::inbound::{Arriving, Inbound, tensors_of};
+use crate::connection::Landings;
+use crate::connection::cursor::Cursor;
+use crate::connection::encode::unsupported;
+use crate::connection::landings::checked;
+use crate::connection::records::message_too_long;
+use crate::connection::server::ServerConnection;
 use crate::wire::{
     Announcement, HEADER_BYTES, Malformed, PlainReceive, RequestHeader, decode_receive,
 };
 use crate::{Method, Request};
 
 impl ServerConnection {
-    pub(super) fn begin_message(
+    pub(crate) fn begin_message(
         &mut self,
         arriving: Arriving,
         method: Method,
@@ -92,7 +92,7 @@ impl ServerConnection {
         Some(request)
     }
 
-    pub(super) fn message_landed(&mut self, arriving: Arriving, method: Method, body: Buffer) {
+    pub(crate) fn message_landed(&mut self, arriving: Arriving, method: Method, body: Buffer) {
         let decoded = match method {
             Method::RecvTensor => decode_receive(&body, 1).map(|mut message| {
                 let key = message.keys.pop().expect("a decoded request has a key");
@@ -138,7 +138,7 @@ fn tensors_asked(request: Request) -> (Request, Expected) {
 }
 
 /// Why a method is refused without asking the service.
-pub(super) fn refusal(method: Method) -> Option<&'static str> {
+pub(crate) fn refusal(method: Method) -> Option<&'static str> {
     match method {
         // Originals answer with the bare names, and their callers look for nothing else.
         Method::Logging => Some("Logging"),

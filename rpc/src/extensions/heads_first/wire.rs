@@ -1,7 +1,8 @@
 use smallvec::SmallVec;
 
-use super::reader::{Malformed, Problem, Reader};
-use super::record::{RECORD_BYTES, RecordError, decode_record, encode_record};
+use crate::wire::{
+    Malformed, Problem, RECORD_BYTES, Reader, RecordError, decode_record, encode_record,
+};
 use crate::{Status, Tensor, TensorMeta};
 
 /// What the tensors of a response are, where that comes before all of their data: runs of tensors that are alike.

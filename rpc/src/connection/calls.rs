@@ -4,17 +4,17 @@ use crate::{Request, Response, Status, Text};
 
 /// A call of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct CallId(pub(super) SlotId);
+pub struct CallId(pub(crate) SlotId);
 
 /// What a caller says about a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallOptions {
-    /// The caller's own mark, given to [`Landings`](super::Landings) and returned in [`Finished`].
+    /// The caller's own mark, given to [`Landings`](crate::connection::Landings) and returned in [`Finished`].
     pub token: u64,
     /// When the call fails with `DEADLINE_EXCEEDED`, if it has no result by then.
     pub deadline: Option<Time>,
     /// Whether the data of a small tensor may share memory with that of others that come with it, of up to 2 KiB.
-    /// [`Landings::tensor`](super::Landings::tensor) is not asked then, but [`Landings::block`](super::Landings::block).
+    /// [`Landings::tensor`](crate::connection::Landings::tensor) is not asked then, but [`Landings::block`](crate::connection::Landings::block).
     pub shares_memory: bool,
 }
 
@@ -30,24 +30,24 @@ pub struct Finished {
 }
 
 #[derive(Debug)]
-pub(super) struct Call {
-    pub(super) token: u64,
-    pub(super) expected: Expected,
+pub(crate) struct Call {
+    pub(crate) token: u64,
+    pub(crate) expected: Expected,
     /// Whether the link has taken the request, or will in any case.
-    pub(super) is_sent: bool,
+    pub(crate) is_sent: bool,
     /// Whether the caller has its result, so that only the response is missing.
-    pub(super) is_ended: bool,
+    pub(crate) is_ended: bool,
     /// Whether its response has begun.
-    pub(super) is_answered: bool,
+    pub(crate) is_answered: bool,
     /// Whether the data of its tensor may share memory with that of others.
-    pub(super) shares_memory: bool,
+    pub(crate) shares_memory: bool,
     /// Whether the peer ends the call at its deadline by itself.
-    pub(super) is_deadline_sent: bool,
+    pub(crate) is_deadline_sent: bool,
 }
 
 /// What a successful response consists of.
 #[derive(Debug)]
-pub(super) enum Expected {
+pub(crate) enum Expected {
     Announcement,
     Message,
     Tensors { count: usize },
@@ -64,14 +64,14 @@ impl CallId {
 impl Call {
     /// Whether its response may come, and is one tensor.
     #[inline]
-    pub(super) fn awaits_tensor(&self) -> bool {
+    pub(crate) fn awaits_tensor(&self) -> bool {
         self.is_sent && !self.is_answered && matches!(self.expected, Expected::Tensors { count: 1 })
     }
 
     /// Whether it awaits a tensor that its caller still waits for, and whose data may share memory. The flags are compared
     /// together, which costs one look where they lie side by side.
     #[inline(always)]
-    pub(super) fn awaits_shared_tensor(&self) -> bool {
+    pub(crate) fn awaits_shared_tensor(&self) -> bool {
         let flags = [
             self.is_sent,
             self.is_ended,
@@ -84,7 +84,7 @@ impl Call {
 }
 
 impl Expected {
-    pub(super) fn of(request: Request) -> Self {
+    pub(crate) fn of(request: Request) -> Self {
         match request {
             Request::Message { .. } => Self::Message,
             Request::RecvTensor { .. } => Self::Tensors { count: 1 },

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 
 use grpcxx_transport::{Frame, Next, Outcome, SlotId, Time};
 
-use super::cursor::Cursor;
-use super::landings::message_in_any_case;
-use super::server::{RequestId, ServerConnection};
-use super::server_answers::Expected;
-use super::server_inbound::{Arriving, Inbound, tensors_of};
-use super::{AtHand, COALESCE_BYTES_MAX, Landings, PeerViolation};
+use crate::connection::cursor::Cursor;
+use crate::connection::landings::message_in_any_case;
+use crate::connection::server::answers::Expected;
+use crate::connection::server::inbound::{Arriving, Inbound, tensors_of};
+use crate::connection::server::{RequestId, ServerConnection};
+use crate::connection::{AtHand, COALESCE_BYTES_MAX, Landings, PeerViolation};
 use crate::wire::{
     AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_TAG, BundleReader, BundledReceive, Features, RECORD_BYTES,
     RequestHeader, ResponseHeader, encode_record,
@@ -20,7 +20,7 @@ use crate::{HeldTensor, Request, Response, Status, Tensor, TensorMeta, Text};
 ///
 /// Invariant: a list that is not in `free` belongs to a frame that waits for the link or is at the link.
 #[derive(Debug, Default)]
-pub(super) struct Bundled {
+pub(crate) struct Bundled {
     lists: Vec<Answers>,
     free: Vec<u32>,
     /// What the tensor of the last answer is, with its record head.
@@ -37,7 +37,7 @@ pub(super) struct Bundled {
 
 /// The answers of one frame.
 #[derive(Debug, Default)]
-pub(super) struct Answers {
+pub(crate) struct Answers {
     /// Those of requests, which have slots.
     requested: Vec<SlotId>,
     /// Tensors that were at hand, which are held until they have left.
@@ -48,7 +48,7 @@ pub(super) struct Answers {
 
 impl ServerConnection {
     /// Takes a frame of requests as soon as all of it is there.
-    pub(super) fn begin_bundle(
+    pub(crate) fn begin_bundle(
         &mut self,
         received: Time,
         header: &RequestHeader,
@@ -72,7 +72,7 @@ impl ServerConnection {
     }
 
     /// Takes a frame of requests that has landed.
-    pub(super) fn read_bundle(&mut self, landings: &mut dyn Landings) -> Result<(), PeerViolation> {
+    pub(crate) fn read_bundle(&mut self, landings: &mut dyn Landings) -> Result<(), PeerViolation> {
         let inbound = std::mem::replace(&mut self.inbound, Inbound::Header);
         let Inbound::Bundle {
             received,
@@ -205,7 +205,7 @@ impl ServerConnection {
 
     /// Lets an answer share a frame with others, or gives it back if it cannot.
     #[inline]
-    pub(super) fn bundle(
+    pub(crate) fn bundle(
         &mut self,
         id: SlotId,
         result: Result<Response, Status>,
@@ -273,7 +273,7 @@ impl ServerConnection {
     }
 
     /// Takes back a frame of answers that the link is done with. False if it is another.
-    pub(super) fn answers_sent(
+    pub(crate) fn answers_sent(
         &mut self,
         frame: &Frame,
         outcome: Outcome,
@@ -319,7 +319,7 @@ impl Bundled {
     }
 
     /// Answers that were given at once and have not left.
-    pub(super) fn at_hand(&self) -> usize {
+    pub(crate) fn at_hand(&self) -> usize {
         self.at_hand
     }
 

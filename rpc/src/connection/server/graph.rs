@@ -1,18 +1,18 @@
 use grpcxx_memory::Buffer;
 use grpcxx_transport::Next;
 
-use super::cursor::Cursor;
-use super::landings::checked;
-use super::records::Records;
-use super::server::{RequestId, ServerConnection, State};
-use super::server_answers::Expected;
-use super::server_inbound::{Arriving, Inbound};
-use super::{Landings, PeerViolation};
+use super::answers::Expected;
+use super::inbound::{Arriving, Inbound};
+use crate::connection::cursor::Cursor;
+use crate::connection::landings::checked;
+use crate::connection::records::Records;
+use crate::connection::server::{RequestId, ServerConnection, State};
+use crate::connection::{Landings, PeerViolation};
 use crate::wire::{HEADER_BYTES, Malformed, RequestHeader, decode_graph_metadata};
 use crate::{Code, Request, Status};
 
 impl ServerConnection {
-    pub(super) fn begin_graph(
+    pub(crate) fn begin_graph(
         &mut self,
         arriving: Arriving,
         header: RequestHeader,
@@ -41,7 +41,7 @@ impl ServerConnection {
         }
     }
 
-    pub(super) fn metadata_landed(
+    pub(crate) fn metadata_landed(
         &mut self,
         arriving: Arriving,
         metadata: &Buffer,
@@ -58,7 +58,7 @@ impl ServerConnection {
         Ok(())
     }
 
-    pub(super) fn read_feeds(
+    pub(crate) fn read_feeds(
         &mut self,
         cursor: &mut Cursor<'_>,
         landings: &mut dyn Landings,
@@ -82,7 +82,7 @@ impl ServerConnection {
     }
 
     /// Delivers or refuses a graph call if all of its feeds are there or dropped.
-    pub(super) fn finish_feeds(&mut self) {
+    pub(crate) fn finish_feeds(&mut self) {
         if let Inbound::Feeds { records, .. } = &self.inbound
             && records.is_complete()
             && let Inbound::Feeds {

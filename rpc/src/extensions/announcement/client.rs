@@ -1,8 +1,8 @@
 use grpcxx_memory::Buffer;
 
-use super::client::ClientConnection;
-use super::client_call::{Call, Expected};
-use super::encode;
+use crate::connection::calls::{Call, Expected};
+use crate::connection::client::ClientConnection;
+use crate::connection::encode;
 use crate::wire::{Announcement, Features};
 
 impl ClientConnection {
@@ -26,7 +26,7 @@ impl ClientConnection {
         self.outgoing.cutter.keep_shared(lends);
     }
 
-    pub(super) fn announce(&mut self, features: Features) {
+    pub(crate) fn announce(&mut self, features: Features) {
         let id = self.calls.insert_with(|| Call {
             token: 0,
             expected: Expected::Announcement,
@@ -47,30 +47,30 @@ impl ClientConnection {
     }
 
     /// Slots held by the announcement, as long as its answer is missing.
-    pub(super) fn announcement_calls(&self) -> usize {
+    pub(crate) fn announcement_calls(&self) -> usize {
         usize::from(!self.announced.is_empty() && self.peer.is_none())
     }
 
     /// Whether both ends know a medium that the connection may move to.
-    pub(super) fn may_move(&self) -> bool {
+    pub(crate) fn may_move(&self) -> bool {
         self.common().intersects(Features::MEDIA)
     }
 
     #[inline]
-    pub(super) fn has(&self, feature: Features) -> bool {
+    pub(crate) fn has(&self, feature: Features) -> bool {
         self.common().contains(feature)
     }
 
     /// Whether the peer may use a feature in what it sends. It may know of our announcement before we know of its own, or
     /// without our ever knowing: where there was no memory for its answer.
-    pub(super) fn takes(&self, feature: Features) -> bool {
+    pub(crate) fn takes(&self, feature: Features) -> bool {
         let said = self.peer.filter(|_| self.peer_status.is_some());
         self.announced.contains(feature) && said.is_none_or(|peer| peer.contains(feature))
     }
 
     /// What both ends have announced.
     #[inline]
-    pub(super) fn common(&self) -> Features {
+    pub(crate) fn common(&self) -> Features {
         self.announced & self.peer.unwrap_or_default()
     }
 }

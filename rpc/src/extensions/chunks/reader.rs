@@ -3,10 +3,10 @@ use std::mem;
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_transport::{Landing, Next, Time};
 
-use super::cursor::{Cursor, Filled};
-use super::landings::grown;
-use super::{Landings, PeerViolation};
 use crate::Status;
+use crate::connection::cursor::{Cursor, Filled};
+use crate::connection::landings::grown;
+use crate::connection::{Landings, PeerViolation};
 use crate::wire::{ChunkHeader, HEADER_BYTES};
 
 /// The frame that arrives in chunks, if one does.
@@ -16,7 +16,7 @@ use crate::wire::{ChunkHeader, HEADER_BYTES};
 /// chunks; `aside` is there only outside of chunks; `rest` is used only by the next chunk; no landing that the link has
 /// gone on behind ([`Landing::then_head`]) is at the link when the chunk that it belongs to ends.
 #[derive(Debug)]
-pub(super) struct Chunks<I> {
+pub(crate) struct Chunks<I> {
     stage: Stage,
     tag: u64,
     /// Bytes of the chunk that are neither taken nor ordered.
@@ -94,7 +94,7 @@ pub enum ChunkError {
 }
 
 /// An end of a connection that takes frames in chunks.
-pub(super) trait TakesChunks {
+pub(crate) trait TakesChunks {
     /// What the next bytes are; the default is the header of a frame.
     type Inbound: Default;
 
@@ -165,29 +165,29 @@ impl<I> Default for Chunks<I> {
 
 impl<I: Default> Chunks<I> {
     /// Whether a frame has begun that is not complete.
-    pub(super) fn is_begun(&self) -> bool {
+    pub(crate) fn is_begun(&self) -> bool {
         self.aside.is_some() || self.is_inside()
     }
 
     /// What the frame that has begun wants next, if that is not at hand.
-    pub(super) fn aside(&self) -> Option<&I> {
+    pub(crate) fn aside(&self) -> Option<&I> {
         self.aside.as_ref()
     }
 
     /// Whether the link is inside a chunk.
-    pub(super) fn is_inside(&self) -> bool {
+    pub(crate) fn is_inside(&self) -> bool {
         self.stage != Stage::Outside
     }
 
     /// Whether the frame has had its header, so that what looks like the next is behind its end.
     #[inline]
-    pub(super) fn is_opened(&self) -> bool {
+    pub(crate) fn is_opened(&self) -> bool {
         self.stage == Stage::Inside
     }
 
     /// Takes the header of a chunk, if that is what the bytes are.
     #[inline]
-    pub(super) fn begin(
+    pub(crate) fn begin(
         &mut self,
         bytes: &[u8; HEADER_BYTES],
         inbound: &mut I,
@@ -234,7 +234,7 @@ impl<I: Default> Chunks<I> {
 
     /// Notes the header of a frame, in a chunk or not.
     #[inline]
-    pub(super) fn open(&mut self, tag: u64) -> Result<(), ChunkError> {
+    pub(crate) fn open(&mut self, tag: u64) -> Result<(), ChunkError> {
         if self.stage == Stage::Opening {
             if tag != self.tag {
                 return Err(ChunkError::FrameTag {
@@ -250,7 +250,7 @@ impl<I: Default> Chunks<I> {
 
 /// Reads what the cursor shows, and says what the link shall do next.
 #[inline]
-pub(super) fn read<E: TakesChunks>(
+pub(crate) fn read<E: TakesChunks>(
     end: &mut E,
     now: Time,
     cursor: &mut Cursor<'_>,
@@ -293,7 +293,7 @@ fn read_chunks<E: TakesChunks>(
 }
 
 /// Takes a landing that was ordered inside a chunk, and says what the link shall do next.
-pub(super) fn landed<E: TakesChunks>(
+pub(crate) fn landed<E: TakesChunks>(
     end: &mut E,
     now: Time,
     landing: Landing,

@@ -3,7 +3,7 @@ use std::ops::{BitAnd, BitOr};
 
 use prost::encoding::{encode_varint, encoded_len_varint};
 
-use super::reader::{DELIMITED, Malformed, Reader, VARINT};
+use crate::wire::reader::{DELIMITED, Malformed, Reader, VARINT};
 
 /// A set of extensions of the protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

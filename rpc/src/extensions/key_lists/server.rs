@@ -2,17 +2,17 @@
 
 use grpcxx_transport::Next;
 
-use super::PeerViolation;
-use super::cursor::Cursor;
-use super::key_lists::STEP_BYTES;
-use super::server::ServerConnection;
-use super::server_inbound::{Arriving, Inbound, tensors_of};
+use super::lists::STEP_BYTES;
 use crate::Request;
+use crate::connection::PeerViolation;
+use crate::connection::cursor::Cursor;
+use crate::connection::server::ServerConnection;
+use crate::connection::server::inbound::{Arriving, Inbound, tensors_of};
 use crate::wire::RequestHeader;
 
 impl ServerConnection {
     /// Begins a request that names its keys by the number of their list.
-    pub(super) fn begin_listed(
+    pub(crate) fn begin_listed(
         &mut self,
         arriving: Arriving,
         header: &RequestHeader,
@@ -34,7 +34,7 @@ impl ServerConnection {
         Ok(())
     }
 
-    pub(super) fn read_listed(&mut self, cursor: &mut Cursor<'_>) -> Option<Next> {
+    pub(crate) fn read_listed(&mut self, cursor: &mut Cursor<'_>) -> Option<Next> {
         let Some(step_id) = cursor.array::<STEP_BYTES>() else {
             return Some(Next::Head {
                 at_least_bytes: STEP_BYTES,

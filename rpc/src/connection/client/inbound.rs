@@ -1,15 +1,15 @@
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_transport::{Next, Progress, SlotId, Time};
 
-use super::body::Body;
-use super::chunks::{self, TakesChunks};
-use super::client::ClientConnection;
-use super::client_bundle::small_tensor;
-use super::client_call::{Call, Expected};
-use super::client_messages::status_of;
-use super::cursor::{Cursor, Filled};
-use super::records::Records;
-use super::{Landings, PeerViolation};
+use super::messages::status_of;
+use crate::connection::body::Body;
+use crate::connection::calls::{Call, Expected};
+use crate::connection::client::ClientConnection;
+use crate::connection::cursor::{Cursor, Filled};
+use crate::connection::records::Records;
+use crate::connection::{Landings, PeerViolation};
+use crate::extensions::bundles::client::small_tensor;
+use crate::extensions::chunks::reader::{self, TakesChunks};
 use crate::wire::{
     BUNDLE_TAG, Features, HEADER_BYTES, RECORD_BYTES, ResponseHeader, decode_record,
 };
@@ -21,7 +21,7 @@ use crate::{Code, Reason, Response, Status, Text};
     clippy::large_enum_variant,
     reason = "there is one in each connection, and a box would be allocated for each frame"
 )]
-pub(super) enum Inbound {
+pub(crate) enum Inbound {
     #[default]
     Header,
     /// The body of a successful response.
@@ -52,7 +52,7 @@ pub(super) enum Inbound {
     clippy::large_enum_variant,
     reason = "most are records, and a box would be allocated for each"
 )]
-pub(super) enum Landing {
+pub(crate) enum Landing {
     Records {
         id: SlotId,
         records: Body,
@@ -77,7 +77,7 @@ impl ClientConnection {
     ) -> Result<Progress, PeerViolation> {
         let mut cursor = Cursor::new(bytes);
         self.go_on();
-        let next = chunks::read(self, now, &mut cursor, landings)?;
+        let next = reader::read(self, now, &mut cursor, landings)?;
         Ok(Progress {
             consumed_bytes: cursor.consumed_bytes(),
             next,
@@ -108,7 +108,7 @@ impl ClientConnection {
             return Ok(Next::Pause);
         }
         if self.chunks.is_inside() {
-            return chunks::landed(self, now, landing, landings);
+            return reader::landed(self, now, landing, landings);
         }
         self.land(landing.into_shared())?;
         if let Inbound::Records { records, .. } = &self.inbound
@@ -117,7 +117,7 @@ impl ClientConnection {
             // As above.
             return Ok(Next::Pause);
         }
-        chunks::read(self, now, &mut Cursor::new(&[]), landings)
+        reader::read(self, now, &mut Cursor::new(&[]), landings)
     }
 
     /// Puts a response aside whose payload still lands while the link shows what follows it.
@@ -147,7 +147,7 @@ impl ClientConnection {
     }
 
     /// Ends the call of a response that is complete, after those before it.
-    pub(super) fn complete(&mut self, id: SlotId, result: Result<Response, Status>) {
+    pub(crate) fn complete(&mut self, id: SlotId, result: Result<Response, Status>) {
         if self.landing.is_empty() {
             self.finish(id, result);
         } else {
@@ -155,7 +155,7 @@ impl ClientConnection {
         }
     }
 
-    pub(super) fn begin(
+    pub(crate) fn begin(
         &mut self,
         header: ResponseHeader,
         cursor: &mut Cursor<'_>,
@@ -230,7 +230,7 @@ impl ClientConnection {
 
     /// Fills memory for so many bytes, or the first of them, with what is there, and orders the
     /// rest.
-    pub(super) fn want(
+    pub(crate) fn want(
         &mut self,
         inbound: Inbound,
         buffer: BufferMut,
@@ -247,7 +247,7 @@ impl ClientConnection {
         }
     }
 
-    pub(super) fn land(&mut self, buffer: Buffer) -> Result<(), PeerViolation> {
+    pub(crate) fn land(&mut self, buffer: Buffer) -> Result<(), PeerViolation> {
         match std::mem::replace(&mut self.inbound, Inbound::Header) {
             Inbound::Message { id } => self.finish_message(id, buffer),
             Inbound::ErrorText { id, status } => {
@@ -271,7 +271,7 @@ impl ClientConnection {
         Ok(())
     }
 
-    pub(super) fn read_records(
+    pub(crate) fn read_records(
         &mut self,
         cursor: &mut Cursor<'_>,
         landings: &mut dyn Landings,
@@ -298,7 +298,7 @@ impl ClientConnection {
         Ok(next)
     }
 
-    pub(super) fn response(&mut self, id: SlotId, records: Body) -> Result<Response, Status> {
+    pub(crate) fn response(&mut self, id: SlotId, records: Body) -> Result<Response, Status> {
         let (tensors, indexes) = records.into_result(|index| self.name_of(id, index))?;
         let call = self
             .calls
@@ -325,7 +325,7 @@ impl ClientConnection {
     }
 
     /// What the frame that arrives in chunks takes of the arena, while another is at hand.
-    pub(super) fn beside_bytes(&self) -> u64 {
+    pub(crate) fn beside_bytes(&self) -> u64 {
         match self.chunks.aside() {
             Some(Inbound::Records { records, .. }) => records.arena_bytes(),
             _ => 0,
@@ -337,11 +337,11 @@ impl ClientConnection {
         !matches!(self.inbound, Inbound::Header) || self.chunks.is_begun()
     }
 
-    pub(super) fn is_ended(&self, id: SlotId) -> bool {
+    pub(crate) fn is_ended(&self, id: SlotId) -> bool {
         self.calls.find(id).is_none_or(|call| call.is_ended)
     }
 
-    pub(super) fn checked_payload(
+    pub(crate) fn checked_payload(
         &self,
         header: &ResponseHeader,
         place: &'static str,
@@ -353,6 +353,6 @@ impl ClientConnection {
 }
 
 /// Why payload is dropped; nobody sees it, since the call has ended before.
-pub(super) fn gone() -> Status {
+pub(crate) fn gone() -> Status {
     Status::new(Code::Cancelled, "the call has ended").because(Reason::Cancelled)
 }

@@ -1,19 +1,19 @@
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{Next, SlotId};
 
-use super::body::Body;
-use super::client::ClientConnection;
-use super::client_call::Expected;
-use super::client_inbound::Inbound;
-use super::cursor::Cursor;
-use super::landings::checked;
-use super::records::Records;
-use super::{Landings, PeerViolation};
+use super::inbound::Inbound;
+use crate::connection::body::Body;
+use crate::connection::calls::Expected;
+use crate::connection::client::ClientConnection;
+use crate::connection::cursor::Cursor;
+use crate::connection::landings::checked;
+use crate::connection::records::Records;
+use crate::connection::{Landings, PeerViolation};
 use crate::wire::{HEADER_BYTES, ResponseHeader, decode_names, sorted_by_name};
 use crate::{Code, Status, Text};
 
 impl ClientConnection {
-    pub(super) fn begin_fetched(
+    pub(crate) fn begin_fetched(
         &mut self,
         id: SlotId,
         header: ResponseHeader,
@@ -42,7 +42,7 @@ impl ClientConnection {
         }
     }
 
-    pub(super) fn names_landed(&mut self, id: SlotId, names: Buffer) -> Result<(), PeerViolation> {
+    pub(crate) fn names_landed(&mut self, id: SlotId, names: Buffer) -> Result<(), PeerViolation> {
         let beside_bytes = self.beside_bytes();
         let call = self
             .calls

@@ -3,13 +3,13 @@
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{Next, Time};
 
-use super::chunks::{Chunks, TakesChunks};
-use super::client::ClientConnection;
-use super::client_inbound::Inbound;
-use super::client_messages::reason_lost;
-use super::cursor::Cursor;
-use super::{Landings, PeerViolation};
+use super::reader::{Chunks, TakesChunks};
 use crate::Status;
+use crate::connection::client::ClientConnection;
+use crate::connection::client::inbound::Inbound;
+use crate::connection::client::messages::reason_lost;
+use crate::connection::cursor::Cursor;
+use crate::connection::{Landings, PeerViolation};
 use crate::wire::{Features, HEADER_BYTES, ResponseHeader};
 
 impl TakesChunks for ClientConnection {

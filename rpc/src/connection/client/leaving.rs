@@ -3,11 +3,11 @@
 use grpcxx_memory::Buffer;
 use grpcxx_transport::SlotId;
 
-use super::body::Body;
-use super::client::ClientConnection;
-use super::client_call::Expected;
-use super::client_inbound::{Inbound, gone};
+use super::inbound::{Inbound, gone};
 use crate::Status;
+use crate::connection::body::Body;
+use crate::connection::calls::Expected;
+use crate::connection::client::ClientConnection;
 
 impl ClientConnection {
     /// Ends all calls with `status` and takes no more, because this side leaves. What the peer still answers is read and

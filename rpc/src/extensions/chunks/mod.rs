@@ -1,0 +1,6 @@
+//! Long frames in chunks, between which other frames go.
+
+mod client;
+pub(crate) mod cutter;
+pub(crate) mod reader;
+mod server;

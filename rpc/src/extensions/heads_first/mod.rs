@@ -1,0 +1,5 @@
+//! Responses to fused receives that have all record heads before all data.
+
+pub(crate) mod body;
+mod client;
+pub(crate) mod wire;

@@ -1,0 +1,9 @@
+//! What grpcxx adds to star, one folder for each extension: its bytes, and what a client and a server do.
+//!
+//! Nothing here is used towards a peer that has not [announced](announcement) it.
+
+pub(crate) mod announcement;
+pub(crate) mod bundles;
+pub(crate) mod chunks;
+pub(crate) mod heads_first;
+pub(crate) mod key_lists;
