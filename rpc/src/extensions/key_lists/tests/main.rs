@@ -1,5 +1,6 @@
 //! Requests that have a number in the place of their keys.
 
+#[path = "../../../../tests/support/mod.rs"]
 mod support;
 
 use grpcxx_rpc::wire::{HEADER_BYTES, RequestHeader};

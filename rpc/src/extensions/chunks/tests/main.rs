@@ -1,5 +1,6 @@
 //! Long frames in chunks, between two connections without a link.
 
+#[path = "../../../../tests/support/mod.rs"]
 mod support;
 
 use grpcxx_rpc::wire::{CHUNK_METHOD, ChunkHeader, HEADER_BYTES, RequestHeader, ResponseHeader};

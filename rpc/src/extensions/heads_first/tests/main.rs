@@ -1,6 +1,7 @@
 //! Responses with all heads before the data: the same tensors arrive as in the form of originals, in whatever pieces,
 //! and each takes the memory that it should.
 
+#[path = "../../../../tests/support/mod.rs"]
 mod support;
 
 use grpcxx_memory::BufferMut;

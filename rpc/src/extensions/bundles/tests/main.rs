@@ -1,5 +1,6 @@
 //! Small requests and answers that share a frame.
 
+#[path = "../../../../tests/support/mod.rs"]
 mod support;
 
 use grpcxx_rpc::wire::{HEADER_BYTES, RequestHeader, ResponseHeader};
