@@ -1,6 +1,7 @@
 #include "engine.h"
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -117,6 +118,14 @@ void ShutdownAll() {
   for (Engine* engine : engines) engine->Shutdown();
 }
 
+// Python that Ctrl-C ends finalizes, and then ends itself by that signal: what std::atexit holds is not run.
+bool ShutdownAtExit() {
+  using PyAtExit = int(void (*)());
+  auto* const at_exit_of_python = reinterpret_cast<PyAtExit*>(dlsym(RTLD_DEFAULT, "Py_AtExit"));
+  if (at_exit_of_python != nullptr) at_exit_of_python(&ShutdownAll);
+  return std::atexit(&ShutdownAll) == 0;
+}
+
 absl::StatusOr<bool> Boolean(const char* name, bool otherwise) {
   const char* value = std::getenv(name);
   if (value == nullptr || *value == '\0') return otherwise;
@@ -223,7 +232,7 @@ absl::StatusOr<std::shared_ptr<Engine>> Engine::Start(const tensorflow::ServerDe
             << ": " << grpcxx_engine_start_report(engine->engine_);
   {
     std::lock_guard<std::mutex> lock(AliveMutex());
-    static const bool kAtExit = std::atexit(&ShutdownAll) == 0;
+    static const bool kAtExit = ShutdownAtExit();
     (void)kAtExit;
     Alive().insert(engine.get());
   }

@@ -1,12 +1,15 @@
 """Training survives what it survives over gRPC: tasks that are killed, peers without the plugin, blocked ports."""
 
 import os
+import re
+import signal
 import subprocess
 import time
 
 import pytest
 
 from cluster import Cluster, Network
+from original import OriginalClient
 
 pytestmark = pytest.mark.processes
 
@@ -106,6 +109,23 @@ def test_a_blocked_star_port_falls_back_to_grpc(tmp_path):
         assert result["ran"] == 30
         assert result["counters"]["fallback_tensors_unreachable"] > 30
         assert len([line for line in task.lines if "come over gRPC, because its star port" in line]) == 1
+
+
+@pytest.mark.parametrize("end", ["exit", "Ctrl-C"])
+def test_an_original_that_asks_sees_the_end_of_a_task(end):
+    with Cluster("grpc++", ps=1) as cluster:
+        (server,) = cluster.serve("ps")
+        port = re.search(r"star port (\d+)", server.wait_for("grpc++ on star port")).group(1)
+        original = OriginalClient(f"127.0.0.1:{port}")
+        original.until_asked(10)
+        if end == "exit":
+            server.process.stdin.write("end\n")
+            server.process.stdin.flush()
+        else:
+            server.process.send_signal(signal.SIGINT)
+        original.until_ended()
+        assert not original.was_reset
+        assert server.process.wait(60) == (0 if end == "exit" else -signal.SIGINT)
 
 
 def test_the_endpoint_map_is_honoured(tmp_path):

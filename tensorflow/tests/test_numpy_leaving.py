@@ -1,0 +1,83 @@
+"""Programs that end while an original sends to them: however they end, the original goes on."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from original import OriginalClient, OriginalServer
+
+MEGABYTE = 1 << 20
+
+# Eight answers of 2 MiB are owed when the program ends.
+PULLS = """
+import grpcxx, os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)
+client = grpcxx.Client(sys.argv[1])
+pulls = [client.pull_async(f"layer.{index}") for index in range(8)]
+pulls[0].result()
+print("pulled", flush=True)
+"""
+
+ENDS = {
+    "the end of the program": ("", None, 0),
+    "an exception": ("raise ValueError", None, 1),
+    "sys.exit": ("sys.exit(3)", None, 3),
+    "Ctrl-C": ("pulls[7].result()", signal.SIGINT, -signal.SIGINT),
+    "SIGTERM as documented": (
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); os.kill(os.getpid(), signal.SIGTERM)",
+        None,
+        143,
+    ),
+    "close": ("client.close()", None, 0),
+}
+
+
+def run_python(program, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_original_is_not_cut_off_by(end):
+    then, sent, code = ENDS[end]
+    original = OriginalServer(2 * MEGABYTE)
+    process = run_python(PULLS + then, original.address)
+    assert process.stdout.readline() == "pulled\n"
+    if sent:
+        process.send_signal(sent)
+    assert process.wait(30) == code
+    original.until_left()
+    assert not original.was_reset
+    assert original.taken_bytes > 16 * MEGABYTE
+
+
+def test_an_original_is_cut_off_by_a_program_that_is_killed():
+    # What the test above is about: it would see the difference.
+    original = OriginalServer(2 * MEGABYTE)
+    process = run_python(PULLS + "pulls[7].result()", original.address)
+    assert process.stdout.readline() == "pulled\n"
+    process.kill()
+    process.wait(30)
+    original.until_left()
+    assert original.was_reset
+
+
+@pytest.mark.parametrize("end", ["", "raise ValueError", "server.close(grace=0)"])
+def test_an_original_that_asks_sees_the_end_of_a_server(end):
+    serves = "import grpcxx, sys; server = grpcxx.Server(); print(server.address, flush=True); sys.stdin.readline()"
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", f"{serves}\n{end}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    original = OriginalClient(process.stdout.readline().strip())
+    original.until_asked(10)
+    process.stdin.close()
+    original.until_ended()
+    assert not original.was_reset
+    process.wait(30)
