@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -128,14 +129,25 @@ class Cluster:
 
 
 class Network:
-    """A loopback network of its own, which can be cut: nothing gets through until it is mended."""
+    """A loopback network with names of its own. It can be cut: nothing gets through until it is mended."""
 
     def __init__(self):
-        self.keeper = subprocess.Popen(["unshare", "--net", "sh", "-c", "ip link set lo up && echo up && exec cat"],
-                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+        self._names = {}
+        self._hosts = tempfile.NamedTemporaryFile("w", prefix="hosts")
+        self._hosts.write("127.0.0.1 localhost\n")
+        self._hosts.flush()
+        begin = f"mount --bind {self._hosts.name} /etc/hosts && ip link set lo up && echo up && exec cat"
+        self.keeper = subprocess.Popen(
+            ["unshare", "--net", "--mount", "sh", "-c", begin],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         said = self.keeper.stdout.readline().strip()
         self.reason = "" if said == "up" else f"no network of its own can be made here: {said}"
-        self.command = ["nsenter", f"--net=/proc/{self.keeper.pid}/ns/net"]
+        namespaces = f"/proc/{self.keeper.pid}/ns"
+        self.command = ["nsenter", f"--net={namespaces}/net", f"--mount={namespaces}/mnt"]
 
     def cut(self):
         subprocess.run([*self.command, "ip", "link", "set", "lo", "down"], check=True)
@@ -143,12 +155,25 @@ class Network:
     def mend(self):
         subprocess.run([*self.command, "ip", "link", "set", "lo", "up"], check=True)
 
+    def name(self, name, address):
+        """Gives a name an address that nobody else has; the address that it had is gone."""
+        before = self._names.pop(name, None)
+        if before:
+            subprocess.run([*self.command, "ip", "address", "del", f"{before}/32", "dev", "lo"], check=True)
+        subprocess.run([*self.command, "ip", "address", "add", f"{address}/32", "dev", "lo"], check=True)
+        self._names[name] = address
+        self._hosts.seek(0)
+        self._hosts.truncate()
+        self._hosts.write("127.0.0.1 localhost\n" + "".join(f"{at} {one}\n" for one, at in self._names.items()))
+        self._hosts.flush()
+
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.keeper.kill()
         self.keeper.wait()
+        self._hosts.close()
 
 
 def _first_json(text):

@@ -75,6 +75,38 @@ def test_a_network_cut_for_five_seconds(protocol):
                 assert result["counters"]["received_tensors"] > 200
 
 
+@pytest.mark.parametrize("protocol", ["grpc", "grpc++"])
+@pytest.mark.long
+def test_a_ps_that_moves_is_found_again(protocol):
+    # It was restarted on another machine, and its name has followed it.
+    environment = {"TEST_PAUSE_S": "0.02", "GRPCXX_SHM": "off"}
+    with Network() as network:
+        if network.reason:
+            pytest.skip(network.reason)
+        network.name("ps-0.test", "10.77.0.1")
+        network.name("worker-0.test", "10.77.0.9")
+        with Cluster(protocol, environment, network, ps=1, worker=1) as cluster:
+            for job, task in cluster.spec.items():
+                task[0] = task[0].replace("127.0.0.1", f"{job}-0.test")
+            cluster.serve("ps")
+            worker = cluster.start("worker", 0, "train.py", 2000)
+            worker.wait_for("STEP 60 ")
+            cluster.tasks["ps", 0].kill()
+            network.name("ps-0.test", "10.77.0.2")
+            again = cluster.start("ps", 0)
+            again.wait_for("READY")
+            position = len(worker.lines)
+            begin = time.monotonic()
+            worker.wait_for("STEP ", timeout_s=120, begin=position)
+            print(f"{protocol}: the next steps came after {time.monotonic() - begin:.1f} s")
+            if protocol == "grpc":
+                return
+            until = time.monotonic() + 90
+            while not again.ask("counters")["served_tensors"]:
+                assert time.monotonic() < until, "its tensors still go over gRPC"
+                time.sleep(0.5)
+
+
 @pytest.mark.smoke
 def test_a_peer_without_the_plugin_is_served_over_grpc():
     with Cluster("grpc++", ps=1, worker=1) as cluster:
