@@ -70,7 +70,7 @@ impl Arena {
     /// # Errors
     /// The operating system refused the mapping, or the capacity is zero or above [`ARENA_BYTES_MAX`]. Where the
     /// kernel never overcommits (`vm.overcommit_memory=2`), the whole capacity counts as used from the start. For
-    /// shared memory the system must have `memfd_create` and `/proc`.
+    /// shared memory the system must be Linux 5.1 or later and have `/proc`.
     pub fn new(options: ArenaOptions) -> io::Result<Self> {
         let capacity_bytes = options.capacity_bytes;
         if capacity_bytes == 0 || capacity_bytes > ARENA_BYTES_MAX {
@@ -92,7 +92,7 @@ impl Arena {
             },
             in_use_bytes_max_since_trim: 0,
             kept_for_small_bytes: 0,
-            keeps_pages: false,
+            keeps_pages: options.shared,
         })
     }
 
@@ -190,7 +190,8 @@ impl Arena {
     /// `MADV_FREE` would wait for memory pressure; later uses find zeros). It makes system calls and costs page
     /// faults later, so call it while idle, when [`ArenaStatistics::idle_bytes`] is worth it.
     ///
-    /// Does nothing but [`Arena::reclaim`] after [`Arena::keep_pages`].
+    /// Does nothing but [`Arena::reclaim`] after [`Arena::keep_pages`], and in a shared arena: the
+    /// seal that keeps other processes from writing keeps the pages in their place.
     pub fn trim(&mut self) -> usize {
         self.reclaim();
         if self.keeps_pages {

@@ -42,7 +42,8 @@ impl Mapping {
         self.len_bytes
     }
 
-    /// As [`Mapping::new`], of memory that other processes can map too.
+    /// As [`Mapping::new`], of memory that other processes can map too, for reading alone. It keeps
+    /// its pages: what forbids others to write forbids everybody to take pages away.
     pub(crate) fn shared(len_bytes: usize) -> io::Result<Self> {
         let mut mapping = Self::new(len_bytes)?;
         mapping.reserved.share(mapping.base, len_bytes)?;
@@ -63,7 +64,11 @@ impl Mapping {
     ///
     /// # Safety
     /// Whole pages inside of the mapping, which nobody reads or writes meanwhile.
+    ///
+    /// # Panics
+    /// If the memory is shared.
     pub(crate) unsafe fn discard(&self, offset_bytes: usize, len_bytes: usize) {
+        assert!(self.descriptor().is_none(), "shared memory keeps its pages");
         assert!(offset_bytes.is_multiple_of(PAGE_BYTES) && len_bytes.is_multiple_of(PAGE_BYTES));
         assert!(offset_bytes + len_bytes <= self.len_bytes);
         // SAFETY: the part lies inside of the mapping (asserted) and the caller lets nobody use it.
@@ -124,20 +129,19 @@ mod reserved {
             })
         }
 
-        /// Puts memory that has a descriptor in place of the usable part.
+        /// Puts memory that has a descriptor in place of the usable part. This mapping stays the
+        /// only one through which it can be written: the seal forbids any later one, and writing
+        /// calls too, also to who opens the descriptor again by its path in `/proc`.
         pub(crate) fn share(&mut self, base: NonNull<u8>, usable_bytes: usize) -> io::Result<()> {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
             check_file_size(usable_bytes as u64)?;
             let writable = rustix::fs::memfd_create("grpcxx-arena", flags)?;
             rustix::fs::ftruncate(&writable, usable_bytes as u64)?;
-            let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-            rustix::fs::fcntl_add_seals(&writable, seals)?;
-            let path = format!("/proc/self/fd/{}", writable.as_raw_fd());
-            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-            self.descriptor = Some(rustix::fs::open(path, flags, Mode::empty())?);
             let access = ProtFlags::READ | ProtFlags::WRITE;
             let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
-            // SAFETY: the usable part lies in the reserved range, which is ours alone and which nobody uses yet.
+            // SAFETY: the usable part lies in the reserved range, which is ours alone and which
+            // nobody uses yet. The file is nobody else's yet, and can be written by nobody else
+            // once it is sealed, before its descriptor leaves this function.
             unsafe {
                 rustix::mm::mmap(
                     base.as_ptr().cast(),
@@ -148,6 +152,10 @@ mod reserved {
                     0,
                 )?;
             }
+            rustix::fs::fcntl_add_seals(&writable, SEALS)?;
+            let path = format!("/proc/self/fd/{}", writable.as_raw_fd());
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+            self.descriptor = Some(rustix::fs::open(path, flags, Mode::empty())?);
             Ok(())
         }
 
@@ -179,13 +187,9 @@ mod reserved {
         /// # Safety
         /// The part lies in the usable part and nobody uses it meanwhile.
         pub(crate) unsafe fn discard(&self, part: NonNull<u8>, len_bytes: usize) {
-            let advice = if self.descriptor.is_some() {
-                Advice::LinuxRemove
-            } else {
-                Advice::LinuxDontNeed
-            };
             // SAFETY: stated by the caller. Refusal only means that the pages stay committed.
             unsafe {
+                let advice = Advice::LinuxDontNeed;
                 rustix::mm::madvise(part.as_ptr().cast(), len_bytes, advice).ok();
             }
         }
@@ -198,6 +202,12 @@ mod reserved {
             debug_assert!(refused.is_ok(), "unmapping our own range");
         }
     }
+
+    /// What can be done with shared memory by nobody any more (Linux 5.1 or later).
+    const SEALS: SealFlags = SealFlags::SHRINK
+        .union(SealFlags::GROW)
+        .union(SealFlags::FUTURE_WRITE)
+        .union(SealFlags::SEAL);
 }
 
 #[cfg(any(miri, loom))]
@@ -305,6 +315,45 @@ mod tests {
         assert_eq!(sum(&bytes[..PAGE_BYTES]), 7 * PAGE_BYTES);
         assert_eq!(sum(&bytes[PAGE_BYTES..3 * PAGE_BYTES]), 0);
         assert_eq!(sum(&bytes[3 * PAGE_BYTES..]), 7 * PAGE_BYTES);
+    }
+
+    /// Whoever has the descriptor is of the same user, and can open it again with any access.
+    #[test]
+    #[cfg(not(any(miri, loom)))]
+    fn shared_memory_can_be_written_by_nobody_else() {
+        use std::fs::OpenOptions;
+        use std::os::fd::AsRawFd;
+        use std::os::unix::fs::FileExt;
+
+        use rustix::fs::FallocateFlags;
+        use rustix::io::Errno;
+        use rustix::mm::{MapFlags, ProtFlags};
+
+        let mapping = Mapping::shared(4 * PAGE_BYTES).unwrap();
+        // SAFETY: the mapping is ours alone and longer than that.
+        unsafe { mapping.base().write(7) };
+        let path = format!(
+            "/proc/self/fd/{}",
+            mapping.descriptor().unwrap().as_raw_fd()
+        );
+        let again = OpenOptions::new().read(true).write(true).open(path);
+        let again = again.unwrap();
+        let refused = again.write_at(&[8], 0).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(Errno::PERM.raw_os_error()));
+        assert!(again.set_len(0).is_err() && again.set_len(1 << 20).is_err());
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let punched = rustix::fs::fallocate(&again, punch, 0, PAGE_BYTES as u64);
+        assert_eq!(punched, Err(Errno::PERM));
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses touches no other memory.
+        let mapped = unsafe {
+            let start = std::ptr::null_mut();
+            rustix::mm::mmap(start, PAGE_BYTES, access, MapFlags::SHARED, &again, 0)
+        };
+        assert_eq!(mapped, Err(Errno::PERM));
+        let mut seen = [0];
+        again.read_exact_at(&mut seen, 0).unwrap();
+        assert_eq!(seen, [7]);
     }
 
     #[test]

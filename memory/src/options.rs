@@ -8,8 +8,8 @@ pub struct ArenaOptions {
     pub capacity_bytes: usize,
     /// Ask the kernel for transparent huge pages where it allows them.
     pub huge_pages: bool,
-    /// Take memory that other processes can map, read-only, if they are given the descriptor of
-    /// [`Buffer::shared_memory`].
+    /// Take memory that other processes can map, and never write, if they are given the descriptor
+    /// of [`Buffer::shared_memory`]. They see all of the arena. It keeps its pages.
     ///
     /// [`Buffer::shared_memory`]: crate::Buffer::shared_memory
     pub shared: bool,

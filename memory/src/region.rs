@@ -16,7 +16,7 @@ pub struct Region {
 /// How another process can see the memory of an arena.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedMemory<'a> {
-    /// What to map, which can only be read.
+    /// What to map. Its memory is sealed: nobody else can write it, whatever way it is opened.
     pub descriptor: BorrowedFd<'a>,
     /// The addresses that it has in this process; byte 0 of the descriptor is the first of them.
     pub region: Region,
