@@ -20,6 +20,8 @@
 //! The other end may be any process of the same user, and may write anything into the memory at any
 //! time. Indices, lengths and offsets are copied before they are checked and used, bytes are copied
 //! before anybody parses them, and memory is mapped only if it is sealed against becoming shorter.
+//! Arenas are sealed, so that a peer reads them and never writes. A process is known by a descriptor
+//! and not by its number, which another one may have next.
 //! A peer that breaks the rules loses its link. What a peer shows may be memory that its process
 //! lets wait for as long as it likes; who does not trust other processes of its user so far sets
 //! [`ShmOptions::show_bytes_min`] to `usize::MAX`.

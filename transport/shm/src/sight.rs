@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::io::Errno;
@@ -19,10 +20,12 @@ pub(crate) struct Sight {
     is_seen: bool,
 }
 
-/// The process of a peer, which this one can read.
-#[derive(Clone, Debug)]
+/// The process of a peer, which this one can read. Memory is read by the number of a process, and
+/// another process gets the number once this one has ended; so each read is checked afterwards.
+#[derive(Debug)]
 pub(crate) struct PeerProcess {
-    process: i32,
+    number: i32,
+    process: OwnedFd,
     blind_spots: BlindSpots,
 }
 
@@ -59,34 +62,47 @@ impl Sight {
 }
 
 impl PeerProcess {
-    /// The process with this number, if it may be read and has this mark at this address.
+    /// The process at the other end of the socket, if it may be read and has this mark at this
+    /// address.
     pub(crate) fn find(
-        process: i32,
+        socket: impl AsFd,
         address: u64,
         mark: &Mark,
         blind_spots: &BlindSpots,
     ) -> Option<Self> {
-        if process <= 0 || blind_spots.has(process) {
+        let number = sys::peer_of(&socket).ok()?.process;
+        if number <= 0 || blind_spots.has(number) {
             return None;
         }
-        let mut bytes = Mark::default();
-        let read = sys::read_process(process, address, &mut bytes);
-        (read == Ok(bytes.len()) && bytes == *mark).then(|| Self {
-            process,
+        let peer = Self {
+            number,
+            process: sys::peer_process(&socket).ok()?,
             blind_spots: blind_spots.clone(),
-        })
+        };
+        let mut bytes = Mark::default();
+        let read = peer.copy(address, &mut bytes);
+        (read == Ok(bytes.len()) && bytes == *mark).then_some(peer)
     }
 
     /// Copies some bytes at the address, at least one. Returns how many.
     ///
     /// # Errors
-    /// The process is gone, or the address cannot be read.
+    /// The process is gone, or the address cannot be read. What lies in `into` means nothing.
     pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> rustix::io::Result<usize> {
-        let read = sys::read_process(self.process, address, into);
+        let read = self.copy(address, into);
         if matches!(read, Err(Errno::FAULT | Errno::PERM)) {
-            self.blind_spots.note(self.process);
+            self.blind_spots.note(self.number);
         }
         read
+    }
+
+    fn copy(&self, address: u64, into: &mut [u8]) -> rustix::io::Result<usize> {
+        let bytes = sys::read_process(self.number, address, into)?;
+        match sys::has_ended(&self.process) {
+            false => Ok(bytes),
+            // The bytes may be those of another process, which has its number now.
+            true => Err(Errno::SRCH),
+        }
     }
 }
 

@@ -1,5 +1,8 @@
-use std::os::fd::{AsFd, AsRawFd};
+//! Who is at the other end of a socket, copies out of its memory, and how pages lie.
 
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 /// Who is at the other end of a UNIX socket, or was when it connected or listened.
@@ -17,25 +20,61 @@ pub(crate) fn peer_of(socket: impl AsFd) -> rustix::io::Result<Peer> {
         uid: u32::MAX,
         gid: u32::MAX,
     };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes of a structure of this layout, which has three
-    // integers.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut credentials).cast(),
-            &raw mut len,
-        )
-    };
-    if result != 0 {
-        return Err(Errno::IO);
+    let len = size_of::<libc::ucred>();
+    // SAFETY: the kernel writes to three integers, for which any bits are a value.
+    unsafe {
+        let place = (&raw mut credentials).cast();
+        socket_option(socket, libc::SO_PEERCRED, place, len)?;
     }
     Ok(Peer {
         user: credentials.uid,
         process: credentials.pid,
     })
+}
+
+/// The process at the other end of a UNIX socket, which stays the same whoever gets its number.
+///
+/// # Errors
+/// It has ended, or the kernel is older than 6.5 and does not tell.
+pub(crate) fn peer_process(socket: impl AsFd) -> rustix::io::Result<OwnedFd> {
+    let mut descriptor: libc::c_int = -1;
+    let len = size_of::<libc::c_int>();
+    // SAFETY: the kernel writes to an integer.
+    unsafe {
+        let place = (&raw mut descriptor).cast();
+        socket_option(socket, SO_PEERPIDFD, place, len)?;
+    }
+    if descriptor < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: the kernel has opened it for this call, so nobody else closes it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Whether a process of [`peer_process`] has ended, or cannot be asked about. As long as it has
+/// not, nobody else has its number.
+pub(crate) fn has_ended(process: impl AsFd) -> bool {
+    let process = process.as_fd();
+    let mut asked = [PollFd::new(&process, PollFlags::IN)];
+    !matches!(poll(&mut asked, Some(&Timespec::default())), Ok(0))
+}
+
+/// # Safety
+/// At `place` the kernel may write `len` bytes.
+unsafe fn socket_option(
+    socket: impl AsFd,
+    option: libc::c_int,
+    place: *mut libc::c_void,
+    len: usize,
+) -> rustix::io::Result<()> {
+    let socket = socket.as_fd().as_raw_fd();
+    let mut len = len as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes, as the caller allows.
+    let result = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, option, place, &raw mut len) };
+    match result {
+        0 => Ok(()),
+        _ => Err(last_errno()),
+    }
 }
 
 /// Copies memory of another process, at least a byte of it unless `into` is empty. Returns how many
@@ -129,6 +168,9 @@ fn last_errno() -> Errno {
     let errno = std::io::Error::last_os_error().raw_os_error();
     Errno::from_raw_os_error(errno.unwrap_or(libc::EIO))
 }
+
+/// Asks for a descriptor of the peer's process (`asm-generic/socket.h`).
+const SO_PEERPIDFD: libc::c_int = 77;
 
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610_u32 as libc::Ioctl;

@@ -12,7 +12,7 @@ use crate::memory::PeerArena;
 use crate::message::{Mark, Message};
 use crate::ring::LOANS_MAX;
 use crate::sight::PeerProcess;
-use crate::{socket, sys};
+use crate::socket;
 
 impl Channel {
     /// Sends a message to the peer.
@@ -72,8 +72,7 @@ impl Channel {
         if self.show_bytes_min == usize::MAX {
             return;
         }
-        let process = sys::peer_of(&*self.socket).map_or(0, |peer| peer.process);
-        self.peer_process = PeerProcess::find(process, address, mark, &self.blind_spots);
+        self.peer_process = PeerProcess::find(&*self.socket, address, mark, &self.blind_spots);
         if self.peer_process.is_some() {
             // A peer that does not hear it shows nothing.
             let _ = self.tell(&Message::Seen);

@@ -1,6 +1,5 @@
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{Inbound, LinkHandler, LinkId, ReadTarget, TransportError};
-use rustix::io::Errno;
 
 use super::{Arriving, Channel};
 use crate::ShmCounters;
@@ -304,31 +303,19 @@ impl Channel {
             return Err(super::broken("memory is shown that cannot be seen"));
         };
         let within = |len: usize| usize::try_from(left).map_or(len, |left| left.min(len));
-        let read = match inbound.target() {
-            ReadTarget::Paused => Ok(0),
+        let gone = |errno| super::failure("read the memory of the peer's process", errno);
+        let (bytes, events) = match inbound.target() {
+            ReadTarget::Paused => (0, 0),
             ReadTarget::Direct(target) => {
                 let len = within(target.len().min(READ_BYTES_MAX));
-                peer.read(address, &mut target[..len])
+                let bytes = peer.read(address, &mut target[..len]).map_err(gone)?;
+                (bytes, inbound.landed_direct(link, bytes, handler))
             }
             ReadTarget::Staging => {
                 let len = within(staging.len());
-                peer.read(address, &mut staging[..len])
+                let bytes = peer.read(address, &mut staging[..len]).map_err(gone)?;
+                (bytes, inbound.offer(link, &staging[..bytes], handler))
             }
-        };
-        let bytes =
-            read.map_err(|errno| super::failure("read the memory of the peer's process", errno))?;
-        // Until here nobody else can have its number.
-        self.hear()?;
-        let Some(inbound) = self.inbound.as_mut().filter(|_| !self.peer_gone) else {
-            return Err(super::failure(
-                "read the memory of the peer's process",
-                Errno::SRCH,
-            ));
-        };
-        let events = match inbound.target() {
-            ReadTarget::Paused => 0,
-            ReadTarget::Direct(_) => inbound.landed_direct(link, bytes, handler),
-            ReadTarget::Staging => inbound.offer(link, &staging[..bytes], handler),
         };
         counters.seen_bytes += bytes as u64;
         if (bytes as u64) < left {
