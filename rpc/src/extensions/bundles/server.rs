@@ -307,15 +307,26 @@ impl Bundled {
     /// The token of a new frame.
     fn begin(&mut self) -> u64 {
         self.is_written = false;
-        let list = self.free.pop().unwrap_or_else(|| {
-            self.lists.push(Answers::default());
-            self.lists.len() as u32 - 1
-        });
+        let list = self.free.pop().unwrap_or_else(|| self.add_lists());
         let id = SlotId {
             slot: NO_SLOT,
             generation: list,
         };
         id.raw()
+    }
+
+    /// Makes two lists and returns one: a frame may be on its way while the next one begins, and a
+    /// connection that is warm shall not allocate when that happens for the first time.
+    #[cold]
+    fn add_lists(&mut self) -> u32 {
+        for _ in 0..2 {
+            self.free.push(self.lists.len() as u32);
+            self.lists.push(Answers {
+                taken: Vec::with_capacity(TAKEN_AT_FIRST),
+                ..Answers::default()
+            });
+        }
+        self.free.pop().expect("two were made")
     }
 
     /// Answers that were given at once and have not left.
@@ -346,6 +357,9 @@ const ANSWER_BYTES_MAX: usize = HEAD_BYTES + RECORD_BYTES;
 
 /// Bytes of its tag and its form.
 const HEAD_BYTES: usize = 8 + 1;
+
+/// How many tensors a new list of answers has room for.
+const TAKEN_AT_FIRST: usize = 4;
 
 /// In a token, in place of a slot: it is the number of a list.
 const NO_SLOT: u32 = u32::MAX;
