@@ -37,7 +37,7 @@ pub use devices::Devices;
 pub use dtype::{DType, DTypeClass};
 pub use elements::Element;
 pub use extensions::bundles::answers::ReadyAnswer;
-pub use extensions::chunks::reader::ChunkError;
+pub use extensions::chunks::wire::ChunkError;
 pub use fetched::Fetched;
 pub use key::RendezvousKey;
 pub use key_list::KeyList;

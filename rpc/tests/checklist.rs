@@ -582,6 +582,30 @@ fn headers_beyond_the_limits_close_the_link() {
     );
 }
 
+/// What is behind names or text without memory is dropped, and a peer does not say without limit how
+/// much that is.
+#[test]
+fn a_frame_without_memory_is_dropped_within_the_limits() {
+    for piece_bytes_max in [3, 60] {
+        let mut pair = Pair::plain();
+        pair.client.landings.window_bytes = Some(4);
+        pair.client.landings.piece_bytes_max = piece_bytes_max;
+        let tag = pair.call(graph("f", vec![], &["y"])).tag();
+        pair.client.drain();
+        let mut frame = support::original::response(tag, 0, &[0; 90]);
+        frame[20..24].copy_from_slice(&100_i32.to_le_bytes());
+        frame[24..32].fill(0xff);
+        for byte in frame {
+            pair.client.offer(&[byte]);
+        }
+        assert_eq!(
+            pair.client.offer_violation(&[]).to_string(),
+            "a frame that there is no memory for is 18446744073709551615 bytes, \
+             allowed are 0 to 68719476704"
+        );
+    }
+}
+
 /// checklist 12: the tensors of a frame count together, and each is checked before its memory is asked for.
 #[test]
 fn a_frame_that_its_tensors_make_too_long_closes_the_link() {

@@ -1,21 +1,21 @@
 use std::collections::VecDeque;
 
 use grpcxx_memory::Buffer;
-use grpcxx_transport::{Frame, Next, Outcome, Refusal, Refused, SlotId, SlotTable, Time};
+use grpcxx_transport::{Frame, Outcome, Refusal, Refused, SlotId, SlotTable, Time};
 
-use self::inbound::{Inbound, Landing};
+use self::inbound::Aside;
 use super::asked::AskedKeys;
 use super::calls::{Call, CallId, CallOptions, Expected, Finished};
 use super::deadlines::Deadlines;
 use super::limits::FRAME_BYTES_MAX;
 use super::outgoing::Outgoing;
+use super::reader::FrameReader;
 use super::{ConnectionLimits, encode};
 use crate::extensions::bundles::answers::{Answers, ReadyAnswer};
 use crate::extensions::bundles::numbers::KeyNumbers;
 use crate::extensions::chunks::cutter;
-use crate::extensions::chunks::reader::Chunks;
 use crate::extensions::key_lists::lists::{self, ListUse, SentLists};
-use crate::wire::{Features, HEADER_BYTES};
+use crate::wire::Features;
 use crate::{Code, Reason, Request, Response, Status, Text};
 
 mod fetched;
@@ -29,13 +29,10 @@ pub(crate) mod messages;
 /// was given up keeps its slot too, because its response still comes and has to be recognised.
 #[derive(Debug)]
 pub struct ClientConnection {
-    /// What is taken from the peer. Originals send frames that they cannot take.
-    pub(crate) limits: ConnectionLimits,
     pub(crate) calls: SlotTable<Call>,
-    pub(crate) inbound: Inbound,
-    pub(crate) chunks: Chunks<Inbound>,
+    pub(crate) reader: FrameReader<Self>,
     /// Responses whose payload lands while later ones are shown, and complete ones between them, oldest first.
-    pub(crate) landing: VecDeque<Landing>,
+    pub(crate) aside: VecDeque<Aside>,
     pub(crate) announced: Features,
     pub(crate) peer: Option<Features>,
     /// Whether requests for one tensor each go into shared frames: both ends know them, and the link is there.
@@ -53,8 +50,6 @@ pub struct ClientConnection {
     pub(crate) answers: Answers,
     finished: VecDeque<Finished>,
     outstanding: usize,
-    /// Frames that have begun.
-    pub(crate) frames: u64,
     closed: bool,
 }
 
@@ -63,11 +58,9 @@ impl ClientConnection {
     pub fn new(limits: ConnectionLimits, announce: Features) -> Self {
         let limits = limits.within_protocol();
         let mut connection = Self {
-            limits,
             calls: SlotTable::unlimited(),
-            inbound: Inbound::Header,
-            chunks: Chunks::default(),
-            landing: VecDeque::new(),
+            reader: FrameReader::new(limits),
+            aside: VecDeque::new(),
             announced: announce,
             peer: None,
             bundles: false,
@@ -82,25 +75,12 @@ impl ClientConnection {
             answers: Answers::default(),
             finished: VecDeque::new(),
             outstanding: 0,
-            frames: 0,
             closed: false,
         };
         if !announce.is_empty() {
             connection.announce(announce);
         }
         connection
-    }
-
-    /// What the link shall do first.
-    pub fn first_order(&self) -> Next {
-        Next::Head {
-            at_least_bytes: HEADER_BYTES,
-        }
-    }
-
-    /// Frames of the peer that have begun.
-    pub fn frames(&self) -> u64 {
-        self.frames
     }
 
     /// Calls without a result.
@@ -111,7 +91,7 @@ impl ClientConnection {
     /// Whether a call would not be refused: the link is there, and fewer calls are outstanding than the limit allows.
     #[inline]
     fn takes_calls(&self) -> bool {
-        let limit = self.limits.outstanding_calls;
+        let limit = self.reader.limits.outstanding_calls;
         let has_slot =
             self.calls.len() < limit || self.calls.len() - self.announcement_calls() < limit;
         has_slot && !self.closed && self.finished.len() + self.answers.len() < limit
@@ -154,7 +134,7 @@ impl ClientConnection {
     #[inline]
     pub fn takes_receives(&self) -> bool {
         let calls = self.calls.len() + self.finished.len() + self.answers.len();
-        self.bundles && calls < self.limits.outstanding_calls
+        self.bundles && calls < self.reader.limits.outstanding_calls
     }
 
     /// Starts a call for one tensor, as [`ClientConnection::call`] does, in the few steps of which most calls consist.
@@ -214,7 +194,7 @@ impl ClientConnection {
         let mut frame = self.outgoing.empty_frame();
         // As long as the peer has not said what it knows, it may know all that we do.
         let common = self.announced & self.peer.unwrap_or(self.announced);
-        let limits = self.limits.between(common);
+        let limits = self.reader.limits.between(common);
         let list = match &request {
             Request::FuseRecvTensor { keys, .. } if self.has(Features::KEY_LISTS) => {
                 self.sent_lists.name(keys, id)
@@ -282,9 +262,8 @@ impl ClientConnection {
         }
         self.deadlines.clear();
         self.asked = AskedKeys::default();
-        self.inbound = Inbound::Header;
-        self.chunks = Chunks::default();
-        self.landing.clear();
+        self.reader.close();
+        self.aside.clear();
     }
 
     /// Takes no more calls, and drops the frames that have not left.
@@ -421,7 +400,7 @@ impl ClientConnection {
 
     /// Sends the frames that waited until the peer said what it knows, or ends their calls.
     fn release_held(&mut self) {
-        let limits = self.limits.between(self.common());
+        let limits = self.reader.limits.between(self.common());
         for frame in std::mem::take(&mut self.held) {
             match encode::check_frame(&frame, &limits) {
                 Ok(()) => self.outgoing.push(frame),

@@ -73,6 +73,16 @@ pub enum AtHand<'a> {
     Kept(Tensor),
 }
 
+/// Memory for a message, names or text, of which so many bytes have come; maybe only for the first
+/// part of it.
+pub(crate) fn message(
+    landings: &mut dyn Landings,
+    len: usize,
+    there_bytes: usize,
+) -> Result<BufferMut, Status> {
+    checked(landings.message(len, there_bytes), there_bytes, len as u64)
+}
+
 /// Memory for all of a message that must not be dropped: the heap's, if there is no other.
 pub(crate) fn message_in_any_case(landings: &mut dyn Landings, len: usize) -> BufferMut {
     whole(landings.message(len, len), len as u64).unwrap_or_else(|_| BufferMut::zeroed(len))

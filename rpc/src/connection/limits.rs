@@ -1,4 +1,4 @@
-use crate::wire::Features;
+use crate::wire::{Features, HEADER_BYTES};
 
 /// Payload up to this length is copied into the frame; longer payload is attached by reference.
 pub const COALESCE_BYTES_MAX: usize = 1024;
@@ -76,6 +76,11 @@ impl ConnectionLimits {
             frame_bytes: self.frame_bytes.min(FRAME_BYTES_MAX),
             ..self
         }
+    }
+
+    /// Longest payload of a frame, in bytes.
+    pub(crate) fn payload_bytes(&self) -> u64 {
+        self.frame_bytes.saturating_sub(HEADER_BYTES as u64)
     }
 
     /// Most calls that hold a slot at a client: those of its user, and the announcement.

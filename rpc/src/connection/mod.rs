@@ -21,6 +21,7 @@ pub(crate) mod encode;
 pub(crate) mod landings;
 pub(crate) mod limits;
 pub(crate) mod outgoing;
+pub(crate) mod reader;
 pub(crate) mod records;
 pub(crate) mod server;
 mod violation;

@@ -6,15 +6,14 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use self::answers::Expected;
-use self::inbound::Inbound;
 use super::ConnectionLimits;
 use super::deadlines::Deadlines;
 use super::outgoing::Outgoing;
+use super::reader::FrameReader;
 use crate::extensions::bundles::numbers::NumberedKeys;
 use crate::extensions::bundles::server::Bundled;
-use crate::extensions::chunks::reader::Chunks;
 use crate::extensions::key_lists::lists::KeptLists;
-use crate::wire::{ChunkHeader, Features, HEADER_BYTES};
+use crate::wire::{ChunkHeader, Features};
 use crate::{Code, Reason, Request, Response, Status, Tensor};
 
 pub(crate) mod answers;
@@ -28,15 +27,12 @@ pub(crate) mod messages;
 /// by the same limit as one that asks for what takes long.
 #[derive(Debug)]
 pub struct ServerConnection {
-    /// What is taken from the peer. Originals send frames that they cannot take.
-    pub(crate) limits: ConnectionLimits,
     /// What the peer takes.
     pub(crate) answer_limits: ConnectionLimits,
     pub(crate) served: SlotTable<Served>,
     /// Requests without an answer by tag.
     pub(crate) tags: HashMap<u64, SlotId>,
-    pub(crate) inbound: Inbound,
-    pub(crate) chunks: Chunks<Inbound>,
+    pub(crate) reader: FrameReader<Self>,
     pub(crate) announced: Features,
     pub(crate) peer: Option<Features>,
     /// What the link offers to a peer that can move it; empty if nothing.
@@ -44,8 +40,6 @@ pub struct ServerConnection {
     pub(crate) deadlines: Deadlines,
     pub(crate) ready: VecDeque<Incoming>,
     pub(crate) is_paused: bool,
-    /// Frames that have begun.
-    pub(crate) frames: u64,
     /// Whether the link lends payload of shared arenas.
     pub(crate) lends: bool,
     pub(crate) outgoing: Outgoing,
@@ -122,19 +116,16 @@ impl ServerConnection {
     pub fn new(limits: ConnectionLimits, announce: Features) -> Self {
         let limits = limits.within_protocol();
         Self {
-            limits,
             answer_limits: limits.between(Features::NONE),
             served: SlotTable::unlimited(),
             tags: HashMap::new(),
-            inbound: Inbound::Header,
-            chunks: Chunks::default(),
+            reader: FrameReader::new(limits),
             announced: announce,
             peer: None,
             offer: Vec::new(),
             deadlines: Deadlines::default(),
             ready: VecDeque::new(),
             is_paused: false,
-            frames: 0,
             lends: false,
             outgoing: Outgoing::new(&limits),
             bundled: Bundled::default(),
@@ -146,22 +137,10 @@ impl ServerConnection {
         }
     }
 
-    /// What the link shall do first.
-    pub fn first_order(&self) -> Next {
-        Next::Head {
-            at_least_bytes: HEADER_BYTES,
-        }
-    }
-
     /// Lets the announcement carry what the peer needs to move the link to another medium. A peer that does not
     /// know of that does not get it.
     pub fn set_offer(&mut self, offer: Vec<u8>) {
         self.offer = offer;
-    }
-
-    /// Frames of the peer that have begun.
-    pub fn frames(&self) -> u64 {
-        self.frames
     }
 
     /// Features that the peer has announced.
@@ -317,8 +296,7 @@ impl ServerConnection {
     /// Ends all requests, because the link is gone.
     pub fn handle_closed(&mut self, _status: &Status) {
         self.closed = true;
-        self.inbound = Inbound::Header;
-        self.chunks = Chunks::default();
+        self.reader.close();
         self.deadlines.clear();
         self.tags.clear();
         self.ready.clear();
@@ -375,9 +353,9 @@ impl ServerConnection {
     /// Notes what the peer has announced.
     pub(crate) fn meet(&mut self, features: Features) {
         self.peer = Some(features);
-        self.answer_limits = self.limits.between(self.common());
+        self.answer_limits = self.reader.limits.between(self.common());
         if self.has(Features::CHUNKS) {
-            let whole_frame_bytes = self.limits.whole_frame_bytes;
+            let whole_frame_bytes = self.reader.limits.whole_frame_bytes;
             (self.outgoing.cutter).start(whole_frame_bytes, ChunkHeader::encode_of_response);
         }
     }
@@ -405,7 +383,8 @@ impl ServerConnection {
     /// Whether another request has to wait. One that arrives in chunks does not count, for those behind it may wait
     /// for the rest of it.
     pub(crate) fn is_full(&self) -> bool {
-        let limit = self.limits.outstanding_calls + usize::from(self.chunks.is_begun());
+        let limit =
+            self.reader.limits.outstanding_calls + usize::from(self.reader.chunks.is_begun());
         self.served.len() + self.bundled.at_hand() + self.cancelled.len() >= limit
     }
 }

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use crate::extensions::chunks::reader::ChunkError;
+use crate::extensions::chunks::wire::ChunkError;
 use crate::wire::{HeadsError, Malformed, RecordError, WrongId};
 
 /// How a peer broke the protocol. There is no way to go on: the link has to be closed.

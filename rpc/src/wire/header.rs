@@ -6,9 +6,6 @@ pub const HEADER_BYTES: usize = 32;
 /// Method number of the cancel extension.
 pub const CANCEL_METHOD: i32 = 0x4758_0001;
 
-/// Method number of chunks.
-pub const CHUNK_METHOD: i32 = 0x4758_0005;
-
 /// The head of a request frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestHeader {
@@ -34,15 +31,6 @@ pub struct ResponseHeader {
     /// Length of the names in bytes; 0 for all methods but `StarRunGraph`.
     pub names_bytes: i32,
     /// Length of what follows the header, in bytes.
-    pub payload_bytes: u64,
-}
-
-/// The head of a chunk, which is part of a request or of a response.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ChunkHeader {
-    /// The tag of the frame.
-    pub tag: u64,
-    /// Length of the part of the frame that follows, in bytes.
     pub payload_bytes: u64,
 }
 
@@ -112,40 +100,6 @@ impl ResponseHeader {
     }
 }
 
-impl ChunkHeader {
-    /// The header of part of a request, as it travels.
-    pub fn encode_of_request(&self) -> [u8; HEADER_BYTES] {
-        let header = RequestHeader {
-            method: CHUNK_METHOD,
-            tag: self.tag,
-            payload_bytes: self.payload_bytes,
-            ..RequestHeader::default()
-        };
-        header.encode()
-    }
-
-    /// The header of part of a response, as it travels.
-    pub fn encode_of_response(&self) -> [u8; HEADER_BYTES] {
-        let mut bytes = self.encode_of_request();
-        bytes[ID].copy_from_slice(&RESPONSE_ID);
-        bytes
-    }
-
-    /// Reads the header of a request or of a response, if it is that of a chunk.
-    #[inline]
-    pub fn find(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
-        (i32_at(bytes, METHOD) == CHUNK_METHOD).then(|| Self {
-            tag: u64_at(bytes, TAG),
-            payload_bytes: u64_at(bytes, PAYLOAD_LEN),
-        })
-    }
-
-    /// The tag of a frame that begins with these bytes; 0 if they are too few.
-    pub(crate) fn tag_of(frame: &[u8]) -> u64 {
-        frame.first_chunk().map_or(0, |bytes| u64_at(bytes, TAG))
-    }
-}
-
 fn check_id(bytes: &[u8; HEADER_BYTES], allowed: [u8; 4]) -> Result<(), WrongId> {
     let found = [bytes[0], bytes[1], bytes[2], bytes[3]];
     if found == allowed {
@@ -164,27 +118,27 @@ fn hint(found: [u8; 4]) -> &'static str {
     }
 }
 
-fn i32_at(bytes: &[u8; HEADER_BYTES], field: Range<usize>) -> i32 {
+pub(crate) fn i32_at(bytes: &[u8; HEADER_BYTES], field: Range<usize>) -> i32 {
     let mut value = [0; 4];
     value.copy_from_slice(&bytes[field]);
     i32::from_le_bytes(value)
 }
 
-fn u64_at(bytes: &[u8; HEADER_BYTES], field: Range<usize>) -> u64 {
+pub(crate) fn u64_at(bytes: &[u8; HEADER_BYTES], field: Range<usize>) -> u64 {
     let mut value = [0; 8];
     value.copy_from_slice(&bytes[field]);
     u64::from_le_bytes(value)
 }
 
 const REQUEST_ID: [u8; 4] = *b"AAAA";
-const RESPONSE_ID: [u8; 4] = *b"BBBB";
+pub(crate) const RESPONSE_ID: [u8; 4] = *b"BBBB";
 
-const ID: Range<usize> = 0..4;
-const METHOD: Range<usize> = 4..8;
-const TAG: Range<usize> = 8..16;
+pub(crate) const ID: Range<usize> = 0..4;
+pub(crate) const METHOD: Range<usize> = 4..8;
+pub(crate) const TAG: Range<usize> = 8..16;
 const STATUS: Range<usize> = 16..20;
 const USER_DATA: Range<usize> = 20..24;
-const PAYLOAD_LEN: Range<usize> = 24..32;
+pub(crate) const PAYLOAD_LEN: Range<usize> = 24..32;
 
 const _: () = {
     assert!(ID.start == 0 && ID.end == METHOD.start && METHOD.end == TAG.start);
@@ -226,24 +180,6 @@ mod tests {
         assert_eq!(bytes[8..20], [0xff; 12]);
         assert_eq!(bytes[20..], [5, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(ResponseHeader::decode(&bytes), Ok(header));
-    }
-
-    #[test]
-    fn chunks_are_told_by_their_method() {
-        let chunk = ChunkHeader {
-            tag: 7,
-            payload_bytes: 8,
-        };
-        let request = chunk.encode_of_request();
-        let header = RequestHeader::decode(&request).unwrap();
-        assert_eq!((header.method, header.tag), (CHUNK_METHOD, 7));
-        assert_eq!(ChunkHeader::find(&request), Some(chunk));
-        assert_eq!(ChunkHeader::tag_of(&request), 7);
-        let response = chunk.encode_of_response();
-        assert_eq!(ResponseHeader::decode(&response).unwrap().payload_bytes, 8);
-        assert_eq!(ChunkHeader::find(&response), Some(chunk));
-        let other = ResponseHeader::default().encode();
-        assert_eq!(ChunkHeader::find(&other), None);
     }
 
     #[test]

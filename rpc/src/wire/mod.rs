@@ -5,7 +5,7 @@
 //! bytes of an extension lie with it, and are told of here.
 
 mod graph;
-mod header;
+pub(crate) mod header;
 pub(crate) mod reader;
 mod receive;
 mod record;
@@ -16,14 +16,13 @@ pub(crate) use crate::extensions::bundles::wire::{
     AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_METHOD, BUNDLE_TAG, BundleReader, BundledReceive,
     KeyReference, NUMBERED_KEY_BYTES_MAX, NUMBERED_KEYS_MAX, RECEIVE_BYTES,
 };
+pub use crate::extensions::chunks::wire::{CHUNK_METHOD, ChunkHeader};
 pub use crate::extensions::heads_first::wire::{
     DATA_ALIGNMENT_BYTES, Heads, HeadsError, RUN_BYTES, encode_heads, filled_up,
 };
 pub(crate) use graph::sorted_by_name;
 pub use graph::{decode_graph_metadata, decode_names, encode_graph_metadata, encode_names};
-pub use header::{
-    CANCEL_METHOD, CHUNK_METHOD, ChunkHeader, HEADER_BYTES, RequestHeader, ResponseHeader, WrongId,
-};
+pub use header::{CANCEL_METHOD, HEADER_BYTES, RequestHeader, ResponseHeader, WrongId};
 pub use reader::{Malformed, Problem, Reader};
 pub(crate) use receive::PlainReceive;
 pub use receive::{ReceiveRequest, decode_receive, encode_receive, receive_bytes};

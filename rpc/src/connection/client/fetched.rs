@@ -1,15 +1,19 @@
+//! Tensors by name, as a client reads them.
+
+use std::mem;
+
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{Next, SlotId};
 
-use super::inbound::Inbound;
+use super::inbound::ResponsePart;
 use crate::connection::body::Body;
 use crate::connection::calls::Expected;
 use crate::connection::client::ClientConnection;
 use crate::connection::cursor::Cursor;
-use crate::connection::landings::checked;
+use crate::connection::reader::{Part, Whole, read_whole};
 use crate::connection::records::Records;
 use crate::connection::{Landings, PeerViolation};
-use crate::wire::{HEADER_BYTES, ResponseHeader, decode_names, sorted_by_name};
+use crate::wire::{ResponseHeader, decode_names, sorted_by_name};
 use crate::{Code, Status, Text};
 
 impl ClientConnection {
@@ -21,29 +25,18 @@ impl ClientConnection {
         landings: &mut dyn Landings,
     ) -> Result<Option<Next>, PeerViolation> {
         let place = "the names of a response";
-        let allowed_max = self.limits.names_bytes as u64;
+        let allowed_max = self.reader.limits.names_bytes as u64;
         let len = PeerViolation::checked_length(place, header.names_bytes, allowed_max)?;
-        if len == 0 {
-            self.names_landed(id, Buffer::new())?;
-            return Ok(None);
-        }
-        let there_bytes = cursor.there(len as u64);
-        match checked(landings.message(len, there_bytes), there_bytes, len as u64) {
-            Ok(buffer) => {
-                let behind_bytes = header.payload_bytes.saturating_sub(len as u64);
-                self.want(Inbound::Names { id, behind_bytes }, buffer, len, cursor)
-            }
-            Err(status) => {
-                // Without the names nobody knows the number of records, so the header has to say how much to skip.
-                let payload = self.checked_payload(&header, "named tensors")?;
-                self.complete(id, Err(status));
-                Ok(cursor.skip(payload, HEADER_BYTES))
-            }
-        }
+        let whole = Whole {
+            what: ResponsePart::Names { id },
+            len_bytes: len,
+            behind_bytes: header.payload_bytes.saturating_sub(len as u64),
+        };
+        read_whole(self, whole, cursor, landings)
     }
 
     pub(crate) fn names_landed(&mut self, id: SlotId, names: Buffer) -> Result<(), PeerViolation> {
-        let beside_bytes = self.beside_bytes();
+        let beside_bytes = self.reader.beside_bytes();
         let call = self
             .calls
             .find(id)
@@ -51,7 +44,7 @@ impl ClientConnection {
         let Expected::Fetched { names: asked } = &call.expected else {
             unreachable!("only graph calls are answered with names");
         };
-        let returned = decode_names(&names, self.limits.records)?;
+        let returned = decode_names(&names, self.reader.limits.records)?;
         let mut records = Records::new(call.token, returned.len(), names.len() as u64)
             .beside(beside_bytes)
             .going_on();
@@ -59,9 +52,9 @@ impl ClientConnection {
             Ok(indexes) => records = records.with_indexes(indexes),
             Err(status) => records.fail(status),
         }
-        self.inbound = Inbound::Records {
-            id,
-            records: Body::Records(records),
+        self.reader.part = Part::Tensors {
+            of: id,
+            body: Body::Records(records),
         };
         Ok(())
     }
@@ -80,7 +73,7 @@ fn indexes(asked: &[Text], returned: &[Text]) -> Result<Vec<u32>, Status> {
                 format!("the peer returned {name:?}, which was not asked for"),
             )
         })?;
-        if std::mem::replace(&mut seen[index as usize], true) {
+        if mem::replace(&mut seen[index as usize], true) {
             return Err(Status::new(
                 Code::Internal,
                 format!("the peer returned {name:?} twice"),

@@ -1,61 +1,49 @@
-use grpcxx_memory::{Buffer, BufferMut};
-use grpcxx_transport::{Next, Progress, SlotId, Time};
+//! How a client reads responses.
 
-use super::messages::status_of;
+use std::mem;
+
+use grpcxx_memory::Buffer;
+use grpcxx_transport::{Landing, Next, Progress, SlotId, Time};
+
+use super::messages::{reason_lost, status_of};
 use crate::connection::body::Body;
 use crate::connection::calls::{Call, Expected};
 use crate::connection::client::ClientConnection;
-use crate::connection::cursor::{Cursor, Filled};
+use crate::connection::cursor::Cursor;
+use crate::connection::reader::{self, FrameReader, Part, Side, Whole};
 use crate::connection::records::Records;
 use crate::connection::{Landings, PeerViolation};
 use crate::extensions::bundles::client::small_tensor;
-use crate::extensions::chunks::reader::{self, TakesChunks};
 use crate::wire::{
     BUNDLE_TAG, Features, HEADER_BYTES, RECORD_BYTES, ResponseHeader, decode_record,
 };
 use crate::{Code, Reason, Response, Status, Text};
 
-/// What the next bytes from the peer are.
-#[derive(Debug, Default)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "there is one in each connection, and a box would be allocated for each frame"
-)]
-pub(crate) enum Inbound {
-    #[default]
-    Header,
+/// What bytes of a response are that are wanted as a whole.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ResponsePart {
     /// The body of a successful response.
     Message { id: SlotId },
     /// The text of a failed one.
     ErrorText { id: SlotId, status: i32 },
     /// The names of fetched tensors.
-    Names {
-        id: SlotId,
-        /// What the header says of the length of the tensors behind them.
-        behind_bytes: u64,
-    },
+    Names { id: SlotId },
     /// What the tensors of a response are, all of them before their data.
-    Heads {
-        id: SlotId,
-        /// What the header says of the length of the data.
-        data_bytes: u64,
-    },
-    /// Tensors.
-    Records { id: SlotId, records: Body },
-    /// Answers that share a frame, once they have landed.
-    Bundle { answers: Option<Buffer> },
+    Heads { id: SlotId },
+    /// Answers that share a frame.
+    Answers,
 }
 
 /// A response behind which the link has shown more before its payload was there.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
-    reason = "most are records, and a box would be allocated for each"
+    reason = "most are tensors, and a box would be allocated for each"
 )]
-pub(crate) enum Landing {
-    Records {
+pub(crate) enum Aside {
+    Tensors {
         id: SlotId,
-        records: Body,
+        body: Body,
     },
     /// Complete, and told once those before it are.
     Complete {
@@ -65,7 +53,8 @@ pub(crate) enum Landing {
 }
 
 impl ClientConnection {
-    /// Takes bytes that the link shows, and says how many are done with and what the link shall do next.
+    /// Takes bytes that the link shows, and says how many are done with and what the link shall do
+    /// next.
     ///
     /// # Errors
     /// The peer broke the protocol; close the link.
@@ -75,13 +64,7 @@ impl ClientConnection {
         bytes: &[u8],
         landings: &mut dyn Landings,
     ) -> Result<Progress, PeerViolation> {
-        let mut cursor = Cursor::new(bytes);
-        self.go_on();
-        let next = reader::read(self, now, &mut cursor, landings)?;
-        Ok(Progress {
-            consumed_bytes: cursor.consumed_bytes(),
-            next,
-        })
+        reader::received(self, now, bytes, landings)
     }
 
     /// Takes memory that the link has filled, and says what the link shall do next.
@@ -91,72 +74,57 @@ impl ClientConnection {
     pub fn handle_landed(
         &mut self,
         now: Time,
-        landing: grpcxx_transport::Landing,
+        landing: Landing,
         landings: &mut dyn Landings,
     ) -> Result<Next, PeerViolation> {
-        if !landing.is_full() {
-            // The link died; that it is gone comes as an event of its own.
-            return Ok(Next::Pause);
-        }
-        if !landing.is_complete() && !self.chunks.is_inside() {
-            return Ok(self.grow(landing, landings));
-        }
-        if let Some(Landing::Records { records, .. }) = self.landing.front_mut() {
-            records.landed(landing.into_shared());
-            self.finish_landed();
-            // The link has gone on, so this does not count.
-            return Ok(Next::Pause);
-        }
-        if self.chunks.is_inside() {
-            return reader::landed(self, now, landing, landings);
-        }
-        self.land(landing.into_shared())?;
-        if let Inbound::Records { records, .. } = &self.inbound
-            && records.is_landing()
-        {
-            // As above.
-            return Ok(Next::Pause);
-        }
-        reader::read(self, now, &mut Cursor::new(&[]), landings)
+        reader::landed(self, now, landing, landings)
     }
 
-    /// Puts a response aside whose payload still lands while the link shows what follows it.
-    fn go_on(&mut self) {
-        if let Inbound::Records { records, .. } = &self.inbound
-            && records.are_begun()
-            && records.is_landing()
-            && let Inbound::Records { id, records } =
-                std::mem::replace(&mut self.inbound, Inbound::Header)
-        {
-            self.landing.push_back(Landing::Records { id, records });
-        }
+    /// What the link shall do first.
+    pub fn first_order(&self) -> Next {
+        reader::HEADER_ORDER
     }
 
-    /// Ends the oldest responses whose payload has landed.
-    fn finish_landed(&mut self) {
-        while let Some(front) = self.landing.pop_front() {
-            match front {
-                Landing::Records { id, records } if records.is_complete() => {
-                    let result = self.response(id, records);
-                    self.finish(id, result);
-                }
-                Landing::Complete { id, result } => self.finish(id, result),
-                Landing::Records { .. } => return self.landing.push_front(front),
-            }
-        }
+    /// Frames of the peer that have begun.
+    pub fn frames(&self) -> u64 {
+        self.reader.frames()
     }
 
-    /// Ends the call of a response that is complete, after those before it.
-    pub(crate) fn complete(&mut self, id: SlotId, result: Result<Response, Status>) {
-        if self.landing.is_empty() {
-            self.finish(id, result);
-        } else {
-            self.landing.push_back(Landing::Complete { id, result });
-        }
+    /// Whether a frame has begun that is not complete.
+    pub fn is_within_frame(&self) -> bool {
+        self.reader.is_within_frame()
+    }
+}
+
+impl Side for ClientConnection {
+    type Header = ResponseHeader;
+    type Whole = ResponsePart;
+    type Tensors = SlotId;
+
+    #[inline]
+    fn reader(&mut self) -> &mut FrameReader<Self> {
+        &mut self.reader
     }
 
-    pub(crate) fn begin(
+    fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<(ResponseHeader, u64), PeerViolation> {
+        let place = "response header";
+        let header = ResponseHeader::decode(bytes);
+        let header = header.map_err(|cause| PeerViolation::WrongId { place, cause })?;
+        Ok((header, header.tag))
+    }
+
+    fn takes_chunks(&self) -> bool {
+        self.announced.contains(Features::CHUNKS)
+    }
+
+    /// A response has its place in the call that waits for it.
+    fn may_begin(&mut self) -> bool {
+        true
+    }
+
+    fn begin(
         &mut self,
+        _now: Time,
         header: ResponseHeader,
         cursor: &mut Cursor<'_>,
         landings: &mut dyn Landings,
@@ -196,14 +164,98 @@ impl ClientConnection {
                     self.complete(id, result);
                     return Ok(None);
                 }
-                let records = Records::new(token, count, 0).beside(self.beside_bytes());
-                self.inbound = Inbound::Records {
-                    id,
-                    records: Body::Records(records.going_on()),
+                let records = Records::new(token, count, 0).beside(self.reader.beside_bytes());
+                self.reader.part = Part::Tensors {
+                    of: id,
+                    body: Body::Records(records.going_on()),
                 };
                 Ok(None)
             }
             Expected::Fetched { .. } => self.begin_fetched(id, header, cursor, landings),
+        }
+    }
+
+    fn take_whole(
+        &mut self,
+        whole: Whole<ResponsePart>,
+        bytes: Buffer,
+        _cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        match whole.what {
+            ResponsePart::Message { id } => self.finish_message(id, bytes),
+            ResponsePart::ErrorText { id, status } => {
+                let text = String::from_utf8_lossy(&bytes).into_owned();
+                self.complete(id, Err(status_of(status, text)));
+            }
+            ResponsePart::Names { id } => self.names_landed(id, bytes)?,
+            ResponsePart::Heads { id } => self.heads_landed(id, whole.behind_bytes, &bytes)?,
+            ResponsePart::Answers => self.unbundle(&bytes, landings)?,
+        }
+        Ok(None)
+    }
+
+    fn drop_whole(&mut self, what: ResponsePart, status: Status) {
+        let (id, status) = match what {
+            ResponsePart::Message { id }
+            | ResponsePart::Names { id }
+            | ResponsePart::Heads { id } => (id, status),
+            ResponsePart::ErrorText { id, status: number } => (id, reason_lost(number, &status)),
+            ResponsePart::Answers => {
+                unreachable!("answers that share a frame have all of their memory")
+            }
+        };
+        self.complete(id, Err(status));
+    }
+
+    fn drop_unwanted(&mut self) {
+        if let Part::Tensors { of, body } = &mut self.reader.part
+            && self.calls.find(*of).is_none_or(|call| call.is_ended)
+        {
+            body.fail(gone());
+        }
+    }
+
+    fn take_tensors(&mut self, id: SlotId, body: Body) {
+        let result = self.response(id, body);
+        self.complete(id, result);
+    }
+
+    fn set_aside(&mut self, id: SlotId, body: Body) {
+        self.aside.push_back(Aside::Tensors { id, body });
+    }
+
+    fn take_aside(&mut self, landing: Landing) -> Option<Landing> {
+        let Some(Aside::Tensors { body, .. }) = self.aside.front_mut() else {
+            return Some(landing);
+        };
+        body.landed(landing.into_shared());
+        self.finish_aside();
+        None
+    }
+}
+
+impl ClientConnection {
+    /// Ends the oldest responses that were set aside and whose payload has landed.
+    fn finish_aside(&mut self) {
+        while let Some(front) = self.aside.pop_front() {
+            match front {
+                Aside::Tensors { id, body } if body.is_complete() => {
+                    let result = self.response(id, body);
+                    self.finish(id, result);
+                }
+                Aside::Complete { id, result } => self.finish(id, result),
+                Aside::Tensors { .. } => return self.aside.push_front(front),
+            }
+        }
+    }
+
+    /// Ends the call of a response that is complete, after those before it.
+    pub(crate) fn complete(&mut self, id: SlotId, result: Result<Response, Status>) {
+        if self.aside.is_empty() {
+            self.finish(id, result);
+        } else {
+            self.aside.push_back(Aside::Complete { id, result });
         }
     }
 
@@ -215,91 +267,22 @@ impl ClientConnection {
         cursor: &mut Cursor<'_>,
         landings: &mut dyn Landings,
     ) -> Option<Result<Response, Status>> {
+        let limits = &self.reader.limits;
         let bytes = cursor.peek_rest();
         let (head, data) = bytes.split_first_chunk::<RECORD_BYTES>()?;
         let meta = decode_record(head).ok()?;
         let len = usize::try_from(meta.data_bytes).ok()?;
         let data = data.get(..len)?;
         let frame_bytes = (HEADER_BYTES + RECORD_BYTES + len) as u64;
-        if len == 0 || frame_bytes > self.limits.frame_bytes {
+        if len == 0 || frame_bytes > limits.frame_bytes {
             return None;
         }
         cursor.slice(RECORD_BYTES + len);
-        Some(small_tensor(token, &meta, data, &self.limits, landings))
+        Some(small_tensor(token, &meta, data, limits, landings))
     }
 
-    /// Fills memory for so many bytes, or the first of them, with what is there, and orders the
-    /// rest.
-    pub(crate) fn want(
-        &mut self,
-        inbound: Inbound,
-        buffer: BufferMut,
-        whole_bytes: usize,
-        cursor: &mut Cursor<'_>,
-    ) -> Result<Option<Next>, PeerViolation> {
-        self.inbound = inbound;
-        match cursor.fill(buffer, whole_bytes) {
-            Filled::Whole(buffer) => {
-                self.land(buffer)?;
-                Ok(None)
-            }
-            Filled::Partly(landing) => Ok(Some(Next::Land(landing))),
-        }
-    }
-
-    pub(crate) fn land(&mut self, buffer: Buffer) -> Result<(), PeerViolation> {
-        match std::mem::replace(&mut self.inbound, Inbound::Header) {
-            Inbound::Message { id } => self.finish_message(id, buffer),
-            Inbound::ErrorText { id, status } => {
-                let text = String::from_utf8_lossy(&buffer).into_owned();
-                self.complete(id, Err(status_of(status, text)));
-            }
-            Inbound::Names { id, .. } => self.names_landed(id, buffer)?,
-            Inbound::Heads { id, data_bytes } => self.heads_landed(id, data_bytes, &buffer)?,
-            Inbound::Records { id, mut records } => {
-                records.landed(buffer);
-                self.inbound = Inbound::Records { id, records };
-            }
-            Inbound::Bundle { .. } => {
-                self.inbound = Inbound::Bundle {
-                    answers: Some(buffer),
-                };
-            }
-            // The link is gone, and this was on its way.
-            Inbound::Header => {}
-        }
-        Ok(())
-    }
-
-    pub(crate) fn read_records(
-        &mut self,
-        cursor: &mut Cursor<'_>,
-        landings: &mut dyn Landings,
-    ) -> Result<Option<Next>, PeerViolation> {
-        let Inbound::Records { id, records } = &mut self.inbound else {
-            unreachable!("the caller has looked");
-        };
-        let id = *id;
-        if self.calls.find(id).is_none_or(|call| call.is_ended) {
-            records.fail(gone());
-        }
-        let next = records.advance(cursor, &self.limits, landings)?;
-        if next.is_none() {
-            self.go_on();
-        }
-        if let Inbound::Records { records, .. } = &self.inbound
-            && records.is_complete()
-            && let Inbound::Records { id, records } =
-                std::mem::replace(&mut self.inbound, Inbound::Header)
-        {
-            let result = self.response(id, records);
-            self.complete(id, result);
-        }
-        Ok(next)
-    }
-
-    pub(crate) fn response(&mut self, id: SlotId, records: Body) -> Result<Response, Status> {
-        let (tensors, indexes) = records.into_result(|index| self.name_of(id, index))?;
+    fn response(&mut self, id: SlotId, body: Body) -> Result<Response, Status> {
+        let (tensors, indexes) = body.into_result(|index| self.name_of(id, index))?;
         let call = self
             .calls
             .find_mut(id)
@@ -311,7 +294,7 @@ impl ClientConnection {
         sorted.sort_unstable_by_key(|&(index, _)| index);
         let tensors = sorted.into_iter().map(|(_, tensor)| tensor);
         Ok(Response::Fetched(
-            std::mem::take(names).into_iter().zip(tensors).collect(),
+            mem::take(names).into_iter().zip(tensors).collect(),
         ))
     }
 
@@ -324,19 +307,6 @@ impl ClientConnection {
         }
     }
 
-    /// What the frame that arrives in chunks takes of the arena, while another is at hand.
-    pub(crate) fn beside_bytes(&self) -> u64 {
-        match self.chunks.aside() {
-            Some(Inbound::Records { records, .. }) => records.arena_bytes(),
-            _ => 0,
-        }
-    }
-
-    /// Whether a frame has begun that is not complete.
-    pub fn is_within_frame(&self) -> bool {
-        !matches!(self.inbound, Inbound::Header) || self.chunks.is_begun()
-    }
-
     pub(crate) fn is_ended(&self, id: SlotId) -> bool {
         self.calls.find(id).is_none_or(|call| call.is_ended)
     }
@@ -346,7 +316,7 @@ impl ClientConnection {
         header: &ResponseHeader,
         place: &'static str,
     ) -> Result<u64, PeerViolation> {
-        let allowed_max = self.limits.frame_bytes.saturating_sub(HEADER_BYTES as u64);
+        let allowed_max = self.reader.limits.payload_bytes();
         PeerViolation::check_length(place, header.payload_bytes, allowed_max)?;
         Ok(header.payload_bytes)
     }

@@ -3,11 +3,12 @@
 use grpcxx_memory::Buffer;
 use grpcxx_transport::SlotId;
 
-use super::inbound::{Inbound, gone};
+use super::inbound::{ResponsePart, gone};
 use crate::Status;
 use crate::connection::body::Body;
 use crate::connection::calls::Expected;
 use crate::connection::client::ClientConnection;
+use crate::connection::reader::{Part, Side, Whole};
 
 impl ClientConnection {
     /// Ends all calls with `status` and takes no more, because this side leaves. What the peer still answers is read and
@@ -34,37 +35,35 @@ impl ClientConnection {
 
     /// Whether the peer owes no answer, and none is on its way in.
     pub fn is_drained(&self) -> bool {
-        self.calls.is_empty() && matches!(self.inbound, Inbound::Header)
+        self.calls.is_empty() && self.reader.is_between_frames()
     }
 
     /// Notes that the link has given a landing back, drops the rest of its bytes, and shows what follows them. `false`
     /// says that it is not known any more what that is.
     pub fn handle_landing_dropped(&mut self) -> bool {
-        if self.chunks.is_inside() || !self.landing.is_empty() {
+        if self.reader.chunks.is_inside() || !self.aside.is_empty() {
             return false;
         }
-        match std::mem::take(&mut self.inbound) {
-            Inbound::Header => {}
-            Inbound::Message { id } | Inbound::ErrorText { id, .. } => {
-                self.complete(id, Err(gone()));
-            }
-            Inbound::Records {
-                id,
-                records: Body::Records(mut records),
+        match std::mem::take(&mut self.reader.part) {
+            Part::Header => {}
+            Part::Whole(Whole {
+                what: what @ (ResponsePart::Message { .. } | ResponsePart::ErrorText { .. }),
+                ..
+            }) => self.drop_whole(what, gone()),
+            Part::Tensors {
+                of: id,
+                body: Body::Records(mut records),
             } if records.is_landing() => {
                 records.fail(gone());
                 records.landed(Buffer::new());
                 if records.is_complete() {
                     self.complete(id, Err(gone()));
                 } else {
-                    let records = Body::Records(records);
-                    self.inbound = Inbound::Records { id, records };
+                    let body = Body::Records(records);
+                    self.reader.part = Part::Tensors { of: id, body };
                 }
             }
-            Inbound::Names { .. }
-            | Inbound::Heads { .. }
-            | Inbound::Records { .. }
-            | Inbound::Bundle { .. } => return false,
+            Part::Whole(_) | Part::Tensors { .. } => return false,
         }
         true
     }

@@ -1,11 +1,13 @@
+//! Responses that are one message, and failures, as a client reads them.
+
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{Next, SlotId};
 
-use super::inbound::{Inbound, gone};
+use super::inbound::{ResponsePart, gone};
 use crate::connection::calls::Expected;
 use crate::connection::client::ClientConnection;
 use crate::connection::cursor::Cursor;
-use crate::connection::landings::checked;
+use crate::connection::reader::{Whole, read_into, read_whole};
 use crate::connection::records::message_too_long;
 use crate::connection::{Landings, PeerViolation};
 use crate::wire::{Announcement, ChunkHeader, Features, HEADER_BYTES, ResponseHeader};
@@ -21,7 +23,7 @@ impl ClientConnection {
     ) -> Result<Option<Next>, PeerViolation> {
         let len = self.checked_payload(&header, "the text of a failure")?;
         let ended = self.is_ended(id);
-        if ended || len == 0 || len > self.limits.error_text_bytes as u64 {
+        if ended || len == 0 || len > self.reader.limits.error_text_bytes as u64 {
             let text = match len {
                 0 => String::new(),
                 len => format!("the peer's reason has {len} bytes, which is too long to keep"),
@@ -34,26 +36,13 @@ impl ClientConnection {
             self.complete(id, Err(status_of(header.status, text)));
             return Ok(None);
         }
-        let there_bytes = cursor.there(len);
-        match checked(
-            landings.message(len as usize, there_bytes),
-            there_bytes,
-            len,
-        ) {
-            Ok(buffer) => self.want(
-                Inbound::ErrorText {
-                    id,
-                    status: header.status,
-                },
-                buffer,
-                len as usize,
-                cursor,
-            ),
-            Err(refused) => {
-                self.complete(id, Err(reason_lost(header.status, &refused)));
-                Ok(cursor.skip(len, HEADER_BYTES))
-            }
-        }
+        let status = header.status;
+        let whole = Whole {
+            what: ResponsePart::ErrorText { id, status },
+            len_bytes: len as usize,
+            behind_bytes: 0,
+        };
+        read_whole(self, whole, cursor, landings)
     }
 
     pub(crate) fn begin_message(
@@ -64,28 +53,22 @@ impl ClientConnection {
         landings: &mut dyn Landings,
     ) -> Result<Option<Next>, PeerViolation> {
         let len = self.checked_payload(&header, "a message")?;
-        if len == 0 {
-            self.finish_message(id, Buffer::new());
-            return Ok(None);
-        }
-        let memory = if self.is_ended(id) {
-            Err(gone())
-        } else if len > self.limits.message_bytes {
-            Err(message_too_long(len, &self.limits))
+        let limits = &self.reader.limits;
+        let refused = if self.is_ended(id) {
+            Some(gone())
+        } else if len > limits.message_bytes {
+            Some(message_too_long(len, limits))
         } else {
-            let there_bytes = cursor.there(len);
-            checked(
-                landings.message(len as usize, there_bytes),
-                there_bytes,
-                len,
-            )
+            None
         };
-        match memory {
-            Ok(buffer) => self.want(Inbound::Message { id }, buffer, len as usize, cursor),
-            Err(status) => {
-                self.complete(id, Err(status));
-                Ok(cursor.skip(len, HEADER_BYTES))
-            }
+        let whole = Whole {
+            what: ResponsePart::Message { id },
+            len_bytes: len as usize,
+            behind_bytes: 0,
+        };
+        match refused {
+            Some(status) if len > 0 => read_into(self, whole, Err(status), cursor, landings),
+            _ => read_whole(self, whole, cursor, landings),
         }
     }
 
@@ -96,7 +79,7 @@ impl ClientConnection {
             self.peer = Some(found.features);
             self.bundles = self.has(Features::BUNDLES);
             if self.has(Features::CHUNKS) {
-                let whole_frame_bytes = self.limits.whole_frame_bytes;
+                let whole_frame_bytes = self.reader.limits.whole_frame_bytes;
                 (self.outgoing.cutter).start(whole_frame_bytes, ChunkHeader::encode_of_request);
             }
             if self.may_move() && !found.offer.is_empty() {

@@ -1,51 +1,41 @@
+//! How a server reads requests.
+
 use std::time::Duration;
 
-use grpcxx_memory::{Buffer, BufferMut};
+use grpcxx_memory::Buffer;
 use grpcxx_transport::{Landing, Next, Progress, SlotId, Time};
 use hashbrown::hash_map::Entry;
 use smallvec::SmallVec;
 
 use super::answers::Expected;
 use super::messages::refusal;
-use crate::connection::cursor::{Cursor, Filled};
-use crate::connection::records::Records;
+use crate::connection::body::Body;
+use crate::connection::cursor::Cursor;
+use crate::connection::reader::{self, FrameReader, Part, Side, Whole};
 use crate::connection::server::{Incoming, RequestId, Served, ServerConnection, State};
 use crate::connection::{Landings, PeerViolation};
-use crate::extensions::chunks::reader::{self, TakesChunks};
 use crate::wire::{BUNDLE_METHOD, CANCEL_METHOD, Features, HEADER_BYTES, RequestHeader};
 use crate::{Code, GraphCall, KeyList, Method, Reason, Request, Status, Text};
 
-/// What the next bytes from the peer are.
-#[derive(Debug, Default)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "there is one in each connection, and a box would be allocated for each frame"
-)]
-pub(crate) enum Inbound {
-    #[default]
-    Header,
+/// What bytes of a request are that are wanted as a whole.
+#[derive(Debug)]
+pub(crate) enum RequestPart {
     /// One protobuf message.
     Message { arriving: Arriving, method: Method },
     /// The step of a request for the tensors of a list that is kept.
-    Listed { arriving: Arriving, keys: KeyList },
+    Step { arriving: Arriving, keys: KeyList },
     /// What precedes the feeds of a graph call.
-    Metadata {
-        arriving: Arriving,
-        /// What the header says of the length of the feeds.
-        feeds_bytes: u64,
-    },
-    /// The feeds of a graph call.
-    Feeds {
-        arriving: Arriving,
-        call: Box<GraphCall>,
-        names: Vec<Text>,
-        records: Records,
-    },
-    /// Requests that share a frame, once they have landed.
-    Bundle {
-        received: Time,
-        requests: Option<Buffer>,
-    },
+    Metadata { arriving: Arriving },
+    /// Requests that share a frame, whose header was read at this time.
+    Requests { received: Time },
+}
+
+/// A graph call whose feeds are on their way in.
+#[derive(Debug)]
+pub(crate) struct Feeds {
+    pub(crate) arriving: Arriving,
+    pub(crate) call: Box<GraphCall>,
+    pub(crate) names: Vec<Text>,
 }
 
 /// A request whose payload is on its way in.
@@ -58,7 +48,8 @@ pub(crate) struct Arriving {
 }
 
 impl ServerConnection {
-    /// Takes bytes that the link shows, and says how many are done with and what the link shall do next.
+    /// Takes bytes that the link shows, and says how many are done with and what the link shall do
+    /// next.
     ///
     /// # Errors
     /// The peer broke the protocol; close the link.
@@ -68,12 +59,7 @@ impl ServerConnection {
         bytes: &[u8],
         landings: &mut dyn Landings,
     ) -> Result<Progress, PeerViolation> {
-        let mut cursor = Cursor::new(bytes);
-        let next = reader::read(self, now, &mut cursor, landings)?;
-        Ok(Progress {
-            consumed_bytes: cursor.consumed_bytes(),
-            next,
-        })
+        reader::received(self, now, bytes, landings)
     }
 
     /// Takes memory that the link has filled, and says what the link shall do next.
@@ -86,33 +72,60 @@ impl ServerConnection {
         landing: Landing,
         landings: &mut dyn Landings,
     ) -> Result<Next, PeerViolation> {
-        if !landing.is_full() {
-            // The link died; that it is gone comes as an event of its own.
-            return Ok(Next::Pause);
-        }
-        if self.chunks.is_inside() {
-            return reader::landed(self, now, landing, landings);
-        }
-        if !landing.is_complete() {
-            return Ok(self.grow(landing, landings));
-        }
-        let cursor = &mut Cursor::new(&[]);
-        match self.land(landing.into_shared(), cursor) {
-            Some(next) => Ok(next),
-            None => reader::read(self, now, cursor, landings),
-        }
+        reader::landed(self, now, landing, landings)
+    }
+
+    /// What the link shall do first.
+    pub fn first_order(&self) -> Next {
+        reader::HEADER_ORDER
+    }
+
+    /// Frames of the peer that have begun.
+    pub fn frames(&self) -> u64 {
+        self.reader.frames()
+    }
+
+    /// Whether a frame has begun that is not complete.
+    pub fn is_within_frame(&self) -> bool {
+        self.reader.is_within_frame()
     }
 }
 
-impl ServerConnection {
-    pub(crate) fn begin(
+impl Side for ServerConnection {
+    type Header = RequestHeader;
+    type Whole = RequestPart;
+    type Tensors = Feeds;
+
+    #[inline]
+    fn reader(&mut self) -> &mut FrameReader<Self> {
+        &mut self.reader
+    }
+
+    fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<(RequestHeader, u64), PeerViolation> {
+        let place = "request header";
+        let header = RequestHeader::decode(bytes);
+        let header = header.map_err(|cause| PeerViolation::WrongId { place, cause })?;
+        Ok((header, header.tag))
+    }
+
+    fn takes_chunks(&self) -> bool {
+        self.has(Features::CHUNKS)
+    }
+
+    fn may_begin(&mut self) -> bool {
+        let is_full = self.is_full();
+        self.is_paused |= is_full;
+        !is_full
+    }
+
+    fn begin(
         &mut self,
         now: Time,
         header: RequestHeader,
         cursor: &mut Cursor<'_>,
         landings: &mut dyn Landings,
     ) -> Result<Option<Next>, PeerViolation> {
-        let allowed_max = self.limits.frame_bytes.saturating_sub(HEADER_BYTES as u64);
+        let allowed_max = self.reader.limits.payload_bytes();
         PeerViolation::check_length(
             "the payload of a request",
             header.payload_bytes,
@@ -131,7 +144,7 @@ impl ServerConnection {
             && self.has(Features::KEY_LISTS)
         {
             if header.metadata_bytes < 0 {
-                return self.begin_listed(arriving, &header).map(|()| None);
+                return self.begin_listed(arriving, &header, cursor, landings);
             }
             arriving.keep = header.metadata_bytes;
         }
@@ -142,7 +155,7 @@ impl ServerConnection {
                     self.refuse(id, Status::new(Code::Unimplemented, text));
                     Ok(cursor.skip(header.payload_bytes, HEADER_BYTES))
                 }
-                None => Ok(self.begin_message(arriving, method, header, cursor, landings)),
+                None => self.begin_message(arriving, method, header, cursor, landings),
             },
             None => {
                 let text = format!("method {} is not part of star", header.method);
@@ -152,6 +165,65 @@ impl ServerConnection {
         }
     }
 
+    fn take_whole(
+        &mut self,
+        whole: Whole<RequestPart>,
+        bytes: Buffer,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        match whole.what {
+            RequestPart::Message { arriving, method } => {
+                self.message_landed(arriving, method, bytes);
+            }
+            RequestPart::Step { arriving, keys } => self.step_landed(arriving, keys, &bytes),
+            RequestPart::Metadata { arriving } => {
+                if let Err(malformed) = self.metadata_landed(arriving, &bytes) {
+                    self.refuse(arriving.id, malformed.into());
+                    return Ok(cursor.skip(whole.behind_bytes, HEADER_BYTES));
+                }
+            }
+            RequestPart::Requests { received } => self.unbundle(received, &bytes, landings)?,
+        }
+        Ok(None)
+    }
+
+    fn drop_whole(&mut self, what: RequestPart, status: Status) {
+        match what {
+            RequestPart::Message { arriving, .. }
+            | RequestPart::Step { arriving, .. }
+            | RequestPart::Metadata { arriving } => self.refuse(arriving.id, status),
+            RequestPart::Requests { .. } => {
+                unreachable!("requests that share a frame have all of their memory")
+            }
+        }
+    }
+
+    fn drop_unwanted(&mut self) {
+        if let Part::Tensors { of, body } = &mut self.reader.part {
+            let served = self.served.find(of.arriving.id);
+            if served.is_none_or(|served| served.state != State::Arriving) {
+                let text = "the request has been answered";
+                body.fail(Status::new(Code::Cancelled, text));
+            }
+        }
+    }
+
+    fn take_tensors(&mut self, feeds: Feeds, body: Body) {
+        self.feeds_landed(feeds, body);
+    }
+
+    /// The link shows nothing behind feeds before they are there.
+    fn set_aside(&mut self, _: Feeds, _: Body) {
+        unreachable!("no landing of a request is one that the link goes on behind");
+    }
+
+    fn take_aside(&mut self, landing: Landing) -> Option<Landing> {
+        Some(landing)
+    }
+}
+
+impl ServerConnection {
     fn cancelled_by_peer(&mut self, header: RequestHeader) -> Result<Option<Next>, PeerViolation> {
         if header.payload_bytes != 0 {
             return Err(PeerViolation::Length {
@@ -199,73 +271,6 @@ impl ServerConnection {
             deadline,
             keep: 0,
         })
-    }
-
-    /// Fills memory for so many bytes, or the first of them, with what is there, and orders the
-    /// rest.
-    pub(crate) fn want(
-        &mut self,
-        inbound: Inbound,
-        buffer: BufferMut,
-        whole_bytes: usize,
-        cursor: &mut Cursor<'_>,
-    ) -> Option<Next> {
-        self.inbound = inbound;
-        match cursor.fill(buffer, whole_bytes) {
-            Filled::Whole(buffer) => self.land(buffer, cursor),
-            Filled::Partly(landing) => Some(Next::Land(landing)),
-        }
-    }
-
-    pub(crate) fn land(&mut self, buffer: Buffer, cursor: &mut Cursor<'_>) -> Option<Next> {
-        match std::mem::replace(&mut self.inbound, Inbound::Header) {
-            Inbound::Message { arriving, method } => {
-                self.message_landed(arriving, method, buffer);
-            }
-            Inbound::Metadata {
-                arriving,
-                feeds_bytes,
-            } => {
-                if let Err(malformed) = self.metadata_landed(arriving, &buffer) {
-                    self.refuse(arriving.id, malformed.into());
-                    return cursor.skip(feeds_bytes, HEADER_BYTES);
-                }
-            }
-            Inbound::Feeds {
-                arriving,
-                call,
-                names,
-                mut records,
-            } => {
-                records.landed(buffer);
-                self.inbound = Inbound::Feeds {
-                    arriving,
-                    call,
-                    names,
-                    records,
-                };
-            }
-            Inbound::Bundle { received, .. } => {
-                let requests = Some(buffer);
-                self.inbound = Inbound::Bundle { received, requests };
-            }
-            // The link is gone, and this was on its way.
-            Inbound::Header | Inbound::Listed { .. } => {}
-        }
-        None
-    }
-
-    /// What the frame that arrives in chunks takes of the arena, while another is at hand.
-    pub(crate) fn beside_bytes(&self) -> u64 {
-        match self.chunks.aside() {
-            Some(Inbound::Feeds { records, .. }) => records.arena_bytes(),
-            _ => 0,
-        }
-    }
-
-    /// Whether a frame has begun that is not complete.
-    pub fn is_within_frame(&self) -> bool {
-        !matches!(self.inbound, Inbound::Header) || self.chunks.is_begun()
     }
 
     /// Queues a complete request for the service, unless it has been answered meanwhile.

@@ -1,17 +1,17 @@
+//! Requests that are one message, as a server reads them.
+
 use grpcxx_memory::Buffer;
 use grpcxx_transport::Next;
 
 use super::answers::Expected;
-use super::inbound::{Arriving, Inbound, tensors_of};
-use crate::connection::Landings;
+use super::inbound::{Arriving, RequestPart, tensors_of};
 use crate::connection::cursor::Cursor;
 use crate::connection::encode::unsupported;
-use crate::connection::landings::checked;
+use crate::connection::reader::{Whole, read_into, read_whole};
 use crate::connection::records::message_too_long;
 use crate::connection::server::ServerConnection;
-use crate::wire::{
-    Announcement, HEADER_BYTES, Malformed, PlainReceive, RequestHeader, decode_receive,
-};
+use crate::connection::{Landings, PeerViolation};
+use crate::wire::{Announcement, Malformed, PlainReceive, RequestHeader, decode_receive};
 use crate::{Method, Request};
 
 impl ServerConnection {
@@ -22,37 +22,24 @@ impl ServerConnection {
         header: RequestHeader,
         cursor: &mut Cursor<'_>,
         landings: &mut dyn Landings,
-    ) -> Option<Next> {
+    ) -> Result<Option<Next>, PeerViolation> {
         let len = header.payload_bytes;
-        if len == 0 {
-            self.message_landed(arriving, method, Buffer::new());
-            return None;
-        }
-        let memory = if len > self.limits.message_bytes {
-            Err(message_too_long(len, &self.limits))
-        } else {
-            if let Some(request) = self.known_receive(method, len as usize, cursor, landings) {
-                let expected = tensors_of(&request);
-                self.deliver(arriving, request, expected);
-                return None;
-            }
-            let there_bytes = cursor.there(len);
-            checked(
-                landings.message(len as usize, there_bytes),
-                there_bytes,
-                len,
-            )
+        let whole = Whole {
+            what: RequestPart::Message { arriving, method },
+            len_bytes: len as usize,
+            behind_bytes: 0,
         };
-        match memory {
-            Ok(buffer) => {
-                let inbound = Inbound::Message { arriving, method };
-                self.want(inbound, buffer, len as usize, cursor)
-            }
-            Err(status) => {
-                self.refuse(arriving.id, status);
-                cursor.skip(len, HEADER_BYTES)
-            }
+        let limits = &self.reader.limits;
+        if len > limits.message_bytes {
+            let status = message_too_long(len, limits);
+            return read_into(self, whole, Err(status), cursor, landings);
         }
+        if let Some(request) = self.known_receive(method, len as usize, cursor, landings) {
+            let expected = tensors_of(&request);
+            self.deliver(arriving, request, expected);
+            return Ok(None);
+        }
+        read_whole(self, whole, cursor, landings)
     }
 
     /// Takes a request for tensors whose keys are all known, if all of it is there.
@@ -65,7 +52,7 @@ impl ServerConnection {
     ) -> Option<Request> {
         let keys_max = match method {
             Method::RecvTensor => 1,
-            Method::FuseRecvTensor => self.limits.records,
+            Method::FuseRecvTensor => self.reader.limits.records,
             _ => return None,
         };
         let mut bytes = PlainReceive::read(cursor.peek(len)?)?;
@@ -100,7 +87,7 @@ impl ServerConnection {
                 tensors_asked(Request::RecvTensor { step_id, key })
             }),
             Method::FuseRecvTensor => {
-                decode_receive(&body, self.limits.records.max(2)).map(|message| {
+                decode_receive(&body, self.reader.limits.records.max(2)).map(|message| {
                     tensors_asked(Request::FuseRecvTensor {
                         step_id: message.step_id,
                         keys: message.keys.into_vec().into(),

@@ -5,11 +5,12 @@ use grpcxx_transport::{Next, SlotId};
 
 use super::answers::{SHARED_DATA_BYTES_MAX, block_bytes};
 use crate::connection::calls::{Call, CallId};
-use crate::connection::client::inbound::{Inbound, gone};
+use crate::connection::client::inbound::{ResponsePart, gone};
 use crate::connection::client::{ClientConnection, NO_CALL};
 use crate::connection::cursor::Cursor;
 use crate::connection::landings::{message_in_any_case, whole};
 use crate::connection::outgoing::Outgoing;
+use crate::connection::reader::{Whole, read_into};
 use crate::connection::records::tensor_memory;
 use crate::connection::{ConnectionLimits, Landings, PeerViolation};
 use crate::wire::{
@@ -53,23 +54,16 @@ impl ClientConnection {
             self.unbundle(answers, landings)?;
             return Ok(None);
         }
-        let memory = message_in_any_case(landings, len);
-        self.want(Inbound::Bundle { answers: None }, memory, len, cursor)
-    }
-
-    /// Takes a frame of answers that has landed.
-    pub(crate) fn read_bundle(&mut self, landings: &mut dyn Landings) -> Result<(), PeerViolation> {
-        let inbound = std::mem::replace(&mut self.inbound, Inbound::Header);
-        let Inbound::Bundle {
-            answers: Some(answers),
-        } = inbound
-        else {
-            unreachable!("the link shows bytes only when its landing is done");
+        let whole = Whole {
+            what: ResponsePart::Answers,
+            len_bytes: len,
+            behind_bytes: 0,
         };
-        self.unbundle(&answers, landings)
+        let memory = message_in_any_case(landings, len);
+        read_into(self, whole, Ok(memory), cursor, landings)
     }
 
-    fn unbundle(
+    pub(crate) fn unbundle(
         &mut self,
         answers: &[u8],
         landings: &mut dyn Landings,
@@ -85,10 +79,10 @@ impl ClientConnection {
         landings: &mut dyn Landings,
     ) -> Result<(), PeerViolation> {
         let mut reader = BundleReader::new("bundle of answers", answers);
-        let message_bytes = usize::try_from(self.limits.message_bytes).unwrap_or(usize::MAX);
+        let message_bytes = usize::try_from(self.reader.limits.message_bytes).unwrap_or(usize::MAX);
         let shared_bytes_max = message_bytes.min(SHARED_DATA_BYTES_MAX);
         // While a response lands, what is complete waits behind it and not among the answers.
-        let is_in_order = self.landing.is_empty();
+        let is_in_order = self.aside.is_empty();
         let mut data_bytes = 0;
         let mut index = 0;
         while !reader.is_empty() {
@@ -163,8 +157,8 @@ impl ClientConnection {
             return Ok(());
         }
         let meta = self.answers.meta();
-        if !self.landing.is_empty() {
-            let result = small_tensor(token, meta, data, &self.limits, landings);
+        if !self.aside.is_empty() {
+            let result = small_tensor(token, meta, data, &self.reader.limits, landings);
             self.complete(id, result);
             return Ok(());
         }
@@ -178,7 +172,7 @@ impl ClientConnection {
             self.note_answer(id);
             return Ok(());
         }
-        match small_data(token, meta, data, &self.limits, landings) {
+        match small_data(token, meta, data, &self.reader.limits, landings) {
             Ok(data) => {
                 self.answers.push(CallId(id), token, data);
                 self.calls.remove(id);

@@ -6,8 +6,9 @@ use grpcxx_transport::{Frame, Next, Outcome, SlotId, Time};
 
 use crate::connection::cursor::Cursor;
 use crate::connection::landings::message_in_any_case;
+use crate::connection::reader::{Whole, read_into};
 use crate::connection::server::answers::Expected;
-use crate::connection::server::inbound::{Arriving, Inbound, tensors_of};
+use crate::connection::server::inbound::{Arriving, RequestPart, tensors_of};
 use crate::connection::server::{RequestId, ServerConnection};
 use crate::connection::{AtHand, COALESCE_BYTES_MAX, Landings, PeerViolation};
 use crate::wire::{
@@ -62,29 +63,17 @@ impl ServerConnection {
             self.unbundle(received, requests, landings)?;
             return Ok(None);
         }
+        let whole = Whole {
+            what: RequestPart::Requests { received },
+            len_bytes: len,
+            behind_bytes: 0,
+        };
         // Nobody else says what numbers stand for.
         let memory = message_in_any_case(landings, len);
-        let inbound = Inbound::Bundle {
-            received,
-            requests: None,
-        };
-        Ok(self.want(inbound, memory, len, cursor))
+        read_into(self, whole, Ok(memory), cursor, landings)
     }
 
-    /// Takes a frame of requests that has landed.
-    pub(crate) fn read_bundle(&mut self, landings: &mut dyn Landings) -> Result<(), PeerViolation> {
-        let inbound = std::mem::replace(&mut self.inbound, Inbound::Header);
-        let Inbound::Bundle {
-            received,
-            requests: Some(requests),
-        } = inbound
-        else {
-            unreachable!("the link shows bytes only when its landing is done");
-        };
-        self.unbundle(received, &requests, landings)
-    }
-
-    fn unbundle(
+    pub(crate) fn unbundle(
         &mut self,
         received: Time,
         requests: &[u8],

@@ -1,6 +1,5 @@
 //! Long frames in chunks, between which other frames go.
 
-mod client;
 pub(crate) mod cutter;
 pub(crate) mod reader;
-mod server;
+pub(crate) mod wire;

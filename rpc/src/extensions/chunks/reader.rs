@@ -1,28 +1,34 @@
+//! Frames that arrive in chunks: what a frame wants next becomes what the link shall do within the
+//! present chunk of it.
+
 use std::mem;
 
-use grpcxx_memory::{Buffer, BufferMut};
+use grpcxx_memory::BufferMut;
 use grpcxx_transport::{Landing, Next, Time};
 
-use crate::Status;
+use super::wire::{ChunkError, ChunkHeader};
 use crate::connection::cursor::{Cursor, Filled};
-use crate::connection::landings::grown;
+use crate::connection::reader::{FrameReader, Side, grow, read_frames, take};
 use crate::connection::{Landings, PeerViolation};
-use crate::wire::{ChunkHeader, HEADER_BYTES};
+use crate::wire::HEADER_BYTES;
 
 /// The frame that arrives in chunks, if one does.
 ///
-/// There is at most one at a time. Inside a chunk the connection reads that frame as it reads any, from no more bytes than
-/// the chunk has; between two chunks what it was about to do is put aside. Invariants: `left_bytes` is 0 outside of
-/// chunks; `aside` is there only outside of chunks; `rest` is used only by the next chunk; no landing that the link has
-/// gone on behind ([`Landing::then_head`]) is at the link when the chunk that it belongs to ends.
+/// There is at most one at a time. Inside a chunk that frame is read as any frame is, from no more
+/// bytes than the chunk has; between two chunks the part of it that comes next is put aside.
+///
+/// Invariants: `left_bytes` is 0 outside of chunks; `aside` is there only outside of chunks; `rest`
+/// is a landing or bytes to drop, and used only by the next chunk; no landing that the link has gone
+/// on behind ([`Landing::then_head`]) is at the link when the chunk that it belongs to ends.
 #[derive(Debug)]
-pub(crate) struct Chunks<I> {
+pub(crate) struct ChunkReader<P> {
     stage: Stage,
     tag: u64,
     /// Bytes of the chunk that are neither taken nor ordered.
     left_bytes: u64,
-    aside: Option<I>,
-    rest: Rest,
+    aside: Option<P>,
+    /// What the frame wants first of its next chunk, if that is not to be shown.
+    rest: Option<Next>,
 }
 
 /// Where in a chunk the link is.
@@ -34,147 +40,31 @@ enum Stage {
     Inside,
 }
 
-/// What the frame wants first of its next chunk.
-#[derive(Debug, Default)]
-enum Rest {
-    #[default]
-    Bytes,
-    Landing(Landing),
-    Discard {
-        bytes: u64,
-        then_at_least_bytes: usize,
-    },
-}
-
-/// How a peer broke the rules of frames in chunks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ChunkError {
-    /// A chunk without bytes.
-    #[error("chunk header: 0 bytes, allowed are chunks with bytes")]
-    Empty,
-    /// A chunk of another frame than the one that has begun.
-    #[error(
-        "chunk header: tag {found:#018x}, allowed is {allowed:#018x}, whose frame is not complete"
-    )]
-    Tag {
-        /// The tag.
-        found: u64,
-        /// That of the frame that has begun.
-        allowed: u64,
-    },
-    /// A frame that has another tag than its chunks.
-    #[error(
-        "a frame in chunks with tag {allowed:#018x} has the tag {found:#018x}, allowed is the same"
-    )]
-    FrameTag {
-        /// That of the frame.
-        found: u64,
-        /// That of its chunks.
-        allowed: u64,
-    },
-    /// A chunk in a chunk.
-    #[error("the frame in a chunk begins as a chunk does, allowed are frames of star")]
-    Nested,
-    /// A chunk that is longer than what its frame lacks.
-    #[error("a chunk has {found_bytes} bytes behind the end of its frame, allowed are 0")]
-    Beyond {
-        /// How much longer.
-        found_bytes: u64,
-    },
-    /// A chunk that ends where no chunk may.
-    #[error(
-        "a chunk ends {found_bytes} bytes into a head of {wanted_bytes}, allowed is an end in payload"
-    )]
-    CutHead {
-        /// What there is of the head.
-        found_bytes: u64,
-        /// Its length.
-        wanted_bytes: usize,
-    },
-}
-
-/// An end of a connection that takes frames in chunks.
-pub(crate) trait TakesChunks {
-    /// What the next bytes are; the default is the header of a frame.
-    type Inbound: Default;
-
-    fn chunks(&mut self) -> &mut Chunks<Self::Inbound>;
-
-    fn inbound(&mut self) -> &mut Self::Inbound;
-
-    fn is_between_frames(&self) -> bool;
-
-    /// Landings of the frame at hand that were ordered and are not back.
-    fn landings_out(&self) -> usize;
-
-    /// Reads what the cursor shows, and says what the link shall do; if a chunk has begun, that means nothing.
-    fn read_frames(
-        &mut self,
-        now: Time,
-        cursor: &mut Cursor<'_>,
-        landings: &mut dyn Landings,
-    ) -> Result<Next, PeerViolation>;
-
-    /// Takes memory that is filled.
-    fn land(
-        &mut self,
-        memory: Buffer,
-        cursor: &mut Cursor<'_>,
-    ) -> Result<Option<Next>, PeerViolation>;
-
-    /// Drops what landed for want of memory, with its call, and orders so many bytes to be dropped
-    /// that are still to come for it, and those behind them that belong to the call and have no
-    /// head.
-    fn give_up(&mut self, left_bytes: u64, status: Status) -> Next;
-
-    /// Lets a landing that is full and not complete go on with more memory.
-    fn grow(&mut self, landing: Landing, landings: &mut dyn Landings) -> Next {
-        let left_bytes = landing.missing_bytes() as u64;
-        match landing.grow(|memory, whole_len| grown(landings, memory, whole_len)) {
-            Ok(landing) => Next::Land(landing),
-            Err(status) => self.give_up(left_bytes, status),
-        }
-    }
-
-    /// Takes memory that is filled, and reads on.
-    fn land_and_read(
-        &mut self,
-        now: Time,
-        memory: Buffer,
-        cursor: &mut Cursor<'_>,
-        landings: &mut dyn Landings,
-    ) -> Result<Next, PeerViolation> {
-        match self.land(memory, cursor)? {
-            Some(next) => Ok(next),
-            None => self.read_frames(now, cursor, landings),
-        }
-    }
-}
-
-impl<I> Default for Chunks<I> {
+impl<P> Default for ChunkReader<P> {
     fn default() -> Self {
         Self {
             stage: Stage::Outside,
             tag: 0,
             left_bytes: 0,
             aside: None,
-            rest: Rest::Bytes,
+            rest: None,
         }
     }
 }
 
-impl<I: Default> Chunks<I> {
+impl<P> ChunkReader<P> {
     /// Whether a frame has begun that is not complete.
     pub(crate) fn is_begun(&self) -> bool {
         self.aside.is_some() || self.is_inside()
     }
 
-    /// What the frame that has begun wants next, if that is not at hand.
-    pub(crate) fn aside(&self) -> Option<&I> {
+    /// The next part of the frame that has begun, if that is not at hand.
+    pub(crate) fn aside(&self) -> Option<&P> {
         self.aside.as_ref()
     }
 
     /// Whether the link is inside a chunk.
+    #[inline]
     pub(crate) fn is_inside(&self) -> bool {
         self.stage != Stage::Outside
     }
@@ -183,53 +73,6 @@ impl<I: Default> Chunks<I> {
     #[inline]
     pub(crate) fn is_opened(&self) -> bool {
         self.stage == Stage::Inside
-    }
-
-    /// Takes the header of a chunk, if that is what the bytes are.
-    #[inline]
-    pub(crate) fn begin(
-        &mut self,
-        bytes: &[u8; HEADER_BYTES],
-        inbound: &mut I,
-        frame_bytes_max: u64,
-    ) -> Result<bool, PeerViolation> {
-        match ChunkHeader::find(bytes) {
-            Some(header) => self.enter(header, inbound, frame_bytes_max).map(|()| true),
-            None => Ok(false),
-        }
-    }
-
-    #[cold]
-    fn enter(
-        &mut self,
-        header: ChunkHeader,
-        inbound: &mut I,
-        frame_bytes_max: u64,
-    ) -> Result<(), PeerViolation> {
-        if self.is_inside() {
-            return Err(ChunkError::Nested.into());
-        }
-        if header.payload_bytes == 0 {
-            return Err(ChunkError::Empty.into());
-        }
-        PeerViolation::check_length("a chunk", header.payload_bytes, frame_bytes_max)?;
-        self.stage = match self.aside.take() {
-            Some(aside) if header.tag == self.tag => {
-                *inbound = aside;
-                Stage::Inside
-            }
-            Some(_) => {
-                return Err(ChunkError::Tag {
-                    found: header.tag,
-                    allowed: self.tag,
-                }
-                .into());
-            }
-            None => Stage::Opening,
-        };
-        self.tag = header.tag;
-        self.left_bytes = header.payload_bytes;
-        Ok(())
     }
 
     /// Notes the header of a frame, in a chunk or not.
@@ -246,185 +89,59 @@ impl<I: Default> Chunks<I> {
         }
         Ok(())
     }
-}
 
-/// Reads what the cursor shows, and says what the link shall do next.
-#[inline]
-pub(crate) fn read<E: TakesChunks>(
-    end: &mut E,
-    now: Time,
-    cursor: &mut Cursor<'_>,
-    landings: &mut dyn Landings,
-) -> Result<Next, PeerViolation> {
-    if !end.chunks().is_inside() {
-        let next = end.read_frames(now, cursor, landings);
-        if !end.chunks().is_inside() {
-            return next;
-        }
-        next?;
-    }
-    read_chunks(end, now, cursor, landings)
-}
-
-/// As [`read`], from inside a chunk on.
-#[cold]
-fn read_chunks<E: TakesChunks>(
-    end: &mut E,
-    now: Time,
-    cursor: &mut Cursor<'_>,
-    landings: &mut dyn Landings,
-) -> Result<Next, PeerViolation> {
-    loop {
-        let next = if end.chunks().left_bytes > 0 {
-            read_chunk(end, now, cursor, landings)?
-        } else {
-            leave(end)
-        };
-        if let Some(next) = next {
-            return Ok(next);
-        }
-        if !end.chunks().is_inside() {
-            let next = end.read_frames(now, cursor, landings)?;
-            if !end.chunks().is_inside() {
-                return Ok(next);
+    /// The part of an order that the present chunk has the bytes for, if it has any.
+    fn limit(&mut self, next: Next, is_frame_over: bool) -> Result<Option<Next>, ChunkError> {
+        match next {
+            Next::Head { at_least_bytes } => {
+                self.check_head(is_frame_over, at_least_bytes)?;
+                Ok((self.left_bytes > 0).then_some(next))
             }
-        }
-    }
-}
-
-/// Takes a landing that was ordered inside a chunk, and says what the link shall do next.
-pub(crate) fn landed<E: TakesChunks>(
-    end: &mut E,
-    now: Time,
-    landing: Landing,
-    landings: &mut dyn Landings,
-) -> Result<Next, PeerViolation> {
-    let cursor = &mut Cursor::new(&[]);
-    // Memory of the link has all of the bytes, of which a window was ordered.
-    let beyond_bytes = landing.replaced_beyond_bytes() as u64;
-    end.chunks().left_bytes -= beyond_bytes;
-    if beyond_bytes == 0
-        && let Some(at_least_bytes) = landing.then_head_bytes()
-    {
-        end.land(landing.into_shared(), cursor)?;
-        // What the link does anyway, if it has gone on.
-        return Ok(Next::Head { at_least_bytes });
-    }
-    let landing = landing.whole();
-    if !landing.is_full() {
-        end.chunks().rest = Rest::Landing(landing);
-    } else if !landing.is_complete() {
-        let next = end.grow(landing, landings);
-        if let Some(next) = order(end, next)? {
-            return Ok(next);
-        }
-    } else if landing.filled_bytes() > 0 {
-        let next = end.land_and_read(now, landing.into_shared(), cursor, landings)?;
-        if let Some(next) = order(end, next)? {
-            return Ok(next);
-        }
-    }
-    read(end, now, cursor, landings)
-}
-
-/// Reads what the cursor shows of the present chunk. `None` says that the link has orders for all of it.
-fn read_chunk<E: TakesChunks>(
-    end: &mut E,
-    now: Time,
-    cursor: &mut Cursor<'_>,
-    landings: &mut dyn Landings,
-) -> Result<Option<Next>, PeerViolation> {
-    let mut bytes = cursor.within(end.chunks().left_bytes);
-    let next = match mem::take(&mut end.chunks().rest) {
-        Rest::Bytes => end.read_frames(now, &mut bytes, landings)?,
-        Rest::Landing(landing) => match bytes.fill_landing(landing) {
-            Filled::Whole(memory) => end.land_and_read(now, memory, &mut bytes, landings)?,
-            Filled::Partly(landing) => Next::Land(landing),
-        },
-        Rest::Discard {
-            bytes: left_bytes,
-            then_at_least_bytes,
-        } => match bytes.skip(left_bytes, then_at_least_bytes) {
-            Some(next) => next,
-            None => end.read_frames(now, &mut bytes, landings)?,
-        },
-    };
-    let taken_bytes = bytes.consumed_bytes();
-    cursor.slice(taken_bytes);
-    end.chunks().left_bytes -= taken_bytes as u64;
-    order(end, next)
-}
-
-/// The part of an order that the present chunk has the bytes for, if it has any.
-fn order<E: TakesChunks>(end: &mut E, next: Next) -> Result<Option<Next>, PeerViolation> {
-    let is_frame_over = end.is_between_frames() && end.chunks().is_opened();
-    let chunks = end.chunks();
-    match next {
-        Next::Head { at_least_bytes } => {
-            chunks.check_head(is_frame_over, at_least_bytes)?;
-            Ok((chunks.left_bytes > 0).then_some(next))
-        }
-        Next::Land(landing) if chunks.left_bytes == 0 => {
-            chunks.rest = Rest::Landing(landing);
-            Ok(None)
-        }
-        Next::Land(landing) => {
-            let part_bytes = landing.remaining_bytes() as u64;
-            let part_bytes = part_bytes.min(chunks.left_bytes);
-            let landing = match landing.missing_bytes() as u64 <= chunks.left_bytes {
-                true => landing,
-                // Memory of the link would hold more than the chunk has.
-                false => landing.fixed(),
-            };
-            chunks.left_bytes -= part_bytes;
-            Ok(Some(Next::Land(if chunks.left_bytes == 0 {
-                landing.part(part_bytes as usize)
-            } else {
-                landing
-            })))
-        }
-        Next::Discard {
-            bytes,
-            mut then_at_least_bytes,
-        } => {
-            let part_bytes = bytes.min(chunks.left_bytes);
-            chunks.left_bytes -= part_bytes;
-            if part_bytes < bytes {
-                chunks.rest = Rest::Discard {
-                    bytes: bytes - part_bytes,
+            Next::Land(_) if self.left_bytes == 0 => {
+                self.rest = Some(next);
+                Ok(None)
+            }
+            Next::Land(landing) => Ok(Some(Next::Land(self.limit_landing(landing)))),
+            Next::Discard {
+                bytes,
+                mut then_at_least_bytes,
+            } => {
+                let part_bytes = bytes.min(self.left_bytes);
+                self.left_bytes -= part_bytes;
+                if part_bytes < bytes {
+                    self.rest = Some(Next::Discard {
+                        bytes: bytes - part_bytes,
+                        then_at_least_bytes,
+                    });
+                } else {
+                    self.check_head(is_frame_over, then_at_least_bytes)?;
+                }
+                if self.left_bytes == 0 {
+                    then_at_least_bytes = HEADER_BYTES;
+                }
+                Ok((part_bytes > 0).then_some(Next::Discard {
+                    bytes: part_bytes,
                     then_at_least_bytes,
-                };
-            } else {
-                chunks.check_head(is_frame_over, then_at_least_bytes)?;
+                }))
             }
-            if chunks.left_bytes == 0 {
-                then_at_least_bytes = HEADER_BYTES;
-            }
-            Ok((part_bytes > 0).then_some(Next::Discard {
-                bytes: part_bytes,
-                then_at_least_bytes,
-            }))
+            Next::Pause => Ok(Some(next)),
         }
-        Next::Pause => Ok(Some(next)),
     }
-}
 
-/// Ends a chunk, and the frame if it is over; or orders what comes back after all landings that are at the link.
-fn leave<E: TakesChunks>(end: &mut E) -> Option<Next> {
-    let rest_landings = usize::from(matches!(end.chunks().rest, Rest::Landing(_)));
-    if end.landings_out() > rest_landings {
-        return Some(Next::Land(Landing::new(BufferMut::new())));
+    fn limit_landing(&mut self, landing: Landing) -> Landing {
+        let part_bytes = (landing.remaining_bytes() as u64).min(self.left_bytes);
+        let landing = match landing.missing_bytes() as u64 <= self.left_bytes {
+            true => landing,
+            // Memory of the link would hold more than the chunk has.
+            false => landing.fixed(),
+        };
+        self.left_bytes -= part_bytes;
+        match self.left_bytes {
+            0 => landing.part(part_bytes as usize),
+            _ => landing,
+        }
     }
-    let is_between_frames = end.is_between_frames();
-    let inbound = mem::take(end.inbound());
-    let chunks = end.chunks();
-    let is_over = is_between_frames && matches!(chunks.rest, Rest::Bytes);
-    chunks.stage = Stage::Outside;
-    chunks.aside = (!is_over).then_some(inbound);
-    None
-}
 
-impl<I: Default> Chunks<I> {
     /// Checks that what is left of the chunk begins with a head, if the frame is not over.
     fn check_head(&self, is_frame_over: bool, wanted_bytes: usize) -> Result<(), ChunkError> {
         let found_bytes = self.left_bytes;
@@ -439,4 +156,182 @@ impl<I: Default> Chunks<I> {
         }
         Ok(())
     }
+}
+
+/// Takes the header of a chunk, if that is what the bytes are.
+#[inline]
+pub(crate) fn begin<S: Side>(
+    reader: &mut FrameReader<S>,
+    bytes: &[u8; HEADER_BYTES],
+) -> Result<bool, PeerViolation> {
+    match ChunkHeader::find(bytes) {
+        Some(header) => enter(reader, header).map(|()| true),
+        None => Ok(false),
+    }
+}
+
+#[cold]
+fn enter<S: Side>(reader: &mut FrameReader<S>, header: ChunkHeader) -> Result<(), PeerViolation> {
+    let chunks = &mut reader.chunks;
+    if chunks.is_inside() {
+        return Err(ChunkError::Nested.into());
+    }
+    if header.payload_bytes == 0 {
+        return Err(ChunkError::Empty.into());
+    }
+    PeerViolation::check_length("a chunk", header.payload_bytes, reader.limits.frame_bytes)?;
+    chunks.stage = match chunks.aside.take() {
+        Some(part) if header.tag == chunks.tag => {
+            reader.part = part;
+            Stage::Inside
+        }
+        Some(_) => {
+            let (found, allowed) = (header.tag, chunks.tag);
+            return Err(ChunkError::Tag { found, allowed }.into());
+        }
+        None => Stage::Opening,
+    };
+    chunks.tag = header.tag;
+    chunks.left_bytes = header.payload_bytes;
+    Ok(())
+}
+
+/// Reads what the cursor shows, and says what the link shall do next.
+#[inline]
+pub(crate) fn read<S: Side>(
+    side: &mut S,
+    now: Time,
+    cursor: &mut Cursor<'_>,
+    landings: &mut dyn Landings,
+) -> Result<Next, PeerViolation> {
+    if !side.reader().chunks.is_inside()
+        && let Some(next) = read_frames(side, now, cursor, landings)?
+    {
+        return Ok(next);
+    }
+    read_chunks(side, now, cursor, landings)
+}
+
+/// As [`read`], from inside a chunk on.
+#[cold]
+fn read_chunks<S: Side>(
+    side: &mut S,
+    now: Time,
+    cursor: &mut Cursor<'_>,
+    landings: &mut dyn Landings,
+) -> Result<Next, PeerViolation> {
+    loop {
+        let next = if side.reader().chunks.left_bytes > 0 {
+            read_chunk(side, now, cursor, landings)?
+        } else {
+            leave(side.reader())
+        };
+        if let Some(next) = next {
+            return Ok(next);
+        }
+        if !side.reader().chunks.is_inside()
+            && let Some(next) = read_frames(side, now, cursor, landings)?
+        {
+            return Ok(next);
+        }
+    }
+}
+
+/// Reads what the cursor shows of the present chunk. `None` says that the link has orders for all
+/// of it.
+fn read_chunk<S: Side>(
+    side: &mut S,
+    now: Time,
+    cursor: &mut Cursor<'_>,
+    landings: &mut dyn Landings,
+) -> Result<Option<Next>, PeerViolation> {
+    let chunks = &mut side.reader().chunks;
+    let mut bytes = cursor.within(chunks.left_bytes);
+    let next = match chunks.rest.take() {
+        Some(Next::Land(landing)) => match bytes.fill_landing(landing) {
+            Filled::Whole(memory) => take(side, memory, &mut bytes, landings)?,
+            Filled::Partly(landing) => Some(Next::Land(landing)),
+        },
+        Some(Next::Discard {
+            bytes: left_bytes,
+            then_at_least_bytes,
+        }) => bytes.skip(left_bytes, then_at_least_bytes),
+        Some(Next::Head { .. } | Next::Pause) | None => None,
+    };
+    let next = match next {
+        Some(next) => next,
+        None => read_part(side, now, &mut bytes, landings)?,
+    };
+    let taken_bytes = bytes.consumed_bytes();
+    cursor.slice(taken_bytes);
+    side.reader().chunks.left_bytes -= taken_bytes as u64;
+    limit(side.reader(), next)
+}
+
+/// Takes a landing that was ordered inside a chunk, and says what the link shall do next.
+pub(crate) fn landed<S: Side>(
+    side: &mut S,
+    now: Time,
+    landing: Landing,
+    landings: &mut dyn Landings,
+) -> Result<Next, PeerViolation> {
+    let cursor = &mut Cursor::new(&[]);
+    // Memory of the link has all of the bytes, of which a window was ordered.
+    let beyond_bytes = landing.replaced_beyond_bytes() as u64;
+    side.reader().chunks.left_bytes -= beyond_bytes;
+    if beyond_bytes == 0
+        && let Some(at_least_bytes) = landing.then_head_bytes()
+    {
+        take(side, landing.into_shared(), cursor, landings)?;
+        // What the link does anyway, if it has gone on.
+        return Ok(Next::Head { at_least_bytes });
+    }
+    let landing = landing.whole();
+    let next = if !landing.is_full() {
+        Next::Land(landing)
+    } else if !landing.is_complete() {
+        grow(side, landing, landings)?
+    } else if landing.filled_bytes() > 0 {
+        match take(side, landing.into_shared(), cursor, landings)? {
+            Some(next) => next,
+            None => read_part(side, now, cursor, landings)?,
+        }
+    } else {
+        return read(side, now, cursor, landings);
+    };
+    match limit(side.reader(), next)? {
+        Some(next) => Ok(next),
+        None => read(side, now, cursor, landings),
+    }
+}
+
+/// Reads the frame from within one of its chunks.
+fn read_part<S: Side>(
+    side: &mut S,
+    now: Time,
+    bytes: &mut Cursor<'_>,
+    landings: &mut dyn Landings,
+) -> Result<Next, PeerViolation> {
+    let next = read_frames(side, now, bytes, landings)?;
+    Ok(next.expect("a chunk that begins in a chunk is a violation"))
+}
+
+/// The part of an order that the present chunk has the bytes for, if it has any.
+fn limit<S: Side>(reader: &mut FrameReader<S>, next: Next) -> Result<Option<Next>, PeerViolation> {
+    let is_frame_over = reader.is_between_frames() && reader.chunks.is_opened();
+    Ok(reader.chunks.limit(next, is_frame_over)?)
+}
+
+/// Ends a chunk, and the frame if it is over; or orders what comes back after all landings that are
+/// at the link.
+fn leave<S: Side>(reader: &mut FrameReader<S>) -> Option<Next> {
+    let is_rest_landing = matches!(reader.chunks.rest, Some(Next::Land(_)));
+    if reader.landings_out() > usize::from(is_rest_landing) {
+        return Some(Next::Land(Landing::new(BufferMut::new())));
+    }
+    let is_over = reader.is_between_frames() && reader.chunks.rest.is_none();
+    let part = mem::take(&mut reader.part);
+    reader.chunks.stage = Stage::Outside;
+    reader.chunks.aside = (!is_over).then_some(part);
+    None
 }

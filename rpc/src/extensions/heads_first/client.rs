@@ -6,11 +6,11 @@ use super::body::HeadsFirst;
 use crate::connection::body::Body;
 use crate::connection::calls::Expected;
 use crate::connection::client::ClientConnection;
-use crate::connection::client::inbound::Inbound;
+use crate::connection::client::inbound::ResponsePart;
 use crate::connection::cursor::Cursor;
-use crate::connection::landings::checked;
+use crate::connection::reader::{Part, Whole, read_whole};
 use crate::connection::{Landings, PeerViolation};
-use crate::wire::{Features, HEADER_BYTES, Heads, ResponseHeader};
+use crate::wire::{Features, Heads, ResponseHeader};
 
 impl ClientConnection {
     /// Whether a response has all heads first.
@@ -26,22 +26,20 @@ impl ClientConnection {
         landings: &mut dyn Landings,
     ) -> Result<Option<Next>, PeerViolation> {
         let payload = self.checked_payload(&header, "tensors")?;
-        let allowed_max = payload.min(self.limits.names_bytes as u64);
+        let allowed_max = payload.min(self.reader.limits.names_bytes as u64);
         let place = "the heads of a response";
         let len = PeerViolation::checked_length(place, header.names_bytes, allowed_max)?;
-        let data_bytes = payload - len as u64;
+        let behind_bytes = payload - len as u64;
         if let Some(heads) = cursor.slice(len) {
-            self.heads_landed(id, data_bytes, heads)?;
+            self.heads_landed(id, behind_bytes, heads)?;
             return Ok(None);
         }
-        let there_bytes = cursor.there(len as u64);
-        match checked(landings.message(len, there_bytes), there_bytes, len as u64) {
-            Ok(buffer) => self.want(Inbound::Heads { id, data_bytes }, buffer, len, cursor),
-            Err(status) => {
-                self.complete(id, Err(status));
-                Ok(cursor.skip(payload, HEADER_BYTES))
-            }
-        }
+        let whole = Whole {
+            what: ResponsePart::Heads { id },
+            len_bytes: len,
+            behind_bytes,
+        };
+        read_whole(self, whole, cursor, landings)
     }
 
     pub(crate) fn heads_landed(
@@ -50,7 +48,7 @@ impl ClientConnection {
         data_bytes: u64,
         heads: &[u8],
     ) -> Result<(), PeerViolation> {
-        let beside_bytes = self.beside_bytes();
+        let beside_bytes = self.reader.beside_bytes();
         let call = (self.calls.find(id)).expect("a call keeps its slot while its response comes");
         let Expected::Tensors { count } = call.expected else {
             unreachable!("only receives of tensors are answered with heads");
@@ -64,9 +62,9 @@ impl ClientConnection {
                 allowed_max: allowed,
             });
         }
-        self.inbound = Inbound::Records {
-            id,
-            records: Body::HeadsFirst(HeadsFirst::new(call.token, heads, count, beside_bytes)),
+        self.reader.part = Part::Tensors {
+            of: id,
+            body: Body::HeadsFirst(HeadsFirst::new(call.token, heads, count, beside_bytes)),
         };
         Ok(())
     }

@@ -3,12 +3,14 @@
 use grpcxx_transport::Next;
 
 use super::lists::STEP_BYTES;
-use crate::Request;
-use crate::connection::PeerViolation;
 use crate::connection::cursor::Cursor;
+use crate::connection::landings::message_in_any_case;
+use crate::connection::reader::{Whole, read_into};
 use crate::connection::server::ServerConnection;
-use crate::connection::server::inbound::{Arriving, Inbound, tensors_of};
+use crate::connection::server::inbound::{Arriving, RequestPart, tensors_of};
+use crate::connection::{Landings, PeerViolation};
 use crate::wire::RequestHeader;
+use crate::{KeyList, Request};
 
 impl ServerConnection {
     /// Begins a request that names its keys by the number of their list.
@@ -16,7 +18,9 @@ impl ServerConnection {
         &mut self,
         arriving: Arriving,
         header: &RequestHeader,
-    ) -> Result<(), PeerViolation> {
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
         if header.payload_bytes != STEP_BYTES as u64 {
             return Err(PeerViolation::Length {
                 place: "the payload of a request with the number of a list",
@@ -30,24 +34,24 @@ impl ServerConnection {
                 found: header.metadata_bytes,
             });
         };
-        self.inbound = Inbound::Listed { arriving, keys };
-        Ok(())
+        if let Some(step_id) = cursor.slice(STEP_BYTES) {
+            self.step_landed(arriving, keys, step_id);
+            return Ok(None);
+        }
+        let whole = Whole {
+            what: RequestPart::Step { arriving, keys },
+            len_bytes: STEP_BYTES,
+            behind_bytes: 0,
+        };
+        let memory = message_in_any_case(landings, STEP_BYTES);
+        read_into(self, whole, Ok(memory), cursor, landings)
     }
 
-    pub(crate) fn read_listed(&mut self, cursor: &mut Cursor<'_>) -> Option<Next> {
-        let Some(step_id) = cursor.array::<STEP_BYTES>() else {
-            return Some(Next::Head {
-                at_least_bytes: STEP_BYTES,
-            });
-        };
+    pub(crate) fn step_landed(&mut self, arriving: Arriving, keys: KeyList, step_id: &[u8]) {
+        let step_id = step_id.first_chunk().expect("as many bytes were wanted");
         let step_id = i64::from_le_bytes(*step_id);
-        if let Inbound::Listed { arriving, keys } =
-            std::mem::replace(&mut self.inbound, Inbound::Header)
-        {
-            let request = Request::FuseRecvTensor { step_id, keys };
-            let expected = tensors_of(&request);
-            self.deliver(arriving, request, expected);
-        }
-        None
+        let request = Request::FuseRecvTensor { step_id, keys };
+        let expected = tensors_of(&request);
+        self.deliver(arriving, request, expected);
     }
 }
