@@ -29,9 +29,12 @@ impl ClosedSteps {
         }
     }
 
-    /// The error for whatever comes late for this step; `None` if the step is not over.
+    /// The error for whatever comes late for this step; `None` if the step is not over. Only the
+    /// look-up is inlined: it is part of each send and each receive.
+    #[inline]
     pub(super) fn status(&self, step_id: i64) -> Option<Status> {
-        Some(self.endings.get(&step_id)?.status(step_id))
+        let ending = self.endings.get(&step_id)?;
+        Some(ending.status(step_id))
     }
 
     pub(super) fn contains(&self, step_id: i64) -> bool {
@@ -64,6 +67,7 @@ impl ClosedSteps {
 }
 
 impl Ending {
+    #[cold]
     pub(super) fn status(&self, step_id: i64) -> Status {
         match self {
             Self::Aborted(status) => status.clone(),
