@@ -33,16 +33,28 @@ pub struct Finished {
 pub(crate) struct Call {
     pub(crate) token: u64,
     pub(crate) expected: Expected,
-    /// Whether the link has taken the request, or will in any case.
-    pub(crate) is_sent: bool,
-    /// Whether the caller has its result, so that only the response is missing.
-    pub(crate) is_ended: bool,
-    /// Whether its response has begun.
-    pub(crate) is_answered: bool,
+    pub(crate) state: CallState,
     /// Whether the data of its tensor may share memory with that of others.
     pub(crate) shares_memory: bool,
     /// Whether the peer ends the call at its deadline by itself.
     pub(crate) is_deadline_sent: bool,
+}
+
+/// Where a call is. It leaves its table when its response is complete, or its request is withdrawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CallState {
+    /// Its request waits for the link.
+    Queued,
+    /// The link has its request, or will in any case.
+    Sent,
+    /// Its response has begun.
+    Answered,
+    /// Its caller has a result, and its request waits for the link, which does not get it.
+    Withdrawn,
+    /// Its caller has a result, and its response is still to come.
+    Abandoned,
+    /// Its caller has a result, and its response has begun, to be dropped.
+    Unwanted,
 }
 
 /// What a successful response consists of.
@@ -62,24 +74,81 @@ impl CallId {
 }
 
 impl Call {
-    /// Whether its response may come, and is one tensor.
+    /// Whether its response may begin, and is one tensor.
     #[inline]
     pub(crate) fn awaits_tensor(&self) -> bool {
-        self.is_sent && !self.is_answered && matches!(self.expected, Expected::Tensors { count: 1 })
+        self.state.awaits_response() && matches!(self.expected, Expected::Tensors { count: 1 })
     }
 
-    /// Whether it awaits a tensor that its caller still waits for, and whose data may share memory. The flags are compared
-    /// together, which costs one look where they lie side by side.
+    /// Whether it awaits a tensor that its caller still waits for, and whose data may share memory.
+    /// State and flag are compared together, which costs one look where they lie side by side.
     #[inline(always)]
     pub(crate) fn awaits_shared_tensor(&self) -> bool {
-        let flags = [
-            self.is_sent,
-            self.is_ended,
-            self.is_answered,
-            self.shares_memory,
-        ];
-        flags == [true, false, false, true]
+        (self.state, self.shares_memory) == (CallState::Sent, true)
             && matches!(self.expected, Expected::Tensors { count: 1 })
+    }
+}
+
+impl CallState {
+    /// Whether the caller has its result.
+    pub(crate) fn has_ended(self) -> bool {
+        match self {
+            Self::Queued | Self::Sent | Self::Answered => false,
+            Self::Withdrawn | Self::Abandoned | Self::Unwanted => true,
+        }
+    }
+
+    /// Whether the link has the request, or will in any case.
+    pub(crate) fn is_sent(self) -> bool {
+        match self {
+            Self::Queued | Self::Withdrawn => false,
+            Self::Sent | Self::Answered | Self::Abandoned | Self::Unwanted => true,
+        }
+    }
+
+    /// Whether the response may begin.
+    pub(crate) fn awaits_response(self) -> bool {
+        match self {
+            Self::Sent | Self::Abandoned => true,
+            Self::Queued | Self::Answered | Self::Withdrawn | Self::Unwanted => false,
+        }
+    }
+
+    /// The link takes the request.
+    pub(crate) fn send(&mut self) {
+        *self = match *self {
+            Self::Queued => Self::Sent,
+            Self::Withdrawn => Self::Abandoned,
+            sent @ (Self::Sent | Self::Answered | Self::Abandoned | Self::Unwanted) => sent,
+        }
+    }
+
+    /// The link does not take the request after all.
+    pub(crate) fn unsend(&mut self) {
+        *self = match *self {
+            Self::Sent => Self::Queued,
+            Self::Abandoned => Self::Withdrawn,
+            other @ (Self::Queued | Self::Answered | Self::Withdrawn | Self::Unwanted) => other,
+        }
+    }
+
+    /// The response begins.
+    pub(crate) fn answer(&mut self) {
+        *self = match *self {
+            Self::Sent => Self::Answered,
+            Self::Abandoned => Self::Unwanted,
+            other @ (Self::Queued | Self::Answered | Self::Withdrawn | Self::Unwanted) => other,
+        }
+    }
+
+    /// The caller gets a result before the response is complete.
+    pub(crate) fn end(&mut self) {
+        *self = match *self {
+            Self::Queued => Self::Withdrawn,
+            Self::Sent => Self::Abandoned,
+            Self::Answered => Self::Unwanted,
+            ended @ (Self::Withdrawn | Self::Abandoned | Self::Unwanted) => ended,
+        }
     }
 }
 
@@ -92,6 +161,40 @@ impl Expected {
             Request::StarRunGraph(call) => Self::Fetched {
                 names: call.fetches,
             },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CallState::{self, *};
+
+    #[test]
+    fn each_state_has_its_transitions() {
+        let table = [
+            // State, and what follows send, unsend, answer and end.
+            (Queued, [Sent, Queued, Queued, Withdrawn]),
+            (Sent, [Sent, Queued, Answered, Abandoned]),
+            (Answered, [Answered, Answered, Answered, Unwanted]),
+            (Withdrawn, [Abandoned, Withdrawn, Withdrawn, Withdrawn]),
+            (Abandoned, [Abandoned, Withdrawn, Unwanted, Abandoned]),
+            (Unwanted, [Unwanted, Unwanted, Unwanted, Unwanted]),
+        ];
+        let events = [
+            CallState::send,
+            CallState::unsend,
+            CallState::answer,
+            CallState::end,
+        ];
+        for (state, followers) in table {
+            for (event, follower) in events.into_iter().zip(followers) {
+                let mut after = state;
+                event(&mut after);
+                assert_eq!(after, follower, "{state:?}");
+                // A caller has one result, and a response one beginning.
+                assert!(after.has_ended() >= state.has_ended());
+                assert!(!after.awaits_response() || state.awaits_response() || !state.is_sent());
+            }
         }
     }
 }

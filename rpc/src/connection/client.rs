@@ -5,7 +5,7 @@ use grpcxx_transport::{Frame, Outcome, Refusal, Refused, SlotId, SlotTable, Time
 
 use self::inbound::Aside;
 use super::asked::AskedKeys;
-use super::calls::{Call, CallId, CallOptions, Expected, Finished};
+use super::calls::{Call, CallId, CallOptions, CallState, Expected, Finished};
 use super::deadlines::Deadlines;
 use super::limits::FRAME_BYTES_MAX;
 use super::outgoing::Outgoing;
@@ -235,10 +235,10 @@ impl ClientConnection {
     pub fn cancel(&mut self, call: CallId) -> bool {
         match self.calls.find(call.0) {
             Some(Call {
-                is_ended: false,
+                state,
                 expected: Expected::Message | Expected::Tensors { .. } | Expected::Fetched { .. },
                 ..
-            }) => {
+            }) if !state.has_ended() => {
                 let status = Status::new(Code::Cancelled, "the caller gave the call up")
                     .because(Reason::Cancelled);
                 self.give_up(call.0, status, true);
@@ -299,13 +299,13 @@ impl ClientConnection {
             let frame = self.outgoing.pop()?;
             let id = SlotId::from_raw(frame.token);
             match self.calls.find_mut(id) {
-                Some(call) if call.is_ended => {
+                Some(call) if call.state.has_ended() => {
                     self.calls.remove(id);
                     self.sent_lists.ended(id, false);
                     self.outgoing.recycle(frame);
                 }
                 Some(call) => {
-                    call.is_sent = true;
+                    call.state.send();
                     return Some(self.outgoing.cut(frame, cutter::NOBODY));
                 }
                 // A cancel, a chunk or requests that share a frame, which no slot belongs to.
@@ -317,7 +317,7 @@ impl ClientConnection {
     /// Takes back a frame that the link refused; it is the next one again.
     pub fn unpoll_frame(&mut self, frame: Box<Frame>) {
         if let Some(call) = self.calls.find_mut(SlotId::from_raw(frame.token)) {
-            call.is_sent = false;
+            call.state.unsend();
         }
         self.outgoing.unpop(frame);
     }
@@ -351,9 +351,10 @@ impl ClientConnection {
                 true => Expected::Tensors { count: 1 },
                 false => Expected::Message,
             },
-            is_sent: is_bundled,
-            is_ended: false,
-            is_answered: false,
+            state: match is_bundled {
+                true => CallState::Sent,
+                false => CallState::Queued,
+            },
             is_deadline_sent: timeout_ms != 0,
             shares_memory: options.shares_memory,
         });
@@ -369,8 +370,8 @@ impl ClientConnection {
         let Some(call) = self.calls.find_mut(id) else {
             return;
         };
-        let is_sent = call.is_sent;
-        call.is_ended = true;
+        let is_sent = call.state.is_sent();
+        call.state.end();
         let token = call.token;
         self.note(id, token, Err(status));
         if is_sent && tell_peer && self.has(Features::CANCEL) {
@@ -393,7 +394,7 @@ impl ClientConnection {
             // A peer that cannot answer knows no extensions.
             self.peer.get_or_insert(Features::NONE);
             self.release_held();
-        } else if !call.is_ended {
+        } else if !call.state.has_ended() {
             self.note(id, call.token, result);
         }
     }

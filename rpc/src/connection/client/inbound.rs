@@ -7,7 +7,7 @@ use grpcxx_transport::{Landing, Next, Progress, SlotId, Time};
 
 use super::messages::{reason_lost, status_of};
 use crate::connection::body::Body;
-use crate::connection::calls::{Call, Expected};
+use crate::connection::calls::Expected;
 use crate::connection::client::ClientConnection;
 use crate::connection::cursor::Cursor;
 use crate::connection::reader::{self, FrameReader, Part, Side, Whole};
@@ -131,20 +131,14 @@ impl Side for ClientConnection {
     ) -> Result<Option<Next>, PeerViolation> {
         let id = SlotId::from_raw(header.tag);
         let heads_first = self.has_heads_first(&header);
-        let Some(
-            call @ Call {
-                is_sent: true,
-                is_answered: false,
-                ..
-            },
-        ) = self.calls.find_mut(id)
-        else {
+        let call = self.calls.find_mut(id);
+        let Some(call) = call.filter(|call| call.state.awaits_response()) else {
             if header.tag == BUNDLE_TAG && self.takes(Features::BUNDLES) {
                 return self.begin_bundle(header, cursor, landings);
             }
             return Err(PeerViolation::UnknownTag { found: header.tag });
         };
-        call.is_answered = true;
+        call.state.answer();
         if header.status != 0 {
             return self.begin_error(id, header, cursor, landings);
         }
@@ -156,9 +150,9 @@ impl Side for ClientConnection {
                 self.begin_heads(id, header, cursor, landings)
             }
             Expected::Tensors { count } => {
-                let (token, is_ended) = (call.token, call.is_ended);
+                let (token, has_ended) = (call.token, call.state.has_ended());
                 if count == 1
-                    && !is_ended
+                    && !has_ended
                     && let Some(result) = self.whole_tensor(token, cursor, landings)
                 {
                     self.complete(id, result);
@@ -210,7 +204,10 @@ impl Side for ClientConnection {
 
     fn drop_unwanted(&mut self) {
         if let Part::Tensors { of, body } = &mut self.reader.part
-            && self.calls.find(*of).is_none_or(|call| call.is_ended)
+            && self
+                .calls
+                .find(*of)
+                .is_none_or(|call| call.state.has_ended())
         {
             body.fail(gone());
         }
@@ -307,8 +304,10 @@ impl ClientConnection {
         }
     }
 
-    pub(crate) fn is_ended(&self, id: SlotId) -> bool {
-        self.calls.find(id).is_none_or(|call| call.is_ended)
+    pub(crate) fn has_ended(&self, id: SlotId) -> bool {
+        self.calls
+            .find(id)
+            .is_none_or(|call| call.state.has_ended())
     }
 
     pub(crate) fn checked_payload(

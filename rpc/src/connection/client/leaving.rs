@@ -21,11 +21,11 @@ impl ClientConnection {
                 continue;
             };
             match call.expected {
-                _ if !call.is_sent => self.finish(id, Err(status.clone())),
+                _ if !call.state.is_sent() => self.finish(id, Err(status.clone())),
                 // Its answer is owed, and nobody waits for it.
                 Expected::Announcement => {}
                 Expected::Message | Expected::Tensors { .. } | Expected::Fetched { .. } => {
-                    if !call.is_ended {
+                    if !call.state.has_ended() {
                         self.give_up(id, status.clone(), false);
                     }
                 }

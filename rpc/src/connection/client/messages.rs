@@ -22,8 +22,8 @@ impl ClientConnection {
         landings: &mut dyn Landings,
     ) -> Result<Option<Next>, PeerViolation> {
         let len = self.checked_payload(&header, "the text of a failure")?;
-        let ended = self.is_ended(id);
-        if ended || len == 0 || len > self.reader.limits.error_text_bytes as u64 {
+        let has_ended = self.has_ended(id);
+        if has_ended || len == 0 || len > self.reader.limits.error_text_bytes as u64 {
             let text = match len {
                 0 => String::new(),
                 len => format!("the peer's reason has {len} bytes, which is too long to keep"),
@@ -54,7 +54,7 @@ impl ClientConnection {
     ) -> Result<Option<Next>, PeerViolation> {
         let len = self.checked_payload(&header, "a message")?;
         let limits = &self.reader.limits;
-        let refused = if self.is_ended(id) {
+        let refused = if self.has_ended(id) {
             Some(gone())
         } else if len > limits.message_bytes {
             Some(message_too_long(len, limits))

@@ -1,6 +1,6 @@
 use grpcxx_memory::Buffer;
 
-use crate::connection::calls::{Call, Expected};
+use crate::connection::calls::{Call, CallState, Expected};
 use crate::connection::client::ClientConnection;
 use crate::connection::encode;
 use crate::wire::{Announcement, Features};
@@ -30,9 +30,7 @@ impl ClientConnection {
         let id = self.calls.insert_with(|| Call {
             token: 0,
             expected: Expected::Announcement,
-            is_sent: false,
-            is_ended: false,
-            is_answered: false,
+            state: CallState::Queued,
             is_deadline_sent: false,
             shares_memory: false,
         });

@@ -149,10 +149,10 @@ impl ClientConnection {
         let Some(call) = self.calls.find_mut(id).filter(|call| call.awaits_tensor()) else {
             return Err(PeerViolation::UnknownTag { found: id.raw() });
         };
-        call.is_answered = true;
+        call.state.answer();
         let token = call.token;
         let may_share = may_share && call.shares_memory;
-        if call.is_ended {
+        if call.state.has_ended() {
             self.complete(id, Err(gone()));
             return Ok(());
         }
