@@ -176,6 +176,21 @@ impl Buffer {
         matches!(self.owner, SharedOwner::Arena(_))
     }
 
+    /// Whether somebody lends the memory, as of [`Leases`](crate::Leases): another process may write
+    /// it, so that two looks at the same byte can differ.
+    pub fn is_borrowed(&self) -> bool {
+        matches!(self.owner, SharedOwner::Lease(_))
+    }
+
+    /// The same bytes where nobody can change them: a copy of what is borrowed, else this buffer.
+    #[must_use]
+    pub fn into_private(self) -> Self {
+        if self.is_borrowed() {
+            return Self::from(self.to_vec());
+        }
+        self
+    }
+
     /// How another process can see this memory; `None` unless its arena was made to be shared.
     pub fn shared_memory(&self) -> Option<SharedMemory<'_>> {
         match &self.owner {

@@ -240,6 +240,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_made_private_is_a_copy_of_what_is_borrowed() {
+        let (leases, returned) = library();
+        let part = leases.borrow(1, 2..6).unwrap();
+        assert!(part.is_borrowed());
+        let private = part.into_private();
+        assert!(!private.is_borrowed() && &private[..] == b"2345");
+        assert_eq!(*returned.lock().unwrap(), [1]);
+        let place = private.as_ptr();
+        assert_eq!(private.into_private().as_ptr(), place, "once is enough");
+    }
+
+    #[test]
     fn a_number_can_be_had_again() {
         let (leases, returned) = library();
         for round in 0..10 {

@@ -1,3 +1,4 @@
+use std::any::TypeId;
 use std::borrow::Cow;
 
 use bytes::Bytes;
@@ -91,16 +92,19 @@ impl Tensor {
         }
     }
 
-    /// The elements, row-major. `None` if the tensor has another type, is dead, or its data does not lie as
-    /// `T` must lie in memory; [`Tensor::elements`] copies in the last case.
+    /// The elements, row-major. `None` if the tensor has another type, is dead, its data does not lie as
+    /// `T` must lie in memory, or another process lends it and could write what is no `T`.
+    /// [`Tensor::elements`] copies in the last two cases.
     pub fn as_slice<T: Element>(&self) -> Option<&[T]> {
-        if self.dtype != T::DTYPE || self.is_dead {
+        let may_become_invalid = self.data.is_borrowed() && !is_any_bits::<T>();
+        if self.dtype != T::DTYPE || self.is_dead || may_become_invalid {
             return None;
         }
         bytemuck::checked::try_cast_slice(&self.data).ok()
     }
 
-    /// The elements, row-major, copied only if the data does not lie as `T` must lie in memory.
+    /// The elements, row-major. They are copied only if the data does not lie as `T` must lie in
+    /// memory, or if another process lends it and not all bytes are a `T`.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` if the tensor has another type or is dead, or a byte of a bool is not 0 or 1.
@@ -119,7 +123,12 @@ impl Tensor {
                 format!("the tensor is {found}, not {}", T::DTYPE),
             ));
         }
-        let elements = self.data.chunks_exact(size_of::<T>());
+        // Nobody changes between the check and the use what is private.
+        let data = match is_any_bits::<T>() {
+            true => self.data.clone(),
+            false => self.data.clone().into_private(),
+        };
+        let elements = data.chunks_exact(size_of::<T>());
         let elements: Result<Vec<T>, _> = elements
             .map(bytemuck::checked::try_pod_read_unaligned)
             .collect();
@@ -130,6 +139,11 @@ impl Tensor {
             )
         })
     }
+}
+
+/// Whether all bytes are a value of the type.
+fn is_any_bits<T: Element>() -> bool {
+    TypeId::of::<T>() == TypeId::of::<T::Bits>()
 }
 
 struct Elements<T>(Vec<T>);
@@ -143,6 +157,22 @@ impl<T: Element> AsRef<[u8]> for Elements<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::borrowed::borrowed;
+
+    /// Whoever lends the memory can write a 2 there, and no bool is 2.
+    #[test]
+    fn bools_are_not_looked_at_where_another_process_may_write() {
+        let shape = || Shape::new(&[2]).unwrap();
+        let bools = Tensor::new(DType::Bool, shape(), borrowed(&[1, 0])).unwrap();
+        assert_eq!(bools.as_slice::<bool>(), None);
+        let elements = bools.elements::<bool>().unwrap();
+        assert!(matches!(elements, Cow::Owned(_)));
+        assert_eq!(elements[..], [true, false]);
+        let bytes = Tensor::new(DType::UInt8, shape(), borrowed(&[1, 2])).unwrap();
+        assert_eq!(bytes.as_slice::<u8>(), Some(&[1, 2][..]));
+        let none = Tensor::new(DType::Bool, shape(), borrowed(&[1, 2])).unwrap();
+        assert!(none.elements::<bool>().is_err());
+    }
 
     #[test]
     fn elements_come_back() {

@@ -5,6 +5,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod borrowed;
 mod channel;
 mod connection;
 mod devices;

@@ -95,7 +95,7 @@ impl Rendezvous {
     }
 
     /// Offers a tensor under a key of a step: to the first request that now has all it waits for, or to
-    /// whoever asks next.
+    /// whoever asks next. Of what another process lends it offers a copy.
     ///
     /// # Errors
     /// The tensor comes back, with `ALREADY_EXISTS` if one waits under this key, with the status of the step
@@ -127,8 +127,9 @@ impl Rendezvous {
         step_id: i64,
         key: Text,
         key_hash: u64,
-        tensor: Tensor,
+        mut tensor: Tensor,
     ) -> Result<(), Rejected<Tensor>> {
+        tensor.make_private();
         let place = self.table.find(step_id, key_hash, &key);
         if let Err(status) = self.admit_tensor(&place, &key, &tensor) {
             return Err(Rejected {

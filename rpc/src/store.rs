@@ -48,7 +48,8 @@ impl TensorStore {
         }
     }
 
-    /// Keeps a tensor under a name and returns the one that had the name before.
+    /// Keeps a tensor under a name and returns the one that had the name before. It changes by calls
+    /// alone: of what another process lends, the store keeps a copy.
     ///
     /// # Errors
     /// The tensor comes back, with `INVALID_ARGUMENT` if the name is empty, too long or the tensor is dead,
@@ -57,13 +58,18 @@ impl TensorStore {
         clippy::result_large_err,
         reason = "the tensor goes back without an allocation, also when memory is short"
     )]
-    pub fn put(&mut self, name: Text, tensor: Tensor) -> Result<Option<Tensor>, Rejected<Tensor>> {
+    pub fn put(
+        &mut self,
+        name: Text,
+        mut tensor: Tensor,
+    ) -> Result<Option<Tensor>, Rejected<Tensor>> {
         if let Err(status) = self.admit(&name, &tensor) {
             return Err(Rejected {
                 value: tensor,
                 status,
             });
         }
+        tensor.make_private();
         self.stored_bytes += tensor.data.len() as u64;
         let previous = self.tensors.insert(name, tensor);
         self.stored_bytes -= previous.as_ref().map_or(0, |t| t.data.len() as u64);
@@ -216,7 +222,18 @@ const SHOWN_CHARS_MAX: usize = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::borrowed::borrowed;
     use crate::{DType, Shape};
+
+    #[test]
+    fn what_is_kept_is_nobody_elses_memory() {
+        let shape = Shape::new(&[3]).unwrap();
+        let lent = Tensor::new(DType::UInt8, shape, borrowed(&[1, 2, 3])).unwrap();
+        let mut store = TensorStore::default();
+        store.put(Text::from("a"), lent).unwrap();
+        let kept = store.fetch("a").unwrap();
+        assert!(!kept.data.is_borrowed() && kept.data[..] == [1, 2, 3]);
+    }
 
     fn bytes(count: usize) -> Tensor {
         let shape = Shape::new(&[count as u64]).unwrap();

@@ -78,6 +78,14 @@ impl Clone for Tensor {
 }
 
 impl Tensor {
+    /// Copies the data if another process lends it, so that nobody can change it from here on.
+    #[inline]
+    pub fn make_private(&mut self) {
+        if self.data.is_borrowed() {
+            self.data = std::mem::take(&mut self.data).into_private();
+        }
+    }
+
     /// A live tensor over `data`.
     ///
     /// # Errors

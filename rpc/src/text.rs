@@ -5,7 +5,8 @@ use std::ops::Deref;
 
 use grpcxx_memory::Buffer;
 
-/// Shared UTF-8 text over a [`Buffer`]: a name or a key, cloned and kept without a copy.
+/// Shared UTF-8 text over a [`Buffer`]: a name or a key, cloned and kept without a copy. Nobody can
+/// change its memory; of what another process lends, a text takes a copy.
 #[derive(Clone, Default)]
 pub struct Text(Buffer);
 
@@ -33,6 +34,8 @@ impl TryFrom<Buffer> for Text {
     type Error = NotUtf8;
 
     fn try_from(bytes: Buffer) -> Result<Self, NotUtf8> {
+        // Bytes that somebody may change later prove nothing.
+        let bytes = bytes.into_private();
         match std::str::from_utf8(&bytes) {
             Ok(_) => Ok(Self(bytes)),
             Err(error) => Err(NotUtf8 {
@@ -129,6 +132,17 @@ mod tests {
     use std::hash::BuildHasher;
 
     use super::*;
+    use crate::borrowed::borrowed;
+
+    #[test]
+    fn a_text_is_made_of_memory_that_nobody_else_writes() {
+        let text = Text::try_from(borrowed(b"key")).unwrap();
+        assert!(!text.as_buffer().is_borrowed() && text.as_str() == "key");
+        assert_eq!(
+            Text::try_from(borrowed(b"k\xff")).unwrap_err(),
+            NotUtf8 { at_byte: 1 }
+        );
+    }
 
     #[test]
     fn a_text_has_the_hash_of_its_str() {

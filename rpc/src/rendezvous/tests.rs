@@ -11,6 +11,20 @@ fn rendezvous(change: impl FnOnce(&mut RendezvousLimits)) -> Rendezvous {
     Rendezvous::new(limits)
 }
 
+#[test]
+fn what_waits_in_a_step_is_nobody_elses_memory() {
+    let shape = crate::Shape::new(&[2]).unwrap();
+    let lent = crate::borrowed::borrowed(&[1, 2]);
+    let lent = Tensor::new(crate::DType::UInt8, shape, lent).unwrap();
+    let mut rendezvous = Rendezvous::new(RendezvousLimits::default());
+    let key = Text::from("a");
+    rendezvous.send(STEP, key.clone(), lent).unwrap();
+    let mut hasher = rendezvous.key_hasher().build_hasher();
+    hasher.write(key.as_bytes());
+    let found = rendezvous.take(STEP, &[key], &[hasher.finish()]).unwrap();
+    assert!(!found[0].data.is_borrowed() && found[0].data[..] == [1, 2]);
+}
+
 fn tensor(value: u64) -> Tensor {
     Tensor::scalar(value)
 }

@@ -157,8 +157,10 @@ impl Engine {
     /// # Errors
     /// `INVALID_ARGUMENT` if the key is not a rendezvous key, `NOT_FOUND` or `ABORTED` if it does not name this
     /// task's device in this incarnation, `RESOURCE_EXHAUSTED` if the shard's inbox is full.
-    pub fn send(&self, step_id: i64, key: Text, tensor: Tensor) -> Result<(), Status> {
+    pub fn send(&self, step_id: i64, key: Text, mut tensor: Tensor) -> Result<(), Status> {
         self.shared.task.check_key(&key)?;
+        // Here, so that no shard has to copy it.
+        tensor.make_private();
         self.order(
             step_id,
             Command::Send {
