@@ -4,7 +4,8 @@
 //! was passed. Heads and payloads are copied into a ring and out of it, straight into their
 //! landing; payloads in an arena that was made to be shared are lent instead: the ring says where
 //! they lie, and the receiver maps that arena read-only and gives the loan back when the last
-//! reference to the tensor is dropped. Payloads elsewhere are copied into an arena of the
+//! reference to the tensor is dropped. Only an end that has dialled goes on with lent memory, which
+//! its owner can still write; an end that was dialled copies it. Payloads elsewhere are copied into an arena of the
 //! transport, once, and lent too, if the receiver went on with what it was lent before; if it
 //! brings memory of its own, a large one that lies in huge pages is copied once, by the receiver
 //! out of the sender's memory, where the system lets it (`process_vm_readv`). All else passes

@@ -4,12 +4,14 @@ mod support;
 
 use std::fs;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use grpcxx_shm::{RING_BYTES_MIN, ShmOptions};
 use grpcxx_transport::{CloseReason, Transport};
 use support::hostile::{
-    self, ENDED, HEAD_OF_THE_OTHER_LANE, MARK, Peer, RING, TAIL, sealed_memory, shown,
+    self, DIALLED_RING, DIALLED_TAIL, ENDED, HEAD_OF_THE_OTHER_LANE, MARK, Peer, RING, TAIL,
+    sealed_memory, sealed_memory_called, shown,
 };
 use support::{HEAD, Side};
 
@@ -71,25 +73,75 @@ fn lent(arena: u32, slot: u32, offset: u64, len: u64) -> Vec<u8> {
     bytes
 }
 
+/// A message of so many bytes that lie in an arena.
+fn lent_message(slot: u32, offset: u64, len: u64) -> Vec<u8> {
+    let head = [record(1, 8), len.to_le_bytes().to_vec()].concat();
+    [head, lent(0, slot, offset, len)].concat()
+}
+
+/// A victim that has dialled a hostile peer and borrows what that lends.
+fn dialler() -> (Side, Peer) {
+    let mut side = Side::new(ShmOptions {
+        ring_bytes: RING_BYTES_MIN,
+        ..ShmOptions::default()
+    });
+    side.seen.borrows = true;
+    let (listener, address) = Peer::listen();
+    side.dial(address);
+    (side, Peer::answer(&listener))
+}
+
 #[test]
 fn a_slot_cannot_be_lent_twice() {
-    let (mut side, _, peer) = victim();
-    side.seen.borrows = true;
-    peer.say(&[6], Some(sealed_memory(8192).as_fd()));
-    let head = [record(1, 8), 8u64.to_le_bytes().to_vec()].concat();
-    let mut bytes = Vec::new();
-    for offset in [0, 8] {
-        bytes.extend_from_slice(&head);
-        bytes.extend_from_slice(&lent(0, 3, offset, 8));
-    }
-    peer.write(RING, &bytes);
-    peer.write(TAIL, &(bytes.len() as u64).to_le_bytes());
+    let (mut side, peer) = dialler();
+    peer.say(&[6], Some(sealed_memory(1 << 20).as_fd()));
+    let bytes = [lent_message(3, 0, 16384), lent_message(3, 32768, 16384)].concat();
+    peer.write(DIALLED_RING, &bytes);
+    peer.write(DIALLED_TAIL, &(bytes.len() as u64).to_le_bytes());
     side.until("the first is taken", |side| side.seen.messages.len() == 1);
+    assert!(side.seen.messages[0].is_borrowed());
     let complaint = complaint(side);
     assert!(
         complaint.contains("a slot has a loan already"),
         "{complaint}"
     );
+}
+
+/// What came does not change afterwards, whatever its sender does.
+#[test]
+fn a_peer_that_has_dialled_cannot_change_what_it_has_sent() {
+    let (mut side, _, peer) = victim();
+    side.seen.borrows = true;
+    let arena = sealed_memory_called("changing", 1 << 20);
+    peer.say(&[6], Some(arena.as_fd()));
+    let bytes = lent_message(3, 4096, 100_000);
+    peer.write(RING, &bytes);
+    peer.write(TAIL, &(bytes.len() as u64).to_le_bytes());
+    side.until("it came", |side| side.seen.messages.len() == 1);
+    let before = side.seen.messages[0].to_vec();
+    arena.write_at(&[0xee; 200_000], 0).unwrap();
+    assert!(
+        side.seen.messages[0][..] == before[..],
+        "a tensor has changed without a call"
+    );
+    assert!(!side.seen.messages[0].is_borrowed());
+    // Nor does it keep the mapping of all that its sender has.
+    drop((peer, arena));
+    side.until("the end is noticed", |side| !side.seen.closed.is_empty());
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(!maps.contains("memfd:changing"), "{maps}");
+}
+
+/// What is short would keep all of its lender's memory for little.
+#[test]
+fn short_loans_are_copied() {
+    let (mut side, peer) = dialler();
+    peer.say(&[6], Some(sealed_memory(1 << 20).as_fd()));
+    let bytes = lent_message(3, 0, 16383);
+    peer.write(DIALLED_RING, &bytes);
+    peer.write(DIALLED_TAIL, &(bytes.len() as u64).to_le_bytes());
+    side.until("it came", |side| side.seen.messages.len() == 1);
+    assert!(!side.seen.messages[0].is_borrowed());
 }
 
 #[test]

@@ -557,13 +557,18 @@ fn sleepers_are_woken_through_the_first_medium() {
 }
 
 #[test]
-fn tensors_of_shared_arenas_are_borrowed() {
+fn tensors_of_shared_arenas_are_borrowed_by_who_has_dialled() {
     let mut sides = migrated(DriverRequest::Epoll, ShmOptions::default());
     let mut arena = shared_arena();
-    assert!(sides[0].send(8 << 20, Some(&mut arena)));
-    until(&mut sides, "it came", |sides| sides[1].reader.messages == 1);
-    assert!(sides[1].reader.borrowed);
-    assert_eq!(sides[1].shm().counters().borrowed_bytes, 8 << 20);
+    for (from, to) in [(1, 0), (0, 1)] {
+        assert!(sides[from].send(8 << 20, Some(&mut arena)));
+        until(&mut sides, "it came", |sides| {
+            sides[to].reader.messages == 1
+        });
+    }
+    let borrowed = |side: &Side| (side.reader.borrowed, side.shm().counters().borrowed_bytes);
+    assert_eq!(borrowed(&sides[0]), (true, 8 << 20));
+    assert_eq!(borrowed(&sides[1]), (false, 0));
 }
 
 #[test]

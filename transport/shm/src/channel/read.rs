@@ -1,7 +1,7 @@
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{Inbound, LinkHandler, LinkId, ReadTarget, TransportError};
 
-use super::{Arriving, Channel};
+use super::{Arriving, Channel, Side};
 use crate::ShmCounters;
 use crate::garbage::Garbage;
 use crate::loans::Borrowed;
@@ -73,10 +73,19 @@ impl Channel {
         let Some(landing) = landing.filter(|landing| landing.filled_bytes() == 0) else {
             return;
         };
-        let takes = landing.is_replaceable();
+        let takes = landing.is_replaceable() && self.may_borrow();
         if landing.remaining_bytes() >= self.lend_bytes_min && self.takes != Some(takes) {
             self.takes = Some(takes);
             self.segment.say_takes(self.side as usize, takes);
+        }
+    }
+
+    /// Whether this end goes on with memory that its peer may still write. Who dials has chosen its
+    /// peer and asked for the bytes. Who was dialled keeps what comes, for others too, so it copies.
+    fn may_borrow(&self) -> bool {
+        match self.side {
+            Side::Dialler => true,
+            Side::Acceptor => false,
         }
     }
 
@@ -254,10 +263,11 @@ impl Channel {
         handler: &mut dyn LinkHandler<A>,
         counters: &mut ShmCounters,
     ) -> (usize, usize) {
+        let may_borrow = self.may_borrow() && memory.len() >= self.lend_bytes_min;
         let Some(inbound) = &mut self.inbound else {
             return (0, 0);
         };
-        if used == 0 {
+        if used == 0 && may_borrow {
             let len = memory.len();
             match inbound.replace(link, memory, handler) {
                 Ok(events) => {

@@ -156,12 +156,13 @@ pub fn both(
     }
 }
 
-/// Two sides, and the ids that the link between them has on each.
+/// Two sides, and the ids that the link between them has on each. The second has dialled, so it may
+/// borrow what the first lends.
 pub fn pair(options: &ShmOptions) -> (Side, LinkId, Side, LinkId) {
     let (mut a, mut b) = (Side::new(options.clone()), Side::new(options.clone()));
-    let address = b.listen();
-    let near = a.dial(address);
-    let far = b.accept();
+    let address = a.listen();
+    let far = b.dial(address);
+    let near = a.accept();
     (a, near, b, far)
 }
 
