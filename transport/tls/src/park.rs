@@ -1,0 +1,36 @@
+//! How a thread sleeps while no link has work.
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use grpcxx_transport::{Park, TransportError, forward_transport};
+
+use crate::transport::{Origin, Tls};
+
+impl<T: Park> Park for Tls<T>
+where
+    T::Accepted: Origin,
+{
+    forward_transport!(base: unpark waker watch);
+
+    fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError> {
+        let Some(layer) = &self.layer else {
+            return self.base.park(timeout);
+        };
+        if layer.has_work() {
+            return Ok(());
+        }
+        let check = layer.waits_for_time().then_some(WAIT_CHECK);
+        self.base.park([timeout, check].into_iter().flatten().min())
+    }
+
+    fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
+        if self.layer.as_ref().is_some_and(|layer| layer.has_work()) {
+            return None;
+        }
+        self.base.park_fd()
+    }
+}
+
+/// How often a thread that sleeps looks whether a peer has let its time pass.
+const WAIT_CHECK: Duration = Duration::from_millis(100);
