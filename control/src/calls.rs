@@ -1,25 +1,37 @@
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+//! The calls under way: how many there may be, whose, and when the last one has ended.
 
-use grpcxx_rpc::{Code, Status};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use crate::limits::{OBSERVER_CALLS_MAX, REQUEST_BYTES_MAX, SERVICE_CALLS_MAX, TENSOR_CALLS_MAX};
+use grpcxx_rpc::{Account, Code, Places, Status};
+use tokio::sync::watch;
+
+use crate::connections::Caller;
+use crate::limits::{
+    ARRIVING_CALLS_MAX, FREE_REQUEST_BYTES, OBSERVER_CALLS_MAX, REQUEST_BYTES_MAX,
+    REQUEST_MESSAGE_BYTES_MAX, SERVICE_CALLS_MAX, TENSOR_CALLS_MAX,
+};
+use crate::lock::lock;
 use crate::methods::{Class, Method};
-use crate::metrics::Metrics;
+use crate::metrics::{GaveWay, Metrics};
 
-/// The calls under way: how many there may be, and when the last one has ended.
+/// The calls under way. A call has a place among those that arrive until its request is there, and
+/// then one among those of its class, so that half requests keep nobody from being served.
 #[derive(Debug)]
 pub(crate) struct Calls {
-    tensor: Arc<Semaphore>,
-    service: Arc<Semaphore>,
-    observer: Arc<Semaphore>,
-    request_bytes: Arc<AtomicUsize>,
+    arriving: CallPlaces,
+    tensor: CallPlaces,
+    service: CallPlaces,
+    observer: CallPlaces,
+    request_bytes: Mutex<RequestBytes>,
+    request_time: Duration,
     /// Calls under way that end by themselves; observers may stay as long as they like.
     unanswered: watch::Sender<usize>,
     metrics: Arc<Metrics>,
 }
+
+type CallPlaces = Mutex<Places<Arc<watch::Sender<Stage>>, tokio::time::Instant>>;
 
 /// A call under way. It ends when this is dropped: after its answer has been handed to the connection.
 #[derive(Debug)]
@@ -29,44 +41,76 @@ pub(crate) struct Call {
     started: Instant,
     /// Number of the status code, once known.
     code: Option<i32>,
-    _place: Option<OwnedSemaphorePermit>,
-    request: Arc<RequestBytes>,
+    arrival: Option<Arc<Arrival>>,
 }
 
-/// The part of the budget for requests that one call has taken.
+/// What a call holds because of its request, until the call and its request are over.
 #[derive(Debug)]
-pub(crate) struct RequestBytes {
-    all: Arc<AtomicUsize>,
-    taken: AtomicUsize,
+pub(crate) struct Arrival {
+    calls: Arc<Calls>,
+    method: &'static Method,
+    caller: Caller,
+    stage: Arc<watch::Sender<Stage>>,
+    held: Mutex<HeldByCall>,
+}
+
+/// How far a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Arriving,
+    Arrived,
+    /// Its place was given to another call.
+    GaveWay,
+}
+
+#[derive(Debug)]
+struct HeldByCall {
+    place: u64,
+    has_arrived: bool,
+    bytes: usize,
+    /// The part of `bytes` that is taken from the budget.
+    budget_bytes: usize,
+}
+
+/// The bytes of requests that have come and are not answered.
+#[derive(Debug, Default)]
+struct RequestBytes {
+    all: usize,
+    by_account: HashMap<Account, usize>,
+    share_max: usize,
 }
 
 impl Calls {
-    pub(crate) fn new(metrics: Arc<Metrics>) -> Arc<Self> {
+    pub(crate) fn new(
+        metrics: Arc<Metrics>,
+        share_percent: u8,
+        request_time: Duration,
+    ) -> Arc<Self> {
+        let places = |places_max| Mutex::new(Places::new(places_max, share_percent));
         Arc::new(Self {
-            tensor: Arc::new(Semaphore::new(TENSOR_CALLS_MAX)),
-            service: Arc::new(Semaphore::new(SERVICE_CALLS_MAX)),
-            observer: Arc::new(Semaphore::new(OBSERVER_CALLS_MAX)),
-            request_bytes: Arc::default(),
+            arriving: places(ARRIVING_CALLS_MAX),
+            tensor: places(TENSOR_CALLS_MAX),
+            service: places(SERVICE_CALLS_MAX),
+            observer: places(OBSERVER_CALLS_MAX),
+            request_bytes: Mutex::new(RequestBytes {
+                share_max: REQUEST_BYTES_MAX / 100 * usize::from(share_percent),
+                ..RequestBytes::default()
+            }),
+            request_time,
             unanswered: watch::Sender::new(0),
             metrics,
         })
     }
 
-    /// Begins a call of `method`.
+    /// Begins a call of `method`, of which the request is still to come.
     ///
     /// # Errors
-    /// `RESOURCE_EXHAUSTED` if as many calls of its class are under way as may be, `UNIMPLEMENTED` if it is
-    /// not served; counted either way.
-    pub(crate) fn begin(self: &Arc<Self>, method: &'static Method) -> Result<Call, Status> {
-        let (places, places_max) = match method.class {
-            Class::Tensor => (Some(&self.tensor), TENSOR_CALLS_MAX),
-            Class::Service => (Some(&self.service), SERVICE_CALLS_MAX),
-            Class::Observer => (Some(&self.observer), OBSERVER_CALLS_MAX),
-            // Ends at once, so it needs no place.
-            Class::Unserved(_) => (None, 0),
-        };
-        let place = places.map(|places| places.clone().try_acquire_owned());
-        let full = matches!(place, Some(Err(_)));
+    /// `UNIMPLEMENTED` if it is not served; counted in any case.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        method: &'static Method,
+        caller: Caller,
+    ) -> Result<Call, Status> {
         self.metrics.call_started(method);
         if method.class != Class::Observer {
             self.unanswered.send_modify(|calls| *calls += 1);
@@ -76,25 +120,34 @@ impl Calls {
             method,
             started: Instant::now(),
             code: None,
-            _place: place.and_then(Result::ok),
-            request: Arc::new(RequestBytes {
-                all: self.request_bytes.clone(),
-                taken: AtomicUsize::new(0),
-            }),
+            arrival: None,
         };
-        let refused = match method.class {
-            Class::Unserved(text) => Status::new(Code::Unimplemented, text),
-            _ if full => Status::new(
-                Code::ResourceExhausted,
-                format!(
-                    "{places_max} calls like {} are under way, as many as are allowed: try again later",
-                    method.name
-                ),
-            ),
-            _ => return Ok(call),
-        };
-        call.ended_with(refused.code as i32);
-        Err(refused)
+        if let Class::Unserved(text) = method.class {
+            call.ended_with(Code::Unimplemented as i32);
+            return Err(Status::new(Code::Unimplemented, text));
+        }
+        let stage = Arc::new(watch::Sender::new(Stage::Arriving));
+        match self.take_place(&self.arriving, caller.account, &stage) {
+            Ok(place) => {
+                call.arrival = Some(Arc::new(Arrival {
+                    calls: self.clone(),
+                    method,
+                    caller,
+                    stage,
+                    held: Mutex::new(HeldByCall {
+                        place,
+                        has_arrived: false,
+                        bytes: 0,
+                        budget_bytes: 0,
+                    }),
+                }));
+                Ok(call)
+            }
+            Err(refused) => {
+                call.ended_with(refused.code as i32);
+                Err(refused)
+            }
+        }
     }
 
     /// Returns when no call is under way but those of observers.
@@ -108,6 +161,40 @@ impl Calls {
     pub(crate) fn unanswered(&self) -> usize {
         *self.unanswered.borrow()
     }
+
+    fn take_place(
+        &self,
+        places: &CallPlaces,
+        account: Account,
+        stage: &Arc<watch::Sender<Stage>>,
+    ) -> Result<u64, Status> {
+        let mut places = lock(places);
+        let now = tokio::time::Instant::now();
+        let Ok(given) = places.take(account, stage.clone(), now) else {
+            return Err(Status::new(
+                Code::ResourceExhausted,
+                format!(
+                    "as many calls of this kind are under way as are allowed: {} in all, {} from \
+                     one address; try again later",
+                    places.places_max(),
+                    places.share_max()
+                ),
+            ));
+        };
+        if let Some(idlest) = given.gave_way {
+            self.metrics.gave_way(GaveWay::Call);
+            idlest.send_replace(Stage::GaveWay);
+        }
+        Ok(given.place)
+    }
+
+    fn places_of(&self, class: Class) -> &CallPlaces {
+        match class {
+            Class::Tensor => &self.tensor,
+            Class::Observer => &self.observer,
+            Class::Service | Class::Unserved(_) => &self.service,
+        }
+    }
 }
 
 impl Call {
@@ -116,9 +203,46 @@ impl Call {
         self.code.get_or_insert(code);
     }
 
-    /// The budget from which the request's memory is taken until the call ends.
-    pub(crate) fn request_bytes(&self) -> Arc<RequestBytes> {
-        self.request.clone()
+    /// What the request of this call moves on; none if it is not read.
+    pub(crate) fn arrival(&self) -> Option<Arc<Arrival>> {
+        self.arrival.clone()
+    }
+
+    /// Returns, with the reason, when the call has to end: its request does not come, or its place
+    /// was given to another.
+    pub(crate) fn must_end(&self) -> impl Future<Output = Status> + Send + use<> {
+        let stage = self
+            .arrival
+            .as_ref()
+            .map(|arrival| arrival.stage.subscribe());
+        let request_time = self.calls.request_time;
+        async move {
+            let Some(mut stage) = stage else {
+                return std::future::pending().await;
+            };
+            let arrived = stage.wait_for(|&stage| stage != Stage::Arriving);
+            if tokio::time::timeout(request_time, arrived).await.is_err() {
+                let text = format!(
+                    "the request had not come after {} ms",
+                    request_time.as_millis()
+                );
+                return Status::new(Code::DeadlineExceeded, text);
+            }
+            if stage
+                .wait_for(|&stage| stage == Stage::GaveWay)
+                .await
+                .is_err()
+            {
+                return std::future::pending().await;
+            }
+            let text = "too many calls are under way, and this one was idle for longest";
+            Status::new(Code::ResourceExhausted, text)
+        }
+    }
+
+    /// Whether its place can be given to another while it is answered.
+    pub(crate) fn is_observer(&self) -> bool {
+        self.method.class == Class::Observer
     }
 
     pub(crate) fn count_tensor_bytes(&self, bytes: u64) {
@@ -139,42 +263,109 @@ impl Drop for Call {
     }
 }
 
-impl RequestBytes {
-    /// Takes room for a message that is announced to have `bytes` bytes.
+impl Arrival {
+    /// Whether the caller may send more than one message.
+    pub(crate) fn is_stream(&self) -> bool {
+        self.method.is_stream()
+    }
+
+    /// Hears how long the message is going to be.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED` if that is too long.
+    pub(crate) fn announced(&self, bytes: usize) -> Result<(), Status> {
+        if bytes <= REQUEST_MESSAGE_BYTES_MAX {
+            return Ok(());
+        }
+        let text = format!(
+            "a request of {bytes} bytes is too long, allowed are {REQUEST_MESSAGE_BYTES_MAX}"
+        );
+        Err(Status::new(Code::ResourceExhausted, text))
+    }
+
+    /// Takes room for bytes that have come. A short request needs none.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` if the requests under way leave less.
-    pub(crate) fn take(&self, bytes: usize) -> Result<(), Status> {
-        let fits = |taken: usize| {
-            taken
-                .checked_add(bytes)
-                .filter(|&sum| sum <= REQUEST_BYTES_MAX)
-        };
-        self.all
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
-            .map_err(|taken| {
-                Status::new(
-                    Code::ResourceExhausted,
-                    format!(
-                        "a request of {bytes} bytes does not fit: requests under way have {taken} bytes, allowed are {REQUEST_BYTES_MAX}; try again later"
-                    ),
-                )
-            })?;
-        self.taken.fetch_add(bytes, Ordering::Relaxed);
-        // The reader of the message will allocate it whole, and a failure there would end the process.
-        let mut probe = Vec::<u8>::new();
-        probe.try_reserve_exact(bytes).map_err(|_| {
-            Status::new(
-                Code::ResourceExhausted,
-                format!("this machine has no memory for a request of {bytes} bytes"),
-            )
-        })
+    pub(crate) fn came(&self, bytes: usize) -> Result<(), Status> {
+        let mut held = lock(&self.held);
+        held.bytes = held.bytes.saturating_add(bytes);
+        let wanted = held.bytes.saturating_sub(FREE_REQUEST_BYTES) - held.budget_bytes;
+        if wanted == 0 {
+            return Ok(());
+        }
+        let mut budget = lock(&self.calls.request_bytes);
+        let share_max = budget.share_max;
+        let of_account = budget.by_account.get(&self.caller.account);
+        let of_account = of_account.copied().unwrap_or_default() + wanted;
+        if of_account > share_max || budget.all + wanted > REQUEST_BYTES_MAX {
+            let text = format!(
+                "requests under way have {} bytes, allowed are {REQUEST_BYTES_MAX} in all and \
+                 {share_max} from one address; try again later",
+                budget.all
+            );
+            return Err(Status::new(Code::ResourceExhausted, text));
+        }
+        budget.by_account.insert(self.caller.account, of_account);
+        budget.all += wanted;
+        held.budget_bytes += wanted;
+        Ok(())
+    }
+
+    /// The request is there: it gets a place among the calls of its class.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED` if as many of these are under way as may be.
+    pub(crate) fn complete(&self) -> Result<(), Status> {
+        let mut held = lock(&self.held);
+        if held.has_arrived {
+            return Ok(());
+        }
+        let places = self.calls.places_of(self.method.class);
+        let account = self.caller.account;
+        let place = (self.calls).take_place(places, account, &self.stage)?;
+        if self.method.class != Class::Observer {
+            lock(places).begin_use(place);
+        }
+        lock(&self.calls.arriving).release(held.place);
+        (held.place, held.has_arrived) = (place, true);
+        self.caller.begin_use();
+        // One that gave way in this very moment has not arrived.
+        self.stage.send_if_modified(|stage| {
+            let is_arriving = *stage == Stage::Arriving;
+            if is_arriving {
+                *stage = Stage::Arrived;
+            }
+            is_arriving
+        });
+        Ok(())
     }
 }
 
-impl Drop for RequestBytes {
+impl Drop for Arrival {
     fn drop(&mut self) {
-        self.all.fetch_sub(*self.taken.get_mut(), Ordering::Relaxed);
+        let held = lock(&self.held);
+        if held.has_arrived {
+            lock(self.calls.places_of(self.method.class)).release(held.place);
+            self.caller.end_use();
+        } else {
+            lock(&self.calls.arriving).release(held.place);
+        }
+        if held.budget_bytes > 0 {
+            lock(&self.calls.request_bytes).give_back(self.caller.account, held.budget_bytes);
+        }
+    }
+}
+
+impl RequestBytes {
+    fn give_back(&mut self, account: Account, bytes: usize) {
+        self.all -= bytes;
+        if let Some(of_account) = self.by_account.get_mut(&account) {
+            *of_account -= bytes;
+            if *of_account == 0 {
+                self.by_account.remove(&account);
+            }
+        }
     }
 }
 
@@ -183,48 +374,100 @@ mod tests {
     use super::*;
     use crate::methods;
 
+    const SHARE_PERCENT: u8 = 100;
+
+    fn calls() -> Arc<Calls> {
+        Calls::new(Metrics::new(), SHARE_PERCENT, Duration::from_secs(30))
+    }
+
+    fn begin(calls: &Arc<Calls>, path: &str) -> Call {
+        calls.begin(methods::find(path), Caller::unknown()).unwrap()
+    }
+
+    fn arrive(calls: &Arc<Calls>, path: &str) -> Result<Call, Status> {
+        let call = begin(calls, path);
+        call.arrival().unwrap().complete()?;
+        Ok(call)
+    }
+
     #[test]
     fn each_class_has_places_of_its_own() {
-        let calls = Calls::new(Metrics::new());
-        let tensor = methods::find("/tensorflow.WorkerService/RecvTensor");
+        let calls = calls();
+        let tensor = "/tensorflow.WorkerService/RecvTensor";
         let waiting: Vec<_> = (0..TENSOR_CALLS_MAX)
-            .map(|_| calls.begin(tensor).unwrap())
+            .map(|_| arrive(&calls, tensor).unwrap())
             .collect();
-        let refused = calls.begin(tensor).unwrap_err();
+        let refused = arrive(&calls, tensor).unwrap_err();
         assert_eq!(refused.code, Code::ResourceExhausted);
-        let status = methods::find("/tensorflow.WorkerService/GetStatus");
-        let health = methods::find("/grpc.health.v1.Health/Check");
-        drop((calls.begin(status).unwrap(), calls.begin(health).unwrap()));
+        arrive(&calls, "/tensorflow.WorkerService/GetStatus").unwrap();
+        arrive(&calls, "/grpc.health.v1.Health/Check").unwrap();
         assert_eq!(calls.unanswered(), TENSOR_CALLS_MAX);
         drop(waiting);
         assert_eq!(calls.unanswered(), 0);
-        assert!(calls.begin(tensor).is_ok());
+        assert!(arrive(&calls, tensor).is_ok());
+    }
+
+    #[tokio::test]
+    async fn half_requests_and_observers_give_way_to_newer_ones() {
+        let calls = calls();
+        let status = "/tensorflow.WorkerService/GetStatus";
+        let half: Vec<_> = (0..ARRIVING_CALLS_MAX)
+            .map(|_| begin(&calls, status))
+            .collect();
+        let _whole = arrive(&calls, status).unwrap();
+        let ended = half[0].must_end().await;
+        assert_eq!(ended.code, Code::ResourceExhausted);
+        let watch = "/grpc.health.v1.Health/Watch";
+        let watching: Vec<_> = (0..OBSERVER_CALLS_MAX)
+            .map(|_| arrive(&calls, watch).unwrap())
+            .collect();
+        let _check = arrive(&calls, "/grpc.health.v1.Health/Check").unwrap();
+        let ended = watching[0].must_end().await;
+        assert_eq!(ended.code, Code::ResourceExhausted);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_does_not_come_ends_its_call() {
+        let calls = calls();
+        let call = begin(&calls, "/tensorflow.WorkerService/GetStatus");
+        assert_eq!(call.must_end().await.code, Code::DeadlineExceeded);
+        let whole = arrive(&calls, "/tensorflow.WorkerService/RecvTensor").unwrap();
+        let hour = Duration::from_secs(3600);
+        assert!(tokio::time::timeout(hour, whole.must_end()).await.is_err());
     }
 
     #[test]
     fn unserved_methods_say_what_to_use() {
-        let calls = Calls::new(Metrics::new());
-        let refused = calls
-            .begin(methods::find("/tensorflow.MasterService/RunStep"))
-            .unwrap_err();
+        let calls = calls();
+        let method = methods::find("/tensorflow.MasterService/RunStep");
+        let refused = calls.begin(method, Caller::unknown()).unwrap_err();
         assert_eq!(refused.code, Code::Unimplemented);
         assert!(refused.message.contains("StarRunGraph"));
         assert_eq!(calls.unanswered(), 0);
     }
 
     #[test]
-    fn announced_requests_share_one_budget() {
-        let calls = Calls::new(Metrics::new());
-        let begin = || {
-            calls
-                .begin(methods::find("/tensorflow.WorkerService/GetStatus"))
-                .unwrap()
-        };
+    fn the_bytes_that_have_come_share_one_budget_and_short_requests_need_none() {
+        let calls = calls();
+        let begin = || begin(&calls, "/tensorflow.WorkerService/GetStatus");
         let (first, second) = (begin(), begin());
-        first.request_bytes().take(REQUEST_BYTES_MAX).unwrap();
-        let refused = second.request_bytes().take(1).unwrap_err();
+        let arrivals = [&first, &second].map(|call| call.arrival().unwrap());
+        arrivals[0].came(REQUEST_BYTES_MAX).unwrap();
+        arrivals[1].came(FREE_REQUEST_BYTES).unwrap();
+        arrivals[0].came(FREE_REQUEST_BYTES / 2).unwrap();
+        let refused = arrivals[1].came(FREE_REQUEST_BYTES).unwrap_err();
         assert_eq!(refused.code, Code::ResourceExhausted);
-        drop(first);
-        second.request_bytes().take(1).unwrap();
+        assert!(arrivals[0].announced(REQUEST_MESSAGE_BYTES_MAX).is_ok());
+        assert!(
+            arrivals[0]
+                .announced(REQUEST_MESSAGE_BYTES_MAX + 1)
+                .is_err()
+        );
+        let [large, small] = arrivals;
+        drop((first, large));
+        small.came(FREE_REQUEST_BYTES).unwrap();
+        drop((second, small));
+        let budget = lock(&calls.request_bytes);
+        assert_eq!((budget.all, budget.by_account.len()), (0, 0));
     }
 }

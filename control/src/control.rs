@@ -1,9 +1,13 @@
+//! The endpoint: its thread, its ports, and how it starts and stops.
+
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use grpcxx_rpc::Places;
+use prometheus::IntGauge;
 use tokio::runtime;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -13,11 +17,12 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::calls::Calls;
+use crate::connections::Connections;
 use crate::dispatch::Dispatch;
 use crate::incoming::Incoming;
 use crate::limits::{
-    CONNECTIONS_MAX, FLUSH_TIMEOUT, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, MASTER_SESSIONS_MAX,
-    MESSAGE_BYTES_MAX, STREAMS_PER_CONNECTION_MAX, WORKER_SESSIONS_MAX,
+    FLUSH_TIMEOUT, IDLE_LOOK_INTERVAL, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, MESSAGE_BYTES_MAX,
+    REQUEST_MESSAGE_BYTES_MAX, STREAMS_PER_CONNECTION_MAX,
 };
 use crate::listener::listen;
 use crate::master::Master;
@@ -29,7 +34,7 @@ use crate::services::master_service_server::MasterServiceServer;
 use crate::services::worker_service_server::WorkerServiceServer;
 use crate::sessions::Sessions;
 use crate::worker::Worker;
-use crate::{Backend, ControlError, ControlOptions};
+use crate::{Backend, ControlError, ControlLimits, ControlOptions};
 
 /// The running gRPC endpoint of a task.
 ///
@@ -86,6 +91,7 @@ impl Control {
             .spawn(move || {
                 let endpoint = Endpoint {
                     backend,
+                    limits: options.limits,
                     stop_asked,
                     failure,
                 };
@@ -159,6 +165,7 @@ impl Drop for Control {
 /// What the thread of the endpoint needs.
 struct Endpoint {
     backend: Arc<dyn Backend>,
+    limits: ControlLimits,
     /// When to have stopped.
     stop_asked: watch::Receiver<Option<Instant>>,
     failure: watch::Receiver<bool>,
@@ -214,7 +221,12 @@ impl Listeners<TcpListener> {
 impl Endpoint {
     async fn serve(mut self, listeners: Listeners<tokio::net::TcpListener>) -> usize {
         let metrics = Metrics::new();
-        let calls = Calls::new(metrics.clone());
+        let share_percent = self.limits.share_percent;
+        let calls = Calls::new(metrics.clone(), share_percent, self.limits.request_time);
+        let places = Places::new(self.limits.connections, share_percent);
+        let idle_max = self.limits.connection_idle;
+        let connections = Connections::new(places, idle_max, metrics.clone());
+        let sessions = OpenSessions::new(&self.limits, &metrics);
         let (stopping, stopping_seen) = watch::channel(false);
         let (stopped, stopped_seen) = watch::channel(false);
         let reporter = HealthReporter::new();
@@ -229,7 +241,8 @@ impl Endpoint {
             };
             tokio::spawn(page.serve(listener));
         }
-        let routes = routes(self.backend.clone(), &metrics, reporter.clone());
+        let idle = tokio::spawn(close_idle(connections.clone(), sessions.clone()));
+        let routes = routes(self.backend.clone(), sessions, reporter.clone());
         let dispatch = Dispatch::new(routes, calls.clone(), stopped_seen);
         let mut drain = stopping_seen;
         let mut server = tokio::spawn(
@@ -241,7 +254,7 @@ impl Endpoint {
                 .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
                 .serve_with_incoming_shutdown(
                     dispatch,
-                    Incoming::new(listeners.grpc, CONNECTIONS_MAX, metrics),
+                    Incoming::new(listeners.grpc, connections),
                     async move {
                         let _ = drain.wait_for(|&stopping| stopping).await;
                     },
@@ -258,6 +271,7 @@ impl Endpoint {
             }
         };
         failing.abort();
+        idle.abort();
         set_health(&reporter, ServingStatus::NotServing).await;
         stopping.send_replace(true);
         let _ = tokio::time::timeout_at(end, calls.all_answered()).await;
@@ -291,22 +305,46 @@ async fn set_health(reporter: &HealthReporter, status: ServingStatus) {
     }
 }
 
-fn routes(backend: Arc<dyn Backend>, metrics: &Metrics, reporter: HealthReporter) -> Routes {
-    let worker_sessions = Arc::new(Sessions::new(
-        WORKER_SESSIONS_MAX,
-        metrics.worker_sessions.clone(),
-    ));
+/// The sessions of each kind.
+#[derive(Clone)]
+struct OpenSessions {
+    worker: Arc<Sessions>,
+    master: Arc<Sessions>,
+}
+
+impl OpenSessions {
+    fn new(limits: &ControlLimits, metrics: &Arc<Metrics>) -> Self {
+        let of_kind = |count: &IntGauge| {
+            let places = Places::new(limits.sessions, limits.share_percent);
+            let (count, metrics) = (count.clone(), metrics.clone());
+            Arc::new(Sessions::new(places, limits.session_idle, count, metrics))
+        };
+        Self {
+            worker: of_kind(&metrics.worker_sessions),
+            master: of_kind(&metrics.master_sessions),
+        }
+    }
+}
+
+/// Closes, for ever, what has been idle for too long.
+async fn close_idle(connections: Arc<Connections>, sessions: OpenSessions) {
+    loop {
+        tokio::time::sleep(IDLE_LOOK_INTERVAL).await;
+        connections.close_idle();
+        sessions.worker.close_idle();
+        sessions.master.close_idle();
+    }
+}
+
+fn routes(backend: Arc<dyn Backend>, sessions: OpenSessions, reporter: HealthReporter) -> Routes {
     let worker = Worker {
         backend: backend.clone(),
-        sessions: worker_sessions.clone(),
+        sessions: sessions.worker.clone(),
     };
     let master = Master {
         backend,
-        sessions: Arc::new(Sessions::new(
-            MASTER_SESSIONS_MAX,
-            metrics.master_sessions.clone(),
-        )),
-        worker_sessions,
+        sessions: sessions.master,
+        worker_sessions: sessions.worker,
     };
     let reflection = || {
         tonic_reflection::server::Builder::configure()
@@ -317,12 +355,12 @@ fn routes(backend: Arc<dyn Backend>, metrics: &Metrics, reporter: HealthReporter
     Routes::default()
         .add_service(
             WorkerServiceServer::new(worker)
-                .max_decoding_message_size(MESSAGE_BYTES_MAX)
+                .max_decoding_message_size(REQUEST_MESSAGE_BYTES_MAX)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX),
         )
         .add_service(
             MasterServiceServer::new(master)
-                .max_decoding_message_size(MESSAGE_BYTES_MAX)
+                .max_decoding_message_size(REQUEST_MESSAGE_BYTES_MAX)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX),
         )
         .add_service(tonic_health::pb::health_server::HealthServer::new(

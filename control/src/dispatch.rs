@@ -1,20 +1,24 @@
+//! What every gRPC call passes: limits, deadline, the end of the grace, and counting.
+
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
-use http_body::{Frame, SizeHint};
+use http_body::{Body as _, Frame, SizeHint};
 use tokio::sync::watch;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::service::Routes;
 use tower_service::Service;
 
-use crate::calls::{Call, Calls, RequestBytes};
+use crate::calls::{Arrival, Call, Calls};
+use crate::connections::Caller;
 use crate::methods;
 use crate::status::to_grpc;
 use crate::tensors::{GRPC_STATUS, MESSAGE_PREFIX_BYTES, TensorFrames};
@@ -48,7 +52,10 @@ impl Service<Request<Body>> for Dispatch {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let mut call = match self.calls.begin(methods::find(request.uri().path())) {
+        let caller = request.extensions().get::<Caller>().cloned();
+        let method = methods::find(request.uri().path());
+        let begun = (self.calls).begin(method, caller.unwrap_or_else(Caller::unknown));
+        let mut call = match begun {
             Ok(call) => call,
             Err(refused) => {
                 let response = to_grpc(&refused).into_http();
@@ -57,15 +64,13 @@ impl Service<Request<Body>> for Dispatch {
         };
         let deadline = deadline(request.headers());
         let mut stopped = self.stopped.clone();
-        let answer = self.routes.call(request.map(|body| {
-            Body::new(RequestBody {
-                inner: body,
-                prefix: [0; MESSAGE_PREFIX_BYTES],
-                prefix_bytes: 0,
-                budget: call.request_bytes(),
-            })
-        }));
+        let must_end = call.must_end();
+        let answer = self.routes.call(match call.arrival() {
+            Some(arrival) => request.map(|body| Body::new(RequestBody::new(body, arrival))),
+            None => request,
+        });
         Box::pin(async move {
+            let mut must_end = Box::pin(must_end);
             let response = tokio::select! {
                 biased;
                 Ok(response) = answer => response,
@@ -75,8 +80,16 @@ impl Service<Request<Body>> for Dispatch {
                 _ = stopped.wait_for(|&stopped| stopped) => Status::unavailable(
                     "the server is stopping and could not answer in time: ask another task, or again later",
                 ).into_http(),
+                status = &mut must_end => to_grpc(&status).into_http(),
             };
-            Ok(finish(response, &mut call).map(|body| Body::new(AnswerBody { inner: body, call })))
+            let must_end = call.is_observer().then_some(must_end as MustEnd);
+            Ok(finish(response, &mut call).map(|body| {
+                Body::new(AnswerBody {
+                    inner: body,
+                    call,
+                    must_end,
+                })
+            }))
         })
     }
 }
@@ -128,30 +141,66 @@ fn deadline(headers: &HeaderMap) -> Option<Duration> {
     Some(deadline.saturating_sub(DEADLINE_LEAD))
 }
 
-/// A request that takes room for its first message when the length is announced.
+/// A request that is kept back until all of it has come, or all of its first message if the caller
+/// may send several. What reads it takes memory for the whole message at once, which shall not be
+/// more than has come.
 struct RequestBody {
     inner: Body,
+    arrival: Arc<Arrival>,
     prefix: [u8; MESSAGE_PREFIX_BYTES],
-    prefix_bytes: usize,
-    budget: Arc<RequestBytes>,
+    came_bytes: usize,
+    kept_back: VecDeque<Bytes>,
+    has_arrived: bool,
 }
 
 impl RequestBody {
-    fn check(&mut self, data: &Bytes) -> Result<(), Status> {
-        let missing = MESSAGE_PREFIX_BYTES - self.prefix_bytes;
-        if missing == 0 {
-            return Ok(());
+    fn new(inner: Body, arrival: Arc<Arrival>) -> Self {
+        Self {
+            inner,
+            arrival,
+            prefix: [0; MESSAGE_PREFIX_BYTES],
+            came_bytes: 0,
+            kept_back: VecDeque::new(),
+            has_arrived: false,
         }
-        let part = &data[..missing.min(data.len())];
-        self.prefix[self.prefix_bytes..][..part.len()].copy_from_slice(part);
-        self.prefix_bytes += part.len();
-        if self.prefix_bytes < MESSAGE_PREFIX_BYTES {
-            return Ok(());
+    }
+
+    /// Keeps bytes that have come. Returns whether they end the first message.
+    fn keep(&mut self, data: Bytes) -> Result<bool, grpcxx_rpc::Status> {
+        self.arrival.came(data.len())?;
+        if let Some(prefix) = self.prefix.get_mut(self.came_bytes..) {
+            let part = &data[..prefix.len().min(data.len())];
+            prefix[..part.len()].copy_from_slice(part);
+        }
+        self.came_bytes += data.len();
+        self.kept_back.push_back(data);
+        if self.came_bytes < MESSAGE_PREFIX_BYTES {
+            return Ok(false);
         }
         let [_, length @ ..] = self.prefix;
-        self.budget
-            .take(u32::from_be_bytes(length) as usize)
-            .map_err(|refused| to_grpc(&refused))
+        let message_bytes = u32::from_be_bytes(length) as usize;
+        self.arrival.announced(message_bytes)?;
+        Ok(self.came_bytes - MESSAGE_PREFIX_BYTES >= message_bytes)
+    }
+
+    fn poll_arrival(&mut self, context: &mut Context<'_>) -> Poll<Result<(), grpcxx_rpc::Status>> {
+        while !self.has_arrived {
+            let frame = ready!(Pin::new(&mut self.inner).poll_frame(context));
+            let data = match frame {
+                Some(Ok(frame)) => frame.into_data().ok(),
+                // The call ends with its connection.
+                Some(Err(_)) | None => None,
+            };
+            self.has_arrived = match data {
+                Some(data) => {
+                    let is_message = self.keep(data)?;
+                    (is_message && self.arrival.is_stream()) || self.inner.is_end_stream()
+                }
+                // Nothing follows the last bytes, or what follows is no data.
+                None => true,
+            };
+        }
+        Poll::Ready(self.arrival.complete())
     }
 }
 
@@ -163,18 +212,17 @@ impl http_body::Body for RequestBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let polled = Pin::new(&mut self.inner).poll_frame(context);
-        if let Poll::Ready(Some(Ok(frame))) = &polled
-            && let Some(data) = frame.data_ref()
-            && let Err(refused) = self.check(data)
-        {
-            return Poll::Ready(Some(Err(refused)));
+        if let Err(refused) = ready!(self.poll_arrival(context)) {
+            return Poll::Ready(Some(Err(to_grpc(&refused))));
         }
-        polled
+        match self.kept_back.pop_front() {
+            Some(data) => Poll::Ready(Some(Ok(Frame::data(data)))),
+            None => Pin::new(&mut self.inner).poll_frame(context),
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        self.kept_back.is_empty() && self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -186,6 +234,29 @@ impl http_body::Body for RequestBody {
 struct AnswerBody {
     inner: Body,
     call: Call,
+    /// When the answer is cut short, if it may be.
+    must_end: Option<MustEnd>,
+}
+
+/// Returns when a call has to end, with the reason.
+type MustEnd = Pin<Box<dyn Future<Output = grpcxx_rpc::Status> + Send>>;
+
+impl AnswerBody {
+    /// The end of an answer that is cut short.
+    fn poll_must_end(&mut self, context: &mut Context<'_>) -> Poll<Frame<Bytes>> {
+        let Some(must_end) = &mut self.must_end else {
+            return Poll::Pending;
+        };
+        let status = to_grpc(&ready!(must_end.as_mut().poll(context)));
+        self.must_end = None;
+        self.inner = Body::empty();
+        self.call.ended_with(status.code() as i32);
+        let mut trailers = HeaderMap::new();
+        if status.add_header(&mut trailers).is_err() {
+            trailers.clear();
+        }
+        Poll::Ready(Frame::trailers(trailers))
+    }
 }
 
 impl http_body::Body for AnswerBody {
@@ -204,7 +275,8 @@ impl http_body::Body for AnswerBody {
                 }
             }
             Poll::Ready(Some(Err(status))) => self.call.ended_with(status.code() as i32),
-            Poll::Ready(None) | Poll::Pending => {}
+            Poll::Ready(None) => {}
+            Poll::Pending => return self.poll_must_end(context).map(|end| Some(Ok(end))),
         }
         polled
     }

@@ -1,3 +1,5 @@
+//! Connections of the gRPC port as they arrive.
+
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -5,61 +7,47 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use prometheus::IntGauge;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
+use crate::connections::{Caller, ConnectionPlace, Connections};
 use crate::limits::{ACCEPT_RETRY_DELAY, FIRST_BYTE_TIMEOUT};
-use crate::metrics::Metrics;
 
 /// Connections as they arrive, as many as there may be.
 pub(crate) struct Incoming {
     listener: TcpListener,
-    connections_max: usize,
-    places: Arc<Semaphore>,
-    metrics: Arc<Metrics>,
+    connections: Arc<Connections>,
     /// Set while the process lacks what a new connection needs.
     retry: Option<Pin<Box<Sleep>>>,
 }
 
 impl Incoming {
-    pub(crate) fn new(
-        listener: TcpListener,
-        connections_max: usize,
-        metrics: Arc<Metrics>,
-    ) -> Self {
+    pub(crate) fn new(listener: TcpListener, connections: Arc<Connections>) -> Self {
         Self {
             listener,
-            connections_max,
-            places: Arc::new(Semaphore::new(connections_max)),
-            metrics,
+            connections,
             retry: None,
         }
     }
 
     /// The connection if there is a place for it.
     fn admit(&self, stream: TcpStream, peer: SocketAddr) -> Option<Connection> {
-        let Ok(place) = self.places.clone().try_acquire_owned() else {
-            self.metrics.connections_refused.inc();
+        let Some(place) = self.connections.open(peer.ip()) else {
             tracing::warn!(
                 %peer,
-                connections_max = self.connections_max,
-                "a gRPC connection was closed at once: as many as are allowed are open"
+                "a gRPC connection was closed at once: as many as are allowed carry calls"
             );
             return None;
         };
         // A socket that takes no options is about to fail anyway.
         let _ = stream.set_nodelay(true);
-        self.metrics.connections.inc();
         Some(Connection {
             stream,
             first_byte: Some(Box::pin(tokio::time::sleep(FIRST_BYTE_TIMEOUT))),
-            open: self.metrics.connections.clone(),
-            _place: place,
+            place,
         })
     }
 }
@@ -100,26 +88,19 @@ pub(crate) fn concerns_one_peer(error: &io::Error) -> bool {
     )
 }
 
-/// An accepted connection, which fails if nothing comes from it.
+/// An accepted connection, which fails if nothing comes from it, or its place goes to another.
 pub(crate) struct Connection {
     stream: TcpStream,
     /// Running until the first byte has come.
     first_byte: Option<Pin<Box<Sleep>>>,
-    open: IntGauge,
-    _place: OwnedSemaphorePermit,
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.open.dec();
-    }
+    place: ConnectionPlace,
 }
 
 impl Connected for Connection {
-    type ConnectInfo = Option<SocketAddr>;
+    type ConnectInfo = Caller;
 
     fn connect_info(&self) -> Self::ConnectInfo {
-        self.stream.peer_addr().ok()
+        self.place.caller().clone()
     }
 }
 
@@ -130,6 +111,9 @@ impl AsyncRead for Connection {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
+        if Pin::new(&mut this.place.closing).poll(context).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
         let polled = Pin::new(&mut this.stream).poll_read(context, buffer);
         if polled.is_ready() {
             this.first_byte = None;
@@ -174,17 +158,29 @@ impl AsyncWrite for Connection {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use grpcxx_rpc::Places;
     use tokio::io::AsyncReadExt;
     use tokio_stream::StreamExt;
 
     use super::*;
+    use crate::metrics::Metrics;
 
-    #[tokio::test(start_paused = true)]
-    async fn a_silent_connection_loses_its_place() {
+    const IDLE_MAX: Duration = Duration::from_secs(60);
+
+    async fn incoming(places_max: usize) -> (Incoming, SocketAddr, Arc<Metrics>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let metrics = Metrics::new();
-        let mut incoming = Incoming::new(listener, 1, metrics.clone());
+        let places = Places::new(places_max, 100);
+        let connections = Connections::new(places, Some(IDLE_MAX), metrics.clone());
+        (Incoming::new(listener, connections), address, metrics)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_connection_loses_its_place() {
+        let (mut incoming, address, metrics) = incoming(1).await;
         let _silent = std::net::TcpStream::connect(address).unwrap();
         let mut connection = incoming.next().await.unwrap().unwrap();
         assert_eq!(metrics.connections.get(), 1);
@@ -195,23 +191,40 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connections_beyond_the_limit_are_closed_at_once() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let metrics = Metrics::new();
-        let mut incoming = Incoming::new(listener, 2, metrics.clone());
+    async fn the_connection_that_carries_no_call_gives_way() {
+        let (mut incoming, address, metrics) = incoming(2).await;
         let mut peers = Vec::new();
-        for _ in 0..3 {
+        let mut accepted = Vec::new();
+        for _ in 0..2 {
             peers.push(TcpStream::connect(address).await.unwrap());
+            accepted.push(incoming.next().await.unwrap().unwrap());
         }
-        let first = incoming.next().await.unwrap().unwrap();
-        let _second = incoming.next().await.unwrap().unwrap();
+        accepted[0].connect_info().begin_use();
+        let _third = TcpStream::connect(address).await.unwrap();
+        let third = incoming.next().await.unwrap().unwrap();
+        let error = accepted[1].read_u8().await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
+        assert_eq!(metrics.connections_refused.get(), 0);
+        // One that finds all others in use is closed at once.
+        third.connect_info().begin_use();
+        let mut fourth = TcpStream::connect(address).await.unwrap();
         let waiting = tokio::spawn(async move { incoming.next().await.is_some() });
-        let mut closed = [0; 1];
-        assert_eq!(peers[2].read(&mut closed).await.unwrap(), 0);
+        assert_eq!(fourth.read(&mut [0; 1]).await.unwrap(), 0);
         assert_eq!(metrics.connections_refused.get(), 1);
-        drop(first);
-        let _fourth = TcpStream::connect(address).await.unwrap();
+        drop(accepted);
+        let _fifth = TcpStream::connect(address).await.unwrap();
         assert!(waiting.await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_connection_without_calls_is_closed_after_its_time() {
+        let (mut incoming, address, _) = incoming(2).await;
+        let _peer = TcpStream::connect(address).await.unwrap();
+        let mut connection = incoming.next().await.unwrap().unwrap();
+        tokio::time::pause();
+        tokio::time::advance(IDLE_MAX).await;
+        incoming.connections.close_idle();
+        let error = connection.read_u8().await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
     }
 }

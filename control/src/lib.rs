@@ -11,12 +11,13 @@
 mod backend;
 mod calls;
 mod client;
-
+mod connections;
 mod control;
 mod dispatch;
 mod incoming;
 pub mod limits;
 mod listener;
+mod lock;
 mod master;
 mod methods;
 mod metrics;
@@ -36,4 +37,4 @@ pub use client::{
 
 pub use control::{Alarm, Control, Stopped};
 pub use listener::ControlError;
-pub use options::{BadAddress, ControlOptions};
+pub use options::{BadAddress, ControlLimits, ControlOptions};

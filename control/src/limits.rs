@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// Connections open at once; a further one is closed at once and counted.
-pub const CONNECTIONS_MAX: usize = 1024;
-
 /// Streams a peer may have open on one connection.
 pub const STREAMS_PER_CONNECTION_MAX: u32 = 1024;
+
+/// Calls at once of which not all of the request has come; a further one ends the oldest.
+pub const ARRIVING_CALLS_MAX: usize = 1024;
 
 /// `RecvTensor` and `FuseRecvTensor` calls under way at once; they may wait long for their producer.
 pub const TENSOR_CALLS_MAX: usize = 8192;
@@ -14,26 +14,27 @@ pub const TENSOR_CALLS_MAX: usize = 8192;
 /// Other calls of the worker and master services under way at once.
 pub const SERVICE_CALLS_MAX: usize = 1024;
 
-/// Health and reflection calls under way at once. They have places of their own, so that no other call takes them.
+/// Health and reflection calls under way at once. They have places of their own, so that no other
+/// call takes them; a further one ends the oldest, for they may watch for ever.
 pub const OBSERVER_CALLS_MAX: usize = 1024;
 
-/// Connections to the metrics port open at once.
+/// Connections to the metrics port open at once; a further one closes the oldest.
 pub const METRICS_CONNECTIONS_MAX: usize = 64;
 
-/// Length of one message in either direction: what a gRPC peer of the original accepts.
+/// Length of one answer: what a gRPC peer of the original accepts.
 pub const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 
-/// Sum of the announced lengths of all requests under way: one message of the greatest length.
-pub const REQUEST_BYTES_MAX: usize = MESSAGE_BYTES_MAX;
+/// Length of one request. All that are served are short.
+pub const REQUEST_MESSAGE_BYTES_MAX: usize = 64 << 20;
+
+/// Bytes of all requests under way that have come, beyond the first of each.
+pub const REQUEST_BYTES_MAX: usize = 256 << 20;
+
+/// What of each request does not count, so that short requests are taken whatever others hold.
+pub const FREE_REQUEST_BYTES: usize = 64 << 10;
 
 /// Keys of one `FuseRecvTensor` call.
 pub const FUSED_KEYS_MAX: usize = 16_384;
-
-/// Worker sessions that masters have opened here.
-pub const WORKER_SESSIONS_MAX: usize = 16_384;
-
-/// Master sessions that clients have opened here.
-pub const MASTER_SESSIONS_MAX: usize = 16_384;
 
 /// Length of a session handle.
 pub const SESSION_HANDLE_BYTES_MAX: usize = 1024;
@@ -56,6 +57,9 @@ pub const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a client of the metrics port may take to send its request.
 pub const METRICS_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long a connection to the metrics port may last in all.
+pub const METRICS_CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// How long the metrics page waits for the numbers of the engine before it is sent without them.
 pub const METRICS_BACKEND_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -64,3 +68,9 @@ pub const FLUSH_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// How long to wait before accepting again when the process has run out of file descriptors.
 pub const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
+
+/// How often connections and sessions are looked for that have been idle for too long.
+pub const IDLE_LOOK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The part of the connections to the metrics port that one address gets.
+pub const METRICS_SHARE_PERCENT: u8 = 50;

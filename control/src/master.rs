@@ -1,3 +1,5 @@
+//! The master service.
+
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -13,7 +15,7 @@ use crate::methods::NO_GRAPHS_MASTER;
 use crate::services::master_service_server::MasterService;
 use crate::sessions::Sessions;
 use crate::status::{shortened, to_grpc};
-use crate::worker::answer;
+use crate::worker::{account_of, answer};
 
 /// What this task offers to programs over gRPC.
 ///
@@ -31,6 +33,7 @@ impl MasterService for Master {
         &self,
         request: Request<CreateSessionRequest>,
     ) -> Result<Response<CreateSessionResponse>, Status> {
+        let account = account_of(&request);
         let graph = Graph::decode(request.into_inner().graph_def).map_err(|error| {
             Status::invalid_argument(format!("graph_def holds no GraphDef: {error}"))
         })?;
@@ -40,7 +43,7 @@ impl MasterService for Master {
                 graph.nodes.len()
             )));
         }
-        let opened = self.sessions.open_new();
+        let opened = self.sessions.open_new(account);
         answer(opened.map(|session_handle| CreateSessionResponse {
             session_handle,
             graph_version: 0,
@@ -63,7 +66,7 @@ impl MasterService for Master {
         request: Request<ListDevicesRequest>,
     ) -> Result<Response<ListDevicesResponse>, Status> {
         let handle = &request.get_ref().session_handle;
-        if !handle.is_empty() && !self.sessions.contains(handle) {
+        if !handle.is_empty() && !self.sessions.use_session(handle) {
             return Err(Status::invalid_argument(unknown_session(handle)));
         }
         let tasks = self.backend.cluster_devices().await;

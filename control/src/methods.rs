@@ -26,6 +26,13 @@ pub(crate) enum Class {
 
 use Class::{Observer, Service, Tensor, Unserved};
 
+impl Method {
+    /// Whether a caller may send several messages.
+    pub(crate) fn is_stream(&self) -> bool {
+        self.name == REFLECTION
+    }
+}
+
 /// The method that a request names; one that stands for all others if there is no such method.
 pub(crate) fn find(path: &str) -> &'static Method {
     let Some((service, name)) = path.strip_prefix('/').and_then(|p| p.split_once('/')) else {
@@ -71,14 +78,10 @@ pub(crate) const METHODS: &[Method] = &[
     method(MASTER, "ReleaseCallable", Unserved(NO_GRAPHS_MASTER)),
     method("grpc.health.v1.Health", "Check", Observer),
     method("grpc.health.v1.Health", "Watch", Observer),
-    method(
-        "grpc.reflection.v1.ServerReflection",
-        "ServerReflectionInfo",
-        Observer,
-    ),
+    method("grpc.reflection.v1.ServerReflection", REFLECTION, Observer),
     method(
         "grpc.reflection.v1alpha.ServerReflection",
-        "ServerReflectionInfo",
+        REFLECTION,
         Observer,
     ),
     method("tensorflow.eager.EagerService", ANY, Unserved(NO_EAGER)),
@@ -96,6 +99,7 @@ static UNKNOWN: Method = method("unknown", "unknown", Unserved(NO_SUCH_METHOD));
 
 /// Stands for every method of a service.
 const ANY: &str = "any";
+const REFLECTION: &str = "ServerReflectionInfo";
 const WORKER: &str = "tensorflow.WorkerService";
 const MASTER: &str = "tensorflow.MasterService";
 

@@ -1,3 +1,5 @@
+//! The endpoint's own numbers.
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,12 +22,35 @@ pub(crate) struct Metrics {
     pub(crate) tensor_bytes: IntCounter,
     /// Open connections.
     pub(crate) connections: IntGauge,
-    /// Connections closed because too many were open.
+    /// Connections closed because too many carried calls.
     pub(crate) connections_refused: IntCounter,
+    gave_way: IntCounterVec,
     /// Open worker sessions.
     pub(crate) worker_sessions: IntGauge,
     /// Open master sessions.
     pub(crate) master_sessions: IntGauge,
+}
+
+/// What was closed or ended because it was idle for longest, or too long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum GaveWay {
+    Connection,
+    Call,
+    Session,
+    Page,
+}
+
+impl GaveWay {
+    const ALL: [Self; 4] = [Self::Connection, Self::Call, Self::Session, Self::Page];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Connection => "connection",
+            Self::Call => "call",
+            Self::Session => "session",
+            Self::Page => "page",
+        }
+    }
 }
 
 impl Metrics {
@@ -67,7 +92,14 @@ impl Metrics {
             connections: IntGauge::new("grpcxx_control_connections", "Open gRPC connections")?,
             connections_refused: IntCounter::new(
                 "grpcxx_control_connections_refused_total",
-                "gRPC connections closed because too many were open",
+                "gRPC connections closed because too many carried calls",
+            )?,
+            gave_way: IntCounterVec::new(
+                Opts::new(
+                    "grpcxx_control_gave_way_total",
+                    "Connections, calls, sessions and page loads that gave way to newer ones, or were idle too long",
+                ),
+                &["what"],
             )?,
             worker_sessions: IntGauge::new(
                 "grpcxx_control_worker_sessions",
@@ -85,6 +117,10 @@ impl Metrics {
         registry.register(Box::new(metrics.tensor_bytes.clone()))?;
         registry.register(Box::new(metrics.connections.clone()))?;
         registry.register(Box::new(metrics.connections_refused.clone()))?;
+        registry.register(Box::new(metrics.gave_way.clone()))?;
+        for what in GaveWay::ALL {
+            metrics.gave_way.with_label_values(&[what.name()]);
+        }
         registry.register(Box::new(metrics.worker_sessions.clone()))?;
         registry.register(Box::new(metrics.master_sessions.clone()))?;
         Ok(metrics)
@@ -112,6 +148,11 @@ impl Metrics {
         self.calls
             .with_label_values(&[method.service, method.name, code])
             .inc();
+    }
+
+    /// Counts what was closed or ended so that something newer has its place.
+    pub(crate) fn gave_way(&self, what: GaveWay) {
+        self.gave_way.with_label_values(&[what.name()]).inc();
     }
 
     /// All numbers in Prometheus' text format.

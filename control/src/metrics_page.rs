@@ -1,22 +1,28 @@
+//! The page that Prometheus reads, and the one for health.
+
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use grpcxx_rpc::{Account, Places};
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, timeout};
 
 use crate::Backend;
 use crate::incoming::concerns_one_peer;
 use crate::limits::{
-    ACCEPT_RETRY_DELAY, METRICS_BACKEND_TIMEOUT, METRICS_CONNECTIONS_MAX, METRICS_REQUEST_TIMEOUT,
+    ACCEPT_RETRY_DELAY, METRICS_BACKEND_TIMEOUT, METRICS_CONNECTION_TIMEOUT,
+    METRICS_CONNECTIONS_MAX, METRICS_REQUEST_TIMEOUT, METRICS_SHARE_PERCENT,
 };
-use crate::metrics::Metrics;
+use crate::lock::lock;
+use crate::metrics::{GaveWay, Metrics};
 
 /// The page that Prometheus reads, and one that says whether the server is well.
 #[derive(Clone)]
@@ -28,16 +34,13 @@ pub(crate) struct MetricsPage {
 }
 
 impl MetricsPage {
-    /// Serves the pages until dropped.
+    /// Serves the pages until dropped. Who connects and asks nothing gives way to others.
     pub(crate) async fn serve(self, listener: TcpListener) {
-        let places = Arc::new(Semaphore::new(METRICS_CONNECTIONS_MAX));
+        let places = Places::new(METRICS_CONNECTIONS_MAX, METRICS_SHARE_PERCENT);
+        let places = Arc::new(Mutex::new(places));
         loop {
-            // Waiting for a place leaves further clients in the queue of the system.
-            let Ok(place) = places.clone().acquire_owned().await else {
-                return;
-            };
-            let stream = match listener.accept().await {
-                Ok((stream, _)) => stream,
+            let (stream, peer) = match listener.accept().await {
+                Ok(accepted) => accepted,
                 Err(error) if concerns_one_peer(&error) => continue,
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection to the metrics page");
@@ -45,23 +48,40 @@ impl MetricsPage {
                     continue;
                 }
             };
-            let page = self.clone();
+            let (close, closing) = oneshot::channel();
+            let taken = lock(&places).take(Account::of(peer.ip()), close, Instant::now());
+            let Ok(given) = taken else {
+                continue;
+            };
+            if let Some(oldest) = given.gave_way {
+                self.metrics.gave_way(GaveWay::Page);
+                // It may just have ended by itself.
+                let _ = oldest.send(());
+            }
+            let (page, places) = (self.clone(), places.clone());
             tokio::spawn(async move {
-                let _place = place;
-                let service = service_fn(move |request| {
-                    let page = page.clone();
-                    async move { Ok::<_, Infallible>(page.answer(&request).await) }
-                });
-                // One request per connection: scrapes are rare, and an idle client keeps no place.
-                let served = http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(METRICS_REQUEST_TIMEOUT)
-                    .keep_alive(false)
-                    .serve_connection(TokioIo::new(stream), service);
-                if let Err(error) = served.await {
-                    tracing::debug!(%error, "a connection to the metrics page failed");
+                tokio::select! {
+                    _ = closing => {}
+                    _ = timeout(METRICS_CONNECTION_TIMEOUT, page.serve_one(stream)) => {}
                 }
+                lock(&places).release(given.place);
             });
+        }
+    }
+
+    /// Serves one request: scrapes are rare, and an idle client keeps no place.
+    async fn serve_one(self, stream: TcpStream) {
+        let service = service_fn(move |request| {
+            let page = self.clone();
+            async move { Ok::<_, Infallible>(page.answer(&request).await) }
+        });
+        let served = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(METRICS_REQUEST_TIMEOUT)
+            .keep_alive(false)
+            .serve_connection(TokioIo::new(stream), service);
+        if let Err(error) = served.await {
+            tracing::debug!(%error, "a connection to the metrics page failed");
         }
     }
 

@@ -1,4 +1,7 @@
+//! Where the endpoint listens, and what it accepts.
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
 /// Where the endpoint listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -7,6 +10,39 @@ pub struct ControlOptions {
     pub listen: SocketAddr,
     /// The address of the metrics page; none: no such page.
     pub metrics: Option<SocketAddr>,
+    /// What peers may hold.
+    pub limits: ControlLimits,
+}
+
+/// What peers may hold of the endpoint. Beyond that, what has been idle for longest gives way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ControlLimits {
+    /// Connections open at once. One that carries a call does not give way.
+    pub connections: usize,
+    /// Sessions of each kind, those of masters and those of clients.
+    pub sessions: usize,
+    /// The part of connections, calls, request bytes and sessions that one address gets, in percent.
+    pub share_percent: u8,
+    /// How long a connection may carry no call; `None`: as long as it likes.
+    pub connection_idle: Option<Duration>,
+    /// How long a session may be open without use; `None`: as long as it likes.
+    pub session_idle: Option<Duration>,
+    /// How long a request may take to come.
+    pub request_time: Duration,
+}
+
+impl Default for ControlLimits {
+    fn default() -> Self {
+        Self {
+            connections: 1024,
+            sessions: 16_384,
+            share_percent: 50,
+            connection_idle: Some(Duration::from_secs(3600)),
+            session_idle: Some(Duration::from_secs(24 * 3600)),
+            request_time: Duration::from_secs(30),
+        }
+    }
 }
 
 /// An address that names no port to listen on.
@@ -25,6 +61,7 @@ impl ControlOptions {
         Self {
             listen: SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port),
             metrics: None,
+            limits: ControlLimits::default(),
         }
     }
 
@@ -56,12 +93,19 @@ impl ControlOptions {
         Ok(Self {
             listen: SocketAddr::new(any, port),
             metrics: None,
+            limits: ControlLimits::default(),
         })
     }
 
     /// Listens on one interface only.
     pub fn bind_to(mut self, interface: IpAddr) -> Self {
         self.listen.set_ip(interface);
+        self
+    }
+
+    /// Lets peers hold this much.
+    pub fn with_limits(mut self, limits: ControlLimits) -> Self {
+        self.limits = limits;
         self
     }
 

@@ -1,11 +1,14 @@
+//! The worker service.
+
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use grpcxx_rpc::proto::*;
-use grpcxx_rpc::{Code, Text};
+use grpcxx_rpc::{Account, Code, Text};
 use tonic::{Request, Response, Status};
 
 use crate::Backend;
+use crate::connections::Caller;
 use crate::limits::FUSED_KEYS_MAX;
 use crate::services::worker_service_server::WorkerService;
 use crate::sessions::Sessions;
@@ -33,7 +36,8 @@ impl WorkerService for Worker {
         &self,
         request: Request<CreateWorkerSessionRequest>,
     ) -> Result<Response<CreateWorkerSessionResponse>, Status> {
-        let opened = self.sessions.open(&request.get_ref().session_handle);
+        let account = account_of(&request);
+        let opened = (self.sessions).open(&request.get_ref().session_handle, account);
         answer(opened.map(|()| CreateWorkerSessionResponse {}))
     }
 
@@ -115,6 +119,12 @@ impl WorkerService for Worker {
         // Turning it off and clearing it leave what there is: no log.
         answer(Ok(LoggingResponse::default()))
     }
+}
+
+/// Whose share a session counts against.
+pub(crate) fn account_of<T>(request: &Request<T>) -> Account {
+    let caller = request.extensions().get::<Caller>();
+    caller.map_or_else(|| Caller::unknown().account, |caller| caller.account)
 }
 
 /// The answer of the engine as gRPC carries it.

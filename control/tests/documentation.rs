@@ -71,7 +71,33 @@ async fn every_metric_is_in_the_table() {
 fn limits_are_as_stated() {
     assert_eq!(limits::MESSAGE_BYTES_MAX, (1 << 31) - 1);
     let page = PAGE.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(page.contains("2^31 - 1 bytes"));
+    assert!(page.contains("an answer 2^31 - 1 bytes"));
+    let rows = [
+        format!(
+            "A request has at most {} MiB",
+            limits::REQUEST_MESSAGE_BYTES_MAX >> 20
+        ),
+        format!(
+            "whose request is on its way | {} |",
+            limits::ARRIVING_CALLS_MAX
+        ),
+        format!(
+            "beyond the first {} KiB of each | {} MiB |",
+            limits::FREE_REQUEST_BYTES >> 10,
+            limits::REQUEST_BYTES_MAX >> 20
+        ),
+        format!("wait for tensors | {} |", limits::TENSOR_CALLS_MAX),
+        format!("the master service | {} |", limits::SERVICE_CALLS_MAX),
+        format!("reflection calls | {} |", limits::OBSERVER_CALLS_MAX),
+        format!(
+            "metrics page | {}, of {} s each |",
+            limits::METRICS_CONNECTIONS_MAX,
+            limits::METRICS_CONNECTION_TIMEOUT.as_secs()
+        ),
+    ];
+    for row in rows {
+        assert!(page.contains(&row), "docs/grpc.md lacks {row}");
+    }
     let text = format!("cut at {} bytes", limits::ERROR_TEXT_BYTES_MAX);
     assert!(page.contains(&text), "{text}");
 }

@@ -1,17 +1,20 @@
-//! Bytes on the port that no client sends.
+//! Bytes on the ports that no client sends, and clients that hold what they can get.
 
 mod support;
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use grpcxx_control::{ClientOptions, ControlClient};
-use support::{Fake, connect, start};
+use grpcxx_control::services::master_service_client::MasterServiceClient;
+use grpcxx_control::{ClientOptions, Control, ControlClient, ControlLimits};
+use grpcxx_rpc::proto::{CreateSessionRequest, ListDevicesRequest};
+use support::{Fake, channel, connect, loopback, start};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 /// Sends `bytes` and waits until the endpoint closes the connection.
 async fn closes_after(address: SocketAddr, bytes: &[u8]) {
-    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let mut stream = TcpStream::connect(address).await.unwrap();
     // The endpoint may close before all is written.
     let _ = stream.write_all(bytes).await;
     let mut answer = Vec::new();
@@ -68,8 +71,21 @@ async fn a_star_port_is_told_apart() {
     assert!(text.contains(&address), "{text}");
 }
 
-/// A request's head and the first five bytes of its message, without indexing or compression of headers.
-fn unfinished_call(stream: u8, path: &str, announced_bytes: u32) -> Vec<u8> {
+/// What a client sends first.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+const CLEANUP_ALL: &str = "/tensorflow.WorkerService/CleanupAll";
+const WATCH_HEALTH: &str = "/grpc.health.v1.Health/Watch";
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let [_, high, middle, low] = (payload.len() as u32).to_be_bytes();
+    let mut bytes = vec![high, middle, low, kind, flags];
+    bytes.extend(stream.to_be_bytes());
+    bytes.extend(payload);
+    bytes
+}
+
+/// A request's head, without indexing or compression of headers.
+fn head(stream: u32, path: &str) -> Vec<u8> {
     let mut headers = Vec::new();
     for (name, value) in [
         (":method", "POST"),
@@ -85,55 +101,190 @@ fn unfinished_call(stream: u8, path: &str, announced_bytes: u32) -> Vec<u8> {
             headers.extend_from_slice(text.as_bytes());
         }
     }
-    let [high, middle, low] = [0, headers.len() >> 8, headers.len()].map(|part| part as u8);
-    const HEADERS: u8 = 1;
-    const END_HEADERS: u8 = 4;
-    let mut bytes = vec![high, middle, low, HEADERS, END_HEADERS, 0, 0, 0, stream];
-    bytes.extend(headers);
-    bytes.extend([0, 0, 5, 0, 0, 0, 0, 0, stream, 0]);
-    bytes.extend(announced_bytes.to_be_bytes());
-    bytes
+    frame(HEADERS, END_HEADERS, stream, &headers)
 }
 
-#[tokio::test]
-async fn announced_lengths_are_checked_before_memory_is_taken() {
-    let control = start(&Fake::new());
-    let client = connect(&control).await;
-    let greatest = i32::MAX as u32;
-    for (second, expected) in [(greatest, 1), (u32::MAX, 1), (0, 0)] {
-        let mut stream = tokio::net::TcpStream::connect(control.local_addr())
-            .await
-            .unwrap();
-        let path = "/tensorflow.WorkerService/CleanupAll";
-        let calls = [
-            &b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"[..],
-            &unfinished_call(1, path, greatest),
-            &unfinished_call(3, path, second),
-        ]
-        .concat();
-        stream.write_all(&calls).await.unwrap();
-        let answered = tokio::time::timeout(
-            Duration::from_millis(if expected == 0 { 300 } else { 20_000 }),
-            answered_streams(&mut stream, 3),
-        );
-        // The answer to the second call comes first, or none while it is still read.
-        assert_eq!(usize::from(answered.await.is_ok()), expected, "{second}");
-        drop(stream);
-        client.get_status().await.unwrap();
-    }
+/// A request's head and the first five bytes of its message.
+fn unfinished_call(stream: u32, path: &str, announced_bytes: u32) -> Vec<u8> {
+    let mut prefix = vec![0];
+    prefix.extend(announced_bytes.to_be_bytes());
+    [head(stream, path), frame(DATA, 0, stream, &prefix)].concat()
 }
 
-/// Reads frames until one with headers for this stream has come.
-async fn answered_streams(connection: &mut tokio::net::TcpStream, stream: u8) {
+/// A whole request with an empty message.
+fn whole_call(stream: u32, path: &str) -> Vec<u8> {
+    [head(stream, path), frame(DATA, END_STREAM, stream, &[0; 5])].concat()
+}
+
+async fn dial_and_send(control: &Control, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(control.local_addr()).await.unwrap();
+    stream.write_all(PREFACE).await.unwrap();
+    stream.write_all(bytes).await.unwrap();
+    stream
+}
+
+/// Reads frames until one with headers has come; the stream of that.
+async fn answered_stream(connection: &mut TcpStream) -> u32 {
     loop {
         let mut head = [0; 9];
         connection.read_exact(&mut head).await.unwrap();
-        let [a, b, c, kind, _, .., id] = head;
+        let [a, b, c, kind, _, stream @ ..] = head;
         let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
         connection.read_exact(&mut payload).await.unwrap();
-        if kind == 1 {
-            assert_eq!(id, stream, "only the second call has an answer");
-            return;
+        if kind == HEADERS {
+            return u32::from_be_bytes(stream);
         }
     }
 }
+
+fn start_with(limits: impl FnOnce(&mut ControlLimits)) -> Control {
+    let mut given = ControlLimits::default();
+    limits(&mut given);
+    Control::start(loopback().with_limits(given), Fake::new()).unwrap()
+}
+
+/// Numbers that a client gives to `count` streams.
+fn streams(count: u32) -> impl Iterator<Item = u32> {
+    (0..count).map(|index| 2 * index + 1)
+}
+
+#[tokio::test]
+async fn announced_bytes_take_no_room_from_others() {
+    let control = start(&Fake::new());
+    let client = connect(&control).await;
+    for announced_bytes in [i32::MAX as u32, u32::MAX] {
+        let call = unfinished_call(1, CLEANUP_ALL, announced_bytes);
+        let mut stream = dial_and_send(&control, &call).await;
+        assert_eq!(answered_stream(&mut stream).await, 1, "refused at once");
+    }
+    let mut unfinished = Vec::new();
+    for _ in 0..100 {
+        let call = unfinished_call(1, CLEANUP_ALL, 60 << 20);
+        unfinished.push(dial_and_send(&control, &call).await);
+    }
+    client.get_status().await.unwrap();
+    // Of the memory of this process, which is on one line with its sizes in KiB.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let resident_kib: u64 = resident
+        .unwrap()
+        .trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .unwrap();
+    assert!(resident_kib < 1 << 20, "{resident_kib} KiB");
+}
+
+#[tokio::test]
+async fn half_requests_keep_nobody_from_being_served() {
+    let control = start(&Fake::new());
+    let client = connect(&control).await;
+    let mut half = Vec::new();
+    for _ in 0..3 {
+        let calls: Vec<u8> = streams(600)
+            .flat_map(|stream| unfinished_call(stream, CLEANUP_ALL, 9))
+            .collect();
+        half.push(dial_and_send(&control, &calls).await);
+        client.get_status().await.unwrap();
+    }
+    // The oldest were given up for the newest.
+    assert_eq!(answered_stream(&mut half[0]).await, 1);
+    client.get_status().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_request_that_does_not_come_in_time_is_given_up() {
+    let control = start_with(|limits| limits.request_time = Duration::from_millis(300));
+    let begun = Instant::now();
+    let call = unfinished_call(1, CLEANUP_ALL, 9);
+    let mut stream = dial_and_send(&control, &call).await;
+    assert_eq!(answered_stream(&mut stream).await, 1);
+    assert!(begun.elapsed() >= Duration::from_millis(300));
+}
+
+#[tokio::test]
+async fn who_watches_the_health_keeps_nobody_from_asking_for_it() {
+    let control = start(&Fake::new());
+    let mut watching = Vec::new();
+    for _ in 0..2 {
+        let calls: Vec<u8> = streams(1000)
+            .flat_map(|stream| whole_call(stream, WATCH_HEALTH))
+            .collect();
+        watching.push(dial_and_send(&control, &calls).await);
+    }
+    let client = connect(&control).await;
+    client.health().await.unwrap();
+}
+
+#[tokio::test]
+async fn idle_connections_keep_nobody_out() {
+    let control = start_with(|limits| limits.connections = 64);
+    let client = connect(&control).await;
+    let mut idle = Vec::new();
+    for round in 0..3 {
+        for _ in 0..40 {
+            idle.push(dial_and_send(&control, &[]).await);
+        }
+        // A client whose connection was closed has another.
+        let answer = match client.get_status().await {
+            Err(_) => connect(&control).await.get_status().await,
+            answer => answer,
+        };
+        assert!(answer.is_ok(), "round {round}: {answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_carries_a_call_does_not_give_way() {
+    let fake = Fake::new();
+    let mut limits = ControlLimits::default();
+    limits.connections = 8;
+    let control = Control::start(loopback().with_limits(limits), fake.clone()).unwrap();
+    let client = connect(&control).await;
+    let waits = tokio::spawn(async move { client.recv_tensor(1, "gate;a").await });
+    fake.until_waiting(1).await;
+    let mut idle = Vec::new();
+    for _ in 0..40 {
+        idle.push(dial_and_send(&control, &[]).await);
+    }
+    connect(&control).await.get_status().await.unwrap();
+    fake.gate.send_replace(true);
+    let answer = waits.await.unwrap().unwrap_err().to_string();
+    assert!(answer.contains("no tensor"), "{answer}");
+}
+
+#[tokio::test]
+async fn sessions_that_nobody_closes_keep_nobody_out() {
+    let control = start_with(|limits| limits.sessions = 32);
+    let mut master = MasterServiceClient::new(channel(&control).await);
+    for _ in 0..100 {
+        let created = master.create_session(CreateSessionRequest::default());
+        let session_handle = created.await.unwrap().into_inner().session_handle;
+        let listed = master.list_devices(ListDevicesRequest { session_handle });
+        listed.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn silent_sockets_keep_nobody_from_the_health_page() {
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let control = Control::start(loopback().metrics_on(any), Fake::new()).unwrap();
+    let address = control.metrics_addr().unwrap();
+    let mut silent = Vec::new();
+    for _ in 0..200 {
+        silent.push(TcpStream::connect(address).await.unwrap());
+    }
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
+    stream.write_all(request).await.unwrap();
+    let mut answer = String::new();
+    let read = stream.read_to_string(&mut answer);
+    let patience = Duration::from_secs(5);
+    tokio::time::timeout(patience, read).await.unwrap().unwrap();
+    assert!(answer.ends_with("serving\n"), "{answer}");
+}
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;

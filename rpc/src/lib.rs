@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod account;
 #[cfg(test)]
 mod borrowed;
 mod channel;
@@ -18,6 +19,7 @@ mod key;
 mod key_list;
 mod message;
 mod method;
+mod places;
 pub mod proto;
 mod reason;
 mod rejected;
@@ -30,6 +32,7 @@ mod tensor;
 mod text;
 pub mod wire;
 
+pub use account::Account;
 pub use channel::{Action, Admission, Channel, ChannelOptions};
 pub use connection::{
     AtHand, COALESCE_BYTES_MAX, CallId, CallOptions, ClientConnection, ConnectionLimits, Finished,
@@ -45,6 +48,7 @@ pub use key::RendezvousKey;
 pub use key_list::KeyList;
 pub use message::{GraphCall, Request, Response};
 pub use method::Method;
+pub use places::{Given, Places};
 pub use reason::Reason;
 pub use rejected::Rejected;
 pub use rendezvous::{HeldTensor, Ready, Rendezvous, RendezvousLimits, home_shard};

@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use grpcxx_control::{BadAddress, Control, ControlError, ControlOptions};
+use grpcxx_control::{BadAddress, Control, ControlError, ControlLimits, ControlOptions};
 use grpcxx_rpc::wire::encode_record;
 use grpcxx_rpc::{Status, Tensor, Text};
 use grpcxx_runtime::cluster::{ClusterError, ClusterSpec, Protocol, TaskId, listen_ip};
@@ -177,7 +177,8 @@ impl Server {
         let grpc_ip = config
             .bind_address
             .unwrap_or_else(|| listen_ip(&grpc_address));
-        let control_options = control_options(&grpc_address, grpc_ip, metrics)?;
+        let control_options =
+            control_options(&grpc_address, grpc_ip, metrics)?.with_limits(control_limits(&config));
         let control = Control::start(control_options, Arc::new(backend))?;
         let alarm = control.alarm();
         engine
@@ -328,6 +329,17 @@ fn control_options(
         Some(metrics) => options.metrics_on(metrics),
         None => options,
     })
+}
+
+fn control_limits(config: &Config) -> ControlLimits {
+    let mut limits = ControlLimits::default();
+    limits.connections = config.grpc_connections as usize;
+    limits.sessions = config.grpc_sessions as usize;
+    limits.share_percent = config.grpc_share_percent;
+    limits.connection_idle = config.grpc_idle;
+    limits.session_idle = config.grpc_session_idle;
+    limits.request_time = config.grpc_request_time;
+    limits
 }
 
 /// The job whose tasks hold models.

@@ -307,6 +307,24 @@ config! {
     tensor_pool_bytes: u64 = parse::pool_bytes,
         "GRPCXX_TENSOR_POOL_BYTES", "1GiB", "bytes", "TensorFlow plugin",
         "memory of large tensors, received or computed, that is kept for the next ones when it is free, up to 16TiB; 0: none";
+    grpc_connections: u32 = parse::positive_count,
+        "GRPCXX_GRPC_CONNECTIONS_MAX", "1024", "connections", "grpcxx-server",
+        "most connections of the gRPC port; beyond them the one that carried no call for longest is closed";
+    grpc_sessions: u32 = parse::positive_count,
+        "GRPCXX_GRPC_SESSIONS_MAX", "16384", "sessions", "grpcxx-server",
+        "most sessions of masters, and of clients; beyond them the one that was not used for longest is closed";
+    grpc_share_percent: u8 = parse::percent,
+        "GRPCXX_GRPC_SHARE_PERCENT", "50", "percent", "grpcxx-server",
+        "part of the connections, calls, request bytes and sessions of the gRPC port that one address gets, 1 to 100";
+    grpc_idle: Option<Duration> = parse::time_limit,
+        "GRPCXX_GRPC_IDLE_MS", "3600000", "ms", "grpcxx-server",
+        "how long a connection of the gRPC port may carry no call, up to 3600000; 0: for ever";
+    grpc_session_idle: Option<Duration> = parse::long_time_limit,
+        "GRPCXX_GRPC_SESSION_IDLE_MS", "86400000", "ms", "grpcxx-server",
+        "how long a session may be open without use, up to 604800000; 0: for ever";
+    grpc_request_time: Duration = parse::redial,
+        "GRPCXX_GRPC_REQUEST_MS", "30000", "ms", "grpcxx-server",
+        "how long a request of the gRPC port may take to come, 1 to 3600000";
     metrics_address: Option<SocketAddr> = parse::socket_address,
         "GRPCXX_METRICS_ADDRESS", "", "", "grpcxx-server",
         "address that serves metrics over HTTP, such as `127.0.0.1:9100`; unset: none";

@@ -124,6 +124,16 @@ pub(super) fn time_limit(text: &str) -> Parsed<Option<Duration>> {
     Ok((ms > 0).then(|| Duration::from_millis(ms)))
 }
 
+/// As [`time_limit`], up to a week.
+pub(super) fn long_time_limit(text: &str) -> Parsed<Option<Duration>> {
+    let ms = within(text, 0..=604_800_000)?;
+    Ok((ms > 0).then(|| Duration::from_millis(ms)))
+}
+
+pub(super) fn percent(text: &str) -> Parsed<u8> {
+    within(text, 1..=100)
+}
+
 pub(super) fn progress_bytes(text: &str) -> Parsed<u64> {
     bytes(text, 0..=GIB)
 }
