@@ -52,6 +52,7 @@ mod block;
 mod buddy;
 mod buffer;
 mod buffer_mut;
+mod control_group;
 mod device;
 mod heap;
 mod lease;

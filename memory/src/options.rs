@@ -1,4 +1,6 @@
-use std::fs;
+use std::path::Path;
+
+use crate::control_group;
 
 /// How much memory an [`Arena`](crate::Arena) may hand out, and how it is obtained.
 #[derive(Clone, Debug)]
@@ -17,7 +19,8 @@ pub struct ArenaOptions {
 
 impl ArenaOptions {
     /// An equal part for each of `shards` arenas of [`MEMORY_SHARE_PERCENT`] of the memory that this process
-    /// may use: that of the machine, or of its control group if that allows less.
+    /// may use: that of the machine, or what its control groups allow, nested ones too, if that is
+    /// less.
     ///
     /// [`CAPACITY_BYTES_DEFAULT`] if the system does not tell.
     pub fn share_of_machine(shards: usize) -> Self {
@@ -55,11 +58,8 @@ fn share_bytes(usable_bytes: u64, shards: usize) -> usize {
 fn usable_memory_bytes() -> u64 {
     let system = rustix::system::sysinfo();
     let physical_bytes = (system.totalram as u64).saturating_mul(u64::from(system.mem_unit.max(1)));
-    CONTROL_GROUP_LIMITS
-        .iter()
-        .filter_map(|path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok())
-        .filter(|&limit| limit > 0)
-        .fold(physical_bytes, u64::min)
+    let limit_bytes = control_group::memory_limit_bytes(Path::new("/"));
+    limit_bytes.map_or(physical_bytes, |limit| limit.min(physical_bytes))
 }
 
 /// Capacity of an arena if nothing else is said: address space only, until it is used.
@@ -73,12 +73,6 @@ pub const MEMORY_SHARE_PERCENT: u64 = 75;
 
 const SHARE_STEP_BYTES: u64 = 2 << 20;
 const SHARE_BYTES_MIN: usize = 64 << 20;
-
-/// Memory limits of the control group that a container sees, version 2 and 1. "max" is no number: no limit.
-const CONTROL_GROUP_LIMITS: [&str; 2] = [
-    "/sys/fs/cgroup/memory.max",
-    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-];
 
 #[cfg(test)]
 mod tests {

@@ -2,6 +2,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Sender, channel};
+use std::thread;
 
 use arc_swap::ArcSwap;
 use grpcxx_memory::{Arena, ArenaOptions};
@@ -133,13 +134,16 @@ fn plan(options: &EngineOptions) -> Result<Plan, EngineError> {
     let (placement, placement_warning) =
         Placement::choose(&request, &allowed, |cpu| cpu_claims.take(cpu))?;
     let allowed_cpus = allowed.as_slice().len();
+    // A control group may allow the time of fewer CPUs than it allows to run on.
+    let usable_cpus = thread::available_parallelism().map_or(allowed_cpus, usize::from);
+    let usable_cpus = usable_cpus.min(allowed_cpus);
     Ok(Plan {
         host: HostChoice::choose(options.host).map_err(EngineError::Options)?,
         placement,
         placement_warning,
         cpu_claims,
         allowed_cpus,
-        idle: IdlePolicy::choose(options.polling, options.spin, options.shards, allowed_cpus),
+        idle: IdlePolicy::choose(options.polling, options.spin, options.shards, usable_cpus),
         arena: ArenaOptions {
             shared: options.lends_arenas && options.shm.is_some() && options.extensions,
             ..options

@@ -1,0 +1,220 @@
+//! How much memory the control group of this process may have: the least of what any of its
+//! ancestors allows, in version 2 and version 1.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+/// Where a hierarchy of control groups that limits memory is mounted.
+#[derive(Debug, PartialEq, Eq)]
+struct Mount {
+    /// The group that is seen at `point`.
+    group: PathBuf,
+    point: PathBuf,
+    version: Version,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+impl Version {
+    /// The files of a group that hold limits. What is above `memory.high` is slowed down until
+    /// nothing moves.
+    fn limits(self) -> &'static [&'static str] {
+        match self {
+            Self::One => &["memory.limit_in_bytes"],
+            Self::Two => &["memory.max", "memory.high"],
+        }
+    }
+}
+
+/// The limit of this process, if there is one; `root` is `/` but for tests.
+pub(crate) fn memory_limit_bytes(root: &Path) -> Option<u64> {
+    let read = |path: &str| fs::read_to_string(root.join(path)).ok();
+    let groups = read("proc/self/cgroup")?;
+    let mounts = read("proc/self/mountinfo")?;
+    let limits = mounts.lines().filter_map(Mount::read).filter_map(|mount| {
+        let group = group_of(&groups, mount.version)?;
+        least_limit(root, &mount, group)
+    });
+    limits.min()
+}
+
+/// The least limit of a group and all its ancestors that can be seen.
+fn least_limit(root: &Path, mount: &Mount, group: &Path) -> Option<u64> {
+    let point = mount.point.strip_prefix("/").unwrap_or(&mount.point);
+    // A container may see its own group at the mount point, and its path from elsewhere.
+    let below = group.strip_prefix(&mount.group).unwrap_or(Path::new(""));
+    let is_plain = |part: Component<'_>| matches!(part, Component::Normal(_));
+    let below = match below.components().all(is_plain) {
+        true => below,
+        false => Path::new(""),
+    };
+    let limits = below.ancestors().flat_map(|ancestor| {
+        let folder = root.join(point).join(ancestor);
+        let files = mount.version.limits().iter();
+        files.filter_map(move |file| read_limit(&folder.join(file)))
+    });
+    limits.min()
+}
+
+/// The number in a file; `max` is none.
+fn read_limit(file: &Path) -> Option<u64> {
+    let limit = fs::read_to_string(file).ok()?.trim().parse().ok()?;
+    (limit > 0).then_some(limit)
+}
+
+/// The group of this process in the hierarchy that limits memory, as `/proc/self/cgroup` has it:
+/// `0::/path` in version 2, `4:memory:/path` in version 1.
+fn group_of(groups: &str, version: Version) -> Option<&Path> {
+    groups.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':');
+        let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        let is_it = match version {
+            Version::One => controllers.split(',').any(|name| name == MEMORY),
+            Version::Two => number == "0" && controllers.is_empty(),
+        };
+        is_it.then(|| Path::new(path))
+    })
+}
+
+impl Mount {
+    /// Reads a line of `/proc/self/mountinfo`: numbers, root, mount point, options, a dash, then
+    /// kind, source and options of the file system.
+    fn read(line: &str) -> Option<Self> {
+        let (place, kind) = line.split_once(" - ")?;
+        let mut place = place.split(' ').skip(3);
+        let (group, point) = (place.next()?, place.next()?);
+        let mut kind = kind.split(' ');
+        let version = match (kind.next()?, kind.nth(1)) {
+            ("cgroup2", _) => Version::Two,
+            ("cgroup", Some(options)) if options.split(',').any(|option| option == MEMORY) => {
+                Version::One
+            }
+            _ => return None,
+        };
+        Some(Self {
+            group: unescaped(group),
+            point: unescaped(point),
+            version,
+        })
+    }
+}
+
+/// A path in which the kernel wrote a blank as three octal digits.
+fn unescaped(path: &str) -> PathBuf {
+    PathBuf::from(path.replace(r"\040", " "))
+}
+
+/// The controller that limits memory.
+const MEMORY: &str = "memory";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file system of its own, with these files.
+    struct Files(tempfile::TempDir);
+
+    impl Files {
+        fn new(files: &[(&str, &str)]) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            for (path, text) in files {
+                let path = folder.path().join(path);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, text).unwrap();
+            }
+            Self(folder)
+        }
+
+        fn limit(&self) -> Option<u64> {
+            memory_limit_bytes(self.0.path())
+        }
+    }
+
+    const MOUNT_2: &str = "30 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
+    const MOUNT_1: &str = "35 31 0:32 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n\
+         36 31 0:33 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
+
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the operating system")]
+    fn each_ancestor_of_a_group_limits_it() {
+        let group = ("proc/self/cgroup", "0::/slice/pod/container\n");
+        let max = |group: &'static str, limit: &'static str| {
+            let path = format!("sys/fs/cgroup{group}/memory.max");
+            (path, limit)
+        };
+        let limit = |limits: &[(String, &str)]| {
+            let mut files = vec![group, ("proc/self/mountinfo", MOUNT_2)];
+            files.extend(limits.iter().map(|(path, text)| (path.as_str(), *text)));
+            Files::new(&files).limit()
+        };
+        let own = max("/slice/pod/container", "max\n");
+        let pod = max("/slice/pod", "2000\n");
+        let slice = max("/slice", "3000\n");
+        assert_eq!(limit(std::slice::from_ref(&own)), None);
+        assert_eq!(limit(&[own, pod.clone(), slice.clone()]), Some(2000));
+        let lower = max("/slice/pod/container", "1000\n");
+        assert_eq!(limit(&[lower, pod, slice.clone()]), Some(1000));
+        assert_eq!(limit(&[slice, max("/elsewhere", "1")]), Some(3000));
+        let high = ("sys/fs/cgroup/slice/pod/memory.high".to_owned(), "500");
+        assert_eq!(limit(&[high]), Some(500));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the operating system")]
+    fn version_1_is_seen_too_where_both_are_mounted() {
+        let files = Files::new(&[
+            ("proc/self/cgroup", "4:memory:/a/b\n3:cpuset,cpu:/\n0::/\n"),
+            ("proc/self/mountinfo", &[MOUNT_2, MOUNT_1].concat()),
+            (
+                "sys/fs/cgroup/memory/memory.limit_in_bytes",
+                "9223372036854771712",
+            ),
+            ("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "4096000"),
+        ]);
+        assert_eq!(files.limit(), Some(4_096_000));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the operating system")]
+    fn a_container_sees_its_group_at_the_mount_point() {
+        let mount = "30 23 0:28 /docker/x /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
+        for group in [
+            "0::/docker/x\n",
+            "0::/\n",
+            "0::/../other\n",
+            "0::/docker/x/../../..\n",
+        ] {
+            let files = Files::new(&[
+                ("proc/self/cgroup", group),
+                ("proc/self/mountinfo", mount),
+                ("sys/fs/cgroup/memory.max", "77"),
+                ("sys/memory.max", "1"),
+            ]);
+            assert_eq!(files.limit(), Some(77), "{group}");
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the operating system")]
+    fn odd_files_are_no_limit() {
+        assert_eq!(Files::new(&[]).limit(), None);
+        for mounts in [
+            "",
+            " - ",
+            "a b c - cgroup2",
+            "- - - -\n\n",
+            "1 2 3 4 5 - cgroup x",
+        ] {
+            let files = Files::new(&[
+                ("proc/self/cgroup", ":\n::\n0::\nx"),
+                ("proc/self/mountinfo", mounts),
+                ("memory.max", "-1"),
+            ]);
+            assert_eq!(files.limit(), None, "{mounts}");
+        }
+    }
+}
