@@ -49,10 +49,10 @@ pub use grpcxx_runtime::cluster::{ClusterSpec, Protocol, TaskId};
 pub use grpcxx_runtime::config::Config;
 pub use grpcxx_runtime::endpoint_map::EndpointMap;
 pub use grpcxx_runtime::{
-    AtOnce, Call, CallResult, CallSink, Client, Counters, CpuLatency, Device, Engine,
-    EngineBuilder, EngineError, EngineOptions, Function, Later, ListenAddress, Peer, PeerState,
-    Promise, Remote, Resolve, Responder, Served, Service, ShardContext, StartReport,
-    SystemResolver,
+    AtOnce, Call, CallResult, CallSpec, Cancellation, Client, CompletionHandler, Counters,
+    CpuLatency, Device, Engine, EngineBuilder, EngineError, EngineOptions, Function, Later,
+    ListenAddress, Peer, PeerState, Promise, RefusedCall, Remote, Resolve, Responder, Served,
+    Service, ShardContext, StartReport, SystemResolver,
 };
 
 /// The code of the README runs.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use grpcxx_rpc::{Status, Tensor};
-use grpcxx_runtime::{CallResult, CallSink, Peer, ShardContext};
+use grpcxx_runtime::{CallResult, CallSpec, CompletionHandler, Peer, ShardContext};
 use hdrhistogram::Histogram;
 use quanta::Instant;
 
@@ -142,12 +142,14 @@ impl Lane {
         let end = plan.calls_of(step.phase);
         while step.next < end && step.open < CALLS_OF_A_STEP_MAX {
             let token = (slot as u64) << 32 | step.next as u64;
-            let sink = Arc::clone(self);
+            let handler = Arc::clone(self);
             if let Some(key) = plan.key(step.phase, step.next) {
-                shard.receive(&self.peer, self.session, key, None, sink, token);
+                shard.receive(&self.peer, self.session, key, None, handler, token);
             } else {
                 match plan.request(step.phase, step.next, self.session) {
-                    Ok(request) => shard.call(&self.peer, request, None, sink, token),
+                    Ok(request) => {
+                        shard.submit(CallSpec::new(&self.peer, request), handler, token);
+                    }
                     Err(status) => {
                         self.load.fail(status);
                         step.next = end;
@@ -226,19 +228,19 @@ impl Lane {
     }
 }
 
-impl CallSink for Lane {
+impl CompletionHandler for Lane {
     fn allocates(&self, _token: u64) -> bool {
         false
     }
 
-    fn finished(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
+    fn on_complete(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
         let accept = |phase: usize, call: usize| {
             result.and_then(|response| self.load.plan.accept(phase, call, &response))
         };
         self.call_ended(token, accept, shard);
     }
 
-    fn received(self: Arc<Self>, token: u64, tensor: Tensor, shard: &mut ShardContext<'_>) {
+    fn on_tensor(self: Arc<Self>, token: u64, tensor: Tensor, shard: &mut ShardContext<'_>) {
         let accept = |phase: usize, call: usize| {
             let tensors = std::slice::from_ref(&tensor);
             self.load.plan.accept_tensors(phase, call, tensors)

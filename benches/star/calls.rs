@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use grpcxx::{
-    Buffer, CallResult, CallSink, Client, GraphCall, Peer, Request, ShardContext, Tensor, Text,
+    Buffer, CallResult, CallSpec, Client, CompletionHandler, GraphCall, Peer, Request,
+    ShardContext, Tensor, Text,
 };
 
 use crate::allocator::allocations;
@@ -207,10 +208,14 @@ impl Storm {
         self.sent_ns.store(self.now_ns(), Relaxed);
         for number in 0..count {
             let request = self.asking.request(first + number as i64);
-            let sink: Arc<dyn CallSink> = Arc::clone(self) as _;
+            let handler: Arc<dyn CompletionHandler> = Arc::clone(self) as _;
             let token = number * self.peers.len() / under_way;
             client
-                .call_with(&self.peers[token], request, None, sink, token as u64)
+                .submit(
+                    CallSpec::new(&self.peers[token], request),
+                    handler,
+                    token as u64,
+                )
                 .expect("room in the inbox");
         }
     }
@@ -244,6 +249,7 @@ impl Storm {
     }
 
     /// The step of the next request, if the batch has one.
+    #[inline(always)]
     fn next(&self) -> Option<i64> {
         let step_id = self.next_step.load(Relaxed);
         if step_id == self.end_step.load(Relaxed) {
@@ -278,24 +284,24 @@ impl Storm {
                 }
                 Asking::Push { .. } => {
                     let request = self.asking.request(step_id);
-                    shard.call(peer, request, None, self, token);
+                    shard.submit(CallSpec::new(peer, request), self, token);
                 }
             }
         }
     }
 }
 
-impl CallSink for Storm {
+impl CompletionHandler for Storm {
     fn allocates(&self, _token: u64) -> bool {
         false
     }
 
-    fn finished(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
+    fn on_complete(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
         assert!(result.is_ok(), "a call failed: {result:?}");
         self.go_on(token, shard);
     }
 
-    fn received(self: Arc<Self>, token: u64, _tensor: Tensor, shard: &mut ShardContext<'_>) {
+    fn on_tensor(self: Arc<Self>, token: u64, _tensor: Tensor, shard: &mut ShardContext<'_>) {
         self.go_on(token, shard);
     }
 }

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use grpcxx::{CallResult, CallSink, CpuLatency, Engine, EngineOptions, Request, ShardContext};
+use grpcxx::{
+    CallResult, CallSpec, CompletionHandler, CpuLatency, Engine, EngineOptions, Request,
+    ShardContext,
+};
 
 use crate::cluster::{Cluster, Setting, tensor};
 use crate::meter::median;
@@ -53,7 +56,7 @@ pub(crate) fn call_after_pause_us(calls: usize, pause: Duration, setting: Settin
     cluster.produce(0..calls as i64, &tensor(64));
     let peer = cluster.peers(1).remove(0);
     let (sender, times) = channel();
-    let sink = Arc::new(Stopwatch {
+    let stopwatch = Arc::new(Stopwatch {
         origin: Instant::now(),
         sender,
     });
@@ -64,10 +67,10 @@ pub(crate) fn call_after_pause_us(calls: usize, pause: Duration, setting: Settin
             key: key.clone(),
         };
         std::thread::sleep(pause);
-        let begun_ns = sink.origin.elapsed().as_nanos() as u64;
-        let sink: Arc<dyn CallSink> = Arc::clone(&sink) as _;
+        let begun_ns = stopwatch.origin.elapsed().as_nanos() as u64;
+        let handler: Arc<dyn CompletionHandler> = Arc::clone(&stopwatch) as _;
         (cluster.worker.client())
-            .call_with(&peer, request, None, sink, begun_ns)
+            .submit(CallSpec::new(&peer, request), handler, begun_ns)
             .expect("an empty inbox");
         latencies.push(times.recv().expect("the call ends").as_secs_f64() * 1e6);
     }
@@ -80,8 +83,8 @@ struct Stopwatch {
     sender: Sender<Duration>,
 }
 
-impl CallSink for Stopwatch {
-    fn finished(self: Arc<Self>, token: u64, result: CallResult, _shard: &mut ShardContext<'_>) {
+impl CompletionHandler for Stopwatch {
+    fn on_complete(self: Arc<Self>, token: u64, result: CallResult, _shard: &mut ShardContext<'_>) {
         assert!(result.is_ok(), "a call failed: {result:?}");
         let latency = self.origin.elapsed() - Duration::from_nanos(token);
         // The bench waits for this and nothing else.

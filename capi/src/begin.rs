@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{Code, GraphCall, Method, Request, Status, Text};
-use grpcxx_runtime::{Cancellation, Client, Peer};
+use grpcxx_runtime::{CallSpec, Cancellation, Client, Peer};
 
 use crate::boundary::{
     CText, Context, bytes, counted, guarded, handle, invalid, sized, text, texts,
@@ -100,15 +100,10 @@ fn start(begin: Begin, ending: Ending) {
     let road = (begin.client.clone(), begin.peer.clone());
     let flight = Flight::new(ending, begin.allocate, fetches, begin.received, road);
     let noted = Arc::downgrade(&flight);
-    let outcome = begin.client.call_cancellable(
-        &begin.peer,
-        begin.request,
-        begin.timeout,
-        flight,
-        0,
-        &cancellation,
-    );
-    if let Err(refused) = outcome {
+    let spec = CallSpec::new(&begin.peer, begin.request)
+        .with_timeout(begin.timeout)
+        .with_cancellation(&cancellation);
+    if let Err(refused) = begin.client.submit(spec, flight, 0) {
         if let Some(flight) = noted.upgrade() {
             flight.set_result(Err(refused.status.clone()));
         }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_rpc::{Code, Reason, Response, Status, Tensor, TensorMeta, Text};
-use grpcxx_runtime::{CallResult, CallSink, Client, Peer, ShardContext};
+use grpcxx_runtime::{CallResult, Client, CompletionHandler, Peer, ShardContext};
 use smallvec::SmallVec;
 
 use crate::boundary::{Context, Owned};
@@ -242,8 +242,13 @@ impl Drop for Released {
     }
 }
 
-impl CallSink for Flight {
-    fn finished(self: Arc<Self>, _token: u64, result: CallResult, _shard: &mut ShardContext<'_>) {
+impl CompletionHandler for Flight {
+    fn on_complete(
+        self: Arc<Self>,
+        _token: u64,
+        result: CallResult,
+        _shard: &mut ShardContext<'_>,
+    ) {
         let result = result.and_then(|response| self.results(response));
         let is_failure = result.is_err();
         self.set_result(result);

@@ -25,14 +25,15 @@ use grpcxx_rpc::{GraphCall, Method, Reason, Request, Status, Tensor, Text};
 use grpcxx_runtime::cluster::{ClusterSpec, Protocol, TaskId};
 use grpcxx_runtime::config::Config;
 use grpcxx_runtime::{
-    CallResult, CallSink, Client, Engine, EngineOptions, Function, Responder, ShardContext,
+    CallResult, CallSpec, Client, CompletionHandler, Engine, EngineOptions, Function, Responder,
+    ShardContext,
 };
 
 /// Takes the result of a call, and its shard with it.
 struct Bad;
 
-impl CallSink for Bad {
-    fn finished(self: Arc<Self>, _: u64, _: CallResult, _: &mut ShardContext<'_>) {
+impl CompletionHandler for Bad {
+    fn on_complete(self: Arc<Self>, _: u64, _: CallResult, _: &mut ShardContext<'_>) {
         panic!("asked to die");
     }
 }
@@ -52,7 +53,7 @@ impl Function for Die {
         };
         let begun = self
             .client
-            .call_with(&peer, request, None, Arc::new(Bad), 0);
+            .submit(CallSpec::new(&peer, request), Arc::new(Bad), 0);
         assert!(begun.is_ok(), "the shard takes a call");
         Ok(Vec::new())
     }
@@ -180,7 +181,7 @@ fn a_server_with_a_dead_shard_ends_with_70_and_says_what_panicked() {
     let last = log.lines().last().unwrap();
     assert!(last.starts_with("grpcxx-server: shard `grpcxx-"), "{log}");
     assert!(
-        last.ends_with("panicked in the sink of a call: asked to die"),
+        last.ends_with("panicked in the completion handler of a call: asked to die"),
         "{log}"
     );
     assert_eq!(health(metrics), None);

@@ -51,7 +51,7 @@ pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
 /// Whose code runs beside a shard.
 pub(crate) const A_FUTURE: &str = "a future that was spawned on it";
 /// Whose code takes results of calls.
-pub(crate) const A_SINK: &str = "the sink of a call";
+pub(crate) const A_HANDLER: &str = "the completion handler of a call";
 /// Whose code sees requests before the engine does.
 pub(crate) const THE_SERVICE: &str = "the service of the engine";
 
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn the_innermost_code_that_panicked_is_named_once() {
         let nested = || {
-            let outer = Blame::on("a sink");
+            let outer = Blame::on("a handler");
             Blame::on("code that returned").lift();
             let inner = Blame::on("a future");
             assert!(outer.0.is_empty(), "fails");

@@ -1,39 +1,89 @@
+//! What a program says of a call and how it hears of its end: a [`CallSpec`] goes in, a
+//! [`CompletionHandler`] or a future takes the result.
+
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures_channel::oneshot;
 use grpcxx_memory::BufferMut;
-use grpcxx_rpc::{Response, Status, Tensor, TensorMeta};
+use grpcxx_rpc::{Request, Response, Status, Tensor, TensorMeta};
 
-use crate::client::Cancel;
+use crate::cancellation::{Cancel, Cancellation};
+use crate::client::Peer;
 use crate::fate::stopped;
 use crate::shard::ShardContext;
 
 /// What a call ends in.
 pub type CallResult = Result<Response, Status>;
 
-/// Takes the results of calls on the shard that made them, without a hop to another thread.
-///
-/// All methods run on the shard's thread and must not block. Each call ends in one [`CallSink::finished`], or in one
-/// [`CallSink::received`] in its place; if the engine is gone by then, on whatever thread notices, and orders given there
-/// are not carried out.
-pub trait CallSink: Send + Sync {
-    /// A call ended. `token` is the one given with the call; further calls can be made through `shard`.
-    fn finished(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>);
+/// One call: whom it asks for what, how long it may take, and what withdraws it.
+#[derive(Debug)]
+#[must_use = "a call begins when it is submitted"]
+pub struct CallSpec<'a> {
+    pub(crate) peer: &'a Peer,
+    pub(crate) request: Request,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) cancellation: Option<&'a Cancellation>,
+}
 
-    /// A call for one tensor ended well. Which of the two methods gets the tensor depends on the frame that it came in, so who
-    /// implements this one handles both alike. Unless implemented, it hands the tensor to [`CallSink::finished`] as a response,
-    /// which costs some 30 instructions of the 700 of a small call.
-    fn received(self: Arc<Self>, token: u64, tensor: Tensor, shard: &mut ShardContext<'_>) {
-        self.finished(token, Ok(Response::from(tensor)), shard);
+impl<'a> CallSpec<'a> {
+    /// Asks `peer` for the answer to `request`, and waits as long as the peer lives.
+    #[inline]
+    pub fn new(peer: &'a Peer, request: Request) -> Self {
+        Self {
+            peer,
+            request,
+            timeout: None,
+            cancellation: None,
+        }
     }
 
-    /// Whether [`CallSink::allocate`] may bring memory. If not, many small tensors of one response may share a piece of
-    /// the shard's arena, of up to a mebibyte, that stays as long as one of them does: faster, but who keeps one of
-    /// them for long should copy it. Tensors of up to 512 bytes of different responses that arrive together share
-    /// pieces of up to 2 KiB.
+    /// Bounds the whole call, the wait for a connection included. `None` is for no bound.
+    #[inline]
+    pub fn with_timeout(self, timeout: impl Into<Option<Duration>>) -> Self {
+        Self {
+            timeout: timeout.into(),
+            ..self
+        }
+    }
+
+    /// Lets `cancellation` withdraw the call. A cancellation is for one call; one that was used
+    /// before withdraws only its first.
+    pub fn with_cancellation(self, cancellation: &'a Cancellation) -> Self {
+        Self {
+            cancellation: Some(cancellation),
+            ..self
+        }
+    }
+}
+
+/// Takes the results of calls on the shard that made them, without a hop to another thread.
+///
+/// All methods run on the shard's thread and must not block. Each call ends in one
+/// [`CompletionHandler::on_complete`], or in one [`CompletionHandler::on_tensor`] in its place. If
+/// the engine is gone by then, the method runs on whatever thread notices, and calls that it makes
+/// are not carried out.
+pub trait CompletionHandler: Send + Sync {
+    /// A call ended. `token` is the one given with the call; further calls can be made through
+    /// `shard`.
+    fn on_complete(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>);
+
+    /// A call for one tensor ended well. The frame that a tensor comes in decides which of the two
+    /// methods gets it, so an implementation of this one handles both alike. Unless implemented, it
+    /// hands the tensor to [`CompletionHandler::on_complete`] as a response, which costs some 30
+    /// instructions of the 700 of a small call.
+    fn on_tensor(self: Arc<Self>, token: u64, tensor: Tensor, shard: &mut ShardContext<'_>) {
+        self.on_complete(token, Ok(Response::from(tensor)), shard);
+    }
+
+    /// Whether [`CompletionHandler::allocate`] may bring memory. If not, many small tensors of one
+    /// response may share a piece of the shard's arena, of up to a mebibyte, that stays as long as
+    /// one of them does: faster, but a program that keeps one of them for long should copy it.
+    /// Tensors of up to 512 bytes of different responses that arrive together share pieces of up to
+    /// 2 KiB.
     fn allocates(&self, token: u64) -> bool {
         let _ = token;
         true

@@ -2,7 +2,10 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-use crate::client::Cancel;
+use grpcxx_rpc::Status;
+
+use crate::client::Mailboxes;
+use crate::command::{Cancellable, Command};
 
 /// The means to withdraw one call from any thread, before it was begun too: it then ends as soon as it begins.
 #[derive(Clone, Default)]
@@ -14,6 +17,14 @@ pub struct Cancellation {
 struct Shared {
     is_cancelled: Arc<AtomicBool>,
     call: OnceLock<Cancel>,
+}
+
+/// Withdraws a call that its shard has, or is about to get.
+#[derive(Clone)]
+pub(crate) struct Cancel {
+    mailboxes: Arc<Mailboxes>,
+    shard: usize,
+    number: u64,
 }
 
 impl Cancellation {
@@ -39,13 +50,65 @@ impl Cancellation {
         self.shared.is_cancelled.load(Ordering::SeqCst)
     }
 
-    /// Connects this with a call that is about to be handed to its shard, which looks at the flag when it
-    /// begins the call.
-    pub(crate) fn attach(&self, call: Cancel) -> Arc<AtomicBool> {
+    /// Connects this with a call that is about to be handed to its shard, which looks at the flag
+    /// when it begins the call.
+    pub(crate) fn attach(&self, call: Cancel) -> Cancellable {
+        let number = call.number;
         // A second call shares the flag; only the first can be withdrawn later.
         let _ = self.shared.call.set(call);
         fence(Ordering::SeqCst);
-        Arc::clone(&self.shared.is_cancelled)
+        Cancellable {
+            number,
+            flag: Some(Arc::clone(&self.shared.is_cancelled)),
+        }
+    }
+}
+
+impl Cancel {
+    /// For a call to come of this shard.
+    pub(crate) fn new(mailboxes: &Arc<Mailboxes>, shard: usize) -> Self {
+        Self {
+            mailboxes: Arc::clone(mailboxes),
+            shard,
+            number: mailboxes.next_call(),
+        }
+    }
+
+    /// How the shard knows the call.
+    pub(crate) fn cancellable(&self) -> Cancellable {
+        Cancellable {
+            number: self.number,
+            flag: None,
+        }
+    }
+
+    /// Why the call ended that its shard let go of.
+    pub(crate) fn status_of_loss(&self) -> Status {
+        self.mailboxes.fate().status()
+    }
+
+    /// Withdraws the call, if the shard's inbox has room. If it has none the call runs to its end
+    /// and its result is dropped.
+    pub(crate) fn send(self) {
+        let command = self.command();
+        let _ = self.mailboxes.try_deliver(self.shard, command);
+    }
+
+    /// Withdraws the call for certain, because a program waits for its end.
+    pub(crate) fn send_surely(&self) {
+        self.mailboxes.deliver(self.shard, self.command());
+    }
+
+    fn command(&self) -> Command {
+        Command::Cancel {
+            number: self.number,
+        }
+    }
+}
+
+impl fmt::Debug for Cancel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cancel({})", self.number)
     }
 }
 

@@ -1,3 +1,5 @@
+//! The client: peers by their addresses, and the way of calls from any thread to their shards.
+
 mod mailboxes;
 mod peer;
 mod resolver;
@@ -5,7 +7,7 @@ mod resolver;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,10 +19,10 @@ pub(crate) use self::peer::Host;
 pub use self::peer::{Peer, PeerState};
 pub(crate) use self::resolver::{Found, Lookups};
 pub use self::resolver::{Resolve, SystemResolver};
-use crate::call::{Call, CallSink, Take};
-use crate::cancellation::Cancellation;
-use crate::command::{Cancellable, Command, NewCall};
-use crate::completion::Completion;
+use crate::call::{Call, CallSpec, CompletionHandler, Take};
+use crate::cancellation::Cancel;
+use crate::command::{Command, NewCall};
+use crate::completion::{Completion, Recipient, Target};
 use crate::limits;
 
 /// Makes calls to peers, from any thread.
@@ -31,7 +33,6 @@ pub struct Client {
 
 struct ClientShared {
     mailboxes: Arc<Mailboxes>,
-    next_call: AtomicU64,
     next_shard: AtomicUsize,
     own_address: Option<SocketAddr>,
     peers: Mutex<Peers>,
@@ -49,17 +50,9 @@ pub struct RefusedCall {
     /// The request.
     pub request: Request,
     /// Where its result would have gone.
-    pub sink: Arc<dyn CallSink>,
+    pub handler: Arc<dyn CompletionHandler>,
     /// Why: the shard's inbox is full, or the engine has stopped or died.
     pub status: Status,
-}
-
-/// Withdraws a call.
-#[derive(Clone)]
-pub(crate) struct Cancel {
-    mailboxes: Arc<Mailboxes>,
-    shard: usize,
-    number: u64,
 }
 
 impl Client {
@@ -67,7 +60,6 @@ impl Client {
         Self {
             shared: Arc::new(ClientShared {
                 mailboxes,
-                next_call: AtomicU64::new(1),
                 next_shard: AtomicUsize::new(0),
                 own_address,
                 peers: Mutex::default(),
@@ -126,110 +118,53 @@ impl Client {
 
     /// Calls a peer. `timeout` bounds the whole call; without one it waits as long as the peer lives.
     pub fn call(&self, peer: &Peer, request: Request, timeout: Option<Duration>) -> Call {
-        self.begin(peer, request, timeout, Ok)
+        self.begin(CallSpec::new(peer, request).with_timeout(timeout), Ok)
     }
 
     /// Calls a peer for what `take` finds in its response.
-    pub(crate) fn begin<T>(
-        &self,
-        peer: &Peer,
-        request: Request,
-        timeout: Option<Duration>,
-        take: Take<T>,
-    ) -> Call<T> {
-        let number = self.shared.next_call.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn begin<T>(&self, spec: CallSpec<'_>, take: Take<T>) -> Call<T> {
+        let mailboxes = &self.shared.mailboxes;
+        let cancel = Cancel::new(mailboxes, spec.peer.shard());
         let (sender, receiver) = oneshot::channel();
-        let command = Command::Call(NewCall {
-            peer: peer.clone(),
-            request,
-            timeout,
-            completion: Completion::future(sender),
-            cancellable: Some(Cancellable { number, flag: None }),
-        });
-        match self.shared.mailboxes.try_deliver(peer.shard(), command) {
-            Ok(()) => Call::new(
-                receiver,
-                Cancel {
-                    mailboxes: Arc::clone(&self.shared.mailboxes),
-                    shard: peer.shard(),
-                    number,
-                },
-                take,
-            ),
-            Err(_) => Call::failed(self.shared.mailboxes.refusal(peer.shard()), take),
+        let completion = Completion::future(sender);
+        let call = NewCall::new(spec, completion, Some(cancel.cancellable()));
+        let shard = call.peer.shard();
+        match mailboxes.try_deliver(shard, Command::Call(call)) {
+            Ok(()) => Call::new(receiver, cancel, take),
+            Err(_) => Call::failed(mailboxes.refusal(shard), take),
         }
     }
 
-    /// Calls a peer; the result goes to `sink` on the peer's shard.
+    /// Makes a call, whose result goes to `handler` on the peer's shard.
     ///
     /// # Errors
-    /// The request comes back if the shard's inbox is full or the engine has ended
-    /// ([`Client::ended`]); `sink` hears nothing then.
-    pub fn call_with(
+    /// All comes back, with the reason, if the shard's inbox is full or the engine has ended
+    /// ([`Client::ended`]); `handler` hears nothing then.
+    pub fn submit(
         &self,
-        peer: &Peer,
-        request: Request,
-        timeout: Option<Duration>,
-        sink: Arc<dyn CallSink>,
+        spec: CallSpec<'_>,
+        handler: Arc<dyn CompletionHandler>,
         token: u64,
-    ) -> Result<(), Request> {
-        let command = Command::Call(NewCall {
-            peer: peer.clone(),
-            request,
-            timeout,
-            completion: Completion::sink(sink, token),
-            cancellable: None,
-        });
-        match self.shared.mailboxes.try_deliver(peer.shard(), command) {
-            Ok(()) => Ok(()),
-            Err(Command::Call(call)) => {
-                call.completion.withdraw();
-                Err(call.request)
-            }
-            Err(_) => unreachable!("the inbox returns the command it was given"),
-        }
-    }
-
-    /// The same with a result that goes to `sink` for certain, and a call that `cancellation` withdraws. A
-    /// cancellation is for one call; one that was used before withdraws only its first.
-    ///
-    /// # Errors
-    /// All comes back, with the reason, if the shard's inbox is full or the engine has ended.
-    pub fn call_cancellable(
-        &self,
-        peer: &Peer,
-        request: Request,
-        timeout: Option<Duration>,
-        sink: Arc<dyn CallSink>,
-        token: u64,
-        cancellation: &Cancellation,
     ) -> Result<(), RefusedCall> {
-        let number = self.shared.next_call.fetch_add(1, Ordering::Relaxed);
-        let flag = cancellation.attach(Cancel {
-            mailboxes: Arc::clone(&self.shared.mailboxes),
-            shard: peer.shard(),
-            number,
-        });
-        let command = Command::Call(NewCall {
-            peer: peer.clone(),
-            request,
-            timeout,
-            completion: Completion::sink(Arc::clone(&sink), token),
-            cancellable: Some(Cancellable {
-                number,
-                flag: Some(flag),
-            }),
-        });
-        match self.shared.mailboxes.try_deliver(peer.shard(), command) {
+        let mailboxes = &self.shared.mailboxes;
+        let shard = spec.peer.shard();
+        let cancellable = (spec.cancellation)
+            .map(|cancellation| cancellation.attach(Cancel::new(mailboxes, shard)));
+        let call = NewCall::new(spec, Completion::handler(handler, token), cancellable);
+        match mailboxes.try_deliver(shard, Command::Call(call)) {
             Ok(()) => Ok(()),
-            Err(Command::Call(call)) => {
-                call.completion.withdraw();
-                Err(RefusedCall {
-                    request: call.request,
-                    sink,
-                    status: self.shared.mailboxes.refusal(peer.shard()),
-                })
-            }
+            Err(Command::Call(NewCall {
+                request,
+                completion,
+                ..
+            })) => match completion.into_target() {
+                Target::Handler(Recipient { handler, .. }) => Err(RefusedCall {
+                    request,
+                    handler,
+                    status: mailboxes.refusal(shard),
+                }),
+                Target::Future(_) | Target::Nobody => unreachable!("a handler was given"),
+            },
             Err(_) => unreachable!("the inbox returns the command it was given"),
         }
     }
@@ -283,44 +218,11 @@ impl fmt::Debug for Client {
     }
 }
 
-impl Cancel {
-    /// Why the call ended that its shard let go of.
-    pub(crate) fn status_of_loss(&self) -> Status {
-        self.mailboxes.fate().status()
-    }
-
-    pub(crate) fn send(self) {
-        // If the inbox is full the call runs to its end and its result is dropped.
-        let _ = self.mailboxes.try_deliver(
-            self.shard,
-            Command::Cancel {
-                number: self.number,
-            },
-        );
-    }
-
-    /// The same where somebody waits for the end of the call.
-    pub(crate) fn send_surely(&self) {
-        self.mailboxes.deliver(
-            self.shard,
-            Command::Cancel {
-                number: self.number,
-            },
-        );
-    }
-}
-
 impl fmt::Debug for RefusedCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RefusedCall")
             .field("request", &self.request)
             .field("status", &self.status)
             .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Cancel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Cancel({})", self.number)
     }
 }

@@ -10,7 +10,7 @@ pub(crate) use grpcxx_transport::SlotId;
 use grpcxx_transport::Time;
 use smallvec::SmallVec;
 
-use crate::call::CallResult;
+use crate::call::{CallResult, CallSpec};
 use crate::client::{Found, Peer, PeerState};
 use crate::completion::Completion;
 use crate::fate::Fate;
@@ -106,6 +106,22 @@ pub(crate) struct NewCall {
     pub(crate) completion: Completion,
     /// Set for calls that can be cancelled from outside.
     pub(crate) cancellable: Option<Cancellable>,
+}
+
+impl NewCall {
+    pub(crate) fn new(
+        spec: CallSpec<'_>,
+        completion: Completion,
+        cancellable: Option<Cancellable>,
+    ) -> Self {
+        Self {
+            peer: spec.peer.clone(),
+            request: spec.request,
+            timeout: spec.timeout,
+            completion,
+            cancellable,
+        }
+    }
 }
 
 /// How a call hears that it was cancelled.

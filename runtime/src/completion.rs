@@ -6,8 +6,8 @@ use futures_channel::oneshot;
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{Status, TensorMeta};
 
-use crate::blame::{A_SINK, Blame};
-use crate::call::{CallResult, CallSink};
+use crate::blame::{A_HANDLER, Blame};
+use crate::call::{CallResult, CompletionHandler};
 use crate::command::Command;
 use crate::fate::stopped;
 use crate::shard::ShardContext;
@@ -17,13 +17,13 @@ use crate::shard::ShardContext;
 pub(crate) enum Target {
     #[default]
     Nobody,
-    Sink(Recipient),
+    Handler(Recipient),
     Future(oneshot::Sender<CallResult>),
 }
 
 /// Who takes the result of a call on the shard, and by which token it knows the call.
 pub(crate) struct Recipient {
-    pub(crate) sink: Arc<dyn CallSink>,
+    pub(crate) handler: Arc<dyn CompletionHandler>,
     pub(crate) token: u64,
 }
 
@@ -40,9 +40,9 @@ impl Target {
         context: &mut ShardContext<'_>,
     ) -> Result<(), CallResult> {
         match self {
-            Self::Sink(Recipient { sink, token }) => {
-                let blame = Blame::on(A_SINK);
-                sink.finished(token, result, context);
+            Self::Handler(Recipient { handler, token }) => {
+                let blame = Blame::on(A_HANDLER);
+                handler.on_complete(token, result, context);
                 blame.lift();
                 Ok(())
             }
@@ -55,7 +55,7 @@ impl Target {
     #[inline]
     pub(crate) fn allocates(&self) -> bool {
         match self {
-            Self::Sink(recipient) => recipient.allocates(),
+            Self::Handler(recipient) => recipient.allocates(),
             Self::Future(_) | Self::Nobody => false,
         }
     }
@@ -67,7 +67,7 @@ impl Target {
         meta: &TensorMeta,
     ) -> Option<Result<BufferMut, Status>> {
         match self {
-            Self::Sink(recipient) => recipient.allocate(index, meta),
+            Self::Handler(recipient) => recipient.allocate(index, meta),
             Self::Future(_) | Self::Nobody => None,
         }
     }
@@ -77,7 +77,7 @@ impl Recipient {
     /// Whether it may bring memory of its own.
     #[inline]
     pub(crate) fn allocates(&self) -> bool {
-        self.sink.allocates(self.token)
+        self.handler.allocates(self.token)
     }
 
     /// Its own memory for a tensor of the response, if it brings any.
@@ -86,8 +86,8 @@ impl Recipient {
         index: usize,
         meta: &TensorMeta,
     ) -> Option<Result<BufferMut, Status>> {
-        let blame = Blame::on(A_SINK);
-        let memory = self.sink.allocate(self.token, index, meta);
+        let blame = Blame::on(A_HANDLER);
+        let memory = self.handler.allocate(self.token, index, meta);
         blame.lift();
         memory
     }
@@ -98,8 +98,8 @@ impl Completion {
         Self(target)
     }
 
-    pub(crate) fn sink(sink: Arc<dyn CallSink>, token: u64) -> Self {
-        Self(Target::Sink(Recipient { sink, token }))
+    pub(crate) fn handler(handler: Arc<dyn CompletionHandler>, token: u64) -> Self {
+        Self(Target::Handler(Recipient { handler, token }))
     }
 
     pub(crate) fn future(sender: oneshot::Sender<CallResult>) -> Self {
@@ -111,10 +111,10 @@ impl Completion {
         std::mem::take(&mut self.0)
     }
 
-    /// Ends the call outside of a shard. Calls that its sink makes now have the same fate.
+    /// Ends the call outside of a shard. Calls that its handler makes now have the same fate.
     pub(crate) fn end(self, status: Status) {
         match self.into_target() {
-            Target::Sink(recipient) => end(recipient, &status),
+            Target::Handler(recipient) => end(recipient, &status),
             // If the caller has gone, nobody wants to hear.
             Target::Future(sender) => drop(sender.send(Err(status))),
             Target::Nobody => {}
@@ -130,19 +130,19 @@ impl Completion {
 impl Drop for Completion {
     fn drop(&mut self) {
         // A future learns from its channel.
-        if let Target::Sink(recipient) = std::mem::take(&mut self.0) {
+        if let Target::Handler(recipient) = std::mem::take(&mut self.0) {
             end(recipient, &stopped());
         }
     }
 }
 
-/// Tells a sink that its call has ended with the engine.
+/// Tells a handler that its call has ended with the engine.
 #[cold]
-fn end(Recipient { sink, token }: Recipient, status: &Status) {
+fn end(Recipient { handler, token }: Recipient, status: &Status) {
     let mut orders = VecDeque::new();
     let context = &mut ShardContext::new(&mut orders);
-    sink.finished(token, Err(status.clone()), context);
-    // Calls that sinks make now have the same fate; a sink that repeats each call has no end.
+    handler.on_complete(token, Err(status.clone()), context);
+    // Calls that handlers make now have the same fate; one that repeats each call has no end.
     for _ in 0..CALLS_BEHIND_THE_END {
         match orders.pop_front() {
             Some(Command::Call(call)) => {
@@ -172,14 +172,14 @@ impl fmt::Debug for Recipient {
 impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Sink(_) => "Sink",
+            Self::Handler(_) => "Handler",
             Self::Future(_) => "Future",
             Self::Nobody => "Nobody",
         })
     }
 }
 
-/// Most calls that are ended because sinks made them while their own calls ended with the engine.
+/// Most calls that are ended because handlers made them while their own calls ended with the engine.
 const CALLS_BEHIND_THE_END: usize = 64;
 
 #[cfg(all(test, not(loom)))]
@@ -189,6 +189,7 @@ mod tests {
     use grpcxx_rpc::{Code, Method, Request, Text};
 
     use super::*;
+    use crate::call::CallSpec;
     use crate::client::Peer;
 
     /// Makes the same call again whenever it ends.
@@ -197,8 +198,13 @@ mod tests {
         heard: AtomicUsize,
     }
 
-    impl CallSink for Stubborn {
-        fn finished(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
+    impl CompletionHandler for Stubborn {
+        fn on_complete(
+            self: Arc<Self>,
+            token: u64,
+            result: CallResult,
+            shard: &mut ShardContext<'_>,
+        ) {
             assert_eq!(result.unwrap_err().code, Code::Unavailable);
             self.heard.fetch_add(1, Ordering::Relaxed);
             let request = Request::Message {
@@ -207,7 +213,7 @@ mod tests {
             };
             let peer = Peer::own(0);
             match token {
-                7 => shard.call(&peer, request, None, self, 8),
+                7 => shard.submit(CallSpec::new(&peer, request), self, 8),
                 _ => shard.receive(&peer, 1, &Text::from("key"), None, self, 7),
             }
         }
@@ -216,7 +222,7 @@ mod tests {
     #[test]
     fn a_dropped_call_ends_and_one_that_is_repeated_for_ever_too() {
         let sink = Arc::new(Stubborn::default());
-        drop(Completion::sink(sink.clone(), 7));
+        drop(Completion::handler(sink.clone(), 7));
         let heard = sink.heard.load(Ordering::Relaxed);
         assert_eq!(heard, 1 + CALLS_BEHIND_THE_END);
         assert_eq!(Arc::strong_count(&sink), 1);
@@ -225,7 +231,7 @@ mod tests {
     #[test]
     fn a_call_that_was_taken_back_is_not_heard_of() {
         let sink = Arc::new(Stubborn::default());
-        Completion::sink(sink.clone(), 7).withdraw();
+        Completion::handler(sink.clone(), 7).withdraw();
         assert_eq!(sink.heard.load(Ordering::Relaxed), 0);
     }
 }

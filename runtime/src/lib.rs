@@ -30,7 +30,7 @@ mod shard;
 mod simulation;
 mod task;
 
-pub use call::{Call, CallResult, CallSink};
+pub use call::{Call, CallResult, CallSpec, CompletionHandler};
 pub use cancellation::Cancellation;
 pub use client::{Client, Peer, PeerState, RefusedCall, Resolve, SystemResolver};
 pub use counters::Counters;

@@ -26,6 +26,5 @@ pub(crate) const BACKLOG_COMMANDS: usize = 4 * COMMANDS_PER_TURN;
 /// Most peers of one engine: one for each possible port of a large cluster's hosts.
 pub(crate) const PEERS: usize = 65_536;
 
-/// Most calls under way in each of a shard's two tables: of those that its own code put on open connections, and of all
-/// others.
+/// Most calls under way on each shard.
 pub(crate) const CALLS_PER_SHARD: usize = 1 << 18;

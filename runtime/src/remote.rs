@@ -8,7 +8,7 @@ use grpcxx_rpc::{
 };
 use prost::Message;
 
-use crate::call::Call;
+use crate::call::{Call, CallSpec};
 use crate::client::{Client, Peer};
 use crate::registry::{STORE_PULL, STORE_PUSH};
 
@@ -140,7 +140,8 @@ impl Remote {
     }
 
     fn begin<T>(&self, request: Request, take: fn(Response) -> Result<T, Status>) -> Call<T> {
-        self.client.begin(&self.peer, request, self.timeout, take)
+        let spec = CallSpec::new(&self.peer, request).with_timeout(self.timeout);
+        self.client.begin(spec, take)
     }
 }
 

@@ -12,14 +12,15 @@ use grpcxx_rpc::{
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::host::{HostChoice, HostError, HostSetting};
 use grpcxx_runtime::{
-    Call, CallResult, CallSink, Engine, EngineOptions, Function, Peer, Responder, ShardContext,
+    Call, CallResult, CallSpec, CompletionHandler, Engine, EngineOptions, Function, Peer,
+    Responder, ShardContext,
 };
 
 /// Tells how its calls end.
 struct Ends(Mutex<Sender<(u64, CallResult)>>);
 
-impl CallSink for Ends {
-    fn finished(self: Arc<Self>, token: u64, result: CallResult, _: &mut ShardContext<'_>) {
+impl CompletionHandler for Ends {
+    fn on_complete(self: Arc<Self>, token: u64, result: CallResult, _: &mut ShardContext<'_>) {
         let sender = self.0.lock().unwrap();
         sender.send((token, result)).expect("the test listens");
     }
@@ -28,9 +29,9 @@ impl CallSink for Ends {
 /// Panics with the result.
 struct Bad;
 
-impl CallSink for Bad {
-    fn finished(self: Arc<Self>, _: u64, _: CallResult, _: &mut ShardContext<'_>) {
-        panic!("a bad sink");
+impl CompletionHandler for Bad {
+    fn on_complete(self: Arc<Self>, _: u64, _: CallResult, _: &mut ShardContext<'_>) {
+        panic!("a bad handler");
     }
 }
 
@@ -131,12 +132,13 @@ fn all_calls_of_an_engine_end_with_a_dead_shard() {
         let worker = start("worker", 2, host);
         let client = worker.client();
         let peers = peers(&server, &worker);
-        let (sender, sink_ends) = channel();
-        let sink: Arc<dyn CallSink> = Arc::new(Ends(Mutex::new(sender)));
+        let (sender, handler_ends) = channel();
+        let handler: Arc<dyn CompletionHandler> = Arc::new(Ends(Mutex::new(sender)));
         let mut calls = Vec::new();
         for (number, peer) in peers.iter().enumerate() {
             let token = number as u64;
-            let begun = client.call_with(peer, receive(&server, 7), None, sink.clone(), token);
+            let spec = CallSpec::new(peer, receive(&server, 7));
+            let begun = client.submit(spec, handler.clone(), token);
             begun.unwrap();
             calls.push(client.call(peer, receive(&server, 8), None));
             let deadline = Some(Duration::from_secs(600));
@@ -144,9 +146,10 @@ fn all_calls_of_an_engine_end_with_a_dead_shard() {
         }
         // From one shard by way of the other, and in steps of both.
         for (shard, peer) in peers.iter().rev().cloned().enumerate() {
-            let (sink, request) = (sink.clone(), receive(&server, 10));
+            let (handler, request) = (handler.clone(), receive(&server, 10));
             let order = move |shard: &mut ShardContext<'_>| {
-                shard.call(&peer, request, None, sink, 2 + shard.index() as u64);
+                let token = 2 + shard.index() as u64;
+                shard.submit(CallSpec::new(&peer, request), handler, token);
             };
             worker.run_on(shard, order).unwrap();
         }
@@ -166,7 +169,7 @@ fn all_calls_of_an_engine_end_with_a_dead_shard() {
         }
         let mut tokens: Vec<u64> = (0..4)
             .map(|_| {
-                let (token, result) = sink_ends.recv_timeout(PATIENCE).expect("a call hangs");
+                let (token, result) = handler_ends.recv_timeout(PATIENCE).expect("a call hangs");
                 assert_died(&result.unwrap_err());
                 token
             })
@@ -177,8 +180,9 @@ fn all_calls_of_an_engine_end_with_a_dead_shard() {
         for peer in &peers {
             let later = client.call(peer, receive(&server, 11), None);
             assert_died(&ended(later).unwrap_err());
-            let refused = client.call_with(peer, receive(&server, 11), None, sink.clone(), 9);
-            assert!(refused.is_err());
+            let spec = CallSpec::new(peer, receive(&server, 11));
+            let refused = client.submit(spec, handler.clone(), 9).unwrap_err();
+            assert_died(&refused.status);
         }
         assert_died(&client.ended().unwrap());
         for step in 0..4 {
@@ -197,9 +201,9 @@ fn all_calls_of_an_engine_end_with_a_dead_shard() {
         let failure = worker.shutdown(Duration::from_secs(600)).unwrap_err();
         assert_eq!(failure, error);
         assert!(begin.elapsed() < PATIENCE);
-        drop(sink);
+        drop(handler);
         assert!(
-            sink_ends.recv_timeout(PATIENCE).is_err(),
+            handler_ends.recv_timeout(PATIENCE).is_err(),
             "a call ended twice"
         );
         server.shutdown(Duration::ZERO).unwrap();
@@ -225,12 +229,12 @@ fn peers_of_a_dead_engine_lose_their_connections_or_are_answered() {
                 method: Method::GetStatus,
                 body: Vec::new().into(),
             };
-            shard.call(&own, request, None, Arc::new(Bad), 0);
+            shard.submit(CallSpec::new(&own, request), Arc::new(Bad), 0);
         };
         server.run_on(1, order).unwrap();
         let error = witnessed.recv_timeout(PATIENCE).expect("nobody is told");
         assert!(
-            error.contains("panicked in the sink of a call: a bad sink"),
+            error.contains("panicked in the completion handler of a call: a bad handler"),
             "{error}"
         );
         for call in calls {
@@ -254,13 +258,13 @@ fn calls_that_are_made_while_a_shard_dies_end_too() {
         let server = start("ps", 2, host);
         let worker = start("worker", 2, host);
         let peers = peers(&server, &worker);
-        let (sender, sink_ends) = channel();
-        let sink: Arc<dyn CallSink> = Arc::new(Ends(Mutex::new(sender)));
+        let (sender, handler_ends) = channel();
+        let handler: Arc<dyn CompletionHandler> = Arc::new(Ends(Mutex::new(sender)));
         let key = key(&server);
         let (calls, accepted) = thread::scope(|scope| {
             let callers: Vec<_> = (0..4_usize)
                 .map(|caller| {
-                    let (client, peer, sink) = (worker.client(), &peers[caller % 2], &sink);
+                    let (client, peer, handler) = (worker.client(), &peers[caller % 2], &handler);
                     let key = key.clone();
                     let ask = move |step_id| Request::RecvTensor {
                         step_id,
@@ -270,7 +274,8 @@ fn calls_that_are_made_while_a_shard_dies_end_too() {
                         let (mut calls, mut accepted) = (Vec::new(), 0);
                         while client.ended().is_none() {
                             calls.push(client.call(peer, ask(1), None));
-                            let begun = client.call_with(peer, ask(2), None, sink.clone(), 0);
+                            let spec = CallSpec::new(peer, ask(2));
+                            let begun = client.submit(spec, handler.clone(), 0);
                             accepted += usize::from(begun.is_ok());
                             thread::sleep(Duration::from_micros(50));
                         }
@@ -304,7 +309,7 @@ fn calls_that_are_made_while_a_shard_dies_end_too() {
             );
         }
         for _ in 0..accepted {
-            let (_, result) = sink_ends.recv_timeout(PATIENCE).expect("a call hangs");
+            let (_, result) = handler_ends.recv_timeout(PATIENCE).expect("a call hangs");
             let status = result.unwrap_err();
             assert!(
                 is_refusal(&status) || status.reason == Reason::ShardDied,
@@ -312,9 +317,9 @@ fn calls_that_are_made_while_a_shard_dies_end_too() {
             );
         }
         drop(worker);
-        drop(sink);
+        drop(handler);
         assert!(
-            sink_ends.recv_timeout(PATIENCE).is_err(),
+            handler_ends.recv_timeout(PATIENCE).is_err(),
             "a call ended twice"
         );
     }

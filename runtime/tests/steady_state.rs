@@ -11,7 +11,9 @@ use std::time::Duration;
 use grpcxx_memory::ArenaOptions;
 use grpcxx_rpc::{RendezvousKey, Request, Response, Tensor, Text};
 use grpcxx_runtime::host::HostSetting;
-use grpcxx_runtime::{CallResult, CallSink, Engine, EngineOptions, Peer, ShardContext};
+use grpcxx_runtime::{
+    CallResult, CallSpec, CompletionHandler, Engine, EngineOptions, Peer, ShardContext,
+};
 use grpcxx_tcp::{DriverRequest, TcpOptions, TcpTransport};
 
 #[global_allocator]
@@ -81,25 +83,26 @@ impl Chain {
 
     fn go_on(self: Arc<Self>, shard: &mut ShardContext<'_>) {
         if let Some(step_id) = self.next() {
-            let (peer, sink) = (&self.peer, Arc::clone(&self));
+            let (peer, handler) = (&self.peer, Arc::clone(&self));
             // The two ways to ask take turns.
             if step_id % 2 == 0 {
-                shard.receive(peer, step_id, &self.key, Some(TIMEOUT), sink, 0);
+                shard.receive(peer, step_id, &self.key, Some(TIMEOUT), handler, 0);
             } else {
-                shard.call(peer, self.request(step_id), Some(TIMEOUT), sink, 0);
+                let spec = CallSpec::new(peer, self.request(step_id)).with_timeout(TIMEOUT);
+                shard.submit(spec, handler, 0);
             }
         }
     }
 }
 
-impl CallSink for Chain {
-    fn finished(self: Arc<Self>, _token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
+impl CompletionHandler for Chain {
+    fn on_complete(self: Arc<Self>, _token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
         assert!(matches!(result, Ok(Response::Tensors(_))), "{result:?}");
         drop(result);
         self.go_on(shard);
     }
 
-    fn received(self: Arc<Self>, _token: u64, tensor: Tensor, shard: &mut ShardContext<'_>) {
+    fn on_tensor(self: Arc<Self>, _token: u64, tensor: Tensor, shard: &mut ShardContext<'_>) {
         drop(tensor);
         self.go_on(shard);
     }
@@ -145,9 +148,8 @@ fn allocations(host: HostSetting, driver: DriverRequest, shm: bool, bytes: usize
         ended,
     });
     let (peer, first) = (chain.peer.clone(), chain.request(0));
-    client
-        .call_with(&peer, first, Some(TIMEOUT), chain, 0)
-        .unwrap();
+    let spec = CallSpec::new(&peer, first).with_timeout(TIMEOUT);
+    client.submit(spec, chain, 0).unwrap();
     count.recv_timeout(TIMEOUT).unwrap()
 }
 

@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crossbeam_queue::SegQueue;
 use grpcxx_rpc::{Code, Reason, Status};
@@ -20,6 +20,7 @@ pub(crate) struct Mailboxes {
     doorbells: Vec<Doorbell>,
     overflow: Vec<SegQueue<Command>>,
     fate: Fate,
+    calls: AtomicU64,
 }
 
 /// A shard's end of its inbox. What is in it when the shard ends, ends with it.
@@ -37,11 +38,17 @@ impl Mailboxes {
             doorbells,
             overflow,
             fate: Fate::default(),
+            calls: AtomicU64::new(0),
         }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.inboxes.len()
+    }
+
+    /// The number of the next call that can be withdrawn, unique within the engine and not 0.
+    pub(crate) fn next_call(&self) -> u64 {
+        self.calls.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Hands a command over, or back if the inbox is full.

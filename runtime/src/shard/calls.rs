@@ -1,3 +1,5 @@
+//! Calls under way: the in-flight table, and how a call begins and ends.
+
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -5,7 +7,7 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{CallId, CallOptions, Code, Reason, Request, Status, TensorMeta};
-use grpcxx_transport::{Refusal, SlotTable, Time};
+use grpcxx_transport::{Refusal, SlotTable, Time, VacantSlot};
 
 use crate::call::CallResult;
 use crate::command::{Cancellable, Command, NewCall, Origin, SlotId, deadline};
@@ -14,34 +16,34 @@ use crate::fate::survive;
 use crate::function::RequestWatch;
 use crate::limits;
 use crate::shard::core::{Core, Subject};
-use crate::shard::recipients::{Recipients, Room, recipient_number};
-use crate::shard::watches::Watches;
 
-/// The calls that this shard has accepted and not yet finished.
+/// The in-flight table: the calls that this shard has accepted and not yet finished.
+///
+/// An entry is where the result of its call goes. What only calls have that can be withdrawn, or
+/// that this process serves, is in `details`, so that the entry of a small call stays short.
+///
+/// Invariant: a call with details has them at its slot; no other slot has any.
 #[derive(Debug)]
 pub(super) struct Calls {
-    /// Those that code on this shard put on a connection at once: nothing can happen to them elsewhere.
-    pub(super) recipients: Recipients,
-    /// All others.
-    slots: SlotTable<PendingCall>,
+    in_flight: SlotTable<Target>,
+    details: Vec<Option<Details>>,
+    /// The calls that can be withdrawn, by the numbers that their callers know.
     numbers: HashMap<u64, SlotId, RandomState>,
-    /// The services in this process that have the requests.
-    watches: Watches<SlotId>,
     /// Calls begun that the counters of the shard do not know yet.
     pub(super) begun: u64,
 }
 
-/// A call under way. There are many, so what only some have is elsewhere.
-#[derive(Debug)]
-struct PendingCall {
-    target: Target,
+/// What few calls need.
+struct Details {
     number: Option<NonZeroU64>,
-    place: Place,
+    stage: Stage,
+    /// The service in this process that has the request.
+    watch: Option<Arc<dyn RequestWatch>>,
 }
 
 /// How far a call has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Stage {
     /// Waits for a connection to the peer.
     Waiting { peer: u32 },
     /// Sent, or about to be, on the peer's connection.
@@ -61,20 +63,26 @@ pub(super) struct WaitingCall {
 impl Calls {
     pub(super) fn new() -> Self {
         Self {
-            recipients: Recipients::new(limits::CALLS_PER_SHARD),
-            slots: SlotTable::new(limits::CALLS_PER_SHARD),
+            in_flight: SlotTable::new(limits::CALLS_PER_SHARD),
+            details: Vec::new(),
             numbers: HashMap::default(),
-            watches: Watches::new(),
             begun: 0,
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.in_flight.is_empty()
     }
 
+    #[cfg(all(test, not(loom)))]
     pub(super) fn len(&self) -> usize {
-        self.recipients.len() + self.slots.len()
+        self.in_flight.len()
+    }
+
+    /// The entry of the next call, unless the table is full.
+    #[inline]
+    pub(super) fn vacant(&mut self) -> Option<VacantSlot<'_, Target, SlotId>> {
+        self.in_flight.vacant()
     }
 
     /// The caller's own memory for a tensor of a response, if it brings any.
@@ -84,97 +92,110 @@ impl Calls {
         index: usize,
         meta: &TensorMeta,
     ) -> Option<Result<BufferMut, Status>> {
-        match recipient_number(token) {
-            Some(number) => self.recipients.get(number)?.allocate(index, meta),
-            None => {
-                let call = self.slots.find(from_token(token))?;
-                call.target.allocate(index, meta)
-            }
-        }
+        (self.in_flight.find(from_token(token))?).allocate(index, meta)
     }
 
     /// Whether a call may bring memory of its own for tensors.
     pub(super) fn allocates(&self, token: u64) -> bool {
-        match recipient_number(token) {
-            Some(number) => (self.recipients.get(number)).is_some_and(Recipient::allocates),
-            None => {
-                let call = self.slots.find(from_token(token));
-                call.is_some_and(|call| call.target.allocates())
-            }
-        }
+        (self.in_flight.find(from_token(token))).is_some_and(Target::allocates)
     }
 
     /// Notes which shard may hold a local call parked.
     pub(super) fn set_home(&mut self, call: SlotId, shard: usize) {
-        if let Some(pending) = self.slots.find_mut(call) {
-            pending.place = Place::Local {
-                home: Some(shard as u16),
-            };
-        }
+        let home = Some(shard as u16);
+        self.set_stage(call, Stage::Local { home });
     }
 
     /// Notes who wants to hear what becomes of a local call.
     pub(super) fn watch(&mut self, call: SlotId, watch: Arc<dyn RequestWatch>) {
-        if self.slots.find(call).is_some() {
-            self.watches.insert(call, watch);
+        if let Some(details) = self.details_mut(call) {
+            details.watch = Some(watch);
         }
     }
 
     /// Takes who watches a local call.
     pub(super) fn take_watch(&mut self, call: SlotId) -> Option<Arc<dyn RequestWatch>> {
-        self.watches.take(&call)
+        self.details_mut(call)?.watch.take()
     }
 
-    /// Room for a call that goes on a connection at once, unless there is none.
-    #[inline]
-    pub(super) fn room(&mut self) -> Option<Room<'_>> {
-        self.recipients.room()
-    }
-
-    /// Ends all calls of a shard that has died, each by itself: a sink may panic again.
+    /// Ends all calls of a shard that has died, each by itself: a handler may panic again.
     pub(super) fn die(&mut self, status: &Status) {
-        let end = |target| {
-            let completion = Completion::new(target);
+        for target in self.in_flight.values_mut() {
+            let completion = Completion::new(std::mem::take(target));
             survive("the end of a call", || completion.end(status.clone()));
-        };
-        for call in self.slots.values_mut() {
-            end(std::mem::take(&mut call.target));
         }
-        for number in self.recipients.numbers() {
-            if let Some(recipient) = self.recipients.take(number) {
-                end(Target::Sink(recipient));
+        for details in self.details.drain(..).flatten() {
+            if let Some(watch) = details.watch {
+                survive("the watch of a request", || watch.withdrawn());
             }
         }
-        self.watches.withdraw_all();
     }
 
-    fn insert(&mut self, call: PendingCall) -> Result<SlotId, PendingCall> {
-        let number = call.number;
-        let id = self.slots.insert(call)?;
-        if let Some(number) = number {
-            self.numbers.insert(number.get(), id);
+    /// Takes a call with details in, unless the table is full.
+    fn insert(&mut self, target: Target, details: Option<Details>) -> Result<SlotId, Target> {
+        let id = self.in_flight.insert(target)?;
+        if let Some(details) = details {
+            if let Some(number) = details.number {
+                self.numbers.insert(number.get(), id);
+            }
+            let slot = id.slot as usize;
+            if self.details.len() <= slot {
+                self.details.resize_with(slot + 1, || None);
+            }
+            self.details[slot] = Some(details);
         }
         Ok(id)
     }
 
-    /// Forgets a call at a connection. Returns where its result goes: nowhere, if it has ended already.
-    pub(super) fn take(&mut self, token: u64) -> Option<Target> {
-        match recipient_number(token) {
-            Some(number) => self.recipients.take(number).map(Target::Sink),
-            None => self.remove(from_token(token)),
+    /// Forgets a call, of which its watch hears. Returns where its result goes: nowhere, if it has
+    /// ended already.
+    #[inline]
+    pub(super) fn take(&mut self, id: SlotId) -> Option<Target> {
+        let target = self.in_flight.remove(id)?;
+        if (self.details.get(id.slot as usize)).is_some_and(Option::is_some) {
+            self.forget_details(id.slot);
+        }
+        Some(target)
+    }
+
+    /// Forgets a call of a handler that has no details, as most calls are. It reads the parts of
+    /// the handler from where they are: a move of the whole entry waits until they are written.
+    #[inline(always)]
+    pub(super) fn take_handler(&mut self, id: SlotId) -> Option<Recipient> {
+        let entry = self.in_flight.occupied(id)?;
+        if (self.details.get(id.slot as usize)).is_some_and(Option::is_some)
+            || !matches!(entry.get(), Target::Handler(_))
+        {
+            return None;
+        }
+        match entry.remove() {
+            Target::Handler(recipient) => Some(recipient),
+            Target::Future(_) | Target::Nobody => None,
         }
     }
 
-    /// Forgets a call, of which those who know of it hear. Returns where its result goes.
-    pub(super) fn remove(&mut self, id: SlotId) -> Option<Target> {
-        let PendingCall { target, number, .. } = self.slots.remove(id)?;
-        if let Some(number) = number {
+    #[cold]
+    fn forget_details(&mut self, slot: u32) {
+        let Some(details) = self.details[slot as usize].take() else {
+            return;
+        };
+        if let Some(number) = details.number {
             self.numbers.remove(&number.get());
         }
-        if let Some(watch) = self.take_watch(id) {
+        if let Some(watch) = details.watch {
             watch.withdrawn();
         }
-        Some(target)
+    }
+
+    fn details_mut(&mut self, call: SlotId) -> Option<&mut Details> {
+        self.in_flight.find(call)?;
+        self.details.get_mut(call.slot as usize)?.as_mut()
+    }
+
+    fn set_stage(&mut self, call: SlotId, stage: Stage) {
+        if let Some(details) = self.details_mut(call) {
+            details.stage = stage;
+        }
     }
 }
 
@@ -203,26 +224,25 @@ impl<A> Core<A> {
         self.calls.begun += 1;
         let slot = (!peer.is_self()).then(|| self.peer_slot(&peer));
         let deadline = deadline(self.now, timeout);
-        let pending = PendingCall {
-            target: completion.into_target(),
-            number: cancellable.and_then(|cancellable| NonZeroU64::new(cancellable.number)),
-            place: match slot {
-                Some(slot) => Place::Waiting { peer: slot as u32 },
-                None => Place::Local { home: None },
-            },
+        let number = cancellable.and_then(|cancellable| NonZeroU64::new(cancellable.number));
+        let stage = match slot {
+            Some(slot) => Stage::Waiting { peer: slot as u32 },
+            None => Stage::Local { home: None },
         };
-        let call = match self.calls.insert(pending) {
+        let details = (number.is_some() || slot.is_none()).then_some(Details {
+            number,
+            stage,
+            watch: None,
+        });
+        let call = match self.calls.insert(completion.into_target(), details) {
             Ok(call) => call,
-            Err(pending) => {
-                let status = Status::new(
-                    Code::ResourceExhausted,
-                    format!(
-                        "{} calls are under way on this shard",
-                        limits::CALLS_PER_SHARD
-                    ),
-                )
-                .because(Reason::TooManyCalls);
-                return self.refuse(pending.target, status);
+            Err(target) => {
+                let text = format!(
+                    "{} calls are under way on this shard",
+                    limits::CALLS_PER_SHARD
+                );
+                let status = Status::new(Code::ResourceExhausted, text);
+                return self.refuse(target, status.because(Reason::TooManyCalls));
             }
         };
         match slot {
@@ -240,23 +260,24 @@ impl<A> Core<A> {
 
     /// Puts a call on its peer's connection, which is up.
     pub(super) fn dispatch_call(&mut self, peer: usize, waiting: WaitingCall) {
-        let Some(pending) = self.calls.slots.find_mut(waiting.call) else {
+        let Some(target) = self.calls.in_flight.find(waiting.call) else {
             return;
         };
         let options = CallOptions {
             token: token(waiting.call),
             deadline: waiting.deadline,
-            shares_memory: !pending.target.allocates(),
+            shares_memory: !target.allocates(),
         };
         let Some(connection) = self.peers[peer].connection_mut() else {
             return self.finish_call(waiting.call, Err(no_connection()));
         };
         match connection.call(self.now, waiting.request, options) {
             Ok(call) => {
-                pending.place = Place::OnLink {
+                let stage = Stage::OnLink {
                     peer: peer as u32,
                     call,
                 };
+                self.calls.set_stage(waiting.call, stage);
                 self.mark_peer(peer);
             }
             Err(refused) => {
@@ -288,7 +309,7 @@ impl<A> Core<A> {
         call: SlotId,
         result: CallResult,
     ) -> Result<(), CallResult> {
-        match self.calls.remove(call) {
+        match self.calls.take(call) {
             Some(target) => self.complete(target, result),
             None => Err(result),
         }
@@ -308,21 +329,16 @@ impl<A> Core<A> {
     /// Ends all calls that are still under way, because the shard stops.
     pub(super) fn end_calls(&mut self) {
         debug_assert!(self.is_stopping());
-        let ids: Vec<SlotId> = self.calls.slots.keys().collect();
+        let ids: Vec<SlotId> = self.calls.in_flight.keys().collect();
         for call in ids {
             self.finish_call(call, Err(self.ending()));
-        }
-        for number in self.calls.recipients.numbers() {
-            if let Some(recipient) = self.calls.recipients.take(number) {
-                self.refuse(Target::Sink(recipient), self.ending());
-            }
         }
     }
 
     fn start_local_call(&mut self, call: SlotId, request: Request, deadline: Option<Time>) {
         self.timers.arm(Subject::Call(call), deadline, &mut None);
         // Most calls end long before their deadlines.
-        let calls = &self.calls.slots;
+        let calls = &self.calls.in_flight;
         self.timers.prune(|subject| match subject {
             Subject::Call(call) => calls.find(call).is_some(),
             Subject::Peer(_) | Subject::Server(_) | Subject::Leaving(_) => true,
@@ -335,11 +351,11 @@ impl<A> Core<A> {
     }
 
     fn withdraw_call(&mut self, call: SlotId, status: Status) {
-        let Some(pending) = self.calls.slots.find(call) else {
+        let Some(details) = self.calls.details_mut(call) else {
             return;
         };
-        match pending.place {
-            Place::OnLink {
+        match details.stage {
+            Stage::OnLink {
                 peer,
                 call: on_link,
             } => {
@@ -351,13 +367,13 @@ impl<A> Core<A> {
                     self.finish_call(call, Err(status));
                 }
             }
-            Place::Waiting { peer } => {
+            Stage::Waiting { peer } => {
                 let channel = &mut self.peers[peer as usize].channel;
                 let _taken = channel.take_waiting(|waiting| waiting.call == call);
                 self.mark_peer(peer as usize);
                 self.finish_call(call, Err(status));
             }
-            Place::Local { home } => {
+            Stage::Local { home } => {
                 if let Some(home) = home {
                     let origin = Origin::Local {
                         shard: self.index as u16,
@@ -394,9 +410,18 @@ impl<A> Core<A> {
 /// A shard that is dropped with calls under way ends them.
 impl Drop for Calls {
     fn drop(&mut self) {
-        for call in self.slots.values_mut() {
-            drop(Completion::new(std::mem::take(&mut call.target)));
+        for target in self.in_flight.values_mut() {
+            drop(Completion::new(std::mem::take(target)));
         }
+    }
+}
+
+impl std::fmt::Debug for Details {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Details")
+            .field("number", &self.number)
+            .field("stage", &self.stage)
+            .finish_non_exhaustive()
     }
 }
 
@@ -424,21 +449,71 @@ pub(super) fn from_token(token: u64) -> SlotId {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
+    use crate::call::CompletionHandler;
+    use crate::shard::ShardContext;
+
+    /// Adds up the tokens of calls that ended.
+    #[derive(Default)]
+    struct Sum(AtomicU64);
+
+    impl CompletionHandler for Sum {
+        fn on_complete(self: Arc<Self>, token: u64, _: CallResult, _: &mut ShardContext<'_>) {
+            self.0.fetch_add(token, Ordering::Relaxed);
+        }
+    }
+
+    fn target(sum: &Arc<Sum>, token: u64) -> Target {
+        let handler: Arc<dyn CompletionHandler> = sum.clone();
+        Target::Handler(Recipient { handler, token })
+    }
+
+    fn details(number: u64) -> Details {
+        Details {
+            number: NonZeroU64::new(number),
+            stage: Stage::Local { home: None },
+            watch: None,
+        }
+    }
 
     #[test]
-    fn tokens_of_the_two_tables_are_told_apart() {
+    fn details_go_with_their_call_and_not_to_the_next_in_its_slot() {
+        let sum = Arc::new(Sum::default());
         let mut calls = Calls::new();
-        let token_of_recipient = calls.room().unwrap().token();
-        assert_eq!(recipient_number(token_of_recipient), Some(0));
-        let last = SlotId {
-            slot: limits::CALLS_PER_SHARD as u32 - 1,
-            generation: u32::MAX,
-        };
-        assert_eq!(recipient_number(token(last)), None);
-        assert_eq!(from_token(token(last)), last);
-        // Nobody is there.
-        assert!(calls.take(token_of_recipient).is_none());
-        assert!(calls.take(token(last)).is_none());
+        let first = calls.insert(target(&sum, 1), Some(details(7))).unwrap();
+        calls.set_home(first, 3);
+        assert_eq!(
+            calls.details_mut(first).unwrap().stage,
+            Stage::Local { home: Some(3) }
+        );
+        assert!(calls.take(first).is_some());
+        assert!(calls.take(first).is_none());
+        assert!(calls.numbers.is_empty());
+
+        let second = calls.vacant().unwrap().insert_with(|| target(&sum, 2));
+        assert_eq!(second.slot, first.slot);
+        assert!(calls.details_mut(second).is_none());
+        calls.set_home(first, 4);
+        assert!(calls.details_mut(second).is_none());
+        assert!(calls.take(from_token(token(first))).is_none());
+        assert!(calls.take(from_token(token(second))).is_some());
+        assert!(calls.is_empty());
+    }
+
+    #[test]
+    fn calls_end_with_their_shard_unless_they_ended_before() {
+        let sum = Arc::new(Sum::default());
+        let mut calls = Calls::new();
+        let ids: Vec<SlotId> = (0..4)
+            .map(|number| {
+                let details = (number % 2 == 0).then(|| details(number + 1));
+                calls.insert(target(&sum, 1 << number), details).unwrap()
+            })
+            .collect();
+        assert!(calls.take(ids[1]).is_some());
+        drop(calls);
+        assert_eq!(sum.0.load(Ordering::Relaxed), 0b1101);
     }
 }

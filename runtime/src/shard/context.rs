@@ -1,3 +1,5 @@
+//! What code that runs on a shard may ask of it.
+
 use std::borrow::Borrow;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,33 +8,28 @@ use std::time::Duration;
 use grpcxx_rpc::{Request, Tensor, Text};
 use grpcxx_transport::Time;
 
-use crate::call::CallSink;
+use crate::call::{CallSpec, CompletionHandler};
 use crate::client::Peer;
 use crate::command::{Command, NewCall};
 use crate::completion::{Completion, Recipient, Target};
 
-/// What code that runs on a shard may ask of it. Nothing that it asks for ends before the code has returned.
+/// What code that runs on a shard may ask of it. Nothing that it asks for ends before the code has
+/// returned.
 pub struct ShardContext<'a> {
-    shard: &'a mut dyn Orders,
+    shard: &'a mut dyn Commands,
 }
 
-/// Who carries out what is asked of a [`ShardContext`].
-pub(crate) trait Orders {
+/// Carries out what is asked of a [`ShardContext`].
+pub(crate) trait Commands {
     fn index(&self) -> usize;
     fn now(&self) -> Time;
     fn shards(&self) -> usize;
 
-    /// Makes a call, or orders it.
-    fn call(
-        &mut self,
-        peer: &Peer,
-        request: Request,
-        timeout: Option<Duration>,
-        recipient: Recipient,
-    );
+    /// Makes a call at once, or defers it.
+    fn submit(&mut self, spec: CallSpec<'_>, recipient: Recipient);
 
-    /// Asks for one tensor in the same way. The recipient has said whether the data may share memory.
-    fn receive_from(
+    /// Makes a call for one tensor. The recipient has said whether the data may share memory.
+    fn receive(
         &mut self,
         peer: &Peer,
         step_id: i64,
@@ -40,24 +37,14 @@ pub(crate) trait Orders {
         timeout: Option<Duration>,
         recipient: Recipient,
         shares_memory: bool,
-    ) {
-        // Who carries the call out asks the recipient again.
-        let _ = shares_memory;
-        let key = key.clone();
-        self.call(
-            peer,
-            Request::RecvTensor { step_id, key },
-            timeout,
-            recipient,
-        );
-    }
+    );
 
-    /// Does this once the code has returned.
-    fn order(&mut self, command: Command);
+    /// Carries a command out once the code has returned.
+    fn defer(&mut self, command: Command);
 }
 
 impl<'a> ShardContext<'a> {
-    pub(crate) fn new(shard: &'a mut dyn Orders) -> Self {
+    pub(crate) fn new(shard: &'a mut dyn Commands) -> Self {
         Self { shard }
     }
 }
@@ -73,25 +60,18 @@ impl ShardContext<'_> {
         self.shard.now()
     }
 
-    /// Calls a peer; the result goes to `sink` on the peer's shard, after the present code has returned. A peer by
-    /// reference is not cloned unless the call has to wait. For one tensor [`receive`](Self::receive) costs less.
+    /// Makes a call; the result goes to `handler` on the peer's shard, after the present code has
+    /// returned. For one tensor [`receive`](Self::receive) costs less.
     #[inline]
-    pub fn call(
-        &mut self,
-        peer: impl Borrow<Peer>,
-        request: Request,
-        timeout: Option<Duration>,
-        sink: Arc<dyn CallSink>,
-        token: u64,
-    ) {
-        let recipient = Recipient { sink, token };
-        self.shard.call(peer.borrow(), request, timeout, recipient);
+    pub fn submit(&mut self, spec: CallSpec<'_>, handler: Arc<dyn CompletionHandler>, token: u64) {
+        self.shard.submit(spec, Recipient { handler, token });
     }
 
-    /// Asks a peer for one tensor by rendezvous key, as [`call`](Self::call) does with [`Request::RecvTensor`]. There is no
-    /// request to build and drop, and the type of the sink is known where it says whether it brings memory, so a small call
-    /// costs its caller some 60 instructions of 700 less. A sink that is known as `dyn CallSink` alone takes
-    /// [`call`](Self::call).
+    /// Asks a peer for one tensor by rendezvous key, as [`submit`](Self::submit) does with
+    /// [`Request::RecvTensor`]. There is no request to build and drop, and the type of the handler
+    /// is known where it says whether it brings memory, so a small call costs its caller some 60
+    /// instructions of 700 less. A handler that is known as `dyn CompletionHandler` alone takes
+    /// [`submit`](Self::submit).
     #[inline]
     pub fn receive(
         &mut self,
@@ -99,19 +79,19 @@ impl ShardContext<'_> {
         step_id: i64,
         key: &Text,
         timeout: Option<Duration>,
-        sink: Arc<impl CallSink + 'static>,
+        handler: Arc<impl CompletionHandler + 'static>,
         token: u64,
     ) {
-        let shares_memory = !sink.allocates(token);
-        let recipient = Recipient { sink, token };
+        let shares_memory = !handler.allocates(token);
+        let recipient = Recipient { handler, token };
         let peer = peer.borrow();
-        (self.shard).receive_from(peer, step_id, key, timeout, recipient, shares_memory);
+        (self.shard).receive(peer, step_id, key, timeout, recipient, shares_memory);
     }
 
-    /// Puts a tensor into a step of this task, where a receiver will find it. A key that is taken or a step
-    /// that was aborted drops the tensor and counts it.
+    /// Puts a tensor into a step of this task, where a receiver will find it. A key that is taken
+    /// or a step that was aborted drops the tensor and counts it.
     pub fn send(&mut self, step_id: i64, key: Text, tensor: Tensor) {
-        self.shard.order(Command::Send {
+        self.shard.defer(Command::Send {
             step_id,
             key,
             tensor,
@@ -125,8 +105,9 @@ impl ShardContext<'_> {
     }
 }
 
-/// In place of a shard that is gone: nobody carries the orders out.
-impl Orders for VecDeque<Command> {
+/// In place of a shard that is gone: its calls end with the engine, and nothing else is carried
+/// out.
+impl Commands for VecDeque<Command> {
     fn index(&self) -> usize {
         0
     }
@@ -139,23 +120,29 @@ impl Orders for VecDeque<Command> {
         0
     }
 
-    fn call(
-        &mut self,
-        peer: &Peer,
-        request: Request,
-        timeout: Option<Duration>,
-        recipient: Recipient,
-    ) {
-        self.push_back(Command::Call(NewCall {
-            peer: peer.clone(),
-            request,
-            timeout,
-            completion: Completion::new(Target::Sink(recipient)),
-            cancellable: None,
-        }));
+    fn submit(&mut self, spec: CallSpec<'_>, recipient: Recipient) {
+        let completion = Completion::new(Target::Handler(recipient));
+        self.defer(Command::Call(NewCall::new(spec, completion, None)));
     }
 
-    fn order(&mut self, command: Command) {
+    fn receive(
+        &mut self,
+        peer: &Peer,
+        step_id: i64,
+        key: &Text,
+        timeout: Option<Duration>,
+        recipient: Recipient,
+        _shares_memory: bool,
+    ) {
+        let key = key.clone();
+        let request = Request::RecvTensor { step_id, key };
+        self.submit(
+            CallSpec::new(peer, request).with_timeout(timeout),
+            recipient,
+        );
+    }
+
+    fn defer(&mut self, command: Command) {
         self.push_back(command);
     }
 }

@@ -9,7 +9,7 @@ use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkId, MediumKind, Next, Outcome, Progress, Time, Transport,
 };
 
-use crate::blame::{A_SINK, Blame};
+use crate::blame::{A_HANDLER, Blame};
 use crate::client::{Peer, PeerState};
 use crate::command::SlotId;
 use crate::completion::{Recipient, Target};
@@ -18,7 +18,6 @@ use crate::shard::core::{Core, Subject};
 use crate::shard::leaving::Why;
 use crate::shard::links::CallLandings;
 use crate::shard::pace::Pace;
-use crate::shard::recipients::recipient_number;
 
 /// A task that this shard calls: the road to it, and the connection while there is one.
 #[derive(Debug)]
@@ -358,7 +357,7 @@ impl<A> Core<A> {
         while let Some(connection) = &mut self.peers[slot].connection
             && let Some(finished) = connection.poll_finished()
         {
-            if let Some(target) = self.calls.take(finished.token) {
+            if let Some(target) = self.calls.take(from_token(finished.token)) {
                 let _nobody_waits = self.complete(target, finished.result);
             }
             events += 1;
@@ -373,29 +372,27 @@ impl<A> Core<A> {
             && let Some(answer) = connection.poll_answer()
         {
             events += 1;
-            let token = answer.token();
-            let Some(number) = recipient_number(token) else {
-                let tensor = answer.take();
-                self.finish_received(from_token(token), tensor);
-                continue;
-            };
-            if let Some(Recipient { sink, token }) = self.calls.recipients.take(number) {
+            let call = from_token(answer.token());
+            if let Some(Recipient { handler, token }) = self.calls.take_handler(call) {
                 // Made as the argument that it is: a move waits until its parts are written.
-                let blame = Blame::on(A_SINK);
-                sink.received(token, answer.take(), &mut self.context());
+                let blame = Blame::on(A_HANDLER);
+                handler.on_tensor(token, answer.take(), &mut self.context());
                 blame.lift();
+            } else {
+                let tensor = answer.take();
+                self.finish_received(call, tensor);
             }
         }
         events
     }
 
-    /// Ends a call that others than its connection know of, with the tensor that it was for.
+    /// Ends a call that is not like most, with the tensor that it was for.
     #[inline(never)]
     fn finish_received(&mut self, call: SlotId, tensor: Tensor) {
-        match self.calls.remove(call) {
-            Some(Target::Sink(Recipient { sink, token })) => {
-                let blame = Blame::on(A_SINK);
-                sink.received(token, tensor, &mut self.context());
+        match self.calls.take(call) {
+            Some(Target::Handler(Recipient { handler, token })) => {
+                let blame = Blame::on(A_HANDLER);
+                handler.on_tensor(token, tensor, &mut self.context());
                 blame.lift();
             }
             Some(target) => {

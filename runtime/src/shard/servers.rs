@@ -26,7 +26,7 @@ pub(super) struct ServerLink {
     /// The steps in which requests of this connection wait for tensors.
     parked: HashMap<RequestId, i64, RandomState>,
     /// Who wants to hear what becomes of a request, by its token.
-    watches: Watches<u64>,
+    watches: Watches,
     is_dirty: bool,
     /// The link was full when it was last given a frame, or has not had all chunks of one.
     is_held_back: bool,
@@ -67,7 +67,7 @@ impl ServerLink {
 
     /// Takes who watches a request.
     pub(super) fn take_watch(&mut self, request: RequestId) -> Option<Arc<dyn RequestWatch>> {
-        self.watches.take(&request.token())
+        self.watches.take(request.token())
     }
 
     /// Tells all watches that nobody wants their answers any more.
@@ -79,7 +79,7 @@ impl ServerLink {
     pub(super) fn poll_undelivered(&mut self) -> Option<Undelivered> {
         loop {
             let undelivered = self.connection.poll_undelivered()?;
-            let is_watched = |id: RequestId| self.watches.has(&id.token());
+            let is_watched = |id: RequestId| self.watches.has(id.token());
             if !is_watched(undelivered.id) {
                 return Some(undelivered);
             }
@@ -132,7 +132,7 @@ impl<A> Core<A> {
         };
         let watches = &mut server.watches;
         (server.connection).handle_sent_with(frame, outcome, |request| {
-            if let Some(watch) = watches.take(&request.token()) {
+            if let Some(watch) = watches.take(request.token()) {
                 watch.delivered();
             }
         });

@@ -1,6 +1,5 @@
 use std::collections::HashMap;
 use std::fmt;
-use std::hash::Hash;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
@@ -8,10 +7,10 @@ use foldhash::fast::RandomState;
 use crate::fate::survive;
 use crate::function::RequestWatch;
 
-/// Who wants to hear what becomes of a request or a call, by its name. Nearly always nobody.
-pub(super) struct Watches<K>(HashMap<K, Arc<dyn RequestWatch>, RandomState>);
+/// Who wants to hear what becomes of a request, by its token. Nearly always nobody.
+pub(super) struct Watches(HashMap<u64, Arc<dyn RequestWatch>, RandomState>);
 
-impl<K: Eq + Hash> Watches<K> {
+impl Watches {
     pub(super) fn new() -> Self {
         Self(HashMap::default())
     }
@@ -21,20 +20,20 @@ impl<K: Eq + Hash> Watches<K> {
         self.0.is_empty()
     }
 
-    pub(super) fn insert(&mut self, name: K, watch: Arc<dyn RequestWatch>) {
-        self.0.insert(name, watch);
+    pub(super) fn insert(&mut self, token: u64, watch: Arc<dyn RequestWatch>) {
+        self.0.insert(token, watch);
     }
 
-    pub(super) fn has(&self, name: &K) -> bool {
-        self.0.contains_key(name)
+    pub(super) fn has(&self, token: u64) -> bool {
+        self.0.contains_key(&token)
     }
 
     #[inline]
-    pub(super) fn take(&mut self, name: &K) -> Option<Arc<dyn RequestWatch>> {
+    pub(super) fn take(&mut self, token: u64) -> Option<Arc<dyn RequestWatch>> {
         if self.is_empty() {
             return None;
         }
-        self.0.remove(name)
+        self.0.remove(&token)
     }
 
     /// Tells all that nobody wants their answers any more, because the shard has died.
@@ -45,7 +44,7 @@ impl<K: Eq + Hash> Watches<K> {
     }
 }
 
-impl<K> fmt::Debug for Watches<K> {
+impl fmt::Debug for Watches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Watches({})", self.0.len())
     }

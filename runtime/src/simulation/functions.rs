@@ -9,7 +9,7 @@ use super::calls::State;
 use super::kept::Kept;
 use super::model::{Watcher, fetched};
 use super::tensors::tensor;
-use crate::call::{CallResult, CallSink};
+use crate::call::{CallResult, CallSpec, CompletionHandler};
 use crate::client::Peer;
 use crate::compute::Compute;
 use crate::function::{AtOnce, Later, Responder, Served, Service};
@@ -37,7 +37,7 @@ pub(super) struct Late {
 
 /// Takes results of calls on the shard, and makes one more call from there if it was told to.
 #[derive(Debug)]
-pub(super) struct Sink {
+pub(super) struct Handler {
     watcher: Watcher,
     next: Mutex<Option<NextCall>>,
     brings_memory: bool,
@@ -125,7 +125,7 @@ impl Service for LateService {
     }
 }
 
-impl Sink {
+impl Handler {
     pub(super) fn new(watcher: Watcher, brings_memory: bool, next: Option<NextCall>) -> Self {
         Self {
             watcher,
@@ -135,8 +135,8 @@ impl Sink {
     }
 }
 
-impl CallSink for Sink {
-    fn finished(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
+impl CompletionHandler for Handler {
+    fn on_complete(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
         let mut model = self.watcher.model();
         if model.calls.record(token as usize).state == State::Crashed {
             return;
@@ -155,7 +155,10 @@ impl CallSink for Sink {
                 Request::RecvTensor { step_id, key } if next.by_receive => {
                     shard.receive(peer, *step_id, key, timeout, self, token);
                 }
-                _ => shard.call(peer, next.request, timeout, self, token),
+                _ => {
+                    let spec = CallSpec::new(peer, next.request).with_timeout(timeout);
+                    shard.submit(spec, self, token);
+                }
             }
         }
     }

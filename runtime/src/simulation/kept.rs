@@ -87,7 +87,7 @@ impl Cluster {
         let timeout = (self.random.u32(..4) == 0).then(|| self.pause(20));
         if self.random.u32(..4) == 0 {
             let timeout = timeout.unwrap_or(LONG_TIMEOUT);
-            self.call_sink(caller, &peer, kind, request, timeout);
+            self.call_with_handler(caller, &peer, kind, request, timeout);
         } else {
             let id = self.call_future(caller, &peer, kind, request, timeout);
             self.maybe_drop(id);

@@ -139,7 +139,7 @@ impl Cluster {
             let is_own = (call.caller, call.caller_epoch) == (index, epoch);
             assert!(
                 !is_own || call.state != State::Open,
-                "task {index} has stopped, but the sink of call {id} heard nothing: {call:?}"
+                "task {index} has stopped, but the handler of call {id} heard nothing: {call:?}"
             );
         }
     }

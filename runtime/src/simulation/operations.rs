@@ -7,10 +7,11 @@ use prost::Message;
 
 use super::calls::{Kind, Record, State};
 use super::cluster::{Cluster, Plan};
-use super::functions::{ECHO, FAIL, LATE, NextCall, Sink, call_feed};
+use super::functions::{ECHO, FAIL, Handler, LATE, NextCall, call_feed};
 use super::model::stored;
 use super::task::{address_of, host_of};
 use super::tensors::tensor;
+use crate::call::CallSpec;
 use crate::client::Peer;
 use crate::command::Command;
 use crate::registry::{STORE_PULL, STORE_PUSH};
@@ -110,7 +111,7 @@ impl Cluster {
         match self.random.u32(..4) {
             0 => {
                 let timeout = timeout.unwrap_or(LONG_TIMEOUT);
-                self.call_sink(caller, &peer, kind, request, timeout);
+                self.call_with_handler(caller, &peer, kind, request, timeout);
             }
             _ => {
                 let id = self.call_future(caller, &peer, kind, request, timeout);
@@ -253,7 +254,7 @@ impl Cluster {
         id
     }
 
-    pub(super) fn call_sink(
+    pub(super) fn call_with_handler(
         &mut self,
         caller: usize,
         peer: &Peer,
@@ -265,11 +266,10 @@ impl Cluster {
         let next = (self.random.u32(..4) == 0).then(|| self.next_call(caller, peer));
         let next_id = next.as_ref().map(|next| next.call);
         let brings_memory = self.random.bool();
-        let sink = Arc::new(Sink::new(self.watcher.clone(), brings_memory, next));
+        let spec = CallSpec::new(peer, request).with_timeout(timeout);
+        let handler = Arc::new(Handler::new(self.watcher.clone(), brings_memory, next));
         let task = self.tasks[caller].as_ref().expect("the caller runs");
-        let refused = (task.client)
-            .call_with(peer, request, Some(timeout), sink, id as u64)
-            .is_err();
+        let refused = (task.client).submit(spec, handler, id as u64).is_err();
         if refused {
             let mut model = self.watcher.model();
             model.calls.close(id, State::Dropped);

@@ -202,7 +202,7 @@ impl Cluster {
         if to_sink {
             // Nobody can give up such a call, so it has to end by itself.
             let timeout = timeout.unwrap_or_else(|| self.pause(40));
-            self.call_sink(caller, peer, kind, request, timeout);
+            self.call_with_handler(caller, peer, kind, request, timeout);
         } else {
             let id = self.call_future(caller, peer, kind, request, timeout);
             self.maybe_drop(id);

@@ -23,7 +23,7 @@ use grpcxx_transport::Time;
 use grpcxx_transport::sim::{SimNetwork, SimOptions};
 
 use self::host::{Ended, Host, Slow, locked};
-use crate::call::CallSink;
+use crate::call::{CallSpec, CompletionHandler};
 use crate::client::Peer;
 use crate::function::Responder;
 
@@ -237,12 +237,12 @@ impl Simulation {
                     ..GraphCall::default()
                 }))
             };
-            let sink: Arc<dyn CallSink> = Arc::clone(&self.ended) as _;
+            let handler: Arc<dyn CompletionHandler> = Arc::clone(&self.ended) as _;
             let peer = &self.peers[worker];
             if self
                 .workers
                 .client
-                .call_with(peer, request, None, sink, worker as u64)
+                .submit(CallSpec::new(peer, request), handler, worker as u64)
                 .is_err()
             {
                 // The inbox is full; the shard empties it now.

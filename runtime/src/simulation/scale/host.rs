@@ -11,7 +11,7 @@ use grpcxx_transport::sim::{SimNetwork, SimTransport};
 
 use super::super::functions::Jobs;
 use super::WORKERS_MAX;
-use crate::call::{CallResult, CallSink};
+use crate::call::{CallResult, CompletionHandler};
 use crate::client::{Client, Lookups, Mailboxes, SystemResolver};
 use crate::cluster::TaskId;
 use crate::command::{Command, Parcel};
@@ -49,8 +49,8 @@ impl Service for Slow {
     }
 }
 
-impl CallSink for Ended {
-    fn finished(self: Arc<Self>, token: u64, result: CallResult, _shard: &mut ShardContext<'_>) {
+impl CompletionHandler for Ended {
+    fn on_complete(self: Arc<Self>, token: u64, result: CallResult, _shard: &mut ShardContext<'_>) {
         // Calls fail only when the simulation ends with them under way.
         if result.is_ok() {
             locked(&self.0).push(token as usize);
