@@ -14,7 +14,8 @@ use super::{ConnectionLimits, encode};
 use crate::extensions::bundles::answers::{Answers, ReadyAnswer};
 use crate::extensions::bundles::numbers::KeyNumbers;
 use crate::extensions::chunks::cutter;
-use crate::extensions::key_lists::lists::{self, ListUse, SentLists};
+use crate::extensions::key_lists::client::{ListUse, SentLists};
+use crate::extensions::key_lists::wire as key_lists;
 use crate::wire::Features;
 use crate::{Code, Reason, Request, Response, Status, Text};
 
@@ -203,7 +204,7 @@ impl ClientConnection {
         };
         let encoded = match (&request, list) {
             (Request::FuseRecvTensor { step_id, .. }, ListUse::Number(number)) => {
-                lists::request(&mut frame, id.raw(), timeout_ms, *step_id, number);
+                key_lists::request(&mut frame, id.raw(), timeout_ms, *step_id, number);
                 Ok(())
             }
             _ => encode::request(&mut frame, id.raw(), timeout_ms, &request, &limits),
@@ -211,7 +212,7 @@ impl ClientConnection {
         match encoded {
             Ok(()) => {
                 if let ListUse::Keep(number) = list {
-                    lists::mark(&mut frame, number);
+                    key_lists::mark(&mut frame, number);
                 }
                 frame.token = id.raw();
                 if self.peer.is_none() && frame.len_bytes() > FRAME_BYTES_MAX {

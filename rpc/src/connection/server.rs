@@ -12,7 +12,7 @@ use super::outgoing::Outgoing;
 use super::reader::FrameReader;
 use crate::extensions::bundles::numbers::NumberedKeys;
 use crate::extensions::bundles::server::Bundled;
-use crate::extensions::key_lists::lists::KeptLists;
+use crate::extensions::key_lists::server::KeptLists;
 use crate::wire::{ChunkHeader, Features};
 use crate::{Code, Reason, Request, Response, Status, Tensor};
 

@@ -8,7 +8,7 @@ use crate::connection::encode;
 use crate::connection::server::{
     Cancelled, RequestId, Served, ServerConnection, State, Undelivered,
 };
-use crate::extensions::heads_first::body::{self, suits};
+use crate::extensions::heads_first::server as heads_first;
 use crate::wire::{Announcement, Features};
 use crate::{Code, Request, Response, Status, Tensor, Text};
 
@@ -102,9 +102,9 @@ impl ServerConnection {
     ) -> Result<(), Status> {
         let Served { tag, expected, .. } = self.served.find(id).expect("the caller has found it");
         expected.check(tensors)?;
-        if self.has(Features::HEADS_FIRST) && suits(tensors) {
+        if self.has(Features::HEADS_FIRST) && heads_first::suits(tensors) {
             let mut memory = |len| if self.lends { memory(len) } else { None };
-            return body::response(frame, *tag, tensors, &self.answer_limits, &mut memory);
+            return heads_first::response(frame, *tag, tensors, &self.answer_limits, &mut memory);
         }
         encode::tensors_response(frame, *tag, tensors, &self.answer_limits)
     }

@@ -2,4 +2,5 @@
 
 pub(crate) mod body;
 mod client;
+pub(crate) mod server;
 pub(crate) mod wire;

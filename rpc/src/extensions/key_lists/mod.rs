@@ -1,4 +1,5 @@
 //! Lists of keys that a server keeps, so that requests name them by a number.
 
-pub(crate) mod lists;
-mod server;
+pub(crate) mod client;
+pub(crate) mod server;
+pub(crate) mod wire;

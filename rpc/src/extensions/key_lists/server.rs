@@ -1,8 +1,9 @@
-//! Requests that name their keys by the number of a list, as a server reads them.
+//! The lists of keys that a server keeps, and requests that name them by their numbers.
 
+use grpcxx_memory::Buffer;
 use grpcxx_transport::Next;
 
-use super::lists::STEP_BYTES;
+use super::wire::{LISTS_MAX, STEP_BYTES, fits};
 use crate::connection::cursor::Cursor;
 use crate::connection::landings::message_in_any_case;
 use crate::connection::reader::{Whole, read_into};
@@ -10,7 +11,13 @@ use crate::connection::server::ServerConnection;
 use crate::connection::server::inbound::{Arriving, RequestPart, tensors_of};
 use crate::connection::{Landings, PeerViolation};
 use crate::wire::RequestHeader;
-use crate::{KeyList, Request};
+use crate::{KeyList, Request, Text};
+
+/// The lists that a server keeps for the client of a connection.
+#[derive(Debug, Default)]
+pub(crate) struct KeptLists {
+    lists: Vec<Option<KeyList>>,
+}
 
 impl ServerConnection {
     /// Begins a request that names its keys by the number of their list.
@@ -53,5 +60,75 @@ impl ServerConnection {
         let request = Request::FuseRecvTensor { step_id, keys };
         let expected = tensors_of(&request);
         self.deliver(arriving, request, expected);
+    }
+}
+
+impl KeptLists {
+    /// The list with this number.
+    pub(crate) fn find(&self, number: i32) -> Option<KeyList> {
+        let at = usize::try_from(number).ok()?.checked_sub(1)?;
+        self.lists.get(at)?.clone()
+    }
+
+    /// Keeps a list under a number, in place of another. False if that is not allowed.
+    ///
+    /// The texts are copied, next to each other: those of a request may lie in memory of the arena, or in many places.
+    pub(crate) fn keep(&mut self, number: i32, keys: &[Text]) -> bool {
+        let at = match usize::try_from(number) {
+            Ok(number @ 1..=LISTS_MAX) if fits(keys) => number - 1,
+            _ => return false,
+        };
+        let texts: Vec<u8> = keys
+            .iter()
+            .flat_map(|key| key.as_buffer().iter())
+            .copied()
+            .collect();
+        let texts = Buffer::from(texts);
+        let mut end = 0;
+        let list = keys.iter().map(|key| {
+            let from = end;
+            end += key.as_buffer().len();
+            Text::try_from(texts.slice(from..end)).expect("a copy of a text is one")
+        });
+        let list = list.collect();
+        if self.lists.len() <= at {
+            self.lists.resize(at + 1, None);
+        }
+        self.lists[at] = Some(list);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::LIST_BYTES_MAX;
+    use super::*;
+
+    fn list(name: usize) -> KeyList {
+        (0..4)
+            .map(|key| Text::from(format!("{name}/{key}")))
+            .collect()
+    }
+
+    #[test]
+    fn a_server_keeps_copies_under_the_numbers_there_are() {
+        let mut lists = KeptLists::default();
+        assert_eq!(lists.find(1), None);
+        assert!(lists.keep(LISTS_MAX as i32, &list(7)));
+        assert_eq!(lists.find(LISTS_MAX as i32), Some(list(7)));
+        assert!(lists.keep(LISTS_MAX as i32, &list(8)));
+        assert_eq!(lists.find(LISTS_MAX as i32), Some(list(8)));
+        assert_eq!(lists.find(1), None);
+        for number in [i32::MIN, -1, 0, LISTS_MAX as i32 + 1, i32::MAX] {
+            assert!(!lists.keep(number, &list(7)));
+            assert_eq!(lists.find(number), None);
+        }
+    }
+
+    #[test]
+    fn a_list_that_is_too_long_is_not_kept() {
+        let key = Text::from("k".repeat(LIST_BYTES_MAX / 4));
+        assert!(!KeptLists::default().keep(1, &vec![key.clone(); 5]));
+        assert!(KeptLists::default().keep(1, &vec![key; 4]));
     }
 }

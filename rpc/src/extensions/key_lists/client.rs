@@ -1,13 +1,12 @@
-//! Lists of keys that a client asks for again and again: the server keeps them, and a request has a number in their place.
+//! The lists of keys that a client lets its server keep.
 
 use std::hash::{BuildHasher, Hasher};
 
 use foldhash::fast::RandomState;
-use grpcxx_memory::Buffer;
-use grpcxx_transport::{Frame, SlotId};
+use grpcxx_transport::SlotId;
 
-use crate::wire::{HEADER_BYTES, RequestHeader};
-use crate::{KeyList, Method, Text};
+use super::wire::{LISTS_MAX, fits, number};
+use crate::{KeyList, Text};
 
 /// The lists that the server of a connection keeps, and those that it may come to keep.
 ///
@@ -53,12 +52,6 @@ pub(crate) enum ListUse {
     Keep(i32),
     /// By its number.
     Number(i32),
-}
-
-/// The lists that a server keeps for the client of a connection.
-#[derive(Debug, Default)]
-pub(crate) struct KeptLists {
-    lists: Vec<Option<KeyList>>,
 }
 
 impl SentLists {
@@ -156,86 +149,6 @@ impl SentLists {
     }
 }
 
-impl KeptLists {
-    /// The list with this number.
-    pub(crate) fn find(&self, number: i32) -> Option<KeyList> {
-        let at = usize::try_from(number).ok()?.checked_sub(1)?;
-        self.lists.get(at)?.clone()
-    }
-
-    /// Keeps a list under a number, in place of another. False if that is not allowed.
-    ///
-    /// The texts are copied, next to each other: those of a request may lie in memory of the arena, or in many places.
-    pub(crate) fn keep(&mut self, number: i32, keys: &[Text]) -> bool {
-        let at = match usize::try_from(number) {
-            Ok(number @ 1..=LISTS_MAX) if fits(keys) => number - 1,
-            _ => return false,
-        };
-        let texts: Vec<u8> = keys
-            .iter()
-            .flat_map(|key| key.as_buffer().iter())
-            .copied()
-            .collect();
-        let texts = Buffer::from(texts);
-        let mut end = 0;
-        let list = keys.iter().map(|key| {
-            let from = end;
-            end += key.as_buffer().len();
-            Text::try_from(texts.slice(from..end)).expect("a copy of a text is one")
-        });
-        let list = list.collect();
-        if self.lists.len() <= at {
-            self.lists.resize(at + 1, None);
-        }
-        self.lists[at] = Some(list);
-        true
-    }
-}
-
-/// Fills an empty frame with a request for the tensors of a list that the server keeps.
-pub(crate) fn request(frame: &mut Frame, tag: u64, timeout_ms: i32, step_id: i64, number: i32) {
-    let header = RequestHeader {
-        method: Method::FuseRecvTensor.number(),
-        tag,
-        timeout_ms,
-        metadata_bytes: -number,
-        payload_bytes: STEP_BYTES as u64,
-    };
-    frame.bytes_mut().extend_from_slice(&header.encode());
-    frame.bytes_mut().extend_from_slice(&step_id.to_le_bytes());
-}
-
-/// Writes into the header of a request that the server shall keep its keys.
-pub(crate) fn mark(frame: &mut Frame, number: i32) {
-    let header = frame.bytes_mut().first_chunk_mut::<HEADER_BYTES>();
-    let bytes = header.expect("a request begins with its header");
-    let header = RequestHeader::decode(bytes).expect("it was just written");
-    *bytes = RequestHeader {
-        metadata_bytes: number,
-        ..header
-    }
-    .encode();
-}
-
-/// Whether a list is not too long to be kept.
-fn fits(keys: &[Text]) -> bool {
-    let bytes: usize = keys.iter().map(|key| key.as_buffer().len()).sum();
-    bytes <= LIST_BYTES_MAX
-}
-
-fn number(at: usize) -> i32 {
-    at as i32 + 1
-}
-
-/// Length of the payload of a request that names a list by its number, which is the step.
-pub(crate) const STEP_BYTES: usize = 8;
-
-/// Lists that a connection can have, numbered from 1.
-pub(crate) const LISTS_MAX: usize = 32;
-
-/// Longest list: its keys together, in bytes.
-const LIST_BYTES_MAX: usize = 256 << 10;
-
 /// Fewest keys of a list that is worth a number.
 const KEYS_MIN: usize = 4;
 
@@ -244,6 +157,7 @@ const SEEN_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests {
+    use super::super::wire::LIST_BYTES_MAX;
     use super::*;
 
     fn call(slot: u32) -> SlotId {
@@ -303,7 +217,6 @@ mod tests {
             assert_eq!(lists.name(&short, call(1)), ListUse::Keys);
             assert_eq!(lists.name(&long, call(1)), ListUse::Keys);
         }
-        assert!(!KeptLists::default().keep(1, &long));
     }
 
     #[test]
@@ -326,20 +239,5 @@ mod tests {
             ListUse::Keep(3),
             "it has lost its own"
         );
-    }
-
-    #[test]
-    fn a_server_keeps_copies_under_the_numbers_there_are() {
-        let mut lists = KeptLists::default();
-        assert_eq!(lists.find(1), None);
-        assert!(lists.keep(LISTS_MAX as i32, &list(7)));
-        assert_eq!(lists.find(LISTS_MAX as i32), Some(list(7)));
-        assert!(lists.keep(LISTS_MAX as i32, &list(8)));
-        assert_eq!(lists.find(LISTS_MAX as i32), Some(list(8)));
-        assert_eq!(lists.find(1), None);
-        for number in [i32::MIN, -1, 0, LISTS_MAX as i32 + 1, i32::MAX] {
-            assert!(!lists.keep(number, &list(7)));
-            assert_eq!(lists.find(number), None);
-        }
     }
 }
