@@ -4,8 +4,8 @@ mod support;
 
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_rpc::{
-    CallOptions, ClientConnection, ConnectionLimits, Features, Landings, Method, Request, Response,
-    ServerConnection, Status, TensorMeta, Text,
+    AtHand, CallOptions, ClientConnection, ConnectionLimits, Features, Landings, Method, Request,
+    Response, ServerConnection, Status, TensorMeta, Text,
 };
 use grpcxx_transport::{Frame, Next, Outcome, Time};
 use support::make;
@@ -50,6 +50,14 @@ impl Landings for Prepared {
 
     fn block(&mut self, _: u64, len: usize) -> Option<BufferMut> {
         self.take(len).ok()
+    }
+
+    fn known_key(&mut self, _: &[u8]) -> Option<Text> {
+        None
+    }
+
+    fn at_hand(&mut self, _: i64, _: &Text, _: usize) -> Option<AtHand<'_>> {
+        None
     }
 }
 

@@ -5,7 +5,7 @@ mod support;
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::wire::{HEADER_BYTES, RequestHeader, ResponseHeader};
 use grpcxx_rpc::{
-    CallOptions, ClientConnection, Code, ConnectionLimits, Features, Landings, Method,
+    AtHand, CallOptions, ClientConnection, Code, ConnectionLimits, Features, Landings, Method,
     PeerViolation, Request, Response, ServerConnection, Status, TensorMeta, Text,
 };
 use grpcxx_transport::{Next, Time};
@@ -138,6 +138,18 @@ impl Landings for Untouched {
 
     fn grow(&mut self, _: BufferMut, _: usize) -> Result<BufferMut, Status> {
         unreachable!("memory was for all bytes")
+    }
+
+    fn block(&mut self, _: u64, _: usize) -> Option<BufferMut> {
+        None
+    }
+
+    fn known_key(&mut self, _: &[u8]) -> Option<Text> {
+        None
+    }
+
+    fn at_hand(&mut self, _: i64, _: &Text, _: usize) -> Option<AtHand<'_>> {
+        None
     }
 }
 

@@ -37,29 +37,21 @@ pub trait Landings {
     /// As above.
     fn grow(&mut self, memory: BufferMut, whole_len: usize) -> Result<BufferMut, Status>;
 
-    /// Memory of exactly `len` bytes, which is never 0, for several small tensors of a response at once, or of responses
-    /// that come together, of which `token` is the first: each begins at a multiple of
-    /// [`DATA_ALIGNMENT_BYTES`](crate::wire::DATA_ALIGNMENT_BYTES), and all of it stays as long as one of them does.
-    /// `None` gives each tensor memory of its own, through [`Landings::tensor`].
-    fn block(&mut self, _token: u64, _len: usize) -> Option<BufferMut> {
-        None
-    }
+    /// Memory of exactly `len` bytes, which is never 0, for several small tensors of a response at
+    /// once, or of responses that come together, of which `token` is the first: each begins at a
+    /// multiple of [`DATA_ALIGNMENT_BYTES`](crate::wire::DATA_ALIGNMENT_BYTES), and all of it stays as
+    /// long as one of them does. `None` gives each tensor memory of its own, through
+    /// [`Landings::tensor`]. A server does not ask.
+    fn block(&mut self, token: u64, len: usize) -> Option<BufferMut>;
 
-    /// The text of a rendezvous key, if it is known already. A request for such keys needs no memory for its message.
-    fn known_key(&mut self, _bytes: &[u8]) -> Option<Text> {
-        None
-    }
+    /// The text of a rendezvous key, if it is known already. A request for such keys needs no memory
+    /// for its message. A client does not ask.
+    fn known_key(&mut self, bytes: &[u8]) -> Option<Text>;
 
-    /// The tensor that a request asks for, if it is there with at most so many bytes of data, and if nobody has to see the
-    /// request: it is answered then before it becomes one.
-    fn at_hand(
-        &mut self,
-        _step_id: i64,
-        _key: &Text,
-        _data_bytes_max: usize,
-    ) -> Option<AtHand<'_>> {
-        None
-    }
+    /// The tensor that a request asks for, if it is there with at most so many bytes of data, and if
+    /// nobody has to see the request: it is answered then before it becomes one. A client does not
+    /// ask.
+    fn at_hand(&mut self, step_id: i64, key: &Text, data_bytes_max: usize) -> Option<AtHand<'_>>;
 }
 
 /// A tensor that is there when it is asked for.

@@ -120,6 +120,10 @@ impl Landings for HeapLandings {
         self.allocate(len).ok()
     }
 
+    fn known_key(&mut self, _: &[u8]) -> Option<Text> {
+        None
+    }
+
     fn at_hand(&mut self, step_id: i64, key: &Text, data_bytes_max: usize) -> Option<AtHand<'_>> {
         let fits = |tensor: &Tensor| tensor.data.len() <= data_bytes_max;
         let number = self.at_hand.iter().position(|laid| {

@@ -279,6 +279,10 @@ impl Landings for ArenaLandings<'_> {
         windows::grow(self.arena, memory, whole_len)
     }
 
+    fn block(&mut self, _: u64, _: usize) -> Option<BufferMut> {
+        None
+    }
+
     fn known_key(&mut self, bytes: &[u8]) -> Option<Text> {
         self.keys.find(bytes)
     }
@@ -346,6 +350,14 @@ impl Landings for CallLandings<'_> {
 
     fn grow(&mut self, memory: BufferMut, whole_len: usize) -> Result<BufferMut, Status> {
         windows::grow(self.arena, memory, whole_len)
+    }
+
+    fn known_key(&mut self, _: &[u8]) -> Option<Text> {
+        None
+    }
+
+    fn at_hand(&mut self, _: i64, _: &Text, _: usize) -> Option<AtHand<'_>> {
+        None
     }
 }
 

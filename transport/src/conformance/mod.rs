@@ -49,10 +49,7 @@ pub trait Environment {
 
     /// Breaks a link of the first transport of the pair, as a network does that fails. Says whether
     /// it could.
-    fn sever(&mut self, transport: &mut Self::Transport, link: LinkId) -> bool {
-        let _ = (transport, link);
-        false
-    }
+    fn sever(&mut self, transport: &mut Self::Transport, link: LinkId) -> bool;
 }
 
 /// What the suite may ask of an environment.

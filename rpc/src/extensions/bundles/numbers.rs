@@ -224,7 +224,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Code, Status, TensorMeta};
+    use crate::{AtHand, Code, Status, TensorMeta};
 
     /// Knows the keys that begin with `known`.
     struct Known;
@@ -248,9 +248,17 @@ mod tests {
             Err(Status::new(Code::Internal, "nothing here"))
         }
 
+        fn block(&mut self, _: u64, _: usize) -> Option<BufferMut> {
+            None
+        }
+
         fn known_key(&mut self, bytes: &[u8]) -> Option<Text> {
             let text = std::str::from_utf8(bytes).ok()?;
             text.starts_with("known").then(|| Text::from(text))
+        }
+
+        fn at_hand(&mut self, _: i64, _: &Text, _: usize) -> Option<AtHand<'_>> {
+            None
         }
     }
 
