@@ -252,6 +252,12 @@ fn metrics_text(engine: &Engine) -> String {
         "Bytes of the tensors in the store.",
         stored_bytes,
     );
+    metric(
+        "shm_mapped_bytes",
+        "gauge",
+        "Address space that memory of other processes takes in this one, in bytes.",
+        engine.mapped_peer_bytes(),
+    );
     text
 }
 

@@ -199,6 +199,9 @@ config! {
     shm_lent_bytes: u64 = parse::shm_lent_bytes,
         "GRPCXX_SHM_LENT_BYTES_MAX", "1GiB", "bytes", "engine",
         "most bytes of tensors that one such connection lends at a time, up to 16TiB; what is beyond is copied";
+    shm_mapped_bytes: u64 = parse::shm_mapped_bytes,
+        "GRPCXX_SHM_MAPPED_BYTES_MAX", "8TiB", "bytes", "engine",
+        "most address space that memory of such processes takes in this one, up to 64TiB, over all shards; beyond that connections stay on TCP, and tensors of memory that found no room are copied";
     rdma: RdmaSetting = parse::rdma,
         "GRPCXX_RDMA", "auto", "", "engine",
         "`auto` or `off`; `auto` lets connections go on over RDMA where both ends have a device";

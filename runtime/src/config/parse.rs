@@ -146,6 +146,10 @@ pub(super) fn shm_lent_bytes(text: &str) -> Parsed<u64> {
     bytes(text, 0..=16 * TIB)
 }
 
+pub(super) fn shm_mapped_bytes(text: &str) -> Parsed<u64> {
+    bytes(text, 0..=64 * TIB)
+}
+
 pub(super) fn rdma_chunk_bytes(text: &str) -> Parsed<u64> {
     bytes(text, 4 * KIB..=GIB)
 }

@@ -286,6 +286,12 @@ impl Engine {
         Counters::sum(&self.shared.counters)
     }
 
+    /// Address space that memory of other processes takes in this one, in bytes: rings and arenas
+    /// of connections in shared memory, of all engines.
+    pub fn mapped_peer_bytes(&self) -> u64 {
+        grpcxx_shm::mapped_bytes()
+    }
+
     /// Runs futures of the program on a shard's thread, beside the shard.
     pub fn spawner(&self, shard: usize) -> Option<&TaskSpawner> {
         self.spawners.get(shard)

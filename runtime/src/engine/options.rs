@@ -248,6 +248,7 @@ fn shm_options(config: &Config) -> Option<ShmOptions> {
         },
         ring_bytes: usize::try_from(config.shm_ring_bytes).unwrap_or(usize::MAX),
         lent_bytes_max: usize::try_from(config.shm_lent_bytes).unwrap_or(usize::MAX),
+        mapped_bytes_max: config.shm_mapped_bytes,
         show_bytes_min: match config.shm_read {
             true => ShmOptions::default().show_bytes_min,
             false => usize::MAX,

@@ -53,8 +53,8 @@ pub struct Channel {
     expected_until: Option<Time>,
     /// Serials of the arenas that the peer knows, in the order in which it was told of them.
     arenas: Vec<u64>,
-    /// Its arenas, and how long they are.
-    peer_arenas: Vec<(Leases, usize)>,
+    /// Its arenas, in the order in which it has told of them.
+    peer_arenas: Vec<KnownArena>,
     sight: Sight,
     blind_spots: BlindSpots,
     /// Whether the peer has asked this end to look at its memory.
@@ -64,6 +64,7 @@ pub struct Channel {
     /// What the peer has said about where its stream goes on here.
     cut: Option<u64>,
     peer_gone: bool,
+    mapped_bytes_max: u64,
     lend_bytes_min: usize,
     lent_bytes_max: usize,
     show_bytes_min: usize,
@@ -105,12 +106,37 @@ enum Arriving {
     Bytes { left: usize, padding: usize },
     /// Lent memory, and how much of it was used.
     Lent { memory: Buffer, used: usize },
-    /// Memory of the peer's process, from where on it was not read.
-    Shown {
-        address: u64,
+    /// Memory that this end has to copy, from where on it has not.
+    Elsewhere {
+        source: Source,
+        at: u64,
         left: u64,
         loan: Borrowed,
     },
+}
+
+/// Where bytes lie that are not mapped here.
+#[derive(Debug)]
+enum Source {
+    /// In the peer's process.
+    Process,
+    /// In the file of an arena.
+    File(Arc<OwnedFd>),
+}
+
+/// An arena of the peer.
+#[derive(Debug)]
+struct KnownArena {
+    len_bytes: usize,
+    access: ArenaAccess,
+}
+
+/// How this end gets at an arena of the peer.
+#[derive(Debug)]
+enum ArenaAccess {
+    Mapped(Leases),
+    /// There was no room for it beside the memory of other peers.
+    Unmapped(Arc<OwnedFd>),
 }
 
 /// How the other end of a stream is.
@@ -164,6 +190,7 @@ impl Channel {
             peer_process: None,
             cut: None,
             peer_gone: false,
+            mapped_bytes_max: options.mapped_bytes_max,
             lend_bytes_min: options.lend_bytes_min,
             lent_bytes_max: options.lent_bytes_max,
             show_bytes_min: options.show_bytes_min,
@@ -353,3 +380,6 @@ const WRITE_BYTES_EARLY: usize = 64 << 10;
 
 /// Arenas of a peer that one link maps.
 const ARENAS_MAX: usize = 64;
+
+/// Arenas of a peer that one link knows and has not mapped: each keeps a descriptor open.
+const ARENAS_UNMAPPED_MAX: usize = 16;

@@ -45,6 +45,8 @@ mod garbage;
 mod link;
 #[cfg(not(all(loom, test)))]
 mod loans;
+#[cfg(not(all(loom, test)))]
+mod mapped;
 mod memory;
 mod message;
 #[cfg(not(all(loom, test)))]
@@ -76,6 +78,8 @@ mod transport;
 mod wakeup;
 
 pub use counters::ShmCounters;
+#[cfg(not(all(loom, test)))]
+pub use mapped::mapped_bytes;
 #[cfg(not(all(loom, test)))]
 pub use migrating::ShmMedium;
 pub use options::{RING_BYTES_MAX, RING_BYTES_MIN, ShmOptions};

@@ -74,11 +74,14 @@ mod backing {
     use rustix::process::{Resource, getrlimit};
 
     use super::Memory;
+    use crate::mapped::Mapped;
 
     /// A range of addresses, unmapped on drop.
     pub(super) struct Backing {
         base: NonNull<u8>,
         len_bytes: usize,
+        /// Set if a peer has made the memory.
+        _mapped: Option<Mapped>,
     }
 
     impl Backing {
@@ -111,28 +114,31 @@ mod backing {
             let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
             rustix::fs::fcntl_add_seals(&descriptor, seals)?;
             let access = ProtFlags::READ | ProtFlags::WRITE;
-            Ok((
-                Self::map(descriptor.as_fd(), len_bytes, access)?,
-                descriptor,
-            ))
+            let memory = Self::map(descriptor.as_fd(), len_bytes, access, None)?;
+            Ok((memory, descriptor))
         }
 
         /// The memory of a peer's descriptor, if it is what [`Memory::create`] makes and of this
-        /// length.
+        /// length. [`Errno::NOMEM`] if peers would take more than `mapped_bytes_max`.
         pub(crate) fn open(
             descriptor: BorrowedFd<'_>,
             len_bytes: usize,
+            mapped_bytes_max: u64,
         ) -> rustix::io::Result<Self> {
             if sealed_len_bytes(descriptor)? != len_bytes as u64 {
                 return Err(Errno::INVAL);
             }
-            Self::map(descriptor, len_bytes, ProtFlags::READ | ProtFlags::WRITE)
+            let mapped = Mapped::reserve(len_bytes as u64, mapped_bytes_max);
+            let mapped = mapped.ok_or(Errno::NOMEM)?;
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            Self::map(descriptor, len_bytes, access, Some(mapped))
         }
 
         fn map(
             descriptor: BorrowedFd<'_>,
             len_bytes: usize,
             access: ProtFlags,
+            mapped: Option<Mapped>,
         ) -> rustix::io::Result<Self> {
             // SAFETY: a new mapping at an address that the kernel chooses touches no other memory.
             let base = unsafe {
@@ -143,7 +149,11 @@ mod backing {
             Ok(Self {
                 base,
                 len_bytes,
-                backing: Backing { base, len_bytes },
+                backing: Backing {
+                    base,
+                    len_bytes,
+                    _mapped: mapped,
+                },
             })
         }
     }
@@ -155,23 +165,30 @@ mod backing {
     }
 
     impl PeerArena {
-        /// Maps what a peer has sent, if it can never become shorter and is no longer than
+        /// Length of what a peer has sent, if it can never become shorter and is no longer than
         /// `len_bytes_max`.
-        pub(crate) fn open(
+        pub(crate) fn check(
             descriptor: BorrowedFd<'_>,
             len_bytes_max: u64,
-        ) -> rustix::io::Result<Self> {
+        ) -> rustix::io::Result<usize> {
             let len_bytes = sealed_len_bytes(descriptor)?;
             if len_bytes == 0 || len_bytes > len_bytes_max {
                 return Err(Errno::FBIG);
             }
-            let len_bytes = usize::try_from(len_bytes).map_err(|_| Errno::FBIG)?;
-            let memory = Memory::map(descriptor, len_bytes, ProtFlags::READ)?;
-            Ok(Self { memory })
+            usize::try_from(len_bytes).map_err(|_| Errno::FBIG)
         }
 
-        pub(crate) fn len_bytes(&self) -> usize {
-            self.memory.len_bytes()
+        /// Maps what [`PeerArena::check`] has found to be so long. [`Errno::NOMEM`] if peers would
+        /// take more than `mapped_bytes_max`.
+        pub(crate) fn open(
+            descriptor: BorrowedFd<'_>,
+            len_bytes: usize,
+            mapped_bytes_max: u64,
+        ) -> rustix::io::Result<Self> {
+            let mapped = Mapped::reserve(len_bytes as u64, mapped_bytes_max);
+            let mapped = mapped.ok_or(Errno::NOMEM)?;
+            let memory = Memory::map(descriptor, len_bytes, ProtFlags::READ, Some(mapped))?;
+            Ok(Self { memory })
         }
 
         /// A part that the peer has lent, and that is not given back as long as anybody looks at
@@ -180,7 +197,7 @@ mod backing {
         /// # Panics
         /// If it reaches beyond the arena.
         pub(crate) fn part(&self, place: Range<usize>) -> &[u8] {
-            assert!(place.start <= place.end && place.end <= self.len_bytes());
+            assert!(place.start <= place.end && place.end <= self.memory.len_bytes());
             // SAFETY: the place lies inside of the mapping, as asserted, which stays as long as
             // `self` and cannot get shorter. The peer has promised not to write there until the
             // part is given back. Should it break that, the bytes change as those of any shared
@@ -291,7 +308,7 @@ mod tests {
     #[test]
     fn both_mappings_are_the_same_memory() {
         let (ours, descriptor) = Memory::create(8192).unwrap();
-        let theirs = Memory::open(descriptor.as_fd(), 8192).unwrap();
+        let theirs = Memory::open(descriptor.as_fd(), 8192, u64::MAX).unwrap();
         let mut seen = [0; 3];
         // SAFETY: inside of the memory, and nobody has references there.
         unsafe {
@@ -299,7 +316,7 @@ mod tests {
             theirs.copy_out(8189, &mut seen);
         }
         assert_eq!(&seen, b"abc");
-        let arena = PeerArena::open(descriptor.as_fd(), 8192).unwrap();
+        let arena = PeerArena::open(descriptor.as_fd(), 8192, u64::MAX).unwrap();
         assert_eq!(arena.part(8190..8192), b"bc");
     }
 
@@ -307,20 +324,21 @@ mod tests {
     fn what_could_shrink_or_is_no_memory_is_refused() {
         let (_, descriptor) = Memory::create(8192).unwrap();
         assert_eq!(
-            Memory::open(descriptor.as_fd(), 4096).unwrap_err(),
+            Memory::open(descriptor.as_fd(), 4096, u64::MAX).unwrap_err(),
             Errno::INVAL
         );
-        assert!(PeerArena::open(descriptor.as_fd(), 4096).is_err());
+        assert_eq!(PeerArena::check(descriptor.as_fd(), 8192), Ok(8192));
+        assert_eq!(PeerArena::check(descriptor.as_fd(), 4096), Err(Errno::FBIG));
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let unsealed = rustix::fs::memfd_create("test", flags).unwrap();
         rustix::fs::ftruncate(&unsealed, 8192).unwrap();
         assert_eq!(
-            Memory::open(unsealed.as_fd(), 8192).unwrap_err(),
+            Memory::open(unsealed.as_fd(), 8192, u64::MAX).unwrap_err(),
             Errno::PERM
         );
         rustix::fs::fcntl_add_seals(&unsealed, SealFlags::SHRINK).unwrap();
-        assert!(PeerArena::open(unsealed.as_fd(), 8192).is_err());
+        assert!(PeerArena::check(unsealed.as_fd(), 8192).is_err());
         let file = std::fs::File::open("/proc/self/exe").unwrap();
-        assert!(PeerArena::open(file.as_fd(), u64::MAX).is_err());
+        assert!(PeerArena::check(file.as_fd(), u64::MAX).is_err());
     }
 }

@@ -55,8 +55,10 @@ impl ShmMedium {
             std::process::id(),
             offer::secret()
         );
-        let rendezvous = RendezvousSocket::open(name.into_bytes(), &driver.poller)
-            .map_err(|errno| failure("listen on an abstract UNIX socket", errno))?;
+        let mapped_bytes_max = driver.options.mapped_bytes_max;
+        let rendezvous =
+            RendezvousSocket::open(name.into_bytes(), &driver.poller, mapped_bytes_max)
+                .map_err(|errno| failure("listen on an abstract UNIX socket", errno))?;
         Ok(Self {
             driver,
             host,

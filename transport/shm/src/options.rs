@@ -21,6 +21,10 @@ pub struct ShmOptions {
     /// that go on with such memory. All links share it, and what finds no place there passes
     /// through the ring. 0: there is none.
     pub bounce_arena_bytes: usize,
+    /// Most address space that memory of peers takes in this process, in bytes, over all
+    /// transports. Beyond that links stay where they are, and what is lent of arenas that found no
+    /// room is copied out of their files.
+    pub mapped_bytes_max: u64,
 }
 
 impl ShmOptions {
@@ -41,6 +45,7 @@ impl Default for ShmOptions {
             lent_bytes_max: 1 << 30,
             show_bytes_min: 4 << 20,
             bounce_arena_bytes: BOUNCE_ARENA_BYTES_DEFAULT,
+            mapped_bytes_max: MAPPED_BYTES_MAX_DEFAULT,
         }
     }
 }
@@ -50,6 +55,9 @@ pub const RING_BYTES_MIN: usize = 16 << 10;
 
 /// Longest ring.
 pub const RING_BYTES_MAX: usize = 64 << 20;
+
+/// A sixteenth of what a process has on most machines.
+const MAPPED_BYTES_MAX_DEFAULT: u64 = 8 << 40;
 
 /// Address space only, until it is used.
 const BOUNCE_ARENA_BYTES_DEFAULT: usize = 256 << 20;

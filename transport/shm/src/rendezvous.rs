@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use grpcxx_transport::Time;
 use rustix::io::Errno;
 
+use crate::mapped;
 use crate::memory::Memory;
 use crate::message::{Message, Token};
 use crate::options::{RING_BYTES_MAX, RING_BYTES_MIN};
@@ -19,6 +20,7 @@ pub(crate) struct RendezvousSocket {
     listener: OwnedFd,
     /// Connections that have not said what they want.
     silent: Vec<(Time, OwnedFd)>,
+    mapped_bytes_max: u64,
 }
 
 /// A process that has dialled, with the memory that it brought.
@@ -30,13 +32,18 @@ pub(crate) struct PendingPeer {
 }
 
 impl RendezvousSocket {
-    pub(crate) fn open(name: Vec<u8>, poller: &Poller) -> rustix::io::Result<Self> {
+    pub(crate) fn open(
+        name: Vec<u8>,
+        poller: &Poller,
+        mapped_bytes_max: u64,
+    ) -> rustix::io::Result<Self> {
         let listener = socket::listen(&name)?;
         poller.watch(&listener, Subject::Other)?;
         Ok(Self {
             name,
             listener,
             silent: Vec::new(),
+            mapped_bytes_max,
         })
     }
 
@@ -71,9 +78,16 @@ impl RendezvousSocket {
         }
         let mut index = 0;
         while let Some((since, socket)) = self.silent.get(index) {
-            match greet(socket) {
+            match greet(socket, self.mapped_bytes_max) {
                 None if now.since(*since) <= crate::HANDSHAKE_TIME_MAX => index += 1,
-                None | Some(Err(())) => {
+                None | Some(Err(Unfit::Garbage)) => {
+                    self.silent.remove(index);
+                    *refused += 1;
+                }
+                Some(Err(Unfit::NoRoom)) => {
+                    let reason = mapped::no_room(self.mapped_bytes_max);
+                    // Who does not hear why learns by the end of the socket.
+                    let _ = socket::send(socket, &Message::Refuse { reason }.encode(), None);
                     self.silent.remove(index);
                     *refused += 1;
                 }
@@ -90,26 +104,38 @@ impl RendezvousSocket {
     }
 }
 
+/// Why a connection is turned away.
+enum Unfit {
+    Garbage,
+    /// Its memory has no room beside that of other peers.
+    NoRoom,
+}
+
 /// Reads what a connection says first; `None` if that is nothing yet.
-fn greet(socket: &OwnedFd) -> Option<Result<(Segment, Token), ()>> {
+fn greet(socket: &OwnedFd, mapped_bytes_max: u64) -> Option<Result<(Segment, Token), Unfit>> {
     let packet = match socket::receive(socket) {
         Ok(Some(packet)) => packet,
         Err(Errno::AGAIN | Errno::INTR) => return None,
-        Ok(None) | Err(_) => return Some(Err(())),
+        Ok(None) | Err(_) => return Some(Err(Unfit::Garbage)),
     };
     let Ok(Message::Hello { token, ring_bytes }) = Message::decode(packet.bytes()) else {
-        return Some(Err(()));
+        return Some(Err(Unfit::Garbage));
     };
     let segment = usize::try_from(ring_bytes)
         .ok()
         .filter(|bytes| (RING_BYTES_MIN..=RING_BYTES_MAX).contains(bytes))
         .filter(|bytes| bytes.is_power_of_two())
         .zip(packet.descriptor)
+        .ok_or(Unfit::Garbage)
         .and_then(|(bytes, descriptor)| {
-            let memory = Memory::open(descriptor.as_fd(), len_bytes(bytes)).ok()?;
-            Some(Segment::new(memory, bytes))
+            let memory = Memory::open(descriptor.as_fd(), len_bytes(bytes), mapped_bytes_max);
+            let memory = memory.map_err(|errno| match errno {
+                Errno::NOMEM => Unfit::NoRoom,
+                _ => Unfit::Garbage,
+            })?;
+            Ok((Segment::new(memory, bytes), token))
         });
-    Some(segment.map(|segment| (segment, token)).ok_or(()))
+    Some(segment)
 }
 
 /// Dials a rendezvous socket and brings memory along.

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use crate::channel::{Channel, Side, failure};
 use crate::driver::{EVENTS_ENOUGH, LinkDriver};
 use crate::link::{Link, Phase};
-use crate::poller::{Poller, Subject, watch_link};
+use crate::poller::{Subject, watch_link};
 use crate::rendezvous::{self, PendingPeer, RendezvousSocket};
 use crate::wakeup::WakeUp;
 use crate::{ShmCounters, ShmOptions};
@@ -163,7 +163,7 @@ impl Transport for ShmTransport {
     }
 
     fn listen(&mut self, address: SocketAddr) -> Result<(ListenerId, SocketAddr), TransportError> {
-        let (address, rendezvous) = open_rendezvous(address, &self.driver.poller)
+        let (address, rendezvous) = open_rendezvous(address, &self.driver)
             .map_err(|errno| failure(&format!("listen in shared memory for {address}"), errno))?;
         let id = ListenerId(self.next_listener);
         self.next_listener += 1;
@@ -276,10 +276,12 @@ impl fmt::Debug for ShmTransport {
 /// Opens the rendezvous socket of an address; of a free one if its port is 0.
 fn open_rendezvous(
     address: SocketAddr,
-    poller: &Poller,
+    driver: &LinkDriver,
 ) -> rustix::io::Result<(SocketAddr, RendezvousSocket)> {
+    let mapped_bytes_max = driver.options.mapped_bytes_max;
     let open = |address| {
-        RendezvousSocket::open(name_of(address), poller).map(|rendezvous| (address, rendezvous))
+        RendezvousSocket::open(name_of(address), &driver.poller, mapped_bytes_max)
+            .map(|rendezvous| (address, rendezvous))
     };
     if address.port() != 0 {
         return open(address);

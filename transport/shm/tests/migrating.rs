@@ -434,13 +434,16 @@ fn links_that_cannot_migrate_stay_and_say_why() {
         (2, "another network namespace"),
         (3, "cannot be read"),
         (4, "all 0 links"),
+        (5, "allowed are 0"),
     ] {
         let mut options = ShmOptions::default();
-        if spoil == 4 {
-            options.limits.links = 0;
+        match spoil {
+            4 => options.limits.links = 0,
+            5 => options.mapped_bytes_max = 0,
+            _ => {}
         }
         let mut sides = pair(DriverRequest::Epoll, ShmOptions::default());
-        if spoil == 4 {
+        if spoil >= 4 {
             let tcp = TcpOptions {
                 driver: DriverRequest::Epoll,
                 ..TcpOptions::default()

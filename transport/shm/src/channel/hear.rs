@@ -1,12 +1,13 @@
 //! The messages of both ends on the socket of a link.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use grpcxx_memory::Leases;
 use grpcxx_transport::TransportError;
 use rustix::io::Errno;
 
-use super::{ARENAS_MAX, Channel, broken, failure};
+use super::{ARENAS_MAX, ARENAS_UNMAPPED_MAX, ArenaAccess, Channel, KnownArena, broken, failure};
 use crate::loans::PeerMemory;
 use crate::memory::PeerArena;
 use crate::message::{Mark, Message};
@@ -86,16 +87,27 @@ impl Channel {
         if self.peer_arenas.len() >= ARENAS_MAX {
             return Err(broken("more arenas than are allowed"));
         }
-        let arena = PeerArena::open(descriptor.as_fd(), ARENA_BYTES_MAX)
-            .map_err(|errno| failure("map an arena of the peer", errno))?;
-        let len_bytes = arena.len_bytes();
-        let memory = PeerMemory {
-            arena,
-            returns: self.returns(),
+        let len_bytes = PeerArena::check(descriptor.as_fd(), ARENA_BYTES_MAX)
+            .map_err(|errno| failure("take an arena of the peer", errno))?;
+        let opened = PeerArena::open(descriptor.as_fd(), len_bytes, self.mapped_bytes_max);
+        let access = match opened {
+            Ok(arena) => {
+                let returns = self.returns();
+                let memory = PeerMemory { arena, returns };
+                ArenaAccess::Mapped(Leases::new(memory, LOANS_MAX as u32))
+            }
+            Err(Errno::NOMEM) if self.unmapped_arenas() < ARENAS_UNMAPPED_MAX => {
+                ArenaAccess::Unmapped(Arc::new(descriptor))
+            }
+            Err(errno) => return Err(failure("map an arena of the peer", errno)),
         };
-        let leases = Leases::new(memory, LOANS_MAX as u32);
-        self.peer_arenas.push((leases, len_bytes));
+        self.peer_arenas.push(KnownArena { len_bytes, access });
         Ok(())
+    }
+
+    fn unmapped_arenas(&self) -> usize {
+        let is_unmapped = |arena: &&KnownArena| matches!(arena.access, ArenaAccess::Unmapped(_));
+        self.peer_arenas.iter().filter(is_unmapped).count()
     }
 }
 

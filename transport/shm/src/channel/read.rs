@@ -1,7 +1,9 @@
+use std::sync::Arc;
+
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{Inbound, LinkHandler, LinkId, ReadTarget, TransportError};
 
-use super::{Arriving, Channel, Side};
+use super::{ArenaAccess, Arriving, Channel, KnownArena, Side, Source};
 use crate::ShmCounters;
 use crate::garbage::Garbage;
 use crate::loans::Borrowed;
@@ -52,11 +54,15 @@ impl Channel {
                 Arriving::Lent { memory, used } => {
                     self.take_lent(link, memory, used, staging, handler, counters)
                 }
-                Arriving::Shown {
-                    address,
+                Arriving::Elsewhere {
+                    source,
+                    at,
                     left,
                     loan,
-                } => self.take_shown(link, (address, left), loan, staging, handler, counters)?,
+                } => {
+                    let bytes = (source, at, left);
+                    self.take_elsewhere(link, bytes, loan, staging, handler, counters)?
+                }
             };
             counters.received_bytes += bytes as u64;
             budget_bytes -= bytes.min(budget_bytes);
@@ -149,8 +155,7 @@ impl Channel {
             Record::Lent => {
                 self.reader.consume(RECORD_BYTES);
                 let lent = Lent::decode(self.reader.take());
-                let memory = self.borrow(lent)?;
-                Ok(Arriving::Lent { memory, used: 0 })
+                self.borrow(lent)
             }
             Record::Shown => {
                 self.reader.consume(RECORD_BYTES);
@@ -162,8 +167,9 @@ impl Channel {
                 if len == 0 || self.peer_process.is_none() {
                     return Err(super::broken("memory is shown that cannot be seen"));
                 }
-                Ok(Arriving::Shown {
-                    address,
+                Ok(Arriving::Elsewhere {
+                    source: Source::Process,
+                    at: address,
                     left: len,
                     loan: self.borrowed(slot),
                 })
@@ -172,7 +178,7 @@ impl Channel {
     }
 
     /// The memory that a peer has lent. All that the peer says is checked here.
-    fn borrow(&mut self, lent: Lent) -> Result<Buffer, TransportError> {
+    fn borrow(&mut self, lent: Lent) -> Result<Arriving, TransportError> {
         let index = lent.arena as usize;
         if index >= self.peer_arenas.len() {
             // Its introduction was sent before the record was written.
@@ -184,22 +190,32 @@ impl Channel {
             lent.arena.into(),
             arenas.wrapping_sub(1),
         )?;
-        let Some((leases, arena_bytes)) = self.peer_arenas.get(index) else {
+        let Some(KnownArena { len_bytes, access }) = self.peer_arenas.get(index) else {
             return Err(super::broken(
                 "memory is lent of an arena that is not known",
             ));
         };
-        let arena_bytes = *arena_bytes as u64;
+        let arena_bytes = *len_bytes as u64;
         Garbage::check("slot of a loan", lent.slot.into(), LOANS_MAX as u64 - 1)?;
         Garbage::check("offset of a loan", lent.offset, arena_bytes)?;
         Garbage::check("length of a loan", lent.len, arena_bytes - lent.offset)?;
         if lent.len == 0 {
             return Err(super::broken("no bytes are lent"));
         }
-        let (from, len) = (lent.offset as usize, lent.len as usize);
-        leases
-            .borrow(lent.slot, from..from + len)
-            .ok_or_else(|| super::broken("a slot has a loan already"))
+        match access {
+            ArenaAccess::Mapped(leases) => {
+                let (from, len) = (lent.offset as usize, lent.len as usize);
+                let memory = leases.borrow(lent.slot, from..from + len);
+                let memory = memory.ok_or_else(|| super::broken("a slot has a loan already"))?;
+                Ok(Arriving::Lent { memory, used: 0 })
+            }
+            ArenaAccess::Unmapped(file) => Ok(Arriving::Elsewhere {
+                source: Source::File(Arc::clone(file)),
+                at: lent.offset,
+                left: lent.len,
+                loan: self.borrowed(lent.slot),
+            }),
+        }
     }
 
     /// What gives back what the peer has shown.
@@ -299,38 +315,47 @@ impl Channel {
         (bytes, events)
     }
 
-    /// Copies memory of the peer's process. Returns how many bytes, and the number of events.
-    fn take_shown<A>(
+    /// Copies memory that is not mapped here. Returns how many bytes, and the number of events.
+    fn take_elsewhere<A>(
         &mut self,
         link: LinkId,
-        (address, left): (u64, u64),
+        (source, at, left): (Source, u64, u64),
         loan: Borrowed,
         staging: &mut [u8],
         handler: &mut dyn LinkHandler<A>,
         counters: &mut ShmCounters,
     ) -> Result<(usize, usize), TransportError> {
-        let (Some(inbound), Some(peer)) = (&mut self.inbound, &self.peer_process) else {
-            return Err(super::broken("memory is shown that cannot be seen"));
+        let Some(inbound) = &mut self.inbound else {
+            return Ok((0, 0));
+        };
+        let read = |into: &mut [u8]| match (&source, &self.peer_process) {
+            (Source::File(file), _) => rustix::io::pread(file, into, at)
+                .map_err(|errno| super::failure("read an arena of the peer", errno)),
+            (Source::Process, Some(peer)) => (peer.read(at, into))
+                .map_err(|errno| super::failure("read the memory of the peer's process", errno)),
+            (Source::Process, None) => Err(super::broken("memory is shown that cannot be seen")),
         };
         let within = |len: usize| usize::try_from(left).map_or(len, |left| left.min(len));
-        let gone = |errno| super::failure("read the memory of the peer's process", errno);
         let (bytes, events) = match inbound.target() {
             ReadTarget::Paused => (0, 0),
             ReadTarget::Direct(target) => {
                 let len = within(target.len().min(READ_BYTES_MAX));
-                let bytes = peer.read(address, &mut target[..len]).map_err(gone)?;
+                let bytes = read(&mut target[..len])?;
                 (bytes, inbound.landed_direct(link, bytes, handler))
             }
             ReadTarget::Staging => {
                 let len = within(staging.len());
-                let bytes = peer.read(address, &mut staging[..len]).map_err(gone)?;
+                let bytes = read(&mut staging[..len])?;
                 (bytes, inbound.offer(link, &staging[..bytes], handler))
             }
         };
-        counters.seen_bytes += bytes as u64;
+        if matches!(source, Source::Process) {
+            counters.seen_bytes += bytes as u64;
+        }
         if (bytes as u64) < left {
-            self.arriving = Some(Arriving::Shown {
-                address: address + bytes as u64,
+            self.arriving = Some(Arriving::Elsewhere {
+                source,
+                at: at + bytes as u64,
                 left: left - bytes as u64,
                 loan,
             });

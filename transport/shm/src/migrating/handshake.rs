@@ -9,6 +9,7 @@ use super::ShmMedium;
 use super::offer::{self, Offer};
 use crate::channel::{Channel, Side, failure};
 use crate::link::{Link, Phase};
+use crate::mapped;
 use crate::message::Message;
 use crate::poller::watch_link;
 use crate::rendezvous::{self, PendingPeer};
@@ -212,6 +213,10 @@ impl ShmMedium {
     }
 
     fn check_limit(&self) -> Result<(), String> {
+        let bytes_max = self.driver.options.mapped_bytes_max;
+        if mapped::mapped_bytes() >= bytes_max {
+            return Err(mapped::no_room(bytes_max));
+        }
         let limit = self.driver.options.limits.links;
         if self.migrated.len() < limit {
             return Ok(());
