@@ -26,7 +26,8 @@ type VariableFn = extern "C" fn(
     *const c_char,
 );
 
-fn facts() -> Vec<(&'static str, String)> {
+/// What is found on this machine, as names and values.
+pub fn facts() -> Vec<(&'static str, String)> {
     let mut facts = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
     match COptions::default().config() {
         Ok((_, warnings)) if warnings.is_empty() => facts.push(("configuration", "ok".to_owned())),

@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "exported functions over pointers")]
-//! The log of all engines of a process, for C.
+//! The log of all engines of a process, for C and for programs in Rust that share a process with it.
 
 use std::ffi::{CString, c_char, c_void};
 use std::fmt::{self, Write};
@@ -20,13 +20,22 @@ use crate::status::c_string;
 
 type LogFn = extern "C" fn(*mut c_void, i32, *const c_char, *const c_char);
 
+/// Takes lines of a level (1: error, to 5: trace) and a module, on a thread that does nothing else.
+pub type Sink = Arc<dyn Fn(i32, &str, &str) + Send + Sync>;
+
 /// Where lines go.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Target {
-    log: LogFn,
-    user: Context,
+    to: Receiver,
     /// How many targets there were before.
     number: u64,
+}
+
+/// Who takes lines.
+#[derive(Clone)]
+enum Receiver {
+    C(LogFn, Context),
+    Rust(Sink),
 }
 
 /// A line on its way to C.
@@ -83,7 +92,7 @@ impl Subscriber for Lines {
         // It is held until the line is in the queue: who changes the target then knows that all lines for the
         // old one are there.
         let target = TARGET.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(target) = *target else {
+        let Some(target) = target.clone() else {
             return;
         };
         let mut line = Line::default();
@@ -152,28 +161,53 @@ fn deliver(line: CLine) -> bool {
     if target.number < GIVEN_UP_BELOW.load(Ordering::Acquire) {
         return false;
     }
-    (target.log)(target.user.0, level, module.as_ptr(), message.as_ptr());
+    match target.to {
+        Receiver::C(log, user) => log(user.0, level, module.as_ptr(), message.as_ptr()),
+        Receiver::Rust(sink) => sink(level, &module.to_string_lossy(), &message.to_string_lossy()),
+    }
     true
 }
 
-/// Gives the lines logged so far a short time to reach C, and says whether they have; callbacks, which must not
+/// Gives the lines logged so far a short time to reach who takes them, and says whether they have; callbacks, which must not
 /// block, give them none.
-pub(crate) fn flush() -> bool {
+pub fn flush() -> bool {
     match QUEUE.get() {
         Some(queue) => !is_calling_back() && queue.flush(FLUSH_TIMEOUT),
         None => true,
     }
 }
 
-/// Sends what is logged from now on to `log`. Lines logged before reach the old target or are given up.
-fn set_target(log: Option<LogFn>, user: Context) {
+/// Sends what is logged from now on, down to a level (0: nothing, to 5: trace), to `sink`, in the place of whoever took
+/// it before.
+pub fn send_to(level: u8, sink: Option<Sink>) {
+    change(level, sink.map(Receiver::Rust));
+}
+
+/// Sends what is logged from now on to `to`. Lines logged before reach the old target or are given up.
+fn set_target(to: Option<Receiver>) {
     let mut current = TARGET.write().unwrap_or_else(PoisonError::into_inner);
     let number = TARGETS.fetch_add(1, Ordering::Relaxed);
-    *current = log.map(|log| Target { log, user, number });
+    *current = to.map(|to| Target { to, number });
     drop(current);
     if !flush() {
         GIVEN_UP_BELOW.fetch_max(number, Ordering::Release);
     }
+}
+
+fn change(level: u8, to: Option<Receiver>) {
+    INSTALL.call_once(|| {
+        // Without a thread there is no log; whoever lacks one hears so from the engine's start.
+        if let Ok(queue) = LogQueue::start(deliver) {
+            let _ = QUEUE.set(queue);
+        }
+        // A Rust program that holds this crate may have a subscriber of its own, which then stays.
+        let _ = set_global_default(Arc::new(Lines));
+    });
+    let level = if to.is_some() { level } else { 0 };
+    // What was held back belongs to the old target.
+    flush();
+    LEVEL.store(level, Ordering::Relaxed);
+    set_target(to);
 }
 
 /// How long lines may take to reach C when its function changes or an engine ends.
@@ -189,22 +223,8 @@ static INSTALL: Once = Once::new();
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn grpcxx_log_set(level: i32, log: Option<LogFn>, user: *mut c_void) {
+    let level = u8::try_from(level.clamp(0, 5)).unwrap_or(0);
     guarded((), || {
-        INSTALL.call_once(|| {
-            // Without a thread there is no log; whoever lacks one hears so from the engine's start.
-            if let Ok(queue) = LogQueue::start(deliver) {
-                let _ = QUEUE.set(queue);
-            }
-            // A Rust program that holds this crate may have a subscriber of its own, which then stays.
-            let _ = set_global_default(Arc::new(Lines));
-        });
-        let level = match log {
-            Some(_) => u8::try_from(level.clamp(0, 5)).unwrap_or(0),
-            None => 0,
-        };
-        // What was held back belongs to the old target.
-        flush();
-        LEVEL.store(level, Ordering::Relaxed);
-        set_target(log, Context(user));
+        change(level, log.map(|log| Receiver::C(log, Context(user))))
     });
 }
