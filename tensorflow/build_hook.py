@@ -34,4 +34,4 @@ class NativeBuildHook(BuildHookInterface):
             self.app.abort(f"grpcxx cannot be built: {error}")
         build_data["force_include"].update({str(source): target for source, target in files.items()})
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{native.platform_tag()}"
+        build_data["tag"] = native.wheel_tag()

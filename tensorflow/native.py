@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def installed_files(output, finished_plugins, say):
 
 
 def build_engine(output, say):
-    """Compiles the engine with its C interface; returns the shared library."""
+    """Compiles the engine, with the C interface and the extension module; returns the shared library."""
     cargo = shutil.which("cargo") or shutil.which(str(Path.home() / ".cargo/bin/cargo"))
     if cargo is None:
         raise BuildError("cargo is missing: install Rust 1.88 or later from https://rustup.rs")
@@ -62,17 +63,26 @@ def build_engine(output, say):
     if not (REPOSITORY / "capi/Cargo.toml").is_file():
         raise BuildError(f"{REPOSITORY} is not a checkout of grpcxx: run pip install on the folder tensorflow/ of one")
     say("grpcxx: compiling the engine (minutes, the first time)")
-    command = [cargo, "build", "--release", "--locked", "-p", "grpcxx-capi", "--lib"]
+    command = [cargo, "build", "--release", "--locked", "-p", "grpcxx-python", "--lib"]
     command.append("--message-format=json-render-diagnostics")
-    finished = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=False)
+    environment = dict(os.environ)
+    if is_free_threaded():
+        # There is no stable ABI for these: the library is for this interpreter alone.
+        command.append("--no-default-features")
+        environment["PYO3_PYTHON"] = sys.executable
+    else:
+        environment["PYO3_NO_PYTHON"] = "1"
+    finished = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True, check=False
+    )
     if finished.returncode != 0:
         raise BuildError("cargo could not compile the engine; the reason is above")
     for line in finished.stdout.splitlines():
         message = json.loads(line) if line.startswith("{") else {}
-        if message.get("reason") == "compiler-artifact" and "cdylib" in message["target"]["crate_types"]:
+        if message.get("reason") == "compiler-artifact" and message["target"]["name"] == "grpcxx_python":
             built = next(name for name in message["filenames"] if name.endswith(".so"))
             output.mkdir(parents=True, exist_ok=True)
-            return Path(shutil.copy(built, output))
+            return Path(shutil.copy(built, output / LIBRARY_NAME))
     raise BuildError("cargo compiled no shared library of the engine")
 
 
@@ -123,6 +133,19 @@ def clean_environment():
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONNOUSERSITE")}
 
 
+def is_free_threaded():
+    """Whether the interpreter has no GIL."""
+    return bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+
+
+def wheel_tag():
+    """What the wheel is for: every Python from 3.9 on, or one without a GIL; this platform."""
+    if not is_free_threaded():
+        return f"cp39-abi3-{platform_tag()}"
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return f"{python}-{python}t-{platform_tag()}"
+
+
 def platform_tag():
     """The platform of the wheel: this machine, and its C library or a later one."""
     library, version = platform.libc_ver()
@@ -138,6 +161,8 @@ def output_folder():
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LOADER_NAME = "grpcxx_loader.so"
+# The plugin looks for the C interface by this name.
+LIBRARY_NAME = "libgrpcxx_capi.so"
 
 # Does not import TensorFlow, which takes seconds. A folder `tensorflow` without a package in it also has a spec.
 QUESTION = """

@@ -135,6 +135,7 @@ fn sources() -> Vec<Source> {
         "examples",
         "fusion",
         "memory",
+        "python",
         "rpc",
         "runtime",
         "src",

@@ -19,9 +19,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._library import facts, log_to, tensorflow_counters, variables, version
+    from ._library import facts, log_to, memory_counters, tensorflow_counters, variables, version
     from ._status import Code, DeadlineExceeded, Error, Reason, Unavailable
-    from ._tensors import memory_counters
     from .client import Client, StoredTensor
     from .server import Server
 
@@ -46,9 +45,8 @@ __all__ = [
 
 # The engine is opened at the first use, so that the doctor can say why it cannot be.
 _PLACES = {
-    "_library": ("facts", "log_to", "tensorflow_counters", "variables", "version"),
+    "_library": ("facts", "log_to", "memory_counters", "tensorflow_counters", "variables", "version"),
     "_status": ("Code", "DeadlineExceeded", "Error", "Reason", "Unavailable"),
-    "_tensors": ("memory_counters",),
     "client": ("Client", "StoredTensor"),
     "server": ("Server",),
 }

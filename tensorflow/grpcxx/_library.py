@@ -1,15 +1,17 @@
-"""What the engine says of itself and of this machine."""
+"""The engine's library: where it lies, and what it says of itself and of this machine."""
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib.machinery
+import importlib.util
 import json
 import logging
 import os
+import sys
+from pathlib import Path
 from typing import NamedTuple
-
-from ._c import FACT, LOG, VARIABLE, library, library_path
 
 
 class Variable(NamedTuple):
@@ -22,34 +24,71 @@ class Variable(NamedTuple):
     meaning: str
 
 
+class EndpointMap(NamedTuple):
+    """Which star address belongs to which gRPC address."""
+
+    path: str
+    entries: dict[str, str]
+
+
+def library_path() -> Path:
+    """Where the engine lies: GRPCXX_LIBRARY if it is set, else in this package.
+
+    It is one file with the C interface, which the TensorFlow plugin uses, and the extension module, which this package
+    uses: a process has one engine library.
+    """
+    chosen = os.environ.get("GRPCXX_LIBRARY")
+    return Path(chosen) if chosen else Path(__file__).resolve().parent / "lib" / "libgrpcxx_capi.so"
+
+
+def _load():
+    path = library_path()
+    if not path.is_file():
+        raise ImportError(
+            f"{path} is missing: install the package with `pip install ./tensorflow` in a checkout of grpcxx,"
+            " or set GRPCXX_LIBRARY to a library that `cargo build -p grpcxx-python` has made"
+        )
+    name = f"{__package__}._native"
+    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path, loader=loader))
+    loader.exec_module(module)
+    if module.version() != VERSION:
+        raise ImportError(
+            f"{path} is of grpcxx {module.version()}, and this package of {VERSION}: install both from one checkout"
+        )
+    sys.modules[name] = module
+    return module
+
+
 def version() -> str:
     """The version of the engine."""
-    return library.grpcxx_version().decode()
+    return native.version()
 
 
 def facts() -> dict[str, str]:
     """What the engine finds on this machine: driver, limits, CPUs, shared memory, RDMA, configuration."""
-    found = {}
-
-    @FACT
-    def add(_user, name, value):
-        found[name.decode()] = value.decode("utf-8", "replace")
-
-    library.grpcxx_facts(add, None)
-    return found
+    return dict(native.facts())
 
 
 def variables() -> dict[str, Variable]:
     """All variables of the configuration, by name."""
-    found = {}
+    return {texts[0]: Variable(*texts) for texts in native.variables()}
 
-    @VARIABLE
-    def add(_user, *texts):
-        variable = Variable(*((text or b"").decode() for text in texts))
-        found[variable.name] = variable
 
-    library.grpcxx_variables(add, None)
-    return found
+def memory_counters() -> dict[str, int]:
+    """How arrays crossed the border between Python and the engine, as numbers of arrays and of bytes.
+
+    `lent`: sent from the memory of the array. `landed`: received in the memory of `out`. `viewed`: received in memory
+    of the engine, which the array shows. `copied`: all others: small ones (below 4 KiB), strings, and arrays to send
+    that are not contiguous or have the other byte order.
+    """
+    return native.memory_counters()
+
+
+def endpoint_map(path: str | None) -> EndpointMap:
+    """The `.endpoint_map` at `path`, or where DeepRec looks for it, as the engine reads it."""
+    found, entries = native.endpoint_map(path)
+    return EndpointMap(found, dict(entries))
 
 
 def tensorflow_counters() -> dict[str, int]:
@@ -76,24 +115,22 @@ def log_to(logger: logging.Logger | None, level: int = logging.INFO) -> None:
     The engine has one place for this in a process: with TensorFlow it takes the log away from the plugin, which
     otherwise writes it to standard error.
     """
-    global _log
+    global _is_logging
     if logger is None:
-        callback = LOG()
-    else:
+        native.log_to(0, None)
+        _is_logging = False
+        return
 
-        @LOG
-        def callback(_user, engine_level, target, message):
-            logger.log(LEVELS.get(engine_level, logging.DEBUG), "%s: %s", target.decode(), message.decode())
+    def write(engine_level: int, target: str, message: str) -> None:
+        logger.log(LEVELS.get(engine_level, logging.DEBUG), "%s: %s", target, message)
 
-    engine_level = max((number for number, python in LEVELS.items() if python >= level), default=1)
-    library.grpcxx_log_set(engine_level, callback, None)
-    # The engine may still be in the old one; it is small, and stays.
-    _log.append(callback)
+    native.log_to(max((number for number, python in LEVELS.items() if python >= level), default=1), write)
+    _is_logging = True
 
 
 def _end_log() -> None:
     # The engine's thread must not call into an interpreter that has ended.
-    if _log:
+    if _is_logging:
         log_to(None)
 
 
@@ -101,4 +138,10 @@ atexit.register(_end_log)
 
 # Python has no level of its own for the engine's trace (5).
 LEVELS = {1: logging.ERROR, 2: logging.WARNING, 3: logging.INFO, 4: logging.DEBUG, 5: 5}
-_log: list = []
+_is_logging = False
+
+# The version of this package, and of the library that belongs to it.
+VERSION = "0.1.0"
+
+native = _load()
+"""The extension module."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import enum
-from ctypes import c_void_p
-
-from ._c import library
+import logging
 
 
 class Code(enum.IntEnum):
@@ -97,24 +95,9 @@ def error_of(code: int, message: str, number: int = 0) -> Error:
     return kind(Code(code), message, reason)
 
 
-def taken(status: int | None) -> Error | None:
-    """The exception for a status, which is ended; None for success."""
-    if not status:
-        return None
-    error = borrowed(status)
-    library.grpcxx_status_free(c_void_p(status))
-    return error
+def log_failure(error: BaseException) -> None:
+    """Notes in the log of the server what a registered function has raised."""
+    log.error("a registered function failed", exc_info=error)
 
 
-def borrowed(status: int) -> Error:
-    """The exception for a status that somebody else ends."""
-    message = library.grpcxx_status_message(status, None) or b""
-    reason = library.grpcxx_status_reason(status)
-    return error_of(library.grpcxx_status_code(status), message.decode("utf-8", "replace"), reason)
-
-
-def check(status: int | None) -> None:
-    """Raises what the status says, and ends it."""
-    error = taken(status)
-    if error is not None:
-        raise error
+log = logging.getLogger("grpcxx")

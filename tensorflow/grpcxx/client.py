@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from ctypes import byref, c_void_p
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 
-from . import _requests as requests
-from ._c import library
-from ._engine import Call, Engine, Request, call_options, shared
-from ._peer import first_device
-from ._requests import Names, Out
-from ._status import Code, Error, check
-from ._tensors import dtype_of, tensor_of
+from ._engine import Engine, shared
+from ._library import native
 
-# The function by which a client puts a tensor into a step of a `grpcxx.Server`.
-SEND_FUNCTION = "grpcxx.python.send"
 # What `call` fetches if nothing is said, and under which a registered function returns a value that is no mapping.
 RESULT = "result"
+
+Names = Union[str, Sequence[str]]
+Out = Union[None, np.ndarray, Mapping[str, np.ndarray]]
 
 
 class StoredTensor(NamedTuple):
@@ -42,9 +37,8 @@ class Client:
     Arrays that are given may be anything that NumPy can see without a copy (arrays, DLPack, the buffer protocol), or
     numbers and lists. The engine sends from their memory: they must stay as they are until the call has ended.
     Arrays that come lie in memory of the engine, or in `out`, which must have their type and shape. They are writable:
-    what lies in memory that the peer shares, on the same host, is copied into an array of its own.
-
-    Failures raise `grpcxx.Error`, which has gRPC's code.
+    what lies in memory that the peer shares, on the same host, is copied into an array of its own, unless `copy=False`
+    says that a read-only array over that memory will do.
     """
 
     def __init__(self, address: str, *, timeout: float | None = None, settings: Mapping[str, str] | None = None):
@@ -59,11 +53,7 @@ class Client:
         self.address = address
         self._engine = engine
         self._timeout = timeout
-        self._device: tuple[str, int] | None = None
-        self._peer: int | None = None
-        encoded, peer = address.encode(), c_void_p()
-        check(library.grpcxx_peer_new(engine.handle, encoded, len(encoded), byref(peer)))
-        self._peer = peer.value
+        self._peer = engine.native.peer(address)
 
     @classmethod
     def _over(cls, engine: Engine, address: str, timeout: float | None) -> Client:
@@ -82,12 +72,13 @@ class Client:
         *,
         timeout: float | None = None,
         out: Out = None,
+        copy: bool = True,
     ) -> Any:
         """Calls a function of the task with arrays by name; returns what it fetches.
 
         One name gives one array, several give a dict. An empty `fetch` gives an empty dict.
         """
-        return self._engine.run(self._call(function, feeds, fetch, timeout, out))
+        return self._peer.call(function, feeds, fetch, self._timeout if timeout is None else timeout, out, copy)
 
     def call_async(
         self,
@@ -97,33 +88,37 @@ class Client:
         *,
         timeout: float | None = None,
         out: Out = None,
+        copy: bool = True,
     ) -> Future[Any]:
         """Like `call`, without waiting."""
-        return self._engine.submit(self._call(function, feeds, fetch, timeout, out))
+        limit = self._limit(timeout)
+        return self._engine.submit(lambda future: self._peer.call(function, feeds, fetch, limit, out, copy, future))
 
     # ---- The store: named tensors that stay
 
     def push(self, name, array: Any = None, *, timeout: float | None = None) -> None:
         """Puts an array into the task's store, or several at once: `push({"w": w, "b": b})`, all or none."""
-        self._engine.run(self._push(name, array, timeout))
+        self._peer.push(name, array, self._timeout if timeout is None else timeout)
 
     def push_async(self, name, array: Any = None, *, timeout: float | None = None) -> Future[None]:
         """Like `push`, without waiting."""
-        return self._engine.submit(self._push(name, array, timeout))
+        return self._engine.submit(lambda future: self._peer.push(name, array, self._limit(timeout), future))
 
-    def pull(self, names: Names, *, timeout: float | None = None, out: Out = None) -> Any:
+    def pull(self, names: Names, *, timeout: float | None = None, out: Out = None, copy: bool = True) -> Any:
         """Arrays of the task's store. One name gives one array, several give a dict."""
-        return self._engine.run(self._pull(names, timeout, out))
+        return self._peer.pull(names, self._timeout if timeout is None else timeout, out, copy)
 
-    def pull_async(self, names: Names, *, timeout: float | None = None, out: Out = None) -> Future[Any]:
+    def pull_async(
+        self, names: Names, *, timeout: float | None = None, out: Out = None, copy: bool = True
+    ) -> Future[Any]:
         """Like `pull`, without waiting."""
-        return self._engine.submit(self._pull(names, timeout, out))
+        return self._engine.submit(lambda future: self._peer.pull(names, self._limit(timeout), out, copy, future))
 
     def stored(self, *, timeout: float | None = None) -> dict[str, StoredTensor]:
         """What is in the task's store, by name."""
         columns = self.call("grpcxx.store.list", {}, ("names", "dtypes", "shapes", "bytes"), timeout=timeout)
         return {
-            name.decode(): StoredTensor(_dtype_name(dtype), _shape(shape.decode()), int(size))
+            name.decode(): StoredTensor(_dtype_name(int(dtype)), _shape(shape.decode()), int(size))
             for name, dtype, shape, size in zip(*columns.values())
         }
 
@@ -131,41 +126,33 @@ class Client:
 
     def send(self, key: str, array: Any, *, step: int = 0, timeout: float | None = None) -> None:
         """Hands an array to the task, which takes it with `Server.recv(key)`. Returns when the task has it."""
-        self._engine.run(self._send(key, array, step, timeout))
+        self._peer.send(key, array, step, self._limit(timeout))
 
     def send_async(self, key: str, array: Any, *, step: int = 0, timeout: float | None = None) -> Future[None]:
         """Like `send`, without waiting."""
-        return self._engine.submit(self._send(key, array, step, timeout))
+        return self._engine.submit(lambda future: self._peer.send(key, array, step, self._limit(timeout), future))
 
     def recv(
         self, key: str, *, step: int = 0, timeout: float | None = None, out: np.ndarray | None = None
     ) -> np.ndarray:
         """Takes the array that the task has sent, or will send, with `Server.send(key, ...)`."""
-        return self._engine.run(self._recv(key, step, timeout, out))
+        return self._peer.recv(key, step, self._limit(timeout), out)
 
     def recv_async(
         self, key: str, *, step: int = 0, timeout: float | None = None, out: np.ndarray | None = None
     ) -> Future[np.ndarray]:
         """Like `recv`, without waiting. The first call of a client asks the task for its name before it returns."""
-        return self._engine.submit(self._recv(key, step, timeout, out))
+        return self._engine.submit(lambda future: self._peer.recv(key, step, self._limit(timeout), out, future))
 
     # ---- Life
 
     def status(self, *, timeout: float | None = None) -> tuple[str, int]:
         """Asks the task for its first device, by name, and the number of this run of the task."""
-        call = Call(Request(lambda *_: None, list))
-        options = call_options(self._limit(timeout))
-        library.grpcxx_message_call(
-            self._handle, call.handle, GET_STATUS, None, 0, byref(options) if options else None, None, None
-        )
-        call.wait()
-        return first_device(call.message())
+        return self._peer.status(self._limit(timeout))
 
     def close(self) -> None:
         """Ends the use of the connection; an engine of its own is stopped."""
-        if self._peer is not None:
-            peer, self._peer = self._peer, None
-            library.grpcxx_peer_release(peer)
+        self._peer.close()
         if self._own is not None:
             self._own.close()
 
@@ -176,63 +163,19 @@ class Client:
         self.close()
 
     def __del__(self):
-        if library is not None and getattr(self, "_peer", None) is not None:
-            self.close()
+        if getattr(self, "_own", None) is not None:
+            self._own.close()
 
     def __repr__(self) -> str:
         return f"grpcxx.Client({self.address!r})"
 
-    # ---- Requests
-
-    @property
-    def _handle(self) -> int:
-        self._engine.check_open()
-        if self._peer is None:
-            raise Error(Code.FAILED_PRECONDITION, "this is closed")
-        return self._peer
-
     def _limit(self, timeout: float | None) -> float | None:
         return self._timeout if timeout is None else timeout
 
-    def _call(self, function, feeds, fetch, timeout, out) -> Request:
-        listed, places, finish = requests.fetched(fetch, out)
-        tensors = requests.named_tensors(feeds or {}, None)
-        return requests.graph_call(self._handle, function, tensors, listed, self._limit(timeout), finish, out=places)
-
-    def _push(self, name, array, timeout) -> Request:
-        tensors = requests.named_tensors(name, array)
-        return requests.graph_call(self._handle, "grpcxx.store.push", tensors, [], self._limit(timeout), lambda _: None)
-
-    def _pull(self, names, timeout, out) -> Request:
-        return self._call("grpcxx.store.pull", None, names, timeout, out)
-
-    def _send(self, key, array, step, timeout) -> Request:
-        feed = (key, tensor_of(array))
-        return requests.graph_call(
-            self._handle, SEND_FUNCTION, [feed], [], self._limit(timeout), lambda _: None, step=step
-        )
-
-    def _recv(self, key, step, timeout, out) -> Request:
-        if self._device is None:
-            self._device = self.status(timeout=timeout)
-        full_key = requests.rendezvous_key(*self._device, key)
-
-        def failed(_):
-            # The task may have been started again, and then has another number.
-            self._device = None
-
-        return requests.recv_tensor(self._handle, step, full_key, self._limit(timeout), out, failed)
-
 
 def _dtype_name(number: int) -> str:
-    try:
-        return str(dtype_of(int(number)))
-    except Error:
-        return library.grpcxx_dtype_name(int(number)).decode()
+    return native.dtype_name(number) or f"type {number}"
 
 
 def _shape(text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in text.strip("[]").split(",") if size)
-
-
-GET_STATUS = 0

@@ -56,11 +56,11 @@ def examine(endpoint_map: str | None = None, with_tensorflow: bool = True) -> It
     yield Finding("NumPy", np.__version__)
     yield from _optional_types()
     try:
-        from . import _c, _library
+        from . import _library
     except (ImportError, OSError, AttributeError) as error:
         yield Finding("engine", str(error), "wrong", REINSTALL)
         return
-    yield Finding("engine", f"{_library.version()} at {_c.library_path()}")
+    yield Finding("engine", f"{_library.version()} at {_library.library_path()}")
     yield from _tensorflow(with_tensorflow)
     yield from _machine(_library.facts())
     yield from _endpoint_map(endpoint_map)
@@ -184,11 +184,11 @@ def _rdma(facts: dict[str, str]) -> Finding:
 
 
 def _endpoint_map(path: str | None) -> Iterator[Finding]:
-    from . import _endpoint_map as maps
+    from ._library import endpoint_map
     from ._status import Code, Error
 
     try:
-        found = maps.read(path)
+        found = endpoint_map(path)
     except Error as error:
         if error.code is Code.NOT_FOUND and path is None:
             yield Finding("endpoint map", "none: TensorFlow peers tell each other their data ports")

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import itertools
-import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
-from ctypes import byref, c_size_t, c_void_p, string_at
 from typing import Any, Callable
 
 import numpy as np
 
-from ._c import FREE, FUNCTION, STORE, library
-from ._engine import Engine, Request, call_options, running
-from ._requests import Names, named_tensors, rendezvous_key
-from ._status import Code, Error, check
-from ._tensors import Tensor, array_of, check_out, shape_of, tensor_of, texts
-from .client import RESULT, SEND_FUNCTION, Client, StoredTensor, _dtype_name
-
-log = logging.getLogger("grpcxx")
+from ._engine import Engine
+from .client import Client, Names, StoredTensor
 
 
 class Server:
@@ -42,9 +33,8 @@ class Server:
         `job` and `index` name the task; `settings` gives variables of docs/configuration.md for this engine alone.
         """
         self._engine = Engine((job, index), address, settings)
-        self.address: str = self._engine.address
-        self._device = self._engine.device()
-        self._register(SEND_FUNCTION, self._take_sent)
+        self._native = self._engine.native
+        self.address: str = self._native.address
 
     # ---- Functions
 
@@ -60,7 +50,7 @@ class Server:
         """
         if function is None:
             return lambda decorated: self.register(decorated, name=name)
-        self._register(name or function.__name__, lambda call: _answer(function, call))
+        self._native.register(name or function.__name__, function, *_parameters(function))
         return function
 
     # ---- The store: named tensors that stay
@@ -71,35 +61,21 @@ class Server:
         Without `copy` the store uses the memory of the arrays, which must then stay as it is until they are replaced
         and no peer receives them any more.
         """
-        pairs = named_tensors(name, array, copy)
-        handles = (c_void_p * max(len(pairs), 1))(*[tensor.handle for _, tensor in pairs])
-        names = texts([key.encode() for key, _ in pairs])
-        check(library.grpcxx_store_put(self._engine.handle, names, handles, len(pairs)))
+        self._native.store_put(name, array, copy)
 
     def pull(self, names: Names) -> Any:
         """Arrays over the memory of the store, read-only. One name gives one array, several give a dict."""
-        if isinstance(names, str):
-            return array_of(self._fetch_stored(names))
-        return {name: array_of(self._fetch_stored(name)) for name in names}
+        return self._native.store_fetch(names)
 
     def remove(self, names: Names) -> None:
         """Takes arrays out of the store; names that are not there are left out."""
-        listed = [names] if isinstance(names, str) else list(names)
-        encoded = texts([name.encode() for name in listed])
-        check(library.grpcxx_store_remove(self._engine.handle, encoded, len(listed)))
+        self._native.store_remove([names] if isinstance(names, str) else list(names))
 
     def stored(self) -> dict[str, StoredTensor]:
         """What is in the store, by name."""
-        found: dict[str, StoredTensor] = {}
-
-        @STORE
-        def add(_user, name, size, tensor):
-            dtype = _dtype_name(library.grpcxx_tensor_dtype(tensor))
-            line = StoredTensor(dtype, shape_of(tensor), library.grpcxx_tensor_data_size(tensor))
-            found[string_at(name, size).decode()] = line
-
-        library.grpcxx_store_list(self._engine.handle, add, None)
-        return found
+        return {
+            name: StoredTensor(dtype, tuple(shape), size) for name, dtype, shape, size in self._native.store_list()
+        }
 
     # ---- Exchange by key: each tensor goes to one receiver, and whoever comes first waits
 
@@ -109,21 +85,19 @@ class Server:
         Without `copy` it is sent from the memory of the array, which must stay as it is until it was received.
         A key that is offered already keeps its first array; the counter `sends_refused` tells.
         """
-        full_key = rendezvous_key(*self._device, key).encode()
-        tensor = tensor_of(array, copy)
-        check(library.grpcxx_engine_send(self._engine.handle, step, full_key, len(full_key), tensor.handle))
+        self._native.send(key, array, step, copy)
 
     def recv(
         self, key: str, *, step: int = 0, timeout: float | None = None, out: np.ndarray | None = None
     ) -> np.ndarray:
         """Takes the array that a client, or this task, has sent or will send under `key`; into `out` by a copy."""
-        return self._engine.run(self._recv(key, step, timeout, out))
+        return self._native.recv(key, step, timeout, out)
 
     def recv_async(
         self, key: str, *, step: int = 0, timeout: float | None = None, out: np.ndarray | None = None
     ) -> Future[np.ndarray]:
         """Like `recv`, without waiting."""
-        return self._engine.submit(self._recv(key, step, timeout, out))
+        return self._engine.submit(lambda future: self._native.recv(key, step, timeout, out, future))
 
     # ---- Life
 
@@ -133,12 +107,12 @@ class Server:
 
     def counters(self) -> dict[str, int]:
         """What the engine has counted since its start, by name."""
-        return self._engine.counters()
+        return self._native.counters()
 
     @property
     def report(self) -> str:
         """One line: driver, host, shards and CPUs, and why."""
-        return self._engine.report
+        return self._native.report
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until `close` is called from another thread; False if `timeout` seconds passed before."""
@@ -157,108 +131,17 @@ class Server:
     def __repr__(self) -> str:
         return f"grpcxx.Server({self.address!r})"
 
-    # ---- Inside
 
-    def _fetch_stored(self, name: str) -> Tensor:
-        encoded, tensor = name.encode(), c_void_p()
-        check(library.grpcxx_store_fetch(self._engine.handle, encoded, len(encoded), byref(tensor)))
-        return Tensor(tensor.value)
-
-    def _recv(self, key, step, timeout, out) -> Request:
-        engine, keys = self._engine.handle, texts([rendezvous_key(*self._device, key).encode()])
-        options = call_options(timeout)
-        if out is not None:
-            check_out(out)
-
-        def begin(call, done, user):
-            library.grpcxx_engine_receive(engine, call, step, keys, 1, byref(options) if options else None, done, user)
-
-        def finish(tensors):
-            return out if out is not None else array_of(tensors[0])
-
-        return Request(begin, finish, (out,), kept=[keys])
-
-    def _register(self, name: str, serve: Callable[[ServedCall], list[Tensor]]) -> None:
-        number = next(_function_numbers)
-        _functions[number] = serve
-        encoded = name.encode()
-        try:
-            check(
-                library.grpcxx_function_register(
-                    self._engine.handle, encoded, len(encoded), _serve, number, _forget_function
-                )
-            )
-        except Error:
-            _functions.pop(number, None)
-            raise
-
-    def _take_sent(self, call: ServedCall) -> list[Tensor]:
-        # The tensors go on as they are, and never become arrays.
-        for name, tensor in call.feeds:
-            key = rendezvous_key(*self._device, name).encode()
-            check(library.grpcxx_engine_send(self._engine.handle, call.step, key, len(key), tensor.handle))
-        return []
-
-
-class ServedCall:
-    """A request for a registered function."""
-
-    def __init__(self, request: int):
-        self.step = library.grpcxx_request_step_id(request)
-        size = c_size_t()
-        self.feeds: list[tuple[str, Tensor]] = []
-        for place in range(library.grpcxx_request_num_feeds(request)):
-            name = library.grpcxx_request_feed_name(request, place, byref(size))
-            tensor = Tensor.retained(library.grpcxx_request_feed(request, place))
-            self.feeds.append((string_at(name, size.value).decode(), tensor))
-        self.fetches: list[str] = []
-        for place in range(library.grpcxx_request_num_fetches(request)):
-            name = library.grpcxx_request_fetch_name(request, place, byref(size))
-            self.fetches.append(string_at(name, size.value).decode())
-
-
-def _answer(function: Callable, call: ServedCall) -> list[Tensor]:
-    arrays = {name: array_of(tensor) for name, tensor in call.feeds}
+def _parameters(function: Callable) -> tuple[list[str] | None, list[str], Callable | None]:
+    """The names that a function takes (None: any), those that it needs, and what tells why a call does not fit."""
     try:
-        inspect.signature(function).bind(**arrays)
-    except TypeError as error:
-        raise Error(Code.INVALID_ARGUMENT, f"{function.__name__}: {error}") from error
-    except ValueError:
-        pass  # A function in C without a signature.
-    results = function(**arrays)
-    if not isinstance(results, Mapping):
-        results = {} if results is None else {RESULT: results}
-    missing = [name for name in call.fetches if name not in results]
-    if missing:
-        known = ", ".join(results) or "nothing"
-        raise Error(Code.NOT_FOUND, f"{function.__name__} returns {known}, and not {', '.join(missing)}")
-    return [tensor_of(results[name]) for name in call.fetches]
-
-
-@FUNCTION
-def _serve(number, request, responder):
-    with running:
-        _serve_counted(number, request, responder)
-
-
-def _serve_counted(number, request, responder):
-    try:
-        tensors = _functions[number](ServedCall(request))
-        handles = (c_void_p * max(len(tensors), 1))(*[tensor.handle for tensor in tensors])
-    except BaseException as error:
-        if not isinstance(error, Error):
-            log.exception("a registered function failed")
-            error = Error(Code.UNKNOWN, f"{type(error).__name__}: {error}")
-        message = error.message.encode()
-        library.grpcxx_responder_answer_error(responder, error.code, message, len(message))
-    else:
-        library.grpcxx_responder_answer_tensors(responder, handles, len(tensors))
-
-
-@FREE
-def _forget_function(number):
-    _functions.pop(number, None)
-
-
-_functions: dict[int, Callable[[ServedCall], list[Tensor]]] = {}
-_function_numbers = itertools.count(1)
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None, [], None  # A function in C without a signature.
+    parameters = signature.parameters.values()
+    by_name = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = [
+        p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return None if takes_any else by_name, needed, signature.bind

@@ -1,0 +1,138 @@
+//! Calls that Python waits for, and calls that go on while it does something else.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use grpcxx_runtime::Cancellation;
+use pyo3::prelude::*;
+
+use crate::completions::Completions;
+use crate::fetched::Wanted;
+use crate::flight::{Arrived, Departure, Ending, Outcome};
+use crate::lock::lock;
+use crate::status::checked;
+
+/// A call that goes on. The thread that ends futures asks for its result.
+#[pyclass(frozen, module = "grpcxx._native")]
+pub(crate) struct Pending {
+    /// What Python gave to know the call by. It knows the call too, so that one has to let go of
+    /// the other.
+    future: Mutex<Option<Py<PyAny>>>,
+    ending: Arc<Ending>,
+    cancellation: Cancellation,
+    wanted: Wanted,
+    device: Option<Arc<KnownDevice>>,
+}
+
+/// Name and incarnation of the first device of a task, if they are known.
+#[derive(Default)]
+pub(crate) struct KnownDevice(Mutex<Option<(String, u64)>>);
+
+impl KnownDevice {
+    pub(crate) fn get(&self) -> Option<(String, u64)> {
+        lock(&self.0).clone()
+    }
+
+    pub(crate) fn set(&self, device: (String, u64)) {
+        *lock(&self.0) = Some(device);
+    }
+
+    fn forget(&self) {
+        lock(&self.0).take();
+    }
+}
+
+#[pymethods]
+impl Pending {
+    /// What Python gave to know the call by, once.
+    fn take_future(&self) -> Option<Py<PyAny>> {
+        lock(&self.future).take()
+    }
+
+    /// Withdraws the call.
+    fn cancel(&self) {
+        self.cancellation.cancel();
+    }
+
+    /// The result of the call, once, when it has ended.
+    fn result<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        match self.ending.take() {
+            Some(outcome) => {
+                let arrived = told(py, outcome, self.device.as_deref())?;
+                self.wanted.result(py, arrived).map(Some)
+            }
+            None => Ok(None),
+        }
+    }
+}
+
+/// Makes a call and waits for its end, without the interpreter. Ctrl-C withdraws the call.
+pub(crate) fn wait(py: Python<'_>, departure: Departure) -> PyResult<Outcome> {
+    let ending = Ending::new(None);
+    let cancellation = Cancellation::new();
+    let mut outcome = py.detach(|| {
+        departure.begin(&ending, &cancellation);
+        ending.wait(WAIT_SLICE)
+    });
+    loop {
+        if let Some(outcome) = outcome {
+            return Ok(outcome);
+        }
+        if let Err(interrupt) = py.check_signals() {
+            cancellation.cancel();
+            return Err(interrupt);
+        }
+        outcome = py.detach(|| ending.wait(WAIT_SLICE));
+    }
+}
+
+/// Makes a call and returns what it brings.
+pub(crate) fn run<'py>(
+    py: Python<'py>,
+    departure: Departure,
+    wanted: &Wanted,
+    device: Option<&KnownDevice>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let outcome = wait(py, departure)?;
+    wanted.result(py, told(py, outcome, device)?)
+}
+
+/// Begins a call of which `completions` shall hear.
+pub(crate) fn submit(
+    py: Python<'_>,
+    departure: Departure,
+    wanted: Wanted,
+    device: Option<Arc<KnownDevice>>,
+    completions: &Arc<Completions>,
+    future: Py<PyAny>,
+) -> PyResult<Py<Pending>> {
+    let report = completions.report();
+    let number = report.number();
+    let ending = Ending::new(Some(report));
+    let cancellation = Cancellation::new();
+    let pending = Pending {
+        future: Mutex::new(Some(future)),
+        ending: Arc::clone(&ending),
+        cancellation: cancellation.clone(),
+        wanted,
+        device,
+    };
+    let pending = Py::new(py, pending)?;
+    completions.keep(number, pending.clone_ref(py).into_any());
+    py.detach(|| departure.begin(&ending, &cancellation));
+    Ok(pending)
+}
+
+/// What came, or the exception. The task may have been started again, and then its device has
+/// another number.
+fn told(py: Python<'_>, outcome: Outcome, device: Option<&KnownDevice>) -> PyResult<Arrived> {
+    if outcome.is_err()
+        && let Some(device) = device
+    {
+        device.forget();
+    }
+    checked(py, outcome)
+}
+
+/// How long a wait lasts before Python looks for signals.
+const WAIT_SLICE: Duration = Duration::from_millis(200);

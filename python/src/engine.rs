@@ -1,0 +1,280 @@
+//! An engine of Python: its start, what it tells of itself, and its end.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use grpcxx_rpc::{Code, Reason, Status};
+use grpcxx_runtime::cluster::TaskId;
+use grpcxx_runtime::config::{Config, check_name, variable};
+use grpcxx_runtime::{Client, Engine as RuntimeEngine, EngineOptions, log as runtime_log};
+use pyo3::prelude::*;
+
+use crate::completions::Completions;
+use crate::function::{PythonFunction, SEND_FUNCTION, SendFunction};
+use crate::lock::lock;
+use crate::peer::Peer;
+use crate::status::{checked, invalid, refused};
+
+/// One engine: its threads, its connections, and perhaps a port.
+#[pyclass(frozen, module = "grpcxx._native")]
+pub(crate) struct Engine {
+    core: Arc<Core>,
+}
+
+/// What the objects of one engine share.
+pub(crate) struct Core {
+    engine: Mutex<Option<RuntimeEngine>>,
+    client: Client,
+    completions: Arc<Completions>,
+    is_closed: AtomicBool,
+    /// The process that started it; a child of that one has none of its threads.
+    process: u32,
+    address: Option<String>,
+    report: String,
+    device: (String, u64),
+}
+
+impl Core {
+    fn new(engine: RuntimeEngine) -> Self {
+        let attributes = engine.device_attributes();
+        Self {
+            client: engine.client(),
+            completions: Arc::default(),
+            is_closed: AtomicBool::new(false),
+            process: std::process::id(),
+            address: engine.local_addr().map(|address| address.to_string()),
+            report: engine.start_report().to_string(),
+            device: (attributes.name.clone(), engine.incarnation()),
+            engine: Mutex::new(Some(engine)),
+        }
+    }
+
+    /// Raises if the engine cannot be used any more.
+    pub(crate) fn check_open(&self, py: Python<'_>) -> PyResult<()> {
+        let text = if self.process != std::process::id() {
+            "this was opened before fork() and cannot be used in the child; open another there"
+        } else if self.is_closed.load(Ordering::Relaxed) {
+            "this is closed"
+        } else {
+            return Ok(());
+        };
+        Err(refused(py, Code::FailedPrecondition, text))
+    }
+
+    /// Runs code with the engine unless it has stopped.
+    pub(crate) fn with<T>(
+        &self,
+        code: impl FnOnce(&RuntimeEngine) -> Result<T, Status>,
+    ) -> Result<T, Status> {
+        match &*lock(&self.engine) {
+            Some(engine) => code(engine),
+            None => {
+                let status = Status::new(Code::Unavailable, "the engine has stopped");
+                Err(status.because(Reason::Stopping))
+            }
+        }
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub(crate) fn completions(&self) -> &Arc<Completions> {
+        &self.completions
+    }
+
+    /// Name and incarnation of the first device.
+    pub(crate) fn device(&self) -> (&str, u64) {
+        (&self.device.0, self.device.1)
+    }
+
+    /// Stops the engine. The thread must not have the interpreter: functions may wait for it.
+    fn stop(&self, grace: Duration) -> Result<(), Status> {
+        self.is_closed.store(true, Ordering::Relaxed);
+        let Some(engine) = lock(&self.engine).take() else {
+            return Ok(());
+        };
+        let stopped = engine.shutdown(grace);
+        grpcxx_capi::log::flush();
+        self.completions.close();
+        stopped.map_err(|error| Status::new(Code::Internal, error.to_string()))
+    }
+
+    /// Lets go of the engine in a child of the process that started it, which has none of its
+    /// threads.
+    fn forget(&self) {
+        if let Ok(mut engine) = self.engine.try_lock() {
+            std::mem::forget(engine.take());
+        }
+    }
+}
+
+impl Engine {
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if self.core.process != std::process::id() {
+            self.core.forget();
+        } else if !self.core.is_closed.load(Ordering::Relaxed) {
+            // Functions that the engine waits for may need the interpreter.
+            let stopped = Python::attach(|py| py.detach(|| self.core.stop(Duration::ZERO)));
+            if let Err(status) = stopped {
+                tracing::error!(%status, "the engine did not stop as it should");
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Engine {
+    /// Starts an engine for a task; `listen` is an address or `None`.
+    #[new]
+    fn start(
+        py: Python<'_>,
+        job: &str,
+        index: u32,
+        listen: Option<&str>,
+        settings: BTreeMap<String, String>,
+    ) -> PyResult<Self> {
+        if job.is_empty() {
+            let text = "job is empty; give the name of the task's job";
+            return Err(invalid(py, text));
+        }
+        let task = TaskId::new(job, index);
+        let started = py.detach(|| start(task, listen, &settings));
+        let core = Arc::new(Core::new(checked(py, started)?));
+        let send = SendFunction::new(&core);
+        let registered = core.with(|engine| {
+            engine.register(SEND_FUNCTION, Arc::new(send));
+            Ok(())
+        });
+        checked(py, registered)?;
+        Ok(Self { core })
+    }
+
+    /// Where the engine listens, as `host:port`.
+    #[getter]
+    fn address(&self) -> Option<&str> {
+        self.core.address.as_deref()
+    }
+
+    /// One line: driver, host, shards and CPUs, and why.
+    #[getter]
+    fn report(&self) -> &str {
+        &self.core.report
+    }
+
+    /// Raises if this cannot be used any more.
+    fn check_open(&self, py: Python<'_>) -> PyResult<()> {
+        self.core.check_open(py)
+    }
+
+    /// Whether another process has started it.
+    fn is_inherited(&self) -> bool {
+        self.core.process != std::process::id()
+    }
+
+    /// All counters of the engine by name.
+    fn counters(&self, py: Python<'_>) -> PyResult<HashMap<&'static str, u64>> {
+        self.core.check_open(py)?;
+        let counters = checked(py, self.core.with(|engine| Ok(engine.counters())))?;
+        let own = counters.entries().into_iter();
+        let log = runtime_log::counters().entries();
+        let all = own.chain(log).map(|(name, _, value)| (name, value));
+        Ok(all.collect())
+    }
+
+    /// The task at an address.
+    fn peer(&self, py: Python<'_>, address: &str) -> PyResult<Peer> {
+        self.core.check_open(py)?;
+        let client = self.core.client().clone();
+        let peer = checked(py, client.peer(address))?;
+        Ok(Peer::new(Arc::clone(&self.core), client, peer))
+    }
+
+    /// Lets peers call a function of Python. `signature` tells which names it takes.
+    #[pyo3(signature = (name, function, accepted, required, bind))]
+    fn register(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        function: Py<PyAny>,
+        accepted: Option<Vec<Py<pyo3::types::PyString>>>,
+        required: Vec<String>,
+        bind: Option<Py<PyAny>>,
+    ) -> PyResult<()> {
+        self.core.check_open(py)?;
+        let function = PythonFunction::new(py, function, accepted, required, bind)?;
+        let registered = self.core.with(|engine| {
+            engine.register(name, Arc::new(function));
+            Ok(())
+        });
+        checked(py, registered)
+    }
+
+    /// Waits for calls with futures to end. An empty list: there will be no more.
+    fn ended(&self, py: Python<'_>) -> Vec<Py<PyAny>> {
+        py.detach(|| self.core.completions.wait())
+    }
+
+    /// Stops the engine; what is in flight has `grace` seconds to finish.
+    fn close(&self, py: Python<'_>, grace: f64) -> PyResult<()> {
+        let grace = Duration::try_from_secs_f64(grace.max(0.0)).unwrap_or(GRACE_MAX);
+        let stopped = py.detach(|| self.core.stop(grace.min(GRACE_MAX)));
+        checked(py, stopped)
+    }
+}
+
+fn start(
+    task: TaskId,
+    listen: Option<&str>,
+    settings: &BTreeMap<String, String>,
+) -> Result<RuntimeEngine, Status> {
+    let invalid = |text: String| Status::new(Code::InvalidArgument, text);
+    // Others may use names in the environment that begin as ours do; the program itself does not.
+    let unknown = settings.keys().filter_map(|name| check_name(name).err());
+    let unknown: Vec<String> = unknown.collect();
+    if !unknown.is_empty() {
+        return Err(invalid(unknown.join("\n")));
+    }
+    let listen = listen.map(|text| {
+        text.parse::<SocketAddr>().map_err(|_| {
+            invalid(format!(
+                "cannot listen on \"{text}\"; write an IP address and a port, as in 0.0.0.0:0"
+            ))
+        })
+    });
+    let lookup = |name: &str| settings.get(name).cloned().or_else(|| variable(name));
+    let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+    let (config, warnings) =
+        Config::read(lookup, names).map_err(|error| invalid(error.problems.join("\n")))?;
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+    let mut options = EngineOptions::from_config(&config, task, 1);
+    options.listen = listen.transpose()?;
+    let engine = RuntimeEngine::start(options).map_err(|error| {
+        grpcxx_capi::log::flush();
+        Status::new(Code::FailedPrecondition, error.to_string())
+    })?;
+    tracing::info!("{}", engine.start_report());
+    if let Some(star) = engine.local_addr()
+        && star.ip().is_unspecified()
+    {
+        tracing::warn!(
+            %star,
+            "whoever reaches this machine may read and change what this task holds; listen on the address of the cluster's network"
+        );
+    }
+    Ok(engine)
+}
+
+/// Longest time that an engine is given to end.
+const GRACE_MAX: Duration = Duration::from_secs(24 * 60 * 60);

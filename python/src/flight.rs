@@ -1,0 +1,222 @@
+//! A call under way: where its payload lands, and who hears of its end.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use grpcxx_memory::BufferMut;
+use grpcxx_rpc::{Code, Reason, Request, Response, Status, TensorMeta};
+use grpcxx_runtime::{
+    CallResult, CallSpec, Cancellation, Client, CompletionHandler, Peer, ShardContext,
+};
+use smallvec::SmallVec;
+
+use crate::arrays::without_data;
+use crate::completions::Report;
+use crate::lock::lock;
+use crate::memory::Place;
+
+/// Places for the tensors of a response, by their index; all that is missing has none.
+pub(crate) type Places = SmallVec<[Option<Place>; 1]>;
+
+/// What a call has brought, and which of its tensors landed in memory of their place.
+pub(crate) struct Arrived {
+    pub(crate) response: Response,
+    pub(crate) landed: SmallVec<[usize; 1]>,
+}
+
+pub(crate) type Outcome = Result<Arrived, Status>;
+
+/// Tells who waits for a call, or collects calls, that it has ended.
+pub(crate) struct Ending {
+    outcome: Mutex<Option<Outcome>>,
+    ended: Condvar,
+    report: Option<Report>,
+}
+
+/// Whoever may still write to memory of Python holds an ownership, and so does the engine until the
+/// call has its result: the call ends when the last one is gone.
+struct Flight {
+    this: Weak<Self>,
+    ending: Arc<Ending>,
+    outcome: Mutex<Option<Outcome>>,
+    places: Places,
+    landed: Mutex<SmallVec<[usize; 1]>>,
+    road: (Client, Peer),
+}
+
+/// A call that is ready to begin.
+pub(crate) struct Departure {
+    pub(crate) client: Client,
+    pub(crate) peer: Peer,
+    pub(crate) request: Request,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) places: Places,
+}
+
+impl Departure {
+    /// Begins the call. Whatever keeps it from beginning is its end.
+    pub(crate) fn begin(self, ending: &Arc<Ending>, cancellation: &Cancellation) {
+        let Self {
+            client,
+            peer,
+            request,
+            timeout,
+            places,
+        } = self;
+        let flight = Arc::new_cyclic(|this| Flight {
+            this: this.clone(),
+            ending: Arc::clone(ending),
+            outcome: Mutex::new(None),
+            places,
+            landed: Mutex::default(),
+            road: (client.clone(), peer.clone()),
+        });
+        let noted = Arc::downgrade(&flight);
+        let spec = CallSpec::new(&peer, request)
+            .with_timeout(timeout)
+            .with_cancellation(cancellation);
+        if let Err(refused) = client.submit(spec, flight, 0)
+            && let Some(flight) = noted.upgrade()
+        {
+            flight.set(Err(refused.status.clone()));
+        }
+    }
+}
+
+impl Ending {
+    /// The end of one call, which `report` hears of too.
+    pub(crate) fn new(report: Option<Report>) -> Arc<Self> {
+        Arc::new(Self {
+            outcome: Mutex::new(None),
+            ended: Condvar::new(),
+            report,
+        })
+    }
+
+    /// What the call ended in, or `None` if it goes on for longer than `patience`.
+    pub(crate) fn wait(&self, patience: Duration) -> Option<Outcome> {
+        let until = Instant::now() + patience;
+        let mut outcome = lock(&self.outcome);
+        loop {
+            if let Some(outcome) = outcome.take() {
+                return Some(outcome);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            let waited = self.ended.wait_timeout(outcome, left);
+            outcome = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// What the call ended in, if it has ended and nobody has asked before.
+    pub(crate) fn take(&self) -> Option<Outcome> {
+        lock(&self.outcome).take()
+    }
+
+    fn set(&self, outcome: Outcome) {
+        *lock(&self.outcome) = Some(outcome);
+        self.ended.notify_one();
+        if let Some(report) = &self.report {
+            report.tell();
+        }
+    }
+}
+
+impl Flight {
+    fn set(&self, outcome: Outcome) {
+        *lock(&self.outcome) = Some(outcome);
+    }
+
+    /// Takes the data of tensors out that lie in memory of Python: what keeps it is this flight.
+    fn arrived(&self, mut response: Response) -> Arrived {
+        let landed = std::mem::take(&mut *lock(&self.landed));
+        for &index in &landed {
+            let tensor = match &mut response {
+                Response::Tensors(tensors) => tensors.get_mut(index),
+                Response::Fetched(tensors) => tensors.get_mut(index).map(|(_, tensor)| tensor),
+                Response::Message(_) => None,
+            };
+            if let Some(tensor) = tensor {
+                without_data(tensor);
+            }
+        }
+        Arrived { response, landed }
+    }
+
+    /// Sees to it that a peer which stops in the middle of a payload does not keep the memory of
+    /// Python.
+    fn take_memory_back(&self) {
+        let waiting = self.this.clone();
+        let wait = move || {
+            thread::sleep(STUCK_TIME);
+            if let Some(flight) = waiting.upgrade() {
+                let (client, peer) = &flight.road;
+                tracing::warn!(
+                    peer = peer.address(),
+                    "closing the connection, on which the payload of a call that has failed does not arrive"
+                );
+                client.disconnect(peer);
+            }
+        };
+        let watcher = thread::Builder::new().name("grpcxx-stuck".to_owned());
+        if watcher.spawn(wait).is_err() {
+            // Without a thread nobody would come back to it.
+            let (client, peer) = &self.road;
+            client.disconnect(peer);
+        }
+    }
+}
+
+impl CompletionHandler for Flight {
+    fn on_complete(
+        self: Arc<Self>,
+        _token: u64,
+        result: CallResult,
+        _shard: &mut ShardContext<'_>,
+    ) {
+        let is_failure = result.is_err();
+        self.set(result.map(|response| self.arrived(response)));
+        if is_failure && Arc::strong_count(&self) > 1 {
+            self.take_memory_back();
+        }
+    }
+
+    fn allocates(&self, _token: u64) -> bool {
+        !self.places.is_empty()
+    }
+
+    fn allocate(
+        &self,
+        _token: u64,
+        index: usize,
+        meta: &TensorMeta,
+    ) -> Option<Result<BufferMut, Status>> {
+        let place = self.places.get(index)?.as_ref()?;
+        if place.len() as u64 != meta.data_bytes {
+            return None;
+        }
+        let memory = place.take(self.this.upgrade())?;
+        lock(&self.landed).push(index);
+        Some(Ok(memory))
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        let outcome = self
+            .outcome
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        let outcome = outcome.take().unwrap_or_else(|| {
+            let text = "the engine stopped before the call ended";
+            Err(Status::new(Code::Unavailable, text).because(Reason::Stopping))
+        });
+        self.ending.set(outcome);
+    }
+}
+
+/// How long the payload of a call that has failed may take to arrive while its memory is Python's.
+const STUCK_TIME: Duration = Duration::from_secs(2);
