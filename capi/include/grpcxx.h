@@ -113,7 +113,11 @@ typedef enum grpcxx_reason {
   /* The function or the callback that should answer panicked. */
   GRPCXX_REASON_PANICKED = 16,
   /* The service let go of the request without an answer. */
-  GRPCXX_REASON_UNANSWERED = 17
+  GRPCXX_REASON_UNANSWERED = 17,
+  /* The task does not let the caller do this; the text says what would. */
+  GRPCXX_REASON_FORBIDDEN = 18,
+  /* An end of the connection did not prove that it has the token. */
+  GRPCXX_REASON_UNPROVEN = 19
 } grpcxx_reason;
 
 /* A failure: a code, a reason and a text. */

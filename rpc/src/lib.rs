@@ -24,12 +24,14 @@ pub mod proto;
 mod reason;
 mod rejected;
 mod rendezvous;
+mod rights;
 mod shape;
 mod status;
 mod steps;
 mod store;
 mod tensor;
 mod text;
+mod token;
 pub mod wire;
 
 pub use account::Account;
@@ -52,10 +54,14 @@ pub use places::{Given, Places};
 pub use reason::Reason;
 pub use rejected::Rejected;
 pub use rendezvous::{HeldTensor, Ready, Rendezvous, RendezvousLimits, home_shard};
+pub use rights::{Right, Rights};
 pub use shape::{Shape, ShapeError};
 pub use status::{Code, Status};
 pub use steps::StepCountdown;
 pub use store::{StoreLimits, TensorStore};
 pub use tensor::{Tensor, TensorMeta};
 pub use text::{NotUtf8, Text};
+pub use token::{
+    BadCallProof, CALL_PROOF_WINDOW, Challenge, Nonce, Proof, Prover, Token, TokenLength,
+};
 pub use wire::Features;

@@ -58,6 +58,8 @@ reasons! {
     StepOver = 15, "STEP_OVER", "The step was aborted or cleaned up.";
     Panicked = 16, "PANICKED", "The function or the callback that should answer panicked.";
     Unanswered = 17, "UNANSWERED", "The service let go of the request without an answer.";
+    Forbidden = 18, "FORBIDDEN", "The task does not let the caller do this; the text says what would.";
+    Unproven = 19, "UNPROVEN", "An end of the connection did not prove that it has the token.";
 }
 
 impl fmt::Display for Reason {

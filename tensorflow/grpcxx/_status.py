@@ -52,6 +52,8 @@ class Reason(enum.IntEnum):
     STEP_OVER = 15
     PANICKED = 16
     UNANSWERED = 17
+    FORBIDDEN = 18
+    UNPROVEN = 19
 
 
 class Error(Exception):
