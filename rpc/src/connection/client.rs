@@ -16,6 +16,7 @@ use crate::extensions::bundles::numbers::KeyNumbers;
 use crate::extensions::chunks::cutter;
 use crate::extensions::key_lists::client::{ListUse, SentLists};
 use crate::extensions::key_lists::wire as key_lists;
+use crate::extensions::token::client::{Credentials, Proving};
 use crate::wire::Features;
 use crate::{Code, Reason, Request, Response, Status, Text};
 
@@ -35,6 +36,7 @@ pub struct ClientConnection {
     /// Responses whose payload lands while later ones are shown, and complete ones between them, oldest first.
     pub(crate) aside: VecDeque<Aside>,
     pub(crate) announced: Features,
+    pub(crate) proving: Proving,
     pub(crate) peer: Option<Features>,
     /// Whether requests for one tensor each go into shared frames: both ends know them, and the link is there.
     pub(crate) bundles: bool,
@@ -57,12 +59,22 @@ pub struct ClientConnection {
 impl ClientConnection {
     /// A fresh connection. Unless `announce` is empty, its first frame announces these features.
     pub fn new(limits: ConnectionLimits, announce: Features) -> Self {
+        Self::with_token(limits, announce, None)
+    }
+
+    /// A fresh connection which sends nothing but announcements before the server has proved that it has the token.
+    pub fn with_token(
+        limits: ConnectionLimits,
+        announce: Features,
+        credentials: Option<Credentials>,
+    ) -> Self {
         let limits = limits.within_protocol();
         let mut connection = Self {
             calls: SlotTable::unlimited(),
             reader: FrameReader::new(limits),
             aside: VecDeque::new(),
             announced: announce,
+            proving: Proving::new(credentials),
             peer: None,
             bundles: false,
             peer_status: None,
@@ -79,7 +91,7 @@ impl ClientConnection {
             closed: false,
         };
         if !announce.is_empty() {
-            connection.announce(announce);
+            connection.announce();
         }
         connection
     }
@@ -296,6 +308,9 @@ impl ClientConnection {
 
     /// The next frame for the link.
     pub fn poll_frame(&mut self) -> Option<Box<Frame>> {
+        if !self.proving.lets_leave() {
+            return None;
+        }
         loop {
             let frame = self.outgoing.pop()?;
             let id = SlotId::from_raw(frame.token);
@@ -320,6 +335,7 @@ impl ClientConnection {
         if let Some(call) = self.calls.find_mut(SlotId::from_raw(frame.token)) {
             call.state.unsend();
         }
+        self.proving.left_not();
         self.outgoing.unpop(frame);
     }
 
@@ -394,6 +410,7 @@ impl ClientConnection {
         if let Expected::Announcement = call.expected {
             // A peer that cannot answer knows no extensions.
             self.peer.get_or_insert(Features::NONE);
+            self.proving.answered();
             self.release_held();
         } else if !call.state.has_ended() {
             self.note(id, call.token, result);

@@ -18,6 +18,7 @@ pub(crate) mod client;
 pub(crate) mod cursor;
 mod deadlines;
 pub(crate) mod encode;
+pub(crate) mod gate;
 pub(crate) mod landings;
 pub(crate) mod limits;
 pub(crate) mod outgoing;
@@ -28,6 +29,7 @@ mod violation;
 
 pub use calls::{CallId, CallOptions, Finished};
 pub use client::ClientConnection;
+pub use gate::{Gate, Provable, Refused};
 pub use landings::{AtHand, Landings};
 pub use limits::{COALESCE_BYTES_MAX, ConnectionLimits};
 pub use server::{Incoming, RequestId, ServerConnection, Undelivered};

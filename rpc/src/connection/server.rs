@@ -6,10 +6,10 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use self::answers::Expected;
-use super::ConnectionLimits;
 use super::deadlines::Deadlines;
 use super::outgoing::Outgoing;
 use super::reader::FrameReader;
+use super::{ConnectionLimits, Gate};
 use crate::extensions::bundles::numbers::NumberedKeys;
 use crate::extensions::bundles::server::Bundled;
 use crate::extensions::key_lists::server::KeptLists;
@@ -34,6 +34,7 @@ pub struct ServerConnection {
     pub(crate) tags: HashMap<u64, SlotId>,
     pub(crate) reader: FrameReader<Self>,
     pub(crate) announced: Features,
+    pub(crate) gate: Gate,
     pub(crate) peer: Option<Features>,
     /// What the link offers to a peer that can move it; empty if nothing.
     pub(crate) offer: Vec<u8>,
@@ -121,6 +122,7 @@ impl ServerConnection {
             tags: HashMap::new(),
             reader: FrameReader::new(limits),
             announced: announce,
+            gate: Gate::default(),
             peer: None,
             offer: Vec::new(),
             deadlines: Deadlines::default(),

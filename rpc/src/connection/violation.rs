@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use crate::extensions::chunks::wire::ChunkError;
+use crate::extensions::token::client::Unproven;
 use crate::wire::{HeadsError, Malformed, RecordError, WrongId};
 
 /// How a peer broke the protocol. There is no way to go on: the link has to be closed.
@@ -79,6 +80,9 @@ pub enum PeerViolation {
     /// A frame in chunks that is none.
     #[error(transparent)]
     Chunk(#[from] ChunkError),
+    /// A server that did not prove that it has the token.
+    #[error(transparent)]
+    Unproven(#[from] Unproven),
 }
 
 impl PeerViolation {

@@ -7,3 +7,4 @@ pub(crate) mod bundles;
 pub(crate) mod chunks;
 pub(crate) mod heads_first;
 pub(crate) mod key_lists;
+pub(crate) mod token;

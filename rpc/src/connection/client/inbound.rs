@@ -64,7 +64,9 @@ impl ClientConnection {
         bytes: &[u8],
         landings: &mut dyn Landings,
     ) -> Result<Progress, PeerViolation> {
-        reader::received(self, now, bytes, landings)
+        let progress = reader::received(self, now, bytes, landings)?;
+        self.proving.check()?;
+        Ok(progress)
     }
 
     /// Takes memory that the link has filled, and says what the link shall do next.
@@ -77,7 +79,9 @@ impl ClientConnection {
         landing: Landing,
         landings: &mut dyn Landings,
     ) -> Result<Next, PeerViolation> {
-        reader::landed(self, now, landing, landings)
+        let next = reader::landed(self, now, landing, landings)?;
+        self.proving.check()?;
+        Ok(next)
     }
 
     /// What the link shall do first.

@@ -77,6 +77,7 @@ impl ClientConnection {
         if call.is_some_and(|call| matches!(call.expected, Expected::Announcement)) {
             let found = Announcement::find(&body).ok().flatten().unwrap_or_default();
             self.peer = Some(found.features);
+            self.take_proof(&found);
             self.bundles = self.has(Features::BUNDLES);
             if self.has(Features::CHUNKS) {
                 let whole_frame_bytes = self.reader.limits.whole_frame_bytes;

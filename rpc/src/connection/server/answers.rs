@@ -164,15 +164,18 @@ impl ServerConnection {
 
     /// What an answer can say about this side.
     fn announcement(&self) -> Announcement {
-        let offer = if self.common().intersects(Features::MEDIA) {
+        let offer = if self.common().intersects(Features::MEDIA) && self.may_offer() {
             self.offer.clone()
         } else {
             Vec::new()
         };
-        Announcement {
+        let mut announcement = Announcement {
             features: self.announced,
             offer,
-        }
+            ..Announcement::default()
+        };
+        self.add_proof(&mut announcement);
+        announcement
     }
 
     /// Saves the tensors of an answer that comes between a cancel and the moment the service hears of it.

@@ -39,6 +39,11 @@ impl ServerConnection {
         metadata: &Buffer,
     ) -> Result<(), Malformed> {
         let (call, names) = decode_graph_metadata(metadata, self.reader.limits.records)?;
+        let function = call.graph_handle.as_str();
+        if let Some(right) = (self.gate).missing_for_call(function, call.ps_graph_count > 0) {
+            // What it feeds is taken off the link without memory.
+            self.refuse(arriving.id, right.missing());
+        }
         let token = RequestId(arriving.id).token();
         let records = Records::new(token, names.len(), metadata.len() as u64)
             .beside(self.reader.beside_bytes());

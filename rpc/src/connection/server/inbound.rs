@@ -139,6 +139,11 @@ impl Side for ServerConnection {
         }
         let mut arriving = self.admit(now, &header)?;
         let id = arriving.id;
+        let method = Method::from_number(header.method);
+        if let Some(right) = method.and_then(|method| self.gate.missing_for(method)) {
+            self.refuse(id, right.missing());
+            return Ok(cursor.skip(header.payload_bytes, HEADER_BYTES));
+        }
         if header.metadata_bytes != 0
             && header.method == Method::FuseRecvTensor.number()
             && self.has(Features::KEY_LISTS)
@@ -148,7 +153,7 @@ impl Side for ServerConnection {
             }
             arriving.keep = header.metadata_bytes;
         }
-        match Method::from_number(header.method) {
+        match method {
             Some(Method::StarRunGraph) => self.begin_graph(arriving, header, cursor, landings),
             Some(method) => match refusal(method) {
                 Some(text) => {

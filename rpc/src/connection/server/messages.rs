@@ -11,8 +11,8 @@ use crate::connection::reader::{Whole, read_into, read_whole};
 use crate::connection::records::message_too_long;
 use crate::connection::server::ServerConnection;
 use crate::connection::{Landings, PeerViolation};
-use crate::wire::{Announcement, Malformed, PlainReceive, RequestHeader, decode_receive};
-use crate::{Method, Request};
+use crate::wire::{Announcement, PlainReceive, RequestHeader, decode_receive};
+use crate::{Method, Request, Status};
 
 impl ServerConnection {
     pub(crate) fn begin_message(
@@ -81,19 +81,21 @@ impl ServerConnection {
 
     pub(crate) fn message_landed(&mut self, arriving: Arriving, method: Method, body: Buffer) {
         let decoded = match method {
-            Method::RecvTensor => decode_receive(&body, 1).map(|mut message| {
-                let key = message.keys.pop().expect("a decoded request has a key");
-                let step_id = message.step_id;
-                tensors_asked(Request::RecvTensor { step_id, key })
-            }),
-            Method::FuseRecvTensor => {
-                decode_receive(&body, self.reader.limits.records.max(2)).map(|message| {
+            Method::RecvTensor => decode_receive(&body, 1)
+                .map(|mut message| {
+                    let key = message.keys.pop().expect("a decoded request has a key");
+                    let step_id = message.step_id;
+                    tensors_asked(Request::RecvTensor { step_id, key })
+                })
+                .map_err(Status::from),
+            Method::FuseRecvTensor => decode_receive(&body, self.reader.limits.records.max(2))
+                .map(|message| {
                     tensors_asked(Request::FuseRecvTensor {
                         step_id: message.step_id,
                         keys: message.keys.into_vec().into(),
                     })
                 })
-            }
+                .map_err(Status::from),
             Method::GetStatus => self.status_asked(&body).map(|announce| {
                 let request = Request::Message { method, body };
                 (request, Expected::Message { announce })
@@ -105,16 +107,17 @@ impl ServerConnection {
         };
         match decoded {
             Ok((request, expected)) => self.deliver(arriving, request, expected),
-            Err(malformed) => self.refuse(arriving.id, malformed.into()),
+            Err(status) => self.refuse(arriving.id, status),
         }
     }
 
     /// Notes what the peer announces, and whether its answer shall carry an announcement.
-    fn status_asked(&mut self, body: &Buffer) -> Result<bool, Malformed> {
+    fn status_asked(&mut self, body: &Buffer) -> Result<bool, Status> {
         let Some(announcement) = Announcement::find(body)? else {
             return Ok(false);
         };
         self.meet(announcement.features);
+        self.take_proof(&announcement)?;
         Ok(!self.announced.is_empty())
     }
 }

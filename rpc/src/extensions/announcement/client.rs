@@ -26,7 +26,18 @@ impl ClientConnection {
         self.outgoing.cutter.keep_shared(lends);
     }
 
-    pub(crate) fn announce(&mut self, features: Features) {
+    /// Queues the announcement that begins the connection.
+    pub(crate) fn announce(&mut self) {
+        let announcement = Announcement {
+            features: self.announced,
+            nonce: self.proving.nonce(),
+            ..Announcement::default()
+        };
+        self.announce_first(&announcement);
+    }
+
+    /// Queues an announcement before all frames that wait.
+    pub(crate) fn announce_first(&mut self, announcement: &Announcement) {
         let id = self.calls.insert_with(|| Call {
             token: 0,
             expected: Expected::Announcement,
@@ -35,18 +46,15 @@ impl ClientConnection {
             shares_memory: false,
         });
         let mut frame = self.outgoing.empty_frame();
-        let announcement = Announcement {
-            features,
-            offer: Vec::new(),
-        };
-        encode::announcement(&mut frame, id.raw(), &announcement);
+        encode::announcement(&mut frame, id.raw(), announcement);
         frame.token = id.raw();
-        self.outgoing.push(frame);
+        self.outgoing.unpop(frame);
     }
 
-    /// Slots held by the announcement, as long as its answer is missing.
+    /// Slots held by announcements, as long as their answers are missing.
     pub(crate) fn announcement_calls(&self) -> usize {
-        usize::from(!self.announced.is_empty() && self.peer.is_none())
+        let first = usize::from(!self.announced.is_empty() && self.peer.is_none());
+        first + self.proving.slots()
     }
 
     /// Whether both ends know a medium that the connection may move to.

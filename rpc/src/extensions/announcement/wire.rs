@@ -4,6 +4,7 @@ use std::ops::{BitAnd, BitOr};
 use prost::encoding::{encode_varint, encoded_len_varint};
 
 use crate::wire::reader::{DELIMITED, Malformed, Reader, VARINT};
+use crate::{Nonce, Proof};
 
 /// A set of extensions of the protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -30,9 +31,11 @@ impl Features {
     pub const BUNDLES: Self = Self(1 << 7);
     /// A request may have a number in the place of a list of keys that the server keeps.
     pub const KEY_LISTS: Self = Self(1 << 8);
+    /// Both ends prove to each other that they have the token of their cluster.
+    pub const TOKEN: Self = Self(1 << 9);
     /// What lets a connection move to another medium.
     pub const MEDIA: Self = Self(Self::SHARED_MEMORY.0 | Self::RDMA.0);
-    /// All extensions that this version knows.
+    /// All extensions that this version knows and that need nothing to be set.
     pub const ALL: Self = Self(
         Self::CANCEL.0
             | Self::DEADLINE.0
@@ -108,6 +111,7 @@ impl fmt::Display for Features {
             (Self::HEADS_FIRST, "heads first"),
             (Self::BUNDLES, "bundles"),
             (Self::KEY_LISTS, "key lists"),
+            (Self::TOKEN, "token"),
         ] {
             if self.contains(feature) {
                 write!(f, "{separator}{name}")?;
@@ -129,6 +133,12 @@ pub struct Announcement {
     pub features: Features,
     /// What links need to move to another medium, which is for them to understand; empty if there is none.
     pub offer: Vec<u8>,
+    /// The number that proofs of this connection are made over.
+    pub nonce: Option<Nonce>,
+    /// What proves that the sender has the token.
+    pub proof: Option<Proof>,
+    /// The incarnation of the server that the proofs are made over.
+    pub incarnation: Option<u64>,
 }
 
 impl Announcement {
@@ -170,6 +180,17 @@ impl Announcement {
             encode_varint(self.offer.len() as u64, out);
             out.extend_from_slice(&self.offer);
         }
+        for (field, bytes) in [(NONCE_FIELD, &self.nonce), (PROOF_FIELD, &self.proof)] {
+            if let Some(bytes) = bytes {
+                encode_varint(field << 3 | u64::from(DELIMITED), out);
+                encode_varint(bytes.len() as u64, out);
+                out.extend_from_slice(bytes);
+            }
+        }
+        if let Some(incarnation) = self.incarnation {
+            encode_varint(INCARNATION_FIELD << 3 | u64::from(VARINT), out);
+            encode_varint(incarnation, out);
+        }
     }
 
     fn content_bytes(&self) -> usize {
@@ -177,7 +198,14 @@ impl Announcement {
             0 => 0,
             len => 1 + encoded_len_varint(len as u64) + len,
         };
-        2 + encoded_len_varint(VERSION) + encoded_len_varint(self.features.bits()) + offer_bytes
+        let of_32_bytes = usize::from(self.nonce.is_some()) + usize::from(self.proof.is_some());
+        let incarnation_bytes =
+            (self.incarnation).map_or(0, |number| 1 + encoded_len_varint(number));
+        2 + encoded_len_varint(VERSION)
+            + encoded_len_varint(self.features.bits())
+            + offer_bytes
+            + of_32_bytes * (2 + size_of::<Nonce>())
+            + incarnation_bytes
     }
 
     fn decode(content: &[u8]) -> Result<Self, Malformed> {
@@ -195,6 +223,15 @@ impl Announcement {
                         found.offer = offer.to_vec();
                     }
                 }
+                (NONCE_FIELD, DELIMITED) => {
+                    found.nonce = content[reader.delimited("the nonce")?].try_into().ok();
+                }
+                (PROOF_FIELD, DELIMITED) => {
+                    found.proof = content[reader.delimited("the proof")?].try_into().ok();
+                }
+                (INCARNATION_FIELD, VARINT) => {
+                    found.incarnation = Some(reader.varint("the incarnation")?);
+                }
                 (_, wire_type) => reader.skip(wire_type)?,
             }
         }
@@ -207,6 +244,9 @@ const FIELD: u64 = 23_117;
 const VERSION_FIELD: u64 = 1;
 const FEATURES_FIELD: u64 = 2;
 const OFFER_FIELD: u64 = 3;
+const NONCE_FIELD: u64 = 4;
+const PROOF_FIELD: u64 = 5;
+const INCARNATION_FIELD: u64 = 6;
 const VERSION: u64 = 1;
 
 /// Longest offer that is kept.
@@ -234,7 +274,7 @@ mod tests {
         let mut bytes = plain.clone();
         let announcement = Announcement {
             features: Features::ALL,
-            offer: Vec::new(),
+            ..Announcement::default()
         };
         announcement.encode(&mut bytes);
         assert_eq!(bytes.len(), plain.len() + announcement.len_bytes());
@@ -252,6 +292,7 @@ mod tests {
         let announcement = Announcement {
             features: Features::SHARED_MEMORY,
             offer: vec![7; 200],
+            ..Announcement::default()
         };
         let mut bytes = Vec::new();
         announcement.encode(&mut bytes);
@@ -260,11 +301,30 @@ mod tests {
         let long = Announcement {
             features: Features::SHARED_MEMORY,
             offer: vec![7; 300],
+            ..Announcement::default()
         };
         let mut bytes = Vec::new();
         long.encode(&mut bytes);
         let found = Announcement::find(&bytes).unwrap().unwrap();
         assert!(found.offer.is_empty() && found.features == Features::SHARED_MEMORY);
+    }
+
+    #[test]
+    fn a_proof_comes_back_as_it_was_and_counts_in_full_only() {
+        let announcement = Announcement {
+            features: Features::TOKEN,
+            nonce: Some([1; 32]),
+            proof: Some([2; 32]),
+            incarnation: Some(u64::MAX),
+            ..Announcement::default()
+        };
+        let mut bytes = Vec::new();
+        announcement.encode(&mut bytes);
+        assert_eq!(bytes.len(), announcement.len_bytes());
+        assert_eq!(Announcement::find(&bytes), Ok(Some(announcement)));
+        let short = [0xea, 0xa4, 0x0b, 7, 0x10, 0x80, 4, 0x22, 2, 1, 1];
+        let found = Announcement::find(&short).unwrap().unwrap();
+        assert_eq!((found.nonce, found.features), (None, Features::TOKEN));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::wire::{
     AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_TAG, BundleReader, BundledReceive, Features, RECORD_BYTES,
     RequestHeader, ResponseHeader, encode_record,
 };
-use crate::{HeldTensor, Request, Response, Status, Tensor, TensorMeta, Text};
+use crate::{HeldTensor, Request, Response, Right, Status, Tensor, TensorMeta, Text};
 
 /// The answers that share frames, by frame.
 ///
@@ -79,6 +79,9 @@ impl ServerConnection {
         requests: &[u8],
         landings: &mut dyn Landings,
     ) -> Result<(), PeerViolation> {
+        if let Some(right) = self.gate.missing(Right::Step) {
+            return self.refuse_bundle(received, requests, right, landings);
+        }
         let mut reader = BundleReader::new("bundle of requests", requests);
         while !reader.is_empty() {
             let receive = reader.receive()?;
@@ -100,6 +103,25 @@ impl ServerConnection {
                     self.deliver_bundled(received, &receive, key)?;
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Refuses all requests of a frame. Their keys keep their numbers, since the peer may get the right later.
+    #[cold]
+    fn refuse_bundle(
+        &mut self,
+        received: Time,
+        requests: &[u8],
+        right: Right,
+        landings: &mut dyn Landings,
+    ) -> Result<(), PeerViolation> {
+        let mut reader = BundleReader::new("bundle of requests", requests);
+        while !reader.is_empty() {
+            let receive = reader.receive()?;
+            self.numbered_keys.resolve(reader.key()?, landings)?;
+            let arriving = self.admit_bundled(received, &receive)?;
+            self.refuse(arriving.id, right.missing());
         }
         Ok(())
     }

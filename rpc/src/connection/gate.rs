@@ -1,0 +1,114 @@
+//! What a connection lets its peer do.
+
+use std::sync::Arc;
+
+use crate::extensions::token::server::TokenGate;
+use crate::{Method, Nonce, Right, Rights, Token};
+
+/// What a server's connection lets its peer do. Decided when the connection begins, so that a request costs the
+/// look at one bit.
+#[derive(Debug)]
+pub struct Gate {
+    rights: Rights,
+    right_of_function: fn(&str) -> Right,
+    pub(crate) token: Option<TokenGate>,
+    refused: Option<Refused>,
+}
+
+/// How a client proves a token, and what it may do then.
+#[derive(Clone, Debug)]
+pub struct Provable {
+    /// The token.
+    pub token: Arc<Token>,
+    /// A number that no other connection has.
+    pub nonce: Nonce,
+    /// The incarnation of this task.
+    pub incarnation: u64,
+    /// The rights of who has the token.
+    pub rights: Rights,
+}
+
+/// Requests that the peer had no right to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The right that the last of them needed.
+    pub right: Right,
+    /// Their number since this was asked last.
+    pub count: u64,
+}
+
+impl Gate {
+    /// A gate with these rights. `right_of_function` says which right the call of a function needs.
+    pub fn new(rights: Rights, right_of_function: fn(&str) -> Right) -> Self {
+        Self {
+            rights,
+            right_of_function,
+            token: None,
+            refused: None,
+        }
+    }
+
+    /// Gives other rights to a peer that proves the token.
+    #[must_use]
+    pub fn with_token(mut self, provable: Provable) -> Self {
+        self.token = Some(TokenGate::new(provable));
+        self
+    }
+
+    /// What the peer may do now.
+    pub fn rights(&self) -> Rights {
+        self.rights
+    }
+
+    pub(crate) fn set_rights(&mut self, rights: Rights) {
+        self.rights = rights;
+    }
+
+    /// The right that a request of `method` needs and the peer lacks. Which function a graph call names
+    /// is not known yet, so it may begin if there is any that the peer may call.
+    #[inline]
+    pub(crate) fn missing_for(&mut self, method: Method) -> Option<Right> {
+        match Right::of_method(method) {
+            Some(right) => self.missing(right),
+            None if method == Method::StarRunGraph && self.rights == Rights::NONE => {
+                self.missing(Right::Call)
+            }
+            None => None,
+        }
+    }
+
+    /// The right that the call of a function needs and the peer lacks. A call that counts towards the
+    /// end of a step needs that step too.
+    pub(crate) fn missing_for_call(&mut self, function: &str, is_of_step: bool) -> Option<Right> {
+        let right = (self.right_of_function)(function);
+        let of_step = is_of_step.then_some(Right::Step);
+        (self.missing(right)).or_else(|| of_step.and_then(|right| self.missing(right)))
+    }
+
+    /// `right`, if the peer lacks it.
+    #[inline]
+    pub(crate) fn missing(&mut self, right: Right) -> Option<Right> {
+        if self.rights.has(right) {
+            return None;
+        }
+        self.refuse(right)
+    }
+
+    #[cold]
+    fn refuse(&mut self, right: Right) -> Option<Right> {
+        let count = self.refused.map_or(0, |refused| refused.count) + 1;
+        self.refused = Some(Refused { right, count });
+        Some(right)
+    }
+
+    pub(crate) fn take_refused(&mut self) -> Option<Refused> {
+        self.refused.take()
+    }
+}
+
+impl Default for Gate {
+    /// A gate that lets everything through.
+    fn default() -> Self {
+        Self::new(Rights::ALL, |_| Right::Call)
+    }
+}
