@@ -22,6 +22,7 @@ mod limits;
 pub mod log;
 pub mod mesh;
 pub mod placement;
+pub mod policy;
 mod registry;
 mod regular_file;
 mod remote;

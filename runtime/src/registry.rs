@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto;
-use grpcxx_rpc::{Code, GraphCall, Response, Shape, Status, Tensor, TensorStore, Text};
+use grpcxx_rpc::{Code, GraphCall, Response, Right, Shape, Status, Tensor, TensorStore, Text};
 use prost::Message;
 
 use crate::command::Shared;
@@ -17,6 +17,15 @@ pub const STORE_PUSH: &str = "grpcxx.store.push";
 /// order of the names: `names` (string), `dtypes` (int32, TensorFlow's numbers), `shapes` (string, as in
 /// `[2, 3]`), `bytes` (int64).
 pub const STORE_LIST: &str = "grpcxx.store.list";
+
+/// The right that a call of the function with this name needs.
+pub(crate) fn right_of_function(name: &str) -> Right {
+    match name {
+        STORE_PULL | STORE_LIST => Right::Pull,
+        STORE_PUSH => Right::Push,
+        _ => Right::Call,
+    }
+}
 
 /// The functions that peers may call, by name.
 #[derive(Clone, Default)]

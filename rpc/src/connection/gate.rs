@@ -13,6 +13,10 @@ pub struct Gate {
     right_of_function: fn(&str) -> Right,
     pub(crate) token: Option<TokenGate>,
     refused: Option<Refused>,
+    /// Whether the peer has proved something, or failed to, since somebody looked.
+    has_proof: bool,
+    /// Whether there is any of both.
+    has_news: bool,
 }
 
 /// How a client proves a token, and what it may do then.
@@ -45,6 +49,8 @@ impl Gate {
             right_of_function,
             token: None,
             refused: None,
+            has_proof: false,
+            has_news: false,
         }
     }
 
@@ -58,6 +64,26 @@ impl Gate {
     /// What the peer may do now.
     pub fn rights(&self) -> Rights {
         self.rights
+    }
+
+    /// Notes that the peer has sent a proof, which gives it these rights if it is right.
+    pub(crate) fn note_proof(&mut self, rights: Option<Rights>) {
+        self.rights = rights.unwrap_or(self.rights);
+        self.has_proof = true;
+        self.has_news = true;
+    }
+
+    /// Whether something happened at the gate since somebody looked.
+    #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        self.has_news
+    }
+
+    /// What became of the peer's proof, if it has sent one since somebody looked.
+    pub(crate) fn take_news(&mut self) -> Option<&TokenGate> {
+        let has_proof = std::mem::take(&mut self.has_proof);
+        self.has_news = self.refused.is_some();
+        self.token.as_ref().filter(|_| has_proof)
     }
 
     pub(crate) fn set_rights(&mut self, rights: Rights) {
@@ -98,10 +124,12 @@ impl Gate {
     fn refuse(&mut self, right: Right) -> Option<Right> {
         let count = self.refused.map_or(0, |refused| refused.count) + 1;
         self.refused = Some(Refused { right, count });
+        self.has_news = true;
         Some(right)
     }
 
     pub(crate) fn take_refused(&mut self) -> Option<Refused> {
+        self.has_news = self.has_proof;
         self.refused.take()
     }
 }

@@ -18,6 +18,7 @@ pub use table::{VARIABLES, Variable, check_name, markdown};
 
 use crate::host::HostSetting;
 use crate::placement::CpuList;
+use crate::policy::{AddressRanges, Secret, StoreAccess};
 use table::Reader;
 
 /// Which driver moves bytes over TCP.
@@ -241,6 +242,24 @@ config! {
     bind_address: Option<IpAddr> = parse::ip_address,
         "GRPCXX_BIND_ADDRESS", "", "", "grpcxx-server, TensorFlow plugin",
         "IP address that the star port and the gRPC port listen on; unset: loopback if that is the task's address, else all";
+    allow: Option<AddressRanges> = parse::ranges,
+        "GRPCXX_ALLOW", "", "", "engine, grpcxx-server",
+        "addresses whose connections are taken, on every port: ranges such as `10.1.0.0/16`, `loopback`, with commas between them; unset: all";
+    admin: Option<AddressRanges> = parse::ranges,
+        "GRPCXX_ADMIN", "", "", "engine, grpcxx-server",
+        "addresses that may do all without a token, CleanupAll and Reset too; unset: `loopback`, or `none` where a token is set";
+    members: Option<AddressRanges> = parse::ranges,
+        "GRPCXX_MEMBERS", "", "", "engine, grpcxx-server",
+        "addresses of the tasks of the cluster, which need no token; unset: none, and where no token is set anybody may call and take part in steps";
+    store: Option<StoreAccess> = parse::store,
+        "GRPCXX_STORE", "", "", "engine, grpcxx-server",
+        "what all others may do with the store: `off`, `read-only`, `push` or `admin`; unset: `read-only`, or `off` where a token or members are set";
+    token: Option<Secret> = parse::secret,
+        "GRPCXX_TOKEN", "", "", "engine, grpcxx-server, grpcxx",
+        "token of the cluster, 16 to 4096 bytes: who has it may do all";
+    token_file: Option<PathBuf> = parse::path,
+        "GRPCXX_TOKEN_FILE", "", "", "engine, grpcxx-server, grpcxx",
+        "file that holds the token, in place of `GRPCXX_TOKEN`";
     star_port_offset: u16 = parse::port_offset,
         "GRPCXX_STAR_PORT_OFFSET", "10000", "", "grpcxx-server, grpcxx",
         "star port minus gRPC port of every task where there is no `.endpoint_map`; 1 to 65534";

@@ -8,9 +8,13 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::table::Invalid;
-use super::{CoreLimit, DriverSetting, LogFormat, RdmaSetting, ShmSetting};
+use super::{
+    AddressRanges, CoreLimit, DriverSetting, LogFormat, RdmaSetting, Secret, ShmSetting,
+    StoreAccess,
+};
 use crate::host::HostSetting;
 use crate::placement::CpuList;
+use crate::policy::BadRange;
 
 type Parsed<T> = Result<T, Invalid>;
 
@@ -200,6 +204,28 @@ pub(super) fn pool_bytes(text: &str) -> Parsed<u64> {
 
 pub(super) fn cpus(text: &str) -> Parsed<Option<CpuList>> {
     optional(text, |text| text.parse().map_err(Invalid::Refused))
+}
+
+pub(super) fn ranges(text: &str) -> Parsed<Option<AddressRanges>> {
+    optional(text, |text| {
+        text.parse()
+            .map_err(|error: BadRange| Invalid::Refused(error.to_string()))
+    })
+}
+
+pub(super) fn store(text: &str) -> Parsed<Option<StoreAccess>> {
+    optional(text, |text| match text {
+        "off" => Ok(StoreAccess::Off),
+        "read-only" => Ok(StoreAccess::ReadOnly),
+        "push" => Ok(StoreAccess::Push),
+        "admin" => Ok(StoreAccess::Admin),
+        _ => Err(unreadable("off, read-only, push or admin")),
+    })
+}
+
+/// A text that no error repeats.
+pub(super) fn secret(text: &str) -> Parsed<Option<Secret>> {
+    Ok((!text.is_empty()).then(|| Secret::new(text)))
 }
 
 pub(super) fn driver(text: &str) -> Parsed<DriverSetting> {

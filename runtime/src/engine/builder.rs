@@ -11,6 +11,7 @@ use crate::config::{Config, ConfigError};
 use crate::function::Service;
 use crate::host::HostSetting;
 use crate::placement::CpuList;
+use crate::policy::Policy;
 use crate::task::Device;
 
 /// Makes an [`Engine`].
@@ -163,6 +164,12 @@ impl EngineBuilder {
         } else {
             None
         };
+        self
+    }
+
+    /// Who may do what. Default: [`Policy::default`].
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.options.policy = policy;
         self
     }
 

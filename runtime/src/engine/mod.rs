@@ -28,6 +28,7 @@ use crate::counters::Counters;
 use crate::function::{AsyncFunction, Function};
 use crate::host::{HostError, HostHandle, TaskSpawner};
 use crate::placement::CpuClaims;
+use crate::policy::Authority;
 use crate::registry;
 use crate::remote::Remote;
 use crate::shard::{ShardContext, SharedParts};
@@ -84,6 +85,11 @@ impl Engine {
     /// What was chosen at start; its text is the line for the log.
     pub fn start_report(&self) -> &StartReport {
         &self.report
+    }
+
+    /// What decides who may do what, for other doors to the task than its star port.
+    pub fn authority(&self) -> Arc<Authority> {
+        Arc::clone(&self.shared.authority)
     }
 
     /// Which task this is.

@@ -17,6 +17,7 @@ use crate::config::{Config, DriverSetting, JobKind, RdmaSetting, ShmSetting};
 use crate::function::Service;
 use crate::host::{HostError, HostSetting};
 use crate::placement::{CpuList, PlacementError};
+use crate::policy::{Policy, PolicyError};
 use crate::shard::{DrainLimits, Patience};
 use crate::task::Device;
 
@@ -73,6 +74,8 @@ pub struct EngineOptions {
     pub store_limits: StoreLimits,
     /// Threads that run functions; `None`: one for each CPU.
     pub compute_threads: Option<usize>,
+    /// Who may do what.
+    pub policy: Policy,
     /// Whether to announce what goes beyond star.
     pub extensions: bool,
     /// Sees each request before the built-in services.
@@ -144,6 +147,7 @@ impl EngineOptions {
             },
             store_limits: StoreLimits::default(),
             compute_threads: config.compute_threads.map(usize::from),
+            policy: Policy::from_config(config),
             extensions: config.extensions,
             service: None,
             resolver: Arc::new(SystemResolver),
@@ -190,6 +194,7 @@ impl Default for EngineOptions {
             rendezvous_limits: RendezvousLimits::default(),
             store_limits: StoreLimits::default(),
             compute_threads: None,
+            policy: Policy::default(),
             extensions: true,
             service: None,
             resolver: Arc::new(SystemResolver),
@@ -218,6 +223,9 @@ pub enum EngineError {
     /// Shards cannot be placed as asked.
     #[error(transparent)]
     Placement(#[from] PlacementError),
+    /// Who may do what cannot be said: the token cannot be read.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// A shard's thread did not start: no port, no memory, no driver.
     #[error(transparent)]
     Host(#[from] HostError),

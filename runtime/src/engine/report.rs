@@ -34,6 +34,8 @@ pub struct StartReport {
     pub placement_warning: Option<String>,
     /// Memory of each shard, in bytes of address space.
     pub arena_bytes: usize,
+    /// Who may do what.
+    pub policy: String,
     /// Where the star port listens.
     pub star_address: Option<SocketAddr>,
 }
@@ -114,7 +116,7 @@ impl fmt::Display for StartReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} driver={} shm={} rdma={} host={} shards={} cpus={} idle={} cpu_latency={} arena={}MiB/shard star=",
+            "{} driver={} shm={} rdma={} host={} shards={} cpus={} idle={} cpu_latency={} arena={}MiB/shard policy=({}) star=",
             self.task,
             self.driver,
             self.shared_memory,
@@ -125,6 +127,7 @@ impl fmt::Display for StartReport {
             self.idle,
             self.cpu_latency,
             self.arena_bytes >> 20,
+            self.policy,
         )?;
         match self.star_address {
             Some(address) => write!(f, "{address}"),

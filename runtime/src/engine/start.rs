@@ -24,6 +24,7 @@ use crate::idle::IdlePolicy;
 use crate::limits;
 use crate::mesh::{self, Doorbell, Inbox, InboxSender, Mesh, Sleeper};
 use crate::placement::{CpuClaims, Placement, PlacementRequest, allowed_cpus};
+use crate::policy::Authority;
 use crate::registry::Functions;
 use crate::shard::{CoreParts, DrivenShard, Shard, SharedParts};
 use crate::task::{Device, Task};
@@ -100,6 +101,7 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
             cpu_latency,
             placement_warning: plan.placement_warning,
             arena_bytes: plan.arena.capacity_bytes,
+            policy: shared.authority.to_string(),
             star_address,
         },
         shared,
@@ -200,6 +202,7 @@ fn shared_parts(
         functions: Arc::new(ArcSwap::from_pointee(Functions::builtin(&store))),
         store,
         service: options.service.clone(),
+        authority: Arc::new(authority(options)?),
         compute: Arc::new(
             ComputePool::start(options.compute_threads).map_err(EngineError::Options)?,
         ),
@@ -278,6 +281,17 @@ fn start_shard(
     Ok(host::spawn(host_options, make)?)
 }
 
+/// Who may do what.
+fn authority(options: &EngineOptions) -> Result<Authority, EngineError> {
+    let authority = Authority::new(&options.policy)?;
+    if authority.has_token() && !options.extensions {
+        let text = "a token is set, but GRPCXX_EXTENSIONS=off lets no connection prove it; \
+                    turn the extensions on, or set no token";
+        return Err(EngineError::Options(text.to_owned()));
+    }
+    Ok(authority)
+}
+
 /// What one connection may have, of an arena of so many bytes.
 fn connection_limits(options: &EngineOptions, capacity_bytes: usize) -> ConnectionLimits {
     let limits = options.connection_limits;
@@ -303,6 +317,9 @@ fn features(options: &EngineOptions, shared_memory: &SharedMemory, rdma: &Rdma) 
         return Features::NONE;
     }
     let mut features = Features::ALL;
+    if options.policy.token.is_some() {
+        features = features | Features::TOKEN;
+    }
     if matches!(shared_memory, SharedMemory::Off { .. }) {
         features = features.without(Features::SHARED_MEMORY);
     }

@@ -16,6 +16,7 @@ use crate::fate::survive;
 use crate::function::Service;
 use crate::limits;
 use crate::mesh::{Inbox, Mesh};
+use crate::policy::Authority;
 use crate::registry::Functions;
 use crate::shard::calls::Calls;
 use crate::shard::context::ShardContext;
@@ -82,6 +83,7 @@ pub(crate) struct SharedParts {
     pub(crate) functions: Shared<Functions>,
     pub(crate) store: Shared<TensorStore>,
     pub(crate) service: Option<Arc<dyn Service>>,
+    pub(crate) authority: Arc<Authority>,
     pub(crate) compute: Arc<dyn Compute>,
     pub(crate) counters: Arc<[ShardCounters]>,
     /// Open connections from peers, by shard.

@@ -66,6 +66,7 @@ impl<A> Core<A> {
                     .handle_closed(self.now, "the engine has stopped");
                 return events;
             }
+            peer.dialled = Some(address);
             match transport.connect(address) {
                 Ok(link) => {
                     peer.link = Some(link);

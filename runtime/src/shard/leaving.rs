@@ -92,6 +92,10 @@ impl Why {
     /// What callers hear whose calls end by it.
     pub(super) fn status(&self, address: &str) -> Status {
         let (reason, text) = match self {
+            Self::Violation(PeerViolation::Unproven(why)) => {
+                let text = format!("{address} was not called: {why}");
+                return Status::new(Code::Unauthenticated, text).because(Reason::Unproven);
+            }
             Self::Violation(violation) => (
                 Reason::PeerViolation,
                 format!("{address} broke the protocol, and was cut off: {violation}"),

@@ -94,7 +94,7 @@ impl Links {
 impl<A> LinkHandler<A> for Core<A> {
     fn accepted(&mut self, _listener: ListenerId, peer: SocketAddr, accepted: A) {
         tracing::debug!(%peer, "connection accepted");
-        if !self.is_stopping() {
+        if !self.is_stopping() && self.shared.authority.admits(peer) {
             self.counters().accepted.add(1);
             self.newcomer(peer, accepted);
         }

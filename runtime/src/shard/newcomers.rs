@@ -7,6 +7,7 @@ use grpcxx_rpc::{Features, ServerConnection};
 use grpcxx_transport::Transport;
 
 use crate::command::{Newcomer, Parcel};
+use crate::policy::Identity;
 use crate::shard::core::Core;
 use crate::shard::links::Owner;
 use crate::shard::servers::ServerLink;
@@ -56,10 +57,11 @@ impl<A> Core<A> {
         {
             connection.set_offer(offer);
         }
-        match self
-            .servers
-            .insert(ServerLink::new(adopted, peer, connection))
-        {
+        let identity = Identity::at(peer);
+        let incarnation = self.shared.task.incarnation();
+        connection.guard(self.shared.authority.gate(&identity, incarnation));
+        let server = ServerLink::new(adopted, peer, identity, connection);
+        match self.servers.insert(server) {
             Ok(id) => self.links.set(adopted, Owner::Server(id)),
             Err(_) => {
                 self.leave_load();

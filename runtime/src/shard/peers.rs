@@ -26,6 +26,8 @@ pub(super) struct PeerLink {
     pub(super) channel: Channel<WaitingCall>,
     /// Addresses that the dial under way has not tried yet.
     pub(super) candidates: VecDeque<SocketAddr>,
+    /// The address that was dialled last.
+    pub(super) dialled: Option<SocketAddr>,
     pub(super) link: Option<LinkId>,
     connection: Option<ClientConnection>,
     /// What the connection has moved to.
@@ -112,6 +114,7 @@ impl<A> Core<A> {
             peer: peer.clone(),
             channel: Channel::new(peer.text(), self.channel_options),
             candidates: VecDeque::new(),
+            dialled: None,
             link: None,
             connection: None,
             medium: None,
@@ -210,9 +213,10 @@ impl<A> Core<A> {
             arena_bytes: u64::MAX,
             ..self.limits
         };
-        let connection = ClientConnection::new(limits, self.announce);
-        let order = connection.first_order();
         let peer = &mut self.peers[slot];
+        let credentials = self.shared.authority.credentials(peer.dialled);
+        let connection = ClientConnection::with_token(limits, self.announce, credentials);
+        let order = connection.first_order();
         peer.connection = Some(connection);
         peer.pace = Pace::default();
         peer.medium = None;

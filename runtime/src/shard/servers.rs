@@ -5,13 +5,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
-use grpcxx_rpc::{Code, PeerViolation, Reason, RequestId, ServerConnection, Status, Undelivered};
+use grpcxx_rpc::{
+    Code, PeerViolation, Proving, Reason, RequestId, ServerConnection, Status, Undelivered,
+};
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkId, MediumKind, Next, Outcome, Progress, Time, Transport,
 };
 
 use crate::command::SlotId;
 use crate::function::RequestWatch;
+use crate::policy::{Authority, Identity, Proof};
 use crate::shard::core::{Core, Subject};
 use crate::shard::links::ArenaLandings;
 use crate::shard::pace::Pace;
@@ -22,6 +25,8 @@ use crate::shard::watches::Watches;
 pub(super) struct ServerLink {
     link: LinkId,
     pub(super) peer: SocketAddr,
+    /// Who the peer is, as far as it has been proven.
+    identity: Identity,
     pub(super) connection: ServerConnection,
     /// The steps in which requests of this connection wait for tensors.
     parked: HashMap<RequestId, i64, RandomState>,
@@ -35,10 +40,16 @@ pub(super) struct ServerLink {
 }
 
 impl ServerLink {
-    pub(super) fn new(link: LinkId, peer: SocketAddr, connection: ServerConnection) -> Self {
+    pub(super) fn new(
+        link: LinkId,
+        peer: SocketAddr,
+        identity: Identity,
+        connection: ServerConnection,
+    ) -> Self {
         Self {
             link,
             peer,
+            identity,
             connection,
             parked: HashMap::default(),
             watches: Watches::new(),
@@ -73,6 +84,25 @@ impl ServerLink {
     /// Tells all watches that nobody wants their answers any more.
     pub(super) fn withdraw(&mut self) {
         self.watches.withdraw_all();
+    }
+
+    /// Notes what the peer has proven meanwhile, and tells what it was refused.
+    #[cold]
+    fn report_to(&mut self, authority: &Authority) {
+        match self.connection.poll_proving() {
+            Some(Proving::Proven) => self.identify(Proof::Token),
+            Some(Proving::Failed) => authority.disproved(self.peer),
+            None => {}
+        }
+        if let Some(refused) = self.connection.take_refused() {
+            authority.forbade(self.peer, refused.right, refused.count);
+        }
+    }
+
+    /// Notes what proves that the peer belongs to the cluster.
+    fn identify(&mut self, proof: Proof) {
+        tracing::debug!(peer = %self.peer, %proof, "the peer belongs to the cluster");
+        self.identity.proof = proof;
     }
 
     /// The next answer with tensors of a step that did not leave. Those of watched requests belong to their service.
@@ -121,6 +151,12 @@ impl<A> Core<A> {
         let result = read(connection, now, &mut landings);
         landings.release(connection.drain_released());
         let answered = landings.answered;
+        if connection.has_news() {
+            // The borrow of the landings is over.
+            if let Some(server) = self.servers.find_mut(id) {
+                server.report_to(&self.shared.authority);
+            }
+        }
         self.counters().requests.add(answered);
         self.mark_server(id);
         Some(result)
@@ -145,9 +181,14 @@ impl<A> Core<A> {
 
     pub(super) fn server_migrated(&mut self, id: SlotId, medium: MediumKind) {
         if let Some(server) = self.servers.find_mut(id) {
-            server
-                .connection
-                .set_lends(medium == MediumKind::SharedMemory);
+            let is_shared = medium == MediumKind::SharedMemory;
+            server.connection.set_lends(is_shared);
+            if is_shared {
+                // Both ends have asked the kernel for the other's user.
+                server.identify(Proof::SameUser);
+                let rights = self.shared.authority.rights(&server.identity);
+                server.connection.set_rights(rights);
+            }
         }
     }
 

@@ -25,6 +25,7 @@ use crate::cluster::TaskId;
 use crate::command::{Command, Parcel};
 use crate::counters::ShardCounters;
 use crate::mesh::{self, Doorbell, Inbox, InboxSender};
+use crate::policy::lenient;
 use crate::registry::Functions;
 use crate::shard::{CoreParts, Shard, SharedParts};
 use crate::task::{Device, Task};
@@ -103,6 +104,7 @@ impl SimTask {
             store: Arc::clone(&store),
             service: Some(Arc::clone(&late) as Arc<dyn crate::Service>),
             compute: Arc::clone(&jobs) as Arc<dyn crate::compute::Compute>,
+            authority: Arc::new(lenient()),
             counters: (0..start.shards)
                 .map(|_| ShardCounters::default())
                 .collect(),

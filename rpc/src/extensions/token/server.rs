@@ -12,8 +12,6 @@ pub(crate) struct TokenGate {
     /// The client's number, once it has sent one.
     client: Option<Nonce>,
     state: State,
-    /// Whether the state has changed since somebody looked.
-    is_news: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +36,6 @@ impl TokenGate {
             provable,
             client: None,
             state: State::Unproven,
-            is_news: false,
         }
     }
 
@@ -60,7 +57,6 @@ impl TokenGate {
             true => State::Proven,
             false => State::Failed,
         };
-        self.is_news = true;
         is_right
     }
 }
@@ -81,19 +77,20 @@ impl ServerConnection {
         self.gate.set_rights(rights);
     }
 
-    /// Requests that were refused since this was asked last, because the peer had no right to them.
+    /// Whether [`ServerConnection::take_refused`] or [`ServerConnection::poll_proving`] have something to say.
     #[inline]
+    pub fn has_news(&self) -> bool {
+        self.gate.has_news()
+    }
+
+    /// Requests that were refused since this was asked last, because the peer had no right to them.
     pub fn take_refused(&mut self) -> Option<Refused> {
         self.gate.take_refused()
     }
 
     /// What became of the peer's proof, once.
-    #[inline]
     pub fn poll_proving(&mut self) -> Option<Proving> {
-        let gate = self.gate.token.as_mut()?;
-        if !std::mem::take(&mut gate.is_news) {
-            return None;
-        }
+        let gate = self.gate.take_news()?;
         match gate.state {
             State::Proven => Some(Proving::Proven),
             State::Failed => Some(Proving::Failed),
@@ -116,9 +113,9 @@ impl ServerConnection {
         let Some(proof) = &announcement.proof else {
             return Ok(());
         };
-        if token.check(proof) {
-            let rights = token.provable.rights;
-            self.gate.set_rights(rights);
+        let rights = token.check(proof).then_some(token.provable.rights);
+        self.gate.note_proof(rights);
+        if rights.is_some() {
             return Ok(());
         }
         let text = "the proof of the client does not fit the token of this task; give both the \

@@ -18,6 +18,7 @@ use crate::command::{Command, Parcel};
 use crate::counters::ShardCounters;
 use crate::function::{Later, Responder, Served, Service};
 use crate::mesh::{self, Inbox, InboxSender};
+use crate::policy::lenient;
 use crate::registry::Functions;
 use crate::shard::{CoreParts, DrainLimits, Patience, Shard, ShardContext, SharedParts};
 use crate::task::{Device, Task};
@@ -83,6 +84,7 @@ impl Host {
             store,
             service: service.map(|service| service as Arc<dyn Service>),
             compute: Arc::new(Jobs::default()),
+            authority: Arc::new(lenient()),
             counters: [ShardCounters::default()].into(),
             loads: [AtomicUsize::new(0)].into(),
             ended: Arc::new(AtomicUsize::new(0)),
