@@ -44,10 +44,13 @@ impl CEngine {
         tracing::info!("{}", engine.start_report());
         if let Some(star) = engine.local_addr()
             && star.ip().is_unspecified()
+            && engine.authority().is_open()
         {
             tracing::warn!(
                 %star,
-                "whoever reaches this machine may read and change what this task holds; listen on the address of the cluster's network"
+                "whoever reaches this machine may read what this task holds and take part in its steps; \
+                 set GRPCXX_TOKEN_FILE, GRPCXX_ALLOW or GRPCXX_MEMBERS, or listen on the address \
+                 of the cluster's network"
             );
         }
         Ok(Self::new(engine))

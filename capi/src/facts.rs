@@ -47,6 +47,7 @@ pub fn facts() -> Vec<(&'static str, String)> {
             facts.push(("driver_why", report.driver.why));
             facts.push(("host", host.to_owned()));
             facts.push(("host_why", report.host.why));
+            facts.push(("policy", report.policy));
             match report.rdma {
                 Rdma::On { device, .. } => facts.push(("rdma", device)),
                 Rdma::Off { why } => {

@@ -1,9 +1,12 @@
 use std::error::Error;
 use std::future::Future;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use grpcxx_rpc::proto::*;
 use grpcxx_rpc::{Code, Reason, Status, Tensor};
+use grpcxx_runtime::policy::Authority;
+use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response};
 use tonic_health::pb::HealthCheckRequest;
@@ -101,6 +104,7 @@ pub enum Health {
 pub struct ControlClient {
     address: String,
     call_timeout: Duration,
+    authority: Option<Arc<Authority>>,
     worker: WorkerServiceClient<Channel>,
     master: MasterServiceClient<Channel>,
     health: HealthClient<Channel>,
@@ -123,6 +127,7 @@ impl ControlClient {
         Ok(Self {
             address: address.to_owned(),
             call_timeout: options.call_timeout,
+            authority: None,
             worker: WorkerServiceClient::new(channel.clone())
                 .max_decoding_message_size(MESSAGE_BYTES_MAX)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX),
@@ -131,6 +136,13 @@ impl ControlClient {
                 .max_encoding_message_size(MESSAGE_BYTES_MAX),
             health: HealthClient::new(channel),
         })
+    }
+
+    /// Proves the token of this authority with each call, if it has one.
+    #[must_use]
+    pub fn proving(mut self, authority: Arc<Authority>) -> Self {
+        self.authority = Some(authority);
+        self
     }
 
     /// The address as it was given.
@@ -144,7 +156,7 @@ impl ControlClient {
     /// The call failed.
     pub async fn get_status(&self) -> Result<GetStatusResponse, ClientError> {
         let mut client = self.worker.clone();
-        let request = self.request(GetStatusRequest {});
+        let request = self.request("/tensorflow.WorkerService/GetStatus", GetStatusRequest {});
         self.call("GetStatus", client.get_status(request))
             .await
             .map(Response::into_inner)
@@ -156,7 +168,10 @@ impl ControlClient {
     /// The call failed; a task of the cluster that does not answer is no failure.
     pub async fn list_devices(&self) -> Result<DeviceList, ClientError> {
         let mut client = self.master.clone();
-        let request = self.request(ListDevicesRequest::default());
+        let request = self.request(
+            "/tensorflow.MasterService/ListDevices",
+            ListDevicesRequest::default(),
+        );
         let response = self
             .call("ListDevices", client.list_devices(request))
             .await?;
@@ -181,7 +196,10 @@ impl ControlClient {
     /// The call failed.
     pub async fn health(&self) -> Result<Health, ClientError> {
         let mut client = self.health.clone();
-        let request = self.request(HealthCheckRequest::default());
+        let request = self.request(
+            "/grpc.health.v1.Health/Check",
+            HealthCheckRequest::default(),
+        );
         let response = self.call("Health.Check", client.check(request)).await?;
         Ok(match response.get_ref().status() {
             ServingStatus::Serving => Health::Serving,
@@ -200,11 +218,14 @@ impl ControlClient {
         rendezvous_key: &str,
     ) -> Result<Tensor, ClientError> {
         let mut client = self.worker.clone();
-        let request = self.request(RecvTensorRequest {
-            step_id,
-            rendezvous_key: rendezvous_key.to_owned(),
-            ..Default::default()
-        });
+        let request = self.request(
+            "/tensorflow.WorkerService/RecvTensor",
+            RecvTensorRequest {
+                step_id,
+                rendezvous_key: rendezvous_key.to_owned(),
+                ..Default::default()
+            },
+        );
         let response = self
             .call(RECV_TENSOR, client.recv_tensor(request))
             .await?
@@ -219,7 +240,10 @@ impl ControlClient {
     /// The call failed.
     pub async fn cleanup_graph(&self, step_id: i64) -> Result<(), ClientError> {
         let mut client = self.worker.clone();
-        let request = self.request(CleanupGraphRequest { step_id });
+        let request = self.request(
+            "/tensorflow.WorkerService/CleanupGraph",
+            CleanupGraphRequest { step_id },
+        );
         self.call("CleanupGraph", client.cleanup_graph(request))
             .await
             .map(|_| ())
@@ -232,16 +256,27 @@ impl ControlClient {
     /// The call failed.
     pub async fn reset(&self, containers: Vec<String>) -> Result<(), ClientError> {
         let mut client = self.master.clone();
-        let request = self.request(ResetRequest {
-            container: containers,
-            device_filters: Vec::new(),
-        });
+        let request = self.request(
+            "/tensorflow.MasterService/Reset",
+            ResetRequest {
+                container: containers,
+                device_filters: Vec::new(),
+            },
+        );
         self.call("Reset", client.reset(request)).await.map(|_| ())
     }
 
-    fn request<T>(&self, message: T) -> Request<T> {
+    /// A request of the method at `path`, with a proof of the token if there is one.
+    fn request<T>(&self, path: &str, message: T) -> Request<T> {
         let mut request = Request::new(message);
         request.set_timeout(self.call_timeout);
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let proof = (self.authority.as_ref()).and_then(|authority| authority.prove_call(path, now));
+        if let Some(proof) = proof.and_then(|proof| MetadataValue::try_from(proof).ok()) {
+            request.metadata_mut().insert(AUTHORIZATION, proof);
+        }
         request
     }
 
@@ -389,6 +424,9 @@ const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 
 /// What a server may send on all calls before it is read.
 const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+
+/// The metadata that proves the token.
+const AUTHORIZATION: &str = "authorization";
 
 #[cfg(test)]
 mod tests {

@@ -1,10 +1,11 @@
 //! The connections of the gRPC port: how many there are, whose, and which are in use.
 
-use std::net::IpAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use grpcxx_rpc::{Account, Places};
+use grpcxx_runtime::policy::Identity;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -32,6 +33,9 @@ pub(crate) struct ConnectionPlace {
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     pub(crate) account: Account,
+    pub(crate) peer: SocketAddr,
+    /// What the connection has proven; a call may prove more.
+    pub(crate) identity: Identity,
     connection: Option<(Arc<Connections>, u64)>,
 }
 
@@ -49,8 +53,8 @@ impl Connections {
     }
 
     /// Gives a new connection its place, unless all are in use.
-    pub(crate) fn open(self: &Arc<Self>, peer: IpAddr) -> Option<ConnectionPlace> {
-        let account = Account::of(peer);
+    pub(crate) fn open(self: &Arc<Self>, peer: SocketAddr) -> Option<ConnectionPlace> {
+        let account = Account::of(peer.ip());
         let (close, closing) = oneshot::channel();
         let given = lock(&self.places).take(account, close, Instant::now());
         let Ok(given) = given else {
@@ -64,6 +68,8 @@ impl Connections {
         Some(ConnectionPlace {
             caller: Caller {
                 account,
+                peer,
+                identity: Identity::at(peer),
                 connection: Some((self.clone(), given.place)),
             },
             closing,
@@ -110,8 +116,11 @@ impl Drop for ConnectionPlace {
 impl Caller {
     /// Somebody of whom no connection is known.
     pub(crate) fn unknown() -> Self {
+        let nowhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
         Self {
             account: Account::OWN,
+            peer: nowhere,
+            identity: Identity::at(nowhere),
             connection: None,
         }
     }

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use grpcxx_rpc::Places;
+use grpcxx_runtime::policy::Authority;
 use prometheus::IntGauge;
 use tokio::runtime;
 use tokio::sync::watch;
@@ -83,6 +84,7 @@ impl Control {
         let listening = address(&listeners.grpc)?;
         let metrics = listeners.metrics.as_ref().map(address).transpose()?;
 
+        let authority = options.authority;
         let (stop, stop_asked) = watch::channel(None);
         let (has_failed, failure) = watch::channel(false);
         let (started, start_result) = mpsc::sync_channel(1);
@@ -92,6 +94,7 @@ impl Control {
                 let endpoint = Endpoint {
                     backend,
                     limits: options.limits,
+                    authority,
                     stop_asked,
                     failure,
                 };
@@ -166,6 +169,7 @@ impl Drop for Control {
 struct Endpoint {
     backend: Arc<dyn Backend>,
     limits: ControlLimits,
+    authority: Arc<Authority>,
     /// When to have stopped.
     stop_asked: watch::Receiver<Option<Instant>>,
     failure: watch::Receiver<bool>,
@@ -235,6 +239,7 @@ impl Endpoint {
         if let Some(listener) = listeners.metrics {
             let page = MetricsPage {
                 backend: self.backend.clone(),
+                authority: self.authority.clone(),
                 metrics: metrics.clone(),
                 stopping: stopping_seen.clone(),
                 failure: self.failure.clone(),
@@ -243,7 +248,7 @@ impl Endpoint {
         }
         let idle = tokio::spawn(close_idle(connections.clone(), sessions.clone()));
         let routes = routes(self.backend.clone(), sessions, reporter.clone());
-        let dispatch = Dispatch::new(routes, calls.clone(), stopped_seen);
+        let dispatch = Dispatch::new(routes, calls.clone(), self.authority.clone(), stopped_seen);
         let mut drain = stopping_seen;
         let mut server = tokio::spawn(
             Server::builder()
@@ -254,7 +259,7 @@ impl Endpoint {
                 .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
                 .serve_with_incoming_shutdown(
                     dispatch,
-                    Incoming::new(listeners.grpc, connections),
+                    Incoming::new(listeners.grpc, connections, self.authority.clone()),
                     async move {
                         let _ = drain.wait_for(|&stopping| stopping).await;
                     },

@@ -6,10 +6,11 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response};
+use grpcxx_runtime::policy::Authority;
+use http::{HeaderMap, Request, Response, header};
 use http_body::{Body as _, Frame, SizeHint};
 use tokio::sync::watch;
 use tonic::Status;
@@ -19,7 +20,7 @@ use tower_service::Service;
 
 use crate::calls::{Arrival, Call, Calls};
 use crate::connections::Caller;
-use crate::methods;
+use crate::methods::{self, Method};
 use crate::status::to_grpc;
 use crate::tensors::{GRPC_STATUS, MESSAGE_PREFIX_BYTES, TensorFrames};
 
@@ -28,17 +29,46 @@ use crate::tensors::{GRPC_STATUS, MESSAGE_PREFIX_BYTES, TensorFrames};
 pub(crate) struct Dispatch {
     routes: Routes,
     calls: Arc<Calls>,
+    authority: Arc<Authority>,
     /// True once the grace of a stop is over.
     stopped: watch::Receiver<bool>,
 }
 
 impl Dispatch {
-    pub(crate) fn new(routes: Routes, calls: Arc<Calls>, stopped: watch::Receiver<bool>) -> Self {
+    pub(crate) fn new(
+        routes: Routes,
+        calls: Arc<Calls>,
+        authority: Arc<Authority>,
+        stopped: watch::Receiver<bool>,
+    ) -> Self {
         Self {
             routes: routes.prepare(),
             calls,
+            authority,
             stopped,
         }
+    }
+
+    /// Lets a call pass whose caller has the right that its method needs.
+    fn authorize(
+        &self,
+        method: &Method,
+        caller: &Caller,
+        request: &Request<Body>,
+    ) -> Result<(), grpcxx_rpc::Status> {
+        let Some(right) = method.right else {
+            return Ok(());
+        };
+        let Caller { peer, identity, .. } = caller;
+        // A clock before 1970 proves nothing.
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let said = request.headers().get(header::AUTHORIZATION);
+        let said = said.map(|value| value.to_str().unwrap_or_default());
+        let path = request.uri().path();
+        let identity = (self.authority).identify_call(*peer, identity, path, said, now)?;
+        (self.authority).check(*peer, self.authority.rights(&identity), right)
     }
 }
 
@@ -53,8 +83,13 @@ impl Service<Request<Body>> for Dispatch {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let caller = request.extensions().get::<Caller>().cloned();
+        let caller = caller.unwrap_or_else(Caller::unknown);
         let method = methods::find(request.uri().path());
-        let begun = (self.calls).begin(method, caller.unwrap_or_else(Caller::unknown));
+        let authorized = self.authorize(method, &caller, &request);
+        let begun = self.calls.begin(method, caller).and_then(|mut call| {
+            let refused = authorized.inspect_err(|refused| call.ended_with(refused.code as i32));
+            refused.map(|()| call)
+        });
         let mut call = match begun {
             Ok(call) => call,
             Err(refused) => {

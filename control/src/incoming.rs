@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use grpcxx_runtime::policy::Authority;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Sleep;
@@ -20,22 +21,31 @@ use crate::limits::{ACCEPT_RETRY_DELAY, FIRST_BYTE_TIMEOUT};
 pub(crate) struct Incoming {
     listener: TcpListener,
     connections: Arc<Connections>,
+    authority: Arc<Authority>,
     /// Set while the process lacks what a new connection needs.
     retry: Option<Pin<Box<Sleep>>>,
 }
 
 impl Incoming {
-    pub(crate) fn new(listener: TcpListener, connections: Arc<Connections>) -> Self {
+    pub(crate) fn new(
+        listener: TcpListener,
+        connections: Arc<Connections>,
+        authority: Arc<Authority>,
+    ) -> Self {
         Self {
             listener,
             connections,
+            authority,
             retry: None,
         }
     }
 
     /// The connection if there is a place for it.
     fn admit(&self, stream: TcpStream, peer: SocketAddr) -> Option<Connection> {
-        let Some(place) = self.connections.open(peer.ip()) else {
+        if !self.authority.admits(peer) {
+            return None;
+        }
+        let Some(place) = self.connections.open(peer) else {
             tracing::warn!(
                 %peer,
                 "a gRPC connection was closed at once: as many as are allowed carry calls"
@@ -175,7 +185,11 @@ mod tests {
         let metrics = Metrics::new();
         let places = Places::new(places_max, 100);
         let connections = Connections::new(places, Some(IDLE_MAX), metrics.clone());
-        (Incoming::new(listener, connections), address, metrics)
+        (
+            Incoming::new(listener, connections, Arc::default()),
+            address,
+            metrics,
+        )
     }
 
     #[tokio::test(start_paused = true)]

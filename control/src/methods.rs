@@ -1,5 +1,7 @@
 //! Which methods there are, and what the endpoint does with each.
 
+use grpcxx_rpc::Right;
+
 /// A method that peers may call.
 #[derive(Debug)]
 pub(crate) struct Method {
@@ -9,6 +11,8 @@ pub(crate) struct Method {
     pub(crate) name: &'static str,
     /// What happens to its calls.
     pub(crate) class: Class,
+    /// The right that its caller needs, if it needs any.
+    pub(crate) right: Option<Right>,
 }
 
 /// What happens to the calls of a method.
@@ -50,29 +54,29 @@ pub(crate) const HEALTH_SERVICES: [&str; 2] = [WORKER, MASTER];
 /// All methods that have a row of their own in the metrics.
 pub(crate) const METHODS: &[Method] = &[
     method(WORKER, "GetStatus", Service),
-    method(WORKER, "CreateWorkerSession", Service),
-    method(WORKER, "DeleteWorkerSession", Service),
+    method(WORKER, "CreateWorkerSession", Service).for_right(Right::Step),
+    method(WORKER, "DeleteWorkerSession", Service).for_right(Right::Step),
     method(WORKER, "RegisterGraph", Unserved(NO_GRAPHS_WORKER)),
     method(WORKER, "DeregisterGraph", Unserved(NO_GRAPHS_WORKER)),
     method(WORKER, "RunGraph", Unserved(NO_GRAPHS_WORKER)),
-    method(WORKER, "CleanupGraph", Service),
-    method(WORKER, "CleanupAll", Service),
-    method(WORKER, "RecvTensor", Tensor),
-    method(WORKER, "FuseRecvTensor", Tensor),
-    method(WORKER, "MarkRecvFinished", Service),
-    method(WORKER, "Logging", Service),
+    method(WORKER, "CleanupGraph", Service).for_right(Right::Step),
+    method(WORKER, "CleanupAll", Service).for_right(Right::Admin),
+    method(WORKER, "RecvTensor", Tensor).for_right(Right::Step),
+    method(WORKER, "FuseRecvTensor", Tensor).for_right(Right::Step),
+    method(WORKER, "MarkRecvFinished", Service).for_right(Right::Step),
+    method(WORKER, "Logging", Service).for_right(Right::Step),
     method(WORKER, "Tracing", Unserved(NO_TRACING)),
     method(WORKER, "RecvBuf", Unserved(NO_COLLECTIVES)),
     method(WORKER, "GetStepSequence", Unserved(NO_COLLECTIVES)),
     method(WORKER, "CompleteGroup", Unserved(NO_COLLECTIVES)),
     method(WORKER, "CompleteInstance", Unserved(NO_COLLECTIVES)),
-    method(MASTER, "CreateSession", Service),
+    method(MASTER, "CreateSession", Service).for_right(Right::Step),
     method(MASTER, "ExtendSession", Unserved(NO_GRAPHS_MASTER)),
     method(MASTER, "PartialRunSetup", Unserved(NO_GRAPHS_MASTER)),
     method(MASTER, "RunStep", Unserved(NO_GRAPHS_MASTER)),
-    method(MASTER, "CloseSession", Service),
-    method(MASTER, "ListDevices", Service),
-    method(MASTER, "Reset", Service),
+    method(MASTER, "CloseSession", Service).for_right(Right::Step),
+    method(MASTER, "ListDevices", Service).for_right(Right::Step),
+    method(MASTER, "Reset", Service).for_right(Right::Admin),
     method(MASTER, "MakeCallable", Unserved(NO_GRAPHS_MASTER)),
     method(MASTER, "RunCallable", Unserved(NO_GRAPHS_MASTER)),
     method(MASTER, "ReleaseCallable", Unserved(NO_GRAPHS_MASTER)),
@@ -87,11 +91,23 @@ pub(crate) const METHODS: &[Method] = &[
     method("tensorflow.eager.EagerService", ANY, Unserved(NO_EAGER)),
 ];
 
+/// A method that anybody who may connect may call.
 const fn method(service: &'static str, name: &'static str, class: Class) -> Method {
     Method {
         service,
         name,
         class,
+        right: None,
+    }
+}
+
+impl Method {
+    /// The method, for callers with a right.
+    const fn for_right(self, right: Right) -> Self {
+        Self {
+            right: Some(right),
+            ..self
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use grpcxx_rpc::{Account, Places};
+use grpcxx_runtime::policy::Authority;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -28,6 +29,7 @@ use crate::metrics::{GaveWay, Metrics};
 #[derive(Clone)]
 pub(crate) struct MetricsPage {
     pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) authority: Arc<Authority>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) stopping: watch::Receiver<bool>,
     pub(crate) failure: watch::Receiver<bool>,
@@ -40,6 +42,7 @@ impl MetricsPage {
         let places = Arc::new(Mutex::new(places));
         loop {
             let (stream, peer) = match listener.accept().await {
+                Ok((_, peer)) if !self.authority.admits(peer) => continue,
                 Ok(accepted) => accepted,
                 Err(error) if concerns_one_peer(&error) => continue,
                 Err(error) => {

@@ -1,10 +1,13 @@
 //! Where the endpoint listens, and what it accepts.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
-/// Where the endpoint listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
+use grpcxx_runtime::policy::Authority;
+
+/// Where the endpoint listens, and whom it serves.
+#[derive(Clone, Debug)]
 pub struct ControlOptions {
     /// The address of the gRPC endpoint; port 0 lets the system choose one.
     pub listen: SocketAddr,
@@ -12,6 +15,8 @@ pub struct ControlOptions {
     pub metrics: Option<SocketAddr>,
     /// What peers may hold.
     pub limits: ControlLimits,
+    /// Says who may connect and what each caller may do.
+    pub authority: Arc<Authority>,
 }
 
 /// What peers may hold of the endpoint. Beyond that, what has been idle for longest gives way.
@@ -62,6 +67,7 @@ impl ControlOptions {
             listen: SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port),
             metrics: None,
             limits: ControlLimits::default(),
+            authority: Arc::default(),
         }
     }
 
@@ -94,6 +100,7 @@ impl ControlOptions {
             listen: SocketAddr::new(any, port),
             metrics: None,
             limits: ControlLimits::default(),
+            authority: Arc::default(),
         })
     }
 
@@ -106,6 +113,13 @@ impl ControlOptions {
     /// Lets peers hold this much.
     pub fn with_limits(mut self, limits: ControlLimits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// Asks this authority who may connect and what each caller may do. Without it, that of a policy of which
+    /// nothing was set is asked.
+    pub fn guarded_by(mut self, authority: Arc<Authority>) -> Self {
+        self.authority = authority;
         self
     }
 

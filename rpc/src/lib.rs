@@ -38,16 +38,15 @@ pub use account::Account;
 pub use channel::{Action, Admission, Channel, ChannelOptions};
 pub use connection::{
     AtHand, COALESCE_BYTES_MAX, CallId, CallOptions, ClientConnection, ConnectionLimits, Finished,
-    Gate, Incoming, Landings, PeerViolation, Provable, Refused, RequestId, ServerConnection,
-    Undelivered,
+    Gate, Incoming, Landings, PeerViolation, Refused, RequestId, ServerConnection, Undelivered,
 };
 pub use devices::Devices;
 pub use dtype::{DType, DTypeClass};
 pub use elements::Element;
 pub use extensions::bundles::answers::ReadyAnswer;
 pub use extensions::chunks::wire::ChunkError;
-pub use extensions::token::client::{Credentials, Unproven};
-pub use extensions::token::server::Proving;
+pub use extensions::token::claim::{Provable, Proving};
+pub use extensions::token::proving::{Credentials, Unproven};
 pub use fetched::Fetched;
 pub use key::RendezvousKey;
 pub use key_list::KeyList;

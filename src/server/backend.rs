@@ -232,7 +232,9 @@ fn metrics_text(engine: &Engine) -> String {
         let _ = writeln!(text, "grpcxx_{name} {value}");
     };
     let log = grpcxx_runtime::log::counters().entries();
-    for (name, meaning, value) in engine.counters().entries().into_iter().chain(log) {
+    let refused = engine.authority().counters().entries();
+    let counters = engine.counters().entries().into_iter();
+    for (name, meaning, value) in counters.chain(refused).chain(log) {
         metric(&format!("{name}_total"), "counter", meaning, value);
     }
     let stored = engine.stored();

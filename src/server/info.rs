@@ -5,7 +5,7 @@ use grpcxx_runtime::{Client, Function, Peer, StartReport};
 
 /// Name of the function by which a task tells about itself. Fetches, all scalar strings: `version` of the program,
 /// `driver` (what moves its bytes, and why), `host` (what turns its shards, and why), `report` (the line of its
-/// log). Peers that are not grpcxx do not have it.
+/// log), `policy` (who may do what). Peers that are not grpcxx do not have it.
 pub const SERVER_INFO: &str = "grpcxx.server.info";
 
 /// What a task tells about itself.
@@ -19,6 +19,8 @@ pub struct ServerInfo {
     pub host: String,
     /// The line that its log begins with.
     pub report: String,
+    /// Who may do what.
+    pub policy: String,
 }
 
 /// Asks the task at `peer` about itself.
@@ -53,6 +55,7 @@ pub fn server_info(
         driver: text("driver")?,
         host: text("host")?,
         report: text("report")?,
+        policy: text("policy")?,
     })
 }
 
@@ -66,6 +69,7 @@ impl ServerInfo {
             ),
             host: report.host.to_string(),
             report: report.to_string(),
+            policy: report.policy.clone(),
         }
     }
 }
@@ -80,6 +84,7 @@ impl Function for ServerInfo {
                     "driver" => &self.driver,
                     "host" => &self.host,
                     "report" => &self.report,
+                    "policy" => &self.policy,
                     unknown => {
                         return Err(Status::new(
                             Code::InvalidArgument,
@@ -104,4 +109,4 @@ fn senseless() -> Status {
     )
 }
 
-const FETCHES: [&str; 4] = ["version", "driver", "host", "report"];
+const FETCHES: [&str; 5] = ["version", "driver", "host", "report", "policy"];

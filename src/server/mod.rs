@@ -18,6 +18,7 @@ use grpcxx_runtime::cluster::{ClusterError, ClusterSpec, Protocol, TaskId, liste
 use grpcxx_runtime::config::Config;
 use grpcxx_runtime::endpoint_map::EndpointMapError;
 use grpcxx_runtime::host::HostError;
+use grpcxx_runtime::policy::Authority;
 use grpcxx_runtime::{Client, Engine, EngineError, EngineOptions, Function, StartReport};
 
 use crate::model::{Model, ModelError};
@@ -51,6 +52,7 @@ pub struct Server {
     engine: Arc<EngineSlot>,
     control: Control,
     client: Client,
+    authority: Arc<Authority>,
     report: StartReport,
     loaded: Loaded,
 }
@@ -159,6 +161,7 @@ impl Server {
         engine.store_put(share).map_err(ServerError::Store)?;
         let client = engine.client();
         let report = engine.start_report().clone();
+        let authority = engine.authority();
         if let Some(topology) = &topology {
             let sources = topology.job(PS_JOB).map(|ps| ps.star.clone()).collect();
             let function =
@@ -177,8 +180,9 @@ impl Server {
         let grpc_ip = config
             .bind_address
             .unwrap_or_else(|| listen_ip(&grpc_address));
-        let control_options =
-            control_options(&grpc_address, grpc_ip, metrics)?.with_limits(control_limits(&config));
+        let control_options = control_options(&grpc_address, grpc_ip, metrics)?
+            .with_limits(control_limits(&config))
+            .guarded_by(Arc::clone(&authority));
         let control = Control::start(control_options, Arc::new(backend))?;
         let alarm = control.alarm();
         engine
@@ -188,6 +192,7 @@ impl Server {
             engine,
             control,
             client,
+            authority,
             report,
             loaded,
         })
@@ -201,6 +206,11 @@ impl Server {
     /// What the engine chose at its start; its text is one line for the log.
     pub fn start_report(&self) -> &StartReport {
         &self.report
+    }
+
+    /// What decides who may do what on the task.
+    pub fn authority(&self) -> &Authority {
+        &self.authority
     }
 
     /// Where the gRPC endpoint listens.

@@ -147,6 +147,7 @@ def _machine(facts: dict[str, str]) -> Iterator[Finding]:
     yield Finding("huge pages", facts.get("huge_pages", "unknown"))
     yield from _shared_memory(facts.get("shared_memory", "unknown"))
     yield _rdma(facts)
+    yield Finding("policy", facts.get("policy", "unknown"))
     configuration = facts.get("configuration", "ok")
     if configuration == "ok":
         yield Finding("variables", "all can be read")
@@ -202,7 +203,7 @@ def _endpoint_map(path: str | None) -> Iterator[Finding]:
 def _environment(variables: dict) -> Iterator[Finding]:
     for name, value in sorted(os.environ.items()):
         if name in variables or name.startswith("GRPCXX_"):
-            yield Finding(name, value or "(empty)")
+            yield Finding(name, ("(not shown)" if name == TOKEN else value) or "(empty)")
 
 
 def _bytes(text: str) -> str:
@@ -253,6 +254,8 @@ class _Parser(argparse.ArgumentParser):
 
 PLUGIN_FOLDER = Path(__file__).resolve().parent / "lib"
 LOADER = Path(__file__).resolve().parent.parent / "tensorflow-plugins" / "grpcxx_loader.so"
+# The variable whose value is a secret.
+TOKEN = "GRPCXX_TOKEN"
 REINSTALL = "in a checkout of grpcxx: pip install --force-reinstall --no-deps ./tensorflow"
 MARKS = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}
 

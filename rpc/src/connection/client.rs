@@ -16,7 +16,7 @@ use crate::extensions::bundles::numbers::KeyNumbers;
 use crate::extensions::chunks::cutter;
 use crate::extensions::key_lists::client::{ListUse, SentLists};
 use crate::extensions::key_lists::wire as key_lists;
-use crate::extensions::token::client::{Credentials, Proving};
+use crate::extensions::token::proving::{Credentials, Proving};
 use crate::wire::Features;
 use crate::{Code, Reason, Request, Response, Status, Text};
 

@@ -1,9 +1,7 @@
 //! What a connection lets its peer do.
 
-use std::sync::Arc;
-
-use crate::extensions::token::server::TokenGate;
-use crate::{Method, Nonce, Right, Rights, Token};
+use crate::extensions::token::claim::{Provable, TokenGate};
+use crate::{Method, Right, Rights};
 
 /// What a server's connection lets its peer do. Decided when the connection begins, so that a request costs the
 /// look at one bit.
@@ -17,19 +15,6 @@ pub struct Gate {
     has_proof: bool,
     /// Whether there is any of both.
     has_news: bool,
-}
-
-/// How a client proves a token, and what it may do then.
-#[derive(Clone, Debug)]
-pub struct Provable {
-    /// The token.
-    pub token: Arc<Token>,
-    /// A number that no other connection has.
-    pub nonce: Nonce,
-    /// The incarnation of this task.
-    pub incarnation: u64,
-    /// The rights of who has the token.
-    pub rights: Rights,
 }
 
 /// Requests that the peer had no right to.

@@ -29,7 +29,7 @@ mod violation;
 
 pub use calls::{CallId, CallOptions, Finished};
 pub use client::ClientConnection;
-pub use gate::{Gate, Provable, Refused};
+pub use gate::{Gate, Refused};
 pub use landings::{AtHand, Landings};
 pub use limits::{COALESCE_BYTES_MAX, ConnectionLimits};
 pub use server::{Incoming, RequestId, ServerConnection, Undelivered};

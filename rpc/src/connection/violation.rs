@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use crate::extensions::chunks::wire::ChunkError;
-use crate::extensions::token::client::Unproven;
+use crate::extensions::token::proving::Unproven;
 use crate::wire::{HeadsError, Malformed, RecordError, WrongId};
 
 /// How a peer broke the protocol. There is no way to go on: the link has to be closed.

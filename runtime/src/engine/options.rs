@@ -17,7 +17,7 @@ use crate::config::{Config, DriverSetting, JobKind, RdmaSetting, ShmSetting};
 use crate::function::Service;
 use crate::host::{HostError, HostSetting};
 use crate::placement::{CpuList, PlacementError};
-use crate::policy::{Policy, PolicyError};
+use crate::policy::{Policy, PolicyError, TokenSource};
 use crate::shard::{DrainLimits, Patience};
 use crate::task::Device;
 
@@ -147,7 +147,7 @@ impl EngineOptions {
             },
             store_limits: StoreLimits::default(),
             compute_threads: config.compute_threads.map(usize::from),
-            policy: Policy::from_config(config),
+            policy: policy(config),
             extensions: config.extensions,
             service: None,
             resolver: Arc::new(SystemResolver),
@@ -229,6 +229,17 @@ pub enum EngineError {
     /// A shard's thread did not start: no port, no memory, no driver.
     #[error(transparent)]
     Host(#[from] HostError),
+}
+
+fn policy(config: &Config) -> Policy {
+    let file = config.token_file.clone().map(TokenSource::File);
+    Policy {
+        allow: config.allow.clone(),
+        admin: config.admin.clone(),
+        members: config.members.clone(),
+        store: config.store,
+        token: file.or_else(|| config.token.clone().map(TokenSource::Key)),
+    }
 }
 
 fn tcp_options(config: &Config, polling: bool) -> TcpOptions {

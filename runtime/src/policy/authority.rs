@@ -13,7 +13,6 @@ use grpcxx_rpc::{
 };
 
 use super::{AddressRanges, Identity, Policy, Proof, StoreAccess};
-use crate::registry::right_of_function;
 
 /// What decides who may do what on a task. The star port and the gRPC endpoint hold the same one.
 #[derive(Debug)]
@@ -169,8 +168,14 @@ impl Authority {
         );
     }
 
-    /// What a connection from a peer lets through. `incarnation` is that of this task.
-    pub(crate) fn gate(&self, identity: &Identity, incarnation: u64) -> Gate {
+    /// What a connection from a peer lets through, where `right_of_function` says which right the call of a function
+    /// needs. `incarnation` is that of this task.
+    pub(crate) fn gate(
+        &self,
+        identity: &Identity,
+        right_of_function: fn(&str) -> Right,
+        incarnation: u64,
+    ) -> Gate {
         let gate = Gate::new(self.rights(identity), right_of_function);
         let Some((token, nonce)) = self.fresh_token() else {
             return gate;

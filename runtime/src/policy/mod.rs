@@ -17,8 +17,6 @@ pub use token::{Secret, TokenSource};
 
 use grpcxx_rpc::{Right, Rights};
 
-use crate::config::Config;
-
 /// What was set about who may do what. Without a setting the cluster is open: it works with peers that know no
 /// tokens, wherever they are, and lets them change nothing that is to stay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -55,18 +53,6 @@ impl Policy {
         Self {
             admin: Some(AddressRanges::all()),
             ..Self::default()
-        }
-    }
-
-    /// What the settings of the process say.
-    pub fn from_config(config: &Config) -> Self {
-        let file = config.token_file.clone().map(TokenSource::File);
-        Self {
-            allow: config.allow.clone(),
-            admin: config.admin.clone(),
-            members: config.members.clone(),
-            store: config.store,
-            token: file.or_else(|| config.token.clone().map(TokenSource::Key)),
         }
     }
 

@@ -8,6 +8,7 @@ use grpcxx_transport::Transport;
 
 use crate::command::{Newcomer, Parcel};
 use crate::policy::Identity;
+use crate::registry::right_of_function;
 use crate::shard::core::Core;
 use crate::shard::links::Owner;
 use crate::shard::servers::ServerLink;
@@ -59,7 +60,11 @@ impl<A> Core<A> {
         }
         let identity = Identity::at(peer);
         let incarnation = self.shared.task.incarnation();
-        connection.guard(self.shared.authority.gate(&identity, incarnation));
+        connection.guard(
+            self.shared
+                .authority
+                .gate(&identity, right_of_function, incarnation),
+        );
         let server = ServerLink::new(adopted, peer, identity, connection);
         match self.servers.insert(server) {
             Ok(id) => self.links.set(adopted, Owner::Server(id)),

@@ -174,15 +174,20 @@ fn print_ready(task: &TaskId, server: &Server) -> io::Result<()> {
     write_in_time(io::stdout(), line)
 }
 
-/// Says once that ports are open to all who reach this machine, since nothing asks them who they are.
+/// Says once that ports are open to all who reach this machine, if nothing asks them who they are.
 fn warn_of_open_ports(server: &Server) {
+    if !server.authority().is_open() {
+        return;
+    }
     let (grpc, star) = (server.grpc_address(), server.star_address());
     let is_open = |address: SocketAddr| address.ip().is_unspecified();
     if is_open(grpc) || star.is_some_and(is_open) {
         tracing::warn!(
             %grpc,
             star = star.map(tracing::field::display),
-            "whoever reaches this machine may read and change what this task holds; name the address of the cluster's network in GRPCXX_BIND_ADDRESS"
+            "whoever reaches this machine may read what this task holds and take part in its steps; \
+             set GRPCXX_TOKEN_FILE, GRPCXX_ALLOW or GRPCXX_MEMBERS, or name the address of the \
+             cluster's network in GRPCXX_BIND_ADDRESS"
         );
     }
 }

@@ -37,6 +37,8 @@ struct TaskReport {
     link_stays: Option<String>,
     host: Option<String>,
     report: Option<String>,
+    /// Who may do what on the task.
+    policy: Option<String>,
     devices: Vec<Device>,
     stored_tensors: Option<usize>,
     stored_bytes: Option<u64>,
@@ -133,6 +135,7 @@ fn look(client: &Client, task: &Task, timeout: Duration) -> TaskReport {
         link_stays: link.and_then(|link| link.stays),
         host: info_text(|info| info.host),
         report: info_text(|info| info.report),
+        policy: info_text(|info| info.policy),
         devices: devices
             .unwrap_or_default()
             .into_iter()
@@ -244,16 +247,17 @@ fn text(report: &Report) -> String {
     }
     let mut text = table.to_string();
     for task in &report.tasks {
-        for (kind, error) in [
+        for (kind, line) in [
             (
                 "gRPC",
                 task.grpc.as_ref().and_then(|grpc| grpc.error.as_ref()),
             ),
             ("star", task.star.error.as_ref()),
             ("link stays on tcp", task.link_stays.as_ref()),
+            ("policy", task.policy.as_ref()),
         ] {
-            if let Some(error) = error {
-                text.push_str(&format!("{} {kind}: {error}\n", task.task));
+            if let Some(line) = line {
+                text.push_str(&format!("{} {kind}: {line}\n", task.task));
             }
         }
     }

@@ -4,5 +4,7 @@
 //! second announcement of the client the client's proof. Calls of a client with a token wait until the server
 //! has proved it.
 
-pub(crate) mod client;
-pub(crate) mod server;
+pub(crate) mod claim;
+mod client;
+pub(crate) mod proving;
+mod server;

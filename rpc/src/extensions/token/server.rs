@@ -1,65 +1,10 @@
 //! What a server asks of a client, and how it answers one that has the token.
 
-use crate::connection::gate::{Provable, Refused};
+use super::claim::{Proving, State};
+use crate::connection::gate::Refused;
 use crate::connection::server::ServerConnection;
 use crate::wire::{Announcement, Features};
-use crate::{Challenge, Code, Gate, Nonce, Proof, Prover, Reason, Rights, Status};
-
-/// How far a client has come with proving the token.
-#[derive(Debug)]
-pub(crate) struct TokenGate {
-    provable: Provable,
-    /// The client's number, once it has sent one.
-    client: Option<Nonce>,
-    state: State,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Unproven,
-    Proven,
-    Failed,
-}
-
-/// What became of a client's proof.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Proving {
-    /// It has the token.
-    Proven,
-    /// It has another one, or none.
-    Failed,
-}
-
-impl TokenGate {
-    pub(crate) fn new(provable: Provable) -> Self {
-        Self {
-            provable,
-            client: None,
-            state: State::Unproven,
-        }
-    }
-
-    fn challenge(&self, client: Nonce) -> Challenge {
-        Challenge {
-            client,
-            server: self.provable.nonce,
-            incarnation: self.provable.incarnation,
-        }
-    }
-
-    /// Checks the proof of a client. It proves nothing that has not begun with a nonce.
-    fn check(&mut self, proof: &Proof) -> bool {
-        let is_right = self.client.is_some_and(|client| {
-            let challenge = self.challenge(client);
-            (self.provable.token).verifies(Prover::Client, &challenge, proof)
-        });
-        self.state = match is_right {
-            true => State::Proven,
-            false => State::Failed,
-        };
-        is_right
-    }
-}
+use crate::{Code, Gate, Prover, Reason, Rights, Status};
 
 impl ServerConnection {
     /// Sets what the peer may do.
