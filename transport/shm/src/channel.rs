@@ -6,6 +6,7 @@ mod sleep;
 mod write;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use rustix::io::Errno;
 
 use crate::bounce::Bounce;
 use crate::garbage::Garbage;
-use crate::loans::{Borrowed, Loans, Orphan, Returns};
+use crate::loans::{Borrowed, BorrowedParts, Loans, Orphan, Returns};
 use crate::message::WAKE;
 use crate::options::ShmOptions;
 use crate::outbound::Outbound;
@@ -134,7 +135,12 @@ struct KnownArena {
 /// How this end gets at an arena of the peer.
 #[derive(Debug)]
 enum ArenaAccess {
-    Mapped(Leases),
+    Mapped {
+        leases: Leases,
+        borrowed: Arc<BorrowedParts>,
+        /// Where the last loan of each slot lies.
+        places: Vec<Range<usize>>,
+    },
     /// There was no room for it beside the memory of other peers.
     Unmapped(Arc<OwnedFd>),
 }
@@ -316,6 +322,14 @@ impl Channel {
         }
         // Given back before the peer looks.
         self.arriving = None;
+        for arena in &self.peer_arenas {
+            if let ArenaAccess::Mapped {
+                borrowed, places, ..
+            } = &arena.access
+            {
+                borrowed.let_go(places);
+            }
+        }
         self.writer.end(!matches!(reason, CloseReason::Failed(_)));
         // Who sleeps learns of it even if the socket stays open for the sake of loans.
         let _ = socket::send(&*self.socket, &WAKE, None);

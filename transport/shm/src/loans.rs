@@ -1,6 +1,7 @@
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use grpcxx_memory::{Buffer, Lender};
 
@@ -52,8 +53,17 @@ pub(crate) struct Orphan {
 /// that nothing is borrowed any more.
 #[derive(Debug)]
 pub(crate) struct PeerMemory {
-    pub(crate) arena: PeerArena,
+    pub(crate) borrowed: Arc<BorrowedParts>,
     pub(crate) returns: Returns,
+}
+
+/// An arena of the peer, and which parts of it are borrowed.
+#[derive(Debug)]
+pub(crate) struct BorrowedParts {
+    arena: PeerArena,
+    len_bytes: usize,
+    /// A bit for each slot with a loan of this arena. Any thread clears them.
+    out: [AtomicU64; LOANS_MAX / 64],
 }
 
 /// Held by what the peer has shown: its drop gives the loan back.
@@ -207,11 +217,44 @@ impl Orphan {
 
 impl Lender for PeerMemory {
     fn part(&self, place: Range<usize>) -> &[u8] {
-        self.arena.part(place)
+        self.borrowed.arena.part(place)
     }
 
     fn give_back(&self, slot: usize) {
+        self.borrowed.out[slot / 64].fetch_and(!(1 << (slot % 64)), Ordering::Relaxed);
         self.returns.give_back(slot);
+    }
+}
+
+impl BorrowedParts {
+    pub(crate) fn new(arena: PeerArena, len_bytes: usize) -> Self {
+        Self {
+            arena,
+            len_bytes,
+            out: Default::default(),
+        }
+    }
+
+    /// Notes that a slot has a loan from here.
+    pub(crate) fn note(&self, slot: usize) {
+        self.out[slot / 64].fetch_or(1 << (slot % 64), Ordering::Relaxed);
+    }
+
+    /// Lets go of the peer's memory at the end of a link, after which nothing more is borrowed: a
+    /// small tensor would else keep all of it. What is still borrowed is copied, unless that is a
+    /// good part of the memory, or much. `places` has where the loan of each slot lies.
+    pub(crate) fn let_go(&self, places: &[Range<usize>]) {
+        let is_out = |slot: usize| self.out[slot / 64].load(Ordering::Relaxed) >> (slot % 64) & 1;
+        let mut parts: Vec<Range<usize>> = (places.iter().enumerate())
+            .filter(|(slot, _)| is_out(*slot) == 1)
+            .map(|(_, place)| place.clone())
+            .collect();
+        parts.sort_unstable_by_key(|part| part.start);
+        let bytes = parts.iter().map(Range::len).fold(0, usize::saturating_add);
+        if bytes <= COPIED_BYTES_MAX && bytes <= self.len_bytes / USED_SHARE_MIN {
+            // Without memory for copies all stays as it is.
+            let _ = self.arena.keep_copies(&parts);
+        }
     }
 }
 
@@ -226,6 +269,12 @@ impl Drop for Borrowed {
         self.returns.give_back(self.slot);
     }
 }
+
+/// Most bytes that are copied at the end of a link.
+const COPIED_BYTES_MAX: usize = 256 << 20;
+
+/// Memory of a peer of which less than this part is borrowed is not kept behind the end of a link.
+const USED_SHARE_MIN: usize = 4;
 
 /// Messages that one look at an orphan takes.
 const MESSAGES_MAX: usize = 64;

@@ -70,7 +70,7 @@ mod backing {
 
     use rustix::fs::{MemfdFlags, SealFlags};
     use rustix::io::Errno;
-    use rustix::mm::{MapFlags, ProtFlags};
+    use rustix::mm::{MapFlags, MprotectFlags, MremapFlags, ProtFlags};
     use rustix::process::{Resource, getrlimit};
 
     use super::Memory;
@@ -199,16 +199,104 @@ mod backing {
         pub(crate) fn part(&self, place: Range<usize>) -> &[u8] {
             assert!(place.start <= place.end && place.end <= self.memory.len_bytes());
             // SAFETY: the place lies inside of the mapping, as asserted, which stays as long as
-            // `self` and cannot get shorter. The peer has promised not to write there until the
-            // part is given back. Should it break that, the bytes change as those of any shared
-            // mapping do, and nobody who is given such memory derives lengths or addresses from
-            // them: landings that are parsed are never replaced.
+            // `self` and cannot get shorter. It is assumed that the owner does not write there
+            // until the part is given back, which it has promised; this process cannot enforce it.
+            // Should the owner break that, the bytes differ between two looks. So no value may rest
+            // on them: buffers over such memory say so (`Buffer::is_borrowed`), texts and bools are
+            // made of copies, landings that are parsed are never replaced, and what was dialled
+            // copies all. What is left are numbers, of which any bits are a value.
             unsafe {
                 let start = self.memory.base().as_ptr().add(place.start);
                 std::slice::from_raw_parts(start, place.len())
             }
         }
     }
+
+    impl PeerArena {
+        /// Puts private copies of these parts, in the order of their addresses, in their own place,
+        /// and lets go of the peer's memory. Nothing else may be looked at from now on; the
+        /// addresses stay taken.
+        ///
+        /// # Errors
+        /// The system has no memory for the copies, or no place for more mappings. All parts are
+        /// there all the same.
+        pub(crate) fn keep_copies(&self, parts: &[Range<usize>]) -> rustix::io::Result<()> {
+            let (base, len_bytes) = (self.memory.base, self.memory.len_bytes);
+            let mut free_from = 0;
+            for pages in whole_pages(parts, len_bytes) {
+                if free_from < pages.start {
+                    // SAFETY: inside of the mapping, between the parts that are looked at.
+                    unsafe { empty(base.as_ptr().add(free_from), pages.start - free_from)? };
+                }
+                // SAFETY: whole pages inside of the mapping, which can be read.
+                unsafe { replace_by_copy(base.as_ptr().add(pages.start), pages.len())? };
+                free_from = pages.end;
+            }
+            let end = len_bytes.next_multiple_of(PAGE_BYTES);
+            if free_from < end {
+                // SAFETY: inside of the mapping, behind the parts that are looked at.
+                unsafe { empty(base.as_ptr().add(free_from), end - free_from)? };
+            }
+            Ok(())
+        }
+    }
+
+    /// The pages that parts lie in, in order of their addresses and without overlap.
+    fn whole_pages(parts: &[Range<usize>], len_bytes: usize) -> Vec<Range<usize>> {
+        let mut all: Vec<Range<usize>> = Vec::with_capacity(parts.len());
+        for part in parts {
+            assert!(part.start <= part.end && part.end <= len_bytes);
+            let start = part.start / PAGE_BYTES * PAGE_BYTES;
+            let end = part.end.next_multiple_of(PAGE_BYTES);
+            match all.last_mut() {
+                Some(last) if start <= last.end => last.end = last.end.max(end),
+                _ => all.push(start..end),
+            }
+        }
+        all
+    }
+
+    /// Puts private memory with the same bytes in place of some pages. Other threads may read there
+    /// meanwhile: the kernel exchanges the pages as one step, as far as a reader can see.
+    ///
+    /// # Safety
+    /// Whole mapped pages, which this process reads alone and only as long as it may.
+    unsafe fn replace_by_copy(place: *mut u8, len_bytes: usize) -> rustix::io::Result<()> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the copy is made in a new mapping at an address that the kernel chooses, is as
+        // long as the pages, and takes their place once it is written. A refusal comes before the
+        // kernel has changed anything.
+        unsafe {
+            let copy =
+                rustix::mm::mmap_anonymous(ptr::null_mut(), len_bytes, access, MapFlags::PRIVATE)?;
+            ptr::copy_nonoverlapping(place, copy.cast::<u8>(), len_bytes);
+            let moved = rustix::mm::mprotect(copy, len_bytes, MprotectFlags::READ).and_then(|()| {
+                let flags = MremapFlags::MAYMOVE;
+                rustix::mm::mremap_fixed(copy, len_bytes, len_bytes, flags, place.cast())
+            });
+            if let Err(errno) = moved {
+                // What could not take the place is of no use.
+                let _ = rustix::mm::munmap(copy, len_bytes);
+                return Err(errno);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the memory away from some pages, and keeps their addresses.
+    ///
+    /// # Safety
+    /// Whole pages of a mapping of our own, at which nobody looks any more.
+    unsafe fn empty(place: *mut u8, len_bytes: usize) -> rustix::io::Result<()> {
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: stated by the caller.
+        unsafe {
+            rustix::mm::mmap_anonymous(place.cast(), len_bytes, ProtFlags::empty(), flags)?;
+        }
+        Ok(())
+    }
+
+    const PAGE_BYTES: usize = 4096;
 
     /// Length of memory that can never get shorter and never raises a bus error: sealed, and not of
     /// a file.
@@ -318,6 +406,38 @@ mod tests {
         assert_eq!(&seen, b"abc");
         let arena = PeerArena::open(descriptor.as_fd(), 8192, u64::MAX).unwrap();
         assert_eq!(arena.part(8190..8192), b"bc");
+    }
+
+    /// Readers see the same bytes before, meanwhile and after, and the owner's file is free.
+    #[test]
+    fn copies_take_the_place_of_what_was_mapped() {
+        let len_bytes = 64 << 12;
+        let (ours, descriptor) = Memory::create(len_bytes).unwrap();
+        let bytes: Vec<u8> = (0..len_bytes).map(|index| (index / 7) as u8).collect();
+        // SAFETY: inside of the memory, and nobody has references there.
+        unsafe { ours.copy_in(0, &bytes) };
+        let arena = PeerArena::open(descriptor.as_fd(), len_bytes, u64::MAX).unwrap();
+        let parts = [100..9000, 8000..8001, 12288..12289, 200_000..200_100];
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for part in &parts {
+                let (arena, bytes, is_over) = (&arena, &bytes, &is_over);
+                scope.spawn(move || {
+                    while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                        assert_eq!(arena.part(part.clone()), &bytes[part.clone()]);
+                    }
+                });
+            }
+            for _ in 0..100 {
+                arena.keep_copies(&parts).unwrap();
+            }
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        // SAFETY: as above.
+        unsafe { ours.copy_in(0, &vec![0xee; len_bytes]) };
+        for part in parts {
+            assert_eq!(arena.part(part.clone()), &bytes[part]);
+        }
     }
 
     #[test]

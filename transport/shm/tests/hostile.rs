@@ -132,6 +132,34 @@ fn a_peer_that_has_dialled_cannot_change_what_it_has_sent() {
     assert!(!maps.contains("memfd:changing"), "{maps}");
 }
 
+/// A tensor that outlives its lender keeps no more than itself.
+#[test]
+fn a_small_part_does_not_keep_the_memory_of_a_peer_that_has_ended() {
+    for (len, is_kept) in [(100_000, false), (20 << 20, true)] {
+        let (mut side, peer) = dialler();
+        let name = format!("pinned-{len}");
+        let arena = sealed_memory_called(&name, 64 << 20);
+        let pattern = support::pattern(len, 1);
+        arena.write_at(&pattern, 5000).unwrap();
+        peer.say(&[6], Some(arena.as_fd()));
+        let bytes = lent_message(3, 5000, len as u64);
+        peer.write(DIALLED_RING, &bytes);
+        peer.write(DIALLED_TAIL, &(bytes.len() as u64).to_le_bytes());
+        side.until("it came", |side| side.seen.messages.len() == 1);
+        let is_mapped = || {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            maps.contains(&format!("memfd:{name}"))
+        };
+        assert!(side.seen.messages[0].is_borrowed() && is_mapped());
+        drop((peer, arena));
+        side.until("the end is noticed", |side| !side.seen.closed.is_empty());
+        assert_eq!(is_mapped(), is_kept, "{len} of 64 MiB");
+        assert_eq!(side.seen.messages[0][..], pattern);
+        drop(side);
+        assert!(!is_mapped());
+    }
+}
+
 /// What is short would keep all of its lender's memory for little.
 #[test]
 fn short_loans_are_copied() {

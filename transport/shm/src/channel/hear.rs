@@ -8,7 +8,7 @@ use grpcxx_transport::TransportError;
 use rustix::io::Errno;
 
 use super::{ARENAS_MAX, ARENAS_UNMAPPED_MAX, ArenaAccess, Channel, KnownArena, broken, failure};
-use crate::loans::PeerMemory;
+use crate::loans::{BorrowedParts, PeerMemory};
 use crate::memory::PeerArena;
 use crate::message::{Mark, Message};
 use crate::ring::LOANS_MAX;
@@ -92,9 +92,16 @@ impl Channel {
         let opened = PeerArena::open(descriptor.as_fd(), len_bytes, self.mapped_bytes_max);
         let access = match opened {
             Ok(arena) => {
-                let returns = self.returns();
-                let memory = PeerMemory { arena, returns };
-                ArenaAccess::Mapped(Leases::new(memory, LOANS_MAX as u32))
+                let borrowed = Arc::new(BorrowedParts::new(arena, len_bytes));
+                let memory = PeerMemory {
+                    borrowed: Arc::clone(&borrowed),
+                    returns: self.returns(),
+                };
+                ArenaAccess::Mapped {
+                    leases: Leases::new(memory, LOANS_MAX as u32),
+                    borrowed,
+                    places: vec![0..0; LOANS_MAX],
+                }
             }
             Err(Errno::NOMEM) if self.unmapped_arenas() < ARENAS_UNMAPPED_MAX => {
                 ArenaAccess::Unmapped(Arc::new(descriptor))

@@ -190,7 +190,7 @@ impl Channel {
             lent.arena.into(),
             arenas.wrapping_sub(1),
         )?;
-        let Some(KnownArena { len_bytes, access }) = self.peer_arenas.get(index) else {
+        let Some(KnownArena { len_bytes, access }) = self.peer_arenas.get_mut(index) else {
             return Err(super::broken(
                 "memory is lent of an arena that is not known",
             ));
@@ -203,10 +203,18 @@ impl Channel {
             return Err(super::broken("no bytes are lent"));
         }
         match access {
-            ArenaAccess::Mapped(leases) => {
+            ArenaAccess::Mapped {
+                leases,
+                borrowed,
+                places,
+            } => {
                 let (from, len) = (lent.offset as usize, lent.len as usize);
-                let memory = leases.borrow(lent.slot, from..from + len);
+                let place = from..from + len;
+                let memory = leases.borrow(lent.slot, place.clone());
                 let memory = memory.ok_or_else(|| super::broken("a slot has a loan already"))?;
+                let slot = lent.slot as usize;
+                borrowed.note(slot);
+                places[slot] = place;
                 Ok(Arriving::Lent { memory, used: 0 })
             }
             ArenaAccess::Unmapped(file) => Ok(Arriving::Elsewhere {
