@@ -39,7 +39,7 @@ pub(crate) enum SharedOwner {
     Lease(Lease),
 }
 
-// SAFETY: the bytes are only read while buffers over them exist, and each kind of owner is `Send` and `Sync`.
+// SAFETY: this process only reads the bytes while buffers over them exist, and each kind of owner is `Send` and `Sync`.
 unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
@@ -80,7 +80,9 @@ impl Buffer {
         let part = lease.part(place);
         let (start, len) = (NonNull::from(part).cast(), part.len());
         // SAFETY: the bytes are borrowed from the lender, a value that never moves and that nobody but its drop can touch
-        // again, so the borrow could last as long as the lease does.
+        // again, so the borrow could last as long as the lease does. It is assumed that a lender in another process keeps
+        // its promise not to write. Should it not, only bytes differ that were looked at twice: no code of this workspace
+        // rests a length, an address, a text or a bool on borrowed bytes, for it asks `is_borrowed` and copies.
         unsafe { Self::from_parts(start, len, SharedOwner::Lease(lease)) }
     }
 
@@ -235,7 +237,8 @@ impl Deref for Buffer {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the owner keeps `len` initialised bytes there, which nobody writes.
+        // SAFETY: the owner keeps `len` initialised bytes there, which nobody of this process writes; `from_lease` says
+        // what is assumed of other processes.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

@@ -12,6 +12,10 @@ use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use crate::{Buffer, together};
 
 /// Somebody else, whose memory is borrowed part by part and given back.
+///
+/// It may be another process, which has promised to write nothing that is borrowed. Nobody can hold
+/// it to that, so buffers over such memory say that they are [borrowed](Buffer::is_borrowed): what
+/// must stay as it was when it was checked is made of [`Buffer::into_private`].
 pub trait Lender: Send + Sync + 'static {
     /// A part of the memory.
     ///
