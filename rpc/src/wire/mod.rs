@@ -14,7 +14,7 @@ mod strings;
 pub use crate::extensions::announcement::wire::{Announcement, Features};
 pub(crate) use crate::extensions::bundles::wire::{
     AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_METHOD, BUNDLE_TAG, BundleReader, BundledReceive,
-    KeyReference, NUMBERED_KEY_BYTES_MAX, NUMBERED_KEYS_MAX, RECEIVE_BYTES,
+    KeyReference, NUMBERED_BYTES_MAX, NUMBERED_KEY_BYTES_MAX, NUMBERED_KEYS_MAX, RECEIVE_BYTES,
 };
 pub use crate::extensions::chunks::wire::{CHUNK_METHOD, ChunkHeader};
 pub use crate::extensions::heads_first::wire::{

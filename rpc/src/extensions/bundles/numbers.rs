@@ -5,7 +5,9 @@ use std::hash::{BuildHasher, Hasher};
 
 use crate::Text;
 use crate::connection::{Landings, PeerViolation};
-use crate::wire::{KeyReference, Malformed, NUMBERED_KEY_BYTES_MAX, NUMBERED_KEYS_MAX, Problem};
+use crate::wire::{
+    KeyReference, Malformed, NUMBERED_BYTES_MAX, NUMBERED_KEY_BYTES_MAX, NUMBERED_KEYS_MAX, Problem,
+};
 
 /// The numbers that a client has given to keys.
 ///
@@ -21,6 +23,9 @@ pub(crate) struct KeyNumbers {
     /// The number found last: often the next key is the same, or the one numbered after it.
     recent: usize,
     keys_max: usize,
+    /// Bytes of all keys.
+    bytes: usize,
+    bytes_max: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +40,8 @@ pub(crate) struct NumberedKeys {
     keys: Vec<NumberedKey>,
     /// The last key that came without a number.
     whole: Text,
+    /// Bytes of all keys with numbers.
+    bytes: usize,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -46,12 +53,12 @@ struct NumberedKey {
 
 impl Default for KeyNumbers {
     fn default() -> Self {
-        Self::with_keys_max(NUMBERED_KEYS_MAX)
+        Self::with_limits(NUMBERED_KEYS_MAX, NUMBERED_BYTES_MAX)
     }
 }
 
 impl KeyNumbers {
-    fn with_keys_max(keys_max: usize) -> Self {
+    fn with_limits(keys_max: usize, bytes_max: usize) -> Self {
         Self {
             keys: Vec::new(),
             numbers: HashTable::new(),
@@ -59,6 +66,8 @@ impl KeyNumbers {
             newest: 0,
             recent: 0,
             keys_max,
+            bytes: 0,
+            bytes_max,
         }
     }
 
@@ -88,29 +97,46 @@ impl KeyNumbers {
             self.recent = number as usize;
             return KeyReference::Known { number };
         }
-        let number = self.give(key.clone(), hash);
-        KeyReference::New { number, key: bytes }
+        match self.give(key.clone(), hash) {
+            Some(number) => KeyReference::New { number, key: bytes },
+            None => KeyReference::Whole { key: bytes },
+        }
     }
 
-    fn give(&mut self, key: Text, hash: u64) -> u32 {
-        if self.keys.len() < self.keys_max {
+    /// Gives a key a number, unless all keys would then be too long.
+    fn give(&mut self, key: Text, hash: u64) -> Option<u32> {
+        let key_bytes = key.as_buffer().len();
+        if self.keys.len() < self.keys_max && self.bytes + key_bytes <= self.bytes_max {
             self.newest = self.keys.len();
+            self.bytes += key_bytes;
             self.keys.push(key);
         } else {
-            self.newest = (self.newest + 1) % self.keys_max;
-            let old = std::mem::replace(&mut self.keys[self.newest], key);
-            let old_hash = self.hash(old.as_buffer());
-            let is_old = |known: &Numbered| known.number as usize == self.newest;
-            if let Ok(entry) = self.numbers.find_entry(old_hash, is_old) {
-                entry.remove();
-            }
+            self.replace_oldest(key)?;
         }
         self.recent = self.newest;
         let number = self.newest as u32;
         let numbered = Numbered { hash, number };
         self.numbers
             .insert_unique(hash, numbered, |numbered| numbered.hash);
-        number
+        Some(number)
+    }
+
+    /// Lets the oldest number stand for another key.
+    fn replace_oldest(&mut self, key: Text) -> Option<()> {
+        let oldest = (self.newest + 1) % self.keys.len().max(1);
+        let old = self.keys.get_mut(oldest)?;
+        let bytes = self.bytes - old.as_buffer().len() + key.as_buffer().len();
+        if bytes > self.bytes_max {
+            return None;
+        }
+        let old = std::mem::replace(old, key);
+        (self.newest, self.bytes) = (oldest, bytes);
+        let old_hash = self.hash(old.as_buffer());
+        let is_old = |known: &Numbered| known.number as usize == oldest;
+        if let Ok(entry) = self.numbers.find_entry(old_hash, is_old) {
+            entry.remove();
+        }
+        Some(())
     }
 
     fn hash(&self, key: &[u8]) -> u64 {
@@ -183,10 +209,15 @@ impl NumberedKeys {
                 allowed_max: NUMBERED_KEY_BYTES_MAX as u64,
             });
         }
+        let old_bytes = self.keys.get(number).map_or(0, NumberedKey::bytes);
+        let bytes = self.bytes - old_bytes + key.len();
+        let allowed_max = NUMBERED_BYTES_MAX as u64;
+        PeerViolation::check_length("all keys with numbers", bytes as u64, allowed_max)?;
         let (text, is_new) = match landings.known_key(key) {
             Some(text) => (text, false),
             None => (text_of(key)?, true),
         };
+        self.bytes = bytes;
         let key = NumberedKey { text, is_new };
         if number == known {
             self.keys.push(key);
@@ -198,6 +229,10 @@ impl NumberedKeys {
 }
 
 impl NumberedKey {
+    fn bytes(&self) -> usize {
+        self.text.as_buffer().len()
+    }
+
     #[inline(never)]
     fn look_again(&mut self, landings: &mut dyn Landings) {
         self.is_new = false;
@@ -265,7 +300,7 @@ mod tests {
     proptest! {
         #[test]
         fn both_ends_agree(keys in prop::collection::vec(0_u8..24, 1..300), keys_max in 1_usize..30, copies in any::<bool>()) {
-            let mut numbers = KeyNumbers::with_keys_max(keys_max);
+            let mut numbers = KeyNumbers::with_limits(keys_max, NUMBERED_BYTES_MAX);
             let mut server = NumberedKeys::default();
             let texts: Vec<Text> = (0..24).map(|key| match key {
                 0 => Text::from("l".repeat(NUMBERED_KEY_BYTES_MAX + 1)),
@@ -311,10 +346,60 @@ mod tests {
 
         let mut full = NumberedKeys {
             keys: vec![NumberedKey::default(); NUMBERED_KEYS_MAX],
-            whole: Text::default(),
+            ..NumberedKeys::default()
         };
         let last = NUMBERED_KEYS_MAX as u32 - 1;
         full.resolve(new(last, b"a"), &mut Known).unwrap();
         assert!(full.resolve(new(last + 1, b"a"), &mut Known).is_err());
+    }
+
+    #[test]
+    fn the_keys_with_numbers_are_bounded_in_bytes_at_both_ends() {
+        let key = |index: usize| Text::from(format!("{index:0>500}"));
+        let count = 3 * NUMBERED_BYTES_MAX / 500;
+        let mut numbers = KeyNumbers::default();
+        let mut server = NumberedKeys::default();
+        for index in 0..count {
+            let key = key(index);
+            let reference = numbers.refer(&key);
+            assert!(matches!(reference, KeyReference::New { .. }), "{index}");
+            assert_eq!(server.resolve(reference, &mut Known), Ok(&key));
+            assert!(numbers.bytes <= NUMBERED_BYTES_MAX && server.bytes == numbers.bytes);
+        }
+        // Whoever does not keep to it has broken the protocol.
+        let mut server = NumberedKeys::default();
+        let refused = (0..count).find_map(|index| {
+            let key = key(index);
+            let number = index as u32;
+            let reference = KeyReference::New {
+                number,
+                key: key.as_buffer(),
+            };
+            server.resolve(reference, &mut Known).err()
+        });
+        assert!(
+            matches!(refused, Some(PeerViolation::Length { .. })),
+            "{refused:?}"
+        );
+        assert!(server.bytes <= NUMBERED_BYTES_MAX);
+    }
+
+    #[test]
+    fn a_key_that_no_short_one_makes_room_for_has_no_number() {
+        let mut numbers = KeyNumbers::with_limits(10, 20);
+        for key in ["a", "b", "eighteen letters.."] {
+            assert!(matches!(
+                numbers.refer(&Text::from(key)),
+                KeyReference::New { .. }
+            ));
+        }
+        let long = Text::from("nineteen letters...");
+        assert!(matches!(numbers.refer(&long), KeyReference::Whole { .. }));
+        let other = Text::from("c");
+        let reference = numbers.refer(&other);
+        assert!(
+            matches!(reference, KeyReference::New { number: 0, .. }),
+            "{reference:?}"
+        );
     }
 }

@@ -15,6 +15,9 @@ pub(crate) const NUMBERED_KEYS_MAX: usize = 16_384;
 /// Longest key that can be numbered, in bytes.
 pub(crate) const NUMBERED_KEY_BYTES_MAX: usize = 512;
 
+/// Most bytes of all keys that have numbers.
+pub(crate) const NUMBERED_BYTES_MAX: usize = 4 << 20;
+
 /// How a request names a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyReference<'a> {
@@ -265,6 +268,10 @@ mod tests {
             format!("at most {} KiB", BUNDLE_BYTES_MAX >> 10),
             format!("at most {NUMBERED_KEYS_MAX} numbers"),
             format!("at most {NUMBERED_KEY_BYTES_MAX} bytes"),
+            format!(
+                "all keys with numbers have at most {} MiB",
+                NUMBERED_BYTES_MAX >> 20
+            ),
         ] {
             assert!(document.contains(&row), "docs/wire.md lacks {row}");
         }

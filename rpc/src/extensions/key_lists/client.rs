@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hasher};
 use foldhash::fast::RandomState;
 use grpcxx_transport::SlotId;
 
-use super::wire::{LISTS_MAX, fits, number};
+use super::wire::{LIST_BYTES_MAX, LISTS_BYTES_MAX, LISTS_MAX, list_bytes, number};
 use crate::{KeyList, Text};
 
 /// The lists that the server of a connection keeps, and those that it may come to keep.
@@ -22,12 +22,15 @@ pub(crate) struct SentLists {
     next_seen: usize,
     /// Lists whose request has no answer yet.
     waiting: usize,
+    /// What all lists count.
+    bytes: usize,
     hasher: RandomState,
 }
 
 #[derive(Debug)]
 struct Sent {
     keys: KeyList,
+    bytes: usize,
     hash: u64,
     state: SentState,
     /// Whether it was used since it was last looked at for its number.
@@ -60,7 +63,8 @@ impl SentLists {
         if let Some(at) = self.lists.iter().position(|sent| sent.keys.is_same(keys)) {
             return self.use_list(at, call);
         }
-        if keys.len() < KEYS_MIN || !fits(keys) {
+        let bytes = list_bytes(keys);
+        if keys.len() < KEYS_MIN || bytes > LIST_BYTES_MAX {
             return ListUse::Keys;
         }
         let hash = self.hash(keys);
@@ -75,8 +79,14 @@ impl SentLists {
         let Some(at) = self.free_number() else {
             return ListUse::Keys;
         };
+        let old_bytes = self.lists.get(at).map_or(0, |old| old.bytes);
+        if self.bytes - old_bytes + bytes > LISTS_BYTES_MAX {
+            return ListUse::Keys;
+        }
+        self.bytes = self.bytes - old_bytes + bytes;
         let sent = Sent {
             keys: keys.clone(),
+            bytes,
             hash,
             state: SentState::Waiting(call),
             is_used: false,
@@ -157,7 +167,8 @@ const SEEN_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests {
-    use super::super::wire::LIST_BYTES_MAX;
+    use super::super::server::KeptLists;
+    use super::super::wire::KEY_BYTES;
     use super::*;
 
     fn call(slot: u32) -> SlotId {
@@ -239,5 +250,35 @@ mod tests {
             ListUse::Keep(3),
             "it has lost its own"
         );
+    }
+
+    #[test]
+    fn all_lists_of_a_connection_together_are_bounded_at_both_ends() {
+        let large = |name: usize| -> KeyList {
+            let text = "k".repeat(LIST_BYTES_MAX / KEYS_MIN - KEY_BYTES - 2);
+            (0..KEYS_MIN)
+                .map(|key| Text::from(format!("{name}{key}{text}").as_str()))
+                .collect()
+        };
+        let fitting = LISTS_BYTES_MAX / LIST_BYTES_MAX;
+        let (mut sent, mut kept) = (SentLists::default(), KeptLists::default());
+        for name in 0..fitting {
+            let keys = large(name);
+            assert_eq!(sent.name(&keys, call(1)), ListUse::Keys);
+            let ListUse::Keep(number) = sent.name(&keys, call(1)) else {
+                panic!("list {name} is not kept");
+            };
+            assert!(kept.keep(number, &keys));
+            sent.ended(call(1), true);
+        }
+        let another = large(fitting);
+        for _ in 0..4 {
+            assert_eq!(sent.name(&another, call(1)), ListUse::Keys);
+        }
+        assert!(!kept.keep(LISTS_MAX as i32, &another));
+        assert!(kept.keep(1, &another), "in place of another");
+        // Keys without a letter are not for nothing.
+        let count = LIST_BYTES_MAX / KEY_BYTES + 1;
+        assert!(!KeptLists::default().keep(1, &vec![Text::default(); count]));
     }
 }

@@ -3,7 +3,7 @@
 use grpcxx_memory::Buffer;
 use grpcxx_transport::Next;
 
-use super::wire::{LISTS_MAX, STEP_BYTES, fits};
+use super::wire::{LIST_BYTES_MAX, LISTS_BYTES_MAX, LISTS_MAX, STEP_BYTES, list_bytes};
 use crate::connection::cursor::Cursor;
 use crate::connection::landings::message_in_any_case;
 use crate::connection::reader::{Whole, read_into};
@@ -16,7 +16,15 @@ use crate::{KeyList, Request, Text};
 /// The lists that a server keeps for the client of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct KeptLists {
-    lists: Vec<Option<KeyList>>,
+    lists: Vec<Option<Kept>>,
+    /// What all lists count.
+    bytes: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Kept {
+    keys: KeyList,
+    bytes: usize,
 }
 
 impl ServerConnection {
@@ -67,7 +75,7 @@ impl KeptLists {
     /// The list with this number.
     pub(crate) fn find(&self, number: i32) -> Option<KeyList> {
         let at = usize::try_from(number).ok()?.checked_sub(1)?;
-        self.lists.get(at)?.clone()
+        Some(self.lists.get(at)?.as_ref()?.keys.clone())
     }
 
     /// Keeps a list under a number, in place of another. False if that is not allowed.
@@ -75,9 +83,16 @@ impl KeptLists {
     /// The texts are copied, next to each other: those of a request may lie in memory of the arena, or in many places.
     pub(crate) fn keep(&mut self, number: i32, keys: &[Text]) -> bool {
         let at = match usize::try_from(number) {
-            Ok(number @ 1..=LISTS_MAX) if fits(keys) => number - 1,
+            Ok(number @ 1..=LISTS_MAX) => number - 1,
             _ => return false,
         };
+        let old = self.lists.get(at).and_then(Option::as_ref);
+        let (old_bytes, bytes) = (old.map_or(0, |old| old.bytes), list_bytes(keys));
+        let all_bytes = self.bytes - old_bytes + bytes;
+        if bytes > LIST_BYTES_MAX || all_bytes > LISTS_BYTES_MAX {
+            return false;
+        }
+        self.bytes = all_bytes;
         let texts: Vec<u8> = keys
             .iter()
             .flat_map(|key| key.as_buffer().iter())
@@ -90,18 +105,18 @@ impl KeptLists {
             end += key.as_buffer().len();
             Text::try_from(texts.slice(from..end)).expect("a copy of a text is one")
         });
-        let list = list.collect();
+        let keys = list.collect();
         if self.lists.len() <= at {
             self.lists.resize(at + 1, None);
         }
-        self.lists[at] = Some(list);
+        self.lists[at] = Some(Kept { keys, bytes });
         true
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::wire::LIST_BYTES_MAX;
+    use super::super::wire::KEY_BYTES;
     use super::*;
 
     fn list(name: usize) -> KeyList {
@@ -127,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_list_that_is_too_long_is_not_kept() {
-        let key = Text::from("k".repeat(LIST_BYTES_MAX / 4));
+        let key = Text::from("k".repeat(LIST_BYTES_MAX / 4 - KEY_BYTES));
         assert!(!KeptLists::default().keep(1, &vec![key.clone(); 5]));
         assert!(KeptLists::default().keep(1, &vec![key; 4]));
     }

@@ -30,10 +30,10 @@ pub(crate) fn mark(frame: &mut Frame, number: i32) {
     .encode();
 }
 
-/// Whether a list is not too long to be kept.
-pub(crate) fn fits(keys: &[Text]) -> bool {
-    let bytes: usize = keys.iter().map(|key| key.as_buffer().len()).sum();
-    bytes <= LIST_BYTES_MAX
+/// What a list counts, in bytes.
+pub(crate) fn list_bytes(keys: &[Text]) -> usize {
+    let bytes_of = |key: &Text| key.as_buffer().len() + KEY_BYTES;
+    keys.iter().map(bytes_of).sum()
 }
 
 /// The number of the list at this place.
@@ -47,5 +47,29 @@ pub(crate) const STEP_BYTES: usize = 8;
 /// Lists that a connection can have, numbered from 1.
 pub(crate) const LISTS_MAX: usize = 32;
 
-/// Longest list: its keys together, in bytes.
+/// Longest list.
 pub(crate) const LIST_BYTES_MAX: usize = 256 << 10;
+
+/// Longest lists of a connection together.
+pub(crate) const LISTS_BYTES_MAX: usize = 2 << 20;
+
+/// What each key of a list counts beside its bytes.
+pub(crate) const KEY_BYTES: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_document_states_the_limits() {
+        let document = include_str!("../../../../docs/wire.md");
+        let document = document.split_whitespace().collect::<Vec<_>>().join(" ");
+        let text = format!(
+            "for each key, its bytes and {KEY_BYTES} more: at most {} KiB, and all lists of a \
+             connection at most {} MiB",
+            LIST_BYTES_MAX >> 10,
+            LISTS_BYTES_MAX >> 20
+        );
+        assert!(document.contains(&text), "docs/wire.md lacks: {text}");
+    }
+}
