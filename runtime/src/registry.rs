@@ -150,10 +150,21 @@ fn push_store(store: &Shared<TensorStore>, call: GraphCall) -> Result<Vec<(Text,
 }
 
 fn list_store(store: &TensorStore, call: &GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
-    call.fetches
-        .iter()
-        .map(|fetch| Ok((fetch.clone(), column(store, fetch)?)))
-        .collect()
+    // Who asks for a column many times gets the same one.
+    let mut columns: Vec<(Text, Tensor)> = Vec::new();
+    let mut fetched = Vec::with_capacity(call.fetches.len());
+    for fetch in &call.fetches {
+        let tensor = match columns.iter().find(|(name, _)| name == fetch) {
+            Some((_, known)) => known.clone(),
+            None => {
+                let tensor = column(store, fetch)?;
+                columns.push((fetch.clone(), tensor.clone()));
+                tensor
+            }
+        };
+        fetched.push((fetch.clone(), tensor));
+    }
+    Ok(fetched)
 }
 
 fn column(store: &TensorStore, name: &Text) -> Result<Tensor, Status> {

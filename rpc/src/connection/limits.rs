@@ -27,6 +27,9 @@ pub struct ConnectionLimits {
     /// What frames that are not complete may take of the arena of their receiver, in bytes. A frame
     /// that announces more fails alone.
     pub arena_bytes: u64,
+    /// Server: bytes of answers that have not left, from which on no other request is read or served
+    /// before some have.
+    pub unsent_bytes: u64,
     /// Frames kept for reuse.
     pub pooled_frames: usize,
     /// Frames that have grown longer than this are not kept, in bytes.
@@ -47,6 +50,7 @@ impl Default for ConnectionLimits {
             whole_frame_bytes: 256 << 20,
             chunk_bytes: 16 << 20,
             arena_bytes: u64::MAX,
+            unsent_bytes: 1 << 30,
             pooled_frames: 256,
             pooled_frame_bytes: 512 << 10,
             pooled_bytes: 4 << 20,
@@ -63,6 +67,7 @@ impl ConnectionLimits {
             message_bytes: self.message_bytes.min(FRAME_BYTES_MAX),
             names_bytes: self.names_bytes.min(i32::MAX as usize),
             records: self.records.min(RECORDS_MAX),
+            unsent_bytes: self.unsent_bytes.max(2),
             ..self
         }
     }

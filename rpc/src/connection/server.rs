@@ -41,6 +41,9 @@ pub struct ServerConnection {
     pub(crate) deadlines: Deadlines,
     pub(crate) ready: VecDeque<Incoming>,
     pub(crate) is_paused: bool,
+    /// Bytes of answers that have not left, and those from which on no other is made.
+    pub(crate) unsent_bytes: u64,
+    pub(crate) unsent_bytes_max: u64,
     /// Whether the link lends payload of shared arenas.
     pub(crate) lends: bool,
     pub(crate) outgoing: Outgoing,
@@ -83,6 +86,8 @@ pub(crate) struct Served {
     pub(crate) tag: u64,
     pub(crate) expected: Expected,
     pub(crate) state: State,
+    /// What its answer counts, while that has not left.
+    pub(crate) unsent_bytes: u64,
 }
 
 /// Where a request is.
@@ -106,6 +111,11 @@ pub(crate) struct Cancelled {
 }
 
 impl RequestId {
+    /// The id that this is the token of.
+    pub fn from_token(token: u64) -> Self {
+        Self(SlotId::from_raw(token))
+    }
+
     /// The id as a number, which is the token given to [`Landings`](super::Landings).
     pub fn token(self) -> u64 {
         self.0.raw()
@@ -128,6 +138,8 @@ impl ServerConnection {
             deadlines: Deadlines::default(),
             ready: VecDeque::new(),
             is_paused: false,
+            unsent_bytes: 0,
+            unsent_bytes_max: limits.unsent_bytes,
             lends: false,
             outgoing: Outgoing::new(&limits),
             bundled: Bundled::default(),
@@ -172,6 +184,9 @@ impl ServerConnection {
 
     /// The next request.
     pub fn poll_request(&mut self) -> Option<Incoming> {
+        if self.owes_much() {
+            return None;
+        }
         loop {
             let incoming = self.ready.pop_front()?;
             if let Some(
@@ -187,9 +202,15 @@ impl ServerConnection {
         }
     }
 
-    /// Whether requests may wait for [`ServerConnection::poll_request`].
+    /// Whether [`ServerConnection::poll_request`] may have requests.
     pub fn has_requests(&self) -> bool {
-        !self.ready.is_empty()
+        !self.ready.is_empty() && !self.owes_much()
+    }
+
+    /// Whether so much is unsent that no other request is served before some of it has left.
+    #[inline]
+    pub(crate) fn owes_much(&self) -> bool {
+        self.unsent_bytes >= self.unsent_bytes_max
     }
 
     /// Answers a request. What cannot be sent is answered with its reason.
@@ -284,11 +305,14 @@ impl ServerConnection {
     ) {
         match outcome {
             Outcome::Done => {
-                drop(self.served.remove(id));
+                if let Some(served) = self.served.remove(id) {
+                    self.unsent_bytes -= served.unsent_bytes;
+                }
                 delivered(RequestId(id));
             }
             Outcome::Lost => {
                 if let Some(served) = self.served.remove(id) {
+                    self.unsent_bytes -= served.unsent_bytes;
                     self.give_back(RequestId(id), served.expected);
                 }
             }
@@ -387,6 +411,7 @@ impl ServerConnection {
     pub(crate) fn is_full(&self) -> bool {
         let limit =
             self.reader.limits.outstanding_calls + usize::from(self.reader.chunks.is_begun());
-        self.served.len() + self.bundled.at_hand() + self.cancelled.len() >= limit
+        self.owes_much()
+            || self.served.len() + self.bundled.at_hand() + self.cancelled.len() >= limit
     }
 }

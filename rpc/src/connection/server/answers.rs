@@ -10,7 +10,7 @@ use crate::connection::server::{
 };
 use crate::extensions::heads_first::server as heads_first;
 use crate::wire::{Announcement, Features};
-use crate::{Code, Request, Response, Status, Tensor, Text};
+use crate::{Code, Reason, Request, Response, Status, Tensor, Text};
 
 /// What a successful answer consists of.
 #[derive(Debug)]
@@ -58,6 +58,12 @@ impl ServerConnection {
     ) {
         let Err(result) = self.bundle(id, result) else {
             return;
+        };
+        let result = match result {
+            Ok(Response::Fetched(_) | Response::Message(_)) if self.owes_much() => {
+                Err(self.too_much_unsent())
+            }
+            result => result,
         };
         let mut frame = self.outgoing.empty_frame();
         let encoded = match &result {
@@ -146,8 +152,24 @@ impl ServerConnection {
             encode::error_response(&mut frame, served.tag, &status, &self.answer_limits);
         }
         frame.token = id.raw();
+        // So that others pass between the chunks of one that is very long.
+        let unsent_bytes = frame.len_bytes().min(self.unsent_bytes_max / 2);
+        self.unsent_bytes += unsent_bytes;
+        if let Some(served) = self.served.find_mut(id) {
+            served.unsent_bytes = unsent_bytes;
+        }
         self.outgoing.push(frame);
         self.answered(id);
+    }
+
+    /// Why an answer is dropped that was made while the peer did not read those before.
+    #[cold]
+    fn too_much_unsent(&self) -> Status {
+        let text = format!(
+            "answers of {} bytes have not left this connection, as many as are allowed; read them first",
+            self.unsent_bytes
+        );
+        Status::new(Code::ResourceExhausted, text).because(Reason::Limit)
     }
 
     /// Notes that the one answer of a request is queued.

@@ -261,6 +261,7 @@ impl ServerConnection {
             tag: header.tag,
             expected: Expected::Message { announce: false },
             state: State::Arriving,
+            unsent_bytes: 0,
         });
         tag.insert(id);
         let mut deadline = None;
