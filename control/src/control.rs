@@ -34,6 +34,7 @@ use crate::services::DESCRIPTORS;
 use crate::services::master_service_server::MasterServiceServer;
 use crate::services::worker_service_server::WorkerServiceServer;
 use crate::sessions::Sessions;
+use crate::waiting::Waiting;
 use crate::worker::Worker;
 use crate::{Backend, ControlError, ControlLimits, ControlOptions};
 
@@ -345,6 +346,7 @@ fn routes(backend: Arc<dyn Backend>, sessions: OpenSessions, reporter: HealthRep
     let worker = Worker {
         backend: backend.clone(),
         sessions: sessions.worker.clone(),
+        waiting: Waiting::default(),
     };
     let master = Master {
         backend,

@@ -28,6 +28,7 @@ mod sessions;
 mod status;
 mod tensor_proto;
 mod tensors;
+mod waiting;
 mod worker;
 
 pub use backend::{Answer, Backend, TaskDevices};

@@ -11,6 +11,9 @@ pub const ARRIVING_CALLS_MAX: usize = 1024;
 /// `RecvTensor` and `FuseRecvTensor` calls under way at once; they may wait long for their producer.
 pub const TENSOR_CALLS_MAX: usize = 8192;
 
+/// Steps in which tensor calls from one address wait.
+pub const WAITING_STEPS_MAX: usize = 1024;
+
 /// Other calls of the worker and master services under way at once.
 pub const SERVICE_CALLS_MAX: usize = 1024;
 

@@ -14,6 +14,7 @@ use crate::services::worker_service_server::WorkerService;
 use crate::sessions::Sessions;
 use crate::status::to_grpc;
 use crate::tensors::TensorFrames;
+use crate::waiting::Waiting;
 
 /// What this task offers to masters and other tasks over gRPC.
 ///
@@ -21,6 +22,7 @@ use crate::tensors::TensorFrames;
 pub(crate) struct Worker {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) sessions: Arc<Sessions>,
+    pub(crate) waiting: Waiting,
 }
 
 #[tonic::async_trait]
@@ -70,7 +72,10 @@ impl WorkerService for Worker {
         &self,
         request: Request<RecvTensorRequest>,
     ) -> Result<Response<RecvTensorResponse>, Status> {
+        let account = account_of(&request);
         let request = request.into_inner();
+        let wait = self.waiting.begin(account, request.step_id);
+        let _wait = wait.map_err(|status| to_grpc(&status))?;
         let keys = vec![Text::from(request.rendezvous_key)];
         let received = self.backend.recv_tensors(request.step_id, keys).await;
         let tensors = received.map_err(|status| to_grpc(&status))?;
@@ -84,6 +89,7 @@ impl WorkerService for Worker {
         &self,
         request: Request<FuseRecvTensorRequest>,
     ) -> Result<Response<FuseRecvTensorResponse>, Status> {
+        let account = account_of(&request);
         let request = request.into_inner();
         let count = request.rendezvous_key.len();
         if count == 0 || count > FUSED_KEYS_MAX {
@@ -91,6 +97,8 @@ impl WorkerService for Worker {
                 "{count} rendezvous keys in one call, allowed are 1 to {FUSED_KEYS_MAX}"
             )));
         }
+        let wait = self.waiting.begin(account, request.step_id);
+        let _wait = wait.map_err(|status| to_grpc(&status))?;
         let keys = request.rendezvous_key.into_iter().map(Text::from).collect();
         let received = self.backend.recv_tensors(request.step_id, keys).await;
         let tensors = received.map_err(|status| to_grpc(&status))?;

@@ -87,6 +87,7 @@ fn limits_are_as_stated() {
             limits::REQUEST_BYTES_MAX >> 20
         ),
         format!("wait for tensors | {} |", limits::TENSOR_CALLS_MAX),
+        format!("from one address wait | {} |", limits::WAITING_STEPS_MAX),
         format!("the master service | {} |", limits::SERVICE_CALLS_MAX),
         format!("reflection calls | {} |", limits::OBSERVER_CALLS_MAX),
         format!(

@@ -32,6 +32,7 @@ mod store;
 mod tensor;
 mod text;
 mod token;
+mod waiting;
 pub mod wire;
 
 pub use account::Account;
@@ -59,11 +60,12 @@ pub use rendezvous::{HeldTensor, Ready, Rendezvous, RendezvousLimits, home_shard
 pub use rights::{Right, Rights};
 pub use shape::{Shape, ShapeError};
 pub use status::{Code, Status};
-pub use steps::StepCountdown;
+pub use steps::{Counted, StepCountdown};
 pub use store::{StoreLimits, TensorStore};
 pub use tensor::{Tensor, TensorMeta};
 pub use text::{NotUtf8, Text};
 pub use token::{
     BadCallProof, CALL_PROOF_WINDOW, Challenge, Nonce, Proof, Prover, Token, TokenLength,
 };
+pub use waiting::WaitingSteps;
 pub use wire::Features;

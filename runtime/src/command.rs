@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use grpcxx_rpc::{KeyList, RequestId, Status, Tensor, Text};
+use grpcxx_rpc::{Account, GraphCall, KeyList, RequestId, Status, Tensor, Text};
 pub(crate) use grpcxx_transport::SlotId;
 use grpcxx_transport::Time;
 use smallvec::SmallVec;
@@ -82,7 +82,7 @@ pub(crate) enum Command {
         origin: Option<Origin>,
     },
     /// One graph call of a step is done; the last one removes the step.
-    GraphDone { step_id: i64, ps_graph_count: i32 },
+    GraphDone(GraphDone),
     /// Tell what is known of a peer, on the shard that owns it.
     Inspect {
         peer: Peer,
@@ -96,6 +96,26 @@ pub(crate) enum Command {
     Run(Box<dyn FnOnce(&mut ShardContext<'_>) + Send>),
     /// Stop listening, answer what is in flight, close all links.
     Stop { grace: Duration },
+}
+
+/// The end of a graph call that belongs to a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GraphDone {
+    pub(crate) step_id: i64,
+    pub(crate) ps_graph_count: i32,
+    /// Who made the call.
+    pub(crate) account: Account,
+}
+
+impl GraphDone {
+    /// What the end of this call is to the step that it belongs to, if there is one.
+    pub(crate) fn of(call: &GraphCall, account: Account) -> Option<Self> {
+        (call.ps_graph_count > 0).then_some(Self {
+            step_id: call.step_id as i64,
+            ps_graph_count: call.ps_graph_count,
+            account,
+        })
+    }
 }
 
 /// A call that no shard has taken up yet.
@@ -202,7 +222,7 @@ impl std::fmt::Debug for Command {
             Self::Abort { .. } => "Abort",
             Self::AbortAll { .. } => "AbortAll",
             Self::Cleanup { .. } => "Cleanup",
-            Self::GraphDone { .. } => "GraphDone",
+            Self::GraphDone(_) => "GraphDone",
             Self::Inspect { .. } => "Inspect",
             Self::Disconnect { .. } => "Disconnect",
             Self::Resolved { .. } => "Resolved",

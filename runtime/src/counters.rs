@@ -70,6 +70,12 @@ counters! {
     unused_closed,
     /// Requests for memory that an arena refused, counted while there are connections.
     memory_refused,
+    /// Connections closed at once because their peer had as many as one may have.
+    connections_refused,
+    /// Receives refused because others of their connection or peer wait in as many steps as allowed.
+    waits_refused,
+    /// Steps that were given up before all of their graph calls had come, for newer ones.
+    countdowns_given_up,
     /// Requests taken from peers.
     requests,
     /// Requests answered with an error.

@@ -11,7 +11,7 @@ pub(crate) use self::asynchronous::AsyncFunction;
 use crate::blame::panic_text;
 use crate::call::CallResult;
 use crate::client::Mailboxes;
-use crate::command::{Command, Origin};
+use crate::command::{Command, GraphDone, Origin};
 
 /// Code that peers call by name with tensors in and tensors out.
 ///
@@ -163,13 +163,6 @@ pub struct Responder {
     graph_done: Option<GraphDone>,
 }
 
-/// The step whose graph call is done with the answer.
-#[derive(Clone, Copy, Debug)]
-struct GraphDone {
-    step_id: i64,
-    ps_graph_count: i32,
-}
-
 impl Responder {
     pub(crate) fn new(mailboxes: Arc<Mailboxes>, origin: Origin) -> Self {
         Self {
@@ -180,11 +173,11 @@ impl Responder {
     }
 
     /// The responder of a graph call, which counts towards the end of its step when it is answered.
-    pub(crate) fn of_graph(mailboxes: Arc<Mailboxes>, origin: Origin, call: &GraphCall) -> Self {
-        let graph_done = (call.ps_graph_count > 0).then_some(GraphDone {
-            step_id: call.step_id as i64,
-            ps_graph_count: call.ps_graph_count,
-        });
+    pub(crate) fn of_graph(
+        mailboxes: Arc<Mailboxes>,
+        origin: Origin,
+        graph_done: Option<GraphDone>,
+    ) -> Self {
         Self {
             mailboxes,
             origin: Some(origin),
@@ -219,19 +212,9 @@ impl Responder {
                 },
             );
         }
-        if let Some(GraphDone {
-            step_id,
-            ps_graph_count,
-        }) = self.graph_done.take()
-        {
-            let home = home_shard(step_id, self.mailboxes.len());
-            self.mailboxes.deliver(
-                home,
-                Command::GraphDone {
-                    step_id,
-                    ps_graph_count,
-                },
-            );
+        if let Some(graph_done) = self.graph_done.take() {
+            let home = home_shard(graph_done.step_id, self.mailboxes.len());
+            self.mailboxes.deliver(home, Command::GraphDone(graph_done));
         }
     }
 }

@@ -43,5 +43,5 @@ pub use function::{AtOnce, Function, Later, Promise, RequestWatch, Responder, Se
 pub use registry::{STORE_LIST, STORE_PULL, STORE_PUSH};
 pub use regular_file::open_regular_file;
 pub use remote::Remote;
-pub use shard::{DrainLimits, Patience, ShardContext};
+pub use shard::{DrainLimits, Patience, PeerShares, ShardContext};
 pub use task::Device;

@@ -1,4 +1,5 @@
-//! Clients and servers over real sockets that announce and do not send. They have an encoder of
+//! Clients and servers over real sockets that take what they can get, and announce what they do not
+//! send. They have an encoder of
 //! their own, so that no check of the product's codec stands between them and the engine.
 
 use std::io::{ErrorKind, Read, Write};
@@ -6,12 +7,17 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use grpcxx_memory::ArenaOptions;
-use grpcxx_rpc::{Code, DType, GraphCall, Request, Response, Shape, Status, Tensor};
+use grpcxx_rpc::{
+    Code, DType, GraphCall, RendezvousLimits, Request, Response, Shape, Status, Tensor, Text,
+};
 use grpcxx_runtime::cluster::TaskId;
-use grpcxx_runtime::{Call, Engine, EngineOptions, Patience, STORE_PUSH};
+use grpcxx_runtime::{
+    Call, Engine, EngineOptions, Patience, PeerShares, STORE_LIST, STORE_PULL, STORE_PUSH,
+};
 
 const GET_STATUS: i32 = 0;
 const REGISTER_GRAPH: i32 = 4;
+const RECV_TENSOR: i32 = 10;
 const STAR_RUN_GRAPH: i32 = 7;
 const UINT8: i32 = 4;
 const MIB: u64 = 1 << 20;
@@ -351,6 +357,218 @@ fn a_server_that_falls_silent_in_an_answer_is_left() {
     let status = call_to(&worker, liar, receive()).wait().unwrap_err();
     assert_eq!(status.code, Code::Unavailable, "{status}");
     assert_eq!(worker.counters().too_slow, 1);
+}
+
+/// A call without feeds of a step that announces so many calls.
+fn graph_call(tag: u64, handle: &str, step_id: u64, calls: i32, fetches: &[&str]) -> Vec<u8> {
+    let mut metadata = 0_i32.to_le_bytes().to_vec();
+    metadata.extend((fetches.len() as i32).to_le_bytes());
+    for fetch in fetches {
+        metadata.extend(name(fetch));
+    }
+    metadata.extend(name(handle));
+    metadata.extend(step_id.to_le_bytes());
+    metadata.extend(calls.to_le_bytes());
+    metadata.push(0);
+    metadata.extend(name(""));
+    metadata.extend(name(""));
+    let len = metadata.len();
+    let mut bytes = header(b"AAAA", STAR_RUN_GRAPH, tag, len as i32, len as u64);
+    bytes.extend(metadata);
+    bytes
+}
+
+/// A request for one tensor of a step.
+fn receive_of(step_id: u8, key: &str) -> Vec<u8> {
+    let mut body = vec![0x08, step_id, 0x12];
+    body.extend([key.len() as u8 | 0x80, (key.len() >> 7) as u8]);
+    body.extend(key.as_bytes());
+    let mut bytes = header(b"AAAA", RECV_TENSOR, step_id.into(), 0, body.len() as u64);
+    bytes.extend(body);
+    bytes
+}
+
+fn key_of(server: &Engine, edge: &str) -> String {
+    let key = grpcxx_rpc::RendezvousKey::new(
+        &server.device_attributes().name,
+        server.incarnation(),
+        "/job:worker/replica:0/task:0/device:CPU:0",
+        edge,
+    );
+    key.unwrap().to_text().to_string()
+}
+
+/// Reads an answer: its status, and its length without the header.
+fn read_answer(stream: &mut TcpStream) -> (i32, usize) {
+    let mut header = [0; 32];
+    stream.read_exact(&mut header).unwrap();
+    assert_eq!(&header[..4], b"BBBB");
+    let number = |at: usize| i32::from_le_bytes(header[at..at + 4].try_into().unwrap());
+    let payload = u64::from_le_bytes(header[24..].try_into().unwrap());
+    let mut rest = vec![0; payload as usize];
+    stream.read_exact(&mut rest).unwrap();
+    (number(16), rest.len())
+}
+
+const EXHAUSTED: i32 = Code::ResourceExhausted as i32;
+
+#[test]
+fn receives_of_one_connection_leave_steps_to_others() {
+    const STEPS: u8 = 64;
+    let mut options = options("ps", 64 * MIB);
+    options.rendezvous_limits.steps = usize::from(STEPS);
+    let server = Engine::start(options).unwrap();
+    let worker = Engine::start(self::options("worker", 64 * MIB)).unwrap();
+    let mut greedy = dial(&server);
+    for step_id in 0..STEPS {
+        let bytes = receive_of(step_id, &key_of(&server, "greedy"));
+        greedy.write_all(&bytes).unwrap();
+    }
+    for _ in STEPS / 4..STEPS {
+        assert_eq!(read_answer(&mut greedy).0, EXHAUSTED);
+    }
+    let key: Text = key_of(&server, "honest").as_str().into();
+    let request = Request::RecvTensor {
+        step_id: 1000,
+        key: key.clone(),
+    };
+    let honest = call_to(&worker, server.local_addr().unwrap(), request);
+    settle(&server, 2);
+    let tensor = Tensor::new(DType::UInt8, Shape::new(&[3]).unwrap(), vec![1, 2, 3]).unwrap();
+    server.send(1000, key, tensor).unwrap();
+    honest.wait().unwrap();
+    // A step that it waits in already is still open to the greedy one.
+    let bytes = receive_of(1, &key_of(&server, "another"));
+    greedy.write_all(&bytes).unwrap();
+    settle(&server, 2);
+    assert_eq!(server.counters().waits_refused, 48);
+}
+
+#[test]
+fn abandoned_steps_do_not_end_the_cleanup_of_others() {
+    let mut options = options("ps", 64 * MIB);
+    options.rendezvous_limits.steps = 64;
+    let server = Engine::start(options).unwrap();
+    let mut crashed = dial(&server);
+    for step_id in 0..100 {
+        let call = graph_call(step_id, STORE_PULL, step_id, 2, &[]);
+        crashed.write_all(&call).unwrap();
+        assert_eq!(read_answer(&mut crashed).0, 0);
+    }
+    assert_eq!(server.counters().countdowns_given_up, 68);
+    let mut honest = dial(&server);
+    for tag in 0..2 {
+        let call = graph_call(tag, STORE_PULL, 7777, 2, &[]);
+        honest.write_all(&call).unwrap();
+        assert_eq!(read_answer(&mut honest).0, 0);
+    }
+    let worker = Engine::start(self::options("worker", 64 * MIB)).unwrap();
+    let request = Request::RecvTensor {
+        step_id: 7777,
+        key: key_of(&server, "late").as_str().into(),
+    };
+    let late = call_to(&worker, server.local_addr().unwrap(), request).wait();
+    assert_eq!(
+        late.unwrap_err().code,
+        Code::Aborted,
+        "it was not cleaned up"
+    );
+}
+
+/// A server that keeps one connection from being owed more than 1 MiB, and a worker.
+fn sparing() -> (Engine, Engine) {
+    let mut options = options("ps", 64 * MIB);
+    options.connection_limits.unsent_bytes = MIB;
+    let server = Engine::start(options).unwrap();
+    (
+        server,
+        Engine::start(self::options("worker", 64 * MIB)).unwrap(),
+    )
+}
+
+const QUESTIONS: u64 = 100;
+
+#[test]
+fn questions_wait_while_nobody_reads_the_answers() {
+    let (server, worker) = sparing();
+    assert!(honest_push(&worker, &server, MIB).is_ok());
+    let mut greedy = dial(&server);
+    for tag in 0..QUESTIONS {
+        let question = graph_call(tag, STORE_PULL, 0, 0, &["honest"]);
+        greedy.write_all(&question).unwrap();
+    }
+    settle(&server, 2);
+    let taken = server.counters().requests;
+    assert!(
+        taken < QUESTIONS / 2,
+        "{taken} requests taken, and nothing read"
+    );
+    assert!(honest_push(&worker, &server, 1000).is_ok());
+    for _ in 0..QUESTIONS {
+        assert_eq!(read_answer(&mut greedy).0, 0);
+    }
+}
+
+#[test]
+fn answers_of_functions_that_nobody_reads_are_refused() {
+    let (server, worker) = sparing();
+    let weights = || Tensor::new(DType::UInt8, Shape::new(&[1]).unwrap(), vec![7]).unwrap();
+    let feeds = (0..2000).map(|index| (format!("{index:0>250}").as_str().into(), weights()));
+    let push = GraphCall {
+        graph_handle: STORE_PUSH.into(),
+        step_id: 0,
+        feeds: feeds.collect(),
+        fetches: Vec::new(),
+        ps_graph_count: 0,
+        should_trace: false,
+    };
+    let push = Request::StarRunGraph(Box::new(push));
+    let pushed = call_to(&worker, server.local_addr().unwrap(), push).wait();
+    assert!(pushed.is_ok());
+    let mut greedy = dial(&server);
+    for tag in 0..QUESTIONS {
+        let question = graph_call(tag, STORE_LIST, 0, 0, &["names"]);
+        greedy.write_all(&question).unwrap();
+    }
+    settle(&server, 2);
+    assert!(honest_push(&worker, &server, 1000).is_ok());
+    let answers: Vec<(i32, usize)> = (0..QUESTIONS).map(|_| read_answer(&mut greedy)).collect();
+    let of = |code: i32| answers.iter().filter(|(status, _)| *status == code).count() as u64;
+    assert_eq!(of(0) + of(EXHAUSTED), QUESTIONS);
+    assert!(
+        (1..QUESTIONS / 2).contains(&of(0)),
+        "{} answers were kept",
+        of(0)
+    );
+}
+
+#[test]
+fn one_peer_has_so_many_connections_and_no_more() {
+    let shares = PeerShares {
+        connections: 4,
+        ..PeerShares::of(&RendezvousLimits::default(), 64)
+    };
+    let server = Engine::start(EngineOptions {
+        shares: Some(shares),
+        ..options("ps", 64 * MIB)
+    })
+    .unwrap();
+    let ask = |stream: &mut TcpStream| {
+        stream.write_all(&message(GET_STATUS, 0)).unwrap();
+        read_answer(stream).0
+    };
+    let mut open: Vec<TcpStream> = (0..4).map(|_| dial(&server)).collect();
+    for stream in &mut open {
+        assert_eq!(ask(stream), 0);
+    }
+    await_end(&mut dial(&server));
+    assert_eq!(server.counters().connections_refused, 1);
+    open.pop();
+    let until = Instant::now() + PATIENCE;
+    while server.counters().closed == 0 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(ask(&mut dial(&server)), 0);
 }
 
 /// Longer than anything here takes.

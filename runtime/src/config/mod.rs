@@ -266,6 +266,9 @@ config! {
     connections: u32 = parse::positive_count,
         "GRPCXX_CONNECTIONS_MAX", "65536", "connections", "engine",
         "most connections of a shard";
+    peer_connections: Option<u32> = parse::optional_count,
+        "GRPCXX_PEER_CONNECTIONS_MAX", "", "connections", "engine",
+        "most connections from one peer; unset: half of `GRPCXX_CONNECTIONS_MAX`";
     keepalive: Option<Duration> = parse::time_limit,
         "GRPCXX_KEEPALIVE_MS", "60000", "ms", "engine",
         "idle time after which the system probes whether the peer of a star connection lives, in steps of 1000 up to 3600000; 0: never";
@@ -287,6 +290,9 @@ config! {
     outstanding_calls: u32 = parse::positive_count,
         "GRPCXX_OUTSTANDING_CALLS_MAX", "4096", "calls", "engine",
         "most calls without an answer on a connection, at either end";
+    unsent_bytes: u64 = parse::rendezvous_bytes,
+        "GRPCXX_UNSENT_BYTES_MAX", "1GiB", "bytes", "engine",
+        "bytes of answers that have not left a connection, 1MiB to 16TiB, from which on its next request is not read before some have";
     waiting_calls: u32 = parse::positive_count,
         "GRPCXX_WAITING_CALLS_MAX", "4096", "calls", "engine",
         "most calls that wait for a connection to one target";
@@ -299,6 +305,15 @@ config! {
     rendezvous_steps: u32 = parse::positive_count,
         "GRPCXX_RENDEZVOUS_STEPS_MAX", "4096", "steps", "engine",
         "most steps of a shard in which a tensor or a receiver waits";
+    connection_steps: Option<u32> = parse::optional_count,
+        "GRPCXX_CONNECTION_STEPS_MAX", "", "steps", "engine",
+        "most steps in which receives of one connection wait; unset: a quarter of `GRPCXX_RENDEZVOUS_STEPS_MAX`";
+    peer_steps: Option<u32> = parse::optional_count,
+        "GRPCXX_PEER_STEPS_MAX", "", "steps", "engine",
+        "most steps in which receives of one peer wait, counted for each of its connections; unset: half of `GRPCXX_RENDEZVOUS_STEPS_MAX`";
+    peer_waiting: Option<u32> = parse::optional_count,
+        "GRPCXX_PEER_WAITING_MAX", "", "requests", "engine",
+        "most receives of one peer that wait for tensors; unset: 32768";
     rendezvous_bytes: u64 = parse::rendezvous_bytes,
         "GRPCXX_RENDEZVOUS_BYTES_MAX", "16GiB", "bytes", "engine",
         "most bytes of tensors of a shard that wait for a receiver, 1MiB to 16TiB";

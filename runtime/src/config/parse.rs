@@ -94,6 +94,10 @@ pub(super) fn positive_count(text: &str) -> Parsed<u32> {
     within(text, 1..=16_777_216)
 }
 
+pub(super) fn optional_count(text: &str) -> Parsed<Option<u32>> {
+    optional(text, positive_count)
+}
+
 pub(super) fn spin(text: &str) -> Parsed<Duration> {
     within(text, 0..=1_000_000).map(Duration::from_micros)
 }

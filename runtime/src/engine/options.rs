@@ -18,7 +18,7 @@ use crate::function::Service;
 use crate::host::{HostError, HostSetting};
 use crate::placement::{CpuList, PlacementError};
 use crate::policy::{Policy, PolicyError, TokenSource};
-use crate::shard::{DrainLimits, Patience};
+use crate::shard::{DrainLimits, Patience, PeerShares};
 use crate::task::Device;
 
 /// What an engine is made of. The default is a task of its own with one shard that listens nowhere.
@@ -62,6 +62,8 @@ pub struct EngineOptions {
     pub connection_limits: ConnectionLimits,
     /// How long peers may take.
     pub patience: Patience,
+    /// What one peer may hold; `None`: the parts of all limits that [`PeerShares::of`] says.
+    pub shares: Option<PeerShares>,
     /// Memory of each arena that only requests of at most 64 KiB may take; `None`: a small part.
     pub small_arena_bytes: Option<usize>,
     /// How peers are dialled and how long calls wait for them.
@@ -118,6 +120,7 @@ impl EngineOptions {
                 message_bytes: config.message_bytes,
                 names_bytes: usize::try_from(config.message_bytes).unwrap_or(usize::MAX),
                 arena_bytes: config.connection_arena_bytes.unwrap_or(u64::MAX),
+                unsent_bytes: config.unsent_bytes,
                 ..ConnectionLimits::default()
             },
             patience: Patience {
@@ -126,6 +129,7 @@ impl EngineOptions {
                 idle: config.idle_time,
                 age: config.age,
             },
+            shares: Some(shares(config)),
             small_arena_bytes: (config.small_arena_bytes)
                 .map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
             channel: ChannelOptions {
@@ -140,11 +144,7 @@ impl EngineOptions {
                 quiet: config.drain_quiet,
                 bytes: config.drain_bytes,
             },
-            rendezvous_limits: RendezvousLimits {
-                steps: config.rendezvous_steps as usize,
-                stored_bytes: config.rendezvous_bytes,
-                ..RendezvousLimits::default()
-            },
+            rendezvous_limits: rendezvous_limits(config),
             store_limits: StoreLimits::default(),
             compute_threads: config.compute_threads.map(usize::from),
             policy: policy(config),
@@ -188,6 +188,7 @@ impl Default for EngineOptions {
             arena: None,
             connection_limits: ConnectionLimits::default(),
             patience: Patience::default(),
+            shares: None,
             small_arena_bytes: None,
             channel: ChannelOptions::default(),
             drain: DrainLimits::default(),
@@ -239,6 +240,25 @@ fn policy(config: &Config) -> Policy {
         members: config.members.clone(),
         store: config.store,
         token: file.or_else(|| config.token.clone().map(TokenSource::Key)),
+    }
+}
+
+fn rendezvous_limits(config: &Config) -> RendezvousLimits {
+    RendezvousLimits {
+        steps: config.rendezvous_steps as usize,
+        stored_bytes: config.rendezvous_bytes,
+        ..RendezvousLimits::default()
+    }
+}
+
+fn shares(config: &Config) -> PeerShares {
+    let parts = PeerShares::of(&rendezvous_limits(config), config.connections as usize);
+    let or = |set: Option<u32>, part: usize| set.map_or(part, |count| count as usize);
+    PeerShares {
+        connections: or(config.peer_connections, parts.connections),
+        connection_steps: or(config.connection_steps, parts.connection_steps),
+        steps: or(config.peer_steps, parts.steps),
+        waiting: or(config.peer_waiting, parts.waiting),
     }
 }
 

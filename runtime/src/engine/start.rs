@@ -26,7 +26,7 @@ use crate::mesh::{self, Doorbell, Inbox, InboxSender, Mesh, Sleeper};
 use crate::placement::{CpuClaims, Placement, PlacementRequest, allowed_cpus};
 use crate::policy::Authority;
 use crate::registry::Functions;
-use crate::shard::{CoreParts, DrivenShard, Shard, SharedParts};
+use crate::shard::{CoreParts, DrivenShard, PeerShares, Shard, SharedParts};
 use crate::task::{Device, Task};
 
 /// The ends of a shard's queues that live on its thread.
@@ -211,6 +211,7 @@ fn shared_parts(
             .collect(),
         loads: (0..options.shards).map(|_| AtomicUsize::new(0)).collect(),
         ended: Arc::new(AtomicUsize::new(0)),
+        accounts: Arc::default(),
     })
 }
 
@@ -253,6 +254,9 @@ fn start_shard(
             shared,
             connection_limits: connection_limits(&options, capacity_bytes),
             patience: options.patience,
+            shares: options.shares.unwrap_or_else(|| {
+                PeerShares::of(&options.rendezvous_limits, options.tcp.limits.links)
+            }),
             announce: features,
             channel_options: options.channel,
             rendezvous_limits: options.rendezvous_limits,

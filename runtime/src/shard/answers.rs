@@ -32,7 +32,7 @@ impl<A> Core<A> {
                 let Some(server) = self.servers.find_mut(id) else {
                     return self.put_back(result, taken);
                 };
-                server.unpark(request);
+                server.waits.end(request);
                 let arena = &mut self.arena;
                 let mut memory = |len| arena.allocate(len).ok();
                 let connection = &mut server.connection;

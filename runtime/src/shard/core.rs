@@ -26,6 +26,7 @@ use crate::shard::links::Links;
 use crate::shard::pace::{Looks, Patience};
 use crate::shard::peers::PeerLink;
 use crate::shard::servers::ServerLink;
+use crate::shard::shares::{Accounts, PeerShares};
 use crate::shard::steps::Steps;
 use crate::shard::timers::Timers;
 use crate::task::Task;
@@ -51,6 +52,7 @@ pub(crate) struct Core<A> {
     pub(super) key_hashes: Vec<u64>,
     pub(super) timers: Timers<Subject>,
     pub(super) looks: Looks,
+    pub(super) shares: PeerShares,
     pub(super) local: VecDeque<Command>,
     pub(super) dirty_servers: Vec<SlotId>,
     pub(super) dirty_peers: Vec<usize>,
@@ -90,6 +92,7 @@ pub(crate) struct SharedParts {
     pub(crate) loads: Arc<[AtomicUsize]>,
     /// Shards that have stopped and let go of all links.
     pub(crate) ended: Arc<AtomicUsize>,
+    pub(crate) accounts: Arc<Accounts>,
 }
 
 /// What a shard is made of.
@@ -103,6 +106,7 @@ pub(crate) struct CoreParts<A> {
     pub(crate) drain: DrainLimits,
     pub(crate) links: usize,
     pub(crate) patience: Patience,
+    pub(crate) shares: PeerShares,
     pub(crate) arena: Arena,
     pub(crate) mesh: Mesh<Parcel<A>>,
     pub(crate) inbox: Inbox<Command>,
@@ -138,6 +142,7 @@ impl<A> Core<A> {
             key_hashes: Vec::new(),
             timers: Timers::new(),
             looks: Looks::new(parts.patience),
+            shares: parts.shares,
             local: VecDeque::new(),
             dirty_servers: Vec::new(),
             dirty_peers: Vec::new(),
@@ -382,10 +387,7 @@ impl<A> Core<A> {
             } => self.abort(step_id, status, origin),
             Command::AbortAll { status } => self.abort_all(status),
             Command::Cleanup { step_id, origin } => self.cleanup(step_id, origin),
-            Command::GraphDone {
-                step_id,
-                ps_graph_count,
-            } => self.graph_done(step_id, ps_graph_count),
+            Command::GraphDone(graph_done) => self.graph_done(graph_done),
             Command::Inspect { peer, tell } => tell(self.inspect_peer(&peer)),
             Command::Disconnect { peer } => self.disconnect_peer(&peer),
             Command::Resolved { slot, found } => self.peer_resolved(slot, found),

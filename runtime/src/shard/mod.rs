@@ -17,6 +17,7 @@ mod pace;
 mod peers;
 mod requests;
 mod servers;
+mod shares;
 mod steps;
 mod submit;
 mod timers;
@@ -35,6 +36,7 @@ pub(crate) use self::core::{Core, CoreParts, SharedParts};
 pub(crate) use self::driven::DrivenShard;
 pub use self::leaving::DrainLimits;
 pub use self::pace::Patience;
+pub use self::shares::PeerShares;
 
 /// A shard over one transport. The host turns it; nothing happens in between.
 pub(crate) struct Shard<T: Transport> {

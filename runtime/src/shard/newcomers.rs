@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
-use grpcxx_rpc::{Features, ServerConnection};
+use grpcxx_rpc::{Account, Features, ServerConnection};
 use grpcxx_transport::Transport;
 
 use crate::command::{Newcomer, Parcel};
@@ -43,6 +43,16 @@ impl<A> Core<A> {
         if self.is_stopping() {
             return self.leave_load();
         }
+        let account = Account::of(peer.ip());
+        let Some(waits) = self.shared.accounts.join(account, &self.shares) else {
+            self.counters().connections_refused.add(1);
+            tracing::warn!(
+                %peer,
+                most = self.shares.connections,
+                "closing a connection: its peer has as many as are allowed"
+            );
+            return self.leave_load();
+        };
         let mut connection = ServerConnection::new(self.limits, self.announce);
         let order = connection.first_order();
         let adopted = match transport.adopt(accepted, order) {
@@ -65,7 +75,7 @@ impl<A> Core<A> {
                 .authority
                 .gate(&identity, right_of_function, incarnation),
         );
-        let server = ServerLink::new(adopted, peer, identity, connection);
+        let server = ServerLink::new(adopted, peer, identity, connection, waits);
         match self.servers.insert(server) {
             Ok(id) => self.links.set(adopted, Owner::Server(id)),
             Err(_) => {

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use grpcxx_memory::Buffer;
-use grpcxx_rpc::{Code, GraphCall, Method, Request, RequestId, Response, Status, home_shard};
+use grpcxx_rpc::{
+    Account, Code, GraphCall, Method, Request, RequestId, Response, Status, home_shard,
+};
 
 use crate::blame::{Blame, THE_SERVICE};
-use crate::command::{Command, Keys, Origin, SlotId};
+use crate::command::{Command, GraphDone, Keys, Origin, SlotId};
 use crate::function::{Later, RequestWatch, Responder, Served};
 use crate::limits;
 use crate::registry::Entry;
@@ -33,7 +35,7 @@ impl<A> Core<A> {
                 if let Some(watch) = server.take_watch(request) {
                     watch.withdrawn();
                 }
-                if let Some(step_id) = server.unpark(request) {
+                if let Some(step_id) = server.waits.end(request) {
                     self.forget_parked(id, request, step_id);
                 }
             }
@@ -129,6 +131,13 @@ impl<A> Core<A> {
         if let Err(status) = self.check_keys(&keys) {
             return self.answer(origin, Err(status), None);
         }
+        if let Origin::Link { server, .. } = origin
+            && let Some(server) = self.servers.find(server)
+            && let Err(status) = server.waits.may_begin(step_id, &self.shares)
+        {
+            self.counters().waits_refused.add(1);
+            return self.answer(origin, Err(status), None);
+        }
         let home = home_shard(step_id, self.shared.loads.len());
         if let Origin::Local { call, .. } = origin {
             self.calls.set_home(call, home);
@@ -157,7 +166,7 @@ impl<A> Core<A> {
         } = origin
             && let Some(server) = self.servers.find_mut(server)
         {
-            server.park(request, step_id);
+            server.waits.begin(request, step_id);
         }
     }
 
@@ -170,15 +179,16 @@ impl<A> Core<A> {
             return self.answer(origin, Err(Status::new(Code::InvalidArgument, text)), None);
         }
         let functions = self.shared.functions.load();
+        let graph_done = GraphDone::of(&call, self.account_of(origin));
         match functions.find(&call.graph_handle) {
             Some(Entry::Pull) => {
                 let result = crate::registry::pull(&self.shared.store.load(), &call.fetches);
-                self.answer_graph(origin, &call, result);
+                self.answer_graph(origin, graph_done, result);
             }
             Some(Entry::Function(function)) => {
                 let function = function.clone();
                 let mailboxes = self.shared.mailboxes.clone();
-                let responder = Responder::of_graph(mailboxes, origin, &call);
+                let responder = Responder::of_graph(mailboxes, origin, graph_done);
                 if function.may_block() {
                     let start = Box::new(move || function.start(call, responder));
                     self.shared.compute.spawn(start);
@@ -188,24 +198,32 @@ impl<A> Core<A> {
             }
             None => {
                 let text = functions.unknown(&call.graph_handle);
-                self.answer_graph(origin, &call, Err(Status::new(Code::NotFound, text)));
+                let unknown = Err(Status::new(Code::NotFound, text));
+                self.answer_graph(origin, graph_done, unknown);
             }
         }
     }
 
-    fn answer_graph(&mut self, origin: Origin, call: &GraphCall, result: Result<Response, Status>) {
+    fn answer_graph(
+        &mut self,
+        origin: Origin,
+        graph_done: Option<GraphDone>,
+        result: Result<Response, Status>,
+    ) {
         self.answer(origin, result, None);
-        if call.ps_graph_count > 0 {
-            let step_id = call.step_id as i64;
-            let home = home_shard(step_id, self.shared.loads.len());
-            self.route(
-                home,
-                Command::GraphDone {
-                    step_id,
-                    ps_graph_count: call.ps_graph_count,
-                },
-            );
+        if let Some(graph_done) = graph_done {
+            let home = home_shard(graph_done.step_id, self.shared.loads.len());
+            self.route(home, Command::GraphDone(graph_done));
         }
+    }
+
+    /// Whose share a request counts against.
+    fn account_of(&self, origin: Origin) -> Account {
+        let server = match origin {
+            Origin::Link { server, .. } => self.servers.find(server),
+            Origin::Local { .. } => None,
+        };
+        server.map_or(Account::OWN, |server| server.waits.account)
     }
 
     fn serve_message(&mut self, origin: Origin, method: Method, body: &Buffer) {

@@ -1,10 +1,8 @@
 //! Connections on which peers call us: what their links tell, and what their links are given.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use foldhash::fast::RandomState;
 use grpcxx_rpc::{
     Code, PeerViolation, Proving, Reason, RequestId, ServerConnection, Status, Undelivered,
 };
@@ -18,6 +16,7 @@ use crate::policy::{Authority, Identity, Proof};
 use crate::shard::core::{Core, Subject};
 use crate::shard::links::ArenaLandings;
 use crate::shard::pace::Pace;
+use crate::shard::shares::Waits;
 use crate::shard::watches::Watches;
 
 /// A connection on which a peer calls us.
@@ -28,8 +27,8 @@ pub(super) struct ServerLink {
     /// Who the peer is, as far as it has been proven.
     identity: Identity,
     pub(super) connection: ServerConnection,
-    /// The steps in which requests of this connection wait for tensors.
-    parked: HashMap<RequestId, i64, RandomState>,
+    /// Its requests that wait for tensors.
+    pub(super) waits: Waits,
     /// Who wants to hear what becomes of a request, by its token.
     watches: Watches,
     is_dirty: bool,
@@ -45,30 +44,20 @@ impl ServerLink {
         peer: SocketAddr,
         identity: Identity,
         connection: ServerConnection,
+        waits: Waits,
     ) -> Self {
         Self {
             link,
             peer,
             identity,
             connection,
-            parked: HashMap::default(),
+            waits,
             watches: Watches::new(),
             is_dirty: false,
             is_held_back: false,
             armed: None,
             pace: Pace::default(),
         }
-    }
-
-    pub(super) fn park(&mut self, request: RequestId, step_id: i64) {
-        self.parked.insert(request, step_id);
-    }
-
-    pub(super) fn unpark(&mut self, request: RequestId) -> Option<i64> {
-        if self.parked.is_empty() {
-            return None;
-        }
-        self.parked.remove(&request)
     }
 
     /// Lets somebody hear what becomes of a request.
@@ -218,8 +207,7 @@ impl<A> Core<A> {
             }
         }
         // First the places in steps, so that nothing goes back to those who are gone.
-        let parked: Vec<(RequestId, i64)> = server.parked.drain().collect();
-        for (request, step_id) in parked {
+        for (request, step_id) in server.waits.end_all() {
             self.forget_parked(id, request, step_id);
         }
         self.take_undelivered(id);

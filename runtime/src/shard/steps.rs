@@ -8,7 +8,7 @@ use grpcxx_rpc::{
 use grpcxx_transport::SlotTable;
 use smallvec::SmallVec;
 
-use crate::command::{Keys, Origin, SlotId, Taken};
+use crate::command::{GraphDone, Keys, Origin, SlotId, Taken};
 use crate::shard::calls::{from_token, token};
 use crate::shard::core::Core;
 
@@ -193,14 +193,18 @@ impl<A> Core<A> {
         self.confirm(origin, Ok(()));
     }
 
-    pub(super) fn graph_done(&mut self, step_id: i64, ps_graph_count: i32) {
+    pub(super) fn graph_done(&mut self, done: GraphDone) {
+        let step_id = done.step_id;
         if self.steps.rendezvous.is_closed(step_id) {
             // Its other calls need not come any more.
             return;
         }
         let countdown = &mut self.steps.countdown;
-        let step = step_id as u64;
-        if countdown.start(step, ps_graph_count).is_ok() && countdown.finish(step, ps_graph_count) {
+        let counted = countdown.count(step_id as u64, done.ps_graph_count, done.account);
+        if counted.has_given_up {
+            self.counters().countdowns_given_up.add(1);
+        }
+        if counted.is_last {
             self.cleanup(step_id, None);
         }
     }

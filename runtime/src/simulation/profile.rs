@@ -8,7 +8,7 @@ use grpcxx_rpc::{ChannelOptions, ConnectionLimits, RendezvousLimits};
 use grpcxx_transport::sim::SimOptions;
 use grpcxx_transport::{FaultOptions, LinkLimits};
 
-use crate::shard::{DrainLimits, Patience};
+use crate::shard::{DrainLimits, Patience, PeerShares};
 
 /// What kind of cluster a seed makes, and what befalls it.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ pub(super) struct Profile {
     /// Whether tasks crash, stop and start again.
     pub(super) restarts: bool,
     pub(super) partitions: bool,
-    /// Whether somebody announces much to tasks and sends nothing.
+    /// Whether somebody takes what it can get of the tasks.
     pub(super) has_hostile_peers: bool,
     /// Whether limits are so low that calls are refused.
     pub(super) is_tight: bool,
@@ -218,7 +218,15 @@ impl Profile {
     }
 
     pub(super) fn rendezvous_limits(&self) -> RendezvousLimits {
-        RendezvousLimits::default()
+        RendezvousLimits {
+            // So few that floods of hostile peers would take all of them, but for their share.
+            steps: 2048,
+            ..RendezvousLimits::default()
+        }
+    }
+
+    pub(super) fn shares(&self) -> PeerShares {
+        PeerShares::of(&self.rendezvous_limits(), self.network.limits.links)
     }
 
     fn tighten(&mut self, random: &mut Rng) {

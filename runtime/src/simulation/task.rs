@@ -110,6 +110,7 @@ impl SimTask {
                 .collect(),
             loads: (0..start.shards).map(|_| AtomicUsize::new(0)).collect(),
             ended: Arc::new(AtomicUsize::new(0)),
+            accounts: Arc::default(),
         };
         let ends = inboxes.into_iter().zip(meshes).enumerate();
         let mut shards: Vec<SimShard> = ends
@@ -127,6 +128,7 @@ impl SimTask {
                     drain: profile.drain,
                     links: profile.network.limits.links,
                     patience: profile.patience,
+                    shares: profile.shares(),
                     arena,
                     mesh,
                     inbox,

@@ -20,7 +20,9 @@ use crate::function::{Later, Responder, Served, Service};
 use crate::mesh::{self, Inbox, InboxSender};
 use crate::policy::lenient;
 use crate::registry::Functions;
-use crate::shard::{CoreParts, DrainLimits, Patience, Shard, ShardContext, SharedParts};
+use crate::shard::{
+    CoreParts, DrainLimits, Patience, PeerShares, Shard, ShardContext, SharedParts,
+};
 use crate::task::{Device, Task};
 
 pub(in crate::simulation) struct Host {
@@ -88,6 +90,7 @@ impl Host {
             counters: [ShardCounters::default()].into(),
             loads: [AtomicUsize::new(0)].into(),
             ended: Arc::new(AtomicUsize::new(0)),
+            accounts: Arc::default(),
         };
         let parts = CoreParts {
             drain: DrainLimits::default(),
@@ -99,6 +102,7 @@ impl Host {
             rendezvous_limits: grpcxx_rpc::RendezvousLimits::default(),
             links: WORKERS_MAX + 1,
             patience: Patience::default(),
+            shares: PeerShares::of(&grpcxx_rpc::RendezvousLimits::default(), usize::MAX),
             arena: Arena::new(ArenaOptions {
                 capacity_bytes: 256 << 20,
                 huge_pages: false,
