@@ -48,6 +48,7 @@ impl Cluster {
             "calls without a result: {}",
             self.open_calls()
         );
+        self.hostile.leave();
         let left = self.run_while(PATIENCE, |cluster| cluster.hostile.links() > 0);
         assert!(
             left,
