@@ -10,6 +10,7 @@ use crate::completions::Completions;
 use crate::fetched::Wanted;
 use crate::flight::{Arrived, Departure, Ending, Outcome};
 use crate::lock::lock;
+use crate::shard::may_wait;
 use crate::status::checked;
 
 /// A call that goes on. The thread that ends futures asks for its result.
@@ -68,6 +69,7 @@ impl Pending {
 
 /// Makes a call and waits for its end, without the interpreter. Ctrl-C withdraws the call.
 pub(crate) fn wait(py: Python<'_>, departure: Departure) -> PyResult<Outcome> {
+    checked(py, may_wait())?;
     let ending = Ending::new(None);
     let cancellation = Cancellation::new();
     let mut outcome = py.detach(|| {

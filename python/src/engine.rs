@@ -16,6 +16,7 @@ use crate::completions::Completions;
 use crate::function::{PythonFunction, SEND_FUNCTION, SendFunction};
 use crate::lock::lock;
 use crate::peer::Peer;
+use crate::shard::may_wait;
 use crate::status::{checked, invalid, refused};
 
 /// One engine: its threads, its connections, and perhaps a port.
@@ -199,8 +200,12 @@ impl Engine {
         Ok(Peer::new(Arc::clone(&self.core), client, peer))
     }
 
-    /// Lets peers call a function of Python. `signature` tells which names it takes.
-    #[pyo3(signature = (name, function, accepted, required, bind))]
+    /// Lets peers call a function of Python, which takes the names `accepted` (`None`: any) and
+    /// cannot do without those of `required`.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one call of Python into the engine"
+    )]
     fn register(
         &self,
         py: Python<'_>,
@@ -209,9 +214,10 @@ impl Engine {
         accepted: Option<Vec<Py<pyo3::types::PyString>>>,
         required: Vec<String>,
         bind: Option<Py<PyAny>>,
+        is_short: bool,
     ) -> PyResult<()> {
         self.core.check_open(py)?;
-        let function = PythonFunction::new(py, function, accepted, required, bind)?;
+        let function = PythonFunction::new(py, function, accepted, required, bind, is_short)?;
         let registered = self.core.with(|engine| {
             engine.register(name, Arc::new(function));
             Ok(())
@@ -227,6 +233,7 @@ impl Engine {
     /// Stops the engine; what is in flight has `grace` seconds to finish.
     fn close(&self, py: Python<'_>, grace: f64) -> PyResult<()> {
         let grace = Duration::try_from_secs_f64(grace.max(0.0)).unwrap_or(GRACE_MAX);
+        checked(py, may_wait())?;
         let stopped = py.detach(|| self.core.stop(grace.min(GRACE_MAX)));
         checked(py, stopped)
     }
@@ -267,10 +274,13 @@ fn start(
     tracing::info!("{}", engine.start_report());
     if let Some(star) = engine.local_addr()
         && star.ip().is_unspecified()
+        && engine.authority().is_open()
     {
         tracing::warn!(
             %star,
-            "whoever reaches this machine may read and change what this task holds; listen on the address of the cluster's network"
+            "whoever reaches this machine may read what this task holds and take part in its steps; \
+             set GRPCXX_TOKEN_FILE, GRPCXX_ALLOW or GRPCXX_MEMBERS, or listen on the address \
+             of the cluster's network"
         );
     }
     Ok(engine)

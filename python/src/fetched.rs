@@ -126,6 +126,13 @@ impl Wanted {
         places.collect()
     }
 
+    /// Whether large tensors shall have memory that is theirs alone. Of many tensors the small ones
+    /// come faster without.
+    pub(crate) fn brings_memory(&self) -> bool {
+        let tensors = self.names.len().max(1);
+        self.form != Form::Nothing && self.access == Access::Writable && tensors <= ALONE_MAX
+    }
+
     /// The result of the call.
     pub(crate) fn result<'py>(
         &self,
@@ -201,3 +208,6 @@ impl Name {
         })
     }
 }
+
+/// Most tensors of a call that have memory of their own.
+const ALONE_MAX: usize = 16;

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use grpcxx_memory::BufferMut;
-use grpcxx_rpc::{Code, Reason, Request, Response, Status, TensorMeta};
+use grpcxx_rpc::{Code, Reason, Request, Response, Status, Tensor, TensorMeta};
 use grpcxx_runtime::{
     CallResult, CallSpec, Cancellation, Client, CompletionHandler, Peer, ShardContext,
 };
@@ -14,7 +14,8 @@ use smallvec::SmallVec;
 use crate::arrays::without_data;
 use crate::completions::Report;
 use crate::lock::lock;
-use crate::memory::Place;
+use crate::memory::{Brought, Place};
+use crate::pool::for_array;
 
 /// Places for the tensors of a response, by their index; all that is missing has none.
 pub(crate) type Places = SmallVec<[Option<Place>; 1]>;
@@ -41,6 +42,8 @@ struct Flight {
     ending: Arc<Ending>,
     outcome: Mutex<Option<Outcome>>,
     places: Places,
+    brings_memory: bool,
+    brought: Mutex<SmallVec<[(usize, Brought); 1]>>,
     landed: Mutex<SmallVec<[usize; 1]>>,
     road: (Client, Peer),
 }
@@ -52,6 +55,8 @@ pub(crate) struct Departure {
     pub(crate) request: Request,
     pub(crate) timeout: Option<Duration>,
     pub(crate) places: Places,
+    /// Whether large tensors shall have memory that is theirs alone.
+    pub(crate) brings_memory: bool,
 }
 
 impl Departure {
@@ -63,12 +68,15 @@ impl Departure {
             request,
             timeout,
             places,
+            brings_memory,
         } = self;
         let flight = Arc::new_cyclic(|this| Flight {
             this: this.clone(),
             ending: Arc::clone(ending),
             outcome: Mutex::new(None),
             places,
+            brings_memory,
+            brought: Mutex::default(),
             landed: Mutex::default(),
             road: (client.clone(), peer.clone()),
         });
@@ -131,16 +139,20 @@ impl Flight {
     }
 
     /// Takes the data of tensors out that lie in memory of Python: what keeps it is this flight.
+    /// Memory that was brought becomes theirs alone.
     fn arrived(&self, mut response: Response) -> Arrived {
         let landed = std::mem::take(&mut *lock(&self.landed));
         for &index in &landed {
-            let tensor = match &mut response {
-                Response::Tensors(tensors) => tensors.get_mut(index),
-                Response::Fetched(tensors) => tensors.get_mut(index).map(|(_, tensor)| tensor),
-                Response::Message(_) => None,
-            };
-            if let Some(tensor) = tensor {
+            if let Some(tensor) = tensor_at(&mut response, index) {
                 without_data(tensor);
+            }
+        }
+        for (index, brought) in std::mem::take(&mut *lock(&self.brought)) {
+            if let Some(tensor) = tensor_at(&mut response, index) {
+                let bytes = tensor.data.len();
+                without_data(tensor);
+                let data = brought.take().filter(|data| data.len() == bytes);
+                tensor.data = data.unwrap_or_default();
             }
         }
         Arrived { response, landed }
@@ -185,7 +197,7 @@ impl CompletionHandler for Flight {
     }
 
     fn allocates(&self, _token: u64) -> bool {
-        !self.places.is_empty()
+        !self.places.is_empty() || self.brings_memory
     }
 
     fn allocate(
@@ -194,7 +206,13 @@ impl CompletionHandler for Flight {
         index: usize,
         meta: &TensorMeta,
     ) -> Option<Result<BufferMut, Status>> {
-        let place = self.places.get(index)?.as_ref()?;
+        let Some(place) = self.places.get(index).and_then(Option::as_ref) else {
+            let is_wanted = self.brings_memory && !meta.is_dead;
+            let memory = is_wanted.then(|| for_array(meta.data_bytes))??;
+            let (brought, memory) = Brought::new(memory);
+            lock(&self.brought).push((index, brought));
+            return Some(Ok(memory));
+        };
         if place.len() as u64 != meta.data_bytes {
             return None;
         }
@@ -215,6 +233,14 @@ impl Drop for Flight {
             Err(Status::new(Code::Unavailable, text).because(Reason::Stopping))
         });
         self.ending.set(outcome);
+    }
+}
+
+fn tensor_at(response: &mut Response, index: usize) -> Option<&mut Tensor> {
+    match response {
+        Response::Tensors(tensors) => tensors.get_mut(index),
+        Response::Fetched(tensors) => tensors.get_mut(index).map(|(_, tensor)| tensor),
+        Response::Message(_) => None,
     }
 }
 

@@ -11,7 +11,9 @@ use pyo3::types::{PyDict, PyMapping, PyString};
 use crate::arrays::{Access, array_of, tensor_of};
 use crate::engine::Core;
 use crate::lock::lock;
+use crate::memory::attached;
 use crate::request::key_text;
+use crate::shard::on_shard;
 use crate::status::of_exception;
 
 /// The function by which a client puts a tensor into a step of a task in Python.
@@ -26,6 +28,8 @@ pub(crate) struct PythonFunction {
     required: Vec<Text>,
     /// Says what is wrong with the names of a call.
     bind: Option<Py<PyAny>>,
+    /// Whether it runs on the shard itself.
+    is_short: bool,
 }
 
 /// Takes what clients send into the step that they name.
@@ -49,6 +53,7 @@ impl PythonFunction {
         accepted: Option<Vec<Py<PyString>>>,
         required: Vec<String>,
         bind: Option<Py<PyAny>>,
+        is_short: bool,
     ) -> PyResult<Self> {
         let named = |name: Py<PyString>| {
             let text = Text::from(name.bind(py).to_cow()?.as_ref());
@@ -60,6 +65,7 @@ impl PythonFunction {
             accepted: accepted.transpose()?,
             required: required.into_iter().map(Text::from).collect(),
             bind,
+            is_short,
         })
     }
 
@@ -139,11 +145,27 @@ impl Function for PythonFunction {
 
     fn start(&self, call: GraphCall, responder: Responder) {
         let _run = Run::begin();
-        let answer = Python::try_attach(|py| self.answer(py, call));
-        responder.answer(answer.unwrap_or_else(|| {
+        // The answer is on its way before the thread lets go of the interpreter.
+        let mut request = Some((call, responder));
+        let mut answer = || {
+            attached(|py| {
+                if let Some((call, responder)) = request.take() {
+                    responder.answer(self.answer(py, call));
+                }
+            })
+        };
+        match self.is_short {
+            true => on_shard(answer),
+            false => answer(),
+        };
+        if let Some((_, responder)) = request {
             let status = Status::new(Code::Unavailable, "Python has ended");
-            Err(status.because(Reason::Stopping))
-        }));
+            responder.answer(Err(status.because(Reason::Stopping)));
+        }
+    }
+
+    fn may_block(&self) -> bool {
+        !self.is_short
     }
 }
 

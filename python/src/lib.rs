@@ -22,7 +22,9 @@ mod function;
 mod lock;
 mod memory;
 mod peer;
+mod pool;
 mod request;
+mod shard;
 mod status;
 mod store;
 

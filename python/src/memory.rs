@@ -2,8 +2,10 @@
     unsafe_code,
     reason = "memory of arrays becomes buffers, and buffers become arrays"
 )]
-//! Memory that Python and the engine share, and who keeps it alive.
+//! Memory that Python and the engine share, and who keeps it alive; threads of the engine in
+//! Python.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -19,6 +21,8 @@ use numpy::{
 };
 use pyo3::prelude::*;
 use smallvec::SmallVec;
+
+use crate::pool;
 
 /// An array that the engine needs, on whatever thread.
 struct Held(Option<Py<PyUntypedArray>>);
@@ -37,10 +41,14 @@ unsafe impl Send for Place {}
 // SAFETY: as above; the flag decides who makes that buffer.
 unsafe impl Sync for Place {}
 
+/// Memory of the pool into which a tensor is received, and which is an array's alone afterwards.
+///
+/// A link must not put memory of its own in its place, as it may where the memory is an arena's.
+pub(crate) struct Brought(Arc<BufferMut>);
+
 /// Memory of the engine behind an array.
 #[pyclass(frozen, module = "grpcxx._native")]
 struct Memory {
-    #[expect(dead_code, reason = "held to be dropped")]
     buffer: Buffer,
 }
 
@@ -49,6 +57,16 @@ struct Bytes(*mut u8);
 
 // SAFETY: whoever makes it keeps the memory alive for as long as it is used.
 unsafe impl Send for Bytes {}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let buffer = std::mem::take(&mut self.buffer);
+        if buffer.len() >= pool::ARRAY_BYTES_MIN {
+            drop(buffer);
+            pool::settle();
+        }
+    }
+}
 
 impl Drop for Held {
     fn drop(&mut self) {
@@ -76,6 +94,18 @@ extern "C" fn release(_: *mut c_void) -> c_int {
     0
 }
 
+/// Runs code with the interpreter on a thread of the engine; `None` if the interpreter has ended.
+pub(crate) fn attached<R>(code: impl FnOnce(Python<'_>) -> R) -> Option<R> {
+    Python::try_attach(|py| {
+        if !HAS_STATE.replace(true) {
+            // SAFETY: the thread has the interpreter. The reference on its state that this adds is
+            // never given back, so that Python does not make another state for each call.
+            unsafe { pyo3::ffi::PyGILState_Ensure() };
+        }
+        code(py)
+    })
+}
+
 /// The memory of a contiguous array as a buffer, which keeps the array.
 pub(crate) fn lent(array: &Bound<'_, PyUntypedArray>, bytes: usize) -> Buffer {
     assert!(array.is_c_contiguous(), "the array has gaps");
@@ -95,7 +125,8 @@ pub(crate) fn copied(array: &Bound<'_, PyUntypedArray>, bytes: usize) -> Buffer 
         return Buffer::new();
     }
     // SAFETY: a contiguous array has so many bytes there, and this thread has the interpreter.
-    Buffer::from(unsafe { std::slice::from_raw_parts(data_of(array), bytes) }.to_vec())
+    let data = unsafe { std::slice::from_raw_parts(data_of(array), bytes) };
+    pool::lendable_copy(data).unwrap_or_else(|| Buffer::from(data.to_vec()))
 }
 
 impl Place {
@@ -125,6 +156,24 @@ impl Place {
         // sees to; no other buffer over them is made here, and the documents say that nobody else
         // uses `out` during the call.
         Some(unsafe { BufferMut::from_foreign(self.start, self.len, owner) })
+    }
+}
+
+impl Brought {
+    /// The memory, and what receives into it.
+    pub(crate) fn new(mut memory: BufferMut) -> (Self, BufferMut) {
+        let (start, len) = (NonNull::from(&mut memory[..]).cast(), memory.len());
+        let memory = Arc::new(memory);
+        let owner = Box::new(Arc::clone(&memory));
+        // SAFETY: the bytes are those of a block of the pool, which the owner keeps, and nobody
+        // looks at them before `take` finds that this buffer is gone.
+        let landing = unsafe { BufferMut::from_foreign(start, len, owner) };
+        (Self(memory), landing)
+    }
+
+    /// The memory, once nothing is received into it any more.
+    pub(crate) fn take(self) -> Option<Buffer> {
+        Arc::into_inner(self.0).map(BufferMut::freeze)
     }
 }
 
@@ -238,6 +287,11 @@ fn new_array<'py>(
 
 /// Copies of this many bytes take longer than to let go of the interpreter and to take it again.
 const DETACHED_BYTES_MIN: usize = 1 << 18;
+
+thread_local! {
+    /// Whether this thread of the engine keeps its state of the interpreter.
+    static HAS_STATE: Cell<bool> = const { Cell::new(false) };
+}
 
 /// Whether the main thread was asked to let go of what was dropped.
 static IS_RELEASING: AtomicBool = AtomicBool::new(false);

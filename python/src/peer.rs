@@ -14,7 +14,7 @@ use crate::arrays::{Access, tensor_of};
 use crate::call::{self, KnownDevice, Pending};
 use crate::engine::Core;
 use crate::fetched::Wanted;
-use crate::flight::{Departure, Places};
+use crate::flight::Departure;
 use crate::function::SEND_FUNCTION;
 use crate::request::{graph_call, named_tensors, rendezvous_key, tensors_of, timeout_of};
 use crate::status::{checked, refused};
@@ -55,13 +55,20 @@ impl Peer {
         }
     }
 
-    fn departure(&self, request: Request, timeout: Option<Duration>, places: Places) -> Departure {
+    fn departure(
+        &self,
+        py: Python<'_>,
+        request: Request,
+        timeout: Option<Duration>,
+        wanted: &Wanted,
+    ) -> Departure {
         Departure {
             client: self.client.clone(),
             peer: self.peer.clone(),
             request,
             timeout,
-            places,
+            places: wanted.places(py),
+            brings_memory: wanted.brings_memory(),
         }
     }
 
@@ -75,7 +82,7 @@ impl Peer {
         let timeout = timeout_of(py, timeout)?;
         let request = Request::StarRunGraph(Box::new(call));
         Ok(Ready {
-            departure: self.departure(request, timeout, wanted.places(py)),
+            departure: self.departure(py, request, timeout, &wanted),
             wanted,
             device: None,
         })
@@ -211,7 +218,7 @@ impl Peer {
         let key = rendezvous_key(py, (&device, incarnation), key)?;
         let request = Request::RecvTensor { step_id: step, key };
         let ready = Ready {
-            departure: self.departure(request, limit, wanted.places(py)),
+            departure: self.departure(py, request, limit, &wanted),
             wanted,
             device: Some(Arc::clone(&self.device)),
         };
@@ -225,7 +232,7 @@ impl Peer {
             method: Method::GetStatus,
             body: Buffer::new(),
         };
-        let departure = self.departure(request, timeout_of(py, timeout)?, Places::new());
+        let departure = self.departure(py, request, timeout_of(py, timeout)?, &Wanted::nothing());
         let arrived = checked(py, call::wait(py, departure)?)?;
         checked(py, first_device(&arrived.response))
     }

@@ -128,6 +128,7 @@ impl Engine {
             },
             timeout,
             places: wanted.places(py),
+            brings_memory: false,
         };
         match future {
             None => call::run(py, departure, &wanted, None),

@@ -38,7 +38,9 @@ class Server:
 
     # ---- Functions
 
-    def register(self, function: Callable | None = None, *, name: str | None = None) -> Callable:
+    def register(
+        self, function: Callable | None = None, *, name: str | None = None, short: bool = False
+    ) -> Callable:
         """Lets peers call a function by its name, or by `name`; also a decorator. One of that name is replaced.
 
         The function gets the arrays of the call as keyword arguments and returns a mapping of names to arrays, or
@@ -46,11 +48,15 @@ class Server:
         returns must stay as it is from then on. Several calls run at once, on threads of the engine, as far as the
         GIL lets them.
 
+        `short` runs the function on the thread that has received the call, without a way to another one and back.
+        All else that this thread does waits meanwhile, for the GIL too: only for functions of some microseconds, in
+        a process whose other threads do not compute.
+
         If it raises, the caller gets `grpcxx.Error` as it was raised, and `UNKNOWN` for everything else.
         """
         if function is None:
-            return lambda decorated: self.register(decorated, name=name)
-        self._native.register(name or function.__name__, function, *_parameters(function))
+            return lambda decorated: self.register(decorated, name=name, short=short)
+        self._native.register(name or function.__name__, function, *_parameters(function), short)
         return function
 
     # ---- The store: named tensors that stay
