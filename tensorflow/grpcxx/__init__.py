@@ -19,6 +19,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ._arrays import torch_tensor
     from ._library import facts, log_to, memory_counters, tensorflow_counters, variables, version
     from ._status import Code, DeadlineExceeded, Error, Reason, Unavailable
     from .client import Client, StoredTensor
@@ -39,12 +40,14 @@ __all__ = [
     "log_to",
     "memory_counters",
     "tensorflow_counters",
+    "torch_tensor",
     "variables",
     "version",
 ]
 
 # The engine is opened at the first use, so that the doctor can say why it cannot be.
 _PLACES = {
+    "_arrays": ("torch_tensor",),
     "_library": ("facts", "log_to", "memory_counters", "tensorflow_counters", "variables", "version"),
     "_status": ("Code", "DeadlineExceeded", "Error", "Reason", "Unavailable"),
     "client": ("Client", "StoredTensor"),

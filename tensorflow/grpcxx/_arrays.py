@@ -1,7 +1,8 @@
-"""What NumPy has to look at before the engine can take it, and arrays of strings."""
+"""What has to be looked at before the engine can take it: arrays of other libraries, strides, strings."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Union
 
 import numpy as np
@@ -24,15 +25,74 @@ def prepared(value: Any) -> Prepared:
 
 def as_array(value: Any) -> np.ndarray:
     """An array over the memory of `value`, if it has any: arrays, DLPack, the buffer protocol, numbers, lists."""
-    if not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
-        try:
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "__dlpack_device__"):
+        _check_device(value)
+    torch = sys.modules.get("torch")
+    try:
+        if torch is not None and isinstance(value, torch.Tensor):
+            return _torch_array(torch, value)
+        if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
             return np.from_dlpack(value)
-        except (BufferError, RuntimeError, TypeError) as error:
-            if not hasattr(value, "__array__"):
-                raise Error(
-                    Code.INVALID_ARGUMENT, f"{type(value).__name__} does not lend its memory: {error}"
-                ) from error
-    return np.asarray(value)
+        return np.asarray(value)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise Error(Code.INVALID_ARGUMENT, f"{_type_name(value)} does not lend its memory: {error}") from error
+
+
+def torch_tensor(array: np.ndarray) -> Any:
+    """A CPU tensor of PyTorch over the memory of an array, which must be writable.
+
+    It takes what `torch.from_numpy` takes, and the types of `ml_dtypes` that PyTorch has too, such as bfloat16.
+    """
+    import torch
+
+    kind = array.dtype.name
+    if array.dtype.type.__module__ != "ml_dtypes":
+        return torch.from_numpy(array)
+    dtype = getattr(torch, kind, None)
+    if dtype is None:
+        raise Error(Code.INVALID_ARGUMENT, f"PyTorch {torch.__version__} has no type {kind}")
+    return torch.from_numpy(array.view(_SIGNED[array.dtype.itemsize])).view(dtype)
+
+
+def _torch_array(torch: Any, tensor: Any) -> np.ndarray:
+    """An array over the memory of a CPU tensor, whatever its strides and whether or not it has a gradient."""
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        raise Error(Code.INVALID_ARGUMENT, f"a tensor with the layout {tensor.layout} has no plain memory: to_dense()")
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if kind != "bfloat16" and not kind.startswith("float8"):
+        return tensor.resolve_conj().resolve_neg().numpy()
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise Error(Code.INVALID_ARGUMENT, f"to send a tensor of {kind} install ml_dtypes") from error
+    if not hasattr(ml_dtypes, kind):
+        raise Error(Code.INVALID_ARGUMENT, f"tensors of {kind} cannot be sent: ml_dtypes has no such type")
+    same_bits = torch.int16 if tensor.element_size() == 2 else torch.int8
+    return tensor.view(same_bits).numpy().view(getattr(ml_dtypes, kind))
+
+
+def _check_device(value: Any) -> None:
+    """Refuses memory that the CPU cannot read."""
+    try:
+        kind, number = value.__dlpack_device__()
+    except (BufferError, RuntimeError, TypeError, ValueError, AttributeError):
+        # Arrays over several devices have none to tell; what takes their memory says why it cannot.
+        return
+    if int(kind) not in CPU_DEVICES:
+        name = DEVICES.get(int(kind), f"device type {int(kind)}")
+        raise Error(
+            Code.INVALID_ARGUMENT,
+            f"{_type_name(value)} lies in memory of {name}:{number}, which cannot be sent; copy it to the CPU first,"
+            " with .cpu() or jax.device_get",
+        )
+
+
+def _type_name(value: Any) -> str:
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
 def strings(elements: list[bytes], shape: tuple[int, ...]) -> np.ndarray:
@@ -52,3 +112,9 @@ def _elements(array: np.ndarray) -> Strings:
             raise Error(Code.INVALID_ARGUMENT, f"an array of objects may hold str and bytes, and has a {kind}")
         elements.append(element)
     return array.shape, elements
+
+
+# DLPack's numbers of devices. Memory that CUDA and ROCm have pinned is the CPU's, and what CUDA manages is both's.
+CPU_DEVICES = (1, 3, 11, 13)
+DEVICES = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 14: "oneapi", 15: "webgpu", 16: "hexagon"}
+_SIGNED = {1: np.int8, 2: np.int16}
