@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv6Addr};
 /// A peer with all its connections, as far as it can be told from others.
 ///
 /// Everything of which a peer gets only a share is counted by this type. It stands for the network
-/// address from which the peer calls. One machine with IPv6 has as many addresses as it likes in its
-/// network of 64 bits, so all of that network is one account.
+/// address from which the peer calls. One machine with IPv6 has as many addresses as it likes in
+/// its network of 64 bits, so all of that network is one account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Account(IpAddr);
 

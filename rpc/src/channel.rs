@@ -1,3 +1,5 @@
+//! A client's way to one peer: dialling, redialling, and the calls that wait for a connection.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -5,12 +7,13 @@ use grpcxx_transport::Time;
 
 use crate::{Code, Reason, Rejected, Status, Text};
 
-/// The connection to one target as its callers see it: dialled when it is first needed, dialled again for as
-/// long as it fails, with calls waiting for it for a bounded time.
+/// The connection to one target as its callers see it: dialled when it is first needed, dialled
+/// again for as long as it fails, with calls waiting for it for a bounded time.
 ///
-/// The state machine does no I/O. Its owner reports what became of a dial ([`Channel::handle_connected`],
-/// [`Channel::handle_closed`]), and carries out what [`Channel::poll_action`] says until it says no more,
-/// after each call of another method and when the time of [`Channel::poll_timeout`] has come. `T` is a call.
+/// The state machine does no I/O. Its owner reports what became of a dial
+/// ([`Channel::handle_connected`], [`Channel::handle_closed`]), and carries out what
+/// [`Channel::poll_action`] says until it says no more, after each call of another method and when
+/// the time of [`Channel::poll_timeout`] has come. `T` is a call.
 ///
 /// A channel is healthy only while it is connected. A loss starts no dial; the next call does, or
 /// [`Channel::redial`]. A dial that
@@ -48,8 +51,8 @@ pub struct Channel<T> {
 pub struct ChannelOptions {
     /// Time from a failed dial to the next.
     pub redial_delay: Duration,
-    /// Up to so much is added to [`ChannelOptions::redial_delay`], so that the callers of a target that comes
-    /// back do not all dial at once.
+    /// Up to so much is added to [`ChannelOptions::redial_delay`], so that the callers of a target
+    /// that comes back do not all dial at once.
     pub redial_jitter: Duration,
     /// What the jitter is drawn from; equal seeds give equal times.
     pub jitter_seed: u64,
@@ -174,7 +177,8 @@ impl<T> Channel<T> {
                 status: Status::new(
                     Code::ResourceExhausted,
                     format!(
-                        "{} calls wait for a connection to {} already, the limit waiting_calls; try again later",
+                        "{} calls wait for a connection to {} already, the limit waiting_calls; \
+                         try again later",
                         self.waiting.len(),
                         self.address
                     ),
@@ -208,8 +212,8 @@ impl<T> Channel<T> {
         true
     }
 
-    /// The owner has begun to close the connection: calls that come now wait for the next one. Returns false, and
-    /// changes nothing, if there is no connection.
+    /// The owner has begun to close the connection: calls that come now wait for the next one.
+    /// Returns false, and changes nothing, if there is no connection.
     pub fn handle_leaving(&mut self) -> bool {
         let is_connected = self.is_connected();
         if is_connected {
@@ -218,7 +222,8 @@ impl<T> Channel<T> {
         is_connected
     }
 
-    /// The dial failed, or the connection is lost. Returns false, and changes nothing, if there was neither.
+    /// The dial failed, or the connection is lost. Returns false, and changes nothing, if there was
+    /// neither.
     pub fn handle_closed(&mut self, now: Time, reason: &str) -> bool {
         self.state = match self.state {
             State::Dialling => {
@@ -234,8 +239,8 @@ impl<T> Channel<T> {
         true
     }
 
-    /// Dials though no call waits yet. Returns false, and changes nothing, if there is a connection or one is on its
-    /// way.
+    /// Dials though no call waits yet. Returns false, and changes nothing, if there is a connection
+    /// or one is on its way.
     pub fn redial(&mut self) -> bool {
         let is_idle = self.state == State::Idle;
         if is_idle {

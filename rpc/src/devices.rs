@@ -1,3 +1,5 @@
+//! The devices of this task, and which keys are meant for them.
+
 use std::collections::BTreeMap;
 
 use crate::key::is_full_device_name;
@@ -5,8 +7,8 @@ use crate::{Code, Reason, RendezvousKey, Status, Text};
 
 /// The devices of this task, each with its incarnation.
 ///
-/// An incarnation is a random number that a device draws at start. A key that names an older one comes from
-/// a peer that does not know yet that this task was restarted.
+/// An incarnation is a random number that a device draws at start. A key that names an older one
+/// comes from a peer that does not know yet that this task was restarted.
 #[derive(Clone, Debug, Default)]
 pub struct Devices {
     incarnations: BTreeMap<Text, u64>,
@@ -28,7 +30,8 @@ impl Devices {
             return Err(Status::new(
                 Code::InvalidArgument,
                 format!(
-                    "{name} is no full device name; write one like /job:ps/replica:0/task:0/device:CPU:0"
+                    "{name} is no full device name; write one like \
+                     /job:ps/replica:0/task:0/device:CPU:0"
                 ),
             ));
         }
@@ -57,8 +60,9 @@ impl Devices {
     /// Whether the tensor of this key is produced by a device of this task, in its present life.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` (the code of an unmodified peer's device lookup) if the source device is not here,
-    /// `ABORTED` if its incarnation is another: this task was restarted since the peer last asked.
+    /// `INVALID_ARGUMENT` (the code of an unmodified peer's device lookup) if the source device is
+    /// not here, `ABORTED` if its incarnation is another: this task was restarted since the peer
+    /// last asked.
     pub fn check(&self, key: &RendezvousKey<'_>) -> Result<(), Status> {
         let name = key.source_device();
         let Some(incarnation) = self.incarnation(name) else {
@@ -70,8 +74,10 @@ impl Devices {
         Err(Status::new(
             Code::Aborted,
             format!(
-                "RecvTensor expects a different device incarnation: {} vs. {incarnation}. The task of {name} \
-                 was restarted; call GetStatus for its present incarnation and start the step again",
+                "RecvTensor expects a different device incarnation: {} vs. {incarnation}. The task \
+                 of {name} \
+                 was restarted; call GetStatus for its present incarnation and start the step \
+                 again",
                 key.source_incarnation()
             ),
         )
@@ -89,7 +95,8 @@ impl Devices {
         Status::new(
             Code::InvalidArgument,
             format!(
-                "{name} unknown device. {known}; check the cluster spec and .endpoint_map of the caller"
+                "{name} unknown device. {known}; check the cluster spec and .endpoint_map of the \
+                 caller"
             ),
         )
         .because(Reason::UnknownDevice)

@@ -1,3 +1,5 @@
+//! The types of tensors, and what each is in memory.
+
 use std::fmt;
 
 macro_rules! dtypes {

@@ -1,3 +1,5 @@
+//! Tensors made of Rust values, and values read from tensors.
+
 use std::any::TypeId;
 use std::borrow::Cow;
 
@@ -92,8 +94,8 @@ impl Tensor {
         }
     }
 
-    /// The elements, row-major. `None` if the tensor has another type, is dead, its data does not lie as
-    /// `T` must lie in memory, or another process lends it and could write what is no `T`.
+    /// The elements, row-major. `None` if the tensor has another type, is dead, its data does not
+    /// lie as `T` must lie in memory, or another process lends it and could write what is no `T`.
     /// [`Tensor::elements`] copies in the last two cases.
     pub fn as_slice<T: Element>(&self) -> Option<&[T]> {
         let may_become_invalid = self.data.is_borrowed() && !is_any_bits::<T>();
@@ -107,7 +109,8 @@ impl Tensor {
     /// memory, or if another process lends it and not all bytes are a `T`.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if the tensor has another type or is dead, or a byte of a bool is not 0 or 1.
+    /// `INVALID_ARGUMENT` if the tensor has another type or is dead, or a byte of a bool is not 0
+    /// or 1.
     pub fn elements<T: Element>(&self) -> Result<Cow<'_, [T]>, Status> {
         if let Some(elements) = self.as_slice() {
             return Ok(Cow::Borrowed(elements));

@@ -1,12 +1,14 @@
+//! Rendezvous keys: their text, and their parts.
+
 use std::fmt;
 
 use crate::{Code, Status, Text};
 
 /// A rendezvous key: which tensor goes from which device to which.
 ///
-/// The text form is `source;incarnation;target;edge;frame:iteration`, where devices are full names as in
-/// `/job:ps/replica:0/task:0/device:CPU:0` and the incarnation is that of the source device in 16 lower-case
-/// hex digits. The value borrows from the text it was parsed from.
+/// The text form is `source;incarnation;target;edge;frame:iteration`, where devices are full names
+/// as in `/job:ps/replica:0/task:0/device:CPU:0` and the incarnation is that of the source device
+/// in 16 lower-case hex digits. The value borrows from the text it was parsed from.
 ///
 /// ```
 /// use grpcxx_rpc::RendezvousKey;
@@ -32,7 +34,8 @@ impl<'a> RendezvousKey<'a> {
     /// A key of the top frame, `0:0`.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if a device is no full device name, or the edge name is empty or has a `;`.
+    /// `INVALID_ARGUMENT` if a device is no full device name, or the edge name is empty or has a
+    /// `;`.
     pub fn new(
         source_device: &'a str,
         source_incarnation: u64,
@@ -56,8 +59,8 @@ impl<'a> RendezvousKey<'a> {
     /// Reads a key.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` with a text that begins `Invalid  rendezvous key: ` (two spaces, as unmodified
-    /// peers write it), then the key, then what is wrong with it.
+    /// `INVALID_ARGUMENT` with a text that begins `Invalid  rendezvous key: ` (two spaces, as
+    /// unmodified peers write it), then the key, then what is wrong with it.
     pub fn parse(text: &'a str) -> Result<Self, Status> {
         Self::split(text).map_err(|fault| invalid(&text, fault))
     }
@@ -329,14 +332,17 @@ mod tests {
     proptest! {
         #[test]
         fn device_names_are_what_the_rule_says(
-            name in "/?(/job:[a-z_0-9]{0,3}|job:x)(/replica:[0-9a]{0,11}|/)(/task:(0|2147483647|2147483648|1x|))(/device:[A-Z_0-9:]{0,6}|)[/0-9]{0,2}"
+            name in "/?(/job:[a-z_0-9]{0,3}|job:x)(/replica:[0-9a]{0,11}|/)\
+                (/task:(0|2147483647|2147483648|1x|))(/device:[A-Z_0-9:]{0,6}|)[/0-9]{0,2}"
         ) {
-            prop_assert_eq!(is_full_device_name(&name), is_full_device_name_by_parts(&name), "{}", name);
+            let by_parts = is_full_device_name_by_parts(&name);
+            prop_assert_eq!(is_full_device_name(&name), by_parts, "{}", name);
         }
 
         #[test]
         fn what_parses_prints_as_a_key_that_parses_the_same(
-            text in "(/job:[a-z]{1,2}/replica:[0-9]/task:[0-9]/device:[A-Z]:[0-9];[0-9a-f]{16};|[/:;a0-9]{0,9}){1,3}[a-z;]{0,3}[0-9:;-]{0,6}"
+            text in "(/job:[a-z]{1,2}/replica:[0-9]/task:[0-9]/device:[A-Z]:[0-9];[0-9a-f]{16};|\
+                [/:;a0-9]{0,9}){1,3}[a-z;]{0,3}[0-9:;-]{0,6}"
         ) {
             if let Ok(key) = RendezvousKey::parse(&text) {
                 let printed = key.to_string();

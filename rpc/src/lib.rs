@@ -1,7 +1,7 @@
 //! The star wire protocol of GRPC++ without I/O: frames, connections, calls, rendezvous.
 //!
-//! Nothing here knows a socket, a thread, a clock, a file or the environment: bytes, time and memory are
-//! arguments, and everything that shall leave is drained by the caller.
+//! Nothing here knows a socket, a thread, a clock, a file or the environment: bytes, time and
+//! memory are arguments, and everything that shall leave is drained by the caller.
 
 #![forbid(unsafe_code)]
 

@@ -1,3 +1,5 @@
+//! What is asked, and what is answered.
+
 use grpcxx_memory::Buffer;
 use smallvec::SmallVec;
 

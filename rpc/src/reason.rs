@@ -1,7 +1,8 @@
 use std::fmt;
 
 macro_rules! reasons {
-    ($($(#[$attribute:meta])* $variant:ident = $number:literal, $name:literal, $meaning:literal;)*) => {
+    ($($(#[$attribute:meta])*
+       $variant:ident = $number:literal, $name:literal, $meaning:literal;)*) => {
         /// Why a call failed, for code that decides what to do next.
         ///
         /// A reason is local: star carries a code and a text. What a peer answered has

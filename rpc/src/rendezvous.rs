@@ -1,3 +1,5 @@
+//! Where the tensors of a step meet those who ask for them.
+
 mod admission;
 mod by_step;
 mod closed;
@@ -24,21 +26,25 @@ use crate::{Reason, Rejected, Status, Tensor, Text};
 
 /// Where the tensors of a step meet those who ask for them, in either order.
 ///
-/// One shard holds the steps that [`home_shard`] gives it. A step needs no start: it exists while a tensor
-/// or a request waits in it, so a request may come before anything else is known of its step. It ends with
-/// [`Rendezvous::abort`] or [`Rendezvous::cleanup`]; what comes later fails at once, as long as the end is
-/// remembered ([`RendezvousLimits::closed_steps`]). A step id is therefore not for use a second time.
+/// One shard holds the steps that [`home_shard`] gives it. A step needs no start: it exists while a
+/// tensor or a request waits in it, so a request may come before anything else is known of its
+/// step. It ends with [`Rendezvous::abort`] or [`Rendezvous::cleanup`]; what comes later fails at
+/// once, as long as the end is remembered ([`RendezvousLimits::closed_steps`]). A step id is
+/// therefore not for use a second time.
 ///
 /// # Contracts
-/// - A tensor that was sent is handed out once, unless it comes back through [`Rendezvous::restore`].
-/// - A request takes all its tensors at once, when the last of them is there. Until then it holds nothing,
-///   and forgetting it loses nothing. Of several requests that could take a tensor, the first come does.
-/// - Each accepted request has exactly one outcome in [`Rendezvous::poll_ready`], unless it is forgotten.
+/// - A tensor that was sent is handed out once, unless it comes back through
+///   [`Rendezvous::restore`].
+/// - A request takes all its tensors at once, when the last of them is there. Until then it holds
+///   nothing, and forgetting it loses nothing. Of several requests that could take a tensor, the
+///   first come does.
+/// - Each accepted request has exactly one outcome in [`Rendezvous::poll_ready`], unless it is
+///   forgotten.
 /// - What is refused changes nothing.
 ///
-/// Work per call is bounded by the keys of the request times [`RendezvousLimits::waiters_per_key`]; ending a
-/// step takes time for each key that is left in it. With one key per request nothing is allocated once the
-/// tables have grown to their working size.
+/// Work per call is bounded by the keys of the request times [`RendezvousLimits::waiters_per_key`];
+/// ending a step takes time for each key that is left in it. With one key per request nothing is
+/// allocated once the tables have grown to their working size.
 ///
 /// ```
 /// use grpcxx_rpc::{DType, Rendezvous, RendezvousLimits, Shape, Tensor, Text};
@@ -94,12 +100,13 @@ impl Rendezvous {
         }
     }
 
-    /// Offers a tensor under a key of a step: to the first request that now has all it waits for, or to
-    /// whoever asks next. Of what another process lends it offers a copy.
+    /// Offers a tensor under a key of a step: to the first request that now has all it waits for,
+    /// or to whoever asks next. Of what another process lends it offers a copy.
     ///
     /// # Errors
-    /// The tensor comes back, with `ALREADY_EXISTS` if one waits under this key, with the status of the step
-    /// if it is over, with `RESOURCE_EXHAUSTED` beyond a limit, with `INVALID_ARGUMENT` if the key is too long.
+    /// The tensor comes back, with `ALREADY_EXISTS` if one waits under this key, with the status of
+    /// the step if it is over, with `RESOURCE_EXHAUSTED` beyond a limit, with `INVALID_ARGUMENT` if
+    /// the key is too long.
     #[expect(
         clippy::result_large_err,
         reason = "the tensor goes back without an allocation, also when memory is short"
@@ -144,14 +151,15 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// What makes of the bytes of a key, written at once, the hash for [`Rendezvous::take`]. Each rendezvous has its
-    /// own, which peers cannot foresee.
+    /// What makes of the bytes of a key, written at once, the hash for [`Rendezvous::take`]. Each
+    /// rendezvous has its own, which peers cannot foresee.
     pub fn key_hasher(&self) -> RandomState {
         self.table.key_hasher()
     }
 
-    /// Takes the tensors of one or more keys of a step, in their order, if all of them are there and no request
-    /// waits for any. `None` changes nothing; [`Rendezvous::receive`] then says what is to be done.
+    /// Takes the tensors of one or more keys of a step, in their order, if all of them are there
+    /// and no request waits for any. `None` changes nothing; [`Rendezvous::receive`] then says what
+    /// is to be done.
     ///
     /// # Panics
     /// Unless `hashes` has one for each key.
@@ -181,8 +189,8 @@ impl Rendezvous {
         Some(tensors)
     }
 
-    /// Takes the tensor of one key with at most so many bytes of data, as [`Rendezvous::take`] does, but leaves it where it
-    /// is until [`Rendezvous::release`] or [`Rendezvous::take_held`].
+    /// Takes the tensor of one key with at most so many bytes of data, as [`Rendezvous::take`]
+    /// does, but leaves it where it is until [`Rendezvous::release`] or [`Rendezvous::take_held`].
     #[inline]
     pub fn hold(
         &mut self,
@@ -202,8 +210,8 @@ impl Rendezvous {
         self.table.release(held.number());
     }
 
-    /// Takes a tensor that was held from where it is, with its step and its key. `None` if this rendezvous holds no such
-    /// tensor.
+    /// Takes a tensor that was held from where it is, with its step and its key. `None` if this
+    /// rendezvous holds no such tensor.
     pub fn take_held(&mut self, held: HeldTensor) -> Option<(i64, Text, Tensor)> {
         self.table.take_held(held.number())
     }
@@ -216,13 +224,13 @@ impl Rendezvous {
         tensor
     }
 
-    /// Asks for the tensors of one or more keys of a step, all at once. `waiter` names the request; it is the
-    /// caller's to choose, and must not be in use.
+    /// Asks for the tensors of one or more keys of a step, all at once. `waiter` names the request;
+    /// it is the caller's to choose, and must not be in use.
     ///
     /// # Errors
-    /// The request was not accepted and has no other outcome: `INVALID_ARGUMENT` without a key, with the same
-    /// key twice, or with one too long, `ALREADY_EXISTS` if the name is in use, the status of the step if it
-    /// is over, `RESOURCE_EXHAUSTED` beyond a limit.
+    /// The request was not accepted and has no other outcome: `INVALID_ARGUMENT` without a key,
+    /// with the same key twice, or with one too long, `ALREADY_EXISTS` if the name is in use, the
+    /// status of the step if it is over, `RESOURCE_EXHAUSTED` beyond a limit.
     pub fn receive(
         &mut self,
         step_id: i64,
@@ -248,8 +256,8 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// Drops a request whose asker has gone. Tensors that it had already taken wait again for another asker.
-    /// Returns false if there is no such request, or its outcome was taken before.
+    /// Drops a request whose asker has gone. Tensors that it had already taken wait again for
+    /// another asker. Returns false if there is no such request, or its outcome was taken before.
     pub fn forget(&mut self, waiter: u64) -> bool {
         let Some(slot) = self.waiters.find(waiter) else {
             return false;
@@ -268,9 +276,9 @@ impl Rendezvous {
         true
     }
 
-    /// Gives back a tensor that was handed out but did not arrive, so that another may ask for it. No limit
-    /// applies: it had its place before. Returns false if nobody can ask for it any more, because the step is
-    /// over or its producer has sent the key anew; the tensor is dropped then.
+    /// Gives back a tensor that was handed out but did not arrive, so that another may ask for it.
+    /// No limit applies: it had its place before. Returns false if nobody can ask for it any more,
+    /// because the step is over or its producer has sent the key anew; the tensor is dropped then.
     pub fn restore(&mut self, step_id: i64, key: Text, tensor: Tensor) -> bool {
         if self.closed.contains(step_id) {
             return false;
@@ -298,8 +306,8 @@ impl Rendezvous {
         }
     }
 
-    /// Ends a step for good: its tensors are dropped, requests that wait and whatever comes later fail with
-    /// `ABORTED`.
+    /// Ends a step for good: its tensors are dropped, requests that wait and whatever comes later
+    /// fail with `ABORTED`.
     pub fn cleanup(&mut self, step_id: i64) {
         self.close(step_id, Ending::CleanedUp);
     }
@@ -309,7 +317,8 @@ impl Rendezvous {
         self.closed.contains(step_id)
     }
 
-    /// Aborts every step in which something waits, in ascending order. Other steps are not touched: they may be yet to come.
+    /// Aborts every step in which something waits, in ascending order. Other steps are not touched:
+    /// they may be yet to come.
     pub fn abort_all(&mut self, status: Status) {
         let mut step_ids: Vec<i64> = self.table.step_ids().collect();
         // So that outcomes come in the same order each time.

@@ -1,3 +1,5 @@
+//! Shapes: dimensions of any number, held without a box where they are few.
+
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::num::NonZeroUsize;
@@ -8,10 +10,12 @@ use crate::{Code, Status};
 #[derive(PartialEq, Eq)]
 pub struct Shape(Dims);
 
-/// Few dimensions lie in the shape itself, so that it is copied and compared as a whole, word by word.
+/// Few dimensions lie in the shape itself, so that it is copied and compared as a whole, word by
+/// word.
 #[derive(Eq)]
 enum Dims {
-    /// One less of the array than the number says, which leaves its 0 for the other variant; all others are 0.
+    /// One less of the array than the number says, which leaves its 0 for the other variant; all
+    /// others are 0.
     Few(NonZeroUsize, [u64; FEW_MAX]),
     /// More than fit into the array.
     Many(Box<[u64]>),

@@ -1,3 +1,5 @@
+//! How a call failed: a code, a reason and a text.
+
 use std::borrow::Cow;
 use std::fmt;
 

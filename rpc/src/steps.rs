@@ -7,9 +7,9 @@ use crate::{Account, Places};
 
 /// Counts down the graph calls of each step, so that the step is cleaned up behind the last.
 ///
-/// `ps_graph_count` of a StarRunGraph call says how many of them the step makes on this task: the first call
-/// stores it, each call that finished counts down, and at zero the step's rendezvous is to be cleaned up. A
-/// count of 0 belongs to calls outside of any step, which are not counted.
+/// `ps_graph_count` of a StarRunGraph call says how many of them the step makes on this task: the
+/// first call stores it, each call that finished counts down, and at zero the step's rendezvous is
+/// to be cleaned up. A count of 0 belongs to calls outside of any step, which are not counted.
 ///
 /// A worker that crashes leaves steps behind whose calls do not come any more. Where there are too
 /// many of them, the one is given up that was not counted for longest.

@@ -1,3 +1,5 @@
+//! Tensors that stay, by name.
+
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
@@ -7,7 +9,8 @@ use crate::{Code, Reason, Rejected, Status, Tensor, TensorMeta, Text};
 
 /// Named tensors that stay: the parameters of a model.
 ///
-/// The data is shared, so a clone is a replica for another shard that costs one reference per tensor.
+/// The data is shared, so a clone is a replica for another shard that costs one reference per
+/// tensor.
 #[derive(Clone, Debug)]
 pub struct TensorStore {
     limits: StoreLimits,
@@ -15,8 +18,8 @@ pub struct TensorStore {
     stored_bytes: u64,
 }
 
-/// Bounds of a [`TensorStore`]. Whatever would go beyond one is refused with `RESOURCE_EXHAUSTED` and a text
-/// that names the field.
+/// Bounds of a [`TensorStore`]. Whatever would go beyond one is refused with `RESOURCE_EXHAUSTED`
+/// and a text that names the field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreLimits {
     /// Most tensors.
@@ -48,12 +51,12 @@ impl TensorStore {
         }
     }
 
-    /// Keeps a tensor under a name and returns the one that had the name before. It changes by calls
-    /// alone: of what another process lends, the store keeps a copy.
+    /// Keeps a tensor under a name and returns the one that had the name before. It changes by
+    /// calls alone: of what another process lends, the store keeps a copy.
     ///
     /// # Errors
-    /// The tensor comes back, with `INVALID_ARGUMENT` if the name is empty, too long or the tensor is dead,
-    /// with `RESOURCE_EXHAUSTED` beyond a limit.
+    /// The tensor comes back, with `INVALID_ARGUMENT` if the name is empty, too long or the tensor
+    /// is dead, with `RESOURCE_EXHAUSTED` beyond a limit.
     #[expect(
         clippy::result_large_err,
         reason = "the tensor goes back without an allocation, also when memory is short"
@@ -120,8 +123,8 @@ impl TensorStore {
         self.iter().map(|(name, tensor)| (name, tensor.meta()))
     }
 
-    /// The names that a pattern selects, in byte order. `*` stands for any text, `?` for any one character,
-    /// everything else for itself.
+    /// The names that a pattern selects, in byte order. `*` stands for any text, `?` for any one
+    /// character, everything else for itself.
     pub fn matching(&self, pattern: &str) -> impl Iterator<Item = &Text> {
         let pattern = WildMatch::new(pattern);
         self.names().filter(move |name| pattern.matches(name))
@@ -164,7 +167,8 @@ impl TensorStore {
             return Err(Status::new(
                 Code::ResourceExhausted,
                 format!(
-                    "{name} would be one more tensor than the limit tensors = {} of the store; remove some first",
+                    "{name} would be one more tensor than the limit tensors = {} of the store; \
+                     remove some first",
                     self.limits.tensors
                 ),
             )
@@ -176,7 +180,8 @@ impl TensorStore {
             return Err(Status::new(
                 Code::ResourceExhausted,
                 format!(
-                    "{name} has {} bytes, {left} are left of the limit stored_bytes = {} of the store; remove some first",
+                    "{name} has {} bytes, {left} are left of the limit stored_bytes = {} of the \
+                     store; remove some first",
                     tensor.data.len(),
                     self.limits.stored_bytes
                 ),

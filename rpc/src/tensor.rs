@@ -1,3 +1,5 @@
+//! Tensors, and what is known of one before its data.
+
 use grpcxx_memory::{Buffer, DeviceBuffer};
 
 use crate::{Code, DType, Shape, Status};
@@ -16,8 +18,8 @@ pub struct TensorMeta {
 }
 
 impl TensorMeta {
-    /// A tensor like this with that data. Inlined, so that it is made where it is wanted, which nothing that may panic
-    /// must delay.
+    /// A tensor like this with that data. Inlined, so that it is made where it is wanted, which
+    /// nothing that may panic must delay.
     #[inline(always)]
     pub(crate) fn tensor(&self, data: Buffer) -> Tensor {
         match self.shape.copied() {
@@ -60,12 +62,14 @@ pub struct Tensor {
     pub shape: Shape,
     /// The value of a branch that was not taken; its data means nothing.
     pub is_dead: bool,
-    /// Row-major little-endian elements; for strings, resources and variants a serialized TensorProto.
+    /// Row-major little-endian elements; for strings, resources and variants a serialized
+    /// TensorProto.
     pub data: Buffer,
 }
 
 impl Clone for Tensor {
-    // A copy is made where it is wanted: on the way there it would be longer than all else that a small call moves.
+    // A copy is made where it is wanted: on the way there it would be longer than all else that a
+    // small call moves.
     #[inline]
     fn clone(&self) -> Self {
         Self {
@@ -98,7 +102,8 @@ impl Tensor {
                 return Err(Status::new(
                     Code::InvalidArgument,
                     format!(
-                        "a {dtype} tensor of shape {shape} needs {} x {element_bytes} bytes of data, not {}",
+                        "a {dtype} tensor of shape {shape} needs {} x {element_bytes} bytes of \
+                         data, not {}",
                         shape.num_elements(),
                         data.len()
                     ),

@@ -1,3 +1,5 @@
+//! Texts that share the memory they arrived in.
+
 use std::borrow::Borrow;
 use std::fmt;
 use std::hash::{Hash, Hasher};

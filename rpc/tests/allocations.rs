@@ -175,8 +175,8 @@ fn a_tensor_received_in_steady_state_allocates_nothing() {
     }
 }
 
-/// The lists that a receive of several keys needs belong to the request and to its answer, which are the
-/// caller's: their number does not grow with that of the keys.
+/// The lists that a receive of several keys needs belong to the request and to its answer, which
+/// are the caller's: their number does not grow with that of the keys.
 #[test]
 fn tensors_received_together_cost_a_fixed_number_of_lists() {
     let lists_of = |features: Features, count: usize, len: usize| {

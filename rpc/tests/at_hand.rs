@@ -1,4 +1,5 @@
-//! Small requests whose tensors are there when they arrive: they are answered before they become requests.
+//! Small requests whose tensors are there when they arrive: they are answered before they become
+//! requests.
 
 mod support;
 

@@ -1,8 +1,9 @@
-//! checklist 13: frames that DeepRec's own transport code sent while it ran, and frames of ours that it took.
+//! checklist 13: frames that DeepRec's own transport code sent while it ran, and frames of ours
+//! that it took.
 //!
-//! Each is decoded to the fields that the capture states, and encoded again from what was decoded. What we write in place of
-//! an original differs in nothing but the tag and the shape bytes that no dimension uses: originals leave leftovers of
-//! their memory there.
+//! Each is decoded to the fields that the capture states, and encoded again from what was decoded.
+//! What we write in place of an original differs in nothing but the tag and the shape bytes that no
+//! dimension uses: originals leave leftovers of their memory there.
 
 mod support;
 
@@ -23,7 +24,8 @@ struct Capture {
     hex: String,
 }
 
-/// Shapes that were wide before they became small: we read them, and write such a shape in its small form.
+/// Shapes that were wide before they became small: we read them, and write such a shape in its
+/// small form.
 const NARROWED: [&str; 2] = ["orig_server.recv_wide", "orig_server.recv_wide2"];
 
 fn captures() -> Vec<Capture> {
@@ -114,8 +116,8 @@ impl Capture {
         assert_eq!(tensor.data.len() as u64, stated["tensor_bytes"]);
     }
 
-    /// Checks that `ours` is this frame, apart from the tag and from shape bytes that no dimension uses in the records
-    /// that begin at `records_from`.
+    /// Checks that `ours` is this frame, apart from the tag and from shape bytes that no dimension
+    /// uses in the records that begin at `records_from`.
     fn check_encoded(&self, ours: &[u8], records_from: Option<usize>) {
         let theirs = self.bytes();
         assert_eq!(ours.len(), theirs.len(), "{}", self.name);
@@ -234,7 +236,8 @@ fn what_clients_sent_is_decoded_and_would_be_sent_by_us() {
     assert_eq!(checked, 19);
 }
 
-/// An original sends a pointer in place of seven dimensions. Nobody can know them, and the call fails alone.
+/// An original sends a pointer in place of seven dimensions. Nobody can know them, and the call
+/// fails alone.
 #[test]
 fn a_tensor_whose_dimensions_stayed_with_an_original_fails_its_call() {
     let mut captures = captures();
@@ -247,8 +250,10 @@ fn a_tensor_whose_dimensions_stayed_with_an_original_fails_its_call() {
         let status = pair.finished().result.unwrap_err();
         assert_eq!(
             status.to_string(),
-            "UNIMPLEMENTED: tensor \"k\" cannot cross the star protocol: the dimensions of a float32 tensor of rank 7 with \
-             2 elements did not travel: the sender keeps them out of line; reshape it before it is sent"
+            "UNIMPLEMENTED: tensor \"k\" cannot cross the star protocol: the dimensions of a \
+             float32 tensor of rank 7 with \
+             2 elements did not travel: the sender keeps them out of line; reshape it before it is \
+             sent"
         );
         assert!(pair.client.landings.tensors.is_empty());
     }

@@ -1,4 +1,5 @@
-//! The points of the conformance checklist that concern frames and connections and have no test elsewhere.
+//! The points of the conformance checklist that concern frames and connections and have no test
+//! elsewhere.
 
 mod support;
 
@@ -45,7 +46,8 @@ fn expected(request: &Request) -> Expected {
     }
 }
 
-/// checklist 01: the server echoes any tag, and its method field is 0 (checked by the plain client).
+/// checklist 01: the server echoes any tag, and its method field is 0 (checked by the plain
+/// client).
 #[test]
 fn tags_come_back_bit_exact() {
     let mut pair = Pair::plain();
@@ -68,7 +70,8 @@ fn tags_come_back_bit_exact() {
     assert_eq!(answered, tags);
 }
 
-/// checklist 01: an original's tags are addresses, and one is in use again as soon as its response is there.
+/// checklist 01: an original's tags are addresses, and one is in use again as soon as its response
+/// is there.
 #[test]
 fn a_tag_is_free_again_once_its_answer_is_on_its_way() {
     let mut pair = Pair::new(Features::NONE, Features::ALL);
@@ -225,7 +228,8 @@ fn every_method_fails_with_the_same_frame() {
     }
 }
 
-/// checklist 05: texts that are too long are cut at a character, texts that are not UTF-8 are kept as far as they are.
+/// checklist 05: texts that are too long are cut at a character, texts that are not UTF-8 are kept
+/// as far as they are.
 #[test]
 fn error_texts_of_any_kind_arrive() {
     let limits = ConnectionLimits {
@@ -332,7 +336,8 @@ fn a_graph_response_is_sorted_by_name() {
     }
 }
 
-/// checklist 09: the server reads metadata by user_data and then one record per feed, whatever payload_len says.
+/// checklist 09: the server reads metadata by user_data and then one record per feed, whatever
+/// payload_len says.
 #[test]
 fn the_payload_length_of_a_graph_request_is_not_trusted() {
     for wrong in [0u64, 5, 1 << 20] {
@@ -402,8 +407,8 @@ fn records_of_every_kind_cross() {
     send(DType::Variant, &[3], vec![9; 10_000]);
 }
 
-/// checklist 11: a shape that the protocol cannot carry is refused by the side that has it; what arrives with one fails
-/// alone.
+/// checklist 11: a shape that the protocol cannot carry is refused by the side that has it; what
+/// arrives with one fails alone.
 #[test]
 fn a_shape_out_of_line_is_neither_sent_nor_taken() {
     let mut pair = Pair::plain();
@@ -435,7 +440,8 @@ fn a_shape_out_of_line_is_neither_sent_nor_taken() {
     bytes[at] = 3;
     assert_eq!(
         Pair::plain().server.offer_violation(&bytes).to_string(),
-        "tensor record 0: the shape has the form 3, allowed are 0 (16-bit), 1 (32-bit) and 2 (out of line)"
+        "tensor record 0: the shape has the form 3, allowed are 0 (16-bit), 1 (32-bit) and 2 (out \
+         of line)"
     );
 }
 
@@ -468,7 +474,8 @@ fn a_frame_of_four_gibibytes_is_not_sent() {
     assert!(pair.client.drain().is_empty());
 }
 
-/// checklist 17: what comes for a call of an earlier connection is not taken for one of this connection.
+/// checklist 17: what comes for a call of an earlier connection is not taken for one of this
+/// connection.
 #[test]
 fn responses_to_nothing_close_the_link() {
     let unknown = |pair: &mut Pair, tag: u64| {
@@ -559,7 +566,8 @@ fn headers_beyond_the_limits_close_the_link() {
     let twice = client.request(8, 9, b"", Expected::Message).repeat(2);
     assert_eq!(
         Pair::plain().server.offer_violation(&twice).to_string(),
-        "request header: tag 0x0000000000000009 belongs to an outstanding request, allowed is an unused one"
+        "request header: tag 0x0000000000000009 belongs to an outstanding request, allowed is an \
+         unused one"
     );
 
     let mut pair = Pair::plain();
@@ -582,8 +590,8 @@ fn headers_beyond_the_limits_close_the_link() {
     );
 }
 
-/// What is behind names or text without memory is dropped, and a peer does not say without limit how
-/// much that is.
+/// What is behind names or text without memory is dropped, and a peer does not say without limit
+/// how much that is.
 #[test]
 fn a_frame_without_memory_is_dropped_within_the_limits() {
     for piece_bytes_max in [3, 60] {
@@ -606,7 +614,8 @@ fn a_frame_without_memory_is_dropped_within_the_limits() {
     }
 }
 
-/// checklist 12: the tensors of a frame count together, and each is checked before its memory is asked for.
+/// checklist 12: the tensors of a frame count together, and each is checked before its memory is
+/// asked for.
 #[test]
 fn a_frame_that_its_tensors_make_too_long_closes_the_link() {
     let record = |dims: [u32; 2]| {

@@ -262,7 +262,8 @@ fn a_cancel_while_the_response_lands_drops_the_rest() {
     pair.round_trip(receive("after"), tensors([floats(&[1.0])]));
 }
 
-/// A link that fetches payload by itself goes on behind landings; calls end in the order of their responses.
+/// A link that fetches payload by itself goes on behind landings; calls end in the order of their
+/// responses.
 #[test]
 fn responses_land_beside_each_other_and_end_in_order() {
     let mut pair = Pair::plain();

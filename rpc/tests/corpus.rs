@@ -101,7 +101,9 @@ proptest! {
     }
 
     #[test]
-    fn any_order_of_operations_keeps_its_promises(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn any_order_of_operations_keeps_its_promises(
+        bytes in proptest::collection::vec(any::<u8>(), 0..300),
+    ) {
         support::operations::operations(&bytes);
     }
 }

@@ -241,7 +241,8 @@ fn a_long_frame_beyond_the_limit_closes_the_link() {
     assert_eq!(pair.client.landings.pieces, 0);
 }
 
-/// A graph call without metadata ends the process of an original. Ours has metadata though it asks for nothing.
+/// A graph call without metadata ends the process of an original. Ours has metadata though it asks
+/// for nothing.
 #[test]
 fn a_graph_call_for_nothing_has_metadata() {
     let mut pair = Pair::plain();

@@ -1,4 +1,5 @@
-//! A client on a link that fetches payload by itself: it shows what follows a landing before that is back.
+//! A client on a link that fetches payload by itself: it shows what follows a landing before that
+//! is back.
 
 mod support;
 
@@ -118,7 +119,12 @@ proptest! {
     fn landings_that_come_back_late_are_taken_in_order(
         answers in proptest::collection::vec(
             proptest::collection::vec(
-                prop_oneof![0usize..1100, 1000usize..9000, Just(2048), (16usize..140).prop_map(|count| 64 * count)],
+                prop_oneof![
+                    0usize..1100,
+                    1000usize..9000,
+                    Just(2048),
+                    (16usize..140).prop_map(|count| 64 * count),
+                ],
                 1..5,
             ),
             1..6,
@@ -135,7 +141,11 @@ proptest! {
             3 => Features::ALL,
             bits => Features::CANCEL | optional[bits as usize],
         };
-        let limits = ConnectionLimits { chunk_bytes, whole_frame_bytes, ..ConnectionLimits::default() };
+        let limits = ConnectionLimits {
+            chunk_bytes,
+            whole_frame_bytes,
+            ..ConnectionLimits::default()
+        };
         let mut pair = announced(limits, features);
         let mut calls = Vec::new();
         for (index, lens) in answers.iter().enumerate() {
@@ -151,7 +161,8 @@ proptest! {
         let mut expected = Vec::new();
         for (index, lens) in answers.iter().enumerate() {
             let id = pair.request().id;
-            let made: Vec<Tensor> = (0..).zip(lens).map(|(seed, &len)| bytes_tensor(len, seed)).collect();
+            let made = (0..).zip(lens).map(|(seed, &len)| bytes_tensor(len, seed));
+            let made: Vec<Tensor> = made.collect();
             let answer = if index % 3 == 2 {
                 let keys: Vec<String> = (0..lens.len()).map(|key| key.to_string()).collect();
                 let keys = keys.iter().map(String::as_str);

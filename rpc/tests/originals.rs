@@ -13,7 +13,8 @@ fn at(ms: u64) -> Time {
     Time::from_nanos(ms * 1_000_000)
 }
 
-/// A client that announces everything asks an original: all it sends is plain star, whatever its callers do.
+/// A client that announces everything asks an original: all it sends is plain star, whatever its
+/// callers do.
 #[test]
 fn an_original_server_gets_plain_star() {
     let mut pair = Pair::new(Features::ALL, Features::NONE);

@@ -1,3 +1,5 @@
+//! What a channel does when its connection comes, goes and comes again.
+
 use proptest::prelude::*;
 
 use super::*;
@@ -151,7 +153,8 @@ fn checklist_16_a_call_waits_its_own_timeout_or_the_default_then_is_internal() {
         assert_eq!(status.reason, Reason::NoConnection);
         assert_eq!(
             status.message,
-            "Seastar channel: connection is timeout. connection is : 10.0.0.1:7777 (connection refused)"
+            "Seastar channel: connection is timeout. connection is : 10.0.0.1:7777 (connection \
+             refused)"
         );
     }
 }

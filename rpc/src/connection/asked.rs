@@ -2,7 +2,8 @@ use grpcxx_transport::SlotId;
 
 use crate::{KeyList, Request, Text};
 
-/// The keys that calls have asked for in frames of their own, for the texts of failures: other answers name none.
+/// The keys that calls have asked for in frames of their own, for the texts of failures: other
+/// answers name none.
 #[derive(Debug, Default)]
 pub(crate) struct AskedKeys {
     /// By the slot of the call.
@@ -37,7 +38,8 @@ impl AskedKeys {
             Keys::One(key) => std::slice::from_ref(key),
             Keys::Many(keys) => &keys[..],
         };
-        // A call that shares its frame with others is not noted, and may have the slot of one that was.
+        // A call that shares its frame with others is not noted, and may have the slot of one that
+        // was.
         let key = keys.get(index).filter(|_| *noted == call);
         key.cloned()
     }

@@ -1,3 +1,5 @@
+//! The tensors of one frame on their way in, in either form.
+
 use grpcxx_memory::Buffer;
 use grpcxx_transport::Next;
 use smallvec::SmallVec;
@@ -79,7 +81,8 @@ impl Body {
         }
     }
 
-    /// All tensors, with their indexes, once complete. `name` tells how the tensor with an index was asked for.
+    /// All tensors, with their indexes, once complete. `name` tells how the tensor with an index
+    /// was asked for.
     pub(crate) fn into_result(
         self,
         name: impl FnOnce(usize) -> Option<Text>,
@@ -98,7 +101,8 @@ impl Body {
         }
     }
 
-    /// Takes what is there, and says what the link shall do. `None` means that all tensors are complete.
+    /// Takes what is there, and says what the link shall do. `None` means that all tensors are
+    /// complete.
     pub(crate) fn advance(
         &mut self,
         cursor: &mut Cursor<'_>,

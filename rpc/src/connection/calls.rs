@@ -1,3 +1,5 @@
+//! The calls of a client: what callers say of them, and how far each has come.
+
 use grpcxx_transport::{SlotId, Time};
 
 use crate::{Request, Response, Status, Text};
@@ -9,12 +11,14 @@ pub struct CallId(pub(crate) SlotId);
 /// What a caller says about a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallOptions {
-    /// The caller's own mark, given to [`Landings`](crate::connection::Landings) and returned in [`Finished`].
+    /// The caller's own mark, given to [`Landings`](crate::connection::Landings) and returned in
+    /// [`Finished`].
     pub token: u64,
     /// When the call fails with `DEADLINE_EXCEEDED`, if it has no result by then.
     pub deadline: Option<Time>,
-    /// Whether the data of a small tensor may share memory with that of others that come with it, of up to 2 KiB.
-    /// [`Landings::tensor`](crate::connection::Landings::tensor) is not asked then, but [`Landings::block`](crate::connection::Landings::block).
+    /// Whether the data of a small tensor may share memory with that of others that come with it,
+    /// of up to 2 KiB. [`Landings::tensor`](crate::connection::Landings::tensor) is not asked then,
+    /// but [`Landings::block`](crate::connection::Landings::block).
     pub shares_memory: bool,
 }
 

@@ -1,3 +1,5 @@
+//! The asking end of a connection: calls, their deadlines, and the frames that leave.
+
 use std::collections::VecDeque;
 
 use grpcxx_memory::Buffer;
@@ -27,18 +29,21 @@ pub(crate) mod messages;
 
 /// The asking end of a connection.
 ///
-/// A call holds a slot until its response is complete or the link is gone; its tag is slot and generation. A call that
-/// was given up keeps its slot too, because its response still comes and has to be recognised.
+/// A call holds a slot until its response is complete or the link is gone; its tag is slot and
+/// generation. A call that was given up keeps its slot too, because its response still comes and
+/// has to be recognised.
 #[derive(Debug)]
 pub struct ClientConnection {
     pub(crate) calls: SlotTable<Call>,
     pub(crate) reader: FrameReader<Self>,
-    /// Responses whose payload lands while later ones are shown, and complete ones between them, oldest first.
+    /// Responses whose payload lands while later ones are shown, and complete ones between them,
+    /// oldest first.
     pub(crate) aside: VecDeque<Aside>,
     pub(crate) announced: Features,
     pub(crate) proving: Proving,
     pub(crate) peer: Option<Features>,
-    /// Whether requests for one tensor each go into shared frames: both ends know them, and the link is there.
+    /// Whether requests for one tensor each go into shared frames: both ends know them, and the
+    /// link is there.
     pub(crate) bundles: bool,
     pub(crate) peer_status: Option<Buffer>,
     pub(crate) offer: Option<Vec<u8>>,
@@ -101,7 +106,8 @@ impl ClientConnection {
         self.outstanding
     }
 
-    /// Whether a call would not be refused: the link is there, and fewer calls are outstanding than the limit allows.
+    /// Whether a call would not be refused: the link is there, and fewer calls are outstanding than
+    /// the limit allows.
     #[inline]
     fn takes_calls(&self) -> bool {
         let limit = self.reader.limits.outstanding_calls;
@@ -110,10 +116,12 @@ impl ClientConnection {
         has_slot && !self.closed && self.finished.len() + self.answers.len() < limit
     }
 
-    /// Starts a call. What cannot be sent at all ends with its reason, like a call that fails later.
+    /// Starts a call. What cannot be sent at all ends with its reason, like a call that fails
+    /// later.
     ///
     /// # Errors
-    /// The request comes back: as many calls are outstanding as the limit allows, or the link is gone.
+    /// The request comes back: as many calls are outstanding as the limit allows, or the link is
+    /// gone.
     pub fn call(
         &mut self,
         now: Time,
@@ -142,18 +150,19 @@ impl ClientConnection {
         Ok(self.call_alone(request, options, timeout_ms, is_overdue))
     }
 
-    /// Whether [`ClientConnection::receive`] may be used: requests for one tensor each go into shared frames, and fewer
-    /// calls than the limit allows are outstanding or ended.
+    /// Whether [`ClientConnection::receive`] may be used: requests for one tensor each go into
+    /// shared frames, and fewer calls than the limit allows are outstanding or ended.
     #[inline]
     pub fn takes_receives(&self) -> bool {
         let calls = self.calls.len() + self.finished.len() + self.answers.len();
         self.bundles && calls < self.reader.limits.outstanding_calls
     }
 
-    /// Starts a call for one tensor, as [`ClientConnection::call`] does, in the few steps of which most calls consist.
+    /// Starts a call for one tensor, as [`ClientConnection::call`] does, in the few steps of which
+    /// most calls consist.
     ///
-    /// [`ClientConnection::takes_receives`] has to be true, and the deadline still to come. Inlined, so that options of
-    /// which the caller knows that there are none take no steps either.
+    /// [`ClientConnection::takes_receives`] has to be true, and the deadline still to come.
+    /// Inlined, so that options of which the caller knows that there are none take no steps either.
     #[inline(always)]
     pub fn receive(&mut self, now: Time, step_id: i64, key: &Text, options: CallOptions) -> CallId {
         debug_assert!(self.takes_receives());
@@ -176,7 +185,8 @@ impl ClientConnection {
         CallId(id)
     }
 
-    /// What a request says of its deadline: the time left, rounded up, and never 0, which is for none.
+    /// What a request says of its deadline: the time left, rounded up, and never 0, which is for
+    /// none.
     #[inline(never)]
     fn timeout_ms(&self, deadline: Time, now: Time) -> i32 {
         if !self.has(Features::DEADLINE) {
@@ -352,8 +362,9 @@ impl ClientConnection {
         self.finished.pop_front()
     }
 
-    /// The next result that is a small tensor of a shared frame: what [`ClientConnection::poll_finished`] says too, for
-    /// those who do not care which result comes first.
+    /// The next result that is a small tensor of a shared frame: what
+    /// [`ClientConnection::poll_finished`] says too, for those who do not care which result comes
+    /// first.
     #[inline(always)]
     pub fn poll_answer(&mut self) -> Option<ReadyAnswer<'_>> {
         self.answers.poll()

@@ -1,3 +1,5 @@
+//! Deadlines by slot, the soonest first.
+
 use grpcxx_transport::Time;
 
 /// The deadlines of slots, soonest first: a binary heap that knows where each slot is.
@@ -109,6 +111,7 @@ const NOWHERE: u32 = u32::MAX;
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::collections::btree_map::Entry;
 
     use proptest::prelude::*;
 
@@ -116,13 +119,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_behaves_like_a_sorted_list(steps in proptest::collection::vec((0u8..3, 0u32..20, 0u64..50), 0..200)) {
+        fn it_behaves_like_a_sorted_list(
+            steps in proptest::collection::vec((0u8..3, 0u32..20, 0u64..50), 0..200),
+        ) {
             let mut deadlines = Deadlines::default();
             let mut model: BTreeMap<u32, u64> = BTreeMap::new();
             for (step, slot, at) in steps {
                 match step {
                     0 => {
-                        if let std::collections::btree_map::Entry::Vacant(entry) = model.entry(slot) {
+                        if let Entry::Vacant(entry) = model.entry(slot) {
                             entry.insert(at);
                             deadlines.insert(slot, Time::from_nanos(at));
                         }

@@ -1,3 +1,5 @@
+//! Fills frames with requests and responses of star.
+
 use std::slice;
 
 use grpcxx_memory::Buffer;
@@ -186,7 +188,8 @@ fn graph_call(
     Ok(metadata_bytes)
 }
 
-/// An answer has as many tensors as its request asked for, and a request that asks for more than this is refused.
+/// An answer has as many tensors as its request asked for, and a request that asks for more than
+/// this is refused.
 fn assert_originals_can_send(tensors: usize) {
     assert!(
         tensors <= RECORDS_MAX,

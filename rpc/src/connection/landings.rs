@@ -1,3 +1,5 @@
+//! Where payload lands, and what its owner is asked for that memory.
+
 use grpcxx_memory::BufferMut;
 
 use crate::{Code, HeldTensor, Status, Tensor, TensorMeta, Text};
@@ -10,8 +12,9 @@ pub trait Landings {
     /// It is at least as long as what has come, and at most as long as what is announced.
     /// [`Landings::grow`] makes it longer, so that memory follows the bytes.
     ///
-    /// At a client `token` is that of the call and `index` the place among the keys or fetches that it asked
-    /// for; at a server `token` is the request's [`RequestId`](crate::RequestId) and `index` the place among the feeds.
+    /// At a client `token` is that of the call and `index` the place among the keys or fetches that
+    /// it asked for; at a server `token` is the request's [`RequestId`](crate::RequestId) and
+    /// `index` the place among the feeds.
     ///
     /// # Errors
     /// The call fails with this status; its payload is taken off the link and dropped.
@@ -39,18 +42,18 @@ pub trait Landings {
 
     /// Memory of exactly `len` bytes, which is never 0, for several small tensors of a response at
     /// once, or of responses that come together, of which `token` is the first: each begins at a
-    /// multiple of [`DATA_ALIGNMENT_BYTES`](crate::wire::DATA_ALIGNMENT_BYTES), and all of it stays as
-    /// long as one of them does. `None` gives each tensor memory of its own, through
+    /// multiple of [`DATA_ALIGNMENT_BYTES`](crate::wire::DATA_ALIGNMENT_BYTES), and all of it stays
+    /// as long as one of them does. `None` gives each tensor memory of its own, through
     /// [`Landings::tensor`]. A server does not ask.
     fn block(&mut self, token: u64, len: usize) -> Option<BufferMut>;
 
-    /// The text of a rendezvous key, if it is known already. A request for such keys needs no memory
-    /// for its message. A client does not ask.
+    /// The text of a rendezvous key, if it is known already. A request for such keys needs no
+    /// memory for its message. A client does not ask.
     fn known_key(&mut self, bytes: &[u8]) -> Option<Text>;
 
-    /// The tensor that a request asks for, if it is there with at most so many bytes of data, and if
-    /// nobody has to see the request: it is answered then before it becomes one. A client does not
-    /// ask.
+    /// The tensor that a request asks for, if it is there with at most so many bytes of data, and
+    /// if nobody has to see the request: it is answered then before it becomes one. A client does
+    /// not ask.
     fn at_hand(&mut self, step_id: i64, key: &Text, data_bytes_max: usize) -> Option<AtHand<'_>>;
 }
 
@@ -58,8 +61,9 @@ pub trait Landings {
 #[derive(Debug)]
 pub enum AtHand<'a> {
     /// It was taken out of its step, and is held until
-    /// [`ServerConnection::drain_released`](crate::ServerConnection::drain_released) gives it back, or
-    /// [`ServerConnection::poll_lost`](crate::ServerConnection::poll_lost) if it did not reach the link.
+    /// [`ServerConnection::drain_released`](crate::ServerConnection::drain_released) gives it back,
+    /// or [`ServerConnection::poll_lost`](crate::ServerConnection::poll_lost) if it did not reach
+    /// the link.
     Taken(HeldTensor, &'a Tensor),
     /// Its owner keeps it, and wants nothing back.
     Kept(Tensor),

@@ -1,3 +1,5 @@
+//! What one connection may hold and take.
+
 use crate::wire::{Features, HEADER_BYTES};
 
 /// Payload up to this length is copied into the frame; longer payload is attached by reference.
@@ -6,11 +8,12 @@ pub const COALESCE_BYTES_MAX: usize = 1024;
 /// What one connection may hold, and what it accepts from a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Client: calls without a complete response, given up ones included. Server: requests without an
-    /// answer that has left. Behind the last one a server stops reading, so the limit must be above the number of
-    /// requests that wait for a later one on the same connection.
+    /// Client: calls without a complete response, given up ones included. Server: requests without
+    /// an answer that has left. Behind the last one a server stops reading, so the limit must be
+    /// above the number of requests that wait for a later one on the same connection.
     pub outstanding_calls: usize,
-    /// Longest frame, header included, in bytes. None beyond 2^32 - 1 is sent unless both ends announced long frames.
+    /// Longest frame, header included, in bytes. None beyond 2^32 - 1 is sent unless both ends
+    /// announced long frames.
     pub frame_bytes: u64,
     /// Longest protobuf message, in bytes.
     pub message_bytes: u64,
@@ -93,7 +96,8 @@ impl ConnectionLimits {
         self.outstanding_calls + ANNOUNCEMENT_CALLS
     }
 
-    /// Most frames that wait at a client for the link: each slot's request, and a cancel for each slot.
+    /// Most frames that wait at a client for the link: each slot's request, and a cancel for each
+    /// slot.
     pub fn client_frames(&self) -> usize {
         self.client_slots() + self.client_slots()
     }
@@ -115,7 +119,8 @@ pub(crate) const RECORDS_MAX: usize = (65_535 - 1) / 2;
 
 const ANNOUNCEMENT_CALLS: usize = 1;
 
-/// Requests that arrive in chunks while others come: those of which one may wait for it are not to hold it up.
+/// Requests that arrive in chunks while others come: those of which one may wait for it are not to
+/// hold it up.
 const CHUNKED_REQUESTS: usize = 1;
 
 /// Slots are counted in 32 bits, of which the last value means none.

@@ -1,15 +1,17 @@
 //! Both ends of a star connection without I/O.
 //!
-//! A [`ClientConnection`] turns calls into frames and frames into results; a [`ServerConnection`] does the
-//! reverse. Neither knows a link: whoever drives one
-//! - shows it bytes and landed memory with `handle_*`, and does what the returned [`Next`](grpcxx_transport::Next) says,
-//! - takes frames with `poll_frame`, gives back what the link refused with `unpoll_frame` and what it has sent with
-//!   `handle_sent`,
-//! - drains the other `poll_*` methods after each of these, and calls `handle_timeout` at `poll_timeout`.
+//! A [`ClientConnection`] turns calls into frames and frames into results; a [`ServerConnection`]
+//! does the reverse. Neither knows a link: whoever drives one
+//! - shows it bytes and landed memory with `handle_*`, and does what the returned
+//!   [`Next`](grpcxx_transport::Next) says,
+//! - takes frames with `poll_frame`, gives back what the link refused with `unpoll_frame` and what
+//!   it has sent with `handle_sent`,
+//! - drains the other `poll_*` methods after each of these, and calls `handle_timeout` at
+//!   `poll_timeout`.
 //!
-//! Each accepted call ends in exactly one [`Finished`], each [`Incoming`] request in exactly one answer or one
-//! `poll_cancelled`, whatever the peer and the link do. A [`PeerViolation`] means that the peer broke the protocol: the
-//! driver closes the link, and then calls `handle_closed`.
+//! Each accepted call ends in exactly one [`Finished`], each [`Incoming`] request in exactly one
+//! answer or one `poll_cancelled`, whatever the peer and the link do. A [`PeerViolation`] means
+//! that the peer broke the protocol: the driver closes the link, and then calls `handle_closed`.
 
 mod asked;
 pub(crate) mod body;

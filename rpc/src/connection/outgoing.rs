@@ -1,3 +1,5 @@
+//! The frames that wait for the link, and empty ones for reuse.
+
 use std::collections::VecDeque;
 
 use grpcxx_transport::Frame;
@@ -69,8 +71,8 @@ impl Outgoing {
         self.queue.push_back(frame);
     }
 
-    /// The last frame, if it is one that `len` bytes may be appended to, or else a new one. Its header says how long it is
-    /// once it leaves.
+    /// The last frame, if it is one that `len` bytes may be appended to, or else a new one. Its
+    /// header says how long it is once it leaves.
     #[inline(always)]
     pub(crate) fn bundle(&mut self, len: usize, begin: impl FnOnce(&mut Frame)) -> &mut Frame {
         let last = self.open.as_ref();
@@ -167,7 +169,8 @@ impl Outgoing {
     }
 }
 
-/// Length from which a frame that is shared gets no more, so that its first part does not wait for its last.
+/// Length from which a frame that is shared gets no more, so that its first part does not wait for
+/// its last.
 const BUNDLE_BYTES: usize = 16 << 10;
 
 const _: () = assert!(BUNDLE_BYTES <= BUNDLE_BYTES_MAX);

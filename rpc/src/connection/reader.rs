@@ -217,7 +217,8 @@ pub(crate) fn landed<S: Side>(
     }
 }
 
-/// Reads what the cursor shows, and says what the link shall do. `None` says that a chunk has begun.
+/// Reads what the cursor shows, and says what the link shall do. `None` says that a chunk has
+/// begun.
 pub(crate) fn read_frames<S: Side>(
     side: &mut S,
     now: Time,

@@ -1,3 +1,5 @@
+//! Tensor records on their way in, each head before its data.
+
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_transport::{Landing, Next};
 use smallvec::SmallVec;
@@ -73,7 +75,8 @@ impl Records {
         Self { indexes, ..self }
     }
 
-    /// The same, whose landings let the link show what follows, also the next frame, before they are back.
+    /// The same, whose landings let the link show what follows, also the next frame, before they
+    /// are back.
     pub(crate) fn going_on(self) -> Self {
         Self {
             goes_on: true,
@@ -119,7 +122,8 @@ impl Records {
         self.fail(status);
     }
 
-    /// All tensors, with their indexes, once complete. `name` tells how the tensor with an index was asked for.
+    /// All tensors, with their indexes, once complete. `name` tells how the tensor with an index
+    /// was asked for.
     pub(crate) fn into_result(
         self,
         name: impl FnOnce(usize) -> Option<Text>,
@@ -144,7 +148,8 @@ impl Records {
         }
     }
 
-    /// Takes what is there, and says what the link shall do. `None` means that all records are complete.
+    /// Takes what is there, and says what the link shall do. `None` means that all records are
+    /// complete.
     pub(crate) fn advance(
         &mut self,
         cursor: &mut Cursor<'_>,
@@ -204,7 +209,8 @@ impl Records {
         }
     }
 
-    /// Drops the data of a tensor whose dimensions stayed with an original; all other errors are violations.
+    /// Drops the data of a tensor whose dimensions stayed with an original; all other errors are
+    /// violations.
     #[cold]
     fn pass_over(
         &mut self,

@@ -1,3 +1,5 @@
+//! The answering end of a connection: requests, their answers, and the frames that leave.
+
 use std::collections::VecDeque;
 
 use grpcxx_memory::BufferMut;
@@ -23,8 +25,8 @@ pub(crate) mod messages;
 
 /// The answering end of a connection.
 ///
-/// A request holds a slot from its header until its answer has left, so a peer that asks without reading is bounded
-/// by the same limit as one that asks for what takes long.
+/// A request holds a slot from its header until its answer has left, so a peer that asks without
+/// reading is bounded by the same limit as one that asks for what takes long.
 #[derive(Debug)]
 pub struct ServerConnection {
     /// What the peer takes.
@@ -151,8 +153,8 @@ impl ServerConnection {
         }
     }
 
-    /// Lets the announcement carry what the peer needs to move the link to another medium. A peer that does not
-    /// know of that does not get it.
+    /// Lets the announcement carry what the peer needs to move the link to another medium. A peer
+    /// that does not know of that does not get it.
     pub fn set_offer(&mut self, offer: Vec<u8>) {
         self.offer = offer;
     }
@@ -215,8 +217,9 @@ impl ServerConnection {
 
     /// Answers a request. What cannot be sent is answered with its reason.
     ///
-    /// `false` says that nobody waits for the answer any more. Until [`ServerConnection::poll_cancelled`] has said so too,
-    /// tensors in such an answer come back through [`ServerConnection::poll_undelivered`].
+    /// `false` says that nobody waits for the answer any more. Until
+    /// [`ServerConnection::poll_cancelled`] has said so too, tensors in such an answer come back
+    /// through [`ServerConnection::poll_undelivered`].
     pub fn answer(&mut self, id: RequestId, result: Result<Response, Status>) -> bool {
         match self.try_answer(id, result) {
             Ok(()) => true,
@@ -239,8 +242,9 @@ impl ServerConnection {
         self.try_answer_in(id, result, &mut |_| None)
     }
 
-    /// Answers a request, as [`ServerConnection::try_answer`] does. Where the link lends payload, small tensors are put
-    /// together in `memory` of the length that it is asked for, if it has any; that should be of a shared arena.
+    /// Answers a request, as [`ServerConnection::try_answer`] does. Where the link lends payload,
+    /// small tensors are put together in `memory` of the length that it is asked for, if it has
+    /// any; that should be of a shared arena.
     ///
     /// # Errors
     /// As there.
@@ -257,14 +261,15 @@ impl ServerConnection {
         Ok(())
     }
 
-    /// A request that was handed out and whose answer is no longer wanted: the peer gave it up, its deadline
-    /// is over, or the link is gone. The connection has answered it, if that makes sense.
+    /// A request that was handed out and whose answer is no longer wanted: the peer gave it up, its
+    /// deadline is over, or the link is gone. The connection has answered it, if that makes sense.
     pub fn poll_cancelled(&mut self) -> Option<RequestId> {
         self.cancelled.pop_front().map(|cancelled| cancelled.id)
     }
 
-    /// Tensors that were answered and did not reach the link, for the rendezvous that they came from. Those that
-    /// [were at hand](crate::Landings::at_hand) come through [`ServerConnection::poll_lost`].
+    /// Tensors that were answered and did not reach the link, for the rendezvous that they came
+    /// from. Those that [were at hand](crate::Landings::at_hand) come through
+    /// [`ServerConnection::poll_lost`].
     pub fn poll_undelivered(&mut self) -> Option<Undelivered> {
         self.undelivered.pop_front()
     }
@@ -391,7 +396,8 @@ impl ServerConnection {
         self.outgoing.cutter.has_work()
     }
 
-    /// Says whether the link lends payload of shared arenas to the peer, so that nothing waits for it.
+    /// Says whether the link lends payload of shared arenas to the peer, so that nothing waits for
+    /// it.
     pub fn set_lends(&mut self, lends: bool) {
         self.lends = lends;
         self.outgoing.cutter.keep_shared(lends);
@@ -406,8 +412,8 @@ impl ServerConnection {
         self.announced & self.peer.unwrap_or_default()
     }
 
-    /// Whether another request has to wait. One that arrives in chunks does not count, for those behind it may wait
-    /// for the rest of it.
+    /// Whether another request has to wait. One that arrives in chunks does not count, for those
+    /// behind it may wait for the rest of it.
     pub(crate) fn is_full(&self) -> bool {
         let limit =
             self.reader.limits.outstanding_calls + usize::from(self.reader.chunks.is_begun());

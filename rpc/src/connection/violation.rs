@@ -1,3 +1,5 @@
+//! How a peer can break the protocol.
+
 use std::time::Duration;
 
 use crate::extensions::chunks::wire::ChunkError;
@@ -23,7 +25,8 @@ pub enum PeerViolation {
     },
     /// Two requests with one tag.
     #[error(
-        "request header: tag {found:#018x} belongs to an outstanding request, allowed is an unused one"
+        "request header: tag {found:#018x} belongs to an outstanding request, allowed is an unused \
+         one"
     )]
     DuplicateTag {
         /// The tag.
@@ -153,7 +156,8 @@ mod tests {
             ),
             (
                 PeerViolation::DuplicateTag { found: 7 },
-                "request header: tag 0x0000000000000007 belongs to an outstanding request, allowed is an unused one",
+                "request header: tag 0x0000000000000007 belongs to an outstanding request, allowed \
+                 is an unused one",
             ),
             (
                 PeerViolation::Length {
@@ -168,7 +172,8 @@ mod tests {
                     index: 3,
                     cause: RecordError::Form { found: 3 },
                 },
-                "tensor record 3: the shape has the form 3, allowed are 0 (16-bit), 1 (32-bit) and 2 (out of line)",
+                "tensor record 3: the shape has the form 3, allowed are 0 (16-bit), 1 (32-bit) and \
+                 2 (out of line)",
             ),
             (
                 PeerViolation::Malformed(Malformed {

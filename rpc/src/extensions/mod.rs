@@ -1,4 +1,5 @@
-//! What grpcxx adds to star, one folder for each extension: its bytes, and what a client and a server do.
+//! What grpcxx adds to star, one folder for each extension: its bytes, and what a client and a
+//! server do.
 //!
 //! Nothing here is used towards a peer that has not [announced](announcement) it.
 

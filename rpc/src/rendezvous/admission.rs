@@ -1,3 +1,5 @@
+//! What a rendezvous takes in, and why it refuses the rest.
+
 use super::Rendezvous;
 use super::entries::ENTRIES_MAX;
 use super::table::{Place, WAITS_MAX};
@@ -44,7 +46,8 @@ impl Rendezvous {
             return Err(Status::new(
                 Code::InvalidArgument,
                 format!(
-                    "a key of {key_bytes} bytes in step {step_id}, at most {} are allowed (key_bytes)",
+                    "a key of {key_bytes} bytes in step {step_id}, at most {} are allowed \
+                     (key_bytes)",
                     self.limits.key_bytes
                 ),
             ));

@@ -1,3 +1,5 @@
+//! The first entry of each step.
+
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
@@ -5,9 +7,9 @@ use super::entries::NONE;
 
 /// The first entry of each step.
 ///
-/// Steps mostly have numbers in a row. So the lower bits of its number name the place of a step: whoever works off many
-/// steps finds the next one beside the last, without a hash. A step whose place is taken is in a table of hashes, which peers
-/// cannot foresee.
+/// Steps mostly have numbers in a row. So the lower bits of its number name the place of a step:
+/// whoever works off many steps finds the next one beside the last, without a hash. A step whose
+/// place is taken is in a table of hashes, which peers cannot foresee.
 #[derive(Debug)]
 pub(super) struct ByStep {
     places: Vec<u32>,
@@ -62,7 +64,8 @@ impl ByStep {
         }
     }
 
-    /// Notes the first entry that a step has from now on, or forgets the step if that is none. `first` was it so far.
+    /// Notes the first entry that a step has from now on, or forgets the step if that is none.
+    /// `first` was it so far.
     #[inline]
     pub(super) fn replace(&mut self, step_id: i64, first: u32, now: Option<u32>) {
         self.count -= usize::from(now.is_none());
@@ -107,8 +110,8 @@ impl ByStep {
     }
 }
 
-/// How many places there are at least, and at most: powers of two. Half of them at least are free, as long as there are more
-/// to be had.
+/// How many places there are at least, and at most: powers of two. Half of them at least are free,
+/// as long as there are more to be had.
 const PLACES_MIN: usize = 64;
 const PLACES_MAX: usize = 1 << 20;
 

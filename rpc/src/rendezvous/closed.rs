@@ -41,7 +41,8 @@ impl ClosedSteps {
         self.endings.contains_key(&step_id)
     }
 
-    /// Remembers an end. A second abort changes nothing, a cleanup follows an abort but not the reverse.
+    /// Remembers an end. A second abort changes nothing, a cleanup follows an abort but not the
+    /// reverse.
     pub(super) fn close(&mut self, step_id: i64, ending: Ending) {
         if self.limit == 0 {
             return;

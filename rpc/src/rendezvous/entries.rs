@@ -1,3 +1,5 @@
+//! The keys of all steps under which something waits.
+
 use std::hash::{BuildHasher, Hasher};
 
 use foldhash::fast::RandomState;
@@ -6,13 +8,15 @@ use hashbrown::HashTable;
 
 use crate::{Tensor, Text};
 
-/// The keys of all steps, with what each has, and an index of those that are not alone in their step.
+/// The keys of all steps, with what each has, and an index of those that are not alone in their
+/// step.
 ///
 /// They stay where they are, used or not: moving them would cost as much as all the rest.
 #[derive(Debug)]
 pub(super) struct Entries {
     slots: Vec<Entry>,
-    /// The first of the slots that are not in use, of which each names the next as the next of its step.
+    /// The first of the slots that are not in use, of which each names the next as the next of its
+    /// step.
     free: u32,
     in_use: u32,
     /// The one that was held last.
@@ -23,8 +27,9 @@ pub(super) struct Entries {
 
 /// A key with a tensor, with waiting requests, or with both.
 ///
-/// Where many wait they are not in the caches of the CPU. So what a look for one needs lies in one cache line, the data of
-/// its tensor and its first dimensions in the next, and the rest behind them.
+/// Where many wait they are not in the caches of the CPU. So what a look for one needs lies in one
+/// cache line, the data of its tensor and its first dimensions in the next, and the rest behind
+/// them.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Entry {
@@ -198,8 +203,8 @@ impl Entries {
         }
     }
 
-    /// Takes an entry out of its step, whose first entry it was or this is, and holds it. Returns the first one from now
-    /// on, unless it was the only one.
+    /// Takes an entry out of its step, whose first entry it was or this is, and holds it. Returns
+    /// the first one from now on, unless it was the only one.
     #[inline(always)]
     pub(super) fn detach(&mut self, slot: u32, first: u32) -> Option<u32> {
         self.in_use -= 1;
@@ -216,8 +221,9 @@ impl Entries {
         }
     }
 
-    /// Brings near what will be held soon if entries go on to be held as they were: whoever asks for many tensors mostly does
-    /// so in the order in which they came, and so they lie one behind the other, or one before the other.
+    /// Brings near what will be held soon if entries go on to be held as they were: whoever asks
+    /// for many tensors mostly does so in the order in which they came, and so they lie one behind
+    /// the other, or one before the other.
     #[inline(always)]
     pub(super) fn expect_next(&mut self, held: u32) {
         let stride = held.wrapping_sub(std::mem::replace(&mut self.last_held, held));
@@ -227,7 +233,8 @@ impl Entries {
         }
     }
 
-    /// Gives up the place of an entry that is held, and drops what it still has. Nothing happens if it is not held.
+    /// Gives up the place of an entry that is held, and drops what it still has. Nothing happens if
+    /// it is not held.
     #[inline]
     pub(super) fn release(&mut self, slot: u32) {
         let free = self.free;
@@ -287,9 +294,9 @@ impl Entry {
     }
 }
 
-/// A hash under which 64 steps in a row are neighbours in a table, in an order of their own: whoever works off many
-/// steps then finds the next one in a cache line that is at hand. A table takes its place from the lower bits, and from
-/// the upper ones what tells neighbours apart.
+/// A hash under which 64 steps in a row are neighbours in a table, in an order of their own:
+/// whoever works off many steps then finds the next one in a cache line that is at hand. A table
+/// takes its place from the lower bits, and from the upper ones what tells neighbours apart.
 #[inline]
 fn near(step_id: i64, salt: u64, hasher: &RandomState) -> u64 {
     let step = step_id as u64;

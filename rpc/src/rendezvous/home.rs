@@ -1,4 +1,5 @@
-/// The shard, of `shards`, on which everything of a step meets. Equal on all shards and in all processes.
+/// The shard, of `shards`, on which everything of a step meets. Equal on all shards and in all
+/// processes.
 ///
 /// # Panics
 /// If there are no shards.

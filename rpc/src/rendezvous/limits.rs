@@ -1,5 +1,6 @@
 /// Bounds of a [`Rendezvous`](crate::Rendezvous). Whatever would go beyond one is refused with
-/// `RESOURCE_EXHAUSTED` and a text that names the field; so is what goes beyond 2^32 keys, or waits for keys, of all steps.
+/// `RESOURCE_EXHAUSTED` and a text that names the field; so is what goes beyond 2^32 keys, or waits
+/// for keys, of all steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RendezvousLimits {
     /// Most steps in which something waits: a tensor or a receiver.
@@ -16,8 +17,8 @@ pub struct RendezvousLimits {
     pub waiters_per_key: usize,
     /// Most bytes of data in tensors that wait for a receiver.
     pub stored_bytes: u64,
-    /// How many aborted and cleaned steps are remembered, so that what comes late for them fails at once.
-    /// When there are more, the one closed first is forgotten.
+    /// How many aborted and cleaned steps are remembered, so that what comes late for them fails at
+    /// once. When there are more, the one closed first is forgotten.
     pub closed_steps: usize,
 }
 

@@ -1,7 +1,8 @@
 /// What a table has room for.
 ///
-/// A hash table marks the places of entries that were removed. With room for twice its entries it clears the marks up
-/// in place; a fuller one grows, at some moment when its number of entries has long been the same.
+/// A hash table marks the places of entries that were removed. With room for twice its entries it
+/// clears the marks up in place; a fuller one grows, at some moment when its number of entries has
+/// long been the same.
 #[derive(Debug, Default)]
 pub(super) struct Room {
     entries: usize,

@@ -1,3 +1,5 @@
+//! Entries by step and key, with the requests that wait for each.
+
 use std::hash::{BuildHasher, Hasher};
 
 use foldhash::fast::RandomState;
@@ -9,11 +11,11 @@ use crate::{Tensor, Text};
 
 /// The keys for which something waits, found by step and key, and listed by step.
 ///
-/// All lists are threaded through the entries and the slab, so that every insertion and removal takes constant time
-/// and memory that was freed is used again.
+/// All lists are threaded through the entries and the slab, so that every insertion and removal
+/// takes constant time and memory that was freed is used again.
 ///
-/// Invariant: where a step has several entries, all of them are in the index of entries. An only one need not be, so that
-/// a step with one key takes one look.
+/// Invariant: where a step has several entries, all of them are in the index of entries. An only
+/// one need not be, so that a step with one key takes one look.
 #[derive(Debug)]
 pub(super) struct Table {
     steps: ByStep,
@@ -75,8 +77,8 @@ impl Table {
         }
     }
 
-    /// Finds the entries of several keys, with their hashes, if each has a tensor, which nobody waits for and nobody has
-    /// found yet. Returns whether it did.
+    /// Finds the entries of several keys, with their hashes, if each has a tensor, which nobody
+    /// waits for and nobody has found yet. Returns whether it did.
     pub(super) fn find_tensors<'a>(
         &mut self,
         step_id: i64,
@@ -102,8 +104,8 @@ impl Table {
         true
     }
 
-    /// Holds the entry of a key, out of its step, if nobody waits for its tensor or has found it, and if the data of that is
-    /// not longer than this.
+    /// Holds the entry of a key, out of its step, if nobody waits for its tensor or has found it,
+    /// and if the data of that is not longer than this.
     #[inline]
     pub(super) fn hold_tensor(
         &mut self,
@@ -140,7 +142,8 @@ impl Table {
         Some((step_id, key, tensor?))
     }
 
-    /// Adds an entry where there is none. It is not kept empty: the caller gives it a tensor or a wait, or removes it.
+    /// Adds an entry where there is none. It is not kept empty: the caller gives it a tensor or a
+    /// wait, or removes it.
     pub(super) fn insert(&mut self, place: &Place, key: Text) -> u32 {
         let entries = &mut self.entries;
         if let Some(first) = place.first {

@@ -1,3 +1,5 @@
+//! What a rendezvous promises, one promise a test.
+
 use std::hash::{BuildHasher, Hasher};
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Requests that wait, and outcomes that nobody has taken yet.
+
 use std::collections::VecDeque;
 
 use foldhash::fast::RandomState;

@@ -1,3 +1,5 @@
+//! The bytes of graph metadata and of names.
+
 use std::ops::Range;
 
 use grpcxx_memory::Buffer;
@@ -33,7 +35,8 @@ pub fn encode_graph_metadata(call: &GraphCall, out: &mut Vec<u8>) -> Result<usiz
     Ok(out.len() - start)
 }
 
-/// Reads the metadata of a `StarRunGraph` request: the call without its feeds, and the names of those.
+/// Reads the metadata of a `StarRunGraph` request: the call without its feeds, and the names of
+/// those.
 ///
 /// # Errors
 /// It does not parse to its last byte, a count is above `names_max`, or a fetch occurs twice.
@@ -131,7 +134,8 @@ fn texts(
     count: usize,
     buffer: &Buffer,
 ) -> Result<Vec<Text>, Malformed> {
-    // Each name takes two bytes at least, so the count cannot make us reserve more than the peer has sent.
+    // Each name takes two bytes at least, so the count cannot make us reserve more than the peer
+    // has sent.
     if count > reader.left_bytes() / 2 {
         return Err(reader.malformed(
             field,

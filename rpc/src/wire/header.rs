@@ -1,3 +1,5 @@
+//! The headers of frames.
+
 use std::ops::Range;
 
 /// Length of a header, in bytes.
@@ -36,7 +38,12 @@ pub struct ResponseHeader {
 
 /// A frame that does not begin as it must.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("begins with \"{}\", not \"{}\"{}", found.escape_ascii(), allowed.escape_ascii(), hint(*found))]
+#[error(
+    "begins with \"{}\", not \"{}\"{}",
+    found.escape_ascii(),
+    allowed.escape_ascii(),
+    hint(*found)
+)]
 pub struct WrongId {
     /// The first four bytes.
     pub found: [u8; 4],

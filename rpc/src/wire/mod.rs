@@ -1,8 +1,8 @@
 //! The bytes of star: headers, tensor records, graph metadata, and the hot protobuf messages.
 //!
-//! Encoders append to memory that the caller reuses. Decoders take bytes of any origin: they never panic,
-//! and check every length and count before they ask for memory. `docs/wire.md` describes the layout. The
-//! bytes of an extension lie with it, and are told of here.
+//! Encoders append to memory that the caller reuses. Decoders take bytes of any origin: they never
+//! panic, and check every length and count before they ask for memory. `docs/wire.md` describes the
+//! layout. The bytes of an extension lie with it, and are told of here.
 
 mod graph;
 pub(crate) mod header;

@@ -1,3 +1,5 @@
+//! Reads fields and protobuf from bytes of any origin.
+
 use std::fmt;
 use std::ops::Range;
 
@@ -5,7 +7,8 @@ use grpcxx_memory::Buffer;
 
 use crate::{Code, Status, Text};
 
-/// A cursor over bytes of a peer. Each read names what it wants, so that a failure can say what was missing.
+/// A cursor over bytes of a peer. Each read names what it wants, so that a failure can say what was
+/// missing.
 #[derive(Debug)]
 pub struct Reader<'a> {
     place: &'static str,

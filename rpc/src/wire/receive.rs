@@ -1,3 +1,5 @@
+//! The protobuf messages that ask for tensors.
+
 use grpcxx_memory::Buffer;
 use prost::encoding::{encode_varint, encoded_len_varint};
 use smallvec::SmallVec;
@@ -42,7 +44,8 @@ pub fn encode_receive<'a>(step_id: i64, keys: impl Iterator<Item = &'a Text>, ou
     }
 }
 
-/// Reads a request. With a `keys_max` of 1 it is a `RecvTensorRequest`, of whose keys the last one counts.
+/// Reads a request. With a `keys_max` of 1 it is a `RecvTensorRequest`, of whose keys the last one
+/// counts.
 ///
 /// # Errors
 /// The bytes are no such message, or there is no key, or there are too many.
@@ -83,8 +86,9 @@ pub fn decode_receive(message: &Buffer, keys_max: usize) -> Result<ReceiveReques
     Ok(request)
 }
 
-/// The keys of a request that is written as all peers write it: the step, unless it is 0, then the keys, each with a
-/// length of at most two bytes. Anything else ends it early, and is for [`decode_receive`].
+/// The keys of a request that is written as all peers write it: the step, unless it is 0, then the
+/// keys, each with a length of at most two bytes. Anything else ends it early, and is for
+/// [`decode_receive`].
 #[derive(Debug)]
 pub(crate) struct PlainReceive<'a> {
     pub(crate) step_id: i64,
@@ -217,12 +221,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn requests_are_what_protobuf_says(step_id in any::<i64>(), keys in proptest::collection::vec(".{0,300}", 1..4)) {
+        fn requests_are_what_protobuf_says(
+            step_id in any::<i64>(),
+            keys in proptest::collection::vec(".{0,300}", 1..4),
+        ) {
             let keys_text = texts(&keys);
             let mut bytes = Vec::new();
             encode_receive(step_id, keys_text.iter(), &mut bytes);
             prop_assert_eq!(bytes.len() as u64, receive_bytes(step_id, keys_text.iter()));
-            let message = proto::FuseRecvTensorRequest { step_id, rendezvous_key: keys, ..Default::default() };
+            let message = proto::FuseRecvTensorRequest {
+                step_id,
+                rendezvous_key: keys,
+                ..Default::default()
+            };
             prop_assert_eq!(&bytes, &message.encode_to_vec());
             let request = decode_receive(&bytes.into(), 9).unwrap();
             prop_assert_eq!(request.step_id, step_id);
@@ -246,16 +257,21 @@ mod tests {
             };
             let read: Vec<Vec<u8>> = plain.by_ref().map(<[u8]>::to_vec).collect();
             prop_assert!(plain.is_empty() || change.is_some());
-            if let (true, Ok(request)) = (plain.is_empty(), decode_receive(&bytes.clone().into(), 9)) {
+            let request = decode_receive(&bytes.clone().into(), 9);
+            if let (true, Ok(request)) = (plain.is_empty(), request) {
                 prop_assert_eq!(plain.step_id, request.step_id);
-                prop_assert!(request.keys.iter().map(|key| key.as_bytes()).eq(read.iter().map(|key| &key[..])));
+                let keys = request.keys.iter().map(|key| key.as_bytes());
+                prop_assert!(keys.eq(read.iter().map(|key| &key[..])));
             }
         }
 
         #[test]
-        fn garbage_is_read_as_protobuf_reads_it(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn garbage_is_read_as_protobuf_reads_it(
+            bytes in proptest::collection::vec(any::<u8>(), 0..64),
+        ) {
             let ours = decode_receive(&bytes.clone().into(), 64);
-            if let (Ok(ours), Ok(message)) = (ours, proto::FuseRecvTensorRequest::decode(&bytes[..])) {
+            let theirs = proto::FuseRecvTensorRequest::decode(&bytes[..]);
+            if let (Ok(ours), Ok(message)) = (ours, theirs) {
                 prop_assert_eq!(ours.step_id, message.step_id);
             }
         }

@@ -1,3 +1,5 @@
+//! Tensor records: heads of 37 bytes.
+
 use smallvec::SmallVec;
 
 use crate::{Code, DType, Shape, Status, Tensor, TensorMeta};
@@ -36,9 +38,11 @@ pub enum RecordError {
         /// The form.
         found: u8,
     },
-    /// The dimensions stayed in the memory of an original. All else is as it should be, so what follows the data can be read.
+    /// The dimensions stayed in the memory of an original. All else is as it should be, so what
+    /// follows the data can be read.
     #[error(
-        "the dimensions of a {dtype} tensor of rank {rank} with {num_elements} elements did not travel: the sender keeps \
+        "the dimensions of a {dtype} tensor of rank {rank} with {num_elements} elements did not \
+         travel: the sender keeps \
          them out of line"
     )]
     OutOfLine {
@@ -51,7 +55,8 @@ pub enum RecordError {
         /// Length of the data.
         data_bytes: u64,
     },
-    /// The length of the data does not follow from type and number of elements, and the dimensions did not travel.
+    /// The length of the data does not follow from type and number of elements, and the dimensions
+    /// did not travel.
     #[error(
         "the data has {data_bytes} bytes, which {num_elements} elements of {dtype} cannot have"
     )]
@@ -102,8 +107,8 @@ pub enum RecordError {
 /// The head of a tensor's record.
 ///
 /// # Errors
-/// `UNIMPLEMENTED` if the shape cannot cross star, `INVALID_ARGUMENT` if the data is not as long as type and
-/// shape ask for.
+/// `UNIMPLEMENTED` if the shape cannot cross star, `INVALID_ARGUMENT` if the data is not as long as
+/// type and shape ask for.
 #[inline]
 pub fn encode_record(tensor: &Tensor) -> Result<[u8; RECORD_BYTES], Status> {
     let Tensor {
@@ -214,7 +219,8 @@ fn encode_dims(shape: &Shape, out: &mut [u8]) -> Result<u8, Status> {
     Err(Status::new(
         Code::Unimplemented,
         format!(
-            "a tensor of shape {shape} cannot cross the star protocol, which carries {RANK_MAX_16} dimensions below \
+            "a tensor of shape {shape} cannot cross the star protocol, which carries {RANK_MAX_16} \
+             dimensions below \
              {DIM_LIMIT_16} or {RANK_MAX_32} below {DIM_LIMIT_32}: reshape it first"
         ),
     ))
@@ -432,7 +438,8 @@ mod tests {
             assert_eq!(
                 broken(SHAPE + SHAPE_FORM, form),
                 format!(
-                    "the shape has the form {form}, allowed are 0 (16-bit), 1 (32-bit) and 2 (out of line)"
+                    "the shape has the form {form}, allowed are 0 (16-bit), 1 (32-bit) and 2 (out \
+                     of line)"
                 )
             );
         }
@@ -532,7 +539,8 @@ mod tests {
             {
                 let at = SHAPE + SHAPE_NUM_ELEMENTS;
                 bytes[at..at + 8].copy_from_slice(&shape.num_elements().to_le_bytes());
-                bytes[DATA_BYTES..].copy_from_slice(&shape.num_elements().saturating_mul(4).to_le_bytes());
+                let data_bytes = shape.num_elements().saturating_mul(4);
+                bytes[DATA_BYTES..].copy_from_slice(&data_bytes.to_le_bytes());
             }
             if let Ok(meta) = decode_record(&bytes) && meta.data_bytes < 1 << 20 {
                 let tensor = Tensor {

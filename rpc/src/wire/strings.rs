@@ -1,3 +1,5 @@
+//! String tensors, whose data is a serialized TensorProto.
+
 use grpcxx_memory::Buffer;
 use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, WireType};
@@ -9,8 +11,9 @@ impl Tensor {
     /// A live string tensor with a copy of these elements, row-major, as a serialized TensorProto.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if there are not as many elements as the shape asks for, `RESOURCE_EXHAUSTED` if
-    /// they have 2 GiB or more together, the most that a protobuf message may have.
+    /// `INVALID_ARGUMENT` if there are not as many elements as the shape asks for,
+    /// `RESOURCE_EXHAUSTED` if they have 2 GiB or more together, the most that a protobuf message
+    /// may have.
     pub fn from_strings<'a>(
         shape: Shape,
         elements: impl IntoIterator<Item = &'a [u8]>,
@@ -23,7 +26,8 @@ impl Tensor {
                 return Err(Status::new(
                     Code::ResourceExhausted,
                     format!(
-                        "the first {count} strings have more than {CONTENT_BYTES_MAX} bytes, the most a \
+                        "the first {count} strings have more than {CONTENT_BYTES_MAX} bytes, the \
+                         most a \
                          string tensor can carry; split the tensor"
                     ),
                 ));
@@ -52,8 +56,9 @@ impl Tensor {
     /// The elements of a string tensor, row-major, sharing the tensor's data.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if this is no live string tensor, or its data is no TensorProto of as many strings
-    /// as its shape asks for; `RESOURCE_EXHAUSTED` if it stands for too many equal strings.
+    /// `INVALID_ARGUMENT` if this is no live string tensor, or its data is no TensorProto of as
+    /// many strings as its shape asks for; `RESOURCE_EXHAUSTED` if it stands for too many equal
+    /// strings.
     pub fn strings(&self) -> Result<Vec<Buffer>, Status> {
         if self.dtype != DType::String || self.is_dead {
             let found = if self.is_dead {
@@ -236,7 +241,8 @@ fn split_content(content: &Buffer, count: u64) -> Result<Vec<Buffer>, Status> {
     Ok(strings)
 }
 
-/// The strings of a list of string_val: the last stands for all that are missing, an absent one is empty.
+/// The strings of a list of string_val: the last stands for all that are missing, an absent one is
+/// empty.
 fn fill(mut strings: Vec<Buffer>, count: u64) -> Result<Vec<Buffer>, Status> {
     if strings.len() as u64 > count {
         return Err(bad(format_args!(
@@ -248,7 +254,8 @@ fn fill(mut strings: Vec<Buffer>, count: u64) -> Result<Vec<Buffer>, Status> {
         return Err(Status::new(
             Code::ResourceExhausted,
             format!(
-                "{} string(s) stand for {count}, at most {FILLED_ELEMENTS_MAX} are allowed; send each of them",
+                "{} string(s) stand for {count}, at most {FILLED_ELEMENTS_MAX} are allowed; send \
+                 each of them",
                 strings.len()
             ),
         ));
@@ -371,7 +378,10 @@ mod tests {
     proptest! {
         #[test]
         fn strings_survive(
-            elements in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..200), 0..20)
+            elements in proptest::collection::vec(
+                proptest::collection::vec(any::<u8>(), 0..200),
+                0..20,
+            )
         ) {
             let shape = Shape::new(&[elements.len() as u64]).unwrap();
             let tensor = Tensor::from_strings(shape, elements.iter().map(Vec::as_slice)).unwrap();

@@ -63,8 +63,8 @@ pub fn record(data: &[u8]) {
     }
 }
 
-/// Whatever is heads is the same heads when they are written again, each with the one before it if they are alike. The
-/// first byte says how many tensors are wanted.
+/// Whatever is heads is the same heads when they are written again, each with the one before it if
+/// they are alike. The first byte says how many tensors are wanted.
 pub fn heads(data: &[u8]) {
     let Some((&wanted, data)) = data.split_first() else {
         return;
@@ -144,7 +144,8 @@ pub fn announcement(data: &[u8]) {
     }
 }
 
-/// Shows bytes to a client with one call of each kind. The first byte says in which pieces they come.
+/// Shows bytes to a client with one call of each kind. The first byte says in which pieces they
+/// come.
 pub fn client_responses(data: &[u8]) {
     let Some((&pieces, data)) = data.split_first() else {
         return;
@@ -178,7 +179,8 @@ pub fn client_responses(data: &[u8]) {
     assert_eq!(port.end.outstanding_calls(), 0);
 }
 
-/// Shows bytes to a server that answers what it understands. The first byte says in which pieces they come.
+/// Shows bytes to a server that answers what it understands. The first byte says in which pieces
+/// they come.
 pub fn server_requests(data: &[u8]) {
     let Some((&pieces, data)) = data.split_first() else {
         return;

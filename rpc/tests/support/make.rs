@@ -3,7 +3,8 @@
 use grpcxx_rpc::{DType, GraphCall, Method, Request, Shape, Tensor, Text};
 
 pub const STEP_ID: i64 = 81_985_529_216_486;
-pub const KEY: &str = "/job:ps/replica:0/task:0/device:CPU:0;0123456789abcdef;/job:worker/replica:0/task:0/device:CPU:0;edge_12_var_read;0:0";
+pub const KEY: &str = "/job:ps/replica:0/task:0/device:CPU:0;0123456789abcdef;\
+    /job:worker/replica:0/task:0/device:CPU:0;edge_12_var_read;0:0";
 
 /// A tensor of bytes with a content that tells it from others.
 pub fn bytes_tensor(len: usize, seed: u8) -> Tensor {

@@ -30,8 +30,8 @@ struct World {
     handed_out: BTreeMap<RequestId, Request>,
 }
 
-/// Runs the operations that the bytes stand for. Both ends are correct, so no order of events is a violation, each call
-/// ends once, and what arrives is what was sent.
+/// Runs the operations that the bytes stand for. Both ends are correct, so no order of events is a
+/// violation, each call ends once, and what arrives is what was sent.
 pub fn operations(data: &[u8]) {
     let mut bytes = data.iter().copied();
     let announced = |byte: u8| {

@@ -1,7 +1,7 @@
 //! Peers that know plain star and nothing else.
 //!
-//! They check each byte that they get: whatever is not plain star is a failed assertion. Only unknown fields of protobuf
-//! messages pass, because an original's protobuf library skips those.
+//! They check each byte that they get: whatever is not plain star is a failed assertion. Only
+//! unknown fields of protobuf messages pass, because an original's protobuf library skips those.
 
 use grpcxx_rpc::proto::{self, GetStatusResponse};
 use grpcxx_rpc::wire::{

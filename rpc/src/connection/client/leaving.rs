@@ -11,8 +11,8 @@ use crate::connection::client::ClientConnection;
 use crate::connection::reader::{Part, Side, Whole};
 
 impl ClientConnection {
-    /// Ends all calls with `status` and takes no more, because this side leaves. What the peer still answers is read and
-    /// dropped; [`ClientConnection::is_drained`] says when that is over.
+    /// Ends all calls with `status` and takes no more, because this side leaves. What the peer
+    /// still answers is read and dropped; [`ClientConnection::is_drained`] says when that is over.
     pub fn leave(&mut self, status: &Status) {
         self.close();
         let ids: Vec<SlotId> = self.calls.iter().map(|(id, _)| id).collect();
@@ -38,8 +38,8 @@ impl ClientConnection {
         self.calls.is_empty() && self.reader.is_between_frames()
     }
 
-    /// Notes that the link has given a landing back, drops the rest of its bytes, and shows what follows them. `false`
-    /// says that it is not known any more what that is.
+    /// Notes that the link has given a landing back, drops the rest of its bytes, and shows what
+    /// follows them. `false` says that it is not known any more what that is.
     pub fn handle_landing_dropped(&mut self) -> bool {
         if self.reader.chunks.is_inside() || !self.aside.is_empty() {
             return false;

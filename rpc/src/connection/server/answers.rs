@@ -81,8 +81,9 @@ impl ServerConnection {
         self.queue_answer(id, frame, encoded);
     }
 
-    /// Answers a request with tensors that their owner keeps: they are not given back if they do not reach the link. As of
-    /// [`ServerConnection::try_answer_in`]. `false` says that nobody waits for the answer any more.
+    /// Answers a request with tensors that their owner keeps: they are not given back if they do
+    /// not reach the link. As of [`ServerConnection::try_answer_in`]. `false` says that nobody
+    /// waits for the answer any more.
     pub fn answer_kept_in(
         &mut self,
         id: RequestId,
@@ -200,7 +201,8 @@ impl ServerConnection {
         announcement
     }
 
-    /// Saves the tensors of an answer that comes between a cancel and the moment the service hears of it.
+    /// Saves the tensors of an answer that comes between a cancel and the moment the service hears
+    /// of it.
     pub(crate) fn rescue(&mut self, id: RequestId, result: Result<Response, Status>) {
         let Ok(Response::Tensors(tensors)) = result else {
             return;

@@ -21,7 +21,8 @@ impl ClientConnection {
         self.offer.take()
     }
 
-    /// Says whether the link lends payload of shared arenas to the peer, so that nothing waits for it.
+    /// Says whether the link lends payload of shared arenas to the peer, so that nothing waits for
+    /// it.
     pub fn set_lends(&mut self, lends: bool) {
         self.outgoing.cutter.keep_shared(lends);
     }
@@ -67,8 +68,8 @@ impl ClientConnection {
         self.common().contains(feature)
     }
 
-    /// Whether the peer may use a feature in what it sends. It may know of our announcement before we know of its own, or
-    /// without our ever knowing: where there was no memory for its answer.
+    /// Whether the peer may use a feature in what it sends. It may know of our announcement before
+    /// we know of its own, or without our ever knowing: where there was no memory for its answer.
     pub(crate) fn takes(&self, feature: Features) -> bool {
         let said = self.peer.filter(|_| self.peer_status.is_some());
         self.announced.contains(feature) && said.is_none_or(|peer| peer.contains(feature))

@@ -1,3 +1,5 @@
+//! The bytes of an announcement, and the set of features that it names.
+
 use std::fmt;
 use std::ops::{BitAnd, BitOr};
 
@@ -131,7 +133,8 @@ impl fmt::Display for Features {
 pub struct Announcement {
     /// The extensions it knows.
     pub features: Features,
-    /// What links need to move to another medium, which is for them to understand; empty if there is none.
+    /// What links need to move to another medium, which is for them to understand; empty if there
+    /// is none.
     pub offer: Vec<u8>,
     /// The number that proofs of this connection are made over.
     pub nonce: Option<Nonce>,

@@ -1,3 +1,5 @@
+//! Answers of shared frames that a client has read, until their caller takes them.
+
 use std::ops::Range;
 
 use grpcxx_memory::{Buffer, BufferMut, Parts};
@@ -8,19 +10,20 @@ use crate::{Tensor, TensorMeta};
 
 /// Successful answers of one tensor each, until their caller takes them.
 ///
-/// What neighbours have in common is there once. Tensors are made when they are taken: moving them from place to
-/// place would cost more than all else.
+/// What neighbours have in common is there once. Tensors are made when they are taken: moving them
+/// from place to place would cost more than all else.
 #[derive(Debug)]
 pub(crate) struct Answers {
     /// All since none was left, of which those before `next` are taken.
     queue: Vec<Answer>,
     next: usize,
-    /// What answers are. The last one stays, with its record, for what comes next is often the same.
+    /// What answers are. The last one stays, with its record, for what comes next is often the
+    /// same.
     metas: Vec<TensorMeta>,
     last_record: [u8; RECORD_BYTES],
     memory: Vec<Memory>,
-    /// Memory that is being filled with the data of several tensors, its index in `memory`, and how much of it is taken
-    /// by how many of them.
+    /// Memory that is being filled with the data of several tensors, its index in `memory`, and how
+    /// much of it is taken by how many of them.
     block: BufferMut,
     block_index: usize,
     taken_bytes: usize,
@@ -214,8 +217,8 @@ impl ReadyAnswer<'_> {
         self.answer.token
     }
 
-    /// The tensor that was asked for. Inlined, and on a way of its own where it is like most, so that it is made where it is
-    /// wanted: a move waits until its parts are written.
+    /// The tensor that was asked for. Inlined, and on a way of its own where it is like most, so
+    /// that it is made where it is wanted: a move waits until its parts are written.
     #[inline(always)]
     pub fn take(self) -> Tensor {
         let Self { answers, answer } = self;
@@ -243,8 +246,8 @@ fn tensor(meta: &TensorMeta, data: Buffer) -> Tensor {
     meta.tensor(data)
 }
 
-/// Copies data to a place of the same length. Most of it is as long as a line of a cache, for which a call costs more than to
-/// copy what lies in the middle twice.
+/// Copies data to a place of the same length. Most of it is as long as a line of a cache, for which
+/// a call costs more than to copy what lies in the middle twice.
 #[inline(always)]
 fn copy(data: &[u8], place: &mut [u8]) {
     const HALF: usize = DATA_ALIGNMENT_BYTES as usize / 2;
@@ -258,7 +261,8 @@ fn copy(data: &[u8], place: &mut [u8]) {
     }
 }
 
-/// Length of a block for the data of so many more bytes of answers, of which each has as much data as the next.
+/// Length of a block for the data of so many more bytes of answers, of which each has as much data
+/// as the next.
 pub(crate) fn block_bytes(data_bytes: usize, left_bytes: usize) -> Option<usize> {
     let each_bytes = filled_up(data_bytes as u64) as usize;
     let count = 1 + left_bytes / (data_bytes + ANSWER_BYTES);

@@ -22,7 +22,8 @@ use crate::{Response, Status, TensorMeta, Text};
 impl ClientConnection {
     /// Queues a request for one tensor in a frame with others, which the peer knows.
     ///
-    /// Such a request leaves even if its call ends before, since it may say what a number stands for.
+    /// Such a request leaves even if its call ends before, since it may say what a number stands
+    /// for.
     #[inline(always)]
     pub(crate) fn queue_bundled(&mut self, id: SlotId, timeout_ms: i32, step_id: i64, key: &Text) {
         match self.key_numbers.find_recent(key) {
@@ -110,7 +111,8 @@ impl ClientConnection {
         Ok(usize::try_from(self.answers.meta().data_bytes).unwrap_or(usize::MAX))
     }
 
-    /// Takes an answer, behind which so many bytes of answers are left. Its data may share memory if its caller allows it.
+    /// Takes an answer, behind which so many bytes of answers are left. Its data may share memory
+    /// if its caller allows it.
     #[inline(always)]
     fn take_answer(
         &mut self,
@@ -135,8 +137,8 @@ impl ClientConnection {
         self.take_apart(id, data, may_share, left_bytes, landings)
     }
 
-    /// Takes an answer whose data does not fit into the present block of memory, or may not lie there, or which nobody waits
-    /// for.
+    /// Takes an answer whose data does not fit into the present block of memory, or may not lie
+    /// there, or which nobody waits for.
     #[inline(never)]
     fn take_apart(
         &mut self,

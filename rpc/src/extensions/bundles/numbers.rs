@@ -1,3 +1,5 @@
+//! Numbers that stand for keys: those a client gives, and those a server knows.
+
 use foldhash::fast::RandomState;
 use grpcxx_memory::Buffer;
 use hashbrown::HashTable;
@@ -11,8 +13,8 @@ use crate::wire::{
 
 /// The numbers that a client has given to keys.
 ///
-/// Numbers are given in order; once all are given, the oldest stands for the next key. So a table is as long as it
-/// has to be, and programs whose keys change for ever are served too.
+/// Numbers are given in order; once all are given, the oldest stands for the next key. So a table
+/// is as long as it has to be, and programs whose keys change for ever are served too.
 #[derive(Debug)]
 pub(crate) struct KeyNumbers {
     keys: Vec<Text>,
@@ -85,7 +87,8 @@ impl KeyNumbers {
         None
     }
 
-    /// How a request names a key. What it says of a new number must reach the peer, before what is asked for next.
+    /// How a request names a key. What it says of a new number must reach the peer, before what is
+    /// asked for next.
     pub(crate) fn refer<'a>(&mut self, key: &'a Text) -> KeyReference<'a> {
         let bytes = &key.as_buffer()[..];
         if bytes.len() > NUMBERED_KEY_BYTES_MAX {
@@ -299,7 +302,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn both_ends_agree(keys in prop::collection::vec(0_u8..24, 1..300), keys_max in 1_usize..30, copies in any::<bool>()) {
+        fn both_ends_agree(
+            keys in prop::collection::vec(0_u8..24, 1..300),
+            keys_max in 1_usize..30,
+            copies in any::<bool>(),
+        ) {
             let mut numbers = KeyNumbers::with_limits(keys_max, NUMBERED_BYTES_MAX);
             let mut server = NumberedKeys::default();
             let texts: Vec<Text> = (0..24).map(|key| match key {

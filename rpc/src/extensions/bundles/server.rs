@@ -19,7 +19,8 @@ use crate::{HeldTensor, Request, Response, Right, Status, Tensor, TensorMeta, Te
 
 /// The answers that share frames, by frame.
 ///
-/// Invariant: a list that is not in `free` belongs to a frame that waits for the link or is at the link.
+/// Invariant: a list that is not in `free` belongs to a frame that waits for the link or is at the
+/// link.
 #[derive(Debug, Default)]
 pub(crate) struct Bundled {
     lists: Vec<Answers>,
@@ -251,7 +252,8 @@ impl ServerConnection {
         Ok(())
     }
 
-    /// Appends an answer to the frame that others share, or to a new one. Returns those that it shares it with.
+    /// Appends an answer to the frame that others share, or to a new one. Returns those that it
+    /// shares it with.
     #[inline]
     fn append_answer(&mut self, tag: u64, tensor: &Tensor) -> Result<&mut Answers, Status> {
         let bundled = &mut self.bundled;

@@ -1,3 +1,5 @@
+//! The bytes of requests and answers that share a frame.
+
 use crate::wire::{Malformed, Problem};
 
 /// Method number of a frame of requests for one tensor each.
@@ -190,7 +192,8 @@ impl<'a> BundleReader<'a> {
         Ok(bytes)
     }
 
-    /// What is wrong with the part that comes next. Takes a copy, so that the reader itself need not be in memory.
+    /// What is wrong with the part that comes next. Takes a copy, so that the reader itself need
+    /// not be in memory.
     #[cold]
     pub(crate) fn malformed(self, field: &'static str, problem: Problem) -> Malformed {
         Malformed {
@@ -290,7 +293,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn references_come_back(number in 0..NUMBERED_KEYS_MAX as u32, key in prop::collection::vec(any::<u8>(), 0..600)) {
+        fn references_come_back(
+            number in 0..NUMBERED_KEYS_MAX as u32,
+            key in prop::collection::vec(any::<u8>(), 0..600),
+        ) {
             let all = [
                 KeyReference::Known { number },
                 KeyReference::New { number, key: &key },

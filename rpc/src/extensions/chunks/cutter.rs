@@ -1,3 +1,5 @@
+//! Cuts long frames into chunks.
+
 use std::collections::VecDeque;
 
 use grpcxx_memory::Buffer;
@@ -8,8 +10,9 @@ use crate::wire::{ChunkHeader, HEADER_BYTES};
 
 /// Cuts long frames into chunks, for a peer that takes them.
 ///
-/// One frame is cut at a time, and one chunk of it is with the link: the next is made when that has left, and goes behind
-/// the frames that came meanwhile. The last chunk has the token of its frame, all others that of nobody.
+/// One frame is cut at a time, and one chunk of it is with the link: the next is made when that has
+/// left, and goes behind the frames that came meanwhile. The last chunk has the token of its frame,
+/// all others that of nobody.
 #[derive(Debug)]
 pub(crate) struct Cutter {
     /// Frames that are longer are cut.
@@ -77,7 +80,8 @@ impl Cutter {
         self.cut.is_some() || !self.waiting.is_empty()
     }
 
-    /// Whether a long frame is to go on: the link has no chunk, and no frame waits that could go before.
+    /// Whether a long frame is to go on: the link has no chunk, and no frame waits that could go
+    /// before.
     pub(crate) fn is_due(&self, is_alone: bool) -> bool {
         self.has_work() && self.at_link.is_none() && (is_alone || self.passed >= PASSED_MAX)
     }
@@ -110,7 +114,8 @@ impl Cutter {
         });
     }
 
-    /// Fills an empty frame with the next chunk. Gives the frame back that is cut, if that was the last.
+    /// Fills an empty frame with the next chunk. Gives the frame back that is cut, if that was the
+    /// last.
     pub(crate) fn cut(&mut self, chunk: &mut Frame) -> Option<Box<Frame>> {
         let cut = self.cut.as_mut().expect("the caller has begun");
         let keeps_shared = self.keeps_shared;
@@ -154,6 +159,6 @@ impl Cutter {
 /// Token of a chunk behind which more of its frame follows; no slot has it.
 pub(crate) const NOBODY: u64 = u64::MAX - 1;
 
-/// After so many frames that came later, a chunk goes first: who sends small frames without end does not hold up large ones
-/// for ever.
+/// After so many frames that came later, a chunk goes first: who sends small frames without end
+/// does not hold up large ones for ever.
 const PASSED_MAX: u32 = 256;

@@ -18,8 +18,8 @@ use crate::wire::HEADER_BYTES;
 /// bytes than the chunk has; between two chunks the part of it that comes next is put aside.
 ///
 /// Invariants: `left_bytes` is 0 outside of chunks; `aside` is there only outside of chunks; `rest`
-/// is a landing or bytes to drop, and used only by the next chunk; no landing that the link has gone
-/// on behind ([`Landing::then_head`]) is at the link when the chunk that it belongs to ends.
+/// is a landing or bytes to drop, and used only by the next chunk; no landing that the link has
+/// gone on behind ([`Landing::then_head`]) is at the link when the chunk that it belongs to ends.
 #[derive(Debug)]
 pub(crate) struct ChunkReader<P> {
     stage: Stage,

@@ -52,7 +52,8 @@ pub enum ChunkError {
     },
     /// A chunk that ends where no chunk may.
     #[error(
-        "a chunk ends {found_bytes} bytes into a head of {wanted_bytes}, allowed is an end in payload"
+        "a chunk ends {found_bytes} bytes into a head of {wanted_bytes}, allowed is an end in \
+         payload"
     )]
     CutHead {
         /// What there is of the head.

@@ -133,7 +133,8 @@ impl HeadsFirst {
         }
     }
 
-    /// Takes what is there, and says what the link shall do. `None` means that all data is complete.
+    /// Takes what is there, and says what the link shall do. `None` means that all data is
+    /// complete.
     pub(crate) fn advance(
         &mut self,
         cursor: &mut Cursor<'_>,
@@ -233,7 +234,8 @@ impl HeadsFirst {
                     memory: None,
                 });
                 self.take_empty();
-                // Behind other landings the next is ordered, and a link that has gone on would take no notice.
+                // Behind other landings the next is ordered, and a link that has gone on would take
+                // no notice.
                 Some(Next::Land(if self.are_begun() {
                     landing.then_head(HEADER_BYTES)
                 } else {

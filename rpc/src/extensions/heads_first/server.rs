@@ -16,8 +16,8 @@ pub(crate) fn suits(tensors: &[Tensor]) -> bool {
         })
 }
 
-/// Fills an empty frame with a response that is tensors, all heads first. If there is `memory` for the data, it is put
-/// together there instead of in the frame.
+/// Fills an empty frame with a response that is tensors, all heads first. If there is `memory` for
+/// the data, it is put together there instead of in the frame.
 ///
 /// # Errors
 /// The response cannot be sent; the frame has to be cleared.
@@ -86,8 +86,8 @@ fn fill_bytes(data_bytes: usize) -> usize {
     (filled_up(data_bytes as u64) - data_bytes as u64) as usize
 }
 
-/// Longest data of a tensor in a response that is sent with all heads first; beyond, memory of its own costs little
-/// beside the bytes.
+/// Longest data of a tensor in a response that is sent with all heads first; beyond, memory of its
+/// own costs little beside the bytes.
 const SENT_TENSOR_BYTES_MAX: usize = 8 << 10;
 
 /// Shortest data of a response that is put together in memory that the link can lend.

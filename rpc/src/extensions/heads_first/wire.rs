@@ -1,3 +1,5 @@
+//! The bytes of heads that come before all data.
+
 use smallvec::SmallVec;
 
 use crate::wire::{
@@ -5,10 +7,12 @@ use crate::wire::{
 };
 use crate::{Status, Tensor, TensorMeta};
 
-/// What the tensors of a response are, where that comes before all of their data: runs of tensors that are alike.
+/// What the tensors of a response are, where that comes before all of their data: runs of tensors
+/// that are alike.
 ///
-/// A run is the number of its tensors, a u32, and one record head. The data of all tensors follows the last run, each
-/// filled up to a multiple of [`DATA_ALIGNMENT_BYTES`], so that it can be read into one piece of memory.
+/// A run is the number of its tensors, a u32, and one record head. The data of all tensors follows
+/// the last run, each filled up to a multiple of [`DATA_ALIGNMENT_BYTES`], so that it can be read
+/// into one piece of memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Heads {
     runs: SmallVec<[(u32, TensorMeta); 1]>,
@@ -104,7 +108,8 @@ pub fn filled_up(data_bytes: u64) -> u64 {
     data_bytes.saturating_add(DATA_ALIGNMENT_BYTES - 1) & !(DATA_ALIGNMENT_BYTES - 1)
 }
 
-/// Where the data of each tensor begins: at a multiple of so many bytes, as memory of an arena does.
+/// Where the data of each tensor begins: at a multiple of so many bytes, as memory of an arena
+/// does.
 pub const DATA_ALIGNMENT_BYTES: u64 = 64;
 
 /// Length of a run, in bytes.
@@ -112,6 +117,8 @@ pub const RUN_BYTES: usize = 4 + RECORD_BYTES;
 
 #[cfg(test)]
 mod tests {
+    use std::iter::repeat_n;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -188,15 +195,21 @@ mod tests {
             let mut out = Vec::new();
             encode_heads(&tensors, &mut out).unwrap();
             let heads = Heads::decode(&out, tensors.len()).unwrap();
-            let metas = heads.runs().iter().flat_map(|(count, meta)| std::iter::repeat_n(meta.clone(), *count as usize));
+            let metas = (heads.runs().iter())
+                .flat_map(|(count, meta)| repeat_n(meta.clone(), *count as usize));
             prop_assert!(metas.eq(tensors.iter().map(Tensor::meta)));
-            prop_assert_eq!(heads.data_bytes(), tensors.iter().map(|tensor| filled_up(tensor.data.len() as u64)).sum::<u64>());
+            let each = tensors.iter().map(|tensor| filled_up(tensor.data.len() as u64));
+            prop_assert_eq!(heads.data_bytes(), each.sum::<u64>());
         }
 
         #[test]
-        fn garbage_is_refused_or_has_the_wanted_number(bytes in proptest::collection::vec(any::<u8>(), 0..200), wanted in 0usize..100) {
+        fn garbage_is_refused_or_has_the_wanted_number(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+            wanted in 0usize..100,
+        ) {
             if let Ok(heads) = Heads::decode(&bytes, wanted) {
-                prop_assert_eq!(heads.runs().iter().map(|(count, _)| *count as usize).sum::<usize>(), wanted);
+                let counts = heads.runs().iter().map(|(count, _)| *count as usize);
+                prop_assert_eq!(counts.sum::<usize>(), wanted);
                 prop_assert!(heads.runs().len() * RUN_BYTES == bytes.len());
             }
         }

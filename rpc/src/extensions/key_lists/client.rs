@@ -10,8 +10,9 @@ use crate::{KeyList, Text};
 
 /// The lists that the server of a connection keeps, and those that it may come to keep.
 ///
-/// A list has a number from its second use on, so that lists which do not come back cost no more than a look at their
-/// keys. It is named by its number once the request that gave it that number has been answered with success.
+/// A list has a number from its second use on, so that lists which do not come back cost no more
+/// than a look at their keys. It is named by its number once the request that gave it that number
+/// has been answered with success.
 #[derive(Debug, Default)]
 pub(crate) struct SentLists {
     lists: Vec<Sent>,
@@ -129,7 +130,8 @@ impl SentLists {
         }
     }
 
-    /// The place of a number that stands for nothing, or for a list that has not been used for long.
+    /// The place of a number that stands for nothing, or for a list that has not been used for
+    /// long.
     fn free_number(&mut self) -> Option<usize> {
         if self.lists.len() < LISTS_MAX {
             return Some(self.lists.len());

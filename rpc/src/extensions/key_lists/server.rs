@@ -80,7 +80,8 @@ impl KeptLists {
 
     /// Keeps a list under a number, in place of another. False if that is not allowed.
     ///
-    /// The texts are copied, next to each other: those of a request may lie in memory of the arena, or in many places.
+    /// The texts are copied, next to each other: those of a request may lie in memory of the arena,
+    /// or in many places.
     pub(crate) fn keep(&mut self, number: i32, keys: &[Text]) -> bool {
         let at = match usize::try_from(number) {
             Ok(number @ 1..=LISTS_MAX) => number - 1,

@@ -195,7 +195,8 @@ fn nothing_is_used_that_the_peer_has_not_announced() {
     assert_eq!(answer_header(&pair.server.drain()).tag, header(&bytes).tag);
 }
 
-/// The server has read the client's announcement when it answers, and the client not yet the server's.
+/// The server has read the client's announcement when it answers, and the client not yet the
+/// server's.
 #[test]
 fn answers_may_come_before_the_announcement() {
     let mut pair = Pair::new(Features::ALL, Features::ALL);
@@ -214,7 +215,8 @@ fn answers_may_come_before_the_announcement() {
     pair.round_trip(receive("k"), tensors([floats(&[2.0])]));
 }
 
-/// The server has read the client's announcement and uses what both know; the client could not read the server's.
+/// The server has read the client's announcement and uses what both know; the client could not read
+/// the server's.
 #[test]
 fn answers_are_taken_from_a_peer_whose_announcement_got_lost() {
     let mut pair = Pair::new(Features::ALL, Features::ALL);
@@ -267,7 +269,8 @@ fn long_bundles_are_cut() {
     }
 }
 
-/// checklist 18: a frame that did not leave as a whole was not delivered, since its receiver waits for all of it.
+/// checklist 18: a frame that did not leave as a whole was not delivered, since its receiver waits
+/// for all of it.
 #[test]
 fn answers_of_a_lost_frame_are_given_back() {
     let (mut pair, incoming) = asked(&["a", "b", "c"]);
@@ -536,8 +539,11 @@ proptest! {
         payload in prop::collection::vec(prop_oneof![Just(0_u8), Just(0x80), any::<u8>()], 0..200),
         piece_bytes in 1_usize..100,
     ) {
-        let request = RequestHeader { method: BUNDLE_METHOD, tag: 1, payload_bytes: payload.len() as u64, ..RequestHeader::default() };
-        let answer = ResponseHeader { tag: u64::MAX, payload_bytes: payload.len() as u64, ..ResponseHeader::default() };
+        let payload_bytes = payload.len() as u64;
+        let (method, tag) = (BUNDLE_METHOD, 1);
+        let request = RequestHeader { method, tag, payload_bytes, ..RequestHeader::default() };
+        let tag = u64::MAX;
+        let answer = ResponseHeader { tag, payload_bytes, ..ResponseHeader::default() };
         let (mut pair, _) = asked(&["k"]);
         for piece in [&request.encode()[..], &payload].concat().chunks(piece_bytes) {
             pair.server.offer(piece);
@@ -547,7 +553,8 @@ proptest! {
         }
     }
 
-    /// Calls of all kinds, in any order, answered in any order and in any pieces, end once with what was answered.
+    /// Calls of all kinds, in any order, answered in any order and in any pieces, end once with
+    /// what was answered.
     #[test]
     fn every_call_ends_once(
         keys in prop::collection::vec((0_u8..6, 0_usize..1200), 1..60),

@@ -275,7 +275,8 @@ fn chunks_of_requests(bytes: &[u8]) -> Vec<(u64, u64)> {
     found
 }
 
-/// The tensors of an answer go back whichever of its chunks is the first that is lost, and the client has none of it.
+/// The tensors of an answer go back whichever of its chunks is the first that is lost, and the
+/// client has none of it.
 #[test]
 fn an_answer_is_lost_as_a_whole() {
     for sent in 0..3 {
@@ -394,7 +395,8 @@ fn a_long_request_that_has_not_begun_is_dropped() {
     assert_eq!(pair.client.end.poll_finished(), None);
 }
 
-/// Memory that is refused in the middle of a frame fails the call, and what follows it is dropped chunk by chunk.
+/// Memory that is refused in the middle of a frame fails the call, and what follows it is dropped
+/// chunk by chunk.
 #[test]
 fn a_frame_without_memory_is_dropped_in_all_its_chunks() {
     let mut pair = pair();
@@ -416,7 +418,8 @@ fn a_frame_without_memory_is_dropped_in_all_its_chunks() {
     pair.round_trip(receive("k"), tensors([bytes_tensor(4000, 2)]));
 }
 
-/// The request in chunks has a place of its own: others go on to be read, for one of them may wait for it.
+/// The request in chunks has a place of its own: others go on to be read, for one of them may wait
+/// for it.
 #[test]
 fn a_server_at_its_limit_takes_the_rest_of_a_request_in_chunks() {
     let limits_of_one = ConnectionLimits {
@@ -495,7 +498,8 @@ fn garbage_in_chunks_is_named() {
                 found: 3,
                 allowed: tag,
             },
-            "chunk header: tag 0x0000000000000003, allowed is 0x0000000200000000, whose frame is not complete",
+            "chunk header: tag 0x0000000000000003, allowed is 0x0000000200000000, whose frame is \
+             not complete",
         ),
         (
             vec![chunk(3, &frame)],
@@ -503,7 +507,8 @@ fn garbage_in_chunks_is_named() {
                 found: tag,
                 allowed: 3,
             },
-            "a frame in chunks with tag 0x0000000000000003 has the tag 0x0000000200000000, allowed is the same",
+            "a frame in chunks with tag 0x0000000000000003 has the tag 0x0000000200000000, allowed \
+             is the same",
         ),
         (
             vec![chunk(tag, &chunk(tag, &frame))],
@@ -562,7 +567,8 @@ fn garbage_in_chunks_is_named() {
     }
 }
 
-/// Before anything is asked for: a chunk longer than a frame may be, a tensor longer than a frame may be.
+/// Before anything is asked for: a chunk longer than a frame may be, a tensor longer than a frame
+/// may be.
 #[test]
 fn limits_are_checked_before_memory_is_taken() {
     let limits = ConnectionLimits {

@@ -1,5 +1,5 @@
-//! Responses with all heads before the data: the same tensors arrive as in the form of originals, in whatever pieces,
-//! and each takes the memory that it should.
+//! Responses with all heads before the data: the same tensors arrive as in the form of originals,
+//! in whatever pieces, and each takes the memory that it should.
 
 #[path = "../../../../tests/support/mod.rs"]
 mod support;
@@ -268,7 +268,10 @@ fn tensor((len, seed): (usize, u8)) -> Tensor {
 proptest! {
     #[test]
     fn tensors_arrive_in_whatever_pieces(
-        kinds in proptest::collection::vec((prop_oneof![Just(0), Just(64), 0_usize..200, 1000_usize..9000], any::<u8>()), 1..40),
+        kinds in proptest::collection::vec(
+            (prop_oneof![Just(0), Just(64), 0_usize..200, 1000_usize..9000], any::<u8>()),
+            1..40,
+        ),
         piece_bytes in prop_oneof![Just(usize::MAX), 1_usize..100, 100_usize..20_000],
         shares in any::<bool>(),
     ) {
@@ -279,7 +282,8 @@ proptest! {
         for _ in 0..2 {
             pair.round_trip(request(sent.len()), tensors(sent.clone()));
         }
-        prop_assert!(pair.client.landings.blocks.iter().all(|len| len % DATA_ALIGNMENT_BYTES as usize == 0));
+        let alignment = DATA_ALIGNMENT_BYTES as usize;
+        prop_assert!(pair.client.landings.blocks.iter().all(|len| len.is_multiple_of(alignment)));
     }
 
     /// Whatever the bytes are, they end in tensors, in a failure of the call, or in a violation.
@@ -292,7 +296,8 @@ proptest! {
     ) {
         let mut pair = Pair::announced();
         pair.client.landings.shares = shares;
-        // A header that was damaged may announce plain records, which say how long they are one by one.
+        // A header that was damaged may announce plain records, which say how long they are one by
+        // one.
         pair.client.landings.piece_bytes_max = 1 << 16;
         let sent: Vec<Tensor> = kinds.into_iter().map(tensor).collect();
         let mut bytes = answer(&mut pair, &sent);
@@ -304,7 +309,8 @@ proptest! {
             pair.client.offer(piece);
         }
         prop_assert!(pair.client.landings.total_bytes <= 1 << 20 | bytes.len());
-        prop_assert!(pair.client.landings.pieces <= sent.len() + 2, "{}", pair.client.landings.pieces);
+        let pieces = pair.client.landings.pieces;
+        prop_assert!(pieces <= sent.len() + 2, "{}", pieces);
         pair.client.close(&Status::new(Code::Unavailable, "gone"));
         pair.finished();
         prop_assert_eq!(pair.client.end.outstanding_calls(), 0);

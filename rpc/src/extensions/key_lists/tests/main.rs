@@ -175,7 +175,8 @@ fn a_number_beyond_the_limit_is_refused() {
 }
 
 proptest! {
-    /// Each request arrives with its own keys, however many lists there are and whatever becomes of them.
+    /// Each request arrives with its own keys, however many lists there are and whatever becomes of
+    /// them.
     #[test]
     fn requests_arrive_as_they_were_made(
         uses in proptest::collection::vec((0_usize..45, any::<bool>(), 0_u8..8), 1..300),
