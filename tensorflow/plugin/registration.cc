@@ -1,4 +1,5 @@
-// Makes TensorFlow know the protocol "grpc++": registers the factory of our server when the plugin is opened.
+// Makes TensorFlow know the protocol "grpc++": registers the factory of our server when the plugin is opened, and
+// the ops of packs.
 
 #include <dlfcn.h>
 
@@ -6,6 +7,7 @@
 #include <set>
 #include <string>
 
+#include "pack_ops.h"
 #include "server.h"
 #include "tensorflow/core/distributed_runtime/server_lib.h"
 #include "tensorflow/core/platform/logging.h"
@@ -61,6 +63,7 @@ bool RegisterProtocol() {
     return false;
   }
   for (Register register_in : Registries()) register_in("GRPCXX_SERVER", new Factory());
+  RegisterPackOps();
   return true;
 }
 
