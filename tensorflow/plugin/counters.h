@@ -31,6 +31,9 @@ struct Counters {
   std::atomic<uint64_t> fused_requests{0};
   std::atomic<uint64_t> fused_tensors{0};
   std::atomic<uint64_t> fused_tensors_late{0};
+  std::atomic<uint64_t> graph_packs{0};
+  std::atomic<uint64_t> graph_packed_tensors{0};
+  std::atomic<uint64_t> graph_packed_variables{0};
   std::atomic<uint64_t> packed_tensors{0};
   std::atomic<uint64_t> unpacked_tensors{0};
   std::atomic<uint64_t> unpacked_copied_tensors{0};

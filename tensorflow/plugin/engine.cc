@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "graph_fusion.h"
 #include "pool.h"
 #include "status.h"
 #include "tensorflow/core/platform/logging.h"
@@ -189,6 +190,8 @@ absl::StatusOr<std::shared_ptr<Engine>> Engine::Start(const tensorflow::ServerDe
   const absl::StatusOr<bool> fuses = Boolean("GRPCXX_TENSOR_FUSE", true);
   if (!fuses.ok()) return fuses.status();
   engine->fuses_ = *fuses;
+  const absl::StatusOr<bool> fuses_graphs = Boolean("GRPCXX_GRAPH_FUSION", false);
+  if (!fuses_graphs.ok()) return fuses_graphs.status();
   const absl::StatusOr<uint64_t> pool_bytes = Bytes("GRPCXX_TENSOR_POOL_BYTES", uint64_t{1} << 30);
   if (!pool_bytes.ok()) return pool_bytes.status();
   Pool::Instance().SetRetainedBytesMax(*pool_bytes);
@@ -226,6 +229,10 @@ absl::StatusOr<std::shared_ptr<Engine>> Engine::Start(const tensorflow::ServerDe
   }
   engine->announcement_.port = grpcxx_engine_star_port(engine->engine_);
   engine->announcement_.features = Announcement::kFusePartly | Announcement::kRecvBuf | Announcement::kSteps;
+  if (*fuses_graphs) {
+    engine->announcement_.features |= Announcement::kPacks;
+    TurnGraphFusionOn();
+  }
   LOG(INFO) << "grpc++ on star port " << engine->announcement_.port << ", "
             << (engine->map_ != nullptr ? absl::StrCat("peers by ", grpcxx_endpoint_map_path(engine->map_))
                                         : std::string("peers by discovery"))

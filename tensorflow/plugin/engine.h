@@ -27,6 +27,7 @@ struct Announcement {
   static constexpr uint32_t kFusePartly = 1;  // answers a fused receive before all of its tensors are there
   static constexpr uint32_t kRecvBuf = 2;     // serves the buffers of collectives
   static constexpr uint32_t kSteps = 4;       // runs and cleans up graphs over star
+  static constexpr uint32_t kPacks = 8;       // has the ops that graph fusion puts into graphs
 
   uint16_t port = 0;
   uint32_t features = 0;

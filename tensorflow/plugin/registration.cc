@@ -1,5 +1,5 @@
-// Makes TensorFlow know the protocol "grpc++": registers the factory of our server when the plugin is opened, and
-// the ops of packs.
+// Makes TensorFlow know the protocol "grpc++": registers the factory of our server when the plugin is opened, and what
+// fuses graphs.
 
 #include <dlfcn.h>
 
@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 
+#include "graph_fusion.h"
 #include "pack_ops.h"
 #include "server.h"
 #include "tensorflow/core/distributed_runtime/server_lib.h"
@@ -64,6 +65,7 @@ bool RegisterProtocol() {
   }
   for (Register register_in : Registries()) register_in("GRPCXX_SERVER", new Factory());
   RegisterPackOps();
+  RegisterGraphFusion();
   return true;
 }
 

@@ -341,6 +341,9 @@ config! {
     tensor_fuse: bool = parse::switch,
         "GRPCXX_TENSOR_FUSE", "true", "", "TensorFlow plugin",
         "small tensors that a step receives from one task share requests";
+    graph_fusion: bool = parse::switch,
+        "GRPCXX_GRAPH_FUSION", "off", "", "TensorFlow plugin",
+        "`auto` or `off`; with `auto` small tensors of a graph that go from one task to another travel in packs";
     tensor_pool_bytes: u64 = parse::pool_bytes,
         "GRPCXX_TENSOR_POOL_BYTES", "1GiB", "bytes", "TensorFlow plugin",
         "memory of large tensors, received or computed, that is kept for the next ones when it is free, up to 16TiB; 0: none";
