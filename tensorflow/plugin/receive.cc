@@ -44,8 +44,10 @@ void Operation::Begin() {
 }
 
 void Operation::Take(const std::shared_ptr<Peer>& peer, Fallback reason) {
-  if (peer == nullptr || attempts_ >= kAttemptsMax) {
-    return Fall(peer == nullptr ? reason : Fallback::kUnreachable);
+  if (peer == nullptr) return Fall(reason);
+  if (attempts_ >= kAttemptsMax) {
+    worker_->TellFallback(Fallback::kUnreachable, "calls found no connection to its star port several times in a row");
+    return Fall(Fallback::kUnreachable);
   }
   ++attempts_;
   peer_ = peer;
@@ -90,7 +92,12 @@ void Operation::Failed(const grpcxx_status* status) {
     return Timer::Instance().RunAfter(kAgainAfter, [this] { worker_->Run([this] { OverStar(peer_); }); });
   }
   // The answers that are awaited may depend on this call.
-  if (reason == GRPCXX_REASON_TOO_MANY_CALLS && BeginAgain()) return Fall(Fallback::kCalls);
+  if (reason == GRPCXX_REASON_TOO_MANY_CALLS && BeginAgain()) {
+    worker_->TellFallback(Fallback::kCalls,
+                          "more calls to it are under way than GRPCXX_OUTSTANDING_CALLS_MAX or "
+                          "GRPCXX_WAITING_CALLS_MAX allow");
+    return Fall(Fallback::kCalls);
+  }
   if (reason == GRPCXX_REASON_NO_CONNECTION) {
     worker_->route().Lost(peer_);
     if (BeginAgain()) {

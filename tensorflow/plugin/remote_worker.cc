@@ -2,11 +2,13 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "buffer_receive.h"
 #include "receive.h"
 #include "step_call.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/framework/device_base.h"
+#include "tensorflow/core/platform/logging.h"
 
 namespace grpcxx_tensorflow {
 
@@ -26,12 +28,23 @@ void RemoteWorker::Open() {
   if (local_->engine->fuses()) fuser_ = std::make_shared<Fuser>();
 }
 
+void RemoteWorker::TellFallback(Fallback reason, const std::string& why) {
+  if (is_told_[static_cast<int>(reason)].exchange(true, std::memory_order_relaxed)) return;
+  LOG(WARNING) << "grpc++: tensors of " << target_ << " come over gRPC, because " << why
+               << " (told once; the counter fallback_tensors_" << FallbackName(reason) << " goes on)";
+}
+
+void RemoteWorker::FellForDevice(const std::string& device) {
+  Count().Fell(Fallback::kDevice);
+  TellFallback(Fallback::kDevice,
+               absl::StrCat("they are for memory of ", device, ", which the CPU must not write to"));
+}
+
 void RemoteWorker::RecvTensorAsync(tensorflow::CallOptions* opts, const tensorflow::RecvTensorRequest* request,
                                    tensorflow::TensorResponse* response, tensorflow::StatusCallback done) {
   const tensorflow::DeviceBase* device = response->device();
   if (device == nullptr || device->attributes().device_type() != "CPU") {
-    // The CPU must not write to memory of another device.
-    Count().Fell(Fallback::kDevice);
+    FellForDevice(device == nullptr ? "unknown device" : device->attributes().device_type());
     return grpc_->RecvTensorAsync(opts, request, response, std::move(done));
   }
   (new TensorReceive(shared_from_this(), opts, request, response, std::move(done)))->Begin();
@@ -40,7 +53,7 @@ void RemoteWorker::RecvTensorAsync(tensorflow::CallOptions* opts, const tensorfl
 void RemoteWorker::RecvBufAsync(tensorflow::CallOptions* opts, const tensorflow::RecvBufRequest* request,
                                 tensorflow::RecvBufResponse* response, tensorflow::StatusCallback done) {
   if (!BufferReceive::IsOnHost(*request)) {
-    Count().Fell(Fallback::kDevice);
+    FellForDevice(request->dst_device());
     return grpc_->RecvBufAsync(opts, request, response, std::move(done));
   }
   (new BufferReceive(shared_from_this(), opts, request, response, std::move(done)))->Begin();

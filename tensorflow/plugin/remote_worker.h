@@ -1,10 +1,12 @@
 #ifndef GRPCXX_TENSORFLOW_REMOTE_WORKER_H_
 #define GRPCXX_TENSORFLOW_REMOTE_WORKER_H_
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
 
+#include "counters.h"
 #include "engine.h"
 #include "fuser.h"
 #include "route.h"
@@ -44,6 +46,9 @@ class RemoteWorker : public tensorflow::WorkerInterface, public std::enable_shar
   Route& route() { return *route_; }
   // Nullptr if receives do not share requests.
   Fuser* fuser() { return fuser_.get(); }
+  // Says in the log why tensors of the task take gRPC, once for each reason that is no matter of the route, which
+  // tells its own. Counters say how many they are.
+  void TellFallback(Fallback reason, const std::string& why);
   // Runs code away from the threads of the engine.
   void Run(std::function<void()> code) { local_->run(std::move(code)); }
   bool has_plain_memory() const { return local_->has_plain_memory; }
@@ -118,6 +123,8 @@ class RemoteWorker : public tensorflow::WorkerInterface, public std::enable_shar
  private:
   // The peer, if it runs steps and is known to be there now. A step is not worth waiting for that.
   std::shared_ptr<Peer> PeerForSteps();
+  // Counts and tells a tensor that gRPC has to bring to memory of `device`.
+  void FellForDevice(const std::string& device);
 
   const std::shared_ptr<const LocalTask> local_;
   const std::shared_ptr<tensorflow::WorkerCacheInterface> cache_;
@@ -126,6 +133,7 @@ class RemoteWorker : public tensorflow::WorkerInterface, public std::enable_shar
   const std::string grpc_address_;
   std::shared_ptr<Route> route_;
   std::shared_ptr<Fuser> fuser_;
+  std::atomic<bool> is_told_[static_cast<int>(Fallback::kCount)] = {};
 };
 
 }  // namespace grpcxx_tensorflow

@@ -113,3 +113,10 @@ def test_a_tensorflow_without_a_build_is_wrong(monkeypatch, tmp_path, builds, st
     assert found["plugin"].state == state
     if state == "wrong":
         assert "pip install" in found["plugin"].advice
+
+
+def test_the_policy_in_force_is_told_and_the_token_is_not():
+    found = findings(GRPCXX_TOKEN="the key of this test alone", GRPCXX_ALLOW="10.0.0.0/8")
+    policy = "allow=10.0.0.0/8 token=set admin=none members=none others=nothing"
+    assert found["policy"]["value"] == policy
+    assert found["GRPCXX_TOKEN"]["value"] == "(not shown)"
