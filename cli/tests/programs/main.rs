@@ -11,6 +11,7 @@ mod leaving;
 mod log;
 #[path = "../../../runtime/tests/original/mod.rs"]
 mod original;
+mod policy;
 mod tool;
 
 use std::path::{Path, PathBuf};
