@@ -9,9 +9,10 @@ use std::path::Path;
 
 use grpcxx_shm::{RING_BYTES_MIN, ShmOptions};
 use grpcxx_transport::{CloseReason, Transport};
+use support::dialled::{DIALLED_RING, DIALLED_TAIL};
 use support::hostile::{
-    self, DIALLED_RING, DIALLED_TAIL, ENDED, HEAD_OF_THE_OTHER_LANE, MARK, Peer, RING, TAIL,
-    sealed_memory, sealed_memory_called, shown,
+    self, ENDED, HEAD_OF_THE_OTHER_LANE, MARK, Peer, RING, TAIL, sealed_memory,
+    sealed_memory_called, shown,
 };
 use support::{HEAD, Side};
 

@@ -1,7 +1,7 @@
 //! A peer that writes anything into the segment of a link, and says anything over its socket.
 
 use std::fs::File;
-use std::io::{IoSlice, IoSliceMut, Write};
+use std::io::{IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,8 +16,8 @@ use grpcxx_transport::{
 };
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
 };
 
 /// Offsets in a segment, as `docs/wire.md` has them.
@@ -26,10 +26,6 @@ pub const HEAD_OF_THE_OTHER_LANE: u64 = 512 + 128;
 pub const ENDED: u64 = 256;
 pub const HINTS: u64 = 1280;
 pub const RING: u64 = 4096;
-
-/// The same of the lane and the ring of an end that was dialled.
-pub const DIALLED_TAIL: u64 = 512;
-pub const DIALLED_RING: u64 = RING + RING_BYTES_MIN as u64;
 
 /// Links that a peer tries, the way the bytes say, and checks that each ends as every link does.
 pub fn peer(data: &[u8]) {
@@ -98,40 +94,6 @@ impl Peer {
         rustix::net::connect(&socket, &name).unwrap();
         let segment = sealed_memory(RING as usize + 2 * RING_BYTES_MIN);
         Self { socket, segment }
-    }
-
-    /// Answers the dial of a victim, whose memory it takes.
-    pub fn answer(listener: &OwnedFd) -> Self {
-        let socket = rustix::net::accept_with(listener, SocketFlags::CLOEXEC).unwrap();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let (mut bytes, flags) = ([0; 64], RecvFlags::CMSG_CLOEXEC);
-        let mut slices = [IoSliceMut::new(&mut bytes)];
-        rustix::net::recvmsg(&socket, &mut slices, &mut control, flags).unwrap();
-        let segment = control.drain().find_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-            _ => None,
-        });
-        let segment = File::from(segment.unwrap());
-        Self { socket, segment }
-    }
-
-    /// Where a victim may dial, and the address for that.
-    pub fn listen() -> (OwnedFd, SocketAddr) {
-        let flags = SocketFlags::CLOEXEC;
-        let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-                .unwrap();
-        for port in 1.. {
-            let address = SocketAddr::from(([127, 66, 66, 66], port));
-            let name = format!("grpcxx-shm-{address}");
-            let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
-            if rustix::net::bind(&socket, &name).is_ok() {
-                rustix::net::listen(&socket, 1).unwrap();
-                return (socket, address);
-            }
-        }
-        unreachable!("one of all ports is free");
     }
 
     pub fn hello(&self, ring_bytes: u64, descriptor: Option<BorrowedFd<'_>>) {

@@ -7,6 +7,7 @@
     reason = "each test binary uses a part, and says what it leaves out"
 )]
 
+pub mod dialled;
 pub mod hostile;
 
 use std::collections::VecDeque;
