@@ -37,6 +37,15 @@ bool RunsToItsEnd(absl::string_view op) {
   return kOps->contains(op);
 }
 
+// Ops without an effect that always compute into new memory.
+bool TakesNewMemory(absl::string_view op) {
+  static const auto* const kOps = new absl::flat_hash_set<absl::string_view>{
+      "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "BiasAddGrad", "ConcatV2", "Conv2D",
+      "Conv3D",      "GatherV2",      "MatMul",        "Rank",        "Shape",    "Size",
+  };
+  return kOps->contains(op);
+}
+
 // Whether an op runs a function, in which anything may be.
 bool RunsFunction(const Node& node, const FunctionLibraryDefinition* functions) {
   if (functions != nullptr && functions->Contains(node.type_string())) return true;
@@ -67,6 +76,10 @@ bool MayWait(const Node& node, const FunctionLibraryDefinition* functions) {
   const std::string& op = node.type_string();
   if (node.op_def().is_stateful()) return !RunsToItsEnd(op) && !IsUpdate(op);
   return HasOldHandle(node) || op == "PyFuncStateless" || RunsFunction(node, functions);
+}
+
+bool MayShareMemory(const Node& node) {
+  return !node.op_def().is_stateful() && !TakesNewMemory(node.type_string());
 }
 
 bool MayKeep(const Node& node, const FunctionLibraryDefinition* functions) {

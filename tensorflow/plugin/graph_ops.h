@@ -11,6 +11,9 @@ namespace grpcxx_tensorflow {
 // Whether an op may wait for anything but its inputs: for a feed, a queue, another task, the end of a loop.
 bool MayWait(const tensorflow::Node& node, const tensorflow::FunctionLibraryDefinition* functions);
 
+// Whether what an op computes may lie in the memory of one of its inputs.
+bool MayShareMemory(const tensorflow::Node& node);
+
 // Whether an op may hold one of its inputs when the step has ended.
 bool MayKeep(const tensorflow::Node& node, const tensorflow::FunctionLibraryDefinition* functions);
 

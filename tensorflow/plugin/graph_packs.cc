@@ -63,7 +63,7 @@ Packs::Packs(tensorflow::Graph* graph, const tensorflow::FunctionLibraryDefiniti
     for (const Edge* edge : node.out_edges()) {
       const Node& user = *edge->dst();
       if (edge->IsControlEdge() || user.assigned_device_name_index() != node.assigned_device_name_index()) continue;
-      is_kept |= keeps_[user.id()] || (!user.op_def().is_stateful() && is_output_kept_[user.id()]);
+      is_kept |= keeps_[user.id()] || (MayShareMemory(user) && is_output_kept_[user.id()]);
     }
     is_output_kept_[node.id()] = is_kept;
   }
@@ -185,7 +185,7 @@ void Packs::ReplaceRead(const Member& member, Node* pack) {
 
 bool Packs::IsKept(const Member& member) const {
   for (const auto& [user, input] : member.uses) {
-    if (keeps_[user->id()] || (!user->op_def().is_stateful() && is_output_kept_[user->id()])) return true;
+    if (keeps_[user->id()] || (MayShareMemory(*user) && is_output_kept_[user->id()])) return true;
   }
   return false;
 }

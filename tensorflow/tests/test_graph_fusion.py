@@ -50,6 +50,8 @@ def test_training_has_the_same_losses():
     assert fused["losses"][-1] < fused["losses"][0] / 2
     # 25 variables are read; their gradients go back, though what is fed has no known shape.
     assert counters["unpacked_tensors"] > 40 * 2 * 20
+    # Weights and gradients end in products and updates. The 12 biases might be added to in place, up to what is fetched.
+    assert counters["unpacked_copied_tensors"] < 40 * 15
 
 
 def test_partial_runs_do_not_wait_for_what_is_fed_later():
