@@ -63,6 +63,8 @@ impl<A> LinkHandler<A> for Reader<A> {
     }
     fn closed(&mut self, _: LinkId, _: &CloseReason) {}
 
+    fn proven(&mut self, _: LinkId, _: Option<&grpcxx_transport::PeerName>) {}
+
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 

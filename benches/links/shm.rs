@@ -291,6 +291,8 @@ impl<A> LinkHandler<A> for End<A> {
 
     fn closed(&mut self, _: LinkId, _: &CloseReason) {}
 
+    fn proven(&mut self, _: LinkId, _: Option<&grpcxx_transport::PeerName>) {}
+
     fn migration(&mut self, _: LinkId, news: Migration<'_>) {
         self.is_migrated |= matches!(news, Migration::Migrated(_));
     }

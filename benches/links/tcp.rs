@@ -427,6 +427,8 @@ impl LinkHandler<Accepted> for End {
 
     fn closed(&mut self, _: LinkId, _: &CloseReason) {}
 
+    fn proven(&mut self, _: LinkId, _: Option<&grpcxx_transport::PeerName>) {}
+
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 

@@ -144,7 +144,7 @@ impl<A> Interceptor<'_, A> {
 }
 
 impl<A> LinkHandler<A> for Interceptor<'_, A> {
-    forward_events!(handler<A>: accepted connected migration);
+    forward_events!(handler<A>: accepted connected proven migration);
 
     fn received(&mut self, link: LinkId, bytes: &[u8]) -> Progress {
         self.maybe_close(link);

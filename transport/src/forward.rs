@@ -102,6 +102,10 @@ macro_rules! forward_events {
         $crate::forward_method!($handler landed(&mut self, link: $crate::LinkId,
             landing: $crate::Landing, outcome: $crate::Outcome) -> $crate::Next);
     };
+    (@proven $handler:ident $accepted:ty) => {
+        $crate::forward_method!($handler proven(&mut self, link: $crate::LinkId,
+            name: Option<&$crate::PeerName>));
+    };
     (@migration $handler:ident $accepted:ty) => {
         $crate::forward_method!($handler migration(&mut self, link: $crate::LinkId,
             news: $crate::Migration<'_>));

@@ -131,7 +131,7 @@ struct Writer<'a, A> {
 }
 
 impl<A> LinkHandler<A> for Writer<'_, A> {
-    forward_events!(handler<A>: migration);
+    forward_events!(handler<A>: proven migration);
 
     fn accepted(&mut self, listener: ListenerId, peer: SocketAddr, accepted: A) {
         self.lines

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::task::Waker;
 use std::time::Duration;
 
-use crate::{Frame, Landing, LinkId, ListenerId, MediumKind, Next, Progress, Time};
+use crate::{Frame, Landing, LinkId, ListenerId, MediumKind, Next, PeerName, Progress, Time};
 
 /// Most bytes a [`Next::Head`] may ask for; links keep that much for a head that arrives in pieces.
 pub const HEAD_BYTES_MAX: usize = 256;
@@ -141,6 +141,11 @@ pub trait LinkHandler<A> {
 
     /// The link is gone; nothing follows.
     fn closed(&mut self, link: LinkId, reason: &CloseReason);
+
+    /// The peer of a link has proven by a certificate that it belongs to the cluster, and perhaps
+    /// which task it is. Comes before [`LinkHandler::connected`], and before the first bytes. Not
+    /// counted as an event.
+    fn proven(&mut self, link: LinkId, name: Option<&PeerName>);
 
     /// What became of the migration of a link. Not counted as an event.
     fn migration(&mut self, link: LinkId, news: Migration<'_>);

@@ -346,6 +346,8 @@ impl<E: End> LinkHandler<()> for Handler<'_, E> {
 
     fn closed(&mut self, _: LinkId, _: &CloseReason) {}
 
+    fn proven(&mut self, _: LinkId, _: Option<&grpcxx_transport::PeerName>) {}
+
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 

@@ -6,7 +6,7 @@ use grpcxx_rpc::{
 };
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Migration, Next, Outcome,
-    Progress, SlotTable,
+    PeerName, Progress, SlotTable,
 };
 
 use crate::blame::{Blame, THE_SERVICE};
@@ -166,6 +166,14 @@ impl<A> LinkHandler<A> for Core<A> {
             Some(Owner::Peer(slot)) => self.peer_closed(slot, reason),
             Some(Owner::Leaving(id)) => self.leaving_closed(id, reason),
             None => {}
+        }
+    }
+
+    fn proven(&mut self, link: LinkId, name: Option<&PeerName>) {
+        match self.links.owner(link) {
+            Some(Owner::Server(id)) => self.server_proven(id, name),
+            Some(Owner::Peer(slot)) => self.peer_proven(slot, name),
+            Some(Owner::Leaving(_)) | None => {}
         }
     }
 

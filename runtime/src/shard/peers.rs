@@ -6,7 +6,8 @@ use grpcxx_rpc::{
     Reason, Response, Status, Tensor,
 };
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkId, MediumKind, Next, Outcome, Progress, Time, Transport,
+    CloseReason, Frame, Landing, LinkId, MediumKind, Next, Outcome, PeerName, Progress, Time,
+    Transport,
 };
 
 use crate::blame::{A_HANDLER, Blame};
@@ -146,6 +147,11 @@ impl<A> Core<A> {
             features: connection.and_then(ClientConnection::peer_features),
             status: connection.and_then(ClientConnection::peer_status).cloned(),
         }
+    }
+
+    pub(super) fn peer_proven(&mut self, slot: usize, name: Option<&PeerName>) {
+        let peer = self.peers[slot].address();
+        tracing::debug!(peer, name = ?name.map(PeerName::to_string), "certificate");
     }
 
     pub(super) fn peer_migrated(&mut self, slot: usize, medium: MediumKind) {

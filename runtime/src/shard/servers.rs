@@ -7,7 +7,8 @@ use grpcxx_rpc::{
     Code, PeerViolation, Proving, Reason, RequestId, ServerConnection, Status, Undelivered,
 };
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkId, MediumKind, Next, Outcome, Progress, Time, Transport,
+    CloseReason, Frame, Landing, LinkId, MediumKind, Next, Outcome, PeerName, Progress, Time,
+    Transport,
 };
 
 use crate::command::SlotId;
@@ -165,6 +166,12 @@ impl<A> Core<A> {
         self.mark_server(id);
         if outcome == Outcome::Lost {
             self.take_undelivered(id);
+        }
+    }
+
+    pub(super) fn server_proven(&mut self, id: SlotId, name: Option<&PeerName>) {
+        if let Some(server) = self.servers.find_mut(id) {
+            tracing::debug!(peer = %server.peer, name = ?name.map(PeerName::to_string), "certificate");
         }
     }
 

@@ -255,6 +255,8 @@ impl LinkHandler<SimAccepted> for Links {
         self.connected.retain(|&connected| connected != link);
     }
 
+    fn proven(&mut self, _: LinkId, _: Option<&grpcxx_transport::PeerName>) {}
+
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 

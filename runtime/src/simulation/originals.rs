@@ -131,6 +131,8 @@ impl LinkHandler<SimAccepted> for Original {
         self.is_wedged |= lost > 1 || (lost == 1 && queued.count() > 0);
     }
 
+    fn proven(&mut self, _: LinkId, _: Option<&grpcxx_transport::PeerName>) {}
+
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {
         // An original knows no other medium.
     }

@@ -173,6 +173,8 @@ impl<A> LinkHandler<A> for CheckingHandler<'_, A> {
         self.handler.closed(link, reason);
     }
 
+    forward_events!(handler<A>: proven);
+
     fn migration(&mut self, link: LinkId, news: Migration<'_>) {
         let mut model = self.watcher.model();
         match news {

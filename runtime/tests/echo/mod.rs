@@ -243,6 +243,8 @@ impl LinkHandler<Accepted> for Echo {
         self.is_closed = true;
     }
 
+    fn proven(&mut self, _: LinkId, _: Option<&grpcxx_transport::PeerName>) {}
+
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 

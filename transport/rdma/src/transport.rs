@@ -333,6 +333,8 @@ impl<A: Adapter, H> LinkHandler<H> for Clerk<'_, A, H> {
         }
     }
 
+    fn proven(&mut self, _: LinkId, _: Option<&grpcxx_transport::PeerName>) {}
+
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 

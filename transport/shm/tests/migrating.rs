@@ -214,6 +214,8 @@ impl LinkHandler<Accepted> for Reader {
         assert!(self.closed.replace(reason.clone()).is_none());
     }
 
+    fn proven(&mut self, _: LinkId, _: Option<&grpcxx_transport::PeerName>) {}
+
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 

@@ -164,7 +164,7 @@ struct Auditor<'a, A> {
 }
 
 impl<A> LinkHandler<A> for Auditor<'_, A> {
-    forward_events!(handler<A>: migration);
+    forward_events!(handler<A>: proven migration);
 
     fn accepted(&mut self, listener: ListenerId, peer: SocketAddr, accepted: A) {
         self.books.tally.events += 1;

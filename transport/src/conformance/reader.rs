@@ -234,5 +234,7 @@ impl<A> LinkHandler<A> for Reader<A> {
         self.end(link).closed = Some(reason.clone());
     }
 
+    fn proven(&mut self, _: LinkId, _: Option<&crate::PeerName>) {}
+
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }

@@ -141,6 +141,8 @@ impl LinkHandler<()> for Scripted {
         unreachable!()
     }
 
+    fn proven(&mut self, _: LinkId, _: Option<&crate::PeerName>) {}
+
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 
@@ -382,6 +384,8 @@ impl LinkHandler<()> for Losses {
 
     fn closed(&mut self, _: LinkId, _: &CloseReason) {}
 
+    fn proven(&mut self, _: LinkId, _: Option<&crate::PeerName>) {}
+
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 
@@ -448,6 +452,8 @@ impl LinkHandler<()> for Lazy {
     fn sent(&mut self, _: LinkId, _: Box<Frame>, _: Outcome) {}
 
     fn closed(&mut self, _: LinkId, _: &CloseReason) {}
+
+    fn proven(&mut self, _: LinkId, _: Option<&crate::PeerName>) {}
 
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }

@@ -7,7 +7,7 @@ use super::link::{Closing, Stage};
 use super::{LinkRegistry, Medium};
 use crate::{
     CloseReason, Frame, HEAD_BYTES_MAX, Landing, LinkHandler, LinkId, ListenerId, Migration, Next,
-    Outcome, Progress,
+    Outcome, PeerName, Progress,
 };
 
 pub(super) struct BaseTap<'a, M: Medium, A> {
@@ -198,6 +198,11 @@ impl<M: Medium, A> LinkHandler<A> for BaseTap<'_, M, A> {
             }
         }
         self.registry.due.push_back(id);
+    }
+
+    fn proven(&mut self, base: LinkId, name: Option<&PeerName>) {
+        let id = self.registry.of_base(base);
+        self.handler.proven(id, name);
     }
 
     fn migration(&mut self, base: LinkId, news: Migration<'_>) {

@@ -159,6 +159,8 @@ impl LinkHandler<SimAccepted> for Accomplice<'_> {
         }
     }
 
+    fn proven(&mut self, _: LinkId, _: Option<&grpcxx_transport::PeerName>) {}
+
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 

@@ -212,6 +212,8 @@ impl LinkHandler<SimAccepted> for Talker {
         self.talk(link).closed = Some(reason.clone());
     }
 
+    fn proven(&mut self, _: LinkId, _: Option<&grpcxx_transport::PeerName>) {}
+
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 

@@ -48,6 +48,8 @@ pub enum HandshakeStep {
 pub(crate) struct Agreement {
     pub(crate) secrets: ExtractedSecrets,
     pub(crate) source: KeySource,
+    /// Whether the peer has a certificate that is good.
+    pub(crate) is_proven: bool,
     pub(crate) name: Option<PeerName>,
     /// What followed the handshake already.
     pub(crate) rest: Vec<u8>,
@@ -177,6 +179,7 @@ impl Handshake {
     /// Takes keys and names of a handshake that is over.
     pub(crate) fn finish(self) -> Result<Agreement, HandshakeError> {
         let certificates = self.common().peer_certificates();
+        let is_proven = certificates.is_some();
         let name = certificates.and_then(|chain| task_name(chain.first()?));
         let (secrets, source) = match self.side {
             Side::Client(connection) => {
@@ -191,6 +194,7 @@ impl Handshake {
         Ok(Agreement {
             secrets,
             source,
+            is_proven,
             name,
             rest: self.incoming,
         })

@@ -15,6 +15,8 @@ pub(crate) struct Session {
     sealing: RecordKey,
     opening: RecordKey,
     source: KeySource,
+    /// Whether the peer has proven that it belongs to the cluster.
+    pub(crate) is_proven: bool,
     /// The task that the peer has proven to be.
     pub(crate) name: Option<PeerName>,
     /// The peer wants us to replace our key.
@@ -46,6 +48,7 @@ impl Session {
             sealing: RecordKey::new(agreement.secrets.tx)?,
             opening: RecordKey::new(agreement.secrets.rx)?,
             source: agreement.source,
+            is_proven: agreement.is_proven,
             name: agreement.name,
             owes_key: false,
             idle_records: 0,

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkHandler, LinkId, ListenerId, Migration, Next, Outcome,
-    Progress, TransportError,
+    PeerName, Progress, TransportError,
 };
 
 use crate::handshake::HandshakeError;
@@ -240,6 +240,10 @@ impl<A> LinkHandler<A> for Tap<'_, A> {
         }
         let reason = final_reason(&link, reason);
         self.handler.closed(id, &reason);
+    }
+
+    fn proven(&mut self, id: LinkId, name: Option<&PeerName>) {
+        self.handler.proven(id, name);
     }
 
     fn migration(&mut self, id: LinkId, news: Migration<'_>) {

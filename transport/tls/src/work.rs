@@ -219,6 +219,9 @@ impl<T: Park> Tls<T> {
         };
         let (session, rest) = Session::new(handshake.finish()?, records_per_key)?;
         layer.counters.handshakes += 1;
+        if session.is_proven {
+            handler.proven(id, session.name.as_ref());
+        }
         let next = next.unwrap_or_else(|| {
             *events += 1;
             handler.connected(id)

@@ -60,6 +60,8 @@ impl LinkHandler<Accepted> for Recycler {
         panic!("{reason}");
     }
 
+    fn proven(&mut self, _: LinkId, _: Option<&grpcxx_transport::PeerName>) {}
+
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 

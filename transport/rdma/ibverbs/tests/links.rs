@@ -129,6 +129,8 @@ impl LinkHandler<()> for Ours {
         self.closed = Some(reason.clone());
     }
 
+    fn proven(&mut self, _: LinkId, _: Option<&grpcxx_transport::PeerName>) {}
+
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {
         unreachable!("the link begins on RDMA");
     }

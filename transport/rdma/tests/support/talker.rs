@@ -163,6 +163,8 @@ impl<A> LinkHandler<A> for Talker<A> {
         talk.closed = Some(reason.clone());
     }
 
+    fn proven(&mut self, _: LinkId, _: Option<&grpcxx_transport::PeerName>) {}
+
     fn migration(&mut self, link: LinkId, news: Migration<'_>) {
         let talk = self.talk(link);
         match news {

@@ -310,5 +310,7 @@ impl LinkHandler<Accepted> for Prey {
         self.closed = true;
     }
 
+    fn proven(&mut self, _: LinkId, _: Option<&grpcxx_transport::PeerName>) {}
+
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }

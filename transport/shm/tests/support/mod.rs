@@ -84,6 +84,8 @@ impl LinkHandler<Accepted> for Seen {
         self.closed.push(reason.clone());
     }
 
+    fn proven(&mut self, _: LinkId, _: Option<&grpcxx_transport::PeerName>) {}
+
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 

@@ -79,6 +79,8 @@ impl LinkHandler<Accepted> for Seen {
         assert!(self.closed.insert(link, reason.clone()).is_none());
     }
 
+    fn proven(&mut self, _: LinkId, _: Option<&grpcxx_transport::PeerName>) {}
+
     fn migration(&mut self, _: LinkId, _: Migration<'_>) {}
 }
 
