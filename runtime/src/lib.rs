@@ -30,6 +30,7 @@ mod shard;
 #[cfg(all(test, not(loom)))]
 mod simulation;
 mod task;
+mod tls;
 
 pub use call::{Call, CallResult, CallSpec, CompletionHandler};
 pub use cancellation::Cancellation;
@@ -45,3 +46,4 @@ pub use regular_file::open_regular_file;
 pub use remote::Remote;
 pub use shard::{DrainLimits, Patience, PeerShares, ShardContext};
 pub use task::Device;
+pub use tls::{Certificates, TlsError, TlsSettings};

@@ -19,6 +19,7 @@ pub use table::{VARIABLES, Variable, check_name, markdown};
 use crate::host::HostSetting;
 use crate::placement::CpuList;
 use crate::policy::{AddressRanges, Secret, StoreAccess};
+use grpcxx_tls::TlsMode;
 use table::Reader;
 
 /// Which driver moves bytes over TCP.
@@ -260,6 +261,30 @@ config! {
     token_file: Option<PathBuf> = parse::path,
         "GRPCXX_TOKEN_FILE", "", "", "engine, grpcxx-server, grpcxx",
         "file that holds the token, in place of `GRPCXX_TOKEN`";
+    tls: TlsMode = parse::tls,
+        "GRPCXX_TLS", "off", "", "engine, grpcxx-server",
+        "which connections are TLS: `off`, `accept` (those whose dialler begins it), `dial` (also all that are dialled), `require` (all)";
+    tls_certificate: Option<PathBuf> = parse::path,
+        "GRPCXX_TLS_CERT", "", "", "engine, grpcxx-server",
+        "PEM file with this task's certificate, and those between it and the authority; read again when it changes, as the next two are";
+    tls_key: Option<PathBuf> = parse::path,
+        "GRPCXX_TLS_KEY", "", "", "engine, grpcxx-server",
+        "PEM file with the key of that certificate";
+    tls_authorities: Option<PathBuf> = parse::path,
+        "GRPCXX_TLS_CA", "", "", "engine, grpcxx-server",
+        "PEM file with the authorities whose certificates peers have; needed to dial";
+    tls_plain: Option<AddressRanges> = parse::ranges,
+        "GRPCXX_TLS_PLAIN", "", "", "engine",
+        "addresses of originals: they are dialled without TLS and may come without it, whatever `GRPCXX_TLS` says, written as for `GRPCXX_ALLOW`; unset: none";
+    tls_mutual: bool = parse::switch,
+        "GRPCXX_TLS_MUTUAL", "true", "", "engine, grpcxx-server",
+        "who connects by TLS must have a certificate too, where authorities are set";
+    tls_handshake_time: Duration = parse::redial,
+        "GRPCXX_TLS_HANDSHAKE_MS", "10000", "ms", "engine",
+        "time that a peer has for the handshake, 1 to 3600000";
+    tls_rdma: bool = parse::switch,
+        "GRPCXX_TLS_RDMA", "false", "", "engine",
+        "connections that are TLS may go on over RDMA, which carries their bytes in the clear: for a fabric that is trusted";
     star_port_offset: u16 = parse::port_offset,
         "GRPCXX_STAR_PORT_OFFSET", "10000", "", "grpcxx-server, grpcxx",
         "star port minus gRPC port of every task where there is no `.endpoint_map`; 1 to 65534";

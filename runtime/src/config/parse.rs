@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use grpcxx_tls::TlsMode;
+
 use super::table::Invalid;
 use super::{
     AddressRanges, CoreLimit, DriverSetting, LogFormat, RdmaSetting, Secret, ShmSetting,
@@ -239,6 +241,11 @@ pub(super) fn driver(text: &str) -> Parsed<DriverSetting> {
         "epoll" => Ok(DriverSetting::Epoll),
         _ => Err(unreadable("auto, io_uring or epoll")),
     }
+}
+
+pub(super) fn tls(text: &str) -> Parsed<TlsMode> {
+    text.parse()
+        .map_err(|_| unreadable("off, accept, dial or require"))
 }
 
 pub(super) fn shm(text: &str) -> Parsed<ShmSetting> {

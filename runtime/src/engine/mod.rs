@@ -32,6 +32,7 @@ use crate::policy::Authority;
 use crate::registry;
 use crate::remote::Remote;
 use crate::shard::{ShardContext, SharedParts};
+use crate::tls::Certificates;
 
 /// A running task: its shards, its listener, its steps, its store and its functions.
 ///
@@ -42,6 +43,8 @@ pub struct Engine {
     report: StartReport,
     hosts: Vec<HostHandle>,
     spawners: Vec<TaskSpawner>,
+    /// What connections prove themselves with, if some are TLS.
+    certificates: Option<Arc<Certificates>>,
     /// Keeps what [`EngineOptions::cpu_latency`] asks for in force.
     _cpu_latency: Option<File>,
     /// Tells other tasks of the host which CPUs these shards have.
@@ -90,6 +93,11 @@ impl Engine {
     /// What decides who may do what, for other doors to the task than its star port.
     pub fn authority(&self) -> Arc<Authority> {
         Arc::clone(&self.shared.authority)
+    }
+
+    /// What connections prove themselves with, if some are TLS: for other servers of this task.
+    pub fn certificates(&self) -> Option<Arc<Certificates>> {
+        self.certificates.clone()
     }
 
     /// Which task this is.

@@ -8,6 +8,7 @@ use grpcxx_rdma::RdmaOptions;
 use grpcxx_rpc::{ChannelOptions, ConnectionLimits, RendezvousLimits, StoreLimits};
 use grpcxx_shm::ShmOptions;
 use grpcxx_tcp::{DriverRequest, TcpOptions};
+use grpcxx_tls::{TlsMode, TlsOptions};
 use grpcxx_transport::LinkLimits;
 
 use super::fresh_incarnation;
@@ -20,6 +21,7 @@ use crate::placement::{CpuList, PlacementError};
 use crate::policy::{Policy, PolicyError, TokenSource};
 use crate::shard::{DrainLimits, Patience, PeerShares};
 use crate::task::Device;
+use crate::tls::{TlsError, TlsSettings};
 
 /// What an engine is made of. The default is a task of its own with one shard that listens nowhere.
 #[derive(Clone)]
@@ -56,6 +58,8 @@ pub struct EngineOptions {
     pub lends_arenas: bool,
     /// How connections use RDMA; `None`: they do not.
     pub rdma: Option<RdmaOptions>,
+    /// Which connections are TLS, and with which certificates; `None`: none.
+    pub tls: Option<TlsSettings>,
     /// Memory of each shard; `None` takes an equal share of half the machine.
     pub arena: Option<ArenaOptions>,
     /// Limits of each connection. Half of the arena, unless `arena_bytes` is set.
@@ -113,6 +117,7 @@ impl EngineOptions {
             shm: shm_options(config),
             lends_arenas: config.shm_lend,
             rdma: rdma_options(config),
+            tls: tls_settings(config),
             arena: Some(arena),
             connection_limits: ConnectionLimits {
                 outstanding_calls: config.outstanding_calls as usize,
@@ -185,6 +190,7 @@ impl Default for EngineOptions {
                 },
                 ..RdmaOptions::default()
             }),
+            tls: None,
             arena: None,
             connection_limits: ConnectionLimits::default(),
             patience: Patience::default(),
@@ -227,6 +233,9 @@ pub enum EngineError {
     /// Who may do what cannot be said: the token cannot be read.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// There are no certificates as asked.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// A shard's thread did not start: no port, no memory, no driver.
     #[error(transparent)]
     Host(#[from] HostError),
@@ -260,6 +269,24 @@ fn shares(config: &Config) -> PeerShares {
         steps: or(config.peer_steps, parts.steps),
         waiting: or(config.peer_waiting, parts.waiting),
     }
+}
+
+fn tls_settings(config: &Config) -> Option<TlsSettings> {
+    let plain = config.tls_plain.clone().unwrap_or_default();
+    (config.tls != TlsMode::Off).then(|| TlsSettings {
+        options: TlsOptions {
+            mode: config.tls,
+            plain_peers: Arc::new(move |address| plain.contain(address)),
+            handshake_time: config.tls_handshake_time,
+            queued_frames: config.queued_frames as usize,
+            ..TlsOptions::default()
+        },
+        certificate: config.tls_certificate.clone(),
+        key: config.tls_key.clone(),
+        authorities: config.tls_authorities.clone(),
+        is_mutual: config.tls_mutual,
+        trusts_rdma: config.tls_rdma,
+    })
 }
 
 fn tcp_options(config: &Config, polling: bool) -> TcpOptions {

@@ -18,6 +18,8 @@ pub struct StartReport {
     pub shared_memory: SharedMemory,
     /// Whether connections go on over RDMA.
     pub rdma: Rdma,
+    /// Which connections are TLS, and the name in the certificate.
+    pub tls: String,
     /// What turns the shards, and why.
     pub host: HostChoice,
     /// Number of shards.
@@ -116,11 +118,12 @@ impl fmt::Display for StartReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} driver={} shm={} rdma={} host={} shards={} cpus={} idle={} cpu_latency={} arena={}MiB/shard policy=({}) star=",
+            "{} driver={} shm={} rdma={} tls={} host={} shards={} cpus={} idle={} cpu_latency={} arena={}MiB/shard policy=({}) star=",
             self.task,
             self.driver,
             self.shared_memory,
             self.rdma,
+            self.tls,
             self.host,
             self.shards,
             Cpus(self),

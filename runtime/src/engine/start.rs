@@ -10,6 +10,7 @@ use grpcxx_rdma::{NearPeers, RdmaLinks, RdmaMedium, VerbsAdapter};
 use grpcxx_rpc::{ConnectionLimits, Features, TensorStore};
 use grpcxx_shm::ShmMedium;
 use grpcxx_tcp::{Accepted, DriverChoice, TcpOptions, TcpTransport};
+use grpcxx_tls::Tls;
 use grpcxx_transport::Migrating;
 
 use super::cpu_latency;
@@ -28,6 +29,7 @@ use crate::policy::Authority;
 use crate::registry::Functions;
 use crate::shard::{CoreParts, DrivenShard, PeerShares, Shard, SharedParts};
 use crate::task::{Device, Task};
+use crate::tls::Certificates;
 
 /// The ends of a shard's queues that live on its thread.
 struct Ends {
@@ -53,6 +55,7 @@ struct Plan {
     allowed_cpus: usize,
     idle: IdlePolicy,
     arena: ArenaOptions,
+    certificates: Option<Arc<Certificates>>,
 }
 
 pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
@@ -102,11 +105,16 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
             placement_warning: plan.placement_warning,
             arena_bytes: plan.arena.capacity_bytes,
             policy: shared.authority.to_string(),
+            tls: match &plan.certificates {
+                Some(certificates) => certificates.to_string(),
+                None => "off".to_owned(),
+            },
             star_address,
         },
         shared,
         hosts,
         spawners,
+        certificates: plan.certificates,
         _cpu_latency: cpu_latency_file,
         _cpu_claims: plan.cpu_claims,
     };
@@ -132,6 +140,8 @@ fn plan(options: &EngineOptions) -> Result<Plan, EngineError> {
         list: options.cpus.as_ref(),
         first: options.first_cpu,
     };
+    let certificates = options.tls.as_ref().map(Certificates::open);
+    let certificates = certificates.transpose()?.flatten();
     let mut cpu_claims = CpuClaims::default();
     let (placement, placement_warning) =
         Placement::choose(&request, &allowed, |cpu| cpu_claims.take(cpu))?;
@@ -145,6 +155,7 @@ fn plan(options: &EngineOptions) -> Result<Plan, EngineError> {
         placement_warning,
         cpu_claims,
         allowed_cpus,
+        certificates: certificates.map(Arc::new),
         idle: IdlePolicy::choose(options.polling, options.spin, options.shards, usable_cpus),
         arena: ArenaOptions {
             shared: options.lends_arenas && options.shm.is_some() && options.extensions,
@@ -233,11 +244,16 @@ fn start_shard(
     };
     let options = options.clone();
     let arena = plan.arena.clone();
+    let certificates = plan.certificates.clone();
     let shared = shared.clone();
     let make = move || {
         let (tcp, driver) =
             TcpTransport::open(options.tcp.clone()).map_err(|error| error.to_string())?;
-        let mut near = Migrating::new(tcp);
+        let mut secured = Tls::new(tcp);
+        if let Some(certificates) = &certificates {
+            secured.enable(certificates.options().clone(), certificates.shared());
+        }
+        let mut near = Migrating::new(secured);
         let shared_memory = share_memory(&mut near, &options, &arena);
         let mut transport = Migrating::new(near);
         let mut arena = reserve(&arena)?;
@@ -245,7 +261,10 @@ fn start_shard(
             SharedMemory::On { .. } => NearPeers::LeaveToBase,
             SharedMemory::Off { .. } => NearPeers::Migrate,
         };
-        let rdma = use_rdma(&mut transport, near_peers, &mut arena, &options);
+        let rdma = match &certificates {
+            Some(certificates) if !certificates.trusts_rdma() => Rdma::off(RDMA_IS_CLEAR),
+            Some(_) | None => use_rdma(&mut transport, near_peers, &mut arena, &options),
+        };
         let features = features(&options, &shared_memory, &rdma);
         let capacity_bytes = arena.statistics().capacity_bytes;
         arena.keep_for_small(small_bytes(&options, capacity_bytes));
@@ -333,8 +352,8 @@ fn features(options: &EngineOptions, shared_memory: &SharedMemory, rdma: &Rdma) 
     features
 }
 
-/// Links of a shard: they begin on TCP and migrate to shared memory.
-type NearLinks = Migrating<TcpTransport, ShmMedium>;
+/// Links of a shard: they begin on TCP, perhaps with TLS, and migrate to shared memory.
+type NearLinks = Migrating<Tls<TcpTransport>, ShmMedium>;
 
 /// Lets the links of a transport migrate to RDMA, as the options say.
 fn use_rdma(
@@ -421,6 +440,9 @@ fn unknown_driver(options: &TcpOptions) -> DriverChoice {
         why: format!("{} was asked for", options.driver),
     }
 }
+
+/// Why connections that are TLS stay off RDMA.
+const RDMA_IS_CLEAR: &str = "TLS is on, and RDMA carries bytes in the clear; GRPCXX_TLS_RDMA=true allows it on a fabric that is trusted";
 
 /// Most shards of an engine: shard numbers travel in 16 bits, and no machine has more CPUs.
 const SHARDS_MAX: usize = 1024;

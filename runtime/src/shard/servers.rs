@@ -11,6 +11,7 @@ use grpcxx_transport::{
     Transport,
 };
 
+use crate::cluster::TaskId;
 use crate::command::SlotId;
 use crate::function::RequestWatch;
 use crate::policy::{Authority, Identity, Proof};
@@ -171,7 +172,10 @@ impl<A> Core<A> {
 
     pub(super) fn server_proven(&mut self, id: SlotId, name: Option<&PeerName>) {
         if let Some(server) = self.servers.find_mut(id) {
-            tracing::debug!(peer = %server.peer, name = ?name.map(PeerName::to_string), "certificate");
+            server.identity.task = name.map(|name| TaskId::new(&*name.job, name.index));
+            server.identify(Proof::Certificate);
+            let rights = self.shared.authority.rights(&server.identity);
+            server.connection.set_rights(rights);
         }
     }
 
