@@ -128,8 +128,9 @@ impl Handshake {
                 Ok(Some(step)) => return Ok(step),
                 Ok(None) => {}
                 Err(error) => {
-                    // What is left to say is the alert.
-                    while let Ok(None) = self.process(out) {}
+                    // Nothing was left to say before it, so what is left is one alert at most. A
+                    // further look at what is wrong would be a fault of ours, for rustls.
+                    let _ = self.process(out);
                     return Err(error);
                 }
             }
