@@ -115,12 +115,12 @@ impl Mailboxes {
     }
 
     /// Whether an answer that did not fit into the shard's inbox waits.
-    pub(crate) fn has_overflow(&self, shard: usize) -> bool {
+    fn has_overflow(&self, shard: usize) -> bool {
         !self.overflow[shard].is_empty()
     }
 
     /// The next answer that did not fit into the shard's inbox.
-    pub(crate) fn overflow(&self, shard: usize) -> Option<Command> {
+    fn overflow(&self, shard: usize) -> Option<Command> {
         // A look costs less than an attempt, which is a full fence, and there is nearly never one.
         if self.overflow[shard].is_empty() {
             return None;
@@ -150,6 +150,11 @@ impl Mailbox {
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<Command> {
         self.inbox.pop()
+    }
+
+    /// The next answer that did not fit into the inbox.
+    pub(crate) fn overflow(&mut self) -> Option<Command> {
+        self.all.overflow(self.shard)
     }
 
     /// Whether no command waits.

@@ -29,7 +29,7 @@ impl<A> Core<A> {
                 ..
             } => {
                 let is_failed = result.is_err();
-                let Some(server) = self.servers.find_mut(id) else {
+                let Some(server) = self.incoming.servers.find_mut(id) else {
                     return self.put_back(result, taken);
                 };
                 server.waits.end(request);
@@ -58,7 +58,7 @@ impl<A> Core<A> {
             let tensors = tensors.iter().cloned().collect();
             return self.answer(origin, Ok(Response::Tensors(tensors)), None);
         };
-        let Some(server) = self.servers.find_mut(id) else {
+        let Some(server) = self.incoming.servers.find_mut(id) else {
             return;
         };
         let arena = &mut self.arena;
@@ -72,6 +72,7 @@ impl<A> Core<A> {
     /// Puts tensors back whose answer had not left when the connection was lost.
     pub(super) fn take_undelivered(&mut self, id: SlotId) {
         while let Some(undelivered) = self
+            .incoming
             .servers
             .find_mut(id)
             .and_then(ServerLink::poll_undelivered)
@@ -84,7 +85,7 @@ impl<A> Core<A> {
             self.route_restore(step_id, keys, undelivered.tensors);
         }
         while let Some(held) =
-            (self.servers.find_mut(id)).and_then(|server| server.connection.poll_lost())
+            (self.incoming.servers.find_mut(id)).and_then(|server| server.connection.poll_lost())
         {
             if let Some((step_id, key, tensor)) = self.steps.take_held(held) {
                 self.route_restore(step_id, Keys::One(key), SmallVec::from_buf([tensor]));
@@ -93,7 +94,7 @@ impl<A> Core<A> {
     }
 
     fn answer_call(&mut self, call: SlotId, result: CallResult, taken: Option<Taken>) {
-        if let Some(watch) = self.calls.take_watch(call) {
+        if let Some(watch) = self.outgoing.calls.take_watch(call) {
             watch.delivered();
         }
         // Peers hear that they may try again, this process that it is the one to be mended.

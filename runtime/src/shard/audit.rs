@@ -30,13 +30,13 @@ impl<T: Transport> Shard<T> {
     pub(crate) fn audit(&self) -> Audit {
         let core = &self.core;
         Audit {
-            calls: core.calls.len(),
-            backlog: core.backlog(),
+            calls: core.outgoing.calls.len(),
+            backlog: core.mail.backlog(),
             waiters: core.steps.waiters(),
             waiting_keys: core.steps.waiting_keys(),
             stored_bytes: core.steps.stored_bytes(),
             unfinished_steps: core.steps.unfinished_steps(),
-            requests: core.outstanding_requests(),
+            requests: core.incoming.outstanding_requests(),
             links: core.links.iter().count(),
             arena_bytes: core.arena.statistics().in_use_bytes,
         }

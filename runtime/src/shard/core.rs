@@ -1,15 +1,17 @@
-use std::collections::VecDeque;
+//! Everything of a shard but its transport: the parts that own its state, and the order in which
+//! they get their turn.
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use grpcxx_memory::Arena;
 use grpcxx_rpc::{Code, ConnectionLimits, Features, Reason, Status, TensorStore};
-use grpcxx_transport::{LinkId, SlotTable, Time, Transport};
+use grpcxx_transport::{LinkId, Time, Transport};
 
 use crate::blame::Blame;
 use crate::client::{Lookups, Mailbox, Mailboxes};
-use crate::command::{Command, Newcomer, Parcel, Shared, SlotId};
+use crate::command::{Command, Parcel, Shared};
 use crate::compute::Compute;
 use crate::counters::ShardCounters;
 use crate::fate::survive;
@@ -18,17 +20,16 @@ use crate::limits;
 use crate::mesh::{Inbox, Mesh};
 use crate::policy::Authority;
 use crate::registry::Functions;
-use crate::shard::calls::Calls;
 use crate::shard::context::ShardContext;
-use crate::shard::keys::KnownKeys;
-use crate::shard::leaving::{DrainLimits, Leaving, Why};
+use crate::shard::leaving::{Departures, DrainLimits, Why};
 use crate::shard::links::Links;
+use crate::shard::mail::Mail;
+use crate::shard::outgoing::Outgoing;
 use crate::shard::pace::{Looks, Patience};
-use crate::shard::peers::PeerLink;
-use crate::shard::servers::ServerLink;
+use crate::shard::servers::Incoming;
 use crate::shard::shares::{Accounts, PeerShares};
 use crate::shard::steps::Steps;
-use crate::shard::timers::Timers;
+use crate::shard::timers::{Subject, Timers};
 use crate::task::Task;
 
 /// Everything of a shard but its transport.
@@ -38,42 +39,20 @@ pub(crate) struct Core<A> {
     pub(super) shared: SharedParts,
     pub(super) limits: ConnectionLimits,
     pub(super) announce: Features,
-    pub(super) channel_options: grpcxx_rpc::ChannelOptions,
     pub(super) arena: Arena,
     pub(super) links: Links,
-    pub(super) servers: SlotTable<ServerLink>,
-    pub(super) peers: Vec<PeerLink>,
-    /// The slots of peers by their numbers, which the client gives out one after the other.
-    pub(super) peer_slots: Vec<Option<usize>>,
-    pub(super) calls: Calls,
+    pub(super) incoming: Incoming<A>,
+    pub(super) outgoing: Outgoing,
     pub(super) steps: Steps,
-    pub(super) known_keys: KnownKeys,
-    /// Hashes of the keys of the request that is being served.
-    pub(super) key_hashes: Vec<u64>,
+    pub(super) mail: Mail<A>,
+    pub(super) departures: Departures,
     pub(super) timers: Timers<Subject>,
     pub(super) looks: Looks,
     pub(super) shares: PeerShares,
-    pub(super) local: VecDeque<Command>,
-    pub(super) dirty_servers: Vec<SlotId>,
-    pub(super) dirty_peers: Vec<usize>,
-    /// Connections to be left before the turn is over.
-    pub(super) departing: Vec<(LinkId, Why)>,
-    /// Connections that take what their peers still send.
-    pub(super) leaving: SlotTable<Leaving>,
-    /// Those of which something was heard.
-    pub(super) leaving_heard: Vec<SlotId>,
-    pub(super) drain: DrainLimits,
     pub(super) stop_at: Option<Time>,
     /// Whether the shard has stopped and let go of all links; it then makes no more.
     pub(super) has_ended: bool,
     finished: bool,
-    mesh: Mesh<Parcel<A>>,
-    /// Parcels that did not fit into the ring to each other shard. A request under way, of which each connection
-    /// has a limit, leaves at most its receive and its withdrawal on one way, and its answer on the other.
-    unsent: Vec<VecDeque<Parcel<A>>>,
-    mailbox: Mailbox,
-    arrived: VecDeque<Parcel<A>>,
-    pub(super) newcomers: Vec<Newcomer<A>>,
 }
 
 /// What all shards of an engine share.
@@ -112,52 +91,28 @@ pub(crate) struct CoreParts<A> {
     pub(crate) inbox: Inbox<Command>,
 }
 
-/// Who wants to be looked at when a timer is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Subject {
-    Peer(usize),
-    Server(SlotId),
-    Call(SlotId),
-    Leaving(SlotId),
-}
-
 impl<A> Core<A> {
     pub(super) fn new(parts: CoreParts<A>) -> Self {
         let shards = parts.shared.loads.len();
-        let steps = Steps::new(parts.rendezvous_limits);
+        let mailbox = Mailbox::new(parts.index, parts.inbox, parts.shared.mailboxes.clone());
         Self {
             index: parts.index,
             now: Time::ZERO,
             limits: parts.connection_limits,
             announce: parts.announce,
-            channel_options: parts.channel_options,
             arena: parts.arena,
             links: Links::default(),
-            servers: SlotTable::new(parts.links),
-            peers: Vec::new(),
-            peer_slots: Vec::new(),
-            calls: Calls::new(),
-            known_keys: KnownKeys::new(steps.key_hasher()),
-            steps,
-            key_hashes: Vec::new(),
+            incoming: Incoming::new(parts.links),
+            outgoing: Outgoing::new(parts.channel_options),
+            steps: Steps::new(parts.rendezvous_limits),
+            mail: Mail::new(parts.index, shards, parts.mesh, mailbox),
+            departures: Departures::new(parts.drain, parts.links),
             timers: Timers::new(),
             looks: Looks::new(parts.patience),
             shares: parts.shares,
-            local: VecDeque::new(),
-            dirty_servers: Vec::new(),
-            dirty_peers: Vec::new(),
-            departing: Vec::new(),
-            leaving: SlotTable::new(parts.links),
-            leaving_heard: Vec::new(),
-            drain: parts.drain,
             stop_at: None,
             has_ended: false,
             finished: false,
-            mesh: parts.mesh,
-            unsent: (0..shards).map(|_| VecDeque::new()).collect(),
-            mailbox: Mailbox::new(parts.index, parts.inbox, parts.shared.mailboxes.clone()),
-            arrived: VecDeque::new(),
-            newcomers: Vec::new(),
             shared: parts.shared,
         }
     }
@@ -173,62 +128,39 @@ impl<A> Core<A> {
 
     /// Whether parcels or commands wait that no event of a link will announce.
     pub(crate) fn has_work(&self) -> bool {
-        !self.local.is_empty()
-            || !self.dirty_servers.is_empty()
-            || !self.dirty_peers.is_empty()
-            || !self.newcomers.is_empty()
-            || !self.mailbox.is_empty()
+        self.mail.has_work()
+            || self.incoming.has_work()
+            || !self.outgoing.dirty.is_empty()
             || self.hears_of_death()
-            || !self.mesh.is_empty()
-            || self.unsent.iter().any(|queue| !queue.is_empty())
     }
 
     /// Hands a command to the shard it belongs to.
     pub(super) fn route(&mut self, shard: usize, command: Command) {
-        if shard == self.index {
-            self.local.push_back(command);
-        } else {
-            self.ship(shard, Parcel::Command(command));
-        }
+        self.mail.route(shard, command);
     }
 
     /// Takes what other shards have handed over since the last turn, and threads whose inbox was full.
     pub(super) fn take_commands<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
-        let mut events = 0;
         if self.hears_of_death() {
             self.stop(Duration::ZERO);
         }
-        self.ship_unsent();
-        let limit = self.commands_max();
-        for _ in 0..limit {
-            let Some(command) = self.shared.mailboxes.overflow(self.index) else {
-                break;
-            };
-            self.local.push_back(command);
-            events += 1;
-        }
-        events += self.mesh.drain(limit, |_, parcel| {
-            self.arrived.push_back(parcel);
-        });
-        while let Some(parcel) = self.arrived.pop_front() {
-            match parcel {
-                Parcel::Command(command) => self.local.push_back(command),
-                Parcel::Adopt(newcomer) => self.adopt(newcomer, transport),
-            }
+        let events = self.mail.take();
+        while let Some(newcomer) = self.mail.poll_newcomer() {
+            self.adopt(newcomer, transport);
         }
         self.place_newcomers(transport);
         events
     }
 
-    /// Works off orders and what the connections have taken in, until nothing is left or the turn is long
-    /// enough.
+    /// Works off commands and what the connections have taken in, until nothing is left or the turn
+    /// is long enough.
     pub(super) fn settle(&mut self) -> usize {
-        let orders = self.take_orders();
+        let taken = self.take_inbox();
         let mut events = 0;
         loop {
             let before = events;
             while events < limits::COMMANDS_PER_TURN
-                && let Some(command) = self.local.pop_front()
+                && let Some(command) = self.mail.poll_deferred()
             {
                 self.execute(command);
                 events += 1;
@@ -236,16 +168,17 @@ impl<A> Core<A> {
             let (served, is_enough) = self.take_requests();
             events += served + self.take_results();
             if events == before || is_enough || events >= limits::COMMANDS_PER_TURN {
-                return orders + events;
+                return taken + events;
             }
         }
     }
 
-    /// Works off what threads have handed over, straight from the inbox: in a queue it would be moved twice more.
-    fn take_orders(&mut self) -> usize {
-        let limit = self.commands_max();
+    /// Works off what threads have handed over, straight from the inbox: in a queue it would be
+    /// moved twice more.
+    fn take_inbox(&mut self) -> usize {
+        let limit = self.mail.commands_max();
         for count in 0..limit {
-            match self.mailbox.pop() {
+            match self.mail.poll_inbox() {
                 // Most of them, and the longest: it is not to be moved into another function as a whole.
                 Some(Command::Send {
                     step_id,
@@ -260,24 +193,18 @@ impl<A> Core<A> {
         limit
     }
 
-    /// Most commands that may come in now.
-    fn commands_max(&self) -> usize {
-        let room = limits::BACKLOG_COMMANDS.saturating_sub(self.local.len());
-        room.min(limits::COMMANDS_PER_TURN)
-    }
-
     /// Hands frames to the links, carries out dials, leaves connections.
     pub(super) fn flush<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
         let mut events = 0;
         // A shard that has nothing to do leaves the line of its counters to those who read it.
-        if self.calls.begun > 0 {
-            let begun = std::mem::take(&mut self.calls.begun);
+        if self.outgoing.calls.begun > 0 {
+            let begun = std::mem::take(&mut self.outgoing.calls.begun);
             self.counters().calls.add(begun);
         }
         events += self.flush_servers(transport);
         events += self.flush_peers(transport);
         events += self.part(transport);
-        self.mesh.flush();
+        self.mail.flush();
         events
     }
 
@@ -305,13 +232,6 @@ impl<A> Core<A> {
         [self.timers.next(), stop, look].into_iter().flatten().min()
     }
 
-    /// Commands and parcels taken and not yet worked off or handed over.
-    #[cfg(all(test, not(loom)))]
-    pub(super) fn backlog(&self) -> usize {
-        let unsent: usize = self.unsent.iter().map(VecDeque::len).sum();
-        self.local.len() + self.arrived.len() + unsent
-    }
-
     pub(super) fn is_stopping(&self) -> bool {
         self.stop_at.is_some()
     }
@@ -326,7 +246,7 @@ impl<A> Core<A> {
             return;
         };
         let overdue = self.now >= stop_at;
-        let idle = self.servers_are_idle() && self.calls.is_empty();
+        let idle = self.incoming.is_idle() && self.outgoing.calls.is_empty();
         if idle || overdue {
             self.end_calls();
             let links: Vec<LinkId> = self.links.iter().map(|(link, _)| link).collect();
@@ -340,7 +260,7 @@ impl<A> Core<A> {
         }
         // Shards end together: requests of one may be on their way to another.
         let patience = match self.is_leaving() {
-            true => self.drain.time + limits::FLUSH_TIME,
+            true => self.departures.limits.time + limits::FLUSH_TIME,
             false => limits::FLUSH_TIME,
         };
         let given_up = self.now >= stop_at + patience;
@@ -435,8 +355,8 @@ impl<A> Core<A> {
     /// be in disorder.
     pub(super) fn die(&mut self) {
         let status = self.ending();
-        self.calls.die(&status);
-        for server in self.servers.values_mut() {
+        self.outgoing.calls.die(&status);
+        for server in self.incoming.servers.values_mut() {
             survive("requests of a peer", || server.withdraw());
         }
         self.end_arrivals();
@@ -445,21 +365,9 @@ impl<A> Core<A> {
         }
     }
 
-    /// Ends what the dead shard was handed. Others hand over until they have ended too.
+    /// Ends what the dead shard was handed.
     pub(super) fn end_arrivals(&mut self) {
-        self.mailbox.close();
-        self.mesh
-            .drain(usize::MAX, |_, parcel| self.arrived.push_back(parcel));
-        let unsent = self.unsent.iter_mut().flat_map(|queue| queue.drain(..));
-        let parcels = self.arrived.drain(..).chain(unsent);
-        let carried = parcels.filter_map(|parcel| match parcel {
-            Parcel::Command(command) => Some(command),
-            Parcel::Adopt(_) => None,
-        });
-        let fate = self.shared.mailboxes.fate();
-        for command in self.local.drain(..).chain(carried) {
-            survive("the end of a command", || command.end(fate));
-        }
+        self.mail.end(self.shared.mailboxes.fate());
     }
 
     pub(super) fn mailboxes(&self) -> &Mailboxes {
@@ -469,29 +377,6 @@ impl<A> Core<A> {
     /// Whether every shard of the engine has ended.
     pub(super) fn all_have_ended(&self) -> bool {
         self.shared.ended.load(Ordering::Acquire) >= self.shared.loads.len()
-    }
-
-    pub(super) fn ship(&mut self, shard: usize, parcel: Parcel<A>) {
-        let parcel = if self.unsent[shard].is_empty() {
-            match self.mesh.send(shard, parcel) {
-                Ok(()) => return,
-                Err(refused) => refused.value,
-            }
-        } else {
-            parcel
-        };
-        self.unsent[shard].push_back(parcel);
-    }
-
-    fn ship_unsent(&mut self) {
-        for shard in 0..self.unsent.len() {
-            while let Some(parcel) = self.unsent[shard].pop_front() {
-                if let Err(refused) = self.mesh.send(shard, parcel) {
-                    self.unsent[shard].push_front(refused.value);
-                    break;
-                }
-            }
-        }
     }
 }
 

@@ -5,9 +5,11 @@ use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkId, Next, Outcome, Progress, SlotId, Time, Transport,
 };
 
-use crate::shard::core::{Core, Subject};
+use crate::shard::core::Core;
+use crate::shard::landings::CallLandings;
 use crate::shard::leaving::{Leaving, Left, Progressed, User, Why};
-use crate::shard::links::{CallLandings, Owner};
+use crate::shard::links::Owner;
+use crate::shard::timers::Subject;
 
 /// Whether a peer has said that it is none that must be left with care.
 fn announces(features: Option<Features>) -> bool {
@@ -17,23 +19,24 @@ fn announces(features: Option<Features>) -> bool {
 impl<A> Core<A> {
     /// Leaves a connection before the turn is over.
     pub(super) fn depart(&mut self, link: LinkId, why: Why) {
-        self.departing.push((link, why));
+        self.departures.due.push((link, why));
     }
 
     /// Whether nothing that comes on a link is read any more.
     #[inline]
     pub(super) fn is_departing(&self, link: LinkId) -> bool {
-        !self.departing.is_empty() && self.departing.iter().any(|(other, _)| *other == link)
+        !self.departures.due.is_empty()
+            && self.departures.due.iter().any(|(other, _)| *other == link)
     }
 
     /// Carries out what the turn has brought. Returns the number of events.
     pub(super) fn part<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
         let mut events = 0;
-        while let Some((link, why)) = self.departing.pop() {
+        while let Some((link, why)) = self.departures.due.pop() {
             self.leave(link, why, transport);
             events += 1;
         }
-        while let Some(id) = self.leaving_heard.pop() {
+        while let Some(id) = self.departures.heard.pop() {
             self.look_at_leaving(id, transport);
             events += 1;
         }
@@ -42,7 +45,7 @@ impl<A> Core<A> {
 
     /// Whether connections are still taking what their peers send.
     pub(super) fn is_leaving(&self) -> bool {
-        !self.leaving.is_empty()
+        !self.departures.leaving.is_empty()
     }
 
     pub(super) fn leave<T: Transport<Accepted = A>>(
@@ -64,13 +67,13 @@ impl<A> Core<A> {
             link,
             peer,
             user,
-            until: self.now + self.drain.time,
+            until: self.now + self.departures.limits.time,
             heard: (!owes).then_some(self.now),
-            bytes_left: self.drain.bytes,
+            bytes_left: self.departures.limits.bytes,
             is_closing: false,
             armed: None,
         };
-        let Ok(id) = self.leaving.insert(leaving) else {
+        let Ok(id) = self.departures.leaving.insert(leaving) else {
             return transport.close(link, false);
         };
         self.links.hand_over(link, Owner::Leaving(id));
@@ -82,7 +85,7 @@ impl<A> Core<A> {
 
     /// Takes the connection from a peer that we call, if it has announced nothing. Its calls end; others connect anew.
     fn leave_peer(&mut self, slot: usize, why: &Why) -> Option<Left> {
-        let peer = &mut self.peers[slot];
+        let peer = &mut self.outgoing.peers[slot];
         let status = why.status(peer.address());
         if announces(peer.features()) {
             peer.parts_with(status);
@@ -107,7 +110,7 @@ impl<A> Core<A> {
 
     /// Takes the connection from a peer that calls us, if it has announced nothing. Its requests are withdrawn.
     fn leave_client_of(&mut self, id: SlotId, why: &Why) -> Option<Left> {
-        let server = self.servers.find(id)?;
+        let server = self.incoming.servers.find(id)?;
         if announces(server.connection.peer_features()) {
             return None;
         }
@@ -120,8 +123,8 @@ impl<A> Core<A> {
 
     /// Does what the state of a connection that leaves asks for.
     fn look_at_leaving<T: Transport<Accepted = A>>(&mut self, id: SlotId, transport: &mut T) {
-        let (now, limits) = (self.now, self.drain);
-        let Some(leaving) = self.leaving.find_mut(id) else {
+        let (now, limits) = (self.now, self.departures.limits);
+        let Some(leaving) = self.departures.leaving.find_mut(id) else {
             return;
         };
         match leaving.progressed(now, &limits) {
@@ -151,7 +154,7 @@ impl<A> Core<A> {
         at: Time,
         transport: &mut T,
     ) {
-        if let Some(leaving) = self.leaving.find_mut(id)
+        if let Some(leaving) = self.departures.leaving.find_mut(id)
             && leaving.armed == Some(at)
         {
             leaving.armed = None;
@@ -164,17 +167,17 @@ impl<A> Core<A> {
             consumed_bytes: bytes.len(),
             next: Next::Head { at_least_bytes: 1 },
         };
-        let Some(leaving) = self.leaving.find_mut(id) else {
+        let Some(leaving) = self.departures.leaving.find_mut(id) else {
             return all;
         };
-        self.leaving_heard.push(id);
+        self.departures.heard.push(id);
         if let Some(heard) = &mut leaving.heard {
             *heard = self.now;
         }
         if let User::Client(Some(connection)) = &mut leaving.user {
             let mut landings = CallLandings {
                 arena: &mut self.arena,
-                calls: &self.calls,
+                calls: &self.outgoing.calls,
             };
             match connection.handle_received(self.now, bytes, &mut landings) {
                 Ok(progress) => return progress,
@@ -195,16 +198,16 @@ impl<A> Core<A> {
         outcome: Outcome,
     ) -> Next {
         let head = Next::Head { at_least_bytes: 1 };
-        let Some(leaving) = self.leaving.find_mut(id) else {
+        let Some(leaving) = self.departures.leaving.find_mut(id) else {
             return head;
         };
-        self.leaving_heard.push(id);
+        self.departures.heard.push(id);
         let User::Client(Some(connection)) = &mut leaving.user else {
             return head;
         };
         let mut landings = CallLandings {
             arena: &mut self.arena,
-            calls: &self.calls,
+            calls: &self.outgoing.calls,
         };
         let next = match outcome {
             Outcome::Done => connection
@@ -222,7 +225,12 @@ impl<A> Core<A> {
     }
 
     pub(super) fn leaving_sent(&mut self, id: SlotId, frame: Box<Frame>, outcome: Outcome) {
-        match self.leaving.find_mut(id).map(|leaving| &mut leaving.user) {
+        match self
+            .departures
+            .leaving
+            .find_mut(id)
+            .map(|leaving| &mut leaving.user)
+        {
             Some(User::Client(Some(connection))) => connection.handle_sent(frame, outcome),
             Some(User::Server(server)) => {
                 let server = *server;
@@ -236,7 +244,7 @@ impl<A> Core<A> {
         if let Some(Leaving {
             user: User::Server(server),
             ..
-        }) = self.leaving.remove(id)
+        }) = self.departures.leaving.remove(id)
         {
             self.server_closed(server, reason);
         }

@@ -12,7 +12,7 @@ use crate::shard::links::Owner;
 impl<A> Core<A> {
     /// Begins a dial. Its end is told to the channel.
     pub(super) fn dial(&mut self, slot: usize) {
-        let peer = &mut self.peers[slot];
+        let peer = &mut self.outgoing.peers[slot];
         if self.has_ended {
             peer.channel
                 .handle_closed(self.now, "the engine has stopped");
@@ -32,7 +32,7 @@ impl<A> Core<A> {
 
     /// Goes on with a dial whose name was looked up.
     pub(super) fn peer_resolved(&mut self, slot: usize, found: Found) {
-        let peer = &mut self.peers[slot];
+        let peer = &mut self.outgoing.peers[slot];
         match found {
             Ok(addresses) => {
                 tracing::debug!(peer = peer.peer.address(), ?addresses, "looked up");
@@ -53,7 +53,7 @@ impl<A> Core<A> {
         slot: usize,
         transport: &mut T,
     ) -> usize {
-        let peer = &mut self.peers[slot];
+        let peer = &mut self.outgoing.peers[slot];
         if peer.link.is_some() {
             return 0;
         }

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use grpcxx_rpc::{ClientConnection, Code, PeerViolation, Reason, Status};
-use grpcxx_transport::{CloseReason, LinkId, SlotId, Time};
+use grpcxx_transport::{CloseReason, LinkId, SlotId, SlotTable, Time};
 
 /// How long, and how much, a connection that is left still takes from a peer that has announced nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +60,18 @@ pub(super) struct Leaving {
     pub(super) armed: Option<Time>,
 }
 
+/// The connections that a shard leaves.
+#[derive(Debug)]
+pub(super) struct Departures {
+    /// Connections to be left before the turn is over.
+    pub(super) due: Vec<(LinkId, Why)>,
+    /// Connections that take what their peers still send.
+    pub(super) leaving: SlotTable<Leaving>,
+    /// Those of which something was heard.
+    pub(super) heard: Vec<SlotId>,
+    pub(super) limits: DrainLimits,
+}
+
 /// Who had the connection.
 #[derive(Debug)]
 pub(super) enum User {
@@ -109,6 +121,18 @@ impl Why {
             ),
         };
         Status::new(Code::Unavailable, text).because(reason)
+    }
+}
+
+impl Departures {
+    /// None yet, of at most so many links.
+    pub(super) fn new(limits: DrainLimits, links: usize) -> Self {
+        Self {
+            due: Vec::new(),
+            leaving: SlotTable::new(links),
+            heard: Vec::new(),
+            limits,
+        }
     }
 }
 

@@ -15,12 +15,12 @@ use crate::shard::servers::ServerLink;
 
 impl<A> Core<A> {
     pub(super) fn newcomer(&mut self, peer: SocketAddr, accepted: A) {
-        self.newcomers.push(Newcomer { peer, accepted });
+        self.incoming.newcomers.push(Newcomer { peer, accepted });
     }
 
     /// Gives each new connection to the shard with the fewest, the lowest of them on a tie.
     pub(super) fn place_newcomers<T: Transport<Accepted = A>>(&mut self, transport: &mut T) {
-        while let Some(newcomer) = self.newcomers.pop() {
+        while let Some(newcomer) = self.incoming.newcomers.pop() {
             let loads = &self.shared.loads;
             let shard = (0..loads.len())
                 .min_by_key(|&shard| loads[shard].load(Ordering::Relaxed))
@@ -29,7 +29,7 @@ impl<A> Core<A> {
             if shard == self.index {
                 self.adopt(newcomer, transport);
             } else {
-                self.ship(shard, Parcel::Adopt(newcomer));
+                self.mail.ship(shard, Parcel::Adopt(newcomer));
             }
         }
     }
@@ -76,7 +76,7 @@ impl<A> Core<A> {
                 .gate(&identity, right_of_function, incarnation),
         );
         let server = ServerLink::new(adopted, peer, identity, connection, waits);
-        match self.servers.insert(server) {
+        match self.incoming.servers.insert(server) {
             Ok(id) => self.links.set(adopted, Owner::Server(id)),
             Err(_) => {
                 self.leave_load();

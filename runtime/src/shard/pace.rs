@@ -180,7 +180,7 @@ impl<A> Core<A> {
     }
 
     fn look_at_server(&mut self, id: SlotId, reading: Reading) -> Option<Verdict> {
-        let server = self.servers.find_mut(id)?;
+        let server = self.incoming.servers.find_mut(id)?;
         let sight = Sight {
             reading,
             frames: server.connection.frames(),
@@ -191,7 +191,7 @@ impl<A> Core<A> {
     }
 
     fn look_at_peer(&mut self, slot: usize, reading: Reading) -> Option<Verdict> {
-        let (connection, pace) = self.peers[slot].connection_and_pace()?;
+        let (connection, pace) = self.outgoing.peers[slot].connection_and_pace()?;
         let sight = Sight {
             reading,
             frames: connection.frames(),

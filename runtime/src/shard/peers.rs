@@ -1,142 +1,29 @@
-use std::collections::VecDeque;
-use std::net::SocketAddr;
-
 use grpcxx_rpc::{
-    Action, Admission, Channel, ClientConnection, Code, ConnectionLimits, Features, PeerViolation,
-    Reason, Response, Status, Tensor,
+    Action, Admission, ClientConnection, Code, ConnectionLimits, PeerViolation, Reason, Response,
+    Status, Tensor,
 };
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkId, MediumKind, Next, Outcome, PeerName, Progress, Time,
-    Transport,
+    CloseReason, Frame, Landing, MediumKind, Next, Outcome, PeerName, Progress, Time, Transport,
 };
 
 use crate::blame::{A_HANDLER, Blame};
 use crate::client::{Peer, PeerState};
 use crate::command::SlotId;
 use crate::completion::{Recipient, Target};
-use crate::shard::calls::{WaitingCall, from_token};
-use crate::shard::core::{Core, Subject};
+use crate::shard::core::Core;
+use crate::shard::in_flight::from_token;
+use crate::shard::landings::CallLandings;
 use crate::shard::leaving::Why;
-use crate::shard::links::CallLandings;
+use crate::shard::outgoing::WaitingCall;
 use crate::shard::pace::Pace;
-
-/// A task that this shard calls: the road to it, and the connection while there is one.
-#[derive(Debug)]
-pub(super) struct PeerLink {
-    pub(super) peer: Peer,
-    pub(super) channel: Channel<WaitingCall>,
-    /// Addresses that the dial under way has not tried yet.
-    pub(super) candidates: VecDeque<SocketAddr>,
-    /// The address that was dialled last.
-    pub(super) dialled: Option<SocketAddr>,
-    pub(super) link: Option<LinkId>,
-    connection: Option<ClientConnection>,
-    /// What the connection has moved to.
-    medium: Option<MediumKind>,
-    /// Why it did not move though it should.
-    stays: Option<String>,
-    /// Why the connection is being closed, if this side does it for a reason that callers should hear.
-    parting: Option<Status>,
-    /// Whether the connection is to be made anew without waiting for a call, for another medium will carry it.
-    redials: bool,
-    is_dirty: bool,
-    armed: Option<Time>,
-    pace: Pace,
-}
-
-impl PeerLink {
-    pub(super) fn connection_mut(&mut self) -> Option<&mut ClientConnection> {
-        self.connection.as_mut()
-    }
-
-    pub(super) fn address(&self) -> &str {
-        self.peer.address()
-    }
-
-    /// What the peer has announced on this connection, if it has answered.
-    pub(super) fn features(&self) -> Option<Features> {
-        (self.connection.as_ref()).and_then(ClientConnection::peer_features)
-    }
-
-    /// Says why the connection is being closed.
-    pub(super) fn parts_with(&mut self, status: Status) {
-        self.parting = Some(status);
-    }
-
-    /// The connection, and what was seen of it when the shard looked last.
-    pub(super) fn connection_and_pace(&mut self) -> Option<(&ClientConnection, &mut Pace)> {
-        Some((self.connection.as_ref()?, &mut self.pace))
-    }
-
-    /// The connection, if calls go there without a wait.
-    #[inline]
-    pub(super) fn open_connection(&mut self) -> Option<&mut ClientConnection> {
-        if !self.channel.is_open() {
-            return None;
-        }
-        self.connection.as_mut()
-    }
-
-    /// Adds the peer to those that have something to do before the turn ends.
-    #[inline]
-    pub(super) fn mark(&mut self, slot: usize, dirty: &mut Vec<usize>) {
-        if !self.is_dirty {
-            self.is_dirty = true;
-            dirty.push(slot);
-        }
-    }
-
-    /// The earliest time at which the channel or the connection wants to be asked.
-    fn timeout(&self) -> Option<Time> {
-        let connection = self
-            .connection
-            .as_ref()
-            .and_then(ClientConnection::poll_timeout);
-        [self.channel.poll_timeout(), connection]
-            .into_iter()
-            .flatten()
-            .min()
-    }
-}
+use crate::shard::timers::Subject;
 
 impl<A> Core<A> {
-    /// The slot of a peer, made at its first call.
-    pub(super) fn peer_slot(&mut self, peer: &Peer) -> usize {
-        if let Some(slot) = self.find_peer(peer) {
-            return slot;
-        }
-        let slot = self.peers.len();
-        let number = peer.number() as usize;
-        if self.peer_slots.len() <= number {
-            self.peer_slots.resize(number + 1, None);
-        }
-        self.peer_slots[number] = Some(slot);
-        self.peers.push(PeerLink {
-            peer: peer.clone(),
-            channel: Channel::new(peer.text(), self.channel_options),
-            candidates: VecDeque::new(),
-            dialled: None,
-            link: None,
-            connection: None,
-            medium: None,
-            stays: None,
-            parting: None,
-            redials: false,
-            is_dirty: false,
-            armed: None,
-            pace: Pace::default(),
-        });
-        slot
-    }
-
-    /// The slot of a peer that was called before: one of this shard, and not this engine's own task.
-    #[inline]
-    pub(super) fn find_peer(&self, peer: &Peer) -> Option<usize> {
-        *self.peer_slots.get(peer.number() as usize)?
-    }
-
     pub(super) fn inspect_peer(&self, peer: &Peer) -> PeerState {
-        let link = self.find_peer(peer).map(|slot| &self.peers[slot]);
+        let link = self
+            .outgoing
+            .find(peer)
+            .map(|slot| &self.outgoing.peers[slot]);
         let connection = link.and_then(|link| link.connection.as_ref());
         PeerState {
             medium: link
@@ -150,12 +37,12 @@ impl<A> Core<A> {
     }
 
     pub(super) fn peer_proven(&mut self, slot: usize, name: Option<&PeerName>) {
-        let peer = self.peers[slot].address();
+        let peer = self.outgoing.peers[slot].address();
         tracing::debug!(peer, name = ?name.map(PeerName::to_string), "certificate");
     }
 
     pub(super) fn peer_migrated(&mut self, slot: usize, medium: MediumKind) {
-        let peer = &mut self.peers[slot];
+        let peer = &mut self.outgoing.peers[slot];
         peer.medium = Some(medium);
         if let Some(connection) = &mut peer.connection {
             connection.set_lends(medium == MediumKind::SharedMemory);
@@ -164,7 +51,7 @@ impl<A> Core<A> {
     }
 
     pub(super) fn peer_declined(&mut self, slot: usize, reason: &str) {
-        let peer = &mut self.peers[slot];
+        let peer = &mut self.outgoing.peers[slot];
         let is_news = peer.stays.as_deref() != Some(reason);
         if is_news {
             tracing::info!(
@@ -177,15 +64,15 @@ impl<A> Core<A> {
     }
 
     pub(super) fn peer_failed_over(&mut self, slot: usize) {
-        self.peers[slot].redials = true;
+        self.outgoing.peers[slot].redials = true;
     }
 
     /// Closes the connection at the end of the turn; the link then says so, and calls on it end.
     pub(super) fn disconnect_peer(&mut self, peer: &Peer) {
-        let Some(slot) = self.find_peer(peer) else {
+        let Some(slot) = self.outgoing.find(peer) else {
             return;
         };
-        let peer = &mut self.peers[slot];
+        let peer = &mut self.outgoing.peers[slot];
         if let Some(link) = peer.link {
             // The link may need some turns to close, and later calls belong to the next one.
             peer.channel.handle_leaving();
@@ -199,7 +86,10 @@ impl<A> Core<A> {
         waiting: WaitingCall,
         timeout: Option<std::time::Duration>,
     ) {
-        match self.peers[slot].channel.admit(self.now, waiting, timeout) {
+        match self.outgoing.peers[slot]
+            .channel
+            .admit(self.now, waiting, timeout)
+        {
             Admission::SendNow(waiting) => self.dispatch_call(slot, waiting),
             Admission::Waiting => self.mark_peer(slot),
             Admission::Refused(rejected) => {
@@ -210,7 +100,7 @@ impl<A> Core<A> {
 
     /// Notes that a peer has something to do before the turn ends.
     pub(super) fn mark_peer(&mut self, slot: usize) {
-        self.peers[slot].mark(slot, &mut self.dirty_peers);
+        self.outgoing.mark(slot);
     }
 
     pub(super) fn peer_connected(&mut self, slot: usize) -> Next {
@@ -219,7 +109,7 @@ impl<A> Core<A> {
             arena_bytes: u64::MAX,
             ..self.limits
         };
-        let peer = &mut self.peers[slot];
+        let peer = &mut self.outgoing.peers[slot];
         let credentials = self.shared.authority.credentials(peer.dialled);
         let connection = ClientConnection::with_token(limits, self.announce, credentials);
         let order = connection.first_order();
@@ -240,13 +130,12 @@ impl<A> Core<A> {
     ) -> Option<Result<Progress, PeerViolation>> {
         let mut landings = CallLandings {
             arena: &mut self.arena,
-            calls: &self.calls,
+            calls: &self.outgoing.calls,
         };
-        let progress =
-            self.peers[slot]
-                .connection
-                .as_mut()?
-                .handle_received(self.now, bytes, &mut landings);
+        let progress = self.outgoing.peers[slot]
+            .connection
+            .as_mut()?
+            .handle_received(self.now, bytes, &mut landings);
         self.mark_peer(slot);
         Some(progress)
     }
@@ -258,26 +147,25 @@ impl<A> Core<A> {
     ) -> Option<Result<Next, PeerViolation>> {
         let mut landings = CallLandings {
             arena: &mut self.arena,
-            calls: &self.calls,
+            calls: &self.outgoing.calls,
         };
-        let next =
-            self.peers[slot]
-                .connection
-                .as_mut()?
-                .handle_landed(self.now, landing, &mut landings);
+        let next = self.outgoing.peers[slot]
+            .connection
+            .as_mut()?
+            .handle_landed(self.now, landing, &mut landings);
         self.mark_peer(slot);
         Some(next)
     }
 
     pub(super) fn peer_sent(&mut self, slot: usize, frame: Box<Frame>, outcome: Outcome) {
-        if let Some(connection) = &mut self.peers[slot].connection {
+        if let Some(connection) = &mut self.outgoing.peers[slot].connection {
             connection.handle_sent(frame, outcome);
             self.mark_peer(slot);
         }
     }
 
     pub(super) fn peer_closed(&mut self, slot: usize, reason: &CloseReason) {
-        let peer = &mut self.peers[slot];
+        let peer = &mut self.outgoing.peers[slot];
         peer.link = None;
         if peer.connection.is_none() && !peer.candidates.is_empty() {
             tracing::debug!(peer = peer.peer.address(), %reason, "not reached at one address");
@@ -300,7 +188,7 @@ impl<A> Core<A> {
 
     /// Takes the connection from a peer that is left, whose calls have ended.
     pub(super) fn detach_peer(&mut self, slot: usize, reason: &str) -> Option<ClientConnection> {
-        let peer = &mut self.peers[slot];
+        let peer = &mut self.outgoing.peers[slot];
         tracing::info!(peer = peer.peer.address(), reason, "leaving a connection");
         self.shared.counters[self.index].links_lost.add(1);
         peer.link = None;
@@ -310,7 +198,7 @@ impl<A> Core<A> {
     /// Hands out the last results of a connection, and lets later calls dial.
     fn drop_connection(&mut self, slot: usize, reason: &str) -> Option<ClientConnection> {
         self.drain_results(slot);
-        let peer = &mut self.peers[slot];
+        let peer = &mut self.outgoing.peers[slot];
         let connection = peer.connection.take();
         peer.medium = None;
         peer.parting = None;
@@ -323,7 +211,7 @@ impl<A> Core<A> {
     }
 
     pub(super) fn peer_timeout(&mut self, slot: usize, at: Time) {
-        let peer = &mut self.peers[slot];
+        let peer = &mut self.outgoing.peers[slot];
         if peer.armed == Some(at) {
             peer.armed = None;
         }
@@ -337,7 +225,7 @@ impl<A> Core<A> {
     pub(super) fn take_results(&mut self) -> usize {
         let mut events = 0;
         let mut index = 0;
-        while let Some(&slot) = self.dirty_peers.get(index) {
+        while let Some(&slot) = self.outgoing.dirty.get(index) {
             events += self.drain_results(slot);
             index += 1;
         }
@@ -347,27 +235,27 @@ impl<A> Core<A> {
     pub(super) fn flush_peers<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
         let mut events = 0;
         // What is marked on the way has to be looked at by the other stages first.
-        let count = self.dirty_peers.len();
+        let count = self.outgoing.dirty.len();
         for index in 0..count {
-            let slot = self.dirty_peers[index];
-            self.peers[slot].is_dirty = false;
+            let slot = self.outgoing.dirty[index];
+            self.outgoing.peers[slot].is_dirty = false;
             events += self.drive_channel(slot, transport);
             events += self.flush_peer(slot, transport);
-            let peer = &mut self.peers[slot];
+            let peer = &mut self.outgoing.peers[slot];
             let timeout = peer.timeout();
             self.timers
                 .arm(Subject::Peer(slot), timeout, &mut peer.armed);
         }
-        self.dirty_peers.drain(..count);
+        self.outgoing.dirty.drain(..count);
         events
     }
 
     fn drain_results(&mut self, slot: usize) -> usize {
         let mut events = self.drain_answers(slot);
-        while let Some(connection) = &mut self.peers[slot].connection
+        while let Some(connection) = &mut self.outgoing.peers[slot].connection
             && let Some(finished) = connection.poll_finished()
         {
-            if let Some(target) = self.calls.take(from_token(finished.token)) {
+            if let Some(target) = self.outgoing.calls.take(from_token(finished.token)) {
                 let _nobody_waits = self.complete(target, finished.result);
             }
             events += 1;
@@ -378,12 +266,12 @@ impl<A> Core<A> {
     /// Hands out the small tensors among the results.
     fn drain_answers(&mut self, slot: usize) -> usize {
         let mut events = 0;
-        while let Some(connection) = &mut self.peers[slot].connection
+        while let Some(connection) = &mut self.outgoing.peers[slot].connection
             && let Some(answer) = connection.poll_answer()
         {
             events += 1;
             let call = from_token(answer.token());
-            if let Some(Recipient { handler, token }) = self.calls.take_handler(call) {
+            if let Some(Recipient { handler, token }) = self.outgoing.calls.take_handler(call) {
                 // Made as the argument that it is: a move waits until its parts are written.
                 let blame = Blame::on(A_HANDLER);
                 handler.on_tensor(token, answer.take(), &mut self.context());
@@ -399,7 +287,7 @@ impl<A> Core<A> {
     /// Ends a call that is not like most, with the tensor that it was for.
     #[inline(never)]
     fn finish_received(&mut self, call: SlotId, tensor: Tensor) {
-        match self.calls.take(call) {
+        match self.outgoing.calls.take(call) {
             Some(Target::Handler(Recipient { handler, token })) => {
                 let blame = Blame::on(A_HANDLER);
                 handler.on_tensor(token, tensor, &mut self.context());
@@ -419,7 +307,7 @@ impl<A> Core<A> {
         transport: &mut T,
     ) -> usize {
         let mut events = 0;
-        while let Some(action) = self.peers[slot].channel.poll_action(self.now) {
+        while let Some(action) = self.outgoing.peers[slot].channel.poll_action(self.now) {
             events += 1;
             match action {
                 Action::Dial => self.dial(slot),
@@ -432,7 +320,7 @@ impl<A> Core<A> {
 
     fn flush_peer<T: Transport<Accepted = A>>(&mut self, slot: usize, transport: &mut T) -> usize {
         let mut events = 0;
-        let peer = &mut self.peers[slot];
+        let peer = &mut self.outgoing.peers[slot];
         let (Some(link), Some(connection)) = (peer.link, &mut peer.connection) else {
             return 0;
         };

@@ -21,15 +21,16 @@ impl<A> Core<A> {
         let mut events = 0;
         let mut fused_keys = 0;
         let mut index = 0;
-        while let Some(&id) = self.dirty_servers.get(index) {
+        while let Some(&id) = self.incoming.dirty.get(index) {
             index += 1;
             while let Some(request) = self
+                .incoming
                 .servers
                 .find_mut(id)
                 .and_then(|server| server.connection.poll_cancelled())
             {
                 events += 1;
-                let Some(server) = self.servers.find_mut(id) else {
+                let Some(server) = self.incoming.servers.find_mut(id) else {
                     break;
                 };
                 if let Some(watch) = server.take_watch(request) {
@@ -40,6 +41,7 @@ impl<A> Core<A> {
                 }
             }
             while let Some(incoming) = self
+                .incoming
                 .servers
                 .find_mut(id)
                 .and_then(|server| server.connection.poll_request())
@@ -119,11 +121,11 @@ impl<A> Core<A> {
             Origin::Link {
                 server, request, ..
             } => {
-                if let Some(server) = self.servers.find_mut(server) {
+                if let Some(server) = self.incoming.servers.find_mut(server) {
                     server.watch(request, watch);
                 }
             }
-            Origin::Local { call, .. } => self.calls.watch(call, watch),
+            Origin::Local { call, .. } => self.outgoing.calls.watch(call, watch),
         }
     }
 
@@ -132,7 +134,7 @@ impl<A> Core<A> {
             return self.answer(origin, Err(status), None);
         }
         if let Origin::Link { server, .. } = origin
-            && let Some(server) = self.servers.find(server)
+            && let Some(server) = self.incoming.servers.find(server)
             && let Err(status) = server.waits.may_begin(step_id, &self.shares)
         {
             self.counters().waits_refused.add(1);
@@ -140,7 +142,7 @@ impl<A> Core<A> {
         }
         let home = home_shard(step_id, self.shared.loads.len());
         if let Origin::Local { call, .. } = origin {
-            self.calls.set_home(call, home);
+            self.outgoing.calls.set_home(call, home);
         }
         if home == self.index {
             if self.receive(origin, step_id, keys) {
@@ -164,7 +166,7 @@ impl<A> Core<A> {
         if let Origin::Link {
             server, request, ..
         } = origin
-            && let Some(server) = self.servers.find_mut(server)
+            && let Some(server) = self.incoming.servers.find_mut(server)
         {
             server.waits.begin(request, step_id);
         }
@@ -220,7 +222,7 @@ impl<A> Core<A> {
     /// Whose share a request counts against.
     fn account_of(&self, origin: Origin) -> Account {
         let server = match origin {
-            Origin::Link { server, .. } => self.servers.find(server),
+            Origin::Link { server, .. } => self.incoming.servers.find(server),
             Origin::Local { .. } => None,
         };
         server.map_or(Account::OWN, |server| server.waits.account)

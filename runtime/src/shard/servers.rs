@@ -7,19 +7,29 @@ use grpcxx_rpc::{
     Code, PeerViolation, Proving, Reason, RequestId, ServerConnection, Status, Undelivered,
 };
 use grpcxx_transport::{
-    CloseReason, Frame, Landing, LinkId, MediumKind, Next, Outcome, PeerName, Progress, Time,
-    Transport,
+    CloseReason, Frame, Landing, LinkId, MediumKind, Next, Outcome, PeerName, Progress, SlotTable,
+    Time, Transport,
 };
 
 use crate::cluster::TaskId;
-use crate::command::SlotId;
+use crate::command::{Newcomer, SlotId};
 use crate::function::RequestWatch;
 use crate::policy::{Authority, Identity, Proof};
-use crate::shard::core::{Core, Subject};
-use crate::shard::links::ArenaLandings;
+use crate::shard::core::Core;
+use crate::shard::landings::ArenaLandings;
 use crate::shard::pace::Pace;
 use crate::shard::shares::Waits;
+use crate::shard::timers::Subject;
 use crate::shard::watches::Watches;
+
+/// The incoming side of a shard.
+pub(super) struct Incoming<A> {
+    pub(super) servers: SlotTable<ServerLink>,
+    /// Connections that have something to do before the turn ends.
+    pub(super) dirty: Vec<SlotId>,
+    /// Connections that this shard has accepted and not yet given to one.
+    pub(super) newcomers: Vec<Newcomer<A>>,
+}
 
 /// A connection on which a peer calls us.
 #[derive(Debug)]
@@ -38,6 +48,45 @@ pub(super) struct ServerLink {
     is_held_back: bool,
     armed: Option<Time>,
     pub(super) pace: Pace,
+}
+
+impl<A> Incoming<A> {
+    /// Nobody yet, over at most so many links.
+    pub(super) fn new(links: usize) -> Self {
+        Self {
+            servers: SlotTable::new(links),
+            dirty: Vec::new(),
+            newcomers: Vec::new(),
+        }
+    }
+
+    /// Whether something waits that no event of a link will announce.
+    pub(super) fn has_work(&self) -> bool {
+        !self.dirty.is_empty() || !self.newcomers.is_empty()
+    }
+
+    /// Adds a connection to those that have something to do before the turn ends.
+    pub(super) fn mark(&mut self, id: SlotId) {
+        if let Some(server) = self.servers.find_mut(id)
+            && !server.is_dirty
+        {
+            server.is_dirty = true;
+            self.dirty.push(id);
+        }
+    }
+
+    /// Whether all requests have an answer that its link has taken.
+    pub(super) fn is_idle(&self) -> bool {
+        self.servers.values().all(|server| {
+            !server.is_held_back && server.connection.outstanding_requests().next().is_none()
+        })
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn outstanding_requests(&self) -> usize {
+        let requests = |server: &ServerLink| server.connection.outstanding_requests().count();
+        self.servers.values().map(requests).sum()
+    }
 }
 
 impl ServerLink {
@@ -144,7 +193,7 @@ impl<A> Core<A> {
         let answered = landings.answered;
         if connection.has_news() {
             // The borrow of the landings is over.
-            if let Some(server) = self.servers.find_mut(id) {
+            if let Some(server) = self.incoming.servers.find_mut(id) {
                 server.report_to(&self.shared.authority);
             }
         }
@@ -154,7 +203,7 @@ impl<A> Core<A> {
     }
 
     pub(super) fn server_sent(&mut self, id: SlotId, frame: Box<Frame>, outcome: Outcome) {
-        let Some(server) = self.servers.find_mut(id) else {
+        let Some(server) = self.incoming.servers.find_mut(id) else {
             return;
         };
         let watches = &mut server.watches;
@@ -171,7 +220,7 @@ impl<A> Core<A> {
     }
 
     pub(super) fn server_proven(&mut self, id: SlotId, name: Option<&PeerName>) {
-        if let Some(server) = self.servers.find_mut(id) {
+        if let Some(server) = self.incoming.servers.find_mut(id) {
             server.identity.task = name.map(|name| TaskId::new(&*name.job, name.index));
             server.identify(Proof::Certificate);
             let rights = self.shared.authority.rights(&server.identity);
@@ -180,7 +229,7 @@ impl<A> Core<A> {
     }
 
     pub(super) fn server_migrated(&mut self, id: SlotId, medium: MediumKind) {
-        if let Some(server) = self.servers.find_mut(id) {
+        if let Some(server) = self.incoming.servers.find_mut(id) {
             let is_shared = medium == MediumKind::SharedMemory;
             server.connection.set_lends(is_shared);
             if is_shared {
@@ -194,21 +243,21 @@ impl<A> Core<A> {
 
     /// Takes back what a lost connection still held: tensors whose answer never left, and places in steps.
     pub(super) fn server_closed(&mut self, id: SlotId, reason: &CloseReason) {
-        let Some(server) = self.servers.find(id) else {
+        let Some(server) = self.incoming.servers.find(id) else {
             return;
         };
         tracing::debug!(peer = %server.peer, %reason, "a peer's connection ended");
         let text = format!("the connection ended: {reason}");
         let status = Status::new(Code::Unavailable, text).because(Reason::ConnectionLost);
         self.withdraw_requests(id, &status);
-        self.servers.remove(id);
+        self.incoming.servers.remove(id);
         self.counters().closed.add(1);
         self.leave_load();
     }
 
     /// Ends all requests of a connection whose peer gets no answer any more.
     pub(super) fn withdraw_requests(&mut self, id: SlotId, status: &Status) {
-        let Some(server) = self.servers.find_mut(id) else {
+        let Some(server) = self.incoming.servers.find_mut(id) else {
             return;
         };
         server.connection.handle_closed(status);
@@ -225,7 +274,7 @@ impl<A> Core<A> {
     }
 
     pub(super) fn server_timeout(&mut self, id: SlotId, at: Time) {
-        if let Some(server) = self.servers.find_mut(id) {
+        if let Some(server) = self.incoming.servers.find_mut(id) {
             if server.armed == Some(at) {
                 server.armed = None;
             }
@@ -234,43 +283,21 @@ impl<A> Core<A> {
         }
     }
 
-    /// Whether all requests have an answer that its link has taken.
-    pub(super) fn servers_are_idle(&self) -> bool {
-        self.servers.keys().all(|id| {
-            self.servers.find(id).is_none_or(|server| {
-                !server.is_held_back && server.connection.outstanding_requests().next().is_none()
-            })
-        })
-    }
-
-    #[cfg(all(test, not(loom)))]
-    pub(super) fn outstanding_requests(&self) -> usize {
-        let ids = self.servers.keys();
-        ids.filter_map(|id| self.servers.find(id))
-            .map(|server| server.connection.outstanding_requests().count())
-            .sum()
-    }
-
     pub(super) fn mark_server(&mut self, id: SlotId) {
-        if let Some(server) = self.servers.find_mut(id)
-            && !server.is_dirty
-        {
-            server.is_dirty = true;
-            self.dirty_servers.push(id);
-        }
+        self.incoming.mark(id);
     }
 
     pub(super) fn flush_servers<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
         let mut events = 0;
-        let count = self.dirty_servers.len();
+        let count = self.incoming.dirty.len();
         for index in 0..count {
-            let id = self.dirty_servers[index];
-            let Some(server) = self.servers.find_mut(id) else {
+            let id = self.incoming.dirty[index];
+            let Some(server) = self.incoming.servers.find_mut(id) else {
                 continue;
             };
             server.is_dirty = server.connection.has_requests();
             if server.is_dirty {
-                self.dirty_servers.push(id);
+                self.incoming.dirty.push(id);
             }
             server.is_held_back = false;
             while let Some(frame) = server.connection.poll_frame() {
@@ -290,7 +317,7 @@ impl<A> Core<A> {
             self.timers
                 .arm(Subject::Server(id), timeout, &mut server.armed);
         }
-        self.dirty_servers.drain(..count);
+        self.incoming.dirty.drain(..count);
         events
     }
 }

@@ -9,8 +9,9 @@ use grpcxx_transport::SlotTable;
 use smallvec::SmallVec;
 
 use crate::command::{GraphDone, Keys, Origin, SlotId, Taken};
-use crate::shard::calls::{from_token, token};
 use crate::shard::core::Core;
+use crate::shard::in_flight::{from_token, token};
+use crate::shard::keys::KnownKeys;
 
 /// The steps whose home is this shard, and who waits in them.
 #[derive(Debug)]
@@ -19,6 +20,9 @@ pub(super) struct Steps {
     countdown: StepCountdown,
     waiters: SlotTable<Waiter>,
     by_origin: HashMap<Origin, SlotId, RandomState>,
+    pub(super) keys: KnownKeys,
+    /// Hashes of the keys of the request that is being served.
+    key_hashes: Vec<u64>,
 }
 
 #[derive(Debug)]
@@ -30,11 +34,15 @@ struct Waiter {
 
 impl Steps {
     pub(super) fn new(limits: RendezvousLimits) -> Self {
+        let (waiters, steps) = (limits.waiters, limits.steps);
+        let rendezvous = Rendezvous::new(limits);
         Self {
-            waiters: SlotTable::new(limits.waiters),
-            countdown: StepCountdown::new(limits.steps),
-            rendezvous: Rendezvous::new(limits),
+            waiters: SlotTable::new(waiters),
+            countdown: StepCountdown::new(steps),
+            keys: KnownKeys::new(rendezvous.key_hasher()),
+            rendezvous,
             by_origin: HashMap::default(),
+            key_hashes: Vec::new(),
         }
     }
 
@@ -60,11 +68,6 @@ impl Steps {
     pub(super) fn take_held(&mut self, held: HeldTensor) -> Option<(i64, Text, Tensor)> {
         self.rendezvous.take_held(held)
     }
-
-    /// What makes the hashes of keys.
-    pub(super) fn key_hasher(&self) -> RandomState {
-        self.rendezvous.key_hasher()
-    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -89,19 +92,19 @@ impl Steps {
 impl<A> Core<A> {
     /// Hashes the keys of a request for [`Core::receive`].
     pub(super) fn hash_keys(&mut self, keys: &Keys) {
-        self.key_hashes.clear();
+        self.steps.key_hashes.clear();
         for key in keys.iter() {
-            let hash = self.known_keys.hash(key.as_buffer());
-            self.key_hashes.push(hash);
+            let hash = self.steps.keys.hash(key.as_buffer());
+            self.steps.key_hashes.push(hash);
         }
     }
 
     /// The same, if tensors with all these keys can come from this task.
     pub(super) fn check_keys(&mut self, keys: &Keys) -> Result<(), Status> {
-        self.key_hashes.clear();
+        self.steps.key_hashes.clear();
         for key in keys.iter() {
-            let hash = self.known_keys.check(key, &self.shared.task)?;
-            self.key_hashes.push(hash);
+            let hash = self.steps.keys.check(key, &self.shared.task)?;
+            self.steps.key_hashes.push(hash);
         }
         Ok(())
     }
@@ -113,7 +116,7 @@ impl<A> Core<A> {
             return false;
         }
         let rendezvous = &mut self.steps.rendezvous;
-        if let Some(tensors) = rendezvous.take(step_id, &keys, &self.key_hashes) {
+        if let Some(tensors) = rendezvous.take(step_id, &keys, &self.steps.key_hashes) {
             let taken = Taken { step_id, keys };
             self.answer(origin, Ok(Response::Tensors(tensors)), Some(taken));
             return false;
@@ -154,7 +157,7 @@ impl<A> Core<A> {
     }
 
     pub(super) fn send(&mut self, step_id: i64, key: Text, tensor: Tensor, origin: Option<Origin>) {
-        let (key, key_hash) = self.known_keys.known(key);
+        let (key, key_hash) = self.steps.keys.known(key);
         let sent = (self.steps.rendezvous).send_hashed(step_id, key, key_hash, tensor);
         let result = sent.map_err(|rejected| rejected.status);
         match result {

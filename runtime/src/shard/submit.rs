@@ -31,9 +31,9 @@ impl<A> Commands for Core<A> {
     fn submit(&mut self, mut spec: CallSpec<'_>, recipient: Recipient) {
         if spec.cancellation.is_none()
             && let Some(slot) = self.ready_peer(spec.peer)
-            && let link = &mut self.peers[slot]
+            && let link = &mut self.outgoing.peers[slot]
             && let Some(connection) = link.open_connection()
-            && let Some(entry) = self.calls.vacant()
+            && let Some(entry) = self.outgoing.calls.vacant()
         {
             let options = CallOptions {
                 token: entry.key().raw(),
@@ -43,8 +43,8 @@ impl<A> Commands for Core<A> {
             match connection.call(self.now, spec.request, options) {
                 Ok(_call) => {
                     entry.insert_with(|| Target::Handler(recipient));
-                    link.mark(slot, &mut self.dirty_peers);
-                    self.calls.begun += 1;
+                    link.mark(slot, &mut self.outgoing.dirty);
+                    self.outgoing.calls.begun += 1;
                     return;
                 }
                 Err(refused) => spec.request = refused.value,
@@ -83,7 +83,7 @@ impl<A> Commands for Core<A> {
     }
 
     fn defer(&mut self, command: Command) {
-        self.local.push_back(command);
+        self.mail.defer(command);
     }
 }
 
@@ -100,11 +100,11 @@ impl<A> Core<A> {
         shares_memory: bool,
     ) -> Result<(), Recipient> {
         if let Some(slot) = self.ready_peer(peer)
-            && let link = &mut self.peers[slot]
+            && let link = &mut self.outgoing.peers[slot]
             && let Some(connection) = link.open_connection()
             && connection.takes_receives()
             && timeout.is_none_or(|timeout| !timeout.is_zero())
-            && let Some(entry) = self.calls.vacant()
+            && let Some(entry) = self.outgoing.calls.vacant()
         {
             let options = CallOptions {
                 token: entry.key().raw(),
@@ -113,8 +113,8 @@ impl<A> Core<A> {
             };
             connection.receive(self.now, step_id, key, options);
             entry.insert_with(|| Target::Handler(recipient));
-            link.mark(slot, &mut self.dirty_peers);
-            self.calls.begun += 1;
+            link.mark(slot, &mut self.outgoing.dirty);
+            self.outgoing.calls.begun += 1;
             return Ok(());
         }
         Err(recipient)
@@ -137,9 +137,9 @@ impl<A> Core<A> {
     /// shards, and the task itself, have none here.
     #[inline]
     fn ready_peer(&self, peer: &Peer) -> Option<usize> {
-        if !self.local.is_empty() || self.is_stopping() {
+        if self.mail.has_deferred() || self.is_stopping() {
             return None;
         }
-        self.find_peer(peer)
+        self.outgoing.find(peer)
     }
 }

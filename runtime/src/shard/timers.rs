@@ -1,7 +1,18 @@
+//! When peers, connections and calls want to be looked at again.
+
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use grpcxx_transport::Time;
+use grpcxx_transport::{SlotId, Time};
+
+/// Who wants to be looked at when a timer is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Subject {
+    Peer(usize),
+    Server(SlotId),
+    Call(SlotId),
+    Leaving(SlotId),
+}
 
 /// When each subject wants to be looked at again; one time per subject.
 ///

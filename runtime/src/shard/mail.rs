@@ -1,0 +1,169 @@
+//! Commands and connections on their way between shards, and commands of threads outside.
+
+use std::collections::VecDeque;
+
+use crate::client::Mailbox;
+use crate::command::{Command, Newcomer, Parcel};
+use crate::fate::{Fate, survive};
+use crate::limits;
+use crate::mesh::Mesh;
+
+/// What a shard is handed, and what it hands to other shards.
+pub(super) struct Mail<A> {
+    shard: usize,
+    mesh: Mesh<Parcel<A>>,
+    /// Parcels that did not fit into the ring to each other shard. A request under way, of which
+    /// each connection has a limit, leaves at most its receive and its withdrawal on one way, and
+    /// its answer on the other.
+    unsent: Vec<VecDeque<Parcel<A>>>,
+    mailbox: Mailbox,
+    /// Commands to be carried out in this turn or the next.
+    deferred: VecDeque<Command>,
+    /// Connections that other shards have accepted for this one.
+    newcomers: VecDeque<Newcomer<A>>,
+}
+
+impl<A> Mail<A> {
+    pub(super) fn new(
+        shard: usize,
+        shards: usize,
+        mesh: Mesh<Parcel<A>>,
+        mailbox: Mailbox,
+    ) -> Self {
+        Self {
+            shard,
+            mesh,
+            unsent: (0..shards).map(|_| VecDeque::new()).collect(),
+            mailbox,
+            deferred: VecDeque::new(),
+            newcomers: VecDeque::new(),
+        }
+    }
+
+    /// Whether something waits that no event of a link will announce.
+    pub(super) fn has_work(&self) -> bool {
+        !self.deferred.is_empty()
+            || !self.newcomers.is_empty()
+            || !self.mailbox.is_empty()
+            || !self.mesh.is_empty()
+            || self.unsent.iter().any(|queue| !queue.is_empty())
+    }
+
+    /// Whether a command waits to be carried out.
+    #[inline]
+    pub(super) fn has_deferred(&self) -> bool {
+        !self.deferred.is_empty()
+    }
+
+    /// Commands and parcels taken and not yet worked off or handed over.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn backlog(&self) -> usize {
+        let unsent: usize = self.unsent.iter().map(VecDeque::len).sum();
+        self.deferred.len() + self.newcomers.len() + unsent
+    }
+
+    /// Most commands that may come in now.
+    pub(super) fn commands_max(&self) -> usize {
+        let room = limits::BACKLOG_COMMANDS.saturating_sub(self.deferred.len());
+        room.min(limits::COMMANDS_PER_TURN)
+    }
+
+    /// Has this shard carry a command out.
+    pub(super) fn defer(&mut self, command: Command) {
+        self.deferred.push_back(command);
+    }
+
+    /// Hands a command to the shard it belongs to.
+    pub(super) fn route(&mut self, shard: usize, command: Command) {
+        if shard == self.shard {
+            self.defer(command);
+        } else {
+            self.ship(shard, Parcel::Command(command));
+        }
+    }
+
+    /// Hands something to another shard.
+    pub(super) fn ship(&mut self, shard: usize, parcel: Parcel<A>) {
+        let parcel = if self.unsent[shard].is_empty() {
+            match self.mesh.send(shard, parcel) {
+                Ok(()) => return,
+                Err(refused) => refused.value,
+            }
+        } else {
+            parcel
+        };
+        self.unsent[shard].push_back(parcel);
+    }
+
+    /// Lets the other shards see what was handed to them.
+    pub(super) fn flush(&mut self) {
+        self.mesh.flush();
+    }
+
+    /// Takes what other shards have handed over since the last turn, and threads whose inbox was
+    /// full. Returns how much that was.
+    pub(super) fn take(&mut self) -> usize {
+        self.ship_unsent();
+        let limit = self.commands_max();
+        let mut events = 0;
+        while events < limit
+            && let Some(command) = self.mailbox.overflow()
+        {
+            self.deferred.push_back(command);
+            events += 1;
+        }
+        let (deferred, newcomers) = (&mut self.deferred, &mut self.newcomers);
+        events
+            + self.mesh.drain(limit, |_, parcel| match parcel {
+                Parcel::Command(command) => deferred.push_back(command),
+                Parcel::Adopt(newcomer) => newcomers.push_back(newcomer),
+            })
+    }
+
+    /// The next command of a thread outside, straight from the inbox.
+    #[inline]
+    pub(super) fn poll_inbox(&mut self) -> Option<Command> {
+        self.mailbox.pop()
+    }
+
+    /// The next command to carry out.
+    #[inline]
+    pub(super) fn poll_deferred(&mut self) -> Option<Command> {
+        self.deferred.pop_front()
+    }
+
+    /// The next connection that another shard has accepted for this one.
+    pub(super) fn poll_newcomer(&mut self) -> Option<Newcomer<A>> {
+        self.newcomers.pop_front()
+    }
+
+    /// Ends what a dead shard was handed. Others hand over until they have ended too.
+    pub(super) fn end(&mut self, fate: &Fate) {
+        self.mailbox.close();
+        self.newcomers.clear();
+        let deferred = &mut self.deferred;
+        let mut keep = |parcel| match parcel {
+            Parcel::Command(command) => deferred.push_back(command),
+            Parcel::Adopt(_) => {}
+        };
+        self.mesh.drain(usize::MAX, |_, parcel| keep(parcel));
+        self.unsent
+            .iter_mut()
+            .flat_map(|queue| queue.drain(..))
+            .for_each(keep);
+        for command in self.deferred.drain(..) {
+            survive("the end of a command", || command.end(fate));
+        }
+    }
+
+    fn ship_unsent(&mut self) {
+        for shard in 0..self.unsent.len() {
+            while let Some(parcel) = self.unsent[shard].pop_front() {
+                if let Err(refused) = self.mesh.send(shard, parcel) {
+                    self.unsent[shard].push_front(refused.value);
+                    break;
+                }
+            }
+        }
+    }
+}
