@@ -1,3 +1,5 @@
+//! The host that runs futures in a glommio executor, once there are any.
+
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -9,23 +11,45 @@ use glommio::timer::Timer;
 use glommio::{Latency, LocalExecutor, LocalExecutorBuilder, Placement, Shares};
 use grpcxx_transport::Time;
 
+use super::native;
 use super::readable::Readable;
-use super::tasks::{Jobs, LocalTask, Panic, TaskQueue};
-use super::{Clock, Dead, HostError, ShardLoop, TurnTime, sleep_limit};
+use super::tasks::{FirstTasks, Jobs, LocalTask, Panic, TaskQueue};
+use super::{Clock, Dead, HostError, ShardLoop, sleep_limit};
 use crate::blame::panic_text;
 use crate::idle::{Idle, IdleStep};
 
-/// Turns `shard` as one task of a glommio executor until it is finished.
+/// Turns `shard` in the native loop until it is given futures, then beside them in a glommio
+/// executor. That is made at once, so that a system that has none is told of at the start.
 pub(super) fn run<L: ShardLoop + 'static>(
-    shard: L,
+    mut shard: L,
     clock: Clock,
-    idle: Idle,
+    mut idle: Idle,
     jobs: Jobs,
     started: impl FnOnce(),
 ) -> Result<Result<(), Dead<L>>, HostError> {
     let executor = executor().map_err(HostError::Glommio)?;
     started();
-    Ok(executor.run(turn_until_finished(shard, clock, idle, jobs)))
+    let mut first = FirstTasks {
+        queue: TaskQueue::new(jobs, shard.waker()),
+        tasks: Vec::new(),
+    };
+    if let Err(panic) = native::turn(&mut shard, clock, &mut idle, &mut first) {
+        return Ok(Err(Dead { shard, panic }));
+    }
+    if shard.is_finished() {
+        return Ok(Ok(()));
+    }
+    let FirstTasks {
+        queue: tasks,
+        tasks: first_tasks,
+    } = first;
+    let turning = Turning {
+        shard,
+        clock,
+        idle,
+        tasks,
+    };
+    Ok(executor.run(turning.until_finished(first_tasks)))
 }
 
 /// An executor for the calling thread, which may be pinned already.
@@ -52,77 +76,33 @@ struct Turning<L> {
     tasks: TaskQueue,
 }
 
-/// Turns the shard alone until it is given futures, then beside them.
-///
-/// glommio can fall asleep although tasks can run, each time its preemption timer fires just before it would run
-/// them: on a busy machine that may be the very first time. The timer of its own queue is so long that this never
-/// happens there, and the queue for futures, whose timer has to be short, is guarded from its first moment on.
-async fn turn_until_finished<L: ShardLoop + 'static>(
-    shard: L,
-    clock: Clock,
-    idle: Idle,
-    jobs: Jobs,
-) -> Result<(), Dead<L>> {
-    let tasks = TaskQueue::new(jobs, shard.waker());
-    let mut turning = Turning {
-        shard,
-        clock,
-        idle,
-        tasks,
-    };
-    // glommio must not see a panic: the executor would be torn down in the middle of it.
-    let alone = catch_unwind(AssertUnwindSafe(|| turning.alone())).unwrap_or_else(Err);
-    let first_tasks = match alone {
-        Ok(first_tasks) => first_tasks,
-        Err(panic) => return Err(turning.died(panic)),
-    };
-    if turning.shard.is_finished() {
-        return Ok(());
-    }
-    let latency = Latency::Matters(PREEMPTION_INTERVAL);
-    let queue = glommio::executor().create_task_queue(Shares::default(), latency, "futures");
-    let beside = async move {
-        for interval in GUARD_INTERVALS {
-            drop(glommio::spawn_local(bound_lost_wake_ups(interval)).detach());
-        }
-        glommio::executor().yield_now().await;
-        for task in first_tasks {
-            drop(glommio::spawn_local(task).detach());
-        }
-        let beside = AssertUnwindSafe(turning.beside_tasks()).catch_unwind();
-        let ended = beside.await.unwrap_or_else(Err);
-        ended.map_err(|panic| turning.died(panic))
-    };
-    match glommio::spawn_local_into(beside, queue) {
-        Ok(done) => done.await,
-        Err(error) => unreachable!("the queue was made just now: {error}"),
-    }
-}
-
-impl<L: ShardLoop> Turning<L> {
-    /// Turns until the shard is finished or there are futures, which it returns. glommio gets no pass before: it
-    /// has nothing to do, and would allocate doing it.
-    fn alone(&mut self) -> Result<Vec<LocalTask>, Panic> {
-        let mut first_tasks = Vec::new();
-        let mut time = TurnTime::new(self.clock);
-        while !self.shard.is_finished() && first_tasks.is_empty() {
-            let now = time.next();
-            let events = self.turn(now, |task| first_tasks.push(task))?;
-            match self.idle.after_turn(now, events) {
-                IdleStep::Turn if events > 0 => time.forget(),
-                IdleStep::Turn => std::hint::spin_loop(),
-                IdleStep::Park => {
-                    time.forget();
-                    let limit = sleep_limit(&self.shard, self.clock);
-                    if limit.is_some_and(|limit| limit.is_zero()) || !self.tasks.may_sleep() {
-                        continue;
-                    }
-                    self.shard.park(limit);
-                    self.tasks.awake();
-                }
+impl<L: ShardLoop + 'static> Turning<L> {
+    /// Turns the shard beside futures, of which these are the first.
+    ///
+    /// glommio can fall asleep although tasks can run, each time its preemption timer fires just
+    /// before it would run them: on a busy machine that may be the very first time. The timer of
+    /// its own queue is so long that this never happens there, and the queue for futures, whose
+    /// timer has to be short, is guarded from its first moment on.
+    async fn until_finished(mut self, first_tasks: Vec<LocalTask>) -> Result<(), Dead<L>> {
+        let latency = Latency::Matters(PREEMPTION_INTERVAL);
+        let queue = glommio::executor().create_task_queue(Shares::default(), latency, "futures");
+        let beside = async move {
+            for interval in GUARD_INTERVALS {
+                drop(glommio::spawn_local(bound_lost_wake_ups(interval)).detach());
             }
+            glommio::executor().yield_now().await;
+            for task in first_tasks {
+                drop(glommio::spawn_local(task).detach());
+            }
+            // glommio must not see a panic: the executor would be torn down in the middle of it.
+            let beside = AssertUnwindSafe(self.beside_tasks()).catch_unwind();
+            let ended = beside.await.unwrap_or_else(Err);
+            ended.map_err(|panic| self.died(panic))
+        };
+        match glommio::spawn_local_into(beside, queue) {
+            Ok(done) => done.await,
+            Err(error) => unreachable!("the queue was made just now: {error}"),
         }
-        Ok(first_tasks)
     }
 
     /// Turns until the shard is finished, and lets futures run in between.
@@ -131,7 +111,7 @@ impl<L: ShardLoop> Turning<L> {
         let mut empty_turns = 0;
         while !self.shard.is_finished() {
             let now = self.clock.now();
-            let events = self.turn(now, |task| drop(glommio::spawn_local(task).detach()))?;
+            let events = self.turn(now)?;
             match self.idle.after_turn(now, events) {
                 IdleStep::Turn if now.since(last_pass) >= REACTOR_PASS_INTERVAL => {
                     last_pass = now;
@@ -159,8 +139,8 @@ impl<L: ShardLoop> Turning<L> {
         Dead { shard, panic }
     }
 
-    fn turn(&mut self, now: Time, start: impl FnMut(LocalTask)) -> Result<usize, Panic> {
-        let started = self.tasks.drain(start);
+    fn turn(&mut self, now: Time) -> Result<usize, Panic> {
+        let started = (self.tasks).drain(|task| drop(glommio::spawn_local(task).detach()));
         let events = self.shard.turn(now) + started;
         match self.tasks.take_panic() {
             Some(panic) => Err(panic),

@@ -1,8 +1,9 @@
 //! Hosts: the threads that turn shards.
 //!
-//! A shard is a [`ShardLoop`]. The glommio host turns it from one task of a `LocalExecutor`, so that users'
-//! futures, timers and files live on the same thread; the native host is a plain loop, for systems where
-//! glommio cannot start. Both run futures given to [`TaskSpawner::spawn_local`].
+//! A shard is a [`ShardLoop`], which a plain loop turns. Futures given to
+//! [`TaskSpawner::spawn_local`] run beside it: the native host polls them in that loop; the glommio
+//! host ends the loop with the first of them, and turns the shard from then on as one task of a
+//! `LocalExecutor`, so that users' futures, timers and files live on the same thread.
 
 mod choice;
 mod glommio;

@@ -1,3 +1,5 @@
+//! Futures on their way to the threads of shards, and the executor of the native host.
+
 use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
@@ -13,6 +15,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use grpcxx_transport::Refusal;
 
+use super::native::Beside;
 use crate::blame::{A_FUTURE, Blame};
 use crate::mesh::{Doorbell, Inbox, InboxSender, Sleeper, doorbell, inbox};
 
@@ -37,6 +40,12 @@ pub(super) struct TaskQueue {
     sleeper: Sleeper,
     panic: Rc<Cell<Option<Panic>>>,
     waker: Waker,
+}
+
+/// The first futures that arrive, for another executor to run.
+pub(super) struct FirstTasks {
+    pub(super) queue: TaskQueue,
+    pub(super) tasks: Vec<LocalTask>,
 }
 
 /// The native host's executor.
@@ -124,6 +133,29 @@ impl TaskQueue {
     }
 }
 
+impl Beside for FirstTasks {
+    fn turn(&mut self) -> usize {
+        let tasks = &mut self.tasks;
+        self.queue.drain(|task| tasks.push(task))
+    }
+
+    fn take_panic(&mut self) -> Option<Panic> {
+        self.queue.take_panic()
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        self.queue.may_sleep()
+    }
+
+    fn awake(&mut self) {
+        self.queue.awake();
+    }
+
+    fn ends_loop(&self) -> bool {
+        !self.tasks.is_empty()
+    }
+}
+
 impl NativeTasks {
     /// `waker` ends the thread's sleep.
     pub(super) fn new(jobs: Jobs, waker: Waker) -> Self {
@@ -139,10 +171,12 @@ impl NativeTasks {
             signal,
         }
     }
+}
 
-    /// Takes new futures and polls those that were woken. Returns how many futures began or ended, and 1 more
-    /// if any was polled.
-    pub(super) fn turn(&mut self) -> usize {
+impl Beside for NativeTasks {
+    /// Takes new futures and polls those that were woken. Returns how many futures began or ended,
+    /// and 1 more if any was polled.
+    fn turn(&mut self) -> usize {
         let futures = &self.futures;
         let mut events = self.queue.drain(|task| futures.push(task));
         let was_woken = self.signal.is_set.load(Ordering::Relaxed)
@@ -161,12 +195,11 @@ impl NativeTasks {
         events + 1
     }
 
-    /// The panic of a future, if there was one.
-    pub(super) fn take_panic(&mut self) -> Option<Panic> {
+    fn take_panic(&mut self) -> Option<Panic> {
         self.queue.take_panic()
     }
 
-    pub(super) fn may_sleep(&mut self) -> bool {
+    fn may_sleep(&mut self) -> bool {
         let signal = &self.signal;
         let inbox = &self.queue.inbox;
         self.queue
@@ -174,8 +207,12 @@ impl NativeTasks {
             .may_sleep(|| !inbox.is_empty() || signal.is_set.load(Ordering::Acquire))
     }
 
-    pub(super) fn awake(&mut self) {
+    fn awake(&mut self) {
         self.queue.awake();
+    }
+
+    fn ends_loop(&self) -> bool {
+        false
     }
 }
 
