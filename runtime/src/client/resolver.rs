@@ -22,7 +22,7 @@ pub trait Resolve: Send + Sync {
     fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>>;
 }
 
-/// Asks the system, as `getaddrinfo` does.
+/// Asks the system, as `getaddrinfo` does. Its IPv4 addresses come before the others.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemResolver;
 
@@ -51,8 +51,14 @@ struct Lookup {
 
 impl Resolve for SystemResolver {
     fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-        Ok((host, port).to_socket_addrs()?.collect())
+        Ok(ipv4_first((host, port).to_socket_addrs()?.collect()))
     }
+}
+
+/// Tasks listen on IPv4 unless their address says IPv6, and originals know nothing else.
+fn ipv4_first(mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    addresses.sort_by_key(SocketAddr::is_ipv6);
+    addresses
 }
 
 impl Lookups {
@@ -171,6 +177,15 @@ mod tests {
         let results = results.clone();
         let tell = Box::new(move |found| results.send((host, found)).unwrap());
         lookups.begin(host, 7777, tell);
+    }
+
+    #[test]
+    fn checklist_22_hosts_are_dialled_over_ipv4_first() {
+        let all = ["[::1]:5", "10.0.0.1:5", "[2001:db8::1]:5", "10.0.0.2:5"];
+        let sorted = ["10.0.0.1:5", "10.0.0.2:5", "[::1]:5", "[2001:db8::1]:5"];
+        let parse = |text: &str| text.parse().unwrap();
+        let found = ipv4_first(all.map(parse).to_vec());
+        assert_eq!(found, sorted.map(parse));
     }
 
     #[test]

@@ -1,6 +1,4 @@
 use std::fmt;
-use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
 use crate::cluster::split_host;
 
@@ -26,41 +24,6 @@ pub fn star_port(grpc_port: u16, offset: u16) -> Result<u16, String> {
 }
 
 impl StarAddress {
-    /// The address of the host, looked up by the system if it is a name. Ask once: where a host moves to
-    /// is not followed.
-    ///
-    /// # Errors
-    /// The name has no address.
-    pub fn resolve(&self) -> Result<SocketAddr, String> {
-        self.resolve_with(|host| {
-            let addresses = (host, self.port).to_socket_addrs()?;
-            Ok(addresses.map(|address| address.ip()).collect())
-        })
-    }
-
-    /// As [`StarAddress::resolve`], with `lookup` in place of the system.
-    ///
-    /// # Errors
-    /// The name has no address.
-    pub fn resolve_with(
-        &self,
-        lookup: impl FnOnce(&str) -> io::Result<Vec<IpAddr>>,
-    ) -> Result<SocketAddr, String> {
-        if let Ok(address) = self.host.parse::<IpAddr>() {
-            return Ok(SocketAddr::new(address, self.port));
-        }
-        let host = &self.host;
-        let found = lookup(host).map_err(|error| {
-            format!("host `{host}` is not known: {error}; check the name, or write its IP address")
-        })?;
-        // Tasks listen on IPv4 unless their address says IPv6, and originals know no other.
-        let first = found.iter().find(|address| address.is_ipv4());
-        match first.or(found.first()) {
-            Some(address) => Ok(SocketAddr::new(*address, self.port)),
-            None => Err(format!("host `{host}` has no address; write one")),
-        }
-    }
-
     /// Reads the value of an entry. With a text the value is odd, but means something to the original.
     pub(super) fn parse(value: &str) -> Result<(Self, Option<String>), String> {
         let shown = value.trim_end();

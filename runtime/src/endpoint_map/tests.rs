@@ -1,5 +1,3 @@
-use std::net::{IpAddr, Ipv6Addr};
-
 use super::*;
 
 fn parse(text: &str) -> Result<EndpointMap, EndpointMapError> {
@@ -31,13 +29,6 @@ fn pairs(map: &EndpointMap) -> Vec<(&str, &str)> {
         .iter()
         .map(|entry| (entry.key.as_str(), entry.value.as_str()))
         .collect()
-}
-
-fn star(host: &str) -> StarAddress {
-    StarAddress {
-        host: host.to_owned(),
-        port: 5,
-    }
 }
 
 #[test]
@@ -151,10 +142,6 @@ fn ipv6_addresses_stand_in_brackets_and_are_odd_for_deeprec() {
     assert_eq!(addresses[0].1.host, "2001:db8::1");
     assert_eq!(addresses[0].1.to_string(), "[2001:db8::1]:7");
     assert_eq!(
-        addresses[0].1.resolve().unwrap().to_string(),
-        "[2001:db8::1]:7"
-    );
-    assert_eq!(
         found.check(&cluster).odd[0].to_string(),
         "1: found `[2001:db8::1]:7`; tasks of DeepRec know no IPv6 addresses"
     );
@@ -179,39 +166,6 @@ fn checklist_22_ports() {
 #[test]
 fn checklist_22_cluster_entries_that_are_no_pair() {
     assert!(ClusterSpec::parse("ps|a").is_err());
-}
-
-#[test]
-fn checklist_22_host_names_are_looked_up_for_ipv4() {
-    let v6 = IpAddr::V6(Ipv6Addr::LOCALHOST);
-    let found = star("h").resolve_with(|host| {
-        assert_eq!(host, "h");
-        Ok(vec![
-            v6,
-            IpAddr::from([10, 0, 0, 1]),
-            IpAddr::from([10, 0, 0, 2]),
-        ])
-    });
-    assert_eq!(found.unwrap().to_string(), "10.0.0.1:5");
-    let literal = star("10.1.2.3").resolve_with(|_| unreachable!("a literal is not looked up"));
-    assert_eq!(literal.unwrap().to_string(), "10.1.2.3:5");
-    assert_eq!(star("127.0.0.1").resolve().unwrap().port(), 5);
-}
-
-#[test]
-fn checklist_22_names_with_ipv6_addresses_only() {
-    let v6 = IpAddr::V6(Ipv6Addr::LOCALHOST);
-    let found = star("h").resolve_with(|_| Ok(vec![v6])).unwrap();
-    assert_eq!(found.to_string(), "[::1]:5");
-}
-
-#[test]
-fn checklist_22_names_that_are_not_known() {
-    let error = star("h")
-        .resolve_with(|_| Err(std::io::Error::other("no such name")))
-        .unwrap_err();
-    assert!(error.contains("host `h` is not known: no such name; check the name"));
-    assert!(star("h").resolve_with(|_| Ok(Vec::new())).is_err());
 }
 
 #[test]
