@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use grpcxx_rpc::{Code, Status};
 use grpcxx_runtime::cluster::TaskId;
-use grpcxx_runtime::config::{Config, Warning, check_name, variable};
+use grpcxx_runtime::config::{Config, Warning};
 use grpcxx_runtime::{Device, EngineOptions, Service};
 
 use crate::boundary::{Owned, free, guarded, invalid, text};
@@ -43,18 +43,7 @@ impl Default for COptions {
 impl COptions {
     /// The settings of the environment, and those that C gave in its place.
     pub(crate) fn config(&self) -> Result<(Config, Vec<Warning>), Status> {
-        let lookup = |name: &str| {
-            let given = self.variables.get(name).cloned();
-            given.or_else(|| variable(name))
-        };
-        // Others may use names in the environment that begin as ours do; the program itself does not.
-        let unknown = self.variables.keys().map(|name| check_name(name));
-        let unknown: Vec<String> = unknown.filter_map(Result::err).collect();
-        if !unknown.is_empty() {
-            return Err(invalid(unknown.join("\n")));
-        }
-        let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
-        Config::read(lookup, names)
+        Config::from_env_with(&self.variables)
             .map_err(|error| Status::new(Code::InvalidArgument, error.problems.join("\n")))
     }
 

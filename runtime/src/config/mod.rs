@@ -8,6 +8,7 @@ mod parse;
 mod role;
 mod table;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -410,11 +411,6 @@ config! {
         "at its installation: folder with plugins that were built before; unset: the plugin is built";
 }
 
-/// The value of a variable of the environment.
-pub fn variable(name: &str) -> Option<String> {
-    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
-}
-
 impl Config {
     /// Reads all settings through `lookup`. `names` are the names of everything that is set: those with the
     /// prefix `GRPCXX_` that nobody knows are warnings.
@@ -441,8 +437,29 @@ impl Config {
     /// # Errors
     /// As [`Config::read`].
     pub fn from_env() -> Result<(Self, Vec<Warning>), ConfigError> {
-        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        Self::read(variable, names)
+        Self::from_env_with(&BTreeMap::new())
+    }
+
+    /// Reads all settings from the environment of the process, and those that are `given` from
+    /// there. Another program may use names in the environment that begin as ours do, so those are
+    /// warnings; one that is given and unknown is an error.
+    ///
+    /// # Errors
+    /// As [`Config::read`].
+    pub fn from_env_with(
+        given: &BTreeMap<String, String>,
+    ) -> Result<(Self, Vec<Warning>), ConfigError> {
+        let unknown = given.keys().map(|name| check_name(name));
+        let problems: Vec<String> = unknown.filter_map(Result::err).collect();
+        if !problems.is_empty() {
+            return Err(ConfigError { problems });
+        }
+        let set: BTreeMap<String, String> = std::env::vars_os()
+            .map(|(name, value)| [name, value].map(|text| text.to_string_lossy().into_owned()))
+            .map(|[name, value]| (name, value))
+            .collect();
+        let lookup = |name: &str| given.get(name).or_else(|| set.get(name)).cloned();
+        Self::read(lookup, set.keys())
     }
 
     /// Number of shards of a task of `job` in a cluster of `total_tasks` tasks.
