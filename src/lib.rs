@@ -51,8 +51,8 @@ pub use grpcxx_runtime::endpoint_map::EndpointMap;
 pub use grpcxx_runtime::{
     AtOnce, Call, CallResult, CallSpec, Cancellation, Client, CompletionHandler, Counters,
     CpuLatency, Device, Engine, EngineBuilder, EngineError, EngineOptions, Function, Later,
-    ListenAddress, Peer, PeerState, Promise, RefusedCall, Remote, Resolve, Responder, Served,
-    Service, ShardContext, StartReport, SystemResolver,
+    LinkMedium, ListenAddress, Peer, PeerState, Promise, RefusedCall, Remote, Resolve, Responder,
+    Served, Service, ShardContext, StartReport, SystemResolver,
 };
 
 /// The code of the README runs.

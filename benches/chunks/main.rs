@@ -17,7 +17,7 @@ use grpcxx_memory::ArenaOptions;
 use grpcxx_rdma::RdmaOptions;
 use grpcxx_rpc::{ConnectionLimits, DType, RendezvousKey, Request, Shape, Tensor, Text};
 use grpcxx_runtime::cluster::TaskId;
-use grpcxx_runtime::{Call, Engine, EngineOptions, Peer};
+use grpcxx_runtime::{Call, Engine, EngineOptions, LinkMedium, Peer};
 
 const MIB: usize = 1 << 20;
 
@@ -33,13 +33,16 @@ struct Scene {
     alone: Vec<Duration>,
 }
 
-fn options(job: &str, medium: &str, chunk_mib: usize, arena_bytes: usize) -> EngineOptions {
+fn options(job: &str, medium: LinkMedium, chunk_mib: usize, arena_bytes: usize) -> EngineOptions {
     let defaults = EngineOptions::default();
     EngineOptions {
         task: TaskId::new(job, 0),
         listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        shm: defaults.shm.clone().filter(|_| medium == "shm"),
-        rdma: (medium == "rdma").then(RdmaOptions::default),
+        shm: defaults
+            .shm
+            .clone()
+            .filter(|_| medium == LinkMedium::SharedMemory),
+        rdma: (medium == LinkMedium::Rdma).then(RdmaOptions::default),
         arena: Some(ArenaOptions {
             capacity_bytes: arena_bytes,
             ..ArenaOptions::default()
@@ -54,7 +57,7 @@ fn options(job: &str, medium: &str, chunk_mib: usize, arena_bytes: usize) -> Eng
 }
 
 impl Scene {
-    fn new(medium: &str, chunk_mib: usize, len_bytes: usize) -> Self {
+    fn new(medium: LinkMedium, chunk_mib: usize, len_bytes: usize) -> Self {
         let server = Engine::start(options("ps", medium, chunk_mib, 64 * MIB)).unwrap();
         let arena_bytes = len_bytes + len_bytes / 4 + 64 * MIB;
         let worker = Engine::start(options("worker", medium, chunk_mib, arena_bytes)).unwrap();
@@ -96,7 +99,7 @@ impl Scene {
     }
 
     /// What carries the connection now.
-    fn medium(&self) -> &'static str {
+    fn medium(&self) -> LinkMedium {
         let (tell, told) = channel();
         let client = self.worker.client();
         client.inspect(&self.peer, move |state| tell.send(state.medium).unwrap());
@@ -151,7 +154,12 @@ fn main() {
     let mut arguments = std::env::args()
         .skip(1)
         .filter(|argument| argument != "--bench");
-    let medium = arguments.next().unwrap_or_else(|| "tcp".to_owned());
+    let medium = match arguments.next().as_deref() {
+        None | Some("tcp") => LinkMedium::Tcp,
+        Some("shm") => LinkMedium::SharedMemory,
+        Some("rdma") => LinkMedium::Rdma,
+        Some(other) => panic!("{other:?} is no medium; write tcp, shm or rdma"),
+    };
     let mut numbers = arguments.map(|argument| argument.parse::<usize>().expect("a number"));
     let len_bytes = numbers.next().unwrap_or(1 << 10) * MIB;
     let rounds = numbers.next().unwrap_or(5);
@@ -163,7 +171,7 @@ fn main() {
     let tensor = Tensor::new(DType::UInt8, shape, vec![1; len_bytes]).unwrap();
     println!("    chunk |   best median pull |   median      90%  longest small | alone");
     let mut scenes: Vec<_> = (chunks.into_iter())
-        .map(|chunk_mib| Scene::new(&medium, chunk_mib, len_bytes))
+        .map(|chunk_mib| Scene::new(medium, chunk_mib, len_bytes))
         .collect();
     for scene in &mut scenes {
         // Both ends get to know each other, and the memory of the worker is used for the first time.

@@ -23,6 +23,7 @@ use std::time::Duration;
 use grpcxx::EngineOptions;
 use grpcxx_benches::{BenchClient, BenchServer, Op, PayloadSpec, RunOptions};
 use grpcxx_fusion::PlanLimits;
+use grpcxx_runtime::LinkMedium;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -153,7 +154,7 @@ fn pair(medium: Medium) -> Result<(BenchServer, BenchClient), Failure> {
     let address = server.address().ok_or("the server does not listen")?;
     let client = BenchClient::start(options(0), vec![address.to_string()])?;
     if medium == Medium::SharedMemory {
-        client.connect_over(1, "shm", Duration::from_secs(10))?;
+        client.connect_over(1, LinkMedium::SharedMemory, Duration::from_secs(10))?;
     }
     Ok((server, client))
 }

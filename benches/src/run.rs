@@ -9,7 +9,9 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{Code, Method, Request, Status};
-use grpcxx_runtime::{Engine, EngineError, EngineOptions, Peer, PeerState, StartReport};
+use grpcxx_runtime::{
+    Engine, EngineError, EngineOptions, LinkMedium, Peer, PeerState, StartReport,
+};
 use quanta::Instant;
 
 use super::floor::{self, Floor};
@@ -53,11 +55,11 @@ impl BenchClient {
         self.engine.start_report()
     }
 
-    /// What carries the first connection now: `tcp`, `shm` or `rdma`.
+    /// What carries the first connection now.
     ///
     /// # Errors
     /// The engine has stopped.
-    pub fn medium(&self) -> Result<&'static str, Status> {
+    pub fn medium(&self) -> Result<LinkMedium, Status> {
         let peer = self.engine.client().peer(&self.servers[0])?;
         Ok(self.inspect(&peer)?.medium)
     }
@@ -70,7 +72,7 @@ impl BenchClient {
     pub fn connect_over(
         &self,
         connections: usize,
-        medium: &str,
+        medium: LinkMedium,
         timeout: Duration,
     ) -> Result<(), Status> {
         self.connect(connections)?;

@@ -16,7 +16,7 @@ use grpcxx_rpc::{Code, Reason, Request, Status};
 
 pub(crate) use self::mailboxes::{Mailbox, Mailboxes};
 pub(crate) use self::peer::Host;
-pub use self::peer::{Peer, PeerState};
+pub use self::peer::{LinkMedium, Peer, PeerState};
 pub(crate) use self::resolver::{Found, Lookups};
 pub use self::resolver::{Resolve, SystemResolver};
 use crate::call::{Call, CallSpec, CompletionHandler, Take};

@@ -34,7 +34,7 @@ mod tls;
 
 pub use call::{Call, CallResult, CallSpec, CompletionHandler};
 pub use cancellation::Cancellation;
-pub use client::{Client, Peer, PeerState, RefusedCall, Resolve, SystemResolver};
+pub use client::{Client, LinkMedium, Peer, PeerState, RefusedCall, Resolve, SystemResolver};
 pub use counters::Counters;
 pub use engine::{
     CpuLatency, Engine, EngineBuilder, EngineError, EngineOptions, ListenAddress, Rdma,

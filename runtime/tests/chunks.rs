@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use grpcxx_memory::ArenaOptions;
 use grpcxx_rpc::{ConnectionLimits, DType, Response, Shape, Tensor};
 use grpcxx_runtime::cluster::TaskId;
-use grpcxx_runtime::{Engine, EngineOptions};
+use grpcxx_runtime::{Engine, EngineOptions, LinkMedium};
 
 const MIB: usize = 1 << 20;
 const LARGE_BYTES: usize = 512 * MIB;
@@ -45,8 +45,8 @@ fn bytes(len: usize) -> Tensor {
 }
 
 /// How many small calls end before a large one that began earlier.
-fn passed(medium: &str) -> usize {
-    let is_shared = medium == "shm";
+fn passed(medium: LinkMedium) -> usize {
+    let is_shared = medium == LinkMedium::SharedMemory;
     let server = Engine::start(options("ps", is_shared)).unwrap();
     let worker = Engine::start(options("worker", is_shared)).unwrap();
     let address = server.local_addr().unwrap().to_string();
@@ -90,13 +90,13 @@ fn passed(medium: &str) -> usize {
 
 #[test]
 fn small_calls_pass_a_large_tensor_on_sockets() {
-    let passed = passed("tcp");
+    let passed = passed(LinkMedium::Tcp);
     assert!(passed > 10, "{passed} small calls passed the tensor");
 }
 
 #[test]
 fn small_calls_pass_a_large_tensor_in_shared_memory() {
-    let passed = passed("shm");
+    let passed = passed(LinkMedium::SharedMemory);
     assert!(passed > 10, "{passed} small calls passed the tensor");
 }
 

@@ -13,7 +13,7 @@ use grpcxx_memory::{DeviceBuffer, DeviceMemory};
 use grpcxx_rpc::{DType, Method, Request, Response, Shape, Tensor};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::host::HostSetting;
-use grpcxx_runtime::{Engine, EngineOptions, Peer, Rdma};
+use grpcxx_runtime::{Engine, EngineOptions, LinkMedium, Peer, Rdma};
 
 use support::{floats, key, receive, state};
 
@@ -75,7 +75,7 @@ fn exchange(server: &Engine, worker: &Engine, peer: &Peer, step_id: i64, lens: &
     }
 }
 
-fn wait_for(engine: &Engine, peer: &Peer, medium: &str) {
+fn wait_for(engine: &Engine, peer: &Peer, medium: LinkMedium) {
     let end = Instant::now() + Duration::from_secs(60);
     while state(engine, peer).medium != medium {
         assert!(Instant::now() < end, "{:?}", state(engine, peer));
@@ -95,7 +95,7 @@ fn connections_move_to_rdma_under_their_calls() {
             return;
         }
         exchange(&server, &worker, &peer, 1, &[1, 100, 5000, 70_000]);
-        wait_for(&worker, &peer, "rdma");
+        wait_for(&worker, &peer, LinkMedium::Rdma);
         exchange(&server, &worker, &peer, 2, &[1, 3000, 300_000]);
         // A pause lets the shards sleep, from which messages wake them.
         std::thread::sleep(Duration::from_millis(100));
@@ -108,7 +108,7 @@ fn connections_move_to_rdma_under_their_calls() {
 /// Between processes of one host shared memory is nearer, if both can.
 #[test]
 fn shared_memory_goes_first_where_both_ends_have_it() {
-    for (worker_shares, medium) in [(true, "shm"), (false, "rdma")] {
+    for (worker_shares, medium) in [(true, LinkMedium::SharedMemory), (false, LinkMedium::Rdma)] {
         let (server, worker, peer) = pair(|job| {
             let mut options = options(job);
             if job == "ps" || worker_shares {
@@ -143,7 +143,7 @@ fn whoever_has_no_device_says_why_and_stays_on_tcp() {
         assert!(why.contains(reason) || why.contains("libibverbs"), "{why}");
     }
     exchange(&server, &worker, &peer, 1, &[1, 70_000]);
-    assert_eq!(state(&worker, &peer).medium, "tcp");
+    assert_eq!(state(&worker, &peer).medium, LinkMedium::Tcp);
 }
 
 /// From memory that no CPU can read, over the staging path, into such memory: over TCP, and over RDMA if it can be had.
@@ -159,7 +159,11 @@ fn a_tensor_in_device_memory_takes_the_staging_path() {
             return;
         }
         exchange(&server, &worker, &peer, 1, &[1]);
-        wait_for(&worker, &peer, if over_rdma { "rdma" } else { "tcp" });
+        let medium = match over_rdma {
+            true => LinkMedium::Rdma,
+            false => LinkMedium::Tcp,
+        };
+        wait_for(&worker, &peer, medium);
         for (edge, len_bytes) in [40, 9000, 100_000, 3 << 20].into_iter().enumerate() {
             let bytes: Vec<u8> = (0..len_bytes).map(|at| (at * 7 + at / 251) as u8).collect();
             let source = gpu::Gpu::new(bytes.clone());
@@ -220,7 +224,7 @@ fn calls_go_on_over_tcp_while_rdma_is_away() {
         return;
     }
     exchange(&server, &worker, &peer, 1, &[1, 5000]);
-    wait_for(&worker, &peer, "rdma");
+    wait_for(&worker, &peer, LinkMedium::Rdma);
     let network = network_device(&server);
     set_network(&network, "down");
 
@@ -230,14 +234,14 @@ fn calls_go_on_over_tcp_while_rdma_is_away() {
     assert!(is_done);
     eprintln!("the failure was known after {noticed:?}; the next call took {back:?}");
     assert!(back < Duration::from_secs(1), "{back:?}");
-    assert_eq!(state(&worker, &peer).medium, "tcp");
+    assert_eq!(state(&worker, &peer).medium, LinkMedium::Tcp);
     let fallen = worker.counters().links_fallen_back + server.counters().links_fallen_back;
     assert_eq!(fallen, 1);
     exchange(&server, &worker, &peer, 2, &[1, 5000, 70_000]);
 
     set_network(&network, "up");
     let end = Instant::now() + Duration::from_secs(120);
-    while state(&worker, &peer).medium != "rdma" {
+    while state(&worker, &peer).medium != LinkMedium::Rdma {
         assert!(Instant::now() < end, "{:?}", state(&worker, &peer));
         std::thread::sleep(Duration::from_millis(10));
     }

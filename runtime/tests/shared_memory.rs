@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use grpcxx_rpc::{ConnectionLimits, Features, GraphCall, Request, Response, Text};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::host::HostSetting;
-use grpcxx_runtime::{Engine, EngineOptions, Peer, STORE_PULL, STORE_PUSH, SharedMemory};
+use grpcxx_runtime::{
+    Engine, EngineOptions, LinkMedium, Peer, STORE_PULL, STORE_PUSH, SharedMemory,
+};
 
 use support::{floats, key, receive, state};
 
@@ -31,7 +33,7 @@ fn peer_of(server: &Engine, worker: &Engine) -> Peer {
 
 fn until_moved(engine: &Engine, peer: &Peer) {
     let end = Instant::now() + Duration::from_secs(10);
-    while state(engine, peer).medium != "shm" {
+    while state(engine, peer).medium != LinkMedium::SharedMemory {
         assert!(Instant::now() < end, "{:?}", state(engine, peer).stays);
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -197,7 +199,7 @@ fn whoever_does_not_want_it_stays_on_tcp() {
                 .unwrap();
         }
         let state = state(&worker, &peer);
-        assert_eq!(state.medium, "tcp");
+        assert_eq!(state.medium, LinkMedium::Tcp);
         let both = [&server, &worker]
             .map(|engine| matches!(engine.start_report().shared_memory, SharedMemory::On { .. }));
         assert_ne!(both, [true, true]);

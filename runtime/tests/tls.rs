@@ -108,7 +108,10 @@ fn tensors_travel_over_tls() {
     for index in 0..10 {
         exchange(&server, &worker, index);
     }
-    assert_eq!(state(&worker, &peer_of(&server, &worker)).medium, "tcp");
+    assert_eq!(
+        state(&worker, &peer_of(&server, &worker)).medium,
+        grpcxx_runtime::LinkMedium::Tcp
+    );
     let report = server.start_report().to_string();
     assert!(report.contains("tls=require (grpcxx://c/ps/0)"), "{report}");
     assert!(report.contains("rdma=off (TLS is on"), "{report}");
@@ -121,7 +124,7 @@ fn connections_that_are_tls_go_on_in_shared_memory() {
     let peer = peer_of(&server, &worker);
     let end = Instant::now() + Duration::from_secs(20);
     let mut index = 0;
-    while state(&worker, &peer).medium != "shm" {
+    while state(&worker, &peer).medium != grpcxx_runtime::LinkMedium::SharedMemory {
         assert!(Instant::now() < end, "{:?}", state(&worker, &peer).stays);
         exchange(&server, &worker, index);
         index += 1;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{Code, Features, Status, Text};
+use grpcxx_transport::MediumKind;
 
 /// A task that can be called, by the address of its star port. The connection is made at the first call, and
 /// again after it was lost.
@@ -34,8 +35,22 @@ pub(crate) enum Host {
     },
 }
 
+/// What carries the bytes of a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LinkMedium {
+    /// TCP, on which each connection begins.
+    #[default]
+    Tcp,
+    /// Memory that two processes of a host share.
+    SharedMemory,
+    /// A device for RDMA.
+    Rdma,
+}
+
 /// What an engine knows of a peer at a moment.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct PeerState {
     /// Whether there is a connection.
     pub is_connected: bool,
@@ -43,9 +58,9 @@ pub struct PeerState {
     pub features: Option<Features>,
     /// The peer's `GetStatusResponse`, serialized, from the announcement.
     pub status: Option<Buffer>,
-    /// What carries the connection now: `tcp` or `shm`.
-    pub medium: &'static str,
-    /// Why the last connection that should have gone on in shared memory stayed on TCP.
+    /// What carries the connection now, or begins to carry the next one.
+    pub medium: LinkMedium,
+    /// Why the last connection that should have left TCP stayed there.
     pub stays: Option<String>,
 }
 
@@ -107,6 +122,32 @@ impl Peer {
 
     pub(crate) fn number(&self) -> u64 {
         self.inner.number
+    }
+}
+
+impl LinkMedium {
+    /// Its name in logs and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::SharedMemory => MediumKind::SharedMemory.name(),
+            Self::Rdma => MediumKind::Rdma.name(),
+        }
+    }
+}
+
+impl From<MediumKind> for LinkMedium {
+    fn from(kind: MediumKind) -> Self {
+        match kind {
+            MediumKind::SharedMemory => Self::SharedMemory,
+            MediumKind::Rdma => Self::Rdma,
+        }
+    }
+}
+
+impl fmt::Display for LinkMedium {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use grpcxx_rpc::{Channel, ChannelOptions, ClientConnection, Features, Request, Status};
-use grpcxx_transport::{LinkId, MediumKind, Time};
+use grpcxx_transport::{LinkId, Time};
 
-use crate::client::Peer;
+use crate::client::{LinkMedium, Peer};
 use crate::command::SlotId;
 use crate::shard::in_flight::InFlight;
 use crate::shard::pace::Pace;
@@ -33,8 +33,8 @@ pub(super) struct PeerLink {
     pub(super) dialled: Option<SocketAddr>,
     pub(super) link: Option<LinkId>,
     pub(super) connection: Option<ClientConnection>,
-    /// What the connection has moved to.
-    pub(super) medium: Option<MediumKind>,
+    /// What carries the connection.
+    pub(super) medium: LinkMedium,
     /// Why it did not move though it should.
     pub(super) stays: Option<String>,
     /// Why the connection is being closed, if this side does it for a reason that callers should hear.
@@ -55,7 +55,7 @@ impl PeerLink {
             dialled: None,
             link: None,
             connection: None,
-            medium: None,
+            medium: LinkMedium::Tcp,
             stays: None,
             parting: None,
             redials: false,

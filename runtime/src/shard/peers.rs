@@ -7,7 +7,7 @@ use grpcxx_transport::{
 };
 
 use crate::blame::{A_HANDLER, Blame};
-use crate::client::{Peer, PeerState};
+use crate::client::{LinkMedium, Peer, PeerState};
 use crate::command::SlotId;
 use crate::completion::{Recipient, Target};
 use crate::shard::core::Core;
@@ -26,9 +26,7 @@ impl<A> Core<A> {
             .map(|slot| &self.outgoing.peers[slot]);
         let connection = link.and_then(|link| link.connection.as_ref());
         PeerState {
-            medium: link
-                .and_then(|link| link.medium)
-                .map_or("tcp", MediumKind::name),
+            medium: link.map_or(LinkMedium::Tcp, |link| link.medium),
             stays: link.and_then(|link| link.stays.clone()),
             is_connected: connection.is_some(),
             features: connection.and_then(ClientConnection::peer_features),
@@ -43,7 +41,7 @@ impl<A> Core<A> {
 
     pub(super) fn peer_migrated(&mut self, slot: usize, medium: MediumKind) {
         let peer = &mut self.outgoing.peers[slot];
-        peer.medium = Some(medium);
+        peer.medium = medium.into();
         if let Some(connection) = &mut peer.connection {
             connection.set_lends(medium == MediumKind::SharedMemory);
         }
@@ -115,7 +113,7 @@ impl<A> Core<A> {
         let order = connection.first_order();
         peer.connection = Some(connection);
         peer.pace = Pace::default();
-        peer.medium = None;
+        peer.medium = LinkMedium::Tcp;
         peer.candidates.clear();
         peer.channel.handle_connected();
         tracing::debug!(peer = peer.peer.address(), "connected");
@@ -200,7 +198,7 @@ impl<A> Core<A> {
         self.drain_results(slot);
         let peer = &mut self.outgoing.peers[slot];
         let connection = peer.connection.take();
-        peer.medium = None;
+        peer.medium = LinkMedium::Tcp;
         peer.parting = None;
         peer.channel.handle_closed(self.now, reason);
         if std::mem::take(&mut peer.redials) && self.stop_at.is_none() {

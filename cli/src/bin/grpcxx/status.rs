@@ -8,7 +8,7 @@ use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto::{DeviceAttributes, GetStatusResponse};
 use grpcxx_rpc::{Code, Features, Method, Request, Response, Status};
 use grpcxx_runtime::config::Config;
-use grpcxx_runtime::{Client, Peer, PeerState};
+use grpcxx_runtime::{Client, LinkMedium, Peer, PeerState};
 use prost::Message;
 use serde::Serialize;
 
@@ -131,7 +131,7 @@ fn look(client: &Client, task: &Task, timeout: Duration) -> TaskReport {
         star,
         version: info_text(|info| info.version),
         transport: info_text(|info| info.driver),
-        link: link.as_ref().map(|link| link.medium),
+        link: link.as_ref().map(|link| link.medium.name()),
         link_stays: link.and_then(|link| link.stays),
         host: info_text(|info| info.host),
         report: info_text(|info| info.report),
@@ -159,7 +159,7 @@ fn link_state(client: &Client, peer: &Peer, timeout: Duration) -> Option<PeerSta
         let may_move = state
             .features
             .is_some_and(|features| features.intersects(Features::MEDIA));
-        let is_settled = state.medium != "tcp" || state.stays.is_some() || !may_move;
+        let is_settled = state.medium != LinkMedium::Tcp || state.stays.is_some() || !may_move;
         if is_settled || Instant::now() >= end {
             return Some(state);
         }

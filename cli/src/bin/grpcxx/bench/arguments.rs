@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use grpcxx_benches::{Mix, Op, parse_size};
+use grpcxx_runtime::LinkMedium;
 
 use crate::arguments::seconds;
 
@@ -143,11 +144,11 @@ pub(crate) enum TransportName {
 
 impl TransportName {
     /// What connections must have moved to, if anything.
-    pub(super) fn medium(self) -> Option<&'static str> {
+    pub(super) fn medium(self) -> Option<LinkMedium> {
         match self {
             Self::Auto | Self::Tcp => None,
-            Self::Shm => Some("shm"),
-            Self::Rdma => Some("rdma"),
+            Self::Shm => Some(LinkMedium::SharedMemory),
+            Self::Rdma => Some(LinkMedium::Rdma),
         }
     }
 }

@@ -45,7 +45,7 @@ pub(super) fn run(arguments: &RunArguments, config: &Config, output: Output) -> 
             format!("the connection fell back to {medium} under the bench"),
         ));
     }
-    let report = outcome.measured.report(&options, medium, &driver);
+    let report = outcome.measured.report(&options, medium.name(), &driver);
     let limits: Vec<Report> = floors
         .iter()
         .map(|floor| floor.measured.report(&options, floor.medium, NO_DRIVER))
