@@ -1,4 +1,5 @@
-//! Names the shared library, so that programs linked to it look for it by name and not by where it was built.
+//! Names the shared library, so that programs linked to it look for it by name and not by where it
+//! was built.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

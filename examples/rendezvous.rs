@@ -1,4 +1,5 @@
-//! A rendezvous pair: one task sends a tensor into a step, another receives it by its key. Who comes first waits.
+//! A rendezvous pair: one task sends a tensor into a step, another receives it by its key. Who
+//! comes first waits.
 //!
 //! Run it with `cargo run --example rendezvous`.
 #![expect(clippy::print_stdout, reason = "an example talks to a person")]

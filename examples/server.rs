@@ -1,4 +1,5 @@
-//! A server with a registered function: `scale` returns its feed `values` times its feed `factor` as `scaled`.
+//! A server with a registered function: `scale` returns its feed `values` times its feed `factor`
+//! as `scaled`.
 //!
 //! Run it with `cargo run --example server -- 127.0.0.1:7777`, and `client` beside it.
 #![expect(clippy::print_stdout, reason = "an example talks to a person")]

@@ -1,8 +1,9 @@
 //! A shared-nothing tensor RPC runtime that speaks GRPC++ ("star"), the protocol of DeepRec.
 //!
-//! A program starts an [`Engine`], which owns the threads (one shard for each), their connections and their memory. It
-//! calls other tasks from any thread through a [`Remote`]. Peers call the functions that it registers, with tensors in and
-//! tensors out, and tensors of a step meet their receivers by rendezvous key.
+//! A program starts an [`Engine`], which owns the threads (one shard for each), their connections
+//! and their memory. It calls other tasks from any thread through a [`Remote`]. Peers call the
+//! functions that it registers, with tensors in and tensors out, and tensors of a step meet their
+//! receivers by rendezvous key.
 //!
 //! ```
 //! use grpcxx::{Engine, GraphCall, Tensor};

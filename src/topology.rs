@@ -38,11 +38,13 @@ pub enum MapSource {
 }
 
 impl Topology {
-    /// Finds the star address of every task: in the map at `map`, else in the one in `directory`, else in the one
-    /// in the working directory, else, if nobody named a map, by adding `star_port_offset` to the gRPC ports.
+    /// Finds the star address of every task: in the map at `map`, else in the one in `directory`,
+    /// else in the one in the working directory, else, if nobody named a map, by adding
+    /// `star_port_offset` to the gRPC ports.
     ///
     /// # Errors
-    /// A map that was named is not there, a map is wrong or lacks a task, or the rule has no port for one.
+    /// A map that was named is not there, a map is wrong or lacks a task, or the rule has no port
+    /// for one.
     pub fn find(
         cluster: &ClusterSpec,
         map: Option<&Path>,

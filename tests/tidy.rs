@@ -18,6 +18,33 @@ fn files_are_short() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
+/// rustfmt holds code to this, and leaves comments and long texts as they are.
+#[test]
+fn comments_are_narrow() {
+    let mut faults = Vec::new();
+    for source in sources() {
+        if source.is_generated() {
+            continue;
+        }
+        for (index, line) in source.text.lines().enumerate() {
+            let text = line
+                .trim_start()
+                .trim_start_matches(['/', '!'])
+                .trim_start();
+            let is_comment = line.trim_start().starts_with("//");
+            // A row of a table cannot be wrapped.
+            if is_comment && !text.starts_with('|') && line.chars().count() > COLUMNS_MAX {
+                faults.push(format!("{}:{}", source.path, index + 1));
+            }
+        }
+    }
+    assert!(
+        faults.is_empty(),
+        "comments of more than {COLUMNS_MAX} columns:\n{}",
+        faults.join("\n")
+    );
+}
+
 #[test]
 fn unsafe_code_is_only_in_the_files_of_the_list() {
     let listed = listed_unsafe_files();
@@ -245,5 +272,6 @@ fn root() -> &'static Path {
 }
 
 const LINES_MAX: usize = 600;
+const COLUMNS_MAX: usize = 100;
 const THIS_FILE: &str = "tests/tidy.rs";
 const LEFTOVERS: &[&str] = &["TODO", "FIXME", "XXX", "HACK", "unimplemented!", "dbg!"];

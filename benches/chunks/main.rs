@@ -1,9 +1,9 @@
-//! Small calls beside the pull of a large tensor on the same connection, and how long the pull takes, with frames in
-//! chunks of several lengths and in one piece.
+//! Small calls beside the pull of a large tensor on the same connection, and how long the pull
+//! takes, with frames in chunks of several lengths and in one piece.
 //!
-//! `cargo bench --bench chunks -- [MEDIUM [MIB [ROUNDS [CHUNK_MIB...]]]]`: `tcp`, `shm` or `rdma`, 1024,
-//! 5 and `0 8 16 32 64`; a chunk of 0 MiB is the whole frame. The rounds of all lengths take turns, each with memory
-//! of its own for the tensor.
+//! `cargo bench --bench chunks -- [MEDIUM [MIB [ROUNDS [CHUNK_MIB...]]]]`: `tcp`, `shm` or `rdma`,
+//! 1024, 5 and `0 8 16 32 64`; a chunk of 0 MiB is the whole frame. The rounds of all lengths take
+//! turns, each with memory of its own for the tensor.
 
 #![allow(clippy::print_stdout, reason = "a bench prints")]
 
@@ -174,7 +174,8 @@ fn main() {
         .map(|chunk_mib| Scene::new(medium, chunk_mib, len_bytes))
         .collect();
     for scene in &mut scenes {
-        // Both ends get to know each other, and the memory of the worker is used for the first time.
+        // Both ends get to know each other, and the memory of the worker is used for the first
+        // time.
         scene.ask_small();
         while scene.medium() != medium {
             std::thread::sleep(Duration::from_millis(1));

@@ -1,13 +1,15 @@
 //! What it brings that tensors share frames.
 //!
-//! Question: how long does a step that pulls COUNT tensors of SIZE bytes take, when the planner lets them share frames
-//! and when each has a call of its own? Both in alternating windows of the same run; the median of a window counts, and
-//! of several windows the best, because what else the machine does only adds. Unit: microseconds. Baseline: without
-//! fusion; for 1,000 x 1 KiB also a memcpy of the same bytes and one round trip.
+//! Question: how long does a step that pulls COUNT tensors of SIZE bytes take, when the planner
+//! lets them share frames and when each has a call of its own? Both in alternating windows of the
+//! same run; the median of a window counts, and of several windows the best, because what else the
+//! machine does only adds. Unit: microseconds. Baseline: without fusion; for 1,000 x 1 KiB also a
+//! memcpy of the same bytes and one round trip.
 //!
-//! Run with `cargo bench --bench fusion`; `-- --quick` only shows that it runs, `-- --write` puts table and plot into
-//! `docs/`, `-- --goal` measures 1,000 x 1 KiB alone, over TCP and over shared memory, and with `--write` puts only that
-//! there. `-- --tensors N`, `-- --frames N` and `-- --shared BYTES` try other limits of the planner.
+//! Run with `cargo bench --bench fusion`; `-- --quick` only shows that it runs, `-- --write` puts
+//! table and plot into `docs/`, `-- --goal` measures 1,000 x 1 KiB alone, over TCP and over shared
+//! memory, and with `--write` puts only that there. `-- --tensors N`, `-- --frames N` and
+//! `-- --shared BYTES` try other limits of the planner.
 
 #![expect(
     clippy::print_stdout,
@@ -206,7 +208,8 @@ impl Cell {
     }
 }
 
-/// 1,000 tensors in one step against twice a memcpy of the same bytes and one round trip, over each medium.
+/// 1,000 tensors in one step against twice a memcpy of the same bytes and one round trip, over each
+/// medium.
 fn goals(sweep: &Sweep) -> Result<String, Failure> {
     let mut rows = String::from(
         "| 1,000 tensors in one step | pull | spinning sockets | memcpy | one round trip of ours | pull to twice the memcpy and one round trip |\n|---|---:|---:|---:|---:|---:|\n",
@@ -230,7 +233,8 @@ fn goals(sweep: &Sweep) -> Result<String, Failure> {
     Ok(rows)
 }
 
-/// Microseconds of a fused step, of one round trip, of the same bytes over sockets, and of a copy tensor by tensor.
+/// Microseconds of a fused step, of one round trip, of the same bytes over sockets, and of a copy
+/// tensor by tensor.
 fn goal(client: &BenchClient, sweep: &Sweep, size: u64) -> Result<[f64; 4], Failure> {
     let mut best = [f64::INFINITY; 4];
     for _ in 0..sweep.rounds {
@@ -310,7 +314,8 @@ fn write(text: &str, name: &str) -> Result<(), Failure> {
 
 /// What fusion may cost at most, anywhere.
 const RATIO_WANTED: f64 = 1.03;
-/// How many times the rounds there are where a figure is above that: scatter goes away, what fusion costs stays.
+/// How many times the rounds there are where a figure is above that: scatter goes away, what fusion
+/// costs stays.
 const ROUNDS_AGAIN: usize = 6;
 
 const SWEEP: &str = "sweep";

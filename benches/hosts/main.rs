@@ -1,6 +1,7 @@
-//! Question: what does a host cost? First, 64 bytes over TCP and back between two shards, in microseconds, for
-//! each placement, driver, host and way to idle. Baseline of the same run: blocking sockets of std between two
-//! threads. Second, what a shard without work takes of a CPU, in percent. Baseline: a thread that spins.
+//! Question: what does a host cost? First, 64 bytes over TCP and back between two shards, in
+//! microseconds, for each placement, driver, host and way to idle. Baseline of the same run:
+//! blocking sockets of std between two threads. Second, what a shard without work takes of a CPU,
+//! in percent. Baseline: a thread that spins.
 #![expect(clippy::print_stdout, reason = "the figures are the result")]
 
 #[path = "../../runtime/tests/echo/mod.rs"]

@@ -1,5 +1,6 @@
-//! Question: what do links over verbs cost beside the device itself, and beside TCP? Both ends turn on one thread, so a
-//! round trip is four turns. Baselines of the same machine: TCP here, `ib_send_lat` and `ib_read_bw` of perftest.
+//! Question: what do links over verbs cost beside the device itself, and beside TCP? Both ends turn
+//! on one thread, so a round trip is four turns. Baselines of the same machine: TCP here,
+//! `ib_send_lat` and `ib_read_bw` of perftest.
 #![allow(clippy::print_stdout)]
 
 use std::net::SocketAddr;

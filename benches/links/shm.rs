@@ -1,16 +1,19 @@
 //! How far links over shared memory are from the raw ring, from our own TCP, and from a copy.
 //!
-//! Two threads with a transport each, spinning, as two shards with polling do; every figure of a run comes from
-//! rounds that alternate between the candidates. Units: nanoseconds for one round trip of 64 bytes, the least of the
-//! rounds' medians, since two spinning threads are at the mercy of whatever else runs; gigabytes per second for one
-//! payload of 64 MiB, from the request until the receiver has it and says so, the best of the rounds for the same reason.
+//! Two threads with a transport each, spinning, as two shards with polling do; every figure of a
+//! run comes from rounds that alternate between the candidates. Units: nanoseconds for one round
+//! trip of 64 bytes, the least of the rounds' medians, since two spinning threads are at the mercy
+//! of whatever else runs; gigabytes per second for one payload of 64 MiB, from the request until
+//! the receiver has it and says so, the best of the rounds for the same reason.
 //!
-//! - `raw ring`: two cache-line aligned counters and 64 bytes, and nothing else: the floor of this machine.
+//! - `raw ring`: two cache-line aligned counters and 64 bytes, and nothing else: the floor of this
+//!   machine.
 //! - `shm`, `tcp`: links of this crate and of grpcxx-tcp, with the same handler.
 //! - `shm, migrated from tcp`: the link that an engine uses, which looks at TCP now and then.
-//! - `arena`: the payload lies in a shared arena and is borrowed. `foreign`: it does not, and is copied once, by the
-//!   sender to where it can be borrowed. `foreign, seen`: it is copied once, by the receiver out of the sender's memory,
-//!   which lies in huge pages. `foreign, ring`: it is copied twice, into the ring and out of it.
+//! - `arena`: the payload lies in a shared arena and is borrowed. `foreign`: it does not, and is
+//!   copied once, by the sender to where it can be borrowed. `foreign, seen`: it is copied once, by
+//!   the receiver out of the sender's memory, which lies in huge pages. `foreign, ring`: it is
+//!   copied twice, into the ring and out of it.
 //! - `read`: the receiver also reads each byte. `memcpy`: one thread copies as much.
 //!
 //! `cargo bench --bench shm_links`
@@ -470,8 +473,8 @@ fn raw_ring(trips: usize) -> f64 {
     median(times)
 }
 
-/// Yields after a long wait: where others need the CPU too, two spinners would keep it from each other. What waits
-/// for less is not touched.
+/// Yields after a long wait: where others need the CPU too, two spinners would keep it from each
+/// other. What waits for less is not touched.
 #[derive(Default)]
 struct Patience(u32);
 

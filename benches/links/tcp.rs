@@ -1,9 +1,9 @@
-//! How close do links come to bare sockets? Two threads, one CPU each, both ends spinning, over loopback;
-//! the baseline is a pair of spinning non-blocking sockets in the same run.
+//! How close do links come to bare sockets? Two threads, one CPU each, both ends spinning, over
+//! loopback; the baseline is a pair of spinning non-blocking sockets in the same run.
 //!
-//! `cargo bench --bench tcp_links` prints a table: `cargo bench --bench tcp_links -- rtt` only the rows whose name
-//! contains the word. Rounds of all candidates alternate, and the best of each counts, since other load can
-//! only make things slower.
+//! `cargo bench --bench tcp_links` prints a table: `cargo bench --bench tcp_links -- rtt` only the
+//! rows whose name contains the word. Rounds of all candidates alternate, and the best of each
+//! counts, since other load can only make things slower.
 
 #![allow(clippy::print_stdout)]
 

@@ -1,5 +1,5 @@
-//! What does TLS cost a link? Two threads, one CPU each, both ends spinning, over loopback, with the
-//! epoll driver; the baseline is the same links without TLS, with the same socket buffers, in
+//! What does TLS cost a link? Two threads, one CPU each, both ends spinning, over loopback, with
+//! the epoll driver; the baseline is the same links without TLS, with the same socket buffers, in
 //! alternating rounds of the same run.
 //!
 //! `cargo bench --bench tls_links` prints a table of medians. `-- --quick` runs fewer rounds.

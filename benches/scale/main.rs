@@ -1,15 +1,17 @@
 //! One server with very many connections.
 //!
-//! Questions: does a server accept 10,000 connections from several processes; how much memory does an idle one cost
-//! it; how many small calls a second does it serve over all of them, compared with 16 connections from as many
-//! processes; and does a connection starve: the 99th percentile of the worst connection beside that of the median one.
-//! Units: bytes, calls a second, microseconds. Baselines: 16 connections in the same run, with one call under way on
-//! each, and with 32; and bare sockets with as many connections, which say what the system allows. Those with one call take
-//! turns in rounds; figures are medians, and ratios are medians of those of the rounds, with the least and the most.
-//! Memory, and what single connections saw, are those of the last round.
+//! Questions: does a server accept 10,000 connections from several processes; how much memory does
+//! an idle one cost it; how many small calls a second does it serve over all of them, compared with
+//! 16 connections from as many processes; and does a connection starve: the 99th percentile of the
+//! worst connection beside that of the median one. Units: bytes, calls a second, microseconds.
+//! Baselines: 16 connections in the same run, with one call under way on each, and with 32; and
+//! bare sockets with as many connections, which say what the system allows. Those with one call
+//! take turns in rounds; figures are medians, and ratios are medians of those of the rounds, with
+//! the least and the most. Memory, and what single connections saw, are those of the last round.
 //!
-//! Run with `cargo bench --bench scale`; `-- --quick` takes 400 connections, `-- --write` puts the table into
-//! `docs/scaling.md`. Each process raises its limit of open files as far as the system allows.
+//! Run with `cargo bench --bench scale`; `-- --quick` takes 400 connections, `-- --write` puts the
+//! table into `docs/scaling.md`. Each process raises its limit of open files as far as the system
+//! allows.
 
 #![expect(clippy::print_stdout, reason = "the figures are the result")]
 
@@ -192,7 +194,8 @@ pub(crate) fn start(
         .collect()
 }
 
-/// Rounds in which 16 and 10,000 connections, of engines and of sockets, take turns: single rates differ by a third.
+/// Rounds in which 16 and 10,000 connections, of engines and of sockets, take turns: single rates
+/// differ by a third.
 const ROUNDS: usize = 5;
 /// Processes that the connections are spread over.
 const CLIENTS: usize = 4;

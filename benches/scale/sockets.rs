@@ -1,6 +1,7 @@
 //! The same calls by bare sockets: what the system leaves to any server.
 //!
-//! One thread each side, epoll, 64 bytes each way, a `recv` and a `send` for each call and nothing else.
+//! One thread each side, epoll, 64 bytes each way, a `recv` and a `send` for each call and nothing
+//! else.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -105,7 +106,8 @@ impl Set {
         Ok(())
     }
 
-    /// Sends a message back, if one is there: there is one at a time. A peer that has gone sends none.
+    /// Sends a message back, if one is there: there is one at a time. A peer that has gone sends
+    /// none.
     fn answer(&mut self, index: u64) -> Result<bool, Failure> {
         let mut bytes = [0; MESSAGE_BYTES];
         let socket = &mut self.sockets[index as usize];
@@ -126,7 +128,8 @@ impl Set {
 
 const MESSAGE_BYTES: usize = 64;
 
-/// Most connections that the listener has not taken yet; the system may allow fewer (`net.core.somaxconn`).
+/// Most connections that the listener has not taken yet; the system may allow fewer
+/// (`net.core.somaxconn`).
 const QUEUE: i32 = 4096;
 
 /// Names the listener.

@@ -250,8 +250,8 @@ impl CompletionHandler for Lane {
 }
 
 impl Slot {
-    /// Counts an answer. Says whether there are more calls to make, and when the step began if this was the last answer of
-    /// all.
+    /// Counts an answer. Says whether there are more calls to make, and when the step began if this
+    /// was the last answer of all.
     fn count_answer(&mut self, plan: &StepPlan) -> (bool, Option<Instant>) {
         self.open -= 1;
         if self.next < plan.calls_of(self.phase) {

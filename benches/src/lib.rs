@@ -1,8 +1,8 @@
 //! Measuring: a server that answers, a client that loads it, and what the machine can do at best.
 //!
-//! Modelled on TF-gRPC-Bench (Biswas, Lu and Panda, 2018): point-to-point latency and bandwidth, and the throughput
-//! of parameter servers, with tensors of equal, uniform, random or skewed sizes, serialized or not. A step takes or
-//! gives a number of tensors; with fusion, tensors share calls.
+//! Modelled on TF-gRPC-Bench (Biswas, Lu and Panda, 2018): point-to-point latency and bandwidth,
+//! and the throughput of parameter servers, with tensors of equal, uniform, random or skewed sizes,
+//! serialized or not. A step takes or gives a number of tensors; with fusion, tensors share calls.
 //!
 //! ```
 //! use std::time::Duration;

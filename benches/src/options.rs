@@ -42,8 +42,8 @@ pub struct RunOptions {
     pub verify: bool,
     /// Keep the latencies of each connection apart.
     pub by_connection: bool,
-    /// How long no call may end while some are under way, before the run is given up. Calls have no deadlines of their own,
-    /// which would be part of what is measured.
+    /// How long no call may end while some are under way, before the run is given up. Calls have no
+    /// deadlines of their own, which would be part of what is measured.
     pub patience: Duration,
 }
 

@@ -5,7 +5,8 @@ use fastrand::Rng;
 use grpcxx_rpc::{Code, DType, Shape, Status, Tensor};
 use serde::{Deserialize, Serialize};
 
-/// How the sizes of the tensors of a step are chosen, as in TF-gRPC-Bench (Biswas, Lu and Panda, 2018).
+/// How the sizes of the tensors of a step are chosen, as in TF-gRPC-Bench (Biswas, Lu and Panda,
+/// 2018).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mix {
     /// All have the same size.
@@ -138,7 +139,8 @@ impl Payload {
     /// A tensor as it is sent: by reference, or serialized anew.
     ///
     /// # Errors
-    /// `NOT_FOUND` if there is no such tensor, `RESOURCE_EXHAUSTED` if it is too long for a tensor of strings.
+    /// `NOT_FOUND` if there is no such tensor, `RESOURCE_EXHAUSTED` if it is too long for a tensor
+    /// of strings.
     pub(super) fn outgoing(&self, index: usize) -> Result<Tensor, Status> {
         let tensor = self.tensors.get(index).ok_or_else(|| {
             Status::new(

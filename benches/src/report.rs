@@ -65,7 +65,8 @@ impl Measured {
         self.steps += 1;
     }
 
-    /// Counts a step that was to begin so long after the one before. Those that this one held up count as having waited.
+    /// Counts a step that was to begin so long after the one before. Those that this one held up
+    /// count as having waited.
     pub(super) fn record_paced(&mut self, elapsed: Duration, interval: Duration) {
         let elapsed_ns = nanoseconds(elapsed).min(LONGEST_NS);
         // The time is within the bounds.

@@ -31,8 +31,8 @@ pub struct BenchClient {
 pub struct Outcome {
     /// The figures.
     pub measured: Measured,
-    /// The 99th percentile of each connection in microseconds, if asked for; connections without a step have
-    /// none.
+    /// The 99th percentile of each connection in microseconds, if asked for; connections without a
+    /// step have none.
     pub p99_us_by_connection: Vec<Option<f64>>,
 }
 
@@ -64,11 +64,12 @@ impl BenchClient {
         Ok(self.inspect(&peer)?.medium)
     }
 
-    /// Makes the connections that a run with as many will use, and waits until `medium` carries all of them.
+    /// Makes the connections that a run with as many will use, and waits until `medium` carries all
+    /// of them.
     ///
     /// # Errors
-    /// As of [`BenchClient::connect`]; `UNAVAILABLE` if a connection has not moved in `timeout`, with what is known of
-    /// why.
+    /// As of [`BenchClient::connect`]; `UNAVAILABLE` if a connection has not moved in `timeout`,
+    /// with what is known of why.
     pub fn connect_over(
         &self,
         connections: usize,
@@ -125,7 +126,8 @@ impl BenchClient {
     /// Connects, warms up, measures, and waits until nothing is under way.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if the options cannot be run; else the first call that failed, with its connection.
+    /// `INVALID_ARGUMENT` if the options cannot be run; else the first call that failed, with its
+    /// connection.
     pub fn run(&self, options: &RunOptions) -> Result<Outcome, Status> {
         options
             .check()
@@ -146,8 +148,8 @@ impl BenchClient {
         outcome
     }
 
-    /// Measures what the machine can do at best for the same options, with the same threads, for `duration`
-    /// each.
+    /// Measures what the machine can do at best for the same options, with the same threads, for
+    /// `duration` each.
     ///
     /// # Errors
     /// The server cannot be reached, or is no server of a bench.
@@ -172,7 +174,8 @@ impl BenchClient {
             .collect()
     }
 
-    /// Says a word over each connection, over a bounded number at once, so that no listener's queue runs over.
+    /// Says a word over each connection, over a bounded number at once, so that no listener's queue
+    /// runs over.
     fn greet(&self, peers: &[Peer]) -> Result<(), Status> {
         let client = self.engine.client();
         let hello = |peer: &Peer| {
@@ -191,7 +194,8 @@ impl BenchClient {
         })
     }
 
-    /// Prepares the tensors on each server; returns the numbers of the sessions in the order of the servers.
+    /// Prepares the tensors on each server; returns the numbers of the sessions in the order of the
+    /// servers.
     fn open_sessions(&self, peers: &[Peer], options: &RunOptions) -> Result<Vec<i64>, Status> {
         let opening = Opening {
             payload: options.payload.clone(),

@@ -264,7 +264,8 @@ impl Service for BenchService {
                 }
             }
             Request::StarRunGraph(call) if call.graph_handle == self.floor => {
-                // Holding the shard is the purpose: plain sockets get the very thread that calls get.
+                // Holding the shard is the purpose: plain sockets get the very thread that calls
+                // get.
                 let listener = self
                     .listener
                     .lock()

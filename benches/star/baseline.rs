@@ -22,7 +22,8 @@ pub(crate) fn round_trips(calls: usize, per_window: usize, bytes: usize) -> Meas
     exchanges(calls, per_window, bytes, bytes)
 }
 
-/// Median time of a round trip of `bytes` bytes whose far end sleeps in a read after each `pause`, in microseconds.
+/// Median time of a round trip of `bytes` bytes whose far end sleeps in a read after each `pause`,
+/// in microseconds.
 pub(crate) fn round_trip_after_pause_us(calls: usize, pause: Duration, bytes: usize) -> f64 {
     let (mut near, mut far) = spinning_pair();
     far.set_nonblocking(false).expect("blocking");

@@ -40,8 +40,8 @@ pub(crate) struct Outcome {
 
 /// Keeps a load going until all its calls are done.
 ///
-/// The thread that begins a batch writes everything before its first call; from then on only the shard does. So loads
-/// and stores are enough: a lock would cost as much as a tenth of a call.
+/// The thread that begins a batch writes everything before its first call; from then on only the
+/// shard does. So loads and stores are enough: a lock would cost as much as a tenth of a call.
 struct Storm {
     /// For ever, so that a call needs no reference of its own while this is handed over to it.
     peers: &'static [Peer],
@@ -50,15 +50,16 @@ struct Storm {
     next_step: AtomicI64,
     end_step: AtomicI64,
     under_way: AtomicUsize,
-    /// When calls were made, in nanoseconds since `origin`, where one is made at a time. Elsewhere only the windows
-    /// are timed: a look at the clock for each call would count as a part of it.
+    /// When calls were made, in nanoseconds since `origin`, where one is made at a time. Elsewhere
+    /// only the windows are timed: a look at the clock for each call would count as a part of it.
     is_timed: bool,
     origin: Instant,
     sent_ns: AtomicU64,
     /// Latencies of the present window.
     latencies_ns: Vec<AtomicU64>,
     left_in_window: AtomicUsize,
-    /// The present window is not to be timed: in it the calls of a batch that go side by side begin.
+    /// The present window is not to be timed: in it the calls of a batch that go side by side
+    /// begin.
     is_warm_up: AtomicBool,
     /// Absent while nothing is measured.
     meter: Mutex<Option<Meter>>,

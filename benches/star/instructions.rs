@@ -1,7 +1,9 @@
-//! Instructions of a small call in user space, counted by valgrind: the figure that a busy machine does not change.
+//! Instructions of a small call in user space, counted by valgrind: the figure that a busy machine
+//! does not change.
 //!
-//! This program runs itself under callgrind twice, with few and with many calls, and divides the difference. Both
-//! engines sleep while they have nothing to do, so that nobody counts looks in vain.
+//! This program runs itself under callgrind twice, with few and with many calls, and divides the
+//! difference. Both engines sleep while they have nothing to do, so that nobody counts looks in
+//! vain.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,8 +12,8 @@ use crate::baseline::Way;
 use crate::calls::{self, Load};
 use crate::cluster::Setting;
 
-/// Instructions of one call in the shards of both sides, with those that take its tensor from its producer. The
-/// reason if they cannot be counted.
+/// Instructions of one call in the shards of both sides, with those that take its tensor from its
+/// producer. The reason if they cannot be counted.
 pub(crate) fn per_call(keep: bool) -> Result<f64, String> {
     let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
     let few = total(&directory.path().join("few"), FEW_CALLS)?;
@@ -36,7 +38,8 @@ pub(crate) fn make_calls(calls: usize) {
     calls::run_unmeasured(Setting::sleeping("epoll"), load);
 }
 
-/// Instructions of a run in all threads but the first, which starts the others and produces tensors.
+/// Instructions of a run in all threads but the first, which starts the others and produces
+/// tensors.
 fn total(output: &Path, calls: usize) -> Result<u64, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let run = Command::new("valgrind")
@@ -73,8 +76,8 @@ fn total(output: &Path, calls: usize) -> Result<u64, String> {
 /// The word before the number of calls, for the program that is watched.
 pub(crate) const CHILD: &str = "--make-calls";
 
-/// What the count may not exceed: some more than it was when this was written, for it grows a little where the
-/// machine is busy. Lower it when it falls.
+/// What the count may not exceed: some more than it was when this was written, for it grows a
+/// little where the machine is busy. Lower it when it falls.
 pub(crate) const ALLOWED: f64 = 2600.0;
 
 const FEW_CALLS: usize = 1 << 13;

@@ -1,17 +1,17 @@
 //! How far star calls are from the limits of this machine.
 //!
-//! Questions: the round trip of a call with 64 bytes of payload and the rate of many of them, against spinning
-//! sockets; the bandwidth of large tensors both ways, against spinning sockets and memcpy; the epoll driver
-//! against io_uring; what an idle server costs and how fast it wakes up.
+//! Questions: the round trip of a call with 64 bytes of payload and the rate of many of them,
+//! against spinning sockets; the bandwidth of large tensors both ways, against spinning sockets and
+//! memcpy; the epoll driver against io_uring; what an idle server costs and how fast it wakes up.
 //!
-//! Each figure stands beside its baseline from the same run, in alternating rounds; the median of the rounds
-//! counts. Both ends spin on a CPU of their own, so a round is only worth something while nobody else wants
-//! these CPUs: it is measured in short windows, those in which a thread had to wait for its CPU are left out,
-//! and the column `quiet` says how many remained.
+//! Each figure stands beside its baseline from the same run, in alternating rounds; the median of
+//! the rounds counts. Both ends spin on a CPU of their own, so a round is only worth something
+//! while nobody else wants these CPUs: it is measured in short windows, those in which a thread had
+//! to wait for its CPU are left out, and the column `quiet` says how many remained.
 //!
-//! Run with `cargo bench --bench star`. Words behind `--` choose rows by the part of the bench: `small`,
-//! `rate`, `large`, `drivers`, `idle`, `instructions`, which fails beyond its bound; `--quick` only shows that it
-//! runs; `--profile PART` repeats our side alone.
+//! Run with `cargo bench --bench star`. Words behind `--` choose rows by the part of the bench:
+//! `small`, `rate`, `large`, `drivers`, `idle`, `instructions`, which fails beyond its bound;
+//! `--quick` only shows that it runs; `--profile PART` repeats our side alone.
 
 #![expect(clippy::print_stdout, reason = "the figures are the result")]
 

@@ -1,4 +1,5 @@
-//! Measuring in short windows, so that those in which other processes took the CPUs can be left out.
+//! Measuring in short windows, so that those in which other processes took the CPUs can be left
+//! out.
 
 use std::fs::{File, read_dir};
 use std::os::unix::fs::FileExt;
@@ -6,9 +7,10 @@ use std::time::{Duration, Instant};
 
 /// Times operations that follow one another, in windows of equal numbers of operations.
 ///
-/// A window counts if the threads of this process did not have to wait for a CPU in it. Where none is so, the
-/// least disturbed tenth counts. Once some windows are over, only threads that do not sleep are watched: whoever takes a
-/// CPU from them makes them wait, and each look takes half a microsecond.
+/// A window counts if the threads of this process did not have to wait for a CPU in it. Where none
+/// is so, the least disturbed tenth counts. Once some windows are over, only threads that do not
+/// sleep are watched: whoever takes a CPU from them makes them wait, and each look takes half a
+/// microsecond.
 pub(crate) struct Meter {
     waiting: Waiting,
     per_window: usize,
@@ -23,7 +25,8 @@ pub(crate) struct Meter {
 pub(crate) struct Measure {
     /// Median time of one operation over the windows that count, in seconds.
     pub(crate) seconds: f64,
-    /// Quantiles of the operations' latencies in those windows, in microseconds; 0 if none were given.
+    /// Quantiles of the operations' latencies in those windows, in microseconds; 0 if none were
+    /// given.
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
     /// Share of the windows that were not disturbed.
@@ -47,7 +50,8 @@ struct Thread {
 }
 
 impl Meter {
-    /// A meter for at most `windows` windows of `per_window` operations. Threads that exist now may be watched.
+    /// A meter for at most `windows` windows of `per_window` operations. Threads that exist now may
+    /// be watched.
     pub(crate) fn new(windows: usize, per_window: usize) -> Self {
         Self {
             waiting: Waiting::of_all_threads(),
@@ -112,7 +116,8 @@ impl Meter {
             waited: self.waiting.look(),
             first_latency: self.latencies_ns.len() - self.per_window,
         });
-        // Until only both ends are left: who begins the calls of a batch goes to sleep a little later.
+        // Until only both ends are left: who begins the calls of a batch goes to sleep a little
+        // later.
         if self.windows.len() % WINDOWS_OF_A_LOOK == 1 && self.waiting.0.len() > 2 {
             self.waiting.forget_sleepers();
         }
@@ -161,8 +166,9 @@ impl Waiting {
 }
 
 impl Thread {
-    /// By the third field of `/proc/*/stat`, behind a name in parentheses; the kernel may have work of its own for it. What a thread has run is written only when it
-    /// stops, or every few milliseconds.
+    /// By the third field of `/proc/*/stat`, behind a name in parentheses; the kernel may have work
+    /// of its own for it. What a thread has run is written only when it stops, or every few
+    /// milliseconds.
     fn runs(&self) -> bool {
         let mut text = [0; 512];
         let fields = read_in(&self.stat, &mut text).and_then(|text| text.rsplit_once(") "));

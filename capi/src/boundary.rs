@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use grpcxx_rpc::{Code, Status, Text};
 
-/// Runs the body of an exported function. A panic, which would be our own fault, becomes `fallback`.
+/// Runs the body of an exported function. A panic, which would be our own fault, becomes
+/// `fallback`.
 pub(crate) fn guarded<T>(fallback: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(fallback)
 }
@@ -76,7 +77,8 @@ pub(crate) unsafe fn put<T>(place: *mut T, value: T) {
 #[derive(Clone, Copy)]
 pub(crate) struct Context(pub(crate) *mut c_void);
 
-// SAFETY: the engine never looks behind the pointer; the header says on which threads it is given back to C.
+// SAFETY: the engine never looks behind the pointer; the header says on which threads it is given
+// back to C.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -260,8 +262,8 @@ pub(crate) unsafe fn sized<T: Default>(name: &str, given: *const T) -> Result<T,
         )));
     }
     let known = size.min(size_of::<T>());
-    // SAFETY: both are at least `known` bytes long, and every type used here is plain values for which all bytes that a
-    // C program writes are valid.
+    // SAFETY: both are at least `known` bytes long, and every type used here is plain values for
+    // which all bytes that a C program writes are valid.
     unsafe {
         std::ptr::copy_nonoverlapping(given.cast::<u8>(), (&raw mut whole).cast::<u8>(), known);
     }

@@ -66,8 +66,8 @@ pub(crate) struct Received {
     pub(crate) engine_bytes: AtomicU64,
 }
 
-/// A call under way. Whoever may still write to memory that C has lent holds an ownership, and so does the engine
-/// until the call has its result: C hears of the end when the last one is gone.
+/// A call under way. Whoever may still write to memory that C has lent holds an ownership, and so
+/// does the engine until the call has its result: C hears of the end when the last one is gone.
 pub(crate) struct Flight {
     this: Weak<Self>,
     ending: Option<Ending>,
@@ -170,12 +170,14 @@ impl Flight {
         let start = NonNull::new(data.cast::<u8>())
             .ok_or_else(|| Status::new(Code::InvalidArgument, "the memory for a tensor is NULL"))?;
         lock(&self.landed).push((index, Landed::at(data.cast(), size)));
-        // SAFETY: the caller lends `size` bytes there to the engine alone until it is told otherwise, which the drop
-        // of `owner` does; what somebody else's code has allocated counts as initialised.
+        // SAFETY: the caller lends `size` bytes there to the engine alone until it is told
+        // otherwise, which the drop of `owner` does; what somebody else's code has allocated counts
+        // as initialised.
         Ok(unsafe { BufferMut::from_foreign(start, size, owner) })
     }
 
-    /// Sees to it that a peer which stops in the middle of a payload does not keep the caller's memory.
+    /// Sees to it that a peer which stops in the middle of a payload does not keep the caller's
+    /// memory.
     fn take_memory_back(&self) {
         let waiting = self.this.clone();
         after(STUCK_TIME, move || {
@@ -379,7 +381,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How long the payload of a call that has failed may take to arrive while its memory is the caller's.
+/// How long the payload of a call that has failed may take to arrive while its memory is the
+/// caller's.
 const STUCK_TIME: Duration = Duration::from_secs(2);
 
 #[cfg(test)]

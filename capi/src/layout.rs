@@ -1,5 +1,5 @@
-//! Where the fields of the header's structures lie: the same numbers as in `tests/programs/layout.c`, which a C
-//! compiler checks.
+//! Where the fields of the header's structures lie: the same numbers as in
+//! `tests/programs/layout.c`, which a C compiler checks.
 
 use std::mem::offset_of;
 

@@ -1,7 +1,8 @@
-//! The C interface of grpcxx. Its documentation is the header, `include/grpcxx.h`; this crate is what stands behind
-//! it.
+//! The C interface of grpcxx. Its documentation is the header, `include/grpcxx.h`; this crate is
+//! what stands behind it.
 //!
-//! Programs in Rust find here what the other crates do not have: facts of the machine, and the log of a process.
+//! Programs in Rust find here what the other crates do not have: facts of the machine, and the log
+//! of a process.
 //!
 //! Opaque handles, codes, ownership in the names, null checked, no unwinding across the boundary.
 #![deny(unsafe_code)]

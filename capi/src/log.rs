@@ -1,5 +1,6 @@
 #![expect(unsafe_code, reason = "exported functions over pointers")]
-//! The log of all engines of a process, for C and for programs in Rust that share a process with it.
+//! The log of all engines of a process, for C and for programs in Rust that share a process with
+//! it.
 
 use std::ffi::{CString, c_char, c_void};
 use std::fmt::{self, Write};
@@ -89,8 +90,8 @@ impl Subscriber for Lines {
         let Some(queue) = QUEUE.get() else {
             return;
         };
-        // It is held until the line is in the queue: who changes the target then knows that all lines for the
-        // old one are there.
+        // It is held until the line is in the queue: who changes the target then knows that all
+        // lines for the old one are there.
         let target = TARGET.read().unwrap_or_else(PoisonError::into_inner);
         let Some(target) = target.clone() else {
             return;
@@ -168,8 +169,8 @@ fn deliver(line: CLine) -> bool {
     true
 }
 
-/// Gives the lines logged so far a short time to reach who takes them, and says whether they have; callbacks, which must not
-/// block, give them none.
+/// Gives the lines logged so far a short time to reach who takes them, and says whether they have;
+/// callbacks, which must not block, give them none.
 pub fn flush() -> bool {
     match QUEUE.get() {
         Some(queue) => !is_calling_back() && queue.flush(FLUSH_TIMEOUT),
@@ -177,13 +178,14 @@ pub fn flush() -> bool {
     }
 }
 
-/// Sends what is logged from now on, down to a level (0: nothing, to 5: trace), to `sink`, in the place of whoever took
-/// it before.
+/// Sends what is logged from now on, down to a level (0: nothing, to 5: trace), to `sink`, in the
+/// place of whoever took it before.
 pub fn send_to(level: u8, sink: Option<Sink>) {
     change(level, sink.map(Receiver::Rust));
 }
 
-/// Sends what is logged from now on to `to`. Lines logged before reach the old target or are given up.
+/// Sends what is logged from now on to `to`. Lines logged before reach the old target or are given
+/// up.
 fn set_target(to: Option<Receiver>) {
     let mut current = TARGET.write().unwrap_or_else(PoisonError::into_inner);
     let number = TARGETS.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! On which thread C hears of what: not inside of the function that began a call, and never blocking a shard.
+//! On which thread C hears of what: not inside of the function that began a call, and never
+//! blocking a shard.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -27,7 +27,8 @@ pub(crate) struct CResponder {
 struct State {
     request: Option<Arc<CRequest>>,
     responder: Option<Responder>,
-    /// The thread on which the service is running, whose answer need not take the way of the others.
+    /// The thread on which the service is running, whose answer need not take the way of the
+    /// others.
     serving: Option<ThreadId>,
     answer: Option<CallResult>,
     hook: Option<Arc<Hook>>,

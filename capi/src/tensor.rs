@@ -371,7 +371,8 @@ pub(crate) unsafe extern "C" fn grpcxx_tensor_strings(
             return Err(invalid("elements is NULL"));
         }
         for (index, string) in strings.iter().enumerate() {
-            // SAFETY: there is room for as many, and the strings are parts of the tensor's data, or empty.
+            // SAFETY: there is room for as many, and the strings are parts of the tensor's data, or
+            // empty.
             unsafe { elements.add(index).write(CText::of(string)) };
         }
         Ok(())

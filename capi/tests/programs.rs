@@ -28,7 +28,8 @@ const ADDRESSES: Build = Build {
     environment: &[("ASAN_OPTIONS", "detect_leaks=1")],
 };
 
-/// Races of the program. What the library does inside is left out, since it is not compiled for this sanitizer.
+/// Races of the program. What the library does inside is left out, since it is not compiled for
+/// this sanitizer.
 const THREADS: Build = Build {
     name: "thread",
     flags: &["-O1", "-fsanitize=thread"],

@@ -1,4 +1,5 @@
-//! What the programs `grpcxx` and `grpcxx-server` share with their tests: clusters of processes on this machine.
+//! What the programs `grpcxx` and `grpcxx-server` share with their tests: clusters of processes on
+//! this machine.
 
 #![forbid(unsafe_code)]
 

@@ -9,15 +9,15 @@ pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, Status>> + Send +
 
 /// The engine as the endpoint sees it.
 ///
-/// Every method returns at once; its answer is awaited on the endpoint's thread, which also serves all other
-/// calls, so polling an answer must not block. The thread runs a tokio runtime: answers may use its timers and
-/// sockets, and hand what blocks to its blocking threads.
+/// Every method returns at once; its answer is awaited on the endpoint's thread, which also serves
+/// all other calls, so polling an answer must not block. The thread runs a tokio runtime: answers
+/// may use its timers and sockets, and hand what blocks to its blocking threads.
 pub trait Backend: Send + Sync + 'static {
     /// The devices of this task.
     fn status(&self) -> Answer<'_, GetStatusResponse>;
 
-    /// The tensors of one step under these rendezvous keys (at least one), in the order of the keys, as soon as
-    /// all are there. A dropped answer leaves the tensors for the next who asks.
+    /// The tensors of one step under these rendezvous keys (at least one), in the order of the
+    /// keys, as soon as all are there. A dropped answer leaves the tensors for the next who asks.
     fn recv_tensors(&self, step_id: i64, keys: Vec<Text>) -> Answer<'_, Vec<Tensor>>;
 
     /// Forgets the tensors of a step that nobody has fetched.
@@ -26,8 +26,8 @@ pub trait Backend: Send + Sync + 'static {
     /// Forgets the resources in these containers; none named: those in the default container.
     fn cleanup_all(&self, containers: Vec<String>) -> Answer<'_, ()>;
 
-    /// The devices of all tasks of the cluster, this one included. A task that does not answer is listed with
-    /// the reason.
+    /// The devices of all tasks of the cluster, this one included. A task that does not answer is
+    /// listed with the reason.
     fn cluster_devices(&self) -> Answer<'_, Vec<TaskDevices>>;
 
     /// Does on all tasks of the cluster what [`cleanup_all`](Self::cleanup_all) does on one.

@@ -33,7 +33,8 @@ pub(crate) struct Calls {
 
 type CallPlaces = Mutex<Places<Arc<watch::Sender<Stage>>, tokio::time::Instant>>;
 
-/// A call under way. It ends when this is dropped: after its answer has been handed to the connection.
+/// A call under way. It ends when this is dropped: after its answer has been handed to the
+/// connection.
 #[derive(Debug)]
 pub(crate) struct Call {
     calls: Arc<Calls>,

@@ -249,8 +249,8 @@ impl ControlClient {
             .map(|_| ())
     }
 
-    /// Forgets the resources in these containers on all tasks of the cluster; none named: those in the default
-    /// container.
+    /// Forgets the resources in these containers on all tasks of the cluster; none named: those in
+    /// the default container.
     ///
     /// # Errors
     /// The call failed.
@@ -309,7 +309,8 @@ impl ControlClient {
     }
 }
 
-/// A [`ControlClient`] for programs without an event loop. Its methods must not be called within one.
+/// A [`ControlClient`] for programs without an event loop. Its methods must not be called within
+/// one.
 #[derive(Debug)]
 pub struct BlockingControlClient {
     client: ControlClient,

@@ -40,9 +40,9 @@ use crate::{Backend, ControlError, ControlLimits, ControlOptions};
 
 /// The running gRPC endpoint of a task.
 ///
-/// It lives on one thread of its own, which is not pinned, so that it answers while every shard is busy. One is
-/// enough: tensors leave from where they lie and nothing is computed here, and a second one would compete with
-/// the shards.
+/// It lives on one thread of its own, which is not pinned, so that it answers while every shard is
+/// busy. One is enough: tensors leave from where they lie and nothing is computed here, and a
+/// second one would compete with the shards.
 #[derive(Debug)]
 pub struct Control {
     listening: SocketAddr,
@@ -61,8 +61,8 @@ pub struct Alarm {
 /// How the endpoint stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped {
-    /// Calls that were under way when the grace was over and did not end with their own answer. Those that could
-    /// still be told were answered UNAVAILABLE.
+    /// Calls that were under way when the grace was over and did not end with their own answer.
+    /// Those that could still be told were answered UNAVAILABLE.
     pub unanswered_calls: usize,
 }
 
@@ -126,14 +126,14 @@ impl Control {
         self.metrics
     }
 
-    /// What to raise when the task can serve no more: health is NOT_SERVING then and `/healthz` answers
-    /// 503, while the endpoint goes on until it is stopped.
+    /// What to raise when the task can serve no more: health is NOT_SERVING then and `/healthz`
+    /// answers 503, while the endpoint goes on until it is stopped.
     pub fn alarm(&self) -> Alarm {
         self.alarm.clone()
     }
 
-    /// Stops: no new connections, health NOT_SERVING, calls under way have `grace` to end. Those that do not are
-    /// answered UNAVAILABLE, so that all is over within `grace` and half a second.
+    /// Stops: no new connections, health NOT_SERVING, calls under way have `grace` to end. Those
+    /// that do not are answered UNAVAILABLE, so that all is over within `grace` and half a second.
     pub fn shutdown(mut self, grace: Duration) -> Stopped {
         self.stop(grace)
     }
@@ -176,7 +176,8 @@ struct Endpoint {
     failure: watch::Receiver<bool>,
 }
 
-/// The ports of the endpoint. The sockets have no other owner, so that ports close when they are dropped.
+/// The ports of the endpoint. The sockets have no other owner, so that ports close when they are
+/// dropped.
 struct Listeners<L> {
     grpc: L,
     metrics: Option<L>,

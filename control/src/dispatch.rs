@@ -154,7 +154,8 @@ async fn expired(deadline: Option<Duration>) {
     }
 }
 
-/// The time that the caller gives the call: up to eight digits and a unit. What is malformed is ignored.
+/// The time that the caller gives the call: up to eight digits and a unit. What is malformed is
+/// ignored.
 ///
 /// The server below also keeps it, but answers CANCELLED; so this one ends a moment before.
 fn deadline(headers: &HeaderMap) -> Option<Duration> {

@@ -87,7 +87,8 @@ impl Stream for Incoming {
     }
 }
 
-/// Whether the peer has gone before its connection was accepted, rather than this process being at a limit.
+/// Whether the peer has gone before its connection was accepted, rather than this process being at
+/// a limit.
 pub(crate) fn concerns_one_peer(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -1,10 +1,12 @@
 //! The gRPC endpoint of a task, on its address in the cluster spec.
 //!
-//! Served are `tensorflow.WorkerService` and `tensorflow.MasterService` with the names and messages that
-//! TensorFlow's clients use, gRPC's health and reflection services, and a page of metrics over HTTP. What needs a
-//! graph executor is answered UNIMPLEMENTED with a text that says what to use instead.
+//! Served are `tensorflow.WorkerService` and `tensorflow.MasterService` with the names and messages
+//! that TensorFlow's clients use, gRPC's health and reflection services, and a page of metrics over
+//! HTTP. What needs a graph executor is answered UNIMPLEMENTED with a text that says what to use
+//! instead.
 //!
-//! [`Control`] is the server; it reaches the engine through a [`Backend`]. [`ControlClient`] is the other side.
+//! [`Control`] is the server; it reaches the engine through a [`Backend`]. [`ControlClient`] is the
+//! other side.
 
 #![forbid(unsafe_code)]
 

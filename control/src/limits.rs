@@ -8,7 +8,8 @@ pub const STREAMS_PER_CONNECTION_MAX: u32 = 1024;
 /// Calls at once of which not all of the request has come; a further one ends the oldest.
 pub const ARRIVING_CALLS_MAX: usize = 1024;
 
-/// `RecvTensor` and `FuseRecvTensor` calls under way at once; they may wait long for their producer.
+/// `RecvTensor` and `FuseRecvTensor` calls under way at once; they may wait long for their
+/// producer.
 pub const TENSOR_CALLS_MAX: usize = 8192;
 
 /// Steps in which tensor calls from one address wait.

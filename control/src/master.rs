@@ -19,8 +19,9 @@ use crate::worker::{account_of, answer};
 
 /// What this task offers to programs over gRPC.
 ///
-/// Sessions exist for what needs no graph: TensorFlow's clients open one, with an empty graph, to list devices.
-/// Methods that are not here never arrive: [`methods`](crate::methods) says so and what to use instead.
+/// Sessions exist for what needs no graph: TensorFlow's clients open one, with an empty graph, to
+/// list devices. Methods that are not here never arrive: [`methods`](crate::methods) says so and
+/// what to use instead.
 pub(crate) struct Master {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) sessions: Arc<Sessions>,
@@ -92,7 +93,8 @@ struct Graph {
     nodes: Vec<Bytes>,
 }
 
-/// The devices of all tasks that answered; the others are named beside the message, which has no field for them.
+/// The devices of all tasks that answered; the others are named beside the message, which has no
+/// field for them.
 fn device_list(tasks: Vec<TaskDevices>) -> Response<ListDevicesResponse> {
     let mut response = Response::new(ListDevicesResponse::default());
     let mut remark_bytes = 0;
@@ -125,7 +127,8 @@ fn unknown_session(handle: &str) -> String {
     format!("session {handle:?} is not open here; the server may have restarted since")
 }
 
-/// Metadata of a device list: a task whose devices are unknown, and why, in UTF-8. Once for each such task.
+/// Metadata of a device list: a task whose devices are unknown, and why, in UTF-8. Once for each
+/// such task.
 pub(crate) const UNREACHABLE_TASK: &str = "grpcxx-unreachable-task-bin";
 
 #[cfg(test)]

@@ -119,7 +119,8 @@ const REFLECTION: &str = "ServerReflectionInfo";
 const WORKER: &str = "tensorflow.WorkerService";
 const MASTER: &str = "tensorflow.MasterService";
 
-/// What a call that needs a graph executor on this task is answered with; the session answers the same.
+/// What a call that needs a graph executor on this task is answered with; the session answers the
+/// same.
 pub(crate) const NO_GRAPHS_MASTER: &str = "this server runs no graphs: run the session on a TensorFlow server (tf.distribute.Server with the grpcxx plugin and protocol=\"grpc++\"), or register a function in the server and call it with StarRunGraph (`grpcxx call`)";
 const NO_GRAPHS_WORKER: &str = "this server runs no graphs: register a function in it and call that with StarRunGraph over the star port (`grpcxx call`), or place the graph on a TensorFlow server with the grpcxx plugin";
 const NO_COLLECTIVES: &str = "this server takes no part in collectives: run them between TensorFlow servers with the grpcxx plugin, or exchange tensors with RecvTensor";

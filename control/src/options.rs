@@ -27,7 +27,8 @@ pub struct ControlLimits {
     pub connections: usize,
     /// Sessions of each kind, those of masters and those of clients.
     pub sessions: usize,
-    /// The part of connections, calls, request bytes and sessions that one address gets, in percent.
+    /// The part of connections, calls, request bytes and sessions that one address gets, in
+    /// percent.
     pub share_percent: u8,
     /// How long a connection may carry no call; `None`: as long as it likes.
     pub connection_idle: Option<Duration>,
@@ -71,9 +72,11 @@ impl ControlOptions {
         }
     }
 
-    /// The endpoint of a task whose address in the cluster spec is `address`: its port on all interfaces.
+    /// The endpoint of a task whose address in the cluster spec is `address`: its port on all
+    /// interfaces.
     ///
-    /// The host only says how others reach this task, except that an IPv6 host asks for all IPv6 interfaces.
+    /// The host only says how others reach this task, except that an IPv6 host asks for all IPv6
+    /// interfaces.
     ///
     /// # Errors
     /// The address has no port.
@@ -116,8 +119,8 @@ impl ControlOptions {
         self
     }
 
-    /// Asks this authority who may connect and what each caller may do. Without it, that of a policy of which
-    /// nothing was set is asked.
+    /// Asks this authority who may connect and what each caller may do. Without it, that of a
+    /// policy of which nothing was set is asked.
     pub fn guarded_by(mut self, authority: Arc<Authority>) -> Self {
         self.authority = authority;
         self

@@ -4,7 +4,8 @@ use grpcxx_rpc::{Code, Reason, Status};
 
 use crate::limits::ERROR_TEXT_BYTES_MAX;
 
-/// The same failure as a gRPC status: the code number for number, the text as long as headers allow.
+/// The same failure as a gRPC status: the code number for number, the text as long as headers
+/// allow.
 pub(crate) fn to_grpc(status: &Status) -> tonic::Status {
     let code = tonic::Code::from(i32::from(status.code as u8));
     tonic::Status::new(code, shortened(&status.message, ERROR_TEXT_BYTES_MAX))

@@ -40,8 +40,8 @@ fn shape(message: &TensorProto) -> Result<Shape, Status> {
     Shape::new(&dims).map_err(|error| bad(error.to_string()))
 }
 
-/// The memory image of values that were sent one by one. The last one stands for all that are missing, and zero if
-/// there is none.
+/// The memory image of values that were sent one by one. The last one stands for all that are
+/// missing, and zero if there is none.
 fn elements(
     message: &TensorProto,
     dtype: DType,

@@ -13,7 +13,8 @@ use prost::encoding::{WireType, encode_key, encode_varint};
 
 use crate::limits::MESSAGE_BYTES_MAX;
 
-/// An answered message of tensors as it goes out: heads in memory of their own, data from where it lies.
+/// An answered message of tensors as it goes out: heads in memory of their own, data from where it
+/// lies.
 ///
 /// Writing the message through the generated types would copy each tensor once.
 #[derive(Clone, Debug)]

@@ -18,7 +18,8 @@ use crate::waiting::Waiting;
 
 /// What this task offers to masters and other tasks over gRPC.
 ///
-/// Methods that are not here never arrive: [`methods`](crate::methods) says so and what to use instead.
+/// Methods that are not here never arrive: [`methods`](crate::methods) says so and what to use
+/// instead.
 pub(crate) struct Worker {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) sessions: Arc<Sessions>,

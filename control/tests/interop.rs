@@ -1,8 +1,9 @@
 //! Clients of other implementations of gRPC call the endpoint.
 //!
-//! `grpcio` needs `python3` with `venv`, and the packages of `interop/requirements.txt`, which are installed below
-//! the target directory once. TensorFlow is too large for that: `GRPCXX_INTEROP_TENSORFLOW` names a python that has
-//! it. What cannot be had is skipped with the reason; with `GRPCXX_INTEROP=require` it fails.
+//! `grpcio` needs `python3` with `venv`, and the packages of `interop/requirements.txt`, which are
+//! installed below the target directory once. TensorFlow is too large for that:
+//! `GRPCXX_INTEROP_TENSORFLOW` names a python that has it. What cannot be had is skipped with the
+//! reason; with `GRPCXX_INTEROP=require` it fails.
 
 #![allow(clippy::print_stderr, reason = "what is skipped says so")]
 

@@ -1,7 +1,7 @@
 //! Which tensors share a frame, and at which offsets.
 //!
-//! Nothing here knows a link, a call or memory: sizes go in, groups of indices come out. The rule and its
-//! reasons are in `docs/fusion.md`.
+//! Nothing here knows a link, a call or memory: sizes go in, groups of indices come out. The rule
+//! and its reasons are in `docs/fusion.md`.
 
 #![forbid(unsafe_code)]
 

@@ -1,17 +1,17 @@
 /// When tensors share a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanLimits {
-    /// Longest frame in bytes that tensors share, with everything in it; below 4 GiB, because original peers keep
-    /// the length of a frame in 32 bits.
+    /// Longest frame in bytes that tensors share, with everything in it; below 4 GiB, because
+    /// original peers keep the length of a frame in 32 bits.
     pub frame_bytes: u64,
     /// The same for the frame of a tensor that travels alone.
     pub lone_frame_bytes: u64,
-    /// Most tensors of one frame. Original peers before release 2208 let other frames come into the middle
-    /// of one that has more than about 250.
+    /// Most tensors of one frame. Original peers before release 2208 let other frames come into the
+    /// middle of one that has more than about 250.
     pub tensors_per_frame: usize,
     /// Tensors that share are spread over about this many frames, as long as each has
-    /// [`SPREAD_TENSORS_MIN`] of them, or half as many with [`SPREAD_BYTES_MIN`]: both ends then work at once, one on a
-    /// frame behind the other's.
+    /// [`SPREAD_TENSORS_MIN`] of them, or half as many with [`SPREAD_BYTES_MIN`]: both ends then
+    /// work at once, one on a frame behind the other's.
     pub frames_wanted: usize,
     /// A tensor with more data than this has a frame of its own.
     pub shared_tensor_bytes: u64,
@@ -39,10 +39,11 @@ impl Default for PlanLimits {
 }
 
 impl PlanLimits {
-    /// Limits toward a peer that is known to be grpcxx: a frame has as many tensors as its format can say, one
-    /// piece for the head and two for each tensor, 65,535 in all. How long the frame of one tensor may be is for the
-    /// connection to say, which knows whether its ends take long frames. Two or three small tensors cost less by
-    /// themselves, since the connection lets their requests and answers travel together.
+    /// Limits toward a peer that is known to be grpcxx: a frame has as many tensors as its format
+    /// can say, one piece for the head and two for each tensor, 65,535 in all. How long the frame
+    /// of one tensor may be is for the connection to say, which knows whether its ends take long
+    /// frames. Two or three small tensors cost less by themselves, since the connection lets their
+    /// requests and answers travel together.
     pub fn between_grpcxx() -> Self {
         Self {
             lone_frame_bytes: i64::MAX as u64,
@@ -136,8 +137,9 @@ impl Plan {
         Self::default()
     }
 
-    /// Plans anew: each of the tensors with these data sizes is in exactly one group. Small ones fill frames
-    /// in the order given; those with a frame of their own follow, also in the order given.
+    /// Plans anew: each of the tensors with these data sizes is in exactly one group. Small ones
+    /// fill frames in the order given; those with a frame of their own follow, also in the order
+    /// given.
     ///
     /// # Errors
     /// A tensor fits into no frame; the plan is empty then.
@@ -255,7 +257,8 @@ impl<'a> Group<'a> {
     }
 }
 
-/// Fewest tensors of a frame for the sake of spreading: below, what a call costs by itself weighs more.
+/// Fewest tensors of a frame for the sake of spreading: below, what a call costs by itself weighs
+/// more.
 pub const SPREAD_TENSORS_MIN: usize = 250;
 
 /// Bytes of data that make a frame with half as many tensors worth its call.

@@ -3,8 +3,8 @@
     expect(unsafe_code, reason = "a hint to the CPU takes a pointer")
 )]
 
-/// Asks the CPU to bring `value` into its caches, and does not wait for that. Only a hint, and none where the target has no
-/// instruction for it.
+/// Asks the CPU to bring `value` into its caches, and does not wait for that. Only a hint, and none
+/// where the target has no instruction for it.
 #[inline(always)]
 pub fn prefetch<T>(value: &T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

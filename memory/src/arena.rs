@@ -13,8 +13,8 @@ use crate::together;
 
 /// The memory of one shard.
 ///
-/// Allocates on the thread that owns it; the buffers may be dropped on any thread, also after the arena.
-/// An arena moves between threads but is never shared:
+/// Allocates on the thread that owns it; the buffers may be dropped on any thread, also after the
+/// arena. An arena moves between threads but is never shared:
 /// ```compile_fail
 /// fn shared<T: Clone>() {}
 /// shared::<grpcxx_memory::Arena>();
@@ -34,12 +34,13 @@ pub struct Arena {
 pub struct ArenaStatistics {
     /// Bytes of the whole arena.
     pub capacity_bytes: usize,
-    /// Bytes of the blocks handed out, rounded up as they are. A block counts until the arena has looked at what
-    /// came back, which it does in every allocation and in [`Arena::reclaim`].
+    /// Bytes of the blocks handed out, rounded up as they are. A block counts until the arena has
+    /// looked at what came back, which it does in every allocation and in [`Arena::reclaim`].
     pub in_use_bytes: usize,
     /// Most bytes in use at one time.
     pub peak_bytes: usize,
-    /// Bytes that were in use since the last [`Arena::trim`] and no longer are: about what a trim would give back.
+    /// Bytes that were in use since the last [`Arena::trim`] and no longer are: about what a trim
+    /// would give back.
     pub idle_bytes: usize,
     /// Bytes reserved for what is announced and not come: they serve other requests before one is
     /// refused.
@@ -68,9 +69,10 @@ impl Arena {
     /// Reserves the arena's address space.
     ///
     /// # Errors
-    /// The operating system refused the mapping, or the capacity is zero or above [`ARENA_BYTES_MAX`]. Where the
-    /// kernel never overcommits (`vm.overcommit_memory=2`), the whole capacity counts as used from the start. For
-    /// shared memory the system must be Linux 5.1 or later and have `/proc`.
+    /// The operating system refused the mapping, or the capacity is zero or above
+    /// [`ARENA_BYTES_MAX`]. Where the kernel never overcommits (`vm.overcommit_memory=2`), the
+    /// whole capacity counts as used from the start. For shared memory the system must be Linux 5.1
+    /// or later and have `/proc`.
     pub fn new(options: ArenaOptions) -> io::Result<Self> {
         let capacity_bytes = options.capacity_bytes;
         if capacity_bytes == 0 || capacity_bytes > ARENA_BYTES_MAX {
@@ -96,10 +98,12 @@ impl Arena {
         })
     }
 
-    /// Takes `len` bytes of initialised memory with unspecified content: zeros, or what was there before.
+    /// Takes `len` bytes of initialised memory with unspecified content: zeros, or what was there
+    /// before.
     ///
-    /// The memory is aligned to 64 bytes, from 4096 bytes on to 4096. Blocks are rounded up: to a power of two up
-    /// to 2 KiB, to pages and by at most an eighth above. Nothing is allocated on the heap.
+    /// The memory is aligned to 64 bytes, from 4096 bytes on to 4096. Blocks are rounded up: to a
+    /// power of two up to 2 KiB, to pages and by at most an eighth above. Nothing is allocated on
+    /// the heap.
     ///
     /// # Errors
     /// No free block is large enough.
@@ -183,12 +187,14 @@ impl Arena {
         self.reclaim_up_to(usize::MAX)
     }
 
-    /// Gives the pages of free memory back to the kernel, and says how many bytes were free for that.
+    /// Gives the pages of free memory back to the kernel, and says how many bytes were free for
+    /// that.
     ///
-    /// Pages stay committed after their first use, so that the next use finds them. After a burst, this returns
-    /// them: all free stretches of at least 2 MiB, at once (`MADV_DONTNEED`: the resident size falls now, where
-    /// `MADV_FREE` would wait for memory pressure; later uses find zeros). It makes system calls and costs page
-    /// faults later, so call it while idle, when [`ArenaStatistics::idle_bytes`] is worth it.
+    /// Pages stay committed after their first use, so that the next use finds them. After a burst,
+    /// this returns them: all free stretches of at least 2 MiB, at once (`MADV_DONTNEED`: the
+    /// resident size falls now, where `MADV_FREE` would wait for memory pressure; later uses find
+    /// zeros). It makes system calls and costs page faults later, so call it while idle, when
+    /// [`ArenaStatistics::idle_bytes`] is worth it.
     ///
     /// Does nothing but [`Arena::reclaim`] after [`Arena::keep_pages`], and in a shared arena: the
     /// seal that keeps other processes from writing keeps the pages in their place.
@@ -210,8 +216,8 @@ impl Arena {
         given_bytes
     }
 
-    /// Gives no page back from now on. A device that was told of the arena's memory goes on with the pages it was
-    /// told of: what it wrote would not be seen in pages that came later.
+    /// Gives no page back from now on. A device that was told of the arena's memory goes on with
+    /// the pages it was told of: what it wrote would not be seen in pages that came later.
     pub fn keep_pages(&mut self) {
         self.keeps_pages = true;
     }
@@ -361,8 +367,8 @@ impl fmt::Debug for Arena {
     }
 }
 
-/// Most returned blocks that one allocation takes home, to bound its work. More than one, so that the list
-/// gets shorter.
+/// Most returned blocks that one allocation takes home, to bound its work. More than one, so that
+/// the list gets shorter.
 const RECLAIMED_PER_ALLOCATION: usize = 32;
 
 /// Longest request that is small: what [`Arena::keep_for_small`] keeps is for such.

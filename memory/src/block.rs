@@ -47,10 +47,11 @@ pub(crate) struct SharedBlock {
     id: BlockId,
 }
 
-// SAFETY: the owner's side touches shared state only through atomics and immutable fields, and the rest is
-// its own.
+// SAFETY: the owner's side touches shared state only through atomics and immutable fields, and the
+// rest is its own.
 unsafe impl Send for Pool {}
-// SAFETY: a block is the right to a range of memory and to one push onto a list made for any thread.
+// SAFETY: a block is the right to a range of memory and to one push onto a list made for any
+// thread.
 unsafe impl Send for UniqueBlock {}
 // SAFETY: shared references to a block read immutable fields only.
 unsafe impl Sync for UniqueBlock {}
@@ -92,8 +93,8 @@ impl Pool {
     /// Makes the block with this id and its first byte.
     ///
     /// # Safety
-    /// No block with this id is out, and no block that is out overlaps the memory from `offset_bytes` on that the
-    /// caller is going to use.
+    /// No block with this id is out, and no block that is out overlaps the memory from
+    /// `offset_bytes` on that the caller is going to use.
     #[inline]
     pub(crate) unsafe fn issue(
         &mut self,
@@ -120,7 +121,8 @@ impl Pool {
             self.returned = self.shared().reclaim.0.take_all();
         }
         let id = self.returned.first()?;
-        // SAFETY: this side keeps the shared state alive; borrowed from the field, not from all of `self`.
+        // SAFETY: this side keeps the shared state alive; borrowed from the field, not from all of
+        // `self`.
         let shared = unsafe { self.shared.as_ref() };
         self.returned.advance(shared.entry(id));
         self.outstanding -= 1;
@@ -204,14 +206,16 @@ impl Drop for UniqueBlock {
 }
 
 impl SharedBlock {
-    /// Counts so many references more, which are few beside those that would make the count overflow.
+    /// Counts so many references more, which are few beside those that would make the count
+    /// overflow.
     #[inline]
     pub(crate) fn retain(&self, count: u32) {
         // SAFETY: this block is out, so the shared state is alive.
         unsafe { self.pool.as_ref() }.entry(self.id).retain(count);
     }
 
-    /// Takes back the count of references that nobody has, so that the last one cannot be among them.
+    /// Takes back the count of references that nobody has, so that the last one cannot be among
+    /// them.
     #[inline]
     pub(crate) fn discount(&self, count: u32) {
         // SAFETY: this block is out, so the shared state is alive.
@@ -274,13 +278,15 @@ impl Clone for SharedBlock {
 impl Drop for SharedBlock {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: this is a reference, and going. All that wait together are to this block, which is out until then.
+        // SAFETY: this is a reference, and going. All that wait together are to this block, which
+        // is out until then.
         unsafe { together::release(self.pool.cast(), self.id.raw(), release) };
     }
 }
 
 /// # Safety
-/// The caller has so many references to the block of this pool, which is out, and uses them no more.
+/// The caller has so many references to the block of this pool, which is out, and uses them no
+/// more.
 #[inline(always)]
 unsafe fn release(pool: NonNull<()>, id: u32, count: u32) {
     let (pool, id) = (pool.cast::<PoolShared>(), BlockId::from_raw(id));
@@ -313,13 +319,15 @@ impl PoolShared {
     }
 }
 
-/// Not inlined, so that a reference that is not the last is dropped in a few instructions, without a stack.
+/// Not inlined, so that a reference that is not the last is dropped in a few instructions, without
+/// a stack.
 ///
 /// # Safety
 /// The caller is the last owner of the block and does not use it, nor the pool, after the call.
 #[inline(never)]
 unsafe fn give_back(pool: NonNull<PoolShared>, id: BlockId) {
-    // SAFETY: the block is out until `push` has listed it, and `push` uses neither reference after that.
+    // SAFETY: the block is out until `push` has listed it, and `push` uses neither reference after
+    // that.
     let pushed = unsafe {
         let entry = pool.as_ref().entry(id);
         entry.bytes.write();
@@ -351,8 +359,8 @@ impl EntryTable {
         let mapping = Mapping::new(bytes.next_multiple_of(PAGE_BYTES))?;
         #[cfg(loom)]
         for index in 0..len {
-            // SAFETY: inside of the mapping, which is long and aligned enough; loom's atomics are not valid as
-            // zeros, unlike real ones.
+            // SAFETY: inside of the mapping, which is long and aligned enough; loom's atomics are
+            // not valid as zeros, unlike real ones.
             unsafe {
                 let entries = mapping.base().cast::<BlockEntry>();
                 entries.add(index).write(BlockEntry::default());
@@ -364,8 +372,8 @@ impl EntryTable {
     #[inline]
     fn entry(&self, index: usize) -> &BlockEntry {
         assert!(index < self.len);
-        // SAFETY: `index` is inside of the mapping, which is zeroed and aligned, lives as long as `self`, and is only
-        // ever used as entries; two atomics are valid as zeros.
+        // SAFETY: `index` is inside of the mapping, which is zeroed and aligned, lives as long as
+        // `self`, and is only ever used as entries; two atomics are valid as zeros.
         unsafe { self.mapping.base().cast::<BlockEntry>().add(index).as_ref() }
     }
 }
@@ -387,6 +395,7 @@ impl Drop for EntryTable {
 /// Tells arenas apart that lie at the same place one after the other.
 static NEXT_SERIAL: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
-/// Keeps what other threads write off the cache lines, and their prefetched neighbours, of what they read.
+/// Keeps what other threads write off the cache lines, and their prefetched neighbours, of what
+/// they read.
 #[repr(align(128))]
 struct CacheLines<T>(T);

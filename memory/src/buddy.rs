@@ -1,8 +1,9 @@
 /// Hands out spans of pages; free neighbours grow together again.
 ///
-/// A free span is 2^order pages long and starts at a multiple of its length. Spans handed out may have
-/// any length: they are cut from the start of such a span, and the tail stays free. All it knows lies in
-/// tables beside the pages. Allocating and freeing take steps in proportion to the number of orders.
+/// A free span is 2^order pages long and starts at a multiple of its length. Spans handed out may
+/// have any length: they are cut from the start of such a span, and the tail stays free. All it
+/// knows lies in tables beside the pages. Allocating and freeing take steps in proportion to the
+/// number of orders.
 pub(crate) struct Buddy {
     page_count: u32,
     /// Previous and next span of the same order; valid where a free span starts.
@@ -49,8 +50,9 @@ impl Buddy {
         Some(page)
     }
 
-    /// As [`Buddy::allocate`], but also across the borders of free spans that lie side by side: what serves a request
-    /// of more than half of the arena. Looks at a bounded number of spans, the longest first.
+    /// As [`Buddy::allocate`], but also across the borders of free spans that lie side by side:
+    /// what serves a request of more than half of the arena. Looks at a bounded number of spans,
+    /// the longest first.
     pub(crate) fn allocate_across(&mut self, pages: u32) -> Option<u32> {
         // So many pages in a row hold an aligned span of a quarter of the next power of two.
         let order_min = pages.checked_ilog2()?.saturating_sub(1) as usize;
@@ -79,7 +81,8 @@ impl Buddy {
         self.each_aligned(page, pages, Self::merge);
     }
 
-    /// Calls `visit` with the first page and the length in pages of each free span of at least `pages_min`.
+    /// Calls `visit` with the first page and the length in pages of each free span of at least
+    /// `pages_min`.
     pub(crate) fn each_free(&self, pages_min: u32, mut visit: impl FnMut(u32, u32)) {
         for order in 0..ORDERS {
             if 1u64 << order < u64::from(pages_min) {
@@ -253,8 +256,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 256 }) })]
 
-        /// Against a map of pages: spans never overlap, none is refused that would fit, and everything grows together
-        /// at the end.
+        /// Against a map of pages: spans never overlap, none is refused that would fit, and
+        /// everything grows together at the end.
         #[test]
         fn spans_fit_and_never_overlap(page_count in 1u32..=128, steps in prop::collection::vec((any::<bool>(), 1u32..40), 1..200)) {
             let mut buddy = Buddy::new(page_count);

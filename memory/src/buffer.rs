@@ -39,7 +39,8 @@ pub(crate) enum SharedOwner {
     Lease(Lease),
 }
 
-// SAFETY: this process only reads the bytes while buffers over them exist, and each kind of owner is `Send` and `Sync`.
+// SAFETY: this process only reads the bytes while buffers over them exist, and each kind of owner
+// is `Send` and `Sync`.
 unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
@@ -54,21 +55,23 @@ impl Buffer {
         }
     }
 
-    /// The bytes that `owner` refers to, without a copy; it is dropped, on any thread, with the last buffer.
+    /// The bytes that `owner` refers to, without a copy; it is dropped, on any thread, with the
+    /// last buffer.
     pub fn from_owner(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
         let owner = Arc::new(owner);
         let bytes = (*owner).as_ref();
         let (start, len) = (NonNull::from(bytes).cast(), bytes.len());
-        // SAFETY: the bytes are borrowed from a value that never moves and that nobody but its drop can touch again,
-        // so the borrow could last as long as the value does.
+        // SAFETY: the bytes are borrowed from a value that never moves and that nobody but its drop
+        // can touch again, so the borrow could last as long as the value does.
         unsafe { Self::from_parts(start, len, SharedOwner::Foreign(owner)) }
     }
 
-    /// Memory that somebody else made and may read too; `owner` is dropped, on any thread, with the last buffer.
+    /// Memory that somebody else made and may read too; `owner` is dropped, on any thread, with the
+    /// last buffer.
     ///
     /// # Safety
-    /// `start` points to `len` initialised bytes outside of the box itself that stay there, and that nothing writes,
-    /// until `owner` is dropped. `len` is at most `isize::MAX`.
+    /// `start` points to `len` initialised bytes outside of the box itself that stay there, and
+    /// that nothing writes, until `owner` is dropped. `len` is at most `isize::MAX`.
     pub unsafe fn from_foreign(start: NonNull<u8>, len: usize, owner: Box<dyn Send>) -> Self {
         let owner = SharedOwner::Foreign(Arc::new(DropOnly::new(owner)));
         // SAFETY: stated by the caller.
@@ -79,15 +82,17 @@ impl Buffer {
     pub(crate) fn from_lease(lease: Lease, place: Range<usize>) -> Self {
         let part = lease.part(place);
         let (start, len) = (NonNull::from(part).cast(), part.len());
-        // SAFETY: the bytes are borrowed from the lender, a value that never moves and that nobody but its drop can touch
-        // again, so the borrow could last as long as the lease does. It is assumed that a lender in another process keeps
-        // its promise not to write. Should it not, only bytes differ that were looked at twice: no code of this workspace
-        // rests a length, an address, a text or a bool on borrowed bytes, for it asks `is_borrowed` and copies.
+        // SAFETY: the bytes are borrowed from the lender, a value that never moves and that nobody
+        // but its drop can touch again, so the borrow could last as long as the lease does. It is
+        // assumed that a lender in another process keeps its promise not to write. Should it not,
+        // only bytes differ that were looked at twice: no code of this workspace rests a length, an
+        // address, a text or a bool on borrowed bytes, for it asks `is_borrowed` and copies.
         unsafe { Self::from_parts(start, len, SharedOwner::Lease(lease)) }
     }
 
     /// # Safety
-    /// `owner` keeps `len` initialised bytes at `start`, which nothing writes while a buffer over them exists.
+    /// `owner` keeps `len` initialised bytes at `start`, which nothing writes while a buffer over
+    /// them exists.
     #[inline]
     pub(crate) unsafe fn from_parts(start: NonNull<u8>, len: usize, owner: SharedOwner) -> Self {
         Self { start, len, owner }
@@ -125,7 +130,8 @@ impl Buffer {
         }
     }
 
-    /// The buffer of `part`, sharing the same memory, or `None` unless all of `part` lies in this buffer.
+    /// The buffer of `part`, sharing the same memory, or `None` unless all of `part` lies in this
+    /// buffer.
     pub fn slice_ref(&self, part: &[u8]) -> Option<Self> {
         if part.is_empty() {
             return Some(Self::new());
@@ -138,7 +144,8 @@ impl Buffer {
     /// The right to write, without a copy.
     ///
     /// # Errors
-    /// The buffer itself, if other buffers share its memory, or if that is neither an arena's nor the heap's.
+    /// The buffer itself, if other buffers share its memory, or if that is neither an arena's nor
+    /// the heap's.
     pub fn try_into_mut(self) -> Result<BufferMut, Self> {
         let Self { start, len, owner } = self;
         let owner = match owner {
@@ -158,14 +165,16 @@ impl Buffer {
         Err(Self { start, len, owner })
     }
 
-    /// Whether this buffer has its memory, an arena's or the heap's, for itself: [`Buffer::try_into_mut`] would give it.
+    /// Whether this buffer has its memory, an arena's or the heap's, for itself:
+    /// [`Buffer::try_into_mut`] would give it.
     pub fn is_unique(&self) -> bool {
         match &self.owner {
             SharedOwner::Static => self.len == 0,
             SharedOwner::Arena(block) => block.is_unique(),
             SharedOwner::Heap(block) => {
                 let is_unique = Arc::strong_count(block) == 1;
-                // Whoever learns that nobody else is left may write, after all that former owners have read.
+                // Whoever learns that nobody else is left may write, after all that former owners
+                // have read.
                 fence(Ordering::Acquire);
                 is_unique
             }
@@ -178,8 +187,8 @@ impl Buffer {
         matches!(self.owner, SharedOwner::Arena(_))
     }
 
-    /// Whether somebody lends the memory, as of [`Leases`](crate::Leases): another process may write
-    /// it, so that two looks at the same byte can differ.
+    /// Whether somebody lends the memory, as of [`Leases`](crate::Leases): another process may
+    /// write it, so that two looks at the same byte can differ.
     pub fn is_borrowed(&self) -> bool {
         matches!(self.owner, SharedOwner::Lease(_))
     }
@@ -211,8 +220,8 @@ impl Buffer {
 }
 
 impl SharedOwner {
-    /// Counts so many references more, each of which is a copy of this one. False if those of this kind are made one by
-    /// one.
+    /// Counts so many references more, each of which is a copy of this one. False if those of this
+    /// kind are made one by one.
     fn retain(&self, count: u32) -> bool {
         match self {
             Self::Arena(block) => block.retain(count),
@@ -237,8 +246,8 @@ impl Deref for Buffer {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the owner keeps `len` initialised bytes there, which nobody of this process writes; `from_lease` says
-        // what is assumed of other processes.
+        // SAFETY: the owner keeps `len` initialised bytes there, which nobody of this process
+        // writes; `from_lease` says what is assumed of other processes.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

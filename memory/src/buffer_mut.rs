@@ -33,7 +33,8 @@ enum UniqueOwner {
 /// An owner that is never used again but for its drop.
 pub(crate) struct DropOnly(#[expect(dead_code, reason = "held to be dropped")] Box<dyn Send>);
 
-// SAFETY: nothing can be done with a shared reference to it: the field is private and no method reads it.
+// SAFETY: nothing can be done with a shared reference to it: the field is private and no method
+// reads it.
 unsafe impl Sync for DropOnly {}
 
 impl DropOnly {
@@ -62,12 +63,13 @@ impl BufferMut {
         Self::from(vec![0; len])
     }
 
-    /// Memory that somebody else made, for instance a library's tensor; `owner` is dropped, on any thread,
-    /// when the last buffer over it is.
+    /// Memory that somebody else made, for instance a library's tensor; `owner` is dropped, on any
+    /// thread, when the last buffer over it is.
     ///
     /// # Safety
-    /// `start` points to `len` initialised bytes outside of the box itself that stay there until `owner` is dropped, and
-    /// that nothing else reads or writes until then. `len` is at most `isize::MAX`.
+    /// `start` points to `len` initialised bytes outside of the box itself that stay there until
+    /// `owner` is dropped, and that nothing else reads or writes until then. `len` is at most
+    /// `isize::MAX`.
     pub unsafe fn from_foreign(start: NonNull<u8>, len: usize, owner: Box<dyn Send>) -> Self {
         Self {
             start: Start(start),
@@ -97,7 +99,8 @@ impl BufferMut {
         }
     }
 
-    /// Gives up the right to write. Copies nothing, and allocates nothing if the memory is an arena's.
+    /// Gives up the right to write. Copies nothing, and allocates nothing if the memory is an
+    /// arena's.
     #[inline]
     pub fn freeze(self) -> Buffer {
         if self.len == 0 {
@@ -109,7 +112,8 @@ impl BufferMut {
             UniqueOwner::Heap(block) => SharedOwner::Heap(Arc::new(block)),
             UniqueOwner::Foreign(owner) => SharedOwner::Foreign(Arc::new(owner)),
         };
-        // SAFETY: the bytes were this buffer's alone, nobody can write them any more, and the owner keeps them.
+        // SAFETY: the bytes were this buffer's alone, nobody can write them any more, and the owner
+        // keeps them.
         unsafe { Buffer::from_parts(self.start.0, self.len, owner) }
     }
 

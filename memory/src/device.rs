@@ -36,7 +36,8 @@ pub struct DmaBuf<'a> {
     pub offset_bytes: u64,
 }
 
-/// A stretch of device memory, and its copy in memory of the CPU once somebody wants that. Clones share both.
+/// A stretch of device memory, and its copy in memory of the CPU once somebody wants that. Clones
+/// share both.
 #[derive(Clone)]
 pub struct DeviceBuffer {
     block: Arc<Block>,

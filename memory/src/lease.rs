@@ -23,12 +23,13 @@ pub trait Lender: Send + Sync + 'static {
     /// If it reaches beyond.
     fn part(&self, place: Range<usize>) -> &[u8];
 
-    /// The last buffer over what was borrowed under this number is gone. Called on the thread that dropped it.
+    /// The last buffer over what was borrowed under this number is gone. Called on the thread that
+    /// dropped it.
     fn give_back(&self, number: usize);
 }
 
-/// What is borrowed of one [`Lender`]: one part under each number. Unlike [`Buffer::from_owner`], this allocates nothing
-/// for a part.
+/// What is borrowed of one [`Lender`]: one part under each number. Unlike [`Buffer::from_owner`],
+/// this allocates nothing for a part.
 #[derive(Clone)]
 pub struct Leases {
     table: Arc<Table>,
@@ -46,8 +47,8 @@ pub(crate) struct Lease {
     number: u32,
 }
 
-// SAFETY: the lender and the counts may be used by any thread, and whoever drops the last reference to a part may be
-// any.
+// SAFETY: the lender and the counts may be used by any thread, and whoever drops the last reference
+// to a part may be any.
 unsafe impl Send for Lease {}
 // SAFETY: a shared reference to it reads the table only, and clones touch an atomic.
 unsafe impl Sync for Lease {}
@@ -63,8 +64,9 @@ impl Leases {
         }
     }
 
-    /// Borrows a part; [`Lender::give_back`] is called once the last buffer over it is dropped. The lender lives as long.
-    /// `None` if a part is borrowed under that number, or if there is no such number.
+    /// Borrows a part; [`Lender::give_back`] is called once the last buffer over it is dropped. The
+    /// lender lives as long. `None` if a part is borrowed under that number, or if there is no such
+    /// number.
     ///
     /// # Panics
     /// If the part reaches beyond the lender's memory.
@@ -96,13 +98,14 @@ impl Lease {
     pub(crate) fn retain(&self, count: u32) {
         // Whoever calls has a reference, so that nobody can find that it was the last.
         if self.count().fetch_add(count as usize, Ordering::Relaxed) > isize::MAX as usize {
-            // As in `Arc`: only clones that were forgotten can get here, and the next step would be memory that is
-            // given back while it is in use.
+            // As in `Arc`: only clones that were forgotten can get here, and the next step would be
+            // memory that is given back while it is in use.
             std::process::abort();
         }
     }
 
-    /// Takes back the count of references that nobody has, so that the last one cannot be among them.
+    /// Takes back the count of references that nobody has, so that the last one cannot be among
+    /// them.
     #[inline]
     pub(crate) fn discount(&self, count: u32) {
         // Relaxed, since this reference goes later, and shows then what was done before.
@@ -131,13 +134,15 @@ impl Clone for Lease {
 impl Drop for Lease {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: this is a reference, and going. All that wait together are to this part, and keep the table.
+        // SAFETY: this is a reference, and going. All that wait together are to this part, and keep
+        // the table.
         unsafe { together::release(self.table.cast(), self.number, release) };
     }
 }
 
 /// # Safety
-/// The caller has so many references to the part of this table with this number, and uses them no more.
+/// The caller has so many references to the part of this table with this number, and uses them no
+/// more.
 #[inline(always)]
 unsafe fn release(table: NonNull<()>, number: u32, count: u32) {
     let table = table.cast::<Table>();
@@ -158,7 +163,8 @@ unsafe fn release(table: NonNull<()>, number: u32, count: u32) {
 unsafe fn give_back(table: NonNull<Table>, number: u32) {
     // What others did with the part is over before it is given back.
     fence(Ordering::Acquire);
-    // SAFETY: out of `Arc::into_raw` when the part was borrowed, and taken back by its last reference alone.
+    // SAFETY: out of `Arc::into_raw` when the part was borrowed, and taken back by its last
+    // reference alone.
     let table = unsafe { Arc::from_raw(table.as_ptr()) };
     table.lender.give_back(number as usize);
 }

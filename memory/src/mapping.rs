@@ -14,14 +14,15 @@ pub(crate) struct Mapping {
     reserved: Reserved,
 }
 
-// SAFETY: a mapping is an address range that any thread may release; access to its bytes is the business
-// of whoever dereferences the base.
+// SAFETY: a mapping is an address range that any thread may release; access to its bytes is the
+// business of whoever dereferences the base.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; no method that takes a shared reference touches the bytes.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Reserves `len_bytes`, a multiple of [`PAGE_BYTES`] and not zero, aligned to [`MAPPING_ALIGN_BYTES`].
+    /// Reserves `len_bytes`, a multiple of [`PAGE_BYTES`] and not zero, aligned to
+    /// [`MAPPING_ALIGN_BYTES`].
     pub(crate) fn new(len_bytes: usize) -> io::Result<Self> {
         assert!(len_bytes > 0 && len_bytes.is_multiple_of(PAGE_BYTES));
         let reserved = Reserved::new(len_bytes)?;
@@ -92,7 +93,8 @@ mod reserved {
 
     use super::{MAPPING_ALIGN_BYTES, PAGE_BYTES};
 
-    /// Beyond the limit the kernel would not only refuse, but end a process that does not catch SIGXFSZ.
+    /// Beyond the limit the kernel would not only refuse, but end a process that does not catch
+    /// SIGXFSZ.
     fn check_file_size(len_bytes: u64) -> io::Result<()> {
         match getrlimit(Resource::Fsize).current {
             Some(limit) if limit < len_bytes => Err(io::Error::new(
@@ -118,7 +120,8 @@ mod reserved {
         pub(crate) fn new(usable_bytes: usize) -> io::Result<Self> {
             let len_bytes = usable_bytes + MAPPING_ALIGN_BYTES + 2 * PAGE_BYTES;
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-            // SAFETY: a new private mapping at an address that the kernel chooses touches no other memory.
+            // SAFETY: a new private mapping at an address that the kernel chooses touches no other
+            // memory.
             let start = unsafe {
                 rustix::mm::mmap_anonymous(ptr::null_mut(), len_bytes, ProtFlags::empty(), flags)?
             };
@@ -168,8 +171,8 @@ mod reserved {
             let first = self.start.addr() + PAGE_BYTES;
             let lead_bytes = first.next_multiple_of(MAPPING_ALIGN_BYTES) - self.start.addr();
             let access = MprotectFlags::READ | MprotectFlags::WRITE;
-            // SAFETY: `lead_bytes` is at most the alignment plus a page, so base and usable part lie inside
-            // of the reserved range, which is ours alone.
+            // SAFETY: `lead_bytes` is at most the alignment plus a page, so base and usable part
+            // lie inside of the reserved range, which is ours alone.
             unsafe {
                 let base = self.start.byte_add(lead_bytes);
                 rustix::mm::mprotect(base, usable_bytes, access)?;

@@ -5,8 +5,8 @@ use crate::control_group;
 /// How much memory an [`Arena`](crate::Arena) may hand out, and how it is obtained.
 #[derive(Clone, Debug)]
 pub struct ArenaOptions {
-    /// Address space reserved at start, rounded up to whole pages of 4096 bytes; pages are committed at
-    /// their first use. At most [`ARENA_BYTES_MAX`].
+    /// Address space reserved at start, rounded up to whole pages of 4096 bytes; pages are
+    /// committed at their first use. At most [`ARENA_BYTES_MAX`].
     pub capacity_bytes: usize,
     /// Ask the kernel for transparent huge pages where it allows them.
     pub huge_pages: bool,
@@ -18,9 +18,9 @@ pub struct ArenaOptions {
 }
 
 impl ArenaOptions {
-    /// An equal part for each of `shards` arenas of [`MEMORY_SHARE_PERCENT`] of the memory that this process
-    /// may use: that of the machine, or what its control groups allow, nested ones too, if that is
-    /// less.
+    /// An equal part for each of `shards` arenas of [`MEMORY_SHARE_PERCENT`] of the memory that
+    /// this process may use: that of the machine, or what its control groups allow, nested ones
+    /// too, if that is less.
     ///
     /// [`CAPACITY_BYTES_DEFAULT`] if the system does not tell.
     pub fn share_of_machine(shards: usize) -> Self {
@@ -68,7 +68,8 @@ pub const CAPACITY_BYTES_DEFAULT: usize = 4 << 30;
 /// Largest capacity of one arena; keeps every page number well inside of 31 bits.
 pub const ARENA_BYTES_MAX: usize = 1 << 40;
 
-/// Part of the usable memory that all arenas of [`ArenaOptions::share_of_machine`] together may fill.
+/// Part of the usable memory that all arenas of [`ArenaOptions::share_of_machine`] together may
+/// fill.
 pub const MEMORY_SHARE_PERCENT: u64 = 75;
 
 const SHARE_STEP_BYTES: u64 = 2 << 20;

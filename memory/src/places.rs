@@ -194,8 +194,8 @@ impl Places {
         }
     }
 
-    /// Calls `visit` with offset and length in bytes of each free part of at least `len_bytes_min`, unless it is
-    /// kept for quick reuse.
+    /// Calls `visit` with offset and length in bytes of each free part of at least `len_bytes_min`,
+    /// unless it is kept for quick reuse.
     pub(crate) fn each_free(&self, len_bytes_min: usize, mut visit: impl FnMut(usize, usize)) {
         let pages_min = u32::try_from(len_bytes_min.div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX);
         self.buddy.each_free(pages_min, |page, pages| {
@@ -251,8 +251,8 @@ impl Places {
     }
 }
 
-/// Pages that a request of `len` bytes gets: up to 1/8 more than it needs, so that lengths which differ a
-/// little can follow each other in the same place, and few pieces are left over.
+/// Pages that a request of `len` bytes gets: up to 1/8 more than it needs, so that lengths which
+/// differ a little can follow each other in the same place, and few pieces are left over.
 fn span_pages_for(len: usize) -> Option<u32> {
     let pages = pages_of(len)?;
     let step = 1 << pages.ilog2().saturating_sub(SPAN_STEPS_LOG2);

@@ -1,5 +1,5 @@
-/// Spans freed last, kept whole for the next request of the same length: their pages are in the caches, and
-/// the work of merging and splitting them is saved.
+/// Spans freed last, kept whole for the next request of the same length: their pages are in the
+/// caches, and the work of merging and splitting them is saved.
 #[derive(Default)]
 pub(crate) struct Recent {
     spans: [Span; RECENT_SPANS],

@@ -89,8 +89,8 @@ impl BlockEntry {
     #[inline]
     pub(crate) fn retain(&self, count: u32) {
         if self.references.fetch_add(count, Ordering::Relaxed) > REFERENCES_MAX {
-            // As in `Arc`: only clones that were forgotten can get here, and the next step would be a
-            // block that is freed while it is in use.
+            // As in `Arc`: only clones that were forgotten can get here, and the next step would be
+            // a block that is freed while it is in use.
             std::process::abort();
         }
     }
@@ -126,7 +126,8 @@ impl ReclaimList {
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
             if head == CLOSED {
-                // AcqRel: whoever brings the count to zero frees memory that all others have done with.
+                // AcqRel: whoever brings the count to zero frees memory that all others have done
+                // with.
                 let before = self.outstanding_after_close.fetch_sub(1, Ordering::AcqRel);
                 return if before == 1 {
                     GivenBack::Last
@@ -149,7 +150,8 @@ impl ReclaimList {
     /// Takes all blocks that came back. Only the owner calls this.
     #[inline]
     pub(crate) fn take_all(&self) -> Chain {
-        // A look saves the swap. loom has to see the swap: it forgets a load that another thread's load follows.
+        // A look saves the swap. loom has to see the swap: it forgets a load that another thread's
+        // load follows.
         if cfg!(not(loom)) && self.head.load(Ordering::Relaxed) == EMPTY {
             return Chain::empty();
         }
@@ -161,8 +163,8 @@ impl ReclaimList {
         Chain(self.head.swap(CLOSED, Ordering::AcqRel))
     }
 
-    /// After [`ReclaimList::close`]: says how many blocks are still out. `true` if all of them came back
-    /// since, so the caller frees everything; otherwise the last block's owner does.
+    /// After [`ReclaimList::close`]: says how many blocks are still out. `true` if all of them came
+    /// back since, so the caller frees everything; otherwise the last block's owner does.
     pub(crate) fn settle(&self, outstanding: u32) -> bool {
         // The count of ids is below 2^31, and blocks that came back since have made it negative.
         let added = outstanding.cast_signed();
@@ -199,8 +201,8 @@ impl Chain {
 /// Slots of a slab: one bit each in a word.
 pub(crate) const SLOTS_PER_SLAB: u32 = 64;
 
-/// Most slabs of one arena: keeps the address space of the table of slots below 128 MiB. Small requests
-/// beyond them get a page each.
+/// Most slabs of one arena: keeps the address space of the table of slots below 128 MiB. Small
+/// requests beyond them get a page each.
 pub(crate) const SLABS_MAX: u32 = 1 << 18;
 
 const SLOT_BIT: u32 = 1 << 31;

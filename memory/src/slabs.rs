@@ -135,8 +135,8 @@ impl Slabs {
         Class(self.slabs[slab as usize].class)
     }
 
-    /// Takes back a slot. If its slab is now empty and another one of the class has free slots, the slab is
-    /// dissolved and its pages are returned.
+    /// Takes back a slot. If its slab is now empty and another one of the class has free slots, the
+    /// slab is dissolved and its pages are returned.
     #[inline]
     pub(crate) fn free(&mut self, number: u32, slot: u32) -> Option<SlabPages> {
         let slab = &mut self.slabs[number as usize];
@@ -155,7 +155,8 @@ impl Slabs {
 
     /// Dissolves an empty slab, if there is one.
     pub(crate) fn take_empty(&mut self) -> Option<SlabPages> {
-        // Emptied slabs are dissolved unless they are the only partial one, so looking at the first is enough.
+        // Emptied slabs are dissolved unless they are the only partial one, so looking at the first
+        // is enough.
         let number = self
             .partial
             .into_iter()

@@ -9,8 +9,8 @@ pub(crate) use loom::sync::atomic::{AtomicI32, AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicI32, AtomicU32, Ordering, fence};
 
-/// Stands for the bytes of a block: loom reports a read or write of it that no ordering separates from
-/// another thread's write. Nothing at all outside of loom.
+/// Stands for the bytes of a block: loom reports a read or write of it that no ordering separates
+/// from another thread's write. Nothing at all outside of loom.
 #[derive(Debug, Default)]
 pub(crate) struct Probe {
     #[cfg(loom)]

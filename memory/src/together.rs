@@ -8,12 +8,14 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// While there is one, the thread that made it takes references to the same memory that it drops one after another off
-/// their count together: the count is shared with all threads, which makes each change of it dear.
+/// While there is one, the thread that made it takes references to the same memory that it drops
+/// one after another off their count together: the count is shared with all threads, which makes
+/// each change of it dear.
 ///
-/// What is dropped meanwhile counts until other memory is dropped, or this is settled or dropped: so long its memory does
-/// not come home, and other threads do not find theirs the only reference to it ([`Buffer::is_unique`](crate::Buffer)). For a
-/// scope that ends soon, therefore, and not to be forgotten. One inside of another has no effect.
+/// What is dropped meanwhile counts until other memory is dropped, or this is settled or dropped:
+/// so long its memory does not come home, and other threads do not find theirs the only reference
+/// to it ([`Buffer::is_unique`](crate::Buffer)). For a scope that ends soon, therefore, and not to
+/// be forgotten. One inside of another has no effect.
 #[derive(Debug)]
 #[must_use = "it ends where it is dropped"]
 pub struct DropBatch {
@@ -79,8 +81,9 @@ impl Drop for DropBatch {
 /// Drops one reference to the memory with this number, now or together with others.
 ///
 /// # Safety
-/// The caller has the reference and does not use it after the call. `owner` and `number` stand for the same memory and the
-/// same `release` as long as there are references to it, which any thread may take off their count.
+/// The caller has the reference and does not use it after the call. `owner` and `number` stand for
+/// the same memory and the same `release` as long as there are references to it, which any thread
+/// may take off their count.
 #[inline(always)]
 pub(crate) unsafe fn release(owner: NonNull<()>, number: u32, release: Release) {
     DROPPED.with(|dropped| {

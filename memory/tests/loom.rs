@@ -1,6 +1,6 @@
-//! Every interleaving of the few places where threads meet: giving blocks back, counting references,
-//! closing an arena while its buffers are still out. Each access to a block's bytes is reported to loom,
-//! so a missing ordering fails here too, and so does memory that nobody frees.
+//! Every interleaving of the few places where threads meet: giving blocks back, counting
+//! references, closing an arena while its buffers are still out. Each access to a block's bytes is
+//! reported to loom, so a missing ordering fails here too, and so does memory that nobody frees.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p grpcxx-memory --release --test loom`
 #![cfg(loom)]

@@ -1,5 +1,5 @@
-//! Random lives of buffers on several threads: each buffer keeps the pattern that was written into it, so two
-//! that overlap give each other away, and at the end all memory is back.
+//! Random lives of buffers on several threads: each buffer keeps the pattern that was written into
+//! it, so two that overlap give each other away, and at the end all memory is back.
 //!
 //! A failure prints its inputs; `PROPTEST_RNG_SEED` repeats a run.
 #![cfg(not(loom))]

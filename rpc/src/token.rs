@@ -8,8 +8,8 @@ use sha2::Sha256;
 
 /// A shared key. Who has it belongs to the cluster.
 ///
-/// The key itself never travels: each end of a connection sends a number that is used once, and proves the key by an
-/// HMAC-SHA256 over the numbers of both.
+/// The key itself never travels: each end of a connection sends a number that is used once, and
+/// proves the key by an HMAC-SHA256 over the numbers of both.
 #[derive(Clone)]
 pub struct Token(Hmac<Sha256>);
 
@@ -92,8 +92,8 @@ impl Token {
         self.over(prover, challenge).verify_slice(proof).is_ok()
     }
 
-    /// What the metadata `authorization` of a gRPC call says: `GRPCXX`, the time in seconds since 1970, and an
-    /// HMAC over time and path of the method.
+    /// What the metadata `authorization` of a gRPC call says: `GRPCXX`, the time in seconds since
+    /// 1970, and an HMAC over time and path of the method.
     pub fn prove_call(&self, path: &str, now: Duration) -> String {
         let seconds = now.as_secs();
         let proof: Proof = self.over_call(path, seconds).finalize().into_bytes().into();
@@ -175,7 +175,8 @@ const KEY_BYTES_MIN: usize = 16;
 /// Longest key: a file that is longer is another one.
 const KEY_BYTES_MAX: usize = 4096;
 
-/// How far the clocks of two machines may be apart, and how long a recorded gRPC call can be made again.
+/// How far the clocks of two machines may be apart, and how long a recorded gRPC call can be made
+/// again.
 pub const CALL_PROOF_WINDOW: Duration = Duration::from_secs(60);
 
 const CALL_SCHEME: &str = "GRPCXX";

@@ -89,8 +89,8 @@ pub trait CompletionHandler: Send + Sync {
         true
     }
 
-    /// Memory for the data of tensor `index` of a response, `meta.data_bytes` long. `None` takes it from the
-    /// shard's arena.
+    /// Memory for the data of tensor `index` of a response, `meta.data_bytes` long. `None` takes it
+    /// from the shard's arena.
     fn allocate(
         &self,
         token: u64,
@@ -102,7 +102,8 @@ pub trait CompletionHandler: Send + Sync {
     }
 }
 
-/// A call under way: a future of its result, of the type that was asked for. Dropping it cancels the call.
+/// A call under way: a future of its result, of the type that was asked for. Dropping it cancels
+/// the call.
 #[must_use = "dropping a call cancels it"]
 #[derive(Debug)]
 pub struct Call<T = Response> {

@@ -7,7 +7,8 @@ use grpcxx_rpc::Status;
 use crate::client::Mailboxes;
 use crate::command::{Cancellable, Command};
 
-/// The means to withdraw one call from any thread, before it was begun too: it then ends as soon as it begins.
+/// The means to withdraw one call from any thread, before it was begun too: it then ends as soon as
+/// it begins.
 #[derive(Clone, Default)]
 pub struct Cancellation {
     shared: Arc<Shared>,
@@ -36,7 +37,8 @@ impl Cancellation {
     /// Withdraws the call: it ends with `CANCELLED` unless it has ended.
     pub fn cancel(&self) {
         let was_cancelled = self.shared.is_cancelled.swap(true, Ordering::SeqCst);
-        // Either the shard sees the flag when the call begins, or the call is visible here; see `attach`.
+        // Either the shard sees the flag when the call begins, or the call is visible here; see
+        // `attach`.
         fence(Ordering::SeqCst);
         if let Some(call) = self.shared.call.get()
             && !was_cancelled

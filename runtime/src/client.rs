@@ -67,20 +67,22 @@ impl Client {
         }
     }
 
-    /// The peer at `host:port`. The same address always gives the same peer. Peers are spread over the shards in
-    /// turn.
+    /// The peer at `host:port`. The same address always gives the same peer. Peers are spread over
+    /// the shards in turn.
     ///
-    /// A name is looked up before each dial, on a thread of the engine, so a name that points elsewhere later is
-    /// followed there. A name that is not known yet counts as a failed dial.
+    /// A name is looked up before each dial, on a thread of the engine, so a name that points
+    /// elsewhere later is followed there. A name that is not known yet counts as a failed dial.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if the address is no `host:port`, `RESOURCE_EXHAUSTED` if there are too many peers.
+    /// `INVALID_ARGUMENT` if the address is no `host:port`, `RESOURCE_EXHAUSTED` if there are too
+    /// many peers.
     pub fn peer(&self, address: &str) -> Result<Peer, Status> {
         self.peer_over(address, 0)
     }
 
-    /// The peer at `host:port` over the connection with this number: each number is a connection of its own,
-    /// and [`Client::peer`] means number 0. Several connections to one peer spread its calls over shards.
+    /// The peer at `host:port` over the connection with this number: each number is a connection of
+    /// its own, and [`Client::peer`] means number 0. Several connections to one peer spread its
+    /// calls over shards.
     ///
     /// # Errors
     /// As [`Client::peer`]; each connection counts as a peer.
@@ -116,7 +118,8 @@ impl Client {
         Ok(peer)
     }
 
-    /// Calls a peer. `timeout` bounds the whole call; without one it waits as long as the peer lives.
+    /// Calls a peer. `timeout` bounds the whole call; without one it waits as long as the peer
+    /// lives.
     pub fn call(&self, peer: &Peer, request: Request, timeout: Option<Duration>) -> Call {
         self.begin(CallSpec::new(peer, request).with_timeout(timeout), Ok)
     }
@@ -169,8 +172,8 @@ impl Client {
         }
     }
 
-    /// Tells what is known of a peer, on its shard's thread, without making a connection. `tell` is dropped unheard
-    /// if the engine has stopped.
+    /// Tells what is known of a peer, on its shard's thread, without making a connection. `tell` is
+    /// dropped unheard if the engine has stopped.
     pub fn inspect(&self, peer: &Peer, tell: impl FnOnce(PeerState) + Send + 'static) {
         let command = Command::Inspect {
             peer: peer.clone(),
@@ -179,8 +182,8 @@ impl Client {
         self.shared.mailboxes.deliver(peer.shard(), command);
     }
 
-    /// Closes the connection to a peer, if there is one. Calls on it fail with `UNAVAILABLE`; later calls
-    /// connect again.
+    /// Closes the connection to a peer, if there is one. Calls on it fail with `UNAVAILABLE`; later
+    /// calls connect again.
     pub fn disconnect(&self, peer: &Peer) {
         let command = Command::Disconnect { peer: peer.clone() };
         self.shared.mailboxes.deliver(peer.shard(), command);

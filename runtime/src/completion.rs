@@ -179,7 +179,8 @@ impl fmt::Debug for Target {
     }
 }
 
-/// Most calls that are ended because handlers made them while their own calls ended with the engine.
+/// Most calls that are ended because handlers made them while their own calls ended with the
+/// engine.
 const CALLS_BEHIND_THE_END: usize = 64;
 
 #[cfg(all(test, not(loom)))]

@@ -19,7 +19,8 @@ impl ComputePool {
         rayon_core::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|index| format!("compute-{index}"))
-            // Without one a panic ends the process. The call has its answer: its responder was dropped.
+            // Without one a panic ends the process. The call has its answer: its responder was
+            // dropped.
             .panic_handler(|payload| {
                 let message = panic_text(payload.as_ref());
                 tracing::error!(message, "a function panicked");

@@ -59,7 +59,8 @@ counters! {
     links_moved,
     /// Connections that should have gone on in shared memory or over RDMA and stayed on TCP.
     links_stayed,
-    /// Connections that ended because RDMA failed under them while TCP still worked, so that new ones stay on TCP a while.
+    /// Connections that ended because RDMA failed under them while TCP still worked, so that new
+    /// ones stay on TCP a while.
     links_fallen_back,
     /// Connections closed because the peer broke the protocol.
     violations,
@@ -72,7 +73,8 @@ counters! {
     memory_refused,
     /// Connections closed at once because their peer had as many as one may have.
     connections_refused,
-    /// Receives refused because others of their connection or peer wait in as many steps as allowed.
+    /// Receives refused because others of their connection or peer wait in as many steps as
+    /// allowed.
     waits_refused,
     /// Steps that were given up before all of their graph calls had come, for newer ones.
     countdowns_given_up,

@@ -9,8 +9,8 @@ use grpcxx_rpc::{Code, Reason, Status};
 use crate::blame::panic_text;
 use crate::host::HostError;
 
-/// Whether an engine died, and of what. Steps and connections of a dead shard are lost for good, so the engine
-/// ends as a whole.
+/// Whether an engine died, and of what. Steps and connections of a dead shard are lost for good, so
+/// the engine ends as a whole.
 #[derive(Default)]
 pub(crate) struct Fate {
     death: OnceLock<HostError>,
@@ -96,7 +96,8 @@ pub(crate) fn stopped() -> Status {
     .because(Reason::Stopping)
 }
 
-/// Runs one of several steps of an end. The others go on if it panics: a shard that died may be in disorder.
+/// Runs one of several steps of an end. The others go on if it panics: a shard that died may be in
+/// disorder.
 pub(crate) fn survive(step: &str, code: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(code)) {
         let message = panic_text(payload.as_ref());

@@ -15,10 +15,11 @@ use crate::command::{Command, GraphDone, Origin};
 
 /// Code that peers call by name with tensors in and tensors out.
 ///
-/// A call arrives as StarRunGraph whose graph handle is the function's name. It runs on a thread of the compute
-/// pool, so it may block, and several calls may run at once.
+/// A call arrives as StarRunGraph whose graph handle is the function's name. It runs on a thread of
+/// the compute pool, so it may block, and several calls may run at once.
 pub trait Function: Send + Sync {
-    /// Runs the function. The answer must hold exactly the tensors named in `call.fetches`, in any order.
+    /// Runs the function. The answer must hold exactly the tensors named in `call.fetches`, in any
+    /// order.
     ///
     /// # Errors
     /// The status that the caller gets.
@@ -44,12 +45,13 @@ where
     }
 }
 
-/// Hears what becomes of a request that a service has taken. The engine lets go of it once the request is over.
+/// Hears what becomes of a request that a service has taken. The engine lets go of it once the
+/// request is over.
 ///
 /// Runs on the shard's thread and must not block.
 pub trait RequestWatch: Send + Sync {
-    /// Nobody wants the answer any more: the peer gave the request up, its deadline is over, or the connection is
-    /// gone. Comes at most once, and not behind the answer.
+    /// Nobody wants the answer any more: the peer gave the request up, its deadline is over, or the
+    /// connection is gone. Comes at most once, and not behind the answer.
     fn withdrawn(&self) {}
 
     /// The answer has left to its last byte. Never comes for an answer that was lost.
@@ -63,8 +65,9 @@ pub trait Service: Send + Sync {
     /// Takes a request, or gives it back for the built-in services.
     fn serve(&self, request: Request, later: Later<'_>) -> Served;
 
-    /// What becomes of a small RecvTensor request, if that can be said at once: then nothing is kept of the request, and
-    /// [`Service::serve`] does not see it. Such an answer costs a third of one that goes the long way.
+    /// What becomes of a small RecvTensor request, if that can be said at once: then nothing is
+    /// kept of the request, and [`Service::serve`] does not see it. Such an answer costs a third of
+    /// one that goes the long way.
     fn at_once(&self, _step_id: i64, _key: &Text) -> AtOnce {
         AtOnce::Ask
     }
@@ -77,7 +80,8 @@ pub enum AtOnce {
     Ask,
     /// Not mine: its tensor is in a step, or will be.
     Declined,
-    /// The answer. The service keeps its tensor: if it does not reach the peer, it is not put into a step.
+    /// The answer. The service keeps its tensor: if it does not reach the peer, it is not put into
+    /// a step.
     Tensor(Tensor),
 }
 
@@ -86,9 +90,10 @@ pub enum AtOnce {
 pub enum Served {
     /// Here is the answer.
     Now(CallResult),
-    /// The tensors of the keys, in their order, which the service keeps: if they do not reach the peer, they are not
-    /// put into a step. Lists that are asked for again and again are answered without a look at the reference counts
-    /// of their tensors; for one small tensor [`Service::at_once`] is faster.
+    /// The tensors of the keys, in their order, which the service keeps: if they do not reach the
+    /// peer, they are not put into a step. Lists that are asked for again and again are answered
+    /// without a look at the reference counts of their tensors; for one small tensor
+    /// [`Service::at_once`] is faster.
     Kept(Arc<[Tensor]>),
     /// The answer comes through the responder.
     Later(Promise),
@@ -124,8 +129,8 @@ impl<'a> Later<'a> {
         (responder, Served::Later(promise))
     }
 
-    /// The same for a service that wants to know what becomes of the request. Tensors in its answer that do not
-    /// reach the peer are dropped, and not put into the step of their key.
+    /// The same for a service that wants to know what becomes of the request. Tensors in its answer
+    /// that do not reach the peer are dropped, and not put into the step of their key.
     pub fn watched(self, watch: Arc<dyn RequestWatch>) -> (Responder, Promise) {
         let responder = Responder::new(Arc::clone(self.mailboxes), self.origin);
         let promise = Promise {

@@ -17,9 +17,9 @@ pub enum IdlePolicy {
 
 /// The idling of one shard.
 ///
-/// Whether looking for work pays depends on what shares the CPU: a peer on the same one cannot even begin its
-/// answer before this shard sleeps. So a shard that looked in vain some times in a row goes to sleep at once, for
-/// a growing number of times, before it tries again.
+/// Whether looking for work pays depends on what shares the CPU: a peer on the same one cannot even
+/// begin its answer before this shard sleeps. So a shard that looked in vain some times in a row
+/// goes to sleep at once, for a growing number of times, before it tries again.
 #[derive(Debug)]
 pub struct Idle {
     policy: IdlePolicy,
@@ -45,8 +45,8 @@ pub enum IdleStep {
 }
 
 impl IdlePolicy {
-    /// The policy of each of `shards` shards that share `allowed_cpus` CPUs. With more shards than CPUs none
-    /// spins, because it would only take the CPU from those with work.
+    /// The policy of each of `shards` shards that share `allowed_cpus` CPUs. With more shards than
+    /// CPUs none spins, because it would only take the CPU from those with work.
     pub fn choose(polling: bool, spin: Duration, shards: usize, allowed_cpus: usize) -> Self {
         match (shards > allowed_cpus, polling) {
             (true, _) => Self::Park,

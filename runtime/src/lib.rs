@@ -1,4 +1,5 @@
-//! What runs the protocol: engines and their shards, what shards send each other, and how they are placed.
+//! What runs the protocol: engines and their shards, what shards send each other, and how they are
+//! placed.
 #![deny(unsafe_code)]
 
 mod blame;

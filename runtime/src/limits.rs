@@ -5,8 +5,8 @@ use std::time::Duration;
 /// How long links may take to send what they hold when the shard stops, whatever grace was given.
 pub(crate) const FLUSH_TIME: Duration = Duration::from_millis(500);
 
-/// Commands from outside threads that one shard holds back: 4,096 calls under way from a thread pool, and as
-/// many cancellations.
+/// Commands from outside threads that one shard holds back: 4,096 calls under way from a thread
+/// pool, and as many cancellations.
 pub(crate) const INBOX_COMMANDS: usize = 4096 + 4096;
 
 /// Parcels from one shard to another that fit into the ring between them; more wait at the sender.
@@ -15,12 +15,12 @@ pub(crate) const MESH_PARCELS: usize = 1024;
 /// Most commands and parcels of each source that a shard takes in one turn.
 pub(crate) const COMMANDS_PER_TURN: usize = 256;
 
-/// Tensors asked for together, after which a shard lets answers leave before it serves another request for several: the
-/// peer then takes in the first answer while the next is made.
+/// Tensors asked for together, after which a shard lets answers leave before it serves another
+/// request for several: the peer then takes in the first answer while the next is made.
 pub(crate) const FUSED_KEYS_PER_TURN: usize = 32;
 
-/// Commands that a shard has taken and not yet worked off, beyond which it takes no more: those of some turns, and
-/// what they lead to.
+/// Commands that a shard has taken and not yet worked off, beyond which it takes no more: those of
+/// some turns, and what they lead to.
 pub(crate) const BACKLOG_COMMANDS: usize = 4 * COMMANDS_PER_TURN;
 
 /// Most peers of one engine: one for each possible port of a large cluster's hosts.

@@ -1,8 +1,9 @@
 //! Which CPU each shard is pinned to.
 //!
-//! CPUs come from the process's own affinity mask, so cpusets, `taskset` and container limits are kept. The
-//! original takes ids from 16 upward and marks them with lock files; here tasks of a host claim the CPUs that they pin
-//! shards to. Pinning is left out, with a warning, where there are too few CPUs.
+//! CPUs come from the process's own affinity mask, so cpusets, `taskset` and container limits are
+//! kept. The original takes ids from 16 upward and marks them with lock files; here tasks of a host
+//! claim the CPUs that they pin shards to. Pinning is left out, with a warning, where there are too
+//! few CPUs.
 
 mod claims;
 
@@ -59,7 +60,8 @@ pub struct PlacementRequest<'a> {
     pub pin: bool,
     /// CPUs to pin to, in order; pins whatever `pin` says.
     pub list: Option<&'a CpuList>,
-    /// Index into the allowed CPUs of the first shard's CPU, so that engines of one host can differ.
+    /// Index into the allowed CPUs of the first shard's CPU, so that engines of one host can
+    /// differ.
     pub first: usize,
 }
 
@@ -87,8 +89,9 @@ pub fn pin_current_thread(cpu: usize) -> Result<(), PlacementError> {
 }
 
 impl Placement {
-    /// Chooses CPUs out of `allowed`. `claim` says of a CPU whether no other task of the host has it; it is ours then.
-    /// The text, if any, is a warning: pinning was wanted but is left out, or CPUs are shared with other tasks.
+    /// Chooses CPUs out of `allowed`. `claim` says of a CPU whether no other task of the host has
+    /// it; it is ours then. The text, if any, is a warning: pinning was wanted but is left out, or
+    /// CPUs are shared with other tasks.
     ///
     /// # Errors
     /// The list names a CPU that is not allowed, or is too short.

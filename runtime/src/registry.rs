@@ -13,9 +13,9 @@ use crate::function::Function;
 pub const STORE_PULL: &str = "grpcxx.store.pull";
 /// Name of the built-in function that puts tensors into the store: one feed for each name.
 pub const STORE_PUSH: &str = "grpcxx.store.push";
-/// Name of the built-in function that describes the store. Fetches, each with one element for each tensor in byte
-/// order of the names: `names` (string), `dtypes` (int32, TensorFlow's numbers), `shapes` (string, as in
-/// `[2, 3]`), `bytes` (int64).
+/// Name of the built-in function that describes the store. Fetches, each with one element for each
+/// tensor in byte order of the names: `names` (string), `dtypes` (int32, TensorFlow's numbers),
+/// `shapes` (string, as in `[2, 3]`), `bytes` (int64).
 pub const STORE_LIST: &str = "grpcxx.store.list";
 
 /// The right that a call of the function with this name needs.
@@ -87,8 +87,8 @@ pub(crate) fn pull(store: &TensorStore, names: &[Text]) -> Result<Response, Stat
     Ok(Response::Fetched(tensors))
 }
 
-/// Empties the store, as TensorFlow's CleanupAll empties resource containers: the default container holds
-/// all tensors, other containers hold none.
+/// Empties the store, as TensorFlow's CleanupAll empties resource containers: the default container
+/// holds all tensors, other containers hold none.
 pub(crate) fn cleanup_all(store: &Shared<TensorStore>, body: &Buffer) -> Result<Response, Status> {
     let request = proto::CleanupAllRequest::decode(&body[..]).map_err(|error| {
         Status::new(Code::InvalidArgument, format!("CleanupAllRequest: {error}"))

@@ -10,8 +10,8 @@ use rustix::fs::OFlags;
 /// Opens a regular file for reading.
 ///
 /// # Errors
-/// The system refuses, or the path names something else: opening a FIFO would wait for a writer for ever, and a
-/// device may never end.
+/// The system refuses, or the path names something else: opening a FIFO would wait for a writer for
+/// ever, and a device may never end.
 pub fn open_regular_file(path: &Path) -> io::Result<File> {
     // Files themselves do not care for the flag.
     let file = OpenOptions::new()

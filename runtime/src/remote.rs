@@ -12,7 +12,8 @@ use crate::call::{Call, CallSpec};
 use crate::client::{Client, Peer};
 use crate::registry::{STORE_PULL, STORE_PUSH};
 
-/// A task that an engine calls: a peer, and how long each call may take. Cheap to clone, and usable from any thread.
+/// A task that an engine calls: a peer, and how long each call may take. Cheap to clone, and usable
+/// from any thread.
 ///
 /// Each method begins its call at once and returns a [`Call`], which is a future of the result;
 /// [`Call::wait`] blocks a thread in its place.
@@ -50,8 +51,8 @@ impl Remote {
         }
     }
 
-    /// Bounds each call made from here on, the wait for a connection included. Without it a call waits as long as the
-    /// connection lives.
+    /// Bounds each call made from here on, the wait for a connection included. Without it a call
+    /// waits as long as the connection lives.
     #[must_use]
     pub fn with_timeout(self, timeout: Duration) -> Self {
         Self {
@@ -77,8 +78,8 @@ impl Remote {
         self.begin(Request::StarRunGraph(Box::new(call)), fetched)
     }
 
-    /// Receives the tensor with this rendezvous key from a step of the task. Each key is handed out once; the call waits
-    /// until the tensor is there.
+    /// Receives the tensor with this rendezvous key from a step of the task. Each key is handed out
+    /// once; the call waits until the tensor is there.
     pub fn receive(&self, step_id: i64, key: impl Into<Text>) -> Call<Tensor> {
         let key = key.into();
         self.begin(Request::RecvTensor { step_id, key }, |response| {
@@ -122,7 +123,8 @@ impl Remote {
         self.begin(message(Method::GetStatus, Buffer::new()), decoded)
     }
 
-    /// Removes a step of the task with all its tensors; receives that wait there fail with `ABORTED`.
+    /// Removes a step of the task with all its tensors; receives that wait there fail with
+    /// `ABORTED`.
     pub fn cleanup_step(&self, step_id: i64) -> Call<()> {
         let request = proto::CleanupGraphRequest { step_id };
         let body = Buffer::from(request.encode_to_vec());
@@ -134,7 +136,8 @@ impl Remote {
         self.client.call(&self.peer, request, self.timeout)
     }
 
-    /// Closes the connection, if there is one. Calls on it fail with `UNAVAILABLE`; later calls connect again.
+    /// Closes the connection, if there is one. Calls on it fail with `UNAVAILABLE`; later calls
+    /// connect again.
     pub fn disconnect(&self) {
         self.client.disconnect(&self.peer);
     }

@@ -27,7 +27,8 @@ pub struct TlsSettings {
     pub authorities: Option<PathBuf>,
     /// Whether peers must have a certificate, where there are authorities.
     pub is_mutual: bool,
-    /// Whether connections that are TLS may go on over RDMA, which carries their bytes in the clear.
+    /// Whether connections that are TLS may go on over RDMA, which carries their bytes in the
+    /// clear.
     pub trusts_rdma: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Engines beside a peer that plays an original: they leave it so that it goes on, and take what it sends.
+//! Engines beside a peer that plays an original: they leave it so that it goes on, and take what it
+//! sends.
 
 mod original;
 
@@ -157,7 +158,8 @@ fn shutdown_without_grace_leaves_an_original_that_goes_on() {
     });
 }
 
-/// checklist 18: nobody owes an answer, so nothing is waited for, though an original never closes its side.
+/// checklist 18: nobody owes an answer, so nothing is waited for, though an original never closes
+/// its side.
 #[test]
 fn an_idle_original_is_left_at_once() {
     with_each_driver(|driver| {
@@ -250,7 +252,8 @@ fn seven_dimensions_of_an_original_end_one_call() {
     assert_eq!(engine.counters().links_lost, 0);
 }
 
-/// The stream ends in the header, behind it, in the record, in small and in large data. Originals hang there.
+/// The stream ends in the header, behind it, in the record, in small and in large data. Originals
+/// hang there.
 #[test]
 fn an_answer_cut_anywhere_ends_its_call_and_the_next_one_connects_anew() {
     for cut in [1, 31, 32, 33, 68, 69, 100, 50_000] {
@@ -311,7 +314,8 @@ fn a_late_answer_is_dropped_and_the_link_goes_on() {
     assert_eq!(engine.counters().links_lost, 0);
 }
 
-/// A client that is an original and still writes a long request when we stop can write all of it, and sees our end.
+/// A client that is an original and still writes a long request when we stop can write all of it,
+/// and sees our end.
 #[test]
 fn shutdown_takes_what_an_original_client_still_writes() {
     with_each_driver(|driver| {
@@ -380,7 +384,8 @@ fn a_peer_that_announced_itself_is_left_at_once() {
     });
 }
 
-/// A connection that is about to go on in shared memory, or just has, is left at once wherever it is.
+/// A connection that is about to go on in shared memory, or just has, is left at once wherever it
+/// is.
 #[test]
 fn a_link_that_migrates_is_left_at_once() {
     with_each_driver(|driver| {

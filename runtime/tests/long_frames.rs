@@ -28,8 +28,8 @@ fn options(job: &str, extensions: bool) -> EngineOptions {
     }
 }
 
-/// Bytes at both ends and around each multiple of 4 GiB, and zeros elsewhere, which take no memory until they are
-/// written.
+/// Bytes at both ends and around each multiple of 4 GiB, and zeros elsewhere, which take no memory
+/// until they are written.
 fn tensor() -> Tensor {
     let mut bytes = vec![0; LEN_BYTES as usize];
     for (at, mark) in marks() {

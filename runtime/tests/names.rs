@@ -1,4 +1,5 @@
-//! Peers whose hosts have names: they are looked up before each dial, away from whoever calls and from the shards.
+//! Peers whose hosts have names: they are looked up before each dial, away from whoever calls and
+//! from the shards.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

@@ -1,5 +1,6 @@
-//! Peers over real sockets that ask for what they have no right to. The hostile ones have an encoder of their own, so
-//! that no check of the product's codec stands between them and the engine.
+//! Peers over real sockets that ask for what they have no right to. The hostile ones have an
+//! encoder of their own, so that no check of the product's codec stands between them and the
+//! engine.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};

@@ -1,5 +1,5 @@
-//! Engines whose connections go on over RDMA. Without a device that part is skipped, and says so; `scripts/rdma-guest`
-//! runs it where one is.
+//! Engines whose connections go on over RDMA. Without a device that part is skipped, and says so;
+//! `scripts/rdma-guest` runs it where one is.
 
 #[path = "support/gpu.rs"]
 mod gpu;
@@ -83,7 +83,8 @@ fn wait_for(engine: &Engine, peer: &Peer, medium: LinkMedium) {
     }
 }
 
-/// Calls that are under way when the connection moves end once each, with their own answers, and so do those after.
+/// Calls that are under way when the connection moves end once each, with their own answers, and so
+/// do those after.
 #[test]
 fn connections_move_to_rdma_under_their_calls() {
     for host in [HostSetting::Native, HostSetting::Auto] {
@@ -146,7 +147,8 @@ fn whoever_has_no_device_says_why_and_stays_on_tcp() {
     assert_eq!(state(&worker, &peer).medium, LinkMedium::Tcp);
 }
 
-/// From memory that no CPU can read, over the staging path, into such memory: over TCP, and over RDMA if it can be had.
+/// From memory that no CPU can read, over the staging path, into such memory: over TCP, and over
+/// RDMA if it can be had.
 #[test]
 fn a_tensor_in_device_memory_takes_the_staging_path() {
     for over_rdma in [false, true] {
@@ -214,7 +216,8 @@ fn ask(engine: &Engine, peer: &Peer) -> (Duration, bool) {
     (start.elapsed(), is_done)
 }
 
-/// Takes the network below the device away and gives it back, so `scripts/rdma-guest` runs it alone, in a guest.
+/// Takes the network below the device away and gives it back, so `scripts/rdma-guest` runs it
+/// alone, in a guest.
 #[test]
 #[ignore = "takes the network of the device away"]
 #[allow(clippy::print_stderr)]

@@ -1,5 +1,6 @@
-//! Engines that call each other allocate nothing once they are warm: no thread of the process does, on either
-//! host and with either driver, over sockets and over shared memory, while shards spin and park as they do by default.
+//! Engines that call each other allocate nothing once they are warm: no thread of the process does,
+//! on either host and with either driver, over sockets and over shared memory, while shards spin
+//! and park as they do by default.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::SocketAddr;
@@ -163,7 +164,8 @@ fn received_tensors_cost_no_allocation_in_steady_state() {
         for driver in drivers() {
             for shm in [false, true] {
                 for bytes in [4, 64, 4096, 1 << 20] {
-                    // A queue may get longer than before where a thread loses its CPU; not each time.
+                    // A queue may get longer than before where a thread loses its CPU; not each
+                    // time.
                     let mut counts = Vec::new();
                     while counts.len() < TRIES && !counts.contains(&0) {
                         counts.push(allocations(host, driver, shm, bytes));

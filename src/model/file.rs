@@ -40,7 +40,8 @@ impl Model {
     /// No tensor is read. The files stay open, so that a later rename or removal changes nothing.
     ///
     /// # Errors
-    /// A file cannot be read, is damaged, holds a type that cannot be sent, or a name is there twice.
+    /// A file cannot be read, is damaged, holds a type that cannot be sent, or a name is there
+    /// twice.
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Self, ModelError> {
         let mut files = Vec::with_capacity(paths.len());
         let mut by_name: BTreeMap<String, Entry> = BTreeMap::new();

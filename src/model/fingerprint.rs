@@ -4,7 +4,8 @@ use std::str::FromStr;
 use grpcxx_rpc::Tensor;
 use twox_hash::xxhash3_128::Hasher;
 
-/// Checksum (XXH3, 128 bits) of one tensor: name, type, shape and bytes. It finds accidents, not forgery.
+/// Checksum (XXH3, 128 bits) of one tensor: name, type, shape and bytes. It finds accidents, not
+/// forgery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fingerprint(u128);
 

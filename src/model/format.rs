@@ -1,6 +1,7 @@
 //! The safetensors header: 8 bytes of length, JSON, then the data of all tensors without holes.
 //!
-//! Written after the format description at <https://huggingface.co/docs/safetensors>, with its length limit.
+//! Written after the format description at <https://huggingface.co/docs/safetensors>, with its
+//! length limit.
 
 use std::fmt;
 
@@ -61,7 +62,8 @@ pub(super) fn parse_header(json: &[u8], data_bytes: u64) -> Result<Vec<Record>, 
     Ok(records)
 }
 
-/// The header of a file that holds `records`, whose offsets are set, padded so that the data is aligned.
+/// The header of a file that holds `records`, whose offsets are set, padded so that the data is
+/// aligned.
 pub(super) fn build_header(records: &[Record], metadata: &[(String, String)]) -> Vec<u8> {
     let mut object = serde_json::Map::new();
     if !metadata.is_empty() {

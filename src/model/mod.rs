@@ -1,8 +1,9 @@
 //! Models as files: safetensors in and out, `.npy` out, sharding over ps tasks, checksums.
 //!
-//! A model is a set of named tensors. [`Model`] opens the safetensors files that hold it, checks their
-//! headers whole before any tensor is read, and reads one tensor at a time, so that a task takes only its own
-//! share into memory. [`SafetensorsWriter`] lays a file out first and takes its tensors in any order.
+//! A model is a set of named tensors. [`Model`] opens the safetensors files that hold it, checks
+//! their headers whole before any tensor is read, and reads one tensor at a time, so that a task
+//! takes only its own share into memory. [`SafetensorsWriter`] lays a file out first and takes its
+//! tensors in any order.
 
 mod error;
 mod file;

@@ -6,8 +6,8 @@ use grpcxx_rpc::{DType, Tensor};
 use super::output::Output;
 use super::{FileAction, ModelError};
 
-/// Writes one tensor as a NumPy file of version 1.0 (or 2.0 for headers beyond 64 KiB); the file appears when it
-/// is complete.
+/// Writes one tensor as a NumPy file of version 1.0 (or 2.0 for headers beyond 64 KiB); the file
+/// appears when it is complete.
 ///
 /// # Errors
 /// NumPy has no type for the tensor's elements, or the file cannot be written.

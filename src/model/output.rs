@@ -18,8 +18,9 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Starts a file in the folder of `path`, so that the last step is a rename. Where the file system allows, the
-    /// file has no name at first: then nothing is left behind even if the process is killed.
+    /// Starts a file in the folder of `path`, so that the last step is a rename. Where the file
+    /// system allows, the file has no name at first: then nothing is left behind even if the
+    /// process is killed.
     pub(super) fn create(path: &Path) -> Result<Self, ModelError> {
         if path.is_dir() {
             return Err(ModelError::Malformed {

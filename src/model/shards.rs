@@ -14,9 +14,10 @@ pub struct Shards {
 
 /// Spreads tensors, given as name and length in bytes, over `tasks` tasks.
 ///
-/// The rule, so that every process computes the same from names and lengths alone: take the tensors by falling
-/// length, equal lengths by rising byte order of their names, and give each whole to the task that has the fewest
-/// bytes so far, among equals to the one with the lowest index. With `tasks` 0 nothing is assigned.
+/// The rule, so that every process computes the same from names and lengths alone: take the tensors
+/// by falling length, equal lengths by rising byte order of their names, and give each whole to the
+/// task that has the fewest bytes so far, among equals to the one with the lowest index. With
+/// `tasks` 0 nothing is assigned.
 pub fn shard(tensors: &[(&str, u64)], tasks: usize) -> Shards {
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_unstable_by_key(|&index| (Reverse(tensors[index].1), tensors[index].0, index));
@@ -43,7 +44,8 @@ pub fn shard(tensors: &[(&str, u64)], tasks: usize) -> Shards {
 }
 
 impl Model {
-    /// The tensors that task `task` of `tasks` holds after [`shard`]'s rule, in byte order of their names.
+    /// The tensors that task `task` of `tasks` holds after [`shard`]'s rule, in byte order of their
+    /// names.
     pub fn share(&self, task: usize, tasks: usize) -> Vec<&Entry> {
         let sizes: Vec<(&str, u64)> = self
             .entries()
@@ -108,7 +110,8 @@ mod tests {
             }
             let total: u64 = sizes.iter().sum();
             prop_assert_eq!(straight.load_bytes.iter().sum::<u64>(), total);
-            // Largest first keeps every task within 4/3 of the best possible, so surely within twice the mean plus the largest.
+            // Largest first keeps every task within 4/3 of the best possible, so surely within
+            // twice the mean plus the largest.
             let largest = sizes.iter().copied().max().unwrap_or(0);
             for load in &straight.load_bytes {
                 prop_assert!(*load <= total / tasks as u64 + largest);

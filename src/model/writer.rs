@@ -8,8 +8,8 @@ use super::format::{self, METADATA_KEY, Record};
 use super::output::Output;
 use super::{FileAction, ModelError};
 
-/// Writes a safetensors file whose tensors may come in any order; nothing appears at its path before
-/// [`SafetensorsWriter::finish`].
+/// Writes a safetensors file whose tensors may come in any order; nothing appears at its path
+/// before [`SafetensorsWriter::finish`].
 #[derive(Debug)]
 pub struct SafetensorsWriter {
     output: Output,
@@ -24,10 +24,12 @@ struct Place {
 }
 
 impl SafetensorsWriter {
-    /// Lays out a file at `path` for `tensors` and writes its header, with `metadata` as its free texts.
+    /// Lays out a file at `path` for `tensors` and writes its header, with `metadata` as its free
+    /// texts.
     ///
     /// # Errors
-    /// A name is there twice, a type has no place in a safetensors file, or the file cannot be written.
+    /// A name is there twice, a type has no place in a safetensors file, or the file cannot be
+    /// written.
     pub fn create<'a>(
         path: &Path,
         tensors: impl IntoIterator<Item = (&'a str, &'a TensorMeta)>,
@@ -69,8 +71,8 @@ impl SafetensorsWriter {
     /// Writes the data of one of the announced tensors to its place.
     ///
     /// # Errors
-    /// The tensor was not announced, was written already, differs from its announcement or is dead, or the file
-    /// cannot be written.
+    /// The tensor was not announced, was written already, differs from its announcement or is dead,
+    /// or the file cannot be written.
     pub fn write(&mut self, name: &str, tensor: &Tensor) -> Result<(), ModelError> {
         let path = self.output.path();
         let Some(place) = self.missing.get(name) else {

@@ -3,9 +3,10 @@ use std::time::Duration;
 use grpcxx_rpc::{Code, GraphCall, Request, Response, Shape, Status, Tensor, Text};
 use grpcxx_runtime::{Client, Function, Peer, StartReport};
 
-/// Name of the function by which a task tells about itself. Fetches, all scalar strings: `version` of the program,
-/// `driver` (what moves its bytes, and why), `host` (what turns its shards, and why), `report` (the line of its
-/// log), `policy` (who may do what). Peers that are not grpcxx do not have it.
+/// Name of the function by which a task tells about itself. Fetches, all scalar strings: `version`
+/// of the program, `driver` (what moves its bytes, and why), `host` (what turns its shards, and
+/// why), `report` (the line of its log), `policy` (who may do what). Peers that are not grpcxx do
+/// not have it.
 pub const SERVER_INFO: &str = "grpcxx.server.info";
 
 /// What a task tells about itself.

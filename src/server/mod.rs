@@ -1,4 +1,5 @@
-//! One task of a cluster as a program runs it: an engine, its gRPC endpoint, and a share of a model.
+//! One task of a cluster as a program runs it: an engine, its gRPC endpoint, and a share of a
+//! model.
 
 mod backend;
 mod engine_slot;
@@ -245,8 +246,8 @@ impl Server {
         self.engine.with(|engine| engine.register(name, function))
     }
 
-    /// Tells `witness` once if the task's engine dies, which shows in its health at once. What is left
-    /// is [`Server::shutdown`].
+    /// Tells `witness` once if the task's engine dies, which shows in its health at once. What is
+    /// left is [`Server::shutdown`].
     ///
     /// # Errors
     /// `UNAVAILABLE` while the task stops.
@@ -257,7 +258,8 @@ impl Server {
         self.engine.with(|engine| engine.on_death(witness))
     }
 
-    /// Stops: no new connections and calls; those under way have `grace` to end, over gRPC and star alike.
+    /// Stops: no new connections and calls; those under way have `grace` to end, over gRPC and star
+    /// alike.
     pub fn shutdown(self, grace: Duration) -> Stopped {
         let Self {
             engine, control, ..
@@ -320,7 +322,8 @@ fn read_share(
         .collect()
 }
 
-/// A port that cannot be had is the usual reason; asking the system again tells whether it is this time.
+/// A port that cannot be had is the usual reason; asking the system again tells whether it is this
+/// time.
 fn explain(error: EngineError, listen: Option<SocketAddr>) -> ServerError {
     let refusal = listen.and_then(|address| Some((address, TcpListener::bind(address).err()?)));
     match refusal {

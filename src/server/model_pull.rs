@@ -7,9 +7,10 @@ use grpcxx_runtime::{Client, Function, Peer};
 use crate::model::{Fingerprint, ModelFingerprint};
 use crate::store::{Remote, Stored, TransferLimits, Transferred, list, pull};
 
-/// Name of the function by which a task pulls the whole model from the ps tasks, checks what came, and drops it.
-/// Fetches, all scalars: `fingerprint` (string), `tensors`, `bytes`, `calls` (int64), `seconds` (float64, from the
-/// first call to the last answer), `driver` (string, what moved the bytes on the task's side).
+/// Name of the function by which a task pulls the whole model from the ps tasks, checks what came,
+/// and drops it. Fetches, all scalars: `fingerprint` (string), `tensors`, `bytes`, `calls` (int64),
+/// `seconds` (float64, from the first call to the last answer), `driver` (string, what moved the
+/// bytes on the task's side).
 pub const MODEL_PULL: &str = "grpcxx.model.pull";
 
 /// What a task says after it has pulled a model.

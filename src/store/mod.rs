@@ -1,4 +1,5 @@
-//! The tensors that tasks keep in their stores, as their peers see them: listed, pulled and pushed over star.
+//! The tensors that tasks keep in their stores, as their peers see them: listed, pulled and pushed
+//! over star.
 
 mod listing;
 mod transfer;

@@ -44,12 +44,12 @@ pub struct Transferred {
     pub elapsed: Duration,
 }
 
-/// Pulls tensors from the stores of their peers, several calls at once, small tensors together in one call.
-/// `take` gets each with its index in `remotes`, in the order in which they arrive.
+/// Pulls tensors from the stores of their peers, several calls at once, small tensors together in
+/// one call. `take` gets each with its index in `remotes`, in the order in which they arrive.
 ///
 /// # Errors
-/// The first that happens: a call failed, a tensor differs from its description (`ABORTED`), or what `take`
-/// returned. The calls under way are cancelled then.
+/// The first that happens: a call failed, a tensor differs from its description (`ABORTED`), or
+/// what `take` returned. The calls under way are cancelled then.
 pub fn pull<E: From<Status>>(
     client: &Client,
     remotes: &[Remote<'_>],
@@ -100,12 +100,12 @@ pub fn pull<E: From<Status>>(
     )
 }
 
-/// Pushes tensors into the stores of their peers, several calls at once, small tensors together in one call.
-/// `load` gives each by its index in `remotes` when its turn comes.
+/// Pushes tensors into the stores of their peers, several calls at once, small tensors together in
+/// one call. `load` gives each by its index in `remotes` when its turn comes.
 ///
 /// # Errors
-/// The first that happens: a call failed, or what `load` returned. The calls under way are cancelled then; what
-/// was pushed before stays.
+/// The first that happens: a call failed, or what `load` returned. The calls under way are
+/// cancelled then; what was pushed before stays.
 pub fn push<E: From<Status>>(
     client: &Client,
     remotes: &[Remote<'_>],

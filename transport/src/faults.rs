@@ -11,8 +11,8 @@ use crate::{
 pub struct FaultOptions {
     /// All that is random follows from it.
     pub seed: u64,
-    /// Chance, for each frame, that the queue is said to be full, though only while a frame is in flight
-    /// whose return will say when to try again.
+    /// Chance, for each frame, that the queue is said to be full, though only while a frame is in
+    /// flight whose return will say when to try again.
     pub refusal_chance: f64,
     /// Chance, for each turn, that nothing happens for a while.
     pub stall_chance: f64,
@@ -34,7 +34,8 @@ impl Default for FaultOptions {
     }
 }
 
-/// A transport on which things go wrong that its contracts allow: full queues, late events, lost links.
+/// A transport on which things go wrong that its contracts allow: full queues, late events, lost
+/// links.
 #[derive(Debug)]
 pub struct Faults<T> {
     inner: T,
@@ -59,9 +60,9 @@ impl<T: Transport> Faults<T> {
         }
     }
 
-    /// Until when nothing happens, whatever the transport behind has to say. It is not turned either, so a
-    /// simulated network whose transports are all stalled has a clock that stands still: the loop around
-    /// them must keep its own.
+    /// Until when nothing happens, whatever the transport behind has to say. It is not turned
+    /// either, so a simulated network whose transports are all stalled has a clock that stands
+    /// still: the loop around them must keep its own.
     pub fn stalled_until(&self) -> Time {
         self.stalled_until
     }

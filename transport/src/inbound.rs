@@ -2,14 +2,17 @@ use grpcxx_memory::Buffer;
 
 use crate::{HEAD_BYTES_MAX, Landing, LinkHandler, LinkId, Next, Outcome, Reading};
 
-/// The receiving half of a byte-stream link: turns bytes read into events, as the handler's orders say.
+/// The receiving half of a byte-stream link: turns bytes read into events, as the handler's orders
+/// say.
 ///
-/// Drivers ask [`Inbound::target`] where the next read shall go. Bytes read into the driver's staging memory
-/// go to [`Inbound::offer`]; bytes read straight into a landing are reported with [`Inbound::landed_direct`].
+/// Drivers ask [`Inbound::target`] where the next read shall go. Bytes read into the driver's
+/// staging memory go to [`Inbound::offer`]; bytes read straight into a landing are reported with
+/// [`Inbound::landed_direct`].
 ///
-/// Invariants, checked at the end of [`Inbound::offer`]: bytes are held back only while the link is paused,
-/// or while they are fewer than the head that is waited for. Memory for the latter is there from the start,
-/// so a link allocates only when it is paused with bytes at hand, and keeps that memory for the next pause.
+/// Invariants, checked at the end of [`Inbound::offer`]: bytes are held back only while the link is
+/// paused, or while they are fewer than the head that is waited for. Memory for the latter is there
+/// from the start, so a link allocates only when it is paused with bytes at hand, and keeps that
+/// memory for the next pause.
 #[derive(Debug)]
 pub struct Inbound {
     state: State,
@@ -48,7 +51,8 @@ pub enum ReadTarget<'a> {
 
 impl Inbound {
     /// The receiving half of a fresh link. As after [`Inbound::resume`], the caller must call
-    /// [`Inbound::offer`] once from its next turn, with no bytes if it has none: an empty landing is full.
+    /// [`Inbound::offer`] once from its next turn, with no bytes if it has none: an empty landing
+    /// is full.
     ///
     /// # Panics
     /// If the order asks for a head of no bytes or of more than [`HEAD_BYTES_MAX`].
@@ -98,8 +102,9 @@ impl Inbound {
         matches!(self.state, State::Paused)
     }
 
-    /// Says whether landings that were taken are not back yet: until then one that is full stays here, and what follows
-    /// it is held back. True if that is over, and the caller must call [`Inbound::offer`] with no bytes.
+    /// Says whether landings that were taken are not back yet: until then one that is full stays
+    /// here, and what follows it is held back. True if that is over, and the caller must call
+    /// [`Inbound::offer`] with no bytes.
     pub fn set_behind(&mut self, is_behind: bool) -> bool {
         let was_stuck = self.is_stuck();
         self.is_behind = is_behind;
@@ -119,8 +124,9 @@ impl Inbound {
         }
     }
 
-    /// Takes a landing that [`Landing::then_head`] lets the link take, if it wants no more than `len_bytes`; what follows
-    /// may then be offered. The caller fills it and gives it back to the handler.
+    /// Takes a landing that [`Landing::then_head`] lets the link take, if it wants no more than
+    /// `len_bytes`; what follows may then be offered. The caller fills it and gives it back to the
+    /// handler.
     pub fn take_landing(&mut self, len_bytes: u64) -> Option<Landing> {
         let State::Land(landing) = &self.state else {
             return None;
@@ -142,8 +148,8 @@ impl Inbound {
         self.held.len() - self.held_from
     }
 
-    /// Ends a pause. The caller must then call [`Inbound::offer`] once, with no bytes if it has none, from
-    /// its next turn: bytes held back during the pause may be enough for an event.
+    /// Ends a pause. The caller must then call [`Inbound::offer`] once, with no bytes if it has
+    /// none, from its next turn: bytes held back during the pause may be enough for an event.
     ///
     /// # Errors
     /// The order comes back if the link is not paused.
@@ -160,11 +166,12 @@ impl Inbound {
 
     /// Takes bytes that were read into staging memory. Returns the number of events.
     ///
-    /// A head that began in an earlier call is shown on its own, with not a byte more than was asked for.
+    /// A head that began in an earlier call is shown on its own, with not a byte more than was
+    /// asked for.
     ///
     /// # Panics
-    /// If the handler claims more bytes than it was shown, answers with a [`Next::Head`] that the bytes left
-    /// over satisfy already, or goes on for ever without taking a byte.
+    /// If the handler claims more bytes than it was shown, answers with a [`Next::Head`] that the
+    /// bytes left over satisfy already, or goes on for ever without taking a byte.
     pub fn offer<A>(
         &mut self,
         link: LinkId,
@@ -215,11 +222,12 @@ impl Inbound {
         self.offer(link, &[], handler)
     }
 
-    /// Hands memory that holds the next bytes over in place of the landing that waits for just these. Returns the
-    /// number of events.
+    /// Hands memory that holds the next bytes over in place of the landing that waits for just
+    /// these. Returns the number of events.
     ///
     /// # Errors
-    /// The memory comes back, to be read from: no landing waits that [`Landing::replace`] allows it for.
+    /// The memory comes back, to be read from: no landing waits that [`Landing::replace`] allows it
+    /// for.
     pub fn replace<A>(
         &mut self,
         link: LinkId,
@@ -237,8 +245,8 @@ impl Inbound {
         Ok(self.offer(link, &[], handler))
     }
 
-    /// Gives a landing back though the link goes on, drops the rest of its bytes, and shows what follows. Returns the
-    /// number of events.
+    /// Gives a landing back though the link goes on, drops the rest of its bytes, and shows what
+    /// follows. Returns the number of events.
     pub fn forsake_landing<A>(&mut self, link: LinkId, handler: &mut dyn LinkHandler<A>) -> usize {
         let State::Land(landing) = &self.state else {
             return 0;
@@ -261,8 +269,8 @@ impl Inbound {
         matches!(self.state, State::Discard { .. })
     }
 
-    /// Gives the landing back when the link dies, and drops what was held. Returns the number of events.
-    /// Whatever is offered afterwards is ignored.
+    /// Gives the landing back when the link dies, and drops what was held. Returns the number of
+    /// events. Whatever is offered afterwards is ignored.
     pub fn lose<A>(&mut self, link: LinkId, handler: &mut dyn LinkHandler<A>) -> usize {
         self.held = Vec::new();
         self.held_from = 0;
@@ -275,7 +283,8 @@ impl Inbound {
         }
     }
 
-    /// Follows the orders through `bytes` and returns how many of them it used. What is left over is to be held.
+    /// Follows the orders through `bytes` and returns how many of them it used. What is left over
+    /// is to be held.
     fn work<A>(
         &mut self,
         link: LinkId,
@@ -402,11 +411,13 @@ fn checked_head(at_least_bytes: usize) -> usize {
     at_least_bytes
 }
 
-/// Landings that want less are read through staging memory, together with what follows them. Half of what the
-/// protocol calls large, so that a payload of 8 KiB whose first piece came with its head is read in place still.
+/// Landings that want less are read through staging memory, together with what follows them. Half
+/// of what the protocol calls large, so that a payload of 8 KiB whose first piece came with its
+/// head is read in place still.
 const DIRECT_BYTES_MIN: usize = 4096;
 
-/// More steps in a row that take no byte are a handler that turns in circles. Empty landings are such steps.
+/// More steps in a row that take no byte are a handler that turns in circles. Empty landings are
+/// such steps.
 const IDLE_STEPS_MAX: usize = 1024;
 
 #[cfg(test)]

@@ -28,8 +28,8 @@ impl Landing {
         }
     }
 
-    /// A landing that wants the bytes and not this very memory: a link that has them in memory of its own may
-    /// hand that over instead, read-only. Ends in [`Landing::into_shared`].
+    /// A landing that wants the bytes and not this very memory: a link that has them in memory of
+    /// its own may hand that over instead, read-only. Ends in [`Landing::into_shared`].
     pub fn replaceable(buffer: BufferMut) -> Self {
         Self {
             is_replaceable: true,
@@ -72,11 +72,12 @@ impl Landing {
         })
     }
 
-    /// Lets the link show what follows the landing, at least so many bytes of it, before the landing is back: a link
-    /// that fetches payload by itself can then fetch several pieces at once.
+    /// Lets the link show what follows the landing, at least so many bytes of it, before the
+    /// landing is back: a link that fetches payload by itself can then fetch several pieces at
+    /// once.
     ///
-    /// Such landings come back in order, and before any later one. The answer to one that comes back after more was
-    /// shown does not count.
+    /// Such landings come back in order, and before any later one. The answer to one that comes
+    /// back after more was shown does not count.
     ///
     /// # Panics
     /// If that is far more than [`HEAD_BYTES_MAX`](crate::HEAD_BYTES_MAX).
@@ -95,8 +96,8 @@ impl Landing {
         (self.granted_bytes() == self.whole_bytes).then_some(usize::from(at_least_bytes))
     }
 
-    /// The same, full once so many more bytes are there, and nothing of what follows is shown before it is back: the rest
-    /// comes later, with something else between.
+    /// The same, full once so many more bytes are there, and nothing of what follows is shown
+    /// before it is back: the rest comes later, with something else between.
     #[must_use]
     pub fn part(mut self, bytes: usize) -> Self {
         self.end_bytes -= self.remaining_bytes().saturating_sub(bytes);
@@ -227,7 +228,8 @@ impl Landing {
 /// What a link shall do with the bytes that come next.
 #[derive(Debug)]
 pub enum Next {
-    /// Show them, once at least this many are there; at most [`HEAD_BYTES_MAX`](crate::HEAD_BYTES_MAX).
+    /// Show them, once at least this many are there; at most
+    /// [`HEAD_BYTES_MAX`](crate::HEAD_BYTES_MAX).
     Head {
         /// Fewest bytes worth showing, at least 1.
         at_least_bytes: usize,

@@ -1,15 +1,17 @@
-//! The vocabulary between the protocol and the wires: links that carry a byte stream and land payload.
+//! The vocabulary between the protocol and the wires: links that carry a byte stream and land
+//! payload.
 //!
-//! A [`Transport`] owns links. Its user sends [`Frame`]s, and says after each event what a link shall do
-//! next ([`Next`]): show some bytes of head, fill memory with payload, skip bytes, or pause. Events reach a
-//! [`LinkHandler`] from inside [`Transport::turn`] and from nowhere else.
+//! A [`Transport`] owns links. Its user sends [`Frame`]s, and says after each event what a link
+//! shall do next ([`Next`]): show some bytes of head, fill memory with payload, skip bytes, or
+//! pause. Events reach a [`LinkHandler`] from inside [`Transport::turn`] and from nowhere else.
 //!
 //! # Contracts
-//! - Each accepted frame comes back in exactly one [`LinkHandler::sent`], each accepted [`Landing`] in
-//!   exactly one [`LinkHandler::landed`], also when the link dies. [`LinkHandler::closed`] is the last event
-//!   of a link, and comes exactly once for each link that was ever created.
+//! - Each accepted frame comes back in exactly one [`LinkHandler::sent`], each accepted [`Landing`]
+//!   in exactly one [`LinkHandler::landed`], also when the link dies. [`LinkHandler::closed`] is
+//!   the last event of a link, and comes exactly once for each link that was ever created.
 //! - Nothing completes inside the call that submitted it.
-//! - Frames leave a link in the order in which it accepted them, and no other bytes come between theirs.
+//! - Frames leave a link in the order in which it accepted them, and no other bytes come between
+//!   theirs.
 //! - A call that is refused changes nothing and hands its value back.
 
 #![forbid(unsafe_code)]

@@ -6,10 +6,12 @@ use crate::{
     Refused, Time, Transport, TransportError, forward_events, forward_transport,
 };
 
-/// A transport that writes down what is submitted and what happens, one line each, for tests to compare.
+/// A transport that writes down what is submitted and what happens, one line each, for tests to
+/// compare.
 ///
-/// Links appear as `slot.generation`, sizes in bytes, and behind an arrow what the link shall do next:
-/// `0.1 received 64, used 32 -> land 4096`. Only the newest [`TRACE_LINES_MAX`] lines are kept.
+/// Links appear as `slot.generation`, sizes in bytes, and behind an arrow what the link shall do
+/// next: `0.1 received 64, used 32 -> land 4096`. Only the newest [`TRACE_LINES_MAX`] lines are
+/// kept.
 #[derive(Debug)]
 pub struct Trace<T> {
     inner: T,

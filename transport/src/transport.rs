@@ -17,7 +17,8 @@ pub trait Transport {
     /// Kind and driver, for logs and metrics: `tcp/io_uring`.
     fn name(&self) -> &'static str;
 
-    /// Starts to accept connections on `address`; port 0 takes a free one. Returns the address in use.
+    /// Starts to accept connections on `address`; port 0 takes a free one. Returns the address in
+    /// use.
     ///
     /// # Errors
     /// The address cannot be used.
@@ -50,37 +51,41 @@ pub trait Transport {
     /// The order comes back: the link is not open, or not paused.
     fn resume(&mut self, link: LinkId, next: Next) -> Result<(), Refused<Next>>;
 
-    /// Ends the stream of this side, and goes on taking what the peer sends: frames already accepted leave, then the peer
-    /// reads the end of the stream. A landing under way comes back as [`Outcome::Lost`], the rest of its bytes is dropped,
-    /// and what follows is shown. A later [`Transport::close`] with `flush` waits until what is to be dropped has come, however
-    /// long that takes.
+    /// Ends the stream of this side, and goes on taking what the peer sends: frames already
+    /// accepted leave, then the peer reads the end of the stream. A landing under way comes back as
+    /// [`Outcome::Lost`], the rest of its bytes is dropped, and what follows is shown. A later
+    /// [`Transport::close`] with `flush` waits until what is to be dropped has come, however long
+    /// that takes.
     ///
-    /// On a medium without such half-closed links this closes the link with `flush`. Unknown and closing links are ignored.
+    /// On a medium without such half-closed links this closes the link with `flush`. Unknown and
+    /// closing links are ignored.
     fn end_stream(&mut self, link: LinkId);
 
-    /// Closes a link. With `flush`, frames already accepted leave first, within bounded time; nothing more
-    /// is read. [`LinkHandler::closed`] follows in a later turn. Unknown and closing links are ignored.
+    /// Closes a link. With `flush`, frames already accepted leave first, within bounded time;
+    /// nothing more is read. [`LinkHandler::closed`] follows in a later turn. Unknown and closing
+    /// links are ignored.
     fn close(&mut self, link: LinkId, flush: bool);
 
     /// Does a bounded amount of work and reports what happened. Returns the number of events.
     fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<Self::Accepted>) -> usize;
 
-    /// Lets frames that were queued since the last turn leave now, where that is earlier than in the next
-    /// one. Reports nothing.
+    /// Lets frames that were queued since the last turn leave now, where that is earlier than in
+    /// the next one. Reports nothing.
     fn submit(&mut self);
 
     /// Frames accepted and not yet reported as sent, over all links.
     fn frames_in_flight(&self) -> usize;
 
-    /// How far a link has come with reading. `None` if it reads nothing: it is not open, or closing.
+    /// How far a link has come with reading. `None` if it reads nothing: it is not open, or
+    /// closing.
     fn reading(&mut self, link: LinkId) -> Option<Reading>;
 
-    /// What the peer of an adopted link needs to let it migrate; `None` where this transport has no other
-    /// medium.
+    /// What the peer of an adopted link needs to let it migrate; `None` where this transport has no
+    /// other medium.
     fn offer(&mut self, link: LinkId) -> Option<Vec<u8>>;
 
-    /// Lets a dialled link migrate to a medium of its peer's [`Transport::offer`]. The link's stream goes on
-    /// in any case: where the offer cannot be taken, on the medium that it has.
+    /// Lets a dialled link migrate to a medium of its peer's [`Transport::offer`]. The link's
+    /// stream goes on in any case: where the offer cannot be taken, on the medium that it has.
     fn upgrade(&mut self, link: LinkId, offer: &[u8]);
 }
 
@@ -89,7 +94,8 @@ pub trait Transport {
 pub struct Reading {
     /// Bytes that have come on this medium, used or not. Fewer than before means another medium.
     pub taken_bytes: u64,
-    /// Whether something has begun that the next bytes go on with: a head, payload, or what is dropped.
+    /// Whether something has begun that the next bytes go on with: a head, payload, or what is
+    /// dropped.
     pub is_begun: bool,
     /// Whether the link waits for bytes of its peer: it is not paused, and does not fetch them
     /// itself.
@@ -104,8 +110,8 @@ pub trait Park: Transport {
     /// The system call failed.
     fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError>;
 
-    /// Prepares for sleep elsewhere: after this call the returned descriptor becomes readable when there may
-    /// be work or the waker was used. `None` if there is work already.
+    /// Prepares for sleep elsewhere: after this call the returned descriptor becomes readable when
+    /// there may be work or the waker was used. `None` if there is work already.
     fn park_fd(&mut self) -> Option<BorrowedFd<'_>>;
 
     /// Ends the preparation of [`Park::park_fd`].
@@ -129,8 +135,8 @@ pub trait LinkHandler<A> {
     /// A dial succeeded; says what to do with the first bytes.
     fn connected(&mut self, link: LinkId) -> Next;
 
-    /// Bytes of head are there, at least as many as were asked for. What is not consumed is dealt with as
-    /// the answer says; a further [`Next::Head`] must ask for more than what is left over.
+    /// Bytes of head are there, at least as many as were asked for. What is not consumed is dealt
+    /// with as the answer says; a further [`Next::Head`] must ask for more than what is left over.
     fn received(&mut self, link: LinkId, bytes: &[u8]) -> Progress;
 
     /// A landing comes back, full if the outcome is [`Outcome::Done`]. The answer counts only then.
@@ -158,8 +164,8 @@ pub enum Migration<'a> {
     Migrated(MediumKind),
     /// The link stays where it is, for this reason.
     Declined(&'a str),
-    /// The medium failed while the base transport still works: the link ends, for this reason, and a new
-    /// dial begins on the base transport.
+    /// The medium failed while the base transport still works: the link ends, for this reason, and
+    /// a new dial begins on the base transport.
     FailedOver(&'a str),
 }
 

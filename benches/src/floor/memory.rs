@@ -7,7 +7,8 @@ use rtrb::{Consumer, Producer, RingBuffer};
 
 use super::super::report::Measured;
 
-/// Copies the tensors of a step, one after the other, into memory of the same sizes, again and again.
+/// Copies the tensors of a step, one after the other, into memory of the same sizes, again and
+/// again.
 pub(super) fn copies(sizes: &[u64], crossings: u64, duration: Duration) -> Measured {
     let buffers = |value: u8| -> Vec<Vec<u8>> {
         sizes
@@ -50,7 +51,8 @@ pub(super) struct Echo {
 }
 
 impl Echo {
-    /// Starts the thread, which may run wherever the caller may, for at most `in_flight` messages at once.
+    /// Starts the thread, which may run wherever the caller may, for at most `in_flight` messages
+    /// at once.
     pub(super) fn start(in_flight: usize) -> Self {
         let (to_far, mut at_far) = RingBuffer::<Line>::new(in_flight.max(1));
         let (mut to_near, at_near) = RingBuffer::<Line>::new(in_flight.max(1));

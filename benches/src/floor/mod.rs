@@ -36,7 +36,8 @@ pub(super) fn serve(listener: Option<TcpListener>) -> Result<(), Status> {
     sockets::serve(&listener).map_err(failed)
 }
 
-/// Measures each medium for `duration`, on the first shards of both sides, which do nothing else meanwhile.
+/// Measures each medium for `duration`, on the first shards of both sides, which do nothing else
+/// meanwhile.
 pub(super) fn measure(
     engine: &Engine,
     peer: &Peer,
@@ -98,7 +99,8 @@ fn exchange(options: &RunOptions) -> Exchange {
     }
 }
 
-/// A server whose shard serves plain sockets, and nothing else, until the control connection closes.
+/// A server whose shard serves plain sockets, and nothing else, until the control connection
+/// closes.
 struct Quiet {
     control: std::net::TcpStream,
     serving: grpcxx_runtime::Call,

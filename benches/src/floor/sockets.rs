@@ -190,7 +190,8 @@ impl Pipe {
         })
     }
 
-    /// Reads and writes what is possible now. Returns the units that arrived and the bytes that moved.
+    /// Reads and writes what is possible now. Returns the units that arrived and the bytes that
+    /// moved.
     fn turn(&mut self, source: &[u8]) -> io::Result<(u64, usize)> {
         let mut moved = 0;
         if self.owed_units > 0 {

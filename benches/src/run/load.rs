@@ -1,4 +1,5 @@
-//! The load of a run: steps over all connections, as fast as they go or at a rate, and what they came to.
+//! The load of a run: steps over all connections, as fast as they go or at a rate, and what they
+//! came to.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};

@@ -29,10 +29,12 @@ pub struct LocalOptions {
     pub ready_timeout: Duration,
 }
 
-/// A running cluster of `grpcxx-server` processes on this machine, with free ports and a map of its own.
+/// A running cluster of `grpcxx-server` processes on this machine, with free ports and a map of its
+/// own.
 ///
-/// Dropping it ends all processes; [`LocalCluster::stop`] lets them finish what is in flight. If the program that
-/// holds it dies, the processes stop by themselves, because their standard input ends.
+/// Dropping it ends all processes; [`LocalCluster::stop`] lets them finish what is in flight. If
+/// the program that holds it dies, the processes stop by themselves, because their standard input
+/// ends.
 pub struct LocalCluster {
     options: LocalOptions,
     folder: TempDir,
@@ -205,7 +207,8 @@ impl LocalCluster {
         Ok(())
     }
 
-    /// Asks all tasks to stop and waits for them at most `grace`; those that still run then are ended.
+    /// Asks all tasks to stop and waits for them at most `grace`; those that still run then are
+    /// ended.
     ///
     /// # Errors
     /// The first task that did not end with exit code 0.

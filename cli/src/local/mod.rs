@@ -1,4 +1,5 @@
-//! A whole cluster of `grpcxx-server` processes on this machine: for trying things out, and for tests.
+//! A whole cluster of `grpcxx-server` processes on this machine: for trying things out, and for
+//! tests.
 
 mod cluster;
 mod ports;

@@ -5,9 +5,10 @@ use std::net::{Ipv4Addr, TcpListener};
 
 /// `count` different ports of the loopback interface that nobody listens on right now.
 ///
-/// They lie below the ports that the system gives to outgoing connections: a task that is started again finds its
-/// port free, and nobody who dials it meanwhile connects to himself. Another process may take one before it is
-/// used, so whoever starts servers on them must be ready to try again.
+/// They lie below the ports that the system gives to outgoing connections: a task that is started
+/// again finds its port free, and nobody who dials it meanwhile connects to himself. Another
+/// process may take one before it is used, so whoever starts servers on them must be ready to try
+/// again.
 pub(super) fn free_ports(count: usize) -> io::Result<Vec<u16>> {
     let first_outgoing = std::fs::read_to_string(OUTGOING_RANGE)
         .ok()

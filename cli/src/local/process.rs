@@ -40,8 +40,8 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts `command` with its own process group, so that the terminal's Ctrl-C reaches only us, and with a
-    /// standard input that ends when we do.
+    /// Starts `command` with its own process group, so that the terminal's Ctrl-C reaches only us,
+    /// and with a standard input that ends when we do.
     pub(super) fn start(command: &mut Command, task: &str, log: &LogSink) -> io::Result<Self> {
         use std::os::unix::process::CommandExt;
         let mut child = command
@@ -93,7 +93,8 @@ impl Process {
         })
     }
 
-    /// Waits for the ready notice. `Ok(None)`: it did not come in time; `Err`: the process has ended.
+    /// Waits for the ready notice. `Ok(None)`: it did not come in time; `Err`: the process has
+    /// ended.
     pub(super) fn wait_ready(
         &mut self,
         deadline: Instant,

@@ -141,8 +141,8 @@ impl From<Status> for Failure {
     }
 }
 
-/// Reads the command line. Help and version go to standard output and end with 0; what is wrong ends with
-/// [`Exit::Usage`].
+/// Reads the command line. Help and version go to standard output and end with 0; what is wrong
+/// ends with [`Exit::Usage`].
 pub(crate) fn parse_arguments<P: clap::Parser>() -> Result<P, ExitCode> {
     P::try_parse().map_err(|error| {
         // If the terminal is closed there is nobody to tell.

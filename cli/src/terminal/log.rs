@@ -32,8 +32,8 @@ pub(crate) struct Line<'a> {
     lines: &'a LogQueue<Vec<u8>>,
 }
 
-/// Sends log lines that pass `filter` to standard error, on a thread of its own: whoever logs never waits, and
-/// never fails.
+/// Sends log lines that pass `filter` to standard error, on a thread of its own: whoever logs never
+/// waits, and never fails.
 pub(crate) fn start_log(filter: &str, format: LogFormat) -> Outcome<Log> {
     let filter = EnvFilter::try_new(filter).map_err(|error| {
         Failure::new(
@@ -59,8 +59,8 @@ pub(crate) fn start_log(filter: &str, format: LogFormat) -> Outcome<Log> {
     };
     started.or_exit_at(Exit::Software, || "cannot start the log".to_owned())?;
     panic::set_hook(Box::new(log_panic));
-    // A log that has grown to the limit of file sizes is full, and otherwise ends the process. Whether the signal
-    // came is of no use: the write that it is about fails.
+    // A log that has grown to the limit of file sizes is full, and otherwise ends the process.
+    // Whether the signal came is of no use: the write that it is about fails.
     let ignored = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGXFSZ, ignored)
         .or_exit_at(Exit::System, || "cannot catch SIGXFSZ".to_owned())?;
@@ -120,7 +120,8 @@ impl Write for Line<'_> {
     }
 }
 
-/// The standard hook would write to standard error on the thread that panics, and wait there if nobody reads.
+/// The standard hook would write to standard error on the thread that panics, and wait there if
+/// nobody reads.
 fn log_panic(panic: &panic::PanicHookInfo<'_>) {
     let thread = std::thread::current();
     let thread = thread.name().unwrap_or("without a name");

@@ -5,8 +5,8 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-/// Writes `text` on a thread of its own and waits a short time for it, since a pipe that nobody reads takes
-/// nothing for ever.
+/// Writes `text` on a thread of its own and waits a short time for it, since a pipe that nobody
+/// reads takes nothing for ever.
 ///
 /// # Errors
 /// It was not written, or not in time.

@@ -24,8 +24,8 @@ pub(crate) fn plain_lines(text: &str) -> String {
     lines.join("\n")
 }
 
-/// Whether a letter stands for itself. `escape_debug` knows what has no shape of its own, as signs that turn the
-/// direction of text have not; quotes and backslashes have.
+/// Whether a letter stands for itself. `escape_debug` knows what has no shape of its own, as signs
+/// that turn the direction of text have not; quotes and backslashes have.
 fn is_shown(letter: char) -> bool {
     letter.is_ascii_graphic() || letter == ' ' || letter.escape_debug().len() == 1
 }

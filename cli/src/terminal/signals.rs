@@ -10,7 +10,8 @@ use signal_hook::iterator;
 
 use super::{Exit, OrExit, Outcome};
 
-/// The requests to stop that reach this process: SIGINT, SIGTERM, and, if asked for, the end of standard input.
+/// The requests to stop that reach this process: SIGINT, SIGTERM, and, if asked for, the end of
+/// standard input.
 #[derive(Debug)]
 pub(crate) struct Signals {
     requests: Receiver<StopRequest>,

@@ -26,7 +26,8 @@ fn with(variable: (&'static str, &'static str), mut case: Case) -> Case {
     case
 }
 
-/// Each ends with its exit code and one message that says `says`; nothing is printed, nothing is left behind.
+/// Each ends with its exit code and one message that says `says`; nothing is printed, nothing is
+/// left behind.
 fn check(program: &str, folder: &Path, cases: Vec<Case>) {
     let before = files(folder);
     let mut faults = Vec::new();

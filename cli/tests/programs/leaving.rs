@@ -31,7 +31,8 @@ fn pull(original: &Original, folder: &Path) -> Child {
         .unwrap()
 }
 
-/// Ends a pull with a signal once so many bytes were written to it; returns its exit code, if it has one.
+/// Ends a pull with a signal once so many bytes were written to it; returns its exit code, if it
+/// has one.
 fn ended_at(original: &Original, bytes: u64, signal: Signal) -> Option<i32> {
     let folder = tempfile::tempdir().unwrap();
     let mut child = pull(original, folder.path());

@@ -1,4 +1,5 @@
-//! Tasks whose outputs are gone, full, or read by nobody: they serve, and they end with the right exit code.
+//! Tasks whose outputs are gone, full, or read by nobody: they serve, and they end with the right
+//! exit code.
 
 use std::io::{BufRead, BufReader, Read, Write, pipe};
 use std::net::{TcpListener, TcpStream};

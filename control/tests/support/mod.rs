@@ -15,7 +15,8 @@ use grpcxx_rpc::{Code, DType, Shape, Status, Tensor, Text};
 use tokio::sync::watch;
 use tonic::transport::Channel;
 
-/// Names tensors by step and key. A key that starts with `gate` is answered once the gate is open, `never` never.
+/// Names tensors by step and key. A key that starts with `gate` is answered once the gate is open,
+/// `never` never.
 pub(crate) struct Fake {
     pub(crate) tensors: Mutex<HashMap<(i64, String), Tensor>>,
     /// For every step, by the edge name in the key.

@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use super::Buffer;
 
-/// A buffer that is about to be cut into parts, whose references are counted at once: each part then costs a count less.
+/// A buffer that is about to be cut into parts, whose references are counted at once: each part
+/// then costs a count less.
 #[derive(Debug)]
 pub struct Parts {
     whole: Buffer,
@@ -17,8 +18,8 @@ impl Parts {
     /// Most parts that are counted at once.
     pub const COUNT_MAX: u32 = 1 << 16;
 
-    /// Prepares for so many parts, of which more or fewer may be made. Of the memory of an arena, or of a
-    /// [lender](crate::Leases); other memory is shared part by part.
+    /// Prepares for so many parts, of which more or fewer may be made. Of the memory of an arena,
+    /// or of a [lender](crate::Leases); other memory is shared part by part.
     ///
     /// # Panics
     /// If `count` is above [`Parts::COUNT_MAX`].
@@ -51,8 +52,8 @@ impl Parts {
         }
     }
 
-    /// The part of the buffer in `range`, as of [`Parts::cut`], if one of the references that were counted at once is left
-    /// for it. An empty part needs none.
+    /// The part of the buffer in `range`, as of [`Parts::cut`], if one of the references that were
+    /// counted at once is left for it. An empty part needs none.
     ///
     /// # Panics
     /// If the range reaches beyond the buffer.
@@ -69,8 +70,9 @@ impl Parts {
             // SAFETY: inside of the buffer, as asserted.
             start: unsafe { self.whole.start.add(range.start) },
             len: range.len(),
-            // SAFETY: one of the references that were counted; those of this kind are copies of each other. Made as a
-            // whole, for what is put together of parts cannot be moved until they are written.
+            // SAFETY: one of the references that were counted; those of this kind are copies of
+            // each other. Made as a whole, for what is put together of parts cannot be moved until
+            // they are written.
             owner: unsafe { std::ptr::read(&self.whole.owner) },
         })
     }

@@ -157,7 +157,8 @@ fn foreign_memory_is_released_once_by_the_last() {
     let foreign = || {
         let mut owner = Box::new(Owner(Box::new([1, 2, 3, 4]), Arc::clone(&drops)));
         let start = NonNull::from(&mut *owner.0).cast();
-        // SAFETY: the inner box stays where it is until the owner is dropped, and nobody else uses it.
+        // SAFETY: the inner box stays where it is until the owner is dropped, and nobody else uses
+        // it.
         unsafe { BufferMut::from_foreign(start, 4, owner) }
     };
     drop(foreign());

@@ -67,7 +67,8 @@ impl ClientConnection {
         Self::with_token(limits, announce, None)
     }
 
-    /// A fresh connection which sends nothing but announcements before the server has proved that it has the token.
+    /// A fresh connection which sends nothing but announcements before the server has proved that
+    /// it has the token.
     pub fn with_token(
         limits: ConnectionLimits,
         announce: Features,

@@ -3,8 +3,8 @@
 use crate::extensions::token::claim::{Provable, TokenGate};
 use crate::{Method, Right, Rights};
 
-/// What a server's connection lets its peer do. Decided when the connection begins, so that a request costs the
-/// look at one bit.
+/// What a server's connection lets its peer do. Decided when the connection begins, so that a
+/// request costs the look at one bit.
 #[derive(Debug)]
 pub struct Gate {
     rights: Rights,
@@ -75,8 +75,8 @@ impl Gate {
         self.rights = rights;
     }
 
-    /// The right that a request of `method` needs and the peer lacks. Which function a graph call names
-    /// is not known yet, so it may begin if there is any that the peer may call.
+    /// The right that a request of `method` needs and the peer lacks. Which function a graph call
+    /// names is not known yet, so it may begin if there is any that the peer may call.
     #[inline]
     pub(crate) fn missing_for(&mut self, method: Method) -> Option<Right> {
         match Right::of_method(method) {
@@ -88,8 +88,8 @@ impl Gate {
         }
     }
 
-    /// The right that the call of a function needs and the peer lacks. A call that counts towards the
-    /// end of a step needs that step too.
+    /// The right that the call of a function needs and the peer lacks. A call that counts towards
+    /// the end of a step needs that step too.
     pub(crate) fn missing_for_call(&mut self, function: &str, is_of_step: bool) -> Option<Right> {
         let right = (self.right_of_function)(function);
         let of_step = is_of_step.then_some(Right::Step);

@@ -30,8 +30,8 @@ pub struct ConnectionLimits {
     /// What frames that are not complete may take of the arena of their receiver, in bytes. A frame
     /// that announces more fails alone.
     pub arena_bytes: u64,
-    /// Server: bytes of answers that have not left, from which on no other request is read or served
-    /// before some have.
+    /// Server: bytes of answers that have not left, from which on no other request is read or
+    /// served before some have.
     pub unsent_bytes: u64,
     /// Frames kept for reuse.
     pub pooled_frames: usize,

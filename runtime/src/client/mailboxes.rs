@@ -97,8 +97,8 @@ impl Mailboxes {
         self.fate.tell();
     }
 
-    /// Hands over an answer, which must not be lost. Answers that do not fit into the inbox wait beside it;
-    /// there are never more of them than requests under way.
+    /// Hands over an answer, which must not be lost. Answers that do not fit into the inbox wait
+    /// beside it; there are never more of them than requests under way.
     pub(crate) fn deliver(&self, shard: usize, command: Command) {
         if let Err(command) = self.try_deliver(shard, command) {
             if self.inboxes[shard].is_closed() {

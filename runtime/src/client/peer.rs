@@ -6,8 +6,8 @@ use grpcxx_memory::Buffer;
 use grpcxx_rpc::{Code, Features, Status, Text};
 use grpcxx_transport::MediumKind;
 
-/// A task that can be called, by the address of its star port. The connection is made at the first call, and
-/// again after it was lost.
+/// A task that can be called, by the address of its star port. The connection is made at the first
+/// call, and again after it was lost.
 #[derive(Clone)]
 pub struct Peer {
     inner: Arc<PeerInner>,

@@ -10,12 +10,13 @@ use std::thread;
 
 /// Finds the addresses of a host.
 ///
-/// An engine asks before each dial of a peer whose address has a name, so it finds a task that was started again
-/// elsewhere.
+/// An engine asks before each dial of a peer whose address has a name, so it finds a task that was
+/// started again elsewhere.
 ///
 /// Look-ups run on threads that belong to nobody else, so they may block; several may run at once.
 pub trait Resolve: Send + Sync {
-    /// The addresses of `host`, each with `port`, best first. The engine dials them one after the other.
+    /// The addresses of `host`, each with `port`, best first. The engine dials them one after the
+    /// other.
     ///
     /// # Errors
     /// Why there is none. The dial then counts as failed, and a later one asks again.
@@ -26,8 +27,8 @@ pub trait Resolve: Send + Sync {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemResolver;
 
-/// Runs look-ups on a few threads, which end when nothing waits. A peer has at most one look-up under way, so the limit of
-/// peers is the limit of what waits.
+/// Runs look-ups on a few threads, which end when nothing waits. A peer has at most one look-up
+/// under way, so the limit of peers is the limit of what waits.
 #[derive(Clone)]
 pub(crate) struct Lookups {
     resolve: Arc<dyn Resolve>,
@@ -69,7 +70,8 @@ impl Lookups {
         }
     }
 
-    /// Looks a host up; `tell` hears the outcome on one of the threads, or at once if the system gives no thread.
+    /// Looks a host up; `tell` hears the outcome on one of the threads, or at once if the system
+    /// gives no thread.
     pub(crate) fn begin(&self, host: &str, port: u16, tell: Box<dyn FnOnce(Found) + Send>) {
         let mut queue = self.queue();
         queue.waiting.push_back(Lookup {

@@ -1,4 +1,5 @@
-/// A description of a cluster that cannot be used: where, what was found, and what to write instead.
+/// A description of a cluster that cannot be used: where, what was found, and what to write
+/// instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: found `{found}`; {wanted}")]
 pub struct ClusterError {

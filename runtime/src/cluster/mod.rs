@@ -14,7 +14,8 @@ pub use json::TfConfig;
 pub use protocol::{Protocol, UnknownProtocol};
 pub use task::TaskId;
 
-/// The jobs of a cluster, in the order in which they were given, with the gRPC address of each task.
+/// The jobs of a cluster, in the order in which they were given, with the gRPC address of each
+/// task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterSpec {
     jobs: Vec<Job>,
@@ -223,8 +224,8 @@ impl fmt::Display for ClusterSpec {
     }
 }
 
-/// The IP address on which a task listens, as long as no setting says, whose own address is `address`: the loopback
-/// address that it is, else all addresses of its family.
+/// The IP address on which a task listens, as long as no setting says, whose own address is
+/// `address`: the loopback address that it is, else all addresses of its family.
 pub fn listen_ip(address: &str) -> IpAddr {
     let host = split_address(address).map_or("", |(host, _)| host);
     match host.parse() {

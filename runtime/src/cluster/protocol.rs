@@ -8,8 +8,8 @@ pub enum Protocol {
     GrpcPlusPlus,
     /// `grpc`: TensorFlow's own worker service between all tasks.
     Grpc,
-    /// `star_server`: star, with parts of graphs that run on the ps. What it names was `star_server_v2` in
-    /// earlier releases, where `star_server` was today's `star_server_lite`.
+    /// `star_server`: star, with parts of graphs that run on the ps. What it names was
+    /// `star_server_v2` in earlier releases, where `star_server` was today's `star_server_lite`.
     StarServer,
     /// `star_server_lite`, of later releases.
     StarServerLite,

@@ -1,8 +1,9 @@
 //! Settings from the environment: read once, checked whole, then immutable.
 //!
-//! The table in [`Config`]'s definition is the only place that names them; `docs/configuration.md` is made of
-//! it and held against it by a test. Variables of DeepRec keep DeepRec's habits: what cannot be read counts as
-//! the default, with a warning. Our own, with the prefix `GRPCXX_`, are strict; names that nobody knows are warnings.
+//! The table in [`Config`]'s definition is the only place that names them; `docs/configuration.md`
+//! is made of it and held against it by a test. Variables of DeepRec keep DeepRec's habits: what
+//! cannot be read counts as the default, with a warning. Our own, with the prefix `GRPCXX_`, are
+//! strict; names that nobody knows are warnings.
 
 mod parse;
 mod role;
@@ -412,8 +413,8 @@ config! {
 }
 
 impl Config {
-    /// Reads all settings through `lookup`. `names` are the names of everything that is set: those with the
-    /// prefix `GRPCXX_` that nobody knows are warnings.
+    /// Reads all settings through `lookup`. `names` are the names of everything that is set: those
+    /// with the prefix `GRPCXX_` that nobody knows are warnings.
     ///
     /// # Errors
     /// Every problem there is, together.

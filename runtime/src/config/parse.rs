@@ -44,7 +44,8 @@ pub(super) fn boolean(text: &str) -> Parsed<bool> {
     }
 }
 
-/// One of our own settings that is on or off. Where a switch may be on, the engine decides what is possible.
+/// One of our own settings that is on or off. Where a switch may be on, the engine decides what is
+/// possible.
 pub(super) fn switch(text: &str) -> Parsed<bool> {
     match text.to_ascii_lowercase().as_str() {
         "on" | "true" | "1" | "yes" | "auto" => Ok(true),

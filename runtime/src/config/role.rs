@@ -26,7 +26,8 @@ pub const CORES_OF_OTHER_JOBS: CoreLimit = match NonZeroU16::new(16) {
     None => CoreLimit::Unlimited,
 };
 
-/// Number of shards in a cluster of `total_tasks` tasks: one for each task up to the limit, and never none.
+/// Number of shards in a cluster of `total_tasks` tasks: one for each task up to the limit, and
+/// never none.
 pub fn shard_count(total_tasks: usize, limit: CoreLimit) -> usize {
     let tasks = total_tasks.clamp(1, usize::from(u16::MAX));
     match limit {

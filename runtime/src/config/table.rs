@@ -95,8 +95,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Warns of names that look like settings and are none. Names of others may begin as ours do, so they end
-    /// nothing.
+    /// Warns of names that look like settings and are none. Names of others may begin as ours do,
+    /// so they end nothing.
     pub(super) fn check_names<N: AsRef<str>>(&mut self, names: impl IntoIterator<Item = N>) {
         let mut unknown: Vec<String> = names
             .into_iter()
@@ -112,7 +112,8 @@ impl<'a> Reader<'a> {
         self.warnings.extend(warnings);
     }
 
-    /// Whether a container platform gave the variable, for a service whose name begins with `grpcxx`.
+    /// Whether a container platform gave the variable, for a service whose name begins with
+    /// `grpcxx`.
     fn is_service_link(&self, name: &str) -> bool {
         let name_of_service = ["_SERVICE_HOST", "_SERVICE_PORT"];
         let parts = ["_PROTO", "_PORT", "_ADDR"];
@@ -154,8 +155,8 @@ pub fn check_name(name: &str) -> Result<(), String> {
     ))
 }
 
-/// Whether a container platform says where a service is: for one called `grpcxx-rdma`, the name is that of one of
-/// our settings.
+/// Whether a container platform says where a service is: for one called `grpcxx-rdma`, the name is
+/// that of one of our settings.
 fn is_service_url(name: &str, text: &str) -> bool {
     let scheme = text.split_once("://").map(|(scheme, _)| scheme);
     name.ends_with("_PORT") && scheme.is_some_and(|scheme| ["tcp", "udp", "sctp"].contains(&scheme))

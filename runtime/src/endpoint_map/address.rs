@@ -24,7 +24,8 @@ pub fn star_port(grpc_port: u16, offset: u16) -> Result<u16, String> {
 }
 
 impl StarAddress {
-    /// Reads the value of an entry. With a text the value is odd, but means something to the original.
+    /// Reads the value of an entry. With a text the value is odd, but means something to the
+    /// original.
     pub(super) fn parse(value: &str) -> Result<(Self, Option<String>), String> {
         let shown = value.trim_end();
         let not_a_pair = format!("Could not interpret \"{shown}\" as a host-port pair.");

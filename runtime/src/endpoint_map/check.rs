@@ -6,7 +6,8 @@ use crate::cluster::{ClusterSpec, TaskId};
 /// What a map is worth for a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// What keeps the cluster from working, with DeepRec too: tasks without an entry, values that mean nothing.
+    /// What keeps the cluster from working, with DeepRec too: tasks without an entry, values that
+    /// mean nothing.
     pub wrong: Vec<Problem>,
     /// Addresses that two tasks would share.
     pub clashes: Vec<Problem>,

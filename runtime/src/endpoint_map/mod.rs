@@ -1,8 +1,9 @@
 //! `.endpoint_map`: which star address belongs to which task.
 //!
-//! One line for each task, `grpc_host:grpc_port=star_host:star_port`, the same file for all processes. What
-//! DeepRec accepts means the same here: keys match byte for byte, nothing is trimmed, the last of equal keys
-//! counts, entries of others are ignored. Blank lines and comments without `=` are accepted too.
+//! One line for each task, `grpc_host:grpc_port=star_host:star_port`, the same file for all
+//! processes. What DeepRec accepts means the same here: keys match byte for byte, nothing is
+//! trimmed, the last of equal keys counts, entries of others are ignored. Blank lines and comments
+//! without `=` are accepted too.
 
 mod address;
 mod check;
@@ -48,8 +49,8 @@ pub const LINE_BYTES_MAX: usize = 2 * ADDRESS_BYTES_MAX + 1 + 64;
 /// Largest file, in bytes.
 pub const FILE_BYTES_MAX: usize = ENTRIES_MAX * LINE_BYTES_MAX;
 
-/// Where the map is: at `explicit` if that is given, else in `directory` (`TF_SEASTAR_ENDPOINT_MAP_PATH`), else
-/// in the working directory.
+/// Where the map is: at `explicit` if that is given, else in `directory`
+/// (`TF_SEASTAR_ENDPOINT_MAP_PATH`), else in the working directory.
 pub fn search(explicit: Option<&Path>, directory: Option<&Path>) -> PathBuf {
     match (explicit, directory) {
         (Some(path), _) => path.to_owned(),
@@ -127,7 +128,8 @@ impl EndpointMap {
         }
     }
 
-    /// Makes the map of a cluster. `rule` gives the star port of a task from its host and its gRPC port.
+    /// Makes the map of a cluster. `rule` gives the star port of a task from its host and its gRPC
+    /// port.
     ///
     /// # Errors
     /// The rule has no port for a task, or gives an address twice.

@@ -16,8 +16,8 @@ use crate::task::Device;
 
 /// Makes an [`Engine`].
 ///
-/// Without any call it makes an engine that only calls others: one shard, no port, shared memory and RDMA where both ends
-/// have them.
+/// Without any call it makes an engine that only calls others: one shard, no port, shared memory
+/// and RDMA where both ends have them.
 ///
 /// ```
 /// use std::time::Duration;
@@ -52,8 +52,9 @@ enum Given {
 }
 
 impl EngineBuilder {
-    /// Takes all settings from the environment, for task `index` of job `job` in a cluster of `total_tasks` tasks:
-    /// `docs/configuration.md` lists the variables. What is odd about them is logged.
+    /// Takes all settings from the environment, for task `index` of job `job` in a cluster of
+    /// `total_tasks` tasks: `docs/configuration.md` lists the variables. What is odd about them is
+    /// logged.
     ///
     /// # Errors
     /// All that is wrong with the variables, together.
@@ -92,7 +93,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Number of shards, 1 to 1024: threads with connections, memory and timers of their own. Default: 1.
+    /// Number of shards, 1 to 1024: threads with connections, memory and timers of their own.
+    /// Default: 1.
     pub fn shards(mut self, shards: usize) -> Self {
         self.options.shards = shards;
         self
@@ -110,21 +112,22 @@ impl EngineBuilder {
         self
     }
 
-    /// Lets shards spin without end, so that none of them ever has to wake up. Each needs a CPU of its own then.
-    /// Default: false.
+    /// Lets shards spin without end, so that none of them ever has to wake up. Each needs a CPU of
+    /// its own then. Default: false.
     pub fn polling(mut self, polling: bool) -> Self {
         self.options.polling = polling;
         self
     }
 
-    /// How long an idle shard spins before it parks. Default: [`SPIN_DEFAULT`](super::SPIN_DEFAULT), 30 us.
+    /// How long an idle shard spins before it parks. Default:
+    /// [`SPIN_DEFAULT`](super::SPIN_DEFAULT), 30 us.
     pub fn spin(mut self, spin: Duration) -> Self {
         self.options.spin = spin;
         self
     }
 
-    /// How long any CPU of the machine may take to wake up while the engine runs. It costs power, and the right to write
-    /// `/dev/cpu_dma_latency`. Default: as the system says.
+    /// How long any CPU of the machine may take to wake up while the engine runs. It costs power,
+    /// and the right to write `/dev/cpu_dma_latency`. Default: as the system says.
     pub fn cpu_latency(mut self, latency: Duration) -> Self {
         self.options.cpu_latency = Some(latency);
         self
@@ -136,7 +139,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Memory of each shard for received tensors, in bytes. Default: an equal share of half the machine.
+    /// Memory of each shard for received tensors, in bytes. Default: an equal share of half the
+    /// machine.
     pub fn arena_bytes(mut self, bytes: usize) -> Self {
         let shards = self.options.shards;
         let arena = self
@@ -147,7 +151,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Lets connections between processes of one host and user go on in shared memory. Default: true.
+    /// Lets connections between processes of one host and user go on in shared memory. Default:
+    /// true.
     pub fn shared_memory(mut self, allow: bool) -> Self {
         self.options.shm = if allow {
             self.options.shm.or_else(|| EngineOptions::default().shm)
@@ -209,7 +214,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Changes options that have no method here: limits of connections, steps and the store, sockets.
+    /// Changes options that have no method here: limits of connections, steps and the store,
+    /// sockets.
     pub fn configure(mut self, change: impl FnOnce(&mut EngineOptions)) -> Self {
         change(&mut self.options);
         self
@@ -218,7 +224,8 @@ impl EngineBuilder {
     /// Starts the shards and, if asked to, listens on the star port.
     ///
     /// # Errors
-    /// What could not be had: an address, the port, memory, a thread, the host or driver that was asked for.
+    /// What could not be had: an address, the port, memory, a thread, the host or driver that was
+    /// asked for.
     pub fn start(mut self) -> Result<Engine, EngineError> {
         match self.listen {
             None => {}

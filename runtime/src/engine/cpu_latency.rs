@@ -6,8 +6,8 @@ use std::time::Duration;
 
 /// How long an idle CPU may take to wake up while an engine runs.
 ///
-/// The kernel then leaves the deeper sleeps out, on all CPUs of the machine. It forgets the request when the last
-/// handle of the file is closed, however the process ends.
+/// The kernel then leaves the deeper sleeps out, on all CPUs of the machine. It forgets the request
+/// when the last handle of the file is closed, however the process ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CpuLatency {
     /// As the system says.

@@ -36,7 +36,8 @@ use crate::tls::Certificates;
 
 /// A running task: its shards, its listener, its steps, its store and its functions.
 ///
-/// Dropping it stops the shards without grace; [`Engine::shutdown`] lets what is in flight finish first.
+/// Dropping it stops the shards without grace; [`Engine::shutdown`] lets what is in flight finish
+/// first.
 pub struct Engine {
     shared: SharedParts,
     client: Client,
@@ -70,11 +71,12 @@ impl Engine {
         self.client.clone()
     }
 
-    /// The task at `host:port`, to call it. The connection is made at the first call, and again after it was lost; a
-    /// name is looked up before each dial.
+    /// The task at `host:port`, to call it. The connection is made at the first call, and again
+    /// after it was lost; a name is looked up before each dial.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if the address is no `host:port`, `RESOURCE_EXHAUSTED` if there are too many peers.
+    /// `INVALID_ARGUMENT` if the address is no `host:port`, `RESOURCE_EXHAUSTED` if there are too
+    /// many peers.
     pub fn connect(&self, address: &str) -> Result<Remote, Status> {
         let peer = self.client.peer(address)?;
         Ok(Remote::new(self.client(), peer))
@@ -105,7 +107,8 @@ impl Engine {
         self.shared.task.id()
     }
 
-    /// The number that tells this run of the task from every other, and stands in its rendezvous keys.
+    /// The number that tells this run of the task from every other, and stands in its rendezvous
+    /// keys.
     pub fn incarnation(&self) -> u64 {
         self.shared.task.incarnation()
     }
@@ -120,8 +123,8 @@ impl Engine {
         self.shared.task.devices()
     }
 
-    /// The rendezvous key under which `receiver` takes the tensor called `edge` from this task's first device, both on their
-    /// first CPU. It holds for this run of the task only.
+    /// The rendezvous key under which `receiver` takes the tensor called `edge` from this task's
+    /// first device, both on their first CPU. It holds for this run of the task only.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` if a name has a character that keys do not allow.
@@ -142,8 +145,8 @@ impl Engine {
         });
     }
 
-    /// Lets peers call a closure by `name`, on a thread of the compute pool, where it may take its time. It returns the
-    /// tensors that the call fetches, by name.
+    /// Lets peers call a closure by `name`, on a thread of the compute pool, where it may take its
+    /// time. It returns the tensors that the call fetches, by name.
     pub fn register_fn<F, R>(&self, name: impl Into<Text>, function: F)
     where
         F: Fn(GraphCall) -> Result<R, Status> + Send + Sync + 'static,
@@ -153,8 +156,8 @@ impl Engine {
         self.register(name, Arc::new(function));
     }
 
-    /// Lets peers call an asynchronous closure by `name`. Its future runs on a shard, beside the shard's own work, so
-    /// many calls wait at once without a thread for each; it must not block.
+    /// Lets peers call an asynchronous closure by `name`. Its future runs on a shard, beside the
+    /// shard's own work, so many calls wait at once without a thread for each; it must not block.
     pub fn register_async<F, T, R>(&self, name: impl Into<Text>, function: F)
     where
         F: Fn(GraphCall) -> T + Send + Sync + 'static,
@@ -165,12 +168,13 @@ impl Engine {
         self.register(name, Arc::new(function));
     }
 
-    /// Puts a tensor into a step, where one receiver will find it. A key that is taken, or a step that was
-    /// aborted, drops the tensor and counts it ([`Counters::sends_refused`]).
+    /// Puts a tensor into a step, where one receiver will find it. A key that is taken, or a step
+    /// that was aborted, drops the tensor and counts it ([`Counters::sends_refused`]).
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if the key is not a rendezvous key, `NOT_FOUND` or `ABORTED` if it does not name this
-    /// task's device in this incarnation, `RESOURCE_EXHAUSTED` if the shard's inbox is full.
+    /// `INVALID_ARGUMENT` if the key is not a rendezvous key, `NOT_FOUND` or `ABORTED` if it does
+    /// not name this task's device in this incarnation, `RESOURCE_EXHAUSTED` if the shard's inbox
+    /// is full.
     pub fn send(&self, step_id: i64, key: Text, mut tensor: Tensor) -> Result<(), Status> {
         self.shared.task.check_key(&key)?;
         // Here, so that no shard has to copy it.
@@ -311,7 +315,8 @@ impl Engine {
         self.spawners.get(shard)
     }
 
-    /// Stops: no new connections and calls, what is in flight gets `grace` to finish, then all links close.
+    /// Stops: no new connections and calls, what is in flight gets `grace` to finish, then all
+    /// links close.
     ///
     /// # Errors
     /// A shard had ended before because its thread failed.
@@ -319,11 +324,12 @@ impl Engine {
         self.stop(grace)
     }
 
-    /// Tells `witness` once if the engine dies, now if it was before, on the thread of the shard that
-    /// has panicked. Links of that shard close behind it, so the witness should not take long.
+    /// Tells `witness` once if the engine dies, now if it was before, on the thread of the shard
+    /// that has panicked. Links of that shard close behind it, so the witness should not take long.
     ///
-    /// An engine whose shard has panicked ends as a whole: links close, calls under way and all later
-    /// ones fail with [`Reason::ShardDied`](grpcxx_rpc::Reason::ShardDied). Nothing brings it back.
+    /// An engine whose shard has panicked ends as a whole: links close, calls under way and all
+    /// later ones fail with [`Reason::ShardDied`](grpcxx_rpc::Reason::ShardDied). Nothing brings it
+    /// back.
     pub fn on_death(&self, witness: impl FnOnce(&HostError) + Send + 'static) {
         self.shared.mailboxes.fate().witness(Box::new(witness));
     }

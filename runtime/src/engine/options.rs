@@ -44,8 +44,8 @@ pub struct EngineOptions {
     pub polling: bool,
     /// How long an idle shard spins before it parks, if it does not poll.
     pub spin: Duration,
-    /// How long any CPU of the machine may take to wake up while the engine runs; `None`: as the system says. Costs
-    /// power, and needs the right to write `/dev/cpu_dma_latency`.
+    /// How long any CPU of the machine may take to wake up while the engine runs; `None`: as the
+    /// system says. Costs power, and needs the right to write `/dev/cpu_dma_latency`.
     pub cpu_latency: Option<Duration>,
     /// What turns the shards.
     pub host: HostSetting,
@@ -53,8 +53,8 @@ pub struct EngineOptions {
     pub tcp: TcpOptions,
     /// How connections between processes of this host share memory; `None`: they stay on TCP.
     pub shm: Option<ShmOptions>,
-    /// Whether other processes of this user may map the memory of the shards, read-only, so that tensors in it
-    /// reach them without a copy. Without [`EngineOptions::shm`] it means nothing.
+    /// Whether other processes of this user may map the memory of the shards, read-only, so that
+    /// tensors in it reach them without a copy. Without [`EngineOptions::shm`] it means nothing.
     pub lends_arenas: bool,
     /// How connections use RDMA; `None`: they do not.
     pub rdma: Option<RdmaOptions>,

@@ -417,7 +417,8 @@ fn share_memory(
     }
 }
 
-/// The memory of a shard. Where it cannot be shared it is private, and tensors are copied on their way.
+/// The memory of a shard. Where it cannot be shared it is private, and tensors are copied on their
+/// way.
 fn reserve(options: &ArenaOptions) -> Result<Arena, String> {
     if options.shared {
         match Arena::new(options.clone()) {

@@ -55,7 +55,8 @@ impl Function for AsyncFunction {
         let responder = Arc::new(Mutex::new(Some(responder)));
         let taken = Arc::clone(&responder);
         let job = move || async move {
-            // The closure runs inside the guard as well, since it may panic before there is a future.
+            // The closure runs inside the guard as well, since it may panic before there is a
+            // future.
             let results = AssertUnwindSafe(async { begin(call).await }).catch_unwind();
             let results = results.await.unwrap_or_else(|panic| Err(panicked(&*panic)));
             answer(&taken, results);

@@ -83,7 +83,8 @@ impl fmt::Display for HostChoice {
     }
 }
 
-/// What keeps glommio from starting. It panics where one of these is amiss, so they are tried first.
+/// What keeps glommio from starting. It panics where one of these is amiss, so they are tried
+/// first.
 fn glommio_obstacle() -> Option<String> {
     if let Err(error) = probe_io_uring() {
         return Some(format!("io_uring is not usable: {error}"));

@@ -158,9 +158,9 @@ async fn give_way(empty_turns: u32) {
     }
 }
 
-/// Lets glommio's reactor look for completions. It does so by itself only when its preemption timer fires, in
-/// whose wake it can fall asleep although tasks can run, or when no task can run. So this one pauses, for a timer
-/// that is over before the reactor looks at it.
+/// Lets glommio's reactor look for completions. It does so by itself only when its preemption timer
+/// fires, in whose wake it can fall asleep although tasks can run, or when no task can run. So this
+/// one pauses, for a timer that is over before the reactor looks at it.
 async fn pass_to_reactor() {
     let begin = Instant::now();
     let mut timer = pin!(Timer::new(MOMENT));
@@ -174,8 +174,8 @@ async fn pass_to_reactor() {
     .await;
 }
 
-/// Wakes the thread if glommio fell asleep although tasks can run. This task can be what it forgot, so there are
-/// several: only those whose time was over at that moment are forgotten with it.
+/// Wakes the thread if glommio fell asleep although tasks can run. This task can be what it forgot,
+/// so there are several: only those whose time was over at that moment are forgotten with it.
 async fn bound_lost_wake_ups(interval: Duration) {
     loop {
         Timer::new(interval).await;
@@ -224,10 +224,11 @@ const NO_PREEMPTION: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// How long users' tasks run on before glommio asks them to give way. It is longer than
 /// [`REACTOR_PASS_INTERVAL`] because each time it is over, a wake-up can be lost.
 const PREEMPTION_INTERVAL: Duration = Duration::from_millis(10);
-/// Longest sleep of the thread inside glommio, which can lose a wake-up when its preemption timer fires as it
-/// parks.
+/// Longest sleep of the thread inside glommio, which can lose a wake-up when its preemption timer
+/// fires as it parks.
 const GUARD_INTERVAL: Duration = Duration::from_millis(20);
-/// The same, and longer ones for when the thread did not run for so long that the shorter were over together.
+/// The same, and longer ones for when the thread did not run for so long that the shorter were over
+/// together.
 const GUARD_INTERVALS: [Duration; 3] = [
     GUARD_INTERVAL,
     Duration::from_millis(997),

@@ -31,18 +31,20 @@ use crate::placement::{PlacementError, pin_current_thread};
 
 /// A shard as its host sees it.
 pub trait ShardLoop {
-    /// Does a bounded amount of work. Returns the number of events; 0 means that there was nothing to do.
+    /// Does a bounded amount of work. Returns the number of events; 0 means that there was nothing
+    /// to do.
     fn turn(&mut self, now: Time) -> usize;
 
     /// When the shard wants its next turn even if nothing happens.
     fn next_timeout(&self) -> Option<Time>;
 
-    /// Sleeps until there may be work, the waker was used, or `timeout` is over. Returns at once if work
-    /// already waits.
+    /// Sleeps until there may be work, the waker was used, or `timeout` is over. Returns at once if
+    /// work already waits.
     fn park(&mut self, timeout: Option<Duration>);
 
-    /// Prepares for sleep elsewhere: the returned descriptor becomes readable when there may be work or the
-    /// waker was used. `None` if work already waits. It must be something that can be polled, and not a socket.
+    /// Prepares for sleep elsewhere: the returned descriptor becomes readable when there may be
+    /// work or the waker was used. `None` if work already waits. It must be something that can be
+    /// polled, and not a socket.
     fn park_fd(&mut self) -> Option<BorrowedFd<'_>>;
 
     /// Ends the preparation of [`ShardLoop::park_fd`]; called after each of its calls.
@@ -124,10 +126,12 @@ pub enum HostError {
     },
 }
 
-/// Starts a thread that makes a shard and turns it until it is finished. The spawner runs futures beside it.
+/// Starts a thread that makes a shard and turns it until it is finished. The spawner runs futures
+/// beside it.
 ///
 /// # Errors
-/// The system gave no thread. Later failures come from [`HostHandle::wait_started`] and [`HostHandle::join`].
+/// The system gave no thread. Later failures come from [`HostHandle::wait_started`] and
+/// [`HostHandle::join`].
 pub fn spawn<L, F>(options: HostOptions, make: F) -> Result<(HostHandle, TaskSpawner), HostError>
 where
     L: ShardLoop + 'static,
@@ -202,8 +206,8 @@ impl Clock {
     }
 }
 
-/// The time of each turn. While turns bring nothing the clock is read only now and then: a look for work costs less than
-/// that where the clock is a system call.
+/// The time of each turn. While turns bring nothing the clock is read only now and then: a look for
+/// work costs less than that where the clock is a system call.
 struct TurnTime {
     clock: Clock,
     now: Time,

@@ -14,8 +14,9 @@ use glommio::net::UnixStream;
 
 /// Waits inside glommio until a descriptor is readable. Takes nothing from it.
 ///
-/// glommio has no public way to wait for a foreign descriptor, but each of its streams begins with a poll for
-/// readability, and a read of no bytes ends when that poll does. What the read itself answers does not matter.
+/// glommio has no public way to wait for a foreign descriptor, but each of its streams begins with
+/// a poll for readability, and a read of no bytes ends when that poll does. What the read itself
+/// answers does not matter.
 pub(super) struct Readable {
     stream: UnixStream,
 }

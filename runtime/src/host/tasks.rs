@@ -21,8 +21,8 @@ use crate::mesh::{Doorbell, Inbox, InboxSender, Sleeper, doorbell, inbox};
 
 /// Sends futures to a shard's thread, where they run beside the shard for as long as it lives.
 ///
-/// On the glommio host they may use glommio's timers, files and sockets; on the native host they may await
-/// anything that wakes them, calls of a client for example.
+/// On the glommio host they may use glommio's timers, files and sockets; on the native host they
+/// may await anything that wakes them, calls of a client for example.
 #[derive(Clone)]
 pub struct TaskSpawner {
     sender: InboxSender<Job>,
@@ -73,8 +73,8 @@ pub(super) fn jobs() -> (TaskSpawner, Jobs) {
 }
 
 impl TaskSpawner {
-    /// Calls `make` on the shard's thread and runs the future it returns to its end. A panic in either ends
-    /// the shard.
+    /// Calls `make` on the shard's thread and runs the future it returns to its end. A panic in
+    /// either ends the shard.
     ///
     /// # Errors
     /// Too many futures wait for the thread to take them, or the shard has ended.
@@ -227,8 +227,8 @@ impl Wake for Signal {
     }
 }
 
-/// Keeps a panic from unwinding through the executor: glommio would leave the shard behind, neither running nor
-/// dropped. The waker lets a sleeping shard see it.
+/// Keeps a panic from unwinding through the executor: glommio would leave the shard behind, neither
+/// running nor dropped. The waker lets a sleeping shard see it.
 fn guarded(task: LocalTask, panic: Rc<Cell<Option<Panic>>>, waker: Waker) -> LocalTask {
     let blamed = std::future::poll_fn({
         let mut task = task;

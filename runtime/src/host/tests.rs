@@ -232,7 +232,8 @@ fn a_sleeping_shard_wakes_for_its_timeout() {
                 assert!(begin.elapsed() < PATIENCE, "{kind:?} {idle}: no timeout");
                 thread::sleep(Duration::from_millis(1));
             }
-            // The shard counts from the start of its turn, in which it may have had to wait for the CPU.
+            // The shard counts from the start of its turn, in which it may have had to wait for the
+            // CPU.
             assert!(begin.elapsed() >= Duration::from_millis(50));
             running.finish();
         }

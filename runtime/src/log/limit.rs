@@ -1,7 +1,8 @@
 //! How many lines of one kind, and of one kind about one peer, are written in a while.
 //!
-//! A kind is the place in the code that logs, so there are as many as the program has of them. A kind remembers
-//! only peers whose lines were written, so it remembers at most [`LINES_PER_KIND`] of them.
+//! A kind is the place in the code that logs, so there are as many as the program has of them. A
+//! kind remembers only peers whose lines were written, so it remembers at most [`LINES_PER_KIND`]
+//! of them.
 
 use std::fmt::{self, Write};
 use std::net::SocketAddr;
@@ -58,7 +59,8 @@ impl Limit {
     /// Whether `event` is written, and what is to be said before it of lines that were not.
     pub(super) fn admit(&self, event: &Event<'_>, now: Instant) -> (bool, Vec<Summary>) {
         let metadata = event.metadata();
-        // Who asks for details wants all of them; and what says that lines are missing must not be missing.
+        // Who asks for details wants all of them; and what says that lines are missing must not be
+        // missing.
         let is_limited =
             *metadata.level() <= Level::INFO && metadata.target() != super::queue::TARGET;
         if !is_limited {

@@ -1,8 +1,9 @@
-//! What keeps a log from stopping, slowing or filling anything: a bounded queue to a thread that writes, and a
-//! limit on lines that are alike.
+//! What keeps a log from stopping, slowing or filling anything: a bounded queue to a thread that
+//! writes, and a limit on lines that are alike.
 //!
-//! `tracing` has one subscriber a process, so the limit and the counters are the process's too. A subscriber asks
-//! [`admit`] before it formats an event, and pushes what it has formatted into a [`LogQueue`].
+//! `tracing` has one subscriber a process, so the limit and the counters are the process's too. A
+//! subscriber asks [`admit`] before it formats an event, and pushes what it has formatted into a
+//! [`LogQueue`].
 
 mod limit;
 mod queue;
@@ -52,8 +53,8 @@ pub fn counters() -> LogCounters {
     }
 }
 
-/// Whether `event` should be written. If it is like many before it, it only counts for the line that later says
-/// how many there were.
+/// Whether `event` should be written. If it is like many before it, it only counts for the line
+/// that later says how many there were.
 pub fn admit(event: &Event<'_>) -> bool {
     let (is_admitted, ended) = LIMIT.admit(event, Instant::now());
     for summary in ended {
@@ -65,7 +66,8 @@ pub fn admit(event: &Event<'_>) -> bool {
     is_admitted
 }
 
-/// Says how many lines were held back in windows that have ended, or in all. Returns when the next window ends.
+/// Says how many lines were held back in windows that have ended, or in all. Returns when the next
+/// window ends.
 fn tell_suppressed(now: Instant, all: bool) -> Option<Instant> {
     let (ended, next) = LIMIT.end_windows(now, all);
     for summary in ended {

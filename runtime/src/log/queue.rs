@@ -1,7 +1,8 @@
 //! A bounded queue of log lines to a thread that writes them.
 //!
-//! The crate `tracing-appender` has such a queue; but it counts lines where memory counts, never says in the log
-//! what it lost, and prints at its end to a standard output that may be gone, which panics.
+//! The crate `tracing-appender` has such a queue; but it counts lines where memory counts, never
+//! says in the log what it lost, and prints at its end to a standard output that may be gone, which
+//! panics.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -12,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use super::{LINES_LOST, tell_suppressed};
 
-/// Lines on their way to a thread that writes them. Pushing never waits: a line that finds no place is lost,
-/// counted, and a later line says so.
+/// Lines on their way to a thread that writes them. Pushing never waits: a line that finds no place
+/// is lost, counted, and a later line says so.
 #[derive(Debug)]
 pub struct LogQueue<L> {
     sender: SyncSender<Queued<L>>,
@@ -93,8 +94,8 @@ impl<L: Send + 'static> LogQueue<L> {
         }
     }
 
-    /// Waits until all lines pushed so far are written, at most as long as `timeout` says, and says whether they
-    /// are. The thread that writes does not wait for itself.
+    /// Waits until all lines pushed so far are written, at most as long as `timeout` says, and says
+    /// whether they are. The thread that writes does not wait for itself.
     pub fn flush(&self, timeout: Duration) -> bool {
         if thread::current().id() == self.writer {
             return false;

@@ -6,9 +6,10 @@ use super::sync::{Arc, AtomicBool, Ordering, fence};
 
 /// Wakes a shard that sleeps; may be cloned and rung from any thread.
 ///
-/// The rule that loses no wake-up: whoever puts work into a queue of the shard rings afterwards; the shard
-/// says that it will sleep, looks into its queues once more, and only then sleeps ([`Sleeper::may_sleep`]).
-/// Both sides have a full fence between their write and their read, so at least one of them sees the other.
+/// The rule that loses no wake-up: whoever puts work into a queue of the shard rings afterwards;
+/// the shard says that it will sleep, looks into its queues once more, and only then sleeps
+/// ([`Sleeper::may_sleep`]). Both sides have a full fence between their write and their read, so at
+/// least one of them sees the other.
 #[derive(Clone)]
 pub struct Doorbell {
     shared: Arc<Shared>,
@@ -54,14 +55,15 @@ impl Doorbell {
 }
 
 impl Sleeper {
-    /// Says what ends the shard's sleep. Must be called before the first [`Sleeper::may_sleep`]; the first
-    /// waker stays.
+    /// Says what ends the shard's sleep. Must be called before the first [`Sleeper::may_sleep`];
+    /// the first waker stays.
     pub fn install(&mut self, waker: Waker) {
         let _stays = self.shared.waker.set(waker);
     }
 
-    /// Announces sleep, then asks `has_work` once more. If the answer is `false`, the shard may sleep and must
-    /// call [`Sleeper::awake`] afterwards; otherwise the announcement is already withdrawn.
+    /// Announces sleep, then asks `has_work` once more. If the answer is `false`, the shard may
+    /// sleep and must call [`Sleeper::awake`] afterwards; otherwise the announcement is already
+    /// withdrawn.
     pub fn may_sleep(&mut self, has_work: impl FnOnce() -> bool) -> bool {
         if self.shared.waker.get().is_none() {
             return false;

@@ -3,8 +3,8 @@ use rtrb::{Consumer, Producer, PushError, RingBuffer};
 
 use super::Doorbell;
 
-/// One shard's ends of the rings to and from all other shards of an engine: one fixed ring for each ordered
-/// pair. The ends cannot be cloned.
+/// One shard's ends of the rings to and from all other shards of an engine: one fixed ring for each
+/// ordered pair. The ends cannot be cloned.
 ///
 /// Values sent in a turn are announced together by [`Mesh::flush`].
 #[derive(Debug)]
@@ -68,7 +68,8 @@ impl<T> Mesh<T> {
     /// Queues a value for another shard. The other shard may learn of it only with [`Mesh::flush`].
     ///
     /// # Errors
-    /// The value comes back: the ring is full, the other shard has ended, or there is no such other shard.
+    /// The value comes back: the ring is full, the other shard has ended, or there is no such other
+    /// shard.
     pub fn send(&mut self, target: usize, value: T) -> Result<(), Refused<T>> {
         let Some(Some(outgoing)) = self.outgoing.get_mut(target) else {
             return Err(Refused {
@@ -107,8 +108,8 @@ impl<T> Mesh<T> {
         }
     }
 
-    /// Hands values to `take` with the number of their shard: at most `limit_per_shard` from each, and from a
-    /// different shard first in each call. Returns how many there were.
+    /// Hands values to `take` with the number of their shard: at most `limit_per_shard` from each,
+    /// and from a different shard first in each call. Returns how many there were.
     pub fn drain(&mut self, limit_per_shard: usize, mut take: impl FnMut(usize, T)) -> usize {
         let shards = self.incoming.len();
         if shards <= 1 {

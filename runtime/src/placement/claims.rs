@@ -1,8 +1,9 @@
 //! Which CPUs the tasks of a host have pinned shards to.
 //!
-//! A claim is a UNIX socket with an abstract name, one for each CPU. The kernel lets one socket have a name, and gives
-//! it free when the process ends, however it ends; there is no file to clean up, and tasks of several users see each
-//! other. Tasks in containers with a network of their own do not.
+//! A claim is a UNIX socket with an abstract name, one for each CPU. The kernel lets one socket
+//! have a name, and gives it free when the process ends, however it ends; there is no file to clean
+//! up, and tasks of several users see each other. Tasks in containers with a network of their own
+//! do not.
 
 use std::io::{self, ErrorKind};
 use std::os::linux::net::SocketAddrExt;
@@ -15,7 +16,8 @@ pub struct CpuClaims {
 }
 
 impl CpuClaims {
-    /// Claims a CPU and says whether nobody else has. Where the system has no such sockets, nobody has.
+    /// Claims a CPU and says whether nobody else has. Where the system has no such sockets, nobody
+    /// has.
     pub fn take(&mut self, cpu: usize) -> bool {
         match claim(cpu) {
             Ok(socket) => {

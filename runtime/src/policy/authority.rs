@@ -20,7 +20,8 @@ pub struct Authority {
     allow: Option<AddressRanges>,
     admin: AddressRanges,
     members: AddressRanges,
-    /// The rights of peers of which nothing is known but their address, which is in none of the ranges.
+    /// The rights of peers of which nothing is known but their address, which is in none of the
+    /// ranges.
     strangers: Rights,
     token: Option<Arc<Token>>,
     is_open: bool,
@@ -134,7 +135,8 @@ impl Authority {
         }
     }
 
-    /// Lets a request pass whose caller has the right that it needs. One that does not pass is counted and logged.
+    /// Lets a request pass whose caller has the right that it needs. One that does not pass is
+    /// counted and logged.
     ///
     /// # Errors
     /// What to answer instead.
@@ -168,8 +170,8 @@ impl Authority {
         );
     }
 
-    /// What a connection from a peer lets through, where `right_of_function` says which right the call of a function
-    /// needs. `incarnation` is that of this task.
+    /// What a connection from a peer lets through, where `right_of_function` says which right the
+    /// call of a function needs. `incarnation` is that of this task.
     pub(crate) fn gate(
         &self,
         identity: &Identity,
@@ -188,8 +190,8 @@ impl Authority {
         })
     }
 
-    /// How a connection to a peer proves the token, if there is one. A peer whose address is that of a member
-    /// may know no tokens.
+    /// How a connection to a peer proves the token, if there is one. A peer whose address is that
+    /// of a member may know no tokens.
     pub(crate) fn credentials(&self, peer: Option<SocketAddr>) -> Option<Credentials> {
         let trusts_unproven = peer.is_some_and(|peer| self.members.contain(peer.ip()));
         let (token, nonce) = self.fresh_token()?;
@@ -218,13 +220,15 @@ impl Authority {
         self.token.is_some()
     }
 
-    /// What the metadata `authorization` of a gRPC call says, if there is a token. `now` is the time since 1970.
+    /// What the metadata `authorization` of a gRPC call says, if there is a token. `now` is the
+    /// time since 1970.
     pub fn prove_call(&self, path: &str, now: Duration) -> Option<String> {
         let token = self.token.as_ref()?;
         Some(token.prove_call(path, now))
     }
 
-    /// Who calls a method over gRPC with this metadata `authorization`. `now` is the time since 1970.
+    /// Who calls a method over gRPC with this metadata `authorization`. `now` is the time since
+    /// 1970.
     ///
     /// # Errors
     /// The metadata proves nothing, though it claims to. It is counted and logged.

@@ -1,7 +1,7 @@
 //! Who may do what on a task: one policy, asked by the star port and the gRPC endpoint alike.
 //!
-//! A [`Policy`] is what was set. An [`Authority`] is made of it once, at the start of the engine, and says of each
-//! connection whether it may be, and of each [`Identity`] which rights it has.
+//! A [`Policy`] is what was set. An [`Authority`] is made of it once, at the start of the engine,
+//! and says of each connection whether it may be, and of each [`Identity`] which rights it has.
 
 mod authority;
 mod identity;
@@ -17,16 +17,16 @@ pub use token::{Secret, TokenSource};
 
 use grpcxx_rpc::{Right, Rights};
 
-/// What was set about who may do what. Without a setting the cluster is open: it works with peers that know no
-/// tokens, wherever they are, and lets them change nothing that is to stay.
+/// What was set about who may do what. Without a setting the cluster is open: it works with peers
+/// that know no tokens, wherever they are, and lets them change nothing that is to stay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     /// Whose connections are taken at all; `None`: anybody's.
     pub allow: Option<AddressRanges>,
     /// Who has every right without a proof; `None`: this machine, unless there is a token.
     pub admin: Option<AddressRanges>,
-    /// Who counts as a task of the cluster without a proof; `None`: nobody, and the cluster is open unless there is a
-    /// token.
+    /// Who counts as a task of the cluster without a proof; `None`: nobody, and the cluster is open
+    /// unless there is a token.
     pub members: Option<AddressRanges>,
     /// What all others may do with the store; `None`: read in an open cluster, else nothing.
     pub store: Option<StoreAccess>,

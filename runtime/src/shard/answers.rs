@@ -7,8 +7,8 @@ use crate::shard::core::Core;
 use crate::shard::servers::ServerLink;
 
 impl<A> Core<A> {
-    /// Answers a request, on whatever shard it came from. If nobody wants the answer any more, tensors that
-    /// were taken out of a step for it go back there.
+    /// Answers a request, on whatever shard it came from. If nobody wants the answer any more,
+    /// tensors that were taken out of a step for it go back there.
     pub(super) fn answer(&mut self, origin: Origin, result: CallResult, taken: Option<Taken>) {
         if origin.shard() != self.index {
             self.route(

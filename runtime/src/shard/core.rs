@@ -139,7 +139,8 @@ impl<A> Core<A> {
         self.mail.route(shard, command);
     }
 
-    /// Takes what other shards have handed over since the last turn, and threads whose inbox was full.
+    /// Takes what other shards have handed over since the last turn, and threads whose inbox was
+    /// full.
     pub(super) fn take_commands<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
         if self.hears_of_death() {
             self.stop(Duration::ZERO);
@@ -179,7 +180,8 @@ impl<A> Core<A> {
         let limit = self.mail.commands_max();
         for count in 0..limit {
             match self.mail.poll_inbox() {
-                // Most of them, and the longest: it is not to be moved into another function as a whole.
+                // Most of them, and the longest: it is not to be moved into another function as a
+                // whole.
                 Some(Command::Send {
                     step_id,
                     key,

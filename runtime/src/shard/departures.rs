@@ -78,12 +78,14 @@ impl<A> Core<A> {
         };
         self.links.hand_over(link, Owner::Leaving(id));
         transport.end_stream(link);
-        // A link that was paused, for its peer broke the protocol or asked for too much at once, goes on.
+        // A link that was paused, for its peer broke the protocol or asked for too much at once,
+        // goes on.
         let _ = transport.resume(link, Next::Head { at_least_bytes: 1 });
         self.look_at_leaving(id, transport);
     }
 
-    /// Takes the connection from a peer that we call, if it has announced nothing. Its calls end; others connect anew.
+    /// Takes the connection from a peer that we call, if it has announced nothing. Its calls end;
+    /// others connect anew.
     fn leave_peer(&mut self, slot: usize, why: &Why) -> Option<Left> {
         let peer = &mut self.outgoing.peers[slot];
         let status = why.status(peer.address());
@@ -108,7 +110,8 @@ impl<A> Core<A> {
         })
     }
 
-    /// Takes the connection from a peer that calls us, if it has announced nothing. Its requests are withdrawn.
+    /// Takes the connection from a peer that calls us, if it has announced nothing. Its requests
+    /// are withdrawn.
     fn leave_client_of(&mut self, id: SlotId, why: &Why) -> Option<Left> {
         let server = self.incoming.servers.find(id)?;
         if announces(server.connection.peer_features()) {

@@ -1,4 +1,5 @@
-//! The way from a channel that wants a connection to a link: addresses are looked up, then dialled one after the other.
+//! The way from a channel that wants a connection to a link: addresses are looked up, then dialled
+//! one after the other.
 
 use std::sync::Arc;
 

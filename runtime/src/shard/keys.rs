@@ -5,11 +5,12 @@ use grpcxx_rpc::{Status, Text};
 
 use crate::task::Task;
 
-/// The keys that were found good lately, so that those of the next step need neither memory of their own nor to be
-/// parsed again.
+/// The keys that were found good lately, so that those of the next step need neither memory of
+/// their own nor to be parsed again.
 ///
-/// A cache of pairs: the hash of a key names its pair, in which the key that was used last stays. The texts that the
-/// cache hands out are found again by their address, without a look at their bytes.
+/// A cache of pairs: the hash of a key names its pair, in which the key that was used last stays.
+/// The texts that the cache hands out are found again by their address, without a look at their
+/// bytes.
 #[derive(Debug)]
 pub(super) struct KnownKeys {
     pairs: Vec<Pair>,
@@ -42,8 +43,9 @@ impl KnownKeys {
         }
     }
 
-    /// A key and its hash, as the text that requests for it have if it was found good: comparing the two is to compare their
-    /// addresses, and the text that came is dropped now and not when it has left the caches.
+    /// A key and its hash, as the text that requests for it have if it was found good: comparing
+    /// the two is to compare their addresses, and the text that came is dropped now and not when it
+    /// has left the caches.
     #[inline]
     pub(super) fn known(&self, key: Text) -> (Text, u64) {
         if let Some(hash) = self.hash_at(&key) {

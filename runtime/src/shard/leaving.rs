@@ -1,16 +1,18 @@
 //! How connections leave: the rules.
 //!
-//! An original that is reset while it writes, or whose peer closes with bytes unread, may never send again, to anybody.
-//! So this side ends its stream towards a peer that has announced nothing, and takes what that one still sends, within
-//! a time and a number of bytes. A client is done when the peer owes no answer; originals never close their side. A server
-//! is done when its client has closed, or was quiet for a while. A peer that announced itself is left at once.
+//! An original that is reset while it writes, or whose peer closes with bytes unread, may never
+//! send again, to anybody. So this side ends its stream towards a peer that has announced nothing,
+//! and takes what that one still sends, within a time and a number of bytes. A client is done when
+//! the peer owes no answer; originals never close their side. A server is done when its client has
+//! closed, or was quiet for a while. A peer that announced itself is left at once.
 
 use std::time::Duration;
 
 use grpcxx_rpc::{ClientConnection, Code, PeerViolation, Reason, Status};
 use grpcxx_transport::{CloseReason, LinkId, SlotId, SlotTable, Time};
 
-/// How long, and how much, a connection that is left still takes from a peer that has announced nothing.
+/// How long, and how much, a connection that is left still takes from a peer that has announced
+/// nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainLimits {
     /// The whole time.

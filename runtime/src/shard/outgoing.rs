@@ -37,9 +37,11 @@ pub(super) struct PeerLink {
     pub(super) medium: LinkMedium,
     /// Why it did not move though it should.
     pub(super) stays: Option<String>,
-    /// Why the connection is being closed, if this side does it for a reason that callers should hear.
+    /// Why the connection is being closed, if this side does it for a reason that callers should
+    /// hear.
     pub(super) parting: Option<Status>,
-    /// Whether the connection is to be made anew without waiting for a call, for another medium will carry it.
+    /// Whether the connection is to be made anew without waiting for a call, for another medium
+    /// will carry it.
     pub(super) redials: bool,
     pub(super) is_dirty: bool,
     pub(super) armed: Option<Time>,

@@ -15,8 +15,8 @@ use crate::registry::Entry;
 use crate::shard::core::Core;
 
 impl<A> Core<A> {
-    /// Serves what the marked connections have read. Returns how much that was, and whether the rest shall wait for the
-    /// next turn.
+    /// Serves what the marked connections have read. Returns how much that was, and whether the
+    /// rest shall wait for the next turn.
     pub(super) fn take_requests(&mut self) -> (usize, bool) {
         let mut events = 0;
         let mut fused_keys = 0;

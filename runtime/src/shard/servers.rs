@@ -145,7 +145,8 @@ impl ServerLink {
         self.identity.proof = proof;
     }
 
-    /// The next answer with tensors of a step that did not leave. Those of watched requests belong to their service.
+    /// The next answer with tensors of a step that did not leave. Those of watched requests belong
+    /// to their service.
     pub(super) fn poll_undelivered(&mut self) -> Option<Undelivered> {
         loop {
             let undelivered = self.connection.poll_undelivered()?;
@@ -241,7 +242,8 @@ impl<A> Core<A> {
         }
     }
 
-    /// Takes back what a lost connection still held: tensors whose answer never left, and places in steps.
+    /// Takes back what a lost connection still held: tensors whose answer never left, and places in
+    /// steps.
     pub(super) fn server_closed(&mut self, id: SlotId, reason: &CloseReason) {
         let Some(server) = self.incoming.servers.find(id) else {
             return;

@@ -46,7 +46,8 @@ impl Steps {
         }
     }
 
-    /// Takes the tensor of a key, if it is there with at most so many bytes and nobody else waits for it, and holds it.
+    /// Takes the tensor of a key, if it is there with at most so many bytes and nobody else waits
+    /// for it, and holds it.
     #[inline]
     pub(super) fn hold(
         &mut self,
@@ -109,7 +110,8 @@ impl<A> Core<A> {
         Ok(())
     }
 
-    /// Receives from a step of this shard, once its keys are hashed. Returns whether the answer has to wait.
+    /// Receives from a step of this shard, once its keys are hashed. Returns whether the answer has
+    /// to wait.
     pub(super) fn receive(&mut self, origin: Origin, step_id: i64, keys: Keys) -> bool {
         if self.is_stopping() {
             self.answer(origin, Err(self.stopping()), None);

@@ -16,7 +16,8 @@ pub(super) enum Subject {
 
 /// When each subject wants to be looked at again; one time per subject.
 ///
-/// A subject that changes its mind leaves its old entry behind; such entries are dropped when they come up.
+/// A subject that changes its mind leaves its old entry behind; such entries are dropped when they
+/// come up.
 #[derive(Debug)]
 pub(crate) struct Timers<S> {
     heap: BinaryHeap<Reverse<(Time, S)>>,
@@ -32,7 +33,8 @@ impl<S: Ord + Copy> Timers<S> {
         }
     }
 
-    /// Drops the times of subjects that are gone, as soon as there may be more of them than of others.
+    /// Drops the times of subjects that are gone, as soon as there may be more of them than of
+    /// others.
     pub(crate) fn prune(&mut self, mut is_there: impl FnMut(S) -> bool) {
         if self.heap.len() > self.prune_above {
             self.heap.retain(|Reverse((_, subject))| is_there(*subject));
@@ -50,8 +52,8 @@ impl<S: Ord + Copy> Timers<S> {
         }
     }
 
-    /// The next subject whose time has come. It may have become stale: the caller clears its record and asks
-    /// the subject for its present wish.
+    /// The next subject whose time has come. It may have become stale: the caller clears its record
+    /// and asks the subject for its present wish.
     pub(crate) fn poll(&mut self, now: Time) -> Option<(S, Time)> {
         let Reverse((at, _)) = self.heap.peek()?;
         if *at > now {

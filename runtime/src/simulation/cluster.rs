@@ -12,7 +12,8 @@ use super::model::{TaskRecord, Watcher};
 use super::profile::Profile;
 use super::task::{SimShard, SimTask, host_of};
 
-/// A cluster of one seed: its tasks, the network between them, and the model that all is held against.
+/// A cluster of one seed: its tasks, the network between them, and the model that all is held
+/// against.
 pub(super) struct Cluster {
     pub(super) seed: u64,
     pub(super) profile: Profile,
@@ -136,8 +137,8 @@ impl Cluster {
             .filter(|task| task.stop_by.is_none())
     }
 
-    /// One round: time moves to the next event and a little further, and all to whom something happened
-    /// get their turn, in any order.
+    /// One round: time moves to the next event and a little further, and all to whom something
+    /// happened get their turn, in any order.
     fn step(&mut self, until: Time) {
         let due = self.next_due().map_or(until, |at| at.min(until));
         let slack_ns = self.random.u64(1..=self.profile.slack.as_nanos() as u64);

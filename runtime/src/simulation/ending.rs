@@ -42,7 +42,8 @@ impl Cluster {
         self.check_waiting();
         self.give_up_receives();
         let ended = self.run_while(PATIENCE, |cluster| cluster.has_open_calls());
-        // Where few calls may be under way on a connection, they can wait behind receives that never end.
+        // Where few calls may be under way on a connection, they can wait behind receives that
+        // never end.
         assert!(
             ended || self.profile.is_tight,
             "calls without a result: {}",

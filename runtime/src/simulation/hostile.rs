@@ -1,5 +1,5 @@
-//! Peers that hold what they can get, and bring nothing for it: they announce and do not send, never
-//! read, abandon steps, and flood tasks with receives.
+//! Peers that hold what they can get, and bring nothing for it: they announce and do not send,
+//! never read, abandon steps, and flood tasks with receives.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

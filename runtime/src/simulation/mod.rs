@@ -1,8 +1,9 @@
-//! Whole clusters in one thread: real shards, meshes and inboxes over simulated links, under virtual time, with
-//! random operations and faults, held against a model after each turn and at the end.
+//! Whole clusters in one thread: real shards, meshes and inboxes over simulated links, under
+//! virtual time, with random operations and faults, held against a model after each turn and at the
+//! end.
 //!
-//! All that happens follows from a seed. `GRPCXX_SIM_SEEDS=N` runs N seeds, `GRPCXX_SEED=N` runs one, and
-//! `GRPCXX_SIM_LINES=N` shows so many events before a failure.
+//! All that happens follows from a seed. `GRPCXX_SIM_SEEDS=N` runs N seeds, `GRPCXX_SEED=N` runs
+//! one, and `GRPCXX_SIM_LINES=N` shows so many events before a failure.
 
 mod calls;
 mod cluster;

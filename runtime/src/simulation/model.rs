@@ -14,8 +14,8 @@ use super::profile::Profile;
 use super::tensors::{self, Tensors};
 use crate::call::CallResult;
 
-/// What must be true of a cluster, kept beside it. Each method that notes an event panics if the event
-/// should not have happened.
+/// What must be true of a cluster, kept beside it. Each method that notes an event panics if the
+/// event should not have happened.
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) now: Time,

@@ -1,8 +1,9 @@
 //! A shard beside a simulated original, under virtual time.
 //!
-//! The original queues the packets of all its links in one queue, keeps links whose peers have ended their streams, and never
-//! sends again if a link breaks under a packet while another is queued for it. It answers late, in crumbs, with empty
-//! texts, with garbage, or ends its stream within an answer.
+//! The original queues the packets of all its links in one queue, keeps links whose peers have
+//! ended their streams, and never sends again if a link breaks under a packet while another is
+//! queued for it. It answers late, in crumbs, with empty texts, with garbage, or ends its stream
+//! within an answer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;

@@ -137,7 +137,8 @@ impl Profile {
         profile
     }
 
-    /// Chunks so short that tensors of the simulation take several, and what comes meanwhile goes between.
+    /// Chunks so short that tensors of the simulation take several, and what comes meanwhile goes
+    /// between.
     fn draw_chunks(&mut self, random: &mut Rng) {
         if random.u32(..3) > 0 {
             let whole_bytes_max = self.tensor_bytes_max as u64;
@@ -193,7 +194,8 @@ impl Profile {
     /// How long a call may take for which nobody has to wait, if that can be said.
     pub(super) fn answered_within(&self) -> Option<Duration> {
         let is_calm = !(self.links_fail || self.restarts || self.partitions || self.is_tight);
-        // A network that hands over a few bytes at a time is slow by itself, as are turns shared with hostile peers.
+        // A network that hands over a few bytes at a time is slow by itself, as are turns shared
+        // with hostile peers.
         let is_slow = self.has_hostile_peers || self.network.read_bytes_max <= CRUMB_BYTES_MAX;
         let most_ms = if is_slow { 400 } else { 200 };
         is_calm.then_some(Duration::from_millis(most_ms))

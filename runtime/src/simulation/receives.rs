@@ -118,8 +118,8 @@ impl Cluster {
         self.receive(caller, &peer, step_id, ids, timeout, to_sink);
     }
 
-    /// Many calls for one tensor each, most of them there already, on one of the few connections that have such calls all the
-    /// time: there requests share frames, and answers too.
+    /// Many calls for one tensor each, most of them there already, on one of the few connections
+    /// that have such calls all the time: there requests share frames, and answers too.
     pub(super) fn call_storm(&mut self) {
         let caller = self.random.usize(..STORMS);
         let home = caller + 1;

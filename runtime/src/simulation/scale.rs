@@ -1,12 +1,13 @@
-//! How steps grow with workers: real shards and connections, one parameter server, virtual time, stated costs.
+//! How steps grow with workers: real shards and connections, one parameter server, virtual time,
+//! stated costs.
 //!
-//! A worker pulls the model's tensors, computes, pushes as many back, and begins again. The server is one engine
-//! whose requests wait, first come first served, for three things: the network card for what arrives, one of its CPUs,
-//! and the network card for what leaves. What each of them takes is stated in [`Costs`]; the messages themselves are
-//! small, so that memory does not decide.
+//! A worker pulls the model's tensors, computes, pushes as many back, and begins again. The server
+//! is one engine whose requests wait, first come first served, for three things: the network card
+//! for what arrives, one of its CPUs, and the network card for what leaves. What each of them takes
+//! is stated in [`Costs`]; the messages themselves are small, so that memory does not decide.
 //!
-//! `GRPCXX_SCALE_WRITE=1 cargo test --release -p grpcxx-runtime --lib simulation::scale` takes the whole curve and
-//! writes `docs/scale.svg` and the table of `docs/scaling.md`.
+//! `GRPCXX_SCALE_WRITE=1 cargo test --release -p grpcxx-runtime --lib simulation::scale` takes the
+//! whole curve and writes `docs/scale.svg` and the table of `docs/scaling.md`.
 
 mod curve;
 pub(super) mod host;
@@ -149,7 +150,8 @@ impl Simulation {
             now = self.next_time(now);
         }
         let seconds = self.scene.until.since(self.scene.from).as_secs_f64();
-        // A step has two calls. Behind a long queue pulls and pushes come in waves, so each counts by itself.
+        // A step has two calls. Behind a long queue pulls and pushes come in waves, so each counts
+        // by itself.
         let steps_per_second = self.calls as f64 / 2.0 / seconds;
         Point {
             workers: self.scene.workers,
@@ -321,7 +323,8 @@ fn steps_grow_with_workers_until_the_server_is_busy() {
     }
 }
 
-/// What happens within a tick happens at once: a small part of a step, and of the waiting of so many workers.
+/// What happens within a tick happens at once: a small part of a step, and of the waiting of so
+/// many workers.
 fn tick(workers: usize) -> Duration {
     Duration::from_micros(match workers {
         0..=300 => 20,

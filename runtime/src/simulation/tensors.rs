@@ -228,7 +228,8 @@ fn body(id: usize, len_bytes: usize) -> Vec<u8> {
     bytes
 }
 
-/// How the bytes of each tensor begin; its id follows. The first byte is in no other byte of a body.
+/// How the bytes of each tensor begin; its id follows. The first byte is in no other byte of a
+/// body.
 const MAGIC: [u8; 8] = *b"\xd7tensor:";
 
 /// Shortest tensor that has room for mark and id.

@@ -1,4 +1,5 @@
-//! Two shards that echo 64 bytes over TCP, each on a host of its own: the smallest engine there can be.
+//! Two shards that echo 64 bytes over TCP, each on a host of its own: the smallest engine there can
+//! be.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;

@@ -1,4 +1,5 @@
-//! Frames as an original writes and reads them: a header, records that are images of memory, hand-packed metadata.
+//! Frames as an original writes and reads them: a header, records that are images of memory,
+//! hand-packed metadata.
 
 pub const HEADER_BYTES: usize = 32;
 

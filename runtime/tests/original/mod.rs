@@ -1,8 +1,8 @@
 //! A peer that plays an original over real sockets, with an encoder of its own.
 //!
-//! One thread writes the packets of all connections, oldest first, as a shard of an original does. If a connection is
-//! gone while a packet is written to it, and another packet is queued for it, the thread never writes again. A
-//! connection whose peer has ended its stream is never closed.
+//! One thread writes the packets of all connections, oldest first, as a shard of an original does.
+//! If a connection is gone while a packet is written to it, and another packet is queued for it,
+//! the thread never writes again. A connection whose peer has ended its stream is never closed.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 
 pub mod encode;
@@ -67,7 +67,8 @@ impl Packet {
 }
 
 impl Original {
-    /// Starts one that answers each request with what `serve` says, and pauses so long behind each piece.
+    /// Starts one that answers each request with what `serve` says, and pauses so long behind each
+    /// piece.
     pub fn start(
         pause: Duration,
         serve: impl Fn(&Asked) -> Vec<Packet> + Send + Sync + 'static,
@@ -204,7 +205,8 @@ impl Shard {
             }
             state = self.state();
             if !is_written {
-                // The descriptor is closed and nobody watches it; the next packet for it waits for ever.
+                // The descriptor is closed and nobody watches it; the next packet for it waits for
+                // ever.
                 state.connections.remove(&connection);
                 state.is_wedged = state.packets.iter().any(|(other, _)| *other == connection);
             }

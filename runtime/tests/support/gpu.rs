@@ -3,7 +3,8 @@ use std::sync::{Arc, Mutex};
 
 use grpcxx_memory::{DeviceMemory, DmaBuf, Region, RegionKind};
 
-/// Memory that only copies reach: at its addresses nothing is mapped, so whoever reads there is killed.
+/// Memory that only copies reach: at its addresses nothing is mapped, so whoever reads there is
+/// killed.
 pub(crate) struct Gpu(pub(crate) Mutex<Vec<u8>>);
 
 impl Gpu {

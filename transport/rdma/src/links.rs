@@ -14,12 +14,14 @@ use crate::link::{Gone, Link, Phase, Side};
 use crate::options::RdmaOptions;
 use crate::registry::{Registry, RegistryLimits};
 
-/// The RDMA links of one shard, without a way to find peers: set-up data is carried by whoever uses this.
+/// The RDMA links of one shard, without a way to find peers: set-up data is carried by whoever uses
+/// this.
 ///
-/// The side that begins calls [`RdmaLinks::offer`], carries the blob to the peer, which answers with that of
-/// [`RdmaLinks::accept`], and gives the answer to [`RdmaLinks::finish`]. From then on a link works as every
-/// link of a [`Transport`](grpcxx_transport::Transport) does. That the peer is gone, it learns from its requests,
-/// which takes seconds, or at once from [`RdmaLinks::peer_gone`].
+/// The side that begins calls [`RdmaLinks::offer`], carries the blob to the peer, which answers
+/// with that of [`RdmaLinks::accept`], and gives the answer to [`RdmaLinks::finish`]. From then on
+/// a link works as every link of a [`Transport`](grpcxx_transport::Transport) does. That the peer
+/// is gone, it learns from its requests, which takes seconds, or at once from
+/// [`RdmaLinks::peer_gone`].
 pub struct RdmaLinks<A: Adapter> {
     pub(crate) adapter: A,
     pub(crate) options: RdmaOptions,
@@ -96,8 +98,9 @@ impl<A: Adapter> RdmaLinks<A> {
         }
     }
 
-    /// Registers memory of another device, as a GPU: from then on peers read what is sent from it straight from there
-    /// (GPUDirect). Where that cannot be, its buffers go by their copies on the host.
+    /// Registers memory of another device, as a GPU: from then on peers read what is sent from it
+    /// straight from there (GPUDirect). Where that cannot be, its buffers go by their copies on the
+    /// host.
     ///
     /// # Errors
     /// Why it cannot be: no dma-buf, a library or a driver that cannot register one, or a limit.
@@ -105,8 +108,9 @@ impl<A: Adapter> RdmaLinks<A> {
         self.registry.add_device(&self.adapter, memory)
     }
 
-    /// Registers an arena, so that its tensors are sent and received without a copy, or as much from its start as
-    /// the options and the system allow. Returns how many bytes that is. From then on the arena keeps its pages.
+    /// Registers an arena, so that its tensors are sent and received without a copy, or as much
+    /// from its start as the options and the system allow. Returns how many bytes that is. From
+    /// then on the arena keeps its pages.
     ///
     /// # Errors
     /// The arena is full, so that nothing can hold its mapping.
@@ -130,14 +134,14 @@ impl<A: Adapter> RdmaLinks<A> {
         Ok(registered)
     }
 
-    /// Registers memory for the first links now, since it takes long and nobody waits yet. A refusal is told to the first
-    /// link that needs it.
+    /// Registers memory for the first links now, since it takes long and nobody waits yet. A
+    /// refusal is told to the first link that needs it.
     pub fn warm_up(&mut self) {
         let _ = self.registry.add_pool(&self.adapter, 0);
     }
 
-    /// Says that the peer is gone, as the connection beside the link has ended for this reason. What arrived
-    /// before is still read; then the link closes with the same reason.
+    /// Says that the peer is gone, as the connection beside the link has ended for this reason.
+    /// What arrived before is still read; then the link closes with the same reason.
     pub fn peer_gone(&mut self, id: LinkId, reason: CloseReason) {
         let Some(link) = self.links.find_mut(id) else {
             return;
@@ -274,8 +278,8 @@ impl<A: Adapter> RdmaLinks<A> {
         self.queue(id.slot);
     }
 
-    /// Takes peers the right to read foreign memory that was sent, also if they are reading it, which ends their links.
-    /// Returns how many registrations that ended.
+    /// Takes peers the right to read foreign memory that was sent, also if they are reading it,
+    /// which ends their links. Returns how many registrations that ended.
     pub fn revoke(&mut self, payload: &[u8]) -> usize {
         self.registry.revoke(payload)
     }
@@ -338,8 +342,8 @@ impl<A: Adapter> RdmaLinks<A> {
         }
     }
 
-    /// Prepares for sleep: after this call the descriptors become readable with a completion or a fault. False
-    /// if there is work already.
+    /// Prepares for sleep: after this call the descriptors become readable with a completion or a
+    /// fault. False if there is work already.
     pub fn arm(&mut self) -> bool {
         if self.has_work() {
             return false;

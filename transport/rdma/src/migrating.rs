@@ -1,9 +1,10 @@
 //! RDMA as a medium that links migrate to.
 //!
-//! The side that accepted offers a secret. The side that dialled, if it has a device too, sends a record
-//! behind its last frame: the secret and its set-up data. The answer is a record behind the other side's
-//! last frame. So each direction is cut where its record lies. If the answer is a refusal, the stream goes on
-//! where it was. The link of the base transport stays open until the end, and tells when the peer is gone.
+//! The side that accepted offers a secret. The side that dialled, if it has a device too, sends a
+//! record behind its last frame: the secret and its set-up data. The answer is a record behind the
+//! other side's last frame. So each direction is cut where its record lies. If the answer is a
+//! refusal, the stream goes on where it was. The link of the base transport stays open until the
+//! end, and tells when the peer is gone.
 
 mod handshake;
 mod record;
@@ -47,8 +48,8 @@ pub enum NearPeers {
 }
 
 impl<A: Adapter> RdmaMedium<A> {
-    /// Lets links migrate to `links`. Memory for the first of them is registered now, since that takes long
-    /// and nobody waits yet.
+    /// Lets links migrate to `links`. Memory for the first of them is registered now, since that
+    /// takes long and nobody waits yet.
     pub fn new(mut links: RdmaLinks<A>, near: NearPeers) -> Self {
         links.warm_up();
         Self {
@@ -237,8 +238,8 @@ impl<A: Adapter> Medium for RdmaMedium<A> {
     }
 }
 
-/// How long a peer may take to answer a record. Without an answer there is no way back, so the link ends then;
-/// it is long because the peer may be busy, or have much to send before its answer.
+/// How long a peer may take to answer a record. Without an answer there is no way back, so the link
+/// ends then; it is long because the peer may be busy, or have much to send before its answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Turns without events between two chances for a device in software.

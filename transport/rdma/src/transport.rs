@@ -14,11 +14,11 @@ use crate::blob::BLOB_BYTES;
 use crate::counters::RdmaCounters;
 use crate::links::RdmaLinks;
 
-/// RDMA links as a transport of their own: another transport finds peers, carries the set-up data, and tells when
-/// a peer is gone.
+/// RDMA links as a transport of their own: another transport finds peers, carries the set-up data,
+/// and tells when a peer is gone.
 ///
-/// Two of these speak to each other and to nothing else. A process that speaks star upgrades its connections with
-/// [`RdmaLinks`] instead.
+/// Two of these speak to each other and to nothing else. A process that speaks star upgrades its
+/// connections with [`RdmaLinks`] instead.
 pub struct RdmaTransport<A: Adapter, T: Transport> {
     links: RdmaLinks<A>,
     side: T,
@@ -96,8 +96,8 @@ impl<A: Adapter, T: Transport> RdmaTransport<A, T> {
         self.links.register_arena(arena)
     }
 
-    /// Lets the side close what belonged to links that are gone, and reports those it has no more. Returns the number
-    /// of events.
+    /// Lets the side close what belonged to links that are gone, and reports those it has no more.
+    /// Returns the number of events.
     fn part(&mut self, handler: &mut dyn LinkHandler<T::Accepted>) -> usize {
         while let Some(gone) = self.links.next_gone() {
             let (link, reason) = (gone.id, gone.reason);
@@ -190,7 +190,8 @@ impl<A: Adapter, T: Transport> Transport for RdmaTransport<A, T> {
 }
 
 impl<A: Adapter, T: Park> RdmaTransport<A, T> {
-    /// As [`RdmaTransport::new`], for a thread that can sleep: the device's events end the side's sleep too.
+    /// As [`RdmaTransport::new`], for a thread that can sleep: the device's events end the side's
+    /// sleep too.
     ///
     /// # Errors
     /// The system refused to watch the device.

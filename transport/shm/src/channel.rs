@@ -39,7 +39,8 @@ pub struct Channel {
     /// Frames wait for those before them, which are elsewhere.
     is_held: bool,
     inbound: Option<Inbound>,
-    /// `inbound` is new or its pause has ended: it must be offered bytes, or the news that there are none.
+    /// `inbound` is new or its pause has ended: it must be offered bytes, or the news that there
+    /// are none.
     resumed: bool,
     /// What is left of the record that is being read.
     arriving: Option<Arriving>,
@@ -294,7 +295,8 @@ impl Channel {
         })))
     }
 
-    /// Ends this side's stream and gives back what it holds. Returns the number of events, and the loans that last.
+    /// Ends this side's stream and gives back what it holds. Returns the number of events, and the
+    /// loans that last.
     pub(crate) fn finish<A>(
         mut self,
         link: LinkId,

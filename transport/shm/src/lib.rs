@@ -5,13 +5,13 @@
 //! landing; payloads in an arena that was made to be shared are lent instead: the ring says where
 //! they lie, and the receiver maps that arena read-only and gives the loan back when the last
 //! reference to the tensor is dropped. Only an end that has dialled goes on with lent memory, which
-//! its owner can still write; an end that was dialled copies it. Payloads elsewhere are copied into an arena of the
-//! transport, once, and lent too, if the receiver went on with what it was lent before; if it
-//! brings memory of its own, a large one that lies in huge pages is copied once, by the receiver
-//! out of the sender's memory, where the system lets it (`process_vm_readv`). All else passes
-//! through the ring. The socket wakes who sleeps, passes the descriptors of arenas, and tells by
-//! its end that the other process is gone. Nothing has a name in a file system, so nothing is left
-//! behind, whatever way a process ends. `docs/wire.md` holds the layout.
+//! its owner can still write; an end that was dialled copies it. Payloads elsewhere are copied into
+//! an arena of the transport, once, and lent too, if the receiver went on with what it was lent
+//! before; if it brings memory of its own, a large one that lies in huge pages is copied once, by
+//! the receiver out of the sender's memory, where the system lets it (`process_vm_readv`). All else
+//! passes through the ring. The socket wakes who sleeps, passes the descriptors of arenas, and
+//! tells by its end that the other process is gone. Nothing has a name in a file system, so nothing
+//! is left behind, whatever way a process ends. `docs/wire.md` holds the layout.
 //!
 //! [`ShmTransport`] has such links only. [`ShmMedium`] adds them to another transport with
 //! [`Migrating`](grpcxx_transport::Migrating): each link begins there, and migrates to shared
@@ -21,11 +21,11 @@
 //! The other end may be any process of the same user, and may write anything into the memory at any
 //! time. Indices, lengths and offsets are copied before they are checked and used, bytes are copied
 //! before anybody parses them, and memory is mapped only if it is sealed against becoming shorter.
-//! Arenas are sealed, so that a peer reads them and never writes. A process is known by a descriptor
-//! and not by its number, which another one may have next.
-//! A peer that breaks the rules loses its link. What a peer shows may be memory that its process
-//! lets wait for as long as it likes; who does not trust other processes of its user so far sets
-//! [`ShmOptions::show_bytes_min`] to `usize::MAX`.
+//! Arenas are sealed, so that a peer reads them and never writes. A process is known by a
+//! descriptor and not by its number, which another one may have next. A peer that breaks the rules
+//! loses its link. What a peer shows may be memory that its process lets wait for as long as it
+//! likes; who does not trust other processes of its user so far sets [`ShmOptions::show_bytes_min`]
+//! to `usize::MAX`.
 //!
 //! # Unsafe code
 //! Only in `memory` (mappings, and copies to and from them), `segment` (the atomics at the start of

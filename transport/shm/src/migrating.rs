@@ -1,8 +1,8 @@
 //! Shared memory as a medium that links migrate to.
 //!
-//! The handshake has a UNIX socket of its own. Each end says there how many bytes of its stream the base
-//! transport has, and puts what follows into its ring. Nothing is sent on the base transport but the
-//! stream.
+//! The handshake has a UNIX socket of its own. Each end says there how many bytes of its stream the
+//! base transport has, and puts what follows into its ring. Nothing is sent on the base transport
+//! but the stream.
 
 mod handshake;
 mod offer;
@@ -28,7 +28,8 @@ use crate::{HANDSHAKE_TIME_MAX, ShmCounters, ShmOptions};
 
 /// Links migrate to shared memory where both ends are on one host and run as one user.
 ///
-/// [`ShmOptions::limits`] bounds the links that have migrated, and the frames that wait in each of them.
+/// [`ShmOptions::limits`] bounds the links that have migrated, and the frames that wait in each of
+/// them.
 pub struct ShmMedium {
     driver: LinkDriver,
     host: HostId,
@@ -187,7 +188,8 @@ impl Medium for ShmMedium {
 
     fn base_lost(&mut self, link: &mut Link, _: &CloseReason) -> Option<u64> {
         let channel = link.channel.as_mut().filter(|channel| !channel.is_open())?;
-        // The peer may have said where it goes on just before. What else is wrong ends the link anyway.
+        // The peer may have said where it goes on just before. What else is wrong ends the link
+        // anyway.
         let _ = channel.hear();
         channel.cut()
     }

@@ -20,8 +20,8 @@ use crate::rendezvous::{self, PendingPeer, RendezvousSocket};
 use crate::wakeup::WakeUp;
 use crate::{ShmCounters, ShmOptions};
 
-/// Links over shared memory, and nothing else. An address stands for a name of this host's processes: nothing of it
-/// is seen by the network.
+/// Links over shared memory, and nothing else. An address stands for a name of this host's
+/// processes: nothing of it is seen by the network.
 pub struct ShmTransport {
     driver: LinkDriver,
     wakeup: WakeUp,

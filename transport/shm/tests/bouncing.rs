@@ -1,4 +1,5 @@
-//! Payloads that lie elsewhere cross with one copy where the receiver takes lent memory, and as before where it does not.
+//! Payloads that lie elsewhere cross with one copy where the receiver takes lent memory, and as
+//! before where it does not.
 
 mod support;
 
@@ -109,7 +110,8 @@ fn what_finds_no_place_passes_the_ring() {
     );
 }
 
-/// Whoever has memory of its own for what comes gets it through the ring, and may change its mind at any time.
+/// Whoever has memory of its own for what comes gets it through the ring, and may change its mind
+/// at any time.
 #[test]
 fn who_does_not_take_it_is_not_lent_copies() {
     let (mut a, near, mut b, _) = pair(&with_arena(64 << 20));
@@ -174,8 +176,8 @@ fn who_sleeps_is_woken_while_the_last_part_is_copied() {
     both(&mut a, &mut b, "it came", |_, b| b.messages.len() == 1);
 }
 
-/// Payloads of all lengths and kinds, with little room, slow readers and links that end: all that comes is as it was sent
-/// and in order, and nothing is kept.
+/// Payloads of all lengths and kinds, with little room, slow readers and links that end: all that
+/// comes is as it was sent and in order, and nothing is kept.
 #[test]
 fn any_mix_arrives_in_order() {
     let seed =

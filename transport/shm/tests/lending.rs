@@ -1,4 +1,5 @@
-//! Payloads in shared arenas are received without a copy, large ones elsewhere with one, and all come home.
+//! Payloads in shared arenas are received without a copy, large ones elsewhere with one, and all
+//! come home.
 
 mod support;
 

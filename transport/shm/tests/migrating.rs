@@ -312,7 +312,8 @@ fn migrated(driver: DriverRequest, options: ShmOptions) -> [Side; 2] {
     sides
 }
 
-/// Frames in flight at the switch arrive once and in order, in both directions, wherever the switch falls.
+/// Frames in flight at the switch arrive once and in order, in both directions, wherever the switch
+/// falls.
 #[test]
 fn streams_go_on_across_the_switch() {
     let seed =

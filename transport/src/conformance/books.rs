@@ -190,7 +190,8 @@ impl Books {
         apart.is_none()
     }
 
-    /// What a link does whose landing was lost: where its stream ends it drops the rest and goes on.
+    /// What a link does whose landing was lost: where its stream ends it drops the rest and goes
+    /// on.
     pub(super) fn after_lost_landing(&self, link: LinkId) -> Order {
         match self.accounts.get(&link) {
             Some(account) if account.phase == Phase::Finishing => Order::Head { at_least_bytes: 1 },

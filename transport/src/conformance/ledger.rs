@@ -6,11 +6,11 @@ use crate::{
     Refused, Time, Transport, TransportError, forward_events, forward_transport,
 };
 
-/// A transport with an auditor: notes what was submitted and what came back, and panics as soon as one of
-/// the contracts of this crate is broken.
+/// A transport with an auditor: notes what was submitted and what came back, and panics as soon as
+/// one of the contracts of this crate is broken.
 ///
-/// It wraps any transport and is one itself, so a test or a simulation puts it between transport and user.
-/// Each panic starts with the label.
+/// It wraps any transport and is one itself, so a test or a simulation puts it between transport
+/// and user. Each panic starts with the label.
 #[derive(Debug)]
 pub struct Ledger<T> {
     inner: T,

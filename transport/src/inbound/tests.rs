@@ -15,7 +15,8 @@ const LINK: LinkId = LinkId {
 /// What a handler does with the next bytes of the stream.
 #[derive(Clone, Copy, Debug)]
 enum Order {
-    /// Asks for `ask` bytes, consumes `take` of them (`take <= ask`) and shows the rest to the next order.
+    /// Asks for `ask` bytes, consumes `take` of them (`take <= ask`) and shows the rest to the next
+    /// order.
     Head {
         ask: usize,
         take: usize,
@@ -54,7 +55,8 @@ impl Scripted {
         (scripted, next)
     }
 
-    /// The next order as a `Next`. Heads that `left` bytes satisfy must have been dealt with before.
+    /// The next order as a `Next`. Heads that `left` bytes satisfy must have been dealt with
+    /// before.
     fn next(&mut self, left: usize) -> Next {
         self.current = self.orders.pop_front();
         match self.current {
@@ -64,7 +66,8 @@ impl Scripted {
                         at_least_bytes: ask,
                     }
                 } else {
-                    // Bytes are left over which satisfy the head: an empty discard shows them again.
+                    // Bytes are left over which satisfy the head: an empty discard shows them
+                    // again.
                     Next::Discard {
                         bytes: 0,
                         then_at_least_bytes: ask,
@@ -179,7 +182,8 @@ fn oracle(orders: &[Order], stream: &[u8]) -> Vec<Event> {
     events
 }
 
-/// Plays a driver: reads as `target` says, in pieces of the given sizes, and resumes at every pause.
+/// Plays a driver: reads as `target` says, in pieces of the given sizes, and resumes at every
+/// pause.
 fn play(orders: &[Order], stream: &[u8], pieces: &[usize]) -> Vec<Event> {
     let (mut handler, next) = Scripted::new(orders);
     let mut inbound = Inbound::new(next);

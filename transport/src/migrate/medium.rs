@@ -35,8 +35,8 @@ impl fmt::Display for MediumKind {
 /// Links of one kind, and the handshake by which two ends agree to migrate to one.
 ///
 /// [`Migrating`](super::Migrating) owns the order of events: which frames still leave on the base
-/// transport, when the medium reads, and when a link is gone. A medium talks to its peer, and calls the
-/// [`LinkRegistry`] with what the two have agreed.
+/// transport, when the medium reads, and when a link is gone. A medium talks to its peer, and calls
+/// the [`LinkRegistry`] with what the two have agreed.
 pub trait Medium: Sized {
     /// What the medium keeps of a link that has not migrated.
     type Handshake: Default;
@@ -53,18 +53,19 @@ pub trait Medium: Sized {
     /// How long a peer may take to answer before [`Medium::give_up`].
     const ANSWER_TIME_MAX: Duration;
 
-    /// How long the medium counts as busy after an event. Meanwhile the base transport has few turns,
-    /// since each costs a system call.
+    /// How long the medium counts as busy after an event. Meanwhile the base transport has few
+    /// turns, since each costs a system call.
     const BUSY_TIME: Duration;
 
-    /// Divides an offer: what the base transport can use, and what this medium can use. Either may be
-    /// empty.
+    /// Divides an offer: what the base transport can use, and what this medium can use. Either may
+    /// be empty.
     fn split_offer(offer: &[u8]) -> (&[u8], &[u8]);
 
     /// Where the peer's record begins in bytes that came on the base transport.
     ///
-    /// A record is [`HEAD_BYTES_MAX`](crate::HEAD_BYTES_MAX) long and lies between two frames. A medium
-    /// whose handshake has a channel of its own has none, and calls [`LinkRegistry::cut`] instead.
+    /// A record is [`HEAD_BYTES_MAX`](crate::HEAD_BYTES_MAX) long and lies between two frames. A
+    /// medium whose handshake has a channel of its own has none, and calls [`LinkRegistry::cut`]
+    /// instead.
     fn find_record(handshake: &Self::Handshake, bytes: &[u8]) -> Option<usize>;
 
     /// Descriptors that become readable when the medium has work.
@@ -73,12 +74,12 @@ pub trait Medium: Sized {
     /// Appends what the peer of an accepted link needs to ask for it.
     fn offer(&mut self, id: LinkId, handshake: &mut Self::Handshake, offer: &mut Vec<u8>);
 
-    /// Asks the peer of a dialled link to migrate. `lower` is the part of the peer's offer that the base
-    /// transport was given.
+    /// Asks the peer of a dialled link to migrate. `lower` is the part of the peer's offer that the
+    /// base transport was given.
     fn ask(&mut self, links: &mut LinkRegistry<Self>, id: LinkId, lower: &[u8], offer: &[u8]);
 
-    /// Takes the peer's record; the medium shall read on with `next` if the link migrates. Returns whether
-    /// the peer may send more on the base transport.
+    /// Takes the peer's record; the medium shall read on with `next` if the link migrates. Returns
+    /// whether the peer may send more on the base transport.
     fn take_record(
         &mut self,
         links: &mut LinkRegistry<Self>,
@@ -129,8 +130,8 @@ pub trait Medium: Sized {
     /// Hears what peers have to say, before the links have their turn.
     fn listen(&mut self, links: &mut LinkRegistry<Self>, now: Time);
 
-    /// Does a bounded amount of work on links that have migrated, and calls [`LinkRegistry::leave`] for
-    /// each that is gone. Returns the number of events.
+    /// Does a bounded amount of work on links that have migrated, and calls [`LinkRegistry::leave`]
+    /// for each that is gone. Returns the number of events.
     fn turn<A>(
         &mut self,
         links: &mut LinkRegistry<Self>,

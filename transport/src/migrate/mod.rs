@@ -1,11 +1,13 @@
-//! Links that begin on one transport and migrate to another medium, between two frames of their stream.
+//! Links that begin on one transport and migrate to another medium, between two frames of their
+//! stream.
 //!
-//! A stream is cut in each direction by itself. Its sender says where, in a record behind a frame or as a
-//! number of bytes, and sends what follows over the medium; its receiver reads the medium once it is done
-//! with all bytes before the cut. Nothing is sent twice, and whoever uses the link notices nothing. The link
-//! of the base transport stays, without a byte, until the link ends.
+//! A stream is cut in each direction by itself. Its sender says where, in a record behind a frame
+//! or as a number of bytes, and sends what follows over the medium; its receiver reads the medium
+//! once it is done with all bytes before the cut. Nothing is sent twice, and whoever uses the link
+//! notices nothing. The link of the base transport stays, without a byte, until the link ends.
 //!
-//! [`Migrating`] is this flow. How two ends agree, and what carries the bytes then, is a [`Medium`].
+//! [`Migrating`] is this flow. How two ends agree, and what carries the bytes then, is a
+//! [`Medium`].
 
 mod link;
 mod medium;
@@ -99,8 +101,8 @@ impl<T: Park, M: Medium> Migrating<T, M> {
         waits || !asked.is_empty() || !closing.is_empty()
     }
 
-    /// Whether the base transport has its turn: always, but while the medium is busy only now and then,
-    /// since each look costs a system call.
+    /// Whether the base transport has its turn: always, but while the medium is busy only now and
+    /// then, since each look costs a system call.
     fn is_turn_of_base(&mut self, now: Time) -> bool {
         self.turns_without_base += 1;
         let is_busy = (self.stirred).is_some_and(|stirred| now.since(stirred) < M::BUSY_TIME);
@@ -360,7 +362,8 @@ impl<T: Park, M: Medium> Transport for Migrating<T, M> {
         };
         if !link.is_open() {
             if let (Stage::Base(_), Some(base), false) = (&link.stage, link.base, flush) {
-                // After the end of its stream a link may wait for its peer without a bound of its own.
+                // After the end of its stream a link may wait for its peer without a bound of its
+                // own.
                 self.base.close(base, false);
             }
             return;

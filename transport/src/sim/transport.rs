@@ -13,7 +13,8 @@ use crate::{
     Refused, SlotTable, Time, Transport, TransportError, links_stay,
 };
 
-/// The links of one shard of a simulated host. Dropping it closes them, as the end of a process does.
+/// The links of one shard of a simulated host. Dropping it closes them, as the end of a process
+/// does.
 #[derive(Debug)]
 pub struct SimTransport {
     network: SimNetwork,
@@ -50,7 +51,8 @@ struct Link {
 enum Phase {
     Dialling,
     Open,
-    /// Frames that wait leave, and behind them the end of the stream; bytes of the peer are still taken.
+    /// Frames that wait leave, and behind them the end of the stream; bytes of the peer are still
+    /// taken.
     Finishing {
         /// Whether the landing that was under way is back.
         is_landing_back: bool,
@@ -103,8 +105,8 @@ impl SimTransport {
         self.limits = limits;
     }
 
-    /// The earliest time at which a turn of this transport has something to do, as far as the network has come
-    /// by now ([`SimNetwork::advance`]), and if nothing is submitted until then.
+    /// The earliest time at which a turn of this transport has something to do, as far as the
+    /// network has come by now ([`SimNetwork::advance`]), and if nothing is submitted until then.
     pub fn next_event_at(&self) -> Option<Time> {
         let state = self.network.state();
         if !state.is_up(self.host, self.epoch) || state.has_accepted(self.id) {
@@ -115,7 +117,8 @@ impl SimTransport {
         at.min()
     }
 
-    /// Lets links stay when their peers end their streams, as servers do that never close a connection.
+    /// Lets links stay when their peers end their streams, as servers do that never close a
+    /// connection.
     pub fn outlast_streams(&mut self) {
         self.outlasts_streams = true;
     }
@@ -320,8 +323,9 @@ impl Transport for SimTransport {
         state.set_due(link.connection, link.side);
     }
 
-    /// Does what is due on each link, beginning behind the link where the last turn stopped. A turn stops
-    /// after 1024 events; those of one link, which are bounded by its queue and by one read, may go beyond.
+    /// Does what is due on each link, beginning behind the link where the last turn stopped. A turn
+    /// stops after 1024 events; those of one link, which are bounded by its queue and by one read,
+    /// may go beyond.
     fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<SimAccepted>) -> usize {
         self.network.state().advance(now);
         let is_up = self.network.state().is_up(self.host, self.epoch);

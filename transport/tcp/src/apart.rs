@@ -6,9 +6,10 @@ use rustix::thread::{sched_getaffinity, sched_setaffinity};
 
 /// Keeps a thread off the CPU of the peer on this host that feeds it.
 ///
-/// Bytes from this host arrive where their sender runs, and the system likes to wake the receiver there too, on hosts
-/// with few CPUs even while another one is idle. Once both run on one CPU they take turns instead of working at the
-/// same time, and nothing moves them apart as long as both sleep now and then.
+/// Bytes from this host arrive where their sender runs, and the system likes to wake the receiver
+/// there too, on hosts with few CPUs even while another one is idle. Once both run on one CPU they
+/// take turns instead of working at the same time, and nothing moves them apart as long as both
+/// sleep now and then.
 #[derive(Debug, Default)]
 pub(crate) struct Apart {
     waits: u32,
@@ -16,14 +17,16 @@ pub(crate) struct Apart {
 }
 
 impl Apart {
-    /// To be called when the calling thread is about to wait for payload of `socket`, whose peer is on this host.
+    /// To be called when the calling thread is about to wait for payload of `socket`, whose peer is
+    /// on this host.
     pub(crate) fn keep(&mut self, socket: &OwnedFd) {
         self.waits += 1;
         if self.waits < WAITS_PER_LOOK {
             return;
         }
         self.waits = 0;
-        // That of rustix panics where the kernel lends no function for it, as User Mode Linux does not.
+        // That of rustix panics where the kernel lends no function for it, as User Mode Linux does
+        // not.
         let Ok(own_cpu) = sched_getcpu() else {
             return;
         };
@@ -76,7 +79,8 @@ mod tests {
         let (mut receiver, _) = listener.accept().unwrap();
         let socket = OwnedFd::from(receiver.try_clone().unwrap());
         let mut apart = Apart::default();
-        // This thread is the sender too. Other work may move it in between, so that one try is not enough.
+        // This thread is the sender too. Other work may move it in between, so that one try is not
+        // enough.
         let has_moved = (0..100).any(|_| {
             let cpu = sched_getcpu().unwrap();
             for _ in 0..WAITS_PER_LOOK * MEETINGS_MAX {

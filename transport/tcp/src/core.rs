@@ -19,8 +19,8 @@ use crate::{TcpCounters, TcpOptions};
 
 /// What both drivers have in common: everything but input and output.
 ///
-/// Commands change the state of a link and put it on the work list; the driver's next turn takes the list
-/// off and does what each link's state asks for.
+/// Commands change the state of a link and put it on the work list; the driver's next turn takes
+/// the list off and does what each link's state asks for.
 #[derive(Debug)]
 pub(crate) struct Core<D> {
     pub(crate) options: TcpOptions,
@@ -341,8 +341,8 @@ impl<D> Core<D> {
         1
     }
 
-    /// Removes a link that has ended, and reports all that follows from it. The kernel must have let go of
-    /// the link's memory. Returns the number of events.
+    /// Removes a link that has ended, and reports all that follows from it. The kernel must have
+    /// let go of the link's memory. Returns the number of events.
     pub(crate) fn finish(&mut self, slot: u32, handler: &mut dyn LinkHandler<Accepted>) -> usize {
         let Some((id, _)) = self.links.at(slot) else {
             return 0;
@@ -445,8 +445,8 @@ fn step_closing<D>(link: &mut Link<D>, now: Time) {
     }
 }
 
-/// A turn that has had this many events begins nothing more. What one link can have in addition is bounded by
-/// the pieces of one send and by the heads that fit into one staged read.
+/// A turn that has had this many events begins nothing more. What one link can have in addition is
+/// bounded by the pieces of one send and by the heads that fit into one staged read.
 pub(crate) const EVENTS_ENOUGH: usize = 1024;
 
 /// Receive calls for one link in one turn.

@@ -169,7 +169,8 @@ impl EpollDriver {
         events
     }
 
-    /// Takes the work list off once, until that brings `events` to [`EVENTS_ENOUGH`]. Returns the new number.
+    /// Takes the work list off once, until that brings `events` to [`EVENTS_ENOUGH`]. Returns the
+    /// new number.
     fn work(&mut self, mut events: usize, handler: &mut dyn LinkHandler<Accepted>) -> usize {
         for _ in 0..self.core.work.len() {
             if events >= EVENTS_ENOUGH {

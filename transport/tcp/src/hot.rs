@@ -1,9 +1,10 @@
 //! Links that a loop that spins asks for bytes without being told that they have some.
 //!
-//! To be told costs both ends: the system notes each arrival for epoll or the ring, and lists them when it is asked. To
-//! ask costs a system call for each link, most of them in vain where many links are asked blindly. But whoever was
-//! answered first asks first again: where bytes go round between two ends, the link that has waited longest is the
-//! next that has some. So they are asked in this order, until one has none, or [`FOUND_MAX`] had some.
+//! To be told costs both ends: the system notes each arrival for epoll or the ring, and lists them
+//! when it is asked. To ask costs a system call for each link, most of them in vain where many
+//! links are asked blindly. But whoever was answered first asks first again: where bytes go round
+//! between two ends, the link that has waited longest is the next that has some. So they are asked
+//! in this order, until one has none, or [`FOUND_MAX`] had some.
 
 use std::collections::VecDeque;
 
@@ -66,7 +67,8 @@ impl Hot {
         self.out_of_turn = 0;
     }
 
-    /// The next link to be asked, if any. It is hot no more unless [`Hot::found`] or [`Hot::missed`] follows.
+    /// The next link to be asked, if any. It is hot no more unless [`Hot::found`] or
+    /// [`Hot::missed`] follows.
     pub(crate) fn next(&mut self) -> Option<u32> {
         if self.left == 0 || self.found == FOUND_MAX {
             return None;
@@ -75,7 +77,8 @@ impl Hot {
             self.left -= 1;
             return self.order.pop_front();
         }
-        // Whoever has found bytes has something to do. Otherwise some more are asked, of whom the order may be wrong.
+        // Whoever has found bytes has something to do. Otherwise some more are asked, of whom the
+        // order may be wrong.
         if self.found > 0 || self.out_of_turn == OUT_OF_TURN_MAX.min(self.left) {
             return None;
         }
@@ -110,21 +113,23 @@ impl Hot {
     }
 }
 
-/// Most links that are hot. One that is asked out of turn waits some microseconds where there are so many.
+/// Most links that are hot. One that is asked out of turn waits some microseconds where there are
+/// so many.
 pub(crate) const HOT_LINKS_MAX: usize = 16;
 
-/// Links that a walk finds bytes of before it ends, so that these bytes, and what is made of them, are in the first cache of
-/// the CPU until they are answered.
+/// Links that a walk finds bytes of before it ends, so that these bytes, and what is made of them,
+/// are in the first cache of the CPU until they are answered.
 const FOUND_MAX: usize = 4;
 
 /// Links that a walk asks out of turn if the one in front has nothing.
 const OUT_OF_TURN_MAX: usize = 2;
 
-/// Links that are asked in each walk, however much else there is to do: as many as one that finds nothing asks.
+/// Links that are asked in each walk, however much else there is to do: as many as one that finds
+/// nothing asks.
 pub(crate) const ASKED_MIN: usize = OUT_OF_TURN_MAX + 1;
 
-/// How often in a row a link may be asked in vain and stay hot: some tens of microseconds where links are few, some hundreds
-/// where they are many.
+/// How often in a row a link may be asked in vain and stay hot: some tens of microseconds where
+/// links are few, some hundreds where they are many.
 pub(crate) const MISSES_MAX: u32 = 200;
 
 #[cfg(test)]

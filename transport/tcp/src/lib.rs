@@ -1,12 +1,13 @@
 //! TCP links, over io_uring where it works and over epoll elsewhere.
 //!
-//! [`TcpTransport::open`] probes which driver works here and says why it took it. Payloads of 8 KiB and more
-//! are received straight into their landing, frames are sent from where their pieces lie; heads and small
-//! payloads pass through staging memory that all links of a transport share, so that an idle link holds none.
+//! [`TcpTransport::open`] probes which driver works here and says why it took it. Payloads of 8 KiB
+//! and more are received straight into their landing, frames are sent from where their pieces lie;
+//! heads and small payloads pass through staging memory that all links of a transport share, so
+//! that an idle link holds none.
 //!
-//! Unsafe code is confined to `sys` (one request and one option of a socket), `uring/ring` (system calls and the queues
-//! shared with the kernel), `uring/buffers` (staging memory that the kernel writes) and `uring/operation`
-//! (operations on memory that links own).
+//! Unsafe code is confined to `sys` (one request and one option of a socket), `uring/ring` (system
+//! calls and the queues shared with the kernel), `uring/buffers` (staging memory that the kernel
+//! writes) and `uring/operation` (operations on memory that links own).
 
 #![deny(unsafe_code)]
 

@@ -20,7 +20,8 @@ pub(crate) struct Link<D> {
     /// Present once the link is established.
     pub(crate) inbound: Option<Inbound>,
     pub(crate) outbound: Outbound,
-    /// `inbound` is new or its pause has ended: it must be offered bytes, or the news that there are none.
+    /// `inbound` is new or its pause has ended: it must be offered bytes, or the news that there
+    /// are none.
     pub(crate) resumed: bool,
     /// Whether the work list has the link.
     pub(crate) queued: bool,
@@ -33,14 +34,16 @@ pub(crate) struct Link<D> {
     pub(crate) io: D,
 }
 
-/// The life of a link. `Ended` is followed by its removal, once the kernel has let go of its memory.
+/// The life of a link. `Ended` is followed by its removal, once the kernel has let go of its
+/// memory.
 #[derive(Debug)]
 pub(crate) enum Phase {
     /// The dial is on its way.
     Dialling,
     /// Bytes flow both ways.
     Open,
-    /// Accepted frames leave, and behind them the end of the stream; bytes of the peer are still taken.
+    /// Accepted frames leave, and behind them the end of the stream; bytes of the peer are still
+    /// taken.
     Finishing {
         /// Whether the landing that was under way is back.
         is_landing_back: bool,
@@ -54,8 +57,8 @@ pub(crate) enum Phase {
         /// When patience ends; set in the turn after the close.
         until: Option<Time>,
     },
-    /// All frames left this process; waits until the peer's system has them, so that closing cannot take
-    /// them back.
+    /// All frames left this process; waits until the peer's system has them, so that closing cannot
+    /// take them back.
     Lingering {
         /// When patience ends.
         until: Time,
@@ -132,8 +135,8 @@ impl<D> Link<D> {
         )
     }
 
-    /// Prepares to wait for bytes. A wait for payload does not end with each packet: a wake-up costs both ends more
-    /// than the bytes of some packets.
+    /// Prepares to wait for bytes. A wait for payload does not end with each packet: a wake-up
+    /// costs both ends more than the bytes of some packets.
     pub(crate) fn prepare_to_wait(&mut self, apart: &mut Apart) {
         let wanted_bytes = match self.inbound.as_mut().map(Inbound::target) {
             Some(ReadTarget::Direct(target)) => target.len(),
@@ -156,9 +159,9 @@ impl<D> Link<D> {
         }
     }
 
-    /// Learns from a direct read that left `missing_bytes` bytes of its payload: where one large payload was,
-    /// the next is likely, and bytes of it that a long staged read would take along with its head would have
-    /// to be copied.
+    /// Learns from a direct read that left `missing_bytes` bytes of its payload: where one large
+    /// payload was, the next is likely, and bytes of it that a long staged read would take along
+    /// with its head would have to be copied.
     pub(crate) fn note_direct(&mut self, missing_bytes: usize) {
         self.stage_bytes_max = missing_bytes + STAGE_BYTES_BEFORE_PAYLOAD;
     }

@@ -11,21 +11,23 @@ pub struct TcpOptions {
     pub driver: DriverRequest,
     /// Bounds of each link and of their number.
     pub limits: LinkLimits,
-    /// Submission entries of the ring; the completion queue has four times as many. Halved by itself where
-    /// the system refuses that much memory.
+    /// Submission entries of the ring; the completion queue has four times as many. Halved by
+    /// itself where the system refuses that much memory.
     pub ring_entries: u32,
-    /// Size of each socket's send buffer in bytes. If `None` the system sizes it as it goes, but it stays small for
-    /// connections within this host.
+    /// Size of each socket's send buffer in bytes. If `None` the system sizes it as it goes, but it
+    /// stays small for connections within this host.
     pub send_buffer_bytes: Option<usize>,
     /// Size of each socket's receive buffer in bytes; the system sizes it as it goes if `None`.
     pub receive_buffer_bytes: Option<usize>,
-    /// Size of one buffer that heads and small payloads are read through, in bytes. All links share them.
+    /// Size of one buffer that heads and small payloads are read through, in bytes. All links share
+    /// them.
     pub staging_bytes: usize,
     /// Number of such buffers for io_uring, a power of two; epoll has one.
     pub staging_buffers: u16,
     /// The host spins on [`turn`](grpcxx_transport::Transport::turn) and rarely parks.
     pub busy: bool,
-    /// Let several listeners, also of other processes, share one port. Off, a second bind is an error.
+    /// Let several listeners, also of other processes, share one port. Off, a second bind is an
+    /// error.
     pub reuse_port: bool,
     /// Idle time after which the system probes whether a peer still lives; never if `None`.
     pub keepalive: Option<Duration>,

@@ -4,8 +4,8 @@ use grpcxx_transport::Frame;
 
 /// Frames on their way out of one link, and how far the first of them has come.
 ///
-/// Invariant: `segment` and `offset_bytes` name a byte of the first frame, or its end if that frame is
-/// empty; both are 0 if there is none.
+/// Invariant: `segment` and `offset_bytes` name a byte of the first frame, or its end if that frame
+/// is empty; both are 0 if there is none.
 #[derive(Debug, Default)]
 pub(crate) struct Outbound {
     frames: VecDeque<Box<Frame>>,
@@ -44,7 +44,8 @@ impl Outbound {
         }
     }
 
-    /// Notes that `bytes` more bytes have left, and hands over the frames that are complete with them.
+    /// Notes that `bytes` more bytes have left, and hands over the frames that are complete with
+    /// them.
     pub(crate) fn advance(&mut self, mut bytes: usize, mut complete: impl FnMut(Box<Frame>)) {
         while let Some(frame) = self.frames.front() {
             while self.segment < frame.segment_count() {

@@ -96,9 +96,10 @@ pub(crate) fn set_up(socket: &OwnedFd, options: &TcpOptions) -> rustix::io::Resu
 
 /// Suits a connection within this host to memory in place of a network.
 ///
-/// A sender that is far ahead of its receiver drives out of the caches what that one is about to copy, so the kernel holds
-/// little; across a network that much may have to be on its way. Nor is there a network to share: the system's default may
-/// update its model of one with each packet, Reno, which every Linux has, does not.
+/// A sender that is far ahead of its receiver drives out of the caches what that one is about to
+/// copy, so the kernel holds little; across a network that much may have to be on its way. Nor is
+/// there a network to share: the system's default may update its model of one with each packet,
+/// Reno, which every Linux has, does not.
 pub(crate) fn stay_near(socket: &OwnedFd, peer: SocketAddr, options: &TcpOptions) {
     if !is_near(socket, peer) {
         return;

@@ -9,12 +9,13 @@ pub(crate) fn unacknowledged_bytes(socket: &OwnedFd) -> rustix::io::Result<usize
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
-/// Asks the system to call a socket readable only once `bytes` bytes are there, or all that will ever come.
+/// Asks the system to call a socket readable only once `bytes` bytes are there, or all that will
+/// ever come.
 pub(crate) fn set_wake_bytes(socket: &OwnedFd, bytes: usize) {
     let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
     let size = size_of_val(&bytes) as libc::socklen_t;
-    // SAFETY: the option is one C int, which the system only reads. Were it refused, the socket would be readable
-    // sooner, which costs wake-ups and nothing else.
+    // SAFETY: the option is one C int, which the system only reads. Were it refused, the socket
+    // would be readable sooner, which costs wake-ups and nothing else.
     unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),

@@ -44,7 +44,8 @@ macro_rules! either {
 }
 
 impl TcpTransport {
-    /// Opens a transport with the driver that the options ask for, and tells which one it is and why.
+    /// Opens a transport with the driver that the options ask for, and tells which one it is and
+    /// why.
     ///
     /// # Errors
     /// The system refuses what every driver needs, or the one driver that was asked for.
@@ -80,8 +81,8 @@ impl TcpTransport {
         either!(self, driver => driver.counters())
     }
 
-    /// The socket of a link, for options and statistics of the system; `None` if the link is gone. Bytes that
-    /// are read or written here are missing, or too many, in the link's stream.
+    /// The socket of a link, for options and statistics of the system; `None` if the link is gone.
+    /// Bytes that are read or written here are missing, or too many, in the link's stream.
     pub fn socket(&self, link: LinkId) -> Option<BorrowedFd<'_>> {
         either!(self, driver => driver.socket(link))
     }

@@ -1,13 +1,14 @@
 //! Completions from io_uring.
 //!
-//! Heads and small payloads are received into staging buffers that the kernel picks when bytes arrive, large
-//! payloads into their landing. One receive and one send per link are under way at a time; a turn submits
-//! those of all links with one system call, and makes none if nothing is new.
+//! Heads and small payloads are received into staging buffers that the kernel picks when bytes
+//! arrive, large payloads into their landing. One receive and one send per link are under way at a
+//! time; a turn submits those of all links with one system call, and makes none if nothing is new.
 //!
 //! A loop that spins sends and receives with plain system calls as long as those find something.
 //!
-//! The kernel owns the memory of an operation until its completion is taken. So a link that has ended is
-//! removed only when all its operations are complete, and a transport that is dropped cancels and waits.
+//! The kernel owns the memory of an operation until its completion is taken. So a link that has
+//! ended is removed only when all its operations are complete, and a transport that is dropped
+//! cancels and waits.
 
 #[expect(unsafe_code, reason = "memory that the kernel writes")]
 mod buffers;

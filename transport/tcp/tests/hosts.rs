@@ -14,7 +14,8 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use seccompiler::{SeccompAction, SeccompFilter, TargetArch};
 use support::*;
 
-/// Runs `test` on a thread where `io_uring_setup` fails with `errno`, as container runtimes make it.
+/// Runs `test` on a thread where `io_uring_setup` fails with `errno`, as container runtimes make
+/// it.
 fn without_io_uring(errno: i32, test: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -198,7 +198,8 @@ for_each_driver! {
         assert_eq!(all.len(), 1008);
     }
 
-    /// A peer that still writes when we leave is not reset: we end our stream, and take all that it sends.
+    /// A peer that still writes when we leave is not reset: we end our stream, and take all that it
+    /// sends.
     fn end_of_our_stream_leaves_the_peer_room_to_write(driver) {
         for waits in [false, true] {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -288,7 +289,8 @@ for_each_driver! {
         for count in [16, 17, 20] {
             let (mut a, mut b) = (Side::new(driver), Side::new(driver));
             let (links, _) = join(&mut a, &mut b, count);
-            // All, then one alone for longer than many are remembered, some, none for a while, and all again.
+            // All, then one alone for longer than many are remembered, some, none for a while, and
+            // all again.
             for (busy, rounds) in [(0..count, 50), (7..8, 1500), (3..12, 50), (0..0, 1), (0..count, 3)] {
                 for round in 0..rounds {
                     echo(&mut a, &mut b, &links[busy.clone()], pattern(60, round));

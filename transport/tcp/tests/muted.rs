@@ -1,4 +1,5 @@
-//! Links that are asked for bytes so often that epoll tells nothing of them any more; with both drivers.
+//! Links that are asked for bytes so often that epoll tells nothing of them any more; with both
+//! drivers.
 
 mod support;
 

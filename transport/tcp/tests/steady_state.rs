@@ -61,7 +61,8 @@ for_each_driver! {
                 side.seen.spare_frames.extend((0..FRAMES).map(|_| Box::default()));
             }
             exchange(&mut a, there, &mut b, back, &payload, 50);
-            // A send that the kernel takes in more pieces than any before it needs longer lists, once.
+            // A send that the kernel takes in more pieces than any before it needs longer lists,
+            // once.
             let mut counts = Vec::with_capacity(TRIES);
             while counts.len() < TRIES && !counts.contains(&0) {
                 let info = allocation_counter::measure(|| {
@@ -73,8 +74,8 @@ for_each_driver! {
         }
     }
 
-    /// A payload takes no detour: all is received in place but a first piece, which came with the head, and
-    /// a last one, if it is small.
+    /// A payload takes no detour: all is received in place but a first piece, which came with the
+    /// head, and a last one, if it is small.
     fn payloads_of_8_kib_and_more_land_directly(driver) {
         let (mut a, there, mut b, _) = pair(driver);
         for size in [8 << 10, 64 << 10, 1 << 20] {

@@ -1,4 +1,5 @@
-//! A handshake, step by step, by rustls: bytes of the peer in, bytes for the peer out, keys at the end.
+//! A handshake, step by step, by rustls: bytes of the peer in, bytes for the peer out, keys at the
+//! end.
 
 use std::net::IpAddr;
 
@@ -263,5 +264,6 @@ fn encode<Data>(mut message: EncodeTlsData<'_, Data>, out: &mut Vec<u8>) {
     out.truncate(start + encoded.unwrap_or(0));
 }
 
-/// Most bytes of a peer that wait for the rest of a message: more than any certificate that is used.
+/// Most bytes of a peer that wait for the rest of a message: more than any certificate that is
+/// used.
 const INCOMING_BYTES_MAX: usize = 64 << 10;

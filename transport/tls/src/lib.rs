@@ -5,9 +5,9 @@
 //! lands before it reads, and must seal several frames into one record. A record is opened in the
 //! memory that it was read into, and its text is copied once, hot, to where it belongs.
 //!
-//! What a peer has proven is a [`PeerName`](grpcxx_transport::PeerName), taken from its certificate.
-//! Links are not resumed, carry no early data, and end with a `close_notify`: a stream that ends
-//! without is a failure.
+//! What a peer has proven is a [`PeerName`](grpcxx_transport::PeerName), taken from its
+//! certificate. Links are not resumed, carry no early data, and end with a `close_notify`: a stream
+//! that ends without is a failure.
 
 #![forbid(unsafe_code)]
 

@@ -67,7 +67,8 @@ pub type PlainPeers = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
 pub struct TlsOptions {
     /// Which connections are TLS.
     pub mode: TlsMode,
-    /// Peers that are dialled without TLS and may come without it, whatever the mode says: originals.
+    /// Peers that are dialled without TLS and may come without it, whatever the mode says:
+    /// originals.
     pub plain_peers: PlainPeers,
     /// Time that a peer has for the handshake.
     pub handshake_time: Duration,

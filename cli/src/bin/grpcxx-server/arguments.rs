@@ -3,22 +3,24 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-/// Runs one task of a cluster: it serves tensors and functions over star (GRPC++), and the worker and master
-/// services over gRPC.
+/// Runs one task of a cluster: it serves tensors and functions over star (GRPC++), and the worker
+/// and master services over gRPC.
 ///
-/// Which cluster, and which of its tasks, comes from the flags below; what they leave out comes from TF_CONFIG.
-/// When both ports are open, one line goes to standard output:
+/// Which cluster, and which of its tasks, comes from the flags below; what they leave out comes
+/// from TF_CONFIG. When both ports are open, one line goes to standard output:
 ///
 ///   grpcxx-server ready job=ps task=0 grpc=HOST:PORT star=HOST:PORT
 ///
-/// The log goes to standard error. SIGINT and SIGTERM stop the task within 2 seconds, and calls in flight are
-/// answered; a second signal stops it at once.
+/// The log goes to standard error. SIGINT and SIGTERM stop the task within 2 seconds, and calls in
+/// flight are answered; a second signal stops it at once.
 #[derive(Debug, Parser)]
 #[command(name = "grpcxx-server", version, after_long_help = EXAMPLES, max_term_width = 100)]
 pub(crate) struct Arguments {
-    /// The cluster: `job|host:port;host:port,job2|host:port`, or a JSON file that maps jobs to lists of addresses
+    /// The cluster: `job|host:port;host:port,job2|host:port`, or a JSON file that maps jobs to
+    /// lists of addresses
     ///
-    /// The addresses are those of the gRPC endpoints. If this is left out, TF_CONFIG must hold the cluster.
+    /// The addresses are those of the gRPC endpoints. If this is left out, TF_CONFIG must hold the
+    /// cluster.
     #[arg(long, value_name = "SPEC|FILE")]
     pub(crate) cluster_spec: Option<String>,
 
@@ -30,29 +32,35 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N")]
     pub(crate) task_index: Option<u32>,
 
-    /// How tasks speak with each other: grpc++, grpc, or DeepRec's star_server, star_server_lite, star_server_v2
+    /// How tasks speak with each other: grpc++, grpc, or DeepRec's star_server, star_server_lite,
+    /// star_server_v2
     #[arg(long, value_name = "NAME", default_value = "grpc++")]
     pub(crate) protocol: String,
 
-    /// The file that joins gRPC and star addresses, one `grpc_host:port=star_host:port` for each task
+    /// The file that joins gRPC and star addresses, one `grpc_host:port=star_host:port` for each
+    /// task
     ///
-    /// If this is left out: `.endpoint_map` in the folder that TF_SEASTAR_ENDPOINT_MAP_PATH names, else in the
-    /// working directory, else star ports are gRPC ports plus GRPCXX_STAR_PORT_OFFSET (10000).
+    /// If this is left out: `.endpoint_map` in the folder that TF_SEASTAR_ENDPOINT_MAP_PATH names,
+    /// else in the working directory, else star ports are gRPC ports plus GRPCXX_STAR_PORT_OFFSET
+    /// (10000).
     #[arg(long, value_name = "FILE")]
     pub(crate) endpoint_map: Option<PathBuf>,
 
     /// A safetensors file whose tensors the ps tasks hold and serve; can be repeated
     ///
-    /// All tasks can be given the same files. The tensors are spread by one rule: by falling size, equal sizes by
-    /// name, each goes whole to the ps with the fewest bytes so far, among equals to the one with the lowest index.
+    /// All tasks can be given the same files. The tensors are spread by one rule: by falling size,
+    /// equal sizes by name, each goes whole to the ps with the fewest bytes so far, among equals to
+    /// the one with the lowest index.
     #[arg(long, value_name = "FILE")]
     pub(crate) load: Vec<PathBuf>,
 
-    /// Where metrics are served over HTTP, such as 127.0.0.1:9100; goes before GRPCXX_METRICS_ADDRESS
+    /// Where metrics are served over HTTP, such as 127.0.0.1:9100; goes before
+    /// GRPCXX_METRICS_ADDRESS
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) metrics_addr: Option<SocketAddr>,
 
-    /// Also stop when standard input ends, so that the task does not outlive the program that started it
+    /// Also stop when standard input ends, so that the task does not outlive the program that
+    /// started it
     #[arg(long)]
     pub(crate) until_stdin_closes: bool,
 }

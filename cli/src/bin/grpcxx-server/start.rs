@@ -14,8 +14,8 @@ use crate::terminal::{
     Exit, Failure, OrExit, Outcome, Signals, read_cluster, read_config, start_log, write_in_time,
 };
 
-/// Runs the task until it is asked to stop, or one of its shards dies. `prepare` sees it before it is
-/// announced.
+/// Runs the task until it is asked to stop, or one of its shards dies. `prepare` sees it before it
+/// is announced.
 pub(crate) fn run(arguments: &Arguments, prepare: impl FnOnce(&Server)) -> Outcome {
     let (config, warnings) = read_config()?;
     let log = start_log(&config.log, config.log_format)?;
@@ -26,7 +26,8 @@ pub(crate) fn run(arguments: &Arguments, prepare: impl FnOnce(&Server)) -> Outco
     let options = options(arguments, config)?;
     let task = options.task.clone();
     let server = Server::start(options).map_err(failure)?;
-    // Until here a signal ended the process at once, which is right while there is nothing to finish.
+    // Until here a signal ended the process at once, which is right while there is nothing to
+    // finish.
     let signals = Signals::watch()?;
     if arguments.until_stdin_closes {
         signals.watch_stdin()?;
@@ -158,8 +159,8 @@ fn cluster_and_task(arguments: &Arguments, config: &Config) -> Outcome<(ClusterS
     }
 }
 
-/// Prints the line by which scripts know that the task can be used: what it is, and what is open. Who starts tasks may
-/// not listen; the task runs all the same.
+/// Prints the line by which scripts know that the task can be used: what it is, and what is open.
+/// Who starts tasks may not listen; the task runs all the same.
 fn print_ready(task: &TaskId, server: &Server) -> io::Result<()> {
     let TaskId { job, index } = task;
     let grpc = server.grpc_address();

@@ -37,7 +37,8 @@ pub(crate) enum Command {
     Local(LocalArguments),
     /// Show it: 2 ps hold a model, 2 workers pull it, the checksums are compared
     Demo(DemoArguments),
-    /// Measure latency, rate and bandwidth against a server, and how far they are from what the machine can do
+    /// Measure latency, rate and bandwidth against a server, and how far they are from what the
+    /// machine can do
     #[command(subcommand)]
     Bench(BenchCommand),
 }
@@ -54,7 +55,8 @@ pub(crate) enum EndpointMapCommand {
 /// Which tasks are meant.
 #[derive(Debug, Args)]
 pub(crate) struct Target {
-    /// The cluster: `job|host:port;host:port,job2|host:port`, or a JSON file; if left out, TF_CONFIG has it
+    /// The cluster: `job|host:port;host:port,job2|host:port`, or a JSON file; if left out,
+    /// TF_CONFIG has it
     #[arg(long, value_name = "SPEC|FILE", conflicts_with = "star")]
     pub(crate) cluster_spec: Option<String>,
 
@@ -111,11 +113,13 @@ pub(crate) struct PullArguments {
     #[arg(long, value_name = "TASK")]
     pub(crate) task: Option<String>,
 
-    /// Where to write: FILE.safetensors, or FILE.npy for a single tensor; appears when it is complete
+    /// Where to write: FILE.safetensors, or FILE.npy for a single tensor; appears when it is
+    /// complete
     #[arg(long, short, value_name = "FILE", required_unless_present = "verify")]
     pub(crate) output: Option<PathBuf>,
 
-    /// Compare with the same tensors of this safetensors file; exit code 1 if they differ; can be repeated
+    /// Compare with the same tensors of this safetensors file; exit code 1 if they differ; can be
+    /// repeated
     #[arg(long, value_name = "FILE")]
     pub(crate) verify: Vec<PathBuf>,
 
@@ -138,7 +142,8 @@ pub(crate) struct PushArguments {
     #[arg(long = "only", value_name = "PATTERN")]
     pub(crate) patterns: Vec<String>,
 
-    /// All to this task, such as ps:0, instead of spread over the ps tasks as --load of grpcxx-server does
+    /// All to this task, such as ps:0, instead of spread over the ps tasks as --load of
+    /// grpcxx-server does
     #[arg(long, value_name = "TASK")]
     pub(crate) task: Option<String>,
 }
@@ -177,7 +182,8 @@ pub(crate) struct CallArguments {
 /// Arguments of `endpoint-map generate`.
 #[derive(Debug, Args)]
 pub(crate) struct GenerateArguments {
-    /// The cluster: `job|host:port;host:port,job2|host:port`, or a JSON file; if left out, TF_CONFIG has it
+    /// The cluster: `job|host:port;host:port,job2|host:port`, or a JSON file; if left out,
+    /// TF_CONFIG has it
     #[arg(long, value_name = "SPEC|FILE")]
     pub(crate) cluster_spec: Option<String>,
 
@@ -201,7 +207,8 @@ pub(crate) struct CheckArguments {
     #[arg(value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
 
-    /// The cluster: `job|host:port;host:port,job2|host:port`, or a JSON file; if left out, TF_CONFIG has it
+    /// The cluster: `job|host:port;host:port,job2|host:port`, or a JSON file; if left out,
+    /// TF_CONFIG has it
     #[arg(long, value_name = "SPEC|FILE")]
     pub(crate) cluster_spec: Option<String>,
 }

@@ -19,7 +19,8 @@ use crate::terminal::{Exit, Failure, OrExit, Outcome, Signals, read_cluster};
 
 /// The tasks that the tool was pointed at, and an engine that only calls.
 ///
-/// Dropping it leaves the tasks as they want to be left, and so does a signal that ends the program.
+/// Dropping it leaves the tasks as they want to be left, and so does a signal that ends the
+/// program.
 pub(crate) struct Cluster {
     engine: Arc<EngineSlot>,
     /// Leaves the tasks at a signal.
@@ -145,7 +146,8 @@ impl Cluster {
         self.source.as_ref()
     }
 
-    /// Index of the task that a person calls `name`: `ps:0`, `/job:ps/replica:0/task:0`, or its star address.
+    /// Index of the task that a person calls `name`: `ps:0`, `/job:ps/replica:0/task:0`, or its
+    /// star address.
     pub(crate) fn task(&self, name: &str) -> Outcome<usize> {
         let short = name.parse::<TaskId>().map_or_else(
             |_| name.to_owned(),
@@ -164,7 +166,8 @@ impl Cluster {
         })
     }
 
-    /// The tasks that hold models: those of job ps; all, if there is no such job or jobs are not known.
+    /// The tasks that hold models: those of job ps; all, if there is no such job or jobs are not
+    /// known.
     pub(crate) fn holders(&self) -> Vec<usize> {
         let is_ps = |task: &Task| task.job.as_deref() == Some(PS_JOB);
         let has_ps = self.tasks.iter().any(is_ps);
@@ -193,8 +196,8 @@ impl Cluster {
         Some(self.timeout)
     }
 
-    /// The tensors that match `patterns`, of the tasks that hold models or of the one called `only`. Tensors come
-    /// by task, then by name.
+    /// The tensors that match `patterns`, of the tasks that hold models or of the one called
+    /// `only`. Tensors come by task, then by name.
     pub(crate) fn find(&self, patterns: &Patterns, only: Option<&str>) -> Outcome<Vec<Found>> {
         let asked = match only {
             Some(name) => vec![self.task(name)?],
@@ -225,7 +228,8 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         let is_left_by_signal = take(&self.engine).is_none();
         if is_left_by_signal && let Some(leaving) = self.leaving.take() {
-            // The program ends when the tasks have been left, and not before. A panic there has been logged.
+            // The program ends when the tasks have been left, and not before. A panic there has
+            // been logged.
             let _ = leaving.join();
         }
     }
@@ -238,8 +242,9 @@ fn take(engine: &EngineSlot) -> Option<Engine> {
     engine.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-/// Lets SIGINT and SIGTERM stop the engine, which ends all calls, before they end the program: an original that is reset
-/// while it sends may never send again. A second signal ends the program at once.
+/// Lets SIGINT and SIGTERM stop the engine, which ends all calls, before they end the program: an
+/// original that is reset while it sends may never send again. A second signal ends the program at
+/// once.
 fn leave_at_signal(engine: Arc<EngineSlot>) -> Outcome<JoinHandle<()>> {
     let signals = Signals::watch()?;
     let leave = move || {

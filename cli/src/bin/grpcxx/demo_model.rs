@@ -5,7 +5,8 @@ use grpcxx_rpc::{Code, DType, Shape, Status, Tensor, TensorMeta};
 
 use crate::terminal::Outcome;
 
-/// Writes a model with the names and sizes of all-MiniLM-L6-v2 (90.9 MB) and numbers made up by a fixed rule.
+/// Writes a model with the names and sizes of all-MiniLM-L6-v2 (90.9 MB) and numbers made up by a
+/// fixed rule.
 pub(crate) fn generate(path: &Path) -> Outcome {
     let mut described = Vec::new();
     for (name, dims) in layout() {

@@ -1,5 +1,5 @@
-//! `grpcxx`: looks into clusters, moves tensors, calls functions, writes endpoint maps, and runs clusters on this
-//! machine.
+//! `grpcxx`: looks into clusters, moves tensors, calls functions, writes endpoint maps, and runs
+//! clusters on this machine.
 
 #![forbid(unsafe_code)]
 

@@ -12,7 +12,8 @@ use super::{LocalCluster, LocalError, LocalOptions, Task, system};
 impl LocalCluster {
     /// Starts all tasks and waits until each is ready. `log` gets each line that a task writes.
     ///
-    /// If a port was taken by another program before the task got it, the whole start is tried again.
+    /// If a port was taken by another program before the task got it, the whole start is tried
+    /// again.
     ///
     /// # Errors
     /// A task could not be started, ended, or was not ready in time; the others are ended then.

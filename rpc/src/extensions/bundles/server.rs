@@ -108,7 +108,8 @@ impl ServerConnection {
         Ok(())
     }
 
-    /// Refuses all requests of a frame. Their keys keep their numbers, since the peer may get the right later.
+    /// Refuses all requests of a frame. Their keys keep their numbers, since the peer may get the
+    /// right later.
     #[cold]
     fn refuse_bundle(
         &mut self,

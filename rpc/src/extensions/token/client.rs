@@ -6,7 +6,8 @@ use crate::wire::{Announcement, Features};
 use crate::{Challenge, Prover};
 
 impl ClientConnection {
-    /// Checks what the server says of the token, and queues the proof of this side before all that waits.
+    /// Checks what the server says of the token, and queues the proof of this side before all that
+    /// waits.
     pub(crate) fn take_proof(&mut self, announcement: &Announcement) {
         let Proving::Asked { credentials, .. } = &self.proving else {
             return;

@@ -22,7 +22,8 @@ impl ServerConnection {
         self.gate.set_rights(rights);
     }
 
-    /// Whether [`ServerConnection::take_refused`] or [`ServerConnection::poll_proving`] have something to say.
+    /// Whether [`ServerConnection::take_refused`] or [`ServerConnection::poll_proving`] have
+    /// something to say.
     #[inline]
     pub fn has_news(&self) -> bool {
         self.gate.has_news()
@@ -85,7 +86,8 @@ impl ServerConnection {
         }
     }
 
-    /// Whether the link may be offered to the peer for a move: not before it has the rights that its proof will give.
+    /// Whether the link may be offered to the peer for a move: not before it has the rights that
+    /// its proof will give.
     pub(crate) fn may_offer(&self) -> bool {
         let Some(token) = &self.gate.token else {
             return true;

@@ -179,7 +179,8 @@ impl<'a> Peer<'a> {
             message[HEADER_BYTES..].copy_from_slice(&element);
             self.credits -= 1;
             let id = (SEND_IDS + slot) as u64;
-            // SAFETY: the slot is not written before its completion frees it, and outlives the queue.
+            // SAFETY: the slot is not written before its completion frees it, and outlives the
+            // queue.
             unsafe {
                 self.queue
                     .post_send(&mut self.memory.sends, at..at + len, id)?

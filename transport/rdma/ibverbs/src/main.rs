@@ -1,8 +1,10 @@
-//! The other end of one link of grpcxx, written with the package `ibverbs`: it shares no code with ours.
+//! The other end of one link of grpcxx, written with the package `ibverbs`: it shares no code with
+//! ours.
 //!
-//! It reads the set-up data of a link as a line of hexadecimal digits, answers with its own, and then sends each byte of
-//! the stream back. After the byte `LAST` it offers `OFFER_BYTES` bytes for the link to read, waits until they were
-//! read, and ends its own stream. `docs/rdma.md` describes the messages.
+//! It reads the set-up data of a link as a line of hexadecimal digits, answers with its own, and
+//! then sends each byte of the stream back. After the byte `LAST` it offers `OFFER_BYTES` bytes for
+//! the link to read, waits until they were read, and ends its own stream. `docs/rdma.md` describes
+//! the messages.
 
 mod link;
 mod setup;

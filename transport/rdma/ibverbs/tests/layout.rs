@@ -1,4 +1,5 @@
-//! Each layout and constant of our `ffi.rs` is that of the package `ibverbs`, which takes them from rdma-core's header.
+//! Each layout and constant of our `ffi.rs` is that of the package `ibverbs`, which takes them from
+//! rdma-core's header.
 
 #[allow(dead_code, reason = "only layouts and constants are compared")]
 #[path = "../../src/verbs/ffi.rs"]

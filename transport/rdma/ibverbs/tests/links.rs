@@ -1,5 +1,5 @@
-//! A link of ours and a peer that the package `ibverbs` is, over real verbs. Without a device the test says that it was
-//! skipped; with GRPCXX_RDMA_REQUIRED=1 that is a failure.
+//! A link of ours and a peer that the package `ibverbs` is, over real verbs. Without a device the
+//! test says that it was skipped; with GRPCXX_RDMA_REQUIRED=1 that is a failure.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;

@@ -6,7 +6,8 @@ use grpcxx_rdma::sim::SimFabricOptions;
 use crate::gpu::Gpu;
 use crate::migrating::Pair;
 
-/// Where the RDMA device can read the memory, peers read it there; what is too short for that is copied first.
+/// Where the RDMA device can read the memory, peers read it there; what is too short for that is
+/// copied first.
 #[test]
 fn device_memory_that_can_be_registered_is_read_where_it_is() {
     let (read, copied) = exchange(true);
@@ -16,7 +17,8 @@ fn device_memory_that_can_be_registered_is_read_where_it_is() {
 #[test]
 fn device_memory_that_cannot_be_registered_takes_the_staging_path() {
     let (read, copied) = exchange(false);
-    // The copies are foreign memory: the longer ones are registered and read, the others are copied into messages.
+    // The copies are foreign memory: the longer ones are registered and read, the others are copied
+    // into messages.
     assert_eq!((read, copied), (1_100_000 * ROUNDS, 4 * ROUNDS));
 }
 
@@ -34,7 +36,8 @@ fn device_memory_takes_the_staging_path_where_there_is_no_rdma() {
     pair.settle();
 }
 
-/// Sends from device memory, which the peer checks; returns the bytes that it has read, and how many copies were made.
+/// Sends from device memory, which the peer checks; returns the bytes that it has read, and how
+/// many copies were made.
 fn exchange(has_dma_buf: bool) -> (u64, u64) {
     let fabric = SimFabricOptions {
         has_dma_buf,

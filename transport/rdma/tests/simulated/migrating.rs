@@ -418,7 +418,8 @@ fn a_side_whose_queue_failed_refuses_until_rdma_has_rested_and_is_asked_again() 
     pair.settle();
 }
 
-/// The record takes a place among the frames of the base transport, and frames that are held move on one by one.
+/// The record takes a place among the frames of the base transport, and frames that are held move
+/// on one by one.
 #[test]
 fn a_link_moves_with_room_for_few_frames() {
     for seed in seeds(40) {

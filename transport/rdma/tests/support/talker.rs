@@ -12,7 +12,8 @@ use grpcxx_transport::{
 
 use crate::gpu::Gpu;
 
-/// Speaks a small protocol over links: a number that counts up, a length, and so many bytes of that number.
+/// Speaks a small protocol over links: a number that counts up, a length, and so many bytes of that
+/// number.
 pub(crate) struct Talker<A> {
     pub(crate) accepted: VecDeque<A>,
     pub(crate) links: BTreeMap<LinkId, Talk>,
@@ -32,7 +33,8 @@ pub(crate) struct Talk {
     pub(crate) lost: u32,
     pub(crate) read: u32,
     shown: u32,
-    /// Numbers of the frames that land, oldest first, and the payload of those that are there already.
+    /// Numbers of the frames that land, oldest first, and the payload of those that are there
+    /// already.
     landing: VecDeque<(u32, Option<Landing>)>,
     pub(crate) landings_lost: u32,
     pub(crate) closed: Option<CloseReason>,

@@ -294,7 +294,8 @@ fn a_peer_killed_in_the_middle_of_a_read_loses_its_link_and_nothing_else() {
     close_all(&mut [&mut side]);
 }
 
-/// Takes the device away, so nothing else can be tested afterwards: `scripts/rdma-guest` runs it last and alone.
+/// Takes the device away, so nothing else can be tested afterwards: `scripts/rdma-guest` runs it
+/// last and alone.
 #[test]
 #[ignore = "takes the device away"]
 fn a_device_that_is_removed_ends_its_links() {
@@ -312,7 +313,8 @@ fn a_device_that_is_removed_ends_its_links() {
         .args(["link", "delete", &device])
         .spawn();
     let mut removal = Killed(removal.expect("the program rdma is there"));
-    // A driver may tell the users of the device, or wait for them to go: then links go on as they are.
+    // A driver may tell the users of the device, or wait for them to go: then links go on as they
+    // are.
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(3) && near.closed(link).is_none() {
         near.turn();

@@ -41,7 +41,8 @@ fn without_the_library_there_is_a_reason_and_no_failure() {
 fn the_program_is_not_linked_with_the_library() {
     let program = std::env::current_exe().expect("a test knows its program");
     let bytes = std::fs::read(Path::new(&program)).expect("a program is readable");
-    // The name is there once, for the load at run time, with the text before it that this crate has.
+    // The name is there once, for the load at run time, with the text before it that this crate
+    // has.
     let mut names = bytes
         .windows(15)
         .filter(|window| *window == b"libibverbs.so.1");

@@ -43,7 +43,8 @@ fn a_tcp_link_moves_under_its_stream_and_wakes_sleepers() {
     }
 }
 
-/// Without GPUDirect, which the memory of the test has not, the same stream comes from copies on the host.
+/// Without GPUDirect, which the memory of the test has not, the same stream comes from copies on
+/// the host.
 #[test]
 fn payload_in_device_memory_that_cannot_be_registered_takes_the_staging_path() {
     if has_device() {

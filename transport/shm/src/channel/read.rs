@@ -87,7 +87,8 @@ impl Channel {
     }
 
     /// Whether this end goes on with memory that its peer may still write. Who dials has chosen its
-    /// peer and asked for the bytes. Who was dialled keeps what comes, for others too, so it copies.
+    /// peer and asked for the bytes. Who was dialled keeps what comes, for others too, so it
+    /// copies.
     fn may_borrow(&self) -> bool {
         match self.side {
             Side::Dialler => true,

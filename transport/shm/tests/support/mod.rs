@@ -1,4 +1,5 @@
-//! One side of a test: a transport, and a handler that takes messages with an 8-byte length in front.
+//! One side of a test: a transport, and a handler that takes messages with an 8-byte length in
+//! front.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -197,8 +198,8 @@ pub fn private_arena() -> Arena {
     .unwrap()
 }
 
-/// Whether this process gets huge pages, can ask about them (Linux 6.7), and may read processes that are not its
-/// children. Says so if not.
+/// Whether this process gets huge pages, can ask about them (Linux 6.7), and may read processes
+/// that are not its children. Says so if not.
 pub fn can_show_memory() -> bool {
     let mut arena = private_arena();
     let mut memory = arena.allocate(32 << 20).unwrap();

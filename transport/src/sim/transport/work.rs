@@ -8,7 +8,8 @@ use super::{Link, Phase, SimTransport};
 use crate::{CloseReason, Inbound, LinkHandler, LinkId, Outcome, ReadTarget, Time};
 
 impl SimTransport {
-    /// Does for one link what is to be done. Returns the number of events, and whether the link is gone.
+    /// Does for one link what is to be done. Returns the number of events, and whether the link is
+    /// gone.
     pub(super) fn work(
         &mut self,
         id: LinkId,

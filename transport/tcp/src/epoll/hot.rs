@@ -1,8 +1,9 @@
 //! Hot links of a driver to which epoll names all of them.
 //!
-//! Who asks epoll first makes two system calls for each receive. While there are hot links, epoll is asked in some turns
-//! only, and not to note what arrives on those that stay hot, which costs whoever sends to them. If links become too many, a
-//! system call for each costs more than the one that names those that have bytes.
+//! Who asks epoll first makes two system calls for each receive. While there are hot links, epoll
+//! is asked in some turns only, and not to note what arrives on those that stay hot, which costs
+//! whoever sends to them. If links become too many, a system call for each costs more than the one
+//! that names those that have bytes.
 
 use grpcxx_transport::{Inbound, LinkHandler, ReadTarget};
 use rustix::event::epoll;
@@ -65,8 +66,8 @@ impl Asking {
 }
 
 impl EpollDriver {
-    /// Asks hot links for heads. Payload comes in large parts, for which epoll is asked. Returns the number of events, with
-    /// those that there were before.
+    /// Asks hot links for heads. Payload comes in large parts, for which epoll is asked. Returns
+    /// the number of events, with those that there were before.
     pub(super) fn ask_hot(
         &mut self,
         mut events: usize,
@@ -116,7 +117,8 @@ impl EpollDriver {
         events
     }
 
-    /// Lets epoll tell of a hot link only that it is over, unless it has to tell when there is room again.
+    /// Lets epoll tell of a hot link only that it is over, unless it has to tell when there is room
+    /// again.
     fn mute(&mut self, slot: u32) {
         let Some((_, link)) = self.core.links.at(slot) else {
             return;
@@ -130,8 +132,8 @@ impl EpollDriver {
         link.io.is_muted = muted.is_ok();
     }
 
-    /// Lets epoll tell everything of a link that is not asked any more, or that has something to send and no room: of what
-    /// is so now, too.
+    /// Lets epoll tell everything of a link that is not asked any more, or that has something to
+    /// send and no room: of what is so now, too.
     pub(super) fn unmute(&mut self, slot: u32) {
         let Some((_, link)) = self.core.links.at(slot) else {
             return;
@@ -159,12 +161,12 @@ impl EpollDriver {
     }
 }
 
-/// With hot links, epoll is asked in one of so many turns, or after so many links had bytes: that is how much later the
-/// first bytes of others are seen.
+/// With hot links, epoll is asked in one of so many turns, or after so many links had bytes: that
+/// is how much later the first bytes of others are seen.
 const TURNS_OF_A_POLL: u32 = 16;
 
-/// How often a hot link has had bytes when epoll is told to note no more of it, which takes two system calls until it is not
-/// hot any more.
+/// How often a hot link has had bytes when epoll is told to note no more of it, which takes two
+/// system calls until it is not hot any more.
 const HITS_TO_MUTE: u32 = 8;
 
 /// How often epoll is asked before links are counted again: some hundreds of microseconds.

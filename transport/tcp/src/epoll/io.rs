@@ -22,7 +22,8 @@ pub(crate) struct Readiness {
     pub(crate) is_muted: bool,
 }
 
-/// What the system calls of all links share: memory that one of them uses at a time, and which links are hot.
+/// What the system calls of all links share: memory that one of them uses at a time, and which
+/// links are hot.
 #[derive(Debug)]
 pub(crate) struct Staging {
     bytes: Box<[u8]>,
@@ -39,7 +40,8 @@ impl Staging {
         }
     }
 
-    /// Sends what is queued, as far as the socket takes it and the turn allows. Returns the number of events.
+    /// Sends what is queued, as far as the socket takes it and the turn allows. Returns the number
+    /// of events.
     pub(crate) fn write(
         &mut self,
         core: &mut Core<Readiness>,
@@ -70,7 +72,8 @@ impl Staging {
         events
     }
 
-    /// Receives what is there, as far as the link's orders and the turn allow. Returns the number of events.
+    /// Receives what is there, as far as the link's orders and the turn allow. Returns the number
+    /// of events.
     pub(crate) fn read(
         &mut self,
         core: &mut Core<Readiness>,

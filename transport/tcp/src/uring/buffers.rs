@@ -6,9 +6,11 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::ring::Ring;
 
-/// Staging memory that the kernel takes a buffer from when bytes arrive for a link that wants them staged.
+/// Staging memory that the kernel takes a buffer from when bytes arrive for a link that wants them
+/// staged.
 ///
-/// A buffer belongs to the kernel until a completion names it, then to us until [`Buffers::give_back`].
+/// A buffer belongs to the kernel until a completion names it, then to us until
+/// [`Buffers::give_back`].
 #[derive(Debug)]
 pub(crate) struct Buffers {
     map: NonNull<u8>,
@@ -46,8 +48,8 @@ impl Buffers {
             tail: 0,
             taken: count,
         };
-        // SAFETY: the entries lie at the start of the mapping, which is page aligned and long enough, and
-        // stays until `unmap`, whose caller knows that the ring is done.
+        // SAFETY: the entries lie at the start of the mapping, which is page aligned and long
+        // enough, and stays until `unmap`, whose caller knows that the ring is done.
         let registered = unsafe { ring.register_buffers(map.as_ptr() as u64, count, GROUP) };
         if let Err(error) = registered {
             buffers.unmap(ring);
@@ -66,8 +68,8 @@ impl Buffers {
             "the kernel names buffers that it was given"
         );
         self.taken += 1;
-        // SAFETY: the assertion keeps the range inside the mapping, and the kernel writes no more to the
-        // buffer until `give_back`, which the borrow of `self` excludes meanwhile.
+        // SAFETY: the assertion keeps the range inside the mapping, and the kernel writes no more
+        // to the buffer until `give_back`, which the borrow of `self` excludes meanwhile.
         unsafe { std::slice::from_raw_parts(self.start_of(buffer), bytes) }
     }
 
@@ -77,15 +79,16 @@ impl Buffers {
         let start = self.start_of(buffer) as u64;
         let entries = self.map.as_ptr().cast::<BufRingEntry>();
         let index = usize::from(self.tail & (self.count - 1));
-        // SAFETY: the index is below the number of entries, and the kernel does not read the entry until
-        // the tail covers it. The last field, which in the first entry is the tail, is not written here.
+        // SAFETY: the index is below the number of entries, and the kernel does not read the entry
+        // until the tail covers it. The last field, which in the first entry is the tail, is not
+        // written here.
         let entry = unsafe { &mut *entries.add(index) };
         entry.set_addr(start);
         entry.set_len(self.buffer_bytes as u32);
         entry.set_bid(buffer);
         self.tail = self.tail.wrapping_add(1);
-        // SAFETY: the first entry is initialised, and its tail is aligned and shared with the kernel, which
-        // reads it atomically.
+        // SAFETY: the first entry is initialised, and its tail is aligned and shared with the
+        // kernel, which reads it atomically.
         let tail = unsafe { AtomicU16::from_ptr(BufRingEntry::tail(entries).cast_mut()) };
         tail.store(self.tail, Ordering::Release);
     }

@@ -1,9 +1,9 @@
 //! Which of many links have bytes, for a loop that spins.
 //!
-//! To ask each of many links costs a system call for each, and to let each wait in the ring costs more than that.
-//! One `epoll_wait` names those that have bytes, and only they are asked. Few links are better asked without it, so
-//! every now and then those that had bytes are counted; where they are few, the ring watches all of them through
-//! their epoll set.
+//! To ask each of many links costs a system call for each, and to let each wait in the ring costs
+//! more than that. One `epoll_wait` names those that have bytes, and only they are asked. Few links
+//! are better asked without it, so every now and then those that had bytes are counted; where they
+//! are few, the ring watches all of them through their epoll set.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -58,8 +58,8 @@ impl Place {
         self.is_member && self.readable == Readable::No
     }
 
-    /// Notes that a receive has found less than it asked for. More may be there behind a byte that the peer called
-    /// urgent, which no peer of ours does; it comes with the next bytes.
+    /// Notes that a receive has found less than it asked for. More may be there behind a byte that
+    /// the peer called urgent, which no peer of ours does; it comes with the next bytes.
     pub(super) fn found_the_last(&mut self) {
         if self.readable == Readable::Yes {
             self.readable = Readable::No;

@@ -19,7 +19,8 @@ pub(crate) struct Flight {
     pub(crate) landing: bool,
     /// A receive into whichever staging buffer the kernel picks.
     pub(crate) staging: bool,
-    /// A send of the first pieces of the link's `outbound`, whose frames stay where they are meanwhile.
+    /// A send of the first pieces of the link's `outbound`, whose frames stay where they are
+    /// meanwhile.
     pub(crate) sending: bool,
     /// A wait until the dial has ended.
     pub(crate) dialling: bool,
@@ -52,7 +53,8 @@ impl Flight {
     }
 }
 
-/// Pieces of frames as the kernel wants them described, at addresses that do not change when this moves.
+/// Pieces of frames as the kernel wants them described, at addresses that do not change when this
+/// moves.
 pub(crate) struct Gather {
     pieces: Vec<libc::iovec>,
     header: Box<libc::msghdr>,
@@ -142,8 +144,8 @@ pub(crate) fn receive(
             (entry.flags(Flags::BUFFER_SELECT), false)
         }
     };
-    // SAFETY: a landing's memory is on the heap or in an arena, and `inbound`, which owns it, is not touched
-    // until the completion clears `landing`. Staging buffers live as long as the ring.
+    // SAFETY: a landing's memory is on the heap or in an arena, and `inbound`, which owns it, is
+    // not touched until the completion clears `landing`. Staging buffers live as long as the ring.
     let pushed = unsafe { ring.push(&entry.user_data(mark(Kind::Receive, slot))) };
     link.io.landing = pushed && is_direct;
     link.io.staging = pushed && !is_direct;
@@ -182,9 +184,9 @@ pub(crate) fn send(
             .flags(libc::MSG_NOSIGNAL)
             .build()
     };
-    // SAFETY: the pieces belong to frames that stay in `outbound`, unchanged, until the completion clears
-    // `sending`; later frames are added behind them, and what a frame points to does not move with it. The
-    // description stays in `gather` for as long.
+    // SAFETY: the pieces belong to frames that stay in `outbound`, unchanged, until the completion
+    // clears `sending`; later frames are added behind them, and what a frame points to does not
+    // move with it. The description stays in `gather` for as long.
     link.io.sending = unsafe { ring.push(&entry.user_data(mark(Kind::Send, slot))) };
     if !link.io.sending {
         spare.extend(link.io.gather.take());
@@ -260,13 +262,15 @@ impl Alarm {
             .sec(delay.as_secs())
             .nsec(delay.subsec_nanos());
         let entry = opcode::Timeout::new(&raw const *self.delay).build();
-        // SAFETY: the delay stays where it is, unchanged while `armed`, which the completion clears.
+        // SAFETY: the delay stays where it is, unchanged while `armed`, which the completion
+        // clears.
         self.armed = unsafe { ring.push(&entry.user_data(mark(Kind::Alarm, 0))) };
         self.armed
     }
 }
 
-/// Bytes that one receive takes at most: more would tempt the kernel to hand it to a thread of its own.
+/// Bytes that one receive takes at most: more would tempt the kernel to hand it to a thread of its
+/// own.
 pub(crate) const RECEIVE_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes that one send offers at most, so that links take turns.

@@ -10,7 +10,8 @@ use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue};
 /// A ring, entered by the thread that made it only.
 pub(crate) struct Ring {
     ring: IoUring,
-    /// What names the ring in system calls: its index among the thread's registered rings, or a descriptor.
+    /// What names the ring in system calls: its index among the thread's registered rings, or a
+    /// descriptor.
     enter_fd: i32,
     enter_flags: EnterFlags,
     /// What the kernel granted, in words.
@@ -34,7 +35,8 @@ impl Ring {
         };
         ring.check_operations()?;
         ring.register_itself();
-        // Socket operations are polled for, so workers are an exception; where this fails they stay one.
+        // Socket operations are polled for, so workers are an exception; where this fails they stay
+        // one.
         let _ = (ring.ring.submitter()).register_iowq_max_workers(&mut [WORKERS_MAX, WORKERS_MAX]);
         ring.check_nop()?;
         Ok(ring)
@@ -48,8 +50,8 @@ impl Ring {
     /// Adds an entry, which is submitted with the next [`Ring::enter`]. False if there is no room.
     ///
     /// # Safety
-    /// All memory that the entry points to stays valid, and is not touched otherwise, until its completion
-    /// was taken from [`Ring::take`] or the ring is known to have no operation left.
+    /// All memory that the entry points to stays valid, and is not touched otherwise, until its
+    /// completion was taken from [`Ring::take`] or the ring is known to have no operation left.
     pub(crate) unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
         // SAFETY: the caller keeps the entry's memory valid for long enough.
         let pushed = unsafe { self.ring.submission().push(entry).is_ok() };
@@ -57,7 +59,8 @@ impl Ring {
         pushed
     }
 
-    /// Entries added whose completion was not taken yet: while it is 0, the kernel uses no memory of ours.
+    /// Entries added whose completion was not taken yet: while it is 0, the kernel uses no memory
+    /// of ours.
     pub(crate) fn operations(&self) -> usize {
         self.operations
     }
@@ -97,14 +100,15 @@ impl Ring {
         !self.ring.completion().is_empty()
     }
 
-    /// Lets an event descriptor be signalled for each completion, once [`Ring::signal`] turns that on.
+    /// Lets an event descriptor be signalled for each completion, once [`Ring::signal`] turns that
+    /// on.
     pub(crate) fn register_eventfd(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         self.signal(false);
         self.ring.submitter().register_eventfd(fd.as_raw_fd())
     }
 
-    /// Turns the signals of [`Ring::register_eventfd`] on or off. What was completed before must be looked
-    /// for after turning them on.
+    /// Turns the signals of [`Ring::register_eventfd`] on or off. What was completed before must be
+    /// looked for after turning them on.
     pub(crate) fn signal(&mut self, on: bool) {
         let queue = self.ring.completion();
         if on {
@@ -118,8 +122,9 @@ impl Ring {
     /// Makes a ring of provided buffers known under `group`.
     ///
     /// # Safety
-    /// `entries` entries of 16 bytes lie at `address`, page aligned, and stay there, as do the buffers that
-    /// they name, until the group is unregistered or the ring is known to have no operation left and dropped.
+    /// `entries` entries of 16 bytes lie at `address`, page aligned, and stay there, as do the
+    /// buffers that they name, until the group is unregistered or the ring is known to have no
+    /// operation left and dropped.
     pub(crate) unsafe fn register_buffers(
         &mut self,
         address: u64,
@@ -147,8 +152,9 @@ impl Ring {
             arg_bytes = size_of::<SubmitArgs<'_, '_>>();
             flags |= EnterFlags::EXT_ARG;
         }
-        // SAFETY: the descriptor is ours, the entries up to `submit` were vouched for in `push`, and `arg`
-        // is null or the argument structure that EXT_ARG announces, alive during the call.
+        // SAFETY: the descriptor is ours, the entries up to `submit` were vouched for in `push`,
+        // and `arg` is null or the argument structure that EXT_ARG announces, alive during the
+        // call.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_io_uring_enter,

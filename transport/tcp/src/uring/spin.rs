@@ -1,9 +1,10 @@
 //! Input and output without the ring, for links of a loop that spins.
 //!
-//! An operation in the ring costs more than a plain system call: the kernel polls the socket, puts off work
-//! when bytes arrive, and is entered once more to do it. That pays where somebody sleeps or where there are
-//! many links to wait for. While the loop spins, the links that were used last are asked directly ([`Hot`]), and if they
-//! become many, those that have bytes ([`Crowd`]); after some turns in vain they wait in the ring again.
+//! An operation in the ring costs more than a plain system call: the kernel polls the socket, puts
+//! off work when bytes arrive, and is entered once more to do it. That pays where somebody sleeps
+//! or where there are many links to wait for. While the loop spins, the links that were used last
+//! are asked directly ([`Hot`]), and if they become many, those that have bytes ([`Crowd`]); after
+//! some turns in vain they wait in the ring again.
 
 use grpcxx_transport::{CloseReason, Inbound, LinkHandler, ReadTarget};
 use rustix::io::Errno;
@@ -40,7 +41,8 @@ impl Spinning {
         })
     }
 
-    /// Whether a link that is not hot is asked for heads from now on, and no longer when epoll names it.
+    /// Whether a link that is not hot is asked for heads from now on, and no longer when epoll
+    /// names it.
     fn admit(&mut self, slot: u32, link: &mut Link<Flight>) -> bool {
         link.is_hot = !self.crowd.is_lively() && self.hot.admit(slot);
         if link.is_hot {
@@ -71,7 +73,8 @@ enum Asked {
 }
 
 impl UringDriver {
-    /// Receives what is there. `None` if the link shall wait in the ring, else the number of events.
+    /// Receives what is there. `None` if the link shall wait in the ring, else the number of
+    /// events.
     pub(super) fn receive_at_once(
         &mut self,
         slot: u32,
@@ -170,8 +173,8 @@ impl UringDriver {
         }
     }
 
-    /// Asks a link for bytes as [`UringDriver::ask`] does, and again while it has all that it is asked for: what comes of
-    /// payloads that are taken in together leaves together.
+    /// Asks a link for bytes as [`UringDriver::ask`] does, and again while it has all that it is
+    /// asked for: what comes of payloads that are taken in together leaves together.
     fn ask_on(&mut self, slot: u32, handler: &mut dyn LinkHandler<Accepted>) -> Asked {
         let mut all_events = 0;
         for count in 0..RECEIVES_MAX {
@@ -261,8 +264,8 @@ impl UringDriver {
         true
     }
 
-    /// Sends what is queued, as far as the socket takes it. `None` if the rest shall wait in the ring, else
-    /// the number of events.
+    /// Sends what is queued, as far as the socket takes it. `None` if the rest shall wait in the
+    /// ring, else the number of events.
     pub(super) fn send_at_once(
         &mut self,
         slot: u32,

@@ -7,8 +7,8 @@ use grpcxx_transport::SlotTable;
 use super::UringDriver;
 use super::operation::{self, Alarm, Kind};
 
-/// Cancels all operations and waits until the kernel has let go of the memory that they use. Should it not,
-/// the memory is given up for good rather than used by two.
+/// Cancels all operations and waits until the kernel has let go of the memory that they use. Should
+/// it not, the memory is given up for good rather than used by two.
 pub(super) fn run(driver: &mut UringDriver) {
     let start = Instant::now();
     // What is queued must be submitted before it can be cancelled.

@@ -166,7 +166,8 @@ impl UringDriver {
         }
     }
 
-    /// Deals with completions, until that brings `events` to [`EVENTS_ENOUGH`]. Returns the new number.
+    /// Deals with completions, until that brings `events` to [`EVENTS_ENOUGH`]. Returns the new
+    /// number.
     pub(super) fn complete(
         &mut self,
         mut events: usize,

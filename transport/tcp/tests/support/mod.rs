@@ -1,4 +1,5 @@
-//! One side of a test: a transport, and a handler that takes messages with an 8-byte length in front.
+//! One side of a test: a transport, and a handler that takes messages with an 8-byte length in
+//! front.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -221,7 +222,8 @@ pub fn pair(driver: DriverRequest) -> (Side, LinkId, Side, LinkId) {
     (a, dialled[0], b, adopted[0])
 }
 
-/// Joins two sides by so many links; returns those that `a` has dialled, and those that `b` has adopted.
+/// Joins two sides by so many links; returns those that `a` has dialled, and those that `b` has
+/// adopted.
 pub fn join(a: &mut Side, b: &mut Side, count: usize) -> (Vec<LinkId>, Vec<LinkId>) {
     let address = b.listen();
     let dialled: Vec<_> = (0..count)
@@ -243,7 +245,8 @@ pub fn is_readable(fd: BorrowedFd<'_>, timeout: Duration) -> bool {
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1
 }
 
-/// The descriptor that a side lends once a turn has nothing left to do; going to sleep may itself leave some.
+/// The descriptor that a side lends once a turn has nothing left to do; going to sleep may itself
+/// leave some.
 pub fn lent(side: &mut Side) -> OwnedFd {
     let end = Instant::now() + PATIENCE;
     loop {

@@ -63,7 +63,8 @@ pub(crate) struct RunArguments {
     #[arg(long, value_name = "ADDR", required = true, value_delimiter = ',')]
     pub(crate) connect: Vec<String>,
 
-    /// latency and rate: receive COUNT tensors; pull, push: a step of all tensors; ps: pull, then push
+    /// latency and rate: receive COUNT tensors; pull, push: a step of all tensors; ps: pull, then
+    /// push
     #[arg(long, value_name = "OP", default_value = "latency")]
     pub(crate) op: Op,
 
@@ -75,7 +76,8 @@ pub(crate) struct RunArguments {
     #[arg(long, value_name = "TENSORS", default_value_t = 1)]
     pub(crate) count: usize,
 
-    /// Sizes of the tensors: same, or small, medium and large ones uniform, random or skewed to the large
+    /// Sizes of the tensors: same, or small, medium and large ones uniform, random or skewed to the
+    /// large
     #[arg(long, value_name = "MIX", default_value = "same")]
     pub(crate) mix: Mix,
 
@@ -99,7 +101,8 @@ pub(crate) struct RunArguments {
     #[arg(long, value_name = "S", default_value = "3", value_parser = seconds)]
     pub(crate) seconds: Duration,
 
-    /// Begin this many steps a second instead of as many as possible; waiting that a slow answer causes is counted
+    /// Begin this many steps a second instead of as many as possible; waiting that a slow answer
+    /// causes is counted
     #[arg(long, value_name = "STEPS")]
     pub(crate) rate: Option<f64>,
 

@@ -12,7 +12,8 @@ pub(super) struct Curve<'a> {
     pub(super) latency: &'a Histogram<u64>,
 }
 
-/// Draws times by percentile: from left to right ten times rarer with each mark, as HdrHistogram plots are.
+/// Draws times by percentile: from left to right ten times rarer with each mark, as HdrHistogram
+/// plots are.
 pub(super) fn write(path: &Path, title: &str, curves: &[Curve<'_>]) -> Outcome {
     let svg =
         draw(title, curves).or_exit_at(Exit::Software, || "cannot draw the plot".to_owned())?;
