@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use grpcxx_rpc::{Code, Reason, Status};
 use grpcxx_runtime::cluster::TaskId;
-use grpcxx_runtime::config::{Config, check_name, variable};
+use grpcxx_runtime::config::Config;
 use grpcxx_runtime::{Client, Engine as RuntimeEngine, EngineOptions, log as runtime_log};
 use pyo3::prelude::*;
 
@@ -245,12 +245,6 @@ fn start(
     settings: &BTreeMap<String, String>,
 ) -> Result<RuntimeEngine, Status> {
     let invalid = |text: String| Status::new(Code::InvalidArgument, text);
-    // Others may use names in the environment that begin as ours do; the program itself does not.
-    let unknown = settings.keys().filter_map(|name| check_name(name).err());
-    let unknown: Vec<String> = unknown.collect();
-    if !unknown.is_empty() {
-        return Err(invalid(unknown.join("\n")));
-    }
     let listen = listen.map(|text| {
         text.parse::<SocketAddr>().map_err(|_| {
             invalid(format!(
@@ -258,10 +252,7 @@ fn start(
             ))
         })
     });
-    let lookup = |name: &str| settings.get(name).cloned().or_else(|| variable(name));
-    let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
-    let (config, warnings) =
-        Config::read(lookup, names).map_err(|error| invalid(error.problems.join("\n")))?;
+    let (config, warnings) = Config::from_env_with(settings)?;
     for warning in warnings {
         tracing::warn!("{warning}");
     }
