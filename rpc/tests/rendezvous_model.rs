@@ -375,8 +375,8 @@ fn pick<T: Clone>(values: &[T], index: usize) -> Option<T> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Each tensor is handed out once and each request ends once, whatever is done (checklist 25,
-    /// 28).
+    /// Each tensor is handed out once and each request ends once, whatever is done
+    /// (checklist 25, 28).
     #[test]
     fn the_rendezvous_does_what_the_model_does(operations in operations()) {
         let mut pair = Pair::new();

@@ -1,5 +1,5 @@
-//! A peer that writes garbage, or dies at any point, can neither crash nor hang a link: checklist
-//! 18.
+//! A peer that writes garbage, or dies at any point, can neither crash nor hang a link
+//! (checklist 18).
 
 mod support;
 
