@@ -15,6 +15,7 @@ use crate::flight::Received;
 use crate::log;
 use crate::notices::{is_calling_back, later, may_block};
 use crate::options::COptions;
+use crate::start::start;
 use crate::status::{CStatus, c_string, reporting};
 
 /// An engine as C holds it.
@@ -37,23 +38,7 @@ impl CEngine {
         for warning in warnings {
             tracing::warn!("{warning}");
         }
-        let engine = Engine::start(options.engine_options(&config)).map_err(|error| {
-            log::flush();
-            Status::new(Code::FailedPrecondition, error.to_string())
-        })?;
-        tracing::info!("{}", engine.start_report());
-        if let Some(star) = engine.local_addr()
-            && star.ip().is_unspecified()
-            && engine.authority().is_open()
-        {
-            tracing::warn!(
-                %star,
-                "whoever reaches this machine may read what this task holds and take part in its steps; \
-                 set GRPCXX_TOKEN_FILE, GRPCXX_ALLOW or GRPCXX_MEMBERS, or listen on the address \
-                 of the cluster's network"
-            );
-        }
-        Ok(Self::new(engine))
+        start(options.engine_options(&config)).map(Self::new)
     }
 
     fn new(engine: Engine) -> Self {

@@ -1,8 +1,8 @@
 //! The C interface of grpcxx. Its documentation is the header, `include/grpcxx.h`; this crate is
 //! what stands behind it.
 //!
-//! Programs in Rust find here what the other crates do not have: facts of the machine, and the log
-//! of a process.
+//! Programs in Rust find here what the other crates do not have: facts of the machine, the log of a
+//! process, and the start of an engine that tells that log of itself.
 //!
 //! Opaque handles, codes, ownership in the names, null checked, no unwinding across the boundary.
 #![deny(unsafe_code)]
@@ -24,6 +24,7 @@ mod rendezvous;
 mod request;
 mod responder;
 mod service;
+pub mod start;
 mod status;
 mod tensor;
 mod version;

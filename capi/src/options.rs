@@ -14,6 +14,7 @@ use grpcxx_runtime::{Device, EngineOptions, Service};
 
 use crate::boundary::{Owned, free, guarded, invalid, text};
 use crate::service::{CService, ServiceFn};
+use crate::start::listen_address;
 use crate::status::{CStatus, reporting};
 
 /// How to start an engine, as C says it.
@@ -139,11 +140,7 @@ pub(crate) unsafe extern "C" fn grpcxx_options_set_listen(
             options.listen = if address.is_empty() {
                 None
             } else {
-                Some(address.parse().map_err(|_| {
-                    invalid(format!(
-                        "cannot listen on \"{address}\"; write an IP address and a port, as in 0.0.0.0:0"
-                    ))
-                })?)
+                Some(listen_address(address)?)
             };
             Ok(())
         })

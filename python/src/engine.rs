@@ -1,11 +1,11 @@
 //! An engine of Python: its start, what it tells of itself, and its end.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use grpcxx_capi::start::listen_address;
 use grpcxx_rpc::{Code, Reason, Status};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::config::Config;
@@ -244,37 +244,13 @@ fn start(
     listen: Option<&str>,
     settings: &BTreeMap<String, String>,
 ) -> Result<RuntimeEngine, Status> {
-    let invalid = |text: String| Status::new(Code::InvalidArgument, text);
-    let listen = listen.map(|text| {
-        text.parse::<SocketAddr>().map_err(|_| {
-            invalid(format!(
-                "cannot listen on \"{text}\"; write an IP address and a port, as in 0.0.0.0:0"
-            ))
-        })
-    });
     let (config, warnings) = Config::from_env_with(settings)?;
     for warning in warnings {
         tracing::warn!("{warning}");
     }
     let mut options = EngineOptions::from_config(&config, task, 1);
-    options.listen = listen.transpose()?;
-    let engine = RuntimeEngine::start(options).map_err(|error| {
-        grpcxx_capi::log::flush();
-        Status::new(Code::FailedPrecondition, error.to_string())
-    })?;
-    tracing::info!("{}", engine.start_report());
-    if let Some(star) = engine.local_addr()
-        && star.ip().is_unspecified()
-        && engine.authority().is_open()
-    {
-        tracing::warn!(
-            %star,
-            "whoever reaches this machine may read what this task holds and take part in its steps; \
-             set GRPCXX_TOKEN_FILE, GRPCXX_ALLOW or GRPCXX_MEMBERS, or listen on the address \
-             of the cluster's network"
-        );
-    }
-    Ok(engine)
+    options.listen = listen.map(listen_address).transpose()?;
+    grpcxx_capi::start::start(options)
 }
 
 /// Longest time that an engine is given to end.
