@@ -195,10 +195,10 @@ impl Profile {
     pub(super) fn answered_within(&self) -> Option<Duration> {
         let is_calm = !(self.links_fail || self.restarts || self.partitions || self.is_tight);
         // A network that hands over a few bytes at a time is slow by itself, as are turns shared
-        // with hostile peers.
-        let is_slow = self.has_hostile_peers || self.network.read_bytes_max <= CRUMB_BYTES_MAX;
-        let most_ms = if is_slow { 400 } else { 200 };
-        is_calm.then_some(Duration::from_millis(most_ms))
+        // with hostile peers; one comes on top of the other.
+        let is_crumbling = self.network.read_bytes_max <= CRUMB_BYTES_MAX;
+        let reasons = u32::from(self.has_hostile_peers) + u32::from(is_crumbling);
+        is_calm.then_some(Duration::from_millis(200) * (1 + reasons))
     }
 
     pub(super) fn faults(&self, seed: u64) -> FaultOptions {
