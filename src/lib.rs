@@ -49,14 +49,22 @@ pub use grpcxx_rpc::{
 pub use grpcxx_runtime::cluster::{ClusterSpec, Protocol, TaskId};
 pub use grpcxx_runtime::config::Config;
 pub use grpcxx_runtime::endpoint_map::EndpointMap;
+/// Runs the futures of a shard where it can start; its files and sockets are at hand there.
+pub use grpcxx_runtime::glommio;
+pub use grpcxx_runtime::local;
 pub use grpcxx_runtime::{
     AtOnce, Call, CallResult, CallSpec, Cancellation, Client, CompletionHandler, Counters,
     CpuLatency, Device, Engine, EngineBuilder, EngineError, EngineOptions, Function, Later,
     LinkMedium, ListenAddress, Peer, PeerState, Promise, RefusedCall, Remote, Resolve, Responder,
-    Served, Service, ShardContext, StartReport, SystemResolver,
+    Served, Service, ShardContext, Sharded, Shards, StartReport, SystemResolver,
 };
 
 /// The code of the README runs.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// The code of the page on state per shard runs.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/sharded.md")]
+struct StatePerShard;

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Stands while code of somebody else runs on a shard. It costs nothing unless that code panics.
 #[must_use = "lift it when the code has returned"]
@@ -48,6 +49,15 @@ pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
     }
 }
 
+/// Runs one of several steps of an end. The others go on if it panics: a shard that died may be in
+/// disorder.
+pub(crate) fn survive(step: &str, code: impl FnOnce()) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(code)) {
+        let message = panic_text(payload.as_ref());
+        tracing::error!(step, message, "a panic while the engine dies");
+    }
+}
+
 /// Whose code runs beside a shard.
 pub(crate) const A_FUTURE: &str = "a future that was spawned on it";
 /// Whose code takes results of calls.
@@ -61,8 +71,6 @@ thread_local! {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::panic::catch_unwind;
-
     use super::*;
 
     #[test]

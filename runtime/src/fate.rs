@@ -1,12 +1,11 @@
 //! How an engine dies: what killed its first shard, and who is told.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use grpcxx_rpc::{Code, Reason, Status};
 
-use crate::blame::panic_text;
+use crate::blame::survive;
 use crate::host::HostError;
 
 /// Whether an engine died, and of what. Steps and connections of a dead shard are lost for good, so
@@ -94,15 +93,6 @@ pub(crate) fn stopped() -> Status {
         "the engine stopped before the call ended",
     )
     .because(Reason::Stopping)
-}
-
-/// Runs one of several steps of an end. The others go on if it panics: a shard that died may be in
-/// disorder.
-pub(crate) fn survive(step: &str, code: impl FnOnce()) {
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(code)) {
-        let message = panic_text(payload.as_ref());
-        tracing::error!(step, message, "a panic while the engine dies");
-    }
 }
 
 #[cfg(all(test, not(loom)))]

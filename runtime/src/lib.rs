@@ -20,6 +20,7 @@ mod function;
 pub mod host;
 pub mod idle;
 mod limits;
+pub mod local;
 pub mod log;
 pub mod mesh;
 pub mod placement;
@@ -28,10 +29,14 @@ mod registry;
 mod regular_file;
 mod remote;
 mod shard;
+mod sharded;
 #[cfg(all(test, not(loom)))]
 mod simulation;
 mod task;
 mod tls;
+
+/// Runs the futures of a shard on the glommio host, where its files and sockets can be used.
+pub use glommio;
 
 pub use call::{Call, CallResult, CallSpec, CompletionHandler};
 pub use cancellation::Cancellation;
@@ -46,5 +51,6 @@ pub use registry::{STORE_LIST, STORE_PULL, STORE_PUSH};
 pub use regular_file::open_regular_file;
 pub use remote::Remote;
 pub use shard::{DrainLimits, Patience, PeerShares, ShardContext};
+pub use sharded::{Sharded, Shards};
 pub use task::Device;
 pub use tls::{Certificates, TlsError, TlsSettings};

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use crossbeam_queue::SegQueue;
 use grpcxx_rpc::{Code, Reason, Status};
 
+use crate::blame::survive;
 use crate::command::Command;
-use crate::fate::{Fate, survive};
+use crate::fate::Fate;
 use crate::host::HostError;
 use crate::limits;
 use crate::mesh::{Doorbell, Inbox, InboxSender};

@@ -27,11 +27,13 @@ use crate::command::Command;
 use crate::counters::Counters;
 use crate::function::{AsyncFunction, Function};
 use crate::host::{HostError, HostHandle, TaskSpawner};
+use crate::local::would_block;
 use crate::placement::CpuClaims;
 use crate::policy::Authority;
 use crate::registry;
 use crate::remote::Remote;
 use crate::shard::{ShardContext, SharedParts};
+use crate::sharded::{Sharded, Shards};
 use crate::tls::Certificates;
 
 /// A running task: its shards, its listener, its steps, its store and its functions.
@@ -43,7 +45,7 @@ pub struct Engine {
     client: Client,
     report: StartReport,
     hosts: Vec<HostHandle>,
-    spawners: Vec<TaskSpawner>,
+    shards: Shards,
     /// What connections prove themselves with, if some are TLS.
     certificates: Option<Arc<Certificates>>,
     /// Keeps what [`EngineOptions::cpu_latency`] asks for in force.
@@ -164,7 +166,7 @@ impl Engine {
         T: Future<Output = Result<R, Status>> + 'static,
         R: Into<Fetched>,
     {
-        let function = AsyncFunction::new(self.spawners.clone(), function);
+        let function = AsyncFunction::new(self.shards.clone(), function);
         self.register(name, Arc::new(function));
     }
 
@@ -312,7 +314,29 @@ impl Engine {
 
     /// Runs futures of the program on a shard's thread, beside the shard.
     pub fn spawner(&self, shard: usize) -> Option<&TaskSpawner> {
-        self.spawners.get(shard)
+        self.shards.spawners().get(shard)
+    }
+
+    /// The shards, to run code on them from any thread.
+    pub fn shards(&self) -> Shards {
+        self.shards.clone()
+    }
+
+    /// Makes a value on each shard, where `make` gets the number of the shard; see [`Sharded`].
+    /// Futures await [`Sharded::start`] in place of this.
+    ///
+    /// # Errors
+    /// The engine has ended, or a shard's inbox is full; `FAILED_PRECONDITION` on the thread of a
+    /// shard, which must not block.
+    pub fn sharded<T, F>(&self, make: F) -> Result<Sharded<T>, Status>
+    where
+        T: 'static,
+        F: Fn(usize) -> T + Send + Sync + 'static,
+    {
+        if self.shards.current().is_some() {
+            return Err(would_block());
+        }
+        futures_executor::block_on(Sharded::start(&self.shards, make))
     }
 
     /// Stops: no new connections and calls, what is in flight gets `grace` to finish, then all

@@ -20,7 +20,7 @@ use crate::client::{Client, Lookups, Mailboxes};
 use crate::command::{Command, Parcel};
 use crate::compute::ComputePool;
 use crate::counters::ShardCounters;
-use crate::host::{self, Clock, HostChoice, HostHandle, HostOptions, TaskSpawner};
+use crate::host::{self, Clock, HostChoice, HostHandle, HostOptions, Jobs, TaskSpawner};
 use crate::idle::IdlePolicy;
 use crate::limits;
 use crate::mesh::{self, Doorbell, Inbox, InboxSender, Mesh, Sleeper};
@@ -28,6 +28,7 @@ use crate::placement::{CpuClaims, Placement, PlacementRequest, allowed_cpus};
 use crate::policy::Authority;
 use crate::registry::Functions;
 use crate::shard::{CoreParts, DrivenShard, PeerShares, Shard, SharedParts};
+use crate::sharded::Shards;
 use crate::task::{Device, Task};
 use crate::tls::Certificates;
 
@@ -36,6 +37,7 @@ struct Ends {
     sleeper: Sleeper,
     inbox: Inbox<Command>,
     mesh: Mesh<Parcel<Accepted>>,
+    jobs: Jobs,
 }
 
 /// What a shard tells the thread that starts the engine.
@@ -60,25 +62,28 @@ struct Plan {
 
 pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
     let plan = plan(&options)?;
-    let (ends, mailboxes) = queues(options.shards);
+    let (ends, spawners, mailboxes) = queues(options.shards);
     let shared = shared_parts(&options, &plan, Arc::new(mailboxes))?;
+    let shards = Shards::new(
+        spawners,
+        Arc::clone(&shared.mailboxes),
+        Arc::clone(&shared.compute),
+    );
     let (cpu_latency, cpu_latency_file) = cpu_latency::hold(options.cpu_latency);
     let clock = Clock::start();
     let (starting, started) = channel();
     let mut hosts = Vec::new();
-    let mut spawners = Vec::new();
     for (index, ends) in ends.into_iter().enumerate() {
-        let (host, spawner) = start_shard(
+        let host = start_shard(
             index,
             ends,
             &options,
             &plan,
-            &shared,
+            (&shared, &shards),
             clock,
             starting.clone(),
         )?;
         hosts.push(host);
-        spawners.push(spawner);
     }
     drop(starting);
     let waited: Result<(), _> = hosts.iter().try_for_each(HostHandle::wait_started);
@@ -113,7 +118,7 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
         },
         shared,
         hosts,
-        spawners,
+        shards,
         certificates: plan.certificates,
         _cpu_latency: cpu_latency_file,
         _cpu_claims: plan.cpu_claims,
@@ -167,7 +172,7 @@ fn plan(options: &EngineOptions) -> Result<Plan, EngineError> {
     })
 }
 
-fn queues(shards: usize) -> (Vec<Ends>, Mailboxes) {
+fn queues(shards: usize) -> (Vec<Ends>, Vec<TaskSpawner>, Mailboxes) {
     let (doorbells, sleepers): (Vec<Doorbell>, Vec<Sleeper>) =
         (0..shards).map(|_| mesh::doorbell()).unzip();
     let (senders, inboxes): (Vec<InboxSender<Command>>, Vec<Inbox<Command>>) = doorbells
@@ -175,17 +180,20 @@ fn queues(shards: usize) -> (Vec<Ends>, Mailboxes) {
         .map(|doorbell| mesh::inbox(limits::INBOX_COMMANDS, doorbell.clone()))
         .unzip();
     let meshes = mesh::mesh(limits::MESH_PARCELS, &doorbells);
+    let (spawners, jobs): (Vec<TaskSpawner>, Vec<Jobs>) = (0..shards).map(|_| host::jobs()).unzip();
     let ends = sleepers
         .into_iter()
         .zip(inboxes)
         .zip(meshes)
-        .map(|((sleeper, inbox), mesh)| Ends {
+        .zip(jobs)
+        .map(|(((sleeper, inbox), mesh), jobs)| Ends {
             sleeper,
             inbox,
             mesh,
+            jobs,
         })
         .collect();
-    (ends, Mailboxes::new(senders, doorbells))
+    (ends, spawners, Mailboxes::new(senders, doorbells))
 }
 
 fn shared_parts(
@@ -231,10 +239,10 @@ fn start_shard(
     ends: Ends,
     options: &EngineOptions,
     plan: &Plan,
-    shared: &SharedParts,
+    (shared, shards): (&SharedParts, &Shards),
     clock: Clock,
     starting: Sender<Started>,
-) -> Result<(HostHandle, TaskSpawner), EngineError> {
+) -> Result<HostHandle, EngineError> {
     let host_options = HostOptions {
         name: format!("grpcxx-{index}"),
         kind: plan.host.kind,
@@ -246,7 +254,9 @@ fn start_shard(
     let arena = plan.arena.clone();
     let certificates = plan.certificates.clone();
     let shared = shared.clone();
+    let shards = shards.clone();
     let make = move || {
+        shards.enter(index);
         let (tcp, driver) =
             TcpTransport::open(options.tcp.clone()).map_err(|error| error.to_string())?;
         let mut secured = Tls::new(tcp);
@@ -301,7 +311,7 @@ fn start_shard(
         });
         Ok(DrivenShard::new(shard, ends.sleeper))
     };
-    Ok(host::spawn(host_options, make)?)
+    Ok(host::spawn_with(host_options, ends.jobs, make)?)
 }
 
 /// Who may do what.

@@ -9,11 +9,11 @@ use futures_util::FutureExt;
 use grpcxx_rpc::{Code, Fetched, GraphCall, Status, Tensor, Text};
 
 use super::{Function, Responder, panicked};
-use crate::host::TaskSpawner;
+use crate::sharded::Shards;
 
 /// A closure that returns a future of its results.
 pub(crate) struct AsyncFunction {
-    spawners: Vec<TaskSpawner>,
+    shards: Shards,
     begin: Arc<Begin>,
 }
 
@@ -21,8 +21,8 @@ type Results = Result<Vec<(Text, Tensor)>, Status>;
 type Begin = dyn Fn(GraphCall) -> Pin<Box<dyn Future<Output = Results>>> + Send + Sync;
 
 impl AsyncFunction {
-    /// `spawners` are those of the shards, by number.
-    pub(crate) fn new<F, T, R>(spawners: Vec<TaskSpawner>, function: F) -> Self
+    /// `shards` are those of the engine that serves the calls.
+    pub(crate) fn new<F, T, R>(shards: Shards, function: F) -> Self
     where
         F: Fn(GraphCall) -> T + Send + Sync + 'static,
         T: Future<Output = Result<R, Status>> + 'static,
@@ -34,7 +34,7 @@ impl AsyncFunction {
             Box::pin(results) as Pin<Box<dyn Future<Output = Results>>>
         };
         Self {
-            spawners,
+            shards,
             begin: Arc::new(begin),
         }
     }
@@ -47,7 +47,7 @@ impl Function for AsyncFunction {
 
     fn start(&self, call: GraphCall, responder: Responder) {
         let shard = responder.shard();
-        let Some(spawner) = shard.and_then(|shard| self.spawners.get(shard)) else {
+        let Some(spawner) = shard.and_then(|shard| self.shards.spawners().get(shard)) else {
             return responder.answer(Err(refused()));
         };
         let begin = Arc::clone(&self.begin);

@@ -13,8 +13,8 @@ use grpcxx_transport::Time;
 
 use super::native;
 use super::readable::Readable;
-use super::tasks::{FirstTasks, Jobs, LocalTask, Panic, TaskQueue};
-use super::{Clock, Dead, HostError, ShardLoop, sleep_limit};
+use super::tasks::{FirstTasks, Jobs, Panic, TaskQueue};
+use super::{Clock, Dead, HostError, LocalTask, ShardLoop, sleep_limit};
 use crate::blame::panic_text;
 use crate::idle::{Idle, IdleStep};
 
@@ -30,7 +30,7 @@ pub(super) fn run<L: ShardLoop + 'static>(
     let executor = executor().map_err(HostError::Glommio)?;
     started();
     let mut first = FirstTasks {
-        queue: TaskQueue::new(jobs, shard.waker()),
+        queue: TaskQueue::new(jobs, clock, shard.waker()),
         tasks: Vec::new(),
     };
     if let Err(panic) = native::turn(&mut shard, clock, &mut idle, &mut first) {
@@ -96,8 +96,13 @@ impl<L: ShardLoop + 'static> Turning<L> {
             }
             // glommio must not see a panic: the executor would be torn down in the middle of it.
             let beside = AssertUnwindSafe(self.beside_tasks()).catch_unwind();
-            let ended = beside.await.unwrap_or_else(Err);
-            ended.map_err(|panic| self.died(panic))
+            match beside.await.unwrap_or_else(Err) {
+                Ok(()) => {
+                    self.tasks.end();
+                    Ok(())
+                }
+                Err(panic) => Err(self.died(panic)),
+            }
         };
         match glommio::spawn_local_into(beside, queue) {
             Ok(done) => done.await,
@@ -122,7 +127,8 @@ impl<L: ShardLoop + 'static> Turning<L> {
                     give_way(empty_turns).await;
                 }
                 IdleStep::Park => {
-                    let limit = sleep_limit(&self.shard, self.clock);
+                    let timer = self.tasks.next_timeout();
+                    let limit = sleep_limit(&self.shard, timer, self.clock);
                     if limit.is_some_and(|limit| limit.is_zero()) {
                         glommio::executor().yield_now().await;
                         continue;
@@ -140,8 +146,9 @@ impl<L: ShardLoop + 'static> Turning<L> {
     }
 
     fn turn(&mut self, now: Time) -> Result<usize, Panic> {
-        let started = (self.tasks).drain(|task| drop(glommio::spawn_local(task).detach()));
-        let events = self.shard.turn(now) + started;
+        let start = |task| drop(glommio::spawn_local(task).detach());
+        let beside = self.tasks.turn(now, start);
+        let events = self.shard.turn(now) + beside;
         match self.tasks.take_panic() {
             Some(panic) => Err(panic),
             None => Ok(events),

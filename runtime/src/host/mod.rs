@@ -5,11 +5,13 @@
 //! host ends the loop with the first of them, and turns the shard from then on as one task of a
 //! `LocalExecutor`, so that users' futures, timers and files live on the same thread.
 
+mod beside;
 mod choice;
 mod glommio;
 mod native;
 mod readable;
 mod tasks;
+mod timers;
 
 use std::any::Any;
 use std::os::fd::BorrowedFd;
@@ -21,8 +23,10 @@ use std::time::{Duration, Instant};
 
 use grpcxx_transport::Time;
 
+pub(crate) use beside::{Beside, LocalTask};
 pub use choice::{HostChoice, HostKind, HostSetting};
 pub use tasks::TaskSpawner;
+pub(crate) use tasks::{Jobs, jobs};
 
 use self::tasks::Panic;
 use crate::blame::{blamed, panic_text};
@@ -137,7 +141,20 @@ where
     L: ShardLoop + 'static,
     F: FnOnce() -> Result<L, String> + Send + 'static,
 {
-    let (spawner, jobs) = tasks::jobs();
+    let (spawner, jobs) = jobs();
+    Ok((spawn_with(options, jobs, make)?, spawner))
+}
+
+/// Does what [`spawn`] does for a spawner that there is already.
+pub(crate) fn spawn_with<L, F>(
+    options: HostOptions,
+    jobs: Jobs,
+    make: F,
+) -> Result<HostHandle, HostError>
+where
+    L: ShardLoop + 'static,
+    F: FnOnce() -> Result<L, String> + Send + 'static,
+{
     let (starting, started) = sync_channel(1);
     let name = options.name.clone();
     let thread = thread::Builder::new()
@@ -175,6 +192,8 @@ where
                 Ok(Err(error)) => Err(error),
                 Err(payload) => Err(panicked(name, payload.as_ref())),
             };
+            // Behind the death: whoever waits for one of the futures shall hear why it ended.
+            Beside::end_here();
             if let Err(error) = &result {
                 let _nobody_waits = report.try_send(Err(error.clone()));
             }
@@ -184,12 +203,11 @@ where
             name: name.clone(),
             message: error.to_string(),
         })?;
-    let handle = HostHandle {
+    Ok(HostHandle {
         name,
         started,
         thread,
-    };
-    Ok((handle, spawner))
+    })
 }
 
 impl Clock {
@@ -264,9 +282,10 @@ impl HostHandle {
     }
 }
 
-/// How long a shard may sleep; `None` is without end. Zero means that its next turn is due.
-fn sleep_limit<L: ShardLoop>(shard: &L, clock: Clock) -> Option<Duration> {
-    let deadline = shard.next_timeout()?;
+/// How long the thread of a shard may sleep beside whose futures the first timer is over at
+/// `timer`; `None` is without end. Zero means that the next turn is due.
+fn sleep_limit<L: ShardLoop>(shard: &L, timer: Option<Time>, clock: Clock) -> Option<Duration> {
+    let deadline = [shard.next_timeout(), timer].into_iter().flatten().min()?;
     Some(deadline.since(clock.now()))
 }
 

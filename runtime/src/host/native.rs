@@ -2,14 +2,19 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use grpcxx_transport::Time;
+
 use super::tasks::{Jobs, NativeTasks, Panic};
 use super::{Clock, Dead, ShardLoop, TurnTime, sleep_limit};
 use crate::idle::{Idle, IdleStep};
 
-/// What runs beside a shard in its loop.
-pub(super) trait Beside {
-    /// Does what is due. Returns how much that was.
-    fn turn(&mut self) -> usize;
+/// Turns what runs beside a shard in its loop.
+pub(super) trait Executor {
+    /// Does what is due at `now`. Returns how much that was.
+    fn turn(&mut self, now: Time) -> usize;
+
+    /// When a timer of a future is over.
+    fn next_timeout(&self) -> Option<Time>;
 
     /// The panic of a future, if there was one.
     fn take_panic(&mut self) -> Option<Panic>;
@@ -17,7 +22,7 @@ pub(super) trait Beside {
     /// Whether nothing is due; what comes up from now on ends the sleep of the thread.
     fn may_sleep(&mut self) -> bool;
 
-    /// Ends what [`Beside::may_sleep`] began.
+    /// Ends what [`Executor::may_sleep`] began.
     fn awake(&mut self);
 
     /// Whether the loop shall end for an executor that goes on.
@@ -31,9 +36,12 @@ pub(super) fn run<L: ShardLoop>(
     mut idle: Idle,
     jobs: Jobs,
 ) -> Result<(), Dead<L>> {
-    let mut tasks = NativeTasks::new(jobs, shard.waker());
+    let mut tasks = NativeTasks::new(jobs, clock, shard.waker());
     match turn(&mut shard, clock, &mut idle, &mut tasks) {
-        Ok(()) => Ok(()),
+        Ok(()) => {
+            tasks.end();
+            Ok(())
+        }
         Err(panic) => Err(Dead { shard, panic }),
     }
 }
@@ -43,7 +51,7 @@ pub(super) fn turn<L: ShardLoop>(
     shard: &mut L,
     clock: Clock,
     idle: &mut Idle,
-    beside: &mut impl Beside,
+    beside: &mut impl Executor,
 ) -> Result<(), Panic> {
     let turn = || turn_unguarded(shard, clock, idle, beside);
     catch_unwind(AssertUnwindSafe(turn)).unwrap_or_else(Err)
@@ -53,12 +61,12 @@ fn turn_unguarded<L: ShardLoop>(
     shard: &mut L,
     clock: Clock,
     idle: &mut Idle,
-    beside: &mut impl Beside,
+    beside: &mut impl Executor,
 ) -> Result<(), Panic> {
     let mut time = TurnTime::new(clock);
     while !shard.is_finished() && !beside.ends_loop() {
         let now = time.next();
-        let events = shard.turn(now) + beside.turn();
+        let events = shard.turn(now) + beside.turn(now);
         if let Some(panic) = beside.take_panic() {
             return Err(panic);
         }
@@ -67,7 +75,7 @@ fn turn_unguarded<L: ShardLoop>(
             IdleStep::Turn => std::hint::spin_loop(),
             IdleStep::Park => {
                 time.forget();
-                let limit = sleep_limit(shard, clock);
+                let limit = sleep_limit(shard, beside.next_timeout(), clock);
                 if limit.is_some_and(|limit| limit.is_zero()) || !beside.may_sleep() {
                     continue;
                 }

@@ -5,7 +5,6 @@ use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,9 +12,10 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
-use grpcxx_transport::Refusal;
+use grpcxx_transport::{Refusal, Time};
 
-use super::native::Beside;
+use super::native::Executor;
+use super::{Beside, Clock, LocalTask};
 use crate::blame::{A_FUTURE, Blame};
 use crate::mesh::{Doorbell, Inbox, InboxSender, Sleeper, doorbell, inbox};
 
@@ -29,7 +29,7 @@ pub struct TaskSpawner {
 }
 
 /// A shard's end of its spawners, before its thread runs.
-pub(super) struct Jobs {
+pub(crate) struct Jobs {
     inbox: Inbox<Job>,
     sleeper: Sleeper,
 }
@@ -40,6 +40,7 @@ pub(super) struct TaskQueue {
     sleeper: Sleeper,
     panic: Rc<Cell<Option<Panic>>>,
     waker: Waker,
+    beside: Rc<Beside>,
 }
 
 /// The first futures that arrive, for another executor to run.
@@ -56,7 +57,6 @@ pub(super) struct NativeTasks {
     waker: Waker,
 }
 
-pub(super) type LocalTask = Pin<Box<dyn Future<Output = ()>>>;
 /// What a panic leaves behind.
 pub(super) type Panic = Box<dyn Any + Send>;
 type Job = Box<dyn FnOnce() -> LocalTask + Send>;
@@ -66,7 +66,7 @@ struct Signal {
     doorbell: Doorbell,
 }
 
-pub(super) fn jobs() -> (TaskSpawner, Jobs) {
+pub(crate) fn jobs() -> (TaskSpawner, Jobs) {
     let (bell, sleeper) = doorbell();
     let (sender, inbox) = inbox(WAITING_TASKS_MAX, bell);
     (TaskSpawner { sender }, Jobs { inbox, sleeper })
@@ -97,26 +97,44 @@ impl fmt::Debug for TaskSpawner {
 }
 
 impl TaskQueue {
-    /// `waker` ends the thread's sleep.
-    pub(super) fn new(jobs: Jobs, waker: Waker) -> Self {
+    /// For the calling thread, whose sleep `waker` ends.
+    pub(super) fn new(jobs: Jobs, clock: Clock, waker: Waker) -> Self {
         let Jobs { inbox, mut sleeper } = jobs;
         sleeper.install(waker.clone());
+        let beside = Beside::enter(clock, sleeper.doorbell());
         Self {
             inbox,
             sleeper,
             panic: Rc::default(),
             waker,
+            beside,
         }
     }
 
-    pub(super) fn drain(&mut self, mut start: impl FnMut(LocalTask)) -> usize {
-        let (panic, waker) = (&self.panic, &self.waker);
-        self.inbox.drain(TASKS_PER_TURN_MAX, |job| {
+    /// Hands over the futures that have arrived, and wakes those whose timers are over at `now`.
+    /// Returns how many there were of both.
+    pub(super) fn turn(&mut self, now: Time, mut start: impl FnMut(LocalTask)) -> usize {
+        let (panic, waker, beside) = (&self.panic, &self.waker, &self.beside);
+        let mut start = |task| start(guarded(task, beside, panic.clone(), waker.clone()));
+        let arrived = self.inbox.drain(TASKS_PER_TURN_MAX, |job| {
             let blame = Blame::on(A_FUTURE);
             let task = job();
             blame.lift();
-            start(guarded(task, panic.clone(), waker.clone()));
-        })
+            start(task);
+        });
+        let spawned = beside.take_spawned();
+        let events = arrived + spawned.len() + beside.timers().fire(now);
+        spawned.into_iter().for_each(start);
+        events
+    }
+
+    pub(super) fn next_timeout(&self) -> Option<Time> {
+        self.beside.timers().next()
+    }
+
+    /// Ends futures and values of the thread, while its executor is there.
+    pub(super) fn end(&self) {
+        self.beside.end();
     }
 
     /// The panic of a future, if there was one.
@@ -125,7 +143,8 @@ impl TaskQueue {
     }
 
     pub(super) fn may_sleep(&mut self) -> bool {
-        self.sleeper.may_sleep(|| !self.inbox.is_empty())
+        self.sleeper
+            .may_sleep(|| !self.inbox.is_empty() || self.beside.has_spawned())
     }
 
     pub(super) fn awake(&mut self) {
@@ -133,10 +152,14 @@ impl TaskQueue {
     }
 }
 
-impl Beside for FirstTasks {
-    fn turn(&mut self) -> usize {
+impl Executor for FirstTasks {
+    fn turn(&mut self, now: Time) -> usize {
         let tasks = &mut self.tasks;
-        self.queue.drain(|task| tasks.push(task))
+        self.queue.turn(now, |task| tasks.push(task))
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        self.queue.next_timeout()
     }
 
     fn take_panic(&mut self) -> Option<Panic> {
@@ -157,9 +180,9 @@ impl Beside for FirstTasks {
 }
 
 impl NativeTasks {
-    /// `waker` ends the thread's sleep.
-    pub(super) fn new(jobs: Jobs, waker: Waker) -> Self {
-        let queue = TaskQueue::new(jobs, waker);
+    /// For the calling thread, whose sleep `waker` ends.
+    pub(super) fn new(jobs: Jobs, clock: Clock, waker: Waker) -> Self {
+        let queue = TaskQueue::new(jobs, clock, waker);
         let signal = Arc::new(Signal {
             is_set: AtomicBool::new(false),
             doorbell: queue.sleeper.doorbell(),
@@ -171,14 +194,19 @@ impl NativeTasks {
             signal,
         }
     }
+
+    /// Ends futures and values of the thread.
+    pub(super) fn end(&self) {
+        self.queue.end();
+    }
 }
 
-impl Beside for NativeTasks {
+impl Executor for NativeTasks {
     /// Takes new futures and polls those that were woken. Returns how many futures began or ended,
     /// and 1 more if any was polled.
-    fn turn(&mut self) -> usize {
+    fn turn(&mut self, now: Time) -> usize {
         let futures = &self.futures;
-        let mut events = self.queue.drain(|task| futures.push(task));
+        let mut events = self.queue.turn(now, |task| futures.push(task));
         let was_woken = self.signal.is_set.load(Ordering::Relaxed)
             && self.signal.is_set.swap(false, Ordering::Acquire);
         if events == 0 && !was_woken {
@@ -195,16 +223,25 @@ impl Beside for NativeTasks {
         events + 1
     }
 
+    fn next_timeout(&self) -> Option<Time> {
+        self.queue.next_timeout()
+    }
+
     fn take_panic(&mut self) -> Option<Panic> {
         self.queue.take_panic()
     }
 
     fn may_sleep(&mut self) -> bool {
         let signal = &self.signal;
-        let inbox = &self.queue.inbox;
-        self.queue
-            .sleeper
-            .may_sleep(|| !inbox.is_empty() || signal.is_set.load(Ordering::Acquire))
+        let TaskQueue {
+            inbox,
+            beside,
+            sleeper,
+            ..
+        } = &mut self.queue;
+        sleeper.may_sleep(|| {
+            !inbox.is_empty() || beside.has_spawned() || signal.is_set.load(Ordering::Acquire)
+        })
     }
 
     fn awake(&mut self) {
@@ -229,15 +266,18 @@ impl Wake for Signal {
 
 /// Keeps a panic from unwinding through the executor: glommio would leave the shard behind, neither
 /// running nor dropped. The waker lets a sleeping shard see it.
-fn guarded(task: LocalTask, panic: Rc<Cell<Option<Panic>>>, waker: Waker) -> LocalTask {
-    let blamed = std::future::poll_fn({
-        let mut task = task;
-        move |context| {
-            let blame = Blame::on(A_FUTURE);
-            let polled = task.as_mut().poll(context);
-            blame.lift();
-            polled
-        }
+fn guarded(
+    task: LocalTask,
+    beside: &Rc<Beside>,
+    panic: Rc<Cell<Option<Panic>>>,
+    waker: Waker,
+) -> LocalTask {
+    let mut task = Box::pin(beside.keep(task));
+    let blamed = std::future::poll_fn(move |context| {
+        let blame = Blame::on(A_FUTURE);
+        let polled = task.as_mut().poll(context);
+        blame.lift();
+        polled
     });
     Box::pin(async move {
         if let Err(payload) = AssertUnwindSafe(blamed).catch_unwind().await {

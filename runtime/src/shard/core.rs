@@ -9,12 +9,11 @@ use grpcxx_memory::Arena;
 use grpcxx_rpc::{Code, ConnectionLimits, Features, Reason, Status, TensorStore};
 use grpcxx_transport::{LinkId, Time, Transport};
 
-use crate::blame::Blame;
+use crate::blame::{Blame, survive};
 use crate::client::{Lookups, Mailbox, Mailboxes};
 use crate::command::{Command, Parcel, Shared};
 use crate::compute::Compute;
 use crate::counters::ShardCounters;
-use crate::fate::survive;
 use crate::function::Service;
 use crate::limits;
 use crate::mesh::{Inbox, Mesh};

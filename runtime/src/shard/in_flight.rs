@@ -9,9 +9,9 @@ use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{CallId, Status, TensorMeta};
 use grpcxx_transport::{SlotTable, VacantSlot};
 
+use crate::blame::survive;
 use crate::command::SlotId;
 use crate::completion::{Completion, Recipient, Target};
-use crate::fate::survive;
 use crate::function::RequestWatch;
 use crate::limits;
 

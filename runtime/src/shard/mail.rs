@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 
+use crate::blame::survive;
 use crate::client::Mailbox;
 use crate::command::{Command, Newcomer, Parcel};
-use crate::fate::{Fate, survive};
+use crate::fate::Fate;
 use crate::limits;
 use crate::mesh::Mesh;
 

@@ -34,7 +34,7 @@ use std::net::SocketAddr;
 use grpcxx_memory::DropBatch;
 use grpcxx_transport::{ListenerId, Time, Transport, TransportError};
 
-use crate::fate::survive;
+use crate::blame::survive;
 
 pub use self::context::ShardContext;
 pub(crate) use self::core::{Core, CoreParts, SharedParts};

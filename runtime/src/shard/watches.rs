@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 
-use crate::fate::survive;
+use crate::blame::survive;
 use crate::function::RequestWatch;
 
 /// Who wants to hear what becomes of a request, by its token. Nearly always nobody.
