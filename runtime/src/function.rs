@@ -45,6 +45,22 @@ where
     }
 }
 
+/// A function that is started on the shard, and ends there.
+pub(crate) struct ShortFunction<F>(pub(crate) F);
+
+impl<F> Function for ShortFunction<F>
+where
+    F: Fn(GraphCall) -> Result<Vec<(Text, Tensor)>, Status> + Send + Sync,
+{
+    fn call(&self, call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
+        (self.0)(call)
+    }
+
+    fn may_block(&self) -> bool {
+        false
+    }
+}
+
 /// Hears what becomes of a request that a service has taken. The engine lets go of it once the
 /// request is over.
 ///

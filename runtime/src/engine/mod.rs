@@ -25,7 +25,7 @@ use crate::client::{Client, Peer};
 use crate::cluster::TaskId;
 use crate::command::Command;
 use crate::counters::Counters;
-use crate::function::{AsyncFunction, Function};
+use crate::function::{AsyncFunction, Function, ShortFunction};
 use crate::host::{HostError, HostHandle, TaskSpawner};
 use crate::local::would_block;
 use crate::placement::CpuClaims;
@@ -156,6 +156,18 @@ impl Engine {
     {
         let function = move |call| function(call).map(|results| results.into().into());
         self.register(name, Arc::new(function));
+    }
+
+    /// Lets peers call a closure by `name` that takes a few microseconds and never blocks: it runs
+    /// on the shard that took the call in, without a hop to the compute pool and back, and holds up
+    /// that shard meanwhile.
+    pub fn register_short<F, R>(&self, name: impl Into<Text>, function: F)
+    where
+        F: Fn(GraphCall) -> Result<R, Status> + Send + Sync + 'static,
+        R: Into<Fetched>,
+    {
+        let function = move |call| function(call).map(|results| results.into().into());
+        self.register(name, Arc::new(ShortFunction(function)));
     }
 
     /// Lets peers call an asynchronous closure by `name`. Its future runs on a shard, beside the
