@@ -55,8 +55,8 @@ pub use grpcxx_runtime::local;
 pub use grpcxx_runtime::{
     AtOnce, Call, CallResult, CallSpec, Cancellation, Client, CompletionHandler, Counters,
     CpuLatency, Device, Engine, EngineBuilder, EngineError, EngineOptions, Function, Later,
-    LinkMedium, ListenAddress, Peer, PeerState, Promise, RefusedCall, Remote, Resolve, Responder,
-    Served, Service, ShardContext, Sharded, Shards, StartReport, SystemResolver,
+    LinkMedium, ListenAddress, LocalEngine, Peer, PeerState, Promise, RefusedCall, Remote, Resolve,
+    Responder, Served, Service, ShardContext, Sharded, Shards, StartReport, SystemResolver,
 };
 
 /// The code of the README runs.

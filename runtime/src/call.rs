@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_channel::oneshot;
 use grpcxx_memory::BufferMut;
-use grpcxx_rpc::{Request, Response, Status, Tensor, TensorMeta};
+use grpcxx_rpc::{Code, Request, Response, Status, Tensor, TensorMeta};
 
 use crate::cancellation::{Cancel, Cancellation};
 use crate::client::Peer;
@@ -144,8 +144,15 @@ impl<T> Call<T> {
     /// Blocks the calling thread until the call has ended. Not for use on a shard.
     ///
     /// # Errors
-    /// The status with which the call failed.
+    /// The status with which the call failed. `FAILED_PRECONDITION` if it is a call of a
+    /// [`LocalEngine`](crate::LocalEngine), where nobody would carry it on.
     pub fn wait(self) -> Result<T, Status> {
+        if let Some(cancel) = &self.cancel
+            && !cancel.have_threads()
+        {
+            let text = "this engine has no threads; await the call in LocalEngine::block_on";
+            return Err(Status::new(Code::FailedPrecondition, text));
+        }
         futures_executor::block_on(self)
     }
 }

@@ -84,6 +84,11 @@ impl Cancel {
         }
     }
 
+    /// Whether shards have threads of their own.
+    pub(crate) fn have_threads(&self) -> bool {
+        self.mailboxes.have_threads()
+    }
+
     /// Why the call ended that its shard let go of.
     pub(crate) fn status_of_loss(&self) -> Status {
         self.mailboxes.fate().status()

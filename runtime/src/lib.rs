@@ -43,8 +43,8 @@ pub use cancellation::Cancellation;
 pub use client::{Client, LinkMedium, Peer, PeerState, RefusedCall, Resolve, SystemResolver};
 pub use counters::Counters;
 pub use engine::{
-    CpuLatency, Engine, EngineBuilder, EngineError, EngineOptions, ListenAddress, Rdma,
-    SPIN_DEFAULT, SharedMemory, StartReport,
+    CpuLatency, Engine, EngineBuilder, EngineError, EngineOptions, ListenAddress, LocalEngine,
+    Rdma, SPIN_DEFAULT, SharedMemory, StartReport,
 };
 pub use function::{AtOnce, Function, Later, Promise, RequestWatch, Responder, Served, Service};
 pub use registry::{STORE_LIST, STORE_PULL, STORE_PUSH};

@@ -22,6 +22,8 @@ pub(crate) struct Mailboxes {
     overflow: Vec<SegQueue<Command>>,
     fate: Fate,
     calls: AtomicU64,
+    /// Whether shards have threads, and are not turned by whoever waits for a call.
+    have_threads: bool,
 }
 
 /// A shard's end of its inbox. What is in it when the shard ends, ends with it.
@@ -40,7 +42,21 @@ impl Mailboxes {
             overflow,
             fate: Fate::default(),
             calls: AtomicU64::new(0),
+            have_threads: true,
         }
+    }
+
+    /// Of a shard that is turned by whoever waits for its calls.
+    pub(crate) fn without_threads(self) -> Self {
+        Self {
+            have_threads: false,
+            ..self
+        }
+    }
+
+    /// Whether a thread that waits for a call can leave the shards to themselves.
+    pub(crate) fn have_threads(&self) -> bool {
+        self.have_threads
     }
 
     pub(crate) fn len(&self) -> usize {

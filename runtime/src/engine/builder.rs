@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Engine, EngineError, EngineOptions};
+use super::{Engine, EngineError, EngineOptions, LocalEngine};
 use crate::client::Resolve;
 use crate::cluster::TaskId;
 use crate::config::{Config, ConfigError};
@@ -219,6 +219,19 @@ impl EngineBuilder {
     pub fn configure(mut self, change: impl FnOnce(&mut EngineOptions)) -> Self {
         change(&mut self.options);
         self
+    }
+
+    /// Makes an engine without threads, whose one shard the calling thread turns while it waits for
+    /// calls: see [`LocalEngine`]. It only calls, so it listens nowhere.
+    ///
+    /// # Errors
+    /// An address to listen at was given; else what could not be had.
+    pub fn start_local(self) -> Result<LocalEngine, EngineError> {
+        if self.listen.is_some() || self.options.listen.is_some() {
+            let text = "an engine without threads cannot listen; start one with threads";
+            return Err(EngineError::Options(text.to_owned()));
+        }
+        super::start::start_local(self.options)
     }
 
     /// Starts the shards and, if asked to, listens on the star port.

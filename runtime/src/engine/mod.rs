@@ -2,6 +2,7 @@
 
 mod builder;
 mod cpu_latency;
+mod local;
 mod options;
 mod report;
 mod start;
@@ -18,6 +19,7 @@ use grpcxx_rpc::{
 
 pub use self::builder::{EngineBuilder, ListenAddress};
 pub use self::cpu_latency::CpuLatency;
+pub use self::local::LocalEngine;
 pub use self::options::{EngineError, EngineOptions, SPIN_DEFAULT};
 pub use self::report::{Rdma, SharedMemory, StartReport};
 use crate::call::Call;

@@ -15,13 +15,15 @@ use grpcxx_transport::Migrating;
 
 use super::cpu_latency;
 use super::report::{Rdma, SharedMemory};
-use super::{Engine, EngineError, EngineOptions, StartReport, fresh_incarnation};
+use super::{Engine, EngineError, EngineOptions, LocalEngine, StartReport, fresh_incarnation};
 use crate::client::{Client, Lookups, Mailboxes};
 use crate::command::{Command, Parcel};
 use crate::compute::ComputePool;
 use crate::counters::ShardCounters;
-use crate::host::{self, Clock, HostChoice, HostHandle, HostOptions, Jobs, TaskSpawner};
-use crate::idle::IdlePolicy;
+use crate::host::{
+    self, Clock, HostChoice, HostError, HostHandle, HostOptions, Inline, Jobs, TaskSpawner,
+};
+use crate::idle::{Idle, IdlePolicy};
 use crate::limits;
 use crate::mesh::{self, Doorbell, Inbox, InboxSender, Mesh, Sleeper};
 use crate::placement::{CpuClaims, Placement, PlacementRequest, allowed_cpus};
@@ -34,10 +36,15 @@ use crate::tls::Certificates;
 
 /// The ends of a shard's queues that live on its thread.
 struct Ends {
+    queues: Queues,
+    jobs: Jobs,
+}
+
+/// Those of the shard itself.
+struct Queues {
     sleeper: Sleeper,
     inbox: Inbox<Command>,
     mesh: Mesh<Parcel<Accepted>>,
-    jobs: Jobs,
 }
 
 /// What a shard tells the thread that starts the engine.
@@ -131,6 +138,35 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
     Ok(engine)
 }
 
+/// Makes an engine whose one shard the calling thread turns.
+pub(super) fn start_local(options: EngineOptions) -> Result<LocalEngine, EngineError> {
+    let options = EngineOptions {
+        listen: None,
+        shards: 1,
+        pin: false,
+        cpus: None,
+        ..options
+    };
+    let plan = plan(&options)?;
+    let (ends, spawners, mailboxes) = queues(options.shards);
+    let mailboxes = Arc::new(mailboxes.without_threads());
+    let shared = shared_parts(&options, &plan, Arc::clone(&mailboxes))?;
+    let shards = Shards::new(spawners, mailboxes, Arc::clone(&shared.compute));
+    let Some(Ends { queues, jobs }) = ends.into_iter().next() else {
+        unreachable!("a queue was made for one shard");
+    };
+    let name = "grpcxx-local".to_owned();
+    let settings = (plan.arena, plan.certificates);
+    let (starting, _started) = channel();
+    let shard = make_shard(0, queues, options, settings, shared.clone(), starting);
+    let shard = shard.map_err(|message| HostError::Shard {
+        name: name.clone(),
+        message,
+    })?;
+    let inline = Inline::new(name, shard, Clock::start(), Idle::new(plan.idle), jobs);
+    Ok(LocalEngine::new(inline, shared, shards))
+}
+
 fn plan(options: &EngineOptions) -> Result<Plan, EngineError> {
     if !(1..=SHARDS_MAX).contains(&options.shards) {
         return Err(EngineError::Options(format!(
@@ -186,11 +222,13 @@ fn queues(shards: usize) -> (Vec<Ends>, Vec<TaskSpawner>, Mailboxes) {
         .zip(inboxes)
         .zip(meshes)
         .zip(jobs)
-        .map(|(((sleeper, inbox), mesh), jobs)| Ends {
-            sleeper,
-            inbox,
-            mesh,
-            jobs,
+        .map(|(((sleeper, inbox), mesh), jobs)| {
+            let queues = Queues {
+                sleeper,
+                inbox,
+                mesh,
+            };
+            Ends { queues, jobs }
         })
         .collect();
     (ends, spawners, Mailboxes::new(senders, doorbells))
@@ -255,63 +293,83 @@ fn start_shard(
     let certificates = plan.certificates.clone();
     let shared = shared.clone();
     let shards = shards.clone();
+    let Ends { queues, jobs } = ends;
     let make = move || {
         shards.enter(index);
-        let (tcp, driver) =
-            TcpTransport::open(options.tcp.clone()).map_err(|error| error.to_string())?;
-        let mut secured = Tls::new(tcp);
-        if let Some(certificates) = &certificates {
-            secured.enable(certificates.options().clone(), certificates.shared());
-        }
-        let mut near = Migrating::new(secured);
-        let shared_memory = share_memory(&mut near, &options, &arena);
-        let mut transport = Migrating::new(near);
-        let mut arena = reserve(&arena)?;
-        let near_peers = match shared_memory {
-            SharedMemory::On { .. } => NearPeers::LeaveToBase,
-            SharedMemory::Off { .. } => NearPeers::Migrate,
-        };
-        let rdma = match &certificates {
-            Some(certificates) if !certificates.trusts_rdma() => Rdma::off(RDMA_IS_CLEAR),
-            Some(_) | None => use_rdma(&mut transport, near_peers, &mut arena, &options),
-        };
-        let features = features(&options, &shared_memory, &rdma);
-        let capacity_bytes = arena.statistics().capacity_bytes;
-        arena.keep_for_small(small_bytes(&options, capacity_bytes));
-        let parts = CoreParts {
+        make_shard(
             index,
+            queues,
+            options,
+            (arena, certificates),
             shared,
-            connection_limits: connection_limits(&options, capacity_bytes),
-            patience: options.patience,
-            shares: options.shares.unwrap_or_else(|| {
-                PeerShares::of(&options.rendezvous_limits, options.tcp.limits.links)
-            }),
-            announce: features,
-            channel_options: options.channel,
-            rendezvous_limits: options.rendezvous_limits,
-            drain: options.drain,
-            links: options.tcp.limits.links,
-            arena,
-            mesh: ends.mesh,
-            inbox: ends.inbox,
-        };
-        let mut shard = Shard::new(transport, parts);
-        let star_address = match options.listen {
-            Some(address) if index == 0 => {
-                Some(shard.listen(address).map_err(|error| error.to_string())?)
-            }
-            _ => None,
-        };
-        // The engine that waits for this may have given up already.
-        let _ = starting.send(Started {
-            driver,
-            shared_memory,
-            rdma,
-            star_address,
-        });
-        Ok(DrivenShard::new(shard, ends.sleeper))
+            starting,
+        )
     };
-    Ok(host::spawn_with(host_options, ends.jobs, make)?)
+    Ok(host::spawn_with(host_options, jobs, make)?)
+}
+
+/// Makes a shard on the thread that will turn it.
+fn make_shard(
+    index: usize,
+    queues: Queues,
+    options: EngineOptions,
+    (arena, certificates): (ArenaOptions, Option<Arc<Certificates>>),
+    shared: SharedParts,
+    starting: Sender<Started>,
+) -> Result<EngineShard, String> {
+    let (tcp, driver) =
+        TcpTransport::open(options.tcp.clone()).map_err(|error| error.to_string())?;
+    let mut secured = Tls::new(tcp);
+    if let Some(certificates) = &certificates {
+        secured.enable(certificates.options().clone(), certificates.shared());
+    }
+    let mut near = Migrating::new(secured);
+    let shared_memory = share_memory(&mut near, &options, &arena);
+    let mut transport = Migrating::new(near);
+    let mut arena = reserve(&arena)?;
+    let near_peers = match shared_memory {
+        SharedMemory::On { .. } => NearPeers::LeaveToBase,
+        SharedMemory::Off { .. } => NearPeers::Migrate,
+    };
+    let rdma = match &certificates {
+        Some(certificates) if !certificates.trusts_rdma() => Rdma::off(RDMA_IS_CLEAR),
+        Some(_) | None => use_rdma(&mut transport, near_peers, &mut arena, &options),
+    };
+    let features = features(&options, &shared_memory, &rdma);
+    let capacity_bytes = arena.statistics().capacity_bytes;
+    arena.keep_for_small(small_bytes(&options, capacity_bytes));
+    let parts = CoreParts {
+        index,
+        shared,
+        connection_limits: connection_limits(&options, capacity_bytes),
+        patience: options.patience,
+        shares: options.shares.unwrap_or_else(|| {
+            PeerShares::of(&options.rendezvous_limits, options.tcp.limits.links)
+        }),
+        announce: features,
+        channel_options: options.channel,
+        rendezvous_limits: options.rendezvous_limits,
+        drain: options.drain,
+        links: options.tcp.limits.links,
+        arena,
+        mesh: queues.mesh,
+        inbox: queues.inbox,
+    };
+    let mut shard = Shard::new(transport, parts);
+    let star_address = match options.listen {
+        Some(address) if index == 0 => {
+            Some(shard.listen(address).map_err(|error| error.to_string())?)
+        }
+        _ => None,
+    };
+    // The engine that waits for this may have given up already.
+    let _ = starting.send(Started {
+        driver,
+        shared_memory,
+        rdma,
+        star_address,
+    });
+    Ok(DrivenShard::new(shard, queues.sleeper))
 }
 
 /// Who may do what.
@@ -361,6 +419,9 @@ fn features(options: &EngineOptions, shared_memory: &SharedMemory, rdma: &Rdma) 
     }
     features
 }
+
+/// A shard of an engine.
+pub(super) type EngineShard = DrivenShard<Migrating<NearLinks, RdmaMedium<VerbsAdapter>>>;
 
 /// Links of a shard: they begin on TCP, perhaps with TLS, and migrate to shared memory.
 type NearLinks = Migrating<Tls<TcpTransport>, ShmMedium>;

@@ -38,6 +38,9 @@ pub(crate) struct Beside {
 /// A future that an executor polls, and that ends with the shard whatever the executor does.
 struct Running(RefCell<Option<LocalTask>>);
 
+/// For as long as a thread is that of a shard.
+pub(super) struct Stay;
+
 impl Beside {
     /// Makes the one of the calling thread. `doorbell` ends its sleep.
     pub(super) fn enter(clock: Clock, doorbell: Doorbell) -> Rc<Self> {
@@ -55,6 +58,18 @@ impl Beside {
         });
         HERE.with(|here| here.replace(Some(Rc::clone(&beside))));
         beside
+    }
+
+    /// Makes the calling thread no shard's any more, until [`Beside::stay`].
+    pub(super) fn leave() {
+        let here = HERE.with(RefCell::take);
+        drop(here);
+    }
+
+    /// Makes the calling thread that of this shard, until the result is dropped.
+    pub(super) fn stay(self: &Rc<Self>) -> Stay {
+        HERE.with(|here| here.replace(Some(Rc::clone(self))));
+        Stay
     }
 
     /// That of the calling thread, if it is the thread of a shard.
@@ -164,14 +179,22 @@ impl Beside {
             survive("a value of a shard", || drop(value));
         }
         survive("what was held", || drop(self.held.take()));
-        let here = HERE.with(RefCell::take);
-        drop(here);
+        let is_here = Self::here().is_some_and(|here| std::ptr::eq(&*here, self));
+        if is_here {
+            Self::leave();
+        }
     }
 
     fn number(&self) -> u64 {
         let number = self.numbers.get() + 1;
         self.numbers.set(number);
         number
+    }
+}
+
+impl Drop for Stay {
+    fn drop(&mut self) {
+        Beside::leave();
     }
 }
 

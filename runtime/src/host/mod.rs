@@ -8,6 +8,7 @@
 mod beside;
 mod choice;
 mod glommio;
+mod inline;
 mod native;
 mod readable;
 mod tasks;
@@ -25,6 +26,7 @@ use grpcxx_transport::Time;
 
 pub(crate) use beside::{Beside, LocalTask};
 pub use choice::{HostChoice, HostKind, HostSetting};
+pub(crate) use inline::Inline;
 pub use tasks::TaskSpawner;
 pub(crate) use tasks::{Jobs, jobs};
 

@@ -61,7 +61,8 @@ pub(super) struct NativeTasks {
 pub(super) type Panic = Box<dyn Any + Send>;
 type Job = Box<dyn FnOnce() -> LocalTask + Send>;
 
-struct Signal {
+/// Says that a future wants to be polled.
+pub(super) struct Signal {
     is_set: AtomicBool,
     doorbell: Doorbell,
 }
@@ -183,16 +184,22 @@ impl NativeTasks {
     /// For the calling thread, whose sleep `waker` ends.
     pub(super) fn new(jobs: Jobs, clock: Clock, waker: Waker) -> Self {
         let queue = TaskQueue::new(jobs, clock, waker);
-        let signal = Arc::new(Signal {
-            is_set: AtomicBool::new(false),
-            doorbell: queue.sleeper.doorbell(),
-        });
+        let signal = Signal::new(queue.sleeper.doorbell());
         Self {
             queue,
             futures: FuturesUnordered::new(),
             waker: signal.clone().into(),
             signal,
         }
+    }
+
+    /// Another signal that ends the sleep of the thread.
+    pub(super) fn signal(&self) -> Arc<Signal> {
+        Signal::new(self.queue.sleeper.doorbell())
+    }
+
+    pub(super) fn beside(&self) -> Rc<Beside> {
+        Rc::clone(&self.queue.beside)
     }
 
     /// Ends futures and values of the thread.
@@ -207,8 +214,7 @@ impl Executor for NativeTasks {
     fn turn(&mut self, now: Time) -> usize {
         let futures = &self.futures;
         let mut events = self.queue.turn(now, |task| futures.push(task));
-        let was_woken = self.signal.is_set.load(Ordering::Relaxed)
-            && self.signal.is_set.swap(false, Ordering::Acquire);
+        let was_woken = self.signal.take();
         if events == 0 && !was_woken {
             return 0;
         }
@@ -219,7 +225,7 @@ impl Executor for NativeTasks {
                 Poll::Ready(None) | Poll::Pending => return events + 1,
             }
         }
-        self.signal.is_set.store(true, Ordering::Relaxed);
+        self.signal.set();
         events + 1
     }
 
@@ -239,9 +245,7 @@ impl Executor for NativeTasks {
             sleeper,
             ..
         } = &mut self.queue;
-        sleeper.may_sleep(|| {
-            !inbox.is_empty() || beside.has_spawned() || signal.is_set.load(Ordering::Acquire)
-        })
+        sleeper.may_sleep(|| !inbox.is_empty() || beside.has_spawned() || signal.is_set())
     }
 
     fn awake(&mut self) {
@@ -250,6 +254,28 @@ impl Executor for NativeTasks {
 
     fn ends_loop(&self) -> bool {
         false
+    }
+}
+
+impl Signal {
+    fn new(doorbell: Doorbell) -> Arc<Self> {
+        let is_set = AtomicBool::new(false);
+        Arc::new(Self { is_set, doorbell })
+    }
+
+    /// Sets it on the thread itself, which does not sleep.
+    pub(super) fn set(&self) {
+        self.is_set.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_set(&self) -> bool {
+        self.is_set.load(Ordering::Acquire)
+    }
+
+    /// Whether it was set; it is not any more.
+    #[inline]
+    pub(super) fn take(&self) -> bool {
+        self.is_set.load(Ordering::Relaxed) && self.is_set.swap(false, Ordering::Acquire)
     }
 }
 

@@ -145,6 +145,12 @@ impl Shards {
         HERE.with(|here| here.replace(Some((self.clone(), index))));
     }
 
+    /// Says the same until the result is dropped.
+    pub(crate) fn stay(&self, index: usize) -> Stay {
+        self.enter(index);
+        Stay
+    }
+
     pub(crate) fn spawners(&self) -> &[TaskSpawner] {
         &self.shared.spawners
     }
@@ -211,6 +217,16 @@ impl Shards {
             Code::InvalidArgument,
             format!("there is no shard {shard}; this engine has {}", self.len()),
         )
+    }
+}
+
+/// For as long as a thread is that of a shard.
+pub(crate) struct Stay;
+
+impl Drop for Stay {
+    fn drop(&mut self) {
+        let here = HERE.with(RefCell::take);
+        drop(here);
     }
 }
 
