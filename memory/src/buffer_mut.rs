@@ -122,6 +122,11 @@ impl BufferMut {
         self.len = self.len.min(len);
     }
 
+    /// Where the bytes lie, for code that parts them.
+    pub(crate) fn start_mut(&mut self) -> NonNull<u8> {
+        self.start.0
+    }
+
     /// The block of the memory, if it is one of this pool.
     pub(crate) fn block_in(&self, pool: &Pool) -> Option<BlockId> {
         match &self.owner {

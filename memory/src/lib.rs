@@ -35,8 +35,9 @@
 //! Only in `mapping.rs` (address space), `block.rs` (blocks and their counts), `heap.rs` (heap
 //! memory as a base and a capacity), `lease.rs` (borrowed parts and their counts), `buffer.rs` and
 //! `buffer_mut.rs` (pointer and length as a slice), `buffer/parts.rs` (counted references become
-//! buffers), `arena.rs` (one block becomes one buffer), `together.rs` (references that wait to be
-//! taken off their count together), `ahead.rs` (a hint to the CPU), and `sync.rs` (for loom only).
+//! buffers), `pieces.rs` (parts of one buffer become buffers), `arena.rs` (one block becomes one
+//! buffer), `together.rs` (references that wait to be taken off their count together), `ahead.rs`
+//! (a hint to the CPU), and `sync.rs` (for loom only).
 //!
 //! # Checking it
 //! - `cargo test -p grpcxx-memory`: unit, random and allocation-counting tests.
@@ -59,6 +60,7 @@ mod heap;
 mod lease;
 mod mapping;
 mod options;
+mod pieces;
 mod places;
 mod recent;
 mod reclaim;
