@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_channel::oneshot;
-use grpcxx_rpc::{Code, Reason, Request, Status};
+use grpcxx_rpc::{Code, Reason, Request, Status, home_shard};
 
 pub(crate) use self::mailboxes::{Mailbox, Mailboxes};
 pub(crate) use self::peer::Host;
@@ -24,6 +24,7 @@ use crate::cancellation::Cancel;
 use crate::command::{Command, NewCall};
 use crate::completion::{Completion, Recipient, Target};
 use crate::limits;
+use crate::shard::ShardContext;
 
 /// Makes calls to peers, from any thread.
 #[derive(Clone)]
@@ -87,6 +88,16 @@ impl Client {
     /// # Errors
     /// As [`Client::peer`]; each connection counts as a peer.
     pub fn peer_over(&self, address: &str, connection: usize) -> Result<Peer, Status> {
+        self.peer_at(address, connection, None)
+    }
+
+    /// The peer over this connection, on this shard or on the next one in turn.
+    fn peer_at(
+        &self,
+        address: &str,
+        connection: usize,
+        shard: Option<usize>,
+    ) -> Result<Peer, Status> {
         let mut peers = self.shared.peers();
         if let Some(peer) = peers.find(address, connection) {
             return Ok(peer);
@@ -103,12 +114,15 @@ impl Client {
             )
             .because(Reason::Limit));
         }
-        let turn = self.shared.next_shard.fetch_add(1, Ordering::Relaxed);
+        let next = || {
+            let turn = self.shared.next_shard.fetch_add(1, Ordering::Relaxed);
+            turn % self.shared.mailboxes.len()
+        };
         let is_self =
             matches!(host, Host::Address(address) if self.shared.own_address == Some(address));
         let peer = Peer::new(
             (address, host),
-            turn % self.shared.mailboxes.len(),
+            shard.unwrap_or_else(next),
             peers.count as u64,
             is_self,
         );
@@ -116,6 +130,37 @@ impl Client {
         let connections = peers.by_address.entry(address.to_owned()).or_default();
         connections.insert(connection, peer.clone());
         Ok(peer)
+    }
+
+    /// The peer at `host:port` over a connection of its own that belongs to this shard, for code
+    /// that stays there: its calls need no hop to another shard.
+    ///
+    /// # Errors
+    /// As [`Client::peer`]; `INVALID_ARGUMENT` if there is no such shard.
+    pub fn peer_on(&self, address: &str, shard: usize) -> Result<Peer, Status> {
+        self.shared.mailboxes.check(shard)?;
+        self.peer_at(address, usize::MAX - shard, Some(shard))
+    }
+
+    /// This task as a peer of itself, for calls that concern a step: they begin on its home shard.
+    pub fn own_peer(&self, step_id: i64) -> Peer {
+        Peer::own(home_shard(step_id, self.shared.mailboxes.len()))
+    }
+
+    /// Runs code on a shard's thread, between two turns of its work. It must not block.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if there is no such shard, `RESOURCE_EXHAUSTED` if its inbox is full.
+    pub fn run_on(
+        &self,
+        shard: usize,
+        code: impl FnOnce(&mut ShardContext<'_>) + Send + 'static,
+    ) -> Result<(), Status> {
+        let mailboxes = &self.shared.mailboxes;
+        mailboxes.check(shard)?;
+        let command = Command::Run(Box::new(code));
+        let delivered = mailboxes.try_deliver(shard, command);
+        delivered.map_err(|_| mailboxes.refusal(shard))
     }
 
     /// Calls a peer. `timeout` bounds the whole call; without one it waits as long as the peer

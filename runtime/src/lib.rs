@@ -47,6 +47,7 @@ pub use engine::{
     Rdma, SPIN_DEFAULT, SharedMemory, StartReport,
 };
 pub use function::{AtOnce, Function, Later, Promise, RequestWatch, Responder, Served, Service};
+pub use grpcxx_transport::Time;
 pub use registry::{STORE_LIST, STORE_PULL, STORE_PUSH};
 pub use regular_file::open_regular_file;
 pub use remote::Remote;

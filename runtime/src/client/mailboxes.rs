@@ -63,6 +63,17 @@ impl Mailboxes {
         self.inboxes.len()
     }
 
+    /// # Errors
+    /// `INVALID_ARGUMENT` if there is no such shard.
+    pub(crate) fn check(&self, shard: usize) -> Result<(), Status> {
+        let shards = self.len();
+        if shard < shards {
+            return Ok(());
+        }
+        let text = format!("there is no shard {shard}; this engine has {shards}");
+        Err(Status::new(Code::InvalidArgument, text))
+    }
+
     /// The number of the next call that can be withdrawn, unique within the engine and not 0.
     pub(crate) fn next_call(&self) -> u64 {
         self.calls.fetch_add(1, Ordering::Relaxed) + 1

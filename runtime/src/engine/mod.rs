@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use grpcxx_rpc::{
-    Code, Fetched, GraphCall, RendezvousKey, Request, Status, Tensor, Text, home_shard, proto,
+    Fetched, GraphCall, RendezvousKey, Request, Status, Tensor, Text, home_shard, proto,
 };
 
 pub use self::builder::{EngineBuilder, ListenAddress};
@@ -215,7 +215,7 @@ impl Engine {
 
     /// This task as a peer of itself, for calls that concern a step: they begin on its home shard.
     pub fn own_peer(&self, step_id: i64) -> Peer {
-        Peer::own(home_shard(step_id, self.shared.mailboxes.len()))
+        self.client.own_peer(step_id)
     }
 
     /// Fails all receives of a step, those that wait and those to come, with `status`.
@@ -266,17 +266,7 @@ impl Engine {
         shard: usize,
         code: impl FnOnce(&mut ShardContext<'_>) + Send + 'static,
     ) -> Result<(), Status> {
-        let shards = self.shared.mailboxes.len();
-        if shard >= shards {
-            return Err(Status::new(
-                Code::InvalidArgument,
-                format!("there is no shard {shard}; this engine has {shards}"),
-            ));
-        }
-        self.shared
-            .mailboxes
-            .try_deliver(shard, Command::Run(Box::new(code)))
-            .map_err(|_| self.shared.mailboxes.refusal(shard))
+        self.client.run_on(shard, code)
     }
 
     /// Puts tensors into the store, all or none; those of the same names are replaced.

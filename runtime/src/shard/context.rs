@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use grpcxx_rpc::{Request, Tensor, Text};
+use grpcxx_rpc::{Request, Status, Tensor, Text};
 use grpcxx_transport::Time;
 
 use crate::call::{CallSpec, CompletionHandler};
@@ -97,6 +97,31 @@ impl ShardContext<'_> {
             tensor,
             origin: None,
         });
+    }
+
+    /// Fails all receives of a step whose home is this shard, those that wait and those to come,
+    /// with `status`.
+    pub fn abort_step(&mut self, step_id: i64, status: Status) {
+        self.shard.defer(Command::Abort {
+            step_id,
+            status,
+            origin: None,
+        });
+    }
+
+    /// Removes a step whose home is this shard with all its tensors; receives that wait fail with
+    /// `ABORTED`.
+    pub fn cleanup_step(&mut self, step_id: i64) {
+        self.shard.defer(Command::Cleanup {
+            step_id,
+            origin: None,
+        });
+    }
+
+    /// Closes the connection to a peer of this shard, if there is one. Calls on it fail with
+    /// `UNAVAILABLE`.
+    pub fn disconnect(&mut self, peer: &Peer) {
+        self.shard.defer(Command::Disconnect { peer: peer.clone() });
     }
 
     /// Number of shards of the engine.
