@@ -37,6 +37,7 @@ pub mod server;
 pub mod store;
 pub mod topology;
 
+pub use grpcxx_collectives as collectives;
 #[cfg(feature = "server")]
 pub use grpcxx_control as control;
 pub use {grpcxx_memory as memory, grpcxx_rpc as rpc, grpcxx_runtime as runtime};

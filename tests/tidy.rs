@@ -158,6 +158,7 @@ fn sources() -> Vec<Source> {
         "benches",
         "capi",
         "cli",
+        "collectives",
         "control",
         "examples",
         "fusion",

@@ -1,0 +1,464 @@
+//! A group of tasks, as one of its ranks holds it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
+
+use grpcxx_memory::{Buffer, BufferMut};
+use grpcxx_rpc::{Code, DType, Reason, Shape, Status, Tensor};
+use grpcxx_runtime::Engine;
+
+use crate::bucket::{Buckets, packed};
+use crate::description::Description;
+use crate::dtype::ReduceOp;
+use crate::join::Joining;
+use crate::machine::{Machine, Task};
+use crate::member::Member;
+use crate::operation::{Ending, Operation};
+use crate::operator::Operator;
+use crate::plan::{Plan, Scheme};
+
+/// One rank of a group of tasks.
+///
+/// All ranks call the same operations, with the same types and shapes, in the same order. Each
+/// method begins its operation at once and returns an [`Operation`], a future of its result;
+/// operations of one tag go one after the other, those of different tags at the same time.
+///
+/// When a rank dies, does not answer, leaves, or calls something else than the others, the
+/// operations of all ranks end with an error that names it, and so do all later ones. Those that
+/// are left can join a new group with another generation.
+#[derive(Clone)]
+pub struct Group {
+    member: Arc<Member>,
+    tag: u16,
+    is_explained: Arc<[AtomicBool; SCHEMES]>,
+}
+
+/// What a group is made of, to be changed and joined.
+#[derive(Clone, Debug)]
+#[must_use = "a builder makes a group when it is joined"]
+pub struct GroupBuilder {
+    pub(crate) name: String,
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
+    pub(crate) rendezvous: String,
+    pub(crate) address: Option<String>,
+    pub(crate) generation: u64,
+    pub(crate) timeout: Duration,
+    pub(crate) join_timeout: Duration,
+}
+
+impl Group {
+    /// The group of `size` ranks that meet at the star port of rank 0, `rendezvous`.
+    pub fn builder(rank: u32, size: u32, rendezvous: impl Into<String>) -> GroupBuilder {
+        GroupBuilder {
+            name: "default".to_owned(),
+            rank,
+            size,
+            rendezvous: rendezvous.into(),
+            address: None,
+            generation: 0,
+            timeout: TIMEOUT_DEFAULT,
+            join_timeout: JOIN_TIMEOUT_DEFAULT,
+        }
+    }
+
+    /// The number of this rank.
+    pub fn rank(&self) -> u32 {
+        self.member.rank
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> u32 {
+        self.member.size
+    }
+
+    /// The same group for operations that go beside those of other tags.
+    #[must_use]
+    pub fn with_tag(&self, tag: u16) -> Self {
+        Self {
+            tag,
+            ..self.clone()
+        }
+    }
+
+    /// Does something with the tensors of all ranks. The result, if this rank gets one, lies in
+    /// `output` if that is given, which must be as long; only the root of a broadcast gets its own
+    /// tensor back.
+    pub fn run(
+        &self,
+        operator: Operator,
+        tensor: Tensor,
+        output: Option<BufferMut>,
+    ) -> Operation<Option<Tensor>> {
+        let (rank, size, dtype) = (self.rank(), self.size(), tensor.dtype);
+        let shape = operator.result_shape(rank, size, &tensor.shape);
+        let is_given = matches!(operator, Operator::Broadcast { root } if root == rank);
+        let own = is_given.then(|| tensor.clone());
+        let result = shape.clone();
+        let (operation, ending) = Operation::new(move |output: Option<BufferMut>| match own {
+            Some(own) => Ok(Some(own)),
+            None => {
+                let made = |shape| Tensor::new(dtype, shape, output.unwrap_or_default().freeze());
+                result?.map(made).transpose()
+            }
+        });
+        let machine = shape.and_then(|_| self.machine(operator, tensor, output, &ending));
+        match machine {
+            Ok(machine) => {
+                self.explain(&machine);
+                self.member.call(self.tag, machine, ending);
+            }
+            Err(status) => ending.fail(status),
+        }
+        operation
+    }
+
+    /// [`Operator::AllReduce`].
+    pub fn all_reduce(&self, tensor: Tensor, op: ReduceOp) -> Operation<Tensor> {
+        self.result(Operator::AllReduce(op), tensor)
+    }
+
+    /// [`Operator::AllReduce`], with the result in `output`, which must be as long as the tensor.
+    pub fn all_reduce_into(
+        &self,
+        tensor: Tensor,
+        op: ReduceOp,
+        output: BufferMut,
+    ) -> Operation<Tensor> {
+        let operation = self.run(Operator::AllReduce(op), tensor, Some(output));
+        operation.and_then(present)
+    }
+
+    /// Combines tensors one by one, as [`Group::all_reduce`] does with one. Small ones of the same
+    /// type travel together.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for a type that cannot be combined.
+    pub fn all_reduce_many(
+        &self,
+        tensors: Vec<Tensor>,
+        op: ReduceOp,
+    ) -> Result<Operations, Status> {
+        for tensor in &tensors {
+            self.check(Operator::AllReduce(op), tensor)?;
+        }
+        let buckets = Buckets::of(&tensors);
+        let begin = |bucket: &[usize]| Ok(self.all_reduce(packed(&tensors, bucket)?, op));
+        let operations = buckets.iter().map(begin);
+        let operations = operations.collect::<Result<_, Status>>()?;
+        let metas = tensors
+            .iter()
+            .map(|tensor| (tensor.dtype, tensor.shape.clone()));
+        Ok(Operations {
+            operations,
+            metas: metas.collect(),
+            buckets,
+        })
+    }
+
+    /// [`Operator::ReduceScatter`].
+    pub fn reduce_scatter(&self, tensor: Tensor, op: ReduceOp) -> Operation<Tensor> {
+        self.result(Operator::ReduceScatter(op), tensor)
+    }
+
+    /// [`Operator::AllGather`].
+    pub fn all_gather(&self, tensor: Tensor) -> Operation<Tensor> {
+        self.result(Operator::AllGather, tensor)
+    }
+
+    /// [`Operator::Broadcast`].
+    pub fn broadcast(&self, tensor: Tensor, root: u32) -> Operation<Tensor> {
+        self.result(Operator::Broadcast { root }, tensor)
+    }
+
+    /// [`Operator::Reduce`].
+    pub fn reduce(&self, tensor: Tensor, op: ReduceOp, root: u32) -> Operation<Option<Tensor>> {
+        self.run(Operator::Reduce { op, root }, tensor, None)
+    }
+
+    /// [`Operator::Gather`].
+    pub fn gather(&self, tensor: Tensor, root: u32) -> Operation<Option<Tensor>> {
+        self.run(Operator::Gather { root }, tensor, None)
+    }
+
+    /// [`Operator::Scatter`].
+    pub fn scatter(&self, tensor: Tensor, root: u32) -> Operation<Tensor> {
+        self.result(Operator::Scatter { root }, tensor)
+    }
+
+    /// [`Operator::AllToAll`].
+    pub fn all_to_all(&self, tensor: Tensor) -> Operation<Tensor> {
+        self.result(Operator::AllToAll, tensor)
+    }
+
+    /// [`Operator::Barrier`].
+    pub fn barrier(&self) -> Operation<()> {
+        let nothing = Tensor::vector::<u8>(Vec::new());
+        let operation = self.run(Operator::Barrier, nothing, None);
+        operation.and_then(|_| Ok(()))
+    }
+
+    /// Leaves the group, once the others have what this rank has sent. Operations that begin later
+    /// fail on all ranks, and name this one.
+    ///
+    /// # Errors
+    /// `DEADLINE_EXCEEDED` if a rank does not take what was sent within the time of an operation;
+    /// this one has left all the same.
+    pub fn leave(self) -> Result<(), Status> {
+        match self.member.leave().recv_timeout(self.member.patience) {
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => Ok(()),
+            Err(RecvTimeoutError::Timeout) => {
+                let text = "the other ranks did not take all that this one has sent";
+                Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
+            }
+        }
+    }
+
+    /// An operation of which each rank gets a result.
+    fn result(&self, operator: Operator, tensor: Tensor) -> Operation<Tensor> {
+        self.run(operator, tensor, None).and_then(present)
+    }
+
+    fn check(&self, operator: Operator, tensor: &Tensor) -> Result<(), Status> {
+        let refused = |text: String| Err(Status::new(Code::InvalidArgument, text));
+        let (root, name) = (operator.root(), operator.kind().name());
+        if root >= self.size() {
+            return refused(format!(
+                "rank {root} is the root of a {name}, and the group has the ranks 0 to {}",
+                self.size() - 1
+            ));
+        }
+        if tensor.dtype.element_bytes().is_none() || tensor.is_dead {
+            let what = match tensor.is_dead {
+                true => "dead",
+                false => tensor.dtype.name(),
+            };
+            return refused(format!("{name} takes numbers, not a {what} tensor"));
+        }
+        match operator.op() {
+            Some(op) => op.arithmetic(tensor.dtype).map(|_| ()),
+            None => Ok(()),
+        }
+    }
+
+    fn machine(
+        &self,
+        operator: Operator,
+        tensor: Tensor,
+        output: Option<BufferMut>,
+        ending: &Arc<Ending>,
+    ) -> Result<Machine, Status> {
+        self.check(operator, &tensor)?;
+        let shape = operator.agreed_shape(self.rank(), self.size(), &tensor.shape)?;
+        let element_bytes = tensor.dtype.element_bytes().unwrap_or(1);
+        let elements = usize::try_from(shape.num_elements()).ok();
+        let bytes = elements.and_then(|elements| elements.checked_mul(element_bytes));
+        let bytes = bytes.ok_or_else(|| {
+            let text = format!("a tensor of shape {shape} is too long");
+            Status::new(Code::InvalidArgument, text)
+        })?;
+        let plan = Plan {
+            kind: operator.kind(),
+            rank: self.rank(),
+            size: self.size(),
+            root: operator.root(),
+            bytes,
+            element_bytes,
+        };
+        let output_bytes = plan.output_bytes();
+        if let (Some(output), Some(allowed)) = (&output, output_bytes)
+            && output.len() != allowed
+        {
+            let text = format!("the output has {} bytes, not {allowed}", output.len());
+            return Err(Status::new(Code::InvalidArgument, text));
+        }
+        let op = operator.op();
+        let arithmetic = op.map(|op| op.arithmetic(tensor.dtype)).transpose()?;
+        let description = Description {
+            kind: plan.kind,
+            op,
+            dtype: tensor.dtype,
+            root: plan.root,
+            number: 0,
+            shape,
+        };
+        let input = match plan.input_bytes() {
+            0 => Buffer::new(),
+            _ => ending.lend(tensor.data),
+        };
+        let task = Task {
+            plan,
+            description,
+            arithmetic,
+            input,
+        };
+        Ok(Machine::new(task, |ends| {
+            let output = output.unwrap_or_else(|| BufferMut::zeroed(output_bytes.unwrap_or(0)));
+            let ending = Arc::clone(ending);
+            output.split(ends, move |whole| ending.give_back(whole))
+        }))
+    }
+
+    /// Logs once for each scheme how arrays travel.
+    fn explain(&self, machine: &Machine) {
+        let scheme = machine.scheme();
+        if self.is_explained[scheme as usize].swap(true, Ordering::Relaxed) {
+            return;
+        }
+        tracing::info!(
+            rank = self.rank(),
+            size = self.size(),
+            "{} goes by {}",
+            machine.name(),
+            scheme.explanation()
+        );
+    }
+}
+
+/// Tensors that are combined one by one.
+#[derive(Debug)]
+#[must_use = "an operation may fail"]
+pub struct Operations {
+    operations: Vec<Operation<Tensor>>,
+    buckets: Buckets,
+    metas: Vec<(DType, Shape)>,
+}
+
+impl Operations {
+    /// Blocks the calling thread until all have ended; the results are in the order of the tensors.
+    ///
+    /// # Errors
+    /// Why the group failed.
+    pub fn wait(self) -> Result<Vec<Tensor>, Status> {
+        let mut results: Vec<Option<Tensor>> = self.metas.iter().map(|_| None).collect();
+        for (operation, bucket) in self.operations.into_iter().zip(self.buckets.iter()) {
+            let data = operation.wait()?.data;
+            let mut start = 0;
+            for &index in bucket {
+                let (dtype, shape) = self.metas[index].clone();
+                let bytes = dtype.element_bytes().unwrap_or(0) * shape.num_elements() as usize;
+                let part = data.slice(start..start + bytes);
+                results[index] = Some(Tensor::new(dtype, shape, part)?);
+                start += bytes;
+            }
+        }
+        Ok(results.into_iter().flatten().collect())
+    }
+}
+
+impl GroupBuilder {
+    /// Tells groups apart that meet at the same task. Default: `default`.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Where other ranks reach this one, `host:port`. Default: the address at which the engine
+    /// listens.
+    pub fn address(mut self, address: impl Into<String>) -> Self {
+        self.address = Some(address.into());
+        self
+    }
+
+    /// Which forming of the group it is; all ranks must give the same number. Those that are left
+    /// when a rank has failed meet again with the next one. Default: 0.
+    pub fn generation(mut self, generation: u64) -> Self {
+        self.generation = generation;
+        self
+    }
+
+    /// How long an operation may go on without a message of the ranks that it waits for. Default:
+    /// 60 s.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How long the ranks may take to meet. Default: 60 s.
+    pub fn join_timeout(mut self, timeout: Duration) -> Self {
+        self.join_timeout = timeout;
+        self
+    }
+
+    /// Meets the other ranks. Blocks the calling thread; not for use on a shard.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for a rank, a size or an address that cannot be, or other than those of
+    /// the other ranks, `ALREADY_EXISTS` if the rank has come before, `DEADLINE_EXCEEDED` with the
+    /// ranks that are missing.
+    pub fn join(self, engine: &Engine) -> Result<Group, Status> {
+        self.begin(engine)?.wait()
+    }
+
+    /// Begins to meet the other ranks, so that the engine need not be held while it takes.
+    ///
+    /// # Errors
+    /// As of [`GroupBuilder::join`], but for what others say.
+    pub fn begin(self, engine: &Engine) -> Result<JoiningGroup, Status> {
+        Joining::begin(self, engine).map(JoiningGroup)
+    }
+}
+
+/// A group whose ranks are about to meet.
+#[must_use = "the others wait for this rank"]
+pub struct JoiningGroup(Joining);
+
+impl JoiningGroup {
+    /// Waits for the other ranks.
+    ///
+    /// # Errors
+    /// As of [`GroupBuilder::join`].
+    pub fn wait(self) -> Result<Group, Status> {
+        let member = Arc::new(self.0.wait()?);
+        member.prepare()?;
+        Ok(Group {
+            member,
+            tag: 0,
+            is_explained: Arc::default(),
+        })
+    }
+}
+
+impl fmt::Debug for JoiningGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JoiningGroup").finish_non_exhaustive()
+    }
+}
+
+impl Scheme {
+    fn explanation(self) -> &'static str {
+        match self {
+            Self::Exchange => "exchange: it is short, so each rank sends it to each",
+            Self::Owners => "owners: each rank takes its chunk from all and gives it to all",
+            Self::Ring => "ring: chunks go round, since the group is large and the array long",
+            Self::Tree => "tree: the array goes up and down a tree, since the group is large",
+        }
+    }
+}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Group")
+            .field("rank", &self.rank())
+            .field("size", &self.size())
+            .field("tag", &self.tag)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The result of an operation that gives one to each rank.
+fn present(result: Option<Tensor>) -> Result<Tensor, Status> {
+    result.ok_or_else(|| Status::new(Code::Internal, "the operation has no result"))
+}
+
+/// Number of schemes.
+const SCHEMES: usize = 4;
+
+/// How long an operation may go on without a message.
+const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
+
+/// How long the ranks may take to meet.
+const JOIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);

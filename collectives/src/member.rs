@@ -1,0 +1,483 @@
+//! A rank of a group on its engine: its operations, and the messages between it and the others.
+//!
+//! All of it runs on one shard, the home of the group's step. A message is a tensor of that step,
+//! which its receiver asks for: the request for the next description waits at the sender before
+//! there is one, so that it comes in one way and not in two.
+
+mod lane;
+mod names;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
+
+use grpcxx_memory::{Buffer, BufferMut};
+use grpcxx_rpc::{Code, DType, Reason, Response, Shape, Status, Tensor, TensorMeta, Text};
+use grpcxx_runtime::{CallResult, Client, CompletionHandler, Peer, ShardContext};
+
+use self::lane::{Entry, Lane};
+pub(crate) use self::names::{Names, Who};
+use crate::machine::{Effect, Machine, Slot};
+use crate::operation::Ending;
+use crate::plan::Plan;
+
+/// A rank of a group, with what it needs to reach the others.
+pub(crate) struct Member {
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
+    pub(crate) client: Client,
+    pub(crate) step_id: i64,
+    /// The shard that is the home of the step.
+    pub(crate) shard: usize,
+    /// The other ranks; this one has no peer.
+    pub(crate) peers: Vec<Option<Peer>>,
+    pub(crate) own: Peer,
+    pub(crate) names: Names,
+    /// How long an operation may go on without a message of the ranks that it waits for.
+    pub(crate) patience: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    over: Option<Status>,
+    lanes: BTreeMap<u16, Lane>,
+    /// Whether a timer runs that looks for ranks which do not answer.
+    is_watched: bool,
+    /// Descriptions that have not left yet hold it too.
+    unsent: Option<Arc<Unsent>>,
+}
+
+/// Descriptions that are on their way, and what is to be done when they have left.
+#[derive(Default)]
+struct Unsent(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+/// A description whose memory knows that it was sent.
+struct Hello {
+    data: Buffer,
+    _unsent: Arc<Unsent>,
+}
+
+/// What begins or ends once the state is not locked any more.
+#[derive(Default)]
+struct Due {
+    effects: Vec<(u16, u64, Effect)>,
+    ended: Vec<(Machine, Arc<Ending>)>,
+}
+
+impl Member {
+    pub(crate) fn new(
+        (rank, size): (u32, u32),
+        client: Client,
+        (step_id, shard): (i64, usize),
+        (own, peers): (Peer, Vec<Option<Peer>>),
+        names: Names,
+        patience: Duration,
+    ) -> Self {
+        Self {
+            rank,
+            size,
+            client,
+            step_id,
+            shard,
+            peers,
+            own,
+            names,
+            patience,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Puts an operation behind those of its tag.
+    pub(crate) fn call(self: &Arc<Self>, tag: u16, mut machine: Machine, ending: Arc<Ending>) {
+        {
+            let mut state = self.state();
+            if let Some(status) = &state.over {
+                return ending.fail(status.clone());
+            }
+            if !state.lanes.contains_key(&tag) && state.lanes.len() >= TAGS_MAX {
+                let text = format!("tag {tag} would be the {TAGS_MAX}th and more of this group");
+                let status = Status::new(Code::ResourceExhausted, text);
+                return ending.fail(status.because(Reason::Limit));
+            }
+            let lane = state.lanes.entry(tag).or_insert_with(|| self.lane(tag));
+            if lane.waiting() >= OPERATIONS_MAX {
+                let text = format!("{OPERATIONS_MAX} operations wait under tag {tag}");
+                let status = Status::new(Code::ResourceExhausted, text);
+                return ending.fail(status.because(Reason::QueueFull));
+            }
+            machine.set_number(lane.next_number());
+            lane.push(Entry { machine, ending });
+        }
+        let member = Arc::clone(self);
+        let pumped = self
+            .client
+            .run_on(self.shard, move |shard| member.pump(tag, shard));
+        if let Err(status) = pumped {
+            // The others wait for what was not begun, so the group is over.
+            self.close(status);
+        }
+    }
+
+    /// Asks for the first descriptions, so that they come at once.
+    pub(crate) fn prepare(self: &Arc<Self>) -> Result<(), Status> {
+        let member = Arc::clone(self);
+        self.client.run_on(self.shard, move |shard| {
+            let mut due = Due::default();
+            {
+                let mut state = member.state();
+                let lane = member.lane(0);
+                let lane = state.lanes.entry(0).or_insert(lane);
+                lane.ask(&mut due.effects);
+            }
+            member.carry_out(due, shard);
+        })
+    }
+
+    /// Ends the membership when all descriptions have left, of which the receiver hears. What the
+    /// others ask for from then on fails with the name of this rank.
+    pub(crate) fn leave(self: &Arc<Self>) -> mpsc::Receiver<()> {
+        let (sender, receiver) = mpsc::channel();
+        let text = format!("{} has left the group", self.names.of(self.rank));
+        let status = Status::new(Code::Aborted, text);
+        let member = Arc::clone(self);
+        let close = move || {
+            member.close(status);
+            // Whoever left may not wait any more.
+            let _ = sender.send(());
+        };
+        let unsent = self.state().unsent.take().unwrap_or_default();
+        *lock(&unsent.0) = Some(Box::new(close));
+        receiver
+    }
+
+    /// Ends all operations, those to come too, here and for ranks that ask this one.
+    fn close(self: &Arc<Self>, status: Status) {
+        let member = Arc::clone(self);
+        let closed = status.clone();
+        let run = (self.client).run_on(self.shard, move |shard| member.fail(closed, shard));
+        if run.is_err() {
+            self.end_all(status);
+        }
+    }
+
+    fn pump(self: &Arc<Self>, tag: u16, shard: &mut ShardContext<'_>) {
+        let mut due = Due::default();
+        let outcome = {
+            let mut state = self.state();
+            match state.lanes.get_mut(&tag) {
+                Some(lane) => self.advance(lane, shard, &mut due),
+                None => Ok(()),
+            }
+        };
+        self.conclude(outcome, due, shard);
+    }
+
+    /// Begins operations of a lane and ends those that are done, as long as there are any.
+    fn advance(
+        &self,
+        lane: &mut Lane,
+        shard: &ShardContext<'_>,
+        due: &mut Due,
+    ) -> Result<(), Status> {
+        loop {
+            lane.begin(shard.now(), &mut due.effects)?;
+            match lane.take_done() {
+                Some(done) => due.ended.push(done),
+                None => return Ok(()),
+            }
+            lane.ask(&mut due.effects);
+        }
+    }
+
+    fn conclude(
+        self: &Arc<Self>,
+        outcome: Result<(), Status>,
+        due: Due,
+        shard: &mut ShardContext<'_>,
+    ) {
+        match outcome {
+            Ok(()) => self.carry_out(due, shard),
+            Err(status) => self.fail(status, shard),
+        }
+    }
+
+    fn carry_out(self: &Arc<Self>, due: Due, shard: &mut ShardContext<'_>) {
+        let Due { effects, ended } = due;
+        let mut has_begun = false;
+        for (tag, number, effect) in effects {
+            match effect {
+                Effect::Receive { from, slot, ticket } => {
+                    let Some(peer) = &self.peers[from as usize] else {
+                        continue;
+                    };
+                    let key = self.names.key(from, self.rank, (tag, number, slot));
+                    let token = token(tag, number, ticket);
+                    shard.receive(peer, self.step_id, &key, None, Arc::clone(self), token);
+                }
+                Effect::Send { to, slot, data } => {
+                    has_begun = true;
+                    let key = self.names.key(self.rank, to, (tag, number, slot));
+                    let data = match slot {
+                        Slot::Hello => self.hello(data),
+                        Slot::Part { .. } | Slot::Whole { .. } => data,
+                    };
+                    shard.send(self.step_id, key, message(data));
+                }
+            }
+        }
+        for (machine, ending) in ended {
+            ending.succeed();
+            drop(machine);
+        }
+        if has_begun {
+            self.watch(shard);
+        }
+    }
+
+    /// A description that tells when it was sent.
+    fn hello(&self, data: Buffer) -> Buffer {
+        let mut state = self.state();
+        let unsent = state.unsent.get_or_insert_default();
+        let unsent = Arc::clone(unsent);
+        drop(state);
+        Buffer::from_owner(Hello {
+            data,
+            _unsent: unsent,
+        })
+    }
+
+    /// Sees to it that somebody looks for ranks which do not answer.
+    fn watch(self: &Arc<Self>, shard: &mut ShardContext<'_>) {
+        {
+            let mut state = self.state();
+            let is_busy = state.lanes.values().any(Lane::is_running);
+            if state.is_watched || !is_busy || state.over.is_some() {
+                return;
+            }
+            state.is_watched = true;
+        }
+        let look = self.patience / LOOKS_PER_PATIENCE;
+        let key = self.names.timer();
+        shard.receive(
+            &self.own,
+            self.step_id,
+            &key,
+            Some(look),
+            Arc::clone(self),
+            TIMER,
+        );
+    }
+
+    fn look(self: &Arc<Self>, shard: &mut ShardContext<'_>) {
+        let silent = {
+            let mut state = self.state();
+            state.is_watched = false;
+            let now = shard.now();
+            let lanes = state.lanes.values();
+            lanes
+                .filter_map(|lane| lane.silent(now, self.patience))
+                .next()
+        };
+        match silent {
+            None => self.watch(shard),
+            Some((ranks, operation)) => {
+                for &rank in &ranks {
+                    if let Some(peer) = &self.peers[rank as usize] {
+                        shard.disconnect(peer);
+                    }
+                }
+                let text = format!(
+                    "{} did not take part in {operation} within {:?}",
+                    self.names.of_all(&ranks),
+                    self.patience
+                );
+                let status = Status::new(Code::DeadlineExceeded, text);
+                self.fail(status.because(Reason::Deadline), shard);
+            }
+        }
+    }
+
+    /// Ends the group, here and for all who ask this rank: each of them does the same.
+    fn fail(self: &Arc<Self>, status: Status, shard: &mut ShardContext<'_>) {
+        if self.end_all(status.clone()) {
+            shard.abort_step(self.step_id, status);
+        }
+    }
+
+    /// Ends all operations. False if the group was over before.
+    fn end_all(&self, status: Status) -> bool {
+        let ended: Vec<Entry> = {
+            let mut state = self.state();
+            if state.over.is_some() {
+                return false;
+            }
+            state.over = Some(status.clone());
+            state.lanes.values_mut().flat_map(Lane::take_all).collect()
+        };
+        for Entry { machine, ending } in ended {
+            ending.fail(status.clone());
+            drop(machine);
+        }
+        true
+    }
+
+    /// What was asked of a rank has failed. How groups fail has codes of its own: with one of them
+    /// the rank says itself why the group is over.
+    fn lost(&self, from: u32, status: Status) -> Status {
+        let is_over = matches!(
+            status.code,
+            Code::Aborted | Code::InvalidArgument | Code::DeadlineExceeded | Code::DataLoss
+        );
+        if is_over && status.reason == Reason::Peer {
+            return status;
+        }
+        let name = self.names.of(from);
+        let text = match status.reason {
+            Reason::Peer => format!("{name} takes no part any more: {status}"),
+            _ => format!("{name} has died, or left without a word: {status}"),
+        };
+        Status::new(Code::Aborted, text).because(status.reason)
+    }
+
+    fn take(self: &Arc<Self>, token: u64, data: Buffer, shard: &mut ShardContext<'_>) {
+        let (tag, number, ticket) = parts_of(token);
+        let mut due = Due::default();
+        let outcome = {
+            let mut state = self.state();
+            match state.lanes.get_mut(&tag) {
+                Some(lane) => lane
+                    .take(number, ticket, data, shard.now(), &mut due.effects)
+                    .and_then(|()| self.advance(lane, shard, &mut due)),
+                None => Ok(()),
+            }
+        };
+        self.conclude(outcome, due, shard);
+    }
+
+    fn lane(&self, tag: u16) -> Lane {
+        Lane::new(tag, Plan::partners(self.rank, self.size), self.size)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+}
+
+impl CompletionHandler for Member {
+    fn on_complete(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
+        if token == TIMER {
+            return self.look(shard);
+        }
+        let from = {
+            let state = self.state();
+            if state.over.is_some() {
+                return;
+            }
+            let (tag, number, ticket) = parts_of(token);
+            let lane = state.lanes.get(&tag);
+            lane.and_then(|lane| lane.source_of(number, ticket))
+        };
+        let Some(from) = from else {
+            return;
+        };
+        match result {
+            Ok(Response::Tensors(mut tensors)) if tensors.len() == 1 => {
+                let tensor = tensors.remove(0);
+                self.take(token, tensor.data, shard);
+            }
+            Ok(_) => {
+                let text = format!("{} answered with no tensor", self.names.of(from));
+                self.fail(Status::new(Code::DataLoss, text), shard);
+            }
+            Err(status) => {
+                let status = self.lost(from, status);
+                let (tag, _, ticket) = parts_of(token);
+                let lost = match self.state().lanes.get_mut(&tag) {
+                    Some(lane) if ticket & HELLO != 0 => lane.lose(from, status),
+                    Some(_) | None => Err(status),
+                };
+                self.conclude(lost, Due::default(), shard);
+            }
+        }
+    }
+
+    fn on_tensor(self: Arc<Self>, token: u64, tensor: Tensor, shard: &mut ShardContext<'_>) {
+        if token != TIMER && self.state().over.is_none() {
+            self.take(token, tensor.data, shard);
+        }
+    }
+
+    fn allocates(&self, token: u64) -> bool {
+        token & u64::from(HELLO) == 0
+    }
+
+    fn allocate(
+        &self,
+        token: u64,
+        _index: usize,
+        meta: &TensorMeta,
+    ) -> Option<Result<BufferMut, Status>> {
+        let (tag, number, ticket) = parts_of(token);
+        let mut state = self.state();
+        let lane = state.lanes.get_mut(&tag)?;
+        lane.memory(number, ticket, meta.data_bytes).map(Ok)
+    }
+}
+
+impl AsRef<[u8]> for Hello {
+    fn as_ref(&self) -> &[u8] {
+        &self.data
+    }
+}
+
+impl Drop for Unsent {
+    fn drop(&mut self) {
+        let close = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(close) = close.take() {
+            close();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn message(data: Buffer) -> Tensor {
+    Tensor {
+        dtype: DType::UInt8,
+        shape: Shape::vector(data.len()),
+        is_dead: false,
+        data,
+    }
+}
+
+fn token(tag: u16, number: u64, ticket: u32) -> u64 {
+    u64::from(tag) << 48 | (number & 0x7fff) << 32 | u64::from(ticket)
+}
+
+fn parts_of(token: u64) -> (u16, u64, u32) {
+    ((token >> 48) as u16, token >> 32 & 0x7fff, token as u32)
+}
+
+/// Marks the ticket of a description; the rest of it is the rank.
+pub(crate) const HELLO: u32 = 1 << 31;
+
+/// The token of the timer. No operation has it: their numbers have 15 bits.
+const TIMER: u64 = u64::MAX;
+
+/// How often it is looked for ranks that do not answer, in the time that they may take.
+const LOOKS_PER_PATIENCE: u32 = 4;
+
+/// Most tags of a group.
+const TAGS_MAX: usize = 1024;
+
+/// Most operations that wait under one tag.
+const OPERATIONS_MAX: usize = 4096;
+
+/// The key of a message: a text that holds both ranks, the tag and the place in the operation.
+pub(crate) type Place = (u16, u64, Slot);
+
+/// A key of the step.
+pub(crate) type Key = Text;

@@ -1,0 +1,96 @@
+//! What ranks are called: in errors by number and address, in rendezvous keys by their devices.
+
+use grpcxx_rpc::{RendezvousKey, Status};
+
+use super::{Key, Place};
+use crate::machine::Slot;
+
+/// What is known of a rank by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Who {
+    pub(crate) address: String,
+    pub(crate) device: String,
+    pub(crate) incarnation: u64,
+}
+
+/// The names of all ranks.
+#[derive(Debug)]
+pub(crate) struct Names {
+    own: u32,
+    addresses: Vec<String>,
+    /// The beginnings of keys, up to the edge, from this rank to each and from each to this one.
+    to: Vec<String>,
+    from: Vec<String>,
+}
+
+impl Names {
+    /// # Errors
+    /// `INVALID_ARGUMENT` if a device has a name that cannot stand in a key.
+    pub(crate) fn new(own: u32, ranks: &[Who]) -> Result<Self, Status> {
+        let this = &ranks[own as usize];
+        let beginning = |source: &Who, target: &Who| {
+            let (source, incarnation) = (&source.device, source.incarnation);
+            let key = RendezvousKey::new(source, incarnation, &target.device, EDGE)?;
+            let text = key.to_string();
+            let end = text.rfind(EDGE).unwrap_or(text.len());
+            Ok(text[..end].to_owned())
+        };
+        let to = ranks.iter().map(|other| beginning(this, other));
+        let from = ranks.iter().map(|other| beginning(other, this));
+        Ok(Self {
+            own,
+            to: to.collect::<Result<_, Status>>()?,
+            from: from.collect::<Result<_, Status>>()?,
+            addresses: ranks.iter().map(|who| who.address.clone()).collect(),
+        })
+    }
+
+    /// A rank in an error.
+    pub(crate) fn of(&self, rank: u32) -> String {
+        format!("rank {rank} ({})", self.addresses[rank as usize])
+    }
+
+    /// Several ranks in an error.
+    pub(crate) fn of_all(&self, ranks: &[u32]) -> String {
+        let shown = ranks.iter().take(RANKS_SHOWN_MAX);
+        let mut names: Vec<String> = shown.map(|&rank| self.of(rank)).collect();
+        if ranks.len() > RANKS_SHOWN_MAX {
+            names.push(format!("{} more", ranks.len() - RANKS_SHOWN_MAX));
+        }
+        names.join(", ")
+    }
+
+    /// The key of a message between this rank and another one.
+    ///
+    /// Keys come again with every second operation. Nobody sends that early: whoever is an
+    /// operation ahead has heard from all who are to take the messages before.
+    pub(crate) fn key(&self, source: u32, target: u32, (tag, number, slot): Place) -> Key {
+        let beginning = match source == self.own {
+            true => &self.to[target as usize],
+            false => &self.from[source as usize],
+        };
+        let turn = number % 2;
+        let text = match slot {
+            Slot::Hello => format!("{beginning}{EDGE}.{source}.{target}.{tag}.{turn};0:0"),
+            Slot::Part { chunk, piece } => {
+                format!("{beginning}{EDGE}.{source}.{target}.{tag}.{turn}.p{chunk}.{piece};0:0")
+            }
+            Slot::Whole { chunk, piece } => {
+                format!("{beginning}{EDGE}.{source}.{target}.{tag}.{turn}.w{chunk}.{piece};0:0")
+            }
+        };
+        Key::from(text)
+    }
+
+    /// A key that nobody sends, to wait for.
+    pub(crate) fn timer(&self) -> Key {
+        let beginning = &self.to[self.own as usize];
+        Key::from(format!("{beginning}{EDGE}.timer;0:0"))
+    }
+}
+
+/// How the edges of all keys of groups begin.
+const EDGE: &str = "grpcxx_group";
+
+/// Most ranks that an error names.
+const RANKS_SHOWN_MAX: usize = 8;
