@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 
 use crate::completions::Completions;
 use crate::function::{PythonFunction, SEND_FUNCTION, SendFunction};
+use crate::group::{Group, Wanted};
 use crate::lock::lock;
 use crate::peer::Peer;
 use crate::shard::may_wait;
@@ -198,6 +199,37 @@ impl Engine {
         let client = self.core.client().clone();
         let peer = checked(py, client.peer(address))?;
         Ok(Peer::new(Arc::clone(&self.core), client, peer))
+    }
+
+    /// Meets the other ranks of a group, as one of them.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one call of Python into the engine"
+    )]
+    fn group(
+        &self,
+        py: Python<'_>,
+        rank: u32,
+        size: u32,
+        rendezvous: &str,
+        name: &str,
+        address: Option<String>,
+        generation: u64,
+        timeout: f64,
+        join_timeout: f64,
+    ) -> PyResult<Group> {
+        self.core.check_open(py)?;
+        let wanted = Wanted {
+            rank,
+            size,
+            rendezvous,
+            name,
+            address,
+            generation,
+            timeout,
+            join_timeout,
+        };
+        Group::join(py, &self.core, wanted)
     }
 
     /// Lets peers call a function of Python, which takes the names `accepted` (`None`: any) and

@@ -19,6 +19,7 @@ mod facts;
 mod fetched;
 mod flight;
 mod function;
+mod group;
 mod lock;
 mod memory;
 mod peer;
@@ -45,6 +46,8 @@ mod native {
     use crate::facts::{endpoint_map, facts, log_to, variables, version};
     #[pymodule_export]
     use crate::function::until_idle;
+    #[pymodule_export]
+    use crate::group::{Group, PendingOperation};
     #[pymodule_export]
     use crate::peer::Peer;
 }

@@ -245,6 +245,12 @@ pub(crate) fn bytes_of(array: &Bound<'_, PyUntypedArray>) -> usize {
     array.len() * array.dtype().itemsize()
 }
 
+/// Whether the array has bytes of the buffer.
+pub(crate) fn overlaps(array: &Bound<'_, PyUntypedArray>, buffer: &Buffer) -> bool {
+    let (start, other) = (data_of(array).addr(), buffer.as_ptr().addr());
+    other < start + bytes_of(array) && start < other + buffer.len()
+}
+
 /// Whether elements of the array may be changed.
 pub(crate) fn is_writable(array: &Bound<'_, PyUntypedArray>) -> bool {
     // SAFETY: the array is alive.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ._library import facts, log_to, memory_counters, tensorflow_counters, variables, version
     from ._status import Code, DeadlineExceeded, Error, Reason, Unavailable
     from .client import Client, StoredTensor
+    from .group import Group
     from .server import Server
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ __all__ = [
     "Code",
     "DeadlineExceeded",
     "Error",
+    "Group",
     "Reason",
     "Server",
     "StoredTensor",
@@ -51,6 +53,7 @@ _PLACES = {
     "_library": ("facts", "log_to", "memory_counters", "tensorflow_counters", "variables", "version"),
     "_status": ("Code", "DeadlineExceeded", "Error", "Reason", "Unavailable"),
     "client": ("Client", "StoredTensor"),
+    "group": ("Group",),
     "server": ("Server",),
 }
 

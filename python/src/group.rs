@@ -1,0 +1,388 @@
+//! Groups of tasks: operations on the arrays of all ranks.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use grpcxx_collectives::{Group as RuntimeGroup, JoiningGroup, Operation, Operator, ReduceOp};
+use grpcxx_memory::BufferMut;
+use grpcxx_rpc::{Code, Status, Tensor};
+use numpy::{PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+
+use crate::arrays::{Access, array_of, check_out, put, tensor_of, without_data};
+use crate::completions::Report;
+use crate::engine::Core;
+use crate::lock::lock;
+use crate::memory::{self, Place};
+use crate::pool::for_array;
+use crate::request::timeout_of;
+use crate::shard::may_wait;
+use crate::status::{checked, invalid, refused};
+
+/// One rank of a group.
+#[pyclass(frozen, module = "grpcxx._native")]
+pub(crate) struct Group {
+    core: Arc<Core>,
+    group: Mutex<Option<RuntimeGroup>>,
+}
+
+/// An operation that goes on. The thread that ends futures asks for its result.
+#[pyclass(frozen, module = "grpcxx._native")]
+pub(crate) struct PendingOperation {
+    future: Mutex<Option<Py<PyAny>>>,
+    waker: Waker,
+    state: Mutex<Option<Running>>,
+    /// The result, if it was there at once.
+    result: Mutex<Option<Outcome>>,
+}
+
+type Outcome = Result<Option<Tensor>, Status>;
+
+/// An operation and the place of its result.
+struct Running {
+    operation: Operation<Option<Tensor>>,
+    out: Option<Py<PyUntypedArray>>,
+    has_place: bool,
+}
+
+/// What a group is made of.
+pub(crate) struct Wanted<'a> {
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
+    pub(crate) rendezvous: &'a str,
+    pub(crate) name: &'a str,
+    pub(crate) address: Option<String>,
+    pub(crate) generation: u64,
+    pub(crate) timeout: f64,
+    pub(crate) join_timeout: f64,
+}
+
+/// Wakes the thread that waits.
+struct Parked(Thread);
+
+impl Wake for Parked {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+impl Wake for Report {
+    fn wake(self: Arc<Self>) {
+        self.tell();
+    }
+}
+
+impl Group {
+    /// Meets the other ranks, without the interpreter. Ctrl-C ends the wait.
+    pub(crate) fn join(py: Python<'_>, core: &Arc<Core>, wanted: Wanted<'_>) -> PyResult<Self> {
+        let bound = |seconds| -> PyResult<Duration> {
+            let bound = timeout_of(py, Some(seconds))?;
+            Ok(bound.unwrap_or(Duration::MAX))
+        };
+        let mut builder = RuntimeGroup::builder(wanted.rank, wanted.size, wanted.rendezvous)
+            .name(wanted.name)
+            .generation(wanted.generation)
+            .timeout(bound(wanted.timeout)?)
+            .join_timeout(bound(wanted.join_timeout)?);
+        if let Some(address) = wanted.address {
+            builder = builder.address(address);
+        }
+        checked(py, may_wait())?;
+        let joining = checked(py, core.with(|engine| builder.begin(engine)))?;
+        let group = met(py, joining)?;
+        Ok(Self {
+            core: Arc::clone(core),
+            group: Mutex::new(Some(group)),
+        })
+    }
+
+    fn open(&self, py: Python<'_>) -> PyResult<RuntimeGroup> {
+        self.core.check_open(py)?;
+        let group = lock(&self.group).clone();
+        group.ok_or_else(|| {
+            let text = "this rank has left the group";
+            refused(py, Code::FailedPrecondition, text)
+        })
+    }
+}
+
+#[pymethods]
+impl Group {
+    /// Does something with the arrays of all ranks. Without `future` it waits for the result.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one call of Python into the engine"
+    )]
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        kind: &str,
+        array: &Bound<'py, PyAny>,
+        op: &str,
+        root: u32,
+        tag: u16,
+        out: Option<&Bound<'py, PyAny>>,
+        future: Option<Py<PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let group = self.open(py)?.with_tag(tag);
+        let operator = checked(py, operator(kind, op, root))?;
+        let out = out.map(check_out).transpose()?;
+        let tensor = brought(array, out.as_ref())?;
+        let (output, has_place) = output(py, &group, operator, &tensor, out.as_ref())?;
+        if future.is_none() {
+            checked(py, may_wait())?;
+        }
+        let operation = py.detach(|| group.run(operator, tensor, output));
+        let running = Running {
+            operation,
+            out: out.map(Bound::unbind),
+            has_place,
+        };
+        match future {
+            None => wait(py, running),
+            Some(future) => submit(py, &self.core, running, future),
+        }
+    }
+
+    /// Combines arrays one by one; small ones travel together.
+    fn all_reduce_many<'py>(
+        &self,
+        py: Python<'py>,
+        arrays: Vec<Bound<'py, PyAny>>,
+        op: &str,
+        tag: u16,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let group = self.open(py)?.with_tag(tag);
+        checked(py, may_wait())?;
+        let op = checked(py, ReduceOp::from_name(op))?;
+        let tensors: PyResult<Vec<Tensor>> =
+            arrays.iter().map(|array| tensor_of(array, false)).collect();
+        let tensors = tensors?;
+        let results = py.detach(|| group.all_reduce_many(tensors, op)?.wait());
+        let results = checked(py, results)?.into_iter();
+        results
+            .map(|tensor| array_of(py, tensor, Access::Writable))
+            .collect()
+    }
+
+    /// Leaves the group, once the others have what this rank has sent.
+    fn leave(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(group) = lock(&self.group).take() else {
+            return Ok(());
+        };
+        checked(py, may_wait())?;
+        let left = py.detach(|| group.leave());
+        checked(py, left)
+    }
+}
+
+#[pymethods]
+impl PendingOperation {
+    /// What Python gave to know the operation by, once.
+    fn take_future(&self) -> Option<Py<PyAny>> {
+        lock(&self.future).take()
+    }
+
+    /// The group goes on: the other ranks wait for this one.
+    fn cancel(&self) {}
+
+    /// The result of the operation, once, when it has ended.
+    fn result<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(mut running) = lock(&self.state).take() else {
+            return Ok(None);
+        };
+        let result = match lock(&self.result).take() {
+            Some(result) => Poll::Ready(result),
+            None => {
+                let mut context = Context::from_waker(&self.waker);
+                Pin::new(&mut running.operation).poll(&mut context)
+            }
+        };
+        match result {
+            Poll::Ready(result) => ended(py, result, running.out, running.has_place).map(Some),
+            Poll::Pending => {
+                *lock(&self.state) = Some(running);
+                Ok(None)
+            }
+        }
+    }
+}
+
+fn met(py: Python<'_>, joining: JoiningGroup) -> PyResult<RuntimeGroup> {
+    let (sender, mut receiver) = mpsc::channel();
+    let wait = thread::Builder::new().name("grpcxx-join".to_owned());
+    // Who waits may have been interrupted.
+    let spawned = wait.spawn(move || drop(sender.send(joining.wait())));
+    if let Err(error) = spawned {
+        let text = format!("there is no thread to wait for the other ranks: {error}");
+        return Err(refused(py, Code::ResourceExhausted, text));
+    }
+    loop {
+        let next = &mut receiver;
+        match py.detach(move || next.recv_timeout(WAIT_SLICE)) {
+            Ok(group) => return checked(py, group),
+            Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Err(refused(
+                    py,
+                    Code::Internal,
+                    "the wait for other ranks failed",
+                ));
+            }
+        }
+    }
+}
+
+/// Waits for the end of an operation, without the interpreter. Ctrl-C ends the wait alone.
+fn wait(py: Python<'_>, running: Running) -> PyResult<Bound<'_, PyAny>> {
+    let Running {
+        mut operation,
+        out,
+        has_place,
+    } = running;
+    let mut slice = || {
+        let waker = Waker::from(Arc::new(Parked(thread::current())));
+        let mut context = Context::from_waker(&waker);
+        let mut poll = || Pin::new(&mut operation).poll(&mut context);
+        match poll() {
+            Poll::Ready(result) => Poll::Ready(result),
+            Poll::Pending => {
+                thread::park_timeout(WAIT_SLICE);
+                poll()
+            }
+        }
+    };
+    loop {
+        match py.detach(&mut slice) {
+            Poll::Ready(result) => return ended(py, result, out, has_place),
+            Poll::Pending => py.check_signals()?,
+        }
+    }
+}
+
+/// Begins an operation of which the completions shall hear.
+fn submit<'py>(
+    py: Python<'py>,
+    core: &Core,
+    running: Running,
+    future: Py<PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let report = core.completions().report();
+    let number = report.number();
+    let waker = Waker::from(Arc::new(report));
+    let pending = PendingOperation {
+        future: Mutex::new(Some(future)),
+        waker,
+        state: Mutex::new(Some(running)),
+        result: Mutex::new(None),
+    };
+    let pending = Bound::new(py, pending)?;
+    core.completions()
+        .keep(number, pending.clone().into_any().unbind());
+    pending.get().begin();
+    Ok(pending.into_any())
+}
+
+impl PendingOperation {
+    /// From now on the completions hear of its end.
+    fn begin(&self) {
+        let mut state = lock(&self.state);
+        let mut context = Context::from_waker(&self.waker);
+        let polled =
+            (state.as_mut()).map(|running| Pin::new(&mut running.operation).poll(&mut context));
+        if let Some(Poll::Ready(result)) = polled {
+            *lock(&self.result) = Some(result);
+            self.waker.wake_by_ref();
+        }
+    }
+}
+
+/// The result as Python has it.
+fn ended<'py>(
+    py: Python<'py>,
+    result: Outcome,
+    out: Option<Py<PyUntypedArray>>,
+    has_place: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    let Some(mut tensor) = checked(py, result)? else {
+        return Ok(py.None().into_bound(py));
+    };
+    let Some(out) = out else {
+        return array_of(py, tensor, Access::Writable);
+    };
+    let out = out.into_bound(py);
+    if has_place {
+        without_data(&mut tensor);
+    }
+    put(&tensor, has_place, &out)?;
+    Ok(out.into_any())
+}
+
+/// The array that this rank brings; a copy if the result overwrites it.
+fn brought(array: &Bound<'_, PyAny>, out: Option<&Bound<'_, PyUntypedArray>>) -> PyResult<Tensor> {
+    let tensor = tensor_of(array, false)?;
+    let is_same = out.is_some_and(|out| memory::overlaps(out, &tensor.data));
+    match is_same {
+        true => tensor_of(array, true),
+        false => Ok(tensor),
+    }
+}
+
+/// Memory for the result, and whether it is that of `out`.
+fn output(
+    py: Python<'_>,
+    group: &RuntimeGroup,
+    operator: Operator,
+    tensor: &Tensor,
+    out: Option<&Bound<'_, PyUntypedArray>>,
+) -> PyResult<(Option<BufferMut>, bool)> {
+    let result = operator.result_shape(group.rank(), group.size(), &tensor.shape);
+    let is_own = matches!(operator, Operator::Broadcast { root } if root == group.rank());
+    let Some(shape) = checked(py, result)?.filter(|_| !is_own) else {
+        return Ok((None, false));
+    };
+    let element_bytes = tensor.dtype.element_bytes().unwrap_or(0) as u64;
+    let bytes = shape.num_elements().saturating_mul(element_bytes);
+    let Some(out) = out else {
+        return Ok((for_array(bytes), false));
+    };
+    let out_bytes = memory::bytes_of(out);
+    if out_bytes as u64 != bytes {
+        let text = format!(
+            "out is an array of {} and shape {:?}, but {} and shape {shape} come",
+            out.dtype().str()?,
+            out.shape(),
+            tensor.dtype
+        );
+        return Err(invalid(py, text));
+    }
+    let place = Place::of(out, out_bytes).and_then(|place| place.take(()));
+    let has_place = place.is_some();
+    Ok((place, has_place))
+}
+
+fn operator(kind: &str, op: &str, root: u32) -> Result<Operator, Status> {
+    let op = ReduceOp::from_name(op)?;
+    Ok(match kind {
+        "all_reduce" => Operator::AllReduce(op),
+        "reduce_scatter" => Operator::ReduceScatter(op),
+        "all_gather" => Operator::AllGather,
+        "broadcast" => Operator::Broadcast { root },
+        "reduce" => Operator::Reduce { op, root },
+        "gather" => Operator::Gather { root },
+        "scatter" => Operator::Scatter { root },
+        "all_to_all" => Operator::AllToAll,
+        "barrier" => Operator::Barrier,
+        other => {
+            let text = format!("there is no operation {other:?}");
+            return Err(Status::new(Code::InvalidArgument, text));
+        }
+    })
+}
+
+/// How long a wait lasts before Python looks for signals.
+const WAIT_SLICE: Duration = Duration::from_millis(200);

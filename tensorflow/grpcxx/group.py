@@ -1,0 +1,148 @@
+"""Groups of processes that combine arrays: all-reduce, broadcast, gather and the like."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from ._engine import Engine
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+class Group:
+    """One rank of a group of processes. Use it in a `with` block, or call `close`.
+
+    All ranks call the same operations, with the same types and shapes, in the same order. Each method waits for its
+    result with the GIL released; with `async_=True` it returns a `concurrent.futures.Future` at once. Operations of
+    one `tag` go one after the other, those of different tags beside each other.
+
+    Arrays that are given may be anything that NumPy can see without a copy (arrays, DLPack, the buffer protocol). They
+    must stay as they are until the operation has ended. A result lies in `out`, if that is given, which must have its
+    type and shape and may be the array that is given.
+
+    When a rank dies, hangs, leaves or calls something else than the others, the operations of all ranks raise
+    `grpcxx.Error` with its name, and so do all later ones. Those that are left can make a new group with the next
+    `generation`.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        rendezvous: str,
+        *,
+        address: str | None = None,
+        name: str = "default",
+        generation: int = 0,
+        timeout: float = 60.0,
+        join_timeout: float = 60.0,
+        settings: Mapping[str, Any] | None = None,
+    ):
+        """Meets the other ranks at `rendezvous`, `host:port`, where rank 0 listens.
+
+        The other ranks listen at `address`, by default at a free port of the address from which they reach rank 0.
+        `timeout` is how many seconds an operation may go on without a message of a rank that it waits for,
+        `join_timeout` how many the ranks may take to meet. `settings` gives variables of docs/configuration.md.
+        """
+        self.rank = rank
+        self.size = size
+        listen = address or _address(rank, rendezvous)
+        self._engine = Engine(("rank", rank), listen, {"GRPCXX_SHARDS": "1", **(settings or {})})
+        try:
+            self._native = self._engine.native.group(
+                rank, size, rendezvous, name, None, generation, timeout, join_timeout
+            )
+        except BaseException:
+            self._engine.close()
+            raise
+
+    def all_reduce(self, array: Any, op: str = "sum", *, out: np.ndarray | None = None, tag: int = 0, async_=False):
+        """Combines the arrays of all ranks by `sum`, `mean`, `min`, `max` or `prod`; each gets the result."""
+        return self._run("all_reduce", array, op, 0, tag, out, async_)
+
+    def all_reduce_many(self, arrays: Sequence[Any], op: str = "sum", *, tag: int = 0) -> list[np.ndarray]:
+        """Combines several arrays one by one. Small ones of the same type travel together."""
+        return self._native.all_reduce_many(list(arrays), op, tag)
+
+    def reduce_scatter(
+        self, array: Any, op: str = "sum", *, out: np.ndarray | None = None, tag: int = 0, async_=False
+    ):
+        """Combines the arrays of all ranks; each gets its part, cut along the first dimension."""
+        return self._run("reduce_scatter", array, op, 0, tag, out, async_)
+
+    def all_gather(self, array: Any, *, out: np.ndarray | None = None, tag: int = 0, async_=False):
+        """Each rank gets the arrays of all ranks, put together along the first dimension."""
+        return self._run("all_gather", array, "sum", 0, tag, out, async_)
+
+    def broadcast(self, array: Any, root: int = 0, *, out: np.ndarray | None = None, tag: int = 0, async_=False):
+        """Each rank gets the array of rank `root`; the others give one of its type and shape."""
+        return self._run("broadcast", array, "sum", root, tag, out, async_)
+
+    def reduce(
+        self, array: Any, op: str = "sum", root: int = 0, *, out: np.ndarray | None = None, tag: int = 0, async_=False
+    ):
+        """Combines the arrays of all ranks; rank `root` gets the result, the others get `None`."""
+        return self._run("reduce", array, op, root, tag, out, async_)
+
+    def gather(self, array: Any, root: int = 0, *, out: np.ndarray | None = None, tag: int = 0, async_=False):
+        """Rank `root` gets the arrays of all ranks, put together along the first dimension; the others get `None`."""
+        return self._run("gather", array, "sum", root, tag, out, async_)
+
+    def scatter(self, array: Any, root: int = 0, *, out: np.ndarray | None = None, tag: int = 0, async_=False):
+        """Each rank gets its part of the array of rank `root`; the others give one of a part's type and shape."""
+        return self._run("scatter", array, "sum", root, tag, out, async_)
+
+    def all_to_all(self, array: Any, *, out: np.ndarray | None = None, tag: int = 0, async_=False):
+        """Each rank sends a part of its array to each rank, and gets one of each."""
+        return self._run("all_to_all", array, "sum", 0, tag, out, async_)
+
+    def barrier(self, *, tag: int = 0, async_=False):
+        """Ends when all ranks have called it."""
+        return self._run("barrier", _NOTHING, "sum", 0, tag, None, async_)
+
+    def close(self) -> None:
+        """Leaves the group, once the others have what this rank has sent, and stops its engine."""
+        if self._engine.closed.is_set():
+            return
+        try:
+            self._native.leave()
+        finally:
+            self._engine.close()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def _run(self, kind: str, array: Any, op: str, root: int, tag: int, out: Any, is_async: bool) -> Any:
+        if not is_async:
+            return self._native.run(kind, array, op, root, tag, out, None)
+        future: Future[Any] = self._engine.submit(
+            lambda future: self._native.run(kind, array, op, root, tag, out, future)
+        )
+        return future
+
+
+def _address(rank: int, rendezvous: str) -> str:
+    """Where a rank listens: rank 0 where all meet, the others on the way there."""
+    host, _, port = rendezvous.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isdigit():
+        raise ValueError(f"rendezvous is {rendezvous!r}; give the host:port of rank 0")
+    family, kind, _, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+    if rank == 0:
+        return _joined(place[0], int(port))
+    with socket.socket(family, kind) as way:
+        # No packet goes out; the system only says by which address it would.
+        way.connect(place)
+        return _joined(way.getsockname()[0], 0)
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
