@@ -5,6 +5,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use grpcxx_rpc::proto::*;
 use grpcxx_rpc::{Code, Reason, Status, Tensor};
+use grpcxx_runtime::Certificates;
 use grpcxx_runtime::policy::Authority;
 use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, Endpoint};
@@ -13,6 +14,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
+use crate::dial::Dial;
 use crate::limits::MESSAGE_BYTES_MAX;
 use crate::master::UNREACHABLE_TASK;
 use crate::services::master_service_client::MasterServiceClient;
@@ -20,13 +22,15 @@ use crate::services::worker_service_client::WorkerServiceClient;
 use crate::status::from_grpc;
 use crate::tensor_proto;
 
-/// How long a client waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How long a client waits, and how it proves itself.
+#[derive(Clone, Debug)]
 pub struct ClientOptions {
     /// For the connection.
     pub connect_timeout: Duration,
     /// For the answer to each call.
     pub call_timeout: Duration,
+    /// What decides whether endpoints are dialled by TLS, and proves who dials; `None`: without.
+    pub certificates: Option<Arc<Certificates>>,
 }
 
 impl Default for ClientOptions {
@@ -34,6 +38,7 @@ impl Default for ClientOptions {
         Self {
             connect_timeout: Duration::from_secs(5),
             call_timeout: Duration::from_secs(30),
+            certificates: None,
         }
     }
 }
@@ -116,17 +121,22 @@ impl ControlClient {
     /// # Errors
     /// The address has no host or port, or nobody listens there.
     pub async fn connect(address: &str, options: ClientOptions) -> Result<Self, ClientError> {
-        let endpoint = endpoint(address, options)?;
-        let channel = endpoint
-            .connect()
-            .await
-            .map_err(|error| ClientError::Connect {
-                address: address.to_owned(),
-                reason: innermost(&error),
-            })?;
+        let call_timeout = options.call_timeout;
+        let endpoint = endpoint(address, &options)?;
+        let connected = match options.certificates {
+            Some(certificates) => {
+                let dial = Dial { certificates };
+                endpoint.connect_with_connector(dial).await
+            }
+            None => endpoint.connect().await,
+        };
+        let channel = connected.map_err(|error| ClientError::Connect {
+            address: address.to_owned(),
+            reason: innermost(&error),
+        })?;
         Ok(Self {
             address: address.to_owned(),
-            call_timeout: options.call_timeout,
+            call_timeout,
             authority: None,
             worker: WorkerServiceClient::new(channel.clone())
                 .max_decoding_message_size(MESSAGE_BYTES_MAX)
@@ -381,7 +391,7 @@ impl BlockingControlClient {
     }
 }
 
-fn endpoint(address: &str, options: ClientOptions) -> Result<Endpoint, ClientError> {
+fn endpoint(address: &str, options: &ClientOptions) -> Result<Endpoint, ClientError> {
     let bad = || ClientError::Address {
         address: address.to_owned(),
     };
@@ -409,7 +419,9 @@ fn innermost(error: &dyn Error) -> String {
 /// What to do about a failure that says little by itself.
 fn hint(status: &Status) -> &'static str {
     match status.code {
-        Code::Unavailable => "; check that the server runs and is not stopping",
+        Code::Unavailable => {
+            "; check that the server runs, is not stopping, and does not ask for TLS (GRPCXX_TLS)"
+        }
         Code::Unknown | Code::Internal => {
             "; if nothing else explains it, check that this is the address in the cluster spec and not a star port"
         }
@@ -437,7 +449,7 @@ mod tests {
     fn only_host_and_port_are_dialled() {
         let options = ClientOptions::default();
         for good in ["localhost:1", "10.0.0.1:65535", "[::1]:2222"] {
-            endpoint(good, options).unwrap();
+            endpoint(good, &options).unwrap();
         }
         for bad in [
             "",
@@ -450,7 +462,7 @@ mod tests {
             "a b:1",
             "u@h:1",
         ] {
-            let text = endpoint(bad, options).unwrap_err().to_string();
+            let text = endpoint(bad, &options).unwrap_err().to_string();
             assert!(text.contains("host:port"), "{bad}: {text}");
         }
     }

@@ -102,6 +102,11 @@ impl ConnectionPlace {
     pub(crate) fn caller(&self) -> &Caller {
         &self.caller
     }
+
+    /// Notes what the connection has proven.
+    pub(crate) fn identify(&mut self, identity: Identity) {
+        self.caller.identity = identity;
+    }
 }
 
 impl Drop for ConnectionPlace {

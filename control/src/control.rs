@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use grpcxx_rpc::Places;
+use grpcxx_runtime::Certificates;
 use grpcxx_runtime::policy::Authority;
 use prometheus::IntGauge;
 use tokio::runtime;
@@ -20,6 +21,7 @@ use tonic_health::server::HealthReporter;
 use crate::calls::Calls;
 use crate::connections::Connections;
 use crate::dispatch::Dispatch;
+use crate::handshakes::{Handshakes, Spoken};
 use crate::incoming::Incoming;
 use crate::limits::{
     FLUSH_TIMEOUT, IDLE_LOOK_INTERVAL, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, MESSAGE_BYTES_MAX,
@@ -86,6 +88,7 @@ impl Control {
         let metrics = listeners.metrics.as_ref().map(address).transpose()?;
 
         let authority = options.authority;
+        let certificates = options.certificates;
         let (stop, stop_asked) = watch::channel(None);
         let (has_failed, failure) = watch::channel(false);
         let (started, start_result) = mpsc::sync_channel(1);
@@ -96,6 +99,7 @@ impl Control {
                     backend,
                     limits: options.limits,
                     authority,
+                    certificates,
                     stop_asked,
                     failure,
                 };
@@ -171,6 +175,7 @@ struct Endpoint {
     backend: Arc<dyn Backend>,
     limits: ControlLimits,
     authority: Arc<Authority>,
+    certificates: Option<Arc<Certificates>>,
     /// When to have stopped.
     stop_asked: watch::Receiver<Option<Instant>>,
     failure: watch::Receiver<bool>,
@@ -233,6 +238,10 @@ impl Endpoint {
         let idle_max = self.limits.connection_idle;
         let connections = Connections::new(places, idle_max, metrics.clone());
         let sessions = OpenSessions::new(&self.limits, &metrics);
+        let handshakes = |spoken| {
+            let certificates = self.certificates.clone();
+            Handshakes::new(certificates, spoken, share_percent, metrics.clone())
+        };
         let (stopping, stopping_seen) = watch::channel(false);
         let (stopped, stopped_seen) = watch::channel(false);
         let reporter = HealthReporter::new();
@@ -242,6 +251,7 @@ impl Endpoint {
             let page = MetricsPage {
                 backend: self.backend.clone(),
                 authority: self.authority.clone(),
+                handshakes: handshakes(Spoken::Http1),
                 metrics: metrics.clone(),
                 stopping: stopping_seen.clone(),
                 failure: self.failure.clone(),
@@ -251,6 +261,12 @@ impl Endpoint {
         let idle = tokio::spawn(close_idle(connections.clone(), sessions.clone()));
         let routes = routes(self.backend.clone(), sessions, reporter.clone());
         let dispatch = Dispatch::new(routes, calls.clone(), self.authority.clone(), stopped_seen);
+        let incoming = Incoming::new(
+            listeners.grpc,
+            connections,
+            self.authority.clone(),
+            handshakes(Spoken::Http2),
+        );
         let mut drain = stopping_seen;
         let mut server = tokio::spawn(
             Server::builder()
@@ -259,13 +275,9 @@ impl Endpoint {
                 .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
                 .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
                 .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
-                .serve_with_incoming_shutdown(
-                    dispatch,
-                    Incoming::new(listeners.grpc, connections, self.authority.clone()),
-                    async move {
-                        let _ = drain.wait_for(|&stopping| stopping).await;
-                    },
-                ),
+                .serve_with_incoming_shutdown(dispatch, incoming, async move {
+                    let _ = drain.wait_for(|&stopping| stopping).await;
+                }),
         );
 
         let failing = tokio::spawn(fail(self.failure, reporter.clone()));

@@ -10,18 +10,24 @@ use std::task::{Context, Poll, ready};
 use grpcxx_runtime::policy::Authority;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
 use tokio::time::Sleep;
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
 use crate::connections::{Caller, ConnectionPlace, Connections};
+use crate::handshakes::Handshakes;
 use crate::limits::{ACCEPT_RETRY_DELAY, FIRST_BYTE_TIMEOUT};
+use crate::link::Link;
 
 /// Connections as they arrive, as many as there may be.
 pub(crate) struct Incoming {
     listener: TcpListener,
     connections: Arc<Connections>,
     authority: Arc<Authority>,
+    handshakes: Arc<Handshakes>,
+    /// Connections whose handshake is under way; none if TLS is off.
+    beginning: JoinSet<Option<Connection>>,
     /// Set while the process lacks what a new connection needs.
     retry: Option<Pin<Box<Sleep>>>,
 }
@@ -31,34 +37,52 @@ impl Incoming {
         listener: TcpListener,
         connections: Arc<Connections>,
         authority: Arc<Authority>,
+        handshakes: Arc<Handshakes>,
     ) -> Self {
         Self {
             listener,
             connections,
             authority,
+            handshakes,
+            beginning: JoinSet::new(),
             retry: None,
         }
     }
 
-    /// The connection if there is a place for it.
-    fn admit(&self, stream: TcpStream, peer: SocketAddr) -> Option<Connection> {
+    /// The place of a connection, if it may have one.
+    fn admit(&self, peer: SocketAddr) -> Option<ConnectionPlace> {
         if !self.authority.admits(peer) {
             return None;
         }
-        let Some(place) = self.connections.open(peer) else {
+        let place = self.connections.open(peer);
+        if place.is_none() {
             tracing::warn!(
                 %peer,
                 "a gRPC connection was closed at once: as many as are allowed carry calls"
             );
-            return None;
-        };
+        }
+        place
+    }
+
+    /// Lets an accepted connection begin: at once, or once its handshake is over.
+    fn begin(&mut self, stream: TcpStream, peer: SocketAddr) -> Option<Connection> {
+        let mut place = self.admit(peer)?;
         // A socket that takes no options is about to fail anyway.
         let _ = stream.set_nodelay(true);
-        Some(Connection {
-            stream,
-            first_byte: Some(Box::pin(tokio::time::sleep(FIRST_BYTE_TIMEOUT))),
-            place,
-        })
+        if self.handshakes.are_off() {
+            return Some(Connection::new(Link::Plain(stream), place));
+        }
+        let handshakes = Arc::clone(&self.handshakes);
+        self.beginning.spawn(async move {
+            let (link, identity) = tokio::select! {
+                biased;
+                _ = &mut place.closing => return None,
+                passed = handshakes.pass(stream, peer) => passed?,
+            };
+            place.identify(identity);
+            Some(Connection::new(link, place))
+        });
+        None
     }
 }
 
@@ -67,13 +91,19 @@ impl Stream for Incoming {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
+            while let Poll::Ready(Some(begun)) = self.beginning.poll_join_next(context) {
+                // A handshake that panicked has been logged.
+                if let Ok(Some(connection)) = begun {
+                    return Poll::Ready(Some(Ok(connection)));
+                }
+            }
             if let Some(retry) = &mut self.retry {
                 ready!(retry.as_mut().poll(context));
                 self.retry = None;
             }
             match ready!(self.listener.poll_accept(context)) {
                 Ok((stream, peer)) => {
-                    if let Some(connection) = self.admit(stream, peer) {
+                    if let Some(connection) = self.begin(stream, peer) {
                         return Poll::Ready(Some(Ok(connection)));
                     }
                 }
@@ -101,10 +131,20 @@ pub(crate) fn concerns_one_peer(error: &io::Error) -> bool {
 
 /// An accepted connection, which fails if nothing comes from it, or its place goes to another.
 pub(crate) struct Connection {
-    stream: TcpStream,
+    stream: Link,
     /// Running until the first byte has come.
     first_byte: Option<Pin<Box<Sleep>>>,
     place: ConnectionPlace,
+}
+
+impl Connection {
+    fn new(stream: Link, place: ConnectionPlace) -> Self {
+        Self {
+            stream,
+            first_byte: Some(Box::pin(tokio::time::sleep(FIRST_BYTE_TIMEOUT))),
+            place,
+        }
+    }
 }
 
 impl Connected for Connection {
@@ -176,6 +216,7 @@ mod tests {
     use tokio_stream::StreamExt;
 
     use super::*;
+    use crate::handshakes::Spoken;
     use crate::metrics::Metrics;
 
     const IDLE_MAX: Duration = Duration::from_secs(60);
@@ -185,9 +226,10 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let metrics = Metrics::new();
         let places = Places::new(places_max, 100);
+        let handshakes = Handshakes::new(None, Spoken::Http2, 100, metrics.clone());
         let connections = Connections::new(places, Some(IDLE_MAX), metrics.clone());
         (
-            Incoming::new(listener, connections, Arc::default()),
+            Incoming::new(listener, connections, Arc::default(), handshakes),
             address,
             metrics,
         )

@@ -52,6 +52,10 @@ pub const UNREACHABLE_TEXT_BYTES_MAX: usize = 4096;
 /// How long a new connection may take to send its first byte.
 pub const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Connections that have not shown yet whether they are TLS, or are in their handshake; a further
+/// one closes the oldest. Only where TLS is on.
+pub const HANDSHAKES_MAX: usize = 128;
+
 /// A silent connection is asked for a sign of life after this time.
 pub const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
 

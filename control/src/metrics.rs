@@ -25,6 +25,9 @@ pub(crate) struct Metrics {
     /// Connections closed because too many carried calls.
     pub(crate) connections_refused: IntCounter,
     gave_way: IntCounterVec,
+    /// Handshakes of TLS that led to a connection.
+    pub(crate) handshakes: IntCounter,
+    handshakes_refused: IntCounterVec,
     /// Open worker sessions.
     pub(crate) worker_sessions: IntGauge,
     /// Open master sessions.
@@ -38,10 +41,28 @@ pub(crate) enum GaveWay {
     Call,
     Session,
     Page,
+    Handshake,
+}
+
+/// Why a connection was closed before it could carry anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HandshakeRefused {
+    /// The peer proves nothing, or speaks something else.
+    Failed,
+    /// It took too long.
+    Late,
+    /// The peer speaks without TLS, and may not.
+    Plain,
 }
 
 impl GaveWay {
-    const ALL: [Self; 4] = [Self::Connection, Self::Call, Self::Session, Self::Page];
+    const ALL: [Self; 5] = [
+        Self::Connection,
+        Self::Call,
+        Self::Session,
+        Self::Page,
+        Self::Handshake,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -49,6 +70,19 @@ impl GaveWay {
             Self::Call => "call",
             Self::Session => "session",
             Self::Page => "page",
+            Self::Handshake => "handshake",
+        }
+    }
+}
+
+impl HandshakeRefused {
+    const ALL: [Self; 3] = [Self::Failed, Self::Late, Self::Plain];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Failed => "failed",
+            Self::Late => "late",
+            Self::Plain => "plain",
         }
     }
 }
@@ -97,9 +131,20 @@ impl Metrics {
             gave_way: IntCounterVec::new(
                 Opts::new(
                     "grpcxx_control_gave_way_total",
-                    "Connections, calls, sessions and page loads that gave way to newer ones, or were idle too long",
+                    "Connections, handshakes, calls, sessions and page loads that gave way to newer ones, or were idle too long",
                 ),
                 &["what"],
+            )?,
+            handshakes: IntCounter::new(
+                "grpcxx_control_tls_handshakes_total",
+                "TLS handshakes that led to a connection",
+            )?,
+            handshakes_refused: IntCounterVec::new(
+                Opts::new(
+                    "grpcxx_control_tls_refused_total",
+                    "Connections closed before they carried anything: their handshake failed or was late, or they came without TLS",
+                ),
+                &["why"],
             )?,
             worker_sessions: IntGauge::new(
                 "grpcxx_control_worker_sessions",
@@ -120,6 +165,11 @@ impl Metrics {
         registry.register(Box::new(metrics.gave_way.clone()))?;
         for what in GaveWay::ALL {
             metrics.gave_way.with_label_values(&[what.name()]);
+        }
+        registry.register(Box::new(metrics.handshakes.clone()))?;
+        registry.register(Box::new(metrics.handshakes_refused.clone()))?;
+        for why in HandshakeRefused::ALL {
+            metrics.handshakes_refused.with_label_values(&[why.name()]);
         }
         registry.register(Box::new(metrics.worker_sessions.clone()))?;
         registry.register(Box::new(metrics.master_sessions.clone()))?;
@@ -153,6 +203,13 @@ impl Metrics {
     /// Counts what was closed or ended so that something newer has its place.
     pub(crate) fn gave_way(&self, what: GaveWay) {
         self.gave_way.with_label_values(&[what.name()]).inc();
+    }
+
+    /// Counts a connection that was closed before it could carry anything.
+    pub(crate) fn handshake_refused(&self, why: HandshakeRefused) {
+        self.handshakes_refused
+            .with_label_values(&[why.name()])
+            .inc();
     }
 
     /// All numbers in Prometheus' text format.

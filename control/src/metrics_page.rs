@@ -12,16 +12,18 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};
 
 use crate::Backend;
+use crate::handshakes::Handshakes;
 use crate::incoming::concerns_one_peer;
 use crate::limits::{
     ACCEPT_RETRY_DELAY, METRICS_BACKEND_TIMEOUT, METRICS_CONNECTION_TIMEOUT,
     METRICS_CONNECTIONS_MAX, METRICS_REQUEST_TIMEOUT, METRICS_SHARE_PERCENT,
 };
+use crate::link::Link;
 use crate::lock::lock;
 use crate::metrics::{GaveWay, Metrics};
 
@@ -30,6 +32,7 @@ use crate::metrics::{GaveWay, Metrics};
 pub(crate) struct MetricsPage {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) authority: Arc<Authority>,
+    pub(crate) handshakes: Arc<Handshakes>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) stopping: watch::Receiver<bool>,
     pub(crate) failure: watch::Receiver<bool>,
@@ -63,9 +66,14 @@ impl MetricsPage {
             }
             let (page, places) = (self.clone(), places.clone());
             tokio::spawn(async move {
+                let served = async {
+                    if let Some((link, _)) = page.handshakes.pass(stream, peer).await {
+                        page.serve_one(link).await;
+                    }
+                };
                 tokio::select! {
                     _ = closing => {}
-                    _ = timeout(METRICS_CONNECTION_TIMEOUT, page.serve_one(stream)) => {}
+                    _ = timeout(METRICS_CONNECTION_TIMEOUT, served) => {}
                 }
                 lock(&places).release(given.place);
             });
@@ -73,7 +81,7 @@ impl MetricsPage {
     }
 
     /// Serves one request: scrapes are rare, and an idle client keeps no place.
-    async fn serve_one(self, stream: TcpStream) {
+    async fn serve_one(&self, link: Link) {
         let service = service_fn(move |request| {
             let page = self.clone();
             async move { Ok::<_, Infallible>(page.answer(&request).await) }
@@ -82,7 +90,7 @@ impl MetricsPage {
             .timer(TokioTimer::new())
             .header_read_timeout(METRICS_REQUEST_TIMEOUT)
             .keep_alive(false)
-            .serve_connection(TokioIo::new(stream), service);
+            .serve_connection(TokioIo::new(link), service);
         if let Err(error) = served.await {
             tracing::debug!(%error, "a connection to the metrics page failed");
         }

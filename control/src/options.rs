@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use grpcxx_runtime::Certificates;
 use grpcxx_runtime::policy::Authority;
 
 /// Where the endpoint listens, and whom it serves.
@@ -17,6 +18,8 @@ pub struct ControlOptions {
     pub limits: ControlLimits,
     /// Says who may connect and what each caller may do.
     pub authority: Arc<Authority>,
+    /// What connections prove themselves with, if some are TLS.
+    pub certificates: Option<Arc<Certificates>>,
 }
 
 /// What peers may hold of the endpoint. Beyond that, what has been idle for longest gives way.
@@ -69,6 +72,7 @@ impl ControlOptions {
             metrics: None,
             limits: ControlLimits::default(),
             authority: Arc::default(),
+            certificates: None,
         }
     }
 
@@ -104,6 +108,7 @@ impl ControlOptions {
             metrics: None,
             limits: ControlLimits::default(),
             authority: Arc::default(),
+            certificates: None,
         })
     }
 
@@ -123,6 +128,12 @@ impl ControlOptions {
     /// policy of which nothing was set is asked.
     pub fn guarded_by(mut self, authority: Arc<Authority>) -> Self {
         self.authority = authority;
+        self
+    }
+
+    /// Takes connections by TLS with these certificates, and without it only as far as they say.
+    pub fn secured_by(mut self, certificates: Option<Arc<Certificates>>) -> Self {
+        self.certificates = certificates;
         self
     }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, Read};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -9,9 +10,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
-use grpcxx_tls::{Credentials, CredentialsError, PemTexts, SharedCredentials, TlsMode, TlsOptions};
-use rustls::ServerConfig;
+use grpcxx_tls::{
+    Credentials, CredentialsError, PemTexts, SharedCredentials, TlsMode, TlsOptions, task_name,
+};
+use rustls::pki_types::CertificateDer;
+use rustls::{ClientConfig, ServerConfig};
 
+use crate::policy::Identity;
 use crate::regular_file::open_regular_file;
 
 /// What connections do with TLS, and where the certificates are.
@@ -145,6 +150,30 @@ impl Certificates {
     /// What a server needs for its next connection, of a protocol with these names: `h2`.
     pub fn server_config(&self, protocols: &[&[u8]]) -> Arc<ServerConfig> {
         self.shared.load().server_config(protocols)
+    }
+
+    /// What a client of such a protocol needs for its next connection; `None` without authorities
+    /// to check servers by.
+    pub fn client_config(&self, protocols: &[&[u8]]) -> Option<Arc<ClientConfig>> {
+        self.shared.load().client_config(protocols)
+    }
+
+    /// Whether a peer may come without TLS.
+    pub fn takes_plain(&self, peer: IpAddr) -> bool {
+        self.options.mode.takes_plain() || (self.options.plain_peers)(peer)
+    }
+
+    /// Whether a peer is dialled by TLS.
+    pub fn dials(&self, peer: IpAddr) -> bool {
+        self.options.mode.dials() && !(self.options.plain_peers)(peer)
+    }
+
+    /// Who a peer is after a handshake in which it has shown this chain of certificates, if any.
+    pub fn identify(peer: Identity, chain: Option<&[CertificateDer<'_>]>) -> Identity {
+        match chain.and_then(<[_]>::first) {
+            Some(certificate) => peer.certified(task_name(certificate).as_ref()),
+            None => peer,
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use grpcxx_rpc::proto::{
 };
 use grpcxx_rpc::{Code, Method, Request, Response, Status, Tensor, Text};
 use grpcxx_runtime::cluster::{ClusterSpec, TaskId};
-use grpcxx_runtime::{Client, Engine};
+use grpcxx_runtime::{Certificates, Client, Engine};
 use prost::Message;
 
 use super::engine_slot::EngineSlot;
@@ -22,6 +22,7 @@ pub(super) struct EngineBackend {
     client: Client,
     /// The task itself and all others, in the order of the cluster.
     tasks: Vec<Neighbour>,
+    certificates: Option<Arc<Certificates>>,
 }
 
 #[derive(Clone, Debug)]
@@ -40,6 +41,7 @@ impl EngineBackend {
         cluster: &ClusterSpec,
         own: TaskId,
         topology: Option<Topology>,
+        certificates: Option<Arc<Certificates>>,
     ) -> Self {
         let tasks = cluster
             .tasks()
@@ -57,6 +59,7 @@ impl EngineBackend {
             engine,
             client,
             tasks,
+            certificates,
         }
     }
 
@@ -118,6 +121,7 @@ impl EngineBackend {
         let options = ClientOptions {
             connect_timeout: NEIGHBOUR_TIMEOUT,
             call_timeout: NEIGHBOUR_TIMEOUT,
+            certificates: self.certificates.clone(),
         };
         let status = |error: ClientError| match error {
             ClientError::Call { status, .. } => status,

@@ -163,6 +163,7 @@ impl Server {
         let client = engine.client();
         let report = engine.start_report().clone();
         let authority = engine.authority();
+        let certificates = engine.certificates();
         if let Some(topology) = &topology {
             let sources = topology.job(PS_JOB).map(|ps| ps.star.clone()).collect();
             let function =
@@ -177,13 +178,15 @@ impl Server {
             &cluster,
             task,
             topology,
+            certificates.clone(),
         );
         let grpc_ip = config
             .bind_address
             .unwrap_or_else(|| listen_ip(&grpc_address));
         let control_options = control_options(&grpc_address, grpc_ip, metrics)?
             .with_limits(control_limits(&config))
-            .guarded_by(Arc::clone(&authority));
+            .guarded_by(Arc::clone(&authority))
+            .secured_by(certificates);
         let control = Control::start(control_options, Arc::new(backend))?;
         let alarm = control.alarm();
         engine

@@ -1,6 +1,8 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use grpcxx_transport::PeerName;
+
 use crate::cluster::TaskId;
 
 /// Who is at the other end of a connection, as far as is known.
@@ -41,6 +43,16 @@ impl Identity {
     #[must_use]
     pub fn proven(self, proof: Proof) -> Self {
         Self { proof, ..self }
+    }
+
+    /// The same peer, once it has shown a good certificate, with the name of a task or without.
+    #[must_use]
+    pub fn certified(self, name: Option<&PeerName>) -> Self {
+        Self {
+            proof: Proof::Certificate,
+            task: name.map(|name| TaskId::new(&*name.job, name.index)),
+            ..self
+        }
     }
 }
 

@@ -11,7 +11,6 @@ use grpcxx_transport::{
     Time, Transport,
 };
 
-use crate::cluster::TaskId;
 use crate::command::{Newcomer, SlotId};
 use crate::function::RequestWatch;
 use crate::policy::{Authority, Identity, Proof};
@@ -222,7 +221,7 @@ impl<A> Core<A> {
 
     pub(super) fn server_proven(&mut self, id: SlotId, name: Option<&PeerName>) {
         if let Some(server) = self.incoming.servers.find_mut(id) {
-            server.identity.task = name.map(|name| TaskId::new(&*name.job, name.index));
+            server.identity = server.identity.clone().certified(name);
             server.identify(Proof::Certificate);
             let rights = self.shared.authority.rights(&server.identity);
             server.connection.set_rights(rights);

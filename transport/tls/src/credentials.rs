@@ -104,6 +104,14 @@ impl Credentials {
         config.enable_secret_extraction = false;
         Arc::new(config)
     }
+
+    /// The side of a client for such a protocol; `None` without authorities to check servers by.
+    pub fn client_config(&self, protocols: &[&[u8]]) -> Option<Arc<ClientConfig>> {
+        let mut config = ClientConfig::clone(self.client.as_deref()?);
+        config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+        config.enable_secret_extraction = false;
+        Some(Arc::new(config))
+    }
 }
 
 fn server_config(

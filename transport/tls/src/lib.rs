@@ -38,3 +38,4 @@ pub use layer::SharedCredentials;
 pub use options::{PlainPeers, TlsMode, TlsOptions, UnknownTlsMode};
 pub use record::Fault;
 pub use transport::{Origin, Tls};
+pub use verify::task_name;

@@ -17,7 +17,7 @@ use rustls::{
 };
 
 /// The name of the task that a certificate is for: the first of its names that is one.
-pub(crate) fn task_name(certificate: &CertificateDer<'_>) -> Option<PeerName> {
+pub fn task_name(certificate: &CertificateDer<'_>) -> Option<PeerName> {
     let certificate = webpki::EndEntityCert::try_from(certificate).ok()?;
     certificate
         .valid_uri_names()

@@ -11,7 +11,7 @@ use grpcxx_rpc::Status;
 use grpcxx_runtime::cluster::{ClusterSpec, TaskId, TfConfig};
 use grpcxx_runtime::config::Config;
 use grpcxx_runtime::endpoint_map::EndpointMapError;
-use grpcxx_runtime::{Client, Engine, EngineOptions, Peer};
+use grpcxx_runtime::{Certificates, Client, Engine, EngineOptions, Peer};
 
 use crate::arguments::Target;
 use crate::select::Patterns;
@@ -26,6 +26,7 @@ pub(crate) struct Cluster {
     /// Leaves the tasks at a signal.
     leaving: Option<JoinHandle<()>>,
     client: Client,
+    certificates: Option<Arc<Certificates>>,
     driver: String,
     tasks: Vec<Task>,
     source: Option<MapSource>,
@@ -108,12 +109,14 @@ impl Cluster {
             "cannot start the engine that makes the calls".to_owned()
         })?;
         let (client, driver) = (engine.client(), engine.start_report().driver.to_string());
+        let certificates = engine.certificates();
         let engine = Arc::new(EngineSlot::new(Some(engine)));
         let leaving = leave_at_signal(Arc::clone(&engine))?;
         Ok(Self {
             engine,
             leaving: Some(leaving),
             client,
+            certificates,
             driver,
             tasks,
             source,
@@ -179,6 +182,11 @@ impl Cluster {
     /// Makes calls.
     pub(crate) fn client(&self) -> Client {
         self.client.clone()
+    }
+
+    /// What gRPC endpoints are dialled with, if some are by TLS.
+    pub(crate) fn certificates(&self) -> Option<Arc<Certificates>> {
+        self.certificates.clone()
     }
 
     /// The other end of calls to `task`.

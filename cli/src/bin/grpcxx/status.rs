@@ -64,12 +64,16 @@ struct Device {
 pub(crate) fn run(arguments: &StatusArguments, config: &Config, output: Output) -> Outcome {
     let cluster = Cluster::connect(&arguments.target, config)?;
     let client = cluster.client();
-    let timeout = arguments.target.timeout;
+    let options = ClientOptions {
+        connect_timeout: arguments.target.timeout,
+        call_timeout: arguments.target.timeout,
+        certificates: cluster.certificates(),
+    };
     let tasks: Vec<TaskReport> = std::thread::scope(|scope| {
         let looks: Vec<_> = cluster
             .tasks()
             .iter()
-            .map(|task| scope.spawn(|| look(&client, task, timeout)))
+            .map(|task| scope.spawn(|| look(&client, task, &options)))
             .collect();
         looks
             .into_iter()
@@ -98,9 +102,10 @@ pub(crate) fn run(arguments: &StatusArguments, config: &Config, output: Output) 
     ))
 }
 
-fn look(client: &Client, task: &Task, timeout: Duration) -> TaskReport {
+fn look(client: &Client, task: &Task, options: &ClientOptions) -> TaskReport {
+    let timeout = options.call_timeout;
     let grpc = task.grpc.as_deref().map(|address| {
-        let error = grpc_health(address, timeout).err();
+        let error = grpc_health(address, options.clone()).err();
         Endpoint {
             address: address.to_owned(),
             is_serving: error.is_none(),
@@ -167,11 +172,7 @@ fn link_state(client: &Client, peer: &Peer, timeout: Duration) -> Option<PeerSta
     }
 }
 
-fn grpc_health(address: &str, timeout: Duration) -> Result<(), String> {
-    let options = ClientOptions {
-        connect_timeout: timeout,
-        call_timeout: timeout,
-    };
+fn grpc_health(address: &str, options: ClientOptions) -> Result<(), String> {
     let client =
         BlockingControlClient::connect(address, options).map_err(|error| error.to_string())?;
     match client.health() {
