@@ -21,6 +21,7 @@ use tower_service::Service;
 use crate::calls::{Arrival, Call, Calls};
 use crate::connections::Caller;
 use crate::methods::{self, Method};
+use crate::refusals::Refusals;
 use crate::status::to_grpc;
 use crate::tensors::{GRPC_STATUS, MESSAGE_PREFIX_BYTES, TensorFrames};
 
@@ -30,6 +31,7 @@ pub(crate) struct Dispatch {
     routes: Routes,
     calls: Arc<Calls>,
     authority: Arc<Authority>,
+    refusals: Refusals,
     /// True once the grace of a stop is over.
     stopped: watch::Receiver<bool>,
 }
@@ -45,6 +47,7 @@ impl Dispatch {
             routes: routes.prepare(),
             calls,
             authority,
+            refusals: Refusals::new(),
             stopped,
         }
     }
@@ -93,8 +96,8 @@ impl Service<Request<Body>> for Dispatch {
         let mut call = match begun {
             Ok(call) => call,
             Err(refused) => {
-                let response = to_grpc(&refused).into_http();
-                return Box::pin(async { Ok(response) });
+                let answer = self.refusals.clone().answer(refused, request.into_body());
+                return Box::pin(async { Ok(answer.await) });
             }
         };
         let deadline = deadline(request.headers());

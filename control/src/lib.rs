@@ -28,6 +28,7 @@ mod methods;
 mod metrics;
 mod metrics_page;
 mod options;
+mod refusals;
 pub mod services;
 mod sessions;
 mod status;

@@ -22,6 +22,15 @@ pub const SERVICE_CALLS_MAX: usize = 1024;
 /// call takes them; a further one ends the oldest, for they may watch for ever.
 pub const OBSERVER_CALLS_MAX: usize = 1024;
 
+/// Refused calls whose request is still awaited; a further one is answered at once.
+pub const REFUSALS_MAX: usize = 1024;
+
+/// What is still taken of the request of a call that is refused, before the refusal is sent.
+pub const REFUSED_REQUEST_BYTES: usize = 64 << 10;
+
+/// How long the rest of such a request is awaited.
+pub const REFUSED_REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Connections to the metrics port open at once; a further one closes the oldest.
 pub const METRICS_CONNECTIONS_MAX: usize = 64;
 

@@ -4,6 +4,7 @@ mod support;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -175,5 +176,57 @@ fn an_address_that_is_not_allowed_reaches_neither_grpc_nor_metrics() {
         assert_eq!(answers(control.metrics_addr().unwrap()), is_allowed);
         let refused = authority.counters().connections_refused;
         assert_eq!(refused, if is_allowed { 0 } else { 2 });
+    }
+}
+
+/// Calls Reset with curl, as a gRPC client that sends its head and its message apart. Returns
+/// whether curl saw a whole answer, and the answer with its head.
+fn curl(control: &Control, authorization: Option<&str>) -> (Option<i32>, String) {
+    let mut curl = Command::new("curl");
+    curl.args(["--silent", "--include", "--max-time", "20"])
+        .args(["--http2-prior-knowledge", "--header", "te: trailers"])
+        .args(["--header", "content-type: application/grpc"]);
+    if let Some(text) = authorization {
+        curl.arg("--header").arg(format!("authorization: {text}"));
+    }
+    let url = format!(
+        "http://{}/tensorflow.MasterService/Reset",
+        control.local_addr()
+    );
+    let mut child = curl
+        .args(["--data-binary", "@-", &url])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("curl is installed");
+    // 40,000 bytes of a message: some are still on their way when the head has come.
+    let message = [&[0, 0, 0, 0x9c, 0x40][..], &[0; 40_000]].concat();
+    child.stdin.take().unwrap().write_all(&message).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    (output.status.code(), text)
+}
+
+#[test]
+fn who_is_refused_sees_a_status_with_what_to_set_and_no_broken_stream() {
+    let fake = Fake::new();
+    let (control, _authority) = closed(&fake);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let wrong = Token::new(b"another key of enough bytes").unwrap();
+    let wrong = wrong.prove_call("/tensorflow.MasterService/Reset", now);
+    for _ in 0..5 {
+        for (authorization, code) in [
+            (None, Code::PermissionDenied),
+            (Some("GRPCXX"), Code::Unauthenticated),
+            (Some("Bearer x"), Code::Unauthenticated),
+            (Some("\u{e4}\u{f6}"), Code::Unauthenticated),
+            (Some(wrong.as_str()), Code::Unauthenticated),
+        ] {
+            let (exit, text) = curl(&control, authorization);
+            assert_eq!(exit, Some(0), "{authorization:?}: {text}");
+            let status = format!("grpc-status: {}", code as i32);
+            assert!(text.contains(&status), "{authorization:?}: {text}");
+            assert!(text.contains("GRPCXX_TOKEN_FILE"), "{text}");
+        }
     }
 }

@@ -54,7 +54,10 @@ pub struct TokenLength {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadCallProof {
     /// It is not what a proof looks like.
-    #[error("authorization is not \"GRPCXX <unix seconds>:<HMAC-SHA256 in hexadecimal>\"")]
+    #[error(
+        "authorization is not \"GRPCXX <unix seconds>:<HMAC-SHA256 in hexadecimal>\", made with \
+         the token of this task (GRPCXX_TOKEN_FILE)"
+    )]
     Form,
     /// It was made long ago, or lies in the future.
     #[error(
@@ -64,7 +67,10 @@ pub enum BadCallProof {
     )]
     Time(u64),
     /// It was made with another token, or for another method.
-    #[error("authorization was made with another token, or for another method")]
+    #[error(
+        "authorization was made with another token, or for another method; give both ends the \
+         same GRPCXX_TOKEN_FILE"
+    )]
     Key,
 }
 
