@@ -40,6 +40,7 @@ pub mod topology;
 pub use grpcxx_collectives as collectives;
 #[cfg(feature = "server")]
 pub use grpcxx_control as control;
+pub use grpcxx_runtime::service;
 pub use {grpcxx_memory as memory, grpcxx_rpc as rpc, grpcxx_runtime as runtime};
 
 pub use grpcxx_memory::{Buffer, BufferMut};

@@ -119,6 +119,10 @@ impl Flight {
                 tensors: Vec::new(),
                 message,
             }),
+            Response::Unary(envelope) => Ok(Results {
+                tensors: Vec::new(),
+                message: envelope.message(),
+            }),
             Response::Tensors(tensors) => Ok(self.tensors(tensors.into_iter())),
             Response::Fetched(fetched) => {
                 let fetched = in_order(&self.fetches, fetched)?;

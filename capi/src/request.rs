@@ -88,7 +88,7 @@ pub(crate) unsafe extern "C" fn grpcxx_request_release(request: *const CRequest)
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn grpcxx_request_method(request: *const CRequest) -> i32 {
     // SAFETY: NULL or alive.
-    unsafe { request.as_ref() }.map_or(-1, |request| request.request.method().number())
+    unsafe { request.as_ref() }.map_or(-1, |request| request.request.method_number())
 }
 
 #[unsafe(no_mangle)]
@@ -97,7 +97,7 @@ pub(crate) unsafe extern "C" fn grpcxx_request_step_id(request: *const CRequest)
     unsafe { request.as_ref() }.map_or(0, |request| match &request.request {
         Request::RecvTensor { step_id, .. } | Request::FuseRecvTensor { step_id, .. } => *step_id,
         Request::StarRunGraph(call) => call.step_id as i64,
-        Request::Message { .. } => 0,
+        Request::Message { .. } | Request::Unary(_) => 0,
     })
 }
 

@@ -190,6 +190,7 @@ fn tensors_answer(request: &CRequest, tensors: &[&CTensor]) -> Result<Answer, St
         Request::RecvTensor { .. } => 1,
         Request::FuseRecvTensor { keys, .. } => keys.len(),
         Request::StarRunGraph(call) => call.fetches.len(),
+        Request::Unary(_) => return Err(fault("a method of a service has no tensors".to_owned())),
         Request::Message { method, .. } => {
             return Err(fault(format!(
                 "{method} is answered with a message, not with tensors"
@@ -218,8 +219,8 @@ fn message_answer(request: &CRequest, body: &[u8]) -> Result<Answer, Status> {
             carried: SmallVec::new(),
         }),
         other => Err(fault(format!(
-            "{} is answered with tensors, not with a message",
-            other.method()
+            "method {} is not answered with a message alone",
+            other.method_number()
         ))),
     }
 }

@@ -2,7 +2,8 @@ use std::future::Future;
 use std::pin::Pin;
 
 use grpcxx_rpc::proto::{DeviceAttributes, GetStatusResponse};
-use grpcxx_rpc::{Status, Tensor, Text};
+use grpcxx_rpc::{Envelope, Status, Tensor, Text};
+use grpcxx_runtime::service::ServiceReport;
 
 /// An answer that comes later. Dropping it before then cancels the request.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, Status>> + Send + 'a>>;
@@ -32,6 +33,15 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Does on all tasks of the cluster what [`cleanup_all`](Self::cleanup_all) does on one.
     fn reset(&self, containers: Vec<String>) -> Answer<'_, ()>;
+
+    /// Whether a service has the method at this path.
+    fn serves(&self, path: &str) -> bool;
+
+    /// Calls the method that the envelope names.
+    fn call(&self, envelope: Envelope) -> Answer<'_, Envelope>;
+
+    /// The services that are registered now.
+    fn services(&self) -> Vec<ServiceReport>;
 
     /// The metrics of this task in Prometheus' text format.
     fn metrics_text(&self) -> Answer<'_, String>;

@@ -32,7 +32,7 @@ use crate::master::Master;
 use crate::methods::HEALTH_SERVICES;
 use crate::metrics::Metrics;
 use crate::metrics_page::MetricsPage;
-use crate::services::DESCRIPTORS;
+use crate::registered;
 use crate::services::master_service_server::MasterServiceServer;
 use crate::services::worker_service_server::WorkerServiceServer;
 use crate::sessions::Sessions;
@@ -260,7 +260,14 @@ impl Endpoint {
         }
         let idle = tokio::spawn(close_idle(connections.clone(), sessions.clone()));
         let routes = routes(self.backend.clone(), sessions, reporter.clone());
-        let dispatch = Dispatch::new(routes, calls.clone(), self.authority.clone(), stopped_seen);
+        let (failing, failing_seen) = watch::channel(false);
+        let dispatch = Dispatch::new(
+            routes,
+            (self.backend.clone(), reporter.clone()),
+            calls.clone(),
+            self.authority.clone(),
+            (failing_seen, stopped_seen),
+        );
         let incoming = Incoming::new(
             listeners.grpc,
             connections,
@@ -280,7 +287,12 @@ impl Endpoint {
                 }),
         );
 
-        let failing = tokio::spawn(fail(self.failure, reporter.clone()));
+        let health = Health {
+            backend: self.backend.clone(),
+            reporter,
+            is_over: failing,
+        };
+        let failing = tokio::spawn(fail(self.failure, health.clone()));
         let end = tokio::select! {
             end = asked_to_stop(&mut self.stop_asked) => end,
             ended = &mut server => {
@@ -291,7 +303,7 @@ impl Endpoint {
         };
         failing.abort();
         idle.abort();
-        set_health(&reporter, ServingStatus::NotServing).await;
+        health.end().await;
         stopping.send_replace(true);
         let _ = tokio::time::timeout_at(end, calls.all_answered()).await;
         let unanswered = calls.unanswered();
@@ -311,10 +323,27 @@ async fn asked_to_stop(stop_asked: &mut watch::Receiver<Option<Instant>>) -> Ins
     }
 }
 
+/// The health of all services.
+#[derive(Clone)]
+struct Health {
+    backend: Arc<dyn Backend>,
+    reporter: HealthReporter,
+    /// Whether nothing is served any more.
+    is_over: watch::Sender<bool>,
+}
+
+impl Health {
+    async fn end(&self) {
+        self.is_over.send_replace(true);
+        set_health(&self.reporter, ServingStatus::NotServing).await;
+        registered::set_health(&*self.backend, &self.reporter, ServingStatus::NotServing).await;
+    }
+}
+
 /// Shows a failure as soon as there is one.
-async fn fail(mut failure: watch::Receiver<bool>, reporter: HealthReporter) {
+async fn fail(mut failure: watch::Receiver<bool>, health: Health) {
     if failure.wait_for(|&has_failed| has_failed).await.is_ok() {
-        set_health(&reporter, ServingStatus::NotServing).await;
+        health.end().await;
     }
 }
 
@@ -366,12 +395,6 @@ fn routes(backend: Arc<dyn Backend>, sessions: OpenSessions, reporter: HealthRep
         sessions: sessions.master,
         worker_sessions: sessions.worker,
     };
-    let reflection = || {
-        tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(DESCRIPTORS)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-    };
-    let valid = "the descriptors are constants that a test compares with their sources";
     Routes::default()
         .add_service(
             WorkerServiceServer::new(worker)
@@ -386,8 +409,6 @@ fn routes(backend: Arc<dyn Backend>, sessions: OpenSessions, reporter: HealthRep
         .add_service(tonic_health::pb::health_server::HealthServer::new(
             tonic_health::server::HealthService::from_health_reporter(reporter),
         ))
-        .add_service(reflection().build_v1().expect(valid))
-        .add_service(reflection().build_v1alpha().expect(valid))
 }
 
 const THREAD_NAME: &str = "grpcxx-control";

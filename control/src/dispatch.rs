@@ -16,22 +16,30 @@ use tokio::sync::watch;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::service::Routes;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
 use tower_service::Service;
 
+use crate::Backend;
 use crate::calls::{Arrival, Call, Calls};
 use crate::connections::Caller;
 use crate::methods::{self, Method};
 use crate::refusals::Refusals;
+use crate::registered;
 use crate::status::to_grpc;
 use crate::tensors::{GRPC_STATUS, MESSAGE_PREFIX_BYTES, TensorFrames};
 
 /// Every gRPC call passes here: limits, deadline, the end of the grace, and counting.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Dispatch {
     routes: Routes,
+    backend: Arc<dyn Backend>,
+    reporter: HealthReporter,
     calls: Arc<Calls>,
     authority: Arc<Authority>,
     refusals: Refusals,
+    /// True once a stop has begun, or the task has failed.
+    stopping: watch::Receiver<bool>,
     /// True once the grace of a stop is over.
     stopped: watch::Receiver<bool>,
 }
@@ -39,17 +47,53 @@ pub(crate) struct Dispatch {
 impl Dispatch {
     pub(crate) fn new(
         routes: Routes,
+        (backend, reporter): (Arc<dyn Backend>, HealthReporter),
         calls: Arc<Calls>,
         authority: Arc<Authority>,
-        stopped: watch::Receiver<bool>,
+        (stopping, stopped): (watch::Receiver<bool>, watch::Receiver<bool>),
     ) -> Self {
         Self {
             routes: routes.prepare(),
+            backend,
+            reporter,
             calls,
             authority,
             refusals: Refusals::new(),
+            stopping,
             stopped,
         }
+    }
+
+    /// The method that a request names.
+    fn method(&self, path: &str) -> &'static Method {
+        let method = methods::find(path);
+        match methods::is_unknown(method) && self.backend.serves(path) {
+            true => &methods::REGISTERED,
+            false => method,
+        }
+    }
+
+    /// Hands a request to what answers its method.
+    fn route(&mut self, method: &'static Method, request: Request<Body>) -> Routed {
+        let backend = Arc::clone(&self.backend);
+        if std::ptr::eq(method, &methods::REGISTERED) {
+            return Box::pin(registered::answer(backend, request));
+        }
+        if let Some(is_v1) = method.reflects() {
+            return Box::pin(registered::reflect(backend, is_v1, request));
+        }
+        let answer = self.routes.call(request);
+        let is_serving = !*self.stopping.borrow();
+        let health = (method.tells_health() && is_serving).then(|| self.reporter.clone());
+        Box::pin(async move {
+            if let Some(reporter) = health {
+                registered::set_health(&*backend, &reporter, ServingStatus::Serving).await;
+            }
+            match answer.await {
+                Ok(response) => response,
+                Err(never) => match never {},
+            }
+        })
     }
 
     /// Lets a call pass whose caller has the right that its method needs.
@@ -87,7 +131,7 @@ impl Service<Request<Body>> for Dispatch {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let caller = request.extensions().get::<Caller>().cloned();
         let caller = caller.unwrap_or_else(Caller::unknown);
-        let method = methods::find(request.uri().path());
+        let method = self.method(request.uri().path());
         let authorized = self.authorize(method, &caller, &request);
         let begun = self.calls.begin(method, caller).and_then(|mut call| {
             let refused = authorized.inspect_err(|refused| call.ended_with(refused.code as i32));
@@ -103,15 +147,16 @@ impl Service<Request<Body>> for Dispatch {
         let deadline = deadline(request.headers());
         let mut stopped = self.stopped.clone();
         let must_end = call.must_end();
-        let answer = self.routes.call(match call.arrival() {
+        let request = match call.arrival() {
             Some(arrival) => request.map(|body| Body::new(RequestBody::new(body, arrival))),
             None => request,
-        });
+        };
+        let answer = self.route(method, request);
         Box::pin(async move {
             let mut must_end = Box::pin(must_end);
             let response = tokio::select! {
                 biased;
-                Ok(response) = answer => response,
+                response = answer => response,
                 () = expired(deadline) => Status::deadline_exceeded(
                     "the deadline of the call has passed",
                 ).into_http(),
@@ -131,6 +176,9 @@ impl Service<Request<Body>> for Dispatch {
         })
     }
 }
+
+/// An answer that comes.
+type Routed = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
 /// Puts tensors into the place of the empty message that stands for them, and notes a failure.
 fn finish(mut response: Response<Body>, call: &mut Call) -> Response<Body> {

@@ -29,6 +29,7 @@ mod metrics;
 mod metrics_page;
 mod options;
 mod refusals;
+mod registered;
 pub mod services;
 mod sessions;
 mod status;

@@ -35,6 +35,16 @@ impl Method {
     pub(crate) fn is_stream(&self) -> bool {
         self.name == REFLECTION
     }
+
+    /// Whether it is a method of gRPC's reflection, of version 1 or of the one before.
+    pub(crate) fn reflects(&self) -> Option<bool> {
+        (self.name == REFLECTION).then(|| self.service.contains(".v1."))
+    }
+
+    /// Whether it is a method of gRPC's health.
+    pub(crate) fn tells_health(&self) -> bool {
+        self.service == HEALTH
+    }
 }
 
 /// The method that a request names; one that stands for all others if there is no such method.
@@ -46,6 +56,11 @@ pub(crate) fn find(path: &str) -> &'static Method {
         .iter()
         .find(|method| method.service == service && (method.name == name || method.name == ANY))
         .unwrap_or(&UNKNOWN)
+}
+
+/// Whether a path leads to none of them.
+pub(crate) fn is_unknown(method: &Method) -> bool {
+    method.service == UNKNOWN.service
 }
 
 /// Services whose health can be asked for, beside the whole endpoint.
@@ -80,8 +95,8 @@ pub(crate) const METHODS: &[Method] = &[
     method(MASTER, "MakeCallable", Unserved(NO_GRAPHS_MASTER)),
     method(MASTER, "RunCallable", Unserved(NO_GRAPHS_MASTER)),
     method(MASTER, "ReleaseCallable", Unserved(NO_GRAPHS_MASTER)),
-    method("grpc.health.v1.Health", "Check", Observer),
-    method("grpc.health.v1.Health", "Watch", Observer),
+    method(HEALTH, "Check", Observer),
+    method(HEALTH, "Watch", Observer),
     method("grpc.reflection.v1.ServerReflection", REFLECTION, Observer),
     method(
         "grpc.reflection.v1alpha.ServerReflection",
@@ -111,11 +126,15 @@ impl Method {
     }
 }
 
+/// Stands for every method of the services that the task's program has registered.
+pub(crate) static REGISTERED: Method = method("registered", ANY, Service).for_right(Right::Call);
+
 static UNKNOWN: Method = method("unknown", "unknown", Unserved(NO_SUCH_METHOD));
 
 /// Stands for every method of a service.
 const ANY: &str = "any";
 const REFLECTION: &str = "ServerReflectionInfo";
+const HEALTH: &str = "grpc.health.v1.Health";
 const WORKER: &str = "tensorflow.WorkerService";
 const MASTER: &str = "tensorflow.MasterService";
 

@@ -1,22 +1,25 @@
 //! Clients of other implementations of gRPC call the endpoint.
 //!
-//! `grpcio` needs `python3` with `venv`, and the packages of `interop/requirements.txt`, which are
+//! `grpcio` needs `python3` with `venv`, and the packages that `interop/python.rs` names, which are
 //! installed below the target directory once. TensorFlow is too large for that:
 //! `GRPCXX_INTEROP_TENSORFLOW` names a python that has it. What cannot be had is skipped with the
 //! reason; with `GRPCXX_INTEROP=require` it fails.
 
 #![allow(clippy::print_stderr, reason = "what is skipped says so")]
 
+#[path = "interop/python.rs"]
+mod python;
 mod support;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::Arc;
 
 use grpcxx_rpc::proto::{TensorProto, TensorShapeProto, tensor_shape_proto::Dim};
 use grpcxx_rpc::{DType, Shape, Tensor};
 use prost::Message;
+use python::{grpcio_python, skip, text};
 use support::{Fake, bytes, start};
 
 #[test]
@@ -87,53 +90,8 @@ fn passes(python: &OsStr, script: &str, fake: &Arc<Fake>, checks: usize) {
     assert_eq!(passed, checks, "{}", text(&output));
 }
 
-fn skip(what: &str, reason: &str) {
-    assert!(
-        std::env::var_os("GRPCXX_INTEROP").is_none_or(|value| value != "require"),
-        "{what}: {reason}"
-    );
-    eprintln!("SKIPPED: no call from {what}: {reason}");
-}
-
-/// A python that has the packages, or why there is none.
-fn grpcio_python() -> Result<PathBuf, String> {
-    let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop-python");
-    let python = home.join("bin/python");
-    let complete = Command::new(&python)
-        .args(["-c", "import grpc, grpc_health.v1, grpc_reflection.v1alpha"])
-        .output();
-    if complete.is_ok_and(|output| output.status.success()) {
-        return Ok(python);
-    }
-    run(Command::new("python3")
-        .args(["-m", "venv", "--clear"])
-        .arg(&home))?;
-    run(Command::new(&python)
-        .args(["-m", "pip", "install", "--quiet"])
-        .args(["--retries", "1", "--timeout", "15"])
-        .args(["--disable-pip-version-check", "--only-binary", ":all:"])
-        .arg("-r")
-        .arg(folder().join("requirements.txt")))?;
-    Ok(python)
-}
-
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop")
-}
-
-fn run(command: &mut Command) -> Result<(), String> {
-    let output = command
-        .output()
-        .map_err(|error| format!("{command:?}: {error}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(format!("{command:?}: {}", text(&output)))
-}
-
-fn text(output: &Output) -> String {
-    let part = String::from_utf8_lossy;
-    format!("{}{}", part(&output.stdout), part(&output.stderr))
 }
 
 /// Known to both scripts.

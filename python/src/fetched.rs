@@ -177,7 +177,7 @@ impl Wanted {
     fn in_order(&self, response: Response, landed: &[usize]) -> Result<Vec<Tensor>, Status> {
         let fetched = match response {
             Response::Tensors(tensors) => return Ok(tensors.into_vec()),
-            Response::Message(_) => return Ok(Vec::new()),
+            Response::Message(_) | Response::Unary(_) => return Ok(Vec::new()),
             Response::Fetched(fetched) => fetched,
         };
         let names = || self.names.iter().map(|name| &name.text);

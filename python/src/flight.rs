@@ -240,7 +240,7 @@ fn tensor_at(response: &mut Response, index: usize) -> Option<&mut Tensor> {
     match response {
         Response::Tensors(tensors) => tensors.get_mut(index),
         Response::Fetched(tensors) => tensors.get_mut(index).map(|(_, tensor)| tensor),
-        Response::Message(_) => None,
+        Response::Message(_) | Response::Unary(_) => None,
     }
 }
 

@@ -4,7 +4,8 @@ use grpcxx_memory::Buffer;
 use smallvec::SmallVec;
 
 use crate::fetched::find;
-use crate::{KeyList, Method, Status, Tensor, Text};
+use crate::wire::UNARY_METHOD;
+use crate::{Envelope, KeyList, Method, Status, Tensor, Text};
 
 /// What a caller asks of a peer.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +33,9 @@ pub enum Request {
     },
     /// Tensors in by name, a function to run on them, tensors out by name.
     StarRunGraph(Box<GraphCall>),
+    /// A method of a service by its path. To a peer that does not know them it goes as a graph
+    /// call, and is answered as one.
+    Unary(Box<Envelope>),
 }
 
 /// A call of a named function with tensors.
@@ -108,6 +112,8 @@ pub enum Response {
     Tensors(SmallVec<[Tensor; 1]>),
     /// The tensors asked for, by name.
     Fetched(Vec<(Text, Tensor)>),
+    /// The message that a method of a service answers with.
+    Unary(Envelope),
 }
 
 impl From<Tensor> for Response {
@@ -118,13 +124,19 @@ impl From<Tensor> for Response {
 }
 
 impl Request {
-    /// The method that carries this request.
-    pub fn method(&self) -> Method {
+    /// The method of star that carries this request, if there is one.
+    pub fn method(&self) -> Option<Method> {
         match self {
-            Self::Message { method, .. } => *method,
-            Self::RecvTensor { .. } => Method::RecvTensor,
-            Self::FuseRecvTensor { .. } => Method::FuseRecvTensor,
-            Self::StarRunGraph(_) => Method::StarRunGraph,
+            Self::Message { method, .. } => Some(*method),
+            Self::RecvTensor { .. } => Some(Method::RecvTensor),
+            Self::FuseRecvTensor { .. } => Some(Method::FuseRecvTensor),
+            Self::StarRunGraph(_) => Some(Method::StarRunGraph),
+            Self::Unary(_) => None,
         }
+    }
+
+    /// The number of the method on the wire.
+    pub fn method_number(&self) -> i32 {
+        self.method().map_or(UNARY_METHOD, Method::number)
     }
 }

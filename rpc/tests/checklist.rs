@@ -39,6 +39,7 @@ fn requests() -> Vec<Request> {
 
 fn expected(request: &Request) -> Expected {
     match request {
+        Request::Unary(_) => unreachable!("no original sends one"),
         Request::Message { .. } => Expected::Message,
         Request::RecvTensor { .. } => Expected::Tensors(1),
         Request::FuseRecvTensor { keys, .. } => Expected::Tensors(keys.len()),
@@ -188,6 +189,7 @@ fn payload_lengths_are_exact() {
         pair.server.offer(&bytes);
         let incoming = pair.request();
         let response = match &request {
+            Request::Unary(_) => unreachable!("no original sends one"),
             Request::Message { .. } => Response::Message(Buffer::new()),
             Request::RecvTensor { .. } => Response::from(floats(&[1.0])),
             Request::FuseRecvTensor { .. } => Response::Tensors(

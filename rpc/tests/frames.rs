@@ -93,8 +93,9 @@ impl Vector {
 
     fn check_request(&self, request: &Request) {
         let header = &self.fields["header"];
-        assert_eq!(request.method().number(), header["method"]);
+        assert_eq!(request.method_number(), header["method"]);
         match request {
+            Request::Unary(_) => unreachable!("no original sends one"),
             Request::Message { method, body } => self.check_message_request(*method, body),
             Request::RecvTensor { step_id, key } => {
                 assert_eq!(*step_id, self.number("step_id"));
@@ -145,6 +146,7 @@ impl Vector {
 
     fn check_result(&self, result: &Result<Response, Status>) {
         match result {
+            Ok(Response::Unary(_)) => unreachable!("no original sends one"),
             Ok(Response::Tensors(tensors)) => {
                 let fields = self.fields.get("tensors").map_or_else(
                     || vec![self.fields["tensor"].clone()],

@@ -207,7 +207,7 @@ impl Responder {
     }
 
     /// The shard that the request came to. There is none once it was answered.
-    fn shard(&self) -> Option<usize> {
+    pub(crate) fn shard(&self) -> Option<usize> {
         self.origin.map(Origin::shard)
     }
 
@@ -270,7 +270,7 @@ fn caught(code: impl FnOnce() -> Result<Vec<(Text, Tensor)>, Status>) -> CallRes
 }
 
 /// How a call ends whose function panicked.
-fn panicked(panic: &(dyn std::any::Any + Send)) -> Status {
+pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> Status {
     Status::new(
         grpcxx_rpc::Code::Internal,
         format!("the function panicked: {}", panic_text(panic)),

@@ -28,6 +28,7 @@ pub mod policy;
 mod registry;
 mod regular_file;
 mod remote;
+pub mod service;
 mod shard;
 mod sharded;
 #[cfg(all(test, not(loom)))]

@@ -1,6 +1,7 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use foldhash::fast::RandomState;
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto;
 use grpcxx_rpc::{Code, GraphCall, Response, Right, Shape, Status, Tensor, TensorStore, Text};
@@ -8,6 +9,8 @@ use prost::Message;
 
 use crate::command::Shared;
 use crate::function::Function;
+use crate::host::TaskSpawner;
+use crate::service::{GraphDoor, MethodReport, Methods, Registered, ServiceReport};
 
 /// Name of the built-in function that returns tensors of the store: one fetch for each name.
 pub const STORE_PULL: &str = "grpcxx.store.pull";
@@ -31,6 +34,8 @@ pub(crate) fn right_of_function(name: &str) -> Right {
 #[derive(Clone, Default)]
 pub(crate) struct Functions {
     entries: BTreeMap<Text, Entry>,
+    services: BTreeMap<&'static str, ServiceReport>,
+    methods: HashMap<Text, Arc<Registered>, RandomState>,
 }
 
 #[derive(Clone)]
@@ -62,6 +67,50 @@ impl Functions {
 
     pub(crate) fn insert(&mut self, name: Text, function: Arc<dyn Function>) {
         self.entries.insert(name, Entry::Function(function));
+    }
+
+    /// Takes in a service; one of that name is replaced, with the numbers of its methods.
+    pub(crate) fn insert_service(&mut self, service: &Methods, spawners: &Arc<[TaskSpawner]>) {
+        let prefix = format!("/{}/", service.service);
+        self.methods.retain(|path, _| !path.starts_with(&prefix));
+        self.entries.retain(|name, _| !name.starts_with(&prefix));
+        for (name, method) in &service.methods {
+            let path = Text::from(format!("{prefix}{name}"));
+            let (method, spawners) = (Arc::clone(method), Arc::clone(spawners));
+            let method = Registered::new(path.clone(), method, service.place, spawners);
+            let method = Arc::new(method);
+            self.insert(path.clone(), Arc::new(GraphDoor(Arc::clone(&method))));
+            self.methods.insert(path, method);
+        }
+        let report = ServiceReport::new(service.service, service.descriptors);
+        self.services.insert(service.service, report);
+    }
+
+    /// The method at this path.
+    pub(crate) fn method(&self, path: &str) -> Option<&Arc<Registered>> {
+        self.methods.get(path)
+    }
+
+    /// The text for a caller of a path that is not there.
+    pub(crate) fn unknown_path(&self, path: &str) -> String {
+        let names: Vec<&str> = self.services.keys().copied().collect();
+        let names = names.join(", ");
+        format!("no method \"{path}\" is served here; the services are: {names}")
+    }
+
+    /// The services, in the order of their names.
+    pub(crate) fn services(&self) -> Vec<ServiceReport> {
+        self.services.values().cloned().collect()
+    }
+
+    /// What was counted of each method, in the order of their paths.
+    pub(crate) fn method_reports(&self) -> Vec<MethodReport> {
+        let methods = self.methods.iter();
+        let mut reports: Vec<_> = methods
+            .map(|(path, method)| method.stats.report(path))
+            .collect();
+        reports.sort_by(|a, b| a.path.cmp(&b.path));
+        reports
     }
 
     pub(crate) fn find(&self, name: &Text) -> Option<&Entry> {

@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{
-    Code, Fetched, GraphCall, KeyList, Method, Request, Response, Status, Tensor, Text, proto,
+    Code, Envelope, Fetched, GraphCall, KeyList, Method, Request, Response, Status, Tensor, Text,
+    proto,
 };
 use prost::Message;
 
 use crate::call::{Call, CallSpec};
 use crate::client::{Client, Peer};
 use crate::registry::{STORE_PULL, STORE_PUSH};
+use crate::service::take_envelope;
 
 /// A task that an engine calls: a peer, and how long each call may take. Cheap to clone, and usable
 /// from any thread.
@@ -131,6 +133,21 @@ impl Remote {
         self.begin(message(Method::CleanupGraph, body), |_| Ok(()))
     }
 
+    /// Calls the method of a service that an envelope names.
+    pub(crate) fn call_envelope(
+        &self,
+        envelope: Result<Envelope, Status>,
+        timeout: Option<Duration>,
+    ) -> Call<Envelope> {
+        let request = match envelope {
+            Ok(envelope) => Request::Unary(Box::new(envelope)),
+            Err(status) => return Call::failed(status, take_envelope),
+        };
+        let timeout = timeout.or(self.timeout);
+        let spec = CallSpec::new(&self.peer, request).with_timeout(timeout);
+        self.client.begin(spec, take_envelope)
+    }
+
     /// Makes a call of any kind.
     pub fn call(&self, request: Request) -> Call {
         self.client.call(&self.peer, request, self.timeout)
@@ -155,14 +172,18 @@ fn message(method: Method, body: Buffer) -> Request {
 fn fetched(response: Response) -> Result<Fetched, Status> {
     match response {
         Response::Fetched(results) => Ok(results.into()),
-        Response::Message(_) | Response::Tensors(_) => Err(unexpected("no named tensors")),
+        Response::Message(_) | Response::Tensors(_) | Response::Unary(_) => {
+            Err(unexpected("no named tensors"))
+        }
     }
 }
 
 fn tensors(response: Response) -> Result<Vec<Tensor>, Status> {
     match response {
         Response::Tensors(tensors) => Ok(tensors.into_vec()),
-        Response::Message(_) | Response::Fetched(_) => Err(unexpected("no tensors")),
+        Response::Message(_) | Response::Fetched(_) | Response::Unary(_) => {
+            Err(unexpected("no tensors"))
+        }
     }
 }
 
@@ -170,7 +191,9 @@ fn decoded<M: Message + Default>(response: Response) -> Result<M, Status> {
     match response {
         Response::Message(body) => M::decode(&body[..])
             .map_err(|error| Status::new(Code::DataLoss, format!("the answer: {error}"))),
-        Response::Tensors(_) | Response::Fetched(_) => Err(unexpected("no message")),
+        Response::Tensors(_) | Response::Fetched(_) | Response::Unary(_) => {
+            Err(unexpected("no message"))
+        }
     }
 }
 

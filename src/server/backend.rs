@@ -8,12 +8,14 @@ use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto::{
     CleanupAllRequest, CleanupGraphRequest, DeviceAttributes, GetStatusResponse,
 };
-use grpcxx_rpc::{Code, Method, Request, Response, Status, Tensor, Text};
+use grpcxx_rpc::{Code, Envelope, Method, Request, Response, Status, Tensor, Text};
 use grpcxx_runtime::cluster::{ClusterSpec, TaskId};
-use grpcxx_runtime::{Certificates, Client, Engine};
+use grpcxx_runtime::service::ServiceReport;
+use grpcxx_runtime::{Call, Certificates, Client, Engine};
 use prost::Message;
 
 use super::engine_slot::EngineSlot;
+use super::service_metrics;
 use crate::topology::Topology;
 
 /// The engine as its gRPC endpoint sees it.
@@ -89,7 +91,7 @@ impl EngineBackend {
         };
         match response {
             Response::Message(body) => Ok(body),
-            Response::Tensors(_) | Response::Fetched(_) => Err(Status::new(
+            Response::Tensors(_) | Response::Fetched(_) | Response::Unary(_) => Err(Status::new(
                 Code::Internal,
                 format!("{} answered {method} with tensors", task.name),
             )),
@@ -154,10 +156,12 @@ impl Backend for EngineBackend {
         Box::pin(async move {
             match call?.await? {
                 Response::Tensors(tensors) => Ok(tensors.into_vec()),
-                Response::Message(_) | Response::Fetched(_) => Err(Status::new(
-                    Code::Internal,
-                    "the engine answered a receive with something else",
-                )),
+                Response::Message(_) | Response::Fetched(_) | Response::Unary(_) => {
+                    Err(Status::new(
+                        Code::Internal,
+                        "the engine answered a receive with something else",
+                    ))
+                }
             }
         })
     }
@@ -219,6 +223,21 @@ impl Backend for EngineBackend {
         })
     }
 
+    fn serves(&self, path: &str) -> bool {
+        let serves = self.engine.with(|engine| engine.serves(path));
+        serves.unwrap_or_default()
+    }
+
+    fn call(&self, envelope: Envelope) -> Answer<'_, Envelope> {
+        let call: Result<Call<Envelope>, Status> =
+            self.engine.with(|engine| engine.call_own(envelope));
+        Box::pin(async move { call?.await })
+    }
+
+    fn services(&self) -> Vec<ServiceReport> {
+        self.engine.with(Engine::services).unwrap_or_default()
+    }
+
     fn metrics_text(&self) -> Answer<'_, String> {
         let text = self.engine.with(metrics_text);
         Box::pin(async move { text })
@@ -264,6 +283,7 @@ fn metrics_text(engine: &Engine) -> String {
         "Address space that memory of other processes takes in this one, in bytes.",
         engine.mapped_peer_bytes(),
     );
+    service_metrics::write(&engine.method_reports(), &mut text);
     text
 }
 

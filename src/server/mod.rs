@@ -5,6 +5,7 @@ mod backend;
 mod engine_slot;
 mod info;
 mod model_pull;
+mod service_metrics;
 
 use std::fmt;
 use std::io;
@@ -20,6 +21,7 @@ use grpcxx_runtime::config::Config;
 use grpcxx_runtime::endpoint_map::EndpointMapError;
 use grpcxx_runtime::host::HostError;
 use grpcxx_runtime::policy::Authority;
+use grpcxx_runtime::service::TypedService;
 use grpcxx_runtime::{Client, Engine, EngineError, EngineOptions, Function, StartReport};
 
 use crate::model::{Model, ModelError};
@@ -247,6 +249,15 @@ impl Server {
         function: Arc<dyn Function>,
     ) -> Result<(), Status> {
         self.engine.with(|engine| engine.register(name, function))
+    }
+
+    /// Serves a service that `grpcxx-build` made, over star and at the gRPC endpoint; one of that
+    /// name is replaced.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE` while the task stops.
+    pub fn add_service(&self, service: impl TypedService) -> Result<(), Status> {
+        self.engine.with(|engine| engine.add_service(service))
     }
 
     /// Tells `witness` once if the task's engine dies, which shows in its health at once. What is

@@ -41,7 +41,9 @@ pub fn pull_model(
     let request = Request::StarRunGraph(Box::new(call));
     match client.call(peer, request, timeout).wait()? {
         Response::Fetched(values) => PullReport::from_values(&values),
-        Response::Message(_) | Response::Tensors(_) => Err(senseless("values")),
+        Response::Message(_) | Response::Tensors(_) | Response::Unary(_) => {
+            Err(senseless("values"))
+        }
     }
 }
 

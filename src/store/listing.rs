@@ -31,7 +31,9 @@ pub fn list(
     let request = Request::StarRunGraph(Box::new(call));
     match client.call(peer, request, timeout).wait()? {
         Response::Fetched(columns) => parse(&columns),
-        Response::Message(_) | Response::Tensors(_) => Err(senseless("no columns")),
+        Response::Message(_) | Response::Tensors(_) | Response::Unary(_) => {
+            Err(senseless("no columns"))
+        }
     }
 }
 

@@ -13,7 +13,8 @@ use grpcxx_control::{
     Answer, Backend, ClientOptions, Control, ControlClient, ControlOptions, TaskDevices,
 };
 use grpcxx_rpc::proto::{DeviceAttributes, GetStatusResponse};
-use grpcxx_rpc::{Code, DType, Shape, Status, Tensor, Text};
+use grpcxx_rpc::{Code, DType, Envelope, Shape, Status, Tensor, Text};
+use grpcxx_runtime::service::ServiceReport;
 use tokio::sync::watch;
 use tonic::transport::Channel;
 
@@ -66,6 +67,21 @@ impl Default for Fake {
 }
 
 impl Backend for Fake {
+    fn serves(&self, path: &str) -> bool {
+        path == "/fake.Service/Echo"
+    }
+
+    /// Answers with the metadata and the message of the request.
+    fn call(&self, envelope: Envelope) -> Answer<'_, Envelope> {
+        let mut writer = Envelope::answer(&envelope.request_metadata(), 0);
+        writer.attach(envelope.message());
+        Box::pin(async { Ok(writer.finish()) })
+    }
+
+    fn services(&self) -> Vec<ServiceReport> {
+        Vec::new()
+    }
+
     fn status(&self) -> Answer<'_, GetStatusResponse> {
         Box::pin(async {
             Ok(GetStatusResponse {

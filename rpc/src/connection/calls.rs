@@ -68,6 +68,7 @@ pub(crate) enum Expected {
     Message,
     Tensors { count: usize },
     Fetched { names: Vec<Text> },
+    Unary,
 }
 
 impl CallId {
@@ -165,6 +166,7 @@ impl Expected {
             Request::StarRunGraph(call) => Self::Fetched {
                 names: call.fetches,
             },
+            Request::Unary(_) => Self::Unary,
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::extensions::bundles::numbers::KeyNumbers;
 use crate::extensions::chunks::cutter;
 use crate::extensions::key_lists::client::{ListUse, SentLists};
 use crate::extensions::key_lists::wire as key_lists;
+use crate::extensions::services::client::Waiting;
 use crate::extensions::token::proving::{Credentials, Proving};
 use crate::wire::Features;
 use crate::{Code, Reason, Request, Response, Status, Text};
@@ -51,6 +52,8 @@ pub struct ClientConnection {
     /// Frames that are too long for a peer of which nothing is known yet.
     #[expect(clippy::vec_box, reason = "frames travel boxed")]
     held: Vec<Box<Frame>>,
+    /// Calls by path, of which it is not known yet whether the peer takes them.
+    pub(crate) waiting: Vec<Waiting>,
     pub(crate) outgoing: Outgoing,
     pub(crate) key_numbers: KeyNumbers,
     sent_lists: SentLists,
@@ -88,6 +91,7 @@ impl ClientConnection {
             deadlines: Deadlines::default(),
             outgoing: Outgoing::new(&limits),
             held: Vec::new(),
+            waiting: Vec::new(),
             key_numbers: KeyNumbers::default(),
             sent_lists: SentLists::default(),
             asked: AskedKeys::default(),
@@ -215,6 +219,15 @@ impl ClientConnection {
             return CallId(id);
         }
         let id = self.begin_call(options, timeout_ms, false);
+        match self.shape_unary(id, timeout_ms, request) {
+            Some(request) => self.queue_alone(id, request, timeout_ms),
+            None => self.expect(id, Expected::Unary),
+        }
+        CallId(id)
+    }
+
+    /// Queues the frame of a request that shares none.
+    fn queue_alone(&mut self, id: SlotId, request: Request, timeout_ms: i32) {
         let mut frame = self.outgoing.empty_frame();
         // As long as the peer has not said what it knows, it may know all that we do.
         let common = self.announced & self.peer.unwrap_or(self.announced);
@@ -244,15 +257,18 @@ impl ClientConnection {
                     self.outgoing.push(frame);
                 }
                 self.asked.note(id, &request);
-                let call = self.calls.find_mut(id).expect("the call has just begun");
-                call.expected = Expected::of(request);
+                self.expect(id, Expected::of(request));
             }
             Err(status) => {
                 self.outgoing.recycle(frame);
                 self.finish(id, Err(status));
             }
         }
-        CallId(id)
+    }
+
+    fn expect(&mut self, id: SlotId, expected: Expected) {
+        let call = self.calls.find_mut(id).expect("the call has just begun");
+        call.expected = expected;
     }
 
     /// Gives a call up: it ends with `CANCELLED`, unless it has ended already, which `false` says.
@@ -260,7 +276,11 @@ impl ClientConnection {
         match self.calls.find(call.0) {
             Some(Call {
                 state,
-                expected: Expected::Message | Expected::Tensors { .. } | Expected::Fetched { .. },
+                expected:
+                    Expected::Message
+                    | Expected::Tensors { .. }
+                    | Expected::Fetched { .. }
+                    | Expected::Unary,
                 ..
             }) if !state.has_ended() => {
                 let status = Status::new(Code::Cancelled, "the caller gave the call up")
@@ -294,6 +314,7 @@ impl ClientConnection {
     pub(crate) fn close(&mut self) {
         self.closed = true;
         self.bundles = false;
+        self.waiting.clear();
         while let Some(frame) = self.outgoing.abandon().or_else(|| self.held.pop()) {
             self.outgoing.recycle(frame);
         }
@@ -424,6 +445,7 @@ impl ClientConnection {
             self.peer.get_or_insert(Features::NONE);
             self.proving.answered();
             self.release_held();
+            self.release_waiting();
         } else if !call.state.has_ended() {
             self.note(id, call.token, result);
         }

@@ -11,7 +11,7 @@ use crate::wire::{
     Announcement, CANCEL_METHOD, HEADER_BYTES, RequestHeader, ResponseHeader,
     encode_graph_metadata, encode_names, encode_receive, encode_record, sorted_by_name,
 };
-use crate::{Code, GraphCall, Method, Reason, Request, Status, Tensor, Text};
+use crate::{Code, Envelope, GraphCall, Method, Reason, Request, Status, Tensor, Text};
 
 /// Fills an empty frame with a request.
 ///
@@ -46,9 +46,10 @@ pub(crate) fn request(
             encode_receive(*step_id, keys.iter(), frame.bytes_mut());
         }
         Request::StarRunGraph(call) => metadata_bytes = graph_call(frame, call, limits)?,
+        Request::Unary(envelope) => metadata_bytes = enclose(frame, envelope, limits)?,
     }
     let header = RequestHeader {
-        method: request.method().number(),
+        method: request.method_number(),
         tag,
         timeout_ms,
         metadata_bytes,
@@ -141,6 +142,21 @@ pub(crate) fn fetched_response(
     finish_response(frame, tag, names_bytes, limits)
 }
 
+/// Fills an empty frame with the answer to a call by path.
+///
+/// # Errors
+/// As above.
+pub(crate) fn unary_response(
+    frame: &mut Frame,
+    tag: u64,
+    envelope: &Envelope,
+    limits: &ConnectionLimits,
+) -> Result<(), Status> {
+    reserve_header(frame);
+    let head_bytes = enclose(frame, envelope, limits)?;
+    finish_response(frame, tag, head_bytes, limits)
+}
+
 /// Fills an empty frame with a failure.
 pub(crate) fn error_response(
     frame: &mut Frame,
@@ -161,6 +177,19 @@ pub(crate) fn error_response(
     };
     frame.bytes_mut().extend_from_slice(&header.encode());
     frame.bytes_mut().extend_from_slice(text.as_bytes());
+}
+
+/// Puts head and message behind a header. Returns the length of the head.
+fn enclose(
+    frame: &mut Frame,
+    envelope: &Envelope,
+    limits: &ConnectionLimits,
+) -> Result<i32, Status> {
+    check_message_bytes(envelope.message_bytes() as u64, limits)?;
+    for piece in envelope.pieces() {
+        payload(frame, piece);
+    }
+    checked_names(envelope.head_bytes(), limits)
 }
 
 fn graph_call(
@@ -284,7 +313,10 @@ pub(crate) fn check_frame(frame: &Frame, limits: &ConnectionLimits) -> Result<()
 }
 
 fn check_message(body: &Buffer, limits: &ConnectionLimits) -> Result<(), Status> {
-    let len = body.len() as u64;
+    check_message_bytes(body.len() as u64, limits)
+}
+
+fn check_message_bytes(len: u64, limits: &ConnectionLimits) -> Result<(), Status> {
     if len > limits.message_bytes {
         return Err(exhausted("a message", "bytes", len, limits.message_bytes));
     }

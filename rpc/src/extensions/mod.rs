@@ -8,4 +8,5 @@ pub(crate) mod bundles;
 pub(crate) mod chunks;
 pub(crate) mod heads_first;
 pub(crate) mod key_lists;
+pub(crate) mod services;
 pub(crate) mod token;

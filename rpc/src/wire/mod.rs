@@ -20,6 +20,7 @@ pub use crate::extensions::chunks::wire::{CHUNK_METHOD, ChunkHeader};
 pub use crate::extensions::heads_first::wire::{
     DATA_ALIGNMENT_BYTES, Heads, HeadsError, RUN_BYTES, encode_heads, filled_up,
 };
+pub use crate::extensions::services::wire::UNARY_METHOD;
 pub(crate) use graph::sorted_by_name;
 pub use graph::{decode_graph_metadata, decode_names, encode_graph_metadata, encode_names};
 pub use header::{CANCEL_METHOD, HEADER_BYTES, RequestHeader, ResponseHeader, WrongId};

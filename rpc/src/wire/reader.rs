@@ -75,6 +75,8 @@ pub enum Problem {
     },
     /// It does not occur.
     Missing,
+    /// It has what is not allowed there.
+    Unallowed,
 }
 
 impl<'a> Reader<'a> {
@@ -322,6 +324,7 @@ impl fmt::Display for Problem {
             Self::Trailing { bytes } => write!(f, "is {bytes} bytes too late"),
             Self::Duplicate { found } => write!(f, "has {found:?} twice, allowed is once"),
             Self::Missing => f.write_str("is missing"),
+            Self::Unallowed => f.write_str("has a character that is not allowed"),
         }
     }
 }

@@ -7,8 +7,8 @@ use grpcxx_rpc::wire::{
     encode_heads, encode_names, encode_receive, encode_record,
 };
 use grpcxx_rpc::{
-    CallOptions, ClientConnection, Code, ConnectionLimits, Features, Method, Request, Response,
-    ServerConnection, Status, Tensor, TensorMeta,
+    CallOptions, ClientConnection, Code, ConnectionLimits, Envelope, Features, Method, Request,
+    Response, ServerConnection, Status, Tensor, TensorMeta,
 };
 use grpcxx_transport::Time;
 
@@ -243,7 +243,15 @@ pub fn answer(request: &Request) -> Result<Response, Status> {
                 .map(|name| (name.clone(), floats(&[name.len() as f32])))
                 .collect(),
         ),
+        Request::Unary(envelope) => Response::Unary(echo(envelope)),
     })
+}
+
+/// An answer with the metadata and the message of a request.
+fn echo(envelope: &Envelope) -> Envelope {
+    let mut writer = Envelope::answer(&envelope.request_metadata(), 0);
+    writer.attach(envelope.message());
+    writer.finish()
 }
 
 fn offer<E: super::End>(port: &mut Port<E>, pieces: u8, data: &[u8]) {

@@ -34,7 +34,7 @@ impl Pair {
         let mut pair = Self::with_limits(limits, Features::ALL, Features::ALL);
         pair.carry_requests();
         let status = pair.request();
-        assert_eq!(status.request.method(), Method::GetStatus);
+        assert_eq!(status.request.method(), Some(Method::GetStatus));
         pair.server
             .end
             .answer(status.id, Ok(Response::Message(vec![].into())));

@@ -11,10 +11,11 @@ use std::fmt;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use grpcxx_rpc::{
-    Fetched, GraphCall, RendezvousKey, Request, Status, Tensor, Text, home_shard, proto,
+    Envelope, Fetched, GraphCall, RendezvousKey, Request, Status, Tensor, Text, home_shard, proto,
 };
 
 pub use self::builder::{EngineBuilder, ListenAddress};
@@ -22,7 +23,7 @@ pub use self::cpu_latency::CpuLatency;
 pub use self::local::LocalEngine;
 pub use self::options::{EngineError, EngineOptions, SPIN_DEFAULT};
 pub use self::report::{Rdma, SharedMemory, StartReport};
-use crate::call::Call;
+use crate::call::{Call, CallSpec};
 use crate::client::{Client, Peer};
 use crate::cluster::TaskId;
 use crate::command::Command;
@@ -34,6 +35,7 @@ use crate::placement::CpuClaims;
 use crate::policy::Authority;
 use crate::registry;
 use crate::remote::Remote;
+use crate::service::{MethodReport, Place, ServiceReport, TypedService, take_envelope};
 use crate::shard::{ShardContext, SharedParts};
 use crate::sharded::{Sharded, Shards};
 use crate::tls::Certificates;
@@ -48,6 +50,8 @@ pub struct Engine {
     report: StartReport,
     hosts: Vec<HostHandle>,
     shards: Shards,
+    /// Calls of own methods so far, which take the shards in turn.
+    turns: AtomicUsize,
     /// What connections prove themselves with, if some are TLS.
     certificates: Option<Arc<Certificates>>,
     /// Keeps what [`EngineOptions::cpu_latency`] asks for in force.
@@ -182,6 +186,50 @@ impl Engine {
     {
         let function = AsyncFunction::new(self.shards.clone(), function);
         self.register(name, Arc::new(function));
+    }
+
+    /// Serves a service that `grpcxx-build` made; one of that name is replaced. Peers call its
+    /// methods by their paths, over star and, if the task has one, at its gRPC endpoint.
+    pub fn add_service<S: TypedService>(&self, service: S) {
+        let methods = service.into_methods();
+        let spawners: Arc<[TaskSpawner]> = self.shards.spawners().to_vec().into();
+        if methods.place == Place::Shard {
+            for spawner in &*spawners {
+                // The first future of a shard brings its executor, on which methods rely. A shard
+                // that has ended has no use for it.
+                let _has_ended = spawner.spawn_local(|| async {});
+            }
+        }
+        self.shared.functions.rcu(|functions| {
+            let mut functions = registry::Functions::clone(functions);
+            functions.insert_service(&methods, &spawners);
+            functions
+        });
+    }
+
+    /// The services that are served, in the order of their names.
+    pub fn services(&self) -> Vec<ServiceReport> {
+        self.shared.functions.load().services()
+    }
+
+    /// Whether a service has the method at this path.
+    pub fn serves(&self, path: &str) -> bool {
+        self.shared.functions.load().method(path).is_some()
+    }
+
+    /// Calls a method of this task's own services, for other doors to them than the star port.
+    pub fn call_own(&self, envelope: Envelope) -> Call<Envelope> {
+        let shards = self.shared.mailboxes.len();
+        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
+        let peer = Peer::own(turn % shards);
+        let request = Request::Unary(Box::new(envelope));
+        self.client
+            .begin(CallSpec::new(&peer, request), take_envelope)
+    }
+
+    /// What was counted of the methods of services, in the order of their paths.
+    pub fn method_reports(&self) -> Vec<MethodReport> {
+        self.shared.functions.load().method_reports()
     }
 
     /// Puts a tensor into a step, where one receiver will find it. A key that is taken, or a step

@@ -126,6 +126,7 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
         shared,
         hosts,
         shards,
+        turns: AtomicUsize::new(0),
         certificates: plan.certificates,
         _cpu_latency: cpu_latency_file,
         _cpu_claims: plan.cpu_claims,

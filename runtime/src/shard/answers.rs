@@ -80,7 +80,7 @@ impl<A> Core<A> {
             let (step_id, keys) = match undelivered.request {
                 Request::RecvTensor { step_id, key } => (step_id, Keys::One(key)),
                 Request::FuseRecvTensor { step_id, keys } => (step_id, Keys::Many(keys)),
-                Request::Message { .. } | Request::StarRunGraph(_) => continue,
+                Request::Message { .. } | Request::StarRunGraph(_) | Request::Unary(_) => continue,
             };
             self.route_restore(step_id, keys, undelivered.tensors);
         }

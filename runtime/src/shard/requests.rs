@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{
-    Account, Code, GraphCall, Method, Request, RequestId, Response, Status, home_shard,
+    Account, Code, Envelope, GraphCall, Method, Request, RequestId, Response, Status, home_shard,
 };
 
 use crate::blame::{Blame, THE_SERVICE};
@@ -12,6 +12,7 @@ use crate::command::{Command, GraphDone, Keys, Origin, SlotId};
 use crate::function::{Later, RequestWatch, Responder, Served};
 use crate::limits;
 use crate::registry::Entry;
+use crate::service::Begun;
 use crate::shard::core::Core;
 
 impl<A> Core<A> {
@@ -67,6 +68,9 @@ impl<A> Core<A> {
 
     /// Serves a request, now or later; `origin` gets exactly one answer.
     pub(super) fn dispatch(&mut self, origin: Origin, request: Request) {
+        if let Request::Unary(envelope) = request {
+            return self.serve_unary(origin, *envelope);
+        }
         let request = match self.offer_to_service(origin, request) {
             Some(request) => request,
             None => return,
@@ -83,6 +87,7 @@ impl<A> Core<A> {
             }
             Request::StarRunGraph(call) => self.serve_graph(origin, *call),
             Request::Message { method, body } => self.serve_message(origin, method, &body),
+            Request::Unary(envelope) => self.serve_unary(origin, *envelope),
         }
     }
 
@@ -202,6 +207,33 @@ impl<A> Core<A> {
                 let text = functions.unknown(&call.graph_handle);
                 let unknown = Err(Status::new(Code::NotFound, text));
                 self.answer_graph(origin, graph_done, unknown);
+            }
+        }
+    }
+
+    fn serve_unary(&mut self, origin: Origin, envelope: Envelope) {
+        if self.is_stopping() {
+            return self.answer(origin, Err(self.stopping()), None);
+        }
+        let functions = self.shared.functions.load();
+        let Some(method) = functions.method(envelope.path()) else {
+            let text = functions.unknown_path(envelope.path());
+            let unknown = Status::new(Code::Unimplemented, text);
+            return self.answer(origin, Err(unknown), None);
+        };
+        match method.begin(envelope, self.index) {
+            Begun::Ended(answer) => self.answer(origin, answer.map(Response::Unary), None),
+            Begun::Waits(waits) => {
+                let responder = Responder::new(self.shared.mailboxes.clone(), origin);
+                let done =
+                    move |answer: Result<_, _>| responder.answer(answer.map(Response::Unary));
+                let withdrawal = method.run(self.index, waits, done);
+                self.watch(origin, withdrawal);
+            }
+            Begun::ForPool(run) => {
+                let responder = Responder::new(self.shared.mailboxes.clone(), origin);
+                let job = Box::new(move || responder.answer(run().map(Response::Unary)));
+                self.shared.compute.spawn(job);
             }
         }
     }

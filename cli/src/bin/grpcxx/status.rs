@@ -204,7 +204,9 @@ fn devices(
         Response::Message(body) => GetStatusResponse::decode(&body[..])
             .map(|status| status.device_attributes)
             .map_err(|error| senseless(error.to_string())),
-        Response::Tensors(_) | Response::Fetched(_) => Err(senseless("tensors".to_owned())),
+        Response::Tensors(_) | Response::Fetched(_) | Response::Unary(_) => {
+            Err(senseless("tensors".to_owned()))
+        }
     }
 }
 

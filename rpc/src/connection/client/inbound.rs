@@ -30,6 +30,8 @@ pub(crate) enum ResponsePart {
     Names { id: SlotId },
     /// What the tensors of a response are, all of them before their data.
     Heads { id: SlotId },
+    /// Head and message of a unary answer.
+    Unary { id: SlotId, head_bytes: usize },
     /// Answers that share a frame.
     Answers,
 }
@@ -170,6 +172,7 @@ impl Side for ClientConnection {
                 Ok(None)
             }
             Expected::Fetched { .. } => self.begin_fetched(id, header, cursor, landings),
+            Expected::Unary => self.begin_unary(id, header, cursor, landings),
         }
     }
 
@@ -188,6 +191,7 @@ impl Side for ClientConnection {
             }
             ResponsePart::Names { id } => self.names_landed(id, bytes)?,
             ResponsePart::Heads { id } => self.heads_landed(id, whole.behind_bytes, &bytes)?,
+            ResponsePart::Unary { id, head_bytes } => self.unary_landed(id, head_bytes, bytes),
             ResponsePart::Answers => self.unbundle(&bytes, landings)?,
         }
         Ok(None)
@@ -197,7 +201,8 @@ impl Side for ClientConnection {
         let (id, status) = match what {
             ResponsePart::Message { id }
             | ResponsePart::Names { id }
-            | ResponsePart::Heads { id } => (id, status),
+            | ResponsePart::Heads { id }
+            | ResponsePart::Unary { id, .. } => (id, status),
             ResponsePart::ErrorText { id, status: number } => (id, reason_lost(number, &status)),
             ResponsePart::Answers => {
                 unreachable!("answers that share a frame have all of their memory")
@@ -304,7 +309,7 @@ impl ClientConnection {
         match &self.calls.find(id)?.expected {
             Expected::Fetched { names } => names.get(index).cloned(),
             Expected::Tensors { .. } => self.asked.key(id, index),
-            Expected::Announcement | Expected::Message => None,
+            Expected::Announcement | Expected::Message | Expected::Unary => None,
         }
     }
 

@@ -24,7 +24,10 @@ impl ClientConnection {
                 _ if !call.state.is_sent() => self.finish(id, Err(status.clone())),
                 // Its answer is owed, and nobody waits for it.
                 Expected::Announcement => {}
-                Expected::Message | Expected::Tensors { .. } | Expected::Fetched { .. } => {
+                Expected::Message
+                | Expected::Tensors { .. }
+                | Expected::Fetched { .. }
+                | Expected::Unary => {
                     if !call.state.has_ended() {
                         self.give_up(id, status.clone(), false);
                     }
@@ -47,7 +50,10 @@ impl ClientConnection {
         match std::mem::take(&mut self.reader.part) {
             Part::Header => {}
             Part::Whole(Whole {
-                what: what @ (ResponsePart::Message { .. } | ResponsePart::ErrorText { .. }),
+                what:
+                    what @ (ResponsePart::Message { .. }
+                    | ResponsePart::ErrorText { .. }
+                    | ResponsePart::Unary { .. }),
                 ..
             }) => self.drop_whole(what, gone()),
             Part::Tensors {

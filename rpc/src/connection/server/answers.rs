@@ -26,6 +26,7 @@ pub(crate) enum Expected {
     Fetched {
         names: Vec<Text>,
     },
+    Unary,
 }
 
 impl ServerConnection {
@@ -60,7 +61,9 @@ impl ServerConnection {
             return;
         };
         let result = match result {
-            Ok(Response::Fetched(_) | Response::Message(_)) if self.owes_much() => {
+            Ok(Response::Fetched(_) | Response::Message(_) | Response::Unary(_))
+                if self.owes_much() =>
+            {
                 Err(self.too_much_unsent())
             }
             result => result,
@@ -138,9 +141,18 @@ impl ServerConnection {
             (Expected::Fetched { names }, Response::Fetched(fetched)) => {
                 encode::fetched_response(frame, *tag, names, fetched, &self.answer_limits)
             }
+            (Expected::Unary, Response::Unary(envelope)) => {
+                encode::unary_response(frame, *tag, envelope, &self.answer_limits)
+            }
             (
-                Expected::Message { .. } | Expected::Tensors { .. } | Expected::Fetched { .. },
-                Response::Message(_) | Response::Tensors(_) | Response::Fetched(_),
+                Expected::Message { .. }
+                | Expected::Tensors { .. }
+                | Expected::Fetched { .. }
+                | Expected::Unary,
+                Response::Message(_)
+                | Response::Tensors(_)
+                | Response::Fetched(_)
+                | Response::Unary(_),
             ) => Err(other_kind()),
         }
     }
@@ -275,6 +287,6 @@ fn key_count(request: &Request) -> usize {
     match request {
         Request::FuseRecvTensor { keys, .. } => keys.len(),
         Request::RecvTensor { .. } => 1,
-        Request::Message { .. } | Request::StarRunGraph(_) => 0,
+        Request::Message { .. } | Request::StarRunGraph(_) | Request::Unary(_) => 0,
     }
 }

@@ -14,7 +14,9 @@ use crate::connection::cursor::Cursor;
 use crate::connection::reader::{self, FrameReader, Part, Side, Whole};
 use crate::connection::server::{Incoming, RequestId, Served, ServerConnection, State};
 use crate::connection::{Landings, PeerViolation};
-use crate::wire::{BUNDLE_METHOD, CANCEL_METHOD, Features, HEADER_BYTES, RequestHeader};
+use crate::wire::{
+    BUNDLE_METHOD, CANCEL_METHOD, Features, HEADER_BYTES, RequestHeader, UNARY_METHOD,
+};
 use crate::{Code, GraphCall, KeyList, Method, Reason, Request, Status, Text};
 
 /// What bytes of a request are that are wanted as a whole.
@@ -24,6 +26,11 @@ pub(crate) enum RequestPart {
     Message { arriving: Arriving, method: Method },
     /// The step of a request for the tensors of a list that is kept.
     Step { arriving: Arriving, keys: KeyList },
+    /// Head and message of a call by path.
+    Unary {
+        arriving: Arriving,
+        head_bytes: usize,
+    },
     /// What precedes the feeds of a graph call.
     Metadata { arriving: Arriving },
     /// Requests that share a frame, whose header was read at this time.
@@ -139,6 +146,9 @@ impl Side for ServerConnection {
         }
         let mut arriving = self.admit(now, &header)?;
         let id = arriving.id;
+        if header.method == UNARY_METHOD && self.has(Features::SERVICES) {
+            return self.begin_unary(arriving, &header, cursor, landings);
+        }
         let method = Method::from_number(header.method);
         if let Some(right) = method.and_then(|method| self.gate.missing_for(method)) {
             self.refuse(id, right.missing());
@@ -182,6 +192,10 @@ impl Side for ServerConnection {
                 self.message_landed(arriving, method, bytes);
             }
             RequestPart::Step { arriving, keys } => self.step_landed(arriving, keys, &bytes),
+            RequestPart::Unary {
+                arriving,
+                head_bytes,
+            } => self.unary_landed(arriving, head_bytes, bytes),
             RequestPart::Metadata { arriving } => {
                 if let Err(malformed) = self.metadata_landed(arriving, &bytes) {
                     self.refuse(arriving.id, malformed.into());
@@ -197,6 +211,7 @@ impl Side for ServerConnection {
         match what {
             RequestPart::Message { arriving, .. }
             | RequestPart::Step { arriving, .. }
+            | RequestPart::Unary { arriving, .. }
             | RequestPart::Metadata { arriving } => self.refuse(arriving.id, status),
             RequestPart::Requests { .. } => {
                 unreachable!("requests that share a frame have all of their memory")

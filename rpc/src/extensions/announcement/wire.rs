@@ -35,6 +35,8 @@ impl Features {
     pub const KEY_LISTS: Self = Self(1 << 8);
     /// Both ends prove to each other that they have the token of their cluster.
     pub const TOKEN: Self = Self(1 << 9);
+    /// Methods of services are called by their path.
+    pub const SERVICES: Self = Self(1 << 10);
     /// What lets a connection move to another medium.
     pub const MEDIA: Self = Self(Self::SHARED_MEMORY.0 | Self::RDMA.0);
     /// All extensions that this version knows and that need nothing to be set.
@@ -46,7 +48,8 @@ impl Features {
             | Self::CHUNKS.0
             | Self::HEADS_FIRST.0
             | Self::BUNDLES.0
-            | Self::KEY_LISTS.0,
+            | Self::KEY_LISTS.0
+            | Self::SERVICES.0,
     );
 
     /// The features with these bits, known or not.
@@ -114,6 +117,7 @@ impl fmt::Display for Features {
             (Self::BUNDLES, "bundles"),
             (Self::KEY_LISTS, "key lists"),
             (Self::TOKEN, "token"),
+            (Self::SERVICES, "services"),
         ] {
             if self.contains(feature) {
                 write!(f, "{separator}{name}")?;
@@ -283,7 +287,7 @@ mod tests {
         assert_eq!(bytes.len(), plain.len() + announcement.len_bytes());
         assert_eq!(
             bytes[plain.len()..],
-            [0xea, 0xa4, 0x0b, 5, 8, 1, 0x10, 0xff, 3]
+            [0xea, 0xa4, 0x0b, 5, 8, 1, 0x10, 0xff, 0x0b]
         );
         assert_eq!(Announcement::find(&bytes), Ok(Some(announcement)));
         assert_eq!(GetStatusResponse::decode(&bytes[..]), Ok(status));

@@ -141,7 +141,7 @@ fn an_answer_before_the_announcement_is_understood() {
     pair.call(request(2));
     pair.carry_requests();
     let status = pair.request();
-    assert_eq!(status.request.method(), Method::GetStatus);
+    assert_eq!(status.request.method(), Some(Method::GetStatus));
     let incoming = pair.request();
     let sent = [bytes_tensor(5, 1), bytes_tensor(6, 1)];
     assert!(pair.server.end.answer(incoming.id, tensors(sent.clone())));

@@ -68,7 +68,7 @@ fn exchange(pair: &mut Pair, count: usize) {
     for _ in 0..count {
         pair.carry_requests();
         while let Some(request) = pair.server.end.poll_request() {
-            assert_eq!(request.request.method(), Method::GetStatus);
+            assert_eq!(request.request.method(), Some(Method::GetStatus));
             let body = Ok(Response::Message(vec![].into()));
             assert!(pair.server.end.answer(request.id, body));
         }

@@ -1,0 +1,143 @@
+//! Makes services of grpcxx out of .proto files, in a build script and without `protoc`.
+//!
+//! ```no_run
+//! // build.rs
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     grpcxx_build::compile_protos("proto/helloworld.proto")?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! For each service there is a trait to implement (`Greeter`), what an engine is given
+//! (`GreeterServer`), and a client (`GreeterClient`). `docs/services.md` shows all three.
+
+#![forbid(unsafe_code)]
+
+mod generate;
+
+use std::path::{Path, PathBuf};
+use std::{env, fs, io};
+
+use prost::Message;
+use prost_build::Config;
+use prost_types::FileDescriptorSet;
+
+use crate::generate::Generator;
+
+/// Compiles one .proto file; what it imports is found beside it.
+///
+/// # Errors
+/// The text of the failure names the file and the place in it.
+pub fn compile_protos(proto: impl AsRef<Path>) -> io::Result<()> {
+    let proto = proto.as_ref();
+    let folder = proto.parent().unwrap_or(Path::new("."));
+    configure().compile_protos(&[proto], &[folder])
+}
+
+/// How services are made, to be changed and carried out.
+pub fn configure() -> Builder {
+    Builder {
+        config: Config::new(),
+        runtime_path: "::grpcxx::service".to_owned(),
+        out_dir: None,
+    }
+}
+
+/// How services are made.
+#[derive(Debug)]
+pub struct Builder {
+    config: Config,
+    runtime_path: String,
+    out_dir: Option<PathBuf>,
+}
+
+impl Builder {
+    /// Writes into this folder in place of that of the build script.
+    #[must_use]
+    pub fn out_dir(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.out_dir = Some(folder.into());
+        self
+    }
+
+    /// Where the generated code finds the module `service`, for crates that do not depend on the
+    /// crate `grpcxx`.
+    #[must_use]
+    pub fn runtime_path(mut self, path: impl Into<String>) -> Self {
+        self.runtime_path = path.into();
+        self
+    }
+
+    /// Changes how prost makes the messages.
+    #[must_use]
+    pub fn with_config(mut self, change: impl FnOnce(&mut Config)) -> Self {
+        change(&mut self.config);
+        self
+    }
+
+    /// Compiles .proto files; what they import is found in these folders.
+    ///
+    /// # Errors
+    /// The text of the failure names the file and the place in it.
+    pub fn compile_protos(
+        mut self,
+        protos: &[impl AsRef<Path>],
+        includes: &[impl AsRef<Path>],
+    ) -> io::Result<()> {
+        for proto in protos {
+            announce(proto.as_ref());
+        }
+        let files = protox::compile(protos, includes).map_err(|error| {
+            // Shown with the line that it is about.
+            io::Error::new(io::ErrorKind::InvalidInput, format!("{error:?}"))
+        })?;
+        refuse_streams(&files)?;
+        let out_dir = match &self.out_dir {
+            Some(folder) => folder.clone(),
+            None => env::var_os("OUT_DIR")
+                .map(PathBuf::from)
+                .ok_or_else(|| io::Error::other("OUT_DIR is set for build scripts alone"))?,
+        };
+        let name = descriptor_name(&files);
+        fs::write(out_dir.join(&name), files.encode_to_vec())?;
+        self.config
+            .out_dir(&out_dir)
+            .bytes(["."])
+            .enable_type_names()
+            .service_generator(Box::new(Generator::new(self.runtime_path, name)))
+            .compile_fds(files)
+    }
+}
+
+/// Lets cargo run the build script again when a file has changed.
+#[expect(clippy::print_stdout, reason = "cargo reads this")]
+fn announce(proto: &Path) {
+    if env::var_os("CARGO").is_some() && env::var_os("OUT_DIR").is_some() {
+        println!("cargo:rerun-if-changed={}", proto.display());
+    }
+}
+
+/// The file of the descriptors, which has the name of the last package that was compiled.
+fn descriptor_name(files: &FileDescriptorSet) -> String {
+    let last = files.file.last();
+    let package = last.map_or("", |file| file.package());
+    format!("{package}.descriptors")
+}
+
+fn refuse_streams(files: &FileDescriptorSet) -> io::Result<()> {
+    for file in &files.file {
+        for service in &file.service {
+            for method in &service.method {
+                if method.client_streaming() || method.server_streaming() {
+                    let text = format!(
+                        "{}: {}.{} streams; allowed are methods with one message each way",
+                        file.name(),
+                        service.name(),
+                        method.name()
+                    );
+                    return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! How a client makes calls by path, and reads their answers.
+
+use grpcxx_memory::Buffer;
+use grpcxx_transport::{Next, SlotId};
+
+use super::wire::{Envelope, HEAD_BYTES_MAX};
+use crate::connection::calls::Expected;
+use crate::connection::client::ClientConnection;
+use crate::connection::client::inbound::{ResponsePart, gone};
+use crate::connection::cursor::Cursor;
+use crate::connection::encode;
+use crate::connection::reader::{Whole, read_into, read_whole};
+use crate::connection::records::message_too_long;
+use crate::connection::{Landings, PeerViolation};
+use crate::wire::{Features, ResponseHeader};
+use crate::{Code, DType, GraphCall, Reason, Request, Response, Shape, Status, Tensor};
+
+/// A call by path that waits until it is known what the peer takes.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    id: SlotId,
+    timeout_ms: i32,
+    envelope: Box<Envelope>,
+}
+
+impl ClientConnection {
+    /// Keeps a call by path until the peer has announced itself, or shapes it for a peer that does
+    /// not know the extension. `None` says that it waits.
+    pub(crate) fn shape_unary(
+        &mut self,
+        id: SlotId,
+        timeout_ms: i32,
+        request: Request,
+    ) -> Option<Request> {
+        let Request::Unary(envelope) = request else {
+            return Some(request);
+        };
+        if self.has(Features::SERVICES) {
+            return Some(Request::Unary(envelope));
+        }
+        if self.peer.is_none() && self.announced.contains(Features::SERVICES) {
+            self.waiting.push(Waiting {
+                id,
+                timeout_ms,
+                envelope,
+            });
+            return None;
+        }
+        Some(as_graph_call(&envelope))
+    }
+
+    /// Sends the calls by path that waited until the peer said what it knows.
+    pub(crate) fn release_waiting(&mut self) {
+        for waiting in std::mem::take(&mut self.waiting) {
+            let Waiting {
+                id,
+                timeout_ms,
+                envelope,
+            } = waiting;
+            if self.calls.find(id).is_none() {
+                continue;
+            }
+            if self.has_ended(id) {
+                self.finish(id, Err(gone()));
+                continue;
+            }
+            let request = match self.has(Features::SERVICES) {
+                true => Request::Unary(envelope),
+                false => as_graph_call(&envelope),
+            };
+            let limits = self.reader.limits.between(self.common());
+            let mut frame = self.outgoing.empty_frame();
+            match encode::request(&mut frame, id.raw(), timeout_ms, &request, &limits) {
+                Ok(()) => {
+                    frame.token = id.raw();
+                    self.outgoing.push(frame);
+                    if let Some(call) = self.calls.find_mut(id) {
+                        call.expected = Expected::of(request);
+                    }
+                }
+                Err(status) => {
+                    self.outgoing.recycle(frame);
+                    self.finish(id, Err(status));
+                }
+            }
+        }
+    }
+
+    pub(crate) fn begin_unary(
+        &mut self,
+        id: SlotId,
+        header: ResponseHeader,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        let len = self.checked_payload(&header, "a unary answer")?;
+        let allowed_max = len.min(HEAD_BYTES_MAX as u64);
+        let place = "the head of a unary answer";
+        let head_bytes = PeerViolation::checked_length(place, header.names_bytes, allowed_max)?;
+        let limits = &self.reader.limits;
+        let message_bytes = len - head_bytes as u64;
+        let refused = if self.has_ended(id) {
+            Some(gone())
+        } else if message_bytes > limits.message_bytes {
+            Some(message_too_long(message_bytes, limits))
+        } else {
+            None
+        };
+        let whole = Whole {
+            what: ResponsePart::Unary { id, head_bytes },
+            len_bytes: len as usize,
+            behind_bytes: 0,
+        };
+        match refused {
+            Some(status) if len > 0 => read_into(self, whole, Err(status), cursor, landings),
+            _ => read_whole(self, whole, cursor, landings),
+        }
+    }
+
+    pub(crate) fn unary_landed(&mut self, id: SlotId, head_bytes: usize, bytes: Buffer) {
+        let result = Envelope::decode_answer(head_bytes, bytes);
+        let result = result.map(Response::Unary).map_err(|malformed| {
+            Status::new(Code::DataLoss, malformed.to_string()).because(Reason::Peer)
+        });
+        self.complete(id, result);
+    }
+}
+
+/// What a peer without the extension is asked in place of a call by path: a function of that name,
+/// with the message as a vector of bytes. Metadata does not travel.
+fn as_graph_call(envelope: &Envelope) -> Request {
+    let message = envelope.message();
+    let tensor = Tensor {
+        dtype: DType::UInt8,
+        shape: Shape::vector(message.len()),
+        is_dead: false,
+        data: message,
+    };
+    let call = GraphCall::new(envelope.path())
+        .with_feed(REQUEST_FEED, tensor)
+        .with_fetch(RESPONSE_FETCH);
+    Request::StarRunGraph(Box::new(call))
+}
+
+/// The feed that has the message of a request, where a call by path travels as a graph call.
+pub const REQUEST_FEED: &str = "request";
+
+/// The fetch that has the message of the answer there.
+pub const RESPONSE_FETCH: &str = "response";

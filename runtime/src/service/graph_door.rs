@@ -1,0 +1,78 @@
+//! Methods of services for peers that know no services: functions whose names are the paths.
+
+use std::sync::Arc;
+
+use grpcxx_rpc::{
+    Code, DType, Envelope, GraphCall, Metadata, REQUEST_FEED, RESPONSE_FETCH, Response, Shape,
+    Status, Tensor, Text,
+};
+
+use super::method::{Begun, Registered};
+use crate::function::{Function, Responder};
+
+/// A method as a function that takes its message as a vector of bytes, and answers with one.
+pub(crate) struct GraphDoor(pub(crate) Arc<Registered>);
+
+impl Function for GraphDoor {
+    fn call(&self, call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
+        let answer = match self.0.begin(self.envelope(call)?, 0) {
+            Begun::Ended(answer) => answer,
+            Begun::Waits(answer) => futures_executor::block_on(answer),
+            Begun::ForPool(run) => run(),
+        };
+        answer.map(|envelope| fetched(&envelope))
+    }
+
+    fn start(&self, call: GraphCall, responder: Responder) {
+        let answer = |responder: Responder, answer: Result<Envelope, Status>| {
+            responder.answer(answer.map(|envelope| Response::Fetched(fetched(&envelope))));
+        };
+        let envelope = match self.envelope(call) {
+            Ok(envelope) => envelope,
+            Err(status) => return answer(responder, Err(status)),
+        };
+        let shard = responder.shard().unwrap_or_default();
+        match self.0.begin(envelope, shard) {
+            Begun::Ended(ended) => answer(responder, ended),
+            Begun::Waits(waits) => {
+                let done = move |ended| answer(responder, ended);
+                // Nobody tells a function that its caller has gone.
+                let _cannot_be_withdrawn = self.0.run(shard, waits, done);
+            }
+            Begun::ForPool(run) => answer(responder, run()),
+        }
+    }
+
+    fn may_block(&self) -> bool {
+        self.0.may_block()
+    }
+}
+
+impl GraphDoor {
+    fn envelope(&self, mut call: GraphCall) -> Result<Envelope, Status> {
+        let path = self.0.path.as_str();
+        let tensor = call.take_feed(REQUEST_FEED)?;
+        let fetches_answer = matches!(&call.fetches[..], [name] if name.as_str() == RESPONSE_FETCH);
+        if tensor.dtype != DType::UInt8 || tensor.shape.rank() != 1 || !fetches_answer {
+            let text = format!(
+                "{path} is the method of a service: feed \"{REQUEST_FEED}\" as a vector of uint8, \
+                 and fetch \"{RESPONSE_FETCH}\" alone"
+            );
+            return Err(Status::new(Code::InvalidArgument, text));
+        }
+        let mut writer = Envelope::request(path, &Metadata::default(), 0)?;
+        writer.attach(tensor.data.into_private());
+        Ok(writer.finish())
+    }
+}
+
+fn fetched(envelope: &Envelope) -> Vec<(Text, Tensor)> {
+    let message = envelope.message();
+    let tensor = Tensor {
+        dtype: DType::UInt8,
+        shape: Shape::vector(message.len()),
+        is_dead: false,
+        data: message,
+    };
+    vec![(Text::from(RESPONSE_FETCH), tensor)]
+}
