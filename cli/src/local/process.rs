@@ -1,3 +1,4 @@
+use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -5,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 /// One line that a task wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,21 +29,21 @@ pub enum Stream {
 }
 
 /// Takes each line of each task, on a thread of its own.
-pub(super) type LogSink = Arc<dyn Fn(LogLine) + Send + Sync>;
+pub(crate) type LogSink = Arc<dyn Fn(LogLine) + Send + Sync>;
 
 /// A running task: its process, and the threads that read its lines.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(crate) struct Process {
     child: Child,
     ready: Receiver<String>,
-    last_error: Arc<Mutex<String>>,
+    last_errors: Arc<Mutex<VecDeque<String>>>,
     readers: Vec<thread::JoinHandle<()>>,
 }
 
 impl Process {
     /// Starts `command` with its own process group, so that the terminal's Ctrl-C reaches only us,
     /// and with a standard input that ends when we do.
-    pub(super) fn start(command: &mut Command, task: &str, log: &LogSink) -> io::Result<Self> {
+    pub(crate) fn start(command: &mut Command, task: &str, log: &LogSink) -> io::Result<Self> {
         use std::os::unix::process::CommandExt;
         let mut child = command
             .stdin(Stdio::piped())
@@ -51,7 +52,7 @@ impl Process {
             .process_group(0)
             .spawn()?;
         let (ready_sender, ready) = channel();
-        let last_error = Arc::new(Mutex::new(String::new()));
+        let last_errors = Arc::new(Mutex::new(VecDeque::new()));
         let mut readers = Vec::new();
         if let Some(output) = child.stdout.take() {
             let task = task.to_owned();
@@ -70,13 +71,10 @@ impl Process {
         if let Some(error) = child.stderr.take() {
             let task = task.to_owned();
             let log = Arc::clone(log);
-            let last_error = Arc::clone(&last_error);
+            let last_errors = Arc::clone(&last_errors);
             readers.push(thread::spawn(move || {
                 read_lines(error, |text| {
-                    last_error
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .clone_from(&text);
+                    remember(&last_errors, &text);
                     log(LogLine {
                         task: task.clone(),
                         stream: Stream::Error,
@@ -88,14 +86,14 @@ impl Process {
         Ok(Self {
             child,
             ready,
-            last_error,
+            last_errors,
             readers,
         })
     }
 
     /// Waits for the ready notice. `Ok(None)`: it did not come in time; `Err`: the process has
     /// ended.
-    pub(super) fn wait_ready(
+    pub(crate) fn wait_ready(
         &mut self,
         deadline: Instant,
     ) -> io::Result<Result<Option<String>, ExitStatus>> {
@@ -114,40 +112,56 @@ impl Process {
         }
     }
 
-    pub(super) fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// The last line of the log.
-    pub(super) fn last_error(&self) -> String {
-        self.last_error
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+    pub(crate) fn last_error(&self) -> String {
+        self.last_errors().pop().unwrap_or_default()
     }
 
-    pub(super) fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
+    /// The last lines of the log, the latest last.
+    pub(crate) fn last_errors(&self) -> Vec<String> {
+        let lines = self.last_errors.lock();
+        let lines = lines.unwrap_or_else(PoisonError::into_inner);
+        lines.iter().cloned().collect()
+    }
+
+    pub(crate) fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
 
-    /// Asks the process to stop; it is no error if it has ended already.
-    pub(super) fn terminate(&mut self) {
+    /// Looks whether the process has ended, and if so reads its last lines.
+    pub(crate) fn try_end(&mut self) -> io::Result<Option<ExitStatus>> {
+        let status = self.child.try_wait()?;
+        if status.is_some() {
+            self.join_readers();
+        }
+        Ok(status)
+    }
+
+    /// Asks the process, and those it has started, to stop; it is no error if it has ended already.
+    pub(crate) fn terminate(&mut self) {
         if !matches!(self.child.try_wait(), Ok(Some(_))) {
             // The process has not been waited for, so its id cannot belong to another one.
-            let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+            let _ = kill_process_group(Pid::from_child(&self.child), Signal::TERM);
         }
     }
 
     /// Ends the process at once and collects it.
-    pub(super) fn kill(&mut self) -> io::Result<ExitStatus> {
-        self.child.kill()?;
+    pub(crate) fn kill(&mut self) -> io::Result<ExitStatus> {
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            // As above. What it has started may not outlive it.
+            let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        }
         let status = self.child.wait()?;
         self.join_readers();
         Ok(status)
     }
 
     /// Waits for the end until `deadline`, then ends the process.
-    pub(super) fn wait_or_kill(&mut self, deadline: Instant) -> io::Result<ExitStatus> {
+    pub(crate) fn wait_or_kill(&mut self, deadline: Instant) -> io::Result<ExitStatus> {
         while Instant::now() < deadline {
             if let Some(status) = self.child.try_wait()? {
                 self.join_readers();
@@ -159,10 +173,14 @@ impl Process {
     }
 
     fn join_readers(&mut self) {
-        for reader in self.readers.drain(..) {
-            // A reader that panicked has lost lines of a log, nothing else.
-            let _ = reader.join();
+        // A process of another group may still hold the other end.
+        let deadline = Instant::now() + READERS_TIMEOUT;
+        while Instant::now() < deadline && !self.readers.iter().all(thread::JoinHandle::is_finished)
+        {
+            thread::sleep(POLL_INTERVAL);
         }
+        // A reader that panicked has lost lines of a log, nothing else.
+        self.readers.clear();
     }
 }
 
@@ -188,6 +206,20 @@ fn read_lines(source: impl Read, mut take: impl FnMut(String)) {
     }
 }
 
+fn remember(lines: &Mutex<VecDeque<String>>, text: &str) {
+    let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+    if lines.len() == LAST_LINES {
+        lines.pop_front();
+    }
+    lines.push_back(text.chars().take(LAST_LINE_CHARS_MAX).collect());
+}
+
+/// How many of the last lines are kept.
+const LAST_LINES: usize = 5;
+/// Most letters of each that are kept.
+const LAST_LINE_CHARS_MAX: usize = 1_000;
+/// How long the last lines of a process that has ended may take.
+const READERS_TIMEOUT: Duration = Duration::from_millis(500);
 /// How the ready notice of `grpcxx-server` begins.
 const READY_PREFIX: &str = "grpcxx-server ready";
 const POLL_INTERVAL: Duration = Duration::from_millis(10);

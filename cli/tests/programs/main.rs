@@ -7,6 +7,7 @@
 mod bad_input;
 mod bench;
 mod cluster;
+mod launch;
 mod leaving;
 mod log;
 #[path = "../../../runtime/tests/original/mod.rs"]

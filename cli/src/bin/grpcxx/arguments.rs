@@ -4,6 +4,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 
 use crate::bench::arguments::BenchCommand;
+use crate::launch::arguments::LaunchArguments;
 
 /// The tool for clusters of grpcxx-server processes and their peers.
 #[derive(Debug, Parser)]
@@ -35,6 +36,9 @@ pub(crate) enum Command {
     EndpointMap(EndpointMapCommand),
     /// Run a whole cluster on this machine, and follow its logs until Ctrl-C
     Local(LocalArguments),
+    /// Run a program as the tasks of a cluster: N processes here, or one in each rank of Slurm,
+    /// MPI, Ray or Kubernetes
+    Launch(LaunchArguments),
     /// Show it: 2 ps hold a model, 2 workers pull it, the checksums are compared
     Demo(DemoArguments),
     /// Measure latency, rate and bandwidth against a server, and how far they are from what the
@@ -285,6 +289,8 @@ Examples:
   grpcxx push model.safetensors --cluster-spec $CLUSTER
   grpcxx call worker:0 grpcxx.model.pull --fetch seconds --fetch bytes --cluster-spec $CLUSTER
   grpcxx endpoint-map generate --cluster-spec $CLUSTER --output .endpoint_map
+  grpcxx launch -n 3 --ps 1 -- python train.py
+  srun -n 8 grpcxx launch --ps 2 -- python train.py
   grpcxx bench serve --listen 127.0.0.1:7070
   grpcxx bench run --connect 127.0.0.1:7070 --op pull --size 1KiB --count 1000 --limit
 

@@ -10,6 +10,7 @@ mod cluster;
 mod demo;
 mod demo_model;
 mod endpoint_map;
+mod launch;
 mod list;
 mod local;
 mod output;
@@ -69,6 +70,7 @@ fn run(arguments: Arguments) -> Outcome {
             endpoint_map::check(&arguments, &config, output)
         }
         Command::Local(arguments) => local::run(&arguments, output),
+        Command::Launch(arguments) => launch::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments, &config, output),
         Command::Bench(command) => bench::run(&command, &config, output),
     }

@@ -1,0 +1,238 @@
+//! `grpcxx launch`: runs a program as the tasks of a cluster, on one host or in an allocation.
+
+pub(crate) mod arguments;
+mod folder;
+mod lines;
+
+use std::ffi::OsString;
+use std::sync::mpsc::TryRecvError;
+use std::time::Duration;
+
+use grpcxx_cli::launch::{
+    self, Address, Allocation, Child, Children, CpuShare, Decision, Environment, Gang, LaunchError,
+    Meeting, MeetingOptions, Order, Plan, Roles,
+};
+use grpcxx_cli::local::held_ports;
+
+use self::arguments::{CpuChoice, LaunchArguments, LauncherChoice};
+use self::folder::Folder;
+use self::lines::lines;
+use crate::terminal::{Exit, Failure, OrExit, Outcome, Signals};
+
+/// Runs the command until all is done, one process has failed, or a signal comes.
+pub(crate) fn run(arguments: &LaunchArguments) -> Outcome {
+    let signals = Signals::watch()?;
+    let allocation = match arguments.launcher {
+        LauncherChoice::Auto => launch::find(&Environment::of_process()).map_err(failure)?,
+        LauncherChoice::Local => None,
+    };
+    match allocation {
+        None => run_here(arguments, &signals),
+        Some(allocation) => {
+            if arguments.token {
+                return Err(Failure::new(
+                    Exit::Usage,
+                    format!(
+                        "--token makes a token on one host, but {} starts processes on several; put a token into a file that all can read, and set GRPCXX_TOKEN_FILE",
+                        allocation.launcher
+                    ),
+                ));
+            }
+            match &allocation.told {
+                Some(_) => run_told(arguments, &allocation, &signals),
+                None => run_rank(arguments, &allocation, &signals),
+            }
+        }
+    }
+}
+
+/// Starts all processes on this host.
+fn run_here(arguments: &LaunchArguments, signals: &Signals) -> Outcome {
+    let size = arguments.size.unwrap_or(1);
+    let roles = Roles::new(size, arguments.ps, arguments.chief).map_err(failure)?;
+    let held = held_ports(2 * size as usize, LOOPBACK)
+        .or_exit_at(Exit::System, || "cannot find free ports".to_owned())?;
+    let addresses = held.chunks_exact(2).map(|ports| Address {
+        ip: LOOPBACK,
+        grpc: ports[0].0,
+        star: ports[1].0,
+    });
+    let plan = Plan::new(roles, addresses.collect())
+        .ok_or_else(|| Failure::new(Exit::Software, "ports and ranks differ in number"))?;
+    let folder = Folder::make(&plan, arguments.token)?;
+    let shares = match arguments.cpus {
+        CpuChoice::Share if size > 1 => CpuShare::divide(size as usize),
+        CpuChoice::Share | CpuChoice::All => None,
+    };
+    let children = (0..size).map(|rank| Child {
+        cpus: shares.as_ref().map(|shares| shares[rank as usize].clone()),
+        ..child(arguments, &folder, &plan, rank)
+    });
+    let children = children.collect();
+    drop(held);
+    let gang = Gang::new(roles, arguments.restarts);
+    watch(arguments, children, gang, signals)
+}
+
+/// Runs the only process of this launcher; the cluster was told, and somebody else looks after the
+/// others.
+fn run_told(arguments: &LaunchArguments, allocation: &Allocation, signals: &Signals) -> Outcome {
+    let name = match &allocation.told {
+        Some((_, task)) => format!("{}:{}", task.job, task.index),
+        None => format!("rank {}", allocation.rank),
+    };
+    let gang = Gang::alone(&name, arguments.restarts);
+    let child = Child {
+        rank: 0,
+        name,
+        command: arguments.command.clone(),
+        environment: Vec::new(),
+        cpus: None,
+    };
+    watch(arguments, vec![child], gang, signals)
+}
+
+/// Watches over processes that all run here.
+fn watch(
+    arguments: &LaunchArguments,
+    children: Vec<Child>,
+    mut gang: Gang,
+    signals: &Signals,
+) -> Outcome {
+    let mut children = start(arguments, children)?;
+    let mut restart = 0;
+    loop {
+        if let Some(signal) = signals.wait(Some(WATCH_INTERVAL)) {
+            signal.ends_program();
+            return children.stop(GRACE).map_err(failure);
+        }
+        for (rank, end) in children.ended().map_err(failure)? {
+            match gang.ended(rank, restart, &end) {
+                Decision::Continue => {}
+                Decision::Restart(number, reason) => {
+                    tracing::warn!(restart = number, "{reason}");
+                    restart = number;
+                    children.stop(GRACE).map_err(failure)?;
+                    children.start_again().map_err(failure)?;
+                    break;
+                }
+                Decision::Finish => return children.stop(GRACE).map_err(failure),
+                Decision::Fail(reason) => {
+                    children.stop(GRACE).map_err(failure)?;
+                    return Err(Failure::new(Exit::Software, reason));
+                }
+            }
+        }
+    }
+}
+
+/// Runs the process of one rank; rank 0 says when it is over.
+fn run_rank(arguments: &LaunchArguments, allocation: &Allocation, signals: &Signals) -> Outcome {
+    let options = MeetingOptions {
+        size: arguments.size,
+        ps: Some(arguments.ps),
+        has_chief: arguments.chief,
+        rendezvous: arguments.rendezvous.clone(),
+        timeout: arguments.timeout,
+        restarts: Some(arguments.restarts),
+    };
+    let mut meeting = Meeting::hold(allocation, &options).map_err(failure)?;
+    let folder = Folder::make(&meeting.plan, false)?;
+    let child = child(arguments, &folder, &meeting.plan, meeting.rank);
+    let outcome = follow(arguments, child, &meeting, signals);
+    drop(meeting.member);
+    if let Some(leader) = meeting.leader.take() {
+        // The thread only tells others; if it panicked, they see that rank 0 is gone.
+        let _ = leader.join();
+    }
+    outcome
+}
+
+fn follow(
+    arguments: &LaunchArguments,
+    child: Child,
+    meeting: &Meeting,
+    signals: &Signals,
+) -> Outcome {
+    let orders = meeting
+        .member
+        .orders()
+        .or_exit_at(Exit::System, || "cannot listen to rank 0".to_owned())?;
+    let mut children = start(arguments, vec![child])?;
+    let mut restart = 0;
+    loop {
+        if let Some(signal) = signals.wait(Some(WATCH_INTERVAL)) {
+            signal.ends_program();
+            return children.stop(GRACE).map_err(failure);
+        }
+        // The order may be about this very end, which is reported first.
+        for (_, end) in children.ended().map_err(failure)? {
+            // Where rank 0 is gone, there will be no orders either.
+            let _ = meeting.member.report(restart, end);
+        }
+        match orders.try_recv() {
+            Err(TryRecvError::Empty) => {}
+            Ok(Order::Restart(number)) => {
+                restart = number;
+                children.stop(GRACE).map_err(failure)?;
+                children.start_again().map_err(failure)?;
+            }
+            Ok(Order::Finish) => return children.stop(GRACE).map_err(failure),
+            Ok(Order::Fail(reason)) => {
+                children.stop(GRACE).map_err(failure)?;
+                return Err(Failure::new(Exit::Software, reason));
+            }
+            Err(TryRecvError::Disconnected) => {
+                children.stop(GRACE).map_err(failure)?;
+                return Err(Failure::new(
+                    Exit::Unavailable,
+                    "rank 0 is lost: its launcher hung up",
+                ));
+            }
+        }
+    }
+}
+
+fn start(arguments: &LaunchArguments, children: Vec<Child>) -> Outcome<Children> {
+    let names: Vec<&str> = children.iter().map(|child| child.name.as_str()).collect();
+    let sink = lines(&names, arguments.output.as_deref())?;
+    Children::start(children, sink).map_err(failure)
+}
+
+/// What a rank is started with, but for its CPUs.
+fn child(arguments: &LaunchArguments, folder: &Folder, plan: &Plan, rank: u32) -> Child {
+    let mut environment = folder.environment();
+    environment.push(("TF_CONFIG".to_owned(), OsString::from(plan.tf_config(rank))));
+    Child {
+        rank,
+        name: plan.roles().name(rank),
+        command: arguments.command.clone(),
+        environment,
+        cpus: None,
+    }
+}
+
+fn failure(error: LaunchError) -> Failure {
+    let exit = match &error {
+        LaunchError::Half { .. }
+        | LaunchError::Value { .. }
+        | LaunchError::Contradiction(_)
+        | LaunchError::NoLeader { .. }
+        | LaunchError::TfConfig(_) => Exit::Config,
+        LaunchError::Missing { .. }
+        | LaunchError::NoRendezvous { .. }
+        | LaunchError::Refused { .. } => Exit::Unavailable,
+        LaunchError::System { source, .. } => match source.kind() {
+            std::io::ErrorKind::NotFound => Exit::NoInput,
+            std::io::ErrorKind::PermissionDenied => Exit::NoPermission,
+            std::io::ErrorKind::AddrInUse => Exit::AddressInUse,
+            _ => Exit::System,
+        },
+    };
+    Failure::new(exit, error.to_string())
+}
+
+const LOOPBACK: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+const WATCH_INTERVAL: Duration = Duration::from_millis(20);
+/// How long processes that are asked to stop may take.
+const GRACE: Duration = Duration::from_secs(5);

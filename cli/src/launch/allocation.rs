@@ -1,0 +1,208 @@
+//! One process among those that a launcher has started.
+
+use std::fmt;
+
+use grpcxx_runtime::cluster::{ClusterSpec, TaskId};
+
+use super::{Environment, LaunchError, kubernetes, mpi, slurm, tf_config, world};
+
+/// What the environment says about this process and those beside it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// Who says it.
+    pub launcher: Launcher,
+    /// The number of this process, counted from 0.
+    pub rank: u32,
+    /// How many there are; unknown where only the manifest of the job has it.
+    pub size: Option<u32>,
+    /// Where rank 0 is.
+    pub leader: Leader,
+    /// What all ranks of a job share, and no other job has.
+    pub job: String,
+    /// The whole cluster and the own task, where the launcher knows all addresses.
+    pub told: Option<(ClusterSpec, TaskId)>,
+}
+
+/// Who started this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launcher {
+    /// Whoever sets `TF_CONFIG`: Training Operator, Ray Train, people.
+    TfConfig,
+    /// `mpirun` of Open MPI.
+    OpenMpi,
+    /// `srun` of Slurm.
+    Slurm,
+    /// `mpirun` of MPICH and its relatives.
+    Pmi,
+    /// Whoever sets `RANK` and `WORLD_SIZE`: Ray, torchrun, Training Operator.
+    World,
+    /// An indexed Job of Kubernetes, also as part of a JobSet.
+    Kubernetes,
+}
+
+/// Where rank 0 waits for the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Leader {
+    /// All ranks run on one host.
+    ThisHost,
+    /// On this host; the port follows from the job if it is not told.
+    Host(String, Option<u16>),
+    /// Nobody says; the reason.
+    Unknown(&'static str),
+}
+
+impl Allocation {
+    /// `host:port` of the rendezvous: the one that was `asked` for, else the one that follows from
+    /// the environment.
+    ///
+    /// # Errors
+    /// Neither says it.
+    pub fn rendezvous(&self, asked: Option<&str>) -> Result<String, LaunchError> {
+        if let Some(address) = asked {
+            return Ok(address.to_owned());
+        }
+        match &self.leader {
+            Leader::ThisHost => Ok(format!("127.0.0.1:{}", port_of(&self.job))),
+            Leader::Host(host, port) => {
+                let port = port.unwrap_or_else(|| port_of(&self.job));
+                if host.contains(':') {
+                    return Ok(format!("[{host}]:{port}"));
+                }
+                Ok(format!("{host}:{port}"))
+            }
+            Leader::Unknown(reason) => Err(LaunchError::NoLeader {
+                launcher: self.launcher.name(),
+                reason,
+            }),
+        }
+    }
+
+    /// The number of ranks: what the environment says, which `asked` must not contradict.
+    ///
+    /// # Errors
+    /// Nobody says it, or they say different numbers.
+    pub fn size(&self, asked: Option<u32>) -> Result<u32, LaunchError> {
+        let launcher = self.launcher.name();
+        match (self.size, asked) {
+            (Some(told), Some(asked)) if told != asked => Err(LaunchError::Contradiction(format!(
+                "-n is {asked}, but {launcher} has started {told} processes; leave -n out, or say --launcher local to start {asked} on this host"
+            ))),
+            (Some(size), _) | (None, Some(size)) if self.rank < size => Ok(size),
+            (Some(size), _) | (None, Some(size)) => Err(LaunchError::Contradiction(format!(
+                "this is rank {} of {launcher}, but -n is {size}; write the number of all processes",
+                self.rank
+            ))),
+            (None, None) => Err(LaunchError::Contradiction(format!(
+                "{launcher} does not say how many processes the job has; give their number with -n"
+            ))),
+        }
+    }
+}
+
+impl Launcher {
+    /// Its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TfConfig => "TF_CONFIG",
+            Self::OpenMpi => "Open MPI",
+            Self::Slurm => "Slurm",
+            Self::Pmi => "PMI",
+            Self::World => "RANK and WORLD_SIZE",
+            Self::Kubernetes => "Kubernetes",
+        }
+    }
+}
+
+impl fmt::Display for Launcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What the environment says, if a launcher has set it.
+///
+/// Who says most goes first, and who runs inside another before that one: `TF_CONFIG`, Open MPI
+/// (which starts its daemons through Slurm), Slurm, PMI, `RANK`, Kubernetes.
+///
+/// # Errors
+/// Variables of a launcher are half set, cannot be read, or contradict each other.
+pub fn find(environment: &Environment) -> Result<Option<Allocation>, LaunchError> {
+    let readers = [
+        tf_config::read,
+        mpi::open_mpi,
+        slurm::read,
+        mpi::pmi,
+        world::read,
+        kubernetes::read,
+    ];
+    for read in readers {
+        if let Some(found) = read(environment)? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+/// A port that all ranks of a job compute alike, below those of outgoing connections.
+fn port_of(job: &str) -> u16 {
+    // FNV-1a: it must give the same in each process, and spread.
+    let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    PORT_FIRST + (hash % u64::from(PORT_COUNT)) as u16
+}
+
+const PORT_FIRST: u16 = 10_000;
+const PORT_COUNT: u16 = 5_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_found_where_no_launcher_was() {
+        assert_eq!(find(&Environment::default()).unwrap(), None);
+        let shell = Environment::from([("SLURM_CONF", "/etc/slurm.conf"), ("RANKING", "1")]);
+        assert_eq!(find(&shell).unwrap(), None);
+    }
+
+    #[test]
+    fn ranks_that_slurm_gives_to_the_daemons_of_open_mpi_do_not_count() {
+        let both = Environment::from([
+            ("SLURM_PROCID", "0"),
+            ("SLURM_STEP_NUM_TASKS", "1"),
+            ("OMPI_COMM_WORLD_RANK", "2"),
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+        ]);
+        let found = find(&both).unwrap().unwrap();
+        assert_eq!((found.launcher, found.rank), (Launcher::OpenMpi, 2));
+    }
+
+    #[test]
+    fn addresses_follow_from_the_job_or_from_what_was_asked() {
+        let mut allocation = Allocation {
+            launcher: Launcher::Slurm,
+            rank: 0,
+            size: Some(2),
+            leader: Leader::ThisHost,
+            job: "slurm 17.0".to_owned(),
+            told: None,
+        };
+        let first = allocation.rendezvous(None).unwrap();
+        assert_eq!(allocation.rendezvous(None).unwrap(), first);
+        allocation.job = "slurm 18.0".to_owned();
+        assert_ne!(allocation.rendezvous(None).unwrap(), first);
+        assert_eq!(allocation.rendezvous(Some("a:1")).unwrap(), "a:1");
+        allocation.leader = Leader::Host("fd00::1".to_owned(), Some(7));
+        assert_eq!(allocation.rendezvous(None).unwrap(), "[fd00::1]:7");
+        allocation.leader = Leader::Unknown("");
+        let text = allocation.rendezvous(None).unwrap_err().to_string();
+        assert!(text.contains("--rendezvous HOST:PORT"), "{text}");
+        let text = allocation.size(Some(3)).unwrap_err().to_string();
+        assert!(
+            text.contains("-n is 3") && text.contains("2 processes"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,101 @@
+//! What ranks and rank 0 say to each other: one JSON value a line, of bounded length.
+
+use std::io::{self, BufRead, Read, Write};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::{Address, End};
+
+/// What a rank says first.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Hello {
+    /// The job it belongs to.
+    pub(super) job: String,
+    pub(super) rank: u32,
+    pub(super) size: u32,
+    pub(super) grpc_port: u16,
+    pub(super) star_port: u16,
+}
+
+/// What rank 0 answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Welcome {
+    /// All ranks are here, and this is where they are.
+    Ranks(Vec<Address>),
+    /// This rank is wrong here, or another did not come.
+    Refused(String),
+}
+
+/// What a rank says when its process has ended.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Report {
+    /// How often the process had been started again.
+    pub(super) restart: u32,
+    pub(super) end: End,
+}
+
+/// What rank 0 tells all ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// End the process and start it again: this is the restart of that number.
+    Restart(u32),
+    /// End the process; all went well.
+    Finish,
+    /// End the process; the reason.
+    Fail(String),
+}
+
+pub(super) fn write<T: Serialize>(mut stream: impl Write, value: &T) -> io::Result<()> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    stream.write_all(&line)
+}
+
+/// Reads a value; a line longer than `bytes_max`, or one that is cut off, is an error.
+pub(super) fn read<T: DeserializeOwned>(
+    stream: &mut impl BufRead,
+    bytes_max: u64,
+) -> io::Result<T> {
+    let mut line = Vec::new();
+    stream.take(bytes_max).read_until(b'\n', &mut line)?;
+    if line.is_empty() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    if line.last() != Some(&b'\n') {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("a line that does not end within {bytes_max} bytes"),
+        ));
+    }
+    serde_json::from_slice(&line).map_err(io::Error::from)
+}
+
+/// Longest line of a rank.
+pub(super) const REPORT_BYTES_MAX: u64 = 64 << 10;
+/// Longest line of rank 0: the addresses of all ranks.
+pub(super) const ORDER_BYTES_MAX: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_bounded_and_whole() {
+        let mut bytes = Vec::new();
+        write(&mut bytes, &Order::Restart(2)).unwrap();
+        let back: Order = read(&mut bytes.as_slice(), 64).unwrap();
+        assert_eq!(back, Order::Restart(2));
+        for (line, kind) in [
+            (b"".as_slice(), io::ErrorKind::UnexpectedEof),
+            (b"\"finish\"", io::ErrorKind::InvalidData),
+            (b"\"dance\"\n", io::ErrorKind::InvalidData),
+            (&[b'1'; 100], io::ErrorKind::InvalidData),
+        ] {
+            let error = read::<Order>(&mut &*line, 64).unwrap_err();
+            assert_eq!(error.kind(), kind, "{line:?}");
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Who started this process beside which others, and how they find each other: what launchers put
+//! into the environment, the rendezvous of all ranks, and what each of them is given.
+
+mod allocation;
+mod children;
+mod cpus;
+mod environment;
+mod error;
+mod gang;
+mod kubernetes;
+mod meeting;
+mod member;
+mod message;
+mod mpi;
+mod plan;
+mod rendezvous;
+mod roles;
+mod slurm;
+mod tf_config;
+mod world;
+
+pub use allocation::{Allocation, Launcher, Leader, find};
+pub use children::{Child, Children};
+pub use cpus::CpuShare;
+pub use environment::Environment;
+pub use error::LaunchError;
+pub use gang::{Decision, End, Gang};
+pub use meeting::{Meeting, MeetingOptions};
+pub use member::Member;
+pub use message::Order;
+pub use plan::{Address, Plan};
+pub use rendezvous::{Rendezvous, lead};
+pub use roles::Roles;

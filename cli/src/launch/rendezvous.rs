@@ -1,0 +1,332 @@
+//! Rank 0: waits for all ranks, tells each where the others are, and ends them together.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufReader};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::message::{self, Hello, Order, REPORT_BYTES_MAX, Report, Welcome};
+use super::{Address, Decision, Gang, LaunchError};
+
+/// Where the ranks of a job meet.
+#[derive(Clone, Debug)]
+pub struct Rendezvous {
+    /// `host:port` of rank 0.
+    pub address: String,
+    /// What all ranks of the job share.
+    pub job: String,
+    /// How many there are.
+    pub size: u32,
+    /// How long rank 0 waits for them, and they for it.
+    pub timeout: Duration,
+}
+
+/// A rank that has said hello.
+struct Guest {
+    hello: Hello,
+    stream: TcpStream,
+    /// Its host, as rank 0 sees it.
+    ip: IpAddr,
+    /// The host of rank 0, as it sees that one.
+    own_ip: IpAddr,
+}
+
+/// Leads the job from a thread of its own: collects the ranks, and if there is a `gang`, stays
+/// until its processes have ended; rank 0 is a member like all others. What goes wrong is told to
+/// the members.
+///
+/// # Errors
+/// The port of the rendezvous is taken, or its host is not this one.
+pub fn lead(
+    rendezvous: &Rendezvous,
+    gang: Option<Gang>,
+) -> Result<thread::JoinHandle<()>, LaunchError> {
+    let listener = listen(&rendezvous.address)?;
+    let rendezvous = rendezvous.clone();
+    thread::Builder::new()
+        .name("rendezvous".to_owned())
+        .spawn(move || {
+            if let Some(members) = collect(&listener, &rendezvous)
+                && let Some(gang) = gang
+            {
+                supervise(members, gang);
+            }
+        })
+        .map_err(LaunchError::system("start a thread"))
+}
+
+/// Listens on the address itself if it is one of this host, so that a wrong host is told at once.
+fn listen(address: &str) -> Result<TcpListener, LaunchError> {
+    let action = format!("listen at the rendezvous {address}, which rank 0 does");
+    let found = address
+        .to_socket_addrs()
+        .map_err(LaunchError::system(&*action))?;
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for candidate in found {
+        // Names such as that of the host itself often lead to 127.0.1.1: others come from outside.
+        let is_local = TcpListener::bind((candidate.ip(), 0)).is_ok();
+        let is_own_name = is_local && candidate.ip() != IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let ip = if is_own_name {
+            match candidate.ip() {
+                IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+                IpAddr::V6(_) => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
+            }
+        } else {
+            candidate.ip()
+        };
+        match TcpListener::bind((ip, candidate.port())) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => last = error,
+        }
+    }
+    Err(LaunchError::System {
+        action,
+        source: last,
+    })
+}
+
+/// Waits for all ranks. `None`: one did not come, and the others know.
+fn collect(listener: &TcpListener, rendezvous: &Rendezvous) -> Option<Vec<TcpStream>> {
+    let deadline = Instant::now() + rendezvous.timeout;
+    let mut guests: BTreeMap<u32, Guest> = BTreeMap::new();
+    let (sender, arrivals) = channel();
+    if let Err(error) = listener.set_nonblocking(true) {
+        tracing::error!(%error, "the rendezvous cannot wait for ranks");
+        return None;
+    }
+    let strangers = Arc::new(AtomicUsize::new(0));
+    while guests.len() < rendezvous.size as usize {
+        if Instant::now() >= deadline {
+            let reason = missing(rendezvous, &guests).to_string();
+            tracing::error!("{reason}");
+            for guest in guests.values() {
+                answer(&guest.stream, &Welcome::Refused(reason.clone()));
+            }
+            return None;
+        }
+        if let Ok((stream, _)) = listener.accept() {
+            greet(stream, &sender, &strangers);
+        }
+        if let Ok(guest) = arrivals.recv_timeout(ACCEPT_INTERVAL) {
+            admit(guest, rendezvous, &mut guests);
+        }
+    }
+    let welcome = Welcome::Ranks(addresses(&guests));
+    for guest in guests.values() {
+        answer(&guest.stream, &welcome);
+    }
+    Some(guests.into_values().map(|guest| guest.stream).collect())
+}
+
+/// Reads the first line of whoever came, on a thread of its own.
+fn greet(stream: TcpStream, arrivals: &Sender<Guest>, strangers: &Arc<AtomicUsize>) {
+    if strangers.load(Ordering::Relaxed) >= STRANGERS_MAX {
+        return;
+    }
+    strangers.fetch_add(1, Ordering::Relaxed);
+    let (arrivals, counter) = (arrivals.clone(), Arc::clone(strangers));
+    let greeter = move || {
+        match listen_to(stream) {
+            // The rendezvous may be over.
+            Ok(guest) => drop(arrivals.send(guest)),
+            Err(error) => tracing::warn!(%error, "who came to the rendezvous is no rank"),
+        }
+        counter.fetch_sub(1, Ordering::Relaxed);
+    };
+    if let Err(error) = thread::Builder::new()
+        .name("greeter".to_owned())
+        .spawn(greeter)
+    {
+        strangers.fetch_sub(1, Ordering::Relaxed);
+        tracing::warn!(%error, "a rank was not heard");
+    }
+}
+
+fn listen_to(stream: TcpStream) -> io::Result<Guest> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
+    stream.set_write_timeout(Some(HELLO_TIMEOUT))?;
+    let hello = message::read(&mut BufReader::new(&stream), REPORT_BYTES_MAX)?;
+    Ok(Guest {
+        hello,
+        ip: stream.peer_addr()?.ip().to_canonical(),
+        own_ip: stream.local_addr()?.ip().to_canonical(),
+        stream,
+    })
+}
+
+fn admit(guest: Guest, rendezvous: &Rendezvous, guests: &mut BTreeMap<u32, Guest>) {
+    let Hello {
+        rank, size, job, ..
+    } = &guest.hello;
+    let refusal = if *job != rendezvous.job {
+        Some("this is the rendezvous of another job; give each job its own port".to_owned())
+    } else if *size != rendezvous.size {
+        Some(format!(
+            "rank 0 waits for {} ranks, but rank {rank} was told of {size}",
+            rendezvous.size
+        ))
+    } else if *rank >= rendezvous.size || guests.contains_key(rank) {
+        Some(format!(
+            "rank {rank} is here already, or there is none; each rank comes once"
+        ))
+    } else {
+        None
+    };
+    match refusal {
+        Some(reason) => {
+            tracing::warn!(peer = %guest.ip, "{reason}");
+            answer(&guest.stream, &Welcome::Refused(reason));
+        }
+        None => {
+            guests.insert(*rank, guest);
+        }
+    }
+}
+
+fn answer(stream: &TcpStream, welcome: &Welcome) {
+    if let Err(error) = message::write(stream, welcome) {
+        tracing::warn!(%error, "a rank did not take the answer of the rendezvous");
+    }
+}
+
+/// Hosts as rank 0 sees them. Those on its own host it gives the address by which others see it.
+fn addresses(guests: &BTreeMap<u32, Guest>) -> Vec<Address> {
+    let outside = guests.values().find(|guest| !guest.ip.is_loopback());
+    let own_ip = outside.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |guest| guest.own_ip);
+    let address = |guest: &Guest| Address {
+        ip: if guest.ip.is_loopback() {
+            own_ip
+        } else {
+            guest.ip
+        },
+        grpc: guest.hello.grpc_port,
+        star: guest.hello.star_port,
+    };
+    guests.values().map(address).collect()
+}
+
+fn missing(rendezvous: &Rendezvous, guests: &BTreeMap<u32, Guest>) -> LaunchError {
+    let absent = (0..rendezvous.size).filter(|rank| !guests.contains_key(rank));
+    let (count, list) = ranges(absent);
+    LaunchError::Missing {
+        missing: format!("rank{} {list}", if count == 1 { "" } else { "s" }),
+        size: rendezvous.size,
+        address: rendezvous.address.clone(),
+        waited: rendezvous.timeout,
+    }
+}
+
+/// How many numbers there are, and their list as in `0, 3-5`.
+fn ranges(numbers: impl Iterator<Item = u32>) -> (usize, String) {
+    let mut count = 0;
+    let mut found: Vec<(u32, u32)> = Vec::new();
+    for number in numbers {
+        count += 1;
+        match found.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            Some(_) | None => found.push((number, number)),
+        }
+    }
+    let text = found.into_iter().map(|(first, last)| {
+        if first == last {
+            first.to_string()
+        } else {
+            format!("{first}-{last}")
+        }
+    });
+    (count, text.collect::<Vec<_>>().join(", "))
+}
+
+/// Hears the ends of all processes and tells all ranks what follows, until the job is over.
+fn supervise(members: Vec<TcpStream>, mut gang: Gang) {
+    let reports = match hear_all(&members) {
+        Ok(reports) => reports,
+        Err(error) => {
+            order_all(
+                &members,
+                &Order::Fail(format!("rank 0 cannot hear the others: {error}")),
+            );
+            return;
+        }
+    };
+    while let Ok((rank, report)) = reports.recv() {
+        let decision = match report {
+            Some(Report { restart, end }) => gang.ended(rank, restart, &end),
+            None => gang.lost(rank),
+        };
+        match decision {
+            Decision::Continue => {}
+            Decision::Restart(number, reason) => {
+                tracing::warn!(restart = number, "{reason}");
+                order_all(&members, &Order::Restart(number));
+            }
+            Decision::Finish => {
+                order_all(&members, &Order::Finish);
+                break;
+            }
+            Decision::Fail(reason) => {
+                order_all(&members, &Order::Fail(reason));
+                break;
+            }
+        }
+    }
+    await_ends(&reports);
+}
+
+/// Gives the launchers of all ranks time to end their processes: some that started them end all
+/// at once when the first is gone.
+fn await_ends(reports: &Receiver<(u32, Option<Report>)>) {
+    let deadline = Instant::now() + LEAVE_TIMEOUT;
+    // The channel is closed when the last of them has hung up.
+    while reports
+        .recv_timeout(deadline.saturating_duration_since(Instant::now()))
+        .is_ok()
+    {}
+}
+
+/// The reports of all ranks, and `None` for one that is gone.
+fn hear_all(members: &[TcpStream]) -> io::Result<Receiver<(u32, Option<Report>)>> {
+    let (sender, reports) = channel();
+    for (rank, stream) in (0..).zip(members) {
+        stream.set_read_timeout(None)?;
+        let mut reader = BufReader::new(stream.try_clone()?);
+        let sender = sender.clone();
+        thread::Builder::new()
+            .name("rank".to_owned())
+            .stack_size(READER_STACK_BYTES)
+            .spawn(move || {
+                loop {
+                    let report = message::read(&mut reader, REPORT_BYTES_MAX).ok();
+                    let is_last = report.is_none();
+                    if sender.send((rank, report)).is_err() || is_last {
+                        return;
+                    }
+                }
+            })?;
+    }
+    Ok(reports)
+}
+
+fn order_all(members: &[TcpStream], order: &Order) {
+    for stream in members {
+        // Who is gone needs no order.
+        let _ = message::write(stream, order);
+    }
+}
+
+const ACCEPT_INTERVAL: Duration = Duration::from_millis(5);
+/// How long who came may take to say which rank it is.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most that have come and not yet said which rank they are.
+const STRANGERS_MAX: usize = 256;
+/// How long rank 0 waits for the others at the end; more than they give their processes.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(15);
+const READER_STACK_BYTES: usize = 256 << 10;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+use std::io::{Read, Write};
+
+use super::super::{End, Member, Roles};
+use super::*;
+
+fn rendezvous(size: u32, timeout_ms: u64) -> Rendezvous {
+    let port = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    Rendezvous {
+        address: format!("127.0.0.1:{port}"),
+        job: "test".to_owned(),
+        size,
+        timeout: Duration::from_millis(timeout_ms),
+    }
+}
+
+fn join_all(place: &Rendezvous) -> Vec<Member> {
+    let joins: Vec<_> = (0..place.size)
+        .map(|rank| {
+            let place = place.clone();
+            let ports = [100 + rank as u16, 200 + rank as u16];
+            thread::spawn(move || Member::join(&place, rank, ports).unwrap())
+        })
+        .collect();
+    joins.into_iter().map(|join| join.join().unwrap()).collect()
+}
+
+fn end(is_success: bool) -> End {
+    End {
+        is_success,
+        how: "exit status: 3".to_owned(),
+        last_lines: vec!["no luck".to_owned()],
+    }
+}
+
+#[test]
+fn ranks_learn_of_each_other_and_end_together() {
+    let place = rendezvous(3, 20_000);
+    let gang = Gang::new(Roles::new(3, 1, false).unwrap(), 1);
+    let leader = lead(&place, Some(gang)).unwrap();
+    let members = join_all(&place);
+    for member in &members {
+        let ports: Vec<u16> = member.addresses().iter().map(|found| found.star).collect();
+        assert_eq!(ports, [200, 201, 202]);
+        assert!(
+            member
+                .addresses()
+                .iter()
+                .all(|found| found.ip.is_loopback())
+        );
+    }
+    let orders: Vec<_> = members
+        .iter()
+        .map(|member| member.orders().unwrap())
+        .collect();
+    members[2].report(0, end(false)).unwrap();
+    for orders in &orders {
+        assert_eq!(orders.recv().unwrap(), Order::Restart(1));
+    }
+    members[1].report(1, end(true)).unwrap();
+    members[2].report(1, end(false)).unwrap();
+    for orders in &orders {
+        let Order::Fail(reason) = orders.recv().unwrap() else {
+            panic!("the second failure is the last");
+        };
+        assert!(
+            reason.contains("worker:1") && reason.contains("no luck"),
+            "{reason}"
+        );
+    }
+    let hung_up = Instant::now();
+    drop(members);
+    leader.join().unwrap();
+    assert!(hung_up.elapsed() < LEAVE_TIMEOUT);
+}
+
+#[test]
+fn ranks_that_never_come_are_named_to_those_that_did() {
+    let place = rendezvous(5, 300);
+    let _leader = lead(&place, None).unwrap();
+    let text = Member::join(&place, 1, [1, 2]).unwrap_err().to_string();
+    assert!(text.contains("ranks 0, 2-4 of 5"), "{text}");
+}
+
+#[test]
+fn who_is_wrong_there_is_told_and_stops_nobody() {
+    let place = rendezvous(1, 20_000);
+    let _leader = lead(&place, None).unwrap();
+    let mut stranger = TcpStream::connect(&place.address).unwrap();
+    stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    assert_eq!(stranger.read(&mut [0; 16]).unwrap_or(0), 0);
+    let other_size = Rendezvous {
+        size: 2,
+        ..place.clone()
+    };
+    let text = Member::join(&other_size, 1, [1, 2])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("waits for 1 ranks") && text.contains("told of 2"),
+        "{text}"
+    );
+    let other_job = Rendezvous {
+        job: "else".to_owned(),
+        ..place.clone()
+    };
+    let text = Member::join(&other_job, 0, [1, 2]).unwrap_err().to_string();
+    assert!(text.contains("another job"), "{text}");
+    Member::join(&place, 0, [1, 2]).unwrap();
+}
+
+#[test]
+fn a_rank_without_a_rendezvous_says_where_it_looked() {
+    let place = rendezvous(2, 200);
+    let text = Member::join(&place, 1, [1, 2]).unwrap_err().to_string();
+    assert!(
+        text.contains(&place.address) && text.contains("rank 1"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_rendezvous_on_another_host_is_an_error_at_once() {
+    let place = Rendezvous {
+        address: "192.0.2.200:10300".to_owned(),
+        ..rendezvous(2, 200)
+    };
+    let text = lead(&place, None).unwrap_err().to_string();
+    assert!(
+        text.contains("192.0.2.200:10300") && text.contains("rank 0"),
+        "{text}"
+    );
+}
+
+#[test]
+fn lists_of_ranks_are_short() {
+    assert_eq!(
+        ranges([0, 2, 3, 4, 9].into_iter()),
+        (4 + 1, "0, 2-4, 9".to_owned())
+    );
+}

@@ -1,0 +1,206 @@
+//! `grpcxx launch` on one host, and as two ranks that find each other.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{SERVER, TOOL, text};
+
+/// `grpcxx launch` without what a launcher around the tests may have set.
+fn launch(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(TOOL);
+    command.arg("launch").args(arguments).current_dir(folder);
+    for name in [
+        "TF_CONFIG",
+        "TF_SEASTAR_ENDPOINT_MAP_PATH",
+        "RANK",
+        "WORLD_SIZE",
+    ] {
+        command.env_remove(name);
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    launch(folder.path(), arguments).output().unwrap()
+}
+
+#[test]
+fn each_process_is_told_its_task_and_ends_with_the_others() {
+    // Parameter servers run for ever, and end when the workers are done.
+    let script = "case $TF_CONFIG in *'\"type\":\"ps\"'*) exec sleep 600;; esac
+                  cat $TF_SEASTAR_ENDPOINT_MAP_PATH/.endpoint_map | wc -l; wc -c <$GRPCXX_TOKEN_FILE; echo $TF_CONFIG";
+    let started = Instant::now();
+    let output = run(&["-n", "3", "--ps", "1", "--token", "--", "sh", "-c", script]);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{out}{err}");
+    for line in ["worker:0 | 3\n", "worker:1 | 3\n", "worker:0 | 64\n"] {
+        assert!(out.contains(line), "{line:?} in {out}");
+    }
+    assert!(
+        out.contains("\"task\":{\"index\":1,\"type\":\"worker\"}"),
+        "{out}"
+    );
+    assert!(!out.contains("ps:0"), "{out}");
+    assert!(started.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn the_first_failure_ends_all_and_its_last_lines_are_told() {
+    let script =
+        "case $TF_CONFIG in *'\"index\":1'*) echo 'out of luck' >&2; exit 3;; esac; exec sleep 600";
+    let output = run(&["-n", "2", "--", "sh", "-c", script]);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(70), "{err}");
+    let words = err
+        .split_once("grpcxx: rank 1 (worker:1) ended (exit status: 3)")
+        .unwrap()
+        .1;
+    assert!(words.contains("out of luck"), "{err}");
+}
+
+#[test]
+fn a_job_is_started_again_as_often_as_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "echo run >>runs; [ $(wc -l <runs) -ge 3 ]";
+    let output = launch(
+        folder.path(),
+        &["--restarts", "2", "--", "sh", "-c", script],
+    )
+    .output()
+    .unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(
+        std::fs::read_to_string(folder.path().join("runs")).unwrap(),
+        "run\n".repeat(3)
+    );
+}
+
+#[test]
+fn lines_go_to_files_if_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = launch(
+        folder.path(),
+        &[
+            "-n",
+            "2",
+            "--output",
+            "logs",
+            "--",
+            "sh",
+            "-c",
+            "echo out; echo err >&2",
+        ],
+    )
+    .output()
+    .unwrap();
+    assert!(output.status.success() && output.stdout.is_empty());
+    for name in ["worker-0", "worker-1"] {
+        let log = std::fs::read_to_string(folder.path().join(format!("logs/{name}.log"))).unwrap();
+        assert!(log.contains("out\n") && log.contains("err\n"), "{log}");
+    }
+}
+
+#[test]
+fn ranks_of_a_launcher_find_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let rank = |rank: &str, script: &str| {
+        launch(
+            folder.path(),
+            &["--ps", "1", "--timeout", "60", "--", "sh", "-c", script],
+        )
+        .env("RANK", rank)
+        .env("WORLD_SIZE", "2")
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", (port - 1).to_string())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+    };
+    let worker = rank("1", "echo $TF_CONFIG");
+    let ps = rank("0", "exec sleep 600");
+    let worker = worker.wait_with_output().unwrap();
+    let ps = ps.wait_with_output().unwrap();
+    assert!(worker.status.success(), "{}", text(&worker.stderr));
+    assert!(ps.status.success(), "{}", text(&ps.stderr));
+    assert!(text(&worker.stdout).contains("worker:0 | {\"cluster\":{\"ps\":[\"127.0.0.1:"));
+
+    let failing = rank("1", "echo no luck >&2; exit 3");
+    let ps = rank("0", "exec sleep 600").wait_with_output().unwrap();
+    assert_eq!(failing.wait_with_output().unwrap().status.code(), Some(70));
+    assert_eq!(ps.status.code(), Some(70));
+    let err = text(&ps.stderr);
+    assert!(
+        err.contains("rank 1 (worker:0)") && err.contains("no luck"),
+        "{err}"
+    );
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let output = launch(folder.path(), &["--timeout", "0.5", "--", "true"])
+        .env("RANK", "0")
+        .env("WORLD_SIZE", "3")
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", (port - 1).to_string())
+        .output()
+        .unwrap();
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(69), "{err}");
+    assert!(err.contains("ranks 1-2 of 3"), "{err}");
+}
+
+#[test]
+fn what_cannot_be_is_told_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let half = launch(folder.path(), &["--", "true"])
+        .env("PMI_RANK", "1")
+        .output()
+        .unwrap();
+    assert_eq!(half.status.code(), Some(78));
+    assert!(text(&half.stderr).contains("PMI_SIZE"));
+    let many = run(&["-n", "1", "--ps", "2", "--", "true"]);
+    assert_eq!(many.status.code(), Some(78));
+    let none = run(&["--", "no-such-program"]);
+    assert_eq!(none.status.code(), Some(66));
+    assert!(text(&none.stderr).contains("no-such-program"));
+    assert_eq!(run(&["-n", "2"]).status.code(), Some(64));
+}
+
+#[test]
+fn servers_find_their_cluster() {
+    let map = "$TF_SEASTAR_ENDPOINT_MAP_PATH/.endpoint_map";
+    let script = format!(
+        "case $TF_CONFIG in *'\"type\":\"ps\"'*) exec {SERVER};; esac
+         exec {TOOL} status --star $(sed -n '1s/.*=//p' {map})"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let output = launch(
+        folder.path(),
+        &["-n", "2", "--ps", "1", "--", "sh", "-c", &script],
+    )
+    .env("GRPCXX_SHARDS", "1")
+    .env("GRPCXX_ARENA_BYTES", "64MiB")
+    .output()
+    .unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{out}{err}");
+    assert!(
+        out.contains("ps:0     | grpcxx-server ready job=ps task=0"),
+        "{out}"
+    );
+}
