@@ -1,7 +1,8 @@
 """One process of the benchmark: a server, and for the first worker the session that runs the steps.
 
-Reads commands from standard input: `run SECONDS` runs steps that long and answers with their number; `cpu` answers
-with the CPU time of this process; `counters` with what the plugin has counted.
+Reads commands from standard input: `run SECONDS` runs steps that long and answers with their number;
+`case NAME NUMBER BYTES` makes other steps; `cpu` answers with the CPU time of this process; `counters`
+with what the plugin has counted.
 """
 
 import json
@@ -20,11 +21,19 @@ v1 = tf.compat.v1
 PS, WORKER = "/job:ps/task:0", "/job:worker/task:0"
 
 
+# What the size 0 stands for: sizes that take turns.
+MIXED_BYTES = [64, 1024, 8192, 512, 32768, 4096, 65536, 256]
+
+
 def variables(device, number, size_bytes):
+    sizes = [size_bytes] if size_bytes else MIXED_BYTES
     with tf.device(device):
         return [
             v1.get_variable(
-                f"v{index}", initializer=lambda: tf.ones([size_bytes // 4]), use_resource=True, dtype=tf.float32
+                f"v{index}",
+                initializer=lambda size=sizes[index % len(sizes)]: tf.ones([size // 4]),
+                use_resource=True,
+                dtype=tf.float32,
             )
             for index in range(number)
         ]
@@ -78,28 +87,35 @@ def with_leader():
     return config
 
 
-def session_of(server, case, number, size_bytes):
-    v1.disable_eager_execution()
+def step_of(server, case, number, size_bytes):
+    """Runs the steps of a case, in a graph, a session and variables of their own."""
     config = with_leader()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     config.graph_options.optimizer_options.opt_level = v1.OptimizerOptions.L0
-    step = CASES[case](number, size_bytes)
-    session = v1.Session(server.target, config=config)
-    session.run(v1.global_variables_initializer())
-    return session.make_callable(step)
+    graph = tf.Graph()
+    with graph.as_default(), graph.container(f"{case}_{number}_{size_bytes}"):
+        step = CASES[case](number, size_bytes)
+        session = v1.Session(server.target, config=config)
+        session.run(v1.global_variables_initializer())
+    run = session.make_callable(step)
+    for _ in range(3):
+        run()
+    return run
 
 
 def main():
     step = None
     server = common.start_server(with_leader())
+    v1.disable_eager_execution()
     if len(sys.argv) > 1:
-        step = session_of(server, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
-        for _ in range(3):
-            step()
+        step = step_of(server, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     print("READY", flush=True)
     for line in sys.stdin:
         command, *arguments = line.split()
-        if command == "run":
+        if command == "case":
+            step = step_of(server, arguments[0], int(arguments[1]), int(arguments[2]))
+            answer = "made"
+        elif command == "run":
             begin = now = time.perf_counter()
             steps = 0
             while now - begin < float(arguments[0]) or steps < 3:

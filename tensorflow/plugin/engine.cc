@@ -190,7 +190,7 @@ absl::StatusOr<std::shared_ptr<Engine>> Engine::Start(const tensorflow::ServerDe
   const absl::StatusOr<bool> fuses = Boolean("GRPCXX_TENSOR_FUSE", true);
   if (!fuses.ok()) return fuses.status();
   engine->fuses_ = *fuses;
-  const absl::StatusOr<bool> fuses_graphs = Boolean("GRPCXX_GRAPH_FUSION", false);
+  const absl::StatusOr<bool> fuses_graphs = Boolean("GRPCXX_GRAPH_FUSION", true);
   if (!fuses_graphs.ok()) return fuses_graphs.status();
   const absl::StatusOr<uint64_t> pool_bytes = Bytes("GRPCXX_TENSOR_POOL_BYTES", uint64_t{1} << 30);
   if (!pool_bytes.ok()) return pool_bytes.status();

@@ -369,7 +369,7 @@ config! {
         "GRPCXX_TENSOR_FUSE", "true", "", "TensorFlow plugin",
         "small tensors that a step receives from one task share requests";
     graph_fusion: bool = parse::switch,
-        "GRPCXX_GRAPH_FUSION", "off", "", "TensorFlow plugin",
+        "GRPCXX_GRAPH_FUSION", "auto", "", "TensorFlow plugin",
         "`auto` or `off`; with `auto` small tensors of a graph that go from one task to another travel in packs";
     tensor_pool_bytes: u64 = parse::pool_bytes,
         "GRPCXX_TENSOR_POOL_BYTES", "1GiB", "bytes", "TensorFlow plugin",
