@@ -82,6 +82,7 @@ def _tensorflow(is_tried: bool) -> Iterator[Finding]:
         yield Finding("TensorFlow", "not installed; NumPy arrays need none", "note", advice)
         return
     yield Finding("TensorFlow", version)
+    yield from _protobuf(version)
     if version not in builds:
         found = f"builds for {', '.join(builds)}" if builds else "no build"
         yield Finding("plugin", f"{found}, and TensorFlow is {version}", "wrong", REINSTALL)
@@ -104,6 +105,19 @@ def _tensorflow(is_tried: bool) -> Iterator[Finding]:
         lines = [line for line in finished.stderr.splitlines() if line.strip()]
         reason = "\n".join(lines[-5:]) or f"the process ended with code {finished.returncode}"
         yield Finding("grpc++", reason, "wrong", "set GRPCXX_LOG=debug and try again; " + REINSTALL)
+
+
+def _protobuf(tensorflow: str) -> Iterator[Finding]:
+    try:
+        version = importlib.metadata.version("protobuf")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    # pip takes the newest, which TensorFlow 2.20 does not forbid.
+    if tensorflow.startswith("2.20.") and int(version.partition(".")[0]) >= 7:
+        value = f"{version}, with which TensorFlow {tensorflow} cannot write checkpoints"
+        yield Finding("protobuf", value, "wrong", "pip install 'protobuf<6'")
+    else:
+        yield Finding("protobuf", version)
 
 
 def _tensorflow_version() -> str | None:

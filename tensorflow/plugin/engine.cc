@@ -100,6 +100,25 @@ std::string ListenIp(absl::string_view host) {
   return is_loopback ? text : "0.0.0.0";
 }
 
+// The star port of a task without a map: any that is free, or, if the user has said so, its gRPC port plus an offset.
+absl::StatusOr<std::string> StarPort(absl::string_view grpc_address) {
+  constexpr char kOffset[] = "GRPCXX_STAR_PORT_OFFSET";
+  if (!IsSet(kOffset)) return std::string("0");
+  constexpr uint32_t kPortMax = 65535;
+  uint32_t offset = 0, grpc_port = 0;
+  // The engine has its own words for an offset that cannot be read.
+  if (!absl::SimpleAtoi(std::getenv(kOffset), &offset) || offset == 0 || offset >= kPortMax) return std::string("0");
+  if (!absl::SimpleAtoi(grpc_address.substr(grpc_address.rfind(':') + 1), &grpc_port) || grpc_port > kPortMax) {
+    return absl::InvalidArgumentError(absl::StrCat("the address \"", grpc_address, "\" is not host:port"));
+  }
+  if (grpc_port + offset > kPortMax) {
+    return absl::InvalidArgumentError(absl::StrCat("gRPC port ", grpc_port, " plus ", kOffset, "=", offset,
+                                                   " is more than ", kPortMax,
+                                                   "; take a lower gRPC port or offset, or write an .endpoint_map"));
+  }
+  return absl::StrCat(grpc_port + offset);
+}
+
 // Engines that are alive, so that their threads end before the process takes TensorFlow apart.
 std::mutex& AliveMutex() {
   static std::mutex* const mutex = new std::mutex;
@@ -214,6 +233,10 @@ absl::StatusOr<std::shared_ptr<Engine>> Engine::Start(const tensorflow::ServerDe
     if (!star.ok()) return star.status();
     host = star->substr(0, star->rfind(':'));
     port = star->substr(star->rfind(':') + 1);
+  } else {
+    const absl::StatusOr<std::string> ruled = StarPort(*own);
+    if (!ruled.ok()) return ruled.status();
+    port = *ruled;
   }
   const char* bind_address = std::getenv("GRPCXX_BIND_ADDRESS");
   const bool is_bound = bind_address != nullptr && *bind_address != '\0';

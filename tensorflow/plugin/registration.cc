@@ -21,7 +21,12 @@ namespace {
 class Factory : public tensorflow::ServerFactory {
  public:
   bool AcceptsOptions(const tensorflow::ServerDef& server_def) override {
-    return server_def.protocol() == kProtocol;
+    // DeepRec's names for servers of star, as grpcxx-server knows them; and the only name but grpc that Estimator lets
+    // through, for which stock TensorFlow has no server.
+    for (const char* name : {kProtocol, "star_server", "star_server_lite", "star_server_v2", "grpc+verbs"}) {
+      if (server_def.protocol() == name) return true;
+    }
+    return false;
   }
 
   absl::Status NewServer(const tensorflow::ServerDef& server_def, const Options& options,

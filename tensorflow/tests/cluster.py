@@ -78,12 +78,12 @@ class Task:
 class Cluster:
     """Tasks on this machine: `jobs` says how many of each job."""
 
-    def __init__(self, protocol, environment=None, network=None, **jobs):
+    def __init__(self, protocol, environment=None, network=None, host="127.0.0.1", **jobs):
         self.protocol = protocol
         self.command = network.command if network else []
         self.environment = dict(environment or {})
         ports = free_ports(sum(jobs.values()))
-        self.spec = {job: [f"127.0.0.1:{ports.pop()}" for _ in range(number)] for job, number in jobs.items()}
+        self.spec = {job: [f"{host}:{ports.pop()}" for _ in range(number)] for job, number in jobs.items()}
         self.tasks = {}
 
     def __enter__(self):

@@ -120,3 +120,14 @@ def test_the_policy_in_force_is_told_and_the_token_is_not():
     policy = "allow=10.0.0.0/8 token=set admin=none members=none others=nothing"
     assert found["policy"]["value"] == policy
     assert found["GRPCXX_TOKEN"]["value"] == "(not shown)"
+
+
+@pytest.mark.parametrize(
+    "tensorflow, protobuf, state",
+    [("2.20.0", "7.35.1", "wrong"), ("2.20.0", "5.29.5", "ok"), ("2.21.0", "7.35.1", "ok")],
+)
+def test_a_protobuf_that_tensorflow_2_20_cannot_work_with_is_wrong(monkeypatch, tensorflow, protobuf, state):
+    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda _: protobuf)
+    (found,) = doctor._protobuf(tensorflow)
+    assert (found.subject, found.state) == ("protobuf", state)
+    assert (found.advice == "pip install 'protobuf<6'") == (state == "wrong")

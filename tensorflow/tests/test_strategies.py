@@ -1,5 +1,6 @@
 """The ways TensorFlow distributes work, over protocol="grpc++"."""
 
+import importlib.metadata
 import json
 
 import pytest
@@ -8,6 +9,8 @@ from cluster import Cluster
 from test_training import check_star
 
 pytestmark = pytest.mark.processes
+
+HAS_ESTIMATOR = importlib.metadata.version("tensorflow").startswith("2.15.")
 
 
 @pytest.mark.smoke
@@ -68,3 +71,25 @@ def test_estimator_style_job_with_chief():
         assert max(result["applied"] for result in results) == 80
         for result in results:
             check_star(result["counters"])
+
+
+@pytest.mark.smoke
+@pytest.mark.skipif(not HAS_ESTIMATOR, reason="TensorFlow has Estimator up to 2.15")
+def test_estimator_trains_and_evaluates(tmp_path):
+    with Cluster("grpc++", ps=1, worker=1, chief=1) as cluster:
+
+        def start(job):
+            spec = {"cluster": cluster.spec, "task": {"type": job, "index": 0}}
+            return cluster.start(
+                job, 0, "estimator.py", tmp_path, 200, environment={"TF_CONFIG": json.dumps(spec)}
+            )
+
+        tasks = {job: start(job) for job in ("ps", "chief", "worker", "evaluator")}
+        results = {job: tasks[job].result(timeout_s=300) for job in ("chief", "worker", "evaluator")}
+    assert results["chief"]["step"] >= 200
+    assert results["evaluator"]["loss"] < 0.5
+    for job in ("chief", "worker"):
+        counters = results[job]["counters"]
+        assert counters["received_tensors"] > 0
+        assert counters["unpacked_tensors"] > 0, "eight biases are read in packs"
+        assert counters["fallback_tensors_unreachable"] == counters["fallback_tensors_no_plugin"] == 0

@@ -288,8 +288,8 @@ config! {
         "GRPCXX_TLS_RDMA", "false", "", "engine",
         "connections that are TLS may go on over RDMA, which carries their bytes in the clear: for a fabric that is trusted";
     star_port_offset: u16 = parse::port_offset,
-        "GRPCXX_STAR_PORT_OFFSET", "10000", "", "grpcxx-server, grpcxx",
-        "star port minus gRPC port of every task where there is no `.endpoint_map`; 1 to 65534";
+        "GRPCXX_STAR_PORT_OFFSET", "10000", "", "grpcxx-server, grpcxx, TensorFlow plugin",
+        "star port minus gRPC port of every task where there is no `.endpoint_map`; 1 to 65534; in TensorFlow star ports are free ones unless it is set";
     connections: u32 = parse::positive_count,
         "GRPCXX_CONNECTIONS_MAX", "65536", "connections", "engine",
         "most connections of a shard";
