@@ -143,7 +143,8 @@ TensorReceive::TensorReceive(std::shared_ptr<RemoteWorker> worker, tensorflow::C
     : Operation(std::move(worker), options, std::move(done)),
       request_(request),
       response_(response),
-      landing_(response, this->worker().has_plain_memory()) {
+      landing_(response, this->worker().has_plain_memory()),
+      trace_(TraceReceive(this->worker().target(), request->rendezvous_key())) {
   if (Fuser* fuser = this->worker().fuser()) history_ = fuser->History(request->rendezvous_key());
 }
 
@@ -197,6 +198,7 @@ void TensorReceive::Arrived(const grpcxx_tensor* tensor, bool with_others) {
 void TensorReceive::Finish() {
   const absl::Status status = landing_.Finish();
   if (status.ok()) {
+    AddBytes(&trace_, landing_.size());
     Add(Count().received_tensors);
     Add(Count().received_bytes, landing_.size());
     Add(Count().received_in_place_bytes, landing_.size_in_place());

@@ -13,6 +13,7 @@
 #include "tensor.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/distributed_runtime/worker_interface.h"
+#include "trace.h"
 
 namespace grpcxx_tensorflow {
 
@@ -100,6 +101,7 @@ class TensorReceive : public Operation {
   tensorflow::TensorResponse* const response_;
   const OpenReceive open_;
   Landing landing_;
+  Trace trace_;
   // What is known of the key; nullptr if receives do not share requests.
   KeyHistory* history_ = nullptr;
 };

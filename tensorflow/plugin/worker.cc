@@ -18,6 +18,7 @@
 #include "tensorflow/core/distributed_runtime/rendezvous_mgr_interface.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
 #include "tensorflow/core/framework/rendezvous.h"
+#include "trace.h"
 
 namespace grpcxx_tensorflow {
 namespace {
@@ -107,7 +108,9 @@ void Worker::ServeTensor(grpcxx_request* request, grpcxx_responder* responder) {
   const int64_t step_id = grpcxx_request_step_id(request);
   if (late_.Serve(step_id, key, responder)) return;
   Take(step_id, key,
-       [env = env_, responder](const absl::Status& status, const tensorflow::Tensor& value, bool is_dead) {
+       [env = env_, responder, traced = std::string(Trace::Active() ? key : absl::string_view())](
+           const absl::Status& status, const tensorflow::Tensor& value, bool is_dead) {
+         if (!traced.empty()) TraceSend(traced, value);
          AnswerTensor(env, responder, status, value, is_dead);
        });
 }
@@ -125,6 +128,7 @@ void Worker::ServeFused(grpcxx_request* request, grpcxx_responder* responder) {
   for (size_t i = 0; i < num_keys; ++i) {
     Take(step_id, answer->key(i),
          [answer, i](const absl::Status& status, const tensorflow::Tensor& value, bool is_dead) {
+           TraceSend(answer->key(i), value);
            answer->Arrived(i, status, value, is_dead);
          });
   }

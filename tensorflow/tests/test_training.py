@@ -40,6 +40,14 @@ def test_one_worker_trains_to_the_same_bits_as_over_grpc():
     assert losses["grpc"] == losses["grpc++"]
 
 
+def test_the_profiler_shows_what_is_received(tmp_path):
+    with Cluster("grpc++", ps=1, worker=1) as cluster:
+        cluster.serve("ps")
+        found = cluster.start("worker", 0, "profiled.py", tmp_path).result()["found"]
+    assert "grpc++ receive" in found
+    assert "/job:ps/replica:0/task:0" in found
+
+
 def check_star(counters):
     """All tensors came over star, and those with data landed where they stay."""
     assert counters["received_tensors"] > 0
