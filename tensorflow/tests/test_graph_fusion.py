@@ -98,6 +98,8 @@ def test_what_was_fused_is_told():
         worker.result()
         ps, target = "/job:ps/replica:0/task:0", "/job:worker/replica:0/task:0"
         worker.wait_for(f"grpc++: fused a graph: 25 tensors from {ps} to {target} in 1 pack (25 read from variables)")
+        nodes = worker.wait_for("NODES ")
+        assert all(f" grpcxx/{what}_" in nodes for what in ("pack_variables", "unpack")), nodes
 
 
 def test_a_wish_that_is_not_known_is_an_error():
