@@ -7,29 +7,33 @@ use grpcxx_rpc::wire::{
     encode_heads, encode_names, encode_receive, encode_record,
 };
 use grpcxx_rpc::{
-    CallOptions, ClientConnection, Code, ConnectionLimits, Envelope, Features, Method, Request,
-    Response, ServerConnection, Status, Tensor, TensorMeta,
+    CallOptions, ClientConnection, Code, ConnectionLimits, DType, Envelope, Features, Method,
+    Request, Response, ServerConnection, Shape, Status, Tensor, TensorMeta,
 };
 use grpcxx_transport::Time;
 
 use super::driver::Port;
 use super::make::{floats, fuse, graph, message, receive};
 use super::operations::operations;
+use super::tokens::{token_client, token_server};
 
 /// What a target does with the bytes of a fuzzer.
 pub type Target = fn(&[u8]);
 
 /// All targets by name, which is also that of the folder with their corpus.
-pub const TARGETS: [(&str, Target); 9] = [
+pub const TARGETS: [(&str, Target); 12] = [
     ("header", header),
     ("record", record),
     ("heads", heads),
     ("graph_metadata", graph_metadata),
     ("receive_request", receive_request),
     ("announcement", announcement),
+    ("strings", strings),
     ("client_responses", client_responses),
     ("server_requests", server_requests),
     ("operations", operations),
+    ("token_client", token_client),
+    ("token_server", token_server),
 ];
 
 /// Whatever is a header is the same header when it is written again.
@@ -131,9 +135,18 @@ pub fn receive_request(data: &[u8]) {
     }
 }
 
-/// Whatever is an announcement is found again behind anything.
+/// Whatever is an announcement is the same when it is written again, and is found behind anything.
 pub fn announcement(data: &[u8]) {
     if let Ok(found) = Announcement::find(data) {
+        if let Some(found) = &found {
+            let mut again = Vec::new();
+            found.encode(&mut again);
+            assert_eq!(again.len(), found.len_bytes());
+            assert_eq!(
+                Announcement::find(&again).as_ref(),
+                Ok(&Some(found.clone()))
+            );
+        }
         let mut longer = data.to_vec();
         let other = Announcement {
             features: Features::from_bits(found.map_or(1, |found| !found.features.bits())),
@@ -142,6 +155,31 @@ pub fn announcement(data: &[u8]) {
         other.encode(&mut longer);
         assert_eq!(Announcement::find(&longer), Ok(Some(other)));
     }
+}
+
+/// Whatever is a tensor of strings has as many as its shape asks for, and the same ones when they
+/// are written again. The first byte is the rank, which so many dimensions of a byte follow.
+pub fn strings(data: &[u8]) {
+    let Some((&rank, data)) = data.split_first() else {
+        return;
+    };
+    let Some((dims, data)) = data.split_at_checked(usize::from(rank % 5)) else {
+        return;
+    };
+    let dims: Vec<u64> = dims.iter().map(|&dim| dim.into()).collect();
+    let Ok(shape) = Shape::new(&dims) else {
+        return;
+    };
+    let Ok(tensor) = Tensor::new(DType::String, shape.clone(), data.to_vec()) else {
+        return;
+    };
+    let Ok(strings) = tensor.strings() else {
+        return;
+    };
+    assert_eq!(strings.len() as u64, shape.num_elements());
+    let elements = strings.iter().map(|element| &element[..]);
+    let again = Tensor::from_strings(shape, elements).expect("these are the elements");
+    assert_eq!(again.strings(), Ok(strings));
 }
 
 /// Shows bytes to a client with one call of each kind. The first byte says in which pieces they
@@ -280,7 +318,8 @@ fn check_responses(mut bytes: &[u8]) {
     assert!(bytes.is_empty());
 }
 
-fn piece_bytes(pieces: u8) -> usize {
+/// Length of the pieces in which bytes come.
+pub fn piece_bytes(pieces: u8) -> usize {
     match pieces {
         0 => usize::MAX,
         pieces => usize::from(pieces),

@@ -12,6 +12,7 @@ pub mod make;
 pub mod operations;
 pub mod original;
 pub mod pair;
+pub mod tokens;
 
 pub use driver::{ClientEnd, End, HeapLandings, Port, ServerEnd, carry};
 pub use original::{OriginalClient, OriginalServer};
