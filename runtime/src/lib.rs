@@ -2,6 +2,8 @@
 //! placed.
 #![deny(unsafe_code)]
 
+#[cfg(all(any(test, fuzzing), not(loom)))]
+mod alone;
 mod blame;
 mod call;
 mod cancellation;
@@ -17,6 +19,8 @@ mod engine;
 mod errors;
 mod fate;
 mod function;
+#[cfg(all(any(test, fuzzing), not(loom)))]
+pub mod fuzz;
 pub mod host;
 pub mod idle;
 mod limits;

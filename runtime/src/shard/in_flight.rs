@@ -64,7 +64,7 @@ impl InFlight {
         self.targets.is_empty()
     }
 
-    #[cfg(all(test, not(loom)))]
+    #[cfg(all(any(test, fuzzing), not(loom)))]
     pub(super) fn len(&self) -> usize {
         self.targets.len()
     }

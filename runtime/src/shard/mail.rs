@@ -57,7 +57,7 @@ impl<A> Mail<A> {
     }
 
     /// Commands and parcels taken and not yet worked off or handed over.
-    #[cfg(all(test, not(loom)))]
+    #[cfg(all(any(test, fuzzing), not(loom)))]
     pub(super) fn backlog(&self) -> usize {
         let unsent: usize = self.unsent.iter().map(VecDeque::len).sum();
         self.deferred.len() + self.newcomers.len() + unsent

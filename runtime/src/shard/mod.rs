@@ -1,7 +1,7 @@
 //! One shard: its links, its peers, the steps whose home it is, and the turn that drives them.
 
 mod answers;
-#[cfg(all(test, not(loom)))]
+#[cfg(all(any(test, fuzzing), not(loom)))]
 mod audit;
 mod calls;
 mod context;
@@ -36,6 +36,8 @@ use grpcxx_transport::{ListenerId, Time, Transport, TransportError};
 
 use crate::blame::survive;
 
+#[cfg(all(any(test, fuzzing), not(loom)))]
+pub(crate) use self::audit::Audit;
 pub use self::context::ShardContext;
 pub(crate) use self::core::{Core, CoreParts, SharedParts};
 pub(crate) use self::driven::DrivenShard;

@@ -81,7 +81,7 @@ impl<A> Incoming<A> {
         })
     }
 
-    #[cfg(all(test, not(loom)))]
+    #[cfg(all(any(test, fuzzing), not(loom)))]
     pub(super) fn outstanding_requests(&self) -> usize {
         let requests = |server: &ServerLink| server.connection.outstanding_requests().count();
         self.servers.values().map(requests).sum()

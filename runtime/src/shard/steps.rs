@@ -71,7 +71,7 @@ impl Steps {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(any(test, fuzzing), not(loom)))]
 impl Steps {
     pub(super) fn waiters(&self) -> usize {
         self.waiters.len()

@@ -20,7 +20,7 @@ use grpcxx_transport::{
 };
 
 use self::encode::{HEADER_BYTES, Header};
-use super::scale::host::Host;
+use super::scale::host::{self, Host};
 use crate::call::{Call, CallResult};
 use crate::client::Peer;
 use crate::command::Command;
@@ -155,7 +155,7 @@ impl Scene {
         let mut transport = network.transport(address(1).ip());
         transport.outlast_streams();
         transport.listen(address(1)).expect("the port is free");
-        let host = Host::start(&network, 0, address(2), None);
+        let host = host::start(&network, 0, address(2), None);
         let peer = host.client.peer(&address(1).to_string()).unwrap();
         let original = Original {
             manner: Some(manner),

@@ -103,8 +103,8 @@ impl Simulation {
         });
         let slow = Arc::new(Slow::default());
         let address = SocketAddr::from(([10, 0, 0, 1], 1000));
-        let server = Host::start(&network, 0, address, Some(Arc::clone(&slow)));
-        let workers = Host::start(&network, 1, SocketAddr::from(([10, 0, 0, 2], 1000)), None);
+        let server = host::start(&network, 0, address, Some(Arc::clone(&slow)));
+        let workers = host::start(&network, 1, SocketAddr::from(([10, 0, 0, 2], 1000)), None);
         let peers: Vec<Peer> = (0..scene.workers)
             .map(|worker| {
                 workers
