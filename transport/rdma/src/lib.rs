@@ -32,6 +32,8 @@ mod adapter;
 mod blob;
 mod counters;
 mod credits;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod incoming;
 mod link;
 mod links;

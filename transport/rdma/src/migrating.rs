@@ -7,7 +7,7 @@
 //! end, and tells when the peer is gone.
 
 mod handshake;
-mod record;
+pub(crate) mod record;
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;

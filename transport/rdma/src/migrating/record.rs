@@ -8,15 +8,15 @@ pub(crate) type Secret = [u8; SECRET_BYTES];
 /// What is sent on the base transport where a stream goes over to RDMA, or where it is said that it
 /// does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Record {
+pub(crate) struct Record {
     secret: Secret,
-    pub(super) is_refusal: bool,
-    pub(super) blob: Blob,
+    pub(crate) is_refusal: bool,
+    pub(crate) blob: Blob,
 }
 
 impl Record {
     /// A record with set-up data, or one that refuses.
-    pub(super) fn new(secret: Secret, blob: Option<Blob>) -> Self {
+    pub(crate) fn new(secret: Secret, blob: Option<Blob>) -> Self {
         Self {
             secret,
             is_refusal: blob.is_none(),
@@ -24,7 +24,7 @@ impl Record {
         }
     }
 
-    pub(super) fn encode(&self) -> [u8; RECORD_BYTES] {
+    pub(crate) fn encode(&self) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
         bytes[..SECRET_BYTES].copy_from_slice(&self.secret);
         bytes[SECRET_BYTES] = u8::from(self.is_refusal);
@@ -33,7 +33,7 @@ impl Record {
     }
 
     /// The record that `bytes` begins with.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..RECORD_BYTES)?;
         let mut blob = [0; BLOB_BYTES];
         blob.copy_from_slice(&bytes[SECRET_BYTES + 1..SECRET_BYTES + 1 + BLOB_BYTES]);
@@ -46,13 +46,13 @@ impl Record {
 }
 
 /// Appends what lets a peer migrate to RDMA to the offer of another medium, which may be empty.
-pub(super) fn append_offer(offer: &mut Vec<u8>, secret: &Secret) {
+pub(crate) fn append_offer(offer: &mut Vec<u8>, secret: &Secret) {
     offer.extend_from_slice(secret);
     offer.extend_from_slice(&MARK);
 }
 
 /// Divides an offer: that of another medium, and that of RDMA. Either may be empty.
-pub(super) fn split_offer(offer: &[u8]) -> (&[u8], &[u8]) {
+pub(crate) fn split_offer(offer: &[u8]) -> (&[u8], &[u8]) {
     let lower_bytes = offer.len().saturating_sub(OFFER_BYTES);
     match offer.split_at(lower_bytes) {
         (lower, own) if secret_of(own).is_some() => (lower, own),
@@ -61,13 +61,13 @@ pub(super) fn split_offer(offer: &[u8]) -> (&[u8], &[u8]) {
 }
 
 /// The secret in an offer of RDMA.
-pub(super) fn secret_of(offer: &[u8]) -> Option<Secret> {
+pub(crate) fn secret_of(offer: &[u8]) -> Option<Secret> {
     let secret = offer.strip_suffix(&MARK)?;
     secret.try_into().ok()
 }
 
 /// Whether the offer of another medium, shared memory, is one of this host: then that is faster.
-pub(super) fn is_of_this_host(offer: &[u8]) -> bool {
+pub(crate) fn is_of_this_host(offer: &[u8]) -> bool {
     let Some(host) = offer.get(..16) else {
         return false;
     };
@@ -83,14 +83,14 @@ pub(super) fn is_of_this_host(offer: &[u8]) -> bool {
 }
 
 /// Where the secret lies in `bytes`.
-pub(super) fn position(bytes: &[u8], secret: &Secret) -> Option<usize> {
+pub(crate) fn position(bytes: &[u8], secret: &Secret) -> Option<usize> {
     memchr::memmem::find(bytes, secret)
 }
 
-pub(super) const SECRET_BYTES: usize = 16;
+pub(crate) const SECRET_BYTES: usize = 16;
 
 /// As long as the longest head that may be asked for, so that a record is always shown.
-pub(super) const RECORD_BYTES: usize = grpcxx_transport::HEAD_BYTES_MAX;
+pub(crate) const RECORD_BYTES: usize = grpcxx_transport::HEAD_BYTES_MAX;
 
 const MARK: [u8; 4] = *b"GXR1";
 
