@@ -9,6 +9,8 @@ mod error;
 mod file;
 mod fingerprint;
 mod format;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod npy;
 mod output;
 mod shards;

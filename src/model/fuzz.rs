@@ -1,0 +1,66 @@
+//! What a fuzzer does with the header of a safetensors file. Only tests and fuzzers have this
+//! module.
+
+use super::format::{METADATA_KEY, PREFIX_BYTES, build_header, header_bytes, parse_header};
+
+/// Whatever is a header has the same tensors when it is written again, and they cover the data. The
+/// first byte says how many bytes of data follow the header.
+///
+/// # Panics
+/// If this is not true.
+pub fn safetensors_header(data: &[u8]) {
+    let Some((&data_bytes, file)) = data.split_first() else {
+        return;
+    };
+    let data_bytes = u64::from(data_bytes);
+    let Some((prefix, json)) = file.split_first_chunk::<PREFIX_BYTES>() else {
+        return;
+    };
+    let file_bytes = file.len() as u64 + data_bytes;
+    let json = match header_bytes(*prefix, file_bytes) {
+        // The announced part may reach into the data.
+        Ok(len) if len <= json.len() => &json[..len],
+        Ok(_) | Err(_) => json,
+    };
+    let Ok(records) = parse_header(json, data_bytes) else {
+        return;
+    };
+    let covered: u64 = records.iter().map(|record| record.end - record.begin).sum();
+    assert_eq!(covered, data_bytes);
+    assert!(records.iter().all(|record| record.name != METADATA_KEY));
+    let again = build_header(&records, &[("format".to_owned(), "pt".to_owned())]);
+    assert_eq!(
+        parse_header(&again[PREFIX_BYTES..], data_bytes),
+        Ok(records)
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proptest::prelude::*;
+
+    use super::safetensors_header;
+
+    #[test]
+    fn the_corpus_of_the_fuzzer_holds() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/safetensors_header");
+        let inputs = std::fs::read_dir(&folder).unwrap().map(|entry| {
+            let path = entry.unwrap().path();
+            safetensors_header(&std::fs::read(path).unwrap());
+        });
+        assert!(inputs.count() > 0, "{} is empty", folder.display());
+    }
+
+    proptest! {
+        #[test]
+        fn any_header_is_read_or_refused(
+            data_bytes in 0u8..9,
+            json in r#"\{("[ab]":\{"dtype":"(U8|F32|C64)","shape":\[[0-4]?\],"data_offsets":\[[0-9],[0-9]\]\},?){0,3}\}"#,
+        ) {
+            let prefix = (json.len() as u64).to_le_bytes();
+            safetensors_header(&[&[data_bytes], &prefix[..], json.as_bytes()].concat());
+        }
+    }
+}
