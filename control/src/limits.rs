@@ -37,6 +37,10 @@ pub const METRICS_CONNECTIONS_MAX: usize = 64;
 /// Length of one answer: what a gRPC peer of the original accepts.
 pub const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 
+/// Bytes of a tensor of which a peer has sent only the first values, or none: the last one stands
+/// for the rest.
+pub const FILLED_BYTES_MAX: usize = 64 << 20;
+
 /// Length of one request. All that are served are short.
 pub const REQUEST_MESSAGE_BYTES_MAX: usize = 64 << 20;
 

@@ -2,7 +2,7 @@ use grpcxx_rpc::proto::TensorProto;
 use grpcxx_rpc::{Code, DType, DTypeClass, Shape, Status, Tensor};
 use prost::Message;
 
-use crate::limits::MESSAGE_BYTES_MAX;
+use crate::limits::{FILLED_BYTES_MAX, MESSAGE_BYTES_MAX};
 
 /// The tensor that a peer sent as a message, whichever of its forms the peer has chosen.
 pub(crate) fn decode(message: TensorProto, is_dead: bool) -> Result<Tensor, Status> {
@@ -61,6 +61,12 @@ fn elements(
     if data.len() % element_bytes != 0 {
         return Err(bad(format!("its last {dtype} is not whole")));
     }
+    if data_bytes > data.len().max(FILLED_BYTES_MAX) {
+        return Err(bad(format!(
+            "{} bytes of values stand for {data_bytes}, at most {FILLED_BYTES_MAX} may be filled",
+            data.len()
+        )));
+    }
     let last = match data.len() {
         0 => vec![0; element_bytes],
         len => data[len - element_bytes..].to_vec(),
@@ -108,7 +114,7 @@ fn image<V, const N: usize>(
             values.len()
         )));
     }
-    let mut data = Vec::with_capacity(data_bytes);
+    let mut data = Vec::with_capacity(values.len() * N);
     for value in values {
         data.extend_from_slice(&bytes(value));
     }
@@ -183,6 +189,17 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(decode(scalar, false).unwrap().shape, Shape::SCALAR);
+    }
+
+    #[test]
+    fn a_few_bytes_do_not_become_a_tensor_without_bound() {
+        let elements = (FILLED_BYTES_MAX / 4) as i64;
+        let mut filled = message(DType::Float32, &[elements]);
+        filled.float_val = vec![1.5];
+        assert_eq!(decode(filled, false).unwrap().data.len(), FILLED_BYTES_MAX);
+        let beyond = message(DType::Float32, &[elements + 1]);
+        let refused = decode(beyond, false).unwrap_err();
+        assert!(refused.message.contains("may be filled"), "{refused}");
     }
 
     #[test]
