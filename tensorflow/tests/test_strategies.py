@@ -90,6 +90,6 @@ def test_estimator_trains_and_evaluates(tmp_path):
     assert results["evaluator"]["loss"] < 0.5
     for job in ("chief", "worker"):
         counters = results[job]["counters"]
-        assert counters["received_tensors"] > 0
+        assert counters["received_tensors"] > 0, (job, counters)
         assert counters["unpacked_tensors"] > 0, "eight biases are read in packs"
         assert counters["fallback_tensors_unreachable"] == counters["fallback_tensors_no_plugin"] == 0

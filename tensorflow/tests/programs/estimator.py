@@ -34,7 +34,12 @@ def model(features, labels, mode):
 
 config = tf.estimator.RunConfig(
     # RunConfig knows no other names but grpc.
-    model_dir=folder, protocol="grpc+verbs", save_checkpoints_steps=50, log_step_count_steps=20
+    model_dir=folder,
+    protocol="grpc+verbs",
+    save_checkpoints_steps=50,
+    log_step_count_steps=20,
+    # Else a worker begins five seconds after the chief, who may have done all steps by then.
+    experimental_max_worker_delay_secs=0,
 )
 estimator = tf.estimator.Estimator(model, config=config)
 print("READY", flush=True)
