@@ -106,11 +106,7 @@ fn lines_go_to_files_if_asked() {
 #[test]
 fn ranks_of_a_launcher_find_each_other() {
     let folder = tempfile::tempdir().unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    let port = free_port();
     let rank = |rank: &str, script: &str| {
         launch(
             folder.path(),
@@ -147,11 +143,7 @@ fn ranks_of_a_launcher_find_each_other() {
 #[test]
 fn a_rank_that_never_comes_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    let port = free_port();
     let output = launch(folder.path(), &["--timeout", "0.5", "--", "true"])
         .env("RANK", "0")
         .env("WORLD_SIZE", "3")
@@ -203,4 +195,9 @@ fn servers_find_their_cluster() {
         out.contains("ps:0     | grpcxx-server ready job=ps task=0"),
         "{out}"
     );
+}
+
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
 }

@@ -53,21 +53,36 @@ impl ClientConnection {
         landings: &mut dyn Landings,
     ) -> Result<Option<Next>, PeerViolation> {
         let len = self.checked_payload(&header, "a message")?;
-        let limits = &self.reader.limits;
-        let refused = if self.has_ended(id) {
-            Some(gone())
-        } else if len > limits.message_bytes {
-            Some(message_too_long(len, limits))
-        } else {
-            None
-        };
         let whole = Whole {
             what: ResponsePart::Message { id },
             len_bytes: len as usize,
             behind_bytes: 0,
         };
+        self.read_message(id, whole, len, cursor, landings)
+    }
+
+    /// Reads a payload that holds a message of `message_bytes`, or skips it if nobody waits for it
+    /// any more or it is too long.
+    pub(crate) fn read_message(
+        &mut self,
+        id: SlotId,
+        whole: Whole<ResponsePart>,
+        message_bytes: u64,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Result<Option<Next>, PeerViolation> {
+        let limits = &self.reader.limits;
+        let refused = if self.has_ended(id) {
+            Some(gone())
+        } else if message_bytes > limits.message_bytes {
+            Some(message_too_long(message_bytes, limits))
+        } else {
+            None
+        };
         match refused {
-            Some(status) if len > 0 => read_into(self, whole, Err(status), cursor, landings),
+            Some(status) if whole.len_bytes > 0 => {
+                read_into(self, whole, Err(status), cursor, landings)
+            }
             _ => read_whole(self, whole, cursor, landings),
         }
     }

@@ -9,8 +9,7 @@ use crate::connection::client::ClientConnection;
 use crate::connection::client::inbound::{ResponsePart, gone};
 use crate::connection::cursor::Cursor;
 use crate::connection::encode;
-use crate::connection::reader::{Whole, read_into, read_whole};
-use crate::connection::records::message_too_long;
+use crate::connection::reader::Whole;
 use crate::connection::{Landings, PeerViolation};
 use crate::wire::{Features, ResponseHeader};
 use crate::{Code, DType, GraphCall, Reason, Request, Response, Shape, Status, Tensor};
@@ -97,24 +96,12 @@ impl ClientConnection {
         let allowed_max = len.min(HEAD_BYTES_MAX as u64);
         let place = "the head of a unary answer";
         let head_bytes = PeerViolation::checked_length(place, header.names_bytes, allowed_max)?;
-        let limits = &self.reader.limits;
-        let message_bytes = len - head_bytes as u64;
-        let refused = if self.has_ended(id) {
-            Some(gone())
-        } else if message_bytes > limits.message_bytes {
-            Some(message_too_long(message_bytes, limits))
-        } else {
-            None
-        };
         let whole = Whole {
             what: ResponsePart::Unary { id, head_bytes },
             len_bytes: len as usize,
             behind_bytes: 0,
         };
-        match refused {
-            Some(status) if len > 0 => read_into(self, whole, Err(status), cursor, landings),
-            _ => read_whole(self, whole, cursor, landings),
-        }
+        self.read_message(id, whole, len - head_bytes as u64, cursor, landings)
     }
 
     pub(crate) fn unary_landed(&mut self, id: SlotId, head_bytes: usize, bytes: Buffer) {
