@@ -153,3 +153,15 @@ fn errors_of_all_kinds_become_statuses() {
 
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(10);
+
+#[test]
+fn an_address_that_is_taken_is_told_by_the_reason_of_the_system() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let builder = Engine::builder()
+        .listen(address.as_str())
+        .arena_bytes(16 << 20);
+    let error = builder.start().expect_err("the address is taken");
+    let reason = error.listen_error().map(|error| error.kind());
+    assert_eq!(reason, Some(std::io::ErrorKind::AddrInUse), "{error}");
+}

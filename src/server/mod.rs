@@ -9,7 +9,7 @@ mod service_metrics;
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -336,13 +336,11 @@ fn read_share(
         .collect()
 }
 
-/// A port that cannot be had is the usual reason; asking the system again tells whether it is this
-/// time.
+/// A port that cannot be had is the usual reason, and the endpoint map says where to change it.
 fn explain(error: EngineError, listen: Option<SocketAddr>) -> ServerError {
-    let refusal = listen.and_then(|address| Some((address, TcpListener::bind(address).err()?)));
-    match refusal {
-        Some((address, source)) => ServerError::StarPort { address, source },
-        None => ServerError::Engine(error),
+    match (listen, error.listen_error()) {
+        (Some(address), Some(source)) => ServerError::StarPort { address, source },
+        (None, _) | (_, None) => ServerError::Engine(error),
     }
 }
 

@@ -39,6 +39,24 @@ pub(crate) enum Exit {
     Config = 78,
 }
 
+impl Exit {
+    /// What the system's reason stands for, if one is among the causes of an error.
+    pub(crate) fn of_system(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
+        let mut cause = Some(error);
+        while let Some(error) = cause {
+            if let Some(error) = error.downcast_ref::<io::Error>() {
+                return match error.kind() {
+                    io::ErrorKind::AddrInUse => Some(Self::AddressInUse),
+                    io::ErrorKind::PermissionDenied => Some(Self::NoPermission),
+                    _ => None,
+                };
+            }
+            cause = error.source();
+        }
+        None
+    }
+}
+
 /// How a program fails: an exit code, and one message for people.
 #[derive(Debug)]
 pub(crate) struct Failure {

@@ -1,4 +1,5 @@
 use std::fmt;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use crate::client::{Resolve, SystemResolver};
 use crate::cluster::TaskId;
 use crate::config::{Config, DriverSetting, JobKind, RdmaSetting, ShmSetting};
 use crate::function::Service;
-use crate::host::{HostError, HostSetting};
+use crate::host::{HostError, HostSetting, ShardError};
 use crate::placement::{CpuList, PlacementError};
 use crate::policy::{Policy, PolicyError, TokenSource};
 use crate::shard::{DrainLimits, Patience, PeerShares};
@@ -239,6 +240,26 @@ pub enum EngineError {
     /// A shard's thread did not start: no port, no memory, no driver.
     #[error(transparent)]
     Host(#[from] HostError),
+}
+
+impl EngineError {
+    /// Why the engine cannot listen at its address, if that is what failed.
+    pub fn listen_error(&self) -> Option<io::Error> {
+        match self {
+            Self::Host(HostError::Shard {
+                reason: ShardError::Listen(error),
+                ..
+            }) => Some(match error.errno {
+                0 => io::Error::other(error.clone()),
+                errno => io::Error::from_raw_os_error(errno),
+            }),
+            Self::Host(_)
+            | Self::Options(_)
+            | Self::Placement(_)
+            | Self::Policy(_)
+            | Self::Tls(_) => None,
+        }
+    }
 }
 
 fn policy(config: &Config) -> Policy {

@@ -21,7 +21,8 @@ use crate::command::{Command, Parcel};
 use crate::compute::ComputePool;
 use crate::counters::ShardCounters;
 use crate::host::{
-    self, Clock, HostChoice, HostError, HostHandle, HostOptions, Inline, Jobs, TaskSpawner,
+    self, Clock, HostChoice, HostError, HostHandle, HostOptions, Inline, Jobs, ShardError,
+    TaskSpawner,
 };
 use crate::idle::{Idle, IdlePolicy};
 use crate::limits;
@@ -160,9 +161,9 @@ pub(super) fn start_local(options: EngineOptions) -> Result<LocalEngine, EngineE
     let settings = (plan.arena, plan.certificates);
     let (starting, _started) = channel();
     let shard = make_shard(0, queues, options, settings, shared.clone(), starting);
-    let shard = shard.map_err(|message| HostError::Shard {
+    let shard = shard.map_err(|reason| HostError::Shard {
         name: name.clone(),
-        message,
+        reason,
     })?;
     let inline = Inline::new(name, shard, Clock::start(), Idle::new(plan.idle), jobs);
     Ok(LocalEngine::new(inline, shared, shards))
@@ -317,7 +318,7 @@ fn make_shard(
     (arena, certificates): (ArenaOptions, Option<Arc<Certificates>>),
     shared: SharedParts,
     starting: Sender<Started>,
-) -> Result<EngineShard, String> {
+) -> Result<EngineShard, ShardError> {
     let (tcp, driver) =
         TcpTransport::open(options.tcp.clone()).map_err(|error| error.to_string())?;
     let mut secured = Tls::new(tcp);
@@ -358,9 +359,7 @@ fn make_shard(
     };
     let mut shard = Shard::new(transport, parts);
     let star_address = match options.listen {
-        Some(address) if index == 0 => {
-            Some(shard.listen(address).map_err(|error| error.to_string())?)
-        }
+        Some(address) if index == 0 => Some(shard.listen(address).map_err(ShardError::Listen)?),
         _ => None,
     };
     // The engine that waits for this may have given up already.

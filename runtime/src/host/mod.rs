@@ -22,7 +22,7 @@ use std::task::Waker;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use grpcxx_transport::Time;
+use grpcxx_transport::{Time, TransportError};
 
 pub(crate) use beside::{Beside, LocalTask};
 pub use choice::{HostChoice, HostKind, HostSetting};
@@ -113,12 +113,12 @@ pub enum HostError {
     #[error("the glommio host did not start: {0}; GRPCXX_HOST=native runs without it")]
     Glommio(String),
     /// The shard could not be made.
-    #[error("shard `{name}` did not start: {message}")]
+    #[error("shard `{name}` did not start: {reason}")]
     Shard {
         /// Name of the thread.
         name: String,
-        /// The shard's words.
-        message: String,
+        /// Why not.
+        reason: ShardError,
     },
     /// Code on the shard's thread panicked.
     #[error("shard `{name}` panicked in {code}: {message}")]
@@ -132,6 +132,23 @@ pub enum HostError {
     },
 }
 
+/// Why a shard could not be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShardError {
+    /// It cannot listen at its address.
+    #[error(transparent)]
+    Listen(TransportError),
+    /// There is no memory, no driver, or no device for it.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl From<String> for ShardError {
+    fn from(message: String) -> Self {
+        Self::Other(message)
+    }
+}
+
 /// Starts a thread that makes a shard and turns it until it is finished. The spawner runs futures
 /// beside it.
 ///
@@ -141,7 +158,7 @@ pub enum HostError {
 pub fn spawn<L, F>(options: HostOptions, make: F) -> Result<(HostHandle, TaskSpawner), HostError>
 where
     L: ShardLoop + 'static,
-    F: FnOnce() -> Result<L, String> + Send + 'static,
+    F: FnOnce() -> Result<L, ShardError> + Send + 'static,
 {
     let (spawner, jobs) = jobs();
     Ok((spawn_with(options, jobs, make)?, spawner))
@@ -155,7 +172,7 @@ pub(crate) fn spawn_with<L, F>(
 ) -> Result<HostHandle, HostError>
 where
     L: ShardLoop + 'static,
-    F: FnOnce() -> Result<L, String> + Send + 'static,
+    F: FnOnce() -> Result<L, ShardError> + Send + 'static,
 {
     let (starting, started) = sync_channel(1);
     let name = options.name.clone();
@@ -168,9 +185,9 @@ where
                 if let Some(cpu) = options.cpu {
                     pin_current_thread(cpu)?;
                 }
-                let shard = make().map_err(|message| HostError::Shard {
+                let shard = make().map_err(|reason| HostError::Shard {
                     name: options.name.clone(),
-                    message,
+                    reason,
                 })?;
                 let started = move || {
                     let _nobody_waits = starting.try_send(Ok(()));

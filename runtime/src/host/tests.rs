@@ -330,7 +330,7 @@ fn a_panic_of_a_future_is_an_error_of_its_host() {
 #[test]
 fn a_shard_that_cannot_be_made_says_why() {
     for kind in hosts() {
-        let make = || Err::<Toy, _>("no descriptor is left".to_owned());
+        let make = || Err::<Toy, _>(ShardError::from("no descriptor is left".to_owned()));
         let (handle, _spawner) = spawn(options(kind, IdlePolicy::Park), make).unwrap();
         let error = handle.wait_started().unwrap_err();
         assert!(error.to_string().contains("no descriptor is left"));
@@ -342,7 +342,7 @@ fn a_shard_that_cannot_be_made_says_why() {
 fn a_cpu_that_cannot_be_had_is_an_error() {
     let mut options = options(HostKind::Native, IdlePolicy::Park);
     options.cpu = Some(1023);
-    let make = || Err::<Toy, _>("not reached".to_owned());
+    let make = || Err::<Toy, _>(ShardError::from("not reached".to_owned()));
     let (handle, _spawner) = spawn(options, make).unwrap();
     let error = handle.wait_started().unwrap_err();
     assert!(matches!(error, HostError::Placement(_)), "{error}");

@@ -197,7 +197,7 @@ fn failure(error: ServerError) -> Failure {
     if let ServerError::Model(error) = error {
         return Failure::from(error);
     }
-    let exit = exit_of_system(&error).unwrap_or(match &error {
+    let exit = Exit::of_system(&error).unwrap_or(match &error {
         ServerError::EndpointMap(EndpointMapError::Missing { .. }) => Exit::NoInput,
         ServerError::Cluster(_)
         | ServerError::EndpointMap(_)
@@ -211,20 +211,4 @@ fn failure(error: ServerError) -> Failure {
     Err::<(), _>(error)
         .or_exit(exit)
         .expect_err("an error stays one")
-}
-
-/// The exit code of the system's reason, if one is among the causes.
-fn exit_of_system(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if let Some(error) = error.downcast_ref::<io::Error>() {
-            return match error.kind() {
-                io::ErrorKind::AddrInUse => Some(Exit::AddressInUse),
-                io::ErrorKind::PermissionDenied => Some(Exit::NoPermission),
-                _ => None,
-            };
-        }
-        cause = error.source();
-    }
-    None
 }

@@ -69,14 +69,10 @@ fn check_transport(transport: TransportName, report: &StartReport) -> Outcome {
 }
 
 fn engine_failure(error: EngineError) -> Failure {
-    let text = error.to_string();
-    let exit = if text.contains("in use") {
-        Exit::AddressInUse
-    } else {
-        Exit::System
-    };
+    let system = error.listen_error();
+    let exit = system.and_then(|error| Exit::of_system(&error));
     Err::<(), _>(error)
-        .or_exit(exit)
+        .or_exit(exit.unwrap_or(Exit::System))
         .expect_err("an error stays one")
 }
 
