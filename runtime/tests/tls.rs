@@ -115,6 +115,9 @@ fn tensors_travel_over_tls() {
     let report = server.start_report().to_string();
     assert!(report.contains("tls=require (grpcxx://c/ps/0)"), "{report}");
     assert!(report.contains("rdma=off (TLS is on"), "{report}");
+    for engine in [&server, &worker] {
+        assert!(engine.tls_counters().handshakes > 0, "{:?}", engine.task());
+    }
 }
 
 #[test]
@@ -146,6 +149,7 @@ fn strangers_learn_nothing_where_tls_is_required() {
     let _ = stream.read_to_end(&mut answer);
     assert_eq!(answer, b"");
     assert_eq!(server.counters().requests, 0);
+    assert_eq!(server.tls_counters().plain_refused, 1);
     // A dialler without TLS fails, and one with TLS towards a server without does not fall back.
     let plain = Engine::start(authority.options("ps", &[])).unwrap();
     for (from, to) in [(&plain, &server), (&server, &plain)] {

@@ -257,6 +257,7 @@ fn metrics_text(engine: &Engine) -> String {
     let log = grpcxx_runtime::log::counters().entries();
     let refused = engine.authority().counters().entries();
     let counters = engine.counters().entries().into_iter();
+    let counters = counters.chain(engine.tls_counters().entries());
     for (name, meaning, value) in counters.chain(refused).chain(log) {
         metric(&format!("{name}_total"), "counter", meaning, value);
     }

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use grpcxx_rpc::{
     Envelope, Fetched, GraphCall, RendezvousKey, Request, Status, Tensor, Text, home_shard, proto,
 };
+use grpcxx_tls::{LiveCounters, TlsCounters};
 
 pub use self::builder::{EngineBuilder, ListenAddress};
 pub use self::cpu_latency::CpuLatency;
@@ -54,6 +55,8 @@ pub struct Engine {
     turns: AtomicUsize,
     /// What connections prove themselves with, if some are TLS.
     certificates: Option<Arc<Certificates>>,
+    /// Those of each shard, if some connections are TLS.
+    tls_counters: Vec<Arc<LiveCounters>>,
     /// Keeps what [`EngineOptions::cpu_latency`] asks for in force.
     _cpu_latency: Option<File>,
     /// Tells other tasks of the host which CPUs these shards have.
@@ -103,6 +106,11 @@ impl Engine {
     /// What decides who may do what, for other doors to the task than its star port.
     pub fn authority(&self) -> Arc<Authority> {
         Arc::clone(&self.shared.authority)
+    }
+
+    /// What shards have done with TLS since they started, over all of them.
+    pub fn tls_counters(&self) -> TlsCounters {
+        TlsCounters::sum(self.tls_counters.iter().map(|counters| counters.read()))
     }
 
     /// What connections prove themselves with, if some are TLS: for other servers of this task.

@@ -10,7 +10,7 @@ use grpcxx_rdma::{NearPeers, RdmaLinks, RdmaMedium, VerbsAdapter};
 use grpcxx_rpc::{ConnectionLimits, Features, TensorStore};
 use grpcxx_shm::ShmMedium;
 use grpcxx_tcp::{Accepted, DriverChoice, TcpOptions, TcpTransport};
-use grpcxx_tls::Tls;
+use grpcxx_tls::{LiveCounters, Tls};
 use grpcxx_transport::Migrating;
 
 use super::cpu_latency;
@@ -54,6 +54,7 @@ struct Started {
     shared_memory: SharedMemory,
     rdma: Rdma,
     star_address: Option<SocketAddr>,
+    tls: Option<Arc<LiveCounters>>,
 }
 
 /// How all shards of an engine are run.
@@ -100,6 +101,10 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
     let shared_memory = reports.first().map(|report| report.shared_memory.clone());
     let rdma = reports.first().map(|report| report.rdma.clone());
     let star_address = reports.iter().find_map(|report| report.star_address);
+    let tls_counters = reports
+        .into_iter()
+        .filter_map(|report| report.tls)
+        .collect();
     let mut engine = Engine {
         client: Client::new(Arc::clone(&shared.mailboxes), star_address),
         report: StartReport {
@@ -129,6 +134,7 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
         shards,
         turns: AtomicUsize::new(0),
         certificates: plan.certificates,
+        tls_counters,
         _cpu_latency: cpu_latency_file,
         _cpu_claims: plan.cpu_claims,
     };
@@ -325,6 +331,7 @@ fn make_shard(
     if let Some(certificates) = &certificates {
         secured.enable(certificates.options().clone(), certificates.shared());
     }
+    let tls = secured.live_counters();
     let mut near = Migrating::new(secured);
     let shared_memory = share_memory(&mut near, &options, &arena);
     let mut transport = Migrating::new(near);
@@ -368,6 +375,7 @@ fn make_shard(
         shared_memory,
         rdma,
         star_address,
+        tls,
     });
     Ok(DrivenShard::new(shard, queues.sleeper))
 }

@@ -12,7 +12,7 @@ use crate::link::{Pending, Phase, TlsLink};
 use crate::open::{EVENTS_ENOUGH, Ending, Opener};
 use crate::pool::Pool;
 use crate::record::{CLOSE_NOTIFY, Fault, RECORD_BYTES_MAX};
-use crate::{Credentials, TlsCounters, TlsOptions};
+use crate::{Credentials, LiveCounters, TlsOptions};
 
 /// Credentials that can be replaced while links use them.
 pub type SharedCredentials = Arc<ArcSwap<Credentials>>;
@@ -48,7 +48,7 @@ pub(crate) struct Layer {
     /// Where records are opened that the base transport shows.
     pub(crate) scratch: Box<[u8]>,
     pub(crate) now: Time,
-    pub(crate) counters: TlsCounters,
+    pub(crate) counters: Arc<LiveCounters>,
 }
 
 impl Layer {
@@ -71,7 +71,7 @@ impl Layer {
             base_frames: 0,
             scratch: vec![0; RECORD_BYTES_MAX].into_boxed_slice(),
             now: Time::ZERO,
-            counters: TlsCounters::default(),
+            counters: Arc::default(),
         }
     }
 
@@ -242,7 +242,7 @@ impl Layer {
 
     /// Ends a link whose peer broke the rules.
     pub(crate) fn break_off(&mut self, id: LinkId, fault: &Fault) {
-        self.counters.broken += 1;
+        self.counters.broken.add(1);
         if let Some(link) = self.find_mut(id) {
             link.fail("TLS records of", fault.to_string());
             self.endings.push_back((id, fault.alert()));
@@ -284,7 +284,7 @@ impl Layer {
     ) -> usize {
         let mut events = 0;
         if let Phase::Open(open) = &mut link.phase {
-            self.counters.replaced_keys += open.session.replaced_keys;
+            self.counters.replaced_keys.add(open.session.replaced_keys);
             events += open.inbound.lose(link.id, handler);
             if let Some(staged) = open.staged.take() {
                 self.pool.put_staging(staged.buffer);

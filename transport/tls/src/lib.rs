@@ -31,7 +31,7 @@ mod transport;
 mod verify;
 mod work;
 
-pub use counters::TlsCounters;
+pub use counters::{LiveCounters, TlsCounters};
 pub use credentials::{Credentials, CredentialsError, PemTexts};
 pub use handshake::{Handshake, HandshakeError, HandshakeStep};
 pub use layer::SharedCredentials;

@@ -72,12 +72,12 @@ impl<A> Tap<'_, A> {
         }
         if !may_be_plain {
             link.fail("accept", REFUSED_PLAIN.to_owned());
-            self.layer.counters.plain_refused += 1;
+            self.layer.counters.plain_refused.add(1);
             self.layer.endings.push_back((id, None));
             return all_of(bytes);
         }
         link.phase = Phase::Plain;
-        self.layer.counters.plain += 1;
+        self.layer.counters.plain.add(1);
         self.layer.go_on(id);
         match next {
             Next::Head { at_least_bytes } if bytes.len() >= at_least_bytes => {
@@ -110,7 +110,7 @@ impl<A> Tap<'_, A> {
             Ok(()) => self.layer.steps.push_back(id),
             Err(error) => {
                 link.fail("TLS handshake with", error.to_string());
-                self.layer.counters.handshakes_failed += 1;
+                self.layer.counters.handshakes_failed.add(1);
                 self.layer.endings.push_back((id, None));
             }
         }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use grpcxx_transport::{
     CloseReason, Frame, LinkHandler, LinkId, Next, Park, PeerName, Reading, Refusal, Refused, Time,
@@ -11,7 +12,7 @@ use grpcxx_transport::{
 use crate::layer::{Layer, SharedCredentials};
 use crate::link::{Closing, Phase};
 use crate::tap::Tap;
-use crate::{TlsCounters, TlsMode, TlsOptions};
+use crate::{LiveCounters, TlsCounters, TlsMode, TlsOptions};
 
 /// A transport whose links are TLS, or some of them.
 ///
@@ -73,7 +74,13 @@ impl<T: Park> Tls<T> {
     /// What the transport has done so far.
     pub fn counters(&self) -> TlsCounters {
         let layer = self.layer.as_ref();
-        layer.map(|layer| layer.counters).unwrap_or_default()
+        layer.map(|layer| layer.counters.read()).unwrap_or_default()
+    }
+
+    /// What other threads read while the transport counts; `None` if no link is TLS.
+    pub fn live_counters(&self) -> Option<Arc<LiveCounters>> {
+        let layer = self.layer.as_ref();
+        layer.map(|layer| Arc::clone(&layer.counters))
     }
 }
 

@@ -186,7 +186,7 @@ impl<T: Park> Tls<T> {
         let Some(layer) = &mut self.layer else {
             return;
         };
-        layer.counters.handshakes_failed += 1;
+        layer.counters.handshakes_failed.add(1);
         if let Some(link) = layer.find_mut(id) {
             link.fail("TLS handshake with", message.to_owned());
             self.base.close(id, true);
@@ -218,7 +218,7 @@ impl<T: Park> Tls<T> {
             return Err(HandshakeError::UnknownState.into());
         };
         let (session, rest) = Session::new(handshake.finish()?, records_per_key)?;
-        layer.counters.handshakes += 1;
+        layer.counters.handshakes.add(1);
         if session.is_proven {
             handler.proven(id, session.name.as_ref());
         }
@@ -408,7 +408,7 @@ impl<T: Park> Tls<T> {
             layer.deadlines.pop_front();
             if is_pending && let Some(link) = layer.find_mut(id) {
                 link.fail("TLS handshake with", "it took too long".to_owned());
-                layer.counters.handshakes_failed += 1;
+                layer.counters.handshakes_failed.add(1);
                 layer.endings.push_back((id, None));
             }
         }
