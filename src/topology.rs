@@ -30,6 +30,8 @@ pub struct TaskAddresses {
 pub enum MapSource {
     /// This endpoint map.
     File(PathBuf),
+    /// A map that another task has told.
+    Told,
     /// No map: star ports are gRPC ports plus this number.
     PortRule {
         /// The number.
@@ -65,6 +67,15 @@ impl Topology {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Takes the star address of every task from the text of an endpoint map that was told.
+    ///
+    /// # Errors
+    /// The map is wrong or lacks a task.
+    pub fn told(cluster: &ClusterSpec, map: &str) -> Result<Self, EndpointMapError> {
+        let map = EndpointMap::parse(Path::new("what was told"), map.as_bytes())?;
+        Self::from_map(cluster, &map, MapSource::Told)
     }
 
     /// All tasks.
@@ -113,6 +124,7 @@ impl std::fmt::Display for MapSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::File(path) => write!(f, "{}", path.display()),
+            Self::Told => f.write_str("told by another task"),
             Self::PortRule { offset } => write!(f, "no map, gRPC ports + {offset}"),
         }
     }

@@ -1,6 +1,8 @@
 //! Servers in whose shard code panics: the main function of the program, with functions beside it
 //! that no program has.
 
+#[path = "../src/bin/grpcxx-server/allocation.rs"]
+mod allocation;
 #[path = "../src/bin/grpcxx-server/arguments.rs"]
 mod arguments;
 #[path = "../src/bin/grpcxx-server/start.rs"]

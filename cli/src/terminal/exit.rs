@@ -2,6 +2,7 @@ use std::io;
 use std::process::ExitCode;
 
 use grpcxx::model::{FileAction, ModelError};
+use grpcxx_cli::launch::LaunchError;
 use grpcxx_rpc::{Code, Reason, Status};
 
 use super::plain::plain_lines;
@@ -136,6 +137,31 @@ impl From<ModelError> for Failure {
             ModelError::Malformed { .. }
             | ModelError::Tensor { .. }
             | ModelError::Duplicate { .. } => Exit::Data,
+        };
+        Self {
+            exit,
+            error: error.into(),
+        }
+    }
+}
+
+impl From<LaunchError> for Failure {
+    fn from(error: LaunchError) -> Self {
+        let exit = match &error {
+            LaunchError::Half { .. }
+            | LaunchError::Value { .. }
+            | LaunchError::Contradiction(_)
+            | LaunchError::NoLeader { .. }
+            | LaunchError::TfConfig(_) => Exit::Config,
+            LaunchError::Missing { .. }
+            | LaunchError::NoRendezvous { .. }
+            | LaunchError::Refused { .. } => Exit::Unavailable,
+            LaunchError::System { source, .. } => match source.kind() {
+                io::ErrorKind::NotFound => Exit::NoInput,
+                io::ErrorKind::PermissionDenied => Exit::NoPermission,
+                io::ErrorKind::AddrInUse => Exit::AddressInUse,
+                _ => Exit::System,
+            },
         };
         Self {
             exit,

@@ -1,5 +1,6 @@
 //! `grpcxx launch` on one host, and as two ranks that find each other.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -195,6 +196,65 @@ fn servers_find_their_cluster() {
         out.contains("ps:0     | grpcxx-server ready job=ps task=0"),
         "{out}"
     );
+}
+
+#[test]
+fn servers_of_an_allocation_meet_by_themselves() {
+    let port = free_port();
+    let server = |rank: &str| {
+        Command::new(SERVER)
+            .args(["--ps", "1", "--until-stdin-closes"])
+            .args(["--rendezvous", &format!("127.0.0.1:{port}")])
+            .env_remove("TF_CONFIG")
+            .env("RANK", rank)
+            .env("WORLD_SIZE", "2")
+            .env("GRPCXX_SHARDS", "1")
+            .env("GRPCXX_ARENA_BYTES", "64MiB")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let mut servers = ["0", "1"].map(server);
+    let mut star = Vec::new();
+    for (server, task) in servers.iter_mut().zip(["ps task=0", "worker task=0"]) {
+        let mut ready = String::new();
+        let output = server.stdout.take().unwrap();
+        BufReader::new(output).read_line(&mut ready).unwrap();
+        let begin = format!("grpcxx-server ready job={task} ");
+        assert!(ready.starts_with(&begin), "{ready}");
+        star.extend(
+            ready
+                .split(' ')
+                .find_map(|word| word.strip_prefix("star="))
+                .map(str::to_owned),
+        );
+    }
+    for address in star {
+        let output = Command::new(TOOL)
+            .args(["status", "--star", address.trim()])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+    for mut server in servers {
+        drop(server.stdin.take());
+        assert!(server.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn a_server_of_an_allocation_is_told_its_task_by_the_launcher_only() {
+    let output = Command::new(SERVER)
+        .args(["--job-name", "ps", "--task-index", "0"])
+        .env_remove("TF_CONFIG")
+        .env("RANK", "0")
+        .env("WORLD_SIZE", "2")
+        .output()
+        .unwrap();
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(64), "{err}");
+    assert!(err.contains("--job-name"), "{err}");
 }
 
 fn free_port() -> u16 {

@@ -32,6 +32,25 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N")]
     pub(crate) task_index: Option<u32>,
 
+    /// In an allocation of Slurm, MPI, Ray or Kubernetes, if neither --cluster-spec nor TF_CONFIG
+    /// says the cluster: how many of the ranks are parameter servers; all if left out
+    #[arg(long, value_name = "K", conflicts_with = "cluster_spec")]
+    pub(crate) ps: Option<u32>,
+
+    /// In an allocation that does not say it: how many ranks there are
+    #[arg(
+        short = 'n',
+        long = "processes",
+        value_name = "N",
+        conflicts_with = "cluster_spec"
+    )]
+    pub(crate) processes: Option<u32>,
+
+    /// In an allocation that does not say it: where the ranks meet, a host of rank 0 and a free
+    /// port there
+    #[arg(long, value_name = "HOST:PORT", conflicts_with = "cluster_spec")]
+    pub(crate) rendezvous: Option<String>,
+
     /// How tasks speak with each other: grpc++, grpc, or DeepRec's star_server, star_server_lite,
     /// star_server_v2
     #[arg(long, value_name = "NAME", default_value = "grpc++")]
@@ -77,6 +96,9 @@ Examples:
 
   As TensorFlow's launchers do it:
     TF_CONFIG='{\"cluster\":{\"ps\":[\"a:2222\"],\"worker\":[\"b:2222\"]},\"task\":{\"type\":\"ps\",\"index\":0}}' grpcxx-server
+
+  In each rank of a job of Slurm, which tells them apart:
+    srun -n 4 grpcxx-server --ps 2
 
 Exit codes:
    0 stopped as asked                      71 the system refused something

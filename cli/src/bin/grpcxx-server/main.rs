@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod allocation;
 mod arguments;
 mod start;
 #[expect(dead_code, reason = "each program uses a part of it")]

@@ -9,6 +9,7 @@ use grpcxx_runtime::cluster::{ClusterSpec, Protocol, TaskId, TfConfig};
 use grpcxx_runtime::config::Config;
 use grpcxx_runtime::endpoint_map::EndpointMapError;
 
+use crate::allocation::{self, Allocated};
 use crate::arguments::Arguments;
 use crate::terminal::{
     Exit, Failure, OrExit, Outcome, Signals, read_cluster, read_config, start_log, write_in_time,
@@ -87,9 +88,28 @@ const DEATH: &str = "a shard died";
 
 fn options(arguments: &Arguments, config: Config) -> Outcome<ServerOptions> {
     let protocol: Protocol = arguments.protocol.parse().or_exit(Exit::Usage)?;
-    let (cluster, task) = cluster_and_task(arguments, &config)?;
+    let is_told = arguments.cluster_spec.is_some() || config.tf_config.is_some();
+    let allocated = match is_told {
+        true => None,
+        false => allocation::find(arguments)?,
+    };
+    let (cluster, task, told) = match allocated {
+        Some(Allocated {
+            cluster,
+            task,
+            topology,
+        }) => (cluster, task, Some(topology)),
+        None => {
+            let (cluster, task) = cluster_and_task(arguments, &config)?;
+            (cluster, task, None)
+        }
+    };
     cluster.require(&task).or_exit(Exit::Config)?;
-    let topology = if protocol.speaks_star() {
+    let topology = if !protocol.speaks_star() {
+        None
+    } else if told.is_some() {
+        told
+    } else {
         let topology = Topology::find(
             &cluster,
             arguments.endpoint_map.as_deref(),
@@ -97,8 +117,6 @@ fn options(arguments: &Arguments, config: Config) -> Outcome<ServerOptions> {
             config.star_port_offset,
         );
         Some(topology.map_err(|error| failure(error.into()))?)
-    } else {
-        None
     };
     let model = if arguments.load.is_empty() {
         None
@@ -134,7 +152,7 @@ fn cluster_and_task(arguments: &Arguments, config: &Config) -> Outcome<(ClusterS
         (None, None) => {
             return Err(Failure::new(
                 Exit::Usage,
-                "which cluster? Give --cluster-spec 'ps|host:port,worker|host:port', or set TF_CONFIG; see --help",
+                "which cluster? Give --cluster-spec 'ps|host:port,worker|host:port', or set TF_CONFIG, or start this by a launcher; see --help",
             ));
         }
     };

@@ -9,8 +9,8 @@ use std::sync::mpsc::TryRecvError;
 use std::time::Duration;
 
 use grpcxx_cli::launch::{
-    self, Address, Allocation, Child, Children, CpuShare, Decision, Environment, Gang, LaunchError,
-    Meeting, MeetingOptions, Order, Plan, Roles,
+    self, Address, Allocation, Child, Children, CpuShare, Decision, Environment, Gang, Meeting,
+    MeetingOptions, Order, Plan, Roles,
 };
 use grpcxx_cli::local::held_ports;
 
@@ -23,7 +23,7 @@ use crate::terminal::{Exit, Failure, OrExit, Outcome, Signals};
 pub(crate) fn run(arguments: &LaunchArguments) -> Outcome {
     let signals = Signals::watch()?;
     let allocation = match arguments.launcher {
-        LauncherChoice::Auto => launch::find(&Environment::of_process()).map_err(failure)?,
+        LauncherChoice::Auto => launch::find(&Environment::of_process())?,
         LauncherChoice::Local => None,
     };
     match allocation {
@@ -49,7 +49,7 @@ pub(crate) fn run(arguments: &LaunchArguments) -> Outcome {
 /// Starts all processes on this host.
 fn run_here(arguments: &LaunchArguments, signals: &Signals) -> Outcome {
     let size = arguments.size.unwrap_or(1);
-    let roles = Roles::new(size, arguments.ps, arguments.chief).map_err(failure)?;
+    let roles = Roles::new(size, arguments.ps, arguments.chief)?;
     let held = held_ports(2 * size as usize, LOOPBACK)
         .or_exit_at(Exit::System, || "cannot find free ports".to_owned())?;
     let addresses = held.chunks_exact(2).map(|ports| Address {
@@ -104,21 +104,21 @@ fn watch(
     loop {
         if let Some(signal) = signals.wait(Some(WATCH_INTERVAL)) {
             signal.ends_program();
-            return children.stop(GRACE).map_err(failure);
+            return Ok(children.stop(GRACE)?);
         }
-        for (rank, end) in children.ended().map_err(failure)? {
+        for (rank, end) in children.ended()? {
             match gang.ended(rank, restart, &end) {
                 Decision::Continue => {}
                 Decision::Restart(number, reason) => {
                     tracing::warn!(restart = number, "{reason}");
                     restart = number;
-                    children.stop(GRACE).map_err(failure)?;
-                    children.start_again().map_err(failure)?;
+                    children.stop(GRACE)?;
+                    children.start_again()?;
                     break;
                 }
-                Decision::Finish => return children.stop(GRACE).map_err(failure),
+                Decision::Finish => return Ok(children.stop(GRACE)?),
                 Decision::Fail(reason) => {
-                    children.stop(GRACE).map_err(failure)?;
+                    children.stop(GRACE)?;
                     return Err(Failure::new(Exit::Software, reason));
                 }
             }
@@ -136,7 +136,7 @@ fn run_rank(arguments: &LaunchArguments, allocation: &Allocation, signals: &Sign
         timeout: arguments.timeout,
         restarts: Some(arguments.restarts),
     };
-    let mut meeting = Meeting::hold(allocation, &options).map_err(failure)?;
+    let mut meeting = Meeting::hold(allocation, &options)?;
     let folder = Folder::make(&meeting.plan, false)?;
     let child = child(arguments, &folder, &meeting.plan, meeting.rank);
     let outcome = follow(arguments, child, &meeting, signals);
@@ -163,10 +163,10 @@ fn follow(
     loop {
         if let Some(signal) = signals.wait(Some(WATCH_INTERVAL)) {
             signal.ends_program();
-            return children.stop(GRACE).map_err(failure);
+            return Ok(children.stop(GRACE)?);
         }
         // The order may be about this very end, which is reported first.
-        for (_, end) in children.ended().map_err(failure)? {
+        for (_, end) in children.ended()? {
             // Where rank 0 is gone, there will be no orders either.
             let _ = meeting.member.report(restart, end);
         }
@@ -174,16 +174,16 @@ fn follow(
             Err(TryRecvError::Empty) => {}
             Ok(Order::Restart(number)) => {
                 restart = number;
-                children.stop(GRACE).map_err(failure)?;
-                children.start_again().map_err(failure)?;
+                children.stop(GRACE)?;
+                children.start_again()?;
             }
-            Ok(Order::Finish) => return children.stop(GRACE).map_err(failure),
+            Ok(Order::Finish) => return Ok(children.stop(GRACE)?),
             Ok(Order::Fail(reason)) => {
-                children.stop(GRACE).map_err(failure)?;
+                children.stop(GRACE)?;
                 return Err(Failure::new(Exit::Software, reason));
             }
             Err(TryRecvError::Disconnected) => {
-                children.stop(GRACE).map_err(failure)?;
+                children.stop(GRACE)?;
                 return Err(Failure::new(
                     Exit::Unavailable,
                     "rank 0 is lost: its launcher hung up",
@@ -196,7 +196,7 @@ fn follow(
 fn start(arguments: &LaunchArguments, children: Vec<Child>) -> Outcome<Children> {
     let names: Vec<&str> = children.iter().map(|child| child.name.as_str()).collect();
     let sink = lines(&names, arguments.output.as_deref())?;
-    Children::start(children, sink).map_err(failure)
+    Ok(Children::start(children, sink)?)
 }
 
 /// What a rank is started with, but for its CPUs.
@@ -210,26 +210,6 @@ fn child(arguments: &LaunchArguments, folder: &Folder, plan: &Plan, rank: u32) -
         environment,
         cpus: None,
     }
-}
-
-fn failure(error: LaunchError) -> Failure {
-    let exit = match &error {
-        LaunchError::Half { .. }
-        | LaunchError::Value { .. }
-        | LaunchError::Contradiction(_)
-        | LaunchError::NoLeader { .. }
-        | LaunchError::TfConfig(_) => Exit::Config,
-        LaunchError::Missing { .. }
-        | LaunchError::NoRendezvous { .. }
-        | LaunchError::Refused { .. } => Exit::Unavailable,
-        LaunchError::System { source, .. } => match source.kind() {
-            std::io::ErrorKind::NotFound => Exit::NoInput,
-            std::io::ErrorKind::PermissionDenied => Exit::NoPermission,
-            std::io::ErrorKind::AddrInUse => Exit::AddressInUse,
-            _ => Exit::System,
-        },
-    };
-    Failure::new(exit, error.to_string())
 }
 
 const LOOPBACK: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
