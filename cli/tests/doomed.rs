@@ -195,10 +195,7 @@ fn the_health_of_a_server_fails_with_its_shard() {
     let (mut config, _) = Config::read(|_| None, [""; 0]).unwrap();
     config.shards = Some(2);
     let cluster = ClusterSpec::parse(&format!("ps|{grpc}")).unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let map = folder.path().join("map");
-    std::fs::write(&map, format!("{grpc}={star}\n")).unwrap();
-    let topology = Topology::find(&cluster, Some(&map), None, 10_000).unwrap();
+    let topology = Topology::told(&cluster, &format!("{grpc}={star}\n")).unwrap();
     let server = Server::start(ServerOptions {
         config,
         cluster,

@@ -30,10 +30,7 @@ fn start() -> (Server, [SocketAddr; 2]) {
     let [grpc, star, metrics] = listeners.map(|listener| listener.local_addr().unwrap());
     let (config, _) = Config::read(|_| None, [""; 0]).unwrap();
     let cluster = ClusterSpec::parse(&format!("ps|{grpc}")).unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let map = folder.path().join("map");
-    std::fs::write(&map, format!("{grpc}={star}\n")).unwrap();
-    let topology = Topology::find(&cluster, Some(&map), None, 10_000).unwrap();
+    let topology = Topology::told(&cluster, &format!("{grpc}={star}\n")).unwrap();
     let server = Server::start(ServerOptions {
         config,
         cluster,
