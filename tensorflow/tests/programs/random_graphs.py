@@ -116,7 +116,8 @@ class Maker:
         with self.somewhere():
             for value in here:
                 self.add(tf.raw_ops.Identity(input=value) + 1.0)
-            self.add(tf.add_n([tf.reduce_sum(value) for value in here]))
+            # Not `add_n`, whose order differs from run to run.
+            self.add(tf.reduce_sum(tf.stack([tf.reduce_sum(value) for value in here])))
 
     def burst_of_reads(self):
         """Reads of variables, which lie where they lie, used here."""
