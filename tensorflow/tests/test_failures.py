@@ -50,7 +50,7 @@ def test_a_killed_worker_comes_back():
         assert counters["receives_open"] == counters["tensors_lent"] == 0
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "grpc++"])
+@pytest.mark.parametrize("protocol", [pytest.param("grpc", marks=pytest.mark.long), "grpc++"])
 def test_a_network_cut_for_five_seconds(protocol):
     # Memory that two tasks share is not cut with the network.
     environment = {"TEST_PAUSE_S": "0.02", "GRPCXX_SHM": "off"}

@@ -9,7 +9,9 @@ pytestmark = pytest.mark.processes
 STEPS = 100
 
 
-@pytest.mark.parametrize("kind, server", [("resource", "distribute"), ("ref", "v1")])
+@pytest.mark.parametrize(
+    "kind, server", [("resource", "distribute"), pytest.param("ref", "v1", marks=pytest.mark.long)]
+)
 def test_monitored_training_session_with_two_ps_and_two_workers(kind, server):
     with Cluster("grpc++", ps=2, worker=2) as cluster:
         servers = cluster.serve("ps")

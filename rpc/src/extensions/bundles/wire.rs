@@ -235,6 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "it searches a document: a minute")]
     fn a_request_has_the_bytes_of_the_document() {
         let mut bytes = Vec::new();
         let request = BundledReceive {

@@ -61,6 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "it searches a document: a minute")]
     fn the_document_states_the_limits() {
         let document = include_str!("../../../../docs/wire.md");
         let document = document.split_whitespace().collect::<Vec<_>>().join(" ");
