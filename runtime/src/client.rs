@@ -23,6 +23,7 @@ use crate::call::{Call, CallSpec, CompletionHandler, Take};
 use crate::cancellation::Cancel;
 use crate::command::{Command, NewCall};
 use crate::completion::{Completion, Recipient, Target};
+use crate::latency::CallLatency;
 use crate::limits;
 use crate::shard::ShardContext;
 
@@ -225,6 +226,17 @@ impl Client {
             tell: Box::new(tell),
         };
         self.shared.mailboxes.deliver(peer.shard(), command);
+    }
+
+    /// Asks each shard how long its calls and requests took. Each tells on its own thread, once;
+    /// one that has ended drops `tell` unheard. Returns how many shards there are.
+    pub fn latencies(&self, tell: impl FnOnce(Vec<CallLatency>) + Clone + Send + 'static) -> usize {
+        let mailboxes = &self.shared.mailboxes;
+        for shard in 0..mailboxes.len() {
+            let tell = Box::new(tell.clone());
+            mailboxes.deliver(shard, Command::Latencies { tell });
+        }
+        mailboxes.len()
     }
 
     /// Closes the connection to a peer, if there is one. Calls on it fail with `UNAVAILABLE`; later

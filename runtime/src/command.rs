@@ -14,6 +14,7 @@ use crate::call::{CallResult, CallSpec};
 use crate::client::{Found, Peer, PeerState};
 use crate::completion::Completion;
 use crate::fate::Fate;
+use crate::latency::CallLatency;
 use crate::shard::ShardContext;
 
 /// The keys of one receive.
@@ -87,6 +88,10 @@ pub(crate) enum Command {
     Inspect {
         peer: Peer,
         tell: Box<dyn FnOnce(PeerState) + Send>,
+    },
+    /// Tell how long calls and requests took on this shard.
+    Latencies {
+        tell: Box<dyn FnOnce(Vec<CallLatency>) + Send>,
     },
     /// Close the connection to a peer, on the shard that owns it.
     Disconnect { peer: Peer },
@@ -224,6 +229,7 @@ impl std::fmt::Debug for Command {
             Self::Cleanup { .. } => "Cleanup",
             Self::GraphDone(_) => "GraphDone",
             Self::Inspect { .. } => "Inspect",
+            Self::Latencies { .. } => "Latencies",
             Self::Disconnect { .. } => "Disconnect",
             Self::Resolved { .. } => "Resolved",
             Self::Run(_) => "Run",

@@ -23,6 +23,7 @@ mod function;
 pub mod fuzz;
 pub mod host;
 pub mod idle;
+mod latency;
 mod limits;
 pub mod local;
 pub mod log;
@@ -53,6 +54,7 @@ pub use engine::{
 };
 pub use function::{AtOnce, Function, Later, Promise, RequestWatch, Responder, Served, Service};
 pub use grpcxx_transport::Time;
+pub use latency::{CallLatency, CallSide, LATENCY_BOUNDS_SECONDS, Latency};
 pub use registry::{STORE_LIST, STORE_PULL, STORE_PUSH};
 pub use regular_file::open_regular_file;
 pub use remote::Remote;

@@ -11,11 +11,11 @@ use grpcxx_rpc::proto::{
 use grpcxx_rpc::{Code, Envelope, Method, Request, Response, Status, Tensor, Text};
 use grpcxx_runtime::cluster::{ClusterSpec, TaskId};
 use grpcxx_runtime::service::ServiceReport;
-use grpcxx_runtime::{Call, Certificates, Client, Engine};
+use grpcxx_runtime::{Call, CallLatency, Certificates, Client, Engine};
 use prost::Message;
 
+use super::call_metrics;
 use super::engine_slot::EngineSlot;
-use super::service_metrics;
 use crate::topology::Topology;
 
 /// The engine as its gRPC endpoint sees it.
@@ -96,6 +96,24 @@ impl EngineBackend {
                 format!("{} answered {method} with tensors", task.name),
             )),
         }
+    }
+
+    /// How long calls and requests took on the shards that tell in time, and how many do not.
+    async fn latencies(&self) -> (Vec<CallLatency>, usize) {
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let shards = self.client.latencies(move |latencies| {
+            // Who asked may have given up.
+            let _ = tell.send(latencies);
+        });
+        let mut all = Vec::new();
+        let mut answers = 0;
+        let end = tokio::time::Instant::now() + SHARD_TIMEOUT;
+        while let Ok(Some(latencies)) = tokio::time::timeout_at(end, told.recv()).await {
+            answers += 1;
+            all.extend(latencies);
+        }
+        all.sort_by_key(|call| call.shard);
+        (all, shards - answers)
     }
 
     async fn describe(&self, task: &Neighbour) -> TaskDevices {
@@ -240,7 +258,12 @@ impl Backend for EngineBackend {
 
     fn metrics_text(&self) -> Answer<'_, String> {
         let text = self.engine.with(metrics_text);
-        Box::pin(async move { text })
+        Box::pin(async move {
+            let mut text = text?;
+            let (calls, silent) = self.latencies().await;
+            call_metrics::write_calls(&calls, silent, &mut text);
+            Ok(text)
+        })
     }
 }
 
@@ -284,7 +307,7 @@ fn metrics_text(engine: &Engine) -> String {
         "Address space that memory of other processes takes in this one, in bytes.",
         engine.mapped_peer_bytes(),
     );
-    service_metrics::write(&engine.method_reports(), &mut text);
+    call_metrics::write_methods(&engine.method_reports(), &mut text);
     text
 }
 
@@ -292,6 +315,9 @@ fn cleanup_all_body(container: Vec<String>) -> Buffer {
     Buffer::from(CleanupAllRequest { container }.encode_to_vec())
 }
 
+/// How long a shard may take to tell what it has counted: less than a scrape waits for the page, so
+/// that a shard that is stuck hides its own numbers alone.
+const SHARD_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long a question to another task may take before it counts as unreachable.
 const NEIGHBOUR_TIMEOUT: Duration = Duration::from_secs(5);
 /// Tasks that are asked at the same time.

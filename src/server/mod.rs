@@ -2,10 +2,11 @@
 //! model.
 
 mod backend;
+mod call_metrics;
 mod engine_slot;
 mod info;
+mod latencies;
 mod model_pull;
-mod service_metrics;
 
 use std::fmt;
 use std::io;
@@ -29,6 +30,7 @@ use crate::topology::Topology;
 use backend::EngineBackend;
 use engine_slot::EngineSlot;
 pub use info::{SERVER_INFO, ServerInfo, server_info};
+pub use latencies::{CallSummary, SERVER_LATENCIES, server_latencies};
 pub use model_pull::{MODEL_PULL, PullReport, pull_model};
 
 /// Which task to run, in which cluster, and how.
@@ -173,6 +175,8 @@ impl Server {
             engine.register(MODEL_PULL, Arc::new(function));
         }
         engine.register(SERVER_INFO, Arc::new(ServerInfo::of(&report)));
+        let latencies = latencies::ServerLatencies::new(client.clone());
+        engine.register(SERVER_LATENCIES, Arc::new(latencies));
         let engine = Arc::new(EngineSlot::new(engine));
         let backend = EngineBackend::new(
             Arc::clone(&engine),

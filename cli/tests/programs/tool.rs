@@ -107,6 +107,12 @@ fn models_are_pushed_listed_pulled_and_compared() {
         assert_eq!(task["version"], env!("CARGO_PKG_VERSION"));
         assert_eq!(task["devices"][0]["device_type"], "CPU");
     }
+    // The model was pulled by functions of the ps tasks.
+    let calls = tasks[0]["calls"].as_array().unwrap();
+    let served = |call: &&Value| call["side"] == "server" && call["method"] == "StarRunGraph";
+    let count = |call: &Value| call["count"].as_u64().unwrap();
+    let pulls: u64 = calls.iter().filter(served).map(count).sum();
+    assert!(pulls >= 2, "{calls:?}");
     let stored: u64 = tasks
         .iter()
         .map(|task| task["stored_tensors"].as_u64().unwrap())

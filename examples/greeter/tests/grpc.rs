@@ -66,11 +66,21 @@ where
 
 #[tokio::test]
 async fn a_client_of_tonic_calls_what_was_registered() {
-    let (server, [grpc, _]) = start();
+    let (server, [grpc, metrics]) = start();
     let name = "tonic".to_owned();
     let request = Request::new(HelloRequest { name });
     let reply = call::<_, HelloReply>(grpc, "/helloworld.Greeter/SayHello", request).await;
     assert_eq!(reply.unwrap().get_ref().message, "Hello tonic!");
+    let page = page(metrics);
+    let labels = r#"{method="service",medium="local",shard="0""#;
+    for line in [
+        format!("grpcxx_call_seconds_bucket{labels},le=\"+Inf\"}} 1\n"),
+        format!("grpcxx_call_seconds_count{labels}}} 1\n"),
+        "# TYPE grpcxx_request_seconds histogram\n".to_owned(),
+        "grpcxx_shards_silent 0\n".to_owned(),
+    ] {
+        assert!(page.contains(&line), "{line} is not in {page}");
+    }
     server.shutdown(Duration::ZERO);
 }
 

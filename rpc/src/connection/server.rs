@@ -118,6 +118,11 @@ impl RequestId {
         Self(SlotId::from_raw(token))
     }
 
+    /// Index of the request among those of its connection that have not ended.
+    pub fn slot(self) -> usize {
+        self.0.slot as usize
+    }
+
     /// The id as a number, which is the token given to [`Landings`](super::Landings).
     pub fn token(self) -> u64 {
         self.0.raw()

@@ -12,13 +12,14 @@ mod method;
 mod pieces;
 mod stats;
 
+pub use crate::latency::{LATENCY_BOUNDS_SECONDS, Latency};
 pub use crate::remote::Remote;
 pub(crate) use client::take_envelope;
 pub use client::{IntoRequest, ServiceClient, UnaryCall};
 pub use exchange::{Request, Response};
 pub use grpcxx_rpc::{Code, Metadata, Status};
 pub use method::{Methods, Place, TypedService};
-pub use stats::{LATENCY_BOUNDS_SECONDS, MethodReport, ServiceReport};
+pub use stats::{MethodReport, ServiceReport};
 
 pub(crate) use graph_door::GraphDoor;
 pub(crate) use method::{Begun, Registered};

@@ -4,7 +4,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use grpcxx_rpc::{Code, Envelope, Status};
-use hdrhistogram::Histogram;
+
+use crate::latency::Latency;
 
 /// The numbers of one method, a part for each shard, which the shard has nearly for itself.
 pub(crate) struct MethodStats {
@@ -19,9 +20,8 @@ struct Part {
     by_code: [u64; CODES],
     request_bytes: u64,
     answer_bytes: u64,
-    seconds: f64,
-    /// In nanoseconds; made when the first call ends.
-    latency: Option<Histogram<u32>>,
+    /// Made when the first call ends.
+    latency: Option<Latency>,
 }
 
 /// What an engine has counted of one method since it was registered.
@@ -38,16 +38,8 @@ pub struct MethodReport {
     pub request_bytes: u64,
     /// Bytes of messages that were answered.
     pub answer_bytes: u64,
-    /// Calls that took at most as long as each of [`LATENCY_BOUNDS_SECONDS`].
-    pub within_bounds: Vec<u64>,
-    /// Calls that have ended.
-    pub ended: u64,
-    /// Time of all calls that have ended, in seconds.
-    pub seconds: f64,
-    /// The median, in nanoseconds.
-    pub p50_ns: u64,
-    /// The 99th percentile, in nanoseconds.
-    pub p99_ns: u64,
+    /// How long the calls took that have ended.
+    pub latency: Latency,
 }
 
 /// A service that an engine serves.
@@ -89,7 +81,6 @@ impl MethodStats {
         let took = begun.elapsed();
         let mut part = self.part(shard);
         part.ended += 1;
-        part.seconds += took.as_secs_f64();
         let code = match answer {
             Ok(envelope) => {
                 part.answer_bytes += envelope.message_bytes() as u64;
@@ -98,47 +89,28 @@ impl MethodStats {
             Err(status) => status.code as usize,
         };
         part.by_code[code] += 1;
-        let latency = part.latency.get_or_insert_with(|| {
-            Histogram::new_with_bounds(1, LATENCY_NS_MAX, LATENCY_DIGITS)
-                .expect("bounds and digits are those that the crate allows")
-        });
-        latency.saturating_record(took.as_nanos().min(u128::from(u64::MAX)) as u64);
+        let took_ns = took.as_nanos().min(u128::from(u64::MAX)) as u64;
+        let latency = part.latency.get_or_insert_default();
+        latency.record(took_ns, 1);
     }
 
     /// The sum over all shards.
     pub(crate) fn report(&self, path: &str) -> MethodReport {
         let mut report = MethodReport {
             path: path.to_owned(),
-            within_bounds: vec![0; LATENCY_BOUNDS_SECONDS.len()],
             ..MethodReport::default()
         };
         let mut by_code = [0; CODES];
-        let mut whole: Option<Histogram<u32>> = None;
         for shard in 0..self.shards.len() {
             let part = self.part(shard);
             report.in_flight += part.begun - part.ended;
-            report.ended += part.ended;
-            report.seconds += part.seconds;
             report.request_bytes += part.request_bytes;
             report.answer_bytes += part.answer_bytes;
             for (sum, count) in by_code.iter_mut().zip(part.by_code) {
                 *sum += count;
             }
             if let Some(latency) = &part.latency {
-                match &mut whole {
-                    Some(whole) => {
-                        // Both have the same bounds, so nothing can be out of range.
-                        let _in_range = whole.add(latency);
-                    }
-                    None => whole = Some(latency.clone()),
-                }
-            }
-        }
-        if let Some(whole) = whole {
-            report.p50_ns = whole.value_at_quantile(0.5);
-            report.p99_ns = whole.value_at_quantile(0.99);
-            for (within, bound) in report.within_bounds.iter_mut().zip(LATENCY_BOUNDS_SECONDS) {
-                *within = whole.count_between(0, (bound * 1e9) as u64);
+                report.latency.add(latency);
             }
         }
         let codes = by_code
@@ -152,19 +124,8 @@ impl MethodStats {
     }
 }
 
-/// Upper bounds of the latencies that are reported, in seconds.
-pub const LATENCY_BOUNDS_SECONDS: [f64; 12] = [
-    1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0,
-];
-
 /// Codes of gRPC, success included.
 const CODES: usize = 17;
-
-/// Longer calls count as this long, in nanoseconds.
-const LATENCY_NS_MAX: u64 = 3600 * 1_000_000_000;
-
-/// Digits of a latency that are kept.
-const LATENCY_DIGITS: u8 = 2;
 
 #[cfg(all(test, not(loom)))]
 mod tests {
@@ -186,8 +147,7 @@ mod tests {
         );
         let report = stats.report("/a/b");
         assert_eq!(report.calls, [(None, 1), (Some(Code::NotFound), 1)]);
-        assert_eq!((report.ended, report.in_flight), (2, 1));
-        assert_eq!(report.within_bounds.last(), Some(&2));
-        assert!(report.p50_ns <= report.p99_ns);
+        assert_eq!((report.latency.count(), report.in_flight), (2, 1));
+        assert_eq!(report.latency.within(10.0), 2);
     }
 }

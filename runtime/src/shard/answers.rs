@@ -39,6 +39,7 @@ impl<A> Core<A> {
                 if let Err(result) = connection.try_answer_in(request, result, &mut memory) {
                     return self.put_back(result, taken);
                 }
+                self.note_request(id, request);
                 if is_failed {
                     self.counters().requests_failed.add(1);
                 }
@@ -65,6 +66,7 @@ impl<A> Core<A> {
         let mut memory = |len| arena.allocate(len).ok();
         let connection = &mut server.connection;
         if connection.answer_kept_in(request, tensors, &mut memory) {
+            self.note_request(id, request);
             self.mark_server(id);
         }
     }

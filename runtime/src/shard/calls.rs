@@ -8,9 +8,10 @@ use grpcxx_transport::{Refusal, Time};
 use crate::call::CallResult;
 use crate::command::{Cancellable, Command, NewCall, Origin, SlotId, deadline};
 use crate::completion::{Completion, Target};
+use crate::latency::{CallKind, CallSide, CallStart, Carrier};
 use crate::limits;
 use crate::shard::core::Core;
-use crate::shard::in_flight::{Details, Stage, token};
+use crate::shard::in_flight::{Details, Entry, Stage, token};
 use crate::shard::outgoing::WaitingCall;
 use crate::shard::timers::Subject;
 
@@ -49,11 +50,9 @@ impl<A> Core<A> {
             stage,
             watch: None,
         });
-        let call = match self
-            .outgoing
-            .calls
-            .insert(completion.into_target(), details)
-        {
+        let begun = CallStart::new(self.now, CallKind::of(&request));
+        let target = completion.into_target();
+        let call = match self.outgoing.calls.insert(target, begun, details) {
             Ok(call) => call,
             Err(target) => {
                 let text = format!(
@@ -121,15 +120,28 @@ impl<A> Core<A> {
         let _nobody_waits = self.try_finish_call(call, result);
     }
 
-    /// Ends a call, or gives the result back if its caller has gone already.
+    /// Notes how long a call took that has ended.
+    pub(super) fn note_call(&mut self, carrier: Carrier, begun: CallStart) {
+        let on = (CallSide::Client, carrier);
+        self.latencies.record(on, begun, self.now, 1);
+    }
+
+    /// Ends a call that no connection has, or gives the result back if its caller has gone already.
     #[inline]
     pub(super) fn try_finish_call(
         &mut self,
         call: SlotId,
         result: CallResult,
     ) -> Result<(), CallResult> {
+        let carrier = match self.outgoing.calls.is_local(call) {
+            true => Carrier::Local,
+            false => Carrier::None,
+        };
         match self.outgoing.calls.take(call) {
-            Some(target) => self.complete(target, result),
+            Some(Entry { target, begun }) => {
+                self.note_call(carrier, begun);
+                self.complete(target, result)
+            }
             None => Err(result),
         }
     }

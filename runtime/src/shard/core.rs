@@ -15,6 +15,7 @@ use crate::command::{Command, Parcel, Shared};
 use crate::compute::Compute;
 use crate::counters::ShardCounters;
 use crate::function::Service;
+use crate::latency::LatencyTable;
 use crate::limits;
 use crate::mesh::{Inbox, Mesh};
 use crate::policy::Authority;
@@ -48,6 +49,7 @@ pub(crate) struct Core<A> {
     pub(super) timers: Timers<Subject>,
     pub(super) looks: Looks,
     pub(super) shares: PeerShares,
+    pub(super) latencies: LatencyTable,
     pub(super) stop_at: Option<Time>,
     /// Whether the shard has stopped and let go of all links; it then makes no more.
     pub(super) has_ended: bool,
@@ -109,6 +111,7 @@ impl<A> Core<A> {
             timers: Timers::new(),
             looks: Looks::new(parts.patience),
             shares: parts.shares,
+            latencies: LatencyTable::new(),
             stop_at: None,
             has_ended: false,
             finished: false,
@@ -310,6 +313,7 @@ impl<A> Core<A> {
             Command::Cleanup { step_id, origin } => self.cleanup(step_id, origin),
             Command::GraphDone(graph_done) => self.graph_done(graph_done),
             Command::Inspect { peer, tell } => tell(self.inspect_peer(&peer)),
+            Command::Latencies { tell } => tell(self.latencies.snapshot(self.index)),
             Command::Disconnect { peer } => self.disconnect_peer(&peer),
             Command::Resolved { slot, found } => self.peer_resolved(slot, found),
             Command::Run(code) => {

@@ -13,22 +13,31 @@ use crate::blame::survive;
 use crate::command::SlotId;
 use crate::completion::{Completion, Recipient, Target};
 use crate::function::RequestWatch;
+use crate::latency::CallStart;
 use crate::limits;
 
 /// The calls that this shard has accepted and not yet finished.
 ///
-/// An entry is where the result of its call goes. What only calls have that can be withdrawn, or
-/// that this process serves, is in `details`, so that the entry of a small call stays short.
+/// An entry is where the result of its call goes, and when the call began. What only calls have
+/// that can be withdrawn, or that this process serves, is in `details`, so that the entry of a small
+/// call stays short.
 ///
 /// Invariant: a call with details has them at its slot; no other slot has any.
 #[derive(Debug)]
 pub(super) struct InFlight {
-    targets: SlotTable<Target>,
+    entries: SlotTable<Entry>,
     details: Vec<Option<Details>>,
     /// The calls that can be withdrawn, by the numbers that their callers know.
     numbers: HashMap<u64, SlotId, RandomState>,
     /// Calls begun that the counters of the shard do not know yet.
     pub(super) begun: u64,
+}
+
+/// A call that has not ended.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) target: Target,
+    pub(super) begun: CallStart,
 }
 
 /// What few calls need.
@@ -53,7 +62,7 @@ pub(super) enum Stage {
 impl InFlight {
     pub(super) fn new() -> Self {
         Self {
-            targets: SlotTable::new(limits::CALLS_PER_SHARD),
+            entries: SlotTable::new(limits::CALLS_PER_SHARD),
             details: Vec::new(),
             numbers: HashMap::default(),
             begun: 0,
@@ -61,22 +70,30 @@ impl InFlight {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.targets.is_empty()
+        self.entries.is_empty()
     }
 
     #[cfg(all(any(test, fuzzing), not(loom)))]
     pub(super) fn len(&self) -> usize {
-        self.targets.len()
+        self.entries.len()
     }
 
     /// Whether a call has not ended.
     pub(super) fn has(&self, call: SlotId) -> bool {
-        self.targets.find(call).is_some()
+        self.entries.find(call).is_some()
+    }
+
+    /// Whether this process serves the call itself.
+    pub(super) fn is_local(&self, call: SlotId) -> bool {
+        let details = self.details.get(call.slot as usize);
+        details
+            .and_then(Option::as_ref)
+            .is_some_and(|details| matches!(details.stage, Stage::Local { .. }))
     }
 
     /// The names of all calls.
     pub(super) fn ids(&self) -> Vec<SlotId> {
-        self.targets.keys().collect()
+        self.entries.keys().collect()
     }
 
     /// The call that its caller knows by this number.
@@ -86,13 +103,13 @@ impl InFlight {
 
     /// Where the result of a call goes.
     pub(super) fn target(&self, call: SlotId) -> Option<&Target> {
-        self.targets.find(call)
+        self.entries.find(call).map(|entry| &entry.target)
     }
 
     /// The entry of the next call, unless the table is full.
     #[inline]
-    pub(super) fn vacant(&mut self) -> Option<VacantSlot<'_, Target, SlotId>> {
-        self.targets.vacant()
+    pub(super) fn vacant(&mut self) -> Option<VacantSlot<'_, Entry, SlotId>> {
+        self.entries.vacant()
     }
 
     /// The caller's own memory for a tensor of a response, if it brings any.
@@ -102,12 +119,12 @@ impl InFlight {
         index: usize,
         meta: &TensorMeta,
     ) -> Option<Result<BufferMut, Status>> {
-        (self.targets.find(from_token(token))?).allocate(index, meta)
+        (self.target(from_token(token))?).allocate(index, meta)
     }
 
     /// Whether a call may bring memory of its own for tensors.
     pub(super) fn allocates(&self, token: u64) -> bool {
-        (self.targets.find(from_token(token))).is_some_and(Target::allocates)
+        (self.target(from_token(token))).is_some_and(Target::allocates)
     }
 
     /// Notes which shard may hold a local call parked.
@@ -130,8 +147,8 @@ impl InFlight {
 
     /// Ends all calls of a shard that has died, each by itself: a handler may panic again.
     pub(super) fn die(&mut self, status: &Status) {
-        for target in self.targets.values_mut() {
-            let completion = Completion::new(std::mem::take(target));
+        for entry in self.entries.values_mut() {
+            let completion = Completion::new(std::mem::take(&mut entry.target));
             survive("the end of a call", || completion.end(status.clone()));
         }
         for details in self.details.drain(..).flatten() {
@@ -145,9 +162,11 @@ impl InFlight {
     pub(super) fn insert(
         &mut self,
         target: Target,
+        begun: CallStart,
         details: Option<Details>,
     ) -> Result<SlotId, Target> {
-        let id = self.targets.insert(target)?;
+        let entry = Entry { target, begun };
+        let id = self.entries.insert(entry).map_err(|entry| entry.target)?;
         if let Some(details) = details {
             if let Some(number) = details.number {
                 self.numbers.insert(number.get(), id);
@@ -161,29 +180,30 @@ impl InFlight {
         Ok(id)
     }
 
-    /// Forgets a call, of which its watch hears. Returns where its result goes: nowhere, if it has
-    /// ended already.
+    /// Forgets a call, of which its watch hears. Returns where its result goes and when it began,
+    /// unless it has ended already.
     #[inline]
-    pub(super) fn take(&mut self, id: SlotId) -> Option<Target> {
-        let target = self.targets.remove(id)?;
+    pub(super) fn take(&mut self, id: SlotId) -> Option<Entry> {
+        let entry = self.entries.remove(id)?;
         if (self.details.get(id.slot as usize)).is_some_and(Option::is_some) {
             self.forget_details(id.slot);
         }
-        Some(target)
+        Some(entry)
     }
 
     /// Forgets a call of a handler that has no details, as most calls are. It reads the parts of
     /// the handler from where they are: a move of the whole entry waits until they are written.
     #[inline(always)]
-    pub(super) fn take_handler(&mut self, id: SlotId) -> Option<Recipient> {
-        let entry = self.targets.occupied(id)?;
+    pub(super) fn take_handler(&mut self, id: SlotId) -> Option<(Recipient, CallStart)> {
+        let entry = self.entries.occupied(id)?;
         if (self.details.get(id.slot as usize)).is_some_and(Option::is_some)
-            || !matches!(entry.get(), Target::Handler(_))
+            || !matches!(entry.get().target, Target::Handler(_))
         {
             return None;
         }
-        match entry.remove() {
-            Target::Handler(recipient) => Some(recipient),
+        let Entry { target, begun } = entry.remove();
+        match target {
+            Target::Handler(recipient) => Some((recipient, begun)),
             Target::Future(_) | Target::Nobody => None,
         }
     }
@@ -202,7 +222,7 @@ impl InFlight {
     }
 
     pub(super) fn details_mut(&mut self, call: SlotId) -> Option<&mut Details> {
-        self.targets.find(call)?;
+        self.entries.find(call)?;
         self.details.get_mut(call.slot as usize)?.as_mut()
     }
 
@@ -216,8 +236,8 @@ impl InFlight {
 /// A shard that is dropped with calls under way ends them.
 impl Drop for InFlight {
     fn drop(&mut self) {
-        for target in self.targets.values_mut() {
-            drop(Completion::new(std::mem::take(target)));
+        for entry in self.entries.values_mut() {
+            drop(Completion::new(std::mem::take(&mut entry.target)));
         }
     }
 }
@@ -243,8 +263,11 @@ pub(super) fn from_token(token: u64) -> SlotId {
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
+    use grpcxx_transport::Time;
+
     use super::*;
     use crate::call::{CallResult, CompletionHandler};
+    use crate::latency::CallKind;
     use crate::shard::ShardContext;
 
     /// Adds up the tokens of calls that ended.
@@ -262,6 +285,10 @@ mod tests {
         Target::Handler(Recipient { handler, token })
     }
 
+    fn begun() -> CallStart {
+        CallStart::new(Time::ZERO, CallKind::RECV_TENSOR)
+    }
+
     fn details(number: u64) -> Details {
         Details {
             number: NonZeroU64::new(number),
@@ -274,7 +301,9 @@ mod tests {
     fn details_go_with_their_call_and_not_to_the_next_in_its_slot() {
         let sum = Arc::new(Sum::default());
         let mut calls = InFlight::new();
-        let first = calls.insert(target(&sum, 1), Some(details(7))).unwrap();
+        let first = calls
+            .insert(target(&sum, 1), begun(), Some(details(7)))
+            .unwrap();
         calls.set_home(first, 3);
         assert_eq!(
             calls.details_mut(first).unwrap().stage,
@@ -284,7 +313,10 @@ mod tests {
         assert!(calls.take(first).is_none());
         assert!(calls.numbers.is_empty());
 
-        let second = calls.vacant().unwrap().insert_with(|| target(&sum, 2));
+        let second = calls.vacant().unwrap().insert_with(|| Entry {
+            target: target(&sum, 2),
+            begun: begun(),
+        });
         assert_eq!(second.slot, first.slot);
         assert!(calls.details_mut(second).is_none());
         calls.set_home(first, 4);
@@ -301,7 +333,9 @@ mod tests {
         let ids: Vec<SlotId> = (0..4)
             .map(|number| {
                 let details = (number % 2 == 0).then(|| details(number + 1));
-                calls.insert(target(&sum, 1 << number), details).unwrap()
+                calls
+                    .insert(target(&sum, 1 << number), begun(), details)
+                    .unwrap()
             })
             .collect();
         assert!(calls.take(ids[1]).is_some());

@@ -10,8 +10,9 @@ use crate::blame::{A_HANDLER, Blame};
 use crate::client::{LinkMedium, Peer, PeerState};
 use crate::command::SlotId;
 use crate::completion::{Recipient, Target};
+use crate::latency::Carrier;
 use crate::shard::core::Core;
-use crate::shard::in_flight::from_token;
+use crate::shard::in_flight::{Entry, from_token};
 use crate::shard::landings::CallLandings;
 use crate::shard::leaving::Why;
 use crate::shard::outgoing::WaitingCall;
@@ -253,7 +254,10 @@ impl<A> Core<A> {
         while let Some(connection) = &mut self.outgoing.peers[slot].connection
             && let Some(finished) = connection.poll_finished()
         {
-            if let Some(target) = self.outgoing.calls.take(from_token(finished.token)) {
+            let call = from_token(finished.token);
+            if let Some(Entry { target, begun }) = self.outgoing.calls.take(call) {
+                let medium = self.outgoing.peers[slot].medium;
+                self.note_call(Carrier::Link(medium), begun);
                 let _nobody_waits = self.complete(target, finished.result);
             }
             events += 1;
@@ -261,41 +265,56 @@ impl<A> Core<A> {
         events
     }
 
-    /// Hands out the small tensors among the results.
+    /// Hands out the small tensors among the results. Calls that began in the same turn are noted
+    /// together.
     fn drain_answers(&mut self, slot: usize) -> usize {
         let mut events = 0;
-        while let Some(connection) = &mut self.outgoing.peers[slot].connection
-            && let Some(answer) = connection.poll_answer()
-        {
+        loop {
+            let peer = &mut self.outgoing.peers[slot];
+            let Some(connection) = &mut peer.connection else {
+                break;
+            };
+            let Some(answer) = connection.poll_answer() else {
+                break;
+            };
             events += 1;
             let call = from_token(answer.token());
-            if let Some(Recipient { handler, token }) = self.outgoing.calls.take_handler(call) {
+            if let Some((recipient, begun)) = self.outgoing.calls.take_handler(call) {
+                self.latencies.count_answer(begun, peer.medium, self.now);
+                let Recipient { handler, token } = recipient;
                 // Made as the argument that it is: a move waits until its parts are written.
                 let blame = Blame::on(A_HANDLER);
                 handler.on_tensor(token, answer.take(), &mut self.context());
                 blame.lift();
             } else {
                 let tensor = answer.take();
-                self.finish_received(call, tensor);
+                self.finish_received(slot, call, tensor);
             }
+        }
+        if events > 0 {
+            self.latencies
+                .end_answers(self.outgoing.peers[slot].medium, self.now);
         }
         events
     }
 
     /// Ends a call that is not like most, with the tensor that it was for.
     #[inline(never)]
-    fn finish_received(&mut self, call: SlotId, tensor: Tensor) {
-        match self.outgoing.calls.take(call) {
-            Some(Target::Handler(Recipient { handler, token })) => {
+    fn finish_received(&mut self, slot: usize, call: SlotId, tensor: Tensor) {
+        let Some(Entry { target, begun }) = self.outgoing.calls.take(call) else {
+            return;
+        };
+        self.note_call(Carrier::Link(self.outgoing.peers[slot].medium), begun);
+        match target {
+            Target::Handler(Recipient { handler, token }) => {
                 let blame = Blame::on(A_HANDLER);
                 handler.on_tensor(token, tensor, &mut self.context());
                 blame.lift();
             }
-            Some(target) => {
+            Target::Future(_) | Target::Nobody => {
                 let result = Ok(Response::from(tensor));
                 let _nobody_waits = target.complete(result, &mut self.context());
             }
-            None => {}
         }
     }
 

@@ -10,6 +10,7 @@ use grpcxx_rpc::{
 use crate::blame::{Blame, THE_SERVICE};
 use crate::command::{Command, GraphDone, Keys, Origin, SlotId};
 use crate::function::{Later, RequestWatch, Responder, Served};
+use crate::latency::{CallKind, CallStart};
 use crate::limits;
 use crate::registry::Entry;
 use crate::service::Begun;
@@ -37,17 +38,18 @@ impl<A> Core<A> {
                 if let Some(watch) = server.take_watch(request) {
                     watch.withdrawn();
                 }
-                if let Some(step_id) = server.waits.end(request) {
+                let waited_in = server.waits.end(request);
+                self.note_request(id, request);
+                if let Some(step_id) = waited_in {
                     self.forget_parked(id, request, step_id);
                 }
             }
-            while let Some(incoming) = self
-                .incoming
-                .servers
-                .find_mut(id)
-                .and_then(|server| server.connection.poll_request())
+            while let Some(server) = self.incoming.servers.find_mut(id)
+                && let Some(incoming) = server.connection.poll_request()
             {
                 events += 1;
+                let kind = CallKind::of(&incoming.request);
+                server.begin(incoming.id, CallStart::new(self.now, kind));
                 let origin = Origin::Link {
                     shard: self.index as u16,
                     server: id,

@@ -11,8 +11,10 @@ use grpcxx_transport::{
     Time, Transport,
 };
 
+use crate::client::LinkMedium;
 use crate::command::{Newcomer, SlotId};
 use crate::function::RequestWatch;
+use crate::latency::{CallKind, CallSide, CallStart, Carrier};
 use crate::policy::{Authority, Identity, Proof};
 use crate::shard::core::Core;
 use crate::shard::landings::ArenaLandings;
@@ -38,6 +40,10 @@ pub(super) struct ServerLink {
     /// Who the peer is, as far as it has been proven.
     identity: Identity,
     pub(super) connection: ServerConnection,
+    /// What carries the connection.
+    medium: LinkMedium,
+    /// When each request that was handed out had come, by its slot.
+    begun: Vec<CallStart>,
     /// Its requests that wait for tensors.
     pub(super) waits: Waits,
     /// Who wants to hear what becomes of a request, by its token.
@@ -101,6 +107,8 @@ impl ServerLink {
             peer,
             identity,
             connection,
+            medium: LinkMedium::Tcp,
+            begun: Vec::new(),
             waits,
             watches: Watches::new(),
             is_dirty: false,
@@ -108,6 +116,15 @@ impl ServerLink {
             armed: None,
             pace: Pace::default(),
         }
+    }
+
+    /// Notes when a request has come.
+    pub(super) fn begin(&mut self, request: RequestId, begun: CallStart) {
+        let slot = request.slot();
+        if self.begun.len() <= slot {
+            self.begun.resize(slot + 1, begun);
+        }
+        self.begun[slot] = begun;
     }
 
     /// Lets somebody hear what becomes of a request.
@@ -187,7 +204,10 @@ impl<A> Core<A> {
     ) -> Option<R> {
         let now = self.now;
         let (mut landings, servers) = ArenaLandings::of(self);
-        let connection = &mut servers.find_mut(id)?.connection;
+        let ServerLink {
+            connection, medium, ..
+        } = servers.find_mut(id)?;
+        let medium = *medium;
         let result = read(connection, now, &mut landings);
         landings.release(connection.drain_released());
         let answered = landings.answered;
@@ -197,9 +217,24 @@ impl<A> Core<A> {
                 server.report_to(&self.shared.authority);
             }
         }
-        self.counters().requests.add(answered);
+        if answered > 0 {
+            self.counters().requests.add(answered);
+            let begun = CallStart::new(now, CallKind::RECV_TENSOR);
+            let on = (CallSide::Server, Carrier::Link(medium));
+            self.latencies.record(on, begun, now, answered);
+        }
         self.mark_server(id);
         Some(result)
+    }
+
+    /// Notes how long a request took that has its answer, or needs none any more.
+    pub(super) fn note_request(&mut self, id: SlotId, request: RequestId) {
+        if let Some(server) = self.incoming.servers.find(id)
+            && let Some(&begun) = server.begun.get(request.slot())
+        {
+            let on = (CallSide::Server, Carrier::Link(server.medium));
+            self.latencies.record(on, begun, self.now, 1);
+        }
     }
 
     pub(super) fn server_sent(&mut self, id: SlotId, frame: Box<Frame>, outcome: Outcome) {
@@ -230,6 +265,7 @@ impl<A> Core<A> {
 
     pub(super) fn server_migrated(&mut self, id: SlotId, medium: MediumKind) {
         if let Some(server) = self.incoming.servers.find_mut(id) {
+            server.medium = medium.into();
             let is_shared = medium == MediumKind::SharedMemory;
             server.connection.set_lends(is_shared);
             if is_shared {

@@ -10,8 +10,10 @@ use crate::cancellation::Cancel;
 use crate::client::Peer;
 use crate::command::{Command, NewCall, deadline};
 use crate::completion::{Completion, Recipient, Target};
+use crate::latency::{CallKind, CallStart};
 use crate::shard::context::Commands;
 use crate::shard::core::Core;
+use crate::shard::in_flight::Entry;
 
 impl<A> Commands for Core<A> {
     fn index(&self) -> usize {
@@ -40,9 +42,13 @@ impl<A> Commands for Core<A> {
                 deadline: deadline(self.now, spec.timeout),
                 shares_memory: !recipient.allocates(),
             };
+            let begun = CallStart::new(self.now, CallKind::of(&spec.request));
             match connection.call(self.now, spec.request, options) {
                 Ok(_call) => {
-                    entry.insert_with(|| Target::Handler(recipient));
+                    entry.insert_with(|| Entry {
+                        target: Target::Handler(recipient),
+                        begun,
+                    });
                     link.mark(slot, &mut self.outgoing.dirty);
                     self.outgoing.calls.begun += 1;
                     return;
@@ -112,7 +118,10 @@ impl<A> Core<A> {
                 shares_memory,
             };
             connection.receive(self.now, step_id, key, options);
-            entry.insert_with(|| Target::Handler(recipient));
+            entry.insert_with(|| Entry {
+                target: Target::Handler(recipient),
+                begun: CallStart::new(self.now, CallKind::RECV_TENSOR),
+            });
             link.mark(slot, &mut self.outgoing.dirty);
             self.outgoing.calls.begun += 1;
             return Ok(());

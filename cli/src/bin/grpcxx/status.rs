@@ -1,7 +1,7 @@
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use grpcxx::server::{ServerInfo, server_info};
+use grpcxx::server::{CallSummary, ServerInfo, server_info, server_latencies};
 use grpcxx::store::list;
 use grpcxx_control::{BlockingControlClient, ClientOptions, Health};
 use grpcxx_memory::Buffer;
@@ -42,6 +42,18 @@ struct TaskReport {
     devices: Vec<Device>,
     stored_tensors: Option<usize>,
     stored_bytes: Option<u64>,
+    /// How long calls took at the task, whether it made or answered them.
+    calls: Vec<Calls>,
+}
+
+#[derive(Serialize)]
+struct Calls {
+    side: String,
+    method: String,
+    medium: String,
+    count: u64,
+    p50_ns: u64,
+    p99_ns: u64,
 }
 
 #[derive(Serialize)]
@@ -122,12 +134,14 @@ fn look(client: &Client, task: &Task, options: &ClientOptions) -> TaskReport {
     let mut info = None;
     let mut stored = None;
     let mut link = None;
+    let mut calls = Vec::new();
     if devices.is_ok()
         && let Ok(peer) = client.peer(&task.star)
     {
         info = server_info(client, &peer, Some(timeout)).ok();
         stored = list(client, &peer, Some(timeout)).ok();
         link = link_state(client, &peer, timeout);
+        calls = server_latencies(client, &peer, Some(timeout)).unwrap_or_default();
     }
     let info_text = |field: fn(ServerInfo) -> String| info.clone().map(field);
     TaskReport {
@@ -148,6 +162,20 @@ fn look(client: &Client, task: &Task, options: &ClientOptions) -> TaskReport {
             .collect(),
         stored_tensors: stored.as_ref().map(Vec::len),
         stored_bytes: stored.map(|stored| stored.iter().map(|tensor| tensor.meta.data_bytes).sum()),
+        calls: calls.into_iter().map(Calls::from).collect(),
+    }
+}
+
+impl From<CallSummary> for Calls {
+    fn from(summary: CallSummary) -> Self {
+        Self {
+            side: summary.side,
+            method: summary.method,
+            medium: summary.medium,
+            count: summary.count,
+            p50_ns: summary.p50_ns,
+            p99_ns: summary.p99_ns,
+        }
     }
 }
 
@@ -264,10 +292,43 @@ fn text(report: &Report) -> String {
             }
         }
     }
+    text.push_str(&latencies(&report.tasks));
     if let Some(addresses) = &report.addresses {
         text.push_str(&format!("star addresses: {addresses}\n"));
     }
     text
+}
+
+/// How long calls took, a row for each task, end, method and medium; nothing if no task tells.
+fn latencies(tasks: &[TaskReport]) -> String {
+    let mut table = Table::new(&["task", "side", "method", "medium", "calls#", "p50#", "p99#"]);
+    for task in tasks {
+        for calls in &task.calls {
+            table.row([
+                task.task.clone(),
+                calls.side.clone(),
+                calls.method.clone(),
+                calls.medium.clone(),
+                calls.count.to_string(),
+                short(calls.p50_ns),
+                short(calls.p99_ns),
+            ]);
+        }
+    }
+    match tasks.iter().all(|task| task.calls.is_empty()) {
+        true => String::new(),
+        false => table.to_string(),
+    }
+}
+
+/// A time in three digits; a call that ends in the turn in which it began takes none.
+fn short(ns: u64) -> String {
+    match ns {
+        0..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => format!("{:.1} us", ns as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        1_000_000_000.. => format!("{:.1} s", ns as f64 / 1e9),
+    }
 }
 
 fn state(endpoint: &Endpoint) -> String {
