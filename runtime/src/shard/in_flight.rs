@@ -19,8 +19,8 @@ use crate::limits;
 /// The calls that this shard has accepted and not yet finished.
 ///
 /// An entry is where the result of its call goes, and when the call began. What only calls have
-/// that can be withdrawn, or that this process serves, is in `details`, so that the entry of a small
-/// call stays short.
+/// that can be withdrawn, or that this process serves, is in `details`, so that the entry of a
+/// small call stays short.
 ///
 /// Invariant: a call with details has them at its slot; no other slot has any.
 #[derive(Debug)]
