@@ -5,6 +5,8 @@ use grpcxx_rpc::proto::{DeviceAttributes, GetStatusResponse};
 use grpcxx_rpc::{Envelope, Status, Tensor, Text};
 use grpcxx_runtime::service::ServiceReport;
 
+use crate::services::inspect::InspectReply;
+
 /// An answer that comes later. Dropping it before then cancels the request.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, Status>> + Send + 'a>>;
 
@@ -42,6 +44,9 @@ pub trait Backend: Send + Sync + 'static {
 
     /// The services that are registered now.
     fn services(&self) -> Vec<ServiceReport>;
+
+    /// What this task waits for.
+    fn inspect(&self) -> Answer<'_, InspectReply>;
 
     /// The metrics of this task in Prometheus' text format.
     fn metrics_text(&self) -> Answer<'_, String>;

@@ -17,6 +17,8 @@ use tonic_health::pb::health_client::HealthClient;
 use crate::dial::Dial;
 use crate::limits::MESSAGE_BYTES_MAX;
 use crate::master::UNREACHABLE_TASK;
+use crate::services::inspect::inspector_client::InspectorClient;
+use crate::services::inspect::{InspectReply, InspectRequest};
 use crate::services::master_service_client::MasterServiceClient;
 use crate::services::worker_service_client::WorkerServiceClient;
 use crate::status::from_grpc;
@@ -112,6 +114,7 @@ pub struct ControlClient {
     authority: Option<Arc<Authority>>,
     worker: WorkerServiceClient<Channel>,
     master: MasterServiceClient<Channel>,
+    inspector: InspectorClient<Channel>,
     health: HealthClient<Channel>,
 }
 
@@ -144,6 +147,8 @@ impl ControlClient {
             master: MasterServiceClient::new(channel.clone())
                 .max_decoding_message_size(MESSAGE_BYTES_MAX)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX),
+            inspector: InspectorClient::new(channel.clone())
+                .max_decoding_message_size(MESSAGE_BYTES_MAX),
             health: HealthClient::new(channel),
         })
     }
@@ -198,6 +203,18 @@ impl ControlClient {
             remote: devices.remote_device,
             unreachable,
         })
+    }
+
+    /// What the task waits for.
+    ///
+    /// # Errors
+    /// The call failed, or needs a right that this client has not proven.
+    pub async fn inspect(&self) -> Result<InspectReply, ClientError> {
+        let mut client = self.inspector.clone();
+        let request = self.request("/grpcxx.v1.Inspector/Inspect", InspectRequest {});
+        self.call("Inspect", client.inspect(request))
+            .await
+            .map(Response::into_inner)
     }
 
     /// Whether the endpoint takes calls.
@@ -339,6 +356,21 @@ impl BlockingControlClient {
             .map_err(ClientError::EventLoop)?;
         let client = runtime.block_on(ControlClient::connect(address, options))?;
         Ok(Self { client, runtime })
+    }
+
+    /// See [`ControlClient::proving`].
+    #[must_use]
+    pub fn proving(self, authority: Arc<Authority>) -> Self {
+        let client = self.client.proving(authority);
+        Self { client, ..self }
+    }
+
+    /// See [`ControlClient::inspect`].
+    ///
+    /// # Errors
+    /// The call failed, or needs a right that this client has not proven.
+    pub fn inspect(&self) -> Result<InspectReply, ClientError> {
+        self.runtime.block_on(self.client.inspect())
     }
 
     /// See [`ControlClient::get_status`].

@@ -23,6 +23,7 @@ use crate::connections::Connections;
 use crate::dispatch::Dispatch;
 use crate::handshakes::{Handshakes, Spoken};
 use crate::incoming::Incoming;
+use crate::inspector::Inspector;
 use crate::limits::{
     FLUSH_TIMEOUT, IDLE_LOOK_INTERVAL, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, MESSAGE_BYTES_MAX,
     REQUEST_MESSAGE_BYTES_MAX, STREAMS_PER_CONNECTION_MAX,
@@ -33,6 +34,7 @@ use crate::methods::HEALTH_SERVICES;
 use crate::metrics::Metrics;
 use crate::metrics_page::MetricsPage;
 use crate::registered;
+use crate::services::inspect::inspector_server::InspectorServer;
 use crate::services::master_service_server::MasterServiceServer;
 use crate::services::worker_service_server::WorkerServiceServer;
 use crate::sessions::Sessions;
@@ -390,6 +392,9 @@ fn routes(backend: Arc<dyn Backend>, sessions: OpenSessions, reporter: HealthRep
         sessions: sessions.worker.clone(),
         waiting: Waiting::default(),
     };
+    let inspector = Inspector {
+        backend: backend.clone(),
+    };
     let master = Master {
         backend,
         sessions: sessions.master,
@@ -406,6 +411,7 @@ fn routes(backend: Arc<dyn Backend>, sessions: OpenSessions, reporter: HealthRep
                 .max_decoding_message_size(REQUEST_MESSAGE_BYTES_MAX)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX),
         )
+        .add_service(InspectorServer::new(inspector))
         .add_service(tonic_health::pb::health_server::HealthServer::new(
             tonic_health::server::HealthService::from_health_reporter(reporter),
         ))

@@ -19,6 +19,7 @@ mod dial;
 mod dispatch;
 mod handshakes;
 mod incoming;
+mod inspector;
 pub mod limits;
 mod link;
 mod listener;

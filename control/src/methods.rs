@@ -95,6 +95,7 @@ pub(crate) const METHODS: &[Method] = &[
     method(MASTER, "MakeCallable", Unserved(NO_GRAPHS_MASTER)),
     method(MASTER, "RunCallable", Unserved(NO_GRAPHS_MASTER)),
     method(MASTER, "ReleaseCallable", Unserved(NO_GRAPHS_MASTER)),
+    method("grpcxx.v1.Inspector", "Inspect", Service).for_right(Right::Admin),
     method(HEALTH, "Check", Observer),
     method(HEALTH, "Watch", Observer),
     method("grpc.reflection.v1.ServerReflection", REFLECTION, Observer),

@@ -19,7 +19,7 @@ use tower_service::Service;
 
 use crate::Backend;
 use crate::limits::{MESSAGE_BYTES_MAX, REQUEST_MESSAGE_BYTES_MAX};
-use crate::services::DESCRIPTORS;
+use crate::services::{DESCRIPTORS, INSPECT_DESCRIPTORS};
 use crate::status::to_grpc;
 
 /// Answers a call of a registered service: its message goes through as it is.
@@ -42,6 +42,7 @@ pub(crate) async fn reflect(
     let builder = |with_registered: bool| {
         let mut builder = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(INSPECT_DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
         if with_registered {
             for service in backend.services() {

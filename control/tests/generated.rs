@@ -8,6 +8,23 @@ use prost::Message;
 const REGENERATE: &str = "GRPCXX_REGENERATE_PROTO";
 
 #[test]
+fn the_generated_inspector_matches_its_proto_file() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let descriptors =
+        protox::compile(["grpcxx/inspect.proto"], [root.join("proto")]).expect("the file compiles");
+    let descriptor_bytes = descriptors.encode_to_vec();
+    let out = tempfile::tempdir().expect("a temporary directory");
+    tonic_prost_build::configure()
+        .out_dir(out.path())
+        .compile_fds(descriptors)
+        .expect("the service is generated");
+    let service = std::fs::read(out.path().join("grpcxx.v1.rs")).expect("there is one package");
+    let generated = root.join("src/generated");
+    compare_or_write(&generated.join("inspect.rs"), &service);
+    compare_or_write(&generated.join("inspect.descriptors"), &descriptor_bytes);
+}
+
+#[test]
 fn generated_services_match_the_proto_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let descriptors = protox::compile(["tensorflow/services.proto"], [root.join("../rpc/proto")])
@@ -37,7 +54,7 @@ fn compare_or_write(checked_in: &Path, wanted: &[u8]) {
     let current = std::fs::read(checked_in).expect("generated files are checked in");
     assert!(
         current == wanted,
-        "{} differs from rpc/proto: run `{REGENERATE}=1 cargo test -p grpcxx-control --test generated`",
+        "{} differs from its .proto file: run `{REGENERATE}=1 cargo test -p grpcxx-control --test generated`",
         checked_in.display()
     );
 }

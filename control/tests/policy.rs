@@ -67,9 +67,10 @@ async fn a_caller_without_the_token_can_reset_end_and_take_nothing() {
         code_of(client.list_devices()).await.0,
         Code::PermissionDenied
     );
+    assert_eq!(code_of(client.inspect()).await.0, Code::PermissionDenied);
     assert!(fake.cleaned_steps.lock().unwrap().is_empty());
     assert!(fake.containers.lock().unwrap().is_empty());
-    assert_eq!(authority.counters().requests_forbidden, 4);
+    assert_eq!(authority.counters().requests_forbidden, 5);
     // Who watches over tasks knows no token.
     assert_eq!(client.health().await.unwrap(), Health::Serving);
     assert!(client.get_status().await.is_ok());
@@ -108,6 +109,7 @@ async fn a_caller_with_the_token_may_do_all() {
     let client = connect(&control).await.proving(authority(KEY));
     client.reset(vec!["a".to_owned()]).await.unwrap();
     client.cleanup_graph(3).await.unwrap();
+    assert_eq!(client.inspect().await.unwrap().shards, 2);
     assert_eq!(*fake.containers.lock().unwrap(), ["a"]);
     assert_eq!(*fake.cleaned_steps.lock().unwrap(), [3]);
 }

@@ -354,6 +354,18 @@ impl Rendezvous {
         self.table.entries() as usize
     }
 
+    /// Whether a tensor waits under this key, also if a request has found it that waits for others.
+    pub fn has_tensor(&self, step_id: i64, key: &Text) -> bool {
+        let place = self.table.find(step_id, self.table.hash_key(key), key);
+        let entry = place.entry.map(|entry| self.table.entry(entry));
+        entry.is_some_and(|entry| entry.tensor.is_some())
+    }
+
+    /// Tensors that wait, with their steps and keys, among the first `places` where some may be.
+    pub fn parked(&self, places: usize) -> impl Iterator<Item = (i64, &Text, &Tensor)> {
+        self.table.parked(places)
+    }
+
     /// Requests that wait, or whose outcome was not taken yet.
     pub fn waiters(&self) -> usize {
         self.waiters.len()

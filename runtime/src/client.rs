@@ -23,6 +23,7 @@ use crate::call::{Call, CallSpec, CompletionHandler, Take};
 use crate::cancellation::Cancel;
 use crate::command::{Command, NewCall};
 use crate::completion::{Completion, Recipient, Target};
+use crate::inspection::ShardInspection;
 use crate::latency::CallLatency;
 use crate::limits;
 use crate::shard::ShardContext;
@@ -235,6 +236,20 @@ impl Client {
         for shard in 0..mailboxes.len() {
             let tell = Box::new(tell.clone());
             mailboxes.deliver(shard, Command::Latencies { tell });
+        }
+        mailboxes.len()
+    }
+
+    /// Asks each shard what waits on it and on which connections it works. Each tells on its own
+    /// thread, once; one that has ended drops `tell` unheard. Returns how many shards there are.
+    pub fn inspect_shards(
+        &self,
+        tell: impl FnOnce(ShardInspection) + Clone + Send + 'static,
+    ) -> usize {
+        let mailboxes = &self.shared.mailboxes;
+        for shard in 0..mailboxes.len() {
+            let tell = Box::new(tell.clone());
+            mailboxes.deliver(shard, Command::InspectShard { tell });
         }
         mailboxes.len()
     }

@@ -14,6 +14,7 @@ use crate::call::{CallResult, CallSpec};
 use crate::client::{Found, Peer, PeerState};
 use crate::completion::Completion;
 use crate::fate::Fate;
+use crate::inspection::ShardInspection;
 use crate::latency::CallLatency;
 use crate::shard::ShardContext;
 
@@ -92,6 +93,10 @@ pub(crate) enum Command {
     /// Tell how long calls and requests took on this shard.
     Latencies {
         tell: Box<dyn FnOnce(Vec<CallLatency>) + Send>,
+    },
+    /// Tell what waits on this shard.
+    InspectShard {
+        tell: Box<dyn FnOnce(ShardInspection) + Send>,
     },
     /// Close the connection to a peer, on the shard that owns it.
     Disconnect { peer: Peer },
@@ -230,6 +235,7 @@ impl std::fmt::Debug for Command {
             Self::GraphDone(_) => "GraphDone",
             Self::Inspect { .. } => "Inspect",
             Self::Latencies { .. } => "Latencies",
+            Self::InspectShard { .. } => "InspectShard",
             Self::Disconnect { .. } => "Disconnect",
             Self::Resolved { .. } => "Resolved",
             Self::Run(_) => "Run",

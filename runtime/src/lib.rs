@@ -23,6 +23,7 @@ mod function;
 pub mod fuzz;
 pub mod host;
 pub mod idle;
+mod inspection;
 mod latency;
 mod limits;
 pub mod local;
@@ -54,6 +55,10 @@ pub use engine::{
 };
 pub use function::{AtOnce, Function, Later, Promise, RequestWatch, Responder, Served, Service};
 pub use grpcxx_transport::Time;
+pub use inspection::{
+    INSPECTED_ROWS_MAX, InspectedConnection, ParkedTensor, PendingReceive, RecentFailure,
+    ShardInspection, name_peers,
+};
 pub use latency::{CallLatency, CallSide, LATENCY_BOUNDS_SECONDS, Latency};
 pub use registry::{STORE_LIST, STORE_PULL, STORE_PUSH};
 pub use regular_file::open_regular_file;

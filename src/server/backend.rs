@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
+use grpcxx_control::services::inspect::InspectReply;
 use grpcxx_control::{Answer, Backend, ClientError, ClientOptions, ControlClient, TaskDevices};
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto::{
@@ -16,6 +17,7 @@ use prost::Message;
 
 use super::call_metrics;
 use super::engine_slot::EngineSlot;
+use super::inspection;
 use crate::topology::Topology;
 
 /// The engine as its gRPC endpoint sees it.
@@ -254,6 +256,22 @@ impl Backend for EngineBackend {
 
     fn services(&self) -> Vec<ServiceReport> {
         self.engine.with(Engine::services).unwrap_or_default()
+    }
+
+    fn inspect(&self) -> Answer<'_, InspectReply> {
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let shards = self.client.inspect_shards(move |shard| {
+            // Who asked may have given up.
+            let _ = tell.send(shard);
+        });
+        Box::pin(async move {
+            let mut all = Vec::new();
+            let end = tokio::time::Instant::now() + inspection::SHARD_TIMEOUT;
+            while let Ok(Some(shard)) = tokio::time::timeout_at(end, told.recv()).await {
+                all.push(shard);
+            }
+            Ok(inspection::reply(all, shards))
+        })
     }
 
     fn metrics_text(&self) -> Answer<'_, String> {

@@ -5,6 +5,7 @@ mod backend;
 mod call_metrics;
 mod engine_slot;
 mod info;
+mod inspection;
 mod latencies;
 mod model_pull;
 
@@ -30,6 +31,7 @@ use crate::topology::Topology;
 use backend::EngineBackend;
 use engine_slot::EngineSlot;
 pub use info::{SERVER_INFO, ServerInfo, server_info};
+pub use inspection::{Inspector, describe};
 pub use latencies::{CallSummary, SERVER_LATENCIES, server_latencies};
 pub use model_pull::{MODEL_PULL, PullReport, pull_model};
 
@@ -211,6 +213,11 @@ impl Server {
     /// Makes calls to peers.
     pub fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// Tells what the task waits for.
+    pub fn inspector(&self) -> Inspector {
+        Inspector::new(self.client.clone())
     }
 
     /// What the engine chose at its start; its text is one line for the log.

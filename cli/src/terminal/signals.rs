@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator;
 
 use super::{Exit, OrExit, Outcome};
@@ -83,6 +83,17 @@ impl Signals {
             }
         })?;
         Ok(Self { requests, sender })
+    }
+
+    /// From now on each SIGUSR1 runs `act`, on a thread of its own.
+    pub(crate) fn at_user_signal(mut act: impl FnMut() + Send + 'static) -> Outcome {
+        let mut signals = iterator::Signals::new([SIGUSR1])
+            .or_exit_at(Exit::System, || "cannot watch for SIGUSR1".to_owned())?;
+        spawn("user-signal", move || {
+            for _ in signals.forever() {
+                act();
+            }
+        })
     }
 
     /// Also takes the end of standard input as a request to stop.

@@ -22,7 +22,7 @@ pub(super) fn caller() -> Engine {
     .unwrap()
 }
 
-fn peer(client: &Client, cluster: &LocalCluster, task: &str) -> Peer {
+pub(super) fn peer(client: &Client, cluster: &LocalCluster, task: &str) -> Peer {
     client.peer(cluster.star_address(task).unwrap()).unwrap()
 }
 
@@ -41,7 +41,7 @@ pub(super) fn device(client: &Client, peer: &Peer) -> Result<DeviceAttributes, S
 }
 
 /// The key of a tensor that `source` would send in this incarnation.
-fn key(source: &DeviceAttributes, name: &str) -> String {
+pub(super) fn key(source: &DeviceAttributes, name: &str) -> String {
     let target = "/job:worker/replica:0/task:0/device:CPU:0";
     format!(
         "{};{:016x};{target};{name};0:0",

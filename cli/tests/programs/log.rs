@@ -147,6 +147,22 @@ fn outputs_that_nobody_holds_stop_nothing() {
 }
 
 #[test]
+fn a_signal_brings_what_the_task_waits_for_into_the_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut ready, output) = pipe().unwrap();
+    let (log, error) = pipe().unwrap();
+    let server = Server::start(folder.path(), "info", output, error);
+    // The task watches for the signal before it says that it is ready.
+    let mut line = [0; 1];
+    ready.read_exact(&mut line).unwrap();
+    kill_process(Pid::from_child(&server.child), Signal::USR1).unwrap();
+    let mut lines = BufReader::new(log).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.contains("waits: 0 receives wait")));
+    server.assert_serves();
+    assert_eq!(server.stop().code(), Some(0));
+}
+
+#[test]
 fn a_log_that_nobody_reads_stops_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (_reader, error) = pipe().unwrap();

@@ -3,8 +3,10 @@ use std::time::Duration;
 
 use grpcxx::model::{Fingerprint, Model};
 use grpcxx_cli::local::LocalCluster;
+use grpcxx_rpc::Request;
 use serde_json::Value;
 
+use super::cluster::{caller, device, key, peer};
 use super::{grpcxx, options, start, text, write_model};
 
 /// Runs `grpcxx --json` against `cluster` and returns what it printed.
@@ -168,6 +170,61 @@ fn functions_are_called_with_tensors_from_files() {
         );
     }
     cluster.stop(Duration::from_secs(5)).unwrap();
+}
+
+#[test]
+fn a_task_tells_what_it_waits_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let cluster = start(options(1, 0, &[]));
+    let engine = caller();
+    let client = engine.client();
+    let ps = peer(&client, &cluster, "ps:0");
+    let source = device(&client, &ps).unwrap();
+    let key = key(&source, "never");
+    let request = Request::RecvTensor {
+        step_id: 7,
+        key: key.as_str().into(),
+    };
+    let _waiting = client.call(&ps, request, None);
+    // It goes the same way, behind it.
+    device(&client, &ps).unwrap();
+
+    let told = json(&cluster, folder.path(), &["inspect", "ps:0"]);
+    assert_eq!(
+        (&told["task"], &told["shards_silent"]),
+        (&"ps:0".into(), &0.into())
+    );
+    assert_eq!(told["receives_total"], 1, "{told}");
+    let receive = &told["receives"][0];
+    assert_eq!(
+        (&receive["step"], &receive["key"]),
+        (&7.into(), &key.as_str().into())
+    );
+    assert!(
+        receive["peer"].as_str().unwrap().starts_with("127.0.0.1:"),
+        "{told}"
+    );
+    let connections = told["connections"].as_array().unwrap();
+    let of_receive = |found: &&Value| found["peer"] == receive["peer"];
+    assert_eq!(
+        connections.iter().find(of_receive).unwrap()["under_way"],
+        1,
+        "{told}"
+    );
+
+    let map = cluster.endpoint_map();
+    let place = ["--cluster-spec", cluster.cluster_spec(), "--endpoint-map"];
+    let arguments = [&["inspect", "ps:0"], &place[..], &[map.to_str().unwrap()]].concat();
+    let shown = grpcxx(folder.path(), &arguments);
+    assert!(shown.status.success(), "{}", text(&shown.stderr));
+    let shown = text(&shown.stdout);
+    assert!(
+        shown.contains(&key) && shown.contains("1 receives wait"),
+        "{shown}"
+    );
+    let star = cluster.star_address("ps:0").unwrap();
+    let refused = grpcxx(folder.path(), &["inspect", star, "--star", star]);
+    assert_eq!(refused.status.code(), Some(64), "{}", text(&refused.stderr));
 }
 
 #[test]

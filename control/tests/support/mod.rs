@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use grpcxx_control::services::inspect::InspectReply;
 use grpcxx_control::{
     Answer, Backend, ClientOptions, Control, ControlClient, ControlOptions, TaskDevices,
 };
@@ -76,6 +77,15 @@ impl Backend for Fake {
         let mut writer = Envelope::answer(&envelope.request_metadata(), 0);
         writer.attach(envelope.message());
         Box::pin(async { Ok(writer.finish()) })
+    }
+
+    fn inspect(&self) -> Answer<'_, InspectReply> {
+        let shards = 2;
+        let reply = InspectReply {
+            shards,
+            ..InspectReply::default()
+        };
+        Box::pin(async { Ok(reply) })
     }
 
     fn services(&self) -> Vec<ServiceReport> {

@@ -177,6 +177,16 @@ impl ServerConnection {
             .map(|(id, _)| RequestId(id))
     }
 
+    /// Requests from their header until their answer has left.
+    pub fn requests_under_way(&self) -> usize {
+        self.served.len() + self.bundled.at_hand()
+    }
+
+    /// Bytes of answers that have not left.
+    pub fn unsent_bytes(&self) -> u64 {
+        self.unsent_bytes
+    }
+
     /// Whether an answer to this request is still wanted.
     pub fn is_outstanding(&self, id: RequestId) -> bool {
         self.served

@@ -84,6 +84,13 @@ impl Entries {
         self.free == NONE && self.slots.len() >= ENTRIES_MAX as usize
     }
 
+    /// Tensors in the first so many slots that have not left their steps.
+    pub(super) fn parked(&self, slots: usize) -> impl Iterator<Item = (i64, &Text, &Tensor)> {
+        let entries = self.slots.iter().take(slots);
+        let parked = entries.filter(|entry| !entry.is_held);
+        parked.filter_map(|entry| Some((entry.step_id, &entry.key, entry.tensor.as_ref()?)))
+    }
+
     pub(super) fn hasher(&self) -> &RandomState {
         &self.hasher
     }

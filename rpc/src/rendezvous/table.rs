@@ -177,6 +177,10 @@ impl Table {
         tensor
     }
 
+    pub(super) fn parked(&self, places: usize) -> impl Iterator<Item = (i64, &Text, &Tensor)> {
+        self.entries.parked(places)
+    }
+
     pub(super) fn entry(&self, slot: u32) -> &Entry {
         self.entries.get(slot)
     }

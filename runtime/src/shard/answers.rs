@@ -3,6 +3,7 @@ use smallvec::SmallVec;
 
 use crate::call::CallResult;
 use crate::command::{Command, Keys, Origin, SlotId, Taken};
+use crate::latency::CallSide;
 use crate::shard::core::Core;
 use crate::shard::servers::ServerLink;
 
@@ -28,7 +29,7 @@ impl<A> Core<A> {
                 request,
                 ..
             } => {
-                let is_failed = result.is_err();
+                let failure = result.as_ref().err().cloned();
                 let Some(server) = self.incoming.servers.find_mut(id) else {
                     return self.put_back(result, taken);
                 };
@@ -40,7 +41,8 @@ impl<A> Core<A> {
                     return self.put_back(result, taken);
                 }
                 self.note_request(id, request);
-                if is_failed {
+                if let Some(status) = failure {
+                    self.failures.note(CallSide::Server, &status, self.now);
                     self.counters().requests_failed.add(1);
                 }
                 self.mark_server(id);

@@ -230,8 +230,9 @@ impl<A> Core<A> {
         target: Target,
         result: CallResult,
     ) -> Result<(), CallResult> {
-        if result.is_err() {
+        if let Err(status) = &result {
             self.counters().calls_failed.add(1);
+            self.failures.note(CallSide::Client, status, self.now);
         }
         target.complete(result, &mut self.context())
     }

@@ -21,6 +21,7 @@ use crate::mesh::{Inbox, Mesh};
 use crate::policy::Authority;
 use crate::registry::Functions;
 use crate::shard::context::ShardContext;
+use crate::shard::failures::Failures;
 use crate::shard::leaving::{Departures, DrainLimits, Why};
 use crate::shard::links::Links;
 use crate::shard::mail::Mail;
@@ -50,6 +51,7 @@ pub(crate) struct Core<A> {
     pub(super) looks: Looks,
     pub(super) shares: PeerShares,
     pub(super) latencies: LatencyTable,
+    pub(super) failures: Failures,
     pub(super) stop_at: Option<Time>,
     /// Whether the shard has stopped and let go of all links; it then makes no more.
     pub(super) has_ended: bool,
@@ -112,6 +114,7 @@ impl<A> Core<A> {
             looks: Looks::new(parts.patience),
             shares: parts.shares,
             latencies: LatencyTable::new(),
+            failures: Failures::default(),
             stop_at: None,
             has_ended: false,
             finished: false,
@@ -314,6 +317,7 @@ impl<A> Core<A> {
             Command::GraphDone(graph_done) => self.graph_done(graph_done),
             Command::Inspect { peer, tell } => tell(self.inspect_peer(&peer)),
             Command::Latencies { tell } => tell(self.latencies.snapshot(self.index)),
+            Command::InspectShard { tell } => tell(self.inspect()),
             Command::Disconnect { peer } => self.disconnect_peer(&peer),
             Command::Resolved { slot, found } => self.peer_resolved(slot, found),
             Command::Run(code) => {

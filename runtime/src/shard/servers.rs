@@ -43,7 +43,7 @@ pub(super) struct ServerLink {
     /// What carries the connection.
     medium: LinkMedium,
     /// When each request that was handed out had come, by its slot.
-    begun: Vec<CallStart>,
+    pub(super) begun: Vec<CallStart>,
     /// Its requests that wait for tensors.
     pub(super) waits: Waits,
     /// Who wants to hear what becomes of a request, by its token.
@@ -116,6 +116,11 @@ impl ServerLink {
             armed: None,
             pace: Pace::default(),
         }
+    }
+
+    /// What carries the connection.
+    pub(super) fn medium(&self) -> LinkMedium {
+        self.medium
     }
 
     /// Notes when a request has come.

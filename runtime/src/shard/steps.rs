@@ -5,7 +5,7 @@ use grpcxx_memory::Buffer;
 use grpcxx_rpc::{
     HeldTensor, Reason, Rendezvous, RendezvousLimits, Response, Status, StepCountdown, Tensor, Text,
 };
-use grpcxx_transport::SlotTable;
+use grpcxx_transport::{SlotTable, Time};
 use smallvec::SmallVec;
 
 use crate::command::{GraphDone, Keys, Origin, SlotId, Taken};
@@ -25,11 +25,13 @@ pub(super) struct Steps {
     key_hashes: Vec<u64>,
 }
 
+/// A request that waits.
 #[derive(Debug)]
-struct Waiter {
-    origin: Origin,
-    step_id: i64,
-    keys: Keys,
+pub(super) struct Waiter {
+    pub(super) origin: Origin,
+    pub(super) step_id: i64,
+    pub(super) keys: Keys,
+    pub(super) since: Time,
 }
 
 impl Steps {
@@ -71,22 +73,44 @@ impl Steps {
     }
 }
 
-#[cfg(all(any(test, fuzzing), not(loom)))]
+/// What is told of the steps.
 impl Steps {
+    /// Requests that wait.
     pub(super) fn waiters(&self) -> usize {
         self.waiters.len()
     }
 
+    /// The requests that wait, in no order.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = &Waiter> {
+        self.waiters.values()
+    }
+
+    /// The first key of a request whose tensor is not there.
+    pub(super) fn first_missing(&self, waiter: &Waiter) -> Text {
+        let is_missing = |key: &&Text| !self.rendezvous.has_tensor(waiter.step_id, key);
+        let keys = waiter.keys.iter();
+        let missing = keys.take(KEYS_LOOKED_AT_MAX).find(is_missing);
+        missing.or(waiter.keys.first()).cloned().unwrap_or_default()
+    }
+
+    /// Tensors that wait, among the first places where some may be.
+    pub(super) fn parked(&self, places: usize) -> impl Iterator<Item = (i64, &Text, &Tensor)> {
+        self.rendezvous.parked(places)
+    }
+
+    /// Keys under which something waits.
     pub(super) fn waiting_keys(&self) -> usize {
         self.rendezvous.waiting_keys()
     }
 
-    pub(super) fn unfinished_steps(&self) -> usize {
-        self.countdown.unfinished_steps()
-    }
-
+    /// Bytes of the tensors that wait.
     pub(super) fn stored_bytes(&self) -> u64 {
         self.rendezvous.stored_bytes()
+    }
+
+    #[cfg(all(any(test, fuzzing), not(loom)))]
+    pub(super) fn unfinished_steps(&self) -> usize {
+        self.countdown.unfinished_steps()
     }
 }
 
@@ -128,6 +152,7 @@ impl<A> Core<A> {
             origin,
             step_id,
             keys,
+            since: self.now,
         };
         let Ok(id) = self.steps.waiters.insert(waiter) else {
             let status = Status::new(
@@ -248,3 +273,6 @@ impl<A> Core<A> {
         }
     }
 }
+
+/// Most keys of a request that are looked for to tell which is missing.
+const KEYS_LOOKED_AT_MAX: usize = 1_000;

@@ -3,7 +3,7 @@ use std::net::SocketAddr;
 use std::process;
 
 use grpcxx::model::Model;
-use grpcxx::server::{PS_JOB, Server, ServerError, ServerOptions};
+use grpcxx::server::{Inspector, PS_JOB, Server, ServerError, ServerOptions, describe};
 use grpcxx::topology::Topology;
 use grpcxx_runtime::cluster::{ClusterSpec, Protocol, TaskId, TfConfig};
 use grpcxx_runtime::config::Config;
@@ -30,6 +30,8 @@ pub(crate) fn run(arguments: &Arguments, prepare: impl FnOnce(&Server)) -> Outco
     // Until here a signal ended the process at once, which is right while there is nothing to
     // finish.
     let signals = Signals::watch()?;
+    let inspector = server.inspector();
+    Signals::at_user_signal(move || log_what_waits(&inspector))?;
     if arguments.until_stdin_closes {
         signals.watch_stdin()?;
     }
@@ -82,6 +84,16 @@ pub(crate) fn run(arguments: &Arguments, prepare: impl FnOnce(&Server)) -> Outco
         Some(failure) => Err(Failure::new(Exit::Software, failure)),
     }
 }
+
+/// Writes to the log what the task waits for.
+fn log_what_waits(inspector: &Inspector) {
+    for line in describe(&inspector.inspect(), LOGGED_ROWS_MAX) {
+        tracing::info!("waits: {line}");
+    }
+}
+
+/// Most lines of each kind that go to the log, which limits those of one place in the code.
+const LOGGED_ROWS_MAX: usize = 10;
 
 /// What asks the task to stop whose engine has died.
 const DEATH: &str = "a shard died";

@@ -23,6 +23,8 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Show which tasks run, what moves their bytes, their devices and versions
     Status(StatusArguments),
+    /// Show what a task waits for, its connections and what failed last
+    Inspect(InspectArguments),
     /// List the tensors that tasks keep
     List(ListArguments),
     /// Pull tensors from running tasks into a .safetensors or .npy file
@@ -82,6 +84,17 @@ pub(crate) struct Target {
 pub(crate) struct StatusArguments {
     #[command(flatten)]
     pub(crate) target: Target,
+}
+
+/// Arguments of `inspect`.
+#[derive(Debug, Args)]
+pub(crate) struct InspectArguments {
+    #[command(flatten)]
+    pub(crate) target: Target,
+
+    /// The task, such as ps:0
+    #[arg(value_name = "TASK")]
+    pub(crate) task: String,
 }
 
 /// Arguments of `list`.

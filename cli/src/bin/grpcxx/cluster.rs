@@ -11,6 +11,7 @@ use grpcxx_rpc::Status;
 use grpcxx_runtime::cluster::{ClusterSpec, TaskId, TfConfig};
 use grpcxx_runtime::config::Config;
 use grpcxx_runtime::endpoint_map::EndpointMapError;
+use grpcxx_runtime::policy::Authority;
 use grpcxx_runtime::{Certificates, Client, Engine, EngineOptions, Peer};
 
 use crate::arguments::Target;
@@ -27,6 +28,7 @@ pub(crate) struct Cluster {
     leaving: Option<JoinHandle<()>>,
     client: Client,
     certificates: Option<Arc<Certificates>>,
+    authority: Arc<Authority>,
     driver: String,
     tasks: Vec<Task>,
     source: Option<MapSource>,
@@ -109,7 +111,7 @@ impl Cluster {
             "cannot start the engine that makes the calls".to_owned()
         })?;
         let (client, driver) = (engine.client(), engine.start_report().driver.to_string());
-        let certificates = engine.certificates();
+        let (certificates, authority) = (engine.certificates(), engine.authority());
         let engine = Arc::new(EngineSlot::new(Some(engine)));
         let leaving = leave_at_signal(Arc::clone(&engine))?;
         Ok(Self {
@@ -117,6 +119,7 @@ impl Cluster {
             leaving: Some(leaving),
             client,
             certificates,
+            authority,
             driver,
             tasks,
             source,
@@ -187,6 +190,11 @@ impl Cluster {
     /// What gRPC endpoints are dialled with, if some are by TLS.
     pub(crate) fn certificates(&self) -> Option<Arc<Certificates>> {
         self.certificates.clone()
+    }
+
+    /// What proves the token to gRPC endpoints.
+    pub(crate) fn authority(&self) -> Arc<Authority> {
+        Arc::clone(&self.authority)
     }
 
     /// The other end of calls to `task`.

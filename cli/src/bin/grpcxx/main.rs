@@ -10,6 +10,7 @@ mod cluster;
 mod demo;
 mod demo_model;
 mod endpoint_map;
+mod inspect;
 mod launch;
 mod list;
 mod local;
@@ -59,6 +60,7 @@ fn run(arguments: Arguments) -> Outcome {
     let output = Output::new(arguments.json);
     match arguments.command {
         Command::Status(arguments) => status::run(&arguments, &config, output),
+        Command::Inspect(arguments) => inspect::run(&arguments, &config, output),
         Command::List(arguments) => list::run(&arguments, &config, output),
         Command::Pull(arguments) => pull::run(&arguments, &config, output),
         Command::Push(arguments) => push::run(&arguments, &config, output),
