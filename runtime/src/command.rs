@@ -98,6 +98,8 @@ pub(crate) enum Command {
     InspectShard {
         tell: Box<dyn FnOnce(ShardInspection) + Send>,
     },
+    /// Say in the log that a request waits long, on the shard where it came from.
+    WaitsLong(WaitsLong),
     /// Close the connection to a peer, on the shard that owns it.
     Disconnect { peer: Peer },
     /// Dial the peer in this slot at the addresses that its name has now.
@@ -106,6 +108,16 @@ pub(crate) enum Command {
     Run(Box<dyn FnOnce(&mut ShardContext<'_>) + Send>),
     /// Stop listening, answer what is in flight, close all links.
     Stop { grace: Duration },
+}
+
+/// A request that has waited long for a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct WaitsLong {
+    pub(crate) origin: Origin,
+    pub(crate) step_id: i64,
+    /// The first key whose tensor is not there.
+    pub(crate) key: Text,
+    pub(crate) waited: Duration,
 }
 
 /// The end of a graph call that belongs to a step.
@@ -235,6 +247,7 @@ impl std::fmt::Debug for Command {
             Self::GraphDone(_) => "GraphDone",
             Self::Inspect { .. } => "Inspect",
             Self::Latencies { .. } => "Latencies",
+            Self::WaitsLong(_) => "WaitsLong",
             Self::InspectShard { .. } => "InspectShard",
             Self::Disconnect { .. } => "Disconnect",
             Self::Resolved { .. } => "Resolved",

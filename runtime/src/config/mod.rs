@@ -305,6 +305,9 @@ config! {
     progress_bytes: u64 = parse::progress_bytes,
         "GRPCXX_PROGRESS_BYTES_MIN", "64KiB", "bytes", "engine",
         "fewest bytes of a frame in that time, up to 1GiB";
+    step_wait: Option<Duration> = parse::time_limit,
+        "GRPCXX_STEP_WAIT_MS", "60000", "ms", "engine",
+        "time after which the log says, once for a step, who waits there for which tensor, up to 3600000; 0: never";
     idle_time: Option<Duration> = parse::time_limit,
         "GRPCXX_IDLE_MS", "0", "ms", "engine",
         "how long a connection from a peer may carry nothing and owe nothing before it is closed, up to 3600000; 0: for ever, which originals need";

@@ -131,6 +131,7 @@ impl EngineOptions {
             },
             patience: Patience {
                 progress: config.progress_time,
+                step_wait: config.step_wait,
                 progress_bytes: config.progress_bytes,
                 idle: config.idle_time,
                 age: config.age,

@@ -235,7 +235,8 @@ impl<A> Core<A> {
             return Some(self.now);
         }
         let stop = self.stop_at.map(|at| at.min(self.now + STOP_POLL));
-        let look = self.looks.next().filter(|_| !self.links.is_empty());
+        let has_to_look = !self.links.is_empty() || self.steps.waiters() > 0;
+        let look = self.looks.next().filter(|_| has_to_look);
         [self.timers.next(), stop, look].into_iter().flatten().min()
     }
 
@@ -317,6 +318,7 @@ impl<A> Core<A> {
             Command::GraphDone(graph_done) => self.graph_done(graph_done),
             Command::Inspect { peer, tell } => tell(self.inspect_peer(&peer)),
             Command::Latencies { tell } => tell(self.latencies.snapshot(self.index)),
+            Command::WaitsLong(late) => self.log_late(&late),
             Command::InspectShard { tell } => tell(self.inspect()),
             Command::Disconnect { peer } => self.disconnect_peer(&peer),
             Command::Resolved { slot, found } => self.peer_resolved(slot, found),

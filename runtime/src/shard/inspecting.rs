@@ -6,7 +6,7 @@ use std::time::Duration;
 use grpcxx_rpc::{ClientConnection, RequestId};
 use grpcxx_transport::Time;
 
-use crate::command::{Origin, SlotId};
+use crate::command::{Origin, SlotId, WaitsLong};
 use crate::inspection::{
     INSPECTED_ROWS_MAX, InspectedConnection, ParkedTensor, PendingReceive, ShardInspection,
 };
@@ -35,6 +35,27 @@ impl<A> Core<A> {
             connections,
             connections_total: self.outgoing.peers.len() + self.incoming.servers.len(),
             failures: self.failures.tell(self.now),
+        }
+    }
+
+    /// Says in the log that a request of this shard waits long.
+    pub(super) fn log_late(&self, late: &WaitsLong) {
+        let peer = match late.origin {
+            Origin::Local { .. } => Some("self".to_owned()),
+            Origin::Link { server, .. } => {
+                let server = self.incoming.servers.find(server);
+                server.map(|server| server.peer.to_string())
+            }
+        };
+        // One that is gone meanwhile waits no more.
+        if let Some(peer) = peer {
+            let key: String = late.key.chars().take(KEY_CHARS_MAX).collect();
+            tracing::warn!(
+                peer,
+                step = late.step_id,
+                waited_ms = late.waited.as_millis() as u64,
+                "a step waits for a tensor that is not there, under key {key:?}"
+            );
         }
     }
 
@@ -144,6 +165,9 @@ impl ServerLink {
         self.begun.get(request.slot()).map(|begun| begun.at())
     }
 }
+
+/// Most letters of a key in the log.
+const KEY_CHARS_MAX: usize = 300;
 
 /// Most connections, requests and places of tensors that a shard looks at to tell of them.
 const ROWS_LOOKED_AT_MAX: usize = 1 << 16;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use grpcxx_rpc::PeerViolation;
 use grpcxx_transport::{LinkId, Reading, Time, Transport};
 
-use crate::command::SlotId;
+use crate::command::{Command, SlotId};
 use crate::shard::core::Core;
 use crate::shard::leaving::Why;
 use crate::shard::links::Owner;
@@ -27,6 +27,9 @@ pub struct Patience {
     /// How old a connection from a peer may become before it is closed between two requests;
     /// `None`: as old as it likes.
     pub age: Option<Duration>,
+    /// How long a request may wait for tensors of a step before the log says, once for the step,
+    /// who waits for what; `None`: as long as it likes.
+    pub step_wait: Option<Duration>,
 }
 
 /// When a shard looks at its connections.
@@ -76,13 +79,19 @@ impl Default for Patience {
             progress_bytes: 64 << 10,
             idle: None,
             age: None,
+            step_wait: Some(Duration::from_secs(60)),
         }
     }
 }
 
 impl Looks {
     pub(super) fn new(patience: Patience) -> Self {
-        let shortest = [patience.progress, patience.idle, patience.age];
+        let shortest = [
+            patience.progress,
+            patience.idle,
+            patience.age,
+            patience.step_wait,
+        ];
         let every = shortest.into_iter().flatten().min();
         Self {
             patience,
@@ -160,6 +169,7 @@ impl<A> Core<A> {
             return;
         }
         self.count_refusals();
+        self.look_at_steps();
         for slot in 0..self.links.slots() {
             let Some((link, owner)) = self.links.at(slot) else {
                 continue;
@@ -176,6 +186,16 @@ impl<A> Core<A> {
             if let Some(verdict) = verdict {
                 self.carry_out(link, verdict);
             }
+        }
+    }
+
+    /// Says who has waited long, where each connection is.
+    fn look_at_steps(&mut self) {
+        let Some(step_wait) = self.looks.patience.step_wait else {
+            return;
+        };
+        for late in self.steps.late(self.now, step_wait) {
+            self.route(late.origin.shard(), Command::WaitsLong(late));
         }
     }
 

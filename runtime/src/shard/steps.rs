@@ -1,4 +1,5 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use grpcxx_memory::Buffer;
@@ -8,7 +9,7 @@ use grpcxx_rpc::{
 use grpcxx_transport::{SlotTable, Time};
 use smallvec::SmallVec;
 
-use crate::command::{GraphDone, Keys, Origin, SlotId, Taken};
+use crate::command::{GraphDone, Keys, Origin, SlotId, Taken, WaitsLong};
 use crate::shard::core::Core;
 use crate::shard::in_flight::{from_token, token};
 use crate::shard::keys::KnownKeys;
@@ -21,6 +22,10 @@ pub(super) struct Steps {
     waiters: SlotTable<Waiter>,
     by_origin: HashMap<Origin, SlotId, RandomState>,
     pub(super) keys: KnownKeys,
+    /// Where to look next for requests that wait long.
+    looks_at: u32,
+    /// Steps of which it was said that they wait, the latest last.
+    told_steps: VecDeque<i64>,
     /// Hashes of the keys of the request that is being served.
     key_hashes: Vec<u64>,
 }
@@ -32,6 +37,7 @@ pub(super) struct Waiter {
     pub(super) step_id: i64,
     pub(super) keys: Keys,
     pub(super) since: Time,
+    is_told: bool,
 }
 
 impl Steps {
@@ -44,6 +50,8 @@ impl Steps {
             keys: KnownKeys::new(rendezvous.key_hasher()),
             rendezvous,
             by_origin: HashMap::default(),
+            looks_at: 0,
+            told_steps: VecDeque::new(),
             key_hashes: Vec::new(),
         }
     }
@@ -96,6 +104,43 @@ impl Steps {
     /// Tensors that wait, among the first places where some may be.
     pub(super) fn parked(&self, places: usize) -> impl Iterator<Item = (i64, &Text, &Tensor)> {
         self.rendezvous.parked(places)
+    }
+
+    /// Requests that have waited so long, one of each step of which none was told before. Looks at
+    /// some, and at the others the next times.
+    pub(super) fn late(&mut self, now: Time, step_wait: Duration) -> Vec<WaitsLong> {
+        let mut late = Vec::new();
+        let slots = self.waiters.slots().end;
+        for _ in 0..slots.min(WAITERS_PER_LOOK) {
+            let slot = self.looks_at % slots;
+            self.looks_at = slot + 1;
+            let Some((id, waiter)) = self.waiters.at(slot) else {
+                continue;
+            };
+            let waited = now.since(waiter.since);
+            if waited < step_wait || std::mem::replace(&mut waiter.is_told, true) {
+                continue;
+            }
+            let (origin, step_id) = (waiter.origin, waiter.step_id);
+            if self.told_steps.contains(&step_id) {
+                continue;
+            }
+            if self.told_steps.len() >= TOLD_STEPS_MAX {
+                self.told_steps.pop_front();
+            }
+            self.told_steps.push_back(step_id);
+            let key = self
+                .waiters
+                .find(id)
+                .map(|waiter| self.first_missing(waiter));
+            late.push(WaitsLong {
+                origin,
+                step_id,
+                key: key.unwrap_or_default(),
+                waited,
+            });
+        }
+        late
     }
 
     /// Keys under which something waits.
@@ -153,6 +198,7 @@ impl<A> Core<A> {
             step_id,
             keys,
             since: self.now,
+            is_told: false,
         };
         let Ok(id) = self.steps.waiters.insert(waiter) else {
             let status = Status::new(
@@ -276,3 +322,65 @@ impl<A> Core<A> {
 
 /// Most keys of a request that are looked for to tell which is missing.
 const KEYS_LOOKED_AT_MAX: usize = 1_000;
+
+/// Most requests that a shard looks at in one look for those that wait long.
+const WAITERS_PER_LOOK: u32 = 1_024;
+
+/// Steps that are remembered as told.
+const TOLD_STEPS_MAX: usize = 64;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn waiter(step_id: i64, since: Time) -> Waiter {
+        let call = SlotId {
+            slot: 0,
+            generation: 1,
+        };
+        Waiter {
+            origin: Origin::Local { shard: 0, call },
+            step_id,
+            keys: Keys::One(Text::from("key")),
+            since,
+            is_told: false,
+        }
+    }
+
+    #[test]
+    fn a_step_that_waits_long_is_told_once_however_many_wait_in_it() {
+        let mut steps = Steps::new(RendezvousLimits::default());
+        let wait = Duration::from_nanos(100);
+        for step_id in [1, 1, 2, 2, 2] {
+            let waiter = waiter(step_id, Time::from_nanos(step_id as u64 * 50));
+            steps.waiters.insert(waiter).unwrap();
+        }
+        let mut told = |now| {
+            let late = steps.late(Time::from_nanos(now), wait);
+            let told = late
+                .into_iter()
+                .map(|late| (late.step_id, late.key.to_string()));
+            told.collect::<Vec<_>>()
+        };
+        assert_eq!(told(149), []);
+        assert_eq!(told(150), [(1, "key".to_owned())]);
+        assert_eq!(told(199), []);
+        assert_eq!(told(500), [(2, "key".to_owned())]);
+        assert_eq!(told(u64::MAX), []);
+    }
+
+    #[test]
+    fn each_look_goes_on_where_the_last_one_ended() {
+        let mut steps = Steps::new(RendezvousLimits::default());
+        for step_id in 0..3_000 {
+            steps.waiters.insert(waiter(step_id, Time::ZERO)).unwrap();
+        }
+        let mut look = || {
+            steps
+                .late(Time::from_nanos(9), Duration::from_nanos(9))
+                .len()
+        };
+        let told = [look(), look(), look(), look()];
+        assert_eq!(told, [1_024, 1_024, 952, 0]);
+    }
+}
