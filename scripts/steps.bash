@@ -20,6 +20,8 @@ step() {
     *) word="FAILED " failed+=("$name") ;;
     esac
     summary+=("$word  $((SECONDS - start)) s  $name")
+    # Now too, for a run that is cut off prints no list.
+    echo "--- ${summary[-1]}"
 }
 
 # Prints the list of steps; fails if any step failed.

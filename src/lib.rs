@@ -40,26 +40,26 @@ pub mod topology;
 pub use grpcxx_collectives as collectives;
 #[cfg(feature = "server")]
 pub use grpcxx_control as control;
-pub use grpcxx_runtime::service;
+pub use grpcxx_runtime::{options, service};
 pub use {grpcxx_memory as memory, grpcxx_rpc as rpc, grpcxx_runtime as runtime};
 
 pub use grpcxx_memory::{Buffer, BufferMut};
 pub use grpcxx_rpc::{
     Code, DType, Element, Fetched, GraphCall, Method, Reason, RendezvousKey, Request, Response,
-    Shape, Status, Tensor, TensorMeta, Text,
+    Shape, Status, Tensor, TensorMeta, Text, TraceContext,
 };
 pub use grpcxx_runtime::cluster::{ClusterSpec, Protocol, TaskId};
 pub use grpcxx_runtime::config::Config;
 pub use grpcxx_runtime::endpoint_map::EndpointMap;
 /// Runs the futures of a shard where it can start; its files and sockets are at hand there.
 pub use grpcxx_runtime::glommio;
-pub use grpcxx_runtime::local;
 pub use grpcxx_runtime::{
     AtOnce, Call, CallResult, CallSpec, Cancellation, Client, CompletionHandler, Counters,
     CpuLatency, Device, Engine, EngineBuilder, EngineError, EngineOptions, Function, Later,
     LinkMedium, ListenAddress, LocalEngine, Peer, PeerState, Promise, RefusedCall, Remote, Resolve,
-    Responder, Served, Service, ShardContext, Sharded, Shards, StartReport, SystemResolver,
+    Responder, Served, Service, ShardContext, Sharded, Shards, StartReport, SystemResolver, trace,
 };
+pub use grpcxx_runtime::{local, metrics};
 
 /// The code of the README runs.
 #[cfg(doctest)]

@@ -2,7 +2,8 @@
 
     python tensorflow/build_wheels.py --versions 2.15.1,2.21.0 --output dist
 
-Fetches each TensorFlow from the package index (about 600 MB each), keeps its headers and libraries only while they
+With `--engine` and `--programs` it takes what was compiled before, as `scripts/release` does, and the wheel also brings
+the programs `grpcxx` and `grpcxx-server`. Fetches each TensorFlow from the package index (about 600 MB each), keeps its headers and libraries only while they
 are needed, and installs nothing. The wheel serves every Python from 3.9 on.
 """
 
@@ -32,11 +33,17 @@ def main():
     shutil.rmtree(plugins, ignore_errors=True)
     plugins.mkdir(parents=True)
     try:
-        library = native.build_engine(output, print)
+        if options.engine:
+            library = Path(shutil.copy(options.engine, plugins / native.LIBRARY_NAME))
+        else:
+            library = native.build_engine(output, print)
+        for program in native.PROGRAMS if options.programs else ():
+            shutil.copy(Path(options.programs) / program, plugins)
         for version in options.versions.split(","):
             # Next to the results, since /tmp may be small.
             with tempfile.TemporaryDirectory(dir=output) as folder:
                 tensorflow = fetch(version, Path(folder))
+                # The loader comes out the same for each version.
                 for built in native.build_plugin(tensorflow, library, Path(folder) / "plugin", print):
                     shutil.copy(built, plugins)
     except native.BuildError as error:
@@ -71,6 +78,8 @@ def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--versions", default=",".join(VERSIONS), help="versions of TensorFlow, separated by commas")
     parser.add_argument("--output", default="dist", help="folder for the wheel")
+    parser.add_argument("--engine", help="the shared library, if it is compiled already")
+    parser.add_argument("--programs", help="folder with programs that the wheel shall bring")
     return parser.parse_args()
 
 

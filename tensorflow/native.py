@@ -32,25 +32,34 @@ class TensorFlow:
     """What the interpreter needs in PYTHONPATH to see it."""
 
 
-def installed_files(output, finished_plugins, say):
-    """Compiles everything; returns where each file belongs in site-packages.
+def installed_files(output, finished, say):
+    """Compiles what is not there yet; returns where each file belongs in site-packages.
 
-    `finished_plugins` is a folder that `build_plugin` has filled; with None the plugin is compiled for the TensorFlow
-    that is installed, if there is one.
+    `finished` is a folder with the plugins that `build_plugin` has made, and maybe the engine; with None the plugin is
+    compiled for the TensorFlow that is installed, if there is one.
     """
-    library = build_engine(output, say)
-    if finished_plugins is None:
+    library = None if finished is None else finished / LIBRARY_NAME
+    if library is None or not library.is_file():
+        library = build_engine(output, say)
+    if finished is None:
         tensorflow = find_tensorflow(say)
         plugins = [] if tensorflow is None else build_plugin(tensorflow, library, output / tensorflow.version, say)
     else:
-        plugins = sorted(finished_plugins.glob("*.so"))
+        plugins = sorted(plugin for plugin in finished.glob("*.so") if plugin.name != LIBRARY_NAME)
         if LOADER_NAME not in [plugin.name for plugin in plugins]:
-            raise BuildError(f"GRPCXX_PLUGINS names {finished_plugins}, which holds no {LOADER_NAME}")
+            raise BuildError(f"GRPCXX_PLUGINS names {finished}, which holds no {LOADER_NAME}")
     files = {library: f"grpcxx/lib/{library.name}"}
     for plugin in plugins:
         folder = "tensorflow-plugins" if plugin.name == LOADER_NAME else "grpcxx/lib"
         files[plugin] = f"{folder}/{plugin.name}"
     return files
+
+
+def installed_programs(finished):
+    """Which programs belong beside the interpreter: those that lie among what is finished."""
+    if finished is None:
+        return {}
+    return {finished / name: name for name in PROGRAMS if (finished / name).is_file()}
 
 
 def build_engine(output, say):
@@ -138,12 +147,17 @@ def is_free_threaded():
     return bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 
-def wheel_tag():
-    """What the wheel is for: every Python from 3.9 on, or one without a GIL; this platform."""
+def wheel_tag(finished):
+    """What the wheel is for: every Python from 3.9 on, or one without a GIL; this platform.
+
+    An engine that was compiled before may ask for another C library than that of this machine: auditwheel finds out.
+    """
+    is_compiled_here = finished is None or not (finished / LIBRARY_NAME).is_file()
+    platform_name = platform_tag() if is_compiled_here else f"linux_{platform.machine()}"
     if not is_free_threaded():
-        return f"cp39-abi3-{platform_tag()}"
+        return f"cp39-abi3-{platform_name}"
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    return f"{python}-{python}t-{platform_tag()}"
+    return f"{python}-{python}t-{platform_name}"
 
 
 def platform_tag():
@@ -163,6 +177,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 LOADER_NAME = "grpcxx_loader.so"
 # The plugin looks for the C interface by this name.
 LIBRARY_NAME = "libgrpcxx_capi.so"
+PROGRAMS = ("grpcxx", "grpcxx-server")
 
 # Does not import TensorFlow, which takes seconds. A folder `tensorflow` without a package in it also has a spec.
 QUESTION = """

@@ -101,6 +101,25 @@ fn programs_and_benches_that_pages_name_exist() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
+#[test]
+fn the_walks_name_functions_that_are_there() {
+    let page = read(Path::new("docs/design/walks.md")).replace("\n  `", " `");
+    let mut found = 0;
+    for line in page.lines().filter(|line| line.starts_with("- `")) {
+        let mut names = line.split('`').skip(1).step_by(2);
+        let path = names.next().expect("each line names a file");
+        let code = read(Path::new(path));
+        for name in names {
+            found += 1;
+            let is_there = ["(", "<"]
+                .iter()
+                .any(|behind| code.contains(&format!("fn {name}{behind}")));
+            assert!(is_there, "docs/design/walks.md: {path} has no fn {name}");
+        }
+    }
+    assert!(found > 50, "{found} functions are named");
+}
+
 /// The plugin replaces defaults of the engine; its page says by which.
 #[test]
 fn the_page_of_tensorflow_gives_the_defaults_of_the_plugin() {

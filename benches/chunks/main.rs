@@ -34,26 +34,18 @@ struct Scene {
 }
 
 fn options(job: &str, medium: LinkMedium, chunk_mib: usize, arena_bytes: usize) -> EngineOptions {
-    let defaults = EngineOptions::default();
-    EngineOptions {
-        task: TaskId::new(job, 0),
-        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        shm: defaults
-            .shm
-            .clone()
-            .filter(|_| medium == LinkMedium::SharedMemory),
-        rdma: (medium == LinkMedium::Rdma).then(RdmaOptions::default),
-        arena: Some(ArenaOptions {
-            capacity_bytes: arena_bytes,
-            ..ArenaOptions::default()
-        }),
-        connection_limits: ConnectionLimits {
-            whole_frame_bytes: if chunk_mib == 0 { u64::MAX } else { MIB as u64 },
-            chunk_bytes: chunk_mib.max(1) * MIB,
-            ..ConnectionLimits::default()
-        },
-        ..defaults
-    }
+    EngineOptions::default().with(|options| {
+        options.task = TaskId::new(job, 0);
+        options.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        options.shm.take_if(|_| medium != LinkMedium::SharedMemory);
+        options.rdma = (medium == LinkMedium::Rdma).then(RdmaOptions::default);
+        options.arena =
+            Some(ArenaOptions::default().with(|options| options.capacity_bytes = arena_bytes));
+        options.connection_limits = ConnectionLimits::default().with(|limits| {
+            limits.whole_frame_bytes = if chunk_mib == 0 { u64::MAX } else { MIB as u64 };
+            limits.chunk_bytes = chunk_mib.max(1) * MIB;
+        });
+    })
 }
 
 impl Scene {

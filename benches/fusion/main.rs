@@ -137,22 +137,16 @@ impl Sweep {
 /// Two engines that spin, one shard each, on CPUs of their own.
 fn pair(medium: Medium) -> Result<(BenchServer, BenchClient), Failure> {
     let options = |first_cpu| {
-        let defaults = EngineOptions::default();
-        EngineOptions {
-            pin: true,
-            first_cpu,
-            polling: true,
-            shm: defaults
-                .shm
-                .clone()
-                .filter(|_| medium == Medium::SharedMemory),
-            ..defaults
-        }
+        EngineOptions::default().with(|options| {
+            options.pin = true;
+            options.first_cpu = first_cpu;
+            options.polling = true;
+            options.shm.take_if(|_| medium != Medium::SharedMemory);
+        })
     };
-    let server = BenchServer::start(EngineOptions {
-        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        ..options(1)
-    })?;
+    let server = BenchServer::start(
+        options(1).with(|options| options.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)))),
+    )?;
     let address = server.address().ok_or("the server does not listen")?;
     let client = BenchClient::start(options(0), vec![address.to_string()])?;
     if medium == Medium::SharedMemory {

@@ -194,11 +194,10 @@ fn tcp() -> TcpTransport {
 }
 
 fn arena() -> Arena {
-    let options = ArenaOptions {
-        capacity_bytes: 32 << 20,
-        huge_pages: false,
-        ..ArenaOptions::default()
-    };
+    let options = ArenaOptions::default().with(|options| {
+        options.capacity_bytes = 32 << 20;
+        options.huge_pages = false;
+    });
     Arena::new(options).expect("an arena")
 }
 

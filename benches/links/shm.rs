@@ -144,11 +144,11 @@ fn bandwidth(rounds: usize, pulls: usize, len: usize) {
 
 /// A payload in huge pages, in an arena that others can map or not.
 fn payload(len: usize, shared: bool) -> Buffer {
-    let mut arena = Arena::new(ArenaOptions {
-        capacity_bytes: 256 << 20,
-        huge_pages: true,
-        shared,
-    })
+    let mut arena = Arena::new(ArenaOptions::default().with(|options| {
+        options.capacity_bytes = 256 << 20;
+        options.huge_pages = true;
+        options.shared = shared;
+    }))
     .unwrap();
     let mut memory = arena.allocate(len).unwrap();
     memory.fill(7);
@@ -157,28 +157,21 @@ fn payload(len: usize, shared: bool) -> Buffer {
 
 /// `SHM_RING_BYTES` tries another length of the rings.
 fn ring_options() -> ShmOptions {
-    let default = ShmOptions::default();
-    ShmOptions {
-        ring_bytes: std::env::var("SHM_RING_BYTES")
-            .map_or(default.ring_bytes, |bytes| bytes.parse().unwrap()),
-        ..default
-    }
+    ShmOptions::default().with(|options| {
+        if let Ok(bytes) = std::env::var("SHM_RING_BYTES") {
+            options.ring_bytes = bytes.parse().unwrap();
+        }
+    })
 }
 
 /// Links that copy nothing to where it can be borrowed.
 fn no_bounce() -> ShmOptions {
-    ShmOptions {
-        bounce_arena_bytes: 0,
-        ..ring_options()
-    }
+    ring_options().with(|options| options.bounce_arena_bytes = 0)
 }
 
 /// Links that, too, read nothing out of other processes.
 fn ring_only() -> ShmOptions {
-    ShmOptions {
-        show_bytes_min: usize::MAX,
-        ..no_bounce()
-    }
+    no_bounce().with(|options| options.show_bytes_min = usize::MAX)
 }
 
 fn tcp() -> TcpTransport {

@@ -234,10 +234,7 @@ impl Case {
     }
 
     fn run_links(&self, driver: DriverRequest, cpus: &[usize]) -> Option<Outcomes> {
-        let options = TcpOptions {
-            driver,
-            ..TcpOptions::default()
-        };
+        let options = TcpOptions::default().with(|options| options.driver = driver);
         let (addresses, address): (Sender<Option<SocketAddr>>, Receiver<_>) = channel();
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, server_cpu, server_options) = (Arc::clone(&stop), cpus[1], options.clone());

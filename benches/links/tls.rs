@@ -148,15 +148,9 @@ struct Seen {
 
 impl End {
     fn new(mode: TlsMode, shared: SharedCredentials, takes_bytes: usize, bytes: usize) -> Self {
-        let tcp = TcpOptions {
-            driver: DriverRequest::Epoll,
-            ..TcpOptions::default()
-        };
+        let tcp = TcpOptions::default().with(|options| options.driver = DriverRequest::Epoll);
         let mut transport = Tls::new(TcpTransport::open(tcp).unwrap().0);
-        let tls = TlsOptions {
-            mode,
-            ..TlsOptions::default()
-        };
+        let tls = TlsOptions::default().with(|options| options.mode = mode);
         transport.enable(tls, shared);
         let body = BufferMut::from(vec![1; takes_bytes - HEAD_BYTES]);
         Self {

@@ -61,10 +61,9 @@ fn main() -> Result<(), Failure> {
 /// The server's process: says where it listens and waits for the end of its input.
 fn serve() -> Result<(), Failure> {
     grpcxx_benches::raise_open_files();
-    let server = BenchServer::start(EngineOptions {
-        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        ..small_engine()
-    })?;
+    let server = BenchServer::start(
+        small_engine().with(|options| options.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)))),
+    )?;
     println!("{}", server.address().ok_or("the server does not listen")?);
     let mut line = String::new();
     while std::io::stdin().read_line(&mut line)? > 0 {
@@ -106,15 +105,13 @@ fn call(
 
 /// An engine that needs little address space, because there are many.
 fn small_engine() -> EngineOptions {
-    EngineOptions {
-        arena: Some(ArenaOptions {
-            capacity_bytes: 256 << 20,
-            huge_pages: false,
-            ..ArenaOptions::default()
-        }),
-        shm: None,
-        ..EngineOptions::default()
-    }
+    EngineOptions::default().with(|options| {
+        options.arena = Some(ArenaOptions::default().with(|options| {
+            options.capacity_bytes = 256 << 20;
+            options.huge_pages = false;
+        }));
+        options.shm = None;
+    })
 }
 
 fn compare(quick: bool, write: bool) -> Result<(), Failure> {

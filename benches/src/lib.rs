@@ -10,10 +10,8 @@
 //! use grpcxx_benches::{BenchClient, BenchServer, Op, RunOptions};
 //! use grpcxx::EngineOptions;
 //!
-//! let server = BenchServer::start(EngineOptions {
-//!     listen: Some("127.0.0.1:0".parse()?),
-//!     ..EngineOptions::default()
-//! })?;
+//! let listen = Some("127.0.0.1:0".parse()?);
+//! let server = BenchServer::start(EngineOptions::default().with(|it| it.listen = listen))?;
 //! let address = server.address().expect("it listens").to_string();
 //! let client = BenchClient::start(EngineOptions::default(), vec![address])?;
 //! let options = RunOptions {
@@ -38,11 +36,12 @@ mod run;
 mod server;
 pub mod sockets;
 mod steps;
+mod typed;
 mod usage;
 mod wire;
 
 pub use floor::Floor;
-pub use options::{CONNECTIONS_MAX, DEPTH_MAX, Op, RunOptions};
+pub use options::{Api, CONNECTIONS_MAX, DEPTH_MAX, Op, RunOptions};
 pub use payload::{
     COUNT_MAX, LARGE_BYTES, MEDIUM_BYTES, Mix, PayloadSpec, SMALL_BYTES, TOTAL_BYTES_MAX,
     parse_size,
@@ -50,6 +49,7 @@ pub use payload::{
 pub use report::{Measured, Report};
 pub use run::{BenchClient, Outcome};
 pub use server::BenchServer;
+pub use typed::MESSAGE_BYTES_MAX;
 pub use usage::{cpu_time, raise_open_files};
 
 #[cfg(test)]

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use grpcxx_fusion::PlanLimits;
 
-use super::payload::PayloadSpec;
+use super::payload::{Mix, PayloadSpec};
+use super::typed::MESSAGE_BYTES_MAX;
 
 /// What a run measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +20,22 @@ pub enum Op {
     Push,
     /// Steps of a worker: take all tensors, then give as many.
     Ps,
+    /// Calls of a method of a service, one after the other, with a message each way.
+    Unary,
+    /// Messages that a method of a service streams.
+    Stream,
+}
+
+/// From where calls of a service are made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Api {
+    /// From futures on the shards that have the connections.
+    #[default]
+    Shard,
+    /// From an ordinary thread for each connection, which waits for its futures.
+    Thread,
+    /// From a tokio for each connection, of one thread.
+    Tokio,
 }
 
 /// What a client does, and for how long.
@@ -26,7 +43,9 @@ pub enum Op {
 pub struct RunOptions {
     /// What to measure.
     pub op: Op,
-    /// The tensors of a step.
+    /// From where it is called; methods of a service alone are called from anywhere but a shard.
+    pub api: Api,
+    /// The tensors of a step, or the message of a service.
     pub payload: PayloadSpec,
     /// Number of connections, over all servers.
     pub connections: usize,
@@ -48,6 +67,17 @@ pub struct RunOptions {
 }
 
 impl Op {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Latency,
+        Self::Rate,
+        Self::Pull,
+        Self::Push,
+        Self::Ps,
+        Self::Unary,
+        Self::Stream,
+    ];
+
     /// The word on the command line.
     pub const fn name(self) -> &'static str {
         match self {
@@ -56,17 +86,24 @@ impl Op {
             Self::Pull => "pull",
             Self::Push => "push",
             Self::Ps => "ps",
+            Self::Unary => "unary",
+            Self::Stream => "stream",
         }
     }
 
-    /// Whether tensors come from the server.
+    /// Whether methods of a service are called.
+    pub const fn is_typed(self) -> bool {
+        matches!(self, Self::Unary | Self::Stream)
+    }
+
+    /// Whether tensors or messages come from the server.
     pub const fn pulls(self) -> bool {
         !matches!(self, Self::Push)
     }
 
-    /// Whether tensors go to the server.
+    /// Whether tensors or messages go to the server.
     pub const fn pushes(self) -> bool {
-        matches!(self, Self::Push | Self::Ps)
+        matches!(self, Self::Push | Self::Ps | Self::Unary)
     }
 
     /// How often the payload crosses the link in one step.
@@ -85,12 +122,40 @@ impl FromStr for Op {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        [Self::Latency, Self::Rate, Self::Pull, Self::Push, Self::Ps]
+        Self::ALL
             .into_iter()
             .find(|op| op.name() == text)
             .ok_or_else(|| {
-                format!("{text:?} is no operation; write latency, rate, pull, push or ps")
+                format!(
+                    "{text:?} is no operation; write latency, rate, pull, push or ps, or unary or \
+                     stream"
+                )
             })
+    }
+}
+
+impl FromStr for Api {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "shard" => Ok(Self::Shard),
+            "thread" => Ok(Self::Thread),
+            "tokio" => Ok(Self::Tokio),
+            _ => Err(format!(
+                "{text:?} is no place to call from; write shard, thread or tokio"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for Api {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Shard => "shard",
+            Self::Thread => "thread",
+            Self::Tokio => "tokio",
+        })
     }
 }
 
@@ -114,6 +179,7 @@ impl RunOptions {
                 DURATION_MAX.as_secs()
             ));
         }
+        self.check_typed()?;
         match self.rate {
             Some(rate) if !(RATE_MIN..=RATE_MAX).contains(&rate) => Err(format!(
                 "cannot begin {rate} steps a second; write {RATE_MIN} to {RATE_MAX}"
@@ -121,12 +187,47 @@ impl RunOptions {
             _ => self.payload.check(),
         }
     }
+
+    fn check_typed(&self) -> Result<(), String> {
+        let (op, api, payload) = (self.op, self.api, &self.payload);
+        if !op.is_typed() {
+            return match api {
+                Api::Shard => Ok(()),
+                _ => Err(format!(
+                    "tensors are measured from the shard; write unary or stream instead of {op} \
+                     to call from a {api}"
+                )),
+            };
+        }
+        if payload.count != 1 || payload.mix != Mix::Same || payload.serialized {
+            return Err(format!(
+                "{op} has one message of one size; leave out what is of tensors"
+            ));
+        }
+        if payload.size_bytes > MESSAGE_BYTES_MAX {
+            return Err(format!(
+                "a message of {} bytes; at most {MESSAGE_BYTES_MAX} are measured",
+                payload.size_bytes
+            ));
+        }
+        if self.rate.is_some() {
+            return Err(format!("{op} goes as fast as it can; leave out the rate"));
+        }
+        if api != Api::Shard && self.connections > CALLERS_MAX {
+            return Err(format!(
+                "{} connections, each with a {api} of its own; at most {CALLERS_MAX} are made",
+                self.connections
+            ));
+        }
+        Ok(())
+    }
 }
 
 impl Default for RunOptions {
     fn default() -> Self {
         Self {
             op: Op::Latency,
+            api: Api::Shard,
             payload: PayloadSpec::default(),
             connections: 1,
             depth: 1,
@@ -151,6 +252,8 @@ fn within(name: &str, value: usize, max: usize) -> Result<(), String> {
 pub const CONNECTIONS_MAX: usize = 65_536;
 /// As many calls as a connection has slots for.
 pub const DEPTH_MAX: usize = 65_536;
+/// Threads that call at once.
+const CALLERS_MAX: usize = 256;
 /// Steps under way at once.
 const SLOTS_MAX: usize = 1 << 18;
 /// The longest run.
@@ -164,7 +267,7 @@ mod tests {
 
     #[test]
     fn operations_are_read_by_name() {
-        for op in [Op::Latency, Op::Rate, Op::Pull, Op::Push, Op::Ps] {
+        for op in Op::ALL {
             assert_eq!(op.name().parse(), Ok(op));
         }
         assert!("ping".parse::<Op>().unwrap_err().contains("latency, rate"));
@@ -185,6 +288,27 @@ mod tests {
         );
         assert!(refused(|options| options.duration = Duration::ZERO).contains("cannot measure"));
         assert!(refused(|options| options.rate = Some(0.0)).contains("0 steps"));
+        let typed = |change: fn(&mut RunOptions)| {
+            let mut options = RunOptions {
+                op: Op::Unary,
+                api: Api::Tokio,
+                ..RunOptions::default()
+            };
+            assert_eq!(options.check(), Ok(()));
+            change(&mut options);
+            options.check().unwrap_err()
+        };
+        assert!(typed(|options| options.op = Op::Pull).contains("unary or stream"));
+        assert!(typed(|options| options.payload.count = 2).contains("one message"));
+        assert!(typed(|options| options.payload.size_bytes = 1 << 30).contains("67108864"));
+        assert!(typed(|options| options.rate = Some(1.0)).contains("rate"));
+        assert!(typed(|options| options.connections = 257).contains("257 connections"));
+        assert!(
+            "fiber"
+                .parse::<Api>()
+                .unwrap_err()
+                .contains("thread or tokio")
+        );
         let both = refused(|options| {
             options.connections = 10_000;
             options.depth = 100;

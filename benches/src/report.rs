@@ -26,7 +26,7 @@ pub struct Measured {
 /// The result of a run, with the keys that all programs of `benches/peers` print.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// `latency`, `rate`, `pull`, `push` or `ps`.
+    /// What was run, as its option is written.
     pub op: &'static str,
     /// Bytes of a tensor; the mean where sizes differ.
     pub size: u64,

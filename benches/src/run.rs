@@ -1,4 +1,5 @@
 mod load;
+mod typed;
 
 use std::fmt;
 use std::sync::mpsc::channel;
@@ -134,6 +135,9 @@ impl BenchClient {
             .map_err(|text| Status::new(Code::InvalidArgument, text))?;
         self.connect(options.connections)?;
         let peers = self.peers(options.connections)?;
+        if options.op.is_typed() {
+            return self.run_typed(&peers, options);
+        }
         let sessions = self.open_sessions(&peers, options)?;
         let outcome = self.load(peers.clone(), &sessions, options);
         for (peer, session) in peers.iter().zip(&sessions) {

@@ -12,6 +12,8 @@ use grpcxx_runtime::{
 };
 
 use super::payload::Payload;
+use super::typed::Answers;
+use super::typed::proto::TypedServer;
 use super::wire::{self, Opening};
 use super::{floor, usage};
 
@@ -38,6 +40,7 @@ impl BenchServer {
             listener: Arc::clone(&listener),
         }));
         let engine = Engine::start(options)?;
+        engine.add_service(TypedServer::new(Answers));
         let opened = Arc::clone(&sessions);
         engine.register(
             wire::OPEN,

@@ -5,17 +5,15 @@ use std::time::Duration;
 use grpcxx_rpc::Code;
 use grpcxx_runtime::EngineOptions;
 
-use super::{BenchClient, BenchServer, Mix, Op, RunOptions};
+use super::{Api, BenchClient, BenchServer, Mix, Op, RunOptions};
 
 fn pair(shards: usize) -> (BenchServer, BenchClient) {
-    let options = EngineOptions {
-        shards,
-        ..EngineOptions::default()
-    };
-    let server = BenchServer::start(EngineOptions {
-        listen: Some(([127, 0, 0, 1], 0).into()),
-        ..options.clone()
-    })
+    let options = EngineOptions::default().with(|options| options.shards = shards);
+    let server = BenchServer::start(
+        options
+            .clone()
+            .with(|changed| changed.listen = Some(([127, 0, 0, 1], 0).into())),
+    )
     .unwrap();
     let address = server.address().unwrap().to_string();
     let client = BenchClient::start(options, vec![address]).unwrap();
@@ -23,10 +21,7 @@ fn pair(shards: usize) -> (BenchServer, BenchClient) {
 }
 
 fn server_at(listen: Option<SocketAddr>) -> BenchServer {
-    let options = EngineOptions {
-        listen,
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions::default().with(|options| options.listen = listen);
     BenchServer::start(options).unwrap()
 }
 
@@ -63,6 +58,51 @@ fn each_operation_runs_fused_and_not_with_its_contents_compared() {
             }
         }
     }
+}
+
+#[test]
+fn methods_are_called_and_streamed_from_everywhere_with_their_contents_compared() {
+    let (_server, client) = pair(2);
+    for op in [Op::Unary, Op::Stream] {
+        for api in [Api::Shard, Api::Thread, Api::Tokio] {
+            for size_bytes in [0, 64, 100_000] {
+                let mut options = RunOptions {
+                    api,
+                    connections: 3,
+                    depth: 2,
+                    ..short(op)
+                };
+                options.payload.size_bytes = size_bytes;
+                let measured = client.run(&options).unwrap().measured;
+                assert!(measured.steps > 0, "{op} {api} {size_bytes}");
+                assert_eq!(measured.calls, measured.steps);
+            }
+        }
+    }
+}
+
+#[test]
+fn callers_of_a_server_that_falls_silent_are_given_up() {
+    let (mut server, client) = pair(1);
+    for api in [Api::Shard, Api::Thread, Api::Tokio] {
+        let options = RunOptions {
+            api,
+            duration: Duration::from_millis(600),
+            patience: Duration::from_millis(200),
+            ..short(Op::Unary)
+        };
+        // It answers again before it falls silent the next time.
+        client.connect(1).unwrap();
+        let silence = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(300));
+            server.fall_silent(Duration::from_millis(2500));
+            server
+        });
+        let status = client.run(&options).map(drop).unwrap_err();
+        server = silence.join().unwrap();
+        assert_eq!(status.code, Code::DeadlineExceeded, "{api}: {status}");
+    }
+    assert!(client.run(&short(Op::Unary)).unwrap().measured.steps > 0);
 }
 
 #[test]
@@ -158,10 +198,9 @@ fn the_limit_is_measured_beside_the_calls() {
 
 #[test]
 fn a_server_that_is_no_bench_is_named_with_the_remedy() {
-    let server = grpcxx_runtime::Engine::start(EngineOptions {
-        listen: Some(([127, 0, 0, 1], 0).into()),
-        ..EngineOptions::default()
-    })
+    let server = grpcxx_runtime::Engine::start(
+        EngineOptions::default().with(|options| options.listen = Some(([127, 0, 0, 1], 0).into())),
+    )
     .unwrap();
     let address = server.local_addr().unwrap().to_string();
     let client = BenchClient::start(EngineOptions::default(), vec![address]).unwrap();

@@ -53,24 +53,22 @@ impl Setting {
 impl Cluster {
     pub(crate) fn start(setting: Setting) -> Self {
         let options = |first_cpu, polling| {
-            let mut options = EngineOptions {
-                pin: true,
-                first_cpu,
-                polling,
-                cpu_latency: setting.cpu_latency,
-                compute_threads: Some(1),
-                shm: None,
-                ..EngineOptions::default()
-            };
+            let mut options = EngineOptions::default().with(|options| {
+                options.pin = true;
+                options.first_cpu = first_cpu;
+                options.polling = polling;
+                options.cpu_latency = setting.cpu_latency;
+                options.compute_threads = Some(1);
+                options.shm = None;
+            });
             options.tcp.driver = setting.driver.parse().expect("a driver");
             options.tcp.busy = polling;
             options
         };
-        let server = Engine::start(EngineOptions {
-            listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-            service: Some(Arc::new(Sinkhole)),
-            ..options(1, setting.server_polls)
-        })
+        let server = Engine::start(options(1, setting.server_polls).with(|options| {
+            options.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+            options.service = Some(Arc::new(Sinkhole));
+        }))
         .expect("a server");
         let worker = Engine::start(options(0, setting.worker_polls)).expect("a worker");
         Self { server, worker }

@@ -15,10 +15,8 @@ use crate::meter::median;
 
 /// CPU time that a server with `connections` idle connections takes, in percent of one core.
 pub(crate) fn cpu_percent(connections: usize, period: Duration) -> f64 {
-    let mut options = EngineOptions {
-        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        ..EngineOptions::default()
-    };
+    let mut options = EngineOptions::default()
+        .with(|options| options.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0))));
     options.tcp.busy = false;
     let server = Engine::start(options).expect("an engine");
     let address = server.local_addr().expect("it listens");
@@ -38,10 +36,9 @@ pub(crate) fn cpu_percent(connections: usize, period: Duration) -> f64 {
 
 /// Why CPUs would not wake up sooner if an engine asked for it.
 pub(crate) fn cpu_latency_refusal() -> Option<String> {
-    let engine = Engine::start(EngineOptions {
-        cpu_latency: Some(Duration::ZERO),
-        ..EngineOptions::default()
-    })
+    let engine = Engine::start(
+        EngineOptions::default().with(|options| options.cpu_latency = Some(Duration::ZERO)),
+    )
     .expect("an engine");
     match &engine.start_report().cpu_latency {
         CpuLatency::Refused { why, .. } => Some(why.clone()),

@@ -11,18 +11,29 @@ pub(crate) struct Generator {
     runtime: String,
     /// The file of the descriptors, beside the generated code.
     descriptors: String,
+    /// Whether futures and streams of methods may go from one thread to another.
+    are_sent: bool,
 }
 
 impl Generator {
-    pub(crate) fn new(runtime: String, descriptors: String) -> Self {
+    pub(crate) fn new(runtime: String, descriptors: String, are_sent: bool) -> Self {
         Self {
             runtime,
             descriptors,
+            are_sent,
+        }
+    }
+
+    /// What the traits ask of futures and streams besides being those.
+    fn send(&self) -> &'static str {
+        match self.are_sent {
+            true => " + ::core::marker::Send",
+            false => "",
         }
     }
 
     fn write_trait(&self, service: &Service, code: &mut String) {
-        let (name, runtime) = (&service.name, &self.runtime);
+        let (name, runtime, send) = (&service.name, &self.runtime, self.send());
         write_comments(&service.comments, "", code);
         line(
             code,
@@ -35,14 +46,36 @@ impl Generator {
                 output_type,
                 ..
             } = method;
+            let input = match method.client_streaming {
+                true => format!("{runtime}::Streaming<{input_type}>"),
+                false => input_type.clone(),
+            };
+            let output = match method.server_streaming {
+                true => format!("Self::{}", stream_type(method)),
+                false => output_type.clone(),
+            };
+            if method.server_streaming {
+                line(
+                    code,
+                    format_args!(
+                        "    /// The messages that {proto_name} answers with.
+    type {stream}: {runtime}::Stream<
+        Item = ::core::result::Result<{output_type}, {runtime}::Status>,
+    >{send} + 'static;
+",
+                        proto_name = method.proto_name,
+                        stream = stream_type(method)
+                    ),
+                );
+            }
             write_comments(&method.comments, "    ", code);
             line(
                 code,
                 format_args!(
                     "    fn {name}(\n        &self,\n        \
-                     request: {runtime}::Request<{input_type}>,\n    \
+                     request: {runtime}::Request<{input}>,\n    \
                      ) -> impl ::core::future::Future<\n        Output = ::core::result::Result<\
-                     {runtime}::Response<{output_type}>, {runtime}::Status>,\n    >;"
+                     {runtime}::Response<{output}>, {runtime}::Status>,\n    >{send};"
                 ),
             );
         }
@@ -58,6 +91,33 @@ impl Generator {
         } else {
             "mut "
         };
+        let place = match self.are_sent {
+            true => format!("    place: {runtime}::Place,\n"),
+            false => String::new(),
+        };
+        let (on_shards, made) = match self.are_sent {
+            true => (
+                format!("Self {{ inner, place: {runtime}::Place::Shard }}"),
+                "Methods::new(Self::NAME, descriptors, self.place)".to_owned(),
+            ),
+            false => (
+                "Self { inner }".to_owned(),
+                "LocalMethods::new(Self::NAME, descriptors)".to_owned(),
+            ),
+        };
+        let on_compute_pool = match self.are_sent {
+            true => format!(
+                "
+    /// Runs the methods on the compute pool, where they may block.
+    #[allow(dead_code)]
+    #[must_use]
+    pub fn on_compute_pool(self) -> Self {{
+        Self {{ place: {runtime}::Place::ComputePool, ..self }}
+    }}
+"
+            ),
+            false => String::new(),
+        };
         line(
             code,
             format_args!(
@@ -65,8 +125,7 @@ impl Generator {
 #[derive(Debug)]
 pub struct {name}Server<T> {{
     inner: ::std::sync::Arc<T>,
-    place: {runtime}::Place,
-}}
+{place}}}
 
 impl<T: {name}> {name}Server<T> {{
     /// Serves this implementation on the shards.
@@ -76,39 +135,43 @@ impl<T: {name}> {name}Server<T> {{
 
     /// Serves this implementation, which others share, on the shards.
     pub fn from_arc(inner: ::std::sync::Arc<T>) -> Self {{
-        Self {{ inner, place: {runtime}::Place::Shard }}
+        {on_shards}
     }}
-
-    /// Runs the methods on the compute pool, where they may block.
-    #[must_use]
-    pub fn on_compute_pool(self) -> Self {{
-        Self {{ place: {runtime}::Place::ComputePool, ..self }}
-    }}
-}}
+{on_compute_pool}}}
 
 impl<T: {name}> {runtime}::TypedService for {name}Server<T> {{
     const NAME: &'static str = \"{path}\";
 
     fn into_methods(self) -> {runtime}::Methods {{
         let descriptors = include_bytes!(\"{descriptors}\");
-        let {mutable}methods = {runtime}::Methods::new(Self::NAME, descriptors, self.place);"
+        let {mutable}methods = {runtime}::{made};"
             ),
         );
         for method in &service.methods {
             let (proto_name, name, input) = (&method.proto_name, &method.name, &method.input_type);
+            let (kind, input) = match (method.client_streaming, method.server_streaming) {
+                (false, false) => ("unary", input.clone()),
+                (false, true) => ("server_stream", input.clone()),
+                (true, false) => ("client_stream", format!("{runtime}::Streaming<{input}>")),
+                (true, true) => ("two_streams", format!("{runtime}::Streaming<{input}>")),
+            };
             line(
                 code,
                 format_args!(
                     "        let inner = ::std::sync::Arc::clone(&self.inner);
         methods =
-            methods.unary(\"{proto_name}\", move |request: {runtime}::Request<{input}>| {{
+            methods.{kind}(\"{proto_name}\", move |request: {runtime}::Request<{input}>| {{
                 let inner = ::std::sync::Arc::clone(&inner);
                 async move {{ inner.{name}(request).await }}
             }});"
                 ),
             );
         }
-        line(code, format_args!("        methods\n    }}\n}}\n"));
+        let methods = match self.are_sent {
+            true => "methods",
+            false => "methods.into()",
+        };
+        line(code, format_args!("        {methods}\n    }}\n}}\n"));
     }
 
     fn write_client(&self, service: &Service, code: &mut String) {
@@ -140,14 +203,25 @@ impl {name}Client {{
             } = method;
             line(code, format_args!(""));
             write_comments(&method.comments, "    ", code);
+            let (into, call, made) = match (method.client_streaming, method.server_streaming) {
+                (false, false) => ("IntoRequest", "UnaryCall", "unary"),
+                (false, true) => ("IntoRequest", "StreamCall", "server_stream"),
+                (true, false) => ("IntoStreamingRequest", "ClientStreamCall", "client_stream"),
+                (true, true) => ("IntoStreamingRequest", "StreamCall", "two_streams"),
+            };
+            let request = match (method.client_streaming, method.server_streaming) {
+                (false, false) => "request.into_request()",
+                (false, true) => "&request.into_request()",
+                (true, _) => "request.into_streaming_request()",
+            };
             line(
                 code,
                 format_args!(
                     "    pub fn {name}(
         &self,
-        request: impl {runtime}::IntoRequest<{input_type}>,
-    ) -> {runtime}::UnaryCall<{output_type}> {{
-        self.inner.unary(\"/{path}/{proto_name}\", request.into_request())
+        request: impl {runtime}::{into}<{input_type}>,
+    ) -> {runtime}::{call}<{output_type}> {{
+        self.inner.{made}(\"/{path}/{proto_name}\", {request})
     }}"
                 ),
             );
@@ -162,6 +236,11 @@ impl ServiceGenerator for Generator {
         self.write_server(&service, code);
         self.write_client(&service, code);
     }
+}
+
+/// The associated type of what a method answers with.
+fn stream_type(method: &Method) -> String {
+    format!("{}Stream", method.proto_name)
 }
 
 fn full_name(service: &Service) -> String {

@@ -40,6 +40,7 @@ pub fn configure() -> Builder {
         config: Config::new(),
         runtime_path: "::grpcxx::service".to_owned(),
         out_dir: None,
+        are_sent: true,
     }
 }
 
@@ -49,6 +50,7 @@ pub struct Builder {
     config: Config,
     runtime_path: String,
     out_dir: Option<PathBuf>,
+    are_sent: bool,
 }
 
 impl Builder {
@@ -64,6 +66,14 @@ impl Builder {
     #[must_use]
     pub fn runtime_path(mut self, path: impl Into<String>) -> Self {
         self.runtime_path = path.into();
+        self
+    }
+
+    /// Lets futures and streams of methods hold what must not go to another thread, such as an
+    /// `Rc`. The services run on the shards then, and not on the compute pool.
+    #[must_use]
+    pub fn on_shards_only(mut self) -> Self {
+        self.are_sent = false;
         self
     }
 
@@ -90,7 +100,6 @@ impl Builder {
             // Shown with the line that it is about.
             io::Error::new(io::ErrorKind::InvalidInput, format!("{error:?}"))
         })?;
-        refuse_streams(&files)?;
         let out_dir = match &self.out_dir {
             Some(folder) => folder.clone(),
             None => env::var_os("OUT_DIR")
@@ -98,12 +107,13 @@ impl Builder {
                 .ok_or_else(|| io::Error::other("OUT_DIR is set for build scripts alone"))?,
         };
         let name = descriptor_name(&files);
-        fs::write(out_dir.join(&name), files.encode_to_vec())?;
+        let generator = Generator::new(self.runtime_path, name.clone(), self.are_sent);
+        fs::write(out_dir.join(name), files.encode_to_vec())?;
         self.config
             .out_dir(&out_dir)
             .bytes(["."])
             .enable_type_names()
-            .service_generator(Box::new(Generator::new(self.runtime_path, name)))
+            .service_generator(Box::new(generator))
             .compile_fds(files)
     }
 }
@@ -121,23 +131,4 @@ fn descriptor_name(files: &FileDescriptorSet) -> String {
     let last = files.file.last();
     let package = last.map_or("", |file| file.package());
     format!("{package}.descriptors")
-}
-
-fn refuse_streams(files: &FileDescriptorSet) -> io::Result<()> {
-    for file in &files.file {
-        for service in &file.service {
-            for method in &service.method {
-                if method.client_streaming() || method.server_streaming() {
-                    let text = format!(
-                        "{}: {}.{} streams; allowed are methods with one message each way",
-                        file.name(),
-                        service.name(),
-                        method.name()
-                    );
-                    return Err(io::Error::new(io::ErrorKind::Unsupported, text));
-                }
-            }
-        }
-    }
-    Ok(())
 }

@@ -116,7 +116,7 @@ typedef enum grpcxx_reason {
   GRPCXX_REASON_UNANSWERED = 17,
   /* The task does not let the caller do this; the text says what would. */
   GRPCXX_REASON_FORBIDDEN = 18,
-  /* An end of the connection did not prove that it has the token. */
+  /* An end of the connection did not prove that it belongs to the cluster. */
   GRPCXX_REASON_UNPROVEN = 19
 } grpcxx_reason;
 
@@ -272,6 +272,10 @@ void grpcxx_options_free(grpcxx_options *options);
 grpcxx_status *grpcxx_options_set_task(grpcxx_options *options, const char *job, size_t job_size, uint32_t task_index);
 /* Tasks in the whole cluster: the number of shards follows from it and from the environment. */
 grpcxx_status *grpcxx_options_set_num_tasks(grpcxx_options *options, size_t num_tasks);
+/* Adds the address of a task of the cluster, "host:port": as long as neither a token nor GRPCXX_MEMBERS says who
+ * belongs to the cluster, peers at its host count as tasks of it (docs/security.md). Names are looked up at the start
+ * and when somebody connects who is elsewhere, on threads of the engine. */
+grpcxx_status *grpcxx_options_add_task(grpcxx_options *options, const char *address, size_t address_size);
 /* Where the star port listens: "host:port", IP addresses only; port 0 takes a free one. Size 0: nowhere. */
 grpcxx_status *grpcxx_options_set_listen(grpcxx_options *options, const char *address, size_t address_size);
 /* Gives a variable of docs/configuration.md a value, as if the environment said so. Checked at the start. */
@@ -286,6 +290,17 @@ grpcxx_status *grpcxx_options_add_device(grpcxx_options *options, const char *na
 /* The service, or NULL. free_user(user), or NULL, is called once, when neither the options nor an engine started with
  * them will call the service any more. */
 grpcxx_status *grpcxx_options_set_service(grpcxx_options *options, grpcxx_service_fn service, void *user,
+                                          void (*free_user)(void *user));
+
+/* Adds a number to a metrics page as grpcxx_NAME, or as grpcxx_NAME_total unless it is a gauge, which may also fall.
+ * Texts end with NUL and are copied. into is what the function that calls this was given. */
+typedef void (*grpcxx_metric_fn)(void *into, const char *name, const char *meaning, bool is_gauge, uint64_t value);
+/* Tells numbers of the program: calls metric for each of them before it returns. On a thread of the metrics page,
+ * several at once. */
+typedef void (*grpcxx_metrics_fn)(void *user, grpcxx_metric_fn metric, void *into);
+/* What the metrics page of an engine that listens (GRPCXX_METRICS_ADDRESS) shows beside the numbers of the engine, or
+ * NULL. free_user(user), or NULL, is called once, when neither the options nor an engine will call metrics any more. */
+grpcxx_status *grpcxx_options_set_metrics(grpcxx_options *options, grpcxx_metrics_fn metrics, void *user,
                                           void (*free_user)(void *user));
 
 /* Starts an engine: its threads, its listener. Several engines in one process are independent. options may be NULL (see
@@ -312,6 +327,10 @@ const char *grpcxx_engine_task(const grpcxx_engine *engine);
 /* Full name and incarnation of device number index, in the order of their names; NULL if there are not so many. */
 const char *grpcxx_engine_device(const grpcxx_engine *engine, size_t index, uint64_t *incarnation);
 
+/* Where the engine serves metrics over HTTP (GRPCXX_METRICS_ADDRESS), "ip:port"; NULL if it does not. Lives as long as
+ * the engine. */
+const char *grpcxx_engine_metrics_address(const grpcxx_engine *engine);
+
 /* Takes one counter. Texts end with NUL and live for ever. */
 typedef void (*grpcxx_counter_fn)(void *user, const char *name, const char *meaning, uint64_t value);
 /* Tells all counters of the engine, before it returns. */
@@ -328,6 +347,10 @@ typedef struct grpcxx_peer grpcxx_peer;
 
 /* The peer with this star address, "host:port". A name is looked up before each dial, on a thread of the engine. */
 grpcxx_status *grpcxx_peer_new(grpcxx_engine *engine, const char *address, size_t address_size, grpcxx_peer **peer);
+/* Says which task the cluster has at a star address: from the next connection on, a server there whose certificate
+ * names another task is not called (docs/tls.md). */
+grpcxx_status *grpcxx_engine_expect_task(grpcxx_engine *engine, const char *address, size_t address_size,
+                                         const char *job, size_t job_size, uint32_t task_index);
 grpcxx_peer *grpcxx_peer_retain(grpcxx_peer *peer);
 void grpcxx_peer_release(grpcxx_peer *peer);
 /* The address as it was given. Lives as long as the peer. */

@@ -299,6 +299,7 @@ unsafe fn graph_call_of(given: *const CGraphCall) -> Result<GraphCall, Status> {
             fetches: texts("fetch_names", given.fetch_names, given.num_fetches)?,
             ps_graph_count: given.ps_graph_count,
             should_trace: given.should_trace,
+            trace: None,
         })
     }
 }

@@ -4,7 +4,7 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use grpcxx_rpc::{Code, Reason, Status};
@@ -15,12 +15,14 @@ use crate::flight::Received;
 use crate::log;
 use crate::notices::{is_calling_back, later, may_block};
 use crate::options::COptions;
-use crate::start::start;
+use crate::start::{Page, start};
 use crate::status::{CStatus, c_string, reporting};
 
 /// An engine as C holds it.
 pub(crate) struct CEngine {
     engine: RwLock<Option<Engine>>,
+    page: Mutex<Option<Page>>,
+    metrics_address: Option<CString>,
     client: Client,
     received: Arc<Received>,
     star_address: Option<CString>,
@@ -38,11 +40,14 @@ impl CEngine {
         for warning in warnings {
             tracing::warn!("{warning}");
         }
-        start(options.engine_options(&config)).map(Self::new)
+        let engine = start(options.engine_options(&config))?;
+        let page = Page::start(&engine, config.metrics_address, options.more_metrics())?;
+        Ok(Self::new(engine, page))
     }
 
-    fn new(engine: Engine) -> Self {
+    fn new(engine: Engine, page: Option<Page>) -> Self {
         let address = engine.local_addr();
+        let metrics_address = page.as_ref().map(Page::address);
         Self {
             client: engine.client(),
             received: Arc::new(Received::default()),
@@ -55,6 +60,8 @@ impl CEngine {
                 .map(|(name, incarnation)| (c_string(name), incarnation))
                 .collect(),
             engine: RwLock::new(Some(engine)),
+            page: Mutex::new(page),
+            metrics_address: metrics_address.map(|address| c_string(&address.to_string())),
         }
     }
 
@@ -64,6 +71,10 @@ impl CEngine {
 
     pub(crate) fn received(&self) -> &Arc<Received> {
         &self.received
+    }
+
+    pub(crate) fn metrics_address(&self) -> Option<&CStr> {
+        self.metrics_address.as_deref()
     }
 
     /// Runs code with the engine unless it has stopped.
@@ -91,6 +102,13 @@ impl CEngine {
             return Ok(());
         };
         let stopped = engine.shutdown(grace);
+        // Until now it has told that the engine stops.
+        let page = self
+            .page
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        drop(page);
         log::flush();
         stopped.map_err(|error| Status::new(Code::Internal, error.to_string()))
     }

@@ -17,6 +17,7 @@ pub mod facts;
 mod flight;
 mod layout;
 pub mod log;
+mod metrics;
 mod notices;
 mod options;
 mod peer;

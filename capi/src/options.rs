@@ -8,8 +8,9 @@ use std::ptr;
 use std::sync::Arc;
 
 use grpcxx_rpc::{Code, Status};
-use grpcxx_runtime::cluster::TaskId;
+use grpcxx_runtime::cluster::{TaskId, host_of};
 use grpcxx_runtime::config::{Config, Warning};
+use grpcxx_runtime::exposition::MoreMetrics;
 use grpcxx_runtime::{Device, EngineOptions, Service};
 
 use crate::boundary::{Owned, free, guarded, invalid, text};
@@ -22,10 +23,12 @@ use crate::status::{CStatus, reporting};
 pub(crate) struct COptions {
     task: TaskId,
     num_tasks: usize,
+    hosts: Vec<String>,
     listen: Option<SocketAddr>,
     variables: BTreeMap<String, String>,
     devices: Vec<Device>,
     service: Option<Arc<CService>>,
+    more_metrics: Option<MoreMetrics>,
 }
 
 impl Default for COptions {
@@ -33,10 +36,12 @@ impl Default for COptions {
         Self {
             task: TaskId::new("localhost", 0),
             num_tasks: 1,
+            hosts: Vec::new(),
             listen: None,
             variables: BTreeMap::new(),
             devices: Vec::new(),
             service: None,
+            more_metrics: None,
         }
     }
 }
@@ -52,9 +57,19 @@ impl COptions {
         self.variables.insert(name.to_owned(), value.to_owned());
     }
 
+    pub(crate) fn set_metrics(&mut self, more: Option<MoreMetrics>) {
+        self.more_metrics = more;
+    }
+
+    /// What C adds to the metrics page.
+    pub(crate) fn more_metrics(&self) -> Option<MoreMetrics> {
+        self.more_metrics.clone()
+    }
+
     pub(crate) fn engine_options(&self, config: &Config) -> EngineOptions {
         let mut options = EngineOptions::from_config(config, self.task.clone(), self.num_tasks);
         options.listen = self.listen;
+        options.policy.tasks.clone_from(&self.hosts);
         options.devices.clone_from(&self.devices);
         options.service = self
             .service
@@ -79,7 +94,7 @@ pub(crate) unsafe extern "C" fn grpcxx_options_free(options: *mut COptions) {
 ///
 /// # Safety
 /// `options` is NULL, or alive and used by this thread alone.
-unsafe fn change(
+pub(crate) unsafe fn change(
     options: *mut COptions,
     code: impl FnOnce(&mut COptions) -> Result<(), Status>,
 ) -> *mut CStatus {
@@ -122,6 +137,27 @@ pub(crate) unsafe extern "C" fn grpcxx_options_set_num_tasks(
                 return Err(invalid("num_tasks is 0; a cluster has at least one task"));
             }
             options.num_tasks = num_tasks;
+            Ok(())
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_options_add_task(
+    options: *mut COptions,
+    address: *const c_char,
+    address_size: usize,
+) -> *mut CStatus {
+    // SAFETY: the header says what each pointer is.
+    unsafe {
+        change(options, |options| {
+            let address = text("address", address, address_size)?;
+            let host = host_of(address).ok_or_else(|| {
+                invalid(format!(
+                    "\"{address}\" is no address of a task; write host:port"
+                ))
+            })?;
+            options.hosts.push(host.to_owned());
             Ok(())
         })
     }

@@ -6,9 +6,10 @@ use std::ptr;
 use std::sync::Arc;
 
 use grpcxx_rpc::{Code, Features, Reason, Status};
+use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::{Client, Peer, PeerState};
 
-use crate::boundary::{Context, guarded, handle, not_null, release, retain, text};
+use crate::boundary::{Context, guarded, handle, invalid, not_null, release, retain, text};
 use crate::engine::CEngine;
 use crate::flight::Received;
 use crate::notices::{beginning, calling_back, is_beginning, later};
@@ -139,6 +140,33 @@ pub(crate) unsafe extern "C" fn grpcxx_peer_new(
             };
             peer.write(Arc::into_raw(Arc::new(made)));
         }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_engine_expect_task(
+    engine: *const CEngine,
+    address: *const c_char,
+    address_size: usize,
+    job: *const c_char,
+    job_size: usize,
+    task_index: u32,
+) -> *mut CStatus {
+    reporting(|| {
+        // SAFETY: the header says what each pointer is.
+        let (engine, address, job) = unsafe {
+            (
+                handle("engine", engine)?,
+                text("address", address, address_size)?,
+                text("job", job, job_size)?,
+            )
+        };
+        if job.is_empty() {
+            return Err(invalid("job is empty; give the name of the task's job"));
+        }
+        let task = TaskId::new(job, task_index);
+        engine.client().expect_task(address, task);
         Ok(())
     })
 }

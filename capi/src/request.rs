@@ -97,7 +97,7 @@ pub(crate) unsafe extern "C" fn grpcxx_request_step_id(request: *const CRequest)
     unsafe { request.as_ref() }.map_or(0, |request| match &request.request {
         Request::RecvTensor { step_id, .. } | Request::FuseRecvTensor { step_id, .. } => *step_id,
         Request::StarRunGraph(call) => call.step_id as i64,
-        Request::Message { .. } | Request::Unary(_) => 0,
+        Request::Message { .. } | Request::Unary(_) | Request::Stream(_) => 0,
     })
 }
 

@@ -43,6 +43,10 @@ struct Hook {
 }
 
 /// What a service did with a request.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it lives for one call on the stack"
+)]
 pub(crate) enum Verdict {
     Answered(Responder, CallResult),
     Later,
@@ -190,7 +194,9 @@ fn tensors_answer(request: &CRequest, tensors: &[&CTensor]) -> Result<Answer, St
         Request::RecvTensor { .. } => 1,
         Request::FuseRecvTensor { keys, .. } => keys.len(),
         Request::StarRunGraph(call) => call.fetches.len(),
-        Request::Unary(_) => return Err(fault("a method of a service has no tensors".to_owned())),
+        Request::Unary(_) | Request::Stream(_) => {
+            return Err(fault("a method of a service has no tensors".to_owned()));
+        }
         Request::Message { method, .. } => {
             return Err(fault(format!(
                 "{method} is answered with a message, not with tensors"

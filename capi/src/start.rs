@@ -1,8 +1,11 @@
 //! How an engine starts that a program in another language holds.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use grpcxx_rpc::{Code, Status};
+use grpcxx_runtime::exposition::{MetricsPage, MoreMetrics};
 use grpcxx_runtime::{Engine, EngineOptions};
 
 use crate::boundary::invalid;
@@ -43,3 +46,67 @@ pub fn start(options: EngineOptions) -> Result<Engine, Status> {
     }
     Ok(engine)
 }
+
+/// The metrics page of a program in another language.
+pub struct Page {
+    page: MetricsPage,
+    /// The address that the configuration names, until the page is gone.
+    wanted: SocketAddr,
+}
+
+impl Page {
+    /// Serves the numbers of an engine that listens, if the configuration names an address. One
+    /// page of a process serves an address: engines that start later go without.
+    ///
+    /// # Errors
+    /// `FAILED_PRECONDITION` if something else listens there.
+    pub fn start(
+        engine: &Engine,
+        address: Option<SocketAddr>,
+        more: Option<MoreMetrics>,
+    ) -> Result<Option<Self>, Status> {
+        let (Some(wanted), Some(_)) = (address, engine.local_addr()) else {
+            return Ok(None);
+        };
+        let mut served = served();
+        if served.contains(&wanted) {
+            tracing::warn!(
+                address = %wanted,
+                "another engine of this process serves metrics there: this one has no metrics page"
+            );
+            return Ok(None);
+        }
+        let page = MetricsPage::start(wanted, engine.exposition(), engine.certificates(), more);
+        let page = page.map_err(|error| {
+            log::flush();
+            let text = format!(
+                "cannot serve metrics on {wanted}: {error}; give each process an address of its \
+                 own in GRPCXX_METRICS_ADDRESS, or port 0 for a free one"
+            );
+            Status::new(Code::FailedPrecondition, text)
+        })?;
+        if wanted.port() != 0 {
+            served.insert(wanted);
+        }
+        tracing::info!("metrics on http://{}/metrics", page.address());
+        Ok(Some(Self { page, wanted }))
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.page.address()
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        served().remove(&self.wanted);
+    }
+}
+
+fn served() -> MutexGuard<'static, BTreeSet<SocketAddr>> {
+    SERVED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where this process serves metrics.
+static SERVED: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());

@@ -3,6 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rcgen::{
+    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType,
+};
+
 /// How a program is compiled and run.
 struct Build {
     name: &'static str,
@@ -67,6 +71,16 @@ fn services_under_the_thread_sanitizer() {
 }
 
 #[test]
+fn trust() {
+    run_in_folder("trust", &PLAIN);
+}
+
+#[test]
+fn trust_under_the_address_sanitizer() {
+    run_in_folder("trust", &ADDRESSES);
+}
+
+#[test]
 fn structures_lie_in_c_as_they_lie_here() {
     run_program("layout", &PLAIN);
 }
@@ -126,6 +140,44 @@ fn run_program(name: &str, build: &Build) {
     let source = root().join("tests/programs").join(format!("{name}.c"));
     if let Some(program) = compile(&source, build, Library::Shared) {
         run(&program, build);
+    }
+}
+
+/// Runs a program that finds certificates of two tasks in its folder, and may write there.
+fn run_in_folder(name: &str, build: &Build) {
+    let source = root().join("tests/programs").join(format!("{name}.c"));
+    let Some(program) = compile(&source, build, Library::Shared) else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    write_certificates(folder.path());
+    let path = folder.path().to_str().expect("a name in UTF-8");
+    run_with(&program, build, &[("TRUST_FOLDER", path)]);
+}
+
+/// Writes the certificate of an authority, and those of the tasks 0 of two jobs.
+fn write_certificates(folder: &Path) {
+    let write = |name: String, text: String| {
+        std::fs::write(folder.join(name), text).expect("writable");
+    };
+    let key = KeyPair::generate().expect("a key");
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = params.self_signed(&key).expect("a certificate");
+    write("ca.pem".to_owned(), authority.pem());
+    let issuer = Issuer::new(params, key);
+    for job in ["ps", "worker"] {
+        let key = KeyPair::generate().expect("a key");
+        let mut params = CertificateParams::default();
+        let name = format!("grpcxx://c/{job}/0");
+        params.subject_alt_names = vec![SanType::URI(name.try_into().expect("a URI"))];
+        params.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
+        let signed = params.signed_by(&key, &issuer).expect("a certificate");
+        write(format!("{job}.pem"), signed.pem());
+        write(format!("{job}.key"), key.serialize_pem());
     }
 }
 
@@ -199,7 +251,12 @@ fn can_build(compiler: &str, build: &Build) -> bool {
 }
 
 fn run(program: &Path, build: &Build) -> String {
+    run_with(program, build, &[])
+}
+
+fn run_with(program: &Path, build: &Build, environment: &[(&str, &str)]) -> String {
     let mut command = Command::new(program);
+    command.envs(environment.iter().copied());
     for (name, value) in build.environment {
         let value = match *name {
             "TSAN_OPTIONS" => format!(

@@ -7,6 +7,8 @@ mod allocation;
 mod arguments;
 #[path = "../src/bin/grpcxx-server/start.rs"]
 mod start;
+#[path = "../src/bin/grpcxx-server/supervisor.rs"]
+mod supervisor;
 #[expect(dead_code, unused_imports, reason = "the test uses a part of it")]
 #[path = "../src/terminal/mod.rs"]
 mod terminal;
@@ -95,11 +97,8 @@ fn call(name: &str) -> Request {
 }
 
 fn worker() -> Engine {
-    Engine::start(EngineOptions {
-        task: TaskId::new("worker", 0),
-        ..EngineOptions::default()
-    })
-    .unwrap()
+    Engine::start(EngineOptions::default().with(|options| options.task = TaskId::new("worker", 0)))
+        .unwrap()
 }
 
 fn free_ports<const N: usize>() -> [SocketAddr; N] {

@@ -2,8 +2,8 @@ use std::future::Future;
 use std::pin::Pin;
 
 use grpcxx_rpc::proto::{DeviceAttributes, GetStatusResponse};
-use grpcxx_rpc::{Envelope, Status, Tensor, Text};
-use grpcxx_runtime::service::ServiceReport;
+use grpcxx_rpc::{Account, Envelope, Status, Tensor, Text};
+use grpcxx_runtime::service::{RawSink, RawStream, ServiceReport};
 
 use crate::services::inspect::InspectReply;
 
@@ -39,8 +39,15 @@ pub trait Backend: Send + Sync + 'static {
     /// Whether a service has the method at this path.
     fn serves(&self, path: &str) -> bool;
 
-    /// Calls the method that the envelope names.
-    fn call(&self, envelope: Envelope) -> Answer<'_, Envelope>;
+    /// Calls the method that the envelope names. The call counts against the share of `caller`.
+    fn call(&self, caller: Account, envelope: Envelope) -> Answer<'_, Envelope>;
+
+    /// Whether the method at this path takes or answers with a stream.
+    fn streams(&self, path: &str) -> bool;
+
+    /// Calls the method that the envelope names and that streams. The call has begun when this
+    /// returns, and ends when both are dropped. It is one of those that `caller` may have.
+    fn stream(&self, caller: Account, envelope: Envelope) -> Result<(RawSink, RawStream), Status>;
 
     /// The services that are registered now.
     fn services(&self) -> Vec<ServiceReport>;

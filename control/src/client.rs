@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use grpcxx_rpc::proto::*;
 use grpcxx_rpc::{Code, Reason, Status, Tensor};
 use grpcxx_runtime::Certificates;
+use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::policy::Authority;
 use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, Endpoint};
@@ -33,6 +34,9 @@ pub struct ClientOptions {
     pub call_timeout: Duration,
     /// What decides whether endpoints are dialled by TLS, and proves who dials; `None`: without.
     pub certificates: Option<Arc<Certificates>>,
+    /// Which task the cluster has at the address: an endpoint whose certificate names another one
+    /// is not asked. `None`: any of the cluster.
+    pub task: Option<TaskId>,
 }
 
 impl Default for ClientOptions {
@@ -41,6 +45,7 @@ impl Default for ClientOptions {
             connect_timeout: Duration::from_secs(5),
             call_timeout: Duration::from_secs(30),
             certificates: None,
+            task: None,
         }
     }
 }
@@ -128,7 +133,10 @@ impl ControlClient {
         let endpoint = endpoint(address, &options)?;
         let connected = match options.certificates {
             Some(certificates) => {
-                let dial = Dial { certificates };
+                let dial = Dial {
+                    certificates,
+                    task: options.task,
+                };
                 endpoint.connect_with_connector(dial).await
             }
             None => endpoint.connect().await,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use grpcxx_rpc::{Account, Places};
-use grpcxx_runtime::policy::Identity;
+use grpcxx_runtime::policy::{Identity, Proof};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -105,6 +105,7 @@ impl ConnectionPlace {
 
     /// Notes what the connection has proven.
     pub(crate) fn identify(&mut self, identity: Identity) {
+        self.caller.belong_to(&identity);
         self.caller.identity = identity;
     }
 }
@@ -119,6 +120,23 @@ impl Drop for ConnectionPlace {
 }
 
 impl Caller {
+    /// Counts what the caller holds for who it has proven to be.
+    pub(crate) fn belong_to(&mut self, identity: &Identity) {
+        if identity.proof != Proof::Nothing {
+            let task = identity.task.as_ref();
+            let name = task.map(|task| (task.job.as_str(), task.index));
+            self.account = self.account.proven(name);
+        }
+    }
+
+    /// Who makes the call with these extensions.
+    pub(crate) fn of(extensions: &http::Extensions) -> Self {
+        extensions
+            .get::<Self>()
+            .cloned()
+            .unwrap_or_else(Self::unknown)
+    }
+
     /// Somebody of whom no connection is known.
     pub(crate) fn unknown() -> Self {
         let nowhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));

@@ -261,7 +261,8 @@ impl Endpoint {
             tokio::spawn(page.serve(listener));
         }
         let idle = tokio::spawn(close_idle(connections.clone(), sessions.clone()));
-        let routes = routes(self.backend.clone(), sessions, reporter.clone());
+        let (backend, authority) = (self.backend.clone(), self.authority.clone());
+        let routes = routes(backend, authority, sessions, reporter.clone());
         let (failing, failing_seen) = watch::channel(false);
         let dispatch = Dispatch::new(
             routes,
@@ -386,9 +387,15 @@ async fn close_idle(connections: Arc<Connections>, sessions: OpenSessions) {
     }
 }
 
-fn routes(backend: Arc<dyn Backend>, sessions: OpenSessions, reporter: HealthReporter) -> Routes {
+fn routes(
+    backend: Arc<dyn Backend>,
+    authority: Arc<Authority>,
+    sessions: OpenSessions,
+    reporter: HealthReporter,
+) -> Routes {
     let worker = Worker {
         backend: backend.clone(),
+        authority,
         sessions: sessions.worker.clone(),
         waiting: Waiting::default(),
     };

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use grpcxx_runtime::Certificates;
+use grpcxx_runtime::cluster::TaskId;
+use grpcxx_runtime::policy::Identity;
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
@@ -21,6 +23,8 @@ use crate::link::Link;
 #[derive(Clone)]
 pub(crate) struct Dial {
     pub(crate) certificates: Arc<Certificates>,
+    /// Which task the endpoint must not deny to be.
+    pub(crate) task: Option<TaskId>,
 }
 
 impl Service<Uri> for Dial {
@@ -33,12 +37,15 @@ impl Service<Uri> for Dial {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let certificates = Arc::clone(&self.certificates);
-        Box::pin(async move { dial(&uri, &certificates).await.map(TokioIo::new) })
+        let Self { certificates, task } = self.clone();
+        Box::pin(async move {
+            let link = dial(&uri, &certificates, task.as_ref()).await?;
+            Ok(TokioIo::new(link))
+        })
     }
 }
 
-async fn dial(uri: &Uri, certificates: &Certificates) -> io::Result<Link> {
+async fn dial(uri: &Uri, certificates: &Certificates, task: Option<&TaskId>) -> io::Result<Link> {
     let host = uri.host().unwrap_or_default();
     let host = host
         .strip_prefix('[')
@@ -46,7 +53,8 @@ async fn dial(uri: &Uri, certificates: &Certificates) -> io::Result<Link> {
         .unwrap_or(host);
     let stream = TcpStream::connect((host, uri.port_u16().unwrap_or_default())).await?;
     stream.set_nodelay(true)?;
-    let peer = stream.peer_addr()?.ip().to_canonical();
+    let address = stream.peer_addr()?;
+    let peer = address.ip().to_canonical();
     if !certificates.dials(peer) {
         return Ok(Link::Plain(stream));
     }
@@ -56,5 +64,15 @@ async fn dial(uri: &Uri, certificates: &Certificates) -> io::Result<Link> {
     })?;
     let name = ServerName::IpAddress(peer.into());
     let stream = TlsConnector::from(config).connect(name, stream).await?;
+    let chain = stream.get_ref().1.peer_certificates();
+    let proven = Certificates::identify(Identity::at(address), chain).task;
+    if let (Some(task), Some(proven)) = (task, proven)
+        && *task != proven
+    {
+        return Err(io::Error::other(format!(
+            "its certificate is that of {proven}, and the cluster has {task} there; check the \
+             cluster spec and the names in the certificates"
+        )));
+    }
     Ok(Link::Tls(Box::new(stream.into())))
 }

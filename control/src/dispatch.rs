@@ -96,17 +96,18 @@ impl Dispatch {
         })
     }
 
-    /// Lets a call pass whose caller has the right that its method needs.
+    /// Lets a call pass whose caller has the right that its method needs, and counts what it holds
+    /// for who it has proven to be.
     fn authorize(
         &self,
         method: &Method,
-        caller: &Caller,
+        caller: &mut Caller,
         request: &Request<Body>,
     ) -> Result<(), grpcxx_rpc::Status> {
         let Some(right) = method.right else {
             return Ok(());
         };
-        let Caller { peer, identity, .. } = caller;
+        let peer = caller.peer;
         // A clock before 1970 proves nothing.
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -114,8 +115,11 @@ impl Dispatch {
         let said = request.headers().get(header::AUTHORIZATION);
         let said = said.map(|value| value.to_str().unwrap_or_default());
         let path = request.uri().path();
-        let identity = (self.authority).identify_call(*peer, identity, path, said, now)?;
-        (self.authority).check(*peer, self.authority.rights(&identity), right)
+        let identity = (self.authority).identify_call(peer, &caller.identity, path, said, now)?;
+        caller.belong_to(&identity);
+        caller.identity = identity;
+        let rights = self.authority.rights(&caller.identity);
+        (self.authority).check(peer, rights, right)
     }
 }
 
@@ -128,11 +132,11 @@ impl Service<Request<Body>> for Dispatch {
         Service::<Request<Body>>::poll_ready(&mut self.routes, context)
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let caller = request.extensions().get::<Caller>().cloned();
-        let caller = caller.unwrap_or_else(Caller::unknown);
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let mut caller = Caller::of(request.extensions());
         let method = self.method(request.uri().path());
-        let authorized = self.authorize(method, &caller, &request);
+        let authorized = self.authorize(method, &mut caller, &request);
+        request.extensions_mut().insert(caller.clone());
         let begun = self.calls.begin(method, caller).and_then(|mut call| {
             let refused = authorized.inspect_err(|refused| call.ended_with(refused.code as i32));
             refused.map(|()| call)

@@ -23,6 +23,7 @@ mod inspector;
 pub mod limits;
 mod link;
 mod listener;
+mod live_page;
 mod lock;
 mod master;
 mod methods;

@@ -1,4 +1,4 @@
-//! The page that Prometheus reads, and the one for health.
+//! The page that Prometheus reads, the one for health, and the one for people.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -24,6 +24,7 @@ use crate::limits::{
     METRICS_CONNECTIONS_MAX, METRICS_REQUEST_TIMEOUT, METRICS_SHARE_PERCENT,
 };
 use crate::link::Link;
+use crate::live_page::live_page;
 use crate::lock::lock;
 use crate::metrics::{GaveWay, Metrics};
 
@@ -101,6 +102,7 @@ impl MetricsPage {
             return page(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
         }
         match request.uri().path() {
+            "/" => live_page(),
             "/metrics" => page(StatusCode::OK, self.metrics_text().await),
             "/healthz" if *self.failure.borrow() => {
                 page(StatusCode::SERVICE_UNAVAILABLE, "failed\n")
@@ -111,7 +113,7 @@ impl MetricsPage {
             "/healthz" => page(StatusCode::OK, "serving\n"),
             _ => page(
                 StatusCode::NOT_FOUND,
-                "here are /metrics (Prometheus) and /healthz\n",
+                "here are / (graphs), /metrics (Prometheus) and /healthz\n",
             ),
         }
     }

@@ -5,31 +5,44 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::{Buf, BufMut, Bytes};
+use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use grpcxx_memory::Buffer;
-use grpcxx_rpc::{Envelope, Metadata};
+use grpcxx_rpc::{Account, Envelope, EnvelopeWriter, Metadata};
+use grpcxx_runtime::service::RawStream;
 use http::{Request, Response};
-use tonic::Status;
 use tonic::body::Body;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::metadata::{KeyAndValueRef, MetadataKey, MetadataMap, MetadataValue};
-use tonic::server::{Grpc, UnaryService};
+use tonic::server::{Grpc, StreamingService, UnaryService};
+use tonic::{Status, Streaming};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tower_service::Service;
 
 use crate::Backend;
+use crate::connections::Caller;
 use crate::limits::{MESSAGE_BYTES_MAX, REQUEST_MESSAGE_BYTES_MAX};
 use crate::services::{DESCRIPTORS, INSPECT_DESCRIPTORS};
-use crate::status::to_grpc;
+use crate::status::{from_grpc, to_grpc};
 
 /// Answers a call of a registered service: its message goes through as it is.
 pub(crate) async fn answer(backend: Arc<dyn Backend>, request: Request<Body>) -> Response<Body> {
     let path = request.uri().path().to_owned();
-    Grpc::new(Untouched)
+    let streams = backend.streams(&path);
+    let mut grpc = Grpc::new(Untouched)
         .max_decoding_message_size(REQUEST_MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(MESSAGE_BYTES_MAX)
-        .unary(Method { backend, path }, request)
-        .await
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let caller = Caller::of(request.extensions()).account;
+    let method = Method {
+        backend,
+        path,
+        caller,
+    };
+    match streams {
+        // Which direction streams is nothing that travels.
+        true => grpc.streaming(method, request).await,
+        false => grpc.unary(method, request).await,
+    }
 }
 
 /// Answers a call of reflection with all services that are there now. `is_v1` tells the two
@@ -85,6 +98,7 @@ pub(crate) async fn set_health(
 struct Method {
     backend: Arc<dyn Backend>,
     path: String,
+    caller: Account,
 }
 
 type Answered = Result<tonic::Response<Bytes>, Status>;
@@ -94,7 +108,7 @@ impl UnaryService<Bytes> for Method {
     type Future = Pin<Box<dyn Future<Output = Answered> + Send>>;
 
     fn call(&mut self, request: tonic::Request<Bytes>) -> Self::Future {
-        let backend = Arc::clone(&self.backend);
+        let (backend, caller) = (Arc::clone(&self.backend), self.caller);
         let metadata = metadata_of(request.metadata());
         let envelope = Envelope::request(&self.path, &metadata, 0).map(|mut writer| {
             writer.attach(Buffer::from(request.into_inner()));
@@ -102,7 +116,7 @@ impl UnaryService<Bytes> for Method {
         });
         Box::pin(async move {
             let answer = match envelope {
-                Ok(envelope) => backend.call(envelope).await,
+                Ok(envelope) => backend.call(caller, envelope).await,
                 Err(status) => Err(status),
             };
             let envelope = answer.map_err(|status| to_grpc(&status))?;
@@ -113,6 +127,53 @@ impl UnaryService<Bytes> for Method {
         })
     }
 }
+
+impl StreamingService<Bytes> for Method {
+    type Response = Bytes;
+    type ResponseStream = Messages;
+    type Future = Pin<Box<dyn Future<Output = Result<tonic::Response<Messages>, Status>> + Send>>;
+
+    fn call(&mut self, request: tonic::Request<Streaming<Bytes>>) -> Self::Future {
+        let metadata = metadata_of(request.metadata());
+        let envelope = Envelope::request(&self.path, &metadata, 0).map(EnvelopeWriter::finish);
+        let begun = envelope.and_then(|envelope| self.backend.stream(self.caller, envelope));
+        Box::pin(async move {
+            let (sink, mut messages) = begun.map_err(|status| to_grpc(&status))?;
+            let requests = request.into_inner();
+            // It ends with the messages, or with the call.
+            tokio::spawn(sink.send_all(requests.map_err(|status| from_grpc(&status))));
+            let head = messages.head().await.map_err(|status| to_grpc(&status))?;
+            let messages = stream::unfold(Some(messages), next_message);
+            let mut response = tonic::Response::new(Box::pin(messages) as Messages);
+            write_metadata(&head, response.metadata_mut());
+            Ok(response)
+        })
+    }
+}
+
+/// The next message of a method, and what it says behind the last one: tonic sends the metadata of
+/// a status as trailers, also if it says that all went well.
+async fn next_message(
+    messages: Option<RawStream>,
+) -> Option<(Result<Bytes, Status>, Option<RawStream>)> {
+    let mut messages = messages?;
+    match messages.next().await {
+        Some(Ok(message)) => Some((Ok(message), Some(messages))),
+        Some(Err(status)) => Some((Err(to_grpc(&status)), None)),
+        None => {
+            let trailers = messages.take_trailers();
+            if trailers.is_empty() {
+                return None;
+            }
+            let mut map = MetadataMap::new();
+            write_metadata(&trailers, &mut map);
+            let status = Status::with_metadata(tonic::Code::Ok, "", map);
+            Some((Err(status), None))
+        }
+    }
+}
+
+type Messages = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
 
 /// What a caller says beside its message, without what gRPC itself has there.
 fn metadata_of(map: &MetadataMap) -> Metadata {

@@ -5,6 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use grpcxx_rpc::proto::*;
 use grpcxx_rpc::{Account, Code, Text};
+use grpcxx_runtime::policy::Authority;
 use tonic::{Request, Response, Status};
 
 use crate::Backend;
@@ -22,6 +23,8 @@ use crate::waiting::Waiting;
 /// instead.
 pub(crate) struct Worker {
     pub(crate) backend: Arc<dyn Backend>,
+    /// Says who may end which step.
+    pub(crate) authority: Arc<Authority>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) waiting: Waiting,
 }
@@ -57,7 +60,13 @@ impl WorkerService for Worker {
         &self,
         request: Request<CleanupGraphRequest>,
     ) -> Result<Response<CleanupGraphResponse>, Status> {
-        let cleaned = self.backend.cleanup_graph(request.get_ref().step_id).await;
+        let step_id = request.get_ref().step_id;
+        let caller = Caller::of(request.extensions());
+        if !self.authority.knows(&caller.identity) {
+            let may_end = self.authority.check_end_of_step(caller.peer, step_id);
+            may_end.map_err(|status| to_grpc(&status))?;
+        }
+        let cleaned = self.backend.cleanup_graph(step_id).await;
         answer(cleaned.map(|()| CleanupGraphResponse {}))
     }
 
@@ -132,8 +141,7 @@ impl WorkerService for Worker {
 
 /// Whose share a session counts against.
 pub(crate) fn account_of<T>(request: &Request<T>) -> Account {
-    let caller = request.extensions().get::<Caller>();
-    caller.map_or_else(|| Caller::unknown().account, |caller| caller.account)
+    Caller::of(request.extensions()).account
 }
 
 /// The answer of the engine as gRPC carries it.

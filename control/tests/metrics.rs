@@ -69,7 +69,38 @@ fn health_and_wrong_requests_are_answered() {
         "{text}"
     );
     assert!(fetch(address, "HEAD /metrics").starts_with("HTTP/1.1 200"));
-    assert!(fetch(address, "GET /").starts_with("HTTP/1.1 404"));
+    assert!(fetch(address, "GET /other").starts_with("HTTP/1.1 404"));
     assert!(fetch(address, "POST /metrics").starts_with("HTTP/1.1 405"));
     assert!(fetch(address, "\u{1}").starts_with("HTTP/1.1 400"));
+}
+
+#[test]
+fn the_page_of_graphs_may_load_nothing_but_the_numbers() {
+    let control = start(Fake::default());
+    let address = control.metrics_addr().unwrap();
+    let answer = fetch(address, "GET /");
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    let nonce = head.split("script-src 'nonce-").nth(1).unwrap();
+    let nonce = &nonce[..nonce.find('\'').unwrap()];
+    assert!(head.contains("default-src 'none'; script-src 'nonce-"));
+    assert_eq!(body.matches(&format!("nonce=\"{nonce}\"")).count(), 2);
+    assert!(
+        !fetch(address, "GET /").contains(nonce),
+        "it is new each time"
+    );
+    for wrong in [
+        "@NONCE@",
+        "src=",
+        "style=\"",
+        "innerHTML",
+        "eval(",
+        "onclick",
+    ] {
+        assert!(!body.contains(wrong), "{wrong}");
+    }
+    // Its only address is the name space of SVG.
+    let elsewhere =
+        body.matches("://").count() - body.matches("http://www.w3.org/2000/svg").count();
+    assert_eq!(elsewhere, 0);
 }

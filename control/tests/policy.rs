@@ -77,6 +77,27 @@ async fn a_caller_without_the_token_can_reset_end_and_take_nothing() {
 }
 
 #[tokio::test]
+async fn a_stranger_to_an_open_cluster_ends_no_step() {
+    let fake = Fake::new();
+    let policy = Policy {
+        admin: Some("none".parse().unwrap()),
+        ..Policy::default()
+    };
+    let authority = Arc::new(Authority::new(&policy).unwrap());
+    let options = loopback().guarded_by(authority.clone());
+    let control = Control::start(options, fake.clone()).unwrap();
+    let client = connect(&control).await;
+    let (code, text) = code_of(client.cleanup_graph(3)).await;
+    assert_eq!(code, Code::PermissionDenied);
+    assert!(
+        text.contains("step 3 was not made from this address"),
+        "{text}"
+    );
+    assert!(fake.cleaned_steps.lock().unwrap().is_empty());
+    assert_eq!(authority.counters().requests_forbidden, 1);
+}
+
+#[tokio::test]
 async fn every_method_that_changes_something_needs_a_right() {
     let fake = Fake::new();
     let (control, _authority) = closed(&fake);

@@ -4,6 +4,7 @@ use crate::control_group;
 
 /// How much memory an [`Arena`](crate::Arena) may hand out, and how it is obtained.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ArenaOptions {
     /// Address space reserved at start, rounded up to whole pages of 4096 bytes; pages are
     /// committed at their first use. At most [`ARENA_BYTES_MAX`].
@@ -18,6 +19,20 @@ pub struct ArenaOptions {
 }
 
 impl ArenaOptions {
+    /// These options with what `change` sets; fields that it leaves alone keep their values.
+    ///
+    /// ```
+    /// use grpcxx_memory::ArenaOptions;
+    ///
+    /// let options = ArenaOptions::default().with(|options| options.capacity_bytes = 64 << 20);
+    /// assert_eq!(options.capacity_bytes, 64 << 20);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
     /// An equal part for each of `shards` arenas of [`MEMORY_SHARE_PERCENT`] of the memory that
     /// this process may use: that of the machine, or what its control groups allow, nested ones
     /// too, if that is less.

@@ -62,11 +62,10 @@ fn round(arena: &mut Arena, number: usize, kept: &mut Vec<Buffer>) {
 
 #[test]
 fn ten_thousand_rounds_leave_the_heap_alone() {
-    let mut arena = Arena::new(ArenaOptions {
-        capacity_bytes: 64 << 20,
-        huge_pages: false,
-        shared: false,
-    })
+    let mut arena = Arena::new(ArenaOptions::default().with(|options| {
+        options.capacity_bytes = 64 << 20;
+        options.huge_pages = false;
+    }))
     .expect("address space");
     let mut kept = Vec::with_capacity(2 * LENGTHS.len());
     round(&mut arena, 0, &mut kept);

@@ -10,11 +10,10 @@ use loom::thread;
 
 /// One page, so that a block can only be had again once it came back.
 fn one_page() -> Arena {
-    Arena::new(ArenaOptions {
-        capacity_bytes: PAGE_BYTES,
-        huge_pages: false,
-        shared: false,
-    })
+    Arena::new(ArenaOptions::default().with(|options| {
+        options.capacity_bytes = PAGE_BYTES;
+        options.huge_pages = false;
+    }))
     .expect("a page of memory")
 }
 

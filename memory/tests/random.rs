@@ -297,11 +297,10 @@ fn keep_and_drop(incoming: Receiver<Shared>) {
 }
 
 fn run(capacity_bytes: usize, drop_arena_first: bool, steps: Vec<Step>) {
-    let arena = Arena::new(ArenaOptions {
-        capacity_bytes,
-        huge_pages: false,
-        shared: false,
-    })
+    let arena = Arena::new(ArenaOptions::default().with(|options| {
+        options.capacity_bytes = capacity_bytes;
+        options.huge_pages = false;
+    }))
     .expect("address space");
     let mut model = Model {
         arena,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use grpcxx_capi::start::listen_address;
+use grpcxx_capi::start::{Page, listen_address};
 use grpcxx_rpc::{Code, Reason, Status};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::config::Config;
@@ -29,6 +29,8 @@ pub(crate) struct Engine {
 /// What the objects of one engine share.
 pub(crate) struct Core {
     engine: Mutex<Option<RuntimeEngine>>,
+    page: Mutex<Option<Page>>,
+    metrics_address: Option<String>,
     client: Client,
     completions: Arc<Completions>,
     is_closed: AtomicBool,
@@ -40,7 +42,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    fn new(engine: RuntimeEngine) -> Self {
+    fn new(engine: RuntimeEngine, page: Option<Page>) -> Self {
         let attributes = engine.device_attributes();
         Self {
             client: engine.client(),
@@ -51,6 +53,8 @@ impl Core {
             report: engine.start_report().to_string(),
             device: (attributes.name.clone(), engine.incarnation()),
             engine: Mutex::new(Some(engine)),
+            metrics_address: page.as_ref().map(|page| page.address().to_string()),
+            page: Mutex::new(page),
         }
     }
 
@@ -100,6 +104,9 @@ impl Core {
             return Ok(());
         };
         let stopped = engine.shutdown(grace);
+        // Until now it has told that the engine stops.
+        let page = lock(&self.page).take();
+        drop(page);
         grpcxx_capi::log::flush();
         self.completions.close();
         stopped.map_err(|error| Status::new(Code::Internal, error.to_string()))
@@ -110,6 +117,9 @@ impl Core {
     fn forget(&self) {
         if let Ok(mut engine) = self.engine.try_lock() {
             std::mem::forget(engine.take());
+        }
+        if let Ok(mut page) = self.page.try_lock() {
+            std::mem::forget(page.take());
         }
     }
 }
@@ -151,7 +161,8 @@ impl Engine {
         }
         let task = TaskId::new(job, index);
         let started = py.detach(|| start(task, listen, &settings));
-        let core = Arc::new(Core::new(checked(py, started)?));
+        let (engine, page) = checked(py, started)?;
+        let core = Arc::new(Core::new(engine, page));
         let send = SendFunction::new(&core);
         let registered = core.with(|engine| {
             engine.register(SEND_FUNCTION, Arc::new(send));
@@ -165,6 +176,12 @@ impl Engine {
     #[getter]
     fn address(&self) -> Option<&str> {
         self.core.address.as_deref()
+    }
+
+    /// Where the engine serves metrics, as `host:port`.
+    #[getter]
+    fn metrics_address(&self) -> Option<&str> {
+        self.core.metrics_address.as_deref()
     }
 
     /// One line: driver, host, shards and CPUs, and why.
@@ -193,10 +210,14 @@ impl Engine {
         Ok(all.collect())
     }
 
-    /// The task at an address.
-    fn peer(&self, py: Python<'_>, address: &str) -> PyResult<Peer> {
+    /// The task at an address, by job and index if a certificate shall prove them.
+    #[pyo3(signature = (address, task=None))]
+    fn peer(&self, py: Python<'_>, address: &str, task: Option<(String, u32)>) -> PyResult<Peer> {
         self.core.check_open(py)?;
         let client = self.core.client().clone();
+        if let Some((job, index)) = task {
+            client.expect_task(address, TaskId::new(job, index));
+        }
         let peer = checked(py, client.peer(address))?;
         Ok(Peer::new(Arc::clone(&self.core), client, peer))
     }
@@ -275,14 +296,16 @@ fn start(
     task: TaskId,
     listen: Option<&str>,
     settings: &BTreeMap<String, String>,
-) -> Result<RuntimeEngine, Status> {
+) -> Result<(RuntimeEngine, Option<Page>), Status> {
     let (config, warnings) = Config::from_env_with(settings)?;
     for warning in warnings {
         tracing::warn!("{warning}");
     }
     let mut options = EngineOptions::from_config(&config, task, 1);
     options.listen = listen.map(listen_address).transpose()?;
-    grpcxx_capi::start::start(options)
+    let engine = grpcxx_capi::start::start(options)?;
+    let page = Page::start(&engine, config.metrics_address, None)?;
+    Ok((engine, page))
 }
 
 /// Longest time that an engine is given to end.

@@ -30,10 +30,8 @@ impl Pool {
     fn allocate(&self, bytes: usize) -> Option<BufferMut> {
         let mut made = self.lock()?;
         if matches!(*made, Made::NotYet) {
-            let options = ArenaOptions {
-                shared: self.is_shared,
-                ..ArenaOptions::share_of_machine(1)
-            };
+            let options =
+                ArenaOptions::share_of_machine(1).with(|options| options.shared = self.is_shared);
             *made = Arena::new(options).map_or(Made::Refused, |arena| Made::Arena(Box::new(arena)));
         }
         match &mut *made {

@@ -1,28 +1,64 @@
 //! Whose share it is that something counts against.
 
+use std::hash::BuildHasher;
 use std::net::{IpAddr, Ipv6Addr};
+
+use foldhash::quality::FixedState;
 
 /// A peer with all its connections, as far as it can be told from others.
 ///
 /// Everything of which a peer gets only a share is counted by this type. It stands for the network
-/// address from which the peer calls. One machine with IPv6 has as many addresses as it likes in
-/// its network of 64 bits, so all of that network is one account.
+/// address from which the peer calls, and for what it has proven: strangers at the address of a
+/// member take nothing of its share. One machine with IPv6 has as many addresses as it likes in its
+/// network of 64 bits, so all of that network is one account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Account(IpAddr);
+pub struct Account {
+    address: IpAddr,
+    member: Member,
+}
+
+/// Who at an address it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Member {
+    /// All who have proven nothing.
+    Stranger,
+    /// All who have proven that they belong to the cluster, and not which task they are.
+    Unnamed,
+    /// A task, by a hash of its name.
+    Task(u64),
+}
 
 impl Account {
     /// This process itself, and whoever is not known.
-    pub const OWN: Self = Self(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
+    pub const OWN: Self = Self {
+        address: IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        member: Member::Unnamed,
+    };
 
     /// The account of who calls from this address.
     pub fn of(address: IpAddr) -> Self {
-        Self(match address.to_canonical() {
+        let address = match address.to_canonical() {
             IpAddr::V6(address) if !address.is_loopback() => {
                 let network = address.to_bits() >> HOST_BITS << HOST_BITS;
                 IpAddr::V6(Ipv6Addr::from_bits(network))
             }
             address => address,
-        })
+        };
+        Self {
+            address,
+            member: Member::Stranger,
+        }
+    }
+
+    /// The account of who has proven at that address to belong to the cluster, and perhaps which
+    /// task of which job it is.
+    #[must_use]
+    pub fn proven(self, task: Option<(&str, u32)>) -> Self {
+        let member = match task {
+            Some(name) => Member::Task(FixedState::default().hash_one(name)),
+            None => Member::Unnamed,
+        };
+        Self { member, ..self }
     }
 }
 
@@ -41,5 +77,21 @@ mod tests {
         assert_eq!(account("2001:db8::1"), account("2001:db8::ffff:2"));
         assert_ne!(account("2001:db8::1"), account("2001:db8:0:1::1"));
         assert_ne!(account("::1"), account("::2"));
+    }
+
+    #[test]
+    fn what_is_proven_is_apart_from_strangers_at_the_address() {
+        let stranger = Account::of([10, 0, 0, 1].into());
+        let accounts = [
+            stranger,
+            stranger.proven(None),
+            stranger.proven(Some(("ps", 0))),
+            stranger.proven(Some(("ps", 1))),
+            stranger.proven(Some(("worker", 0))),
+        ];
+        for (index, account) in accounts.iter().enumerate() {
+            assert!(!accounts[..index].contains(account), "{account:?}");
+        }
+        assert_eq!(stranger.proven(None).proven(Some(("ps", 0))), accounts[2]);
     }
 }

@@ -40,6 +40,8 @@ pub struct Channel<T> {
     state: State,
     was_connected: bool,
     last_failure: Option<String>,
+    /// Why the target was not called at the last dial, though it could be reached.
+    refusal: Option<Status>,
     waiting: BTreeMap<u64, Waiting<T>>,
     expiries: BTreeSet<(Time, u64)>,
     next_ticket: u64,
@@ -48,6 +50,7 @@ pub struct Channel<T> {
 
 /// How a [`Channel`] dials and lets calls wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ChannelOptions {
     /// Time from a failed dial to the next.
     pub redial_delay: Duration,
@@ -62,6 +65,22 @@ pub struct ChannelOptions {
     pub connection_timeout_max: Duration,
     /// Most calls that wait.
     pub waiting_calls: usize,
+}
+
+impl ChannelOptions {
+    /// These options with what `change` sets; fields that it leaves alone keep their values.
+    ///
+    /// ```
+    /// use grpcxx_rpc::ChannelOptions;
+    ///
+    /// let options = ChannelOptions::default().with(|options| options.waiting_calls = 64);
+    /// assert_eq!(options.waiting_calls, 64);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
 }
 
 impl Default for ChannelOptions {
@@ -131,6 +150,7 @@ impl<T> Channel<T> {
             state: State::Idle,
             was_connected: false,
             last_failure: None,
+            refusal: None,
             waiting: BTreeMap::new(),
             expiries: BTreeSet::new(),
             next_ticket: 0,
@@ -239,6 +259,15 @@ impl<T> Channel<T> {
         true
     }
 
+    /// The target was reached, and must not be called: calls that wait, and those that come before
+    /// the next dial, end with `status` at once. For a dial that
+    /// [`Channel::handle_closed`] was told of; does nothing without one.
+    pub fn refuse(&mut self, status: Status) {
+        if matches!(self.state, State::Backoff(_)) {
+            self.refusal = Some(status);
+        }
+    }
+
     /// Dials though no call waits yet. Returns false, and changes nothing, if there is a connection
     /// or one is on its way.
     pub fn redial(&mut self) -> bool {
@@ -259,7 +288,13 @@ impl<T> Channel<T> {
             }
             State::Backoff(until) if until <= now => {
                 self.state = State::Dialling;
+                self.refusal = None;
                 Some(Action::Dial)
+            }
+            State::Backoff(_) if self.refusal.is_some() => {
+                let (&ticket, _) = self.waiting.first_key_value()?;
+                let status = self.refusal.clone()?;
+                Some(Action::Fail(self.take(ticket)?, status))
             }
             State::Backoff(_) | State::Dialling | State::Idle | State::Leaving => self.expire(now),
         }

@@ -38,8 +38,9 @@ pub mod wire;
 pub use account::Account;
 pub use channel::{Action, Admission, Channel, ChannelOptions};
 pub use connection::{
-    AtHand, COALESCE_BYTES_MAX, CallId, CallOptions, ClientConnection, ConnectionLimits, Finished,
-    Gate, Incoming, Landings, PeerViolation, Refused, RequestId, ServerConnection, Undelivered,
+    COALESCE_BYTES_MAX, CallId, CallOptions, ClientConnection, ConnectionLimits, Finished, Gate,
+    ImmediateHit, Incoming, Landings, PeerHolding, PeerViolation, Refused, RequestId,
+    ServerConnection, Undelivered,
 };
 pub use devices::Devices;
 pub use dtype::{DType, DTypeClass};
@@ -49,8 +50,13 @@ pub use extensions::chunks::wire::ChunkError;
 pub use extensions::services::client::{REQUEST_FEED, RESPONSE_FETCH};
 pub use extensions::services::metadata::Metadata;
 pub use extensions::services::wire::{Envelope, EnvelopeWriter};
+pub use extensions::streams::stream::{
+    SHARED_MESSAGE_BYTES_MAX, StreamData, StreamError, StreamEvent, StreamNews,
+};
+pub use extensions::streams::wire::{Credit, split_first_message};
 pub use extensions::token::claim::{Provable, Proving};
 pub use extensions::token::proving::{Credentials, Unproven};
+pub use extensions::traces::wire::TraceContext;
 pub use fetched::Fetched;
 pub use key::RendezvousKey;
 pub use key_list::KeyList;

@@ -4,8 +4,8 @@ use grpcxx_memory::Buffer;
 use smallvec::SmallVec;
 
 use crate::fetched::find;
-use crate::wire::UNARY_METHOD;
-use crate::{Envelope, KeyList, Method, Status, Tensor, Text};
+use crate::wire::{STREAM_OPEN_METHOD, UNARY_METHOD};
+use crate::{Envelope, KeyList, Method, Status, Tensor, Text, TraceContext};
 
 /// What a caller asks of a peer.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +36,9 @@ pub enum Request {
     /// A method of a service by its path. To a peer that does not know them it goes as a graph
     /// call, and is answered as one.
     Unary(Box<Envelope>),
+    /// A method of a service that streams, by its path; the envelope has no message. It is answered
+    /// with an envelope without a message too, behind all that it has sent.
+    Stream(Box<Envelope>),
 }
 
 /// A call of a named function with tensors.
@@ -53,6 +56,8 @@ pub struct GraphCall {
     pub ps_graph_count: i32,
     /// Whether the callee shall trace the call.
     pub should_trace: bool,
+    /// The span that the call was made in. A peer that does not know of it is not told.
+    pub trace: Option<TraceContext>,
 }
 
 impl GraphCall {
@@ -131,12 +136,15 @@ impl Request {
             Self::RecvTensor { .. } => Some(Method::RecvTensor),
             Self::FuseRecvTensor { .. } => Some(Method::FuseRecvTensor),
             Self::StarRunGraph(_) => Some(Method::StarRunGraph),
-            Self::Unary(_) => None,
+            Self::Unary(_) | Self::Stream(_) => None,
         }
     }
 
     /// The number of the method on the wire.
     pub fn method_number(&self) -> i32 {
-        self.method().map_or(UNARY_METHOD, Method::number)
+        match self {
+            Self::Stream(_) => STREAM_OPEN_METHOD,
+            _ => self.method().map_or(UNARY_METHOD, Method::number),
+        }
     }
 }

@@ -60,7 +60,8 @@ reasons! {
     Panicked = 16, "PANICKED", "The function or the callback that should answer panicked.";
     Unanswered = 17, "UNANSWERED", "The service let go of the request without an answer.";
     Forbidden = 18, "FORBIDDEN", "The task does not let the caller do this; the text says what would.";
-    Unproven = 19, "UNPROVEN", "An end of the connection did not prove that it has the token.";
+    Unproven = 19, "UNPROVEN",
+        "An end of the connection did not prove that it belongs to the cluster.";
 }
 
 impl fmt::Display for Reason {

@@ -21,6 +21,7 @@ pub struct TensorStore {
 /// Bounds of a [`TensorStore`]. Whatever would go beyond one is refused with `RESOURCE_EXHAUSTED`
 /// and a text that names the field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StoreLimits {
     /// Most tensors.
     pub tensors: usize,
@@ -28,6 +29,22 @@ pub struct StoreLimits {
     pub name_bytes: usize,
     /// Most bytes of data in all tensors.
     pub stored_bytes: u64,
+}
+
+impl StoreLimits {
+    /// These limits with what `change` sets; fields that it leaves alone keep their values.
+    ///
+    /// ```
+    /// use grpcxx_rpc::StoreLimits;
+    ///
+    /// let limits = StoreLimits::default().with(|limits| limits.tensors = 1024);
+    /// assert_eq!(limits.tensors, 1024);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
 }
 
 impl Default for StoreLimits {

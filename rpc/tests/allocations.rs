@@ -4,8 +4,8 @@ mod support;
 
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_rpc::{
-    AtHand, CallOptions, ClientConnection, ConnectionLimits, Features, Landings, Method, Request,
-    Response, ServerConnection, Status, TensorMeta, Text,
+    CallOptions, ClientConnection, ConnectionLimits, Features, ImmediateHit, Landings, Method,
+    Request, Response, ServerConnection, Status, TensorMeta, Text,
 };
 use grpcxx_transport::{Frame, Next, Outcome, Time};
 use support::make;
@@ -56,7 +56,7 @@ impl Landings for Prepared {
         None
     }
 
-    fn at_hand(&mut self, _: i64, _: &Text, _: usize) -> Option<AtHand<'_>> {
+    fn immediate_hit(&mut self, _: i64, _: &Text, _: usize) -> Option<ImmediateHit<'_>> {
         None
     }
 }

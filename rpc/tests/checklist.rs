@@ -39,7 +39,7 @@ fn requests() -> Vec<Request> {
 
 fn expected(request: &Request) -> Expected {
     match request {
-        Request::Unary(_) => unreachable!("no original sends one"),
+        Request::Unary(_) | Request::Stream(_) => unreachable!("no original sends one"),
         Request::Message { .. } => Expected::Message,
         Request::RecvTensor { .. } => Expected::Tensors(1),
         Request::FuseRecvTensor { keys, .. } => Expected::Tensors(keys.len()),
@@ -189,7 +189,7 @@ fn payload_lengths_are_exact() {
         pair.server.offer(&bytes);
         let incoming = pair.request();
         let response = match &request {
-            Request::Unary(_) => unreachable!("no original sends one"),
+            Request::Unary(_) | Request::Stream(_) => unreachable!("no original sends one"),
             Request::Message { .. } => Response::Message(Buffer::new()),
             Request::RecvTensor { .. } => Response::from(floats(&[1.0])),
             Request::FuseRecvTensor { .. } => Response::Tensors(
@@ -234,10 +234,7 @@ fn every_method_fails_with_the_same_frame() {
 /// as far as they are.
 #[test]
 fn error_texts_of_any_kind_arrive() {
-    let limits = ConnectionLimits {
-        error_text_bytes: 10,
-        ..ConnectionLimits::default()
-    };
+    let limits = ConnectionLimits::default().with(|limits| limits.error_text_bytes = 10);
     let mut pair = Pair::with_limits(limits, Features::NONE, Features::NONE);
     pair.call(receive("k"));
     pair.carry_requests();
@@ -640,10 +637,7 @@ fn a_frame_that_its_tensors_make_too_long_closes_the_link() {
     );
     assert_eq!(pair.client.landings.pieces, 0);
 
-    let limits = ConnectionLimits {
-        frame_bytes: 1000,
-        ..ConnectionLimits::default()
-    };
+    let limits = ConnectionLimits::default().with(|limits| limits.frame_bytes = 1000);
     let mut pair = Pair::with_limits(limits, Features::NONE, Features::NONE);
     let tag = pair.call(fuse(&["a", "b"])).tag();
     pair.client.drain();
@@ -687,10 +681,7 @@ fn a_lone_header_behind_dropped_payload_is_read() {
 /// A message beyond the limit is skipped on both sides, before any memory is asked for.
 #[test]
 fn messages_beyond_the_limit_fail_their_call() {
-    let limits = ConnectionLimits {
-        message_bytes: 100,
-        ..ConnectionLimits::default()
-    };
+    let limits = ConnectionLimits::default().with(|limits| limits.message_bytes = 100);
     for limited_client in [true, false] {
         let mut pair = Pair::plain();
         if limited_client {

@@ -133,10 +133,7 @@ fn a_lost_link_ends_all_calls_with_its_status() {
 
 #[test]
 fn a_full_connection_hands_the_request_back() {
-    let limits = ConnectionLimits {
-        outstanding_calls: 2,
-        ..ConnectionLimits::default()
-    };
+    let limits = ConnectionLimits::default().with(|limits| limits.outstanding_calls = 2);
     let mut pair = Pair::with_limits(limits, Features::ALL, Features::ALL);
     pair.call(receive("a"));
     let b = pair.call(receive("b"));
@@ -171,10 +168,7 @@ fn a_refused_frame_is_the_next_one_again() {
 
 #[test]
 fn a_server_at_its_limit_stops_reading_until_answers_have_left() {
-    let limits = ConnectionLimits {
-        outstanding_calls: 2,
-        ..ConnectionLimits::default()
-    };
+    let limits = ConnectionLimits::default().with(|limits| limits.outstanding_calls = 2);
     let mut pair = Pair::plain();
     pair.server = Port::new(ServerConnection::new(limits, Features::NONE));
     for key in ["a", "b", "c", "d", "e"] {
@@ -637,10 +631,7 @@ fn memory_that_is_refused_fails_the_call_and_nothing_else() {
 /// checklist 12, with a limit that a test can reach.
 #[test]
 fn frames_beyond_the_limit_are_not_sent() {
-    let limits = ConnectionLimits {
-        frame_bytes: 1000,
-        ..ConnectionLimits::default()
-    };
+    let limits = ConnectionLimits::default().with(|limits| limits.frame_bytes = 1000);
     let mut pair = Pair::with_limits(limits, Features::NONE, Features::NONE);
     let exact = 1000 - 32 - 37;
     pair.round_trip(receive("k"), tensors([make::bytes_tensor(exact, 1)]));

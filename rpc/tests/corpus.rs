@@ -106,4 +106,11 @@ proptest! {
     ) {
         support::operations::operations(&bytes);
     }
+
+    #[test]
+    fn any_use_of_streams_keeps_its_promises(
+        bytes in proptest::collection::vec(any::<u8>(), 0..600),
+    ) {
+        support::streams::streams(&bytes);
+    }
 }

@@ -95,7 +95,7 @@ impl Vector {
         let header = &self.fields["header"];
         assert_eq!(request.method_number(), header["method"]);
         match request {
-            Request::Unary(_) => unreachable!("no original sends one"),
+            Request::Unary(_) | Request::Stream(_) => unreachable!("no original sends one"),
             Request::Message { method, body } => self.check_message_request(*method, body),
             Request::RecvTensor { step_id, key } => {
                 assert_eq!(*step_id, self.number("step_id"));

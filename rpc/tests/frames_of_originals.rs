@@ -5,8 +5,8 @@ mod support;
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::wire::{HEADER_BYTES, RequestHeader, ResponseHeader};
 use grpcxx_rpc::{
-    AtHand, CallOptions, ClientConnection, Code, ConnectionLimits, Features, Landings, Method,
-    PeerViolation, Request, Response, ServerConnection, Status, TensorMeta, Text,
+    CallOptions, ClientConnection, Code, ConnectionLimits, Features, ImmediateHit, Landings,
+    Method, PeerViolation, Request, Response, ServerConnection, Status, TensorMeta, Text,
 };
 use grpcxx_transport::{Next, Time};
 use support::make::{floats, fuse, graph, message, named, receive};
@@ -148,7 +148,7 @@ impl Landings for Untouched {
         None
     }
 
-    fn at_hand(&mut self, _: i64, _: &Text, _: usize) -> Option<AtHand<'_>> {
+    fn immediate_hit(&mut self, _: i64, _: &Text, _: usize) -> Option<ImmediateHit<'_>> {
         None
     }
 }
@@ -225,10 +225,7 @@ fn a_long_request_of_an_original_is_taken() {
 /// What the settings of this side allow counts for originals too.
 #[test]
 fn a_long_frame_beyond_the_limit_closes_the_link() {
-    let limits = ConnectionLimits {
-        frame_bytes: LONG_BYTES,
-        ..ConnectionLimits::default()
-    };
+    let limits = ConnectionLimits::default().with(|limits| limits.frame_bytes = LONG_BYTES);
     let mut pair = Pair::with_limits(limits, Features::NONE, Features::NONE);
     let call = pair.call(receive("k"));
     pair.client.drain();

@@ -141,11 +141,10 @@ proptest! {
             3 => Features::ALL,
             bits => Features::CANCEL | optional[bits as usize],
         };
-        let limits = ConnectionLimits {
-            chunk_bytes,
-            whole_frame_bytes,
-            ..ConnectionLimits::default()
-        };
+        let limits = ConnectionLimits::default().with(|limits| {
+            limits.chunk_bytes = chunk_bytes;
+            limits.whole_frame_bytes = whole_frame_bytes;
+});
         let mut pair = announced(limits, features);
         let mut calls = Vec::new();
         for (index, lens) in answers.iter().enumerate() {

@@ -223,10 +223,7 @@ struct Pair {
 
 impl Pair {
     fn new() -> Self {
-        let limits = RendezvousLimits {
-            closed_steps: CLOSED_STEPS,
-            ..RendezvousLimits::default()
-        };
+        let limits = RendezvousLimits::default().with(|limits| limits.closed_steps = CLOSED_STEPS);
         Self {
             real: Rendezvous::new(limits),
             model: Model::default(),

@@ -10,10 +10,7 @@ use support::{Pair, tensors};
 
 #[test]
 fn requests_wait_while_too_much_is_unsent() {
-    let limits = ConnectionLimits {
-        unsent_bytes: 5000,
-        ..ConnectionLimits::default()
-    };
+    let limits = ConnectionLimits::default().with(|limits| limits.unsent_bytes = 5000);
     let mut pair = Pair::with_limits(limits, Features::NONE, Features::NONE);
     for key in ["a", "b", "c", "d"] {
         pair.call(receive(key));
@@ -42,10 +39,7 @@ fn requests_wait_while_too_much_is_unsent() {
 
 #[test]
 fn one_long_answer_alone_holds_up_nobody() {
-    let limits = ConnectionLimits {
-        unsent_bytes: 1000,
-        ..ConnectionLimits::default()
-    };
+    let limits = ConnectionLimits::default().with(|limits| limits.unsent_bytes = 1000);
     let mut pair = Pair::with_limits(limits, Features::NONE, Features::NONE);
     pair.call(receive("a"));
     pair.call(receive("b"));
@@ -58,10 +52,7 @@ fn one_long_answer_alone_holds_up_nobody() {
 
 #[test]
 fn answers_that_come_too_late_to_wait_are_refused() {
-    let limits = ConnectionLimits {
-        unsent_bytes: 1000,
-        ..ConnectionLimits::default()
-    };
+    let limits = ConnectionLimits::default().with(|limits| limits.unsent_bytes = 1000);
     let mut pair = Pair::with_limits(limits, Features::NONE, Features::NONE);
     for _ in 0..4 {
         pair.call(message(Method::CleanupGraph, b""));

@@ -9,11 +9,10 @@ use support::{Pair, tensors};
 
 /// Frames go in chunks to peers that take them.
 fn limits() -> ConnectionLimits {
-    ConnectionLimits {
-        whole_frame_bytes: 2000,
-        chunk_bytes: 1500,
-        ..ConnectionLimits::default()
-    }
+    ConnectionLimits::default().with(|limits| {
+        limits.whole_frame_bytes = 2000;
+        limits.chunk_bytes = 1500;
+    })
 }
 
 fn pair(features: Features) -> Pair {
@@ -162,19 +161,13 @@ fn a_reason_that_finds_no_memory_is_replaced() {
 }
 
 fn arena() -> Arena {
-    Arena::new(ArenaOptions {
-        capacity_bytes: 1 << 20,
-        ..ArenaOptions::default()
-    })
-    .expect("address space")
+    Arena::new(ArenaOptions::default().with(|options| options.capacity_bytes = 1 << 20))
+        .expect("address space")
 }
 
 #[test]
 fn a_frame_that_announces_more_than_its_share_fails_before_it_has_come() {
-    let limits = ConnectionLimits {
-        arena_bytes: 10_000,
-        ..ConnectionLimits::default()
-    };
+    let limits = ConnectionLimits::default().with(|limits| limits.arena_bytes = 10_000);
     for features in [Features::NONE, Features::HEADS_FIRST] {
         let mut pair = pair_within(limits, features);
         pair.client.landings.arena = Some(arena());
@@ -196,10 +189,7 @@ fn a_frame_that_announces_more_than_its_share_fails_before_it_has_come() {
 
 #[test]
 fn a_frame_between_chunks_has_what_the_frame_in_chunks_leaves() {
-    let limits = ConnectionLimits {
-        arena_bytes: 10_000,
-        ..limits()
-    };
+    let limits = limits().with(|limits| limits.arena_bytes = 10_000);
     let mut pair = pair_within(limits, Features::CHUNKS);
     pair.server.landings.arena = Some(arena());
     pair.call(graph("long", vec![("x", bytes_tensor(9000, 1))], &[]));

@@ -13,7 +13,7 @@ use grpcxx_transport::sim::{SimNetwork, SimTransport};
 
 use crate::client::{Client, Lookups, Mailboxes, SystemResolver};
 use crate::cluster::TaskId;
-use crate::command::{Command, Parcel};
+use crate::command::{Command, MeshMessage};
 use crate::compute::Compute;
 use crate::counters::ShardCounters;
 use crate::function::Service;
@@ -50,7 +50,7 @@ impl Alone {
         let (bell, _sleeper) = mesh::doorbell();
         let (sender, inbox): (InboxSender<Command>, Inbox<Command>) =
             mesh::inbox(crate::limits::INBOX_COMMANDS, bell.clone());
-        let mut meshes = mesh::mesh::<Parcel<_>>(1, std::slice::from_ref(&bell));
+        let mut meshes = mesh::mesh::<MeshMessage<_>>(1, std::slice::from_ref(&bell));
         let mailboxes = Arc::new(Mailboxes::new(vec![sender], vec![bell]));
         let store = Arc::new(ArcSwap::from_pointee(TensorStore::new(
             StoreLimits::default(),
@@ -70,6 +70,7 @@ impl Alone {
             loads: [AtomicUsize::new(0)].into(),
             ended: Arc::new(AtomicUsize::new(0)),
             accounts: Arc::default(),
+            counted_peers: Arc::default(),
         };
         let parts = CoreParts {
             drain: DrainLimits::default(),
@@ -82,11 +83,10 @@ impl Alone {
             links: start.links,
             patience: Patience::default(),
             shares: PeerShares::of(&start.rendezvous_limits, usize::MAX),
-            arena: Arena::new(ArenaOptions {
-                capacity_bytes: start.arena_bytes,
-                huge_pages: false,
-                ..ArenaOptions::default()
-            })
+            arena: Arena::new(ArenaOptions::default().with(|options| {
+                options.capacity_bytes = start.arena_bytes;
+                options.huge_pages = false;
+            }))
             .expect("address space"),
             mesh: meshes.remove(0),
             inbox,

@@ -15,6 +15,7 @@ use crate::cancellation::{Cancel, Cancellation};
 use crate::client::Peer;
 use crate::fate::stopped;
 use crate::shard::ShardContext;
+use crate::trace::CallSpan;
 
 /// What a call ends in.
 pub type CallResult = Result<Response, Status>;
@@ -111,6 +112,8 @@ pub struct Call<T = Response> {
     cancel: Option<Cancel>,
     /// Takes the result out of the response.
     take: Take<T>,
+    /// For programs that trace.
+    span: CallSpan,
 }
 
 /// Takes a result out of a response.
@@ -126,6 +129,7 @@ impl<T> Call<T> {
             receiver,
             cancel: Some(cancel),
             take,
+            span: CallSpan::default(),
         }
     }
 
@@ -138,7 +142,14 @@ impl<T> Call<T> {
             receiver,
             cancel: None,
             take,
+            span: CallSpan::default(),
         }
+    }
+
+    /// Lets the span last as long as the call.
+    pub(crate) fn in_span(mut self, span: CallSpan) -> Self {
+        self.span = span;
+        self
     }
 
     /// Blocks the calling thread until the call has ended. Not for use on a shard.
@@ -166,7 +177,9 @@ impl<T> Future for Call<T> {
         let result = result.unwrap_or_else(|oneshot::Canceled| {
             Err(cancel.map_or_else(stopped, |cancel| cancel.status_of_loss()))
         });
-        Poll::Ready(result.and_then(self.take))
+        let result = result.and_then(self.take);
+        self.span.note_end(&result);
+        Poll::Ready(result)
     }
 }
 

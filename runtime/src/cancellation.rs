@@ -26,6 +26,8 @@ pub(crate) struct Cancel {
     mailboxes: Arc<Mailboxes>,
     shard: usize,
     number: u64,
+    /// What the shard looks at when it begins the call, if that may go on for ever.
+    flag: Option<Arc<AtomicBool>>,
 }
 
 impl Cancellation {
@@ -73,6 +75,15 @@ impl Cancel {
             mailboxes: Arc::clone(mailboxes),
             shard,
             number: mailboxes.next_call(),
+            flag: None,
+        }
+    }
+
+    /// For a call to come of this shard that may go on for ever if nobody withdraws it.
+    pub(crate) fn of_stream(mailboxes: &Arc<Mailboxes>, shard: usize) -> Self {
+        Self {
+            flag: Some(Arc::default()),
+            ..Self::new(mailboxes, shard)
         }
     }
 
@@ -80,7 +91,7 @@ impl Cancel {
     pub(crate) fn cancellable(&self) -> Cancellable {
         Cancellable {
             number: self.number,
-            flag: None,
+            flag: self.flag.clone(),
         }
     }
 
@@ -95,10 +106,17 @@ impl Cancel {
     }
 
     /// Withdraws the call, if the shard's inbox has room. If it has none the call runs to its end
-    /// and its result is dropped.
+    /// and its result is dropped, unless it has none by itself.
     pub(crate) fn send(self) {
-        let command = self.command();
-        let _ = self.mailboxes.try_deliver(self.shard, command);
+        match &self.flag {
+            Some(flag) => {
+                // What does not fit into the inbox may overtake the call, which ends then as it
+                // begins.
+                flag.store(true, Ordering::SeqCst);
+                self.send_surely();
+            }
+            None => drop(self.mailboxes.try_deliver(self.shard, self.command())),
+        }
     }
 
     /// Withdraws the call for certain, because a program waits for its end.

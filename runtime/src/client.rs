@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_channel::oneshot;
-use grpcxx_rpc::{Code, Reason, Request, Status, home_shard};
+use grpcxx_rpc::{Account, Code, Envelope, Reason, Request, Status, home_shard};
 
 pub(crate) use self::mailboxes::{Mailbox, Mailboxes};
 pub(crate) use self::peer::Host;
@@ -21,12 +21,15 @@ pub(crate) use self::resolver::{Found, Lookups};
 pub use self::resolver::{Resolve, SystemResolver};
 use crate::call::{Call, CallSpec, CompletionHandler, Take};
 use crate::cancellation::Cancel;
-use crate::command::{Command, NewCall};
+use crate::cluster::TaskId;
+use crate::command::{Bells, Command, NewCall};
 use crate::completion::{Completion, Recipient, Target};
 use crate::inspection::ShardInspection;
-use crate::latency::CallLatency;
+use crate::latency::ShardCalls;
 use crate::limits;
+use crate::service::{StreamEnds, hang, take_envelope};
 use crate::shard::ShardContext;
+use crate::trace;
 
 /// Makes calls to peers, from any thread.
 #[derive(Clone)]
@@ -45,6 +48,8 @@ struct ClientShared {
 #[derive(Default)]
 struct Peers {
     by_address: HashMap<String, BTreeMap<usize, Peer>>,
+    /// Which tasks the cluster has at which addresses.
+    tasks: HashMap<String, Arc<TaskId>>,
     count: usize,
 }
 
@@ -126,7 +131,8 @@ impl Client {
             (address, host),
             shard.unwrap_or_else(next),
             peers.count as u64,
-            is_self,
+            is_self.then_some(Account::OWN),
+            peers.tasks.get(address).cloned(),
         );
         peers.count += 1;
         let connections = peers.by_address.entry(address.to_owned()).or_default();
@@ -142,6 +148,23 @@ impl Client {
     pub fn peer_on(&self, address: &str, shard: usize) -> Result<Peer, Status> {
         self.shared.mailboxes.check(shard)?;
         self.peer_at(address, usize::MAX - shard, Some(shard))
+    }
+
+    /// Says which task the cluster has at a star address. A server that is dialled there by TLS and
+    /// whose certificate names another task is not called. It counts for connections that are made
+    /// later, until another task is expected there, and for as many addresses as there may be
+    /// peers.
+    pub fn expect_task(&self, address: &str, task: TaskId) {
+        let mut peers = self.shared.peers();
+        let task = Arc::new(task);
+        let known = peers.by_address.get(address);
+        known
+            .into_iter()
+            .flat_map(BTreeMap::values)
+            .for_each(|peer| peer.expect(&task));
+        if peers.tasks.len() < limits::PEERS || peers.tasks.contains_key(address) {
+            peers.tasks.insert(address.to_owned(), task);
+        }
     }
 
     /// This task as a peer of itself, for calls that concern a step: they begin on its home shard.
@@ -172,7 +195,8 @@ impl Client {
     }
 
     /// Calls a peer for what `take` finds in its response.
-    pub(crate) fn begin<T>(&self, spec: CallSpec<'_>, take: Take<T>) -> Call<T> {
+    pub(crate) fn begin<T>(&self, mut spec: CallSpec<'_>, take: Take<T>) -> Call<T> {
+        let span = trace::of_request(&mut spec.request, spec.peer.address());
         let mailboxes = &self.shared.mailboxes;
         let cancel = Cancel::new(mailboxes, spec.peer.shard());
         let (sender, receiver) = oneshot::channel();
@@ -180,8 +204,38 @@ impl Client {
         let call = NewCall::new(spec, completion, Some(cancel.cancellable()));
         let shard = call.peer.shard();
         match mailboxes.try_deliver(shard, Command::Call(call)) {
-            Ok(()) => Call::new(receiver, cancel, take),
-            Err(_) => Call::failed(mailboxes.refusal(shard), take),
+            Ok(()) => Call::new(receiver, cancel, take).in_span(span),
+            Err(_) => Call::failed(mailboxes.refusal(shard), take).in_span(span),
+        }
+    }
+
+    /// Calls a method that streams; its messages go through these pipes.
+    pub(crate) fn begin_stream(
+        &self,
+        peer: &Peer,
+        envelope: Result<Envelope, Status>,
+        timeout: Option<Duration>,
+        mut ends: StreamEnds,
+    ) -> Call<Envelope> {
+        let envelope = match envelope {
+            Ok(envelope) => Box::new(envelope),
+            Err(status) => return Call::failed(status, take_envelope),
+        };
+        let mailboxes = &self.shared.mailboxes;
+        let shard = peer.shard();
+        let cancel = Cancel::of_stream(mailboxes, shard);
+        let cancellable = cancel.cancellable();
+        hang(&mut ends, mailboxes, shard, Bells::Call(cancellable.number));
+        let (sender, receiver) = oneshot::channel();
+        let spec = CallSpec::new(peer, Request::Stream(envelope)).with_timeout(timeout);
+        let completion = Completion::future(sender);
+        let call = NewCall {
+            stream: Some(Box::new(ends)),
+            ..NewCall::new(spec, completion, Some(cancellable))
+        };
+        match mailboxes.try_deliver(shard, Command::Call(call)) {
+            Ok(()) => Call::new(receiver, cancel, take_envelope),
+            Err(_) => Call::failed(mailboxes.refusal(shard), take_envelope),
         }
     }
 
@@ -229,13 +283,14 @@ impl Client {
         self.shared.mailboxes.deliver(peer.shard(), command);
     }
 
-    /// Asks each shard how long its calls and requests took. Each tells on its own thread, once;
-    /// one that has ended drops `tell` unheard. Returns how many shards there are.
-    pub fn latencies(&self, tell: impl FnOnce(Vec<CallLatency>) + Clone + Send + 'static) -> usize {
+    /// Asks each shard how long its calls and requests took, and how many bytes went over its
+    /// links. Each tells on its own thread, once; one that has ended drops `tell` unheard. Returns
+    /// how many shards there are.
+    pub fn shard_calls(&self, tell: impl FnOnce(ShardCalls) + Clone + Send + 'static) -> usize {
         let mailboxes = &self.shared.mailboxes;
         for shard in 0..mailboxes.len() {
             let tell = Box::new(tell.clone());
-            mailboxes.deliver(shard, Command::Latencies { tell });
+            mailboxes.deliver(shard, Command::Calls { tell });
         }
         mailboxes.len()
     }

@@ -15,7 +15,8 @@ use crate::client::{Found, Peer, PeerState};
 use crate::completion::Completion;
 use crate::fate::Fate;
 use crate::inspection::ShardInspection;
-use crate::latency::CallLatency;
+use crate::latency::ShardCalls;
+use crate::service::StreamEnds;
 use crate::shard::ShardContext;
 
 /// The keys of one receive.
@@ -91,8 +92,8 @@ pub(crate) enum Command {
         tell: Box<dyn FnOnce(PeerState) + Send>,
     },
     /// Tell how long calls and requests took on this shard.
-    Latencies {
-        tell: Box<dyn FnOnce(Vec<CallLatency>) + Send>,
+    Calls {
+        tell: Box<dyn FnOnce(ShardCalls) + Send>,
     },
     /// Tell what waits on this shard.
     InspectShard {
@@ -104,6 +105,8 @@ pub(crate) enum Command {
     Disconnect { peer: Peer },
     /// Dial the peer in this slot at the addresses that its name has now.
     Resolved { slot: usize, found: Found },
+    /// The user of a stream has done something.
+    Stream(Bells),
     /// Run code on the shard.
     Run(Box<dyn FnOnce(&mut ShardContext<'_>) + Send>),
     /// Stop listening, answer what is in flight, close all links.
@@ -148,6 +151,8 @@ pub(crate) struct NewCall {
     pub(crate) completion: Completion,
     /// Set for calls that can be cancelled from outside.
     pub(crate) cancellable: Option<Cancellable>,
+    /// The shard's part of a call that streams.
+    pub(crate) stream: Option<Box<StreamEnds>>,
 }
 
 impl NewCall {
@@ -162,6 +167,7 @@ impl NewCall {
             timeout: spec.timeout,
             completion,
             cancellable,
+            stream: None,
         }
     }
 }
@@ -183,15 +189,15 @@ impl Cancellable {
 }
 
 /// A connection that a peer made, on its way to the shard that serves it.
-pub(crate) struct Newcomer<A> {
+pub(crate) struct AcceptedConnection<A> {
     pub(crate) peer: SocketAddr,
     pub(crate) accepted: A,
 }
 
 /// What a shard hands to another one.
-pub(crate) enum Parcel<A> {
+pub(crate) enum MeshMessage<A> {
     Command(Command),
-    Adopt(Newcomer<A>),
+    Adopt(AcceptedConnection<A>),
 }
 
 /// Tensors that an answer took out of a step, so that they can be put back.
@@ -211,6 +217,15 @@ pub(crate) enum Origin {
     },
     /// A call of this process to itself.
     Local { shard: u16, call: SlotId },
+}
+
+/// Whose stream it is that has something to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bells {
+    /// A call, by the number that its caller knows.
+    Call(u64),
+    /// A request.
+    Request(Origin),
 }
 
 impl Origin {
@@ -246,11 +261,12 @@ impl std::fmt::Debug for Command {
             Self::Cleanup { .. } => "Cleanup",
             Self::GraphDone(_) => "GraphDone",
             Self::Inspect { .. } => "Inspect",
-            Self::Latencies { .. } => "Latencies",
+            Self::Calls { .. } => "Calls",
             Self::WaitsLong(_) => "WaitsLong",
             Self::InspectShard { .. } => "InspectShard",
             Self::Disconnect { .. } => "Disconnect",
             Self::Resolved { .. } => "Resolved",
+            Self::Stream(_) => "Stream",
             Self::Run(_) => "Run",
             Self::Stop { .. } => "Stop",
         })

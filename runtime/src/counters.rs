@@ -76,6 +76,8 @@ counters! {
     /// Receives refused because others of their connection or peer wait in as many steps as
     /// allowed.
     waits_refused,
+    /// Streams refused because their peer, or all peers together, have as many as allowed.
+    streams_refused,
     /// Steps that were given up before all of their graph calls had come, for newer ones.
     countdowns_given_up,
     /// Requests taken from peers.

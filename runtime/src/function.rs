@@ -6,12 +6,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use grpcxx_rpc::{GraphCall, Reason, Request, Response, Status, Tensor, Text, home_shard};
+use tracing::Span;
 
 pub(crate) use self::asynchronous::AsyncFunction;
 use crate::blame::panic_text;
 use crate::call::CallResult;
 use crate::client::Mailboxes;
 use crate::command::{Command, GraphDone, Origin};
+use crate::trace::CallSpan;
 
 /// Code that peers call by name with tensors in and tensors out.
 ///
@@ -182,6 +184,8 @@ pub struct Responder {
     mailboxes: Arc<Mailboxes>,
     origin: Option<Origin>,
     graph_done: Option<GraphDone>,
+    /// What serves the request, for programs that trace.
+    span: CallSpan,
 }
 
 impl Responder {
@@ -190,6 +194,7 @@ impl Responder {
             mailboxes,
             origin: Some(origin),
             graph_done: None,
+            span: CallSpan::default(),
         }
     }
 
@@ -203,7 +208,19 @@ impl Responder {
             mailboxes,
             origin: Some(origin),
             graph_done,
+            span: CallSpan::default(),
         }
+    }
+
+    /// Lets the span last until the request is answered.
+    pub(crate) fn in_span(mut self, span: CallSpan) -> Self {
+        self.span = span;
+        self
+    }
+
+    /// The span in which the request is served.
+    pub(crate) fn span(&self) -> Span {
+        self.span.to_span()
     }
 
     /// The shard that the request came to. There is none once it was answered.
@@ -224,6 +241,7 @@ impl Responder {
 
     fn send(&mut self, result: CallResult) {
         if let Some(origin) = self.origin.take() {
+            self.span.note_end(&result);
             self.mailboxes.deliver(
                 origin.shard(),
                 Command::Answer {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use grpcxx_memory::ArenaStatistics;
 use grpcxx_rpc::{Code, Reason, Text};
 
 use crate::client::LinkMedium;
@@ -28,6 +29,10 @@ pub struct ShardInspection {
     pub connections: Vec<InspectedConnection>,
     /// All connections, and peers without one that are called.
     pub connections_total: usize,
+    /// Connections by what carries them, as far as the shard has looked.
+    pub links: Vec<(LinkMedium, usize)>,
+    /// What the shard's arena has handed out.
+    pub arena: ArenaStatistics,
     /// The calls and requests that failed last, oldest first.
     pub failures: Vec<RecentFailure>,
 }

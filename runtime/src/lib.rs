@@ -17,6 +17,7 @@ mod counters;
 pub mod endpoint_map;
 mod engine;
 mod errors;
+pub mod exposition;
 mod fate;
 mod function;
 #[cfg(all(any(test, fuzzing), not(loom)))]
@@ -29,6 +30,8 @@ mod limits;
 pub mod local;
 pub mod log;
 pub mod mesh;
+pub mod metrics;
+pub mod options;
 pub mod placement;
 pub mod policy;
 mod registry;
@@ -41,6 +44,7 @@ mod sharded;
 mod simulation;
 mod task;
 mod tls;
+pub mod trace;
 
 /// Runs the futures of a shard on the glommio host, where its files and sockets can be used.
 pub use glommio;
@@ -59,7 +63,10 @@ pub use inspection::{
     INSPECTED_ROWS_MAX, InspectedConnection, ParkedTensor, PendingReceive, RecentFailure,
     ShardInspection, name_peers,
 };
-pub use latency::{CallLatency, CallSide, LATENCY_BOUNDS_SECONDS, Latency};
+pub use latency::{
+    CallLatency, CallSide, LATENCY_BOUNDS_SECONDS, Latency, LinkTraffic, OTHER_PEERS,
+    PEERS_COUNTED_MAX, ShardCalls,
+};
 pub use registry::{STORE_LIST, STORE_PULL, STORE_PUSH};
 pub use regular_file::open_regular_file;
 pub use remote::Remote;

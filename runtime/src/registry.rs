@@ -1,5 +1,5 @@
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use foldhash::fast::RandomState;
 use grpcxx_memory::Buffer;
@@ -52,10 +52,13 @@ impl Functions {
         functions
             .entries
             .insert(Text::from(STORE_PULL), Entry::Pull);
-        let list = store.clone();
+        let (list, listing) = (store.clone(), Mutex::new(Listing::default()));
         functions.insert(
             Text::from(STORE_LIST),
-            Arc::new(move |call: GraphCall| list_store(&list.load(), &call)),
+            Arc::new(move |call: GraphCall| {
+                let mut listing = listing.lock().unwrap_or_else(PoisonError::into_inner);
+                listing.answer(&list.load_full(), &call)
+            }),
         );
         let push = store.clone();
         functions.insert(
@@ -76,9 +79,8 @@ impl Functions {
         self.entries.retain(|name, _| !name.starts_with(&prefix));
         for (name, method) in &service.methods {
             let path = Text::from(format!("{prefix}{name}"));
-            let (method, spawners) = (Arc::clone(method), Arc::clone(spawners));
-            let method = Registered::new(path.clone(), method, service.place, spawners);
-            let method = Arc::new(method);
+            let (method, spawners) = (method.clone(), Arc::clone(spawners));
+            let method = Arc::new(Registered::new(path.clone(), method, spawners));
             self.insert(path.clone(), Arc::new(GraphDoor(Arc::clone(&method))));
             self.methods.insert(path, method);
         }
@@ -198,22 +200,38 @@ fn push_store(store: &Shared<TensorStore>, call: GraphCall) -> Result<Vec<(Text,
     Ok(Vec::new())
 }
 
-fn list_store(store: &TensorStore, call: &GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
-    // Who asks for a column many times gets the same one.
-    let mut columns: Vec<(Text, Tensor)> = Vec::new();
-    let mut fetched = Vec::with_capacity(call.fetches.len());
-    for fetch in &call.fetches {
-        let tensor = match columns.iter().find(|(name, _)| name == fetch) {
-            Some((_, known)) => known.clone(),
-            None => {
-                let tensor = column(store, fetch)?;
-                columns.push((fetch.clone(), tensor.clone()));
-                tensor
-            }
-        };
-        fetched.push((fetch.clone(), tensor));
+/// The columns of the last store that was listed. All answers share them, so whoever asks often and
+/// reads nothing holds no more than one listing.
+#[derive(Default)]
+struct Listing {
+    store: Weak<TensorStore>,
+    columns: Vec<(Text, Tensor)>,
+}
+
+impl Listing {
+    fn answer(
+        &mut self,
+        store: &Arc<TensorStore>,
+        call: &GraphCall,
+    ) -> Result<Vec<(Text, Tensor)>, Status> {
+        if !std::ptr::eq(self.store.as_ptr(), Arc::as_ptr(store)) {
+            self.columns.clear();
+            self.store = Arc::downgrade(store);
+        }
+        let mut fetched = Vec::with_capacity(call.fetches.len());
+        for fetch in &call.fetches {
+            let tensor = match self.columns.iter().find(|(name, _)| name == fetch) {
+                Some((_, known)) => known.clone(),
+                None => {
+                    let tensor = column(store, fetch)?;
+                    self.columns.push((fetch.clone(), tensor.clone()));
+                    tensor
+                }
+            };
+            fetched.push((fetch.clone(), tensor));
+        }
+        Ok(fetched)
     }
-    Ok(fetched)
 }
 
 fn column(store: &TensorStore, name: &Text) -> Result<Tensor, Status> {
@@ -246,5 +264,39 @@ fn column(store: &TensorStore, name: &Text) -> Result<Tensor, Status> {
             Code::InvalidArgument,
             format!("{STORE_LIST} has no \"{name}\"; fetch names, dtypes, shapes or bytes"),
         )),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use grpcxx_rpc::StoreLimits;
+
+    use super::*;
+
+    #[test]
+    fn all_listings_of_a_store_are_the_same_memory() {
+        let mut store = TensorStore::new(StoreLimits::default());
+        let tensor = || Tensor::scalar(1.0_f32);
+        store.put(Text::from("a"), tensor()).unwrap();
+        let one = Arc::new(store.clone());
+        store.put(Text::from("b"), tensor()).unwrap();
+        let two = Arc::new(store);
+
+        let mut listing = Listing::default();
+        let mut names = |store: &Arc<TensorStore>| {
+            let call = GraphCall {
+                fetches: vec![Text::from("names"); 2],
+                ..GraphCall::default()
+            };
+            let answer = listing.answer(store, &call).unwrap();
+            assert_eq!(answer[0].1.data.as_ptr(), answer[1].1.data.as_ptr());
+            answer[0].1.clone()
+        };
+        let (first, again, changed) = (names(&one), names(&one), names(&two));
+        assert_eq!(first.data.as_ptr(), again.data.as_ptr());
+        assert_eq!(
+            (first.shape.num_elements(), changed.shape.num_elements()),
+            (1, 2)
+        );
     }
 }

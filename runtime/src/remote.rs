@@ -12,7 +12,8 @@ use prost::Message;
 use crate::call::{Call, CallSpec};
 use crate::client::{Client, Peer};
 use crate::registry::{STORE_PULL, STORE_PUSH};
-use crate::service::take_envelope;
+use crate::service::{StreamEnds, take_envelope};
+use crate::shard::ShardContext;
 
 /// A task that an engine calls: a peer, and how long each call may take. Cheap to clone, and usable
 /// from any thread.
@@ -45,7 +46,19 @@ pub struct Remote {
 }
 
 impl Remote {
-    pub(crate) fn new(client: Client, peer: Peer) -> Self {
+    /// The task that this peer is. [`Engine::connect`](crate::Engine::connect) is the same for an
+    /// address; this is for one of several connections.
+    ///
+    /// ```
+    /// use grpcxx_runtime::{Engine, Remote};
+    ///
+    /// let engine = Engine::builder().start()?;
+    /// let peer = engine.client().peer_over("127.0.0.1:7000", 1)?;
+    /// let second = Remote::new(engine.client(), peer);
+    /// assert_eq!(second.address(), "127.0.0.1:7000");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn new(client: Client, peer: Peer) -> Self {
         Self {
             client,
             peer,
@@ -146,6 +159,28 @@ impl Remote {
         let timeout = timeout.or(self.timeout);
         let spec = CallSpec::new(&self.peer, request).with_timeout(timeout);
         self.client.begin(spec, take_envelope)
+    }
+
+    /// Calls the method of a service that streams.
+    pub(crate) fn call_stream(
+        &self,
+        envelope: Result<Envelope, Status>,
+        timeout: Option<Duration>,
+        ends: StreamEnds,
+    ) -> Call<Envelope> {
+        let timeout = timeout.or(self.timeout);
+        (self.client).begin_stream(&self.peer, envelope, timeout, ends)
+    }
+
+    /// Runs code on the shard that has the connection.
+    ///
+    /// # Errors
+    /// As of [`Client::run_on`].
+    pub(crate) fn run_on_shard(
+        &self,
+        code: impl FnOnce(&mut ShardContext<'_>) + Send + 'static,
+    ) -> Result<(), Status> {
+        self.client.run_on(self.peer.shard(), code)
     }
 
     /// Makes a call of any kind.

@@ -134,6 +134,16 @@ pub(crate) fn cleanup_graph_step(body: &Buffer) -> Result<i64, Status> {
     Ok(request.step_id)
 }
 
+/// The step of a RunGraph request, of which nothing else is read.
+pub(crate) fn run_graph_step(body: &Buffer) -> Option<i64> {
+    #[derive(prost::Message)]
+    struct Step {
+        #[prost(int64, tag = "2")]
+        step_id: i64,
+    }
+    Some(Step::decode(&body[..]).ok()?.step_id)
+}
+
 /// No graph can run here; the master may have asked to get failures in the body.
 fn run_graph(body: &Buffer) -> Result<Response, Status> {
     let request = proto::RunGraphRequest::decode(&body[..])

@@ -21,6 +21,7 @@ use crate::regular_file::open_regular_file;
 
 /// What connections do with TLS, and where the certificates are.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct TlsSettings {
     /// Which connections are TLS, and their limits.
     pub options: TlsOptions,
@@ -35,6 +36,28 @@ pub struct TlsSettings {
     /// Whether connections that are TLS may go on over RDMA, which carries their bytes in the
     /// clear.
     pub trusts_rdma: bool,
+}
+
+impl TlsSettings {
+    /// These settings with what `change` sets; fields that it leaves alone keep their values.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
+impl Default for TlsSettings {
+    fn default() -> Self {
+        Self {
+            options: TlsOptions::default(),
+            certificate: None,
+            key: None,
+            authorities: None,
+            is_mutual: true,
+            trusts_rdma: false,
+        }
+    }
 }
 
 /// Why there are no certificates.
@@ -294,10 +317,7 @@ mod tests {
         let path = folder.path();
         write(path, "grpcxx://c/ps/1");
         let settings = TlsSettings {
-            options: TlsOptions {
-                mode: TlsMode::Accept,
-                ..TlsOptions::default()
-            },
+            options: TlsOptions::default().with(|options| options.mode = TlsMode::Accept),
             certificate: Some(path.join("cert.pem")),
             key: Some(path.join("key.pem")),
             authorities: None,

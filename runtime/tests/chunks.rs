@@ -21,22 +21,18 @@ const MIB: usize = 1 << 20;
 const LARGE_BYTES: usize = 512 * MIB;
 
 fn options(job: &str, is_shared: bool) -> EngineOptions {
-    let defaults = EngineOptions::default();
-    EngineOptions {
-        task: TaskId::new(job, 0),
-        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        shm: defaults.shm.clone().filter(|_| is_shared),
-        arena: Some(ArenaOptions {
-            capacity_bytes: LARGE_BYTES + 64 * MIB,
-            ..ArenaOptions::default()
-        }),
-        connection_limits: ConnectionLimits {
-            whole_frame_bytes: 16 * MIB as u64,
-            chunk_bytes: MIB,
-            ..ConnectionLimits::default()
-        },
-        ..defaults
-    }
+    EngineOptions::default().with(|options| {
+        options.task = TaskId::new(job, 0);
+        options.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        options.shm.take_if(|_| !is_shared);
+        options.arena = Some(
+            ArenaOptions::default().with(|options| options.capacity_bytes = LARGE_BYTES + 64 * MIB),
+        );
+        options.connection_limits = ConnectionLimits::default().with(|limits| {
+            limits.whole_frame_bytes = 16 * MIB as u64;
+            limits.chunk_bytes = MIB;
+        });
+    })
 }
 
 fn bytes(len: usize) -> Tensor {

@@ -49,13 +49,12 @@ impl Function for BadStart {
 }
 
 fn options(job: &str, shards: usize, host: HostSetting) -> EngineOptions {
-    EngineOptions {
-        task: TaskId::new(job, 0),
-        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        shards,
-        host,
-        ..EngineOptions::default()
-    }
+    EngineOptions::default().with(|options| {
+        options.task = TaskId::new(job, 0);
+        options.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        options.shards = shards;
+        options.host = host;
+    })
 }
 
 fn hosts() -> Vec<HostSetting> {

@@ -13,12 +13,11 @@ use grpcxx_runtime::{
 };
 
 fn options(job: &str, shards: usize) -> EngineOptions {
-    EngineOptions {
-        task: TaskId::new(job, 0),
-        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        shards,
-        ..EngineOptions::default()
-    }
+    EngineOptions::default().with(|options| {
+        options.task = TaskId::new(job, 0);
+        options.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        options.shards = shards;
+    })
 }
 
 fn pair(shards: usize) -> (Engine, Engine) {
@@ -362,10 +361,10 @@ impl Service for Keeper {
 #[test]
 fn a_service_answers_with_tensors_that_it_keeps() {
     let kept: Arc<[Tensor]> = (0..40).map(|index| floats(&[index as f32; 300])).collect();
-    let server = Engine::start(EngineOptions {
-        service: Some(Arc::new(Keeper(Arc::clone(&kept)))),
-        ..options("ps", 1)
-    })
+    let server = Engine::start(
+        options("ps", 1)
+            .with(|options| options.service = Some(Arc::new(Keeper(Arc::clone(&kept))))),
+    )
     .unwrap();
     let worker = Engine::start(options("worker", 1)).unwrap();
     let keys: Vec<Text> = (0..40).map(|i| key(&server, &format!("k{i}"))).collect();

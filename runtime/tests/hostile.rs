@@ -1,164 +1,25 @@
 //! Clients and servers over real sockets that take what they can get, and announce what they do not
-//! send. They have an encoder of
-//! their own, so that no check of the product's codec stands between them and the engine.
+//! send.
 
-use std::io::{ErrorKind, Read, Write};
+mod greedy;
+
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use grpcxx_memory::ArenaOptions;
-use grpcxx_rpc::{
-    Code, DType, GraphCall, RendezvousLimits, Request, Response, Shape, Status, Tensor, Text,
-};
-use grpcxx_runtime::cluster::TaskId;
+use greedy::*;
+use grpcxx_rpc::{Code, DType, GraphCall, RendezvousLimits, Request, Shape, Tensor, Text};
 use grpcxx_runtime::{
     Call, Engine, EngineOptions, Patience, PeerShares, STORE_LIST, STORE_PULL, STORE_PUSH,
 };
 
-const GET_STATUS: i32 = 0;
-const REGISTER_GRAPH: i32 = 4;
-const RECV_TENSOR: i32 = 10;
-const STAR_RUN_GRAPH: i32 = 7;
-const UINT8: i32 = 4;
-const MIB: u64 = 1 << 20;
-
-/// A header of star: what it is, its method or 0, tag, length of metadata or names, and of payload.
-fn header(id: &[u8; 4], method: i32, tag: u64, metadata: i32, payload: u64) -> Vec<u8> {
-    let mut bytes = id.to_vec();
-    bytes.extend(method.to_le_bytes());
-    bytes.extend(tag.to_le_bytes());
-    bytes.extend(0_i32.to_le_bytes());
-    bytes.extend(metadata.to_le_bytes());
-    bytes.extend(payload.to_le_bytes());
-    bytes
-}
-
-fn name(text: &str) -> Vec<u8> {
-    let mut bytes = (text.len() as u16).to_le_bytes().to_vec();
-    bytes.extend(text.as_bytes());
-    bytes
-}
-
-/// The head of a record of so many bytes, in the form with 32-bit dimensions.
-fn record(len: u64) -> Vec<u8> {
-    let mut bytes = vec![0];
-    bytes.extend(UINT8.to_le_bytes());
-    bytes.extend((len as u32).to_le_bytes());
-    bytes.extend([0; 8]);
-    bytes.extend([0, UINT8 as u8, 1, 1]);
-    bytes.extend((len as i64).to_le_bytes());
-    bytes.extend(len.to_le_bytes());
-    bytes
-}
-
-/// All of a push of so many bytes, but the bytes.
-fn push(len: u64) -> Vec<u8> {
-    let mut metadata = 1_i32.to_le_bytes().to_vec();
-    metadata.extend(name("weights"));
-    metadata.extend(0_i32.to_le_bytes());
-    metadata.extend(name(STORE_PUSH));
-    metadata.extend(1_u64.to_le_bytes());
-    metadata.extend(1_i32.to_le_bytes());
-    metadata.push(0);
-    metadata.extend(name(""));
-    metadata.extend(name(""));
-    let head = record(len);
-    let payload = (metadata.len() + head.len()) as u64 + len;
-    let mut bytes = header(b"AAAA", STAR_RUN_GRAPH, 1, metadata.len() as i32, payload);
-    bytes.extend(metadata);
-    bytes.extend(head);
-    bytes
-}
-
-fn message(method: i32, len: u64) -> Vec<u8> {
-    header(b"AAAA", method, 1, 0, len)
-}
-
-fn options(job: &str, arena_bytes: u64) -> EngineOptions {
-    EngineOptions {
-        task: TaskId::new(job, 0),
-        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        arena: Some(ArenaOptions {
-            capacity_bytes: arena_bytes as usize,
-            huge_pages: false,
-            ..ArenaOptions::default()
-        }),
-        shm: None,
-        ..EngineOptions::default()
-    }
-}
-
 fn impatient(job: &str) -> EngineOptions {
-    EngineOptions {
-        patience: Patience {
-            progress: Some(Duration::from_millis(400)),
-            progress_bytes: 1000,
-            ..Patience::default()
-        },
-        ..options(job, 128 * MIB)
-    }
-}
-
-fn dial(engine: &Engine) -> TcpStream {
-    let stream = TcpStream::connect(engine.local_addr().unwrap()).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
-    stream
-}
-
-/// A connection on which so much is sent, and then nothing.
-fn dial_and_send(engine: &Engine, bytes: &[u8]) -> TcpStream {
-    let mut stream = dial(engine);
-    stream.write_all(bytes).unwrap();
-    stream
-}
-
-/// Waits until the engine ends the connection, which it does without a word.
-fn await_end(stream: &mut TcpStream) {
-    loop {
-        match stream.read(&mut [0; 64]) {
-            Ok(count) => return assert_eq!(count, 0, "bytes instead of the end"),
-            Err(error) => match error.kind() {
-                ErrorKind::ConnectionReset => return,
-                ErrorKind::Interrupted => {}
-                _ => panic!("{error}"),
-            },
-        }
-    }
-}
-
-fn honest_push(from: &Engine, to: &Engine, len: u64) -> Result<Response, Status> {
-    let shape = Shape::new(&[len]).unwrap();
-    let weights = Tensor::new(DType::UInt8, shape, vec![7; len as usize]).unwrap();
-    let call = GraphCall {
-        graph_handle: STORE_PUSH.into(),
-        step_id: 1,
-        feeds: vec![("honest".into(), weights)],
-        fetches: Vec::new(),
-        ps_graph_count: 1,
-        should_trace: false,
-    };
-    call_to(
-        from,
-        to.local_addr().unwrap(),
-        Request::StarRunGraph(Box::new(call)),
-    )
-    .wait()
-}
-
-fn call_to(from: &Engine, to: SocketAddr, request: Request) -> Call {
-    let client = from.client();
-    let peer = client.peer(&to.to_string()).unwrap();
-    client.call(&peer, request, Some(PATIENCE))
-}
-
-/// Waits until the engine has read what was sent to it.
-fn settle(engine: &Engine, connections: u64) {
-    let until = Instant::now() + PATIENCE;
-    while engine.counters().accepted < connections && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    std::thread::sleep(Duration::from_millis(100));
+    options(job, 128 * MIB).with(|options| {
+        options.patience = Patience::default().with(|patience| {
+            patience.progress = Some(Duration::from_millis(400));
+            patience.progress_bytes = 1000;
+        })
+    })
 }
 
 #[test]
@@ -261,20 +122,13 @@ fn connections_may_be_silent_between_frames_and_slow_within_reason() {
 
 #[test]
 fn connections_that_nobody_uses_are_closed_where_that_is_asked_for() {
-    let idle = Patience {
-        idle: Some(Duration::from_millis(300)),
-        ..Patience::default()
-    };
-    let old = Patience {
-        age: Some(Duration::from_millis(300)),
-        ..Patience::default()
-    };
+    let idle =
+        Patience::default().with(|patience| patience.idle = Some(Duration::from_millis(300)));
+    let old = Patience::default().with(|patience| patience.age = Some(Duration::from_millis(300)));
     for patience in [idle, old] {
-        let server = Engine::start(EngineOptions {
-            patience,
-            ..options("ps", 64 * MIB)
-        })
-        .unwrap();
+        let server =
+            Engine::start(options("ps", 64 * MIB).with(|options| options.patience = patience))
+                .unwrap();
         let mut stream = dial(&server);
         await_end(&mut stream);
         assert_eq!(server.counters().unused_closed, 1);
@@ -315,11 +169,9 @@ fn receive() -> Request {
 #[test]
 fn answers_that_are_announced_and_do_not_come_take_nothing_from_others() {
     let arena_bytes = 128 * MIB;
-    let worker = Engine::start(EngineOptions {
-        extensions: false,
-        ..options("worker", arena_bytes)
-    })
-    .unwrap();
+    let worker =
+        Engine::start(options("worker", arena_bytes).with(|options| options.extensions = false))
+            .unwrap();
     let honest = Engine::start(options("ps", arena_bytes)).unwrap();
     let liars: Vec<SocketAddr> = (0..40)
         .map(|_| lying_server(0, 60 * MIB + 37, record(60 * MIB)))
@@ -348,34 +200,12 @@ fn answers_that_are_announced_and_do_not_come_take_nothing_from_others() {
 
 #[test]
 fn a_server_that_falls_silent_in_an_answer_is_left() {
-    let worker = Engine::start(EngineOptions {
-        extensions: false,
-        ..impatient("worker")
-    })
-    .unwrap();
+    let worker =
+        Engine::start(impatient("worker").with(|options| options.extensions = false)).unwrap();
     let liar = lying_server(0, 60 * MIB + 37, record(60 * MIB));
     let status = call_to(&worker, liar, receive()).wait().unwrap_err();
     assert_eq!(status.code, Code::Unavailable, "{status}");
     assert_eq!(worker.counters().too_slow, 1);
-}
-
-/// A call without feeds of a step that announces so many calls.
-fn graph_call(tag: u64, handle: &str, step_id: u64, calls: i32, fetches: &[&str]) -> Vec<u8> {
-    let mut metadata = 0_i32.to_le_bytes().to_vec();
-    metadata.extend((fetches.len() as i32).to_le_bytes());
-    for fetch in fetches {
-        metadata.extend(name(fetch));
-    }
-    metadata.extend(name(handle));
-    metadata.extend(step_id.to_le_bytes());
-    metadata.extend(calls.to_le_bytes());
-    metadata.push(0);
-    metadata.extend(name(""));
-    metadata.extend(name(""));
-    let len = metadata.len();
-    let mut bytes = header(b"AAAA", STAR_RUN_GRAPH, tag, len as i32, len as u64);
-    bytes.extend(metadata);
-    bytes
 }
 
 /// A request for one tensor of a step.
@@ -396,18 +226,6 @@ fn key_of(server: &Engine, edge: &str) -> String {
         edge,
     );
     key.unwrap().to_text().to_string()
-}
-
-/// Reads an answer: its status, and its length without the header.
-fn read_answer(stream: &mut TcpStream) -> (i32, usize) {
-    let mut header = [0; 32];
-    stream.read_exact(&mut header).unwrap();
-    assert_eq!(&header[..4], b"BBBB");
-    let number = |at: usize| i32::from_le_bytes(header[at..at + 4].try_into().unwrap());
-    let payload = u64::from_le_bytes(header[24..].try_into().unwrap());
-    let mut rest = vec![0; payload as usize];
-    stream.read_exact(&mut rest).unwrap();
-    (number(16), rest.len())
 }
 
 const EXHAUSTED: i32 = Code::ResourceExhausted as i32;
@@ -521,6 +339,7 @@ fn answers_of_functions_that_nobody_reads_are_refused() {
         fetches: Vec::new(),
         ps_graph_count: 0,
         should_trace: false,
+        trace: None,
     };
     let push = Request::StarRunGraph(Box::new(push));
     let pushed = call_to(&worker, server.local_addr().unwrap(), push).wait();
@@ -544,15 +363,11 @@ fn answers_of_functions_that_nobody_reads_are_refused() {
 
 #[test]
 fn one_peer_has_so_many_connections_and_no_more() {
-    let shares = PeerShares {
-        connections: 4,
-        ..PeerShares::of(&RendezvousLimits::default(), 64)
-    };
-    let server = Engine::start(EngineOptions {
-        shares: Some(shares),
-        ..options("ps", 64 * MIB)
-    })
-    .unwrap();
+    let shares =
+        PeerShares::of(&RendezvousLimits::default(), 64).with(|shares| shares.connections = 4);
+    let server =
+        Engine::start(options("ps", 64 * MIB).with(|options| options.shares = Some(shares)))
+            .unwrap();
     let ask = |stream: &mut TcpStream| {
         stream.write_all(&message(GET_STATUS, 0)).unwrap();
         read_answer(stream).0
@@ -570,6 +385,3 @@ fn one_peer_has_so_many_connections_and_no_more() {
     }
     assert_eq!(ask(&mut dial(&server)), 0);
 }
-
-/// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(20);

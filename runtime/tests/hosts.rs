@@ -46,10 +46,7 @@ fn hosts() -> Vec<HostKind> {
 
 #[expect(clippy::print_stderr, reason = "what is left out must be seen")]
 fn drivers() -> Vec<DriverRequest> {
-    let options = TcpOptions {
-        driver: DriverRequest::IoUring,
-        ..TcpOptions::default()
-    };
+    let options = TcpOptions::default().with(|options| options.driver = DriverRequest::IoUring);
     match TcpTransport::open(options) {
         Ok(_) => vec![DriverRequest::IoUring, DriverRequest::Epoll],
         Err(error) => {

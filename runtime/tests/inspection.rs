@@ -11,12 +11,11 @@ use grpcxx_runtime::{
 };
 
 fn start(job: &str) -> Engine {
-    let options = EngineOptions {
-        task: TaskId::new(job, 0),
-        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        shards: SHARDS,
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions::default().with(|options| {
+        options.task = TaskId::new(job, 0);
+        options.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        options.shards = SHARDS;
+    });
     Engine::start(options).unwrap()
 }
 

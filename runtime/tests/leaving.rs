@@ -19,26 +19,19 @@ use original::{Asked, Original, PATIENCE, Packet};
 /// Runs a test with each driver that works here.
 fn with_each_driver(run: impl Fn(DriverRequest)) {
     run(DriverRequest::Epoll);
-    let ring = TcpOptions {
-        driver: DriverRequest::IoUring,
-        ..TcpOptions::default()
-    };
+    let ring = TcpOptions::default().with(|options| options.driver = DriverRequest::IoUring);
     if TcpTransport::open(ring).is_ok() {
         run(DriverRequest::IoUring);
     }
 }
 
 fn engine_with(driver: DriverRequest, drain: DrainLimits) -> Engine {
-    Engine::start(EngineOptions {
-        task: TaskId::new("worker", 0),
-        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        tcp: TcpOptions {
-            driver,
-            ..TcpOptions::default()
-        },
-        drain,
-        ..EngineOptions::default()
-    })
+    Engine::start(EngineOptions::default().with(|options| {
+        options.task = TaskId::new("worker", 0);
+        options.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        options.tcp = TcpOptions::default().with(|options| options.driver = driver);
+        options.drain = drain;
+    }))
     .unwrap()
 }
 
@@ -181,10 +174,7 @@ fn an_original_that_owes_an_answer_is_left_in_the_stated_time() {
             encode::RECV_TENSOR => Vec::new(),
             _ => vec![Packet::now(encode::response(asked.tag, 0, 0, b""))],
         });
-        let drain = DrainLimits {
-            time: Duration::from_millis(300),
-            ..DrainLimits::default()
-        };
+        let drain = DrainLimits::default().with(|limits| limits.time = Duration::from_millis(300));
         let engine = engine_with(driver, drain);
         let peer = peer_of(&engine, &original);
         let call = receive(&engine, &peer, "k");
@@ -348,10 +338,7 @@ fn shutdown_takes_what_an_original_client_still_writes() {
 #[test]
 fn a_client_that_breaks_the_protocol_is_drained() {
     with_each_driver(|driver| {
-        let drain = DrainLimits {
-            bytes: 8 << 20,
-            ..DrainLimits::default()
-        };
+        let drain = DrainLimits::default().with(|limits| limits.bytes = 8 << 20);
         let engine = engine_with(driver, drain);
         let mut stream = TcpStream::connect(engine.local_addr().unwrap()).unwrap();
         stream.write_all(&[b'X'; 4 << 20]).expect("it is taken");

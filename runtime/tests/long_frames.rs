@@ -19,13 +19,12 @@ const LEN_BYTES: u64 = DIMS[0] * DIMS[1];
 const MIB: u64 = 1 << 20;
 
 fn options(job: &str, extensions: bool) -> EngineOptions {
-    EngineOptions {
-        task: TaskId::new(job, 0),
-        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        shm: None,
-        extensions,
-        ..EngineOptions::default()
-    }
+    EngineOptions::default().with(|options| {
+        options.task = TaskId::new(job, 0);
+        options.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        options.shm = None;
+        options.extensions = extensions;
+    })
 }
 
 /// Bytes at both ends and around each multiple of 4 GiB, and zeros elsewhere, which take no memory

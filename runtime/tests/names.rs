@@ -43,19 +43,15 @@ impl Names {
 }
 
 fn server(address: SocketAddr) -> Engine {
-    Engine::start(EngineOptions {
-        task: TaskId::new("ps", 0),
-        listen: Some(address),
-        ..EngineOptions::default()
-    })
+    Engine::start(EngineOptions::default().with(|options| {
+        options.task = TaskId::new("ps", 0);
+        options.listen = Some(address);
+    }))
     .unwrap()
 }
 
 fn caller(names: &Arc<Names>) -> Engine {
-    let mut options = EngineOptions {
-        resolver: names.clone(),
-        ..EngineOptions::default()
-    };
+    let mut options = EngineOptions::default().with(|options| options.resolver = names.clone());
     options.channel.redial_delay = Duration::from_millis(20);
     Engine::start(options).unwrap()
 }

@@ -2,195 +2,17 @@
 //! encoder of their own, so that no check of the product's codec stands between them and the
 //! engine.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+mod stranger;
+
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use grpcxx_memory::ArenaOptions;
-use grpcxx_rpc::{Code, DType, GraphCall, Reason, Request, Response, Shape, Status, Tensor, Text};
-use grpcxx_runtime::cluster::TaskId;
-use grpcxx_runtime::policy::{Policy, Secret, StoreAccess, TokenSource};
+use grpcxx_rpc::{Code, GraphCall, Reason, Request, Response, Status, Tensor, Text};
+use grpcxx_runtime::policy::{Policy, StoreAccess};
 use grpcxx_runtime::{Engine, EngineOptions, STORE_PULL, STORE_PUSH};
 use hmac::{Hmac, KeyInit, Mac};
-use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use sha2::Sha256;
-
-const GET_STATUS: i32 = 0;
-const STAR_RUN_GRAPH: i32 = 7;
-const CLEANUP_GRAPH: i32 = 8;
-const CLEANUP_ALL: i32 = 9;
-const RECV_TENSOR: i32 = 10;
-const OK: i32 = 0;
-const PERMISSION_DENIED: i32 = 7;
-const UNAUTHENTICATED: i32 = 16;
-const UINT8: i32 = 4;
-
-/// Where the tasks of the cluster are, and where a stranger is.
-const MEMBER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
-const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
-
-const KEY: &str = "the key that two tasks share";
-
-/// Lets the tasks of the cluster do what tasks do, and strangers only read the store.
-fn members_only() -> Policy {
-    Policy {
-        admin: Some("none".parse().unwrap()),
-        members: Some("127.0.0.1".parse().unwrap()),
-        store: Some(StoreAccess::ReadOnly),
-        ..Policy::default()
-    }
-}
-
-fn with_token(key: &str) -> Policy {
-    Policy {
-        token: Some(TokenSource::Key(Secret::new(key))),
-        ..Policy::default()
-    }
-}
-
-fn options(job: &str, policy: Policy) -> EngineOptions {
-    EngineOptions {
-        task: TaskId::new(job, 0),
-        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        arena: Some(ArenaOptions {
-            capacity_bytes: 64 << 20,
-            huge_pages: false,
-            ..ArenaOptions::default()
-        }),
-        shm: None,
-        policy,
-        ..EngineOptions::default()
-    }
-}
-
-fn engine(job: &str, policy: Policy) -> Engine {
-    Engine::start(options(job, policy)).unwrap()
-}
-
-/// A server with one tensor in its store, of these bytes.
-fn server_with_model(policy: Policy) -> Engine {
-    let server = engine("ps", policy);
-    let tensors = vec![(Text::from("weights"), bytes_tensor(&[7; 100]))];
-    server.store_put(tensors).unwrap();
-    server
-}
-
-fn bytes_tensor(data: &[u8]) -> Tensor {
-    let shape = Shape::new(&[data.len() as u64]).unwrap();
-    Tensor::new(DType::UInt8, shape, data.to_vec()).unwrap()
-}
-
-/// The bytes of the tensor in the store, if it is there.
-fn model(server: &Engine) -> Option<Vec<u8>> {
-    let stored = server.stored();
-    let (_, tensor) = stored.iter().find(|(name, _)| name == "weights")?;
-    Some(tensor.data.to_vec())
-}
-
-/// A connection of somebody at this address.
-struct Hostile {
-    stream: TcpStream,
-    tag: u64,
-}
-
-impl Hostile {
-    fn at(address: Ipv4Addr, engine: &Engine) -> Self {
-        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-        bind(&socket, &SocketAddr::new(address.into(), 0)).unwrap();
-        connect(&socket, &engine.local_addr().unwrap()).unwrap();
-        let stream = TcpStream::from(socket);
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        Self { stream, tag: 0 }
-    }
-
-    /// Sends a request, and returns the status and the payload of its answer.
-    fn ask(&mut self, method: i32, metadata: i32, payload: &[u8]) -> (i32, Vec<u8>) {
-        self.tag += 1;
-        let mut bytes = b"AAAA".to_vec();
-        bytes.extend(method.to_le_bytes());
-        bytes.extend(self.tag.to_le_bytes());
-        bytes.extend(0_i32.to_le_bytes());
-        bytes.extend(metadata.to_le_bytes());
-        bytes.extend((payload.len() as u64).to_le_bytes());
-        bytes.extend(payload);
-        self.stream.write_all(&bytes).unwrap();
-        let mut head = [0; 32];
-        self.stream.read_exact(&mut head).unwrap();
-        assert_eq!(&head[..4], b"BBBB");
-        assert_eq!(head[8..16], self.tag.to_le_bytes());
-        let status = i32::from_le_bytes(head[16..20].try_into().unwrap());
-        let len = u64::from_le_bytes(head[24..].try_into().unwrap());
-        let mut body = vec![0; len as usize];
-        self.stream.read_exact(&mut body).unwrap();
-        (status, body)
-    }
-
-    /// Calls a function that is fed one tensor called `weights`, and fetches nothing or that.
-    fn call(&mut self, function: &str, step: u64, graphs: i32, feed: &[u8]) -> (i32, Vec<u8>) {
-        let is_fed = !feed.is_empty();
-        let mut payload = i32::from(is_fed).to_le_bytes().to_vec();
-        payload.extend(if is_fed { name("weights") } else { vec![] });
-        payload.extend(i32::from(!is_fed).to_le_bytes());
-        payload.extend(if is_fed { vec![] } else { name("weights") });
-        payload.extend(name(function));
-        payload.extend(step.to_le_bytes());
-        payload.extend(graphs.to_le_bytes());
-        payload.push(0);
-        payload.extend([name(""), name("")].concat());
-        let metadata = payload.len() as i32;
-        if is_fed {
-            payload.push(0);
-            payload.extend(UINT8.to_le_bytes());
-            payload.extend((feed.len() as u32).to_le_bytes());
-            payload.extend([0; 8]);
-            payload.extend([0, UINT8 as u8, 1, 1]);
-            payload.extend((feed.len() as i64).to_le_bytes());
-            payload.extend((feed.len() as u64).to_le_bytes());
-            payload.extend(feed);
-        }
-        self.ask(STAR_RUN_GRAPH, metadata, &payload)
-    }
-
-    fn push(&mut self, data: &[u8]) -> (i32, Vec<u8>) {
-        self.call(STORE_PUSH, 1, 0, data)
-    }
-
-    fn pull(&mut self) -> (i32, Vec<u8>) {
-        self.call(STORE_PULL, 1, 0, &[])
-    }
-
-    fn receive(&mut self, step: u8, key: &Text) -> (i32, Vec<u8>) {
-        let mut payload = vec![0x08, step, 0x12, key.len() as u8];
-        if key.len() > 127 {
-            payload = vec![0x08, step, 0x12, key.len() as u8 | 0x80, 1];
-        }
-        payload.extend(key.as_bytes());
-        self.ask(RECV_TENSOR, 0, &payload)
-    }
-
-    /// Waits until the engine ends the connection, which it does without a word.
-    fn await_end(&mut self) {
-        match self.stream.read(&mut [0; 64]) {
-            Ok(count) => assert_eq!(count, 0, "bytes instead of the end"),
-            Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}"),
-        }
-    }
-}
-
-fn name(text: &str) -> Vec<u8> {
-    let mut bytes = (text.len() as u16).to_le_bytes().to_vec();
-    bytes.extend(text.as_bytes());
-    bytes
-}
-
-fn assert_refused((status, text): (i32, Vec<u8>), right: &str, setting: &str) {
-    let text = String::from_utf8(text).unwrap();
-    assert_eq!(status, PERMISSION_DENIED, "{text}");
-    for wanted in [right, setting] {
-        assert!(text.contains(wanted), "{text}");
-    }
-}
+use stranger::*;
 
 #[test]
 fn a_stranger_cannot_empty_the_model() {
@@ -232,13 +54,6 @@ fn a_stranger_cannot_call_functions() {
     assert_eq!(Hostile::at(MEMBER, &server).call("answer", 1, 0, &[]).0, OK);
     let answer = Hostile::at(STRANGER, &server).call("answer", 1, 0, &[]);
     assert_refused(answer, "call", "GRPCXX_MEMBERS");
-}
-
-/// A tensor that waits in step 5 of the server, and its key.
-fn waiting_tensor(server: &Engine) -> Text {
-    let key = server.key(&TaskId::new("worker", 0), "edge").unwrap();
-    server.send(5, key.clone(), bytes_tensor(&[3; 10])).unwrap();
-    key
 }
 
 #[test]
@@ -337,11 +152,9 @@ fn a_task_with_a_token_calls_none_without_but_those_that_it_is_told_of() {
 
 #[test]
 fn a_token_needs_the_extensions() {
-    let error = Engine::start(EngineOptions {
-        extensions: false,
-        ..options("ps", with_token(KEY))
-    })
-    .unwrap_err();
+    let error =
+        Engine::start(options("ps", with_token(KEY)).with(|options| options.extensions = false))
+            .unwrap_err();
     assert!(error.to_string().contains("GRPCXX_EXTENSIONS"), "{error}");
 }
 
@@ -427,10 +240,8 @@ fn a_process_of_the_same_user_may_do_all_once_it_shares_memory() {
         members: Some("none".parse().unwrap()),
         ..members_only()
     };
-    let shared_memory = |options: EngineOptions| EngineOptions {
-        shm: EngineOptions::default().shm,
-        ..options
-    };
+    let shared_memory =
+        |options: EngineOptions| options.with(|changed| changed.shm = EngineOptions::default().shm);
     let server = Engine::start(shared_memory(options("ps", policy))).unwrap();
     server
         .store_put(vec![(Text::from("weights"), bytes_tensor(&[7; 100]))])
@@ -449,9 +260,8 @@ fn a_process_of_the_same_user_may_do_all_once_it_shares_memory() {
 #[test]
 fn rights_of_addresses_hold_over_ipv6_too() {
     let listen = Some(SocketAddr::from((IpAddr::from([0_u16; 8]), 0)));
-    let server = Engine::start(EngineOptions {
-        listen,
-        ..options(
+    let server = Engine::start(
+        options(
             "ps",
             Policy {
                 admin: Some("::1".parse().unwrap()),
@@ -459,7 +269,8 @@ fn rights_of_addresses_hold_over_ipv6_too() {
                 ..members_only()
             },
         )
-    })
+        .with(|options| options.listen = listen),
+    )
     .unwrap();
     let tensors = vec![(Text::from("weights"), bytes_tensor(&[7; 100]))];
     server.store_put(tensors).unwrap();
@@ -471,6 +282,3 @@ fn rights_of_addresses_hold_over_ipv6_too() {
     assert!(pull_from(&client, SocketAddr::from((MEMBER, port))).is_ok());
     assert_eq!(server.authority().counters().requests_forbidden, 0);
 }
-
-/// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(20);

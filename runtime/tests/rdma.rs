@@ -19,17 +19,15 @@ use support::{floats, key, receive, state};
 
 /// Shared memory would be nearer.
 fn options(job: &str) -> EngineOptions {
-    EngineOptions {
-        task: TaskId::new(job, 0),
-        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        shm: None,
-        arena: Some(grpcxx_memory::ArenaOptions {
-            capacity_bytes: 128 << 20,
-            huge_pages: false,
-            ..grpcxx_memory::ArenaOptions::default()
-        }),
-        ..EngineOptions::default()
-    }
+    EngineOptions::default().with(|options| {
+        options.task = TaskId::new(job, 0);
+        options.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        options.shm = None;
+        options.arena = Some(grpcxx_memory::ArenaOptions::default().with(|options| {
+            options.capacity_bytes = 128 << 20;
+            options.huge_pages = false;
+        }));
+    })
 }
 
 fn pair(with: impl Fn(&str) -> EngineOptions) -> (Engine, Engine, Peer) {
@@ -88,10 +86,7 @@ fn wait_for(engine: &Engine, peer: &Peer, medium: LinkMedium) {
 #[test]
 fn connections_move_to_rdma_under_their_calls() {
     for host in [HostSetting::Native, HostSetting::Auto] {
-        let (server, worker, peer) = pair(|job| EngineOptions {
-            host,
-            ..options(job)
-        });
+        let (server, worker, peer) = pair(|job| options(job).with(|options| options.host = host));
         if !has_rdma(&server) {
             return;
         }

@@ -15,11 +15,10 @@ use grpcxx_runtime::{
 use support::{floats, key, receive, state};
 
 fn options(job: &str) -> EngineOptions {
-    EngineOptions {
-        task: TaskId::new(job, 0),
-        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        ..EngineOptions::default()
-    }
+    EngineOptions::default().with(|options| {
+        options.task = TaskId::new(job, 0);
+        options.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+    })
 }
 
 fn start(options: EngineOptions) -> Engine {
@@ -51,10 +50,11 @@ fn calls_in_flight_at_the_move_end_once() {
     .into_iter()
     .enumerate()
     {
-        let with = |job| EngineOptions {
-            host,
-            shards: 1 + round / 2,
-            ..options(job)
+        let with = |job| {
+            options(job).with(|options| {
+                options.host = host;
+                options.shards = 1 + round / 2;
+            })
         };
         let (server, worker) = (start(with("ps")), start(with("worker")));
         let peer = peer_of(&server, &worker);
@@ -103,18 +103,14 @@ fn tensors_of_the_store_are_borrowed_and_outlast_their_owner() {
 /// What is lent is not cut, so that it can be borrowed as a whole.
 #[test]
 fn tensors_of_the_store_are_borrowed_in_frames_in_chunks_too() {
-    borrow(ConnectionLimits {
-        whole_frame_bytes: 64 << 10,
-        chunk_bytes: 100_000,
-        ..ConnectionLimits::default()
-    });
+    borrow(ConnectionLimits::default().with(|limits| {
+        limits.whole_frame_bytes = 64 << 10;
+        limits.chunk_bytes = 100_000;
+    }));
 }
 
 fn borrow(connection_limits: ConnectionLimits) {
-    let with = |job| EngineOptions {
-        connection_limits,
-        ..options(job)
-    };
+    let with = |job| options(job).with(|options| options.connection_limits = connection_limits);
     let (server, worker) = (start(with("ps")), start(with("worker")));
     let peer = peer_of(&server, &worker);
     let push = GraphCall {
@@ -145,10 +141,7 @@ fn borrow(connection_limits: ConnectionLimits) {
 #[test]
 fn other_tensors_are_borrowed_too() {
     for lends_arenas in [true, false] {
-        let with = |job| EngineOptions {
-            lends_arenas,
-            ..options(job)
-        };
+        let with = |job| options(job).with(|options| options.lends_arenas = lends_arenas);
         let (server, worker) = (start(with("ps")), start(with("worker")));
         let peer = peer_of(&server, &worker);
         let pull = |step_id| {
@@ -174,14 +167,8 @@ fn other_tensors_are_borrowed_too() {
 
 #[test]
 fn whoever_does_not_want_it_stays_on_tcp() {
-    let off = |job| EngineOptions {
-        shm: None,
-        ..options(job)
-    };
-    let plain = |job| EngineOptions {
-        extensions: false,
-        ..options(job)
-    };
+    let off = |job| options(job).with(|options| options.shm = None);
+    let plain = |job| options(job).with(|options| options.extensions = false);
     for (server, worker) in [
         (off("ps"), options("worker")),
         (options("ps"), off("worker")),

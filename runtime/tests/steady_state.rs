@@ -111,25 +111,22 @@ impl CompletionHandler for Chain {
 
 /// Heap allocations of the whole process during [`CALLS`] calls.
 fn allocations(host: HostSetting, driver: DriverRequest, shm: bool, bytes: usize) -> u64 {
-    let options = || EngineOptions {
-        shm: EngineOptions::default().shm.filter(|_| shm),
-        host,
-        tcp: TcpOptions {
-            driver,
-            busy: false,
-            ..TcpOptions::default()
-        },
-        arena: Some(ArenaOptions {
-            capacity_bytes: 64 << 20,
-            ..ArenaOptions::default()
-        }),
-        compute_threads: Some(1),
-        ..EngineOptions::default()
+    let options = || {
+        EngineOptions::default().with(|options| {
+            options.shm = EngineOptions::default().shm.filter(|_| shm);
+            options.host = host;
+            options.tcp = TcpOptions::default().with(|options| {
+                options.driver = driver;
+                options.busy = false;
+            });
+            options.arena =
+                Some(ArenaOptions::default().with(|options| options.capacity_bytes = 64 << 20));
+            options.compute_threads = Some(1);
+        })
     };
-    let server = Engine::start(EngineOptions {
-        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        ..options()
-    })
+    let server = Engine::start(
+        options().with(|options| options.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)))),
+    )
     .unwrap();
     let worker = Engine::start(options()).unwrap();
     let device = &server.device_attributes().name;
@@ -183,10 +180,7 @@ fn received_tensors_cost_no_allocation_in_steady_state() {
 
 #[expect(clippy::print_stderr, reason = "what is left out must be seen")]
 fn drivers() -> Vec<DriverRequest> {
-    let options = TcpOptions {
-        driver: DriverRequest::IoUring,
-        ..TcpOptions::default()
-    };
+    let options = TcpOptions::default().with(|options| options.driver = DriverRequest::IoUring);
     match TcpTransport::open(options) {
         Ok(_) => vec![DriverRequest::IoUring, DriverRequest::Epoll],
         Err(error) => {

@@ -1,84 +1,19 @@
 //! Engines whose connections are TLS, by settings alone.
 
+#[path = "support/authority.rs"]
+mod authority;
 mod support;
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use grpcxx_rpc::{Request, Response};
+use authority::Authority;
+use grpcxx_rpc::{Code, Reason, Request, Response};
 use grpcxx_runtime::cluster::TaskId;
-use grpcxx_runtime::config::Config;
-use grpcxx_runtime::{Engine, EngineOptions, Peer};
-use rcgen::{
-    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType,
-};
+use grpcxx_runtime::{Engine, Peer};
 use support::{floats, key, receive, state};
-use tempfile::TempDir;
-
-/// An authority, and a folder with its certificate and those of tasks.
-struct Authority {
-    folder: TempDir,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let folder = tempfile::tempdir().unwrap();
-        let certificate = params.self_signed(&key).unwrap().pem();
-        std::fs::write(folder.path().join("ca.pem"), certificate).unwrap();
-        Self {
-            folder,
-            issuer: Issuer::new(params, key),
-        }
-    }
-
-    /// Writes a certificate for the task that `name` names, in the files of `job`.
-    fn sign(&self, job: &str, name: &str) {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::default();
-        params.subject_alt_names = vec![SanType::URI(name.try_into().unwrap())];
-        params.extended_key_usages = vec![
-            ExtendedKeyUsagePurpose::ServerAuth,
-            ExtendedKeyUsagePurpose::ClientAuth,
-        ];
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        let file = |what: &str| self.folder.path().join(format!("{job}.{what}"));
-        std::fs::write(file("key"), key.serialize_pem()).unwrap();
-        std::fs::write(file("pem"), certificate.pem()).unwrap();
-    }
-
-    /// The options of a task as its variables say, with more variables.
-    fn options(&self, job: &str, more: &[(&str, &str)]) -> EngineOptions {
-        let path = |file: String| self.folder.path().join(file).display().to_string();
-        let files = [
-            ("GRPCXX_TLS_CERT", path(format!("{job}.pem"))),
-            ("GRPCXX_TLS_KEY", path(format!("{job}.key"))),
-            ("GRPCXX_TLS_CA", path("ca.pem".to_owned())),
-        ];
-        let lookup = |name: &str| {
-            let more = more.iter().find(|(known, _)| *known == name);
-            let file = files.iter().find(|(known, _)| *known == name);
-            more.map(|(_, value)| (*value).to_owned())
-                .or_else(|| file.map(|(_, value)| value.clone()))
-        };
-        let (config, _) = Config::read(lookup, [""; 0]).unwrap();
-        EngineOptions {
-            listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-            arena: None,
-            ..EngineOptions::from_config(&config, TaskId::new(job, 0), 2)
-        }
-    }
-
-    fn start(&self, job: &str, more: &[(&str, &str)]) -> Engine {
-        self.sign(job, &format!("grpcxx://c/{job}/0"));
-        Engine::start(self.options(job, more)).unwrap()
-    }
-}
 
 fn peer_of(server: &Engine, worker: &Engine) -> Peer {
     let address = server.local_addr().unwrap().to_string();
@@ -161,6 +96,60 @@ fn strangers_learn_nothing_where_tls_is_required() {
         let call = client.call(&peer_of(to, from), request, Some(Duration::from_secs(1)));
         call.wait().unwrap_err();
     }
+}
+
+#[test]
+fn a_server_that_proves_to_be_another_task_is_not_called() {
+    let authority = Authority::new();
+    let [server, worker] = ["ps", "worker"].map(|job| authority.start(job, &[REQUIRE, NO_SHM]));
+    let address = server.local_addr().unwrap().to_string();
+    let other = Engine::start(authority.options("worker", &[REQUIRE, NO_SHM])).unwrap();
+    other.client().expect_task(&address, TaskId::new("ps", 1));
+    let request = Request::RecvTensor {
+        step_id: 1,
+        key: key(&server, 0),
+    };
+    let peer = peer_of(&server, &other);
+    let limit = Some(Duration::from_secs(20));
+    let refused = other.client().call(&peer, request, limit).wait();
+    let status = refused.unwrap_err();
+    assert_eq!(status.code, Code::Unauthenticated, "{status:?}");
+    assert!(status.message.contains("another task"), "{status:?}");
+    assert_eq!(server.counters().requests, 0);
+
+    worker.client().expect_task(&address, TaskId::new("ps", 0));
+    exchange(&server, &worker, 0);
+
+    // Another task may take a port that was free, and be expected there then.
+    other.client().expect_task(&address, TaskId::new("ps", 0));
+    exchange(&server, &other, 0);
+}
+
+#[test]
+fn a_certificate_of_another_authority_ends_calls_at_once() {
+    let [ours, theirs] = [Authority::new(), Authority::new()];
+    let server = theirs.start("ps", &[REQUIRE, NO_SHM]);
+    let ca = |authority: &Authority| authority.folder.path().join("ca.pem").display().to_string();
+    // One that does not accept the server, and one that the server does not accept.
+    for known in [ca(&ours), ca(&theirs)] {
+        let worker = ours.start("worker", &[REQUIRE, NO_SHM, ("GRPCXX_TLS_CA", &known)]);
+        let peer = peer_of(&server, &worker);
+        let begin = Instant::now();
+        for step_id in 1..=2 {
+            let request = Request::RecvTensor {
+                step_id,
+                key: key(&server, 0),
+            };
+            let limit = Some(Duration::from_secs(60));
+            let refused = worker.client().call(&peer, request, limit).wait();
+            let status = refused.unwrap_err();
+            assert_eq!(status.code, Code::Unauthenticated, "{status:?}");
+            assert_eq!(status.reason, Reason::Unproven, "{status:?}");
+            assert!(status.message.contains("certificate"), "{status:?}");
+        }
+        assert!(begin.elapsed() < Duration::from_secs(20));
+    }
+    assert_eq!(server.counters().requests, 0);
 }
 
 #[test]

@@ -1,4 +1,3 @@
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,15 +8,15 @@ use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto::{
     CleanupAllRequest, CleanupGraphRequest, DeviceAttributes, GetStatusResponse,
 };
-use grpcxx_rpc::{Code, Envelope, Method, Request, Response, Status, Tensor, Text};
+use grpcxx_rpc::{Account, Code, Envelope, Method, Request, Response, Status, Tensor, Text};
 use grpcxx_runtime::cluster::{ClusterSpec, TaskId};
-use grpcxx_runtime::service::ServiceReport;
-use grpcxx_runtime::{Call, CallLatency, Certificates, Client, Engine};
+use grpcxx_runtime::service::{RawSink, RawStream, ServiceReport};
+use grpcxx_runtime::{Call, Certificates, Client, Engine};
 use prost::Message;
 
-use super::call_metrics;
 use super::engine_slot::EngineSlot;
 use super::inspection;
+use super::metrics::metrics_text;
 use crate::topology::Topology;
 
 /// The engine as its gRPC endpoint sees it.
@@ -100,24 +99,6 @@ impl EngineBackend {
         }
     }
 
-    /// How long calls and requests took on the shards that tell in time, and how many do not.
-    async fn latencies(&self) -> (Vec<CallLatency>, usize) {
-        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
-        let shards = self.client.latencies(move |latencies| {
-            // Who asked may have given up.
-            let _ = tell.send(latencies);
-        });
-        let mut all = Vec::new();
-        let mut answers = 0;
-        let end = tokio::time::Instant::now() + SHARD_TIMEOUT;
-        while let Ok(Some(latencies)) = tokio::time::timeout_at(end, told.recv()).await {
-            answers += 1;
-            all.extend(latencies);
-        }
-        all.sort_by_key(|call| call.shard);
-        (all, shards - answers)
-    }
-
     async fn describe(&self, task: &Neighbour) -> TaskDevices {
         TaskDevices {
             task: task.name.clone(),
@@ -144,6 +125,7 @@ impl EngineBackend {
             connect_timeout: NEIGHBOUR_TIMEOUT,
             call_timeout: NEIGHBOUR_TIMEOUT,
             certificates: self.certificates.clone(),
+            task: task.name.parse().ok(),
         };
         let status = |error: ClientError| match error {
             ClientError::Call { status, .. } => status,
@@ -248,10 +230,20 @@ impl Backend for EngineBackend {
         serves.unwrap_or_default()
     }
 
-    fn call(&self, envelope: Envelope) -> Answer<'_, Envelope> {
+    fn call(&self, caller: Account, envelope: Envelope) -> Answer<'_, Envelope> {
         let call: Result<Call<Envelope>, Status> =
-            self.engine.with(|engine| engine.call_own(envelope));
+            self.engine.with(|engine| engine.call_own(caller, envelope));
         Box::pin(async move { call?.await })
+    }
+
+    fn streams(&self, path: &str) -> bool {
+        let streams = self.engine.with(|engine| engine.streams(path));
+        streams.unwrap_or_default()
+    }
+
+    fn stream(&self, caller: Account, envelope: Envelope) -> Result<(RawSink, RawStream), Status> {
+        self.engine
+            .with(|engine| engine.stream_own(caller, envelope))
     }
 
     fn services(&self) -> Vec<ServiceReport> {
@@ -275,67 +267,19 @@ impl Backend for EngineBackend {
     }
 
     fn metrics_text(&self) -> Answer<'_, String> {
-        let text = self.engine.with(metrics_text);
+        let engine = Arc::clone(&self.engine);
+        let text = tokio::task::spawn_blocking(move || metrics_text(&engine));
         Box::pin(async move {
-            let mut text = text?;
-            let (calls, silent) = self.latencies().await;
-            call_metrics::write_calls(&calls, silent, &mut text);
-            Ok(text)
+            let failed = |error| Status::new(Code::Internal, format!("no metrics: {error}"));
+            text.await.map_err(failed)?
         })
     }
-}
-
-/// The engine's counters and what its store holds, in Prometheus' text format.
-fn metrics_text(engine: &Engine) -> String {
-    let mut text = String::new();
-    // Writing to a String cannot fail.
-    let mut metric = |name: &str, kind: &str, meaning: &str, value: u64| {
-        let meaning = meaning.trim();
-        let _ = writeln!(text, "# HELP grpcxx_{name} {meaning}");
-        let _ = writeln!(text, "# TYPE grpcxx_{name} {kind}");
-        let _ = writeln!(text, "grpcxx_{name} {value}");
-    };
-    let log = grpcxx_runtime::log::counters().entries();
-    let refused = engine.authority().counters().entries();
-    let counters = engine.counters().entries().into_iter();
-    let counters = counters.chain(engine.tls_counters().entries());
-    for (name, meaning, value) in counters.chain(refused).chain(log) {
-        metric(&format!("{name}_total"), "counter", meaning, value);
-    }
-    let stored = engine.stored();
-    let stored_bytes = stored
-        .iter()
-        .map(|(_, tensor)| tensor.data.len() as u64)
-        .sum();
-    metric(
-        "stored_tensors",
-        "gauge",
-        "Tensors in the store.",
-        stored.len() as u64,
-    );
-    metric(
-        "stored_bytes",
-        "gauge",
-        "Bytes of the tensors in the store.",
-        stored_bytes,
-    );
-    metric(
-        "shm_mapped_bytes",
-        "gauge",
-        "Address space that memory of other processes takes in this one, in bytes.",
-        engine.mapped_peer_bytes(),
-    );
-    call_metrics::write_methods(&engine.method_reports(), &mut text);
-    text
 }
 
 fn cleanup_all_body(container: Vec<String>) -> Buffer {
     Buffer::from(CleanupAllRequest { container }.encode_to_vec())
 }
 
-/// How long a shard may take to tell what it has counted: less than a scrape waits for the page, so
-/// that a shard that is stuck hides its own numbers alone.
-const SHARD_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long a question to another task may take before it counts as unreachable.
 const NEIGHBOUR_TIMEOUT: Duration = Duration::from_secs(5);
 /// Tasks that are asked at the same time.

@@ -101,9 +101,9 @@ impl ServerLatencies {
     /// What the shards tell that answer in time, summed.
     fn summaries(&self) -> Vec<CallSummary> {
         let (tell, told) = channel();
-        self.client.latencies(move |latencies| {
+        self.client.shard_calls(move |calls| {
             // Who asked may have given up.
-            let _ = tell.send(latencies);
+            let _ = tell.send(calls.latencies);
         });
         let end = Instant::now() + SHARD_TIMEOUT;
         let mut sums = BTreeMap::<_, Latency>::new();

@@ -2,12 +2,14 @@
 //! model.
 
 mod backend;
-mod call_metrics;
 mod engine_slot;
 mod info;
 mod inspection;
 mod latencies;
+mod link;
+mod metrics;
 mod model_pull;
+mod program_metrics;
 
 use std::fmt;
 use std::io;
@@ -18,7 +20,7 @@ use std::time::Duration;
 use grpcxx_control::{BadAddress, Control, ControlError, ControlLimits, ControlOptions};
 use grpcxx_rpc::wire::encode_record;
 use grpcxx_rpc::{Status, Tensor, Text};
-use grpcxx_runtime::cluster::{ClusterError, ClusterSpec, Protocol, TaskId, listen_ip};
+use grpcxx_runtime::cluster::{ClusterError, ClusterSpec, Protocol, TaskId, host_of, listen_ip};
 use grpcxx_runtime::config::Config;
 use grpcxx_runtime::endpoint_map::EndpointMapError;
 use grpcxx_runtime::host::HostError;
@@ -33,6 +35,8 @@ use engine_slot::EngineSlot;
 pub use info::{SERVER_INFO, ServerInfo, server_info};
 pub use inspection::{Inspector, describe};
 pub use latencies::{CallSummary, SERVER_LATENCIES, server_latencies};
+pub use link::settled_link;
+pub use metrics::{SERVER_METRICS, server_metrics};
 pub use model_pull::{MODEL_PULL, PullReport, pull_model};
 
 /// Which task to run, in which cluster, and how.
@@ -163,6 +167,10 @@ impl Server {
                 let ip = config.bind_address.unwrap_or_else(|| listen_ip(&own.star));
                 SocketAddr::new(ip, own.star_port)
             });
+        let stars = topology.iter().flat_map(Topology::tasks);
+        let stars = stars.filter_map(|known| host_of(&known.star));
+        let hosts = cluster.hosts().chain(stars).map(str::to_owned);
+        engine_options.policy.tasks = hosts.collect();
         let listen = engine_options.listen;
         let engine = Engine::start(engine_options).map_err(|error| explain(error, listen))?;
         engine.store_put(share).map_err(ServerError::Store)?;
@@ -171,6 +179,9 @@ impl Server {
         let authority = engine.authority();
         let certificates = engine.certificates();
         if let Some(topology) = &topology {
+            for known in topology.tasks() {
+                client.expect_task(&known.star, known.task.clone());
+            }
             let sources = topology.job(PS_JOB).map(|ps| ps.star.clone()).collect();
             let function =
                 model_pull::ModelPull::new(client.clone(), sources, report.driver.to_string());
@@ -180,6 +191,11 @@ impl Server {
         let latencies = latencies::ServerLatencies::new(client.clone());
         engine.register(SERVER_LATENCIES, Arc::new(latencies));
         let engine = Arc::new(EngineSlot::new(engine));
+        let told = metrics::ServerMetrics::new(&engine);
+        // What a slot holds from the start is there.
+        engine
+            .with(|engine| engine.register(SERVER_METRICS, Arc::new(told)))
+            .expect("nobody has taken the engine");
         let backend = EngineBackend::new(
             Arc::clone(&engine),
             client.clone(),

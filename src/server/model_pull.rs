@@ -1,16 +1,18 @@
+use std::collections::BTreeSet;
 use std::sync::{Mutex, TryLockError};
 use std::time::Duration;
 
 use grpcxx_rpc::{Code, GraphCall, Request, Response, Shape, Status, Tensor, Text};
 use grpcxx_runtime::{Client, Function, Peer};
 
+use super::link::settled_link;
 use crate::model::{Fingerprint, ModelFingerprint};
 use crate::store::{Remote, Stored, TransferLimits, Transferred, list, pull};
 
 /// Name of the function by which a task pulls the whole model from the ps tasks, checks what came,
 /// and drops it. Fetches, all scalars: `fingerprint` (string), `tensors`, `bytes`, `calls` (int64),
-/// `seconds` (float64, from the first call to the last answer), `driver` (string, what moved the
-/// bytes on the task's side).
+/// `seconds` (float64, from the first call to the last answer), `driver` (string, what moves bytes
+/// on the task's side), `link` (string, what carried them: `tcp`, `shm` or `rdma`).
 pub const MODEL_PULL: &str = "grpcxx.model.pull";
 
 /// What a task says after it has pulled a model.
@@ -20,8 +22,10 @@ pub struct PullReport {
     pub fingerprint: ModelFingerprint,
     /// How much came, and how fast.
     pub transferred: Transferred,
-    /// What moved the bytes on the task's side.
+    /// What moves bytes on the task's side.
     pub driver: String,
+    /// What carried them, once for each medium: `tcp`, `shm` or `rdma`.
+    pub link: String,
 }
 
 /// Asks the task at `peer` to pull the model from the ps tasks of its cluster.
@@ -69,9 +73,14 @@ impl ModelPull {
 
     fn pull(&self) -> Result<PullReport, Status> {
         let mut listed: Vec<(Peer, Stored)> = Vec::new();
+        let mut media = BTreeSet::new();
         for source in &self.sources {
             let peer = self.client.peer(source)?;
             let stored = list(&self.client, &peer, Some(LIST_TIMEOUT))?;
+            // The description came over TCP, on which each connection begins.
+            if let Some(link) = settled_link(&self.client, &peer, LIST_TIMEOUT) {
+                media.insert(link.medium.name());
+            }
             listed.extend(stored.into_iter().map(|stored| (peer.clone(), stored)));
         }
         let remotes: Vec<Remote<'_>> = listed
@@ -100,6 +109,7 @@ impl ModelPull {
             fingerprint: ModelFingerprint::of(fingerprints),
             transferred,
             driver: self.driver.clone(),
+            link: media.into_iter().collect::<Vec<_>>().join(", "),
         })
     }
 }
@@ -151,7 +161,8 @@ impl PullReport {
             "bytes" => count(self.transferred.bytes),
             "calls" => count(self.transferred.calls as u64),
             "seconds" => Tensor::scalar(self.transferred.elapsed.as_secs_f64()),
-            _ => text(&self.driver)?,
+            "driver" => text(&self.driver)?,
+            _ => text(&self.link)?,
         })
     }
 
@@ -188,6 +199,7 @@ impl PullReport {
                 elapsed: elapsed.ok_or_else(|| senseless("seconds"))?,
             },
             driver: text("driver")?,
+            link: text("link")?,
         })
     }
 }
@@ -201,13 +213,14 @@ fn senseless(what: &str) -> Status {
     )
 }
 
-const FETCHES: [&str; 6] = [
+const FETCHES: [&str; 7] = [
     "fingerprint",
     "tensors",
     "bytes",
     "calls",
     "seconds",
     "driver",
+    "link",
 ];
 /// For the description of one store.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -227,6 +240,7 @@ mod tests {
                 elapsed: Duration::from_millis(1500),
             },
             driver: "io_uring".to_owned(),
+            link: "shm".to_owned(),
         };
         let values: Vec<(Text, Tensor)> = FETCHES
             .iter()

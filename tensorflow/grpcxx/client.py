@@ -41,19 +41,30 @@ class Client:
     says that a read-only array over that memory will do.
     """
 
-    def __init__(self, address: str, *, timeout: float | None = None, settings: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout: float | None = None,
+        settings: Mapping[str, str] | None = None,
+        task: tuple[str, int] | None = None,
+    ):
         """Prepares for calls to the star port `host:port`; the connection is made by the first call.
 
-        All clients of a process share an engine, unless `settings` gives variables of docs/configuration.md.
+        All clients of a process share an engine, unless `settings` gives variables of docs/configuration.md. `task`
+        is who the cluster has at the address, such as `("ps", 0)`: a server whose certificate names another task is
+        not called, whichever client of the engine calls it.
         """
         self._own = None if settings is None else Engine(("localhost", 0), None, settings)
-        self._connect(self._own or shared(), address, timeout)
+        self._connect(self._own or shared(), address, timeout, task)
 
-    def _connect(self, engine: Engine, address: str, timeout: float | None) -> None:
+    def _connect(
+        self, engine: Engine, address: str, timeout: float | None, task: tuple[str, int] | None = None
+    ) -> None:
         self.address = address
         self._engine = engine
         self._timeout = timeout
-        self._peer = engine.native.peer(address)
+        self._peer = engine.native.peer(address, task)
 
     @classmethod
     def _over(cls, engine: Engine, address: str, timeout: float | None) -> Client:

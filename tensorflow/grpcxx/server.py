@@ -26,15 +26,22 @@ class Server:
         *,
         job: str = "ps",
         index: int = 0,
+        metrics: str | None = None,
         settings: Mapping[str, str] | None = None,
     ):
         """Listens at the star port `host:port`, an IP address; port 0 takes a free one, which `address` tells.
 
-        `job` and `index` name the task; `settings` gives variables of docs/configuration.md for this engine alone.
+        `job` and `index` name the task. At `metrics`, an address too, `/metrics` shows Prometheus what the engine has
+        counted, and `/healthz` whether it lives; without it GRPCXX_METRICS_ADDRESS counts. `settings` gives variables
+        of docs/configuration.md for this engine alone.
         """
+        if metrics is not None:
+            settings = {**(settings or {}), "GRPCXX_METRICS_ADDRESS": metrics}
         self._engine = Engine((job, index), address, settings)
         self._native = self._engine.native
         self.address: str = self._native.address
+        self.metrics_address: str | None = self._native.metrics_address
+        """Where the metrics are, as `host:port`; None without them."""
 
     # ---- Functions
 

@@ -92,6 +92,9 @@ def link_flags(tensorflow, engine):
         "-Wl,--no-undefined",
         # TensorFlow's own dependencies are resolved when the plugin is opened inside TensorFlow.
         "-Wl,--allow-shlib-undefined",
+        # A part of the C library from glibc 2.34 on.
+        "-ldl",
+        "-lpthread",
     ]
 
 

@@ -1,7 +1,6 @@
 #include "counters.h"
 
 #include <cstring>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -23,47 +22,67 @@ const char* FallbackName(Fallback reason) {
   return "unknown";
 }
 
-std::string Counters::Json() const {
-  const std::pair<const char*, const std::atomic<uint64_t>*> fields[] = {
-      {"received_tensors", &received_tensors},
-      {"received_bytes", &received_bytes},
-      {"received_in_place_bytes", &received_in_place_bytes},
-      {"receives_failed", &receives_failed},
-      {"receives_cancelled", &receives_cancelled},
-      {"received_buffers", &received_buffers},
-      {"received_buffer_bytes", &received_buffer_bytes},
-      {"fused_requests", &fused_requests},
-      {"fused_tensors", &fused_tensors},
-      {"fused_tensors_late", &fused_tensors_late},
-      {"graph_packs", &graph_packs},
-      {"graph_packed_tensors", &graph_packed_tensors},
-      {"graph_packed_variables", &graph_packed_variables},
-      {"packed_tensors", &packed_tensors},
-      {"unpacked_tensors", &unpacked_tensors},
-      {"unpacked_copied_tensors", &unpacked_copied_tensors},
-      {"served_tensors", &served_tensors},
-      {"served_bytes", &served_bytes},
-      {"served_by_reference_bytes", &served_by_reference_bytes},
-      {"served_undelivered", &served_undelivered},
-      {"served_buffers", &served_buffers},
-      {"served_buffer_bytes", &served_buffer_bytes},
-      {"served_errors", &served_errors},
-      {"step_calls", &step_calls},
-      {"served_step_calls", &served_step_calls},
-      {"fallback_step_calls", &fallback_step_calls},
-      {"pool_hits", &pool_hits},
-      {"pool_misses", &pool_misses},
-      {"peers_over_star", &peers_over_star},
-      {"tensors_lent", &tensors_lent},
-      {"receives_open", &receives_open},
+template <typename Tell>
+void Counters::ForEach(Tell tell) const {
+  const struct {
+    const char* name;
+    const std::atomic<uint64_t>* counter;
+    bool is_gauge;
+    const char* meaning;
+  } rows[] = {
+      {"received_tensors", &received_tensors, false, "Tensors received over star."},
+      {"received_bytes", &received_bytes, false, "Bytes of tensors received over star."},
+      {"received_in_place_bytes", &received_in_place_bytes, false,
+       "Those of them that landed in TensorFlow's memory without a copy."},
+      {"receives_failed", &receives_failed, false, "Receives over star that ended with an error."},
+      {"receives_cancelled", &receives_cancelled, false, "Receives over star that TensorFlow cancelled."},
+      {"received_buffers", &received_buffers, false, "Buffers of collectives received over star."},
+      {"received_buffer_bytes", &received_buffer_bytes, false, "Bytes of buffers of collectives received over star."},
+      {"fused_requests", &fused_requests, false, "Requests for several tensors."},
+      {"fused_tensors", &fused_tensors, false, "Tensors asked for by such requests."},
+      {"fused_tensors_late", &fused_tensors_late, false, "Those of them that came after the rest of their request."},
+      {"graph_packs", &graph_packs, false, "Packs that graph fusion put into graphs here."},
+      {"graph_packed_tensors", &graph_packed_tensors, false, "Tensors of graphs that share those packs."},
+      {"graph_packed_variables", &graph_packed_variables, false, "Those of them that packs read from variables."},
+      {"packed_tensors", &packed_tensors, false, "Tensors that steps packed here."},
+      {"unpacked_tensors", &unpacked_tensors, false, "Tensors that steps unpacked here."},
+      {"unpacked_copied_tensors", &unpacked_copied_tensors, false, "Those of them that got memory of their own."},
+      {"served_tensors", &served_tensors, false, "Tensors sent over star."},
+      {"served_bytes", &served_bytes, false, "Bytes of tensors sent over star."},
+      {"served_by_reference_bytes", &served_by_reference_bytes, false,
+       "Those of them that left from TensorFlow's memory without a copy."},
+      {"served_undelivered", &served_undelivered, false, "Tensors whose answer never left."},
+      {"served_buffers", &served_buffers, false, "Buffers of collectives sent over star."},
+      {"served_buffer_bytes", &served_buffer_bytes, false, "Bytes of buffers of collectives sent over star."},
+      {"served_errors", &served_errors, false, "Requests of peers answered with an error."},
+      {"step_calls", &step_calls, false, "Calls over star that run or clean up graphs of other tasks."},
+      {"served_step_calls", &served_step_calls, false, "Such calls of other tasks that were served here."},
+      {"fallback_step_calls", &fallback_step_calls, false, "Such calls that took gRPC."},
+      {"pool_hits", &pool_hits, false, "Large tensors whose memory came from the pool."},
+      {"pool_misses", &pool_misses, false, "Large tensors whose memory was new."},
+      {"peers_over_star", &peers_over_star, true, "Peers whose star port is known and answers."},
+      {"tensors_lent", &tensors_lent, true, "Tensors that connections hold until they are sent."},
+      {"receives_open", &receives_open, true, "Receives under way."},
   };
-  std::string json = "{";
-  for (const auto& [name, value] : fields) absl::StrAppend(&json, "\"", name, "\": ", value->load(), ", ");
+  for (const auto& row : rows) tell(row.name, row.meaning, row.is_gauge, row.counter->load());
   for (int reason = 0; reason < static_cast<int>(Fallback::kCount); ++reason) {
-    absl::StrAppend(&json, reason == 0 ? "" : ", ", "\"fallback_tensors_",
-                    FallbackName(static_cast<Fallback>(reason)), "\": ", fallback_tensors[reason].load());
+    const std::string name = absl::StrCat("fallback_tensors_", FallbackName(static_cast<Fallback>(reason)));
+    tell(name.c_str(), "Tensors that took gRPC for this reason.", false, fallback_tensors[reason].load());
   }
+}
+
+std::string Counters::Json() const {
+  std::string json;
+  ForEach([&json](const char* name, const char*, bool, uint64_t value) {
+    absl::StrAppend(&json, json.empty() ? "{" : ", ", "\"", name, "\": ", value);
+  });
   return json + "}";
+}
+
+void TellMetrics(void*, grpcxx_metric_fn metric, void* into) {
+  Count().ForEach([metric, into](const char* name, const char* meaning, bool is_gauge, uint64_t value) {
+    metric(into, absl::StrCat("tensorflow_", name).c_str(), meaning, is_gauge, value);
+  });
 }
 
 Counters& Count() {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "grpcxx.h"
+
 namespace grpcxx_tensorflow {
 
 // Why a tensor, or all tensors of a peer, take the way through gRPC.
@@ -56,8 +58,14 @@ struct Counters {
 
   void Fell(Fallback reason) { fallback_tensors[static_cast<int>(reason)].fetch_add(1, std::memory_order_relaxed); }
 
+  // Calls `tell` with the name, the meaning, whether it is a gauge, and the value of each.
+  template <typename Tell>
+  void ForEach(Tell tell) const;
   std::string Json() const;
 };
+
+// Tells those of this process to a metrics page: a grpcxx_metrics_fn.
+void TellMetrics(void* user, grpcxx_metric_fn metric, void* into);
 
 // Those of this process.
 Counters& Count();

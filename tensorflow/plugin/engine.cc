@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "counters.h"
 #include "graph_fusion.h"
 #include "pool.h"
 #include "status.h"
@@ -260,6 +261,9 @@ absl::StatusOr<std::shared_ptr<Engine>> Engine::Start(const tensorflow::ServerDe
             << (engine->map_ != nullptr ? absl::StrCat("peers by ", grpcxx_endpoint_map_path(engine->map_))
                                         : std::string("peers by discovery"))
             << ": " << grpcxx_engine_start_report(engine->engine_);
+  if (const char* metrics = grpcxx_engine_metrics_address(engine->engine_)) {
+    LOG(INFO) << "grpc++ serves metrics on http://" << metrics << "/metrics";
+  }
   {
     std::lock_guard<std::mutex> lock(AliveMutex());
     static const bool kAtExit = ShutdownAtExit();
@@ -324,7 +328,20 @@ absl::Status Engine::Configure(const tensorflow::ServerDef& server_def, size_t n
     set("GRPCXX_SHARDS", absl::StrCat(std::min<size_t>(shards, 16)));
   }
   if (status.ok()) status = TakeFromEngine(grpcxx_options_set_num_tasks(options, num_tasks));
+  // An address that is none here, such as "dns:///ps", names no host whose peers could be known by it.
+  const auto add_task = [options](const std::string& address) {
+    grpcxx_status_free(grpcxx_options_add_task(options, address.data(), address.size()));
+  };
+  for (const auto& member : server_def.cluster().job()) {
+    for (const auto& [task, address] : member.tasks()) {
+      add_task(address);
+      if (map_ == nullptr) continue;
+      const absl::StatusOr<std::string> star = StarAddress(address, 0);
+      if (star.ok()) add_task(*star);
+    }
+  }
   if (status.ok()) status = TakeFromEngine(grpcxx_options_set_service(options, &Engine::Serve, this, nullptr));
+  if (status.ok()) status = TakeFromEngine(grpcxx_options_set_metrics(options, &TellMetrics, nullptr, nullptr));
   return status;
 }
 

@@ -5,6 +5,7 @@
 #include "status.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/platform/logging.h"
+#include "tensorflow/core/util/device_name_utils.h"
 
 namespace grpcxx_tensorflow {
 namespace {
@@ -119,6 +120,12 @@ void Route::Probe(std::shared_ptr<Question> question, const Announcement& announ
   const absl::StatusOr<std::string> address = engine_->StarAddress(grpc_address_, announcement.port);
   if (!address.ok()) {
     return UseGrpc(Fallback::kUnreachable, std::string(address.status().message()), kUnreachableFor);
+  }
+  tensorflow::DeviceNameUtils::ParsedName task;
+  if (tensorflow::DeviceNameUtils::ParseFullName(target_, &task) && task.has_job && task.has_task) {
+    const absl::Status expected = TakeFromEngine(grpcxx_engine_expect_task(
+        engine_->handle(), address->data(), address->size(), task.job.data(), task.job.size(), task.task));
+    if (!expected.ok()) return UseGrpc(Fallback::kUnreachable, std::string(expected.message()), kUnreachableFor);
   }
   grpcxx_peer* handle = nullptr;
   const absl::Status made =

@@ -1,5 +1,6 @@
 """The programs in docs/python.md do what the page says."""
 
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,18 @@ pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason=f"{PAGE} is not here:
 def blocks(language):
     found = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
     return [text for kind, text in found if kind == language]
+
+
+def test_two_ranks_meet_by_the_variables_of_a_launcher(tmp_path):
+    page = (PAGE.parent / "coming-from.md").read_text()
+    (block,) = re.findall(r"^```sh\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    # Two processes share the output, and each writes its line at once.
+    environment["PYTHONUNBUFFERED"] = ""
+    finished = subprocess.run(
+        ["bash", "-ec", block], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert finished.stdout == "[2. 1.] [1.]\n" * 2, finished.stderr
 
 
 def run(program):

@@ -187,6 +187,9 @@ pub enum CloseReason {
     EndOfStream,
     /// It failed, or could not be established.
     Failed(TransportError),
+    /// One end does not accept what the other has proven, or has not proven. To dial again is of no
+    /// use before that changes.
+    Untrusted(TransportError),
 }
 
 impl fmt::Display for CloseReason {
@@ -194,7 +197,7 @@ impl fmt::Display for CloseReason {
         match self {
             Self::Local => f.write_str("closed by this side"),
             Self::EndOfStream => f.write_str("closed by the peer"),
-            Self::Failed(error) => error.fmt(f),
+            Self::Failed(error) | Self::Untrusted(error) => error.fmt(f),
         }
     }
 }

@@ -46,7 +46,11 @@ pub(super) fn measure(
 ) -> Result<Vec<Floor>, Status> {
     let sizes = options.payload.sizes();
     let exchange = exchange(options);
-    let depth = options.depth;
+    // Who streams asks for nothing, so nobody may wait for an answer.
+    let depth = match options.op {
+        Op::Stream => options.depth.max(STREAM_DEPTH),
+        _ => options.depth,
+    };
     let mut floors = Vec::new();
     let (quiet, address) = hold(&engine.client(), peer)?;
     let measured = quiet.on_shard(engine, move |control| {
@@ -56,7 +60,7 @@ pub(super) fn measure(
         medium: "spinning sockets",
         measured,
     });
-    let is_small = matches!(options.op, Op::Latency | Op::Rate);
+    let is_small = matches!(options.op, Op::Latency | Op::Rate | Op::Unary);
     let in_flight = (options.connections * options.depth).min(RING_MESSAGES_MAX);
     let crossings = options.op.crossings();
     let (quiet, _) = hold(&engine.client(), peer)?;
@@ -186,6 +190,8 @@ fn failed(error: io::Error) -> Status {
 
 /// Length of the small part of an exchange.
 const REQUEST_BYTES: u64 = 64;
+/// Answers under way on each connection where a stream is measured.
+const STREAM_DEPTH: usize = 64;
 /// Most messages under way in the ring between two threads.
 const RING_MESSAGES_MAX: usize = 1 << 16;
 /// How long the server may take to answer a question beside the run.

@@ -30,13 +30,12 @@ impl BenchClient {
         let plan = StepPlan::new(options)?;
         let (events, heard) = channel();
         let slots = options.connections * options.depth;
-        let begin = Instant::now();
-        let from = begin + (options.duration / 8).clamp(WARM_UP_MIN, WARM_UP_MAX);
+        let (from, until) = span_of(options);
         let shards = self.engine.start_report().shards;
         let load = Arc::new(Load {
             plan,
             from,
-            until: from + options.duration,
+            until,
             expected_interval: options
                 .rate
                 .map(|rate| Duration::from_secs_f64(slots as f64 / rate)),
@@ -62,7 +61,7 @@ impl BenchClient {
                 })
             })
             .collect();
-        let watch = self.watch_cpu(&load, control);
+        let watch = self.watch_cpu(from, until, control);
         let mut stall = Stall::new(options.patience);
         match options.rate {
             None => self.start_all(&lanes, options.depth)?,
@@ -75,7 +74,7 @@ impl BenchClient {
             return Err(status);
         }
         let (cpu_client, cpu_server) = watch.join().unwrap_or_default();
-        let mut measured = collect(&load);
+        let mut measured = collect(&load.recorders);
         measured.cpu_client = cpu_client;
         measured.cpu_server = cpu_server;
         Ok(Outcome {
@@ -153,21 +152,21 @@ impl BenchClient {
     }
 
     /// CPU times of client and server while steps are measured.
-    fn watch_cpu(
+    pub(super) fn watch_cpu(
         &self,
-        load: &Arc<Load>,
+        from: Instant,
+        until: Instant,
         control: Peer,
     ) -> thread::JoinHandle<(Duration, Duration)> {
         let client = self.engine.client();
-        let load = Arc::clone(load);
         thread::spawn(move || {
             let sample = |at: Instant| {
                 thread::sleep(at.saturating_duration_since(Instant::now()));
                 let server = floor::server_seconds(&client, &control).unwrap_or_default();
                 (usage::cpu_time(), server)
             };
-            let before = sample(load.from);
-            let after = sample(load.until);
+            let before = sample(from);
+            let after = sample(until);
             let server = Duration::try_from_secs_f64(after.1 - before.1).unwrap_or_default();
             (after.0.saturating_sub(before.0), server)
         })
@@ -242,10 +241,16 @@ impl Stall {
     }
 }
 
-fn collect(load: &Load) -> Measured {
+/// When a run measures: from the end of its warm-up on.
+pub(super) fn span_of(options: &RunOptions) -> (Instant, Instant) {
+    let from = Instant::now() + (options.duration / 8).clamp(WARM_UP_MIN, WARM_UP_MAX);
+    (from, from + options.duration)
+}
+
+pub(super) fn collect(recorders: &[Mutex<Recorder>]) -> Measured {
     let mut total = Measured::default();
     let (mut first, mut last): (Option<Instant>, Option<Instant>) = (None, None);
-    for recorder in &load.recorders {
+    for recorder in recorders {
         let recorder = lock(recorder);
         // Both histograms grow by themselves and have the same digits.
         let _ = total.latency.add(&recorder.measured.latency);

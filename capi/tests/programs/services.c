@@ -610,10 +610,12 @@ static void every_function_takes_null(void) {
   FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_options_set_variable(NULL, NULL, 0, NULL, 0));
   FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_options_add_device(NULL, NULL, 0, NULL, 0, 0, 0));
   FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_options_set_service(NULL, NULL, NULL, NULL));
+  FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_options_set_metrics(NULL, NULL, NULL, NULL));
   FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_engine_start(NULL, NULL));
   FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_engine_shutdown(NULL, 0));
   grpcxx_engine_free(NULL);
   CHECK(grpcxx_engine_star_address(NULL) == NULL && grpcxx_engine_star_port(NULL) == 0);
+  CHECK(grpcxx_engine_metrics_address(NULL) == NULL);
   CHECK(grpcxx_engine_start_report(NULL) == NULL && grpcxx_engine_task(NULL) == NULL);
   CHECK(grpcxx_engine_device(NULL, 0, NULL) == NULL && !grpcxx_engine_counter(NULL, "calls", NULL));
   grpcxx_engine_counters(NULL, NULL, NULL);

@@ -26,7 +26,7 @@ pub struct Rendezvous {
 }
 
 /// A rank that has said hello.
-struct Guest {
+struct PendingPeer {
     hello: Hello,
     stream: TcpStream,
     /// Its host, as rank 0 sees it.
@@ -92,38 +92,38 @@ fn listen(address: &str) -> Result<TcpListener, LaunchError> {
 /// Waits for all ranks. `None`: one did not come, and the others know.
 fn collect(listener: &TcpListener, rendezvous: &Rendezvous) -> Option<Vec<TcpStream>> {
     let deadline = Instant::now() + rendezvous.timeout;
-    let mut guests: BTreeMap<u32, Guest> = BTreeMap::new();
+    let mut peers: BTreeMap<u32, PendingPeer> = BTreeMap::new();
     let (sender, arrivals) = channel();
     if let Err(error) = listener.set_nonblocking(true) {
         tracing::error!(%error, "the rendezvous cannot wait for ranks");
         return None;
     }
     let strangers = Arc::new(AtomicUsize::new(0));
-    while guests.len() < rendezvous.size as usize {
+    while peers.len() < rendezvous.size as usize {
         if Instant::now() >= deadline {
-            let reason = missing(rendezvous, &guests).to_string();
+            let reason = missing(rendezvous, &peers).to_string();
             tracing::error!("{reason}");
-            for guest in guests.values() {
-                answer(&guest.stream, &Welcome::Refused(reason.clone()));
+            for peer in peers.values() {
+                answer(&peer.stream, &Welcome::Refused(reason.clone()));
             }
             return None;
         }
         if let Ok((stream, _)) = listener.accept() {
             greet(stream, &sender, &strangers);
         }
-        if let Ok(guest) = arrivals.recv_timeout(ACCEPT_INTERVAL) {
-            admit(guest, rendezvous, &mut guests);
+        if let Ok(peer) = arrivals.recv_timeout(ACCEPT_INTERVAL) {
+            admit(peer, rendezvous, &mut peers);
         }
     }
-    let welcome = Welcome::Ranks(addresses(&guests));
-    for guest in guests.values() {
-        answer(&guest.stream, &welcome);
+    let welcome = Welcome::Ranks(addresses(&peers));
+    for peer in peers.values() {
+        answer(&peer.stream, &welcome);
     }
-    Some(guests.into_values().map(|guest| guest.stream).collect())
+    Some(peers.into_values().map(|peer| peer.stream).collect())
 }
 
 /// Reads the first line of whoever came, on a thread of its own.
-fn greet(stream: TcpStream, arrivals: &Sender<Guest>, strangers: &Arc<AtomicUsize>) {
+fn greet(stream: TcpStream, arrivals: &Sender<PendingPeer>, strangers: &Arc<AtomicUsize>) {
     if strangers.load(Ordering::Relaxed) >= STRANGERS_MAX {
         return;
     }
@@ -132,7 +132,7 @@ fn greet(stream: TcpStream, arrivals: &Sender<Guest>, strangers: &Arc<AtomicUsiz
     let greeter = move || {
         match listen_to(stream) {
             // The rendezvous may be over.
-            Ok(guest) => drop(arrivals.send(guest)),
+            Ok(peer) => drop(arrivals.send(peer)),
             Err(error) => tracing::warn!(%error, "who came to the rendezvous is no rank"),
         }
         counter.fetch_sub(1, Ordering::Relaxed);
@@ -146,12 +146,12 @@ fn greet(stream: TcpStream, arrivals: &Sender<Guest>, strangers: &Arc<AtomicUsiz
     }
 }
 
-fn listen_to(stream: TcpStream) -> io::Result<Guest> {
+fn listen_to(stream: TcpStream) -> io::Result<PendingPeer> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
     stream.set_write_timeout(Some(HELLO_TIMEOUT))?;
     let hello = message::read(&mut BufReader::new(&stream), REPORT_BYTES_MAX)?;
-    Ok(Guest {
+    Ok(PendingPeer {
         hello,
         ip: stream.peer_addr()?.ip().to_canonical(),
         own_ip: stream.local_addr()?.ip().to_canonical(),
@@ -159,10 +159,10 @@ fn listen_to(stream: TcpStream) -> io::Result<Guest> {
     })
 }
 
-fn admit(guest: Guest, rendezvous: &Rendezvous, guests: &mut BTreeMap<u32, Guest>) {
+fn admit(peer: PendingPeer, rendezvous: &Rendezvous, peers: &mut BTreeMap<u32, PendingPeer>) {
     let Hello {
         rank, size, job, ..
-    } = &guest.hello;
+    } = &peer.hello;
     let refusal = if *job != rendezvous.job {
         Some("this is the rendezvous of another job; give each job its own port".to_owned())
     } else if *size != rendezvous.size {
@@ -170,7 +170,7 @@ fn admit(guest: Guest, rendezvous: &Rendezvous, guests: &mut BTreeMap<u32, Guest
             "rank 0 waits for {} ranks, but rank {rank} was told of {size}",
             rendezvous.size
         ))
-    } else if *rank >= rendezvous.size || guests.contains_key(rank) {
+    } else if *rank >= rendezvous.size || peers.contains_key(rank) {
         Some(format!(
             "rank {rank} is here already, or there is none; each rank comes once"
         ))
@@ -179,11 +179,11 @@ fn admit(guest: Guest, rendezvous: &Rendezvous, guests: &mut BTreeMap<u32, Guest
     };
     match refusal {
         Some(reason) => {
-            tracing::warn!(peer = %guest.ip, "{reason}");
-            answer(&guest.stream, &Welcome::Refused(reason));
+            tracing::warn!(peer = %peer.ip, "{reason}");
+            answer(&peer.stream, &Welcome::Refused(reason));
         }
         None => {
-            guests.insert(*rank, guest);
+            peers.insert(*rank, peer);
         }
     }
 }
@@ -195,23 +195,23 @@ fn answer(stream: &TcpStream, welcome: &Welcome) {
 }
 
 /// Hosts as rank 0 sees them. Those on its own host it gives the address by which others see it.
-fn addresses(guests: &BTreeMap<u32, Guest>) -> Vec<Address> {
-    let outside = guests.values().find(|guest| !guest.ip.is_loopback());
-    let own_ip = outside.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |guest| guest.own_ip);
-    let address = |guest: &Guest| Address {
-        ip: if guest.ip.is_loopback() {
+fn addresses(peers: &BTreeMap<u32, PendingPeer>) -> Vec<Address> {
+    let outside = peers.values().find(|peer| !peer.ip.is_loopback());
+    let own_ip = outside.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |peer| peer.own_ip);
+    let address = |peer: &PendingPeer| Address {
+        ip: if peer.ip.is_loopback() {
             own_ip
         } else {
-            guest.ip
+            peer.ip
         },
-        grpc: guest.hello.grpc_port,
-        star: guest.hello.star_port,
+        grpc: peer.hello.grpc_port,
+        star: peer.hello.star_port,
     };
-    guests.values().map(address).collect()
+    peers.values().map(address).collect()
 }
 
-fn missing(rendezvous: &Rendezvous, guests: &BTreeMap<u32, Guest>) -> LaunchError {
-    let absent = (0..rendezvous.size).filter(|rank| !guests.contains_key(rank));
+fn missing(rendezvous: &Rendezvous, peers: &BTreeMap<u32, PendingPeer>) -> LaunchError {
+    let absent = (0..rendezvous.size).filter(|rank| !peers.contains_key(rank));
     let (count, list) = ranges(absent);
     LaunchError::Missing {
         missing: format!("rank{} {list}", if count == 1 { "" } else { "s" }),

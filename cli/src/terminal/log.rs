@@ -7,8 +7,11 @@ use std::time::Duration;
 
 use grpcxx_runtime::config::LogFormat;
 use grpcxx_runtime::log::{LogQueue, admit};
+use grpcxx_runtime::trace;
+use grpcxx_telemetry::Telemetry;
 use signal_hook::consts::SIGXFSZ;
 use tracing::{Event, Subscriber};
+use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
@@ -33,9 +36,13 @@ pub(crate) struct Line<'a> {
 }
 
 /// Sends log lines that pass `filter` to standard error, on a thread of its own: whoever logs never
-/// waits, and never fails.
-pub(crate) fn start_log(filter: &str, format: LogFormat) -> Outcome<Log> {
-    let filter = EnvFilter::try_new(filter).map_err(|error| {
+/// waits, and never fails. Spans of calls go to `telemetry`, and are no part of the log.
+pub(crate) fn start_log(
+    filter: &str,
+    format: LogFormat,
+    telemetry: Option<&Telemetry>,
+) -> Outcome<Log> {
+    let mut filter = EnvFilter::try_new(filter).map_err(|error| {
         Failure::new(
             Exit::Config,
             format!(
@@ -43,19 +50,30 @@ pub(crate) fn start_log(filter: &str, format: LogFormat) -> Outcome<Log> {
             ),
         )
     })?;
+    if telemetry.is_some() {
+        let spans = format!("{}=info", trace::TARGET).parse();
+        filter = filter.add_directive(spans.or_exit(Exit::Software)?);
+    }
     let log = Log::start()?;
     // What goes wrong inside would be printed to standard error, which may hang or be gone.
     let layer = fmt::layer()
         .with_writer(log.clone())
         .with_target(false)
         .log_internal_errors(false);
-    let registry = tracing_subscriber::registry().with(filter).with(Limit);
+    let is_logged = filter_fn(|metadata| metadata.target() != trace::TARGET);
+    let registry = tracing_subscriber::registry()
+        .with(filter)
+        .with(Limit)
+        .with(telemetry.map(Telemetry::layer));
     let started = match format {
         LogFormat::Text => {
             let is_terminal = io::stderr().is_terminal();
-            registry.with(layer.with_ansi(is_terminal)).try_init()
+            let layer = layer.with_ansi(is_terminal).with_filter(is_logged);
+            registry.with(layer).try_init()
         }
-        LogFormat::Json => registry.with(layer.json()).try_init(),
+        LogFormat::Json => registry
+            .with(layer.json().with_filter(is_logged))
+            .try_init(),
     };
     started.or_exit_at(Exit::Software, || "cannot start the log".to_owned())?;
     panic::set_hook(Box::new(log_panic));

@@ -10,5 +10,5 @@ mod signals;
 pub(crate) use exit::{Exit, Failure, OrExit, Outcome, parse_arguments};
 pub(crate) use log::start_log;
 pub(crate) use output::write_in_time;
-pub(crate) use settings::{read_cluster, read_config};
+pub(crate) use settings::{read_cluster, read_config, start_telemetry};
 pub(crate) use signals::Signals;

@@ -4,6 +4,7 @@ use std::path::Path;
 use grpcxx_runtime::cluster::{ClusterSpec, TEXT_BYTES_MAX};
 use grpcxx_runtime::config::Config;
 use grpcxx_runtime::open_regular_file;
+use grpcxx_telemetry::{Settings as TelemetrySettings, Telemetry};
 
 use super::{Exit, Failure, OrExit, Outcome};
 
@@ -12,6 +13,16 @@ pub(crate) fn read_config() -> Outcome<(Config, Vec<String>)> {
     let (config, warnings) = Config::from_env().or_exit(Exit::Config)?;
     let warnings = warnings.into_iter().map(|warning| warning.message);
     Ok((config, warnings.collect()))
+}
+
+/// Begins to export the spans of this program's calls, if OpenTelemetry's variables name a
+/// collector.
+pub(crate) fn start_telemetry(program: &str) -> Outcome<Option<Telemetry>> {
+    let lookup = |name: &str| std::env::var(name).ok();
+    let settings = TelemetrySettings::from_lookup(lookup, program).or_exit(Exit::Config)?;
+    settings
+        .map(|settings| Telemetry::start(&settings).or_exit(Exit::Config))
+        .transpose()
 }
 
 /// Reads a cluster: TensorFlow's syntax if there is a `|` in it, else the name of a JSON file.

@@ -81,6 +81,24 @@ fn benches_print_one_object_with_the_documented_keys() {
 }
 
 #[test]
+fn methods_of_services_are_measured_from_shards_threads_and_tokio() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start();
+    for op in ["unary", "stream"] {
+        for api in ["shard", "thread", "tokio"] {
+            let arguments =
+                format!("--op {op} --api {api} --connections 2 --depth 3 --verify --limit --json");
+            let output = server.bench(folder.path(), &arguments);
+            assert!(output.status.success(), "{}", text(&output.stderr));
+            let line = text(&output.stdout).lines().next().unwrap().to_owned();
+            let run: Value = serde_json::from_str(&line).unwrap();
+            assert_eq!((&run["op"], &run["size"]), (&op.into(), &64.into()));
+            assert!(run["steps_per_s"].as_f64().unwrap() > 0.0, "{line}");
+        }
+    }
+}
+
+#[test]
 fn people_get_a_table_the_distance_to_the_limit_and_a_plot() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start();
@@ -140,6 +158,8 @@ fn what_cannot_be_measured_is_refused_in_words() {
         64,
         "smaller or fewer",
     );
+    refused(&format!("{run} --api fiber"), 64, "shard, thread or tokio");
+    refused(&format!("{run} --api tokio"), 64, "unary or stream");
     refused(&format!("{run} --count 0"), 64, "count is 0");
     refused(&format!("{run} --depth 0"), 64, "depth is 0");
     refused(&format!("{run} --rate 0"), 64, "0 steps a second");

@@ -15,11 +15,8 @@ use super::{options, start, write_model};
 
 /// An engine that only calls.
 pub(super) fn caller() -> Engine {
-    Engine::start(EngineOptions {
-        task: TaskId::new("test", 0),
-        ..EngineOptions::default()
-    })
-    .unwrap()
+    Engine::start(EngineOptions::default().with(|options| options.task = TaskId::new("test", 0)))
+        .unwrap()
 }
 
 pub(super) fn peer(client: &Client, cluster: &LocalCluster, task: &str) -> Peer {

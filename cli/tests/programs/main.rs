@@ -13,6 +13,7 @@ mod log;
 #[path = "../../../runtime/tests/original/mod.rs"]
 mod original;
 mod policy;
+mod supervised;
 mod tool;
 
 use std::path::{Path, PathBuf};

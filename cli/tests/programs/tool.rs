@@ -345,5 +345,6 @@ fn the_demo_compares_what_the_workers_pulled() {
             worker["transport"].as_str().unwrap().contains("tcp"),
             "{worker}"
         );
+        assert_eq!(worker["link"], "shm", "{worker}");
     }
 }

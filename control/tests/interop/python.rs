@@ -1,11 +1,16 @@
 //! A python with gRPC's own client, below the target directory.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A python that has the packages, or why there is none.
+use rustix::fs::{FlockOperation, flock};
+
+/// A python that has the packages, or why there is none. Several tests may ask for it at a time.
 pub(crate) fn grpcio_python() -> Result<PathBuf, String> {
     let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop-python");
+    let lock = File::create(home.with_extension("lock")).map_err(|error| error.to_string())?;
+    flock(&lock, FlockOperation::LockExclusive).map_err(|error| error.to_string())?;
     let python = home.join("bin/python");
     let complete = Command::new(&python)
         .args(["-c", "import grpc, grpc_health.v1, grpc_reflection.v1alpha"])

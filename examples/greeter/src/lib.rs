@@ -14,9 +14,18 @@ pub mod probe {
     include!(concat!(env!("OUT_DIR"), "/probe.rs"));
 }
 
-use grpcxx::service::{Request, Response, Status};
+/// What `corner.proto` describes, for the tests: a service whose futures stay on their thread.
+#[expect(missing_docs, reason = "the messages are made out of a .proto file")]
+pub mod corner {
+    include!(concat!(env!("OUT_DIR"), "/corner.rs"));
+}
 
-use crate::helloworld::{Greeter, HelloReply, HelloRequest};
+use std::pin::Pin;
+
+use futures_util::{Stream, TryStreamExt, stream};
+use grpcxx::service::{Request, Response, Status, Streaming};
+
+use crate::helloworld::{Greeter, HelloReply, HelloRequest, HellosRequest};
 
 /// Greets whoever says a name.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,4 +39,32 @@ impl Greeter for MyGreeter {
         let message = format!("Hello {}!", request.get_ref().name);
         Ok(Response::new(HelloReply { message }))
     }
+
+    type SayHellosStream = Replies;
+
+    async fn say_hellos(
+        &self,
+        request: Request<HellosRequest>,
+    ) -> Result<Response<Replies>, Status> {
+        let HellosRequest { name, times } = request.into_inner();
+        let replies = (1..=times).map(move |time| {
+            let message = format!("Hello {name}, {time} of {times}!");
+            Ok(HelloReply { message })
+        });
+        Ok(Response::new(Box::pin(stream::iter(replies))))
+    }
+
+    type ChatStream = Replies;
+
+    async fn chat(
+        &self,
+        request: Request<Streaming<HelloRequest>>,
+    ) -> Result<Response<Replies>, Status> {
+        let replies = request.into_inner().map_ok(|request| HelloReply {
+            message: format!("Hello {}!", request.name),
+        });
+        Ok(Response::new(Box::pin(replies)))
+    }
 }
+
+type Replies = Pin<Box<dyn Stream<Item = Result<HelloReply, Status>> + Send>>;

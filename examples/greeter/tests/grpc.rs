@@ -2,21 +2,24 @@
 
 #![expect(clippy::print_stderr, reason = "what is skipped says so")]
 
+#[path = "interop/cpp.rs"]
+mod cpp;
 #[path = "../../../control/tests/interop/python.rs"]
 mod python;
 mod support;
 
+use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use grpcxx::server::{Server, ServerOptions};
 use grpcxx::topology::Topology;
 use grpcxx::{ClusterSpec, Config, TaskId};
 use grpcxx_greeter::MyGreeter;
 use grpcxx_greeter::helloworld::{GreeterServer, HelloReply, HelloRequest};
-use grpcxx_greeter::probe::{Load, ProbeServer, Span};
+use grpcxx_greeter::probe::{Load, Order, ProbeServer, Span};
 use prost::Message;
 use python::{grpcio_python, skip, text};
 use support::MyProbe;
@@ -26,9 +29,15 @@ use tonic::{Code, Request, Response, Status};
 use tonic_prost::ProstCodec;
 
 fn start() -> (Server, [SocketAddr; 2]) {
+    start_with("", "")
+}
+
+/// Starts a task with a variable that is set.
+fn start_with(variable: &str, value: &str) -> (Server, [SocketAddr; 2]) {
     let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     let [grpc, star, metrics] = listeners.map(|listener| listener.local_addr().unwrap());
-    let (config, _) = Config::read(|_| None, [""; 0]).unwrap();
+    let (config, _) =
+        Config::read(|name| (name == variable).then(|| value.to_owned()), [""; 0]).unwrap();
     let cluster = ClusterSpec::parse(&format!("ps|{grpc}")).unwrap();
     let topology = Topology::told(&cluster, &format!("{grpc}={star}\n")).unwrap();
     let server = Server::start(ServerOptions {
@@ -85,6 +94,119 @@ async fn a_client_of_tonic_calls_what_was_registered() {
 }
 
 #[tokio::test]
+async fn what_a_method_says_behind_its_messages_are_trailers() {
+    let (server, [grpc, _]) = start();
+    let channel = Channel::from_shared(format!("http://{grpc}")).unwrap();
+    let mut client = Grpc::new(channel.connect().await.unwrap());
+    for messages in [0, 3] {
+        client.ready().await.unwrap();
+        let codec = ProstCodec::<Order, Load>::default();
+        let order = Order {
+            messages,
+            bytes: 10,
+            ..Order::default()
+        };
+        let path = "/probe.Probe/Flood".parse().unwrap();
+        let answer = client.server_streaming(Request::new(order), path, codec);
+        let mut loads = answer.await.unwrap().into_inner();
+        let mut count = 0;
+        while loads.message().await.unwrap().is_some() {
+            count += 1;
+        }
+        assert_eq!(count, messages);
+        let trailers = loads.trailers().await.unwrap().unwrap_or_default();
+        let made = trailers.get("made").map(|made| made.to_str().unwrap());
+        assert_eq!(made, (messages > 0).then_some("3"));
+    }
+    server.shutdown(Duration::ZERO);
+}
+
+#[tokio::test]
+async fn one_peer_has_so_many_streams_through_this_door() {
+    let (server, [grpc, metrics]) = start_with("GRPCXX_PEER_STREAMS_MAX", "2");
+    let door = Channel::from_shared(format!("http://{grpc}")).unwrap();
+    // However many connections it has.
+    let (one, other) = (door.connect().await.unwrap(), door.connect().await.unwrap());
+    let begin = async |channel: &Channel| {
+        let mut client = Grpc::new(channel.clone());
+        client.ready().await.unwrap();
+        let order = Order {
+            messages: 1_000_000,
+            bytes: 1000,
+            ..Order::default()
+        };
+        let path = "/probe.Probe/Flood".parse().unwrap();
+        let codec = ProstCodec::<Order, Load>::default();
+        client
+            .server_streaming(Request::new(order), path, codec)
+            .await
+    };
+    let first = begin(&one).await.unwrap();
+    let _second = begin(&other).await.unwrap();
+    let refused = begin(&one).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert!(page(metrics).contains("grpcxx_streams_refused_total 1\n"));
+    let request = Request::new(HelloRequest::default());
+    let reply = call::<_, HelloReply>(grpc, "/helloworld.Greeter/SayHello", request).await;
+    assert!(reply.is_ok());
+    drop(first);
+    let until = Instant::now() + Duration::from_secs(10);
+    while let Err(status) = begin(&one).await {
+        assert!(Instant::now() < until, "{status}");
+    }
+    server.shutdown(Duration::ZERO);
+}
+
+#[tokio::test]
+async fn bad_input_ends_one_stream_with_one_status() {
+    let (server, [grpc, _]) = start();
+    let channel = Channel::from_shared(format!("http://{grpc}")).unwrap();
+    let mut client = Grpc::new(channel.connect().await.unwrap());
+    let panics = Order {
+        panics: true,
+        ..Order::default()
+    };
+    let fails = Order {
+        messages: 2,
+        code: Code::DataLoss as i32,
+        ..Order::default()
+    };
+    for (order, expected) in [(panics, Code::Internal), (fails, Code::DataLoss)] {
+        client.ready().await.unwrap();
+        let codec = ProstCodec::<Order, Load>::default();
+        let path = "/probe.Probe/Flood".parse().unwrap();
+        let answer = client.server_streaming(Request::new(order), path, codec);
+        let mut loads = answer.await.unwrap().into_inner();
+        let status = loop {
+            match loads.message().await {
+                Ok(message) => assert!(message.is_some()),
+                Err(status) => break status,
+            }
+        };
+        assert_eq!(status.code(), expected, "{status:?}");
+    }
+    for (path, expected) in [
+        ("/probe.Probe/Count", Code::InvalidArgument),
+        ("/probe.Probe/Gone", Code::Unimplemented),
+        ("/gone.Service/Count", Code::Unimplemented),
+    ] {
+        client.ready().await.unwrap();
+        let codec = ProstCodec::<Order, Span>::default();
+        let orders = futures_util::stream::iter([Order {
+            messages: 7,
+            ..Order::default()
+        }]);
+        let request = Request::new(orders);
+        let answer = client.client_streaming(request, path.parse().unwrap(), codec);
+        let status = answer.await.unwrap_err();
+        assert_eq!(status.code(), expected, "{path}: {status:?}");
+    }
+    let echo = call::<_, Load>(grpc, "/probe.Probe/Echo", Request::new(Load::default())).await;
+    assert_eq!(echo.unwrap().into_inner(), Load::default());
+    server.shutdown(Duration::ZERO);
+}
+
+#[tokio::test]
 async fn bad_input_ends_one_call_with_one_status() {
     let (server, [grpc, _]) = start();
     let name = "text".to_owned();
@@ -125,7 +247,7 @@ fn grpcio_finds_services_and_health_through_reflection() {
     assert!(output.status.success(), "{}", text(&output));
     assert_eq!(
         text(&output).matches("passed ").count(),
-        6,
+        7,
         "{}",
         text(&output)
     );
@@ -137,7 +259,53 @@ fn grpcio_finds_services_and_health_through_reflection() {
     ] {
         assert!(page.contains(line), "{line} is not in {page}");
     }
+    assert_documented(&page);
     server.shutdown(Duration::ZERO);
+}
+
+#[test]
+fn a_client_of_grpc_cpp_calls_methods_of_all_kinds_through_its_stubs() {
+    let client = match cpp::client() {
+        Ok(client) => client,
+        Err(reason) => return skip("gRPC C++", &reason),
+    };
+    let (server, [grpc, metrics]) = start();
+    let output = Command::new(client).arg(grpc.to_string()).output().unwrap();
+    let said = text(&output);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(said.matches("passed ").count(), 5, "{said}");
+    let page = page(metrics);
+    for line in [
+        r#"grpcxx_service_calls_total{service="helloworld.Greeter",method="Chat",code="OK"} 1"#,
+        r#"grpcxx_service_calls_total{service="helloworld.Greeter",method="SayHellos",code="OK"} 1"#,
+    ] {
+        assert!(page.contains(line), "{line} is not in {page}");
+    }
+    server.shutdown(Duration::ZERO);
+}
+
+/// The document has a row for each metric, and the dashboard and the alerts ask for no other.
+fn assert_documented(page: &str) {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    let families = page.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let exported: BTreeSet<&str> = families.filter_map(|line| line.split(' ').next()).collect();
+    let text = read("docs/operating.md");
+    let rows = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `grpcxx_"));
+    let rows = rows.filter_map(|row| row.split('`').next());
+    let documented: BTreeSet<String> = rows.map(|row| format!("grpcxx_{row}")).collect();
+    let documented: BTreeSet<&str> = documented.iter().map(String::as_str).collect();
+    assert_eq!(documented, exported);
+    for path in ["deploy/grafana/grpcxx.json", "deploy/prometheus/alerts.yml"] {
+        let text = read(path);
+        let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+        for word in words.filter(|word| word.starts_with("grpcxx_")) {
+            let family = word.trim_end_matches("_bucket");
+            assert!(exported.contains(family), "{path} asks for {word}");
+        }
+    }
 }
 
 /// The page of metrics.

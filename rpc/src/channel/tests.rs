@@ -96,6 +96,34 @@ fn ms(ms: u64) -> Duration {
 }
 
 #[test]
+fn calls_to_a_target_that_must_not_be_called_end_at_once() {
+    let mut bench = Bench::new(|_| {});
+    bench.admit(1, 60_000);
+    bench.admit(2, 60_000);
+    assert!(bench.channel.handle_closed(bench.now, "a bad certificate"));
+    let refusal = Status::new(Code::Unauthenticated, "a bad certificate".to_owned());
+    bench.channel.refuse(refusal.clone());
+    bench.drain();
+    bench.admit(3, 60_000);
+    let failed = std::mem::take(&mut bench.failed);
+    let calls: Vec<_> = failed.iter().map(|(call, at, _)| (*call, *at)).collect();
+    assert_eq!(calls, [1, 2, 3].map(|call| (call, Duration::ZERO)));
+    assert!(failed.iter().all(|(_, _, status)| *status == refusal));
+
+    // The next dial may find another server there.
+    let wait = bench.channel.poll_timeout().unwrap();
+    bench.now = wait;
+    bench.drain();
+    assert_eq!(bench.dials.len(), 2);
+    bench.admit(4, 60_000);
+    bench.connect();
+    assert_eq!(bench.released, [4]);
+    bench.channel.refuse(refusal);
+    assert!(bench.admit(5, 60_000));
+    assert!(bench.failed.is_empty());
+}
+
+#[test]
 fn checklist_15_dials_lazily_and_again_each_second_until_the_peer_is_up() {
     let mut bench = Bench::new(|_| {});
     bench.run(5_000, 0);

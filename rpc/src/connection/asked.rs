@@ -22,7 +22,10 @@ impl AskedKeys {
         let keys = match request {
             Request::RecvTensor { key, .. } => Keys::One(key.clone()),
             Request::FuseRecvTensor { keys, .. } => Keys::Many(keys.clone()),
-            Request::Message { .. } | Request::StarRunGraph(_) | Request::Unary(_) => return,
+            Request::Message { .. }
+            | Request::StarRunGraph(_)
+            | Request::Unary(_)
+            | Request::Stream(_) => return,
         };
         let slot = call.slot as usize;
         if self.calls.len() <= slot {

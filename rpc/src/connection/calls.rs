@@ -69,6 +69,7 @@ pub(crate) enum Expected {
     Tensors { count: usize },
     Fetched { names: Vec<Text> },
     Unary,
+    Stream { number: u32 },
 }
 
 impl CallId {
@@ -166,7 +167,7 @@ impl Expected {
             Request::StarRunGraph(call) => Self::Fetched {
                 names: call.fetches,
             },
-            Request::Unary(_) => Self::Unary,
+            Request::Unary(_) | Request::Stream(_) => Self::Unary,
         }
     }
 }

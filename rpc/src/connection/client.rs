@@ -19,6 +19,7 @@ use crate::extensions::chunks::cutter;
 use crate::extensions::key_lists::client::{ListUse, SentLists};
 use crate::extensions::key_lists::wire as key_lists;
 use crate::extensions::services::client::Waiting;
+use crate::extensions::streams::table::Streams;
 use crate::extensions::token::proving::{Credentials, Proving};
 use crate::wire::Features;
 use crate::{Code, Reason, Request, Response, Status, Text};
@@ -52,9 +53,12 @@ pub struct ClientConnection {
     /// Frames that are too long for a peer of which nothing is known yet.
     #[expect(clippy::vec_box, reason = "frames travel boxed")]
     held: Vec<Box<Frame>>,
-    /// Calls by path, of which it is not known yet whether the peer takes them.
+    /// Calls of which it is not known yet in which form the peer takes them.
     pub(crate) waiting: Vec<Waiting>,
+    /// Why it is not known what the peer knows.
+    pub(crate) announcement_failed: Option<Box<Status>>,
     pub(crate) outgoing: Outgoing,
+    pub(crate) streams: Streams,
     pub(crate) key_numbers: KeyNumbers,
     sent_lists: SentLists,
     pub(crate) asked: AskedKeys,
@@ -92,6 +96,8 @@ impl ClientConnection {
             outgoing: Outgoing::new(&limits),
             held: Vec::new(),
             waiting: Vec::new(),
+            announcement_failed: None,
+            streams: Streams::default(),
             key_numbers: KeyNumbers::default(),
             sent_lists: SentLists::default(),
             asked: AskedKeys::default(),
@@ -219,7 +225,11 @@ impl ClientConnection {
             return CallId(id);
         }
         let id = self.begin_call(options, timeout_ms, false);
-        match self.shape_unary(id, timeout_ms, request) {
+        if let Request::Stream(envelope) = request {
+            self.begin_stream(id, timeout_ms, envelope);
+            return CallId(id);
+        }
+        match self.shape(id, timeout_ms, request) {
             Some(request) => self.queue_alone(id, request, timeout_ms),
             None => self.expect(id, Expected::Unary),
         }
@@ -266,7 +276,7 @@ impl ClientConnection {
         }
     }
 
-    fn expect(&mut self, id: SlotId, expected: Expected) {
+    pub(crate) fn expect(&mut self, id: SlotId, expected: Expected) {
         let call = self.calls.find_mut(id).expect("the call has just begun");
         call.expected = expected;
     }
@@ -280,7 +290,8 @@ impl ClientConnection {
                     Expected::Message
                     | Expected::Tensors { .. }
                     | Expected::Fetched { .. }
-                    | Expected::Unary,
+                    | Expected::Unary
+                    | Expected::Stream { .. },
                 ..
             }) if !state.has_ended() => {
                 let status = Status::new(Code::Cancelled, "the caller gave the call up")
@@ -294,6 +305,7 @@ impl ClientConnection {
 
     /// Takes back a frame that the link is done with.
     pub fn handle_sent(&mut self, frame: Box<Frame>, _outcome: Outcome) {
+        self.streams.sent(&frame);
         self.outgoing.recycle(frame);
     }
 
@@ -315,6 +327,7 @@ impl ClientConnection {
         self.closed = true;
         self.bundles = false;
         self.waiting.clear();
+        self.streams.close();
         while let Some(frame) = self.outgoing.abandon().or_else(|| self.held.pop()) {
             self.outgoing.recycle(frame);
         }
@@ -343,17 +356,31 @@ impl ClientConnection {
         if !self.proving.lets_leave() {
             return None;
         }
+        if let Some(frame) = self.streams.take_refused() {
+            return Some(frame);
+        }
+        if self.streams.is_due(self.outgoing.has_frames())
+            && let Some(frame) = self.stream_frame()
+        {
+            return Some(frame);
+        }
         loop {
             let frame = self.outgoing.pop()?;
             let id = SlotId::from_raw(frame.token);
             match self.calls.find_mut(id) {
                 Some(call) if call.state.has_ended() => {
+                    if let Expected::Stream { number } = call.expected {
+                        self.streams.remove(number);
+                    }
                     self.calls.remove(id);
                     self.sent_lists.ended(id, false);
                     self.outgoing.recycle(frame);
                 }
                 Some(call) => {
                     call.state.send();
+                    if let Expected::Stream { number } = call.expected {
+                        self.streams.opened(number);
+                    }
                     return Some(self.outgoing.cut(frame, cutter::NOBODY));
                 }
                 // A cancel, a chunk or requests that share a frame, which no slot belongs to.
@@ -368,7 +395,9 @@ impl ClientConnection {
             call.state.unsend();
         }
         self.proving.left_not();
-        self.outgoing.unpop(frame);
+        if let Some(frame) = self.streams.refused(frame) {
+            self.outgoing.unpop(frame);
+        }
     }
 
     /// The next result.
@@ -423,6 +452,9 @@ impl ClientConnection {
         let is_sent = call.state.is_sent();
         call.state.end();
         let token = call.token;
+        if let Expected::Stream { number } = call.expected {
+            self.streams.mute(number);
+        }
         self.note(id, token, Err(status));
         if is_sent && tell_peer && self.has(Features::CANCEL) {
             let mut frame = self.outgoing.empty_frame();
@@ -440,9 +472,13 @@ impl ClientConnection {
         };
         self.sent_lists.ended(id, result.is_ok());
         self.asked.forget(id);
+        if let Expected::Stream { number } = call.expected {
+            self.streams.remove(number);
+        }
         if let Expected::Announcement = call.expected {
             // A peer that cannot answer knows no extensions.
             self.peer.get_or_insert(Features::NONE);
+            self.announcement_failed = result.err().map(Box::new);
             self.proving.answered();
             self.release_held();
             self.release_waiting();

@@ -1,112 +1,66 @@
 //! Deadlines by slot, the soonest first.
 
 use grpcxx_transport::Time;
+use orx_priority_queue::{BinaryHeapOfIndices, PriorityQueue, PriorityQueueDecKey};
 
-/// The deadlines of slots, soonest first: a binary heap that knows where each slot is.
-///
-/// Invariant: `position[heap[i].slot] == i`, and all other positions are [`NOWHERE`].
-#[derive(Debug, Default)]
+/// The deadlines of slots, soonest first.
+#[derive(Debug)]
 pub(crate) struct Deadlines {
-    heap: Vec<Entry>,
-    position: Vec<u32>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    at: Time,
-    slot: u32,
+    queue: BinaryHeapOfIndices<u32, Time>,
 }
 
 impl Deadlines {
     /// The soonest deadline.
     pub(crate) fn next(&self) -> Option<Time> {
-        self.heap.first().map(|entry| entry.at)
+        self.queue.peek().map(|&(_, at)| at)
     }
 
     /// Notes the deadline of a slot that has none.
     pub(crate) fn insert(&mut self, slot: u32, at: Time) {
         let needed = slot as usize + 1;
-        if self.position.len() < needed {
-            self.position.resize(needed, NOWHERE);
+        if needed > self.queue.index_bound() {
+            self.grow(needed);
         }
-        debug_assert_eq!(self.position[slot as usize], NOWHERE);
-        self.heap.push(Entry { at, slot });
-        self.rise(self.heap.len() - 1);
+        self.queue.push(slot, at);
     }
 
     /// Forgets the deadline of a slot, if it has one.
     pub(crate) fn remove(&mut self, slot: u32) {
-        match self.position.get(slot as usize) {
-            None | Some(&NOWHERE) => {}
-            Some(&index) => self.remove_at(index as usize),
+        if (slot as usize) < self.queue.index_bound() && self.queue.contains(&slot) {
+            self.queue.remove(&slot);
         }
     }
 
     /// Takes a slot whose deadline is `now` or earlier.
     pub(crate) fn pop_due(&mut self, now: Time) -> Option<u32> {
-        let first = *self.heap.first()?;
-        if first.at > now {
+        let &(_, at) = self.queue.peek()?;
+        if at > now {
             return None;
         }
-        self.remove_at(0);
-        Some(first.slot)
+        self.queue.pop_node()
     }
 
     pub(crate) fn clear(&mut self) {
-        self.heap.clear();
-        self.position.clear();
+        *self = Self::default();
     }
 
-    fn remove_at(&mut self, index: usize) {
-        let removed = self.heap.swap_remove(index);
-        self.position[removed.slot as usize] = NOWHERE;
-        if index < self.heap.len() {
-            let index = self.rise(index);
-            self.sink(index);
-        }
-    }
-
-    /// Moves an entry up to its place, and returns that.
-    fn rise(&mut self, mut index: usize) -> usize {
-        let entry = self.heap[index];
-        while index > 0 {
-            let parent = (index - 1) / 2;
-            if self.heap[parent].at <= entry.at {
-                break;
-            }
-            self.put(index, self.heap[parent]);
-            index = parent;
-        }
-        self.put(index, entry);
-        index
-    }
-
-    fn sink(&mut self, mut index: usize) {
-        let entry = self.heap[index];
-        loop {
-            let left = 2 * index + 1;
-            let child = match (self.heap.get(left), self.heap.get(left + 1)) {
-                (None, _) => break,
-                (Some(a), Some(b)) if b.at < a.at => left + 1,
-                (Some(_), _) => left,
-            };
-            if entry.at <= self.heap[child].at {
-                break;
-            }
-            self.put(index, self.heap[child]);
-            index = child;
-        }
-        self.put(index, entry);
-    }
-
-    fn put(&mut self, index: usize, entry: Entry) {
-        self.heap[index] = entry;
-        self.position[entry.slot as usize] =
-            u32::try_from(index).expect("there are at most as many deadlines as slots");
+    /// Makes room for slots below a number. A queue has a fixed bound, and most connections need
+    /// a small one.
+    #[cold]
+    fn grow(&mut self, needed: usize) {
+        let deadlines = self.queue.iter().copied();
+        let bound = needed.next_power_of_two();
+        self.queue = BinaryHeapOfIndices::from_iter_with_index_bound(bound, deadlines);
     }
 }
 
-const NOWHERE: u32 = u32::MAX;
+impl Default for Deadlines {
+    fn default() -> Self {
+        Self {
+            queue: BinaryHeapOfIndices::with_index_bound(0),
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -8,7 +8,7 @@ use grpcxx_transport::Frame;
 use super::limits::RECORDS_MAX;
 use super::{COALESCE_BYTES_MAX, ConnectionLimits};
 use crate::wire::{
-    Announcement, CANCEL_METHOD, HEADER_BYTES, RequestHeader, ResponseHeader,
+    Announcement, CANCEL_METHOD, HEADER_BYTES, RequestHeader, ResponseHeader, STREAM_OPEN_METHOD,
     encode_graph_metadata, encode_names, encode_receive, encode_record, sorted_by_name,
 };
 use crate::{Code, Envelope, GraphCall, Method, Reason, Request, Status, Tensor, Text};
@@ -46,10 +46,38 @@ pub(crate) fn request(
             encode_receive(*step_id, keys.iter(), frame.bytes_mut());
         }
         Request::StarRunGraph(call) => metadata_bytes = graph_call(frame, call, limits)?,
-        Request::Unary(envelope) => metadata_bytes = enclose(frame, envelope, limits)?,
+        Request::Unary(envelope) | Request::Stream(envelope) => {
+            metadata_bytes = enclose(frame, envelope, limits)?;
+        }
     }
     let header = RequestHeader {
         method: request.method_number(),
+        tag,
+        timeout_ms,
+        metadata_bytes,
+        payload_bytes: payload_bytes(frame, limits)?,
+    };
+    write_header(frame, &header.encode());
+    Ok(())
+}
+
+/// Fills an empty frame with a request that opens the stream of this number.
+///
+/// # Errors
+/// As above.
+pub(crate) fn open_stream(
+    frame: &mut Frame,
+    tag: u64,
+    timeout_ms: i32,
+    envelope: &Envelope,
+    number: u32,
+    limits: &ConnectionLimits,
+) -> Result<(), Status> {
+    reserve_header(frame);
+    let metadata_bytes = enclose(frame, envelope, limits)?;
+    frame.bytes_mut().extend_from_slice(&number.to_le_bytes());
+    let header = RequestHeader {
+        method: STREAM_OPEN_METHOD,
         tag,
         timeout_ms,
         metadata_bytes,
@@ -270,7 +298,7 @@ pub(crate) fn note_length(frame: &mut Frame) {
     bytes[HEADER_BYTES - 8..HEADER_BYTES].copy_from_slice(&payload_bytes.to_le_bytes());
 }
 
-fn write_header(frame: &mut Frame, header: &[u8; HEADER_BYTES]) {
+pub(crate) fn write_header(frame: &mut Frame, header: &[u8; HEADER_BYTES]) {
     frame.bytes_mut()[..HEADER_BYTES].copy_from_slice(header);
 }
 

@@ -54,19 +54,24 @@ pub trait Landings {
     /// The tensor that a request asks for, if it is there with at most so many bytes of data, and
     /// if nobody has to see the request: it is answered then before it becomes one. A client does
     /// not ask.
-    fn at_hand(&mut self, step_id: i64, key: &Text, data_bytes_max: usize) -> Option<AtHand<'_>>;
+    fn immediate_hit(
+        &mut self,
+        step_id: i64,
+        key: &Text,
+        data_bytes_max: usize,
+    ) -> Option<ImmediateHit<'_>>;
 }
 
 /// A tensor that is there when it is asked for.
 #[derive(Debug)]
-pub enum AtHand<'a> {
+pub enum ImmediateHit<'a> {
     /// It was taken out of its step, and is held until
     /// [`ServerConnection::drain_released`](crate::ServerConnection::drain_released) gives it back,
     /// or [`ServerConnection::poll_lost`](crate::ServerConnection::poll_lost) if it did not reach
     /// the link.
-    Taken(HeldTensor, &'a Tensor),
+    Borrowed(HeldTensor, &'a Tensor),
     /// Its owner keeps it, and wants nothing back.
-    Kept(Tensor),
+    Owned(Tensor),
 }
 
 /// Memory for a message, names or text, of which so many bytes have come; maybe only for the first

@@ -7,11 +7,14 @@ pub const COALESCE_BYTES_MAX: usize = 1024;
 
 /// What one connection may hold, and what it accepts from a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ConnectionLimits {
     /// Client: calls without a complete response, given up ones included. Server: requests without
     /// an answer that has left. Behind the last one a server stops reading, so the limit must be
     /// above the number of requests that wait for a later one on the same connection.
     pub outstanding_calls: usize,
+    /// Streams of one connection that have not ended.
+    pub streams: usize,
     /// Longest frame, header included, in bytes. None beyond 2^32 - 1 is sent unless both ends
     /// announced long frames.
     pub frame_bytes: u64,
@@ -45,6 +48,7 @@ impl Default for ConnectionLimits {
     fn default() -> Self {
         Self {
             outstanding_calls: 4096,
+            streams: 128,
             frame_bytes: 1 << 36,
             message_bytes: 64 << 20,
             names_bytes: 64 << 20,
@@ -62,6 +66,20 @@ impl Default for ConnectionLimits {
 }
 
 impl ConnectionLimits {
+    /// These limits with what `change` sets; fields that it leaves alone keep their values.
+    ///
+    /// ```
+    /// use grpcxx_rpc::ConnectionLimits;
+    ///
+    /// let limits = ConnectionLimits::default().with(|limits| limits.outstanding_calls = 64);
+    /// assert_eq!(limits.outstanding_calls, 64);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
     /// The limits without what the protocol or the tables cannot hold.
     pub(crate) fn within_protocol(self) -> Self {
         Self {

@@ -103,6 +103,12 @@ impl Outgoing {
         self.queue.push_front(frame);
     }
 
+    /// Whether a frame waits.
+    #[inline]
+    pub(crate) fn has_frames(&self) -> bool {
+        !self.queue.is_empty() || self.open.is_some() || self.cutter.has_work()
+    }
+
     /// The next frame: a chunk, or what is to be given to [`Outgoing::cut`].
     pub(crate) fn pop(&mut self) -> Option<Box<Frame>> {
         if self.queue.is_empty() {

@@ -37,8 +37,12 @@ pub(crate) trait Side: Sized {
     /// Whether the peer may send frames in chunks.
     fn takes_chunks(&self) -> bool;
 
-    /// Whether another frame may begin. If not, the link pauses.
-    fn may_begin(&mut self) -> bool;
+    /// Whether another frame may begin, whatever it is.
+    fn may_begin(&self) -> bool;
+
+    /// Whether a frame with this header may begin although others may not, because what has begun
+    /// may wait for it. If not, the link pauses.
+    fn must_begin(&mut self, bytes: &[u8; HEADER_BYTES]) -> bool;
 
     /// Begins a frame.
     fn begin(
@@ -231,7 +235,10 @@ pub(crate) fn read_frames<S: Side>(
                 if side.reader().chunks.is_opened() {
                     return Ok(Some(HEADER_ORDER));
                 }
-                if !side.may_begin() {
+                if !side.may_begin()
+                    && let Some(bytes) = cursor.peek_rest().first_chunk()
+                    && !side.must_begin(bytes)
+                {
                     return Ok(Some(Next::Pause));
                 }
                 let Some(bytes) = cursor.array::<HEADER_BYTES>() else {

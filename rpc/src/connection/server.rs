@@ -1,6 +1,7 @@
 //! The answering end of a connection: requests, their answers, and the frames that leave.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use grpcxx_memory::BufferMut;
 use grpcxx_transport::{Frame, Next, Outcome, SlotId, SlotTable, Time};
@@ -10,11 +11,13 @@ use smallvec::SmallVec;
 use self::answers::Expected;
 use super::deadlines::Deadlines;
 use super::outgoing::Outgoing;
+use super::peer_holding::HoldingPart;
 use super::reader::FrameReader;
-use super::{ConnectionLimits, Gate};
+use super::{ConnectionLimits, Gate, PeerHolding};
 use crate::extensions::bundles::numbers::NumberedKeys;
 use crate::extensions::bundles::server::Bundled;
 use crate::extensions::key_lists::server::KeptLists;
+use crate::extensions::streams::table::{Ending, Streams};
 use crate::wire::{ChunkHeader, Features};
 use crate::{Code, Reason, Request, Response, Status, Tensor};
 
@@ -46,9 +49,14 @@ pub struct ServerConnection {
     /// Bytes of answers that have not left, and those from which on no other is made.
     pub(crate) unsent_bytes: u64,
     pub(crate) unsent_bytes_max: u64,
+    /// Its part in what all connections of the peer hold.
+    pub(crate) holding: HoldingPart,
     /// Whether the link lends payload of shared arenas.
     pub(crate) lends: bool,
     pub(crate) outgoing: Outgoing,
+    pub(crate) streams: Streams,
+    /// Answers that wait until the messages before them have left.
+    pub(crate) endings: Vec<Ending>,
     pub(crate) bundled: Bundled,
     pub(crate) numbered_keys: NumberedKeys,
     pub(crate) kept_lists: KeptLists,
@@ -101,6 +109,8 @@ pub(crate) enum State {
     Ready,
     /// The service has it.
     HandedOut,
+    /// The service has answered it, and messages before the answer wait for the link.
+    Ending,
     /// Its answer waits for the link, or is at the link.
     Answered,
 }
@@ -147,8 +157,11 @@ impl ServerConnection {
             is_paused: false,
             unsent_bytes: 0,
             unsent_bytes_max: limits.unsent_bytes,
+            holding: HoldingPart::default(),
             lends: false,
             outgoing: Outgoing::new(&limits),
+            streams: Streams::default(),
+            endings: Vec::new(),
             bundled: Bundled::default(),
             numbered_keys: NumberedKeys::default(),
             kept_lists: KeptLists::default(),
@@ -162,6 +175,11 @@ impl ServerConnection {
     /// that does not know of that does not get it.
     pub fn set_offer(&mut self, offer: Vec<u8>) {
         self.offer = offer;
+    }
+
+    /// Counts what the connection holds as part of what its peer does.
+    pub fn belong_to(&mut self, peer: Arc<PeerHolding>) {
+        self.holding.belong_to(peer);
     }
 
     /// Features that the peer has announced.
@@ -179,7 +197,7 @@ impl ServerConnection {
 
     /// Requests from their header until their answer has left.
     pub fn requests_under_way(&self) -> usize {
-        self.served.len() + self.bundled.at_hand()
+        self.served.len() + self.bundled.immediate_hits()
     }
 
     /// Bytes of answers that have not left.
@@ -196,7 +214,7 @@ impl ServerConnection {
 
     /// Whether no frame has begun and no answer is owed.
     pub fn is_unused(&self) -> bool {
-        self.served.is_empty() && self.bundled.at_hand() == 0 && !self.is_within_frame()
+        self.served.is_empty() && self.bundled.immediate_hits() == 0 && !self.is_within_frame()
     }
 
     /// The next request.
@@ -227,7 +245,14 @@ impl ServerConnection {
     /// Whether so much is unsent that no other request is served before some of it has left.
     #[inline]
     pub(crate) fn owes_much(&self) -> bool {
-        self.unsent_bytes >= self.unsent_bytes_max
+        self.unsent_bytes >= self.unsent_bytes_max || self.holding.owes_much()
+    }
+
+    /// Counts the keys that are kept.
+    #[inline]
+    pub(crate) fn count_keys(&mut self) {
+        let bytes = self.numbered_keys.bytes() + self.kept_lists.bytes();
+        self.holding.note_keys(bytes);
     }
 
     /// Answers a request. What cannot be sent is answered with its reason.
@@ -272,6 +297,9 @@ impl ServerConnection {
         if !self.is_outstanding(id) {
             return Err(result);
         }
+        let Some(result) = self.behind_messages(id, result) else {
+            return Ok(());
+        };
         self.respond(id.0, result, memory);
         Ok(())
     }
@@ -283,7 +311,7 @@ impl ServerConnection {
     }
 
     /// Tensors that were answered and did not reach the link, for the rendezvous that they came
-    /// from. Those that [were at hand](crate::Landings::at_hand) come through
+    /// from. Those that [were immediate hits](crate::Landings::immediate_hit) come through
     /// [`ServerConnection::poll_lost`].
     pub fn poll_undelivered(&mut self) -> Option<Undelivered> {
         self.undelivered.pop_front()
@@ -310,6 +338,7 @@ impl ServerConnection {
         outcome: Outcome,
         mut delivered: impl FnMut(RequestId),
     ) {
+        self.streams.sent(&frame);
         if !self.answers_sent(&frame, outcome, &mut delivered) {
             self.answer_sent(SlotId::from_raw(frame.token), outcome, &mut delivered);
         }
@@ -327,12 +356,14 @@ impl ServerConnection {
             Outcome::Done => {
                 if let Some(served) = self.served.remove(id) {
                     self.unsent_bytes -= served.unsent_bytes;
+                    self.holding.note_unsent(self.unsent_bytes);
                 }
                 delivered(RequestId(id));
             }
             Outcome::Lost => {
                 if let Some(served) = self.served.remove(id) {
                     self.unsent_bytes -= served.unsent_bytes;
+                    self.holding.note_unsent(self.unsent_bytes);
                     self.give_back(RequestId(id), served.expected);
                 }
             }
@@ -346,6 +377,8 @@ impl ServerConnection {
         self.deadlines.clear();
         self.tags.clear();
         self.ready.clear();
+        self.endings.clear();
+        self.streams = Streams::default();
         while let Some(frame) = self.outgoing.abandon() {
             self.handle_sent(frame, Outcome::Lost);
         }
@@ -386,6 +419,14 @@ impl ServerConnection {
 
     /// The next frame for the link.
     pub fn poll_frame(&mut self) -> Option<Box<Frame>> {
+        if let Some(frame) = self.streams.take_refused() {
+            return Some(frame);
+        }
+        if self.streams.is_due(self.outgoing.has_frames())
+            && let Some(frame) = self.stream_frame()
+        {
+            return Some(frame);
+        }
         let frame = self.outgoing.pop()?;
         let token = frame.token;
         Some(self.outgoing.cut(frame, token))
@@ -393,7 +434,9 @@ impl ServerConnection {
 
     /// Takes back a frame that the link refused; it is the next one again.
     pub fn unpoll_frame(&mut self, frame: Box<Frame>) {
-        self.outgoing.unpop(frame);
+        if let Some(frame) = self.streams.refused(frame) {
+            self.outgoing.unpop(frame);
+        }
     }
 
     /// Notes what the peer has announced.
@@ -407,7 +450,7 @@ impl ServerConnection {
     }
 
     /// Whether there is a frame of which the link has had some chunks, or waits for its turn.
-    pub fn is_cutting(&self) -> bool {
+    pub fn is_chunking(&self) -> bool {
         self.outgoing.cutter.has_work()
     }
 
@@ -433,6 +476,6 @@ impl ServerConnection {
         let limit =
             self.reader.limits.outstanding_calls + usize::from(self.reader.chunks.is_begun());
         self.owes_much()
-            || self.served.len() + self.bundled.at_hand() + self.cancelled.len() >= limit
+            || self.served.len() + self.bundled.immediate_hits() + self.cancelled.len() >= limit
     }
 }

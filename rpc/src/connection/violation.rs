@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::extensions::chunks::wire::ChunkError;
+use crate::extensions::streams::stream::StreamError;
 use crate::extensions::token::proving::Unproven;
 use crate::wire::{HeadsError, Malformed, RecordError, WrongId};
 
@@ -40,6 +41,9 @@ pub enum PeerViolation {
         /// The first one that is not allowed.
         allowed: u64,
     },
+    /// More keys by number than a peer may have over all its connections.
+    #[error("the connections of this peer keep as many bytes of keys as are allowed")]
+    PeerKeys,
     /// A number that no list of keys has.
     #[error("request header: {found} stands for no list of keys that is kept")]
     UnknownList {
@@ -83,6 +87,9 @@ pub enum PeerViolation {
     /// A frame in chunks that is none.
     #[error(transparent)]
     Chunk(#[from] ChunkError),
+    /// Something on a stream that is not allowed.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
     /// A server that did not prove that it has the token.
     #[error(transparent)]
     Unproven(#[from] Unproven),

@@ -9,4 +9,6 @@ pub(crate) mod chunks;
 pub(crate) mod heads_first;
 pub(crate) mod key_lists;
 pub(crate) mod services;
+pub(crate) mod streams;
 pub(crate) mod token;
+pub(crate) mod traces;

@@ -2,6 +2,7 @@
 /// `RESOURCE_EXHAUSTED` and a text that names the field; so is what goes beyond 2^32 keys, or waits
 /// for keys, of all steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RendezvousLimits {
     /// Most steps in which something waits: a tensor or a receiver.
     pub steps: usize,
@@ -20,6 +21,22 @@ pub struct RendezvousLimits {
     /// How many aborted and cleaned steps are remembered, so that what comes late for them fails at
     /// once. When there are more, the one closed first is forgotten.
     pub closed_steps: usize,
+}
+
+impl RendezvousLimits {
+    /// These limits with what `change` sets; fields that it leaves alone keep their values.
+    ///
+    /// ```
+    /// use grpcxx_rpc::RendezvousLimits;
+    ///
+    /// let limits = RendezvousLimits::default().with(|limits| limits.steps = 1024);
+    /// assert_eq!(limits.steps, 1024);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
 }
 
 impl Default for RendezvousLimits {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use grpcxx_memory::Buffer;
 
 use super::reader::{Malformed, Problem, Reader};
-use crate::{Code, GraphCall, Status, Text};
+use crate::{Code, GraphCall, Status, Text, TraceContext};
 
 /// Appends the metadata of a `StarRunGraph` request and returns its length.
 ///
@@ -29,9 +29,9 @@ pub fn encode_graph_metadata(call: &GraphCall, out: &mut Vec<u8>) -> Result<usiz
     out.extend_from_slice(&call.step_id.to_le_bytes());
     out.extend_from_slice(&call.ps_graph_count.to_le_bytes());
     out.push(u8::from(call.should_trace));
-    let no_text = Text::default();
-    encode_short(&no_text, out);
-    encode_short(&no_text, out);
+    let span_context = call.trace.map(|trace| trace.to_string());
+    encode_short(&span_context.unwrap_or_default().into(), out);
+    encode_short(&Text::default(), out);
     Ok(out.len() - start)
 }
 
@@ -53,8 +53,9 @@ pub fn decode_graph_metadata(
     let step_id = u64::from_le_bytes(reader.array("the step id")?);
     let ps_graph_count = i32::from_le_bytes(reader.array("the number of graphs")?);
     let [tracing] = reader.array("the tracing flag")?;
-    skip_short(&mut reader, "the span context")?;
-    skip_short(&mut reader, "the device name")?;
+    let span_context = short_bytes(&mut reader, "the span context")?;
+    let trace = TraceContext::parse(&metadata[span_context]);
+    short_bytes(&mut reader, "the device name")?;
     reader.finish()?;
     if let Err(found) = sorted_by_name(&fetches) {
         return Err(reader.malformed("the fetches", Problem::Duplicate { found }));
@@ -66,6 +67,7 @@ pub fn decode_graph_metadata(
         fetches,
         ps_graph_count,
         should_trace: tracing == 1,
+        trace,
     };
     Ok((call, feeds))
 }
@@ -150,10 +152,9 @@ fn texts(
         .collect()
 }
 
-fn skip_short(reader: &mut Reader<'_>, field: &'static str) -> Result<(), Malformed> {
+fn short_bytes(reader: &mut Reader<'_>, field: &'static str) -> Result<Range<usize>, Malformed> {
     let len = u16::from_le_bytes(reader.array(field)?);
-    reader.range(field, u64::from(len))?;
-    Ok(())
+    reader.range(field, u64::from(len))
 }
 
 fn encode_short(text: &Text, out: &mut Vec<u8>) {
@@ -205,6 +206,7 @@ mod tests {
             fetches: fetches.iter().map(|&name| name.into()).collect(),
             ps_graph_count: -1,
             should_trace: true,
+            trace: None,
         }
     }
 
@@ -235,6 +237,25 @@ mod tests {
             ..call
         };
         assert_eq!(decoded, expected);
+    }
+
+    #[test]
+    fn a_span_context_is_carried_and_one_that_is_none_is_ignored() {
+        let trace = TraceContext::new(7, 9, true);
+        let traced = GraphCall {
+            trace,
+            ..call(&[], &[])
+        };
+        let bytes = encoded(&traced);
+        let (decoded, _) = decode_graph_metadata(&bytes.clone().into(), 0).unwrap();
+        assert_eq!(decoded.trace, trace);
+        assert_eq!(bytes.len(), encoded(&call(&[], &[])).len() + 55);
+
+        let mut garbage = bytes;
+        let at = garbage.len() - 2 - 55;
+        garbage[at] = 0xff;
+        let (decoded, _) = decode_graph_metadata(&garbage.into(), 0).unwrap();
+        assert_eq!(decoded.trace, None);
     }
 
     #[test]

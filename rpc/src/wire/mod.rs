@@ -21,6 +21,7 @@ pub use crate::extensions::heads_first::wire::{
     DATA_ALIGNMENT_BYTES, Heads, HeadsError, RUN_BYTES, encode_heads, filled_up,
 };
 pub use crate::extensions::services::wire::UNARY_METHOD;
+pub use crate::extensions::streams::wire::{STREAM_METHOD, STREAM_OPEN_METHOD, STREAM_TAG};
 pub(crate) use graph::sorted_by_name;
 pub use graph::{decode_graph_metadata, decode_names, encode_graph_metadata, encode_names};
 pub use header::{CANCEL_METHOD, HEADER_BYTES, RequestHeader, ResponseHeader, WrongId};

@@ -2,8 +2,8 @@
 
 use grpcxx_memory::{Arena, BufferMut};
 use grpcxx_rpc::{
-    AtHand, ClientConnection, Code, HeldTensor, Landings, PeerViolation, ServerConnection, Status,
-    Tensor, TensorMeta, Text,
+    ClientConnection, Code, HeldTensor, ImmediateHit, Landings, PeerViolation, ServerConnection,
+    Status, Tensor, TensorMeta, Text,
 };
 use grpcxx_transport::{
     CloseReason, Frame, Inbound, Landing, LinkHandler, LinkId, ListenerId, Migration, Next,
@@ -32,7 +32,7 @@ pub struct HeapLandings {
     /// Lengths of the memory that they share.
     pub blocks: Vec<usize>,
     /// Tensors that are there when they are asked for.
-    pub at_hand: Vec<Laid>,
+    pub immediate_hits: Vec<Laid>,
 }
 
 /// A tensor that is there when it is asked for, until it is gone.
@@ -59,7 +59,7 @@ impl Default for HeapLandings {
             pieces: 0,
             shares: false,
             blocks: Vec::new(),
-            at_hand: Vec::new(),
+            immediate_hits: Vec::new(),
         }
     }
 }
@@ -124,19 +124,27 @@ impl Landings for HeapLandings {
         None
     }
 
-    fn at_hand(&mut self, step_id: i64, key: &Text, data_bytes_max: usize) -> Option<AtHand<'_>> {
+    fn immediate_hit(
+        &mut self,
+        step_id: i64,
+        key: &Text,
+        data_bytes_max: usize,
+    ) -> Option<ImmediateHit<'_>> {
         let fits = |tensor: &Tensor| tensor.data.len() <= data_bytes_max;
-        let number = self.at_hand.iter().position(|laid| {
+        let number = self.immediate_hits.iter().position(|laid| {
             let is_it = laid.step_id == step_id && laid.key == *key && !laid.is_held;
             is_it && laid.tensor.as_ref().is_some_and(fits)
         })?;
-        let laid = &mut self.at_hand[number];
+        let laid = &mut self.immediate_hits[number];
         if laid.is_kept {
-            return laid.tensor.take().map(AtHand::Kept);
+            return laid.tensor.take().map(ImmediateHit::Owned);
         }
         laid.is_held = true;
         let tensor = laid.tensor.as_ref()?;
-        Some(AtHand::Taken(HeldTensor::new(number as u32), tensor))
+        Some(ImmediateHit::Borrowed(
+            HeldTensor::new(number as u32),
+            tensor,
+        ))
     }
 }
 

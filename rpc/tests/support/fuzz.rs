@@ -15,13 +15,14 @@ use grpcxx_transport::Time;
 use super::driver::Port;
 use super::make::{floats, fuse, graph, message, receive};
 use super::operations::operations;
+use super::streams::streams;
 use super::tokens::{token_client, token_server};
 
 /// What a target does with the bytes of a fuzzer.
 pub type Target = fn(&[u8]);
 
 /// All targets by name, which is also that of the folder with their corpus.
-pub const TARGETS: [(&str, Target); 12] = [
+pub const TARGETS: [(&str, Target); 13] = [
     ("header", header),
     ("record", record),
     ("heads", heads),
@@ -32,6 +33,7 @@ pub const TARGETS: [(&str, Target); 12] = [
     ("client_responses", client_responses),
     ("server_requests", server_requests),
     ("operations", operations),
+    ("streams", streams),
     ("token_client", token_client),
     ("token_server", token_server),
 ];
@@ -254,17 +256,16 @@ pub fn server_requests(data: &[u8]) {
 
 /// Limits that a fuzzer can reach.
 pub fn limits() -> ConnectionLimits {
-    ConnectionLimits {
-        outstanding_calls: 8,
-        frame_bytes: FRAME_BYTES_MAX,
-        message_bytes: 1 << 12,
-        names_bytes: 1 << 10,
-        records: NAMES_MAX,
-        error_text_bytes: 64,
-        whole_frame_bytes: 2000,
-        chunk_bytes: 2500,
-        ..ConnectionLimits::default()
-    }
+    ConnectionLimits::default().with(|limits| {
+        limits.outstanding_calls = 8;
+        limits.frame_bytes = FRAME_BYTES_MAX;
+        limits.message_bytes = 1 << 12;
+        limits.names_bytes = 1 << 10;
+        limits.records = NAMES_MAX;
+        limits.error_text_bytes = 64;
+        limits.whole_frame_bytes = 2000;
+        limits.chunk_bytes = 2500;
+    })
 }
 
 /// An answer that fits the request.
@@ -281,7 +282,7 @@ pub fn answer(request: &Request) -> Result<Response, Status> {
                 .map(|name| (name.clone(), floats(&[name.len() as f32])))
                 .collect(),
         ),
-        Request::Unary(envelope) => Response::Unary(echo(envelope)),
+        Request::Unary(envelope) | Request::Stream(envelope) => Response::Unary(echo(envelope)),
     })
 }
 

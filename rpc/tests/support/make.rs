@@ -58,6 +58,7 @@ pub fn graph(handle: &str, feeds: Vec<(&str, Tensor)>, fetches: &[&str]) -> Requ
         fetches: fetches.iter().map(|&name| name.into()).collect(),
         ps_graph_count: 1,
         should_trace: false,
+        trace: None,
     }))
 }
 

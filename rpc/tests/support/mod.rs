@@ -12,6 +12,7 @@ pub mod make;
 pub mod operations;
 pub mod original;
 pub mod pair;
+pub mod streams;
 pub mod tokens;
 
 pub use driver::{ClientEnd, End, HeapLandings, Port, ServerEnd, carry};

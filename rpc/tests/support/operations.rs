@@ -306,7 +306,7 @@ fn response(request: &Request) -> Response {
             assert_eq!(call.feeds[0].1, tensor(key, 1), "feeds arrive as they were");
             Response::Fetched(named(vec![("b", tensor(key, 2)), ("a", tensor(key, 3))]))
         }
-        Request::Unary(_) => unreachable!("no such request is made here"),
+        Request::Unary(_) | Request::Stream(_) => unreachable!("no such request is made here"),
     }
 }
 

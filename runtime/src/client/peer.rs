@@ -2,9 +2,12 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use arc_swap::ArcSwapOption;
 use grpcxx_memory::Buffer;
-use grpcxx_rpc::{Code, Features, Status, Text};
-use grpcxx_transport::MediumKind;
+use grpcxx_rpc::{Account, Code, Features, Status, Text};
+use grpcxx_transport::{MediumKind, PeerName};
+
+use crate::cluster::TaskId;
 
 /// A task that can be called, by the address of its star port. The connection is made at the first
 /// call, and again after it was lost.
@@ -18,7 +21,10 @@ struct PeerInner {
     host: Host,
     shard: usize,
     number: u64,
-    is_self: bool,
+    /// Whose calls they are, if this process serves them itself.
+    served_for: Option<Account>,
+    /// The task that the cluster has there, if that is known.
+    task: ArcSwapOption<TaskId>,
 }
 
 /// Where a peer is.
@@ -70,7 +76,8 @@ impl Peer {
         (address, host): (&str, Host),
         shard: usize,
         number: u64,
-        is_self: bool,
+        served_for: Option<Account>,
+        task: Option<Arc<TaskId>>,
     ) -> Self {
         Self {
             inner: Arc::new(PeerInner {
@@ -78,15 +85,27 @@ impl Peer {
                 host,
                 shard,
                 number,
-                is_self,
+                served_for,
+                task: ArcSwapOption::new(task),
             }),
         }
     }
 
     /// This engine's own task, served by one of its shards without a connection.
     pub(crate) fn own(shard: usize) -> Self {
+        Self::own_for(Account::OWN, shard)
+    }
+
+    /// The same, for somebody who came through another door than the star port.
+    pub(crate) fn own_for(caller: Account, shard: usize) -> Self {
         let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
-        Self::new(("self", Host::Address(nowhere)), shard, u64::MAX, true)
+        Self::new(
+            ("self", Host::Address(nowhere)),
+            shard,
+            u64::MAX,
+            Some(caller),
+            None,
+        )
     }
 
     /// The address as it was given, `host:port`.
@@ -113,7 +132,24 @@ impl Peer {
 
     /// Whether this is the engine's own task, which is served without a connection.
     pub fn is_self(&self) -> bool {
-        self.inner.is_self
+        self.inner.served_for.is_some()
+    }
+
+    /// Against whose share calls count that this process serves itself.
+    pub(crate) fn served_for(&self) -> Account {
+        self.inner.served_for.unwrap_or(Account::OWN)
+    }
+
+    /// Whether the task that a certificate names may answer there.
+    pub(crate) fn may_be(&self, name: &PeerName) -> bool {
+        let expected = self.inner.task.load();
+        let is_expected = |task: &Arc<TaskId>| task.job == *name.job && task.index == name.index;
+        expected.as_ref().is_none_or(is_expected)
+    }
+
+    /// Says which task the cluster has there.
+    pub(super) fn expect(&self, task: &Arc<TaskId>) {
+        self.inner.task.store(Some(Arc::clone(task)));
     }
 
     pub(crate) fn text(&self) -> Text {

@@ -92,6 +92,11 @@ impl ClusterSpec {
         })
     }
 
+    /// The hosts of all tasks, some of them several times.
+    pub fn hosts(&self) -> impl Iterator<Item = &str> {
+        self.tasks().filter_map(|(_, address)| host_of(address))
+    }
+
     /// Number of tasks over all jobs.
     pub fn total_tasks(&self) -> usize {
         self.jobs.iter().map(|job| job.tasks.len()).sum()
@@ -235,6 +240,11 @@ pub fn listen_ip(address: &str) -> IpAddr {
         Err(_) if host.eq_ignore_ascii_case("localhost") => Ipv4Addr::LOCALHOST.into(),
         Ok(IpAddr::V4(_)) | Err(_) => Ipv4Addr::UNSPECIFIED.into(),
     }
+}
+
+/// The host of `host:port`, or of `[address]:port` for IPv6.
+pub fn host_of(address: &str) -> Option<&str> {
+    split_address(address).ok().map(|(host, _)| host)
 }
 
 /// The host and the port of `host:port`, or of `[address]:port` for IPv6.

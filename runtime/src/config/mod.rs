@@ -253,7 +253,7 @@ config! {
         "addresses that may do all without a token, CleanupAll and Reset too; unset: `loopback`, or `none` where a token is set";
     members: Option<AddressRanges> = parse::ranges,
         "GRPCXX_MEMBERS", "", "", "engine, grpcxx-server",
-        "addresses of the tasks of the cluster, which need no token; unset: none, and where no token is set anybody may call and take part in steps";
+        "addresses of the tasks of the cluster, which need no token; unset: none, but where no token is set the hosts of the cluster spec, and anybody may call and take part in steps";
     store: Option<StoreAccess> = parse::store,
         "GRPCXX_STORE", "", "", "engine, grpcxx-server",
         "what all others may do with the store: `off`, `read-only`, `push` or `admin`; unset: `read-only`, or `off` where a token or members are set";
@@ -286,7 +286,7 @@ config! {
         "time that a peer has for the handshake, 1 to 3600000";
     tls_rdma: bool = parse::switch,
         "GRPCXX_TLS_RDMA", "false", "", "engine",
-        "connections that are TLS may go on over RDMA, which carries their bytes in the clear: for a fabric that is trusted";
+        "connections that are TLS may go on over RDMA, which carries their bytes in the clear: for a fabric that is trusted; a token allows it too";
     star_port_offset: u16 = parse::port_offset,
         "GRPCXX_STAR_PORT_OFFSET", "10000", "", "grpcxx-server, grpcxx, TensorFlow plugin",
         "star port minus gRPC port of every task where there is no `.endpoint_map`; 1 to 65534; in TensorFlow star ports are free ones unless it is set";
@@ -295,7 +295,7 @@ config! {
         "most connections of a shard";
     peer_connections: Option<u32> = parse::optional_count,
         "GRPCXX_PEER_CONNECTIONS_MAX", "", "connections", "engine",
-        "most connections from one peer; unset: half of `GRPCXX_CONNECTIONS_MAX`";
+        "most connections from one peer; unset: half of `GRPCXX_CONNECTIONS_MAX`, or of the files that the process may open if these are fewer";
     keepalive: Option<Duration> = parse::time_limit,
         "GRPCXX_KEEPALIVE_MS", "60000", "ms", "engine",
         "idle time after which the system probes whether the peer of a star connection lives, in steps of 1000 up to 3600000; 0: never";
@@ -344,6 +344,18 @@ config! {
     peer_waiting: Option<u32> = parse::optional_count,
         "GRPCXX_PEER_WAITING_MAX", "", "requests", "engine",
         "most receives of one peer that wait for tensors; unset: 32768";
+    peer_unsent_bytes: u64 = parse::rendezvous_bytes,
+        "GRPCXX_PEER_UNSENT_BYTES_MAX", "8GiB", "bytes", "engine",
+        "bytes of answers that have not left the connections of one peer, 1MiB to 16TiB, from which on those that owe some are not read, and long answers of functions are refused";
+    peer_key_bytes: u64 = parse::rendezvous_bytes,
+        "GRPCXX_PEER_KEY_BYTES_MAX", "256MiB", "bytes", "engine",
+        "bytes of keys that the connections of one peer keep, 1MiB to 16TiB, beyond which one that keeps more is closed; from half of them on new connections keep none";
+    streams: u32 = parse::positive_count,
+        "GRPCXX_STREAMS_MAX", "1024", "streams", "engine",
+        "most streams from all peers together that have not ended";
+    peer_streams: Option<u32> = parse::optional_count,
+        "GRPCXX_PEER_STREAMS_MAX", "", "streams", "engine",
+        "most streams of one peer that have not ended; unset: half of `GRPCXX_STREAMS_MAX`";
     rendezvous_bytes: u64 = parse::rendezvous_bytes,
         "GRPCXX_RENDEZVOUS_BYTES_MAX", "16GiB", "bytes", "engine",
         "most bytes of tensors of a shard that wait for a receiver, 1MiB to 16TiB";
@@ -396,8 +408,8 @@ config! {
         "GRPCXX_GRPC_REQUEST_MS", "30000", "ms", "grpcxx-server",
         "how long a request of the gRPC port may take to come, 1 to 3600000";
     metrics_address: Option<SocketAddr> = parse::socket_address,
-        "GRPCXX_METRICS_ADDRESS", "", "", "grpcxx-server",
-        "address that serves metrics over HTTP, such as `127.0.0.1:9100`; unset: none";
+        "GRPCXX_METRICS_ADDRESS", "", "", "grpcxx-server, TensorFlow plugin, Python package, C",
+        "address that serves metrics over HTTP, such as `127.0.0.1:9100`; port 0: a free one; unset: none";
     log: String = parse::required_text,
         "GRPCXX_LOG", "info", "", "grpcxx-server, grpcxx",
         "what is logged: `error`, `warn`, `info`, `debug`, `trace`, or filters such as `info,grpcxx_rpc=debug`";

@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use grpcxx_rpc::{
-    Envelope, Fetched, GraphCall, RendezvousKey, Request, Status, Tensor, Text, home_shard, proto,
+    Account, Envelope, Fetched, GraphCall, RendezvousKey, Request, Status, Tensor, Text,
+    home_shard, proto,
 };
 use grpcxx_tls::{LiveCounters, TlsCounters};
 
@@ -29,14 +30,19 @@ use crate::client::{Client, Peer};
 use crate::cluster::TaskId;
 use crate::command::Command;
 use crate::counters::Counters;
+use crate::exposition::Exposition;
 use crate::function::{AsyncFunction, Function, ShortFunction};
 use crate::host::{HostError, HostHandle, TaskSpawner};
 use crate::local::would_block;
+use crate::metrics::Metrics;
 use crate::placement::CpuClaims;
 use crate::policy::Authority;
 use crate::registry;
 use crate::remote::Remote;
-use crate::service::{MethodReport, Place, ServiceReport, TypedService, take_envelope};
+use crate::service::{
+    MethodReport, Place, RawSink, RawStream, ServiceReport, StreamStart, TypedService,
+    take_envelope,
+};
 use crate::shard::{ShardContext, SharedParts};
 use crate::sharded::{Sharded, Shards};
 use crate::tls::Certificates;
@@ -51,6 +57,7 @@ pub struct Engine {
     report: StartReport,
     hosts: Vec<HostHandle>,
     shards: Shards,
+    metrics: Metrics,
     /// Calls of own methods so far, which take the shards in turn.
     turns: AtomicUsize,
     /// What connections prove themselves with, if some are TLS.
@@ -225,14 +232,36 @@ impl Engine {
         self.shared.functions.load().method(path).is_some()
     }
 
-    /// Calls a method of this task's own services, for other doors to them than the star port.
-    pub fn call_own(&self, envelope: Envelope) -> Call<Envelope> {
-        let shards = self.shared.mailboxes.len();
-        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
-        let peer = Peer::own(turn % shards);
+    /// Calls a method of this task's own services, for other doors to them than the star port. It
+    /// counts against the share of `caller`.
+    pub fn call_own(&self, caller: Account, envelope: Envelope) -> Call<Envelope> {
+        let peer = self.own_for(caller);
         let request = Request::Unary(Box::new(envelope));
         self.client
             .begin(CallSpec::new(&peer, request), take_envelope)
+    }
+
+    /// Whether the method at this path takes or answers with a stream.
+    pub fn streams(&self, path: &str) -> bool {
+        let functions = self.shared.functions.load();
+        functions
+            .method(path)
+            .is_some_and(|method| method.streams())
+    }
+
+    /// Calls a method of this task's own services that streams, for other doors to them than the
+    /// star port. The messages are bytes, and the stream is one of those that `caller` may have.
+    pub fn stream_own(&self, caller: Account, envelope: Envelope) -> (RawSink, RawStream) {
+        let peer = self.own_for(caller);
+        let begin =
+            |envelope, timeout, ends| self.client.begin_stream(&peer, envelope, timeout, ends);
+        RawStream::begin(StreamStart::new(&begin, Ok(envelope), None))
+    }
+
+    /// This task as somebody calls it, on the shard whose turn it is.
+    fn own_for(&self, caller: Account) -> Peer {
+        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
+        Peer::own_for(caller, turn % self.shared.mailboxes.len())
     }
 
     /// What was counted of the methods of services, in the order of their paths.
@@ -366,6 +395,18 @@ impl Engine {
         Counters::sum(&self.shared.counters)
     }
 
+    /// Reads what this engine has counted, as long as whoever holds that likes.
+    pub fn exposition(&self) -> Exposition {
+        Exposition {
+            client: self.client(),
+            authority: self.authority(),
+            counters: Arc::clone(&self.shared.counters),
+            functions: self.shared.functions.clone(),
+            store: self.shared.store.clone(),
+            tls_counters: self.tls_counters.clone(),
+        }
+    }
+
     /// Address space that memory of other processes takes in this one, in bytes: rings and arenas
     /// of connections in shared memory, of all engines.
     pub fn mapped_peer_bytes(&self) -> u64 {
@@ -380,6 +421,11 @@ impl Engine {
     /// The shards, to run code on them from any thread.
     pub fn shards(&self) -> Shards {
         self.shards.clone()
+    }
+
+    /// What the program itself counts, on shards without a lock.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     /// Makes a value on each shard, where `make` gets the number of the shard; see [`Sharded`].

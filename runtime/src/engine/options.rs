@@ -11,6 +11,7 @@ use grpcxx_shm::ShmOptions;
 use grpcxx_tcp::{DriverRequest, TcpOptions};
 use grpcxx_tls::{TlsMode, TlsOptions};
 use grpcxx_transport::LinkLimits;
+use rustix::process::{Resource, getrlimit};
 
 use super::fresh_incarnation;
 use crate::client::{Resolve, SystemResolver};
@@ -26,6 +27,7 @@ use crate::tls::{TlsError, TlsSettings};
 
 /// What an engine is made of. The default is a task of its own with one shard that listens nowhere.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct EngineOptions {
     /// Which task of the cluster this is.
     pub task: TaskId,
@@ -92,6 +94,20 @@ pub struct EngineOptions {
 }
 
 impl EngineOptions {
+    /// These options with what `change` sets; fields that it leaves alone keep their values.
+    ///
+    /// ```
+    /// use grpcxx_runtime::EngineOptions;
+    ///
+    /// let options = EngineOptions::default().with(|options| options.shards = 4);
+    /// assert_eq!(options.shards, 4);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
     /// What the environment's settings mean for `task` in a cluster of `total_tasks` tasks.
     pub fn from_config(config: &Config, task: TaskId, total_tasks: usize) -> Self {
         let job = JobKind::of(&task.job);
@@ -120,15 +136,14 @@ impl EngineOptions {
             rdma: rdma_options(config),
             tls: tls_settings(config),
             arena: Some(arena),
-            connection_limits: ConnectionLimits {
-                outstanding_calls: config.outstanding_calls as usize,
-                frame_bytes: config.frame_bytes,
-                message_bytes: config.message_bytes,
-                names_bytes: usize::try_from(config.message_bytes).unwrap_or(usize::MAX),
-                arena_bytes: config.connection_arena_bytes.unwrap_or(u64::MAX),
-                unsent_bytes: config.unsent_bytes,
-                ..ConnectionLimits::default()
-            },
+            connection_limits: ConnectionLimits::default().with(|limits| {
+                limits.outstanding_calls = config.outstanding_calls as usize;
+                limits.frame_bytes = config.frame_bytes;
+                limits.message_bytes = config.message_bytes;
+                limits.names_bytes = usize::try_from(config.message_bytes).unwrap_or(usize::MAX);
+                limits.arena_bytes = config.connection_arena_bytes.unwrap_or(u64::MAX);
+                limits.unsent_bytes = config.unsent_bytes;
+            }),
             patience: Patience {
                 progress: config.progress_time,
                 step_wait: config.step_wait,
@@ -139,13 +154,12 @@ impl EngineOptions {
             shares: Some(shares(config)),
             small_arena_bytes: (config.small_arena_bytes)
                 .map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
-            channel: ChannelOptions {
-                redial_delay: config.redial_delay,
-                connection_timeout: config.connection_timeout,
-                waiting_calls: config.waiting_calls as usize,
-                jitter_seed: fresh_incarnation(),
-                ..ChannelOptions::default()
-            },
+            channel: ChannelOptions::default().with(|options| {
+                options.redial_delay = config.redial_delay;
+                options.connection_timeout = config.connection_timeout;
+                options.waiting_calls = config.waiting_calls as usize;
+                options.jitter_seed = fresh_incarnation();
+            }),
             drain: DrainLimits {
                 time: config.drain_time,
                 quiet: config.drain_quiet,
@@ -177,21 +191,19 @@ impl Default for EngineOptions {
             cpu_latency: None,
             host: HostSetting::default(),
             tcp: TcpOptions::default(),
-            shm: Some(ShmOptions {
-                limits: LinkLimits {
+            shm: Some(ShmOptions::default().with(|options| {
+                options.limits = LinkLimits {
                     links: SHM_LINKS_DEFAULT,
                     ..LinkLimits::default()
-                },
-                ..ShmOptions::default()
-            }),
+                }
+            })),
             lends_arenas: true,
-            rdma: Some(RdmaOptions {
-                limits: LinkLimits {
+            rdma: Some(RdmaOptions::default().with(|options| {
+                options.limits = LinkLimits {
                     links: RDMA_LINKS_DEFAULT,
                     ..LinkLimits::default()
-                },
-                ..RdmaOptions::default()
-            }),
+                }
+            })),
             tls: None,
             arena: None,
             connection_limits: ConnectionLimits::default(),
@@ -269,40 +281,50 @@ fn policy(config: &Config) -> Policy {
         allow: config.allow.clone(),
         admin: config.admin.clone(),
         members: config.members.clone(),
+        tasks: Vec::new(),
         store: config.store,
         token: file.or_else(|| config.token.clone().map(TokenSource::Key)),
     }
 }
 
 fn rendezvous_limits(config: &Config) -> RendezvousLimits {
-    RendezvousLimits {
-        steps: config.rendezvous_steps as usize,
-        stored_bytes: config.rendezvous_bytes,
-        ..RendezvousLimits::default()
-    }
+    RendezvousLimits::default().with(|limits| {
+        limits.steps = config.rendezvous_steps as usize;
+        limits.stored_bytes = config.rendezvous_bytes;
+    })
 }
 
 fn shares(config: &Config) -> PeerShares {
-    let parts = PeerShares::of(&rendezvous_limits(config), config.connections as usize);
+    let connections = (config.connections as usize).min(open_files());
+    let parts = PeerShares::of(&rendezvous_limits(config), connections);
     let or = |set: Option<u32>, part: usize| set.map_or(part, |count| count as usize);
     PeerShares {
         connections: or(config.peer_connections, parts.connections),
         connection_steps: or(config.connection_steps, parts.connection_steps),
         steps: or(config.peer_steps, parts.steps),
         waiting: or(config.peer_waiting, parts.waiting),
+        unsent_bytes: config.peer_unsent_bytes,
+        key_bytes: config.peer_key_bytes,
+        streams: or(config.peer_streams, (config.streams as usize / 2).max(1)),
+        all_streams: config.streams as usize,
     }
+}
+
+/// How many files this process may open, and so connections too.
+fn open_files() -> usize {
+    let files = getrlimit(Resource::Nofile).current;
+    files.map_or(usize::MAX, |files| files as usize)
 }
 
 fn tls_settings(config: &Config) -> Option<TlsSettings> {
     let plain = config.tls_plain.clone().unwrap_or_default();
     (config.tls != TlsMode::Off).then(|| TlsSettings {
-        options: TlsOptions {
-            mode: config.tls,
-            plain_peers: Arc::new(move |address| plain.contain(address)),
-            handshake_time: config.tls_handshake_time,
-            queued_frames: config.queued_frames as usize,
-            ..TlsOptions::default()
-        },
+        options: TlsOptions::default().with(|options| {
+            options.mode = config.tls;
+            options.plain_peers = Arc::new(move |address| plain.contain(address));
+            options.handshake_time = config.tls_handshake_time;
+            options.queued_frames = config.queued_frames as usize;
+        }),
         certificate: config.tls_certificate.clone(),
         key: config.tls_key.clone(),
         authorities: config.tls_authorities.clone(),
@@ -312,36 +334,36 @@ fn tls_settings(config: &Config) -> Option<TlsSettings> {
 }
 
 fn tcp_options(config: &Config, polling: bool) -> TcpOptions {
-    TcpOptions {
-        driver: match config.driver {
+    TcpOptions::default().with(|options| {
+        options.driver = match config.driver {
             DriverSetting::Auto => DriverRequest::Auto,
             DriverSetting::IoUring => DriverRequest::IoUring,
             DriverSetting::Epoll => DriverRequest::Epoll,
-        },
-        limits: LinkLimits {
+        };
+        options.limits = LinkLimits {
             queued_frames: config.queued_frames as usize,
             links: config.connections as usize,
-        },
-        busy: polling,
-        keepalive: config.keepalive,
-        ..TcpOptions::default()
-    }
+        };
+        options.busy = polling;
+        options.keepalive = config.keepalive;
+    })
 }
 
 fn shm_options(config: &Config) -> Option<ShmOptions> {
-    (config.shm == ShmSetting::Auto).then(|| ShmOptions {
-        limits: LinkLimits {
-            queued_frames: config.queued_frames as usize,
-            links: config.shm_links as usize,
-        },
-        ring_bytes: usize::try_from(config.shm_ring_bytes).unwrap_or(usize::MAX),
-        lent_bytes_max: usize::try_from(config.shm_lent_bytes).unwrap_or(usize::MAX),
-        mapped_bytes_max: config.shm_mapped_bytes,
-        show_bytes_min: match config.shm_read {
-            true => ShmOptions::default().show_bytes_min,
-            false => usize::MAX,
-        },
-        ..ShmOptions::default()
+    (config.shm == ShmSetting::Auto).then(|| {
+        ShmOptions::default().with(|options| {
+            options.limits = LinkLimits {
+                queued_frames: config.queued_frames as usize,
+                links: config.shm_links as usize,
+            };
+            options.ring_bytes = usize::try_from(config.shm_ring_bytes).unwrap_or(usize::MAX);
+            options.lent_bytes_max = usize::try_from(config.shm_lent_bytes).unwrap_or(usize::MAX);
+            options.mapped_bytes_max = config.shm_mapped_bytes;
+            options.show_bytes_min = match config.shm_read {
+                true => ShmOptions::default().show_bytes_min,
+                false => usize::MAX,
+            };
+        })
     })
 }
 
@@ -354,19 +376,20 @@ fn rdma_options(config: &Config) -> Option<RdmaOptions> {
         config.rdma_registered_bytes,
         config.tf_rdma_registered_bytes,
     );
-    (config.rdma == RdmaSetting::Auto && config.tf_rdma).then(|| RdmaOptions {
-        device: (config.rdma_device.clone()).or_else(|| config.tf_rdma_device.clone()),
-        port: config.rdma_port,
-        gid_index: config.rdma_gid_index,
-        limits: LinkLimits {
-            queued_frames: config.queued_frames as usize,
-            links: config.rdma_links as usize,
-        },
-        message_bytes,
-        offer_bytes_min: message_bytes,
-        chunk_bytes: chunk_bytes.unwrap_or(usize::MAX),
-        registered_bytes: registered_bytes.unwrap_or(usize::MAX),
-        ..RdmaOptions::default()
+    (config.rdma == RdmaSetting::Auto && config.tf_rdma).then(|| {
+        RdmaOptions::default().with(|options| {
+            options.device = (config.rdma_device.clone()).or_else(|| config.tf_rdma_device.clone());
+            options.port = config.rdma_port;
+            options.gid_index = config.rdma_gid_index;
+            options.limits = LinkLimits {
+                queued_frames: config.queued_frames as usize,
+                links: config.rdma_links as usize,
+            };
+            options.message_bytes = message_bytes;
+            options.offer_bytes_min = message_bytes;
+            options.chunk_bytes = chunk_bytes.unwrap_or(usize::MAX);
+            options.registered_bytes = registered_bytes.unwrap_or(usize::MAX);
+        })
     })
 }
 

@@ -17,7 +17,7 @@ use super::cpu_latency;
 use super::report::{Rdma, SharedMemory};
 use super::{Engine, EngineError, EngineOptions, LocalEngine, StartReport, fresh_incarnation};
 use crate::client::{Client, Lookups, Mailboxes};
-use crate::command::{Command, Parcel};
+use crate::command::{Command, MeshMessage};
 use crate::compute::ComputePool;
 use crate::counters::ShardCounters;
 use crate::host::{
@@ -27,6 +27,7 @@ use crate::host::{
 use crate::idle::{Idle, IdlePolicy};
 use crate::limits;
 use crate::mesh::{self, Doorbell, Inbox, InboxSender, Mesh, Sleeper};
+use crate::metrics::Metrics;
 use crate::placement::{CpuClaims, Placement, PlacementRequest, allowed_cpus};
 use crate::policy::Authority;
 use crate::registry::Functions;
@@ -45,7 +46,7 @@ struct Ends {
 struct Queues {
     sleeper: Sleeper,
     inbox: Inbox<Command>,
-    mesh: Mesh<Parcel<Accepted>>,
+    mesh: Mesh<MeshMessage<Accepted>>,
 }
 
 /// What a shard tells the thread that starts the engine.
@@ -131,6 +132,7 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
         },
         shared,
         hosts,
+        metrics: Metrics::new(shards.clone()),
         shards,
         turns: AtomicUsize::new(0),
         certificates: plan.certificates,
@@ -206,13 +208,13 @@ fn plan(options: &EngineOptions) -> Result<Plan, EngineError> {
         allowed_cpus,
         certificates: certificates.map(Arc::new),
         idle: IdlePolicy::choose(options.polling, options.spin, options.shards, usable_cpus),
-        arena: ArenaOptions {
-            shared: options.lends_arenas && options.shm.is_some() && options.extensions,
-            ..options
-                .arena
-                .clone()
-                .unwrap_or_else(|| ArenaOptions::share_of_machine(options.shards))
-        },
+        arena: (options
+            .arena
+            .clone()
+            .unwrap_or_else(|| ArenaOptions::share_of_machine(options.shards)))
+        .with(|changed| {
+            changed.shared = options.lends_arenas && options.shm.is_some() && options.extensions
+        }),
     })
 }
 
@@ -223,7 +225,7 @@ fn queues(shards: usize) -> (Vec<Ends>, Vec<TaskSpawner>, Mailboxes) {
         .iter()
         .map(|doorbell| mesh::inbox(limits::INBOX_COMMANDS, doorbell.clone()))
         .unzip();
-    let meshes = mesh::mesh(limits::MESH_PARCELS, &doorbells);
+    let meshes = mesh::mesh(limits::MESH_MESSAGES, &doorbells);
     let (spawners, jobs): (Vec<TaskSpawner>, Vec<Jobs>) = (0..shards).map(|_| host::jobs()).unzip();
     let ends = sleepers
         .into_iter()
@@ -260,14 +262,19 @@ fn shared_parts(
     let store = Arc::new(ArcSwap::from_pointee(TensorStore::new(
         options.store_limits,
     )));
+    let lookups = Lookups::new(Arc::clone(&options.resolver));
+    let authority = authority(options)?;
+    if options.listen.is_some() {
+        authority.find_tasks(&lookups);
+    }
     Ok(SharedParts {
         task: Arc::new(task),
         mailboxes,
-        lookups: Lookups::new(Arc::clone(&options.resolver)),
+        lookups,
         functions: Arc::new(ArcSwap::from_pointee(Functions::builtin(&store))),
         store,
         service: options.service.clone(),
-        authority: Arc::new(authority(options)?),
+        authority: Arc::new(authority),
         compute: Arc::new(
             ComputePool::start(options.compute_threads).map_err(EngineError::Options)?,
         ),
@@ -277,6 +284,7 @@ fn shared_parts(
         loads: (0..options.shards).map(|_| AtomicUsize::new(0)).collect(),
         ended: Arc::new(AtomicUsize::new(0)),
         accounts: Arc::default(),
+        counted_peers: Arc::default(),
     })
 }
 
@@ -341,7 +349,9 @@ fn make_shard(
         SharedMemory::Off { .. } => NearPeers::Migrate,
     };
     let rdma = match &certificates {
-        Some(certificates) if !certificates.trusts_rdma() => Rdma::off(RDMA_IS_CLEAR),
+        Some(certificates) if !certificates.trusts_rdma() && !shared.authority.has_token() => {
+            Rdma::off(RDMA_IS_CLEAR)
+        }
         Some(_) | None => use_rdma(&mut transport, near_peers, &mut arena, &options),
     };
     let features = features(&options, &shared_memory, &rdma);
@@ -398,10 +408,7 @@ fn connection_limits(options: &EngineOptions, capacity_bytes: usize) -> Connecti
         u64::MAX => capacity_bytes as u64 / CONNECTION_SHARE,
         bytes => bytes,
     };
-    ConnectionLimits {
-        arena_bytes,
-        ..limits
-    }
+    limits.with(|changed| changed.arena_bytes = arena_bytes)
 }
 
 /// What large requests leave to small ones, of an arena of so many bytes.
@@ -507,10 +514,7 @@ fn reserve(options: &ArenaOptions) -> Result<Arena, String> {
             }
         }
     }
-    let private = ArenaOptions {
-        shared: false,
-        ..options.clone()
-    };
+    let private = options.clone().with(|changed| changed.shared = false);
     Arena::new(private).map_err(|error| format!("reserve the arena: {error}"))
 }
 
@@ -522,7 +526,7 @@ fn unknown_driver(options: &TcpOptions) -> DriverChoice {
 }
 
 /// Why connections that are TLS stay off RDMA.
-const RDMA_IS_CLEAR: &str = "TLS is on, and RDMA carries bytes in the clear; GRPCXX_TLS_RDMA=true allows it on a fabric that is trusted";
+const RDMA_IS_CLEAR: &str = "TLS is on, and RDMA carries bytes in the clear; a token allows it, and so does GRPCXX_TLS_RDMA=true on a fabric that is trusted";
 
 /// Most shards of an engine: shard numbers travel in 16 bits, and no machine has more CPUs.
 const SHARDS_MAX: usize = 1024;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt;
 use grpcxx_rpc::{Code, Fetched, GraphCall, Status, Tensor, Text};
+use tracing::Instrument;
 
 use super::{Function, Responder, panicked};
 use crate::sharded::Shards;
@@ -51,6 +52,7 @@ impl Function for AsyncFunction {
             return responder.answer(Err(refused()));
         };
         let begin = Arc::clone(&self.begin);
+        let span = responder.span();
         // A refused job is dropped, and the call needs its answer then too.
         let responder = Arc::new(Mutex::new(Some(responder)));
         let taken = Arc::clone(&responder);
@@ -58,7 +60,10 @@ impl Function for AsyncFunction {
             // The closure runs inside the guard as well, since it may panic before there is a
             // future.
             let results = AssertUnwindSafe(async { begin(call).await }).catch_unwind();
-            let results = results.await.unwrap_or_else(|panic| Err(panicked(&*panic)));
+            let results = results
+                .instrument(span)
+                .await
+                .unwrap_or_else(|panic| Err(panicked(&*panic)));
             answer(&taken, results);
         };
         if spawner.spawn_local(job).is_err() {

@@ -12,8 +12,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use grpcxx_rpc::{
-    Code, ConnectionLimits, DType, GraphCall, Method, RendezvousKey, RendezvousLimits, Request,
-    Response, Shape, Status, Tensor, Text,
+    Account, Code, ConnectionLimits, DType, GraphCall, Method, RendezvousKey, RendezvousLimits,
+    Request, Response, Shape, Status, Tensor, Text,
 };
 use grpcxx_transport::Time;
 use grpcxx_transport::sim::{SimNetwork, SimOptions};
@@ -91,17 +91,15 @@ impl World {
                 service: None,
                 compute: Arc::clone(&jobs) as Arc<dyn Compute>,
                 links: LINKS_MAX,
-                connection_limits: ConnectionLimits {
-                    whole_frame_bytes: 4000,
-                    chunk_bytes: 2500,
-                    ..ConnectionLimits::default()
-                },
-                rendezvous_limits: RendezvousLimits {
-                    waiters: WAITERS_MAX,
-                    stored_bytes: STORED_BYTES_MAX,
-                    closed_steps: 4,
-                    ..RendezvousLimits::default()
-                },
+                connection_limits: ConnectionLimits::default().with(|limits| {
+                    limits.whole_frame_bytes = 4000;
+                    limits.chunk_bytes = 2500;
+                }),
+                rendezvous_limits: RendezvousLimits::default().with(|limits| {
+                    limits.waiters = WAITERS_MAX;
+                    limits.stored_bytes = STORED_BYTES_MAX;
+                    limits.closed_steps = 4;
+                }),
                 arena_bytes: ARENA_BYTES,
             };
             Alone::start(&network, start)
@@ -453,7 +451,7 @@ impl Jobs {
 }
 
 impl Compute for Jobs {
-    fn spawn(&self, job: Box<dyn FnOnce() + Send>) {
+    fn spawn(&self, _peer: Account, job: Box<dyn FnOnce() + Send>) {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

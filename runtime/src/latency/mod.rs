@@ -1,11 +1,17 @@
-//! How long calls and requests take: histograms that shards fill, and what is read of them.
+//! How long calls and requests take, and how many bytes go over links: what shards count, and what
+//! is read of it.
 
+mod peers;
 mod table;
+
+use std::sync::Arc;
 
 use hdrhistogram::Histogram;
 
 use crate::client::LinkMedium;
-pub(crate) use table::{CallKind, CallStart, Carrier, LatencyTable};
+pub(crate) use peers::{CountedPeer, CountedPeers};
+pub use peers::{OTHER_PEERS, PEERS_COUNTED_MAX};
+pub(crate) use table::{CallKind, CallPlace, CallStart, CallTable, Traffic};
 
 /// How long something took, each time that it was done.
 #[derive(Clone, Debug)]
@@ -26,7 +32,17 @@ pub enum CallSide {
     Server,
 }
 
-/// How long the calls of one kind took on one shard.
+/// What one shard has counted of its calls and links.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct ShardCalls {
+    /// How long calls took.
+    pub latencies: Vec<CallLatency>,
+    /// What went over links.
+    pub traffic: Vec<LinkTraffic>,
+}
+
+/// How long the calls of one kind with one peer took on one shard.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CallLatency {
@@ -34,6 +50,10 @@ pub struct CallLatency {
     pub shard: usize,
     /// Which end of the calls.
     pub side: CallSide,
+    /// The peer: the address that was called, the task that its certificate names, or the host of
+    /// a caller. [`OTHER_PEERS`] for those beyond [`PEERS_COUNTED_MAX`]; none for calls without a
+    /// connection, and for peers whose figures gave way to those of others.
+    pub peer: Option<Arc<str>>,
     /// The method of star, or `service` for all calls of services by their paths.
     pub method: &'static str,
     /// What carried the calls: `tcp`, `shm` or `rdma`, `local` for calls of the task to itself,
@@ -41,6 +61,24 @@ pub struct CallLatency {
     pub medium: &'static str,
     /// How long they took.
     pub latency: Latency,
+}
+
+/// The bytes that went over the links of one shard with one peer, over one medium.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LinkTraffic {
+    /// The shard.
+    pub shard: usize,
+    /// Whether this task had dialled (`Client`), or the peer.
+    pub side: CallSide,
+    /// The peer, as in [`CallLatency::peer`].
+    pub peer: Option<Arc<str>>,
+    /// `tcp`, `shm` or `rdma`.
+    pub medium: &'static str,
+    /// Bytes that came: heads as they are read, payload when its transfer begins.
+    pub received_bytes: u64,
+    /// Bytes of frames that have left.
+    pub sent_bytes: u64,
 }
 
 impl Latency {
@@ -96,6 +134,8 @@ impl Default for Latency {
 }
 
 impl CallSide {
+    pub(crate) const ALL: [Self; 2] = [Self::Client, Self::Server];
+
     /// Its name in reports.
     pub const fn name(self) -> &'static str {
         match self {

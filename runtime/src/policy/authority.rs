@@ -2,17 +2,21 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use grpcxx_rpc::{
-    Code, Credentials, Gate, Nonce, Provable, Reason, Right, Rights, Status, Token, TokenLength,
+    Account, Code, Credentials, Gate, Nonce, Provable, Reason, Right, Rights, Status, Token,
+    TokenLength,
 };
 
+use super::step_makers::{Maker, StepMakers};
+use super::task_hosts::TaskHosts;
 use super::{AddressRanges, Identity, Policy, Proof, StoreAccess};
+use crate::client::Lookups;
 
 /// What decides who may do what on a task. The star port and the gRPC endpoint hold the same one.
 #[derive(Debug)]
@@ -20,11 +24,14 @@ pub struct Authority {
     allow: Option<AddressRanges>,
     admin: AddressRanges,
     members: AddressRanges,
+    /// Where tasks are in a cluster of which nothing else says who belongs to it.
+    tasks: Arc<TaskHosts>,
     /// The rights of peers of which nothing is known but their address, which is in none of the
     /// ranges.
     strangers: Rights,
     token: Option<Arc<Token>>,
     is_open: bool,
+    step_makers: StepMakers,
     counts: Counts,
 }
 
@@ -33,6 +40,7 @@ struct Counts {
     connections_refused: AtomicU64,
     requests_forbidden: AtomicU64,
     proofs_failed: AtomicU64,
+    steps_forgotten: AtomicU64,
 }
 
 /// What an authority has refused since it began.
@@ -44,6 +52,8 @@ pub struct AuthorityCounters {
     pub requests_forbidden: u64,
     /// Proofs of the token that were wrong.
     pub proofs_failed: u64,
+    /// Steps whose maker was forgotten before they were over.
+    pub steps_forgotten: u64,
 }
 
 /// Why there is no authority.
@@ -100,9 +110,11 @@ impl Authority {
             allow: policy.allow.clone(),
             admin: policy.admin.clone().unwrap_or_else(on_this_machine),
             members: policy.members.clone().unwrap_or_default(),
+            tasks: Arc::new(TaskHosts::new(if is_open { &policy.tasks } else { &[] })),
             strangers: if is_open { store.or(OF_STEPS) } else { store },
             token: token.map(Arc::new),
             is_open,
+            step_makers: StepMakers::default(),
             counts: Counts::default(),
         })
     }
@@ -130,9 +142,91 @@ impl Authority {
         match identity.proof {
             Proof::Token | Proof::Certificate | Proof::SameUser => Rights::ALL,
             Proof::Nothing if self.admin.contain(identity.address) => Rights::ALL,
-            Proof::Nothing if self.members.contain(identity.address) => OF_TASKS,
+            Proof::Nothing if self.has_member_at(identity.address) => OF_TASKS.or(self.strangers),
             Proof::Nothing => self.strangers,
         }
+    }
+
+    /// Whether a peer is known to belong to the cluster, by a proof or by its address.
+    pub fn knows(&self, identity: &Identity) -> bool {
+        identity.proof != Proof::Nothing
+            || self.admin.contain(identity.address)
+            || self.has_member_at(identity.address)
+    }
+
+    fn has_member_at(&self, address: IpAddr) -> bool {
+        self.members.contain(address) || self.tasks.contain(address)
+    }
+
+    /// Looks up where the tasks of the cluster are, and waits for that as long as a start may take.
+    pub(crate) fn find_tasks(&self, lookups: &Lookups) {
+        self.tasks.look_up(lookups);
+        self.tasks.wait(START_PATIENCE);
+    }
+
+    /// Looks up again where the tasks of the cluster are: somebody has come from elsewhere.
+    pub(crate) fn find_tasks_again(&self, lookups: &Lookups) {
+        self.tasks.look_up(lookups);
+    }
+
+    /// How often tasks of the cluster were found at other addresses.
+    #[inline]
+    pub(crate) fn moves_of_tasks(&self) -> u64 {
+        self.tasks.changes()
+    }
+
+    /// A peer makes a graph call in a step. Returns whether the step is its own: whether no other
+    /// peer has called in it before.
+    pub(crate) fn note_step(&self, peer: SocketAddr, step_id: i64) -> bool {
+        let noted = self.step_makers.note(Account::of(peer.ip()), step_id);
+        if noted.has_forgotten {
+            count(&self.counts.steps_forgotten, 1);
+        }
+        !noted.is_of_another
+    }
+
+    /// Lets a peer end a step that is not known to belong to the cluster: one that it has made. A
+    /// request that does not pass is counted and logged.
+    ///
+    /// # Errors
+    /// `PERMISSION_DENIED`, with who may end the step.
+    pub fn check_end_of_step(&self, peer: SocketAddr, step_id: i64) -> Result<(), Status> {
+        self.check_end(peer, step_id, false)
+    }
+
+    /// The same on a task that also takes part in steps of which the star port hears nothing.
+    ///
+    /// # Errors
+    /// `PERMISSION_DENIED`: another peer has made the step.
+    pub(crate) fn check_end_of_shared_step(
+        &self,
+        peer: SocketAddr,
+        step_id: i64,
+    ) -> Result<(), Status> {
+        self.check_end(peer, step_id, true)
+    }
+
+    fn check_end(
+        &self,
+        peer: SocketAddr,
+        step_id: i64,
+        may_be_unknown: bool,
+    ) -> Result<(), Status> {
+        match self.step_makers.maker(Account::of(peer.ip()), step_id) {
+            Maker::Itself => {}
+            Maker::Unknown if may_be_unknown => {}
+            Maker::Another | Maker::Unknown => {
+                self.forbade(peer, Right::Step, 1);
+                return Err(not_its_step(step_id));
+            }
+        }
+        self.step_makers.end(step_id);
+        Ok(())
+    }
+
+    /// A step is over.
+    pub(crate) fn step_ended(&self, step_id: i64) {
+        self.step_makers.end(step_id);
     }
 
     /// Lets a request pass whose caller has the right that it needs. One that does not pass is
@@ -261,13 +355,14 @@ impl Authority {
             connections_refused: value(&self.counts.connections_refused),
             requests_forbidden: value(&self.counts.requests_forbidden),
             proofs_failed: value(&self.counts.proofs_failed),
+            steps_forgotten: value(&self.counts.steps_forgotten),
         }
     }
 }
 
 impl AuthorityCounters {
     /// Name, meaning and value of each counter.
-    pub fn entries(&self) -> [(&'static str, &'static str, u64); 3] {
+    pub fn entries(&self) -> [(&'static str, &'static str, u64); 4] {
         [
             (
                 "connections_refused",
@@ -283,6 +378,11 @@ impl AuthorityCounters {
                 "proofs_failed",
                 "Proofs of the token that were wrong.",
                 self.proofs_failed,
+            ),
+            (
+                "steps_forgotten",
+                "Steps whose maker was forgotten before they were over, because there were too many.",
+                self.steps_forgotten,
             ),
         ]
     }
@@ -302,18 +402,33 @@ impl fmt::Display for Authority {
             None => f.write_str("allow=all")?,
         }
         let token = if self.has_token() { "set" } else { "none" };
-        write!(
-            f,
-            " token={token} admin={} members={} others={}",
-            self.admin, self.members, self.strangers
-        )
+        write!(f, " token={token} admin={} members=", self.admin)?;
+        if self.tasks.is_empty() {
+            write!(f, "{}", self.members)?;
+        } else {
+            f.write_str("cluster-spec")?;
+        }
+        write!(f, " others={}", self.strangers)
     }
 }
 
 /// The authority of [`Policy::lenient`], for tests.
-#[cfg(all(test, not(loom)))]
+#[cfg(all(any(test, fuzzing), not(loom)))]
 pub(crate) fn lenient() -> Authority {
     Authority::new(&Policy::lenient()).expect("there is no token to be read")
+}
+
+/// Longest wait of a start for the addresses of the cluster's tasks.
+const START_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How the end of a step is refused to a peer that has not made it.
+fn not_its_step(step_id: i64) -> Status {
+    let text = format!(
+        "step {step_id} was not made from this address, so this caller cannot end it; give both \
+         the same GRPCXX_TOKEN_FILE, or set on the task: {}",
+        Right::Step.setting()
+    );
+    Status::new(Code::PermissionDenied, text).because(Reason::Forbidden)
 }
 
 fn count(counter: &AtomicU64, more: u64) {
@@ -327,188 +442,4 @@ const OF_STEPS: Rights = Rights::of(&[Right::Call, Right::Step]);
 const OF_TASKS: Rights = OF_STEPS.or(StoreAccess::Push.rights());
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use std::io::Write;
-
-    use super::super::{Secret, TokenSource};
-    use super::*;
-
-    const KEY: &str = "a key of sixteen bytes and more";
-
-    fn ranges(text: &str) -> Option<AddressRanges> {
-        Some(text.parse().unwrap())
-    }
-
-    fn rights_at(authority: &Authority, address: &str) -> String {
-        let address = SocketAddr::new(address.parse().unwrap(), 1);
-        authority.rights(&Identity::at(address)).to_string()
-    }
-
-    fn with_token(policy: Policy) -> Authority {
-        Authority::new(&Policy {
-            token: Some(TokenSource::Key(Secret::new(KEY))),
-            ..policy
-        })
-        .unwrap()
-    }
-
-    #[test]
-    fn in_an_open_cluster_strangers_take_part_and_change_nothing_that_stays() {
-        let authority = Authority::default();
-        assert!(authority.is_open());
-        assert_eq!(rights_at(&authority, "10.0.0.1"), "pull+call+step");
-        for here in ["127.0.0.1", "::1", "::ffff:127.0.0.1"] {
-            assert_eq!(rights_at(&authority, here), "pull+push+call+step+admin");
-        }
-    }
-
-    #[test]
-    fn a_token_closes_what_nothing_else_opens() {
-        let authority = with_token(Policy::default());
-        for address in ["10.0.0.1", "127.0.0.1"] {
-            assert_eq!(rights_at(&authority, address), "nothing");
-        }
-        let authority = with_token(Policy {
-            admin: ranges("loopback"),
-            members: ranges("10.1.0.0/16"),
-            store: Some(StoreAccess::ReadOnly),
-            ..Policy::default()
-        });
-        assert!(!authority.is_open());
-        assert_eq!(
-            rights_at(&authority, "127.0.0.1"),
-            "pull+push+call+step+admin"
-        );
-        assert_eq!(rights_at(&authority, "10.1.2.3"), "pull+push+call+step");
-        assert_eq!(rights_at(&authority, "10.2.2.3"), "pull");
-    }
-
-    #[test]
-    fn members_close_a_cluster_to_others() {
-        let authority = Authority::new(&Policy {
-            members: ranges("10.1.0.0/16"),
-            ..Policy::default()
-        })
-        .unwrap();
-        assert_eq!(rights_at(&authority, "10.1.2.3"), "pull+push+call+step");
-        assert_eq!(rights_at(&authority, "10.2.2.3"), "nothing");
-    }
-
-    #[test]
-    fn the_store_is_as_open_as_is_said() {
-        let cases = [
-            (StoreAccess::Off, "call+step"),
-            (StoreAccess::ReadOnly, "pull+call+step"),
-            (StoreAccess::Push, "pull+push+call+step"),
-            (StoreAccess::Admin, "pull+push+call+step+admin"),
-        ];
-        for (store, rights) in cases {
-            let policy = Policy {
-                store: Some(store),
-                ..Policy::default()
-            };
-            let authority = Authority::new(&policy).unwrap();
-            assert_eq!(rights_at(&authority, "10.0.0.1"), rights);
-        }
-    }
-
-    #[test]
-    fn whoever_proves_to_belong_to_the_cluster_may_do_all() {
-        let authority = with_token(Policy::default());
-        for proof in [Proof::Token, Proof::Certificate, Proof::SameUser] {
-            let peer = Identity::at(SocketAddr::from(([10, 0, 0, 1], 1))).proven(proof);
-            assert_eq!(authority.rights(&peer), Rights::ALL, "{proof}");
-        }
-    }
-
-    #[test]
-    fn connections_from_elsewhere_are_counted_and_not_taken() {
-        let authority = Authority::new(&Policy {
-            allow: ranges("10.0.0.0/8"),
-            ..Policy::default()
-        })
-        .unwrap();
-        assert!(authority.admits(SocketAddr::from(([10, 9, 9, 9], 1))));
-        assert!(!authority.admits(SocketAddr::from(([127, 0, 0, 1], 1))));
-        assert_eq!(authority.counters().connections_refused, 1);
-    }
-
-    #[test]
-    fn a_token_comes_from_a_file_without_its_line_end() {
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        writeln!(file, "{KEY}").unwrap();
-        let of_file = Authority::new(&Policy {
-            token: Some(TokenSource::File(file.path().to_owned())),
-            ..Policy::default()
-        })
-        .unwrap();
-        let now = Duration::from_secs(5);
-        let proof = of_file.prove_call("/a/B", now);
-        assert_eq!(proof, with_token(Policy::default()).prove_call("/a/B", now));
-        assert!(proof.is_some());
-    }
-
-    #[test]
-    fn a_token_that_is_none_is_told_with_its_place() {
-        let short = tempfile::NamedTempFile::new().unwrap();
-        let missing = PathBuf::from("/nowhere/token");
-        let cases = [
-            (
-                TokenSource::Key(Secret::new("secret")),
-                "GRPCXX_TOKEN holds a token of 6 bytes",
-            ),
-            (
-                TokenSource::File(short.path().to_owned()),
-                "holds a token of 0 bytes, allowed are 16 to 4096",
-            ),
-            (
-                TokenSource::File(missing),
-                "/nowhere/token cannot be read: No such file",
-            ),
-        ];
-        for (token, wanted) in cases {
-            let policy = Policy {
-                token: Some(token),
-                ..Policy::default()
-            };
-            assert!(!format!("{policy:?}").contains("secret"));
-            let error = Authority::new(&policy).unwrap_err().to_string();
-            assert!(error.contains(wanted), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_policy_is_told_in_one_line() {
-        let authority = Authority::default().to_string();
-        let wanted = "allow=all token=none admin=loopback members=none others=pull+call+step";
-        assert_eq!(authority, wanted);
-        let authority = with_token(Policy {
-            allow: ranges("10.0.0.0/8"),
-            ..Policy::default()
-        });
-        let wanted = "allow=10.0.0.0/8 token=set admin=none members=none others=nothing";
-        assert_eq!(authority.to_string(), wanted);
-    }
-
-    #[test]
-    fn a_call_that_claims_the_token_and_has_it_not_is_refused() {
-        let authority = with_token(Policy::default());
-        let peer = SocketAddr::from(([10, 0, 0, 1], 1));
-        let nobody = Identity::at(peer);
-        let now = Duration::from_secs(1000);
-        let identify = |authorization: Option<&str>| {
-            authority.identify_call(peer, &nobody, "/a/B", authorization, now)
-        };
-        let proof = authority.prove_call("/a/B", now).unwrap();
-        assert_eq!(identify(Some(&proof)).unwrap().proof, Proof::Token);
-        assert_eq!(identify(None).unwrap(), nobody);
-        let other = authority.prove_call("/a/C", now).unwrap();
-        for wrong in [other.as_str(), "Bearer x"] {
-            assert_eq!(
-                identify(Some(wrong)).unwrap_err().code,
-                Code::Unauthenticated
-            );
-        }
-        assert_eq!(authority.counters().proofs_failed, 2);
-    }
-}
+mod tests;

@@ -6,9 +6,11 @@
 mod authority;
 mod identity;
 mod ranges;
+mod step_makers;
+mod task_hosts;
 mod token;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(any(test, fuzzing), not(loom)))]
 pub(crate) use authority::lenient;
 pub use authority::{Authority, AuthorityCounters, PolicyError};
 pub use identity::{Identity, Proof};
@@ -28,6 +30,9 @@ pub struct Policy {
     /// Who counts as a task of the cluster without a proof; `None`: nobody, and the cluster is open
     /// unless there is a token.
     pub members: Option<AddressRanges>,
+    /// The hosts of the cluster's tasks, as names or addresses. In a cluster that is open
+    /// otherwise, whoever is there counts as a task too; the cluster stays open.
+    pub tasks: Vec<String>,
     /// What all others may do with the store; `None`: read in an open cluster, else nothing.
     pub store: Option<StoreAccess>,
     /// What proves that a peer belongs to the cluster.

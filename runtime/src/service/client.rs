@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use futures_util::Stream;
 use grpcxx_memory::Buffer;
 use grpcxx_rpc as rpc;
 use grpcxx_rpc::{Code, Envelope, RESPONSE_FETCH, Status};
@@ -12,8 +13,10 @@ use prost::Message;
 
 use super::codec;
 use super::exchange::{Request, Response};
+use super::stream::{ClientStreamCall, StreamCall, StreamStart};
 use crate::call::Call;
 use crate::remote::Remote;
+use crate::trace;
 
 /// What is or can be made a request: a message, with or without metadata.
 pub trait IntoRequest<T> {
@@ -54,12 +57,41 @@ impl ServiceClient {
     }
 
     /// Calls the method at `path`, which is `/package.Service/Method`. The call begins at once.
-    pub fn unary<M: Message, R>(&self, path: &str, request: Request<M>) -> UnaryCall<R> {
+    pub fn unary<M: Message, R>(&self, path: &str, mut request: Request<M>) -> UnaryCall<R> {
+        let span = trace::of_method(path, self.remote.address(), request.metadata_mut());
         let envelope = codec::request(path, request.metadata(), request.get_ref());
+        let call = self.remote.call_envelope(envelope, request.timeout());
         UnaryCall {
-            call: self.remote.call_envelope(envelope, request.timeout()),
+            call: call.in_span(span),
             message: PhantomData,
         }
+    }
+
+    /// Calls a method that answers with a stream. The call begins at once.
+    pub fn server_stream<M: Message, R>(&self, path: &str, request: &Request<M>) -> StreamCall<R> {
+        StreamStart::of_remote(&self.remote, path, request).send_one(request.get_ref())
+    }
+
+    /// Calls a method that takes a stream. The call begins at once; the messages are asked for on
+    /// the shard of the peer.
+    pub fn client_stream<M, R, S>(&self, path: &str, request: Request<S>) -> ClientStreamCall<R>
+    where
+        M: Message + 'static,
+        S: Stream<Item = M> + Send + 'static,
+    {
+        let start = StreamStart::of_remote(&self.remote, path, &request);
+        ClientStreamCall::new(start.send_stream(&self.remote, request.into_inner()))
+    }
+
+    /// Calls a method that takes a stream and answers with one, as
+    /// [`client_stream`](Self::client_stream) does.
+    pub fn two_streams<M, R, S>(&self, path: &str, request: Request<S>) -> StreamCall<R>
+    where
+        M: Message + 'static,
+        S: Stream<Item = M> + Send + 'static,
+    {
+        let start = StreamStart::of_remote(&self.remote, path, &request);
+        StreamCall::new(start.send_stream(&self.remote, request.into_inner()))
     }
 }
 

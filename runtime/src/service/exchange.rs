@@ -1,5 +1,6 @@
 //! A message with what travels beside it, as methods take and return it.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use grpcxx_rpc::Metadata;
@@ -17,6 +18,22 @@ pub struct Request<T> {
 pub struct Response<T> {
     message: T,
     metadata: Metadata,
+    trailers: Option<Trailers>,
+}
+
+/// What a method says behind its last message, to be set before that.
+#[derive(Clone, Debug, Default)]
+pub struct Trailers(Arc<Mutex<Metadata>>);
+
+impl Trailers {
+    /// Says this in place of what was set before.
+    pub fn set(&self, metadata: Metadata) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = metadata;
+    }
+
+    pub(crate) fn take(&self) -> Metadata {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 impl<T> Request<T> {
@@ -75,7 +92,26 @@ impl<T> Response<T> {
     }
 
     pub(crate) fn with_metadata(message: T, metadata: Metadata) -> Self {
-        Self { message, metadata }
+        Self {
+            message,
+            metadata,
+            trailers: None,
+        }
+    }
+
+    /// With what goes behind the last message, which the code that makes the messages sets through
+    /// a clone. Where a method answers with one message, it goes with the metadata.
+    #[must_use]
+    pub fn with_trailers(self, trailers: Trailers) -> Self {
+        Self {
+            trailers: Some(trailers),
+            ..self
+        }
+    }
+
+    /// All parts: message, metadata, trailers.
+    pub(crate) fn into_parts(self) -> (T, Metadata, Option<Trailers>) {
+        (self.message, self.metadata, self.trailers)
     }
 
     /// The message.

@@ -18,7 +18,7 @@ impl Function for GraphDoor {
         let answer = match self.0.begin(self.envelope(call)?, 0) {
             Begun::Ended(answer) => answer,
             Begun::Waits(answer) => futures_executor::block_on(answer),
-            Begun::ForPool(run) => run(),
+            Begun::ForPool(answer) => futures_executor::block_on(answer),
         };
         answer.map(|envelope| fetched(&envelope))
     }
@@ -39,7 +39,8 @@ impl Function for GraphDoor {
                 // Nobody tells a function that its caller has gone.
                 let _cannot_be_withdrawn = self.0.run(shard, waits, done);
             }
-            Begun::ForPool(run) => answer(responder, run()),
+            // It is on a thread of the pool already, and waits for nothing that a client sends.
+            Begun::ForPool(runs) => answer(responder, futures_executor::block_on(runs)),
         }
     }
 

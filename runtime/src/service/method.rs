@@ -10,89 +10,49 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use futures_util::future::{AbortHandle, Abortable};
-use grpcxx_rpc::{Code, Envelope, Status, Text};
+use grpcxx_rpc::{Account, Code, Envelope, Status, Text};
 use prost::Message;
 
 use super::codec;
 use super::exchange::{Request, Response};
+use super::methods::{Implementation, MethodCode};
 use super::stats::MethodStats;
+use super::stream::pipe::{Meter, PipeReceiver, PipeSender};
+use crate::compute::{Compute, spawn_future};
 use crate::function::{RequestWatch, panicked};
 use crate::host::TaskSpawner;
-
-/// A service that `grpcxx-build` made out of a .proto file and a program has implemented.
-pub trait TypedService {
-    /// The name, with its package.
-    const NAME: &'static str;
-
-    /// The methods, and what describes them.
-    fn into_methods(self) -> Methods;
-}
-
-/// Where the code of a service runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Place {
-    /// On the shard that took the call in, which costs no hop to another thread. The code must not
-    /// block; one that holds the shard for longer than a millisecond is named in the log.
-    #[default]
-    Shard,
-    /// On a thread of the compute pool, where it may take its time.
-    ComputePool,
-}
-
-/// The methods of a service, by name.
-pub struct Methods {
-    pub(crate) service: &'static str,
-    pub(crate) descriptors: &'static [u8],
-    pub(crate) place: Place,
-    pub(crate) methods: Vec<(&'static str, Arc<dyn Unary>)>,
-}
-
-impl Methods {
-    /// No methods yet of the service with this name. `descriptors` is a serialized
-    /// `FileDescriptorSet` that describes it.
-    pub fn new(service: &'static str, descriptors: &'static [u8], place: Place) -> Self {
-        Self {
-            service,
-            descriptors,
-            place,
-            methods: Vec::new(),
-        }
-    }
-
-    /// Adds a method that takes one message and answers with one.
-    #[must_use]
-    pub fn unary<M, R, F, T>(mut self, name: &'static str, method: F) -> Self
-    where
-        M: Message + Default + 'static,
-        R: Message + 'static,
-        F: Fn(Request<M>) -> T + Send + Sync + 'static,
-        T: Future<Output = Result<Response<R>, Status>> + 'static,
-    {
-        let method = Typed {
-            method,
-            message: PhantomData::<fn(M)>,
-        };
-        self.methods.push((name, Arc::new(method)));
-        self
-    }
-}
+use crate::shard::StreamShare;
+use crate::trace::{self, CallSpan};
 
 /// A method whose messages are decoded and encoded.
-pub(crate) trait Unary: Send + Sync {
-    /// Calls the method. The future is to be polled on the thread that has called.
-    fn call(&self, envelope: &Envelope) -> Result<LocalAnswer, Status>;
+pub(crate) trait Unary<A>: Send + Sync {
+    /// Calls the method.
+    fn call(&self, envelope: &Envelope) -> Result<A, Status>;
 }
 
-/// The answer of a method, on the thread where the method was called.
+/// The answer of a method, to be polled on the thread that has called it.
 pub(crate) type LocalAnswer = Pin<Box<dyn Future<Output = Result<Envelope, Status>>>>;
 
-struct Typed<F, M> {
+/// The answer of a method, to be polled on whatever thread has time.
+pub(crate) type PoolAnswer = Pin<Box<dyn Future<Output = Result<Envelope, Status>> + Send>>;
+
+pub(super) struct Typed<F, M> {
     method: F,
     message: PhantomData<fn(M)>,
 }
 
-impl<M, R, F, T> Unary for Typed<F, M>
+impl<F, M> Typed<F, M> {
+    pub(super) fn new(method: F) -> Self {
+        Self {
+            method,
+            message: PhantomData,
+        }
+    }
+}
+
+impl<M, R, F, T> Unary<LocalAnswer> for Typed<F, M>
 where
     M: Message + Default + 'static,
     R: Message + 'static,
@@ -100,23 +60,45 @@ where
     T: Future<Output = Result<Response<R>, Status>> + 'static,
 {
     fn call(&self, envelope: &Envelope) -> Result<LocalAnswer, Status> {
-        let message = codec::decode(envelope.message())
-            .map_err(|error| Status::new(Code::InvalidArgument, format!("the message: {error}")))?;
-        let request = Request::with_metadata(message, envelope.request_metadata());
-        let answer = (self.method)(request);
-        Ok(Box::pin(async move {
-            let response = answer.await?;
-            codec::answer(response.metadata(), response.get_ref())
-        }))
+        Ok(Box::pin(encoded((self.method)(request(envelope)?))))
     }
+}
+
+impl<M, R, F, T> Unary<PoolAnswer> for Typed<F, M>
+where
+    M: Message + Default + 'static,
+    R: Message + 'static,
+    F: Fn(Request<M>) -> T + Send + Sync + 'static,
+    T: Future<Output = Result<Response<R>, Status>> + Send + 'static,
+{
+    fn call(&self, envelope: &Envelope) -> Result<PoolAnswer, Status> {
+        Ok(Box::pin(encoded((self.method)(request(envelope)?))))
+    }
+}
+
+fn request<M: Message + Default>(envelope: &Envelope) -> Result<Request<M>, Status> {
+    let message = codec::decode(envelope.message())
+        .map_err(|error| Status::new(Code::InvalidArgument, format!("the message: {error}")))?;
+    Ok(Request::with_metadata(message, envelope.request_metadata()))
+}
+
+async fn encoded<R: Message>(
+    answer: impl Future<Output = Result<Response<R>, Status>>,
+) -> Result<Envelope, Status> {
+    let (message, mut metadata, trailers) = answer.await?.into_parts();
+    if let Some(trailers) = trailers {
+        for (name, value) in trailers.take().iter() {
+            metadata.append(name, value)?;
+        }
+    }
+    codec::answer(&metadata, &message)
 }
 
 /// A method that an engine serves.
 pub(crate) struct Registered {
     pub(crate) path: Text,
     pub(crate) stats: MethodStats,
-    method: Arc<dyn Unary>,
-    place: Place,
+    code: MethodCode,
     spawners: Arc<[TaskSpawner]>,
 }
 
@@ -126,46 +108,135 @@ pub(crate) enum Begun {
     Ended(Result<Envelope, Status>),
     /// Its future waits for something, on this thread.
     Waits(LocalAnswer),
-    /// It is to be run on a thread of the compute pool.
-    ForPool(Box<dyn FnOnce() -> Result<Envelope, Status> + Send>),
+    /// Its future is to be polled by threads of the compute pool.
+    ForPool(PoolAnswer),
 }
 
 impl Registered {
-    pub(crate) fn new(
-        path: Text,
-        method: Arc<dyn Unary>,
-        place: Place,
-        spawners: Arc<[TaskSpawner]>,
-    ) -> Self {
+    pub(crate) fn new(path: Text, code: MethodCode, spawners: Arc<[TaskSpawner]>) -> Self {
         Self {
             stats: MethodStats::new(spawners.len()),
             path,
-            method,
-            place,
+            code,
             spawners,
         }
     }
 
     pub(crate) fn may_block(&self) -> bool {
-        self.place == Place::ComputePool
+        matches!(self.code, MethodCode::OnPool(_))
+    }
+
+    /// Whether it is called with a stream.
+    pub(crate) fn streams(&self) -> bool {
+        matches!(
+            self.code,
+            MethodCode::OnShard(Implementation::Streams(_))
+                | MethodCode::OnPool(Implementation::Streams(_))
+        )
     }
 
     /// Calls the method on this shard, as far as it comes without waiting.
     pub(crate) fn begin(self: &Arc<Self>, envelope: Envelope, shard: usize) -> Begun {
-        let begun = self.stats.begin(shard, envelope.message_bytes());
-        if self.may_block() {
-            let method = Arc::clone(self);
-            return Begun::ForPool(Box::new(move || {
-                let answer = caught(|| futures_executor::block_on(method.method.call(&envelope)?));
-                method.stats.end(shard, begun, &answer);
-                answer
-            }));
+        let bytes = envelope.message_bytes();
+        let span = trace::of_served_method(&envelope);
+        match &self.code {
+            MethodCode::OnShard(Implementation::Unary(method)) => {
+                let method = Arc::clone(method);
+                self.begin_here(bytes, shard, span, move || method.call(&envelope))
+            }
+            MethodCode::OnPool(Implementation::Unary(method)) => {
+                let method = Arc::clone(method);
+                self.begin_on_pool(bytes, shard, span, move || method.call(&envelope))
+            }
+            _ => Begun::Ended(Err(self.called_otherwise())),
         }
+    }
+
+    /// The same, of a method that streams. `share` is let go of when the method has ended.
+    pub(crate) fn begin_stream(
+        self: &Arc<Self>,
+        envelope: &Envelope,
+        input: PipeReceiver,
+        output: PipeSender,
+        shard: usize,
+        share: Option<Arc<StreamShare>>,
+    ) -> Begun {
+        let metadata = envelope.request_metadata();
+        let moved = Moved {
+            method: Arc::clone(self),
+            shard,
+            input: input.meter(),
+            output: output.meter(),
+            _share: share,
+        };
+        let span = trace::of_served_method(envelope);
+        match &self.code {
+            MethodCode::OnShard(Implementation::Streams(method)) => {
+                let method = Arc::clone(method);
+                self.begin_here(0, shard, span, move || {
+                    let answer = method.call(metadata, input, output);
+                    Ok(Box::pin(counted(moved, answer)) as LocalAnswer)
+                })
+            }
+            MethodCode::OnPool(Implementation::Streams(method)) => {
+                let method = Arc::clone(method);
+                self.begin_on_pool(0, shard, span, move || {
+                    let answer = method.call(metadata, input, output);
+                    Ok(Box::pin(counted(moved, answer)) as PoolAnswer)
+                })
+            }
+            _ => Begun::Ended(Err(self.called_otherwise())),
+        }
+    }
+
+    /// Why a call of the wrong kind is refused.
+    fn called_otherwise(&self) -> Status {
+        let path = self.path.as_str();
+        let text = match self.streams() {
+            false => format!("{path} takes one message and answers with one"),
+            true => format!("{path} streams; call it from a peer that knows streams, or over gRPC"),
+        };
+        Status::new(Code::Unimplemented, text)
+    }
+
+    fn begin_on_pool(
+        self: &Arc<Self>,
+        message_bytes: usize,
+        shard: usize,
+        span: CallSpan,
+        call: impl FnOnce() -> Result<PoolAnswer, Status> + Send + 'static,
+    ) -> Begun {
+        let begun = self.stats.begin(shard, message_bytes);
+        let mut ending = Ending {
+            method: Arc::clone(self),
+            shard,
+            begun: Some(begun),
+        };
+        Begun::ForPool(Box::pin(async move {
+            let run = async { call()?.await };
+            let run = tracing::Instrument::instrument(run, span.to_span());
+            let answer = AssertUnwindSafe(run).catch_unwind().await;
+            let answer = answer.unwrap_or_else(|panic| Err(panicked(&*panic)));
+            span.note_end(&answer);
+            ending.end(&answer);
+            answer
+        }))
+    }
+
+    fn begin_here(
+        self: &Arc<Self>,
+        message_bytes: usize,
+        shard: usize,
+        span: CallSpan,
+        call: impl FnOnce() -> Result<LocalAnswer, Status>,
+    ) -> Begun {
+        let begun = self.stats.begin(shard, message_bytes);
         let mut polled = Instant::now();
-        let mut answer = match caught(|| self.method.call(&envelope)) {
-            Ok(answer) => answer,
+        let mut answer = match caught(|| span.in_scope(call)) {
+            Ok(answer) => span.instrument(answer),
             Err(status) => {
                 let answer = Err(status);
+                span.note_end(&answer);
                 self.stats.end(shard, begun, &answer);
                 return Begun::Ended(answer);
             }
@@ -216,29 +287,66 @@ impl Registered {
     }
 
     /// Runs what a method has begun to its end, on this shard's thread, and hands over its answer.
-    /// What comes back withdraws the call.
     pub(crate) fn run(
         &self,
         shard: usize,
         answer: LocalAnswer,
         done: impl FnOnce(Result<Envelope, Status>) + 'static,
-    ) -> Arc<Withdrawal> {
-        let (handle, registration) = AbortHandle::new_pair();
-        let task = Abortable::new(async move { done(answer.await) }, registration);
-        spawn_local(self.spawners.get(shard), async move {
-            // One that was withdrawn is dropped, with whoever waits for its answer.
-            let _was_withdrawn = task.await;
-        });
-        Arc::new(Withdrawal(handle))
+    ) -> Withdrawal {
+        let (withdrawal, task) = withdrawable(async move { done(answer.await) });
+        spawn_local(self.spawners.get(shard), task);
+        withdrawal
     }
 }
 
+/// Lets threads of the compute pool run what a method has begun for a peer to its end. It holds
+/// none of them while it waits.
+pub(crate) fn run_on_pool(
+    compute: &Arc<dyn Compute>,
+    peer: Account,
+    answer: PoolAnswer,
+    done: impl FnOnce(Result<Envelope, Status>) + Send + 'static,
+) -> Withdrawal {
+    let (withdrawal, task) = withdrawable(async move { done(answer.await) });
+    spawn_future(compute, peer, task);
+    withdrawal
+}
+
+/// A future that ends early when it is withdrawn. It is dropped then, with whoever waits for its
+/// answer.
+fn withdrawable<F: Future<Output = ()>>(
+    future: F,
+) -> (Withdrawal, impl Future<Output = ()> + use<F>) {
+    let (handle, registration) = AbortHandle::new_pair();
+    let future = Abortable::new(future, registration);
+    let withdrawal = Withdrawal {
+        handle,
+        _share: None,
+    };
+    (withdrawal, async move {
+        let _was_withdrawn = future.await;
+    })
+}
+
 /// Drops the future of a call that nobody waits for any more.
-pub(crate) struct Withdrawal(AbortHandle);
+pub(crate) struct Withdrawal {
+    handle: AbortHandle,
+    /// What the stream holds of its peer's share, until its last message and its answer have left.
+    _share: Option<Arc<StreamShare>>,
+}
+
+impl Withdrawal {
+    pub(crate) fn with(self, share: Option<Arc<StreamShare>>) -> Self {
+        Self {
+            _share: share,
+            ..self
+        }
+    }
+}
 
 impl RequestWatch for Withdrawal {
     fn withdrawn(&self) {
-        self.0.abort();
+        self.handle.abort();
     }
 }
 
@@ -260,6 +368,30 @@ impl Ending {
 impl Drop for Ending {
     fn drop(&mut self) {
         self.end(&Err(Status::new(Code::Cancelled, "the call was withdrawn")));
+    }
+}
+
+/// Counts the bytes of a stream at its end, also if it is dropped.
+struct Moved {
+    method: Arc<Registered>,
+    shard: usize,
+    input: Meter,
+    output: Meter,
+    _share: Option<Arc<StreamShare>>,
+}
+
+async fn counted(
+    moved: Moved,
+    answer: impl Future<Output = Result<Envelope, Status>>,
+) -> Result<Envelope, Status> {
+    let _counted_at_the_end = moved;
+    answer.await
+}
+
+impl Drop for Moved {
+    fn drop(&mut self) {
+        let (input, output) = (self.input.passed_bytes(), self.output.passed_bytes());
+        self.method.stats.add_bytes(self.shard, input, output);
     }
 }
 

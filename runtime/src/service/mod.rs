@@ -9,17 +9,27 @@ mod codec;
 mod exchange;
 mod graph_door;
 mod method;
+mod methods;
 mod pieces;
 mod stats;
+mod stream;
 
 pub use crate::latency::{LATENCY_BOUNDS_SECONDS, Latency};
 pub use crate::remote::Remote;
 pub(crate) use client::take_envelope;
 pub use client::{IntoRequest, ServiceClient, UnaryCall};
-pub use exchange::{Request, Response};
+pub use exchange::{Request, Response, Trailers};
+pub use futures_util::Stream;
 pub use grpcxx_rpc::{Code, Metadata, Status};
-pub use method::{Methods, Place, TypedService};
+pub use methods::{LocalMethods, Methods, Place, TypedService};
 pub use stats::{MethodReport, ServiceReport};
+pub use stream::{
+    ClientStreamCall, IntoStreamingRequest, RawSink, RawStream, StreamCall, Streaming,
+};
 
 pub(crate) use graph_door::GraphDoor;
-pub(crate) use method::{Begun, Registered};
+pub(crate) use method::{Begun, Registered, run_on_pool};
+#[cfg(all(test, not(loom)))]
+pub(crate) use stream::pipe::PipeSender;
+pub(crate) use stream::pipe::{Chunk, Ending, WINDOW, pipe};
+pub(crate) use stream::{StreamEnds, StreamStart, hang};

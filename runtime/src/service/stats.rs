@@ -94,6 +94,13 @@ impl MethodStats {
         latency.record(took_ns, 1);
     }
 
+    /// Counts messages of streams.
+    pub(super) fn add_bytes(&self, shard: usize, request_bytes: u64, answer_bytes: u64) {
+        let mut part = self.part(shard);
+        part.request_bytes += request_bytes;
+        part.answer_bytes += answer_bytes;
+    }
+
     /// The sum over all shards.
     pub(crate) fn report(&self, path: &str) -> MethodReport {
         let mut report = MethodReport {

@@ -34,6 +34,14 @@ impl<A> Core<A> {
                     return self.put_back(result, taken);
                 };
                 server.waits.end(request);
+                if !server.streams.is_empty() {
+                    // What was sent before goes before.
+                    self.pump_request(id, request, true);
+                }
+                let Some(server) = self.incoming.servers.find_mut(id) else {
+                    return self.put_back(result, taken);
+                };
+                server.end_stream(request);
                 let arena = &mut self.arena;
                 let mut memory = |len| arena.allocate(len).ok();
                 let connection = &mut server.connection;
@@ -84,7 +92,10 @@ impl<A> Core<A> {
             let (step_id, keys) = match undelivered.request {
                 Request::RecvTensor { step_id, key } => (step_id, Keys::One(key)),
                 Request::FuseRecvTensor { step_id, keys } => (step_id, Keys::Many(keys)),
-                Request::Message { .. } | Request::StarRunGraph(_) | Request::Unary(_) => continue,
+                Request::Message { .. }
+                | Request::StarRunGraph(_)
+                | Request::Unary(_)
+                | Request::Stream(_) => continue,
             };
             self.route_restore(step_id, keys, undelivered.tensors);
         }

@@ -8,7 +8,7 @@ use crate::shard::Shard;
 pub(crate) struct Audit {
     /// Calls without a result.
     pub(crate) calls: usize,
-    /// Commands and parcels taken and not yet worked off or handed over.
+    /// Commands and mesh messages taken and not yet worked off or handed over.
     pub(crate) backlog: usize,
     /// Requests that wait in steps of this shard.
     pub(crate) waiters: usize,

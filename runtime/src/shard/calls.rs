@@ -8,7 +8,7 @@ use grpcxx_transport::{Refusal, Time};
 use crate::call::CallResult;
 use crate::command::{Cancellable, Command, NewCall, Origin, SlotId, deadline};
 use crate::completion::{Completion, Target};
-use crate::latency::{CallKind, CallSide, CallStart, Carrier};
+use crate::latency::{CallKind, CallPlace, CallSide, CallStart};
 use crate::limits;
 use crate::shard::core::Core;
 use crate::shard::in_flight::{Details, Entry, Stage, token};
@@ -27,6 +27,7 @@ impl<A> Core<A> {
             timeout,
             completion,
             cancellable,
+            stream,
         } = new;
         if cancellable.as_ref().is_some_and(Cancellable::is_cancelled) {
             return self.refuse_call(completion, cancelled());
@@ -48,7 +49,9 @@ impl<A> Core<A> {
         let details = (number.is_some() || slot.is_none()).then_some(Details {
             number,
             stage,
+            caller: peer.served_for(),
             watch: None,
+            stream,
         });
         let begun = CallStart::new(self.now, CallKind::of(&request));
         let target = completion.into_target();
@@ -89,6 +92,7 @@ impl<A> Core<A> {
         let Some(connection) = self.outgoing.peers[peer].connection_mut() else {
             return self.finish_call(waiting.call, Err(no_connection()));
         };
+        let streams = matches!(waiting.request, Request::Stream(_));
         match connection.call(self.now, waiting.request, options) {
             Ok(call) => {
                 let stage = Stage::OnLink {
@@ -97,6 +101,9 @@ impl<A> Core<A> {
                 };
                 self.outgoing.calls.set_stage(waiting.call, stage);
                 self.mark_peer(peer);
+                if streams {
+                    self.pump_call(waiting.call);
+                }
             }
             Err(refused) => {
                 let status = match refused.refusal {
@@ -121,9 +128,8 @@ impl<A> Core<A> {
     }
 
     /// Notes how long a call took that has ended.
-    pub(super) fn note_call(&mut self, carrier: Carrier, begun: CallStart) {
-        let on = (CallSide::Client, carrier);
-        self.latencies.record(on, begun, self.now, 1);
+    pub(super) fn note_call(&mut self, place: CallPlace, begun: CallStart) {
+        self.call_table.record(place, begun, self.now, 1);
     }
 
     /// Ends a call that no connection has, or gives the result back if its caller has gone already.
@@ -133,13 +139,13 @@ impl<A> Core<A> {
         call: SlotId,
         result: CallResult,
     ) -> Result<(), CallResult> {
-        let carrier = match self.outgoing.calls.is_local(call) {
-            true => Carrier::Local,
-            false => Carrier::None,
+        let place = match self.outgoing.calls.is_local(call) {
+            true => CallPlace::LOCAL,
+            false => CallPlace::NONE,
         };
         match self.outgoing.calls.take(call) {
             Some(Entry { target, begun }) => {
-                self.note_call(carrier, begun);
+                self.note_call(place, begun);
                 self.complete(target, result)
             }
             None => Err(result),
@@ -180,7 +186,7 @@ impl<A> Core<A> {
         self.dispatch(origin, request);
     }
 
-    fn withdraw_call(&mut self, call: SlotId, status: Status) {
+    pub(super) fn withdraw_call(&mut self, call: SlotId, status: Status) {
         let Some(details) = self.outgoing.calls.details_mut(call) else {
             return;
         };

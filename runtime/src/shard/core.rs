@@ -11,11 +11,11 @@ use grpcxx_transport::{LinkId, Time, Transport};
 
 use crate::blame::{Blame, survive};
 use crate::client::{Lookups, Mailbox, Mailboxes};
-use crate::command::{Command, Parcel, Shared};
+use crate::command::{Command, MeshMessage, Shared};
 use crate::compute::Compute;
 use crate::counters::ShardCounters;
 use crate::function::Service;
-use crate::latency::LatencyTable;
+use crate::latency::{CallTable, CountedPeers};
 use crate::limits;
 use crate::mesh::{Inbox, Mesh};
 use crate::policy::Authority;
@@ -50,8 +50,10 @@ pub(crate) struct Core<A> {
     pub(super) timers: Timers<Subject>,
     pub(super) looks: Looks,
     pub(super) shares: PeerShares,
-    pub(super) latencies: LatencyTable,
+    pub(super) call_table: CallTable,
     pub(super) failures: Failures,
+    /// How often tasks of the cluster had moved when connections last got rights for that.
+    pub(super) moves_of_tasks: u64,
     pub(super) stop_at: Option<Time>,
     /// Whether the shard has stopped and let go of all links; it then makes no more.
     pub(super) has_ended: bool,
@@ -75,6 +77,7 @@ pub(crate) struct SharedParts {
     /// Shards that have stopped and let go of all links.
     pub(crate) ended: Arc<AtomicUsize>,
     pub(crate) accounts: Arc<Accounts>,
+    pub(crate) counted_peers: Arc<CountedPeers>,
 }
 
 /// What a shard is made of.
@@ -90,7 +93,7 @@ pub(crate) struct CoreParts<A> {
     pub(crate) patience: Patience,
     pub(crate) shares: PeerShares,
     pub(crate) arena: Arena,
-    pub(crate) mesh: Mesh<Parcel<A>>,
+    pub(crate) mesh: Mesh<MeshMessage<A>>,
     pub(crate) inbox: Inbox<Command>,
 }
 
@@ -113,8 +116,9 @@ impl<A> Core<A> {
             timers: Timers::new(),
             looks: Looks::new(parts.patience),
             shares: parts.shares,
-            latencies: LatencyTable::new(),
+            call_table: CallTable::new(Arc::clone(&parts.shared.counted_peers)),
             failures: Failures::default(),
+            moves_of_tasks: 0,
             stop_at: None,
             has_ended: false,
             finished: false,
@@ -125,13 +129,17 @@ impl<A> Core<A> {
     pub(super) fn begin(&mut self, now: Time) {
         self.now = now;
         self.arena.reclaim();
+        let moves = self.shared.authority.moves_of_tasks();
+        if moves != self.moves_of_tasks {
+            self.admit_moved_tasks(moves);
+        }
     }
 
     pub(crate) fn counters(&self) -> &ShardCounters {
         &self.shared.counters[self.index]
     }
 
-    /// Whether parcels or commands wait that no event of a link will announce.
+    /// Whether mesh messages or commands wait that no event of a link will announce.
     pub(crate) fn has_work(&self) -> bool {
         self.mail.has_work()
             || self.incoming.has_work()
@@ -151,10 +159,10 @@ impl<A> Core<A> {
             self.stop(Duration::ZERO);
         }
         let events = self.mail.take();
-        while let Some(newcomer) = self.mail.poll_newcomer() {
-            self.adopt(newcomer, transport);
+        while let Some(accepted) = self.mail.poll_accepted() {
+            self.adopt(accepted, transport);
         }
-        self.place_newcomers(transport);
+        self.place_accepted(transport);
         events
     }
 
@@ -317,11 +325,12 @@ impl<A> Core<A> {
             Command::Cleanup { step_id, origin } => self.cleanup(step_id, origin),
             Command::GraphDone(graph_done) => self.graph_done(graph_done),
             Command::Inspect { peer, tell } => tell(self.inspect_peer(&peer)),
-            Command::Latencies { tell } => tell(self.latencies.snapshot(self.index)),
+            Command::Calls { tell } => tell(self.count_calls()),
             Command::WaitsLong(late) => self.log_late(&late),
             Command::InspectShard { tell } => tell(self.inspect()),
             Command::Disconnect { peer } => self.disconnect_peer(&peer),
             Command::Resolved { slot, found } => self.peer_resolved(slot, found),
+            Command::Stream(bells) => self.stream_rang(bells),
             Command::Run(code) => {
                 let blame = Blame::on("code that was run on the shard");
                 code(&mut self.context());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use grpcxx_memory::BufferMut;
-use grpcxx_rpc::{CallId, Status, TensorMeta};
+use grpcxx_rpc::{Account, CallId, Status, TensorMeta};
 use grpcxx_transport::{SlotTable, VacantSlot};
 
 use crate::blame::survive;
@@ -15,6 +15,7 @@ use crate::completion::{Completion, Recipient, Target};
 use crate::function::RequestWatch;
 use crate::latency::CallStart;
 use crate::limits;
+use crate::service::StreamEnds;
 
 /// The calls that this shard has accepted and not yet finished.
 ///
@@ -44,8 +45,12 @@ pub(super) struct Entry {
 pub(super) struct Details {
     pub(super) number: Option<NonZeroU64>,
     pub(super) stage: Stage,
+    /// Against whose share it counts, if this process serves it.
+    pub(super) caller: Account,
     /// The service in this process that has the request.
     pub(super) watch: Option<Arc<dyn RequestWatch>>,
+    /// What the shard has of its stream.
+    pub(super) stream: Option<Box<StreamEnds>>,
 }
 
 /// How far a call has come.
@@ -89,6 +94,12 @@ impl InFlight {
         details
             .and_then(Option::as_ref)
             .is_some_and(|details| matches!(details.stage, Stage::Local { .. }))
+    }
+
+    /// Against whose share a call counts that this process serves itself.
+    pub(super) fn caller(&self, call: SlotId) -> Account {
+        let details = self.details.get(call.slot as usize);
+        (details.and_then(Option::as_ref)).map_or(Account::OWN, |details| details.caller)
     }
 
     /// The names of all calls.
@@ -293,7 +304,9 @@ mod tests {
         Details {
             number: NonZeroU64::new(number),
             stage: Stage::Local { home: None },
+            caller: Account::OWN,
             watch: None,
+            stream: None,
         }
     }
 

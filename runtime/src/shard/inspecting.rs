@@ -6,6 +6,7 @@ use std::time::Duration;
 use grpcxx_rpc::{ClientConnection, RequestId};
 use grpcxx_transport::Time;
 
+use crate::client::LinkMedium;
 use crate::command::{Origin, SlotId, WaitsLong};
 use crate::inspection::{
     INSPECTED_ROWS_MAX, InspectedConnection, ParkedTensor, PendingReceive, ShardInspection,
@@ -34,8 +35,27 @@ impl<A> Core<A> {
             parked_bytes: self.steps.stored_bytes(),
             connections,
             connections_total: self.outgoing.peers.len() + self.incoming.servers.len(),
+            links: self.links_by_medium(),
+            arena: self.arena.statistics(),
             failures: self.failures.tell(self.now),
         }
+    }
+
+    /// How many connections each medium carries.
+    fn links_by_medium(&self) -> Vec<(LinkMedium, usize)> {
+        let connected = (self.outgoing.peers.iter()).filter(|peer| peer.connection.is_some());
+        let servers = self.incoming.servers.iter();
+        let media = connected
+            .map(|peer| peer.medium)
+            .chain(servers.map(|(_, server)| server.medium()));
+        let mut links: Vec<(LinkMedium, usize)> = Vec::new();
+        for medium in media.take(ROWS_LOOKED_AT_MAX) {
+            match links.iter_mut().find(|(known, _)| *known == medium) {
+                Some((_, count)) => *count += 1,
+                None => links.push((medium, 1)),
+            }
+        }
+        links
     }
 
     /// Says in the log that a request of this shard waits long.

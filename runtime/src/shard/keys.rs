@@ -66,7 +66,7 @@ impl KnownKeys {
         let place = self.by_address[place_of(bytes)] as usize;
         let line = &self.pairs[place / 2].lines[place % 2];
         // All empty texts may have the same address.
-        let is_it = !bytes.is_empty() && std::ptr::eq(&line.text.as_buffer()[..], bytes);
+        let is_it = !bytes.is_empty() && line.text.is_same(key);
         is_it.then_some(line.hash)
     }
 
@@ -95,7 +95,7 @@ impl KnownKeys {
         if self.pairs[number].find(bytes).is_none() {
             task.check_key(key)?;
             if bytes.len() <= LINE_BYTES_MAX {
-                self.learn(number, hash, bytes);
+                self.cache(number, hash, bytes);
             }
         }
         Ok(hash)
@@ -109,7 +109,7 @@ impl KnownKeys {
     }
 
     /// Keeps a copy of a key, since memory of a message is not to be kept.
-    fn learn(&mut self, number: usize, hash: u64, key: &[u8]) {
+    fn cache(&mut self, number: usize, hash: u64, key: &[u8]) {
         let Ok(text) = std::str::from_utf8(key) else {
             return;
         };
@@ -179,7 +179,7 @@ mod tests {
                     found += 1;
                 }
                 assert_eq!(keys.check(&good, &task), Ok(hash));
-                let text = keys.find(good.as_buffer()).expect("it was learnt just now");
+                let text = keys.find(good.as_buffer()).expect("it was cached just now");
                 assert_eq!(keys.check(&text, &task), Ok(hash));
                 let bad = key(8, edge);
                 assert!(keys.check(&bad, &task).is_err());
@@ -189,10 +189,10 @@ mod tests {
         assert!((1..edges).contains(&found) || cfg!(miri), "{found}");
         let good = key(7, 0);
         assert_eq!(keys.check(&good, &task), Ok(keys.hash(good.as_buffer())));
-        let text = keys.find(good.as_buffer()).expect("it was learnt just now");
+        let text = keys.find(good.as_buffer()).expect("it was cached just now");
         for sent in [good, text.clone()] {
             let (known, hash) = keys.known(sent);
-            assert!(std::ptr::eq(&known.as_buffer()[..], &text.as_buffer()[..]));
+            assert!(known.is_same(&text));
             assert_eq!(hash, keys.hash(text.as_buffer()));
         }
         let (unknown, _) = keys.known(key(8, 0));

@@ -1,7 +1,7 @@
 //! Where payload lands that connections of a shard receive.
 
 use grpcxx_memory::{Arena, BufferMut};
-use grpcxx_rpc::{AtHand, HeldTensor, Landings, Status, TensorMeta, Text, home_shard};
+use grpcxx_rpc::{HeldTensor, ImmediateHit, Landings, Status, TensorMeta, Text, home_shard};
 use grpcxx_transport::SlotTable;
 
 use crate::blame::{Blame, THE_SERVICE};
@@ -72,7 +72,12 @@ impl Landings for ArenaLandings<'_> {
     }
 
     #[inline]
-    fn at_hand(&mut self, step_id: i64, key: &Text, data_bytes_max: usize) -> Option<AtHand<'_>> {
+    fn immediate_hit(
+        &mut self,
+        step_id: i64,
+        key: &Text,
+        data_bytes_max: usize,
+    ) -> Option<ImmediateHit<'_>> {
         let shard = self.shard?;
         let at_once = match &self.shared.service {
             Some(service) => {
@@ -83,21 +88,21 @@ impl Landings for ArenaLandings<'_> {
             }
             None => AtOnce::Declined,
         };
-        let at_hand = match at_once {
+        let immediate_hit = match at_once {
             AtOnce::Ask => return None,
             AtOnce::Tensor(tensor) if tensor.data.len() > data_bytes_max => return None,
-            AtOnce::Tensor(tensor) => AtHand::Kept(tensor),
+            AtOnce::Tensor(tensor) => ImmediateHit::Owned(tensor),
             AtOnce::Declined if home_shard(step_id, self.shared.loads.len()) != shard => {
                 return None;
             }
             AtOnce::Declined => {
                 let key_hash = self.steps.keys.check(key, &self.shared.task).ok()?;
                 let (held, tensor) = (self.steps).hold(step_id, key, key_hash, data_bytes_max)?;
-                AtHand::Taken(held, tensor)
+                ImmediateHit::Borrowed(held, tensor)
             }
         };
         self.answered += 1;
-        Some(at_hand)
+        Some(immediate_hit)
     }
 }
 
@@ -140,7 +145,7 @@ impl Landings for CallLandings<'_> {
         None
     }
 
-    fn at_hand(&mut self, _: i64, _: &Text, _: usize) -> Option<AtHand<'_>> {
+    fn immediate_hit(&mut self, _: i64, _: &Text, _: usize) -> Option<ImmediateHit<'_>> {
         None
     }
 }

@@ -14,6 +14,7 @@ use grpcxx_transport::{CloseReason, LinkId, SlotId, SlotTable, Time};
 /// How long, and how much, a connection that is left still takes from a peer that has announced
 /// nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DrainLimits {
     /// The whole time.
     pub time: Duration,
@@ -21,6 +22,22 @@ pub struct DrainLimits {
     pub quiet: Duration,
     /// Most bytes that nobody can read as answers.
     pub bytes: u64,
+}
+
+impl DrainLimits {
+    /// These limits with what `change` sets; fields that it leaves alone keep their values.
+    ///
+    /// ```
+    /// use grpcxx_runtime::DrainLimits;
+    ///
+    /// let limits = DrainLimits::default().with(|limits| limits.bytes = 1 << 20);
+    /// assert_eq!(limits.bytes, 1 << 20);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
 }
 
 impl Default for DrainLimits {

@@ -17,7 +17,7 @@ impl<A> LinkHandler<A> for Core<A> {
         tracing::debug!(%peer, "connection accepted");
         if !self.is_stopping() && self.shared.authority.admits(peer) {
             self.counters().accepted.add(1);
-            self.newcomer(peer, accepted);
+            self.accepted(peer, accepted);
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::blame::survive;
 use crate::client::Mailbox;
-use crate::command::{Command, Newcomer, Parcel};
+use crate::command::{AcceptedConnection, Command, MeshMessage};
 use crate::fate::Fate;
 use crate::limits;
 use crate::mesh::Mesh;
@@ -12,23 +12,23 @@ use crate::mesh::Mesh;
 /// What a shard is handed, and what it hands to other shards.
 pub(super) struct Mail<A> {
     shard: usize,
-    mesh: Mesh<Parcel<A>>,
-    /// Parcels that did not fit into the ring to each other shard. A request under way, of which
+    mesh: Mesh<MeshMessage<A>>,
+    /// Messages that did not fit into the ring to each other shard. A request under way, of which
     /// each connection has a limit, leaves at most its receive and its withdrawal on one way, and
     /// its answer on the other.
-    unsent: Vec<VecDeque<Parcel<A>>>,
+    unsent: Vec<VecDeque<MeshMessage<A>>>,
     mailbox: Mailbox,
     /// Commands to be carried out in this turn or the next.
     deferred: VecDeque<Command>,
     /// Connections that other shards have accepted for this one.
-    newcomers: VecDeque<Newcomer<A>>,
+    accepted: VecDeque<AcceptedConnection<A>>,
 }
 
 impl<A> Mail<A> {
     pub(super) fn new(
         shard: usize,
         shards: usize,
-        mesh: Mesh<Parcel<A>>,
+        mesh: Mesh<MeshMessage<A>>,
         mailbox: Mailbox,
     ) -> Self {
         Self {
@@ -37,14 +37,14 @@ impl<A> Mail<A> {
             unsent: (0..shards).map(|_| VecDeque::new()).collect(),
             mailbox,
             deferred: VecDeque::new(),
-            newcomers: VecDeque::new(),
+            accepted: VecDeque::new(),
         }
     }
 
     /// Whether something waits that no event of a link will announce.
     pub(super) fn has_work(&self) -> bool {
         !self.deferred.is_empty()
-            || !self.newcomers.is_empty()
+            || !self.accepted.is_empty()
             || !self.mailbox.is_empty()
             || !self.mesh.is_empty()
             || self.unsent.iter().any(|queue| !queue.is_empty())
@@ -56,11 +56,11 @@ impl<A> Mail<A> {
         !self.deferred.is_empty()
     }
 
-    /// Commands and parcels taken and not yet worked off or handed over.
+    /// Commands and mesh messages taken and not yet worked off or handed over.
     #[cfg(all(any(test, fuzzing), not(loom)))]
     pub(super) fn backlog(&self) -> usize {
         let unsent: usize = self.unsent.iter().map(VecDeque::len).sum();
-        self.deferred.len() + self.newcomers.len() + unsent
+        self.deferred.len() + self.accepted.len() + unsent
     }
 
     /// Most commands that may come in now.
@@ -79,21 +79,21 @@ impl<A> Mail<A> {
         if shard == self.shard {
             self.defer(command);
         } else {
-            self.ship(shard, Parcel::Command(command));
+            self.ship(shard, MeshMessage::Command(command));
         }
     }
 
     /// Hands something to another shard.
-    pub(super) fn ship(&mut self, shard: usize, parcel: Parcel<A>) {
-        let parcel = if self.unsent[shard].is_empty() {
-            match self.mesh.send(shard, parcel) {
+    pub(super) fn ship(&mut self, shard: usize, message: MeshMessage<A>) {
+        let message = if self.unsent[shard].is_empty() {
+            match self.mesh.send(shard, message) {
                 Ok(()) => return,
                 Err(refused) => refused.value,
             }
         } else {
-            parcel
+            message
         };
-        self.unsent[shard].push_back(parcel);
+        self.unsent[shard].push_back(message);
     }
 
     /// Lets the other shards see what was handed to them.
@@ -113,11 +113,11 @@ impl<A> Mail<A> {
             self.deferred.push_back(command);
             events += 1;
         }
-        let (deferred, newcomers) = (&mut self.deferred, &mut self.newcomers);
+        let (deferred, accepted) = (&mut self.deferred, &mut self.accepted);
         events
-            + self.mesh.drain(limit, |_, parcel| match parcel {
-                Parcel::Command(command) => deferred.push_back(command),
-                Parcel::Adopt(newcomer) => newcomers.push_back(newcomer),
+            + self.mesh.drain(limit, |_, message| match message {
+                MeshMessage::Command(command) => deferred.push_back(command),
+                MeshMessage::Adopt(connection) => accepted.push_back(connection),
             })
     }
 
@@ -134,20 +134,20 @@ impl<A> Mail<A> {
     }
 
     /// The next connection that another shard has accepted for this one.
-    pub(super) fn poll_newcomer(&mut self) -> Option<Newcomer<A>> {
-        self.newcomers.pop_front()
+    pub(super) fn poll_accepted(&mut self) -> Option<AcceptedConnection<A>> {
+        self.accepted.pop_front()
     }
 
     /// Ends what a dead shard was handed. Others hand over until they have ended too.
     pub(super) fn end(&mut self, fate: &Fate) {
         self.mailbox.close();
-        self.newcomers.clear();
+        self.accepted.clear();
         let deferred = &mut self.deferred;
-        let mut keep = |parcel| match parcel {
-            Parcel::Command(command) => deferred.push_back(command),
-            Parcel::Adopt(_) => {}
+        let mut keep = |message| match message {
+            MeshMessage::Command(command) => deferred.push_back(command),
+            MeshMessage::Adopt(_) => {}
         };
-        self.mesh.drain(usize::MAX, |_, parcel| keep(parcel));
+        self.mesh.drain(usize::MAX, |_, message| keep(message));
         self.unsent
             .iter_mut()
             .flat_map(|queue| queue.drain(..))
@@ -159,8 +159,8 @@ impl<A> Mail<A> {
 
     fn ship_unsent(&mut self) {
         for shard in 0..self.unsent.len() {
-            while let Some(parcel) = self.unsent[shard].pop_front() {
-                if let Err(refused) = self.mesh.send(shard, parcel) {
+            while let Some(message) = self.unsent[shard].pop_front() {
+                if let Err(refused) = self.mesh.send(shard, message) {
                     self.unsent[shard].push_front(refused.value);
                     break;
                 }

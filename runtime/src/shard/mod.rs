@@ -1,5 +1,6 @@
 //! One shard: its links, its peers, the steps whose home it is, and the turn that drives them.
 
+mod accepted;
 mod answers;
 #[cfg(all(any(test, fuzzing), not(loom)))]
 mod audit;
@@ -18,7 +19,6 @@ mod leaving;
 mod link_events;
 mod links;
 mod mail;
-mod newcomers;
 mod outgoing;
 mod pace;
 mod peers;
@@ -26,6 +26,7 @@ mod requests;
 mod servers;
 mod shares;
 mod steps;
+mod streams;
 mod submit;
 mod timers;
 mod watches;
@@ -45,7 +46,10 @@ pub(crate) use self::core::{Core, CoreParts, SharedParts};
 pub(crate) use self::driven::DrivenShard;
 pub use self::leaving::DrainLimits;
 pub use self::pace::Patience;
+#[cfg(all(test, not(loom)))]
+pub(crate) use self::shares::Accounts;
 pub use self::shares::PeerShares;
+pub(crate) use self::shares::StreamShare;
 
 /// A shard over one transport. The host turns it; nothing happens in between.
 pub(crate) struct Shard<T: Transport> {

@@ -8,6 +8,7 @@ use grpcxx_transport::{LinkId, Time};
 
 use crate::client::{LinkMedium, Peer};
 use crate::command::SlotId;
+use crate::latency::{CallPlace, CountedPeer, Traffic};
 use crate::shard::in_flight::InFlight;
 use crate::shard::pace::Pace;
 
@@ -35,6 +36,12 @@ pub(super) struct PeerLink {
     pub(super) connection: Option<ClientConnection>,
     /// What carries the connection.
     pub(super) medium: LinkMedium,
+    /// For whom the connection counts.
+    pub(super) counted: Option<CountedPeer>,
+    /// Where its calls are counted.
+    pub(super) place: CallPlace,
+    /// What went over it, as far as it is not counted there.
+    pub(super) traffic: Traffic,
     /// Why it did not move though it should.
     pub(super) stays: Option<String>,
     /// Why the connection is being closed, if this side does it for a reason that callers should
@@ -43,6 +50,8 @@ pub(super) struct PeerLink {
     /// Whether the connection is to be made anew without waiting for a call, for another medium
     /// will carry it.
     pub(super) redials: bool,
+    /// Whether the server of this connection has proven to be another task than was dialled.
+    pub(super) is_other_task: bool,
     pub(super) is_dirty: bool,
     pub(super) armed: Option<Time>,
     pub(super) pace: Pace,
@@ -58,9 +67,13 @@ impl PeerLink {
             link: None,
             connection: None,
             medium: LinkMedium::Tcp,
+            counted: None,
+            place: CallPlace::NONE,
+            traffic: Traffic::default(),
             stays: None,
             parting: None,
             redials: false,
+            is_other_task: false,
             is_dirty: false,
             armed: None,
             pace: Pace::default(),

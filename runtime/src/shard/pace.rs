@@ -16,6 +16,7 @@ use crate::shard::links::Owner;
 
 /// How long peers may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Patience {
     /// Time within which a frame that has begun must end or bring [`Patience::progress_bytes`];
     /// `None`: as long as it likes.
@@ -30,6 +31,22 @@ pub struct Patience {
     /// How long a request may wait for tensors of a step before the log says, once for the step,
     /// who waits for what; `None`: as long as it likes.
     pub step_wait: Option<Duration>,
+}
+
+impl Patience {
+    /// This patience with what `change` sets; fields that it leaves alone keep their values.
+    ///
+    /// ```
+    /// use grpcxx_runtime::Patience;
+    ///
+    /// let patience = Patience::default().with(|patience| patience.progress_bytes = 1024);
+    /// assert_eq!(patience.progress_bytes, 1024);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
 }
 
 /// When a shard looks at its connections.

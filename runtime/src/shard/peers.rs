@@ -1,6 +1,6 @@
 use grpcxx_rpc::{
-    Action, Admission, ClientConnection, Code, ConnectionLimits, PeerViolation, Reason, Response,
-    Status, Tensor,
+    Action, Admission, ClientConnection, Code, PeerViolation, Reason, Response, Status, Tensor,
+    Unproven,
 };
 use grpcxx_transport::{
     CloseReason, Frame, Landing, MediumKind, Next, Outcome, PeerName, Progress, Time, Transport,
@@ -10,7 +10,7 @@ use crate::blame::{A_HANDLER, Blame};
 use crate::client::{LinkMedium, Peer, PeerState};
 use crate::command::SlotId;
 use crate::completion::{Recipient, Target};
-use crate::latency::Carrier;
+use crate::latency::{CallPlace, CallSide, ShardCalls};
 use crate::shard::core::Core;
 use crate::shard::in_flight::{Entry, from_token};
 use crate::shard::landings::CallLandings;
@@ -36,17 +36,49 @@ impl<A> Core<A> {
     }
 
     pub(super) fn peer_proven(&mut self, slot: usize, name: Option<&PeerName>) {
-        let peer = self.outgoing.peers[slot].address();
-        tracing::debug!(peer, name = ?name.map(PeerName::to_string), "certificate");
+        let link = &mut self.outgoing.peers[slot];
+        link.is_other_task = name.is_some_and(|name| !link.peer.may_be(name));
+        let peer = link.address();
+        let name = name.map(PeerName::to_string);
+        if link.is_other_task {
+            tracing::warn!(
+                peer,
+                name,
+                "the certificate names another task than was dialled"
+            );
+        } else {
+            tracing::debug!(peer, name, "certificate");
+        }
     }
 
     pub(super) fn peer_migrated(&mut self, slot: usize, medium: MediumKind) {
+        self.place_peer(slot, medium.into());
         let peer = &mut self.outgoing.peers[slot];
-        peer.medium = medium.into();
         if let Some(connection) = &mut peer.connection {
             connection.set_lends(medium == MediumKind::SharedMemory);
         }
         tracing::debug!(peer = peer.peer.address(), %medium, "the connection migrated");
+    }
+
+    /// Lets what follows be counted for the peer and this medium.
+    fn place_peer(&mut self, slot: usize, medium: LinkMedium) {
+        let peer = &mut self.outgoing.peers[slot];
+        self.call_table.count_traffic(peer.place, &mut peer.traffic);
+        let join = || (self.shared.counted_peers).join(CallSide::Client, peer.peer.address());
+        let counted = peer.counted.get_or_insert_with(join);
+        peer.place = self.call_table.place(counted, medium);
+        peer.medium = medium;
+    }
+
+    /// What the shard has counted of its calls and links.
+    pub(super) fn count_calls(&mut self) -> ShardCalls {
+        for peer in &mut self.outgoing.peers {
+            self.call_table.count_traffic(peer.place, &mut peer.traffic);
+        }
+        for server in self.incoming.servers.values_mut() {
+            server.count_traffic(&mut self.call_table);
+        }
+        self.call_table.snapshot(self.index)
     }
 
     pub(super) fn peer_declined(&mut self, slot: usize, reason: &str) {
@@ -103,21 +135,24 @@ impl<A> Core<A> {
     }
 
     pub(super) fn peer_connected(&mut self, slot: usize) -> Next {
+        self.place_peer(slot, LinkMedium::Tcp);
         // What comes was asked for, so it may fill the arena.
-        let limits = ConnectionLimits {
-            arena_bytes: u64::MAX,
-            ..self.limits
-        };
+        let limits = self.limits.with(|changed| changed.arena_bytes = u64::MAX);
         let peer = &mut self.outgoing.peers[slot];
         let credentials = self.shared.authority.credentials(peer.dialled);
         let connection = ClientConnection::with_token(limits, self.announce, credentials);
         let order = connection.first_order();
         peer.connection = Some(connection);
         peer.pace = Pace::default();
-        peer.medium = LinkMedium::Tcp;
         peer.candidates.clear();
         peer.channel.handle_connected();
         tracing::debug!(peer = peer.peer.address(), "connected");
+        if std::mem::take(&mut peer.is_other_task)
+            && let (Some(connection), Some(link)) = (&mut peer.connection, peer.link)
+        {
+            connection.distrust();
+            self.condemn(link, PeerViolation::Unproven(Unproven::OtherTask));
+        }
         self.mark_peer(slot);
         order
     }
@@ -131,10 +166,16 @@ impl<A> Core<A> {
             arena: &mut self.arena,
             calls: &self.outgoing.calls,
         };
-        let progress = self.outgoing.peers[slot]
-            .connection
-            .as_mut()?
-            .handle_received(self.now, bytes, &mut landings);
+        let peer = &mut self.outgoing.peers[slot];
+        let connection = peer.connection.as_mut()?;
+        let progress = connection.handle_received(self.now, bytes, &mut landings);
+        if let Ok(Progress {
+            consumed_bytes,
+            next,
+        }) = &progress
+        {
+            peer.traffic.take(*consumed_bytes, next);
+        }
         self.mark_peer(slot);
         Some(progress)
     }
@@ -148,16 +189,23 @@ impl<A> Core<A> {
             arena: &mut self.arena,
             calls: &self.outgoing.calls,
         };
-        let next = self.outgoing.peers[slot]
-            .connection
-            .as_mut()?
-            .handle_landed(self.now, landing, &mut landings);
+        let peer = &mut self.outgoing.peers[slot];
+        let connection = peer.connection.as_mut()?;
+        let unordered_bytes = landing.replaced_beyond_bytes();
+        let next = connection.handle_landed(self.now, landing, &mut landings);
+        if let Ok(next) = &next {
+            peer.traffic.take(unordered_bytes, next);
+        }
         self.mark_peer(slot);
         Some(next)
     }
 
     pub(super) fn peer_sent(&mut self, slot: usize, frame: Box<Frame>, outcome: Outcome) {
-        if let Some(connection) = &mut self.outgoing.peers[slot].connection {
+        let peer = &mut self.outgoing.peers[slot];
+        if let Some(connection) = &mut peer.connection {
+            if outcome == Outcome::Done {
+                peer.traffic.sent_bytes += frame.len_bytes();
+            }
             connection.handle_sent(frame, outcome);
             self.mark_peer(slot);
         }
@@ -174,15 +222,22 @@ impl<A> Core<A> {
             tracing::info!(peer = peer.peer.address(), %reason, "connection lost");
             self.shared.counters[self.index].links_lost.add(1);
             let status = peer.parting.take().unwrap_or_else(|| {
-                let text = format!(
-                    "the connection to {} was lost: {reason}",
-                    peer.peer.address()
-                );
-                Status::new(Code::Unavailable, text).because(Reason::ConnectionLost)
+                distrusted(peer.peer.address(), reason).unwrap_or_else(|| {
+                    let text = format!(
+                        "the connection to {} was lost: {reason}",
+                        peer.peer.address()
+                    );
+                    Status::new(Code::Unavailable, text).because(Reason::ConnectionLost)
+                })
             });
             connection.handle_closed(&status);
         }
         let _ = self.drop_connection(slot, &reason.to_string());
+        let peer = &mut self.outgoing.peers[slot];
+        if let Some(status) = distrusted(peer.peer.address(), reason) {
+            tracing::warn!(peer = peer.peer.address(), %reason, "the peer cannot be called");
+            peer.channel.refuse(status);
+        }
     }
 
     /// Takes the connection from a peer that is left, whose calls have ended.
@@ -199,6 +254,9 @@ impl<A> Core<A> {
         self.drain_results(slot);
         let peer = &mut self.outgoing.peers[slot];
         let connection = peer.connection.take();
+        self.call_table.count_traffic(peer.place, &mut peer.traffic);
+        peer.counted = None;
+        peer.place = CallPlace::NONE;
         peer.medium = LinkMedium::Tcp;
         peer.parting = None;
         peer.channel.handle_closed(self.now, reason);
@@ -251,13 +309,17 @@ impl<A> Core<A> {
 
     fn drain_results(&mut self, slot: usize) -> usize {
         let mut events = self.drain_answers(slot);
+        if (self.outgoing.peers[slot].connection.as_ref())
+            .is_some_and(ClientConnection::has_stream_news)
+        {
+            events += self.take_peer_streams(slot);
+        }
         while let Some(connection) = &mut self.outgoing.peers[slot].connection
             && let Some(finished) = connection.poll_finished()
         {
             let call = from_token(finished.token);
             if let Some(Entry { target, begun }) = self.outgoing.calls.take(call) {
-                let medium = self.outgoing.peers[slot].medium;
-                self.note_call(Carrier::Link(medium), begun);
+                self.note_call(self.outgoing.peers[slot].place, begun);
                 let _nobody_waits = self.complete(target, finished.result);
             }
             events += 1;
@@ -280,7 +342,7 @@ impl<A> Core<A> {
             events += 1;
             let call = from_token(answer.token());
             if let Some((recipient, begun)) = self.outgoing.calls.take_handler(call) {
-                self.latencies.count_answer(begun, peer.medium, self.now);
+                self.call_table.count_answer(begun, peer.place, self.now);
                 let Recipient { handler, token } = recipient;
                 // Made as the argument that it is: a move waits until its parts are written.
                 let blame = Blame::on(A_HANDLER);
@@ -292,8 +354,8 @@ impl<A> Core<A> {
             }
         }
         if events > 0 {
-            self.latencies
-                .end_answers(self.outgoing.peers[slot].medium, self.now);
+            let place = self.outgoing.peers[slot].place;
+            self.call_table.end_answers(place, self.now);
         }
         events
     }
@@ -304,7 +366,7 @@ impl<A> Core<A> {
         let Some(Entry { target, begun }) = self.outgoing.calls.take(call) else {
             return;
         };
-        self.note_call(Carrier::Link(self.outgoing.peers[slot].medium), begun);
+        self.note_call(self.outgoing.peers[slot].place, begun);
         match target {
             Target::Handler(Recipient { handler, token }) => {
                 let blame = Blame::on(A_HANDLER);
@@ -353,4 +415,13 @@ impl<A> Core<A> {
         }
         events
     }
+}
+
+/// What callers hear if one end does not accept the certificate of the other.
+fn distrusted(address: &str, reason: &CloseReason) -> Option<Status> {
+    let CloseReason::Untrusted(error) = reason else {
+        return None;
+    };
+    let text = format!("{address} was not called, for a certificate: {error}");
+    Some(Status::new(Code::Unauthenticated, text).because(Reason::Unproven))
 }

@@ -13,8 +13,10 @@ use crate::function::{Later, RequestWatch, Responder, Served};
 use crate::latency::{CallKind, CallStart};
 use crate::limits;
 use crate::registry::Entry;
-use crate::service::Begun;
+use crate::service::{Begun, Registered, run_on_pool};
 use crate::shard::core::Core;
+use crate::shard::shares::StreamShare;
+use crate::trace;
 
 impl<A> Core<A> {
     /// Serves what the marked connections have read. Returns how much that was, and whether the
@@ -38,6 +40,7 @@ impl<A> Core<A> {
                 if let Some(watch) = server.take_watch(request) {
                     watch.withdrawn();
                 }
+                server.end_stream(request);
                 let waited_in = server.waits.end(request);
                 self.note_request(id, request);
                 if let Some(step_id) = waited_in {
@@ -64,14 +67,26 @@ impl<A> Core<A> {
                     return (events, true);
                 }
             }
+            if (self.incoming.servers.find(id))
+                .is_some_and(|server| server.connection.has_stream_news())
+            {
+                events += self.take_server_streams(id);
+            }
         }
         (events, false)
     }
 
     /// Serves a request, now or later; `origin` gets exactly one answer.
     pub(super) fn dispatch(&mut self, origin: Origin, request: Request) {
-        if let Request::Unary(envelope) = request {
-            return self.serve_unary(origin, *envelope);
+        let request = match request {
+            Request::Unary(envelope) => return self.serve_unary(origin, *envelope),
+            Request::Stream(envelope) => return self.serve_stream(origin, &envelope),
+            request => request,
+        };
+        if let Request::Message { method, body } = &request
+            && let Err(status) = self.admit_to_step(origin, *method, body)
+        {
+            return self.answer(origin, Err(status), None);
         }
         let request = match self.offer_to_service(origin, request) {
             Some(request) => request,
@@ -90,6 +105,55 @@ impl<A> Core<A> {
             Request::StarRunGraph(call) => self.serve_graph(origin, *call),
             Request::Message { method, body } => self.serve_message(origin, method, &body),
             Request::Unary(envelope) => self.serve_unary(origin, *envelope),
+            Request::Stream(envelope) => self.serve_stream(origin, &envelope),
+        }
+    }
+
+    /// Notes which peer makes a step, and lets it end that one. Whoever is known to belong to the
+    /// cluster may end each.
+    fn admit_to_step(&self, origin: Origin, method: Method, body: &Buffer) -> Result<(), Status> {
+        let Origin::Link { server, .. } = origin else {
+            return Ok(());
+        };
+        let Some(server) = self.incoming.servers.find(server) else {
+            return Ok(());
+        };
+        let authority = &self.shared.authority;
+        let has_service = self.shared.service.is_some();
+        match method {
+            Method::RunGraph if has_service || !server.is_known => {
+                if let Some(step_id) = crate::task::run_graph_step(body) {
+                    authority.note_step(server.peer, step_id);
+                }
+                Ok(())
+            }
+            Method::CleanupGraph => match crate::task::cleanup_graph_step(body) {
+                Ok(step_id) if server.is_known => {
+                    authority.step_ended(step_id);
+                    Ok(())
+                }
+                Ok(step_id) if has_service => {
+                    authority.check_end_of_shared_step(server.peer, step_id)
+                }
+                Ok(step_id) => authority.check_end_of_step(server.peer, step_id),
+                // Who serves it says so.
+                Err(_) => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a graph call counts towards the end of its step: not if its peer is a stranger to a
+    /// step of another.
+    fn counts_down(&self, origin: Origin, step_id: i64) -> bool {
+        let Origin::Link { server, .. } = origin else {
+            return true;
+        };
+        match self.incoming.servers.find(server) {
+            Some(server) if !server.is_known => {
+                self.shared.authority.note_step(server.peer, step_id)
+            }
+            Some(_) | None => true,
         }
     }
 
@@ -188,21 +252,28 @@ impl<A> Core<A> {
             return self.answer(origin, Err(Status::new(Code::InvalidArgument, text)), None);
         }
         let functions = self.shared.functions.load();
-        let graph_done = GraphDone::of(&call, self.account_of(origin));
+        let graph_done = GraphDone::of(&call, self.account_of(origin))
+            .filter(|done| self.counts_down(origin, done.step_id));
         match functions.find(&call.graph_handle) {
             Some(Entry::Pull) => {
+                let span = trace::of_served(call.graph_handle.as_str(), call.trace);
                 let result = crate::registry::pull(&self.shared.store.load(), &call.fetches);
+                span.note_end(&result);
                 self.answer_graph(origin, graph_done, result);
             }
             Some(Entry::Function(function)) => {
                 let function = function.clone();
+                let may_block = function.may_block();
                 let mailboxes = self.shared.mailboxes.clone();
+                let span = trace::of_served(call.graph_handle.as_str(), call.trace);
                 let responder = Responder::of_graph(mailboxes, origin, graph_done);
-                if function.may_block() {
-                    let start = Box::new(move || function.start(call, responder));
-                    self.shared.compute.spawn(start);
+                let responder = responder.in_span(span.clone());
+                let start = move || span.in_scope(|| function.start(call, responder));
+                if may_block {
+                    let peer = self.account_of(origin);
+                    self.shared.compute.spawn(peer, Box::new(start));
                 } else {
-                    function.start(call, responder);
+                    start();
                 }
             }
             None => {
@@ -223,21 +294,42 @@ impl<A> Core<A> {
             let unknown = Status::new(Code::Unimplemented, text);
             return self.answer(origin, Err(unknown), None);
         };
-        match method.begin(envelope, self.index) {
-            Begun::Ended(answer) => self.answer(origin, answer.map(Response::Unary), None),
+        let begun = method.begin(envelope, self.index);
+        self.carry_on(origin, method, begun, None);
+    }
+
+    /// Answers a call of a method, or lets it go on. `share` is let go of when the call has ended,
+    /// and all that it has sent has left.
+    pub(super) fn carry_on(
+        &mut self,
+        origin: Origin,
+        method: &Registered,
+        begun: Begun,
+        share: Option<Arc<StreamShare>>,
+    ) {
+        let responder = || Responder::new(self.shared.mailboxes.clone(), origin);
+        let withdrawal = match begun {
+            Begun::Ended(answer) => {
+                if let Some(share) = share {
+                    self.watch(origin, share);
+                }
+                return self.answer(origin, answer.map(Response::Unary), None);
+            }
             Begun::Waits(waits) => {
-                let responder = Responder::new(self.shared.mailboxes.clone(), origin);
+                let responder = responder();
                 let done =
                     move |answer: Result<_, _>| responder.answer(answer.map(Response::Unary));
-                let withdrawal = method.run(self.index, waits, done);
-                self.watch(origin, withdrawal);
+                method.run(self.index, waits, done)
             }
-            Begun::ForPool(run) => {
-                let responder = Responder::new(self.shared.mailboxes.clone(), origin);
-                let job = Box::new(move || responder.answer(run().map(Response::Unary)));
-                self.shared.compute.spawn(job);
+            Begun::ForPool(runs) => {
+                let responder = responder();
+                let done =
+                    move |answer: Result<_, _>| responder.answer(answer.map(Response::Unary));
+                let peer = self.account_of(origin);
+                run_on_pool(&self.shared.compute, peer, runs, done)
             }
-        }
+        };
+        self.watch(origin, Arc::new(withdrawal.with(share)));
     }
 
     fn answer_graph(
@@ -255,11 +347,13 @@ impl<A> Core<A> {
 
     /// Whose share a request counts against.
     fn account_of(&self, origin: Origin) -> Account {
-        let server = match origin {
-            Origin::Link { server, .. } => self.incoming.servers.find(server),
-            Origin::Local { .. } => None,
-        };
-        server.map_or(Account::OWN, |server| server.waits.account)
+        match origin {
+            Origin::Link { server, .. } => {
+                let server = self.incoming.servers.find(server);
+                server.map_or(Account::OWN, |server| server.waits.account)
+            }
+            Origin::Local { call, .. } => self.outgoing.calls.caller(call),
+        }
     }
 
     fn serve_message(&mut self, origin: Origin, method: Method, body: &Buffer) {

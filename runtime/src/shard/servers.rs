@@ -1,8 +1,10 @@
 //! Connections on which peers call us: what their links tell, and what their links are given.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use foldhash::fast::RandomState;
 use grpcxx_rpc::{
     Code, PeerViolation, Proving, Reason, RequestId, ServerConnection, Status, Undelivered,
 };
@@ -12,14 +14,15 @@ use grpcxx_transport::{
 };
 
 use crate::client::LinkMedium;
-use crate::command::{Newcomer, SlotId};
+use crate::command::{AcceptedConnection, SlotId};
 use crate::function::RequestWatch;
-use crate::latency::{CallKind, CallSide, CallStart, Carrier};
+use crate::latency::{CallKind, CallPlace, CallSide, CallStart, CallTable, CountedPeer, Traffic};
 use crate::policy::{Authority, Identity, Proof};
+use crate::service::StreamEnds;
 use crate::shard::core::Core;
 use crate::shard::landings::ArenaLandings;
 use crate::shard::pace::Pace;
-use crate::shard::shares::Waits;
+use crate::shard::shares::{PeerShares, Waits};
 use crate::shard::timers::Subject;
 use crate::shard::watches::Watches;
 
@@ -29,7 +32,7 @@ pub(super) struct Incoming<A> {
     /// Connections that have something to do before the turn ends.
     pub(super) dirty: Vec<SlotId>,
     /// Connections that this shard has accepted and not yet given to one.
-    pub(super) newcomers: Vec<Newcomer<A>>,
+    pub(super) accepted: Vec<AcceptedConnection<A>>,
 }
 
 /// A connection on which a peer calls us.
@@ -39,15 +42,25 @@ pub(super) struct ServerLink {
     pub(super) peer: SocketAddr,
     /// Who the peer is, as far as it has been proven.
     identity: Identity,
+    /// Whether the peer is known to belong to the cluster.
+    pub(super) is_known: bool,
     pub(super) connection: ServerConnection,
     /// What carries the connection.
     medium: LinkMedium,
+    /// For whom the connection counts.
+    counted: CountedPeer,
+    /// Where its requests are counted.
+    place: CallPlace,
+    /// What went over it, as far as it is not counted there.
+    traffic: Traffic,
     /// When each request that was handed out had come, by its slot.
     pub(super) begun: Vec<CallStart>,
     /// Its requests that wait for tensors.
     pub(super) waits: Waits,
     /// Who wants to hear what becomes of a request, by its token.
     watches: Watches,
+    /// What the shard has of its streams, by the tokens of their requests.
+    pub(super) streams: HashMap<u64, StreamEnds, RandomState>,
     is_dirty: bool,
     /// The link was full when it was last given a frame, or has not had all chunks of one.
     is_held_back: bool,
@@ -61,13 +74,13 @@ impl<A> Incoming<A> {
         Self {
             servers: SlotTable::new(links),
             dirty: Vec::new(),
-            newcomers: Vec::new(),
+            accepted: Vec::new(),
         }
     }
 
     /// Whether something waits that no event of a link will announce.
     pub(super) fn has_work(&self) -> bool {
-        !self.dirty.is_empty() || !self.newcomers.is_empty()
+        !self.dirty.is_empty() || !self.accepted.is_empty()
     }
 
     /// Adds a connection to those that have something to do before the turn ends.
@@ -83,7 +96,9 @@ impl<A> Incoming<A> {
     /// Whether all requests have an answer that its link has taken.
     pub(super) fn is_idle(&self) -> bool {
         self.servers.values().all(|server| {
-            !server.is_held_back && server.connection.outstanding_requests().next().is_none()
+            !server.is_held_back
+                && !server.connection.has_endings()
+                && server.connection.outstanding_requests().next().is_none()
         })
     }
 
@@ -98,19 +113,25 @@ impl ServerLink {
     pub(super) fn new(
         link: LinkId,
         peer: SocketAddr,
-        identity: Identity,
+        (identity, is_known): (Identity, bool),
         connection: ServerConnection,
         waits: Waits,
+        (counted, place): (CountedPeer, CallPlace),
     ) -> Self {
         Self {
             link,
             peer,
             identity,
+            is_known,
             connection,
             medium: LinkMedium::Tcp,
+            counted,
+            place,
+            traffic: Traffic::default(),
             begun: Vec::new(),
             waits,
             watches: Watches::new(),
+            streams: HashMap::default(),
             is_dirty: false,
             is_held_back: false,
             armed: None,
@@ -121,6 +142,17 @@ impl ServerLink {
     /// What carries the connection.
     pub(super) fn medium(&self) -> LinkMedium {
         self.medium
+    }
+
+    /// Lets what follows be counted for its peer and its medium.
+    fn count_at(&mut self, table: &mut CallTable) {
+        table.count_traffic(self.place, &mut self.traffic);
+        self.place = table.place(&self.counted, self.medium);
+    }
+
+    /// Hands over what went over the connection so far.
+    pub(super) fn count_traffic(&mut self, table: &mut CallTable) {
+        table.count_traffic(self.place, &mut self.traffic);
     }
 
     /// Notes when a request has come.
@@ -142,16 +174,25 @@ impl ServerLink {
         self.watches.take(request.token())
     }
 
+    /// Lets go of the stream of a request that is over.
+    #[inline]
+    pub(super) fn end_stream(&mut self, request: RequestId) {
+        if !self.streams.is_empty() {
+            self.streams.remove(&request.token());
+        }
+    }
+
     /// Tells all watches that nobody wants their answers any more.
     pub(super) fn withdraw(&mut self) {
+        self.streams.clear();
         self.watches.withdraw_all();
     }
 
     /// Notes what the peer has proven meanwhile, and tells what it was refused.
     #[cold]
-    fn report_to(&mut self, authority: &Authority) {
+    fn report_to(&mut self, authority: &Authority, shares: &PeerShares) {
         match self.connection.poll_proving() {
-            Some(Proving::Proven) => self.identify(Proof::Token),
+            Some(Proving::Proven) => self.identify(Proof::Token, shares),
             Some(Proving::Failed) => authority.disproved(self.peer),
             None => {}
         }
@@ -160,10 +201,24 @@ impl ServerLink {
         }
     }
 
-    /// Notes what proves that the peer belongs to the cluster.
-    fn identify(&mut self, proof: Proof) {
+    /// Notes what proves that the peer belongs to the cluster, which gives it a share of its own.
+    fn identify(&mut self, proof: Proof, shares: &PeerShares) {
         tracing::debug!(peer = %self.peer, %proof, "the peer belongs to the cluster");
         self.identity.proof = proof;
+        self.is_known = true;
+        let task = self.identity.task.as_ref();
+        let name = task.map(|task| (task.job.as_str(), task.index));
+        let account = self.waits.account.proven(name);
+        self.waits.belong_to(account, shares);
+        self.connection.belong_to(self.waits.holding());
+    }
+
+    /// Gives the peer its rights if its address is that of a task of the cluster by now.
+    pub(super) fn admit_if_known(&mut self, authority: &Authority) {
+        if !self.is_known && authority.knows(&self.identity) {
+            self.is_known = true;
+            self.connection.set_rights(authority.rights(&self.identity));
+        }
     }
 
     /// The next answer with tensors of a step that did not leave. Those of watched requests belong
@@ -185,8 +240,16 @@ impl<A> Core<A> {
         id: SlotId,
         bytes: &[u8],
     ) -> Option<Result<Progress, PeerViolation>> {
-        self.server_reads(id, |connection, now, landings| {
-            connection.handle_received(now, bytes, landings)
+        self.server_reads(id, |connection, traffic, now, landings| {
+            let progress = connection.handle_received(now, bytes, landings);
+            if let Ok(Progress {
+                consumed_bytes,
+                next,
+            }) = &progress
+            {
+                traffic.take(*consumed_bytes, next);
+            }
+            progress
         })
     }
 
@@ -195,8 +258,13 @@ impl<A> Core<A> {
         id: SlotId,
         landing: Landing,
     ) -> Option<Result<Next, PeerViolation>> {
-        self.server_reads(id, |connection, now, landings| {
-            connection.handle_landed(now, landing, landings)
+        let unordered_bytes = landing.replaced_beyond_bytes();
+        self.server_reads(id, |connection, traffic, now, landings| {
+            let next = connection.handle_landed(now, landing, landings);
+            if let Ok(next) = &next {
+                traffic.take(unordered_bytes, next);
+            }
+            next
         })
     }
 
@@ -205,28 +273,30 @@ impl<A> Core<A> {
     fn server_reads<R>(
         &mut self,
         id: SlotId,
-        read: impl FnOnce(&mut ServerConnection, Time, &mut ArenaLandings<'_>) -> R,
+        read: impl FnOnce(&mut ServerConnection, &mut Traffic, Time, &mut ArenaLandings<'_>) -> R,
     ) -> Option<R> {
         let now = self.now;
         let (mut landings, servers) = ArenaLandings::of(self);
         let ServerLink {
-            connection, medium, ..
+            connection,
+            place,
+            traffic,
+            ..
         } = servers.find_mut(id)?;
-        let medium = *medium;
-        let result = read(connection, now, &mut landings);
+        let place = *place;
+        let result = read(connection, traffic, now, &mut landings);
         landings.release(connection.drain_released());
         let answered = landings.answered;
         if connection.has_news() {
             // The borrow of the landings is over.
             if let Some(server) = self.incoming.servers.find_mut(id) {
-                server.report_to(&self.shared.authority);
+                server.report_to(&self.shared.authority, &self.shares);
             }
         }
         if answered > 0 {
             self.counters().requests.add(answered);
             let begun = CallStart::new(now, CallKind::RECV_TENSOR);
-            let on = (CallSide::Server, Carrier::Link(medium));
-            self.latencies.record(on, begun, now, answered);
+            self.call_table.record(place, begun, now, answered);
         }
         self.mark_server(id);
         Some(result)
@@ -237,8 +307,7 @@ impl<A> Core<A> {
         if let Some(server) = self.incoming.servers.find(id)
             && let Some(&begun) = server.begun.get(request.slot())
         {
-            let on = (CallSide::Server, Carrier::Link(server.medium));
-            self.latencies.record(on, begun, self.now, 1);
+            self.call_table.record(server.place, begun, self.now, 1);
         }
     }
 
@@ -246,6 +315,9 @@ impl<A> Core<A> {
         let Some(server) = self.incoming.servers.find_mut(id) else {
             return;
         };
+        if outcome == Outcome::Done {
+            server.traffic.sent_bytes += frame.len_bytes();
+        }
         let watches = &mut server.watches;
         (server.connection).handle_sent_with(frame, outcome, |request| {
             if let Some(watch) = watches.take(request.token()) {
@@ -262,7 +334,13 @@ impl<A> Core<A> {
     pub(super) fn server_proven(&mut self, id: SlotId, name: Option<&PeerName>) {
         if let Some(server) = self.incoming.servers.find_mut(id) {
             server.identity = server.identity.clone().certified(name);
-            server.identify(Proof::Certificate);
+            if let Some(name) = name {
+                let peers = &self.shared.counted_peers;
+                server.counted =
+                    peers.join(CallSide::Server, &format!("{}:{}", name.job, name.index));
+                server.count_at(&mut self.call_table);
+            }
+            server.identify(Proof::Certificate, &self.shares);
             let rights = self.shared.authority.rights(&server.identity);
             server.connection.set_rights(rights);
         }
@@ -271,11 +349,12 @@ impl<A> Core<A> {
     pub(super) fn server_migrated(&mut self, id: SlotId, medium: MediumKind) {
         if let Some(server) = self.incoming.servers.find_mut(id) {
             server.medium = medium.into();
+            server.count_at(&mut self.call_table);
             let is_shared = medium == MediumKind::SharedMemory;
             server.connection.set_lends(is_shared);
             if is_shared {
                 // Both ends have asked the kernel for the other's user.
-                server.identify(Proof::SameUser);
+                server.identify(Proof::SameUser, &self.shares);
                 let rights = self.shared.authority.rights(&server.identity);
                 server.connection.set_rights(rights);
             }
@@ -292,7 +371,9 @@ impl<A> Core<A> {
         let text = format!("the connection ended: {reason}");
         let status = Status::new(Code::Unavailable, text).because(Reason::ConnectionLost);
         self.withdraw_requests(id, &status);
-        self.incoming.servers.remove(id);
+        if let Some(mut server) = self.incoming.servers.remove(id) {
+            server.count_traffic(&mut self.call_table);
+        }
         self.counters().closed.add(1);
         self.leave_load();
     }
@@ -303,6 +384,7 @@ impl<A> Core<A> {
             return;
         };
         server.connection.handle_closed(status);
+        server.streams.clear();
         while let Some(request) = server.connection.poll_cancelled() {
             if let Some(watch) = server.take_watch(request) {
                 watch.withdrawn();
@@ -350,7 +432,7 @@ impl<A> Core<A> {
                 }
                 events += 1;
             }
-            server.is_held_back |= server.connection.is_cutting();
+            server.is_held_back |= server.connection.is_chunking();
             if let Some(next) = server.connection.poll_resume() {
                 // A link that closed in this very turn refuses; its end is on the way.
                 let _ = transport.resume(server.link, next);

@@ -281,6 +281,7 @@ impl<A> Core<A> {
             self.counters().countdowns_given_up.add(1);
         }
         if counted.is_last {
+            self.shared.authority.step_ended(step_id);
             self.cleanup(step_id, None);
         }
     }

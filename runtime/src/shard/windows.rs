@@ -66,11 +66,8 @@ mod tests {
     use super::*;
 
     fn arena(capacity_bytes: usize) -> Arena {
-        Arena::new(ArenaOptions {
-            capacity_bytes,
-            ..ArenaOptions::default()
-        })
-        .expect("address space")
+        Arena::new(ArenaOptions::default().with(|options| options.capacity_bytes = capacity_bytes))
+            .expect("address space")
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use futures_channel::oneshot;
 use futures_util::future::AbortHandle;
-use grpcxx_rpc::{Code, Reason, Status};
+use grpcxx_rpc::{Account, Code, Reason, Status};
 use grpcxx_transport::Refusal;
 
 use crate::blame::panic_text;
@@ -127,11 +127,12 @@ impl Shards {
         R: Send + 'static,
     {
         let (sender, receiver) = oneshot::channel();
-        self.shared.compute.spawn(Box::new(move || {
+        let job = Box::new(move || {
             let result = catch_unwind(AssertUnwindSafe(code));
             let result = result.map_err(|panic| panicked(panic_text(panic.as_ref())));
             let _nobody_waits = sender.send(result);
-        }));
+        });
+        self.shared.compute.spawn(Account::OWN, job);
         JoinHandle::new(receiver, None, Some(self.clone()))
     }
 

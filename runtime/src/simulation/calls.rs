@@ -3,6 +3,8 @@ use std::time::Duration;
 use grpcxx_rpc::{Code, Text};
 use grpcxx_transport::Time;
 
+use super::streams::StreamPlan;
+
 /// What became of each call.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
@@ -34,7 +36,7 @@ pub(super) enum Kind {
         tensors: Vec<usize>,
     },
     /// Tensors that a service keeps.
-    Kept {
+    ServiceTensors {
         keys: Vec<Text>,
     },
     Echo {
@@ -53,6 +55,7 @@ pub(super) enum Kind {
     Cleanup {
         step_id: i64,
     },
+    Stream(StreamPlan),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

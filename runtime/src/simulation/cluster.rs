@@ -18,6 +18,8 @@ pub(super) struct Cluster {
     pub(super) seed: u64,
     pub(super) profile: Profile,
     pub(super) random: Rng,
+    /// Decides on all of streams, so that it draws nothing of what others do.
+    pub(super) streams: Rng,
     pub(super) network: SimNetwork,
     /// What joins the devices of tasks, if they have any.
     pub(super) fabric: Option<SimFabric>,
@@ -43,7 +45,9 @@ pub(super) enum Plan {
 impl Cluster {
     pub(super) fn new(seed: u64, lines_max: usize) -> Self {
         let mut random = Rng::with_seed(seed);
-        let profile = Profile::draw(seed, &mut random);
+        let mut streams = Rng::with_seed(seed ^ STREAMS_SEED);
+        let mut profile = Profile::draw(seed, &mut random);
+        profile.has_streams = streams.u32(..3) == 1;
         let watcher = Watcher::new(&profile, lines_max);
         let network = SimNetwork::new(profile.network.clone());
         let mut cluster = Self {
@@ -58,6 +62,7 @@ impl Cluster {
             runs_started: 0,
             watcher,
             random,
+            streams,
             profile,
         };
         for index in 0..cluster.profile.tasks {
@@ -152,12 +157,13 @@ impl Cluster {
         for task in self.tasks.iter_mut().flatten() {
             task.poll_calls();
         }
+        self.poll_streams();
         self.bury_stopped();
     }
 
     fn next_due(&self) -> Option<Time> {
         let tasks = || self.tasks.iter().flatten();
-        if tasks().any(|task| task.jobs.len() > 0) {
+        if tasks().any(|task| task.jobs.len() > 0 || task.has_busy_streams()) {
             return Some(self.now);
         }
         let timeouts = tasks()
@@ -286,6 +292,7 @@ impl Cluster {
     fn drop_call(&mut self, id: usize) {
         for task in self.tasks.iter_mut().flatten() {
             task.drop_call(id);
+            task.drop_stream(id);
         }
     }
 }
@@ -316,6 +323,9 @@ fn device_event_at(shard: &SimShard, now: Time, check: Duration) -> Option<Time>
 
 /// Most events of one turn: those of its links, and a bounded number of commands.
 const TURN_EVENTS_MAX: usize = 4096;
+
+/// Makes another seed of a seed.
+const STREAMS_SEED: u64 = 0x73_7472_6561_6d73;
 
 /// How often links are looked at that a clock moves on.
 const DEVICE_CHECK: Duration = Duration::from_micros(500);

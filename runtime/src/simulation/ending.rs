@@ -22,6 +22,7 @@ impl Cluster {
             let burst = self.random.usize(1..=self.profile.burst);
             for _ in 0..burst {
                 self.operate();
+                self.operate_streams();
             }
             operations += burst;
         }
@@ -41,6 +42,7 @@ impl Cluster {
         self.run_while(SETTLING, |cluster| cluster.has_open_calls());
         self.check_waiting();
         self.give_up_receives();
+        self.give_up_streams();
         let ended = self.run_while(PATIENCE, |cluster| cluster.has_open_calls());
         // Where few calls may be under way on a connection, they can wait behind receives that
         // never end.
@@ -162,8 +164,14 @@ impl Cluster {
                     task.index
                 );
             }
+            assert_eq!(
+                task.served_streams(),
+                (0, 0),
+                "task {} serves streams that nobody has",
+                task.index
+            );
             assert!(
-                task.late.kept.is_at_rest(),
+                task.late.service_tensors.is_at_rest(),
                 "answers of task {} hold tensors that they do not need any more",
                 task.index
             );
@@ -254,6 +262,7 @@ impl Cluster {
             chunks: model.chunks,
             migrated: model.migrated,
             failed_over: model.failed_over,
+            messages: model.streams.messages,
         }
     }
 }

@@ -3,11 +3,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use grpcxx_memory::BufferMut;
-use grpcxx_rpc::{Code, GraphCall, Request, Response, Status, Tensor, TensorMeta, Text};
+use grpcxx_rpc::{Account, Code, GraphCall, Request, Response, Status, Tensor, TensorMeta, Text};
 
 use super::calls::State;
-use super::kept::Kept;
 use super::model::{Watcher, fetched};
+use super::service_tensors::ServiceTensors;
 use super::tensors::tensor;
 use crate::call::{CallResult, CallSpec, CompletionHandler};
 use crate::client::Peer;
@@ -22,7 +22,7 @@ pub(super) struct Jobs(Mutex<Vec<Box<dyn FnOnce() + Send>>>);
 /// Answers the calls of [`LATE`], when the simulation says so, and receives of what it keeps.
 #[derive(Debug)]
 pub(super) struct LateService {
-    pub(super) kept: Kept,
+    pub(super) service_tensors: ServiceTensors,
     watcher: Watcher,
     waiting: Mutex<VecDeque<Late>>,
 }
@@ -70,7 +70,7 @@ impl Jobs {
 }
 
 impl Compute for Jobs {
-    fn spawn(&self, job: Box<dyn FnOnce() + Send>) {
+    fn spawn(&self, _peer: Account, job: Box<dyn FnOnce() + Send>) {
         locked(&self.0).push(job);
     }
 }
@@ -78,7 +78,7 @@ impl Compute for Jobs {
 impl LateService {
     pub(super) fn new(watcher: Watcher) -> Self {
         Self {
-            kept: Kept::default(),
+            service_tensors: ServiceTensors::default(),
             watcher,
             waiting: Mutex::default(),
         }
@@ -109,7 +109,7 @@ impl Service for LateService {
                 });
                 served
             }
-            request => match self.kept.of(&request) {
+            request => match self.service_tensors.of(&request) {
                 Some(tensors) => Served::Kept(tensors),
                 None => Served::Declined(request),
             },
@@ -120,7 +120,10 @@ impl Service for LateService {
     fn at_once(&self, step_id: i64, key: &Text) -> AtOnce {
         match step_id % 4 {
             0 => AtOnce::Ask,
-            _ => self.kept.one(key).map_or(AtOnce::Declined, AtOnce::Tensor),
+            _ => self
+                .service_tensors
+                .one(key)
+                .map_or(AtOnce::Declined, AtOnce::Tensor),
         }
     }
 }

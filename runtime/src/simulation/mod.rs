@@ -11,14 +11,15 @@ mod ending;
 mod functions;
 mod hostile;
 mod journal;
-mod kept;
-mod lives;
 mod model;
 mod operations;
 mod originals;
 mod profile;
 mod receives;
+mod restarts;
 mod scale;
+mod service_tensors;
+mod streams;
 mod task;
 mod tensors;
 mod wire_checker;
@@ -43,6 +44,8 @@ struct Outcome {
     /// Ends of links.
     migrated: u64,
     failed_over: u64,
+    /// Messages of streams.
+    messages: u64,
 }
 
 impl Outcome {
@@ -57,6 +60,7 @@ impl Outcome {
         self.chunks += other.chunks;
         self.migrated += other.migrated;
         self.failed_over += other.failed_over;
+        self.messages += other.messages;
     }
 }
 
@@ -101,6 +105,7 @@ fn clusters_keep_the_contracts_whatever_happens() {
         assert!(total.chunks > 0, "no frame went in chunks");
         assert!(total.migrated > 0, "no link migrated to RDMA");
         assert!(total.failed_over > 0, "RDMA failed under no link");
+        assert!(total.messages > 0, "no message of a stream arrived");
     }
 }
 

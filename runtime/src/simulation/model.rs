@@ -9,8 +9,9 @@ use prost::Message;
 
 use super::calls::{Calls, Kind, Record as Call, State};
 use super::journal::Journal;
-use super::kept;
 use super::profile::Profile;
+use super::service_tensors;
+use super::streams::Progresses;
 use super::tensors::{self, Tensors};
 use crate::call::CallResult;
 
@@ -22,6 +23,7 @@ pub(super) struct Model {
     pub(super) journal: Journal,
     pub(super) calls: Calls,
     pub(super) tensors: Tensors,
+    pub(super) streams: Progresses,
     pub(super) tasks: Vec<TaskRecord>,
     steps: BTreeMap<StepName, Step>,
     /// Steps, by task, that a call may have cleaned; it may have reached a later run of the task.
@@ -65,6 +67,7 @@ impl Watcher {
             journal: Journal::new(lines_max),
             calls: Calls::default(),
             tensors: Tensors::default(),
+            streams: Progresses::default(),
             tasks: Vec::new(),
             steps: BTreeMap::new(),
             cleaned: BTreeSet::new(),
@@ -176,10 +179,10 @@ impl Model {
                     self.tensors.deliver(tensor, got, id, is_local);
                 }
             }
-            (Kind::Kept { keys }, Response::Tensors(got)) => {
+            (Kind::ServiceTensors { keys }, Response::Tensors(got)) => {
                 assert_eq!(keys.len(), got.len(), "call {id}");
                 for (key, tensor) in keys.iter().zip(got) {
-                    let holds = tensor.data[..] == kept::bytes(key)[..];
+                    let holds = tensor.data[..] == service_tensors::bytes(key)[..];
                     assert!(holds, "call {id} got other bytes than those of {key}");
                 }
             }
@@ -212,7 +215,7 @@ impl Model {
         // Others wait for somebody, or for the bytes of many tensors.
         let is_prompt = !matches!(
             call.kind,
-            Kind::Receive { .. } | Kind::Late { .. } | Kind::Kept { .. }
+            Kind::Receive { .. } | Kind::Late { .. } | Kind::ServiceTensors { .. }
         );
         if let Some(limit) = self.profile.answered_within().filter(|_| is_prompt) {
             let taken = self.now.since(call.issued_at);
@@ -230,14 +233,14 @@ impl Model {
         );
     }
 
-    fn check_failure(&self, id: usize, status: &Status) {
+    pub(super) fn check_failure(&self, id: usize, status: &Status) {
         let call = self.calls.record(id);
-        if let Err(why) = self.excuse_failure(call, status) {
+        if let Err(why) = self.excuse_failure(id, call, status) {
             panic!("call {id} failed with {status}, but {why}: {call:?}");
         }
     }
 
-    fn excuse_failure(&self, call: &Call, status: &Status) -> Result<(), &'static str> {
+    fn excuse_failure(&self, id: usize, call: &Call, status: &Status) -> Result<(), &'static str> {
         let elapsed = self.now.since(call.issued_at);
         let is_over = |limit: Duration| elapsed >= limit;
         let disturbed =
@@ -269,6 +272,13 @@ impl Model {
             Code::NotFound => matches!(call.kind, Kind::Unknown | Kind::Pull),
             Code::InvalidArgument => matches!(call.kind, Kind::Malformed),
             Code::FailedPrecondition => matches!(call.kind, Kind::Fail),
+            Code::DataLoss => matches!(&call.kind, Kind::Stream(plan) if plan.fails()),
+            Code::Cancelled => self.was_cut(id),
+            Code::Unimplemented => {
+                let announces = |task: usize| self.tasks[task].announces;
+                let know_streams = announces(call.caller) && announces(call.callee);
+                matches!(call.kind, Kind::Stream(_)) && !know_streams && call.caller != call.callee
+            }
             _ => false,
         };
         excused

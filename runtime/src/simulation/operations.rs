@@ -27,7 +27,7 @@ impl Cluster {
             15..=44 => self.call_receive(),
             45..=54 => self.call_storm(),
             55..=69 => self.call_function(),
-            70..=74 => self.call_kept(),
+            70..=74 => self.call_service_tensors(),
             75..=80 => self.call_status(),
             81..=85 => self.call_cleanup(),
             86..=88 => self.abort_step(),
@@ -282,7 +282,7 @@ impl Cluster {
     /// A call that the end of another one makes.
     fn next_call(&mut self, caller: usize, peer: &Peer) -> NextCall {
         let (kind, request) = match self.random.bool() {
-            true => self.one_kept(),
+            true => self.service_tensor(),
             false => (Kind::Status, status_request()),
         };
         let timeout = (self.random.u32(..3) == 0).then(|| self.pause(20));
@@ -295,7 +295,7 @@ impl Cluster {
         }
     }
 
-    fn issue(
+    pub(super) fn issue(
         &mut self,
         caller: usize,
         peer: &Peer,

@@ -27,6 +27,8 @@ pub(super) struct Profile {
     pub(super) partitions: bool,
     /// Whether somebody takes what it can get of the tasks.
     pub(super) has_hostile_peers: bool,
+    /// Whether streams are among the operations.
+    pub(super) has_streams: bool,
     /// Whether limits are so low that calls are refused.
     pub(super) is_tight: bool,
     pub(super) close_chance: f64,
@@ -34,7 +36,7 @@ pub(super) struct Profile {
     pub(super) stall_chance: f64,
     pub(super) tensor_bytes_max: usize,
     pub(super) inbox_commands: usize,
-    pub(super) mesh_parcels: usize,
+    pub(super) mesh_messages: usize,
     pub(super) arena_bytes: usize,
     pub(super) connection_limits: ConnectionLimits,
     pub(super) patience: Patience,
@@ -77,13 +79,14 @@ impl Profile {
             restarts: random.u32(..5) > 1,
             partitions: random.u32(..3) == 0,
             has_hostile_peers: random.bool(),
+            has_streams: false,
             is_tight,
             close_chance: if links_fail { random.f64() * 0.01 } else { 0.0 },
             refusal_chance: random.f64() * 0.3,
             stall_chance: if random.bool() { 0.01 } else { 0.0 },
             tensor_bytes_max: if is_crumbs { 600 } else { 40_000 },
             inbox_commands: 1024,
-            mesh_parcels: random.usize(1..=32),
+            mesh_messages: random.usize(1..=32),
             arena_bytes: 8 << 20,
             connection_limits: ConnectionLimits::default(),
             patience: Patience {
@@ -91,14 +94,12 @@ impl Profile {
                 progress_bytes: 256,
                 ..Patience::default()
             },
-            channel: ChannelOptions {
-                redial_delay: Duration::from_millis(random.u64(5..=50)),
-                redial_jitter: Duration::from_millis(2),
-                jitter_seed: random.u64(..),
-                connection_timeout: Duration::from_millis(random.u64(100..=1000)),
-                connection_timeout_max: Duration::MAX,
-                waiting_calls: 4096,
-            },
+            channel: ChannelOptions::default().with(|options| {
+                options.redial_delay = Duration::from_millis(random.u64(5..=50));
+                options.redial_jitter = Duration::from_millis(2);
+                options.jitter_seed = random.u64(..);
+                options.connection_timeout = Duration::from_millis(random.u64(100..=1000));
+            }),
             drain: DrainLimits {
                 time: Duration::from_millis(random.u64(0..=50)),
                 quiet: Duration::from_millis(random.u64(1..=10)),
@@ -129,7 +130,7 @@ impl Profile {
             profile.operations = 150;
             profile.pace = Duration::from_millis(50);
             profile.burst = 8;
-            profile.mesh_parcels = 1;
+            profile.mesh_messages = 1;
         }
         profile.connection_limits.arena_bytes = profile.arena_bytes as u64 / 2;
         profile.draw_chunks(random);
@@ -161,24 +162,23 @@ impl Profile {
             // Enough for the memory of some links, and of hardly a tensor.
             fabric.lockable_bytes = 5 << 20;
         }
-        let options = RdmaOptions {
-            limits: LinkLimits {
+        let options = RdmaOptions::default().with(|options| {
+            options.limits = LinkLimits {
                 queued_frames: self.network.limits.queued_frames,
                 links: random.usize(2..=64),
-            },
-            credits: CreditLimits {
+            };
+            options.credits = CreditLimits {
                 messages: random.u16(2..=16),
                 immediates: random.u16(4..=8),
-            },
-            message_bytes: random.usize(256..=4096),
-            offer_bytes_min: random.usize(100..=8192),
-            chunk_bytes: random.usize(4096..=65_536),
-            reads: random.u8(1..=16),
-            foreign_bytes_min: random.usize(1..=40_000),
-            foreign_entries: random.usize(1..=16),
-            flush_timeout: self.network.flush_timeout,
-            ..RdmaOptions::default()
-        };
+            };
+            options.message_bytes = random.usize(256..=4096);
+            options.offer_bytes_min = random.usize(100..=8192);
+            options.chunk_bytes = random.usize(4096..=65_536);
+            options.reads = random.u8(1..=16);
+            options.foreign_bytes_min = random.usize(1..=40_000);
+            options.foreign_entries = random.usize(1..=16);
+            options.flush_timeout = self.network.flush_timeout;
+        });
         RdmaProfile {
             fabric,
             options,
@@ -195,10 +195,20 @@ impl Profile {
     pub(super) fn answered_within(&self) -> Option<Duration> {
         let is_calm = !(self.links_fail || self.restarts || self.partitions || self.is_tight);
         // A network that hands over a few bytes at a time is slow by itself, as are turns shared
-        // with hostile peers; one comes on top of the other.
-        let is_crumbling = self.network.read_bytes_max <= CRUMB_BYTES_MAX;
-        let reasons = u32::from(self.has_hostile_peers) + u32::from(is_crumbling);
+        // with hostile peers; one comes on top of the other. Messages of streams that were sent
+        // before a call, as many as their credits allow, take their time there too.
+        let crumbs = match (self.is_crumbling(), self.has_streams) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) => 5,
+        };
+        let reasons = u32::from(self.has_hostile_peers) + crumbs;
         is_calm.then_some(Duration::from_millis(200) * (1 + reasons))
+    }
+
+    /// Whether the network hands over a few bytes at a time.
+    pub(super) fn is_crumbling(&self) -> bool {
+        self.network.read_bytes_max <= CRUMB_BYTES_MAX
     }
 
     pub(super) fn faults(&self, seed: u64) -> FaultOptions {
@@ -212,19 +222,17 @@ impl Profile {
     }
 
     pub(super) fn arena(&self) -> ArenaOptions {
-        ArenaOptions {
-            capacity_bytes: self.arena_bytes,
-            huge_pages: false,
-            ..ArenaOptions::default()
-        }
+        ArenaOptions::default().with(|options| {
+            options.capacity_bytes = self.arena_bytes;
+            options.huge_pages = false;
+        })
     }
 
     pub(super) fn rendezvous_limits(&self) -> RendezvousLimits {
-        RendezvousLimits {
+        RendezvousLimits::default().with(|limits| {
             // So few that floods of hostile peers would take all of them, but for their share.
-            steps: 2048,
-            ..RendezvousLimits::default()
-        }
+            limits.steps = 2048;
+        })
     }
 
     pub(super) fn shares(&self) -> PeerShares {

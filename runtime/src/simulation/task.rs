@@ -18,16 +18,17 @@ use super::calls::State;
 use super::functions::{self, ECHO, FAIL, Jobs, LateService};
 use super::model::Watcher;
 use super::profile::Profile;
+use super::streams::{self, OpenStream};
 use super::wire_checker::WireChecker;
 use crate::call::Call;
 use crate::client::{Client, Lookups, Mailboxes, SystemResolver};
 use crate::cluster::TaskId;
-use crate::command::{Command, Parcel};
+use crate::command::{Command, MeshMessage};
 use crate::counters::ShardCounters;
 use crate::mesh::{self, Doorbell, Inbox, InboxSender};
 use crate::policy::lenient;
 use crate::registry::Functions;
-use crate::shard::{CoreParts, Shard, SharedParts};
+use crate::shard::{Accounts, CoreParts, Shard, SharedParts};
 use crate::task::{Device, Task};
 
 /// Links that migrate to a simulated device.
@@ -51,9 +52,13 @@ pub(super) struct SimTask {
     pub(super) store: Arc<ArcSwap<TensorStore>>,
     /// Futures of calls that nobody has given up.
     pub(super) calls: Vec<(usize, Call)>,
+    /// Clients' ends of streams that nobody has given up.
+    pub(super) streams: Vec<(usize, OpenStream)>,
+    functions: Arc<ArcSwap<Functions>>,
+    accounts: Arc<Accounts>,
     /// When the task has to be gone, if it was told to stop.
     pub(super) stop_by: Option<Time>,
-    watcher: Watcher,
+    pub(super) watcher: Watcher,
 }
 
 /// What a task is started with.
@@ -80,7 +85,7 @@ impl SimTask {
             .iter()
             .map(|bell| mesh::inbox(profile.inbox_commands, bell.clone()))
             .unzip();
-        let meshes = mesh::mesh::<Parcel<SimAccepted>>(profile.mesh_parcels, &bells);
+        let meshes = mesh::mesh::<MeshMessage<SimAccepted>>(profile.mesh_messages, &bells);
         let mailboxes = Arc::new(Mailboxes::new(senders, bells));
         let store = Arc::new(ArcSwap::from_pointee(TensorStore::new(
             StoreLimits::default(),
@@ -89,6 +94,9 @@ impl SimTask {
         let watcher = start.watcher.clone();
         known.insert(Text::from(ECHO), Arc::new(functions::echo(watcher.clone())));
         known.insert(Text::from(FAIL), Arc::new(functions::fail(watcher.clone())));
+        if profile.has_streams {
+            streams::register(&mut known, &watcher);
+        }
         let id = TaskId::new("sim", start.index as u32);
         let device = id.device("CPU", 0);
         let jobs = Arc::new(Jobs::default());
@@ -111,6 +119,7 @@ impl SimTask {
             loads: (0..start.shards).map(|_| AtomicUsize::new(0)).collect(),
             ended: Arc::new(AtomicUsize::new(0)),
             accounts: Arc::default(),
+            counted_peers: Arc::default(),
         };
         let ends = inboxes.into_iter().zip(meshes).enumerate();
         let mut shards: Vec<SimShard> = ends
@@ -148,6 +157,9 @@ impl SimTask {
             late,
             store,
             calls: Vec::new(),
+            streams: Vec::new(),
+            functions: shared.functions,
+            accounts: shared.accounts,
             stop_by: None,
             watcher,
         }
@@ -198,6 +210,14 @@ impl SimTask {
         drop(call);
     }
 
+    /// How many streams this task still serves, by what it has counted of its methods, and by what
+    /// its peers hold of their shares.
+    pub(super) fn served_streams(&self) -> (u64, usize) {
+        let reports = self.functions.load().method_reports();
+        let in_flight = reports.iter().map(|report| report.in_flight).sum();
+        (in_flight, self.accounts.open_streams())
+    }
+
     /// Whether a stopping task is gone.
     pub(super) fn is_finished(&self) -> bool {
         self.shards.iter().all(SimShard::is_finished)
@@ -206,6 +226,7 @@ impl SimTask {
     /// Lets go of everything outside of the shards, as the end of a process does.
     pub(super) fn forget(&mut self) {
         self.calls.clear();
+        self.streams.clear();
         self.late.clear();
         self.jobs.clear();
     }

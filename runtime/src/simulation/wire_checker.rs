@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
 use grpcxx_rpc::Method;
-use grpcxx_rpc::wire::{CANCEL_METHOD, CHUNK_METHOD, ChunkHeader, HEADER_BYTES, RequestHeader};
+use grpcxx_rpc::wire::{
+    CANCEL_METHOD, CHUNK_METHOD, ChunkHeader, HEADER_BYTES, RequestHeader, STREAM_METHOD,
+    STREAM_OPEN_METHOD,
+};
 use grpcxx_transport::{
     CloseReason, Frame, LinkHandler, LinkId, Migration, Outcome, Refused, Time, Transport,
     TransportError, forward_events, forward_transport,
@@ -65,8 +68,13 @@ impl<T> WireChecker<T> {
         let (own, other) = (tasks[self.task].announces, tasks[peer].announces);
         let is_announcement =
             header.method == Method::GetStatus.number() && header.payload_bytes > 0;
-        let is_extension =
-            matches!(header.method, CANCEL_METHOD | CHUNK_METHOD) || header.timeout_ms != 0;
+        let extensions = [
+            CANCEL_METHOD,
+            CHUNK_METHOD,
+            STREAM_OPEN_METHOD,
+            STREAM_METHOD,
+        ];
+        let is_extension = extensions.contains(&header.method) || header.timeout_ms != 0;
         assert!(
             own || !is_announcement,
             "task {} announced something to task {peer}, but has no extensions: {header:?}",

@@ -84,10 +84,7 @@ fn options(name: &str, setup: &Setup, side: usize) -> HostOptions {
 }
 
 fn open(driver: DriverRequest) -> Result<(TcpTransport, String), String> {
-    let options = TcpOptions {
-        driver,
-        ..TcpOptions::default()
-    };
+    let options = TcpOptions::default().with(|options| options.driver = driver);
     let (transport, choice) = TcpTransport::open(options).map_err(|error| error.to_string())?;
     Ok((transport, choice.to_string()))
 }

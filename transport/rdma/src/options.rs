@@ -7,6 +7,7 @@ use crate::credits::CreditLimits;
 
 /// How RDMA links shall work.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RdmaOptions {
     /// Which device; the first one with an active port if `None`.
     pub device: Option<String>,
@@ -48,6 +49,20 @@ pub struct RdmaOptions {
 }
 
 impl RdmaOptions {
+    /// These options with what `change` sets; fields that it leaves alone keep their values.
+    ///
+    /// ```
+    /// use grpcxx_rdma::RdmaOptions;
+    ///
+    /// let options = RdmaOptions::default().with(|options| options.reads = 8);
+    /// assert_eq!(options.reads, 8);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
     /// The options with every number in its bounds.
     pub fn checked(mut self) -> Self {
         self.message_bytes = self.message_bytes.clamp(SLOT_BYTES_MIN, SLOT_BYTES_MAX);

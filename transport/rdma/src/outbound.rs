@@ -43,7 +43,7 @@ enum End {
 
 /// A piece that was lent to the device.
 #[derive(Debug)]
-pub(crate) struct Lent<L> {
+pub(crate) struct Loaned<L> {
     /// Where the device finds it.
     pub(crate) address: u64,
     /// The key that the peer needs.
@@ -103,7 +103,7 @@ impl<L> Outbound<L> {
         &mut self,
         writer: &mut MessageWriter<'_>,
         offer_bytes_min: usize,
-        mut lend: impl FnMut(&Frame, usize) -> Option<Lent<L>>,
+        mut lend: impl FnMut(&Frame, usize) -> Option<Loaned<L>>,
     ) -> bool {
         let mut packed = false;
         while let Some(queued) = self.frames.get_mut(self.packing) {
@@ -246,7 +246,7 @@ mod tests {
         let mut slot = vec![0; slot_bytes];
         let mut writer = MessageWriter::new(&mut slot);
         outbound.pack(&mut writer, 1000, |frame, segment| {
-            (frame.segment(segment).len() != 1500).then_some(Lent {
+            (frame.segment(segment).len() != 1500).then_some(Loaned {
                 address: frame.segment(segment).as_ptr().expose_provenance() as u64,
                 key: 9,
                 lease: frame.token,

@@ -6,7 +6,7 @@ use grpcxx_memory::{Arena, ArenaOptions, Buffer, BufferMut, DeviceBuffer, Device
 use grpcxx_transport::{Time, TransportError};
 
 use crate::adapter::{Adapter, Registration};
-use crate::outbound::Lent;
+use crate::outbound::Loaned;
 
 /// What memory the device knows: arenas for good, the memory of links, and foreign tensors for a
 /// while.
@@ -175,10 +175,11 @@ impl<A: Adapter> Registry<A> {
 
     /// Registers more memory for links, so much that one link of this length fits.
     pub(crate) fn add_pool(&mut self, adapter: &A, len_bytes: usize) -> Result<(), TransportError> {
-        let options = |capacity_bytes| ArenaOptions {
-            capacity_bytes,
-            huge_pages: false,
-            shared: false,
+        let options = |capacity_bytes| {
+            ArenaOptions::default().with(|options| {
+                options.capacity_bytes = capacity_bytes;
+                options.huge_pages = false;
+            })
         };
         let mut capacity_bytes = POOL_BYTES.max(len_bytes.next_multiple_of(ARENA_BYTES_MIN));
         loop {
@@ -203,11 +204,16 @@ impl<A: Adapter> Registry<A> {
     }
 
     /// The key with which a peer may read `buffer`, or `None` if it should be copied.
-    pub(crate) fn lend(&mut self, adapter: &A, buffer: &Buffer, now: Time) -> Option<Lent<Lease>> {
+    pub(crate) fn lend(
+        &mut self,
+        adapter: &A,
+        buffer: &Buffer,
+        now: Time,
+    ) -> Option<Loaned<Lease>> {
         let (start, len_bytes) = (buffer.as_ptr().expose_provenance(), buffer.len());
         let address = start as u64;
         if let Some(known) = self.arena_of(start, len_bytes) {
-            return Some(Lent {
+            return Some(Loaned {
                 address,
                 key: known.registration.remote_key(),
                 lease: Lease::Arena,
@@ -223,7 +229,7 @@ impl<A: Adapter> Registry<A> {
             {
                 entry.uses += 1;
                 self.counters.hits += 1;
-                return Some(Lent {
+                return Some(Loaned {
                     address,
                     key: registration.remote_key(),
                     lease: Lease::Foreign(index),
@@ -235,12 +241,12 @@ impl<A: Adapter> Registry<A> {
 
     /// The key of device memory that the RDMA device reads by itself. Other device memory goes by
     /// its copy on the host.
-    pub(crate) fn lend_device(&self, buffer: &DeviceBuffer) -> Option<Lent<Lease>> {
+    pub(crate) fn lend_device(&self, buffer: &DeviceBuffer) -> Option<Loaned<Lease>> {
         let known = self.devices.iter().find(|known| {
             let region = known.memory.region();
             contains(region.base, region.len, buffer.address(), buffer.len())
         })?;
-        Some(Lent {
+        Some(Loaned {
             address: buffer.address() as u64,
             key: known.registration.remote_key(),
             lease: Lease::Arena,
@@ -318,7 +324,12 @@ impl<A: Adapter> Registry<A> {
         (self.arenas.iter()).find(|known| contains(known.start, known.len_bytes, start, len_bytes))
     }
 
-    fn register_foreign(&mut self, adapter: &A, buffer: &Buffer, now: Time) -> Option<Lent<Lease>> {
+    fn register_foreign(
+        &mut self,
+        adapter: &A,
+        buffer: &Buffer,
+        now: Time,
+    ) -> Option<Loaned<Lease>> {
         let len_bytes = buffer.len();
         if len_bytes > self.limits.foreign_bytes {
             return None;
@@ -337,7 +348,7 @@ impl<A: Adapter> Registry<A> {
                     uses: 1,
                     idle_since: now,
                 });
-                Some(Lent {
+                Some(Loaned {
                     address: buffer.as_ptr().expose_provenance() as u64,
                     key,
                     lease: Lease::Foreign(index),

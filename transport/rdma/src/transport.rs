@@ -22,17 +22,17 @@ use crate::links::RdmaLinks;
 pub struct RdmaTransport<A: Adapter, T: Transport> {
     links: RdmaLinks<A>,
     side: T,
-    desk: Desk,
+    registry: LinkRegistry,
 }
 
 /// Which connection of the side belongs to which link.
 #[derive(Default)]
-struct Desk {
+struct LinkRegistry {
     /// By the side's link.
     calls: BTreeMap<LinkId, Call>,
     /// The side's link of each link.
     sides: BTreeMap<LinkId, LinkId>,
-    orders: VecDeque<Order>,
+    commands: VecDeque<Command>,
     /// Links that are gone on both sides.
     gone: Vec<(LinkId, CloseReason)>,
 }
@@ -59,7 +59,7 @@ enum CallState {
 }
 
 /// What is to be done with the side after its turn.
-enum Order {
+enum Command {
     Send(LinkId, Box<Frame>),
 }
 
@@ -69,7 +69,7 @@ impl<A: Adapter, T: Transport> RdmaTransport<A, T> {
         Self {
             links,
             side,
-            desk: Desk::default(),
+            registry: LinkRegistry::default(),
         }
     }
 
@@ -80,7 +80,7 @@ impl<A: Adapter, T: Transport> RdmaTransport<A, T> {
 
     /// The transport beside the links, with its link that belongs to this one.
     pub fn side_mut(&mut self, link: LinkId) -> (&mut T, Option<LinkId>) {
-        (&mut self.side, self.desk.sides.get(&link).copied())
+        (&mut self.side, self.registry.sides.get(&link).copied())
     }
 
     /// What the links have done so far.
@@ -101,18 +101,18 @@ impl<A: Adapter, T: Transport> RdmaTransport<A, T> {
     fn part(&mut self, handler: &mut dyn LinkHandler<T::Accepted>) -> usize {
         while let Some(gone) = self.links.next_gone() {
             let (link, reason) = (gone.id, gone.reason);
-            match self.desk.sides.remove(&link) {
+            match self.registry.sides.remove(&link) {
                 Some(side) => {
                     self.side.close(side, false);
-                    if let Some(call) = self.desk.calls.get_mut(&side) {
+                    if let Some(call) = self.registry.calls.get_mut(&side) {
                         call.over = Some(reason);
                     }
                 }
-                None => self.desk.gone.push((link, reason)),
+                None => self.registry.gone.push((link, reason)),
             }
         }
-        let events = self.desk.gone.len();
-        for (link, reason) in self.desk.gone.drain(..) {
+        let events = self.registry.gone.len();
+        for (link, reason) in self.registry.gone.drain(..) {
             self.links.free(link);
             handler.closed(link, &reason);
         }
@@ -120,9 +120,9 @@ impl<A: Adapter, T: Transport> RdmaTransport<A, T> {
     }
 
     fn carry_out_orders(&mut self) {
-        while let Some(Order::Send(side, frame)) = self.desk.orders.pop_front() {
+        while let Some(Command::Send(side, frame)) = self.registry.commands.pop_front() {
             if self.side.send(side, frame).is_err()
-                && let Some(call) = self.desk.calls.get(&side)
+                && let Some(call) = self.registry.calls.get(&side)
             {
                 let reason = failure("the set-up data could not be sent");
                 self.links.peer_gone(call.link, reason);
@@ -150,7 +150,7 @@ impl<A: Adapter, T: Transport> Transport for RdmaTransport<A, T> {
         let link = self.links.expect(next)?;
         match self.side.adopt(accepted, Next::Land(blob_landing())) {
             Ok(side) => {
-                self.desk.enter(side, link, CallState::Expecting);
+                self.registry.enter(side, link, CallState::Expecting);
                 Ok(link)
             }
             Err(error) => {
@@ -164,7 +164,7 @@ impl<A: Adapter, T: Transport> Transport for RdmaTransport<A, T> {
         let link = self.links.prepare()?;
         match self.side.connect(peer) {
             Ok(side) => {
-                self.desk.enter(side, link, CallState::Dialling);
+                self.registry.enter(side, link, CallState::Dialling);
                 Ok(link)
             }
             Err(error) => {
@@ -176,14 +176,14 @@ impl<A: Adapter, T: Transport> Transport for RdmaTransport<A, T> {
 
     fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<T::Accepted>) -> usize {
         let mut events = self.links.turn(now, handler);
-        let mut clerk = Clerk {
+        let mut side_events = SideEvents {
             links: &mut self.links,
-            desk: &mut self.desk,
+            registry: &mut self.registry,
             handler,
             events: 0,
         };
-        self.side.turn(now, &mut clerk);
-        events += clerk.events;
+        self.side.turn(now, &mut side_events);
+        events += side_events.events;
         self.carry_out_orders();
         events + self.part(handler)
     }
@@ -222,7 +222,7 @@ impl<A: Adapter, T: Park> Park for RdmaTransport<A, T> {
     }
 }
 
-impl Desk {
+impl LinkRegistry {
     fn enter(&mut self, side: LinkId, link: LinkId, state: CallState) {
         let call = Call {
             link,
@@ -235,17 +235,17 @@ impl Desk {
 }
 
 /// Takes the events of the side.
-struct Clerk<'a, A: Adapter, H> {
+struct SideEvents<'a, A: Adapter, H> {
     links: &'a mut RdmaLinks<A>,
-    desk: &'a mut Desk,
+    registry: &'a mut LinkRegistry,
     handler: &'a mut dyn LinkHandler<H>,
     events: usize,
 }
 
-impl<A: Adapter, H> Clerk<'_, A, H> {
+impl<A: Adapter, H> SideEvents<'_, A, H> {
     /// The peer's set-up data is there.
     fn landed_blob(&mut self, side: LinkId, blob: &[u8]) {
-        let Some(call) = self.desk.calls.get_mut(&side) else {
+        let Some(call) = self.registry.calls.get_mut(&side) else {
             return;
         };
         let link = call.link;
@@ -276,25 +276,25 @@ impl<A: Adapter, H> Clerk<'_, A, H> {
 
     fn answer(&mut self, side: LinkId, link: LinkId, blob: &[u8]) -> Result<(), TransportError> {
         let blob = self.links.answer(link, blob)?;
-        let order = Order::Send(side, frame_of(&blob));
-        self.desk.orders.push_back(order);
+        let command = Command::Send(side, frame_of(&blob));
+        self.registry.commands.push_back(command);
         Ok(())
     }
 }
 
-impl<A: Adapter, H> LinkHandler<H> for Clerk<'_, A, H> {
+impl<A: Adapter, H> LinkHandler<H> for SideEvents<'_, A, H> {
     fn accepted(&mut self, listener: ListenerId, peer: SocketAddr, accepted: H) {
         self.handler.accepted(listener, peer, accepted);
         self.events += 1;
     }
 
     fn connected(&mut self, side: LinkId) -> Next {
-        if let Some(call) = self.desk.calls.get_mut(&side) {
+        if let Some(call) = self.registry.calls.get_mut(&side) {
             match self.links.introduce(call.link) {
                 Ok(blob) => {
                     call.state = CallState::Offered;
-                    let order = Order::Send(side, frame_of(&blob));
-                    self.desk.orders.push_back(order);
+                    let command = Command::Send(side, frame_of(&blob));
+                    self.registry.commands.push_back(command);
                 }
                 Err(error) => self.links.peer_gone(call.link, CloseReason::Failed(error)),
             }
@@ -303,7 +303,7 @@ impl<A: Adapter, H> LinkHandler<H> for Clerk<'_, A, H> {
     }
 
     fn received(&mut self, side: LinkId, bytes: &[u8]) -> Progress {
-        if let Some(call) = self.desk.calls.get(&side) {
+        if let Some(call) = self.registry.calls.get(&side) {
             let reason = failure("the peer sent bytes beside an RDMA link");
             self.links.peer_gone(call.link, reason);
         }
@@ -323,11 +323,11 @@ impl<A: Adapter, H> LinkHandler<H> for Clerk<'_, A, H> {
     fn sent(&mut self, _: LinkId, _: Box<Frame>, _: Outcome) {}
 
     fn closed(&mut self, side: LinkId, reason: &CloseReason) {
-        if let Some(call) = self.desk.calls.remove(&side) {
+        if let Some(call) = self.registry.calls.remove(&side) {
             match call.over {
-                Some(reason) => self.desk.gone.push((call.link, reason)),
+                Some(reason) => self.registry.gone.push((call.link, reason)),
                 None => {
-                    self.desk.sides.remove(&call.link);
+                    self.registry.sides.remove(&call.link);
                     self.links.peer_gone(call.link, reason.clone());
                 }
             }

@@ -24,11 +24,11 @@ impl Bounce {
             return None;
         }
         if self.arena.is_none() {
-            let arena = Arena::new(ArenaOptions {
-                capacity_bytes: self.capacity_bytes,
-                huge_pages: true,
-                shared: true,
-            });
+            let arena = Arena::new(ArenaOptions::default().with(|options| {
+                options.capacity_bytes = self.capacity_bytes;
+                options.huge_pages = true;
+                options.shared = true;
+            }));
             if arena.is_err() {
                 // Nor will it be had later: it is asked for once.
                 self.capacity_bytes = 0;

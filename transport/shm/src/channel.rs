@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use grpcxx_memory::{Buffer, BufferMut, Leases};
 use grpcxx_transport::{
-    CloseReason, Frame, Inbound, LinkHandler, LinkId, Next, Outcome, Reading, Time, TransportError,
+    CloseReason, Frame, Inbound, LinkHandler, LinkId, Next, Outbound, Outcome, Reading, Time,
+    TransportError,
 };
 use rustix::io::Errno;
 
@@ -21,7 +22,6 @@ use crate::garbage::Garbage;
 use crate::loans::{Borrowed, BorrowedParts, Loans, Orphan, Returns};
 use crate::message::WAKE;
 use crate::options::ShmOptions;
-use crate::outbound::Outbound;
 use crate::ring::{RingReader, RingWriter};
 use crate::segment::Segment;
 use crate::sight::{BlindSpots, PeerProcess, Sight};
@@ -106,8 +106,8 @@ pub(crate) enum Side {
 enum Arriving {
     /// Bytes of the ring, and how much padding follows.
     Bytes { left: usize, padding: usize },
-    /// Lent memory, and how much of it was used.
-    Lent { memory: Buffer, used: usize },
+    /// Loaned memory, and how much of it was used.
+    Loaned { memory: Buffer, used: usize },
     /// Memory that this end has to copy, from where on it has not.
     Elsewhere {
         source: Source,

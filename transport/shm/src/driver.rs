@@ -10,7 +10,7 @@ use crate::bounce::Bounce;
 use crate::channel::{Channel, Side};
 use crate::link::{Link, Phase};
 use crate::loans::Orphan;
-use crate::poller::{HEARD_AT_ONCE, Poller, Subject};
+use crate::poller::{Poller, READABLE_AT_ONCE, Subject};
 use crate::segment::Segment;
 use crate::sight::BlindSpots;
 use crate::{ShmCounters, ShmOptions};
@@ -23,9 +23,9 @@ pub(crate) struct LinkDriver {
     pub(crate) counters: ShmCounters,
     pub(crate) frames_in_flight: usize,
     /// Links whose sockets have something to say.
-    pub(crate) heard: Vec<LinkId>,
+    pub(crate) readable: Vec<LinkId>,
     /// Whether a socket has something to say that is not of a link.
-    pub(crate) others_heard: bool,
+    pub(crate) is_other_readable: bool,
     blind_spots: BlindSpots,
     orphans: Vec<Orphan>,
     staging: Box<[u8]>,
@@ -42,8 +42,8 @@ impl LinkDriver {
             poller: Poller::new()?,
             counters: ShmCounters::default(),
             frames_in_flight: 0,
-            heard: Vec::with_capacity(HEARD_AT_ONCE),
-            others_heard: false,
+            readable: Vec::with_capacity(READABLE_AT_ONCE),
+            is_other_readable: false,
             blind_spots: BlindSpots::default(),
             orphans: Vec::new(),
             staging: vec![0; STAGING_BYTES].into_boxed_slice(),
@@ -90,11 +90,11 @@ impl LinkDriver {
 
     /// Asks the kernel which sockets have something to say, for so long; `None` is without end.
     pub(crate) fn poll(&mut self, timeout: Option<Duration>) -> rustix::io::Result<()> {
-        let (heard, others_heard) = (&mut self.heard, &mut self.others_heard);
+        let (readable, is_other_readable) = (&mut self.readable, &mut self.is_other_readable);
         self.turns_since_poll = 0;
         self.poller.poll(timeout, |subject| match subject {
-            Subject::Link(id) => heard.push(id),
-            Subject::Other => *others_heard = true,
+            Subject::Link(id) => readable.push(id),
+            Subject::Other => *is_other_readable = true,
         })
     }
 
@@ -103,7 +103,7 @@ impl LinkDriver {
         if let Err(errno) = self.poll(Some(Duration::ZERO)) {
             unreachable!("epoll_wait on a descriptor of our own: {errno}");
         }
-        self.has_heard()
+        self.has_readable()
     }
 
     /// Looks at the sockets if it is time. Returns whether it was.
@@ -124,14 +124,14 @@ impl LinkDriver {
     }
 
     /// Whether a socket had something to say that nobody has dealt with.
-    pub(crate) fn has_heard(&self) -> bool {
-        self.others_heard || !self.heard.is_empty()
+    pub(crate) fn has_readable(&self) -> bool {
+        self.is_other_readable || !self.readable.is_empty()
     }
 
     /// Deals with sockets of links that are gone. Returns whether sockets that are not of links had
     /// something to say.
     pub(crate) fn take_others(&mut self) -> bool {
-        if !std::mem::take(&mut self.others_heard) {
+        if !std::mem::take(&mut self.is_other_readable) {
             return false;
         }
         self.orphans.retain_mut(|orphan| !orphan.is_settled());
@@ -182,7 +182,7 @@ impl LinkDriver {
             // Its end is told by the socket.
             let _ = self.poller.watch(orphan.socket(), Subject::Other);
             self.orphans.push(orphan);
-            self.others_heard = true;
+            self.is_other_readable = true;
         }
         (events, reason)
     }

@@ -53,7 +53,6 @@ mod message;
 mod migrating;
 mod options;
 #[cfg(not(all(loom, test)))]
-mod outbound;
 #[cfg(not(all(loom, test)))]
 mod poller;
 mod record;

@@ -36,7 +36,7 @@ pub(crate) enum Access {
     /// It maps the memory too, and has it as long as it likes.
     Mapped,
     /// It reads out of this process, as long as that lives.
-    Shown,
+    RemoteReadable,
 }
 
 /// Loans of a link that is gone. They last until the peer has given all of them back, or is gone
@@ -109,7 +109,7 @@ impl Loans {
     /// Lets go of what can only be read by a link that has ended at the peer's side.
     pub(crate) fn release_shown(&mut self) {
         for (slot, loan) in self.slots.iter_mut().enumerate() {
-            if let Some(loan) = loan.take_if(|loan| loan.access == Access::Shown) {
+            if let Some(loan) = loan.take_if(|loan| loan.access == Access::RemoteReadable) {
                 self.bytes -= loan.memory.len();
                 self.free.push(slot as u16);
             }
@@ -134,7 +134,7 @@ impl Loans {
             (self.slots.len() - 1) as u16
         });
         self.bytes += memory.len();
-        self.shown += u64::from(access == Access::Shown);
+        self.shown += u64::from(access == Access::RemoteReadable);
         self.slots[usize::from(slot)] = Some(Loan { memory, access });
         usize::from(slot)
     }
@@ -150,7 +150,7 @@ impl Loans {
                 word &= word - 1;
                 if let Some(loan) = self.slots.get_mut(slot).and_then(Option::take) {
                     self.bytes -= loan.memory.len();
-                    self.read += u64::from(loan.access == Access::Shown);
+                    self.read += u64::from(loan.access == Access::RemoteReadable);
                     self.free.push(slot as u16);
                 }
             }

@@ -196,7 +196,7 @@ impl Medium for ShmMedium {
 
     fn listen(&mut self, links: &mut LinkRegistry<Self>, now: Time) {
         self.driver.look_if_due(now);
-        while let Some(id) = self.driver.heard.pop() {
+        while let Some(id) = self.driver.readable.pop() {
             self.hear(links, id);
         }
         if self.driver.take_others() {
@@ -243,7 +243,7 @@ impl Medium for ShmMedium {
     }
 
     fn arm(&mut self, links: &mut LinkRegistry<Self>) -> bool {
-        if self.driver.has_heard() {
+        if self.driver.has_readable() {
             return false;
         }
         for &id in &self.migrated {

@@ -2,6 +2,7 @@ use grpcxx_transport::LinkLimits;
 
 /// How links over shared memory shall work.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ShmOptions {
     /// Bounds of each link and of their number.
     pub limits: LinkLimits,
@@ -28,6 +29,20 @@ pub struct ShmOptions {
 }
 
 impl ShmOptions {
+    /// These options with what `change` sets; fields that it leaves alone keep their values.
+    ///
+    /// ```
+    /// use grpcxx_shm::ShmOptions;
+    ///
+    /// let options = ShmOptions::default().with(|options| options.ring_bytes = 4 << 20);
+    /// assert_eq!(options.ring_bytes, 4 << 20);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
     /// The length of rings that the options mean.
     pub(crate) fn ring_bytes(&self) -> usize {
         self.ring_bytes

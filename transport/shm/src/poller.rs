@@ -130,7 +130,7 @@ pub(crate) fn watch_link(
 const EVENTS_MAX: usize = 256;
 
 /// Links for which there is room before they have something to say.
-pub(crate) const HEARD_AT_ONCE: usize = 64;
+pub(crate) const READABLE_AT_ONCE: usize = 64;
 
 /// Longest sleep; the system call takes no more.
 const SLEEP_SECONDS_MAX: i64 = 24 * 60 * 60;

@@ -5,15 +5,15 @@ use crate::garbage::Garbage;
 pub(crate) enum Record {
     /// This many bytes follow, then padding.
     Bytes { len: usize },
-    /// A [`Lent`] follows.
-    Lent,
-    /// A [`Shown`] follows.
-    Shown,
+    /// A [`Loaned`] follows.
+    Loaned,
+    /// A [`RemoteReadable`] follows.
+    RemoteReadable,
 }
 
 /// Bytes of the stream that the writer lends instead of copying them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Lent {
+pub(crate) struct Loaned {
     /// Index of the arena in the order in which the writer has introduced them.
     pub(crate) arena: u32,
     /// Bit in the table of what was given back.
@@ -24,7 +24,7 @@ pub(crate) struct Lent {
 
 /// Bytes of the stream that the reader copies out of the writer's process itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shown {
+pub(crate) struct RemoteReadable {
     /// Bit in the table of what was given back.
     pub(crate) slot: u32,
     pub(crate) address: u64,
@@ -35,8 +35,10 @@ impl Record {
     pub(crate) const fn encode(self) -> [u8; RECORD_BYTES] {
         let word = match self {
             Self::Bytes { len } => KIND_BYTES << KIND_SHIFT | len as u64,
-            Self::Lent => KIND_LENT << KIND_SHIFT | LENT_BYTES as u64,
-            Self::Shown => KIND_SHOWN << KIND_SHIFT | SHOWN_BYTES as u64,
+            Self::Loaned => KIND_LOANED << KIND_SHIFT | LOANED_BYTES as u64,
+            Self::RemoteReadable => {
+                KIND_REMOTE_READABLE << KIND_SHIFT | REMOTE_READABLE_BYTES as u64
+            }
         };
         word.to_le_bytes()
     }
@@ -62,20 +64,26 @@ impl Record {
                 }
                 Ok(Self::Bytes { len })
             }
-            KIND_LENT if len == LENT_BYTES as u64 && available >= LENT_BYTES => Ok(Self::Lent),
-            KIND_SHOWN if len == SHOWN_BYTES as u64 && available >= SHOWN_BYTES => Ok(Self::Shown),
+            KIND_LOANED if len == LOANED_BYTES as u64 && available >= LOANED_BYTES => {
+                Ok(Self::Loaned)
+            }
+            KIND_REMOTE_READABLE
+                if len == REMOTE_READABLE_BYTES as u64 && available >= REMOTE_READABLE_BYTES =>
+            {
+                Ok(Self::RemoteReadable)
+            }
             kind => Err(Garbage {
                 what: "kind and length of a record",
                 found: kind << KIND_SHIFT | len,
-                allowed_max: KIND_SHOWN << KIND_SHIFT | SHOWN_BYTES as u64,
+                allowed_max: KIND_REMOTE_READABLE << KIND_SHIFT | REMOTE_READABLE_BYTES as u64,
             }),
         }
     }
 }
 
-impl Lent {
-    pub(crate) fn encode(self) -> [u8; LENT_BYTES] {
-        let mut bytes = [0; LENT_BYTES];
+impl Loaned {
+    pub(crate) fn encode(self) -> [u8; LOANED_BYTES] {
+        let mut bytes = [0; LOANED_BYTES];
         bytes[..4].copy_from_slice(&self.arena.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.slot.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.offset.to_le_bytes());
@@ -84,7 +92,7 @@ impl Lent {
     }
 
     /// Reads what the writer says; whether it can be is for the caller to check.
-    pub(crate) fn decode(bytes: [u8; LENT_BYTES]) -> Self {
+    pub(crate) fn decode(bytes: [u8; LOANED_BYTES]) -> Self {
         let [first, offset, len] = words(bytes);
         Self {
             arena: first as u32,
@@ -95,9 +103,9 @@ impl Lent {
     }
 }
 
-impl Shown {
-    pub(crate) fn encode(self) -> [u8; SHOWN_BYTES] {
-        let mut bytes = [0; SHOWN_BYTES];
+impl RemoteReadable {
+    pub(crate) fn encode(self) -> [u8; REMOTE_READABLE_BYTES] {
+        let mut bytes = [0; REMOTE_READABLE_BYTES];
         bytes[4..8].copy_from_slice(&self.slot.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.address.to_le_bytes());
         bytes[16..].copy_from_slice(&self.len.to_le_bytes());
@@ -105,7 +113,7 @@ impl Shown {
     }
 
     /// Reads what the writer says; whether it can be is for the caller to check.
-    pub(crate) fn decode(bytes: [u8; SHOWN_BYTES]) -> Self {
+    pub(crate) fn decode(bytes: [u8; REMOTE_READABLE_BYTES]) -> Self {
         let [first, address, len] = words(bytes);
         Self {
             slot: (first >> 32) as u32,
@@ -131,17 +139,17 @@ pub(crate) const fn padded(len: usize) -> usize {
 /// Length of the head of a record, and what all lengths are multiples of.
 pub(crate) const RECORD_BYTES: usize = 8;
 
-/// Length of a [`Lent`].
-pub(crate) const LENT_BYTES: usize = 24;
+/// Length of a [`Loaned`].
+pub(crate) const LOANED_BYTES: usize = 24;
 
-/// Length of a [`Shown`].
-pub(crate) const SHOWN_BYTES: usize = 24;
+/// Length of a [`RemoteReadable`].
+pub(crate) const REMOTE_READABLE_BYTES: usize = 24;
 
 const KIND_SHIFT: u32 = 32;
 const LEN_MASK: u64 = (1 << KIND_SHIFT) - 1;
 const KIND_BYTES: u64 = 1;
-const KIND_LENT: u64 = 2;
-const KIND_SHOWN: u64 = 3;
+const KIND_LOANED: u64 = 2;
+const KIND_REMOTE_READABLE: u64 = 3;
 
 #[cfg(test)]
 mod tests {
@@ -152,24 +160,24 @@ mod tests {
         for record in [
             Record::Bytes { len: 1 },
             Record::Bytes { len: 4000 },
-            Record::Lent,
-            Record::Shown,
+            Record::Loaned,
+            Record::RemoteReadable,
         ] {
             assert_eq!(Record::decode(record.encode(), 4000), Ok(record));
         }
-        let lent = Lent {
+        let loaned = Loaned {
             arena: 1,
             slot: 2,
             offset: u64::MAX,
             len: 4,
         };
-        assert_eq!(Lent::decode(lent.encode()), lent);
-        let shown = Shown {
+        assert_eq!(Loaned::decode(loaned.encode()), loaned);
+        let readable = RemoteReadable {
             slot: 3,
             address: u64::MAX,
             len: 5,
         };
-        assert_eq!(Shown::decode(shown.encode()), shown);
+        assert_eq!(RemoteReadable::decode(readable.encode()), readable);
     }
 
     #[test]
@@ -178,8 +186,8 @@ mod tests {
             (Record::Bytes { len: 0 }, 100),
             (Record::Bytes { len: 9 }, 8),
             (Record::Bytes { len: 9 }, 15),
-            (Record::Lent, 16),
-            (Record::Shown, 16),
+            (Record::Loaned, 16),
+            (Record::RemoteReadable, 16),
         ] {
             assert!(Record::decode(record.encode(), available).is_err());
         }

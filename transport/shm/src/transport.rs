@@ -109,7 +109,7 @@ impl ShmTransport {
     /// Looks at the sockets, if it is time.
     fn listen_around(&mut self, now: Time, handler: &mut dyn LinkHandler<Accepted>) -> usize {
         self.driver.look_if_due(now);
-        while let Some(id) = self.driver.heard.pop() {
+        while let Some(id) = self.driver.readable.pop() {
             if let Some(link) = self.links.find_mut(id) {
                 link.hear();
             }
@@ -184,7 +184,7 @@ impl Transport for ShmTransport {
         let inbound = Some(Inbound::new(next));
         let channel = (self.driver).channel(socket, segment, Side::Acceptor, inbound);
         let id = self.insert(Phase::Open, Some(channel))?;
-        self.driver.heard.push(id);
+        self.driver.readable.push(id);
         Ok(id)
     }
 

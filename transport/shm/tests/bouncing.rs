@@ -11,12 +11,11 @@ use grpcxx_transport::{LinkId, Outcome, Park};
 use support::*;
 
 fn with_arena(bounce_arena_bytes: usize) -> ShmOptions {
-    ShmOptions {
-        bounce_arena_bytes,
+    ShmOptions::default().with(|options| {
+        options.bounce_arena_bytes = bounce_arena_bytes;
         // Whether this machine has huge pages makes no difference.
-        show_bytes_min: usize::MAX,
-        ..ShmOptions::default()
-    }
+        options.show_bytes_min = usize::MAX;
+    })
 }
 
 fn heap(len: usize, seed: usize) -> Buffer {
@@ -185,11 +184,10 @@ fn any_mix_arrives_in_order() {
     for round in 0..30 {
         let name = format!("GRPCXX_SEED={seed}, round {round}");
         let mut random = fastrand::Rng::with_seed(seed ^ round);
-        let options = ShmOptions {
-            ring_bytes: RING_BYTES_MIN << random.u8(..4),
-            lent_bytes_max: if random.bool() { 1 << 20 } else { 1 << 30 },
-            ..with_arena(random.usize(1..8) << 19)
-        };
+        let options = with_arena(random.usize(1..8) << 19).with(|options| {
+            options.ring_bytes = RING_BYTES_MIN << random.u8(..4);
+            options.lent_bytes_max = if random.bool() { 1 << 20 } else { 1 << 30 };
+        });
         let (mut a, near, mut b, _) = pair(&options);
         let mut arena = shared_arena();
         let (mut sent, mut kept) = (VecDeque::new(), Vec::new());

@@ -24,10 +24,7 @@ impl Environment for OneHost {
 
     fn pair(&mut self, limits: LinkLimits) -> [ShmTransport; 2] {
         [0, 1].map(|_| {
-            let options = ShmOptions {
-                limits,
-                ..self.options.clone()
-            };
+            let options = self.options.clone().with(|changed| changed.limits = limits);
             ShmTransport::open(options).unwrap()
         })
     }
@@ -58,10 +55,7 @@ impl Environment for OneHost {
 
 fn environment(ring_bytes: usize) -> OneHost {
     OneHost {
-        options: ShmOptions {
-            ring_bytes,
-            ..ShmOptions::default()
-        },
+        options: ShmOptions::default().with(|options| options.ring_bytes = ring_bytes),
         start: Instant::now(),
         seed: std::env::var("GRPCXX_SEED").map_or(1, |seed| seed.parse().unwrap()),
     }

@@ -19,10 +19,8 @@ use support::{HEAD, Side};
 
 /// A victim with a link to a hostile peer.
 fn victim() -> (Side, grpcxx_transport::LinkId, Peer) {
-    let mut side = Side::new(ShmOptions {
-        ring_bytes: RING_BYTES_MIN,
-        ..ShmOptions::default()
-    });
+    let mut side =
+        Side::new(ShmOptions::default().with(|options| options.ring_bytes = RING_BYTES_MIN));
     let address = side.listen();
     let peer = Peer::dial(address);
     peer.hello(RING_BYTES_MIN as u64, Some(peer.segment.as_fd()));
@@ -83,10 +81,8 @@ fn lent_message(slot: u32, offset: u64, len: u64) -> Vec<u8> {
 
 /// A victim that has dialled a hostile peer and borrows what that lends.
 fn dialler() -> (Side, Peer) {
-    let mut side = Side::new(ShmOptions {
-        ring_bytes: RING_BYTES_MIN,
-        ..ShmOptions::default()
-    });
+    let mut side =
+        Side::new(ShmOptions::default().with(|options| options.ring_bytes = RING_BYTES_MIN));
     side.seen.borrows = true;
     let (listener, address) = Peer::listen();
     side.dial(address);
@@ -219,10 +215,8 @@ fn memory_that_cannot_be_read_ends_the_link() {
 
 #[test]
 fn a_process_that_showed_what_cannot_be_read_is_not_read_again() {
-    let mut side = Side::new(ShmOptions {
-        ring_bytes: RING_BYTES_MIN,
-        ..ShmOptions::default()
-    });
+    let mut side =
+        Side::new(ShmOptions::default().with(|options| options.ring_bytes = RING_BYTES_MIN));
     let address = side.listen();
     for (shown, expected) in [
         (shown(0, 8, 8), "read the memory of the peer's process"),

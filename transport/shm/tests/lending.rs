@@ -47,11 +47,10 @@ fn payloads_of_shared_arenas_are_borrowed_and_given_back() {
 fn what_cannot_be_borrowed_is_copied() {
     let (mut a, near, mut b, _, mut arena) = lenders();
     // Foreign memory; memory of an arena that is not shared; less than is worth lending.
-    let mut private = Arena::new(grpcxx_memory::ArenaOptions {
-        capacity_bytes: 1 << 20,
-        huge_pages: false,
-        shared: false,
-    })
+    let mut private = Arena::new(grpcxx_memory::ArenaOptions::default().with(|options| {
+        options.capacity_bytes = 1 << 20;
+        options.huge_pages = false;
+    }))
     .unwrap();
     let tensors = [
         Buffer::from(pattern(300_000, 1)),
@@ -223,10 +222,7 @@ fn what_is_shown_before_a_flush_arrives() {
 
 #[test]
 fn memory_is_not_shown_to_who_does_not_look() {
-    let blind = ShmOptions {
-        show_bytes_min: usize::MAX,
-        ..ShmOptions::default()
-    };
+    let blind = ShmOptions::default().with(|options| options.show_bytes_min = usize::MAX);
     let (mut a, mut b) = (Side::new(ShmOptions::default()), Side::new(blind));
     let near = a.dial(b.listen());
     b.accept();
@@ -243,10 +239,7 @@ fn memory_is_not_shown_to_who_does_not_look() {
 
 #[test]
 fn no_more_is_lent_than_allowed() {
-    let options = ShmOptions {
-        lent_bytes_max: 100_000,
-        ..ShmOptions::default()
-    };
+    let options = ShmOptions::default().with(|options| options.lent_bytes_max = 100_000);
     let (mut a, near, mut b, _) = pair(&options);
     b.seen.borrows = true;
     let mut arena = shared_arena();

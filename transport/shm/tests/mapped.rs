@@ -11,11 +11,10 @@ use support::*;
 
 #[test]
 fn memory_of_peers_is_bounded_in_sum() {
-    let options = ShmOptions {
-        ring_bytes: RING_BYTES_MIN,
-        mapped_bytes_max: 1 << 20,
-        ..ShmOptions::default()
-    };
+    let options = ShmOptions::default().with(|options| {
+        options.ring_bytes = RING_BYTES_MIN;
+        options.mapped_bytes_max = 1 << 20;
+    });
     let mut side = Side::new(options.clone());
     let address = side.listen();
     let segment_bytes = 4096 + 2 * RING_BYTES_MIN as u64;

@@ -20,11 +20,10 @@ use support::{private_arena, shared_arena};
 type Links = Migrating<TcpTransport, ShmMedium>;
 
 fn links(driver: DriverRequest, options: ShmOptions) -> Links {
-    let tcp = TcpOptions {
-        driver,
-        limits: options.limits,
-        ..TcpOptions::default()
-    };
+    let tcp = TcpOptions::default().with(|changed| {
+        changed.driver = driver;
+        changed.limits = options.limits;
+    });
     let (tcp, _) = TcpTransport::open(tcp).unwrap();
     let mut links = Migrating::new(tcp);
     links.enable(ShmMedium::open(options).unwrap()).unwrap();
@@ -33,10 +32,7 @@ fn links(driver: DriverRequest, options: ShmOptions) -> Links {
 
 /// The drivers that work here.
 fn drivers() -> Vec<DriverRequest> {
-    let ring = TcpOptions {
-        driver: DriverRequest::IoUring,
-        ..TcpOptions::default()
-    };
+    let ring = TcpOptions::default().with(|options| options.driver = DriverRequest::IoUring);
     match TcpTransport::open(ring) {
         Ok(_) => vec![DriverRequest::Epoll, DriverRequest::IoUring],
         Err(_) => vec![DriverRequest::Epoll],
@@ -57,10 +53,7 @@ impl Environment for Unmigrated {
 
     fn pair(&mut self, limits: LinkLimits) -> [Links; 2] {
         [0, 1].map(|_| {
-            let options = ShmOptions {
-                limits,
-                ..ShmOptions::default()
-            };
+            let options = ShmOptions::default().with(|options| options.limits = limits);
             links(self.driver, options)
         })
     }
@@ -323,11 +316,11 @@ fn streams_go_on_across_the_switch() {
             let name = format!("GRPCXX_SEED={seed}, {driver}, round {round}");
             let mut random = fastrand::Rng::with_seed(seed ^ round);
             let mut sides = pair(driver, ShmOptions::default());
-            let mut arena = Arena::new(ArenaOptions {
-                capacity_bytes: 64 << 20,
-                huge_pages: false,
-                shared: true,
-            })
+            let mut arena = Arena::new(ArenaOptions::default().with(|options| {
+                options.capacity_bytes = 64 << 20;
+                options.huge_pages = false;
+                options.shared = true;
+            }))
             .unwrap();
             if random.bool() {
                 sides[1].reader.pause_after = Some(random.u64(..60));
@@ -447,10 +440,7 @@ fn links_that_cannot_migrate_stay_and_say_why() {
         }
         let mut sides = pair(DriverRequest::Epoll, ShmOptions::default());
         if spoil >= 4 {
-            let tcp = TcpOptions {
-                driver: DriverRequest::Epoll,
-                ..TcpOptions::default()
-            };
+            let tcp = TcpOptions::default().with(|options| options.driver = DriverRequest::Epoll);
             let (tcp, _) = TcpTransport::open(tcp).unwrap();
             let link = sides[1].link;
             let offer = sides[1].transport.offer(link).unwrap();

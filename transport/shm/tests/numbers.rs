@@ -63,10 +63,8 @@ fn role() {
 
 /// Has a link with the peer, which could be read once.
 fn victim() {
-    let mut side = Side::new(ShmOptions {
-        ring_bytes: RING_BYTES_MIN,
-        ..ShmOptions::default()
-    });
+    let mut side =
+        Side::new(ShmOptions::default().with(|options| options.ring_bytes = RING_BYTES_MIN));
     let place = std::env::temp_dir().join(format!("grpcxx-secret-{:x}", fastrand::u64(..)));
     let address = side.listen();
     let mut peer = start("peer", &place, &[(ADDRESS, address.to_string())]);

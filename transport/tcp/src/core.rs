@@ -9,12 +9,12 @@ use grpcxx_transport::{
 };
 use rustix::net::Shutdown;
 
-use crate::apart::Apart;
+use crate::cpu_sharing::CpuSharing;
 use crate::link::{Link, Phase};
 use crate::listener::{Accepting, Listener, STALL};
 use crate::socket::{self, Accepted};
 use crate::sys::unacknowledged_bytes;
-use crate::wake::Bell;
+use crate::wake::WakeUp;
 use crate::{TcpCounters, TcpOptions};
 
 /// What both drivers have in common: everything but input and output.
@@ -29,9 +29,9 @@ pub(crate) struct Core<D> {
     pub(crate) work: VecDeque<u32>,
     pub(crate) counters: TcpCounters,
     pub(crate) frames_in_flight: usize,
-    pub(crate) bell: Bell,
+    pub(crate) wake_up: WakeUp,
     pub(crate) now: Time,
-    pub(crate) apart: Apart,
+    pub(crate) cpu_sharing: CpuSharing,
     /// Links in [`Phase::Flushing`] or [`Phase::Lingering`].
     closing: Vec<u32>,
     closing_checked: Time,
@@ -47,9 +47,9 @@ impl<D> Core<D> {
             work: VecDeque::new(),
             counters: TcpCounters::default(),
             frames_in_flight: 0,
-            bell: Bell::new()?,
+            wake_up: WakeUp::new()?,
             now: Time::ZERO,
-            apart: Apart::default(),
+            cpu_sharing: CpuSharing::default(),
             closing: Vec::new(),
             closing_checked: Time::ZERO,
             next_listener: 0,

@@ -50,7 +50,7 @@ impl EpollDriver {
             TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
         )?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        for fd in [core.bell.inside(), alarm.as_fd()] {
+        for fd in [core.wake_up.inside(), alarm.as_fd()] {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(TOKEN_WAKE), flags)?;
         }
         Ok(Self {
@@ -158,12 +158,12 @@ impl EpollDriver {
                 core.queue(slot);
                 return events;
             }
-            let is_deaf = link.io.is_muted && !link.io.writable;
+            let is_deaf = link.io.is_disarmed && !link.io.writable;
             if matches!(link.phase, Phase::Finishing { .. }) {
                 events += core.finish_stream(slot, true, handler);
             }
             if is_deaf {
-                self.unmute(slot);
+                self.rearm(slot);
             }
         }
         events
@@ -292,23 +292,23 @@ impl Transport for EpollDriver {
 
 impl Park for EpollDriver {
     fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError> {
-        self.cool();
-        if self.core.has_work() || !self.core.bell.fall_asleep(Sleep::Inside) {
+        self.deactivate();
+        if self.core.has_work() || !self.core.wake_up.fall_asleep(Sleep::Inside) {
             return Ok(());
         }
         let timeout = [timeout, self.core.patience()].into_iter().flatten().min();
         let slept = self.poll(Some(timeout));
-        self.core.bell.wake_up();
+        self.core.wake_up.end_sleep();
         slept.map_err(|errno| system_error("epoll_wait", errno))
     }
 
     fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
-        self.cool();
+        self.deactivate();
         if self.core.has_work() || self.poll(None).is_err() || self.core.has_work() {
             return None;
         }
-        // The descriptor that is lent out watches the bell's inner one.
-        if !self.core.bell.fall_asleep(Sleep::Inside) {
+        // The descriptor that is lent out watches the wake-up's inner one.
+        if !self.core.wake_up.fall_asleep(Sleep::Inside) {
             return None;
         }
         let patience = self.core.patience();
@@ -319,11 +319,11 @@ impl Park for EpollDriver {
     }
 
     fn unpark(&mut self) {
-        self.core.bell.wake_up();
+        self.core.wake_up.end_sleep();
     }
 
     fn waker(&self) -> Waker {
-        self.core.bell.waker()
+        self.core.wake_up.waker()
     }
 
     fn watch(&mut self, companion: BorrowedFd<'_>) -> Result<(), TransportError> {

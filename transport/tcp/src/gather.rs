@@ -3,9 +3,8 @@
 use std::io::IoSlice;
 use std::os::fd::AsFd;
 
+use grpcxx_transport::Outbound;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
-
-use crate::outbound::Outbound;
 
 /// Memory for the system call that sends many pieces, used by one link at a time.
 #[derive(Debug)]
@@ -36,7 +35,7 @@ impl Gather {
         bytes_max: usize,
     ) -> rustix::io::Result<Sent> {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let mut pieces = outbound.pieces(bytes_max);
+        let mut pieces = outbound.pieces(bytes_max).map(|piece| piece.bytes);
         let first = pieces.next().unwrap_or_default();
         let Some(second) = pieces.next() else {
             if first.is_empty() {

@@ -11,16 +11,15 @@
 
 #![deny(unsafe_code)]
 
-mod apart;
 mod core;
 mod counters;
+mod cpu_sharing;
 mod epoll;
 mod gather;
-mod hot;
+mod hot_set;
 mod link;
 mod listener;
 mod options;
-mod outbound;
 mod socket;
 #[expect(unsafe_code, reason = "one ioctl and one socket option")]
 mod sys;

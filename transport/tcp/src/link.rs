@@ -1,11 +1,10 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-use grpcxx_transport::{CloseReason, Inbound, ReadTarget, Time};
+use grpcxx_transport::{CloseReason, Inbound, Outbound, ReadTarget, Time};
 use rustix::io::Errno;
 
-use crate::apart::Apart;
-use crate::outbound::Outbound;
+use crate::cpu_sharing::CpuSharing;
 use crate::socket::{self, system_error};
 use crate::sys::set_wake_bytes;
 
@@ -137,7 +136,7 @@ impl<D> Link<D> {
 
     /// Prepares to wait for bytes. A wait for payload does not end with each packet: a wake-up
     /// costs both ends more than the bytes of some packets.
-    pub(crate) fn prepare_to_wait(&mut self, apart: &mut Apart) {
+    pub(crate) fn prepare_to_wait(&mut self, cpu_sharing: &mut CpuSharing) {
         let wanted_bytes = match self.inbound.as_mut().map(Inbound::target) {
             Some(ReadTarget::Direct(target)) => target.len(),
             Some(ReadTarget::Staging | ReadTarget::Paused) | None => 0,
@@ -148,7 +147,7 @@ impl<D> Link<D> {
             set_wake_bytes(&self.socket, wake_bytes);
         }
         if wake_bytes == WAKE_BYTES_MAX && self.is_near {
-            apart.keep(&self.socket);
+            cpu_sharing.avoid(&self.socket);
         }
     }
 

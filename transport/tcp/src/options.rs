@@ -6,6 +6,7 @@ use grpcxx_transport::LinkLimits;
 
 /// How a [`TcpTransport`](crate::TcpTransport) shall work.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TcpOptions {
     /// The driver to use.
     pub driver: DriverRequest,
@@ -31,6 +32,22 @@ pub struct TcpOptions {
     pub reuse_port: bool,
     /// Idle time after which the system probes whether a peer still lives; never if `None`.
     pub keepalive: Option<Duration>,
+}
+
+impl TcpOptions {
+    /// These options with what `change` sets; fields that it leaves alone keep their values.
+    ///
+    /// ```
+    /// use grpcxx_tcp::TcpOptions;
+    ///
+    /// let options = TcpOptions::default().with(|options| options.busy = false);
+    /// assert_eq!(options.busy, false);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
 }
 
 impl Default for TcpOptions {

@@ -12,9 +12,9 @@
 
 #[expect(unsafe_code, reason = "memory that the kernel writes")]
 mod buffers;
-mod crowd;
 #[expect(unsafe_code, reason = "operations on memory that links own")]
 mod operation;
+mod ready_set;
 #[expect(
     unsafe_code,
     reason = "system calls, and the queues shared with the kernel"
@@ -81,7 +81,7 @@ impl UringDriver {
         };
         let mut ring = Ring::open(options.ring_entries).map_err(fail("set up an io_uring"))?;
         let core = Core::new(options).map_err(|errno| system_error("open an eventfd", errno))?;
-        ring.register_eventfd(core.bell.outside())
+        ring.register_eventfd(core.wake_up.outside())
             .map_err(fail("register an eventfd with an io_uring"))?;
         let busy = core.options.busy;
         let (count, bytes) = (core.options.staging_buffers, core.options.staging_bytes);
@@ -201,16 +201,16 @@ impl Transport for UringDriver {
 
 impl Park for UringDriver {
     fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError> {
-        self.cool();
+        self.deactivate();
         self.watch();
         self.watch_companions();
-        if self.has_work() || !self.core.bell.fall_asleep(Sleep::Inside) {
+        if self.has_work() || !self.core.wake_up.fall_asleep(Sleep::Inside) {
             return Ok(());
         }
         let timeout = [timeout, self.core.patience()].into_iter().flatten().min();
         self.core.counters.polls += 1;
         let slept = self.ring.wait(timeout);
-        self.core.bell.wake_up();
+        self.core.wake_up.end_sleep();
         match slept {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => Ok(()),
             slept => slept.map_err(|error| TransportError::from_io("io_uring_enter", &error)),
@@ -218,7 +218,7 @@ impl Park for UringDriver {
     }
 
     fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
-        self.cool();
+        self.deactivate();
         self.watch();
         self.watch_companions();
         if let Some(delay) = self.core.patience()
@@ -228,22 +228,24 @@ impl Park for UringDriver {
         }
         self.enter();
         self.ring.signal(true);
-        if self.has_work() || self.ring.wants_enter() || !self.core.bell.fall_asleep(Sleep::Outside)
+        if self.has_work()
+            || self.ring.wants_enter()
+            || !self.core.wake_up.fall_asleep(Sleep::Outside)
         {
             self.ring.signal(false);
             return None;
         }
-        Some(self.core.bell.outside())
+        Some(self.core.wake_up.outside())
     }
 
     fn unpark(&mut self) {
         self.ring.signal(false);
-        self.core.bell.wake_up();
-        silence(self.core.bell.outside());
+        self.core.wake_up.end_sleep();
+        silence(self.core.wake_up.outside());
     }
 
     fn waker(&self) -> Waker {
-        self.core.bell.waker()
+        self.core.wake_up.waker()
     }
 
     fn watch(&mut self, companion: BorrowedFd<'_>) -> Result<(), TransportError> {

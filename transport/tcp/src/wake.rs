@@ -7,7 +7,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 /// Ends the sleep of one transport from any thread; costs one atomic operation while nobody sleeps.
 #[derive(Debug)]
-pub(crate) struct Bell {
+pub(crate) struct WakeUp {
     shared: Arc<Shared>,
 }
 
@@ -27,7 +27,7 @@ pub(crate) enum Sleep {
     Outside,
 }
 
-impl Bell {
+impl WakeUp {
     pub(crate) fn new() -> rustix::io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self {
@@ -66,7 +66,7 @@ impl Bell {
     }
 
     /// Ends the sleep. Every use of the waker before this call is taken care of by it.
-    pub(crate) fn wake_up(&self) {
+    pub(crate) fn end_sleep(&self) {
         self.shared.state.store(AWAKE, Ordering::SeqCst);
     }
 }
@@ -109,18 +109,18 @@ mod tests {
 
     #[test]
     fn a_wake_before_the_sleep_prevents_it_once() {
-        let bell = Bell::new().unwrap();
-        bell.waker().wake();
-        assert!(!is_readable(bell.inside()), "costs no system call");
-        assert!(!bell.fall_asleep(Sleep::Inside));
-        assert!(bell.fall_asleep(Sleep::Inside));
-        bell.waker().wake_by_ref();
-        bell.waker().wake_by_ref();
-        assert!(is_readable(bell.inside()));
-        assert!(!is_readable(bell.outside()));
-        bell.wake_up();
-        assert!(bell.fall_asleep(Sleep::Outside));
-        bell.waker().wake();
-        assert!(is_readable(bell.outside()));
+        let wake_up = WakeUp::new().unwrap();
+        wake_up.waker().wake();
+        assert!(!is_readable(wake_up.inside()), "costs no system call");
+        assert!(!wake_up.fall_asleep(Sleep::Inside));
+        assert!(wake_up.fall_asleep(Sleep::Inside));
+        wake_up.waker().wake_by_ref();
+        wake_up.waker().wake_by_ref();
+        assert!(is_readable(wake_up.inside()));
+        assert!(!is_readable(wake_up.outside()));
+        wake_up.end_sleep();
+        assert!(wake_up.fall_asleep(Sleep::Outside));
+        wake_up.waker().wake();
+        assert!(is_readable(wake_up.outside()));
     }
 }

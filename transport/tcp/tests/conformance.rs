@@ -24,10 +24,7 @@ impl Environment for Loopback {
 
     fn pair(&mut self, limits: LinkLimits) -> [TcpTransport; 2] {
         [0, 1].map(|_| {
-            let options = TcpOptions {
-                limits,
-                ..self.options.clone()
-            };
+            let options = self.options.clone().with(|changed| changed.limits = limits);
             TcpTransport::open(options).unwrap().0
         })
     }
@@ -73,22 +70,18 @@ fn run(options: TcpOptions, address: &'static str) {
 }
 
 fn with(driver: DriverRequest) -> TcpOptions {
-    TcpOptions {
-        driver,
-        ..TcpOptions::default()
-    }
+    TcpOptions::default().with(|options| options.driver = driver)
 }
 
 /// Little of everything, so that each limit is met often.
 fn cramped(driver: DriverRequest) -> TcpOptions {
-    TcpOptions {
-        ring_entries: 64,
-        staging_bytes: 4096,
-        staging_buffers: 2,
-        send_buffer_bytes: Some(8192),
-        receive_buffer_bytes: Some(8192),
-        ..with(driver)
-    }
+    with(driver).with(|options| {
+        options.ring_entries = 64;
+        options.staging_bytes = 4096;
+        options.staging_buffers = 2;
+        options.send_buffer_bytes = Some(8192);
+        options.receive_buffer_bytes = Some(8192);
+    })
 }
 
 #[test]
@@ -99,10 +92,7 @@ fn io_uring_passes_the_suite() {
 /// A loop that does not spin asks nobody directly.
 #[test]
 fn io_uring_passes_the_suite_through_the_ring_alone() {
-    let options = TcpOptions {
-        busy: false,
-        ..with(DriverRequest::IoUring)
-    };
+    let options = with(DriverRequest::IoUring).with(|options| options.busy = false);
     run(options, "127.0.0.1:0");
 }
 

@@ -34,10 +34,7 @@ fn without_io_uring(errno: i32, test: impl FnOnce() + Send) {
 }
 
 fn options(driver: DriverRequest) -> TcpOptions {
-    TcpOptions {
-        driver,
-        ..TcpOptions::default()
-    }
+    TcpOptions::default().with(|options| options.driver = driver)
 }
 
 #[test]

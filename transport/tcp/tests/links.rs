@@ -349,10 +349,11 @@ for_each_driver! {
         }
     }
 
-    /// Links that wait in the crowd, whose sends fill a small ring.
+    /// Links that wait in the ready set, whose sends fill a small ring.
     fn sends_that_find_no_room_in_the_ring_go_on_later(driver) {
         let mut a = Side::new(driver);
-        let mut b = Side::with(TcpOptions { driver, ring_entries: 64, ..TcpOptions::default() });
+        let mut b = Side::with(TcpOptions::default().with(|options| { options.driver = driver; options.ring_entries = 64;
+}));
         let (_, links) = join(&mut a, &mut b, 150);
         b.settle(Duration::from_millis(50));
         let payload = Buffer::from(pattern(2 << 20, 1));
@@ -407,7 +408,8 @@ for_each_driver! {
         let address = a.listen();
         let error = b.transport.listen(address).unwrap_err();
         assert_eq!((error.errno, error.operation), (98, format!("bind {address}")));
-        let options = TcpOptions { driver, reuse_port: true, ..TcpOptions::default() };
+        let options = TcpOptions::default().with(|options| { options.driver = driver; options.reuse_port = true;
+});
         let (mut a, mut b) = (Side::with(options.clone()), Side::with(options));
         let address = a.listen();
         b.transport.listen(address).unwrap();
@@ -429,7 +431,8 @@ for_each_driver! {
 
     fn limit_of_links_is_told_and_kept(driver) {
         let limits = LinkLimits { links: 2, ..LinkLimits::default() };
-        let mut side = Side::with(TcpOptions { driver, limits, ..TcpOptions::default() });
+        let mut side = Side::with(TcpOptions::default().with(|options| { options.driver = driver; options.limits = limits;
+}));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let first = side.transport.connect(address).unwrap();

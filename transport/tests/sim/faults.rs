@@ -13,7 +13,7 @@ fn world(options: SimOptions, hosts: usize) -> World<SimTransport> {
 
 fn errno(reason: &Option<CloseReason>) -> Option<i32> {
     match reason {
-        Some(CloseReason::Failed(error)) => Some(error.errno),
+        Some(CloseReason::Failed(error) | CloseReason::Untrusted(error)) => Some(error.errno),
         Some(CloseReason::Local | CloseReason::EndOfStream) | None => None,
     }
 }

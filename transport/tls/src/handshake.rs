@@ -12,7 +12,7 @@ use rustls::unbuffered::{ConnectionState, EncodeError, EncodeTlsData, Unbuffered
 use rustls::{CommonState, ConnectionTrafficSecrets, Error, ExtractedSecrets};
 
 use crate::Credentials;
-use crate::record::HEADER_BYTES;
+use crate::record::{HEADER_BYTES, is_alert_of_certificates};
 use crate::verify::task_name;
 
 /// One end of a handshake.
@@ -74,6 +74,22 @@ pub enum HandshakeError {
     /// rustls is in a state that this program does not know.
     #[error("the handshake came to a state that is unknown here")]
     UnknownState,
+}
+
+impl HandshakeError {
+    /// Whether one end does not accept the certificate of the other, or misses one.
+    pub(crate) fn is_of_certificates(&self) -> bool {
+        match self {
+            Self::Refused(
+                Error::InvalidCertificate(_)
+                | Error::InvalidCertRevocationList(_)
+                | Error::NoCertificatesPresented,
+            ) => true,
+            Self::Refused(Error::AlertReceived(alert)) => is_alert_of_certificates((*alert).into()),
+            Self::NoAuthorities => true,
+            Self::Refused(_) | Self::TooLong | Self::Left | Self::UnknownState => false,
+        }
+    }
 }
 
 impl Handshake {

@@ -244,7 +244,10 @@ impl Layer {
     pub(crate) fn break_off(&mut self, id: LinkId, fault: &Fault) {
         self.counters.broken.add(1);
         if let Some(link) = self.find_mut(id) {
-            link.fail("TLS records of", fault.to_string());
+            match fault.is_of_certificates() {
+                true => link.distrust("TLS records of", fault.to_string()),
+                false => link.fail("TLS records of", fault.to_string()),
+            }
             self.endings.push_back((id, fault.alert()));
         }
     }

@@ -136,9 +136,19 @@ impl TlsLink {
 
     /// Ends the link, unless that is decided already.
     pub(crate) fn fail(&mut self, what: &str, message: String) {
+        self.end_by(CloseReason::Failed, what, message);
+    }
+
+    /// Ends the link because one end does not accept the certificate of the other, unless its end
+    /// is decided already.
+    pub(crate) fn distrust(&mut self, what: &str, message: String) {
+        self.end_by(CloseReason::Untrusted, what, message);
+    }
+
+    fn end_by(&mut self, reason: fn(TransportError) -> CloseReason, what: &str, message: String) {
         let peer = self.peer;
         self.over.get_or_insert_with(|| {
-            CloseReason::Failed(TransportError {
+            reason(TransportError {
                 operation: format!("{what} {peer}"),
                 errno: 0,
                 message,

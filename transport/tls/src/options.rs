@@ -64,6 +64,7 @@ pub type PlainPeers = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
 
 /// What links do with TLS, and their limits.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct TlsOptions {
     /// Which connections are TLS.
     pub mode: TlsMode,
@@ -83,6 +84,22 @@ pub struct TlsOptions {
     /// Memory of all links for payload under way, in bytes. Links that get none read in smaller
     /// pieces.
     pub staging_bytes: usize,
+}
+
+impl TlsOptions {
+    /// These options with what `change` sets; fields that it leaves alone keep their values.
+    ///
+    /// ```
+    /// use grpcxx_tls::TlsOptions;
+    ///
+    /// let options = TlsOptions::default().with(|options| options.queued_frames = 64);
+    /// assert_eq!(options.queued_frames, 64);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
 }
 
 impl Default for TlsOptions {

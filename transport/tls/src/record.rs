@@ -140,6 +140,17 @@ impl Fault {
             Self::Alert { .. } | Self::Truncated => None,
         }
     }
+
+    /// Whether the peer does not accept our certificate, or misses one.
+    pub(crate) fn is_of_certificates(&self) -> bool {
+        matches!(self, Self::Alert { code } if is_alert_of_certificates(*code))
+    }
+}
+
+/// Whether an alert says that its sender does not accept our certificate, or misses one. A decrypt
+/// error (51) is told where a signature is not that of the authority whose name it bears.
+pub(crate) fn is_alert_of_certificates(code: u8) -> bool {
+    matches!(code, 42..=46 | 48 | 49 | 51 | 113 | 116)
 }
 
 /// Length of the record that begins with this header.

@@ -174,6 +174,16 @@ pub(crate) enum SessionError {
     Keys(#[from] Fault),
 }
 
+impl SessionError {
+    /// Whether one end does not accept the certificate of the other, or misses one.
+    pub(crate) fn is_of_certificates(&self) -> bool {
+        match self {
+            Self::Handshake(error) => error.is_of_certificates(),
+            Self::Keys(fault) => fault.is_of_certificates(),
+        }
+    }
+}
+
 fn no_keys(error: rustls::Error) -> Fault {
     Fault::NoKeys {
         message: error.to_string(),

@@ -153,9 +153,9 @@ impl<T: Park> Tls<T> {
             Ok(HandshakeStep::Wait) => self.order(id, Next::Head { at_least_bytes: 1 }),
             Ok(HandshakeStep::Done) => match self.open_session(id, events, handler) {
                 Ok(()) => self.read_on(id, events, handler),
-                Err(error) => self.fail_handshake(id, &error.to_string()),
+                Err(error) => self.fail_handshake(id, &error),
             },
-            Err(error) => self.fail_handshake(id, &error.to_string()),
+            Err(error) => self.fail_handshake(id, &error.into()),
         }
     }
 
@@ -182,13 +182,16 @@ impl<T: Park> Tls<T> {
         }
     }
 
-    fn fail_handshake(&mut self, id: LinkId, message: &str) {
+    fn fail_handshake(&mut self, id: LinkId, error: &SessionError) {
         let Some(layer) = &mut self.layer else {
             return;
         };
         layer.counters.handshakes_failed.add(1);
         if let Some(link) = layer.find_mut(id) {
-            link.fail("TLS handshake with", message.to_owned());
+            match error.is_of_certificates() {
+                true => link.distrust("TLS handshake with", error.to_string()),
+                false => link.fail("TLS handshake with", error.to_string()),
+            }
             self.base.close(id, true);
         }
     }

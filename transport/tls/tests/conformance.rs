@@ -29,14 +29,11 @@ impl Environment for Loopback {
 
     fn pair(&mut self, limits: LinkLimits) -> [Tls<TcpTransport>; 2] {
         [0, 1].map(|side: usize| {
-            let tcp = TcpOptions {
-                limits,
-                ..self.tcp.clone()
-            };
-            let tls = TlsOptions {
-                queued_frames: limits.queued_frames,
-                ..self.tls.clone()
-            };
+            let tcp = self.tcp.clone().with(|options| options.limits = limits);
+            let tls = self
+                .tls
+                .clone()
+                .with(|options| options.queued_frames = limits.queued_frames);
             let mut transport = Tls::new(TcpTransport::open(tcp).unwrap().0);
             transport.enable(tls, self.credentials[side].clone());
             transport
@@ -71,10 +68,7 @@ fn environment(tcp: TcpOptions) -> Loopback {
     let authority = Authority::new();
     Loopback {
         tcp,
-        tls: TlsOptions {
-            mode: TlsMode::Require,
-            ..TlsOptions::default()
-        },
+        tls: TlsOptions::default().with(|options| options.mode = TlsMode::Require),
         credentials: ["grpcxx://c/worker/0", "grpcxx://c/ps/0"].map(|name| authority.task(name)),
         start: Instant::now(),
         seed: std::env::var("GRPCXX_SEED").map_or(1, |seed| seed.parse().unwrap()),
@@ -95,22 +89,18 @@ fn is_there(tcp: &TcpOptions) -> bool {
 }
 
 fn with(driver: DriverRequest) -> TcpOptions {
-    TcpOptions {
-        driver,
-        ..TcpOptions::default()
-    }
+    TcpOptions::default().with(|options| options.driver = driver)
 }
 
 /// Little of everything, so that each limit is met often.
 fn cramped(driver: DriverRequest) -> TcpOptions {
-    TcpOptions {
-        ring_entries: 64,
-        staging_bytes: 4096,
-        staging_buffers: 2,
-        send_buffer_bytes: Some(8192),
-        receive_buffer_bytes: Some(8192),
-        ..with(driver)
-    }
+    with(driver).with(|options| {
+        options.ring_entries = 64;
+        options.staging_bytes = 4096;
+        options.staging_buffers = 2;
+        options.send_buffer_bytes = Some(8192);
+        options.receive_buffer_bytes = Some(8192);
+    })
 }
 
 fn run(environment: &mut Loopback) {

@@ -16,11 +16,10 @@ use support::side::{Side, message_bytes};
 use support::{Authority, share};
 
 fn options(mode: TlsMode) -> TlsOptions {
-    TlsOptions {
-        mode,
-        handshake_time: Duration::from_millis(300),
-        ..TlsOptions::default()
-    }
+    TlsOptions::default().with(|options| {
+        options.mode = mode;
+        options.handshake_time = Duration::from_millis(300);
+    })
 }
 
 /// Two sides of ours: the first dials the second. Returns both errors, or `None` if they connect.
@@ -41,7 +40,7 @@ fn meet(client: &mut Side, server: &mut Side) -> Option<[String; 2]> {
     if server.seen.closed.is_empty() && client.seen.closed.is_empty() {
         return None;
     }
-    Some([client.failure(), server.failure()])
+    Some([client.distrust(), server.distrust()])
 }
 
 fn require(authority: &Authority, name: &str) -> Side {
@@ -105,8 +104,8 @@ fn a_client_without_a_certificate_is_refused() {
         alert.is_err()
     });
     assert!(alert.unwrap_err().contains("CertificateRequired"));
-    let failure = side.failure();
-    assert!(failure.contains("no certificates"), "{failure}");
+    let distrust = side.distrust();
+    assert!(distrust.contains("no certificates"), "{distrust}");
 }
 
 #[test]
@@ -176,10 +175,8 @@ fn plain_bytes_are_refused_where_tls_is_required() {
 #[test]
 fn peers_that_are_named_may_do_without_tls() {
     let authority = Authority::new();
-    let options = TlsOptions {
-        plain_peers: Arc::new(|address: IpAddr| address.is_loopback()),
-        ..options(TlsMode::Require)
-    };
+    let options = options(TlsMode::Require)
+        .with(|options| options.plain_peers = Arc::new(|address: IpAddr| address.is_loopback()));
     let mut side = Side::new(options.clone(), authority.task("grpcxx://c/ps/0"));
     let mut stream = side.connection();
     stream.write_all(&message_bytes(b"plain")).unwrap();
@@ -222,12 +219,11 @@ fn a_silent_peer_may_wait_where_it_may_be_plain() {
 #[test]
 fn many_dials_at_once_get_through_with_few_handshakes_at_a_time() {
     let authority = Authority::new();
-    let options = TlsOptions {
-        handshakes_max: 2,
-        steps_per_turn: 1,
-        handshake_time: Duration::from_secs(20),
-        ..options(TlsMode::Require)
-    };
+    let options = options(TlsMode::Require).with(|options| {
+        options.handshakes_max = 2;
+        options.steps_per_turn = 1;
+        options.handshake_time = Duration::from_secs(20);
+    });
     let mut server = Side::new(options.clone(), authority.task("grpcxx://c/ps/0"));
     let mut client = Side::new(options, authority.task("grpcxx://c/worker/0"));
     for _ in 0..40 {

@@ -17,10 +17,7 @@ use support::side::{Side, message, message_bytes};
 use support::{Authority, Pem, share};
 
 fn require() -> TlsOptions {
-    TlsOptions {
-        mode: TlsMode::Require,
-        ..TlsOptions::default()
-    }
+    TlsOptions::default().with(|options| options.mode = TlsMode::Require)
 }
 
 /// A certificate of a task of which also the address is known, for peers that check that.
@@ -98,10 +95,7 @@ fn large_messages_come_whole_with_each_cipher() {
 
 #[test]
 fn keys_are_replaced_by_both_ends_while_data_flows() {
-    let options = TlsOptions {
-        records_per_key: 3,
-        ..require()
-    };
+    let options = require().with(|options| options.records_per_key = 3);
     let (mut side, mut peer) = client(options, None);
     shake_hands(&mut side, &mut peer);
     for _ in 0..20 {

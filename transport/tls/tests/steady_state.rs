@@ -101,14 +101,8 @@ fn steady_state_allocates_nothing() {
     for size in [1, 60, 500, 8192, 100_000, 1 << 20] {
         let start = Instant::now();
         let mut sides = ["grpcxx://c/ps/0", "grpcxx://c/worker/0"].map(|name| {
-            let tcp = TcpOptions {
-                driver: DriverRequest::Epoll,
-                ..TcpOptions::default()
-            };
-            let tls = TlsOptions {
-                mode: TlsMode::Require,
-                ..TlsOptions::default()
-            };
+            let tcp = TcpOptions::default().with(|options| options.driver = DriverRequest::Epoll);
+            let tls = TlsOptions::default().with(|options| options.mode = TlsMode::Require);
             let mut transport = Tls::new(TcpTransport::open(tcp).unwrap().0);
             transport.enable(tls, authority.task(name));
             let handler = Recycler {

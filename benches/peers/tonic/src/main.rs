@@ -2,8 +2,17 @@
 #![forbid(unsafe_code)]
 
 mod codec;
+mod keyvalue;
+mod lookup;
 mod run;
 mod serve;
+#[path = "../../../../examples/keyvalue/src/store.rs"]
+#[allow(dead_code, reason = "the server of grpcxx uses it all")]
+mod store;
+#[path = "../../../../examples/embedding/src/table.rs"]
+#[allow(dead_code, reason = "the server of grpcxx uses it all")]
+mod table;
+mod typed;
 
 use std::time::Duration;
 
@@ -19,10 +28,12 @@ pub(crate) struct Options {
     pub(crate) seconds: f64,
 }
 
-/// What a request is about: tensors come back, tensors came, tell your CPU time.
+/// What a request is about: tensors come back, tensors came, tell your CPU time, rows
+/// of a table by id.
 pub(crate) const PULL: u64 = 0;
 pub(crate) const PUSH: u64 = 1;
 pub(crate) const USAGE: u64 = 2;
+pub(crate) const LOOKUP: u64 = 3;
 /// Length of a request without tensors.
 pub(crate) const HEAD_BYTES: usize = 64;
 

@@ -10,11 +10,14 @@ use tonic::client::Grpc;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::codec::{BytesCodec, Parts};
+use crate::keyvalue;
+use crate::lookup::{self, Ids};
 use crate::serve::WINDOW_BYTES;
-use crate::{Failure, HEAD_BYTES, Options, PULL, PUSH, USAGE, cpu_time};
+use crate::typed;
+use crate::{Failure, HEAD_BYTES, LOOKUP, Options, PULL, PUSH, USAGE, cpu_time};
 
 /// Steps that begin after the warm-up are measured.
-struct Times {
+pub(crate) struct Times {
     from: Instant,
     until: Instant,
     first: Option<Instant>,
@@ -23,7 +26,7 @@ struct Times {
 }
 
 impl Times {
-    fn record(&mut self, begin: Instant, end: Instant) {
+    pub(crate) fn record(&mut self, begin: Instant, end: Instant) {
         if begin >= self.from {
             self.first = Some(self.first.map_or(begin, |first| first.min(begin)));
             self.last = Some(end);
@@ -31,7 +34,7 @@ impl Times {
         }
     }
 
-    fn is_over(&self, now: Instant) -> bool {
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
         now >= self.until && !self.nanoseconds.is_empty()
     }
 
@@ -70,10 +73,20 @@ async fn steps(
     tensors: Rc<Parts>,
     times: Rc<RefCell<Times>>,
 ) -> Result<(), Failure> {
+    if let "unary" | "stream" = options.op.as_str() {
+        return typed::steps(channel, options, times).await;
+    }
     let (size, count) = (options.size as u64, options.count as u64);
+    let mut ids = Ids::new();
     loop {
+        let batch = vec![ids.batch(options.count)];
         let begin = Instant::now();
-        if options.op != "push" {
+        if options.op == "lookup" {
+            let answer = call(&channel, &[LOOKUP, size, count], &batch).await?;
+            if answer.len() != options.size * options.count * 4 {
+                return Err("an answer has the wrong length".into());
+            }
+        } else if options.op != "push" {
             let answer = call(&channel, &[PULL, size, count], &Vec::new()).await?;
             if answer.len() != options.size * options.count {
                 return Err("an answer has the wrong length".into());
@@ -101,10 +114,18 @@ pub(crate) async fn run(options: Options) -> Result<(), Failure> {
             .initial_connection_window_size(WINDOW_BYTES);
         channels.push(endpoint.connect().await?);
     }
+    if let "get" | "put" | "scan" = options.op.as_str() {
+        return keyvalue::load(&options, channels.swap_remove(0)).await;
+    }
     let pushes = options.op == "push" || options.op == "ps";
     let tensors: Parts = (0..options.count * usize::from(pushes))
         .map(|_| Bytes::from(vec![7; options.size]))
         .collect();
+    if options.op == "lookup" {
+        for batch in lookup::all() {
+            call(&channels[0], &[LOOKUP, options.size as u64], &vec![batch]).await?;
+        }
+    }
     let server_before = server_seconds(&channels[0]).await?;
     let client_before = cpu_time();
     let warm_up = Duration::from_secs_f64((options.seconds / 8.0).clamp(0.05, 1.0));
@@ -141,12 +162,19 @@ pub(crate) async fn run(options: Options) -> Result<(), Failure> {
         _ => return Err("no step was measured".into()),
     };
     let steps = times.nanoseconds.len() as f64 / elapsed;
-    let crossings = f64::from(u8::from(options.op != "push") + u8::from(pushes));
+    let comes_back = options.op != "push";
+    let goes_out = pushes || options.op == "unary";
+    let crossings = f64::from(u8::from(comes_back) + u8::from(goes_out));
+    let calls = if options.op == "unary" {
+        1.0
+    } else {
+        crossings
+    };
     let object = json!({
         "op": options.op, "size": options.size, "count": options.count,
         "conns": options.connections, "depth": options.depth,
         "p50_us": times.quantile_us(0.5), "p99_us": times.quantile_us(0.99),
-        "p999_us": times.quantile_us(0.999), "req_per_s": steps * crossings,
+        "p999_us": times.quantile_us(0.999), "req_per_s": steps * calls,
         "gb_per_s": steps * crossings * (options.size * options.count) as f64 / 1e9,
         "steps_per_s": steps, "cpu_s_client": cpu_client.as_secs_f64(),
         "cpu_s_server": cpu_server, "transport": "grpc", "driver": "tonic",

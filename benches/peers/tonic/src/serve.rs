@@ -14,7 +14,12 @@ use tonic::{Request, Response, Status};
 use tower_service::Service;
 
 use crate::codec::{BytesCodec, Parts};
-use crate::{Failure, HEAD_BYTES, Options, PULL, USAGE, cpu_time};
+use crate::keyvalue::Served;
+use crate::keyvalue::proto::key_value_server::KeyValueServer;
+use crate::lookup::Table;
+use crate::typed::Answers;
+use crate::typed::proto::typed_server::TypedServer;
+use crate::{Failure, HEAD_BYTES, LOOKUP, Options, PULL, USAGE, cpu_time};
 
 /// Tensors that were asked for before, by size and count.
 type Tensors = Arc<Mutex<HashMap<(usize, usize), Parts>>>;
@@ -23,6 +28,7 @@ type Tensors = Arc<Mutex<HashMap<(usize, usize), Parts>>>;
 #[derive(Clone, Default)]
 struct Bench {
     tensors: Tensors,
+    table: Arc<Mutex<Option<Table>>>,
 }
 
 impl NamedService for Bench {
@@ -75,6 +81,12 @@ impl Bench {
             USAGE => vec![Bytes::copy_from_slice(
                 &cpu_time().as_secs_f64().to_le_bytes(),
             )],
+            LOOKUP => {
+                request.advance(HEAD_BYTES - 24);
+                let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+                let table = table.get_or_insert_with(|| Table::new(size));
+                vec![table.rows(request)]
+            }
             _ => vec![Bytes::from_static(&[0; HEAD_BYTES])],
         })
     }
@@ -90,6 +102,12 @@ pub(crate) async fn serve(options: Options) -> Result<(), Failure> {
         .initial_connection_window_size(WINDOW_BYTES)
         .max_frame_size(FRAME_BYTES)
         .add_service(Bench::default())
+        .add_service(KeyValueServer::new(Served::new()))
+        .add_service(
+            TypedServer::new(Answers)
+                .max_decoding_message_size(usize::MAX)
+                .max_encoding_message_size(usize::MAX),
+        )
         .serve_with_incoming(TcpListenerStream::new(listener))
         .await?;
     Ok(())

@@ -5,6 +5,7 @@
 mod allocation;
 mod arguments;
 mod start;
+mod supervisor;
 #[expect(dead_code, reason = "each program uses a part of it")]
 #[path = "../../terminal/mod.rs"]
 mod terminal;

@@ -8,21 +8,26 @@ use grpcxx::topology::Topology;
 use grpcxx_runtime::cluster::{ClusterSpec, Protocol, TaskId, TfConfig};
 use grpcxx_runtime::config::Config;
 use grpcxx_runtime::endpoint_map::EndpointMapError;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::allocation::{self, Allocated};
 use crate::arguments::Arguments;
+use crate::supervisor;
 use crate::terminal::{
-    Exit, Failure, OrExit, Outcome, Signals, read_cluster, read_config, start_log, write_in_time,
+    Exit, Failure, OrExit, Outcome, Signals, read_cluster, read_config, start_log, start_telemetry,
+    write_in_time,
 };
 
 /// Runs the task until it is asked to stop, or one of its shards dies. `prepare` sees it before it
 /// is announced.
 pub(crate) fn run(arguments: &Arguments, prepare: impl FnOnce(&Server)) -> Outcome {
     let (config, warnings) = read_config()?;
-    let log = start_log(&config.log, config.log_format)?;
+    let telemetry = start_telemetry("grpcxx-server")?;
+    let log = start_log(&config.log, config.log_format, telemetry.as_ref())?;
     for warning in warnings {
         tracing::warn!("{warning}");
     }
+    raise_open_files();
     let grace = config.shutdown_grace;
     let options = options(arguments, config)?;
     let task = options.task.clone();
@@ -50,12 +55,13 @@ pub(crate) fn run(arguments: &Arguments, prepare: impl FnOnce(&Server)) -> Outco
         );
     }
     warn_of_open_ports(&server);
-    if let Err(error) = print_ready(&task, &server) {
+    if let Err(error) = announce(&task, &server) {
         tracing::warn!(%error, "the ready notice could not be written to standard output");
     }
 
     let reason = signals.wait(None).map(|request| request.to_string());
     let reason = reason.as_deref().unwrap_or("lost signals");
+    supervisor::tell_stopping(reason);
     tracing::info!(reason, grace_ms = grace.as_millis() as u64, "stopping");
     let exit = if reason == DEATH {
         Exit::Software as i32
@@ -82,6 +88,19 @@ pub(crate) fn run(arguments: &Arguments, prepare: impl FnOnce(&Server)) -> Outco
             Ok(())
         }
         Some(failure) => Err(Failure::new(Exit::Software, failure)),
+    }
+}
+
+/// Lets the task have as many connections as the system allows: the limit that it inherits is often
+/// low for the sake of programs that use `select`.
+fn raise_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::debug!(%error, "the limit of open files stays as it is");
     }
 }
 
@@ -189,20 +208,21 @@ fn cluster_and_task(arguments: &Arguments, config: &Config) -> Outcome<(ClusterS
     }
 }
 
-/// Prints the line by which scripts know that the task can be used: what it is, and what is open.
+/// Says, to systemd and in the line that scripts wait for, that the task can be used: what it is,
+/// and what is open.
 /// Who starts tasks may not listen; the task runs all the same.
-fn print_ready(task: &TaskId, server: &Server) -> io::Result<()> {
+fn announce(task: &TaskId, server: &Server) -> io::Result<()> {
     let TaskId { job, index } = task;
     let grpc = server.grpc_address();
-    let mut line = format!("grpcxx-server ready job={job} task={index} grpc={grpc}");
+    let mut line = format!("job={job} task={index} grpc={grpc}");
     if let Some(star) = server.star_address() {
         line.push_str(&format!(" star={star}"));
     }
     if let Some(metrics) = server.metrics_address() {
         line.push_str(&format!(" metrics={metrics}"));
     }
-    line.push('\n');
-    write_in_time(io::stdout(), line)
+    supervisor::tell_ready(&line);
+    write_in_time(io::stdout(), format!("grpcxx-server ready {line}\n"))
 }
 
 /// Says once that ports are open to all who reach this machine, if nothing asks them who they are.

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+#[cfg(feature = "bench")]
 use crate::bench::arguments::BenchCommand;
 use crate::launch::arguments::LaunchArguments;
 
@@ -25,6 +26,8 @@ pub(crate) enum Command {
     Status(StatusArguments),
     /// Show what a task waits for, its connections and what failed last
     Inspect(InspectArguments),
+    /// Watch tasks: rates, latencies, links, memory, what waits, CPU of shards
+    Top(TopArguments),
     /// List the tensors that tasks keep
     List(ListArguments),
     /// Pull tensors from running tasks into a .safetensors or .npy file
@@ -43,6 +46,7 @@ pub(crate) enum Command {
     Launch(LaunchArguments),
     /// Show it: 2 ps hold a model, 2 workers pull it, the checksums are compared
     Demo(DemoArguments),
+    #[cfg(feature = "bench")]
     /// Measure latency, rate and bandwidth against a server, and how far they are from what the
     /// machine can do
     #[command(subcommand)]
@@ -95,6 +99,25 @@ pub(crate) struct InspectArguments {
     /// The task, such as ps:0
     #[arg(value_name = "TASK")]
     pub(crate) task: String,
+}
+
+/// Arguments of `top`.
+#[derive(Debug, Args)]
+pub(crate) struct TopArguments {
+    #[command(flatten)]
+    pub(crate) target: Target,
+
+    /// Tasks, such as ps:0; all if left out
+    #[arg(value_name = "TASK")]
+    pub(crate) tasks: Vec<String>,
+
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
+    pub(crate) interval: Duration,
+
+    /// Print one table instead, as is done where the output is no terminal
+    #[arg(long)]
+    pub(crate) once: bool,
 }
 
 /// Arguments of `list`.
@@ -296,6 +319,7 @@ Examples:
   grpcxx local --ps 2 --worker 2 --load model.safetensors
   export CLUSTER='ps|localhost:2222;localhost:2223,worker|localhost:2224'
   grpcxx status --cluster-spec $CLUSTER --endpoint-map .endpoint_map
+  grpcxx top --cluster-spec $CLUSTER
   grpcxx list 'encoder.layer.0.*' --cluster-spec $CLUSTER
   grpcxx pull --all --output copy.safetensors --cluster-spec $CLUSTER
   grpcxx pull pooler.dense.bias --output bias.npy --star 127.0.0.1:12222

@@ -48,6 +48,15 @@ pub(crate) struct Task {
     pub(crate) star: String,
 }
 
+impl Task {
+    /// Which task it is, if a cluster was given.
+    pub(crate) fn id(&self) -> Option<TaskId> {
+        let job = self.job.as_ref()?;
+        let index = self.name.strip_prefix(job)?.strip_prefix(':')?;
+        Some(TaskId::new(job, index.parse().ok()?))
+    }
+}
+
 /// A tensor and the task that keeps it.
 #[derive(Debug)]
 pub(crate) struct Found {
@@ -111,6 +120,11 @@ impl Cluster {
             "cannot start the engine that makes the calls".to_owned()
         })?;
         let (client, driver) = (engine.client(), engine.start_report().driver.to_string());
+        for task in &tasks {
+            if let Some(id) = task.id() {
+                client.expect_task(&task.star, id);
+            }
+        }
         let (certificates, authority) = (engine.certificates(), engine.authority());
         let engine = Arc::new(EngineSlot::new(Some(engine)));
         let leaving = leave_at_signal(Arc::clone(&engine))?;

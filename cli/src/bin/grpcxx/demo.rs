@@ -44,6 +44,7 @@ struct Worker {
     best_seconds: f64,
     gigabytes_per_second: f64,
     transport: String,
+    link: String,
     is_equal: bool,
 }
 
@@ -199,6 +200,7 @@ fn worker(task: &str, reports: &[PullReport], expected: ModelFingerprint) -> Opt
         best_seconds: best.transferred.elapsed.as_secs_f64(),
         gigabytes_per_second: best.transferred.gigabytes_per_second(),
         transport: best.driver.clone(),
+        link: best.link.clone(),
         is_equal: reports.iter().all(|report| report.fingerprint == expected),
     })
 }
@@ -241,15 +243,7 @@ fn text(report: &Report) -> String {
         })
         .collect();
     let mut table = Table::new(&[
-        "worker",
-        "tensors#",
-        "size#",
-        "first s#",
-        "best s#",
-        "GB/s#",
-        "calls#",
-        "checksum",
-        "transport",
+        "worker", "tensors#", "size#", "first s#", "best s#", "GB/s#", "calls#", "checksum", "link",
     ]);
     for worker in &report.workers {
         table.row([
@@ -266,7 +260,7 @@ fn text(report: &Report) -> String {
                 "DIFFERENT"
             }
             .to_owned(),
-            worker.transport.clone(),
+            worker.link.clone(),
         ]);
     }
     let verdict = if report.workers.iter().all(|worker| worker.is_equal) {

@@ -21,6 +21,7 @@ pub(crate) fn run(arguments: &InspectArguments, config: &Config, output: Output)
         connect_timeout: arguments.target.timeout,
         call_timeout: arguments.target.timeout,
         certificates: cluster.certificates(),
+        task: task.id(),
     };
     let client = BlockingControlClient::connect(address, options).map_err(failure)?;
     let told = client

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+#[cfg(feature = "bench")]
 mod bench;
 mod call;
 mod cluster;
@@ -23,13 +24,14 @@ mod status;
 #[expect(dead_code, reason = "each program uses a part of it")]
 #[path = "../../terminal/mod.rs"]
 mod terminal;
+mod top;
 mod values;
 
 use std::process::ExitCode;
 
 use arguments::{Arguments, Command, EndpointMapCommand};
 use output::Output;
-use terminal::{Outcome, Signals, parse_arguments, read_config, start_log};
+use terminal::{Outcome, Signals, parse_arguments, read_config, start_log, start_telemetry};
 
 fn main() -> ExitCode {
     let arguments = match parse_arguments::<Arguments>() {
@@ -53,7 +55,8 @@ fn run(arguments: Arguments) -> Outcome {
         Some(_) => config.log.as_str(),
         None => "warn",
     };
-    let _log = start_log(filter, config.log_format)?;
+    let telemetry = start_telemetry("grpcxx")?;
+    let _log = start_log(filter, config.log_format, telemetry.as_ref())?;
     for warning in warnings {
         tracing::warn!("{warning}");
     }
@@ -61,6 +64,7 @@ fn run(arguments: Arguments) -> Outcome {
     match arguments.command {
         Command::Status(arguments) => status::run(&arguments, &config, output),
         Command::Inspect(arguments) => inspect::run(&arguments, &config, output),
+        Command::Top(arguments) => top::run(&arguments, &config, output),
         Command::List(arguments) => list::run(&arguments, &config, output),
         Command::Pull(arguments) => pull::run(&arguments, &config, output),
         Command::Push(arguments) => push::run(&arguments, &config, output),
@@ -74,6 +78,7 @@ fn run(arguments: Arguments) -> Outcome {
         Command::Local(arguments) => local::run(&arguments, output),
         Command::Launch(arguments) => launch::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments, &config, output),
+        #[cfg(feature = "bench")]
         Command::Bench(command) => bench::run(&command, &config, output),
     }
 }

@@ -1,5 +1,6 @@
 use std::io::{self, Write};
 
+use comfy_table::{CellAlignment, presets};
 use serde::Serialize;
 
 use crate::terminal::plain::{plain, plain_lines};
@@ -13,12 +14,7 @@ pub(crate) struct Output {
 
 /// Rows of text under a heading, with columns as wide as they need to be.
 #[derive(Debug)]
-pub(crate) struct Table {
-    heading: Vec<&'static str>,
-    rows: Vec<Vec<String>>,
-    /// Columns of numbers, which are set to the right.
-    numbers: Vec<bool>,
-}
+pub(crate) struct Table(comfy_table::Table);
 
 impl Output {
     /// Prints JSON if `json`, else text.
@@ -56,47 +52,30 @@ impl Output {
 }
 
 impl Table {
-    /// A table with these columns; those whose name ends with `#` hold numbers.
+    /// A table with these columns; those whose name ends with `#` hold numbers, which are set to
+    /// the right.
     pub(crate) fn new(heading: &[&'static str]) -> Self {
-        Self {
-            heading: heading
-                .iter()
-                .map(|name| name.trim_end_matches('#'))
-                .collect(),
-            numbers: heading.iter().map(|name| name.ends_with('#')).collect(),
-            rows: Vec::new(),
+        let mut table = comfy_table::Table::new();
+        let names = heading.iter().map(|name| name.trim_end_matches('#'));
+        table.load_style(presets::NOTHING).set_header(names);
+        for (column, name) in table.column_iter_mut().zip(heading) {
+            column.set_padding((0, 2));
+            if name.ends_with('#') {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
         }
+        Self(table)
     }
 
     /// Adds a row. A cell stays on its line, and one that is very long is cut.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().map(cell).collect());
+        self.0.add_row(cells.into_iter().map(cell));
     }
 }
 
 impl std::fmt::Display for Table {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let heading: Vec<String> = self.heading.iter().map(|name| (*name).to_owned()).collect();
-        let lines: Vec<&Vec<String>> = std::iter::once(&heading).chain(&self.rows).collect();
-        let width = |column: usize| {
-            let cells = lines.iter().filter_map(|line| line.get(column));
-            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..heading.len()).map(width).collect();
-        for line in &lines {
-            let mut text = String::new();
-            for (column, cell) in line.iter().enumerate() {
-                let width = widths.get(column).copied().unwrap_or(0);
-                let padding = " ".repeat(width - cell.chars().count());
-                if self.numbers.get(column) == Some(&true) {
-                    text.extend([&padding, cell.as_str(), "  "]);
-                } else {
-                    text.extend([cell, padding.as_str(), "  "]);
-                }
-            }
-            writeln!(f, "{}", text.trim_end())?;
-        }
-        Ok(())
+        writeln!(f, "{}", self.0.trim_fmt())
     }
 }
 
@@ -122,6 +101,16 @@ pub(crate) fn size(bytes: u64) -> String {
     }
 }
 
+/// A time in three digits; a call that ends in the turn in which it began takes none.
+pub(crate) fn short(ns: u64) -> String {
+    match ns {
+        0..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => format!("{:.1} us", ns as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        1_000_000_000.. => format!("{:.1} s", ns as f64 / 1e9),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,6 +121,15 @@ mod tests {
         table.row(["a".to_owned(), "1000".to_owned(), "ps:0".to_owned()]);
         table.row(["longer".to_owned(), "2".to_owned(), "ps:1".to_owned()]);
         let expected = "name    bytes  task\na        1000  ps:0\nlonger      2  ps:1\n";
+        assert_eq!(table.to_string(), expected);
+    }
+
+    #[test]
+    fn wide_letters_count_as_the_two_columns_that_they_take() {
+        let mut table = Table::new(&["name", "task"]);
+        table.row(["重み".to_owned(), "ps:0".to_owned()]);
+        table.row(["weights".to_owned(), "ps:1".to_owned()]);
+        let expected = "name     task\n重み     ps:0\nweights  ps:1\n";
         assert_eq!(table.to_string(), expected);
     }
 

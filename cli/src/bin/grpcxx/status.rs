@@ -1,20 +1,19 @@
-use std::sync::mpsc::channel;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use grpcxx::server::{CallSummary, ServerInfo, server_info, server_latencies};
+use grpcxx::server::{CallSummary, ServerInfo, server_info, server_latencies, settled_link};
 use grpcxx::store::list;
 use grpcxx_control::{BlockingControlClient, ClientOptions, Health};
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto::{DeviceAttributes, GetStatusResponse};
-use grpcxx_rpc::{Code, Features, Method, Request, Response, Status};
+use grpcxx_rpc::{Code, Method, Request, Response, Status};
+use grpcxx_runtime::Client;
 use grpcxx_runtime::config::Config;
-use grpcxx_runtime::{Client, LinkMedium, Peer, PeerState};
 use prost::Message;
 use serde::Serialize;
 
 use crate::arguments::StatusArguments;
 use crate::cluster::{Cluster, Task};
-use crate::output::{Output, Table, size};
+use crate::output::{Output, Table, short, size};
 use crate::terminal::{Exit, Failure, Outcome};
 
 #[derive(Serialize)]
@@ -80,6 +79,7 @@ pub(crate) fn run(arguments: &StatusArguments, config: &Config, output: Output) 
         connect_timeout: arguments.target.timeout,
         call_timeout: arguments.target.timeout,
         certificates: cluster.certificates(),
+        task: None,
     };
     let tasks: Vec<TaskReport> = std::thread::scope(|scope| {
         let looks: Vec<_> = cluster
@@ -117,7 +117,11 @@ pub(crate) fn run(arguments: &StatusArguments, config: &Config, output: Output) 
 fn look(client: &Client, task: &Task, options: &ClientOptions) -> TaskReport {
     let timeout = options.call_timeout;
     let grpc = task.grpc.as_deref().map(|address| {
-        let error = grpc_health(address, options.clone()).err();
+        let options = ClientOptions {
+            task: task.id(),
+            ..options.clone()
+        };
+        let error = grpc_health(address, options).err();
         Endpoint {
             address: address.to_owned(),
             is_serving: error.is_none(),
@@ -140,7 +144,7 @@ fn look(client: &Client, task: &Task, options: &ClientOptions) -> TaskReport {
     {
         info = server_info(client, &peer, Some(timeout)).ok();
         stored = list(client, &peer, Some(timeout)).ok();
-        link = link_state(client, &peer, timeout);
+        link = settled_link(client, &peer, timeout);
         calls = server_latencies(client, &peer, Some(timeout)).unwrap_or_default();
     }
     let info_text = |field: fn(ServerInfo) -> String| info.clone().map(field);
@@ -176,27 +180,6 @@ impl From<CallSummary> for Calls {
             p50_ns: summary.p50_ns,
             p99_ns: summary.p99_ns,
         }
-    }
-}
-
-/// How the connection to a peer is, once it had the time to move.
-fn link_state(client: &Client, peer: &Peer, timeout: Duration) -> Option<PeerState> {
-    let end = Instant::now() + timeout.min(MOVE_TIME);
-    loop {
-        let (tell, told) = channel();
-        client.inspect(peer, move |state| {
-            // Who asked may have given up.
-            let _ = tell.send(state);
-        });
-        let state = told.recv_timeout(timeout).ok()?;
-        let may_move = state
-            .features
-            .is_some_and(|features| features.intersects(Features::MEDIA));
-        let is_settled = state.medium != LinkMedium::Tcp || state.stays.is_some() || !may_move;
-        if is_settled || Instant::now() >= end {
-            return Some(state);
-        }
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -321,20 +304,7 @@ fn latencies(tasks: &[TaskReport]) -> String {
     }
 }
 
-/// A time in three digits; a call that ends in the turn in which it began takes none.
-fn short(ns: u64) -> String {
-    match ns {
-        0..1_000 => format!("{ns} ns"),
-        1_000..1_000_000 => format!("{:.1} us", ns as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
-        1_000_000_000.. => format!("{:.1} s", ns as f64 / 1e9),
-    }
-}
-
 fn state(endpoint: &Endpoint) -> String {
     let state = if endpoint.is_serving { "up" } else { "DOWN" };
     format!("{} {state}", endpoint.address)
 }
-
-/// How long a connection may take to move on from TCP before it is shown where it is.
-const MOVE_TIME: Duration = Duration::from_millis(300);

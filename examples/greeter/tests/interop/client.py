@@ -66,6 +66,39 @@ except grpc.RpcError as error:
     assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED, error
 print("passed deadline")
 
+load = message("probe.Load")
+loads = [load(data=bytes(length), note=str(length)) for length in [0, 1, 5000, 1 << 20, 7]]
+
+
+def stream(kind, path, request, answer):
+    return getattr(channel, kind)(
+        path,
+        request_serializer=message(request).SerializeToString,
+        response_deserializer=message(answer).FromString,
+    )
+
+
+echo_all = stream("stream_stream", "/probe.Probe/EchoAll", "probe.Load", "probe.Load")
+echoes = echo_all(iter(loads), timeout=20, metadata=[("user", "worker 0")])
+assert dict(echoes.initial_metadata())["user"] == "worker 0"
+assert list(echoes) == loads
+count = stream("stream_unary", "/probe.Probe/Count", "probe.Load", "probe.Span")
+assert count(iter(loads), timeout=20).milliseconds == sum(len(load.data) for load in loads)
+flood = stream("unary_stream", "/probe.Probe/Flood", "probe.Order", "probe.Load")
+order = message("probe.Order")
+answers = flood(order(messages=3, bytes=10, code=5), timeout=20)
+try:
+    for number, answer in enumerate(answers):
+        assert len(answer.data) == 10 and number < 3
+    raise SystemExit("it did not fail")
+except grpc.RpcError as error:
+    assert number == 2 and error.code() == grpc.StatusCode.NOT_FOUND, error
+assert len(list(flood(order(messages=50000, bytes=100), timeout=20))) == 50000
+endless = flood(order(messages=1000000, bytes=1000), timeout=20)
+next(endless)
+endless.cancel()
+print("passed streams")
+
 health = health_pb2_grpc.HealthStub(channel)
 for service in ["", "helloworld.Greeter", "probe.Probe"]:
     answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=20)

@@ -1,12 +1,14 @@
 //! What the tests of services call.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use grpcxx::service::{Code, Request, Response, Status};
-use grpcxx_greeter::probe::{self, Load, Probe, Span};
+use futures_util::{Stream, StreamExt, stream};
+use grpcxx::service::{Code, Metadata, Request, Response, Status, Streaming, Trailers};
+use grpcxx_greeter::probe::{self, Load, Order, Probe, Span};
 
 /// Futures that began to wait and were dropped or ended.
 #[derive(Default)]
@@ -39,6 +41,8 @@ async fn wait(span: Duration) {
     receiver.await.ok();
 }
 
+type Loads = Pin<Box<dyn Stream<Item = Result<Load, Status>> + Send>>;
+
 impl Probe for MyProbe {
     async fn echo(&self, request: Request<Load>) -> Result<Response<Load>, Status> {
         let metadata = request.metadata().clone();
@@ -58,6 +62,55 @@ impl Probe for MyProbe {
     async fn fail(&self, request: Request<probe::Code>) -> Result<Response<Load>, Status> {
         let code = Code::from_number(request.get_ref().number).unwrap_or(Code::Unknown);
         Err(Status::new(code, "as it was told"))
+    }
+
+    type EchoAllStream = Loads;
+
+    async fn echo_all(&self, request: Request<Streaming<Load>>) -> Result<Response<Loads>, Status> {
+        let metadata = request.metadata().clone();
+        let mut response: Response<Loads> = Response::new(Box::pin(request.into_inner()));
+        *response.metadata_mut() = metadata;
+        Ok(response)
+    }
+
+    async fn count(&self, request: Request<Streaming<Load>>) -> Result<Response<Span>, Status> {
+        let mut loads = request.into_inner();
+        let mut milliseconds = 0;
+        while let Some(load) = loads.message().await? {
+            milliseconds += load.data.len() as u64;
+        }
+        Ok(Response::new(Span { milliseconds }))
+    }
+
+    type FloodStream = Loads;
+
+    async fn flood(&self, request: Request<Order>) -> Result<Response<Loads>, Status> {
+        self.waits.begun.fetch_add(1, Ordering::SeqCst);
+        let over = Over(Arc::clone(&self.waits));
+        let order = request.into_inner();
+        let load = Load {
+            data: vec![7; order.bytes as usize].into(),
+            note: String::new(),
+        };
+        let end = Code::from_number(order.code).map(|code| Err(Status::new(code, "as told")));
+        let trailers = Trailers::default();
+        let told = trailers.clone();
+        let loads = (0..order.messages)
+            .map(move |number| {
+                let mut metadata = Metadata::default();
+                metadata.insert("made", (number + 1).to_string())?;
+                told.set(metadata);
+                Ok(load.clone())
+            })
+            .chain(end);
+        let loads = stream::iter(loads).inspect(move |_| {
+            let _lives_as_long = &over;
+        });
+        let loads: Loads = match order.panics {
+            false => Box::pin(loads),
+            true => Box::pin(loads.chain(stream::once(async { panic!("on purpose") }))),
+        };
+        Ok(Response::new(loads).with_trailers(trailers))
     }
 
     async fn panic(&self, request: Request<Span>) -> Result<Response<Load>, Status> {

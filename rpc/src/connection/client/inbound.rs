@@ -14,8 +14,10 @@ use crate::connection::reader::{self, FrameReader, Part, Side, Whole};
 use crate::connection::records::Records;
 use crate::connection::{Landings, PeerViolation};
 use crate::extensions::bundles::client::small_tensor;
+use crate::extensions::streams::table::End;
+use crate::extensions::streams::wire::Form;
 use crate::wire::{
-    BUNDLE_TAG, Features, HEADER_BYTES, RECORD_BYTES, ResponseHeader, decode_record,
+    BUNDLE_TAG, Features, HEADER_BYTES, RECORD_BYTES, ResponseHeader, STREAM_TAG, decode_record,
 };
 use crate::{Code, Reason, Response, Status, Text};
 
@@ -32,6 +34,8 @@ pub(crate) enum ResponsePart {
     Heads { id: SlotId },
     /// Head and message of a unary answer.
     Unary { id: SlotId, head_bytes: usize },
+    /// What goes on in streams.
+    Stream { form: Form },
     /// Answers that share a frame.
     Answers,
 }
@@ -124,7 +128,11 @@ impl Side for ClientConnection {
     }
 
     /// A response has its place in the call that waits for it.
-    fn may_begin(&mut self) -> bool {
+    fn may_begin(&self) -> bool {
+        true
+    }
+
+    fn must_begin(&mut self, _: &[u8; HEADER_BYTES]) -> bool {
         true
     }
 
@@ -141,6 +149,9 @@ impl Side for ClientConnection {
         let Some(call) = call.filter(|call| call.state.awaits_response()) else {
             if header.tag == BUNDLE_TAG && self.takes(Features::BUNDLES) {
                 return self.begin_bundle(header, cursor, landings);
+            }
+            if header.tag == STREAM_TAG && self.has(Features::STREAMS) {
+                return self.begin_stream_frame(header, cursor, landings);
             }
             return Err(PeerViolation::UnknownTag { found: header.tag });
         };
@@ -172,7 +183,9 @@ impl Side for ClientConnection {
                 Ok(None)
             }
             Expected::Fetched { .. } => self.begin_fetched(id, header, cursor, landings),
-            Expected::Unary => self.begin_unary(id, header, cursor, landings),
+            Expected::Unary | Expected::Stream { .. } => {
+                self.begin_unary(id, header, cursor, landings)
+            }
         }
     }
 
@@ -192,6 +205,7 @@ impl Side for ClientConnection {
             ResponsePart::Names { id } => self.names_landed(id, bytes)?,
             ResponsePart::Heads { id } => self.heads_landed(id, whole.behind_bytes, &bytes)?,
             ResponsePart::Unary { id, head_bytes } => self.unary_landed(id, head_bytes, bytes),
+            ResponsePart::Stream { form } => self.streams.take_frame(End::Client, form, bytes)?,
             ResponsePart::Answers => self.unbundle(&bytes, landings)?,
         }
         Ok(None)
@@ -204,8 +218,8 @@ impl Side for ClientConnection {
             | ResponsePart::Heads { id }
             | ResponsePart::Unary { id, .. } => (id, status),
             ResponsePart::ErrorText { id, status: number } => (id, reason_lost(number, &status)),
-            ResponsePart::Answers => {
-                unreachable!("answers that share a frame have all of their memory")
+            ResponsePart::Stream { .. } | ResponsePart::Answers => {
+                unreachable!("frames of many calls have all of their memory")
             }
         };
         self.complete(id, Err(status));
@@ -309,7 +323,10 @@ impl ClientConnection {
         match &self.calls.find(id)?.expected {
             Expected::Fetched { names } => names.get(index).cloned(),
             Expected::Tensors { .. } => self.asked.key(id, index),
-            Expected::Announcement | Expected::Message | Expected::Unary => None,
+            Expected::Announcement
+            | Expected::Message
+            | Expected::Unary
+            | Expected::Stream { .. } => None,
         }
     }
 

@@ -27,7 +27,8 @@ impl ClientConnection {
                 Expected::Message
                 | Expected::Tensors { .. }
                 | Expected::Fetched { .. }
-                | Expected::Unary => {
+                | Expected::Unary
+                | Expected::Stream { .. } => {
                     if !call.state.has_ended() {
                         self.give_up(id, status.clone(), false);
                     }

@@ -27,6 +27,9 @@ pub(crate) enum Expected {
         names: Vec<Text>,
     },
     Unary,
+    Stream {
+        number: u32,
+    },
 }
 
 impl ServerConnection {
@@ -41,6 +44,9 @@ impl ServerConnection {
         }
         let none = Expected::Message { announce: false };
         let expected = std::mem::replace(&mut served.expected, none);
+        if let Expected::Stream { number } = expected {
+            self.forget_stream(id, number);
+        }
         self.respond(id, Err(status), &mut |_| None);
         if state == State::HandedOut {
             self.cancelled.push_back(Cancelled {
@@ -71,7 +77,8 @@ impl ServerConnection {
         let mut frame = self.outgoing.empty_frame();
         let encoded = match &result {
             Ok(Response::Tensors(tensors)) => self.encode_tensors(id, &mut frame, tensors, memory),
-            Ok(response) => self.encode_other(id, &mut frame, response),
+            Ok(response) => (self.encode_other(id, &mut frame, response))
+                .and_then(|()| self.may_owe(frame.len_bytes())),
             Err(status) => Err(status.clone()),
         };
         if encoded.is_ok()
@@ -141,14 +148,15 @@ impl ServerConnection {
             (Expected::Fetched { names }, Response::Fetched(fetched)) => {
                 encode::fetched_response(frame, *tag, names, fetched, &self.answer_limits)
             }
-            (Expected::Unary, Response::Unary(envelope)) => {
+            (Expected::Unary | Expected::Stream { .. }, Response::Unary(envelope)) => {
                 encode::unary_response(frame, *tag, envelope, &self.answer_limits)
             }
             (
                 Expected::Message { .. }
                 | Expected::Tensors { .. }
                 | Expected::Fetched { .. }
-                | Expected::Unary,
+                | Expected::Unary
+                | Expected::Stream { .. },
                 Response::Message(_)
                 | Response::Tensors(_)
                 | Response::Fetched(_)
@@ -168,6 +176,7 @@ impl ServerConnection {
         // So that others pass between the chunks of one that is very long.
         let unsent_bytes = frame.len_bytes().min(self.unsent_bytes_max / 2);
         self.unsent_bytes += unsent_bytes;
+        self.holding.note_unsent(self.unsent_bytes);
         if let Some(served) = self.served.find_mut(id) {
             served.unsent_bytes = unsent_bytes;
         }
@@ -185,6 +194,17 @@ impl ServerConnection {
         Status::new(Code::ResourceExhausted, text).because(Reason::Limit)
     }
 
+    /// Whether an answer of so many bytes may be made beside those that have not left the peer's
+    /// connections.
+    fn may_owe(&self, bytes: u64) -> Result<(), Status> {
+        if self.holding.may_owe(bytes) {
+            return Ok(());
+        }
+        let text = "answers have not left the connections of this peer that have as many bytes as \
+                    are allowed; read them first";
+        Err(Status::new(Code::ResourceExhausted, text).because(Reason::Limit))
+    }
+
     /// Notes that the one answer of a request is queued.
     #[inline]
     pub(crate) fn answered(&mut self, id: SlotId) {
@@ -193,6 +213,9 @@ impl ServerConnection {
             .find_mut(id)
             .expect("its answer was just queued");
         served.state = State::Answered;
+        if let Expected::Stream { number } = served.expected {
+            self.streams.remove(number);
+        }
         self.tags.remove(&served.tag);
         self.deadlines.remove(id.slot);
     }
@@ -287,6 +310,9 @@ fn key_count(request: &Request) -> usize {
     match request {
         Request::FuseRecvTensor { keys, .. } => keys.len(),
         Request::RecvTensor { .. } => 1,
-        Request::Message { .. } | Request::StarRunGraph(_) | Request::Unary(_) => 0,
+        Request::Message { .. }
+        | Request::StarRunGraph(_)
+        | Request::Unary(_)
+        | Request::Stream(_) => 0,
     }
 }

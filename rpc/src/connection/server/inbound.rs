@@ -14,8 +14,11 @@ use crate::connection::cursor::Cursor;
 use crate::connection::reader::{self, FrameReader, Part, Side, Whole};
 use crate::connection::server::{Incoming, RequestId, Served, ServerConnection, State};
 use crate::connection::{Landings, PeerViolation};
+use crate::extensions::streams::table::End;
+use crate::extensions::streams::wire::Form;
 use crate::wire::{
-    BUNDLE_METHOD, CANCEL_METHOD, Features, HEADER_BYTES, RequestHeader, UNARY_METHOD,
+    BUNDLE_METHOD, CANCEL_METHOD, Features, HEADER_BYTES, RequestHeader, STREAM_METHOD,
+    STREAM_OPEN_METHOD, UNARY_METHOD,
 };
 use crate::{Code, GraphCall, KeyList, Method, Reason, Request, Status, Text};
 
@@ -31,6 +34,13 @@ pub(crate) enum RequestPart {
         arriving: Arriving,
         head_bytes: usize,
     },
+    /// The head of a stream, and its number.
+    Stream {
+        arriving: Arriving,
+        head_bytes: usize,
+    },
+    /// What goes on in streams.
+    OnStream { form: Form },
     /// What precedes the feeds of a graph call.
     Metadata { arriving: Arriving },
     /// Requests that share a frame, whose header was read at this time.
@@ -119,10 +129,20 @@ impl Side for ServerConnection {
         self.has(Features::CHUNKS)
     }
 
-    fn may_begin(&mut self) -> bool {
-        let is_full = self.is_full();
-        self.is_paused |= is_full;
-        !is_full
+    fn may_begin(&self) -> bool {
+        !self.is_full()
+    }
+
+    /// Streams go on, and what is cancelled makes room.
+    fn must_begin(&mut self, bytes: &[u8; HEADER_BYTES]) -> bool {
+        let is_awaited = match RequestHeader::decode(bytes) {
+            Ok(header) if header.method == CANCEL_METHOD => self.has(Features::CANCEL),
+            Ok(header) if header.method == STREAM_METHOD => self.has(Features::STREAMS),
+            // What is wrong with it is said when it is read.
+            Ok(_) | Err(_) => false,
+        };
+        self.is_paused = !is_awaited;
+        is_awaited
     }
 
     fn begin(
@@ -144,10 +164,16 @@ impl Side for ServerConnection {
         if header.method == BUNDLE_METHOD && self.has(Features::BUNDLES) {
             return self.begin_bundle(now, &header, cursor, landings);
         }
+        if header.method == STREAM_METHOD && self.has(Features::STREAMS) {
+            return self.begin_stream_frame(&header, cursor, landings);
+        }
         let mut arriving = self.admit(now, &header)?;
         let id = arriving.id;
         if header.method == UNARY_METHOD && self.has(Features::SERVICES) {
             return self.begin_unary(arriving, &header, cursor, landings);
+        }
+        if header.method == STREAM_OPEN_METHOD && self.has(Features::STREAMS) {
+            return self.begin_stream(arriving, &header, cursor, landings);
         }
         let method = Method::from_number(header.method);
         if let Some(right) = method.and_then(|method| self.gate.missing_for(method)) {
@@ -161,6 +187,7 @@ impl Side for ServerConnection {
             if header.metadata_bytes < 0 {
                 return self.begin_listed(arriving, &header, cursor, landings);
             }
+            self.holding.check_keys()?;
             arriving.keep = header.metadata_bytes;
         }
         match method {
@@ -196,6 +223,11 @@ impl Side for ServerConnection {
                 arriving,
                 head_bytes,
             } => self.unary_landed(arriving, head_bytes, bytes),
+            RequestPart::Stream {
+                arriving,
+                head_bytes,
+            } => self.stream_begun(arriving, head_bytes, bytes)?,
+            RequestPart::OnStream { form } => self.streams.take_frame(End::Server, form, bytes)?,
             RequestPart::Metadata { arriving } => {
                 if let Err(malformed) = self.metadata_landed(arriving, &bytes) {
                     self.refuse(arriving.id, malformed.into());
@@ -213,8 +245,10 @@ impl Side for ServerConnection {
             | RequestPart::Step { arriving, .. }
             | RequestPart::Unary { arriving, .. }
             | RequestPart::Metadata { arriving } => self.refuse(arriving.id, status),
-            RequestPart::Requests { .. } => {
-                unreachable!("requests that share a frame have all of their memory")
+            RequestPart::Stream { .. }
+            | RequestPart::OnStream { .. }
+            | RequestPart::Requests { .. } => {
+                unreachable!("these frames have all of their memory")
             }
         }
     }
@@ -299,7 +333,7 @@ impl ServerConnection {
     pub(crate) fn deliver(&mut self, arriving: Arriving, request: Request, expected: Expected) {
         if let Request::FuseRecvTensor { keys, .. } = &request
             && arriving.keep != 0
-            && !self.kept_lists.keep(arriving.keep, keys)
+            && !self.keep_list(arriving.keep, keys)
         {
             let text = format!("the keys cannot be kept as list {}", arriving.keep);
             return self.refuse(arriving.id, Status::new(Code::InvalidArgument, text));

@@ -11,7 +11,7 @@ use crate::connection::reader::{Whole, read_into, read_whole};
 use crate::connection::records::message_too_long;
 use crate::connection::server::ServerConnection;
 use crate::connection::{Landings, PeerViolation};
-use crate::wire::{Announcement, PlainReceive, RequestHeader, decode_receive};
+use crate::wire::{Announcement, Features, PlainReceive, RequestHeader, decode_receive};
 use crate::{Method, Request, Status};
 
 impl ServerConnection {
@@ -116,6 +116,9 @@ impl ServerConnection {
         let Some(announcement) = Announcement::find(body)? else {
             return Ok(false);
         };
+        if self.peer.is_none() && self.holding.is_short_of_keys() {
+            self.announced = self.announced.without(Features::OF_KEYS);
+        }
         self.meet(announcement.features);
         self.take_proof(&announcement)?;
         Ok(!self.announced.is_empty())

@@ -37,8 +37,14 @@ impl Features {
     pub const TOKEN: Self = Self(1 << 9);
     /// Methods of services are called by their path.
     pub const SERVICES: Self = Self(1 << 10);
+    /// Methods of services take and answer with any number of messages.
+    pub const STREAMS: Self = Self(1 << 11);
+    /// A graph call may say which span of which trace it was made in.
+    pub const TRACES: Self = Self(1 << 12);
     /// What lets a connection move to another medium.
     pub const MEDIA: Self = Self(Self::SHARED_MEMORY.0 | Self::RDMA.0);
+    /// What lets a client keep keys at the server.
+    pub const OF_KEYS: Self = Self(Self::BUNDLES.0 | Self::KEY_LISTS.0);
     /// All extensions that this version knows and that need nothing to be set.
     pub const ALL: Self = Self(
         Self::CANCEL.0
@@ -49,7 +55,9 @@ impl Features {
             | Self::HEADS_FIRST.0
             | Self::BUNDLES.0
             | Self::KEY_LISTS.0
-            | Self::SERVICES.0,
+            | Self::SERVICES.0
+            | Self::STREAMS.0
+            | Self::TRACES.0,
     );
 
     /// The features with these bits, known or not.
@@ -118,6 +126,8 @@ impl fmt::Display for Features {
             (Self::KEY_LISTS, "key lists"),
             (Self::TOKEN, "token"),
             (Self::SERVICES, "services"),
+            (Self::STREAMS, "streams"),
+            (Self::TRACES, "traces"),
         ] {
             if self.contains(feature) {
                 write!(f, "{separator}{name}")?;
@@ -280,7 +290,7 @@ mod tests {
 
         let mut bytes = plain.clone();
         let announcement = Announcement {
-            features: Features::ALL,
+            features: Features::from_bits(0x5ff),
             ..Announcement::default()
         };
         announcement.encode(&mut bytes);

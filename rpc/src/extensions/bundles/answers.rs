@@ -83,7 +83,7 @@ impl Answers {
     }
 
     /// What the tensors of the next answers are, and the record that says so.
-    pub(crate) fn learn(&mut self, record: &[u8; RECORD_BYTES], meta: TensorMeta) {
+    pub(crate) fn cache(&mut self, record: &[u8; RECORD_BYTES], meta: TensorMeta) {
         if self.len() == 0 {
             self.forget();
         }
@@ -91,7 +91,7 @@ impl Answers {
         self.metas.push(meta);
     }
 
-    /// What was learnt last.
+    /// What was cached last.
     #[inline]
     pub(crate) fn meta(&self) -> &TensorMeta {
         let meta = self.metas.last();
@@ -305,11 +305,10 @@ mod tests {
     /// A peer may send them without end.
     #[test]
     fn tensors_without_data_count_for_no_block() {
-        let mut arena = Arena::new(ArenaOptions {
-            capacity_bytes: 1 << 20,
-            huge_pages: false,
-            shared: false,
-        })
+        let mut arena = Arena::new(ArenaOptions::default().with(|options| {
+            options.capacity_bytes = 1 << 20;
+            options.huge_pages = false;
+        }))
         .unwrap();
         let call = CallId(SlotId {
             slot: 0,
@@ -324,7 +323,7 @@ mod tests {
         let record = |len: u8| [len; RECORD_BYTES];
         let mut answers = Answers::default();
         assert!(!answers.knows(&record(0)));
-        answers.learn(&record(0), meta(0));
+        answers.cache(&record(0), meta(0));
         // More than references that are counted at once, but for Miri, which would take minutes.
         let count = if cfg!(miri) {
             100
@@ -340,7 +339,7 @@ mod tests {
             drop(answer.take());
         }
         assert!(answers.knows(&record(0)) && !answers.knows(&record(3)));
-        answers.learn(&record(3), meta(3));
+        answers.cache(&record(3), meta(3));
         answers.open(arena.allocate(64).unwrap());
         assert!(!answers.has_room(65));
         answers.push_shared(call, 0, &[1, 2, 3]);

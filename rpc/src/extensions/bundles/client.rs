@@ -89,7 +89,7 @@ impl ClientConnection {
         while !reader.is_empty() {
             let (tag, form) = reader.answer(index > 0)?;
             if form == AnswerForm::Whole {
-                data_bytes = self.learn(reader.chunk("a record")?, index)?;
+                data_bytes = self.cache(reader.chunk("a record")?, index)?;
             }
             let data = reader.bytes("the data of a tensor", data_bytes)?;
             let may_share = is_in_order && data_bytes <= shared_bytes_max;
@@ -101,11 +101,11 @@ impl ClientConnection {
 
     /// Takes a record, and says how much data each answer has from now on.
     #[inline(never)]
-    fn learn(&mut self, head: &[u8; RECORD_BYTES], index: usize) -> Result<usize, PeerViolation> {
+    fn cache(&mut self, head: &[u8; RECORD_BYTES], index: usize) -> Result<usize, PeerViolation> {
         if !self.answers.knows(head) {
             let meta = decode_record(head);
             let meta = meta.map_err(|cause| PeerViolation::Record { index, cause })?;
-            self.answers.learn(head, meta);
+            self.answers.cache(head, meta);
         }
         // Data that has no place in memory is not all in the frame either.
         Ok(usize::try_from(self.answers.meta().data_bytes).unwrap_or(usize::MAX))

@@ -78,7 +78,7 @@ impl KeyNumbers {
     pub(crate) fn find_recent(&mut self, key: &Text) -> Option<u32> {
         for number in [self.recent, self.recent + 1] {
             if let Some(known) = self.keys.get(number)
-                && std::ptr::eq(&known.as_buffer()[..], &key.as_buffer()[..])
+                && known.is_same(key)
             {
                 self.recent = number;
                 return Some(number as u32);
@@ -150,6 +150,11 @@ impl KeyNumbers {
 }
 
 impl NumberedKeys {
+    /// Bytes of all keys with numbers.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// The key that a request names.
     ///
     /// # Errors
@@ -162,7 +167,7 @@ impl NumberedKeys {
     ) -> Result<&Text, PeerViolation> {
         match reference {
             KeyReference::Known { number } => self.find(number as usize, landings),
-            KeyReference::New { number, key } => self.learn(number as usize, key, landings),
+            KeyReference::New { number, key } => self.cache(number as usize, key, landings),
             KeyReference::Whole { key } => self.note(key, landings),
         }
     }
@@ -192,7 +197,7 @@ impl NumberedKeys {
     }
 
     #[inline(never)]
-    fn learn(
+    fn cache(
         &mut self,
         number: usize,
         key: &[u8],
@@ -262,7 +267,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{AtHand, Code, Status, TensorMeta};
+    use crate::{Code, ImmediateHit, Status, TensorMeta};
 
     /// Knows the keys that begin with `known`.
     struct Known;
@@ -295,7 +300,7 @@ mod tests {
             text.starts_with("known").then(|| Text::from(text))
         }
 
-        fn at_hand(&mut self, _: i64, _: &Text, _: usize) -> Option<AtHand<'_>> {
+        fn immediate_hit(&mut self, _: i64, _: &Text, _: usize) -> Option<ImmediateHit<'_>> {
             None
         }
     }

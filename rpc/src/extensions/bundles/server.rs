@@ -10,7 +10,7 @@ use crate::connection::reader::{Whole, read_into};
 use crate::connection::server::answers::Expected;
 use crate::connection::server::inbound::{Arriving, RequestPart, tensors_of};
 use crate::connection::server::{RequestId, ServerConnection};
-use crate::connection::{AtHand, COALESCE_BYTES_MAX, Landings, PeerViolation};
+use crate::connection::{COALESCE_BYTES_MAX, ImmediateHit, Landings, PeerViolation};
 use crate::wire::{
     AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_TAG, BundleReader, BundledReceive, Features, RECORD_BYTES,
     RequestHeader, ResponseHeader, encode_record,
@@ -30,8 +30,8 @@ pub(crate) struct Bundled {
     /// Whether that is the last head in the frame that was begun last.
     is_written: bool,
     /// Answers of all lists that no request has a slot for.
-    at_hand: usize,
-    /// Tensors that were at hand and need not be held any longer.
+    immediate_hits: usize,
+    /// Tensors that were immediate hits and need not be held any longer.
     released: Vec<HeldTensor>,
     /// Those that did not reach the link.
     lost: VecDeque<HeldTensor>,
@@ -42,9 +42,9 @@ pub(crate) struct Bundled {
 pub(crate) struct Answers {
     /// Those of requests, which have slots.
     requested: Vec<SlotId>,
-    /// Tensors that were at hand, which are held until they have left.
+    /// Tensors that were immediate hits, which are held until they have left.
     taken: Vec<HeldTensor>,
-    /// How many were at hand and stay with their owner.
+    /// How many were immediate hits and stay with their owner.
     kept: usize,
 }
 
@@ -83,27 +83,40 @@ impl ServerConnection {
         if let Some(right) = self.gate.missing(Right::Step) {
             return self.refuse_bundle(received, requests, right, landings);
         }
+        let keys_before = self.numbered_keys.bytes();
         let mut reader = BundleReader::new("bundle of requests", requests);
         while !reader.is_empty() {
             let receive = reader.receive()?;
             let BundledReceive { tag, step_id, .. } = receive;
             let key = self.numbered_keys.resolve(reader.key()?, landings)?;
             // What came first is served first.
-            let may_be_at_hand = self.ready.is_empty() && !self.tags.contains_key(&tag);
-            let at_hand = match may_be_at_hand {
-                true => landings.at_hand(step_id, key, COALESCE_BYTES_MAX),
+            let may_hit = self.ready.is_empty() && !self.tags.contains_key(&tag);
+            let immediate_hit = match may_hit {
+                true => landings.immediate_hit(step_id, key, COALESCE_BYTES_MAX),
                 false => None,
             };
-            match at_hand {
-                Some(AtHand::Taken(held, tensor)) => {
+            match immediate_hit {
+                Some(ImmediateHit::Borrowed(held, tensor)) => {
                     self.answer_taken(received, &receive, held, tensor)?;
                 }
-                Some(AtHand::Kept(tensor)) => self.answer_kept(received, &receive, &tensor)?,
+                Some(ImmediateHit::Owned(tensor)) => {
+                    self.answer_kept(received, &receive, &tensor)?
+                }
                 None => {
                     let key = key.clone();
                     self.deliver_bundled(received, &receive, key)?;
                 }
             }
+        }
+        self.count_new_keys(keys_before)
+    }
+
+    /// Counts the keys that have got numbers since these were kept, if their peer may keep more.
+    #[inline]
+    fn count_new_keys(&mut self, bytes_before: usize) -> Result<(), PeerViolation> {
+        if self.numbered_keys.bytes() > bytes_before {
+            self.holding.check_keys()?;
+            self.count_keys();
         }
         Ok(())
     }
@@ -118,6 +131,7 @@ impl ServerConnection {
         right: Right,
         landings: &mut dyn Landings,
     ) -> Result<(), PeerViolation> {
+        let keys_before = self.numbered_keys.bytes();
         let mut reader = BundleReader::new("bundle of requests", requests);
         while !reader.is_empty() {
             let receive = reader.receive()?;
@@ -125,7 +139,7 @@ impl ServerConnection {
             let arriving = self.admit_bundled(received, &receive)?;
             self.refuse(arriving.id, right.missing());
         }
-        Ok(())
+        self.count_new_keys(keys_before)
     }
 
     #[inline(never)]
@@ -173,7 +187,7 @@ impl ServerConnection {
             }
         };
         answers.taken.push(held);
-        self.bundled.at_hand += 1;
+        self.bundled.immediate_hits += 1;
         Ok(())
     }
 
@@ -190,16 +204,16 @@ impl ServerConnection {
             Err(status) => return self.refuse_bundled(received, receive, status),
         };
         answers.kept += 1;
-        self.bundled.at_hand += 1;
+        self.bundled.immediate_hits += 1;
         Ok(())
     }
 
-    /// Tensors that were at hand and need not be held any longer.
+    /// Tensors that were immediate hits and need not be held any longer.
     pub fn drain_released(&mut self) -> impl Iterator<Item = HeldTensor> {
         self.bundled.released.drain(..)
     }
 
-    /// The next tensor that was at hand and did not reach the link, for the step that it came from.
+    /// The next immediate hit that did not reach the link, for the step that it came from.
     pub fn poll_lost(&mut self) -> Option<HeldTensor> {
         self.bundled.lost.pop_front()
     }
@@ -344,8 +358,8 @@ impl Bundled {
     }
 
     /// Answers that were given at once and have not left.
-    pub(crate) fn at_hand(&self) -> usize {
-        self.at_hand
+    pub(crate) fn immediate_hits(&self) -> usize {
+        self.immediate_hits
     }
 
     /// Takes the list of a frame that the link is done with, if it is one of answers.
@@ -353,7 +367,7 @@ impl Bundled {
         let token = SlotId::from_raw(frame.token);
         (token.slot == NO_SLOT).then(|| {
             let answers = std::mem::take(&mut self.lists[token.generation as usize]);
-            self.at_hand -= answers.taken.len() + answers.kept;
+            self.immediate_hits -= answers.taken.len() + answers.kept;
             (token.generation, answers)
         })
     }

@@ -53,9 +53,10 @@ impl<P> Default for ChunkReader<P> {
 }
 
 impl<P> ChunkReader<P> {
-    /// Whether a frame has begun that is not complete.
+    /// Whether bytes of a frame are to come, as far as the part at hand does not say so. The link
+    /// may have orders for the last of them; until it shows what is behind, the chunk is not left.
     pub(crate) fn is_begun(&self) -> bool {
-        self.aside.is_some() || self.is_inside()
+        self.aside.is_some() || self.rest.is_some() || self.left_bytes > 0
     }
 
     /// The next part of the frame that has begun, if that is not at hand.

@@ -62,6 +62,13 @@ impl ServerConnection {
         read_into(self, whole, Ok(memory), cursor, landings)
     }
 
+    /// Keeps a list under a number, and counts it.
+    pub(crate) fn keep_list(&mut self, number: i32, keys: &[Text]) -> bool {
+        let is_kept = self.kept_lists.keep(number, keys);
+        self.count_keys();
+        is_kept
+    }
+
     pub(crate) fn step_landed(&mut self, arriving: Arriving, keys: KeyList, step_id: &[u8]) {
         let step_id = step_id.first_chunk().expect("as many bytes were wanted");
         let step_id = i64::from_le_bytes(*step_id);
@@ -72,6 +79,11 @@ impl ServerConnection {
 }
 
 impl KeptLists {
+    /// What all lists count.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// The list with this number.
     pub(crate) fn find(&self, number: i32) -> Option<KeyList> {
         let at = usize::try_from(number).ok()?.checked_sub(1)?;

@@ -14,47 +14,68 @@ use crate::connection::{Landings, PeerViolation};
 use crate::wire::{Features, ResponseHeader};
 use crate::{Code, DType, GraphCall, Reason, Request, Response, Shape, Status, Tensor};
 
-/// A call by path that waits until it is known what the peer takes.
+/// A call that waits until it is known what the peer takes.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     id: SlotId,
     timeout_ms: i32,
-    envelope: Box<Envelope>,
+    request: Request,
+}
+
+impl Waiting {
+    pub(crate) fn new(id: SlotId, timeout_ms: i32, request: Request) -> Self {
+        Self {
+            id,
+            timeout_ms,
+            request,
+        }
+    }
 }
 
 impl ClientConnection {
-    /// Keeps a call by path until the peer has announced itself, or shapes it for a peer that does
-    /// not know the extension. `None` says that it waits.
-    pub(crate) fn shape_unary(
+    /// Keeps a call that an extension carries until the peer has announced itself, or shapes it for
+    /// what the peer knows. `None` says that it waits.
+    pub(crate) fn shape(
         &mut self,
         id: SlotId,
         timeout_ms: i32,
         request: Request,
     ) -> Option<Request> {
-        let Request::Unary(envelope) = request else {
-            return Some(request);
+        let wanted = match &request {
+            Request::Unary(_) => Features::SERVICES,
+            Request::StarRunGraph(call) if call.trace.is_some() => Features::TRACES,
+            _ => return Some(request),
         };
-        if self.has(Features::SERVICES) {
-            return Some(Request::Unary(envelope));
-        }
-        if self.peer.is_none() && self.announced.contains(Features::SERVICES) {
+        if self.peer.is_none() && self.announced.contains(wanted) {
             self.waiting.push(Waiting {
                 id,
                 timeout_ms,
-                envelope,
+                request,
             });
             return None;
         }
-        Some(as_graph_call(&envelope))
+        Some(self.shaped(request))
     }
 
-    /// Sends the calls by path that waited until the peer said what it knows.
+    /// The request as the peer takes it.
+    fn shaped(&self, request: Request) -> Request {
+        match request {
+            Request::Unary(envelope) if !self.has(Features::SERVICES) => as_graph_call(&envelope),
+            Request::StarRunGraph(mut call) if !self.has(Features::TRACES) => {
+                call.trace = None;
+                Request::StarRunGraph(call)
+            }
+            request => request,
+        }
+    }
+
+    /// Sends the calls that waited until the peer said what it knows.
     pub(crate) fn release_waiting(&mut self) {
         for waiting in std::mem::take(&mut self.waiting) {
             let Waiting {
                 id,
                 timeout_ms,
-                envelope,
+                request,
             } = waiting;
             if self.calls.find(id).is_none() {
                 continue;
@@ -63,10 +84,11 @@ impl ClientConnection {
                 self.finish(id, Err(gone()));
                 continue;
             }
-            let request = match self.has(Features::SERVICES) {
-                true => Request::Unary(envelope),
-                false => as_graph_call(&envelope),
-            };
+            if let Request::Stream(envelope) = &request {
+                self.release_stream(id, timeout_ms, envelope);
+                continue;
+            }
+            let request = self.shaped(request);
             let limits = self.reader.limits.between(self.common());
             let mut frame = self.outgoing.empty_frame();
             match encode::request(&mut frame, id.raw(), timeout_ms, &request, &limits) {

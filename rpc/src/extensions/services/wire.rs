@@ -137,6 +137,13 @@ impl Envelope {
         Buffer::from(whole)
     }
 
+    /// The message in the pieces in which it lies.
+    pub fn into_pieces(self) -> Vec<Buffer> {
+        let first = self.bytes.slice(self.head_bytes..);
+        let pieces = std::iter::once(first).chain(self.pieces);
+        pieces.filter(|piece| !piece.is_empty()).collect()
+    }
+
     /// Length of the message, in bytes.
     pub fn message_bytes(&self) -> usize {
         let pieces: usize = self.pieces.iter().map(|piece| piece.len()).sum();

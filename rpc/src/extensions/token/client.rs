@@ -6,6 +6,11 @@ use crate::wire::{Announcement, Features};
 use crate::{Challenge, Prover};
 
 impl ClientConnection {
+    /// Sends nothing, not even the announcement: the peer is not the one that was dialled.
+    pub fn distrust(&mut self) {
+        self.proving = Proving::Failed(Unproven::OtherTask);
+    }
+
     /// Checks what the server says of the token, and queues the proof of this side before all that
     /// waits.
     pub(crate) fn take_proof(&mut self, announcement: &Announcement) {

@@ -48,6 +48,12 @@ pub enum Unproven {
     /// Its token is another one.
     #[error("the server has another token than this task; give both the same GRPCXX_TOKEN_FILE")]
     Wrong,
+    /// It has proven to be another task than the one that was dialled.
+    #[error(
+        "its certificate names another task than the cluster has at this address; check the \
+         cluster spec, the endpoint map and the names in the certificates"
+    )]
+    OtherTask,
 }
 
 impl Proving {

@@ -275,11 +275,10 @@ fn memory_comes_back_after_its_queue_is_gone() {
 fn payload_of_an_arena_is_read_without_a_copy_and_without_a_registration() {
     let mut pair = Pair::reliable(1, RdmaOptions::default());
     let links = pair.open();
-    let options = ArenaOptions {
-        capacity_bytes: 8 << 20,
-        huge_pages: false,
-        ..ArenaOptions::default()
-    };
+    let options = ArenaOptions::default().with(|options| {
+        options.capacity_bytes = 8 << 20;
+        options.huge_pages = false;
+    });
     let mut arena = Arena::new(options).expect("an arena");
     let transport = pair.sides[0].transport.inner_mut();
     let registered = transport.register_arena(&mut arena);
@@ -339,20 +338,16 @@ fn pieces_are_read_beside_each_other_and_arrive_in_order() {
 
 #[test]
 fn too_little_lockable_memory_registers_less_and_everything_works() {
-    let options = RdmaOptions {
-        registered_bytes: 64 << 20,
-        ..RdmaOptions::default()
-    };
+    let options = RdmaOptions::default().with(|options| options.registered_bytes = 64 << 20);
     let fabric = SimFabricOptions {
         lockable_bytes: 6 << 20,
         ..SimFabricOptions::reliable(3)
     };
     let mut pair = Pair::new(3, SimOptions::reliable(3), fabric, options);
-    let arena_options = ArenaOptions {
-        capacity_bytes: 64 << 20,
-        huge_pages: false,
-        ..ArenaOptions::default()
-    };
+    let arena_options = ArenaOptions::default().with(|options| {
+        options.capacity_bytes = 64 << 20;
+        options.huge_pages = false;
+    });
     let mut arena = Arena::new(arena_options).expect("an arena");
     let transport = pair.sides[0].transport.inner_mut();
     let registered = transport.register_arena(&mut arena).expect("an anchor");
@@ -414,14 +409,13 @@ fn every_operation_ends_once_whatever_fails() {
             lockable_bytes: random.usize(32 << 20..256 << 20),
             ..SimFabricOptions::reliable(seed)
         };
-        let options = RdmaOptions {
-            message_bytes: random.usize(256..10_000),
-            offer_bytes_min: random.usize(64..10_000),
-            foreign_bytes_min: random.usize(1..50_000),
-            foreign_entries: random.usize(1..20),
-            chunk_bytes: random.usize(4096..100_000),
-            ..RdmaOptions::default()
-        };
+        let options = RdmaOptions::default().with(|options| {
+            options.message_bytes = random.usize(256..10_000);
+            options.offer_bytes_min = random.usize(64..10_000);
+            options.foreign_bytes_min = random.usize(1..50_000);
+            options.foreign_entries = random.usize(1..20);
+            options.chunk_bytes = random.usize(4096..100_000);
+        });
         let mut pair = Pair::new(seed, network, fabric, options);
         for step in 0..1500 {
             let side = random.usize(..2);

@@ -60,13 +60,12 @@ impl Pair {
             let base = network.transport(host(side));
             let mut transport = Migrating::new(base);
             if devices[side] {
-                let options = RdmaOptions {
-                    limits: LinkLimits {
+                let options = RdmaOptions::default().with(|options| {
+                    options.limits = LinkLimits {
                         links: LINKS,
                         ..limits
-                    },
-                    ..RdmaOptions::default()
-                };
+                    }
+                });
                 let links = RdmaLinks::new(fabric.adapter(), options);
                 let medium = RdmaMedium::new(links, NearPeers::LeaveToBase);
                 transport.enable(medium).expect("nothing to watch");

@@ -13,13 +13,12 @@ fn links_pass_the_suite() {
 #[test]
 fn links_that_read_almost_everything_pass_the_suite() {
     for seed in seeds(2) {
-        let options = RdmaOptions {
-            offer_bytes_min: 64,
-            foreign_bytes_min: 1,
-            chunk_bytes: 4096,
-            reads: 3,
-            ..RdmaOptions::default()
-        };
+        let options = RdmaOptions::default().with(|options| {
+            options.offer_bytes_min = 64;
+            options.foreign_bytes_min = 1;
+            options.chunk_bytes = 4096;
+            options.reads = 3;
+        });
         conformance::run(&mut World::new("reads", seed, options));
     }
 }
@@ -27,12 +26,11 @@ fn links_that_read_almost_everything_pass_the_suite() {
 #[test]
 fn links_whose_heads_are_cut_anywhere_pass_the_suite() {
     for seed in seeds(3) {
-        let options = RdmaOptions {
-            message_bytes: 256 + 13 * seed as usize,
-            offer_bytes_min: 5000,
-            foreign_bytes_min: 1,
-            ..RdmaOptions::default()
-        };
+        let options = RdmaOptions::default().with(|options| {
+            options.message_bytes = 256 + 13 * seed as usize;
+            options.offer_bytes_min = 5000;
+            options.foreign_bytes_min = 1;
+        });
         let mut world = World::new("short messages", seed, options);
         world.landing_bytes_max = 200_000;
         conformance::run(&mut world);
@@ -42,18 +40,17 @@ fn links_whose_heads_are_cut_anywhere_pass_the_suite() {
 #[test]
 fn links_with_little_of_everything_pass_the_suite() {
     for seed in seeds(2) {
-        let options = RdmaOptions {
-            message_bytes: 256,
-            offer_bytes_min: 200,
-            foreign_bytes_min: 5000,
-            foreign_entries: 2,
-            credits: CreditLimits {
+        let options = RdmaOptions::default().with(|options| {
+            options.message_bytes = 256;
+            options.offer_bytes_min = 200;
+            options.foreign_bytes_min = 5000;
+            options.foreign_entries = 2;
+            options.credits = CreditLimits {
                 messages: 2,
                 immediates: 4,
-            },
-            reads: 1,
-            ..RdmaOptions::default()
-        };
+            };
+            options.reads = 1;
+        });
         let mut world = World::new("little of everything", seed, options);
         world.landing_bytes_max = 200_000;
         conformance::run(&mut world);

@@ -57,10 +57,7 @@ impl Environment for World {
         self.fabric = SimFabric::new(self.fabric_options.clone());
         self.now = Time::ZERO;
         [0, 1].map(|side| {
-            let options = RdmaOptions {
-                limits,
-                ..self.options.clone()
-            };
+            let options = self.options.clone().with(|changed| changed.limits = limits);
             let links = RdmaLinks::new(self.fabric.adapter(), options);
             RdmaTransport::new(links, self.network.transport(host(side)))
         })

@@ -138,11 +138,10 @@ fn a_queue_that_answers_no_more_ends_the_link() {
     if !has_device() {
         return;
     }
-    let options = RdmaOptions {
-        timeout: 10,
-        retries: 2,
-        ..RdmaOptions::default()
-    };
+    let options = RdmaOptions::default().with(|options| {
+        options.timeout = 10;
+        options.retries = 2;
+    });
     let (mut near, mut far, link, there) = connected(&options);
     // The peer's thread is stuck: its queue is broken, and nobody tells.
     assert!(far.transport.inner_mut().links_mut().break_queue(there));
@@ -179,10 +178,7 @@ fn a_receiver_that_does_not_look_is_never_overrun() {
     if !has_device() {
         return;
     }
-    let options = RdmaOptions {
-        completion_entries: 32,
-        ..RdmaOptions::default()
-    };
+    let options = RdmaOptions::default().with(|options| options.completion_entries = 32);
     let (mut near, mut far, link, there) = connected(&options);
     for _ in 0..500 {
         near.send(link, 3000);
@@ -211,11 +207,10 @@ fn links_work_with_whatever_memory_may_be_locked() {
         return;
     }
     let (mut near, mut far, link, there) = connected(&RdmaOptions::default());
-    let options = ArenaOptions {
-        capacity_bytes: 256 << 20,
-        huge_pages: false,
-        ..ArenaOptions::default()
-    };
+    let options = ArenaOptions::default().with(|options| {
+        options.capacity_bytes = 256 << 20;
+        options.huge_pages = false;
+    });
     let mut arena = Arena::new(options).expect("an arena");
     let transport = near.transport.inner_mut();
     let registered = transport.register_arena(&mut arena).expect("an anchor");

@@ -56,10 +56,8 @@ fn the_program_is_not_linked_with_the_library() {
 
 #[test]
 fn a_device_that_is_not_there_is_named_with_those_that_are() {
-    let options = RdmaOptions {
-        device: Some("nonesuch0".to_owned()),
-        ..RdmaOptions::default()
-    };
+    let options =
+        RdmaOptions::default().with(|options| options.device = Some("nonesuch0".to_owned()));
     let Err(error) = VerbsAdapter::open(&options) else {
         panic!("a device was opened that does not exist");
     };

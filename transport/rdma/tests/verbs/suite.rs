@@ -13,12 +13,11 @@ fn links_pass_the_suite() {
 #[test]
 fn links_that_read_almost_everything_pass_the_suite() {
     if has_device() {
-        let options = RdmaOptions {
-            offer_bytes_min: 64,
-            foreign_bytes_min: 1,
-            chunk_bytes: 64 << 10,
-            ..RdmaOptions::default()
-        };
+        let options = RdmaOptions::default().with(|options| {
+            options.offer_bytes_min = 64;
+            options.foreign_bytes_min = 1;
+            options.chunk_bytes = 64 << 10;
+        });
         conformance::run(&mut World::new("reads", options));
     }
 }
@@ -26,19 +25,18 @@ fn links_that_read_almost_everything_pass_the_suite() {
 #[test]
 fn links_with_little_of_everything_pass_the_suite() {
     if has_device() {
-        let options = RdmaOptions {
-            message_bytes: 256,
-            offer_bytes_min: 200,
-            foreign_bytes_min: 5000,
-            foreign_entries: 2,
-            credits: CreditLimits {
+        let options = RdmaOptions::default().with(|options| {
+            options.message_bytes = 256;
+            options.offer_bytes_min = 200;
+            options.foreign_bytes_min = 5000;
+            options.foreign_entries = 2;
+            options.credits = CreditLimits {
                 messages: 2,
                 immediates: 4,
-            },
-            reads: 1,
-            completion_entries: 64,
-            ..RdmaOptions::default()
-        };
+            };
+            options.reads = 1;
+            options.completion_entries = 64;
+        });
         let mut world = World::new("little of everything", options);
         world.landing_bytes_max = 200_000;
         conformance::run(&mut world);

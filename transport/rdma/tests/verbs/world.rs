@@ -36,10 +36,7 @@ impl Environment for World {
 
     fn pair(&mut self, limits: LinkLimits) -> [Links; 2] {
         [0, 1].map(|_| {
-            let options = RdmaOptions {
-                limits,
-                ..self.options.clone()
-            };
+            let options = self.options.clone().with(|changed| changed.limits = limits);
             open(options)
         })
     }
@@ -82,10 +79,7 @@ pub(crate) fn open(options: RdmaOptions) -> Links {
         queued_frames: 4,
         links: options.limits.links.saturating_mul(2),
     };
-    let side = TcpOptions {
-        limits,
-        ..TcpOptions::default()
-    };
+    let side = TcpOptions::default().with(|options| options.limits = limits);
     let (side, _) = TcpTransport::open(side).expect("TCP can be had everywhere");
     RdmaTransport::watching(RdmaLinks::new(adapter, options), side).expect("a device is watched")
 }

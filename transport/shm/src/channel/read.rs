@@ -7,7 +7,7 @@ use super::{ArenaAccess, Arriving, Channel, KnownArena, Side, Source};
 use crate::ShmCounters;
 use crate::garbage::Garbage;
 use crate::loans::Borrowed;
-use crate::record::{Lent, RECORD_BYTES, Record, Shown, padded};
+use crate::record::{Loaned, RECORD_BYTES, Record, RemoteReadable, padded};
 use crate::ring::LOANS_MAX;
 use crate::segment::{WANTS_LOANS, WANTS_ROOM};
 
@@ -51,7 +51,7 @@ impl Channel {
                 Arriving::Bytes { left, padding } => {
                     self.take_bytes(link, left, padding, staging, handler)
                 }
-                Arriving::Lent { memory, used } => {
+                Arriving::Loaned { memory, used } => {
                     self.take_lent(link, memory, used, staging, handler, counters)
                 }
                 Arriving::Elsewhere {
@@ -153,14 +153,15 @@ impl Channel {
                     padding: padded(len) - len,
                 })
             }
-            Record::Lent => {
+            Record::Loaned => {
                 self.reader.consume(RECORD_BYTES);
-                let lent = Lent::decode(self.reader.take());
+                let lent = Loaned::decode(self.reader.take());
                 self.borrow(lent)
             }
-            Record::Shown => {
+            Record::RemoteReadable => {
                 self.reader.consume(RECORD_BYTES);
-                let Shown { slot, address, len } = Shown::decode(self.reader.take());
+                let RemoteReadable { slot, address, len } =
+                    RemoteReadable::decode(self.reader.take());
                 Garbage::check("slot of a loan", slot.into(), LOANS_MAX as u64 - 1)?;
                 let most = i64::MAX as u64;
                 Garbage::check("address of a payload", address, most)?;
@@ -179,7 +180,7 @@ impl Channel {
     }
 
     /// The memory that a peer has lent. All that the peer says is checked here.
-    fn borrow(&mut self, lent: Lent) -> Result<Arriving, TransportError> {
+    fn borrow(&mut self, lent: Loaned) -> Result<Arriving, TransportError> {
         let index = lent.arena as usize;
         if index >= self.peer_arenas.len() {
             // Its introduction was sent before the record was written.
@@ -216,7 +217,7 @@ impl Channel {
                 let slot = lent.slot as usize;
                 borrowed.note(slot);
                 places[slot] = place;
-                Ok(Arriving::Lent { memory, used: 0 })
+                Ok(Arriving::Loaned { memory, used: 0 })
             }
             ArenaAccess::Unmapped(file) => Ok(Arriving::Elsewhere {
                 source: Source::File(Arc::clone(file)),
@@ -319,7 +320,7 @@ impl Channel {
         };
         if bytes < rest.len() {
             let used = used + bytes;
-            self.arriving = Some(Arriving::Lent { memory, used });
+            self.arriving = Some(Arriving::Loaned { memory, used });
         }
         (bytes, events)
     }

@@ -8,7 +8,7 @@ use crate::bounce::Bounce;
 use crate::garbage::Garbage;
 use crate::loans::Access;
 use crate::message::Message;
-use crate::record::{LENT_BYTES, Lent, RECORD_BYTES, Record, Shown, padded};
+use crate::record::{LOANED_BYTES, Loaned, RECORD_BYTES, Record, RemoteReadable, padded};
 use crate::segment::WANTS_BYTES;
 use crate::{ShmCounters, sight, socket};
 
@@ -82,7 +82,7 @@ impl Channel {
         if room < wanted {
             return Ok(None);
         }
-        if let Some(payload) = piece.payload.cloned()
+        if let Some(payload) = piece.payload().cloned()
             && let Some(written) = self.write_reference(&payload, budget_bytes, bounce, counters)
         {
             return Ok(Some(written));
@@ -91,7 +91,7 @@ impl Channel {
             .min(record_bytes_max(ring_bytes))
             .min(budget_bytes);
         let len = self.gather(len_max);
-        if let Some(payload) = self.outbound.piece().and_then(|piece| piece.payload)
+        if let Some(payload) = self.outbound.piece().and_then(|piece| piece.payload())
             && self.is_worth_bouncing(payload)
         {
             // Before the peer reads what is in front of it, and sleeps.
@@ -187,22 +187,22 @@ impl Channel {
             self.ask_to_look();
             return false;
         }
-        let shown = Shown {
-            slot: self.loans.lend(payload.clone(), Access::Shown) as u32,
+        let shown = RemoteReadable {
+            slot: self.loans.lend(payload.clone(), Access::RemoteReadable) as u32,
             address: payload.as_ptr().addr() as u64,
             len: payload.len() as u64,
         };
         counters.shown_bytes += shown.len;
-        self.put_reference(Record::Shown, &shown.encode());
+        self.put_reference(Record::RemoteReadable, &shown.encode());
         self.advance(payload.len());
         self.knock(WANTS_BYTES, counters);
         true
     }
 
     /// Writes a record that says where the bytes that are next were lent.
-    fn put_lent(&mut self, lent: Lent, counters: &mut ShmCounters) {
+    fn put_lent(&mut self, lent: Loaned, counters: &mut ShmCounters) {
         counters.lent_bytes += lent.len;
-        self.put_reference(Record::Lent, &lent.encode());
+        self.put_reference(Record::Loaned, &lent.encode());
         self.advance(lent.len as usize);
         self.knock(WANTS_BYTES, counters);
     }
@@ -233,7 +233,7 @@ impl Channel {
             // It begins a record, so that the peer has a place for it before it takes the bytes.
             let is_long =
                 |payload: &Buffer| payload.len() >= self.lend_bytes_min.min(self.show_bytes_min);
-            if len > 0 && piece.payload.is_some_and(is_long) {
+            if len > 0 && piece.payload().is_some_and(is_long) {
                 break;
             }
             let taken = piece.bytes.len().min(len_max - len);
@@ -272,14 +272,14 @@ impl Channel {
 
     /// Keeps a payload for the peer and says where it lies; `None` if it cannot be told of the
     /// arena now.
-    fn lend(&mut self, payload: &Buffer) -> Option<Lent> {
+    fn lend(&mut self, payload: &Buffer) -> Option<Loaned> {
         let memory = payload.shared_memory()?;
         let offset = memory.region.offset_of(payload)?;
         let arena = match self.arenas.iter().position(|&known| known == memory.serial) {
             Some(arena) => arena,
             None => self.introduce(memory.serial, memory.descriptor)?,
         };
-        Some(Lent {
+        Some(Loaned {
             arena: arena as u32,
             slot: self.loans.lend(payload.clone(), Access::Mapped) as u32,
             offset: offset as u64,
@@ -298,7 +298,7 @@ impl Channel {
 /// Room that is worth a record with `len` bytes to come: all of them, or a good part of the ring.
 fn wanted_bytes(len: usize, ring_bytes: usize) -> usize {
     (RECORD_BYTES + padded(len))
-        .max(RECORD_BYTES + LENT_BYTES)
+        .max(RECORD_BYTES + LOANED_BYTES)
         .min(ring_bytes / 4)
 }
 

@@ -203,7 +203,7 @@ impl ShmMedium {
         match (welcomed, handshake) {
             (Ok(()), Some(handshake)) => {
                 *handshake = Handshake::Welcomed(Box::new(channel));
-                self.driver.heard.push(id);
+                self.driver.readable.push(id);
             }
             (Err(errno), _) => {
                 self.decline(links, id, &failure("welcome a peer", errno).to_string());

@@ -54,7 +54,7 @@ impl Park for ShmTransport {
 impl ShmTransport {
     /// Announces sleep to all links; false if one of them has work.
     fn fall_asleep(&mut self) -> bool {
-        if self.driver.has_heard() || self.wakeup.take() {
+        if self.driver.has_readable() || self.wakeup.take() {
             return false;
         }
         for slot in self.links.slots() {

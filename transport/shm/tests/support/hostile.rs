@@ -29,10 +29,7 @@ pub const RING: u64 = 4096;
 
 /// Links that a peer tries, the way the bytes say, and checks that each ends as every link does.
 pub fn peer(data: &[u8]) {
-    let options = ShmOptions {
-        ring_bytes: RING_BYTES_MIN,
-        ..ShmOptions::default()
-    };
+    let options = ShmOptions::default().with(|options| options.ring_bytes = RING_BYTES_MIN);
     let transport = ShmTransport::open(options).unwrap();
     let mut victim = Ledger::new(transport, "the victim of a hostile peer");
     let (_, address) = victim.listen("127.0.0.1:0".parse().unwrap()).unwrap();

@@ -180,21 +180,20 @@ pub fn message(payload: &Buffer) -> Box<Frame> {
 
 /// An arena that other processes can map.
 pub fn shared_arena() -> Arena {
-    Arena::new(ArenaOptions {
-        capacity_bytes: 64 << 20,
-        huge_pages: false,
-        shared: true,
-    })
+    Arena::new(ArenaOptions::default().with(|options| {
+        options.capacity_bytes = 64 << 20;
+        options.huge_pages = false;
+        options.shared = true;
+    }))
     .unwrap()
 }
 
 /// An arena that other processes cannot map, with huge pages where the system has them.
 pub fn private_arena() -> Arena {
-    Arena::new(ArenaOptions {
-        capacity_bytes: 256 << 20,
-        huge_pages: true,
-        shared: false,
-    })
+    Arena::new(ArenaOptions::default().with(|options| {
+        options.capacity_bytes = 256 << 20;
+        options.huge_pages = true;
+    }))
     .unwrap()
 }
 

@@ -11,14 +11,14 @@ use rustix::event::epoll;
 use super::io::Readiness;
 use super::{EpollDriver, LINK_EVENTS};
 use crate::core::EVENTS_ENOUGH;
-use crate::hot::{ASKED_MIN, Hot, MISSES_MAX};
+use crate::hot_set::{ASKED_MIN, HotSet, MISSES_MAX};
 use crate::link::Link;
 use crate::socket::Accepted;
 
 /// When epoll is asked, and which links are asked without it.
 #[derive(Debug)]
 pub(super) struct Asking {
-    hot: Hot,
+    hot: HotSet,
     /// Turns since epoll was asked, and links that had bytes since.
     turns: u32,
     /// Times that epoll is asked before a link may be hot again, because there were too many.
@@ -28,7 +28,7 @@ pub(super) struct Asking {
 impl Asking {
     pub(super) fn new() -> Self {
         Self {
-            hot: Hot::new(),
+            hot: HotSet::new(),
             turns: 0,
             crowded: 0,
         }
@@ -86,7 +86,7 @@ impl EpollDriver {
                 && link.io.misses < MISSES_MAX
                 && matches!(target, Some(ReadTarget::Staging));
             if !link.is_hot {
-                self.unmute(slot);
+                self.rearm(slot);
                 continue;
             }
             asked += 1;
@@ -101,7 +101,7 @@ impl EpollDriver {
                 true => {
                     link.io.hits = link.io.hits.saturating_add(1);
                     if link.io.hits == HITS_TO_MUTE {
-                        self.mute(slot);
+                        self.disarm(slot);
                     }
                     self.staging.asking.hot.found(slot);
                     // A turn that serves many links is a long one.
@@ -119,7 +119,7 @@ impl EpollDriver {
 
     /// Lets epoll tell of a hot link only that it is over, unless it has to tell when there is room
     /// again.
-    fn mute(&mut self, slot: u32) {
+    fn disarm(&mut self, slot: u32) {
         let Some((_, link)) = self.core.links.at(slot) else {
             return;
         };
@@ -128,18 +128,18 @@ impl EpollDriver {
             return;
         }
         let data = epoll::EventData::new_u64(u64::from(slot));
-        let muted = epoll::modify(&self.epoll, &link.socket, data, epoll::EventFlags::ET);
-        link.io.is_muted = muted.is_ok();
+        let disarmed = epoll::modify(&self.epoll, &link.socket, data, epoll::EventFlags::ET);
+        link.io.is_disarmed = disarmed.is_ok();
     }
 
     /// Lets epoll tell everything of a link that is not asked any more, or that has something to
     /// send and no room: of what is so now, too.
-    pub(super) fn unmute(&mut self, slot: u32) {
+    pub(super) fn rearm(&mut self, slot: u32) {
         let Some((_, link)) = self.core.links.at(slot) else {
             return;
         };
         (link.io.hits, link.io.misses) = (0, 0);
-        if !std::mem::take(&mut link.io.is_muted) {
+        if !std::mem::take(&mut link.io.is_disarmed) {
             return;
         }
         let data = epoll::EventData::new_u64(u64::from(slot));
@@ -151,11 +151,11 @@ impl EpollDriver {
     }
 
     /// Lets no link be hot, because the loop goes to sleep.
-    pub(super) fn cool(&mut self) {
+    pub(super) fn deactivate(&mut self) {
         while let Some(slot) = self.staging.asking.hot.pop() {
             if let Some((_, link)) = self.core.links.at(slot) {
                 link.is_hot = false;
-                self.unmute(slot);
+                self.rearm(slot);
             }
         }
     }
@@ -175,7 +175,7 @@ const CROWDED_POLLS: u32 = 512;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hot::HOT_LINKS_MAX;
+    use crate::hot_set::HOT_LINKS_MAX;
 
     fn polls_in(asking: &mut Asking, turns: u32) -> u32 {
         (0..turns).filter(|_| asking.is_poll_due()).count() as u32

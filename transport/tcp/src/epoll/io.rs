@@ -19,7 +19,7 @@ pub(crate) struct Readiness {
     /// How often it had some since it became hot.
     pub(crate) hits: u32,
     /// Epoll tells of it only that it is over.
-    pub(crate) is_muted: bool,
+    pub(crate) is_disarmed: bool,
 }
 
 /// What the system calls of all links share: memory that one of them uses at a time, and which
@@ -93,7 +93,7 @@ impl Staging {
                 events += inbound.offer(id, &[], handler);
             }
             if !link.io.readable {
-                link.prepare_to_wait(&mut core.apart);
+                link.prepare_to_wait(&mut core.cpu_sharing);
                 return events;
             }
             let Some(inbound) = link.inbound.as_mut() else {

@@ -7,9 +7,9 @@ use io_uring::types::{Fd, Timespec};
 use io_uring::{cqueue, opcode};
 
 use super::buffers::GROUP;
-use super::crowd::Place;
+use super::ready_set::Membership;
 use super::ring::Ring;
-use crate::apart::Apart;
+use crate::cpu_sharing::CpuSharing;
 use crate::link::Link;
 
 /// What the kernel is doing for a link. While a flag is set it may use the memory named there.
@@ -32,7 +32,7 @@ pub(crate) struct Flight {
     pub(crate) more: bool,
     /// How often in a row the link was asked for bytes in vain.
     pub(crate) misses: u32,
-    pub(crate) place: Place,
+    pub(crate) membership: Membership,
     /// Turns in a row in which the socket took none.
     pub(crate) full: u32,
 }
@@ -87,10 +87,10 @@ pub(crate) enum Kind {
     Dial,
     Cancel,
     Listener,
-    Bell,
+    WakeUp,
     Alarm,
     Companion,
-    Crowd,
+    ReadySet,
 }
 
 /// Packs what a completion is about, and which link or listener.
@@ -107,10 +107,10 @@ pub(crate) fn unmark(completion: &cqueue::Entry) -> (Kind, u32) {
         2 => Kind::Dial,
         3 => Kind::Cancel,
         4 => Kind::Listener,
-        5 => Kind::Bell,
+        5 => Kind::WakeUp,
         6 => Kind::Alarm,
         7 => Kind::Companion,
-        8 => Kind::Crowd,
+        8 => Kind::ReadySet,
         other => unreachable!("no operation was marked with {other}"),
     };
     (kind, mark as u32)
@@ -121,10 +121,10 @@ pub(crate) fn receive(
     ring: &mut Ring,
     slot: u32,
     link: &mut Link<Flight>,
-    apart: &mut Apart,
+    cpu_sharing: &mut CpuSharing,
 ) -> bool {
     assert!(!link.io.receiving(), "one receive at a time");
-    link.prepare_to_wait(apart);
+    link.prepare_to_wait(cpu_sharing);
     let Some(inbound) = &mut link.inbound else {
         return true;
     };
@@ -161,7 +161,8 @@ pub(crate) fn send(
 ) -> bool {
     assert!(!link.io.sending, "one send at a time");
     let fd = Fd(link.socket.as_raw_fd());
-    let mut pieces = link.outbound.pieces(SEND_BYTES_MAX);
+    let pieces = link.outbound.pieces(SEND_BYTES_MAX);
+    let mut pieces = pieces.map(|piece| piece.bytes);
     let first = pieces.next().unwrap_or_default();
     let entry = if let Some(second) = pieces.next() {
         let gather = link

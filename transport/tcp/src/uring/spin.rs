@@ -3,26 +3,26 @@
 //! An operation in the ring costs more than a plain system call: the kernel polls the socket, puts
 //! off work when bytes arrive, and is entered once more to do it. That pays where somebody sleeps
 //! or where there are many links to wait for. While the loop spins, the links that were used last
-//! are asked directly ([`Hot`]), and if they become many, those that have bytes ([`Crowd`]); after
-//! some turns in vain they wait in the ring again.
+//! are asked directly ([`HotSet`]), and if they become many, those that have bytes ([`ReadySet`]);
+//! after some turns in vain they wait in the ring again.
 
 use grpcxx_transport::{CloseReason, Inbound, LinkHandler, ReadTarget};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-use super::crowd::Crowd;
 use super::operation::Flight;
+use super::ready_set::ReadySet;
 use super::{UringDriver, operation};
 use crate::core::{EVENTS_ENOUGH, EVENTS_PER_LINK, RECEIVES_MAX};
 use crate::gather::{Gather, Sent};
-use crate::hot::{ASKED_MIN, Hot, MISSES_MAX};
+use crate::hot_set::{ASKED_MIN, HotSet, MISSES_MAX};
 use crate::link::Link;
 use crate::socket::Accepted;
 
 /// What links that are asked directly share.
 pub(super) struct Spinning {
-    hot: Hot,
-    pub(super) crowd: Crowd,
+    hot: HotSet,
+    pub(super) ready_set: ReadySet,
     staging: Box<[u8]>,
     gather: Gather,
 }
@@ -33,8 +33,8 @@ impl Spinning {
         // A receive into no memory would look like the end of the stream.
         let staging_bytes = if is_busy { staging_bytes.max(1) } else { 0 };
         Ok(Self {
-            hot: Hot::new(),
-            crowd: Crowd::new(is_busy)?,
+            hot: HotSet::new(),
+            ready_set: ReadySet::new(is_busy)?,
             // Touched now, so that no round trip pays for the first use.
             staging: vec![1; staging_bytes].into_boxed_slice(),
             gather: Gather::new(),
@@ -44,9 +44,9 @@ impl Spinning {
     /// Whether a link that is not hot is asked for heads from now on, and no longer when epoll
     /// names it.
     fn admit(&mut self, slot: u32, link: &mut Link<Flight>) -> bool {
-        link.is_hot = !self.crowd.is_lively() && self.hot.admit(slot);
+        link.is_hot = !self.ready_set.is_lively() && self.hot.admit(slot);
         if link.is_hot {
-            self.crowd.dismiss(link);
+            self.ready_set.dismiss(link);
         }
         link.is_hot
     }
@@ -56,7 +56,7 @@ impl Spinning {
         if std::mem::take(&mut link.is_hot) {
             self.hot.dismiss(slot);
         }
-        self.crowd.dismiss(link);
+        self.ready_set.dismiss(link);
     }
 }
 
@@ -96,8 +96,8 @@ impl UringDriver {
             ReadTarget::Staging => true,
         };
         if wants_heads {
-            if link.io.place.waits() {
-                link.prepare_to_wait(&mut self.core.apart);
+            if link.io.membership.waits() {
+                link.prepare_to_wait(&mut self.core.cpu_sharing);
                 return Some(0);
             }
             if link.is_hot {
@@ -167,7 +167,7 @@ impl UringDriver {
         link.is_hot = false;
         if link.phase.reads()
             && !link.io.receiving()
-            && !operation::receive(&mut self.ring, slot, link, &mut self.core.apart)
+            && !operation::receive(&mut self.ring, slot, link, &mut self.core.cpu_sharing)
         {
             self.core.queue(slot);
         }
@@ -215,7 +215,7 @@ impl UringDriver {
             Ok((bytes, _)) => {
                 link.io.misses = 0;
                 if bytes < asked_bytes {
-                    link.io.place.found_the_last();
+                    link.io.membership.found_the_last();
                 }
                 let events = if is_direct {
                     self.core.landed(slot, bytes, handler)
@@ -227,7 +227,7 @@ impl UringDriver {
                 return Asked::Found { events, has_more };
             }
             Err(Errno::AGAIN) => {
-                link.io.place.found_nothing();
+                link.io.membership.found_nothing();
                 link.io.misses += 1;
                 if link.io.misses <= MISSES_MAX {
                     return Asked::Missed;
@@ -246,18 +246,18 @@ impl UringDriver {
         }
     }
 
-    /// Adds a link to the crowd, and with it those that are hot, because they become many. False if
-    /// the system refuses.
+    /// Adds a link to the ready set, and with it those that are hot, because they become many.
+    /// False if the system refuses.
     fn gather(&mut self, slot: u32) -> bool {
         let (_, link) = self.core.links.at(slot).expect("a link that reads");
-        if !self.spinning.crowd.admit(slot, link) {
+        if !self.spinning.ready_set.admit(slot, link) {
             return false;
         }
-        self.spinning.crowd.liven_up();
+        self.spinning.ready_set.liven_up();
         while let Some(slot) = self.spinning.hot.pop() {
             if let Some((_, link)) = self.core.links.at(slot) {
                 link.is_hot = false;
-                self.spinning.crowd.admit(slot, link);
+                self.spinning.ready_set.admit(slot, link);
                 self.core.queue(slot);
             }
         }
@@ -299,7 +299,7 @@ impl UringDriver {
     }
 
     /// Lets all links wait in the ring, because the loop goes to sleep.
-    pub(super) fn cool(&mut self) {
+    pub(super) fn deactivate(&mut self) {
         while let Some(slot) = self.spinning.hot.pop() {
             self.wait_in_ring(slot);
         }

@@ -58,7 +58,7 @@ fn cancel_all(driver: &mut UringDriver) {
     let others = listeners
         .map(|l| (Kind::Listener, l.id.0))
         .chain(companions.map(|(index, _)| (Kind::Companion, index as u32)))
-        .chain([Kind::Bell, Kind::Alarm, Kind::Crowd].map(|kind| (kind, 0)));
+        .chain([Kind::WakeUp, Kind::Alarm, Kind::ReadySet].map(|kind| (kind, 0)));
     for (kind, index) in others {
         operation::cancel_one(&mut driver.ring, kind, index);
     }
@@ -83,8 +83,8 @@ fn take_all(driver: &mut UringDriver) -> bool {
                 Kind::Receive => (link.io.landing, link.io.staging) = (false, false),
                 Kind::Send => link.io.sending = false,
                 Kind::Dial => link.io.dialling = false,
-                Kind::Cancel | Kind::Listener | Kind::Bell | Kind::Alarm => {}
-                Kind::Companion | Kind::Crowd => {}
+                Kind::Cancel | Kind::Listener | Kind::WakeUp | Kind::Alarm => {}
+                Kind::Companion | Kind::ReadySet => {}
             }
         }
     }

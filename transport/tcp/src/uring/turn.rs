@@ -91,7 +91,7 @@ impl UringDriver {
             && link.phase.reads()
             && !link.io.receiving()
         {
-            pushed &= operation::receive(&mut self.ring, slot, link, &mut self.core.apart);
+            pushed &= operation::receive(&mut self.ring, slot, link, &mut self.core.cpu_sharing);
         }
         if !pushed {
             self.core.queue(slot);
@@ -112,8 +112,12 @@ impl UringDriver {
     pub(super) fn watch(&mut self) {
         self.watch_crowd(false);
         if !self.bell_watched {
-            self.bell_watched =
-                operation::await_readable(&mut self.ring, Kind::Bell, 0, self.core.bell.inside());
+            self.bell_watched = operation::await_readable(
+                &mut self.ring,
+                Kind::WakeUp,
+                0,
+                self.core.wake_up.inside(),
+            );
         }
         for listener in &mut self.core.listeners {
             if !listener.watched && listener.state == Accepting::Waiting {
@@ -214,13 +218,13 @@ impl UringDriver {
                     listener.state = Accepting::Ready;
                 }
             }
-            Kind::Bell => {
-                silence(self.core.bell.inside());
+            Kind::WakeUp => {
+                silence(self.core.wake_up.inside());
                 self.bell_watched = false;
             }
             Kind::Companion => self.companion_stirs(subject as usize, completion.result()),
             Kind::Alarm => self.alarm.armed = false,
-            Kind::Crowd => self.spinning.crowd.stir(),
+            Kind::ReadySet => self.spinning.ready_set.notify(),
         }
         0
     }
@@ -247,7 +251,7 @@ impl UringDriver {
     /// Whether a turn has something to do without entering the kernel.
     pub(super) fn has_work(&mut self) -> bool {
         self.core.has_work()
-            || self.spinning.crowd.stirs()
+            || self.spinning.ready_set.is_notified()
             || self.batch_done < self.batch.len()
             || self.ring.has_completions()
     }

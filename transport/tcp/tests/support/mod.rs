@@ -131,10 +131,7 @@ pub struct Side {
 
 impl Side {
     pub fn new(driver: DriverRequest) -> Self {
-        Self::with(TcpOptions {
-            driver,
-            ..TcpOptions::default()
-        })
+        Self::with(TcpOptions::default().with(|options| options.driver = driver))
     }
 
     pub fn with(options: TcpOptions) -> Self {
@@ -303,10 +300,7 @@ macro_rules! for_each_driver {
 /// Whether the ring works here; says so if not.
 #[allow(clippy::print_stderr)]
 pub fn has_io_uring() -> bool {
-    let options = TcpOptions {
-        driver: DriverRequest::IoUring,
-        ..TcpOptions::default()
-    };
+    let options = TcpOptions::default().with(|options| options.driver = DriverRequest::IoUring);
     match TcpTransport::open(options) {
         Ok(_) => true,
         Err(error) => {

@@ -96,10 +96,7 @@ pub struct Side {
 
 impl Side {
     pub fn new(options: TlsOptions, credentials: SharedCredentials) -> Self {
-        let tcp = TcpOptions {
-            driver: DriverRequest::Epoll,
-            ..TcpOptions::default()
-        };
+        let tcp = TcpOptions::default().with(|options| options.driver = DriverRequest::Epoll);
         let mut transport = Tls::new(TcpTransport::open(tcp).unwrap().0);
         transport.enable(options, credentials);
         let any = "127.0.0.1:0".parse().unwrap();
@@ -157,6 +154,14 @@ impl Side {
         match self.end() {
             CloseReason::Failed(error) => error.to_string(),
             reason => panic!("no failure, but {reason}"),
+        }
+    }
+
+    /// The error that the one link of this side ended by, for a certificate.
+    pub fn distrust(&mut self) -> String {
+        match self.end() {
+            CloseReason::Untrusted(error) => error.to_string(),
+            reason => panic!("not for a certificate, but {reason}"),
         }
     }
 

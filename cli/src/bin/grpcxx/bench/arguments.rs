@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use grpcxx_benches::{Mix, Op, parse_size};
+use grpcxx_benches::{Api, Mix, Op, parse_size};
 use grpcxx_runtime::LinkMedium;
 
 use crate::arguments::seconds;
@@ -64,11 +64,15 @@ pub(crate) struct RunArguments {
     pub(crate) connect: Vec<String>,
 
     /// latency and rate: receive COUNT tensors; pull, push: a step of all tensors; ps: pull, then
-    /// push
+    /// push; unary: call a method of a service; stream: take the messages that one sends
     #[arg(long, value_name = "OP", default_value = "latency")]
     pub(crate) op: Op,
 
-    /// Size of each tensor: bytes, with KiB, MiB or GiB, or small, medium or large
+    /// From where a method is called: shard, thread (an ordinary one for each connection) or tokio
+    #[arg(long, value_name = "API", default_value = "shard")]
+    pub(crate) api: Api,
+
+    /// Size of each tensor or message: bytes, with KiB, MiB or GiB, or small, medium or large
     #[arg(long, value_name = "BYTES", default_value = "64", value_parser = parse_size)]
     pub(crate) size: u64,
 

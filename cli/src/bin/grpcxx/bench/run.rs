@@ -80,6 +80,7 @@ pub(super) fn run(arguments: &RunArguments, config: &Config, output: Output) -> 
 fn run_options(arguments: &RunArguments, output: Output) -> RunOptions {
     RunOptions {
         op: arguments.op,
+        api: arguments.api,
         payload: PayloadSpec {
             size_bytes: arguments.size,
             count: arguments.count,

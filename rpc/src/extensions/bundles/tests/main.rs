@@ -68,10 +68,7 @@ fn small_calls_share_a_frame_each_way() {
 /// The short way sends and allows the same as the long one.
 #[test]
 fn a_receive_is_a_call() {
-    let limits = ConnectionLimits {
-        outstanding_calls: 3,
-        ..ConnectionLimits::default()
-    };
+    let limits = ConnectionLimits::default().with(|limits| limits.outstanding_calls = 3);
     let mut one = Pair::announced_with_limits(limits);
     let mut other = Pair::announced_with_limits(limits);
     let deadline = Some(Time::from_nanos(30_000_000));
@@ -388,10 +385,7 @@ fn deadlines_travel_with_requests() {
 /// A server that is full reads nothing behind the frame that made it so.
 #[test]
 fn a_bundle_is_taken_whole() {
-    let limits = ConnectionLimits {
-        outstanding_calls: 4,
-        ..ConnectionLimits::default()
-    };
+    let limits = ConnectionLimits::default().with(|limits| limits.outstanding_calls = 4);
     let mut pair = Pair::announced();
     pair.server = Pair::announced_with_limits(limits).server;
     for _ in 0..6 {

@@ -17,11 +17,10 @@ use support::{Pair, Port, tensors};
 const CHUNK_BYTES: usize = 1500;
 
 fn limits() -> ConnectionLimits {
-    ConnectionLimits {
-        whole_frame_bytes: 2000,
-        chunk_bytes: CHUNK_BYTES,
-        ..ConnectionLimits::default()
-    }
+    ConnectionLimits::default().with(|limits| {
+        limits.whole_frame_bytes = 2000;
+        limits.chunk_bytes = CHUNK_BYTES;
+    })
 }
 
 /// Two ends that have announced everything.
@@ -361,6 +360,35 @@ fn a_call_that_ends_amid_its_chunks_ends_once() {
     }
 }
 
+/// Else a connection that waits for the next frame would pass for one that is too slow.
+#[test]
+fn no_frame_is_under_way_behind_the_last_chunk() {
+    for piece_bytes in [1, 7, 37, 1499, 1500, usize::MAX] {
+        for is_given_up in [false, true] {
+            let mut pair = pair();
+            pair.piece_bytes = piece_bytes;
+            let call = pair.call(fuse(&["a", "b", "c"]));
+            pair.carry_requests();
+            let id = pair.request().id;
+            let three = [1, 2, 3].map(|seed| bytes_tensor(3000, seed));
+            assert!(pair.server.end.answer(id, tensors(three)));
+            let chunk = pair.server.drain_one().unwrap();
+            pair.client.offer(&chunk);
+            assert!(pair.client.end.is_within_frame());
+            if is_given_up {
+                assert!(pair.client.end.cancel(call));
+                pair.carry_requests();
+            }
+            pair.carry_responses();
+            assert_eq!(pair.finished().result.is_err(), is_given_up);
+            assert!(
+                !pair.client.end.is_within_frame(),
+                "{piece_bytes} {is_given_up}"
+            );
+        }
+    }
+}
+
 #[test]
 fn a_request_that_is_given_up_amid_its_chunks_is_never_seen() {
     let mut pair = pair();
@@ -422,12 +450,8 @@ fn a_frame_without_memory_is_dropped_in_all_its_chunks() {
 /// for it.
 #[test]
 fn a_server_at_its_limit_takes_the_rest_of_a_request_in_chunks() {
-    let limits_of_one = ConnectionLimits {
-        outstanding_calls: 1,
-        ..limits()
-    };
+    let limits_of_one = limits().with(|limits| limits.outstanding_calls = 1);
     let mut pair = pair_with(limits_of_one, Features::ALL);
-    assert!(pair.server.resume());
     let mut other = ClientConnection::new(limits(), Features::NONE);
     let long = graph("long", vec![("x", bytes_tensor(4000, 1))], &[]);
     pair.call(long.clone());
@@ -571,10 +595,7 @@ fn garbage_in_chunks_is_named() {
 /// may be.
 #[test]
 fn limits_are_checked_before_memory_is_taken() {
-    let limits = ConnectionLimits {
-        frame_bytes: 1000,
-        ..limits()
-    };
+    let limits = limits().with(|limits| limits.frame_bytes = 1000);
     let mut client = Port::new(ClientConnection::new(limits, Features::ALL));
     let call = client
         .end
@@ -666,10 +687,7 @@ fn traffic() -> impl Strategy<Value = Traffic> {
 
 /// Answers for all calls, with the frames that a link would carry.
 fn answered(traffic: &Traffic) -> (Pair, Vec<(CallId, usize)>, Vec<u8>) {
-    let limits = ConnectionLimits {
-        chunk_bytes: traffic.chunk_bytes,
-        ..limits()
-    };
+    let limits = limits().with(|limits| limits.chunk_bytes = traffic.chunk_bytes);
     let mut pair = pair_with(limits, Features::ALL);
     let calls = traffic
         .sizes

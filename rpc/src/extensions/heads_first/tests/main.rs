@@ -232,10 +232,7 @@ fn lengths_that_contradict_each_other_close_the_connection() {
 
 #[test]
 fn heads_beyond_the_limit_close_the_connection() {
-    let limits = ConnectionLimits {
-        names_bytes: RUN_BYTES,
-        ..ConnectionLimits::default()
-    };
+    let limits = ConnectionLimits::default().with(|limits| limits.names_bytes = RUN_BYTES);
     let mut pair = Pair::with_limits(limits, Features::ALL, Features::ALL);
     pair.carry_requests();
     pair.request();

@@ -174,10 +174,7 @@ fn calls_that_wait_end_with_the_link() {
 
 #[test]
 fn messages_beyond_the_limit_are_refused_by_either_end() {
-    let small = ConnectionLimits {
-        message_bytes: 100,
-        ..ConnectionLimits::default()
-    };
+    let small = ConnectionLimits::default().with(|limits| limits.message_bytes = 100);
     let mut pair = Pair::announced_with_limits(small);
     pair.call(request(&metadata(), &[1; 101]));
     let status = pair.finished().result.unwrap_err();

@@ -1,0 +1,5 @@
+//! Makes the service that typed calls are measured with.
+
+fn main() -> std::io::Result<()> {
+    grpcxx_build::compile_protos("proto/bench.proto")
+}

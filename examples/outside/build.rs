@@ -1,0 +1,5 @@
+//! Makes the service.
+
+fn main() -> std::io::Result<()> {
+    grpcxx_build::compile_protos("proto/helloworld.proto")
+}

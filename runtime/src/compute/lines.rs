@@ -1,0 +1,151 @@
+//! Jobs that wait for a thread, in a line for each peer.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use foldhash::fast::RandomState;
+use grpcxx_rpc::Account;
+
+/// Lines that take turns: each turn of a peer is one of its jobs.
+pub(super) struct Lines<J> {
+    state: Mutex<State<J>>,
+    changed: Condvar,
+}
+
+struct State<J> {
+    /// None of them is empty.
+    by_peer: HashMap<Account, VecDeque<J>, RandomState>,
+    /// Each peer with a line, once.
+    turns: VecDeque<Account>,
+    /// Threads that wait for a job.
+    idle_threads: usize,
+    is_closed: bool,
+}
+
+impl<J> Lines<J> {
+    pub(super) fn new() -> Self {
+        Self {
+            state: Mutex::new(State {
+                by_peer: HashMap::default(),
+                turns: VecDeque::new(),
+                idle_threads: 0,
+                is_closed: false,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Puts a job at the end of the line of a peer.
+    pub(super) fn push(&self, peer: Account, job: J) {
+        let mut state = self.lock();
+        state.push(peer, job);
+        let is_awaited = state.idle_threads > 0;
+        drop(state);
+        // Costs a system call even if nobody waits.
+        if is_awaited {
+            self.changed.notify_one();
+        }
+    }
+
+    /// The next job, once there is one. `None` once the lines are closed and empty.
+    pub(super) fn take(&self) -> Option<J> {
+        let mut state = self.lock();
+        loop {
+            if let Some(job) = state.pop() {
+                return Some(job);
+            }
+            if state.is_closed {
+                return None;
+            }
+            state.idle_threads += 1;
+            state = (self.changed.wait(state)).unwrap_or_else(PoisonError::into_inner);
+            state.idle_threads -= 1;
+        }
+    }
+
+    /// Lets threads end that find no job.
+    pub(super) fn close(&self) {
+        self.lock().is_closed = true;
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<J>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<J> State<J> {
+    fn push(&mut self, peer: Account, job: J) {
+        match self.by_peer.entry(peer) {
+            Entry::Occupied(mut line) => line.get_mut().push_back(job),
+            Entry::Vacant(line) => {
+                line.insert(VecDeque::from([job]));
+                self.turns.push_back(peer);
+            }
+        }
+    }
+
+    fn pop(&mut self) -> Option<J> {
+        let peer = self.turns.pop_front()?;
+        let Entry::Occupied(mut line) = self.by_peer.entry(peer) else {
+            return None;
+        };
+        let job = line.get_mut().pop_front();
+        if line.get().is_empty() {
+            line.remove();
+        } else {
+            self.turns.push_back(peer);
+        }
+        job
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(last: u8) -> Account {
+        Account::of([10, 0, 0, last].into())
+    }
+
+    #[test]
+    fn peers_take_turns_and_each_line_keeps_its_order() {
+        let lines = Lines::new();
+        for number in 0..1000 {
+            lines.push(peer(1), (1, number));
+        }
+        for number in 0..2 {
+            lines.push(peer(2), (2, number));
+            lines.push(peer(3), (3, number));
+        }
+        let first: Vec<_> = std::iter::from_fn(|| lines.take()).take(7).collect();
+        let expected = [(1, 0), (2, 0), (3, 0), (1, 1), (2, 1), (3, 1), (1, 2)];
+        assert_eq!(first, expected);
+        lines.close();
+        assert_eq!(std::iter::from_fn(|| lines.take()).count(), 997);
+        assert!(lines.lock().by_peer.is_empty() && lines.lock().turns.is_empty());
+    }
+
+    #[test]
+    fn every_job_is_taken_by_one_of_the_threads() {
+        const JOBS: u32 = 3000;
+        let lines = Lines::new();
+        let taken = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..3)
+                .map(|_| scope.spawn(|| std::iter::from_fn(|| lines.take()).collect::<Vec<_>>()))
+                .collect();
+            for job in 0..JOBS {
+                lines.push(peer(job as u8 % 5), job);
+            }
+            lines.close();
+            let taken = threads
+                .into_iter()
+                .flat_map(|thread| thread.join().unwrap());
+            let mut taken: Vec<_> = taken.collect();
+            taken.sort_unstable();
+            taken
+        });
+        assert!(taken.into_iter().eq(0..JOBS));
+    }
+}

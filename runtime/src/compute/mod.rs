@@ -1,0 +1,85 @@
+//! Threads on which the code of functions and services runs that may take its time.
+
+mod lines;
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
+use std::thread;
+
+use async_task::Runnable;
+use grpcxx_rpc::Account;
+
+use self::lines::Lines;
+use crate::blame::panic_text;
+
+/// Runs the code of functions away from the shards.
+pub(crate) trait Compute: Send + Sync {
+    /// Runs `job` soon, on another thread, behind those that came before it for the same peer.
+    fn spawn(&self, peer: Account, job: Job);
+}
+
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
+
+/// Lets the pool run a future to its end. It is a job there each time that it can go on, and holds
+/// no thread between; if the pool is gone then, the future is dropped.
+pub(crate) fn spawn_future(
+    compute: &Arc<dyn Compute>,
+    peer: Account,
+    future: impl Future<Output = ()> + Send + 'static,
+) {
+    let pool: Weak<dyn Compute> = Arc::downgrade(compute);
+    let schedule = move |runnable: Runnable| {
+        if let Some(pool) = pool.upgrade() {
+            let job = Box::new(move || {
+                runnable.run();
+            });
+            pool.spawn(peer, job);
+        }
+    };
+    let (runnable, task) = async_task::spawn(future, schedule);
+    task.detach();
+    runnable.schedule();
+}
+
+/// A pool of threads. Peers take turns, so the calls of one wait for a single call of each other
+/// peer, however many those make. A future that can always go on lets the jobs of others pass.
+pub(crate) struct ComputePool(Arc<Lines<Job>>);
+
+impl ComputePool {
+    /// Starts `threads` threads, or one for each CPU. They end with the pool, once all jobs are
+    /// done.
+    pub(crate) fn start(threads: Option<usize>) -> Result<Self, String> {
+        let threads =
+            threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
+        let pool = Self(Arc::new(Lines::new()));
+        for index in 0..threads {
+            let lines = Arc::clone(&pool.0);
+            thread::Builder::new()
+                .name(format!("compute-{index}"))
+                .spawn(move || std::iter::from_fn(|| lines.take()).for_each(run))
+                .map_err(|error| format!("cannot start the compute pool: {error}"))?;
+        }
+        Ok(pool)
+    }
+}
+
+impl Drop for ComputePool {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl Compute for ComputePool {
+    fn spawn(&self, peer: Account, job: Job) {
+        self.0.push(peer, job);
+    }
+}
+
+/// A panic leaves the thread to other jobs. The call has its answer: its responder was dropped.
+fn run(job: Job) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(job)) {
+        let message = panic_text(payload.as_ref());
+        tracing::error!(message, "a function panicked");
+    }
+}

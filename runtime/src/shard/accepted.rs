@@ -1,0 +1,116 @@
+//! Connections from peers on their way to the shard that serves them.
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+
+use grpcxx_rpc::{Account, Features, ServerConnection};
+use grpcxx_transport::Transport;
+
+use crate::client::LinkMedium;
+use crate::command::{AcceptedConnection, MeshMessage};
+use crate::latency::CallSide;
+use crate::policy::Identity;
+use crate::registry::right_of_function;
+use crate::shard::core::Core;
+use crate::shard::links::Owner;
+use crate::shard::servers::ServerLink;
+
+impl<A> Core<A> {
+    pub(super) fn accepted(&mut self, peer: SocketAddr, accepted: A) {
+        self.incoming
+            .accepted
+            .push(AcceptedConnection { peer, accepted });
+    }
+
+    /// Gives each new connection to the shard with the fewest, the lowest of them on a tie.
+    pub(super) fn place_accepted<T: Transport<Accepted = A>>(&mut self, transport: &mut T) {
+        while let Some(accepted) = self.incoming.accepted.pop() {
+            let loads = &self.shared.loads;
+            let shard = (0..loads.len())
+                .min_by_key(|&shard| loads[shard].load(Ordering::Relaxed))
+                .unwrap_or(self.index);
+            loads[shard].fetch_add(1, Ordering::Relaxed);
+            if shard == self.index {
+                self.adopt(accepted, transport);
+            } else {
+                self.mail.ship(shard, MeshMessage::Adopt(accepted));
+            }
+        }
+    }
+
+    pub(super) fn adopt<T: Transport<Accepted = A>>(
+        &mut self,
+        accepted: AcceptedConnection<A>,
+        transport: &mut T,
+    ) {
+        let AcceptedConnection { peer, accepted } = accepted;
+        if self.is_stopping() {
+            return self.leave_load();
+        }
+        let account = Account::of(peer.ip());
+        let Some(waits) = self.shared.accounts.join(account, &self.shares) else {
+            self.counters().connections_refused.add(1);
+            tracing::warn!(
+                %peer,
+                most = self.shares.connections,
+                "closing a connection: its peer has as many as are allowed"
+            );
+            return self.leave_load();
+        };
+        let mut connection = ServerConnection::new(self.limits, self.announce);
+        connection.belong_to(waits.holding());
+        let order = connection.first_order();
+        let adopted = match transport.adopt(accepted, order) {
+            Ok(link) => link,
+            Err(error) => {
+                self.leave_load();
+                tracing::warn!(%peer, %error, "a connection could not be taken in");
+                return;
+            }
+        };
+        if self.announce.intersects(Features::MEDIA)
+            && let Some(offer) = transport.offer(adopted)
+        {
+            connection.set_offer(offer);
+        }
+        let identity = Identity::at(peer);
+        let incarnation = self.shared.task.incarnation();
+        connection.guard(
+            self.shared
+                .authority
+                .gate(&identity, right_of_function, incarnation),
+        );
+        let is_known = self.shared.authority.knows(&identity);
+        if !is_known {
+            let shared = &self.shared;
+            shared.authority.find_tasks_again(&shared.lookups);
+        }
+        let identity = (identity, is_known);
+        let host = peer.ip().to_canonical().to_string();
+        let counted = self.shared.counted_peers.join(CallSide::Server, &host);
+        let place = self.call_table.place(&counted, LinkMedium::Tcp);
+        let counted = (counted, place);
+        let server = ServerLink::new(adopted, peer, identity, connection, waits, counted);
+        match self.incoming.servers.insert(server) {
+            Ok(id) => self.links.set(adopted, Owner::Server(id)),
+            Err(_) => {
+                self.leave_load();
+                transport.close(adopted, false);
+            }
+        }
+    }
+
+    /// Gives those their rights who have turned out to be where a task of the cluster is now.
+    #[cold]
+    pub(super) fn admit_moved_tasks(&mut self, moves: u64) {
+        self.moves_of_tasks = moves;
+        let authority = &self.shared.authority;
+        for server in self.incoming.servers.values_mut() {
+            server.admit_if_known(authority);
+        }
+    }
+
+    pub(super) fn leave_load(&self) {
+        self.shared.loads[self.index].fetch_sub(1, Ordering::Relaxed);
+    }
+}

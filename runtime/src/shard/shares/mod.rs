@@ -1,0 +1,404 @@
+//! What a peer may hold of an engine, on one connection and over all of them, and what it holds.
+
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use foldhash::fast::RandomState;
+use grpcxx_rpc::{
+    Account, Code, PeerHolding, Reason, RendezvousLimits, RequestId, Status, WaitingSteps,
+};
+
+use crate::function::RequestWatch;
+
+/// What one peer may hold, so that others get their part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PeerShares {
+    /// Most connections of one peer.
+    pub connections: usize,
+    /// Most steps in which requests of one connection wait.
+    pub connection_steps: usize,
+    /// Most steps in which requests of one peer wait, each connection by itself.
+    pub steps: usize,
+    /// Most requests of one peer that wait for tensors.
+    pub waiting: usize,
+    /// Bytes of answers that have not left the connections of one peer, from which on those that
+    /// owe some are not read, and long answers of functions are refused.
+    pub unsent_bytes: u64,
+    /// Bytes of keys that all connections of one peer keep, from which on those that keep some are
+    /// closed for more. From half of them on, new ones keep none.
+    pub key_bytes: u64,
+    /// Most streams of one peer that have not ended.
+    pub streams: usize,
+    /// Most streams of all peers together that have not ended.
+    pub all_streams: usize,
+}
+
+impl PeerShares {
+    /// These shares with what `change` sets; fields that it leaves alone keep their values.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
+    /// Half of everything that is limited for all peers for one of them, and half of its steps for
+    /// one of its connections.
+    pub fn of(limits: &RendezvousLimits, connections: usize) -> Self {
+        let half = |limit: usize| (limit / 2).max(1);
+        Self {
+            connections: half(connections),
+            connection_steps: half(half(limits.steps)),
+            steps: half(limits.steps),
+            waiting: half(limits.waiters),
+            unsent_bytes: PEER_UNSENT_BYTES,
+            key_bytes: PEER_KEY_BYTES,
+            streams: half(ALL_STREAMS),
+            all_streams: ALL_STREAMS,
+        }
+    }
+}
+
+/// Most streams of all peers together that have not ended: together they hold no more than some
+/// gigabytes if nobody reads.
+const ALL_STREAMS: usize = 1024;
+
+/// What each peer with a connection holds of the engine. Locked only where a connection begins or
+/// ends.
+#[derive(Debug, Default)]
+pub(crate) struct Accounts {
+    open: Mutex<HashMap<Account, Open, RandomState>>,
+    /// Streams of all peers that have not ended.
+    streams: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Open {
+    connections: usize,
+    /// Streams that came through another door than the star port.
+    visits: usize,
+    held: Arc<Held>,
+}
+
+/// What one peer holds, over all its connections, whatever shards have them.
+#[derive(Debug)]
+struct Held {
+    steps: AtomicUsize,
+    waiting: AtomicUsize,
+    of_connections: Arc<PeerHolding>,
+    streams: AtomicUsize,
+}
+
+impl Open {
+    fn new(shares: &PeerShares) -> Self {
+        let of_connections = PeerHolding::new(shares.unsent_bytes, shares.key_bytes);
+        Self {
+            connections: 0,
+            visits: 0,
+            held: Arc::new(Held {
+                steps: AtomicUsize::new(0),
+                waiting: AtomicUsize::new(0),
+                of_connections: Arc::new(of_connections),
+                streams: AtomicUsize::new(0),
+            }),
+        }
+    }
+}
+
+/// The part of one stream in what its peer holds, and all peers. It is given back when this is
+/// dropped.
+#[derive(Debug)]
+pub(crate) struct StreamShare {
+    accounts: Arc<Accounts>,
+    connection: Arc<Mutex<OpenStreams>>,
+    /// Of a stream that came through another door, whose account is kept for it.
+    visitor: Option<Account>,
+}
+
+/// The streams of a connection that have not ended, and whose share they count against.
+#[derive(Debug)]
+struct OpenStreams {
+    count: usize,
+    held: Arc<Held>,
+}
+
+/// The requests of one connection that wait for tensors, and the part of the connection in what its
+/// peer holds. All of it is given back when this is dropped.
+#[derive(Debug)]
+pub(super) struct Waits {
+    by_request: HashMap<RequestId, i64, RandomState>,
+    steps: WaitingSteps,
+    accounts: Arc<Accounts>,
+    pub(super) account: Account,
+    held: Arc<Held>,
+    streams: Arc<Mutex<OpenStreams>>,
+}
+
+impl Accounts {
+    /// Counts a connection of a peer; `None` if it has as many as it may.
+    pub(super) fn join(self: &Arc<Self>, account: Account, shares: &PeerShares) -> Option<Waits> {
+        let mut accounts = self.lock();
+        let open = (accounts.entry(account)).or_insert_with(|| Open::new(shares));
+        if open.connections >= shares.connections {
+            return None;
+        }
+        open.connections += 1;
+        Some(Waits {
+            by_request: HashMap::default(),
+            steps: WaitingSteps::default(),
+            accounts: Arc::clone(self),
+            account,
+            streams: OpenStreams::new(&open.held),
+            held: Arc::clone(&open.held),
+        })
+    }
+
+    /// Moves a connection from one account to another; `None` if that has as many as it may.
+    fn transfer(&self, from: Account, to: Account, shares: &PeerShares) -> Option<Arc<Held>> {
+        let held = {
+            let mut accounts = self.lock();
+            let open = accounts.entry(to).or_insert_with(|| Open::new(shares));
+            if open.connections >= shares.connections {
+                return None;
+            }
+            open.connections += 1;
+            Arc::clone(&open.held)
+        };
+        self.leave(from);
+        Some(held)
+    }
+
+    /// Streams of all peers that have not ended.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn open_streams(&self) -> usize {
+        self.streams.load(Ordering::Relaxed)
+    }
+
+    /// Counts a stream of a peer that came through another door than the star port.
+    ///
+    /// # Errors
+    /// As [`Waits::begin_stream`].
+    pub(super) fn visit(
+        self: &Arc<Self>,
+        account: Account,
+        shares: &PeerShares,
+    ) -> Result<Arc<StreamShare>, Status> {
+        let streams = {
+            let mut accounts = self.lock();
+            let open = (accounts.entry(account)).or_insert_with(|| Open::new(shares));
+            open.visits += 1;
+            OpenStreams::new(&open.held)
+        };
+        self.begin_stream(streams, Some(account), shares)
+    }
+
+    fn begin_stream(
+        self: &Arc<Self>,
+        streams: Arc<Mutex<OpenStreams>>,
+        visitor: Option<Account>,
+        shares: &PeerShares,
+    ) -> Result<Arc<StreamShare>, Status> {
+        let of_peer = lock(&streams).add();
+        let of_all = self.streams.fetch_add(1, Ordering::Relaxed);
+        let share = StreamShare {
+            accounts: Arc::clone(self),
+            connection: streams,
+            visitor,
+        };
+        let text = if of_peer >= shares.streams {
+            format!("{of_peer} streams of this peer are open, as many as are allowed; end some")
+        } else if of_all >= shares.all_streams {
+            format!("{of_all} streams of all peers are open, as many as are allowed; try again")
+        } else {
+            return Ok(Arc::new(share));
+        };
+        Err(Status::new(Code::ResourceExhausted, text).because(Reason::Limit))
+    }
+
+    fn leave(&self, account: Account) {
+        self.forget(account, |open| open.connections -= 1);
+    }
+
+    /// Forgets the account if nothing of its peer is left then.
+    fn forget(&self, account: Account, change: impl FnOnce(&mut Open)) {
+        let mut accounts = self.lock();
+        if let Some(open) = accounts.get_mut(&account) {
+            change(open);
+            if open.connections == 0 && open.visits == 0 {
+                accounts.remove(&account);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Account, Open, RandomState>> {
+        lock(&self.open)
+    }
+}
+
+impl Waits {
+    /// Counts the connection, and all that waits on it, for who its peer has proven to be. It stays
+    /// where it is if that peer has as many connections as it may.
+    pub(super) fn belong_to(&mut self, account: Account, shares: &PeerShares) {
+        if account == self.account {
+            return;
+        }
+        let Some(held) = self.accounts.transfer(self.account, account, shares) else {
+            return;
+        };
+        let (waiting, steps) = (self.by_request.len(), self.steps.len());
+        self.held.waiting.fetch_sub(waiting, Ordering::Relaxed);
+        self.held.steps.fetch_sub(steps, Ordering::Relaxed);
+        held.waiting.fetch_add(waiting, Ordering::Relaxed);
+        held.steps.fetch_add(steps, Ordering::Relaxed);
+        lock(&self.streams).belong_to(&held);
+        self.account = account;
+        self.held = held;
+    }
+
+    /// What all connections of the peer hold.
+    pub(super) fn holding(&self) -> Arc<PeerHolding> {
+        Arc::clone(&self.held.of_connections)
+    }
+
+    /// Whether a request may wait in a step.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED`: others of this connection, or of this peer, hold its whole share.
+    #[inline]
+    pub(super) fn may_begin(&self, step_id: i64, shares: &PeerShares) -> Result<(), Status> {
+        let steps = self.held.steps.load(Ordering::Relaxed);
+        let waiting = self.held.waiting.load(Ordering::Relaxed);
+        if self.steps.len() < shares.connection_steps
+            && steps < shares.steps
+            && waiting < shares.waiting
+        {
+            return Ok(());
+        }
+        self.may_begin_at_limit(step_id, shares)
+    }
+
+    #[cold]
+    fn may_begin_at_limit(&self, step_id: i64, shares: &PeerShares) -> Result<(), Status> {
+        let waiting = self.held.waiting.load(Ordering::Relaxed);
+        let text = if waiting >= shares.waiting {
+            format!("{waiting} requests of this peer wait for tensors, as many as are allowed")
+        } else if !self.steps.may_begin(step_id, shares.connection_steps) {
+            format!(
+                "requests of this connection wait in {} steps, as many as are allowed",
+                shares.connection_steps
+            )
+        } else if self.steps.may_begin(step_id, 0) {
+            return Ok(());
+        } else if self.held.steps.load(Ordering::Relaxed) >= shares.steps {
+            format!(
+                "requests of this peer wait in {} steps, as many as are allowed",
+                shares.steps
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Status::new(Code::ResourceExhausted, text).because(Reason::Limit))
+    }
+
+    /// Counts a stream of this peer.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED`: this peer, or all together, have as many as are allowed.
+    pub(super) fn begin_stream(&self, shares: &PeerShares) -> Result<Arc<StreamShare>, Status> {
+        (self.accounts).begin_stream(Arc::clone(&self.streams), None, shares)
+    }
+
+    pub(super) fn begin(&mut self, request: RequestId, step_id: i64) {
+        self.by_request.insert(request, step_id);
+        self.held.waiting.fetch_add(1, Ordering::Relaxed);
+        if self.steps.begin(step_id) {
+            self.held.steps.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A request waits no longer, if it did; its step.
+    #[inline]
+    pub(super) fn end(&mut self, request: RequestId) -> Option<i64> {
+        if self.by_request.is_empty() {
+            return None;
+        }
+        let step_id = self.by_request.remove(&request)?;
+        self.give_back(step_id);
+        Some(step_id)
+    }
+
+    /// Ends all, and says which requests waited in which steps.
+    pub(super) fn end_all(&mut self) -> Vec<(RequestId, i64)> {
+        let ended: Vec<(RequestId, i64)> = self.by_request.drain().collect();
+        for (_, step_id) in &ended {
+            self.give_back(*step_id);
+        }
+        ended
+    }
+
+    fn give_back(&mut self, step_id: i64) {
+        self.held.waiting.fetch_sub(1, Ordering::Relaxed);
+        if self.steps.end(step_id) {
+            self.held.steps.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl OpenStreams {
+    fn new(held: &Arc<Held>) -> Arc<Mutex<Self>> {
+        let held = Arc::clone(held);
+        Arc::new(Mutex::new(Self { count: 0, held }))
+    }
+
+    /// Counts one more. Returns how many its peer had before.
+    fn add(&mut self) -> usize {
+        self.count += 1;
+        self.held.streams.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn remove(&mut self) {
+        self.count -= 1;
+        self.held.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Counts them for another peer.
+    fn belong_to(&mut self, held: &Arc<Held>) {
+        self.held.streams.fetch_sub(self.count, Ordering::Relaxed);
+        held.streams.fetch_add(self.count, Ordering::Relaxed);
+        self.held = Arc::clone(held);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Drop for StreamShare {
+    fn drop(&mut self) {
+        lock(&self.connection).remove();
+        self.accounts.streams.fetch_sub(1, Ordering::Relaxed);
+        if let Some(account) = self.visitor {
+            self.accounts.forget(account, |open| open.visits -= 1);
+        }
+    }
+}
+
+/// Nobody is told of anything: it is kept until all of the stream has left.
+impl RequestWatch for StreamShare {}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.end_all();
+        self.accounts.leave(self.account);
+    }
+}
+
+/// Bytes of answers that have not left the connections of a peer, if nothing else is said.
+const PEER_UNSENT_BYTES: u64 = 8 << 30;
+
+/// Bytes of keys that the connections of a peer keep, if nothing else is said.
+const PEER_KEY_BYTES: u64 = 256 << 20;

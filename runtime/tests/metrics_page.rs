@@ -1,0 +1,142 @@
+//! The metrics page of an engine over real sockets.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use grpcxx_runtime::exposition::{MetricKind, MetricsPage};
+use grpcxx_runtime::{Engine, EngineOptions};
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn engine() -> Engine {
+    let mut options = EngineOptions::default();
+    options.listen = Some(ANY);
+    Engine::start(options).unwrap()
+}
+
+fn page(engine: &Engine) -> MetricsPage {
+    MetricsPage::start(ANY, engine.exposition(), None, None).unwrap()
+}
+
+fn connect(page: &MetricsPage) -> TcpStream {
+    let stream = TcpStream::connect(page.address()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+fn ask(page: &MetricsPage, request: &str) -> String {
+    let mut stream = connect(page);
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn get(page: &MetricsPage, path: &str) -> String {
+    ask(page, &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"))
+}
+
+#[test]
+fn the_page_shows_the_engine_and_the_program() {
+    let engine = engine();
+    let more = |text: &mut grpcxx_runtime::exposition::MetricsText| {
+        text.add("program_tensors", MetricKind::Counter, "Tensors.", 7);
+    };
+    let page = MetricsPage::start(ANY, engine.exposition(), None, Some(Arc::new(more))).unwrap();
+    let text = get(&page, "/metrics?name=x");
+    assert!(text.starts_with("HTTP/1.1 200 OK\r\n"), "{text}");
+    for part in [
+        "text/plain; version=0.0.4",
+        "\n# TYPE grpcxx_calls_total counter\n",
+        "\n# TYPE grpcxx_call_seconds histogram\n",
+        "\n# TYPE grpcxx_request_seconds histogram\n",
+        "\ngrpcxx_shards_silent 0\n",
+        "\ngrpcxx_stored_bytes 0\n",
+        "\n# HELP grpcxx_program_tensors_total Tensors.\n",
+        "\ngrpcxx_program_tensors_total 7\n",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+}
+
+#[test]
+fn health_and_wrong_requests_are_answered() {
+    let engine = engine();
+    let page = page(&engine);
+    assert!(get(&page, "/healthz").ends_with("\r\n\r\nserving\n"));
+    let head = ask(&page, "HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(
+        head.starts_with("HTTP/1.1 200") && head.ends_with("\r\n\r\n"),
+        "{head}"
+    );
+    assert!(get(&page, "/").starts_with("HTTP/1.1 404"));
+    let post = "POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc";
+    assert!(ask(&page, post).starts_with("HTTP/1.1 405"));
+    assert!(ask(&page, "\u{1}\r\n\r\n").starts_with("HTTP/1.1 400"));
+    let long = format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(10_000));
+    assert!(ask(&page, &long).starts_with("HTTP/1.1 431"));
+    engine.shutdown(Duration::ZERO).unwrap();
+    let stopped = get(&page, "/healthz");
+    assert!(
+        stopped.starts_with("HTTP/1.1 503") && stopped.ends_with("stopping\n"),
+        "{stopped}"
+    );
+}
+
+#[test]
+fn a_dead_engine_is_told() {
+    let engine = engine();
+    let page = page(&engine);
+    engine.run_on(0, |_| panic!("asked to die")).unwrap();
+    let end = Instant::now() + PATIENCE;
+    while !get(&page, "/healthz").ends_with("failed\n") {
+        assert!(Instant::now() < end, "nobody tells that the engine died");
+    }
+    assert!(engine.shutdown(Duration::ZERO).is_err());
+    assert!(get(&page, "/metrics").contains("\ngrpcxx_shards_silent 1\n"));
+}
+
+#[test]
+fn who_asks_nothing_gives_way_and_the_end_waits_for_nobody() {
+    let engine = engine();
+    let page = page(&engine);
+    let silent: Vec<_> = (0..100).map(|_| connect(&page)).collect();
+    // Those that were closed to make room end at once.
+    let end = Instant::now() + PATIENCE;
+    let asked = || {
+        let mut stream = connect(&page);
+        let mut answer = String::new();
+        // The connection may be one too many as long as the others are ending.
+        let _ = stream.write_all(b"GET /healthz HTTP/1.1\r\n\r\n");
+        let _ = stream.read_to_string(&mut answer);
+        answer
+    };
+    while !asked().ends_with("serving\n") {
+        assert!(Instant::now() < end, "silent connections keep the page");
+    }
+    let begin = Instant::now();
+    drop(page);
+    assert!(
+        begin.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        begin.elapsed()
+    );
+    drop(silent);
+}
+
+#[test]
+fn addresses_that_may_not_connect_get_nothing() {
+    let mut options = EngineOptions::default();
+    options.listen = Some(ANY);
+    options.policy.allow = Some("10.0.0.0/8".parse().unwrap());
+    let engine = Engine::start(options).unwrap();
+    let page = page(&engine);
+    let mut answer = String::new();
+    let mut stream = connect(&page);
+    let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n");
+    let _ = stream.read_to_string(&mut answer);
+    assert_eq!(answer, "");
+}

@@ -1,0 +1,320 @@
+"""Files of arrays, divided among ranks: `for batch in grpcxx.data.shards("train-*.parquet")`; see docs/parallel.md."""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import parallel
+
+__all__ = ["shards"]
+
+Batch = dict[str, np.ndarray]
+
+
+def shards(
+    path: str | os.PathLike[str],
+    rank: int | None = None,
+    size: int | None = None,
+    *,
+    batch_rows: int = 1024,
+    columns: Sequence[str] | None = None,
+) -> Iterator[Batch]:
+    """Batches of this rank from a file, or from all that a pattern names, in the order of their names.
+
+    A batch maps names to arrays with `batch_rows` rows. All files together are one table; of its batches rank `r` of
+    `n` takes those numbered `r`, `n + r`, `2 n + r` and so on, and what is left at the end is divided once more. So all
+    ranks get as many batches, with as many rows, and at most `n - 1` rows are left out. `rank` and `size` are by
+    default those of `grpcxx.parallel`.
+
+    The end of the name tells the kind of a file: .csv, .parquet, .arrow and .feather (by pyarrow), .npy (whose only
+    column is `array`), .safetensors (by safetensors), .h5 and .hdf5 (by h5py), .nc (by h5netcdf). No more is read at
+    once than a batch, a row group of Parquet, or a batch of all ranks of CSV. Columns are all that the files have,
+    or those that are named.
+    """
+    rank = parallel.rank() if rank is None else rank
+    size = parallel.size() if size is None else size
+    if not 0 <= rank < size:
+        raise ValueError(f"rank is {rank} of {size}; ranks begin with 0")
+    if batch_rows < 1:
+        raise ValueError(f"batch_rows is {batch_rows}; give 1 or more")
+    files = sorted(glob.glob(os.fspath(path))) if glob.has_magic(os.fspath(path)) else [os.fspath(path)]
+    if not files:
+        raise FileNotFoundError(f"no file is named {os.fspath(path)}")
+    kinds = {_kind(file) for file in files}
+    if kinds == {_Csv}:
+        return _streamed(files, rank, size, batch_rows, columns)
+    if _Csv in kinds:
+        raise ValueError(f"{os.fspath(path)} names CSV and other files; take them one kind after the other")
+    return _indexed(files, rank, size, batch_rows, columns)
+
+
+def _indexed(files: list[str], rank: int, size: int, batch_rows: int, columns: Sequence[str] | None) -> Iterator[Batch]:
+    """Batches of files that tell how many rows they have; no others are read."""
+    ends: list[int] = []
+    for file in files:
+        with _kind(file)(file, columns) as table:
+            ends.append((ends[-1] if ends else 0) + table.rows)
+    now, opened = None, None
+    try:
+        for start, stop in _ranges(ends[-1], rank, size, batch_rows):
+            parts = []
+            at = int(np.searchsorted(ends, start, side="right"))
+            while start < stop:
+                if now != at:
+                    if opened is not None:
+                        opened.close()
+                    now, opened = at, _kind(files[at])(files[at], columns)
+                first = ends[at] - opened.rows
+                end = min(stop, ends[at])
+                if end > start:
+                    parts.append(opened.read(start - first, end - first))
+                start, at = end, at + 1
+            yield _joined(parts)
+    finally:
+        if opened is not None:
+            opened.close()
+
+
+def _ranges(rows: int, rank: int, size: int, batch_rows: int) -> Iterator[tuple[int, int]]:
+    """From which row to which the batches of a rank go."""
+    steps = rows // (batch_rows * size)
+    for step in range(steps):
+        start = (step * size + rank) * batch_rows
+        yield start, start + batch_rows
+    left = (rows - steps * size * batch_rows) // size
+    if left:
+        start = steps * size * batch_rows + rank * left
+        yield start, start + left
+
+
+def _streamed(
+    files: list[str], rank: int, size: int, batch_rows: int, columns: Sequence[str] | None
+) -> Iterator[Batch]:
+    """Batches of files that must be read from the beginning."""
+    kept: list[Batch] = []
+    rows = 0
+    for file in files:
+        for part in _Csv(file, columns).parts():
+            kept.append(part)
+            rows += _rows(part)
+            if rows < batch_rows * size:
+                continue
+            whole = _joined(kept)
+            for start in range(0, rows - batch_rows * size + 1, batch_rows * size):
+                mine = start + rank * batch_rows
+                yield {name: array[mine : mine + batch_rows] for name, array in whole.items()}
+            done = rows // (batch_rows * size) * batch_rows * size
+            kept, rows = [{name: array[done:] for name, array in whole.items()}], rows - done
+    if rows >= size:
+        whole, left = _joined(kept), rows // size
+        yield {name: array[rank * left : (rank + 1) * left] for name, array in whole.items()}
+
+
+def _joined(parts: list[Batch]) -> Batch:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _rows(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
+
+
+class _Table:
+    """One file. `rows` says how many it has."""
+
+    rows: int
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        pass
+
+
+class _Arrays(_Table):
+    """A file of arrays, of which parts can be read, with a row for each index of their first dimension."""
+
+    def __init__(self, path: str, columns: Sequence[str] | None):
+        self._file: Any = None
+        found = self._open(path)
+        if columns is not None:
+            missing = [name for name in columns if name not in found]
+            if missing:
+                raise KeyError(f"{path} has no {missing[0]!r}; it has {', '.join(sorted(found)[:20])}")
+            found = {name: found[name] for name in columns}
+        lengths = {name: shape[0] for name, (_, shape) in found.items() if shape}
+        if len(set(lengths.values())) != 1:
+            told = ", ".join(f"{name} has {length} rows" for name, length in sorted(lengths.items())[:20])
+            self.close()
+            raise ValueError(f"{path}: {told or 'there are no rows'}; name columns that belong together by columns=")
+        self.rows = next(iter(lengths.values()))
+        self._found = {name: found[name][0] for name in lengths}
+
+    def read(self, start: int, stop: int) -> Batch:
+        return {name: np.array(array[start:stop]) for name, array in self._found.items()}
+
+    def close(self) -> None:
+        if hasattr(self._file, "close"):
+            self._file.close()
+
+    def _open(self, path: str) -> dict[str, tuple[Any, tuple[int, ...]]]:
+        """What can be read, and the shapes, by name."""
+        raise NotImplementedError
+
+
+class _Npy(_Arrays):
+    def _open(self, path):
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        return {"array": (array, array.shape)}
+
+
+class _Safetensors(_Arrays):
+    def _open(self, path):
+        self._file = _library("safetensors", path).safe_open(path, framework="numpy")
+        slices = {name: self._file.get_slice(name) for name in self._file.keys()}
+        return {name: (part, tuple(part.get_shape())) for name, part in slices.items()}
+
+
+class _Hdf5(_Arrays):
+    def _open(self, path):
+        h5py = _library("h5py", path)
+        self._file = h5py.File(path, "r")
+        found = {}
+
+        def visit(name, item):
+            if isinstance(item, h5py.Dataset):
+                found[name] = item, item.shape
+
+        self._file.visititems(visit)
+        return found
+
+
+class _NetCdf(_Arrays):
+    def _open(self, path):
+        self._file = _library("h5netcdf", path).File(path, "r")
+        return {name: (variable, variable.shape) for name, variable in self._file.variables.items()}
+
+
+class _Parts(_Table):
+    """A file of parts that pyarrow reads one at a time; the last one is kept."""
+
+    def __init__(self, path: str, columns: Sequence[str] | None):
+        self._columns = None if columns is None else list(columns)
+        self._ends = np.cumsum(self._open(path))
+        self.rows = int(self._ends[-1]) if len(self._ends) else 0
+        self._kept: tuple[int, Any] = (-1, None)
+
+    def read(self, start: int, stop: int) -> Batch:
+        parts = []
+        at = int(np.searchsorted(self._ends, start, side="right"))
+        while start < stop:
+            if self._kept[0] != at:
+                self._kept = at, self._part(at)
+            end = min(stop, int(self._ends[at]))
+            part = self._kept[1]
+            if end > start:
+                parts.append(_numpy(part.slice(start - (int(self._ends[at]) - part.num_rows), end - start)))
+            start, at = end, at + 1
+        return _joined(parts)
+
+    def close(self) -> None:
+        self._kept = -1, None
+        self._file.close()
+
+    def _open(self, path: str) -> list[int]:
+        """How many rows the parts have."""
+        raise NotImplementedError
+
+    def _part(self, at: int) -> Any:
+        raise NotImplementedError
+
+
+class _Parquet(_Parts):
+    def _open(self, path):
+        self._file = _library("pyarrow.parquet", path).ParquetFile(path)
+        metadata = self._file.metadata
+        return [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)]
+
+    def _part(self, at):
+        return self._file.read_row_group(at, columns=self._columns)
+
+
+class _Arrow(_Parts):
+    def _open(self, path):
+        arrow = _library("pyarrow", path)
+        _library("pyarrow.ipc", path)
+        self._file = arrow.memory_map(path)
+        self._reader = arrow.ipc.open_file(self._file)
+        return [self._reader.get_batch(at).num_rows for at in range(self._reader.num_record_batches)]
+
+    def _part(self, at):
+        part = self._reader.get_batch(at)
+        return part if self._columns is None else part.select(self._columns)
+
+
+class _Csv:
+    def __init__(self, path: str, columns: Sequence[str] | None):
+        self._csv = _library("pyarrow.csv", path)
+        self._path, self._columns = path, columns
+
+    def parts(self) -> Iterator[Batch]:
+        options = self._csv.ConvertOptions(include_columns=list(self._columns or []))
+        with self._csv.open_csv(self._path, convert_options=options) as reader:
+            for part in reader:
+                if part.num_rows:
+                    yield _numpy(part)
+
+
+def _numpy(part: Any) -> Batch:
+    """Columns of pyarrow as arrays; lists of one length become rows of a matrix."""
+    arrow = importlib.import_module("pyarrow")
+    batch = {}
+    for name, column in zip(part.schema.names, part.columns):
+        if isinstance(column, arrow.ChunkedArray):
+            column = column.combine_chunks()
+            if isinstance(column, arrow.ChunkedArray):
+                column = column.chunk(0)
+        if arrow.types.is_fixed_size_list(column.type):
+            batch[name] = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
+        else:
+            batch[name] = column.to_numpy(zero_copy_only=False)
+    return batch
+
+
+def _library(name: str, path: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        raise ImportError(f"{path} is read by {package}, which is not here: pip install {package}") from error
+
+
+def _kind(path: str) -> Any:
+    ending = os.path.splitext(path)[1].lower()
+    kind = _KINDS.get(ending)
+    if kind is None:
+        raise ValueError(f"{path} ends with {ending!r}, and can be read with {', '.join(sorted(_KINDS))}")
+    return kind
+
+
+_KINDS = {
+    ".arrow": _Arrow,
+    ".csv": _Csv,
+    ".feather": _Arrow,
+    ".h5": _Hdf5,
+    ".hdf5": _Hdf5,
+    ".nc": _NetCdf,
+    ".npy": _Npy,
+    ".parquet": _Parquet,
+    ".safetensors": _Safetensors,
+}

@@ -1,0 +1,84 @@
+"""Data-parallel training: one script, run as several ranks.
+
+`python -m grpcxx.parallel -n 4 train.py` runs a script of TensorFlow that knows nothing of it; see docs/parallel.md.
+A script that wants to know asks `rank()` and `size()`, which are 0 and 1 where it runs alone, and may use `group()`
+for operations of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from typing import TYPE_CHECKING
+
+from ._ranks import Place, from_environment
+
+if TYPE_CHECKING:
+    from ..group import Group
+
+__all__ = ["group", "rank", "size"]
+
+
+def rank() -> int:
+    """The number of this process among those of the job, from 0."""
+    return _place().rank
+
+
+def size() -> int:
+    """How many processes the job has."""
+    return _place().size
+
+
+def group() -> Group:
+    """The group of all ranks, which this process joins with the first call."""
+    global _is_asked_for
+    _is_asked_for = True
+    return _joined(_place())
+
+
+def _join(place: Place) -> Group:
+    """Joins as this rank; what `rank`, `size` and `group` tell from now on."""
+    global _current
+    _current = place
+    return _joined(place)
+
+
+def _place() -> Place:
+    global _current
+    if _current is None:
+        _current = from_environment() or Place(0, 1, "127.0.0.1:0")
+    return _current
+
+
+def _joined(place: Place) -> Group:
+    global _group
+    with _lock:
+        if _group is None:
+            from ..group import Group
+
+            _group = Group(
+                place.rank,
+                place.size,
+                place.rendezvous,
+                name="parallel",
+                timeout=place.timeout,
+                join_timeout=place.join_timeout,
+            )
+            # The others then know that this rank has left, and not died.
+            atexit.register(_leave)
+        return _group
+
+
+def _leave() -> None:
+    """Leaves the group, if there is one."""
+    global _group
+    with _lock:
+        left, _group = _group, None
+    if left is not None:
+        left.close()
+
+
+_current: Place | None = None
+_group: Group | None = None
+_is_asked_for = False
+_lock = threading.Lock()

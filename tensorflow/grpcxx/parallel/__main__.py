@@ -1,0 +1,105 @@
+"""`python -m grpcxx.parallel -n 4 train.py`: starts the ranks, or is one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from dataclasses import replace
+
+from . import _launch, _ranks, _script
+
+
+def main() -> int:
+    options = _options().parse_args()
+    if (options.rank is None) != (options.size is None):
+        return _refuse("give --rank and --size together")
+    try:
+        place = _place(options)
+    except _ranks.RankError as error:
+        return _refuse(str(error))
+    if place is None:
+        if options.processes is None:
+            return _refuse("no launcher has told a rank: say with -n how many processes to start here")
+        return _launch.run(options)
+    if options.processes not in (None, place.size):
+        return _refuse(f"-n is {options.processes}, but {place.launcher} tells {place.size} ranks")
+    if not place.rendezvous:
+        return _found_by_launch(options, place)
+    return _script.run(place, options)
+
+
+def _place(options: argparse.Namespace) -> _ranks.Place | None:
+    if options.rank is not None:
+        if not 0 <= options.rank < options.size:
+            raise _ranks.RankError(f"--rank is {options.rank} of {options.size}; ranks begin with 0")
+        found = _ranks.Place(options.rank, options.size, "", launcher="--rank")
+    elif options.local:
+        return None
+    else:
+        found = _ranks.from_environment() or _ranks.of_indexed_job(options.processes, options.rendezvous)
+    if found is None:
+        return None
+    rendezvous = options.rendezvous or found.rendezvous
+    return replace(found, rendezvous=rendezvous, timeout=options.timeout, join_timeout=options.join_timeout)
+
+
+def _found_by_launch(options: argparse.Namespace, place: _ranks.Place) -> int:
+    """Lets the program `grpcxx` find out where rank 0 is; it then runs this module again with `TF_CONFIG`."""
+    program = shutil.which("grpcxx")
+    if program is None or place.launcher == "--rank":
+        return _refuse(
+            f"{place.launcher} does not tell where rank 0 is: give --rendezvous HOST:PORT, the same on all ranks,"
+            " or install the program grpcxx, which finds out"
+        )
+    os.execv(program, [program, "launch", "--", sys.executable, "-m", "grpcxx.parallel", *sys.argv[1:]])
+    raise AssertionError("execv does not return")
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m grpcxx.parallel",
+        description="Runs a training script as several ranks, as docs/parallel.md says.",
+    )
+    parser.add_argument("-n", dest="processes", type=_positive, help="how many processes to start on this host")
+    parser.add_argument("--local", action="store_true", help="start them here, whatever a launcher has set")
+    parser.add_argument("--rank", type=int, help="be this rank")
+    parser.add_argument("--size", type=_positive, help="of so many")
+    parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where rank 0 listens")
+    parser.add_argument(
+        "--shard",
+        choices=["auto", "all", "none"],
+        default="auto",
+        help="which datasets the ranks divide: those that training takes (auto), all that are iterated, none",
+    )
+    parser.add_argument(
+        "--bucket-mib", type=_positive, default=16, help="gradients travel together up to this size (default: 16)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, help="seconds that a rank may keep the others waiting (default: 600)"
+    )
+    parser.add_argument(
+        "--join-timeout", type=float, default=300.0, help="seconds that the ranks may take to meet (default: 300)"
+    )
+    parser.add_argument("--output", metavar="DIR", help="write what rank N says to DIR/rank-N.log")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("script", help="the script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 4096:
+        raise argparse.ArgumentTypeError("give a number from 1 to 4096")
+    return number
+
+
+def _refuse(text: str) -> int:
+    print(f"grpcxx.parallel: {text}", file=sys.stderr)
+    return os.EX_CONFIG
+
+
+if __name__ == "__main__":
+    sys.exit(main())

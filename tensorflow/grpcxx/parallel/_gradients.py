@@ -1,0 +1,211 @@
+"""Gradients of `tf.GradientTape` become those of all ranks, and only rank 0 writes."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+
+from ._script import State
+
+
+def install(tf: Any, state: State) -> None:
+    """Changes TensorFlow, in this process, as it has just been imported."""
+    from . import _data, _writes
+
+    tf.random.set_seed(state.seed)
+    variables = Variables(tf, state)
+    _combine_gradients(tf, state, variables)
+    _data.install(tf, state)
+    _writes.install(tf, state)
+    state.variables = variables
+
+
+class Variables:
+    """All variables of the process, in the order in which they were made, which is the same on all ranks."""
+
+    def __init__(self, tf: Any, state: State):
+        from tensorflow.python.ops import resource_variable_ops
+
+        self._tf, self._state = tf, state
+        self._made: list[weakref.ref] = []
+        self._lock = threading.Lock()
+        self.is_shared = False
+        base = resource_variable_ops.BaseResourceVariable
+        original = base.__init__
+
+        @functools.wraps(original)
+        def init(variable, *arguments, **named):
+            original(variable, *arguments, **named)
+            with self._lock:
+                self._made.append(weakref.ref(variable))
+
+        base.__init__ = init
+
+    def share(self) -> None:
+        """Gives all ranks the values of rank 0."""
+        self.is_shared = True
+        tf, state = self._tf, self._state
+        with self._lock:
+            made = [variable for variable in (reference() for reference in self._made) if variable is not None]
+        with tf.init_scope():
+            found = [variable for variable in made if _has_value(tf, variable)]
+        told = [f"{variable.dtype.name}{variable.shape}" for variable in found]
+        digest = np.frombuffer(hashlib.blake2b("\n".join(told).encode(), digest_size=8).digest(), np.int64)
+        all_digests = state.group.all_gather(np.array([len(found), digest[0]], np.int64)[np.newaxis])
+        for rank, (count, other) in enumerate(all_digests):
+            if other != all_digests[0][1]:
+                raise ValueError(
+                    f"rank {rank} has {count} variables and rank 0 has {all_digests[0][0]}, or of other types and"
+                    " shapes: the script must make the same variables on all ranks"
+                )
+        for variable in found:
+            with tf.init_scope():
+                value = variable.numpy()
+                got = state.group.broadcast(np.ascontiguousarray(value).reshape(value.shape))
+                if state.rank != 0:
+                    variable.assign(got)
+
+
+def _has_value(tf: Any, variable: Any) -> bool:
+    """Whether a variable can be read now, and holds numbers."""
+    if not hasattr(variable.handle, "numpy") or not (variable.dtype.is_numpy_compatible and variable.dtype.size):
+        return False
+    return variable.dtype not in (tf.string, tf.resource, tf.variant) and bool(variable.is_initialized())
+
+
+def _combine_gradients(tf: Any, state: State, variables: Variables) -> None:
+    from tensorflow.python.eager import record
+
+    reduced = Reducer(tf, state, variables)
+    original = tf.GradientTape.gradient
+
+    @functools.wraps(original)
+    def gradient(tape, target, sources, *arguments, **named):
+        found = original(tape, target, sources, *arguments, **named)
+        # A tape around this one differentiates again, and its gradients are combined.
+        if record.could_possibly_record() and not tape._recording:
+            return found
+        return reduced.mean(sources, found)
+
+    tf.GradientTape.gradient = gradient
+
+
+class Reducer:
+    """Takes the mean of gradients over all ranks."""
+
+    def __init__(self, tf: Any, state: State, variables: Variables):
+        self._tf, self._state, self._variables = tf, state, variables
+        self._tickets = itertools.count(1)
+        self._pending: dict[int, Any] = {}
+
+    def mean(self, sources: Any, gradients: Any) -> Any:
+        """The gradients with those of variables combined, in the structure of `sources`."""
+        tf = self._tf
+        flat_sources, flat = tf.nest.flatten(sources), tf.nest.flatten(gradients)
+        pairs = enumerate(zip(flat_sources, flat))
+        chosen = [at for at, (source, gradient) in pairs if gradient is not None and hasattr(source, "handle")]
+        if not chosen:
+            return gradients
+        strategy = tf.distribute.get_strategy()
+        if strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                f"the script trains under {type(strategy).__name__} with {strategy.num_replicas_in_sync} replicas:"
+                " grpcxx.parallel makes the ranks itself, one replica each. Leave the strategy out"
+            )
+        dense = []
+        for at in chosen:
+            gradient = tf.convert_to_tensor(flat[at])
+            gradient.set_shape(flat_sources[at].shape)
+            dense.append(gradient)
+        is_eager = tf.executing_eagerly()
+        combined = self._eager(dense) if is_eager else self._in_graph(dense)
+        for at, gradient in zip(chosen, combined):
+            flat[at] = gradient
+        return tf.nest.pack_sequence_as(sources, flat)
+
+    def _eager(self, gradients: list[Any]) -> list[Any]:
+        self._begin_step()
+        # The backward pass has ended with the first layers.
+        arrays = [gradient.numpy() for gradient in reversed(gradients)]
+        found = self._guarded(lambda: self._state.group.all_reduce_many(arrays, "mean"))
+        return [self._tf.convert_to_tensor(array) for array in reversed(found)]
+
+    def _in_graph(self, gradients: list[Any]) -> list[Any]:
+        """Two ops for each bucket: one begins as soon as its gradients are there, one waits for the result.
+
+        Those that begin are chained, so that all ranks begin the same operations in the same order; so are those that
+        wait, so that at most one thread of TensorFlow is blocked.
+        """
+        tf = self._tf
+        graph = gradients[0].graph
+        # The graph keeps them, and goes with them.
+        begun, ended = getattr(graph, "_grpcxx_last", ([], []))
+        tickets = []
+        buckets = self._buckets(gradients)
+        for bucket in buckets:
+            parts = [tf.reshape(gradients[at], [-1]) for at in bucket]
+            flat = tf.concat(parts, 0) if len(parts) > 1 else parts[0]
+            with tf.control_dependencies(begun):
+                ticket = tf.numpy_function(self._begin, [flat], tf.int64, name="grpcxx_all_reduce_begin")
+            tickets.append(ticket)
+            begun = [ticket]
+        combined = list(gradients)
+        for bucket, ticket in zip(buckets, tickets):
+            dtype = gradients[bucket[0]].dtype
+            sizes = [gradients[at].shape.num_elements() for at in bucket]
+            with tf.control_dependencies(ended):
+                flat = tf.numpy_function(self._end, [ticket], dtype, name="grpcxx_all_reduce_end")
+            flat.set_shape([sum(sizes)])
+            ended = [flat]
+            for at, part in zip(bucket, tf.split(flat, sizes) if len(sizes) > 1 else [flat]):
+                combined[at] = tf.reshape(part, gradients[at].shape)
+        graph._grpcxx_last = begun, ended
+        return combined
+
+    def _buckets(self, gradients: list[Any]) -> list[list[int]]:
+        """Which gradients travel together: those of a type, in the order in which the backward pass makes them."""
+        buckets: list[list[int]] = []
+        open_buckets: dict[Any, tuple[list[int], int]] = {}
+        for at in reversed(range(len(gradients))):
+            gradient = gradients[at]
+            size = gradient.shape.num_elements() * gradient.dtype.size
+            bucket, used = open_buckets.get(gradient.dtype, (None, 0))
+            if bucket is None or used + size > self._state.bucket_bytes:
+                bucket, used = [], 0
+                buckets.append(bucket)
+            bucket.append(at)
+            open_buckets[gradient.dtype] = bucket, used + size
+        return buckets
+
+    def _begin_step(self) -> None:
+        self._state.combined += 1
+        if not self._variables.is_shared:
+            self._guarded(self._variables.share)
+
+    def _begin(self, flat: np.ndarray) -> np.int64:
+        self._begin_step()
+        future = self._guarded(lambda: self._state.group.all_reduce(flat, "mean", async_=True))
+        ticket = next(self._tickets)
+        # The array belongs to TensorFlow, and stays as it is as long as it is kept here.
+        self._pending[ticket] = future, flat
+        return np.int64(ticket)
+
+    def _end(self, ticket: np.int64) -> np.ndarray:
+        future, _flat = self._pending.pop(int(ticket))
+        return self._guarded(future.result)
+
+    def _guarded(self, code: Any) -> Any:
+        from .._status import Error
+
+        try:
+            return code()
+        except (Error, ValueError) as error:
+            if self._state.failure is None:
+                self._state.failure = error
+            raise

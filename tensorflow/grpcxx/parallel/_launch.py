@@ -1,0 +1,159 @@
+"""Starts the ranks of a job on this host, and ends all of them when one fails."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+from ._script import OTHER_FAILED
+
+# How many last lines of a rank are kept, and how long one may be.
+LINES_MAX, LINE_BYTES_MAX = 20, 2000
+# How long a rank may take to end when it is told to.
+STOP_S = 5.0
+# How long to look for the rank that failed first, when one says that it was another.
+CULPRIT_S = 3.0
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the script as `-n` ranks; returns the exit code of the job."""
+    rendezvous = options.rendezvous or f"127.0.0.1:{_free_port()}"
+    signal.signal(signal.SIGTERM, _interrupt)
+    children: list[_Child] = []
+    try:
+        for rank in range(options.processes):
+            children.append(_Child(rank, options, rendezvous))
+        return _watch(children)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    finally:
+        _stop(children)
+
+
+class _Child:
+    """One rank. What it says on standard error goes on for rank 0, and is kept for the others."""
+
+    def __init__(self, rank: int, options: argparse.Namespace, rendezvous: str):
+        self.rank = rank
+        self.last: collections.deque[str] = collections.deque(maxlen=LINES_MAX)
+        command = [sys.executable, "-m", "grpcxx.parallel", "--child"]
+        command += ["--rank", str(rank), "--size", str(options.processes)]
+        command += ["--rendezvous", rendezvous, "--shard", options.shard, "--bucket-mib", str(options.bucket_mib)]
+        command += ["--timeout", str(options.timeout), "--join-timeout", str(options.join_timeout)]
+        command += ["--output", options.output] if options.output else []
+        command += ["--", options.script, *options.arguments]
+        # Sets of strings have the same order in all ranks.
+        environment = {"PYTHONHASHSEED": "0", **os.environ}
+        self.log: IO[str] | None = None
+        output = None if rank == 0 else subprocess.DEVNULL
+        if options.output:
+            Path(options.output).mkdir(parents=True, exist_ok=True)
+            self.log = open(Path(options.output) / f"rank-{rank}.log", "w", encoding="utf-8", errors="replace")
+            output = None if rank == 0 else self.log
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=None if rank == 0 else subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        cpus = _share(rank, options.processes)
+        if cpus:
+            os.sched_setaffinity(self.process.pid, cpus)
+        self._reader = threading.Thread(target=self._read, name=f"rank-{rank}", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in iter(lambda: self.process.stderr.readline(LINE_BYTES_MAX), ""):
+            self.last.append(line)
+            for target in (sys.stderr if self.rank == 0 else None, self.log):
+                if target is not None:
+                    target.write(line)
+                    target.flush()
+
+    def heard(self) -> None:
+        """Waits for the last lines, which a process that the rank has started may hold open."""
+        self._reader.join(1.0)
+
+    def signal(self, number: int) -> None:
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def _watch(children: list[_Child]) -> int:
+    """Waits until all ranks have ended well, or one has not."""
+    running = list(children)
+    others: list[_Child] = []
+    deadline = None
+    while running and (deadline is None or time.monotonic() < deadline):
+        for child in list(running):
+            code = child.process.poll()
+            if code is None:
+                continue
+            running.remove(child)
+            if code == OTHER_FAILED:
+                # It says that another rank has failed, which may take longer to end.
+                others.append(child)
+                deadline = deadline or time.monotonic() + CULPRIT_S
+            elif code != 0:
+                return _failed(child, code)
+        time.sleep(0.05)
+    return _failed(others[0], OTHER_FAILED) if others else 0
+
+
+def _failed(child: _Child, code: int) -> int:
+    child.heard()
+    how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+    print(f"grpcxx.parallel: rank {child.rank} ended with {how}, so the others are stopped", file=sys.stderr)
+    if child.rank != 0 and child.last:
+        print(f"grpcxx.parallel: the last lines of rank {child.rank}:", file=sys.stderr)
+        print("".join(f"  {line}" for line in child.last).rstrip("\n"), file=sys.stderr)
+    return code if code > 0 else 128 - code
+
+
+def _stop(children: list[_Child]) -> None:
+    for child in children:
+        if child.process.poll() is None:
+            child.signal(signal.SIGTERM)
+    deadline = time.monotonic() + STOP_S
+    for child in children:
+        try:
+            child.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.signal(signal.SIGKILL)
+            child.process.wait()
+        child.heard()
+        if child.log is not None:
+            child.log.close()
+
+
+def _share(rank: int, size: int) -> set[int]:
+    """The CPUs of a rank: an equal share of those that this process may use, if there is one for each."""
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < size:
+        return set()
+    return set(cpus[rank * len(cpus) // size : (rank + 1) * len(cpus) // size])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _interrupt(*_) -> None:
+    raise KeyboardInterrupt

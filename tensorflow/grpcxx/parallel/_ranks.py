@@ -1,0 +1,120 @@
+"""Which rank of how many a process is, and where the ranks meet: from variables that launchers set."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+class RankError(Exception):
+    """Variables that contradict each other or are not enough; the text says what to do."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process of a job."""
+
+    rank: int
+    size: int
+    rendezvous: str
+    """`host:port` at which rank 0 listens; empty where a launcher does not tell it."""
+    timeout: float = 600.0
+    """How many seconds a rank may keep the others waiting, such as by writing a checkpoint."""
+    join_timeout: float = 300.0
+    """How many seconds the ranks may take to meet."""
+    launcher: str = ""
+    """Who has set the variables."""
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Place | None:
+    """What the first launcher tells that has set its variables, in the order of docs/launch.md."""
+    for read in (_tf_config, _torch_run, _numbered):
+        place = read(environment)
+        if place is not None:
+            if not 0 <= place.rank < place.size:
+                raise RankError(f"{place.launcher} tells rank {place.rank} of {place.size}, which cannot be")
+            return place
+    return None
+
+
+def of_indexed_job(
+    size: int | None, rendezvous: str | None, environment: Mapping[str, str] = os.environ
+) -> Place | None:
+    """A pod of an indexed Job of Kubernetes, which knows its number alone."""
+    rank = _number(environment, "JOB_COMPLETION_INDEX")
+    if rank is None or size is None or rendezvous is None:
+        return None
+    if rank >= size:
+        raise RankError(f"JOB_COMPLETION_INDEX is {rank}, and -n is {size}; give the completions of the Job")
+    return Place(rank, size, rendezvous, launcher="Kubernetes")
+
+
+def _tf_config(environment: Mapping[str, str]) -> Place | None:
+    text = environment.get("TF_CONFIG")
+    if not text:
+        return None
+    try:
+        config = json.loads(text)
+        cluster, task = config["cluster"], config["task"]
+        if set(cluster) - {"chief", "worker"}:
+            raise RankError(f"TF_CONFIG has tasks {sorted(cluster)}; ranks are made of chief and worker alone")
+        chiefs, workers = cluster.get("chief", []), cluster.get("worker", [])
+        rank = int(task["index"]) + (len(chiefs) if task["type"] == "worker" else 0)
+        if task["type"] not in cluster:
+            raise RankError(f"TF_CONFIG says that this is a {task['type']}, of which the cluster has none")
+        addresses = [*chiefs, *workers]
+        return Place(rank, len(addresses), addresses[0], launcher="TF_CONFIG")
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise RankError(f"TF_CONFIG cannot be read ({type(error).__name__}: {error}): {text[:200]!r}") from error
+
+
+def _torch_run(environment: Mapping[str, str]) -> Place | None:
+    """`RANK` and its relatives, which torchrun, Ray and others set. The port beside theirs is ours."""
+    # Slurm and MPI know better where they are set too.
+    if any(name in environment for _, name, _ in _NUMBERED) or "MASTER_ADDR" not in environment:
+        return None
+    pair = _pair(environment, "RANK", "WORLD_SIZE")
+    if pair is None:
+        return None
+    port = _number(environment, "MASTER_PORT")
+    if port is None or not 0 < port < 65535:
+        raise RankError(f"MASTER_PORT is {environment.get('MASTER_PORT')!r}; give a port from 1 to 65534")
+    return Place(*pair, f"{environment['MASTER_ADDR']}:{port + 1}", launcher="RANK")
+
+
+def _numbered(environment: Mapping[str, str]) -> Place | None:
+    """Launchers that tell ranks; where rank 0 is, `grpcxx launch` finds out."""
+    for launcher, rank, size in _NUMBERED:
+        pair = _pair(environment, rank, size)
+        if pair is not None:
+            return Place(*pair, "", launcher=launcher)
+    return None
+
+
+def _pair(environment: Mapping[str, str], rank: str, size: str) -> tuple[int, int] | None:
+    found = _number(environment, rank), _number(environment, size)
+    if found == (None, None) or (rank == "SLURM_PROCID" and found[1] is None):
+        # A batch script of Slurm has a number and no step: it is no rank.
+        return None
+    if None in found:
+        missing, other = (rank, size) if found[0] is None else (size, rank)
+        raise RankError(f"{other} is set, but {missing} is not")
+    return found
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name)
+    if text is None:
+        return None
+    if not text.isdecimal():
+        raise RankError(f"{name} is {text!r}, which is no number")
+    return int(text)
+
+
+_NUMBERED = (
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("PMI", "PMI_RANK", "PMI_SIZE"),
+)

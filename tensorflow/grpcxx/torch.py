@@ -1,0 +1,163 @@
+"""Data-parallel training with PyTorch: `model = grpcxx.torch.DataParallel(model)`; see docs/parallel.md."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from . import parallel
+from ._arrays import as_array
+from ._status import Code, Error
+from .group import Group
+
+__all__ = ["DataParallel"]
+
+
+class DataParallel(torch.nn.Module):
+    """A model whose gradients are the means over all ranks when `backward()` returns.
+
+    All ranks begin with the parameters and buffers of rank 0, and each forward pass in training begins with its
+    buffers. Gradients travel in buckets, the last layers first, beside the rest of the backward pass. A parameter that
+    a rank has not used counts as zero there.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        group: Group | None = None,
+        bucket_mib: int = 16,
+        broadcast_buffers: bool = True,
+    ):
+        """Takes the ranks of `group`, by default those of `grpcxx.parallel.group()`."""
+        super().__init__()
+        _check_devices(module)
+        self.module = module
+        self._group = group or parallel.group()
+        self._broadcast_buffers = broadcast_buffers
+        self._is_synchronous = True
+        self._is_backward = False
+        self._next = 0
+        for tensor in [*module.parameters(), *module.buffers()]:
+            _broadcast(self._group, tensor)
+        wanted = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._buckets = _buckets(wanted, bucket_mib << 20)
+        # What adds to a gradient lives only as long as somebody keeps it.
+        self._accumulators = []
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                accumulator = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+                accumulator.register_hook(self._hook(bucket))
+                self._accumulators.append(accumulator)
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        """The forward pass of the model."""
+        if self.training and self._broadcast_buffers and self._is_synchronous and torch.is_grad_enabled():
+            for buffer in self.module.buffers():
+                _broadcast(self._group, buffer)
+        return self.module(*arguments, **named)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients of backward passes in here stay with this rank, and are added up until the next one outside."""
+        before, self._is_synchronous = self._is_synchronous, False
+        try:
+            yield
+        finally:
+            self._is_synchronous = before
+
+    def _hook(self, bucket: _Bucket):
+        def ready(*_):
+            if not self._is_synchronous:
+                return
+            if not self._is_backward:
+                self._is_backward = True
+                torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+            bucket.missing -= 1
+            # All ranks begin the buckets in the same order.
+            while self._next < len(self._buckets) and self._buckets[self._next].missing <= 0:
+                self._buckets[self._next].begin(self._group)
+                self._next += 1
+
+        return ready
+
+    def _finish(self) -> None:
+        """Ends a backward pass."""
+        try:
+            for bucket in self._buckets[self._next :]:
+                bucket.begin(self._group)
+            for bucket in self._buckets:
+                bucket.end()
+        finally:
+            self._is_backward, self._next = False, 0
+            for bucket in self._buckets:
+                bucket.missing = len(bucket.parameters)
+
+
+class _Bucket:
+    """Parameters of one type whose gradients travel together."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]):
+        self.parameters = parameters
+        self.missing = len(parameters)
+        """How many gradients are not there yet, in this backward pass."""
+        elements = sum(parameter.numel() for parameter in parameters)
+        self._sent = torch.empty(elements, dtype=parameters[0].dtype)
+        self._received = torch.empty_like(self._sent)
+        self._future: Future[Any] | None = None
+
+    def begin(self, group: Group) -> None:
+        for parameter, part in zip(self.parameters, self._parts(self._sent)):
+            part.zero_() if parameter.grad is None else part.copy_(parameter.grad)
+        self._future = group.all_reduce(as_array(self._sent), "mean", out=as_array(self._received), async_=True)
+
+    def end(self) -> None:
+        self._future.result()
+        for parameter, part in zip(self.parameters, self._parts(self._received)):
+            if parameter.grad is None:
+                parameter.grad = part.clone()
+            else:
+                with torch.no_grad():
+                    parameter.grad.copy_(part)
+
+    def _parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        parts = flat.split([parameter.numel() for parameter in self.parameters])
+        return [part.view(parameter.shape) for parameter, part in zip(self.parameters, parts)]
+
+
+def _buckets(parameters: list[torch.nn.Parameter], limit_bytes: int) -> list[_Bucket]:
+    """Parameters in the order in which the backward pass comes to them, about."""
+    found: list[list[torch.nn.Parameter]] = []
+    open_lists: dict[torch.dtype, tuple[list[torch.nn.Parameter], int]] = {}
+    for parameter in reversed(parameters):
+        size = parameter.numel() * parameter.element_size()
+        together, used = open_lists.get(parameter.dtype, ([], limit_bytes))
+        if used + size > limit_bytes:
+            together, used = [], 0
+            found.append(together)
+        together.append(parameter)
+        open_lists[parameter.dtype] = together, used + size
+    return [_Bucket(together) for together in found]
+
+
+def _broadcast(group: Group, tensor: torch.Tensor) -> None:
+    """Gives a tensor the values that it has at rank 0."""
+    whole = tensor.detach().contiguous()
+    group.broadcast(as_array(whole), out=as_array(whole))
+    if whole.data_ptr() != tensor.data_ptr():
+        with torch.no_grad():
+            tensor.copy_(whole)
+
+
+def _check_devices(module: torch.nn.Module) -> None:
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor.device.type != "cpu":
+            raise Error(
+                Code.INVALID_ARGUMENT,
+                f"{name} lies in memory of {tensor.device}, and grpcxx.torch combines tensors of the CPU: move the"
+                " model there with .cpu()",
+            )

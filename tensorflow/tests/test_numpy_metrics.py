@@ -1,0 +1,62 @@
+"""The metrics page of servers in Python."""
+
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+
+import grpcxx
+from cluster import free_ports
+
+
+def get(address, path="/metrics"):
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as answer:
+        return answer.read().decode()
+
+
+def test_a_server_shows_what_it_has_counted():
+    with grpcxx.Server(metrics="127.0.0.1:0") as server:
+        server.register(lambda x: x, name="same")
+        with grpcxx.Client(server.address) as client:
+            client.call("same", {"x": np.arange(3)})
+        text = get(server.metrics_address)
+        assert f"\ngrpcxx_requests_total {server.counters()['requests']}\n" in text
+        assert 'grpcxx_request_seconds_count{method="' in text
+        assert get(server.metrics_address, "/healthz") == "serving\n"
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(server.metrics_address, "/")
+    with pytest.raises(OSError, match="refused"):
+        get(server.metrics_address)
+
+
+def test_without_an_address_there_is_no_page():
+    with grpcxx.Server() as server:
+        assert server.metrics_address is None
+
+
+def test_an_address_that_is_taken_is_an_error_that_says_what_to_do():
+    (port,) = free_ports(1)
+    with grpcxx.Server(f"127.0.0.1:{port}"):
+        with pytest.raises(grpcxx.Error, match="GRPCXX_METRICS_ADDRESS"):
+            grpcxx.Server(metrics=f"127.0.0.1:{port}")
+
+
+def test_the_variable_is_enough_and_the_first_server_of_a_process_has_the_page():
+    (port,) = free_ports(1)
+    program = """
+import urllib.request, grpcxx
+client = grpcxx.Client("127.0.0.1:1")
+with grpcxx.Server() as first, grpcxx.Server() as second:
+    print(first.metrics_address, second.metrics_address)
+    print(urllib.request.urlopen(f"http://{first.metrics_address}/healthz", timeout=30).read())
+with grpcxx.Server() as third:
+    print(third.metrics_address)
+"""
+    variables = dict(os.environ, GRPCXX_METRICS_ADDRESS=f"127.0.0.1:{port}")
+    ran = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, timeout=60)
+    expected = f"127.0.0.1:{port} None\nb'serving\\n'\n127.0.0.1:{port}\n"
+    assert (ran.returncode, ran.stdout) == (0, expected), ran.stderr

@@ -1,0 +1,140 @@
+"""Starting a script as several ranks, without TensorFlow."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from grpcxx.parallel._ranks import RankError, from_environment, of_indexed_job
+
+
+def parallel(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "grpcxx.parallel", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def script(folder, text):
+    path = folder / "script.py"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "environment, place",
+    [
+        ({}, None),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "7"}, (1, 2, "h:8")),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, (3, 4, "")),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "RANK": "7"}, (0, 2, "")),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),
+        (
+            {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}})},
+            (1, 2, "a:1"),
+        ),
+        (
+            {
+                "TF_CONFIG": json.dumps(
+                    {"cluster": {"chief": ["c:3"], "worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}
+                )
+            },
+            (1, 2, "c:3"),
+        ),
+    ],
+)
+def test_ranks_are_found_in_the_variables_of_launchers(environment, place):
+    found = from_environment(environment)
+    assert found == place if place is None else (found.rank, found.size, found.rendezvous) == place
+
+
+@pytest.mark.parametrize(
+    "environment, text",
+    [
+        ({"PMI_RANK": "1"}, "PMI_RANK is set, but PMI_SIZE is not"),
+        ({"PMI_RANK": "2", "PMI_SIZE": "2"}, "rank 2 of 2"),
+        ({"PMI_RANK": "two", "PMI_SIZE": "2"}, "'two', which is no number"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}, "MASTER_PORT is None"),
+        ({"TF_CONFIG": "{"}, "TF_CONFIG cannot be read"),
+        ({"TF_CONFIG": '{"cluster": {"ps": ["a:1"]}, "task": {}}'}, "of chief and worker alone"),
+    ],
+)
+def test_variables_that_cannot_be_are_named(environment, text):
+    with pytest.raises(RankError, match=text):
+        from_environment(environment)
+
+
+def test_pods_of_an_indexed_job_are_told_how_many_they_are():
+    pod = {"JOB_COMPLETION_INDEX": "1"}
+    found = of_indexed_job(2, "train-0.train:14999", pod)
+    assert (found.rank, found.size, found.rendezvous) == (1, 2, "train-0.train:14999")
+    assert of_indexed_job(2, None, pod) is None, "-n alone starts processes"
+    with pytest.raises(RankError, match="JOB_COMPLETION_INDEX is 1, and -n is 1"):
+        of_indexed_job(1, "train-0.train:14999", pod)
+
+
+def test_a_script_without_gradients_says_so_and_rank_0_alone_prints(tmp_path):
+    finished = parallel("-n", 2, script(tmp_path, "import sys; print('args', sys.argv[1:])"), "--flag", "x")
+    assert finished.returncode == 65
+    assert finished.stdout == "args ['--flag', 'x']\n"
+    assert "took no gradients" in finished.stderr
+
+
+@pytest.mark.parametrize(
+    "end, how, code",
+    [
+        ("import os; os.kill(os.getpid(), 9)", "signal SIGKILL", 137),
+        ("import sys; sys.exit(3)", "exit code 3", 3),
+        ("raise OSError('no such disk')", "exit code 1", 1),
+    ],
+)
+def test_a_rank_that_fails_ends_all_with_its_name(tmp_path, end, how, code):
+    program = f"from grpcxx import parallel\nif parallel.rank() == 1:\n    {end}\nparallel.group().barrier()\n"
+    finished = parallel("-n", 3, script(tmp_path, program))
+    assert finished.returncode == code, finished.stderr
+    assert f"rank 1 ended with {how}, so the others are stopped" in finished.stderr
+    if "disk" in end:
+        assert "  OSError: no such disk" in finished.stderr
+
+
+def test_each_rank_has_its_log(tmp_path):
+    program = "from grpcxx import parallel\nprint('I am', parallel.rank(), 'of', parallel.size())\n"
+    parallel("-n", 2, "--output", tmp_path / "logs", script(tmp_path, program))
+    assert (tmp_path / "logs/rank-1.log").read_text() == "I am 1 of 2\n"
+
+
+def test_processes_of_a_launcher_meet_by_its_variables(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    path = script(tmp_path, "from grpcxx import parallel\nprint(parallel.group().all_reduce([1.0])[0])\n")
+    command = [sys.executable, "-m", "grpcxx.parallel", str(path)]
+    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 1)}
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, **told, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["2.0\n", ""]
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["train.py"], "say with -n how many processes"),
+        (["-n", 2, "--rank", 0, "train.py"], "--rank and --size together"),
+        (["--rank", 2, "--size", 2, "train.py"], "ranks begin with 0"),
+        (["--rank", 0, "--size", 2, "train.py"], "give --rendezvous HOST:PORT"),
+        (["-n", 1, "/nowhere/train.py"], "there is no script /nowhere/train.py"),
+    ],
+)
+def test_commands_that_cannot_be_are_refused(arguments, text):
+    finished = parallel(*arguments)
+    assert finished.returncode in (66, 78)
+    assert text in finished.stderr

@@ -1,0 +1,42 @@
+"""`grpcxx.torch`: a model on several ranks trains as on one. Left out where PyTorch is not installed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+PROGRAM = Path(__file__).parent / "programs/parallel_torch.py"
+BATCH = 32
+
+
+def trained(*command):
+    finished = subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=240, check=False, env=os.environ
+    )
+    assert finished.returncode == 0, finished.stderr
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_train_as_one_process_with_the_batch_of_all(ranks):
+    alone = trained(PROGRAM, BATCH)
+    found = trained("-m", "grpcxx.parallel", "-n", ranks, PROGRAM, BATCH // ranks)
+    assert found["is_same"], "all ranks have the same bits"
+    assert set(found["found"]) == set(alone["found"])
+    for name, values in alone["found"].items():
+        np.testing.assert_allclose(found["found"][name], values, rtol=2e-4, atol=1e-6, err_msg=name)
+
+
+def test_models_elsewhere_than_on_the_cpu_are_refused_by_name():
+    import grpcxx
+    import grpcxx.torch
+
+    model = torch.nn.Linear(2, 2, device="meta")
+    with pytest.raises(grpcxx.Error, match=r"weight lies in memory of meta.*\.cpu\(\)"):
+        grpcxx.torch.DataParallel(model)
