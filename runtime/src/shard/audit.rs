@@ -8,8 +8,8 @@ use crate::shard::Shard;
 pub(crate) struct Audit {
     /// Calls without a result.
     pub(crate) calls: usize,
-    /// Commands and mesh messages taken and not yet worked off or handed over.
-    pub(crate) backlog: usize,
+    /// Whether commands or mesh messages are on their way to this shard, or from it to others.
+    pub(crate) has_mail: bool,
     /// Requests that wait in steps of this shard.
     pub(crate) waiters: usize,
     /// Tensors and requests that wait in steps of this shard, by key.
@@ -31,7 +31,7 @@ impl<T: Transport> Shard<T> {
         let core = &self.core;
         Audit {
             calls: core.outgoing.calls.len(),
-            backlog: core.mail.backlog(),
+            has_mail: core.mail.has_work(),
             waiters: core.steps.waiters(),
             waiting_keys: core.steps.waiting_keys(),
             stored_bytes: core.steps.stored_bytes(),

@@ -56,13 +56,6 @@ impl<A> Mail<A> {
         !self.deferred.is_empty()
     }
 
-    /// Commands and mesh messages taken and not yet worked off or handed over.
-    #[cfg(all(any(test, fuzzing), not(loom)))]
-    pub(super) fn backlog(&self) -> usize {
-        let unsent: usize = self.unsent.iter().map(VecDeque::len).sum();
-        self.deferred.len() + self.accepted.len() + unsent
-    }
-
     /// Most commands that may come in now.
     pub(super) fn commands_max(&self) -> usize {
         let room = limits::BACKLOG_COMMANDS.saturating_sub(self.deferred.len());
