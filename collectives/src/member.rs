@@ -46,9 +46,12 @@ struct State {
     is_watched: bool,
     /// Descriptions that have not left yet hold it too.
     unsent: Option<Arc<Unsent>>,
+    /// Partners that may not have heard yet why the group is over.
+    unaware: BTreeMap<u32, Arc<Unsent>>,
 }
 
-/// Descriptions that are on their way, and what is to be done when they have left.
+/// What is on its way, and what is to be done when it has left: descriptions, and why the group is
+/// over.
 #[derive(Default)]
 struct Unsent(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
@@ -134,8 +137,9 @@ impl Member {
         })
     }
 
-    /// Ends the membership when all descriptions have left, of which the receiver hears. What the
-    /// others ask for from then on fails with the name of this rank.
+    /// Ends the membership when all descriptions have left and, if the group has failed, when its
+    /// partners have heard of it; the receiver hears of that. What the others ask for from then on
+    /// fails with the name of this rank.
     pub(crate) fn leave(self: &Arc<Self>) -> mpsc::Receiver<()> {
         let (sender, receiver) = mpsc::channel();
         let text = format!("{} has left the group", self.names.of(self.rank));
@@ -155,7 +159,7 @@ impl Member {
     fn close(self: &Arc<Self>, status: Status) {
         let member = Arc::clone(self);
         let closed = status.clone();
-        let run = (self.client).run_on(self.shard, move |shard| member.fail(closed, shard));
+        let run = (self.client).run_on(self.shard, move |shard| member.end(closed, shard));
         if run.is_err() {
             self.end_all(status);
         }
@@ -298,11 +302,45 @@ impl Member {
         }
     }
 
-    /// Ends the group, here and for all who ask this rank: each of them does the same.
+    /// Ends the group, here and for all who ask this rank: each of them does the same. A program
+    /// that hears of it may end at once, so each partner is asked for a farewell, which comes when
+    /// it has heard too: until then [`Member::leave`] waits.
     fn fail(self: &Arc<Self>, status: Status, shard: &mut ShardContext<'_>) {
+        let partners = Plan::partners(self.rank, self.size);
+        {
+            let mut state = self.state();
+            if state.over.is_some() {
+                return;
+            }
+            let unsent = Arc::clone(state.unsent.get_or_insert_default());
+            let unaware = partners.iter().map(|&rank| (rank, Arc::clone(&unsent)));
+            state.unaware = unaware.collect();
+        }
+        self.end(status, shard);
+        for from in partners {
+            match &self.peers[from as usize] {
+                Some(peer) => {
+                    let key = self.names.farewell(from, self.rank);
+                    let (token, wait) = (FAREWELL | u64::from(from), Some(FAREWELL_WAIT_MAX));
+                    shard.receive(peer, self.step_id, &key, wait, Arc::clone(self), token);
+                }
+                None => self.has_heard(from),
+            }
+        }
+    }
+
+    /// Ends the group, here and for all who ask this rank.
+    fn end(&self, status: Status, shard: &mut ShardContext<'_>) {
         if self.end_all(status.clone()) {
             shard.abort_step(self.step_id, status);
         }
+    }
+
+    /// A partner knows why the group is over, or will never hear it.
+    fn has_heard(&self, partner: u32) {
+        let unsent = self.state().unaware.remove(&partner);
+        // What waits for the last of them locks the state.
+        drop(unsent);
     }
 
     /// Ends all operations. False if the group was over before.
@@ -369,6 +407,9 @@ impl CompletionHandler for Member {
         if token == TIMER {
             return self.look(shard);
         }
+        if let Some(partner) = partner_of_farewell(token) {
+            return self.has_heard(partner);
+        }
         let from = {
             let state = self.state();
             if state.over.is_some() {
@@ -397,12 +438,20 @@ impl CompletionHandler for Member {
                     Some(lane) if ticket & HELLO != 0 => lane.lose(from, status),
                     Some(_) | None => Err(status),
                 };
+                if lost.is_ok() {
+                    // No operation fails yet, so nothing else tells that rank that it was heard.
+                    let key = self.names.farewell(self.rank, from);
+                    shard.send(self.step_id, key, message(Buffer::new()));
+                }
                 self.conclude(lost, Due::default(), shard);
             }
         }
     }
 
     fn on_tensor(self: Arc<Self>, token: u64, tensor: Tensor, shard: &mut ShardContext<'_>) {
+        if let Some(partner) = partner_of_farewell(token) {
+            return self.has_heard(partner);
+        }
         if token != TIMER && self.state().over.is_none() {
             self.take(token, tensor.data, shard);
         }
@@ -461,11 +510,24 @@ fn parts_of(token: u64) -> (u16, u64, u32) {
     ((token >> 48) as u16, token >> 32 & 0x7fff, token as u32)
 }
 
+/// Whose farewell was asked for by a token, if it is one of those.
+fn partner_of_farewell(token: u64) -> Option<u32> {
+    let is_farewell = token != TIMER && token & FAREWELL == FAREWELL;
+    is_farewell.then_some(token as u32 & !HELLO)
+}
+
 /// Marks the ticket of a description; the rest of it is the rank.
 pub(crate) const HELLO: u32 = 1 << 31;
 
 /// The token of the timer. No operation has it: their numbers have 15 bits.
 const TIMER: u64 = u64::MAX;
+
+/// Marks the token of a farewell; the rest of it is the rank. Numbers of operations end below it,
+/// and no memory of an operation is looked for.
+const FAREWELL: u64 = 1 << 47 | HELLO as u64;
+
+/// How long a rank that leaves a group which has failed waits for partners to hear of it.
+const FAREWELL_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// How often it is looked for ranks that do not answer, in the time that they may take.
 const LOOKS_PER_PATIENCE: u32 = 4;

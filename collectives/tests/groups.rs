@@ -220,6 +220,30 @@ fn operations_that_differ_are_named_on_all_ranks() {
 }
 
 #[test]
+fn a_rank_that_stops_at_its_failure_has_told_the_others_why() {
+    for _ in 0..40 {
+        let engines = engines(2, true);
+        let first = address(&engines[0]);
+        let ranks = (0..).zip(engines).map(|(rank, engine)| {
+            let joining = Group::builder(rank, 2, first.clone()).begin(&engine);
+            let joining = joining.unwrap();
+            thread::spawn(move || {
+                let group = joining.wait().unwrap();
+                let mine = Tensor::vector(vec![1f32; 4 + rank as usize]);
+                let error = group.all_reduce(mine, ReduceOp::Sum).wait().unwrap_err();
+                group.leave().unwrap();
+                drop(engine);
+                error
+            })
+        });
+        for rank in ranks.collect::<Vec<_>>() {
+            let error = rank.join().unwrap();
+            assert_eq!(error.code, Code::InvalidArgument, "{error}");
+        }
+    }
+}
+
+#[test]
 fn a_rank_that_dies_is_named_by_the_others_and_they_form_a_group_without_it() {
     let mut engines = engines(3, true);
     let groups = together(&engines, |builder| builder, |group| group);

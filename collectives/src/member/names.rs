@@ -82,6 +82,15 @@ impl Names {
         Key::from(text)
     }
 
+    /// The key by which `source` tells `target` that it has heard why the group is over.
+    pub(crate) fn farewell(&self, source: u32, target: u32) -> Key {
+        let beginning = match source == self.own {
+            true => &self.to[target as usize],
+            false => &self.from[source as usize],
+        };
+        Key::from(format!("{beginning}{EDGE}.{source}.{target}.over;0:0"))
+    }
+
     /// A key that nobody sends, to wait for.
     pub(crate) fn timer(&self) -> Key {
         let beginning = &self.to[self.own as usize];
