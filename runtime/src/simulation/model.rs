@@ -45,7 +45,8 @@ pub(super) struct TaskRecord {
     pub(super) announces: bool,
     pub(super) epoch: u32,
     pub(super) is_running: bool,
-    /// It has stopped, crashed or started anew at some time.
+    /// It has stopped, crashed or started anew at some time, or could not reach another task for
+    /// so long that their connections may have been cut.
     pub(super) was_disturbed: bool,
     /// Of its present and earlier runs.
     pub(super) incarnations: Vec<u64>,

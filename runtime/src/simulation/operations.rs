@@ -234,6 +234,12 @@ impl Cluster {
             ));
             self.network.partition(host_of(one), host_of(other));
             let delay = self.pause(40);
+            // So long a frame that has begun need not wait for the rest of it.
+            if (self.profile.patience.progress).is_some_and(|patience| delay >= patience) {
+                for index in [one, other] {
+                    self.watcher.model().tasks[index].was_disturbed = true;
+                }
+            }
             self.plan(delay, Plan::Heal(one, other));
         }
     }
