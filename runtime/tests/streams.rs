@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use authority::Authority;
 use bytes::Bytes;
+use futures_channel::mpsc::unbounded;
 use futures_util::{StreamExt, stream};
-use grpcxx_rpc::Code;
+use grpcxx_rpc::{Code, Request as Fused, Text};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::service::{
     Methods, Place, Request, Response, ServiceClient, Streaming, TypedService,
@@ -266,6 +267,36 @@ fn a_stream_hears_once_that_its_server_has_gone(linked: Linked) {
     let status = talk.wait_message().unwrap_err();
     assert_eq!(status.code, Code::Unavailable, "{name}: {status}");
     assert_eq!(talk.wait_message().unwrap(), None, "{name}: it ends once");
+}
+
+/// A shard takes so many keys of fused receives in a turn, and comes to its other connections in
+/// the next one.
+#[test]
+fn streams_are_heard_beside_connections_that_receive_many_tensors() {
+    let [server, greedy] = start(|options| options.shards = 1);
+    let talker = Engine::start(options("talker")).unwrap();
+    let linked = Linked::new("beside", LinkMedium::Tcp, [server, talker]);
+    let client = greedy.client();
+    let address = linked.server.local_addr().unwrap().to_string();
+    let peer = client.peer(&address).unwrap();
+    let receive = || {
+        let keys = (0..64).map(|index| Text::from(format!("none_{index}")));
+        let keys = keys.collect();
+        client.call(&peer, Fused::FuseRecvTensor { step_id: 1, keys }, None)
+    };
+    let (say, said) = unbounded();
+    say.unbounded_send(message(0)).unwrap();
+    let calls = linked.calls();
+    let talk = calls.two_streams::<_, Numbered, _>("/links.Numbers/Talk", Request::new(said));
+    let mut talk = talk.wait().unwrap().into_inner();
+    for number in 0..300 {
+        assert_eq!(talk.wait_message().unwrap(), Some(message(number)));
+        let receives: Vec<_> = (0..16).map(|_| receive()).collect();
+        say.unbounded_send(message(number + 1)).unwrap();
+        for receive in receives {
+            assert_eq!(receive.wait().unwrap_err().code, Code::InvalidArgument);
+        }
+    }
 }
 
 const MESSAGES: u64 = 1000;

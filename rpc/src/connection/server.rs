@@ -310,6 +310,12 @@ impl ServerConnection {
         self.cancelled.pop_front().map(|cancelled| cancelled.id)
     }
 
+    /// Whether [`ServerConnection::poll_cancelled`] has something.
+    #[inline]
+    pub fn has_cancelled(&self) -> bool {
+        !self.cancelled.is_empty()
+    }
+
     /// Tensors that were answered and did not reach the link, for the rendezvous that they came
     /// from. Those that [were immediate hits](crate::Landings::immediate_hit) come through
     /// [`ServerConnection::poll_lost`].

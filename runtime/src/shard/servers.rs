@@ -419,7 +419,10 @@ impl<A> Core<A> {
             let Some(server) = self.incoming.servers.find_mut(id) else {
                 continue;
             };
-            server.is_dirty = server.connection.has_requests();
+            // A turn may end before it comes to this connection.
+            server.is_dirty = server.connection.has_requests()
+                || server.connection.has_stream_news()
+                || server.connection.has_cancelled();
             if server.is_dirty {
                 self.incoming.dirty.push(id);
             }

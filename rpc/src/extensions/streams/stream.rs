@@ -426,8 +426,8 @@ fn fitting(messages: &[u8], room: usize, credit: Credit) -> (usize, u32) {
 /// Longest message that may share a record with others, in bytes.
 pub const SHARED_MESSAGE_BYTES_MAX: usize = 4 << 10;
 
-/// Shorter parts are not made of a message that is longer.
-const PART_BYTES_MIN: usize = 64 << 10;
+/// Shortest part with which a message goes on, in bytes.
+pub(super) const PART_BYTES_MIN: usize = 64 << 10;
 
 const _: () = assert!(PART_BYTES_MIN <= Credit::FIRST.bytes as usize);
 const _: () = assert!(SHARED_MESSAGE_BYTES_MAX + MESSAGE_LENGTH_BYTES <= PART_BYTES_MIN);

@@ -1,13 +1,15 @@
 //! The streams of a connection: which have something to send, and whose the bytes of the peer are.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{Frame, SlotId};
 use hashbrown::HashMap;
 
 use super::stream::{
-    SHARED_MESSAGE_BYTES_MAX, Stream, StreamData, StreamError, StreamEvent, StreamNews,
+    PART_BYTES_MIN, SHARED_MESSAGE_BYTES_MAX, Stream, StreamData, StreamError, StreamEvent,
+    StreamNews,
 };
 use super::wire::{
     Credit, Form, PART_BYTES_MAX, RECORD_HEAD_BYTES, RECORDS_BYTES_MAX, Record, RecordReader,
@@ -56,7 +58,11 @@ impl Streams {
 
     /// Opens a stream with the next number.
     pub(crate) fn open_next(&mut self, token: u64, slot: SlotId) -> u32 {
-        let number = self.next_number;
+        let mut number = self.next_number;
+        // After 2^32 streams an old one may still be open.
+        while self.by_number.contains_key(&number) {
+            number = number.wrapping_add(1);
+        }
         self.next_number = number.wrapping_add(1);
         self.by_number.insert(number, Stream::new(token, slot));
         number
@@ -65,7 +71,7 @@ impl Streams {
     /// Notes a number that the peer uses for a stream.
     pub(crate) fn use_number(&mut self, number: u32) -> Result<(), StreamError> {
         let next = self.next_number;
-        if number.wrapping_sub(next) > NUMBERS_AHEAD_MAX {
+        if number.wrapping_sub(next) > NUMBERS_AHEAD_MAX || self.by_number.contains_key(&number) {
             return Err(StreamError::Number {
                 found: number,
                 next,
@@ -158,10 +164,12 @@ impl Streams {
         encode::reserve_header(frame);
         let empty_bytes = frame.bytes().len();
         let mut form = Form::Records;
-        for _ in 0..TURNS_PER_FRAME {
-            let Some(number) = self.ready.pop_front() else {
-                break;
-            };
+        let mut turns = 0;
+        while turns < TURNS_PER_FRAME
+            && let Some(number) = self.ready.pop_front()
+        {
+            // Streams that have nothing left to send have no turn: with nothing but those the frame
+            // would be empty, and nobody would ask for the next one.
             let Some(stream) = self.by_number.get_mut(&number) else {
                 continue;
             };
@@ -170,6 +178,7 @@ impl Streams {
                 continue;
             }
             if stream.has_records() {
+                turns += 1;
                 let had_data = !stream.is_drained();
                 stream.write(number, frame.bytes_mut(), FRAME_BYTES);
                 self.ended_turn(number, had_data);
@@ -263,6 +272,13 @@ impl Streams {
             let what = "a part without bytes";
             return Err(StreamError::Unexpected { number, what }.into());
         }
+        // Each takes memory of its own beside its bytes.
+        if let Form::Part { number } = form
+            && found < PART_BYTES_MIN as u64
+        {
+            let what = "a part of less than 65536 bytes with which a message goes on";
+            return Err(StreamError::Unexpected { number, what }.into());
+        }
         let is_wanted = self.begin_part(form, found)?;
         Ok(is_wanted.then_some((form, found as usize)))
     }
@@ -293,7 +309,7 @@ impl Streams {
             match record {
                 Record::Messages { at, count } => {
                     stream.take_messages(number, count, at.len())?;
-                    let messages = StreamEvent::Messages(bytes.slice(at), count);
+                    let messages = StreamEvent::Messages(cut_out(bytes, at), count);
                     self.tell(number, messages);
                 }
                 Record::Credit(credit) => {
@@ -352,6 +368,15 @@ impl Streams {
             });
         }
         Ok(stream)
+    }
+}
+
+/// Messages of a frame. Credits count their bytes and nothing else, so few of them do not keep the
+/// memory of a whole frame.
+fn cut_out(frame: &Buffer, at: Range<usize>) -> Buffer {
+    match at.len() < frame.len() / 2 {
+        true => Buffer::from(frame[at].to_vec()),
+        false => frame.slice(at),
     }
 }
 

@@ -409,6 +409,30 @@ fn deadlines_end_streams_at_both_ends_also_behind_messages_that_nobody_reads() {
 }
 
 #[test]
+fn a_stream_has_its_turn_behind_many_that_have_ended() {
+    let mut open = Open::new();
+    let ending = CallOptions {
+        deadline: Some(Time::ZERO + Duration::from_millis(5)),
+        ..CallOptions::default()
+    };
+    let calls: Vec<CallId> = (0..100)
+        .map(|_| open.pair.call_with(request(), ending))
+        .collect();
+    open.pair.carry_requests();
+    while open.pair.server.end.poll_request().is_some() {}
+    for call in calls {
+        let message = StreamData::Messages(run(&[b"late"]));
+        open.pair.client.end.send_on_stream(call, message);
+    }
+    open.client_sends(StreamData::Messages(run(&[b"here"])));
+    let late = Time::ZERO + Duration::from_millis(6);
+    open.pair.client.end.handle_timeout(late);
+    open.pair.carry_requests();
+    let heard = StreamEvent::Messages(run(&[b"here"]), 1);
+    assert_eq!(open.at_server(), [heard]);
+}
+
+#[test]
 fn lost_links_end_streams_once() {
     let lost = Status::new(Code::Unavailable, "lost");
     let mut open = Open::new();

@@ -1,5 +1,6 @@
 //! Each way in which a peer can break the rules of streams.
 
+use grpcxx_memory::{Arena, ArenaOptions};
 use grpcxx_rpc::wire::{
     RequestHeader, ResponseHeader, STREAM_METHOD, STREAM_OPEN_METHOD, STREAM_TAG,
 };
@@ -61,7 +62,8 @@ fn a_client_that_breaks_the_rules_is_closed_with_the_reason() {
     let one = run(&[b"one"]);
     let end = record(0, END, &[]);
     let beyond: Vec<u8> = run(&[&[][..]; 65]).to_vec();
-    let cases: [(&str, Vec<Vec<u8>>); 16] = [
+    let part = vec![0; 65_536];
+    let cases: [(&str, Vec<Vec<u8>>); 17] = [
         (
             "stream 1, which was never opened",
             vec![to_server(0, 0, &messages(1, &one))],
@@ -92,11 +94,11 @@ fn a_client_that_breaks_the_rules_is_closed_with_the_reason() {
         ),
         (
             "a message is not allowed there",
-            vec![to_server(2, 0, b"x"), to_server(0, 0, &messages(0, &one))],
+            vec![to_server(2, 0, &part), to_server(0, 0, &messages(0, &one))],
         ),
         (
             "an end is not allowed there",
-            vec![to_server(2, 0, b"x"), to_server(0, 0, &end)],
+            vec![to_server(2, 0, &part), to_server(0, 0, &end)],
         ),
         (
             "a record of the other end is not allowed there",
@@ -105,6 +107,10 @@ fn a_client_that_breaks_the_rules_is_closed_with_the_reason() {
         (
             "more credits than 32 bits count",
             vec![to_server(0, 0, &record(0, 1, &[255; 8]))],
+        ),
+        (
+            "a part of less than 65536 bytes with which a message goes on is not allowed there",
+            vec![to_server(2, 0, &part[1..])],
         ),
         (
             "a part without bytes is not allowed there",
@@ -221,6 +227,36 @@ fn requests_that_open_no_stream_close_the_connection_or_are_answered() {
     assert_eq!(open.at_server(), []);
     let answer = open.pair.server.drain();
     assert_eq!(answer[16], Code::InvalidArgument as u8);
+}
+
+/// Numbers come again after 2^32 streams.
+#[test]
+fn the_number_of_an_open_stream_is_not_used_again() {
+    let mut open = Open::new();
+    let mut offer = |tag, number: u32| {
+        let frame = opening(tag, &head(), &number.to_le_bytes(), head().len() as i32);
+        open.pair.server.offer(&frame);
+        open.pair.server.violation.take()
+    };
+    assert_eq!(offer(8, 1 << 31), None);
+    let violation = offer(9, 0).expect("stream 0 is open").to_string();
+    assert!(violation.contains("opens stream 0"), "{violation}");
+}
+
+/// Credits count no more than the bytes of the messages.
+#[test]
+fn a_message_does_not_keep_the_memory_of_the_frame_that_brought_it() {
+    let mut open = Open::new();
+    let options = ArenaOptions::default().with(|options| options.capacity_bytes = 1 << 20);
+    open.pair.server.landings.arena = Some(Arena::new(options).unwrap());
+    let more_credit = record(0, 1, &[0; 8]).repeat(4000);
+    let payload = [messages(0, &run(&[b"one"])), more_credit].concat();
+    open.pair.server.offer(&to_server(0, 0, &payload));
+    let heard = open.at_server();
+    assert_eq!(heard, [StreamEvent::Messages(run(&[b"one"]), 1)]);
+    let arena = open.pair.server.landings.arena.as_mut().unwrap();
+    arena.reclaim();
+    assert_eq!(arena.statistics().in_use_bytes, 0);
 }
 
 #[test]
