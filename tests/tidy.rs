@@ -132,6 +132,26 @@ fn files_are_named_for_what_they_own() {
     }
 }
 
+/// What the ignore file leaves out is not there when the image is built.
+#[test]
+fn the_container_is_built_from_every_crate() {
+    let read = |path| std::fs::read_to_string(root().join(path)).unwrap();
+    let manifest = read("Cargo.toml");
+    let (_, members) = manifest.split_once("\nmembers = [").unwrap();
+    let (members, _) = members.split_once(']').unwrap();
+    let ignored = read("packaging/container/Containerfile.dockerignore");
+    let kept: BTreeSet<&str> = (ignored.lines())
+        .filter_map(|line| line.strip_prefix('!'))
+        .collect();
+    for member in members.split('"').skip(1).step_by(2) {
+        let folder = member.split('/').next().unwrap();
+        assert!(
+            kept.contains(folder),
+            "{folder} is not in the image's context"
+        );
+    }
+}
+
 struct Source {
     path: String,
     text: String,
