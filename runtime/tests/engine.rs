@@ -264,8 +264,9 @@ fn deadlines_cancels_and_shutdown_end_waiting_calls() {
     let waiting = client.call(&peer, request(), None);
     std::thread::sleep(Duration::from_millis(50));
     let started = Instant::now();
-    server.shutdown(Duration::from_secs(2)).unwrap();
-    assert!(started.elapsed() < Duration::from_secs(2));
+    let grace = Duration::from_secs(30);
+    server.shutdown(grace).unwrap();
+    assert!(started.elapsed() < grace);
     assert_eq!(waiting.wait().unwrap_err().code, Code::Unavailable);
 }
 

@@ -16,6 +16,9 @@ use grpcxx_tcp::{DriverRequest, TcpOptions, TcpTransport};
 use original::encode::{self, UINT8};
 use original::{Asked, Original, PATIENCE, Packet};
 
+/// What waits for nobody ends within this time, however busy the machine is.
+const AT_ONCE: Duration = Duration::from_secs(10);
+
 /// Runs a test with each driver that works here.
 fn with_each_driver(run: impl Fn(DriverRequest)) {
     run(DriverRequest::Epoll);
@@ -37,6 +40,15 @@ fn engine_with(driver: DriverRequest, drain: DrainLimits) -> Engine {
 
 fn engine(driver: DriverRequest) -> Engine {
     engine_with(driver, DrainLimits::default())
+}
+
+/// An engine that would wait for much longer than [`AT_ONCE`] if it waited for a peer at all.
+fn patient_engine(driver: DriverRequest) -> Engine {
+    let drain = DrainLimits::default().with(|limits| {
+        limits.time = 6 * AT_ONCE;
+        limits.quiet = 3 * AT_ONCE;
+    });
+    engine_with(driver, drain)
 }
 
 fn receive(engine: &Engine, peer: &Peer, key: &str) -> Call {
@@ -116,15 +128,14 @@ fn disconnect_leaves_an_original_that_goes_on() {
         let engine = engine(driver);
         let (peer, calls) = eight_calls(&engine, &original);
         engine.client().disconnect(&peer);
-        let start = Instant::now();
         for call in calls {
             let status = status_of(call);
             assert_eq!(status.code, Code::Unavailable, "{status}");
             assert!(status.message.ends_with("closed by this side"), "{status}");
         }
         assert!(
-            start.elapsed() < Duration::from_secs(1),
-            "calls end at once"
+            original.written_bytes() < 8 * (4 << 20),
+            "calls end before the original has sent all"
         );
         assert_eq!(tensor_bytes(receive(&engine, &peer, "k")), 4 << 20);
         assert!(original.answers_others());
@@ -157,12 +168,12 @@ fn shutdown_without_grace_leaves_an_original_that_goes_on() {
 fn an_idle_original_is_left_at_once() {
     with_each_driver(|driver| {
         let original = Original::start(Duration::ZERO, tensors_of(100));
-        let engine = engine(driver);
+        let engine = patient_engine(driver);
         let peer = peer_of(&engine, &original);
         assert_eq!(tensor_bytes(receive(&engine, &peer, "k")), 100);
         let start = Instant::now();
         engine.shutdown(Duration::ZERO).unwrap();
-        assert!(start.elapsed() < Duration::from_millis(400));
+        assert!(start.elapsed() < AT_ONCE);
     });
 }
 
@@ -174,7 +185,10 @@ fn an_original_that_owes_an_answer_is_left_in_the_stated_time() {
             encode::RECV_TENSOR => Vec::new(),
             _ => vec![Packet::now(encode::response(asked.tag, 0, 0, b""))],
         });
-        let drain = DrainLimits::default().with(|limits| limits.time = Duration::from_millis(300));
+        let drain = DrainLimits::default().with(|limits| {
+            limits.time = Duration::from_millis(300);
+            limits.quiet = 3 * AT_ONCE;
+        });
         let engine = engine_with(driver, drain);
         let peer = peer_of(&engine, &original);
         let call = receive(&engine, &peer, "k");
@@ -182,7 +196,10 @@ fn an_original_that_owes_an_answer_is_left_in_the_stated_time() {
         let start = Instant::now();
         engine.shutdown(Duration::ZERO).unwrap();
         let took = start.elapsed();
-        assert!((300..1500).contains(&took.as_millis()), "{took:?}");
+        assert!(
+            (Duration::from_millis(300)..AT_ONCE).contains(&took),
+            "{took:?}"
+        );
         assert_eq!(status_of(call).code, Code::Unavailable);
     });
 }
@@ -356,7 +373,7 @@ fn a_client_that_breaks_the_protocol_is_drained() {
 #[test]
 fn a_peer_that_announced_itself_is_left_at_once() {
     with_each_driver(|driver| {
-        let (server, client) = (engine(driver), engine(driver));
+        let (server, client) = (patient_engine(driver), patient_engine(driver));
         let address = server.local_addr().unwrap().to_string();
         let peer = client.client().peer(&address).unwrap();
         let key = "/job:worker/replica:0/task:0/device:CPU:0;0;a;b;0:0";
@@ -367,7 +384,7 @@ fn a_peer_that_announced_itself_is_left_at_once() {
         client.client().disconnect(&peer);
         client.shutdown(Duration::ZERO).unwrap();
         server.shutdown(Duration::ZERO).unwrap();
-        assert!(start.elapsed() < Duration::from_millis(400));
+        assert!(start.elapsed() < AT_ONCE);
     });
 }
 
@@ -376,7 +393,7 @@ fn a_peer_that_announced_itself_is_left_at_once() {
 #[test]
 fn a_link_that_migrates_is_left_at_once() {
     with_each_driver(|driver| {
-        let (server, client) = (engine(driver), engine(driver));
+        let (server, client) = (patient_engine(driver), patient_engine(driver));
         let address = server.local_addr().unwrap().to_string();
         let peer = client.client().peer(&address).unwrap();
         for moment in 0..30 {
@@ -390,6 +407,6 @@ fn a_link_that_migrates_is_left_at_once() {
         let start = Instant::now();
         client.shutdown(Duration::ZERO).unwrap();
         server.shutdown(Duration::ZERO).unwrap();
-        assert!(start.elapsed() < Duration::from_secs(1));
+        assert!(start.elapsed() < AT_ONCE);
     });
 }
