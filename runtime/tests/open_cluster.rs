@@ -66,6 +66,22 @@ fn in_an_open_cluster_the_calls_of_the_maker_count_a_step_to_its_end() {
 }
 
 #[test]
+fn in_an_open_cluster_strangers_end_no_step_of_a_task_that_is_known() {
+    let server = server_with_model(with_tasks(&["127.0.0.1"]));
+    let key = waiting_tensor(&server);
+    let mut member = Hostile::at(MEMBER, &server);
+    assert_eq!(member.call(STORE_PULL, 5, 3, &[]).0, OK);
+    let mut stranger = Hostile::at(STRANGER, &server);
+    for _ in 0..3 {
+        assert_eq!(stranger.call(STORE_PULL, 5, 3, &[]).0, OK);
+    }
+    let answer = stranger.ask(CLEANUP_GRAPH, 0, &[0x08, 5]);
+    assert_refused(answer, "step 5", "GRPCXX_MEMBERS");
+    let (status, record) = member.receive(5, &key);
+    assert_eq!((status, &record[37..]), (OK, &[3; 10][..]));
+}
+
+#[test]
 fn a_task_that_is_known_ends_steps_of_others() {
     let server = server_with_model(members_only());
     let key = waiting_tensor(&server);
@@ -160,6 +176,23 @@ fn a_member_is_known_where_its_name_has_moved_to() {
     }
     let left = Hostile::at(MEMBER, &server).push(&[3; 3]);
     assert_refused(left, "push", "GRPCXX_STORE=push");
+    assert_eq!(model(&server), Some(vec![2; 3]));
+}
+
+#[test]
+fn a_member_is_known_if_its_name_moves_after_it_has_connected() {
+    let names = Arc::new(Names(Mutex::new(MEMBER)));
+    let options = options("ps", with_tasks(&["worker-0.training"]));
+    let options = options.with(|options| options.resolver = names.clone());
+    let server = Engine::start(options).unwrap();
+    let mut early = Hostile::at(STRANGER, &server);
+    assert_refused(early.push(&[1; 3]), "push", "GRPCXX_STORE=push");
+    *names.0.lock().unwrap() = STRANGER;
+    let until = Instant::now() + PATIENCE;
+    while early.push(&[2; 3]).0 != OK {
+        assert!(Instant::now() < until, "its name was not looked up again");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     assert_eq!(model(&server), Some(vec![2; 3]));
 }
 

@@ -17,6 +17,7 @@ use prost::Message;
 use super::engine_slot::EngineSlot;
 use super::inspection;
 use super::metrics::metrics_text;
+use super::scrapes::Scrapes;
 use crate::topology::Topology;
 
 /// The engine as its gRPC endpoint sees it.
@@ -26,6 +27,7 @@ pub(super) struct EngineBackend {
     /// The task itself and all others, in the order of the cluster.
     tasks: Vec<Neighbour>,
     certificates: Option<Arc<Certificates>>,
+    scrapes: Scrapes,
 }
 
 #[derive(Clone, Debug)]
@@ -63,6 +65,7 @@ impl EngineBackend {
             client,
             tasks,
             certificates,
+            scrapes: Scrapes::new(),
         }
     }
 
@@ -268,11 +271,7 @@ impl Backend for EngineBackend {
 
     fn metrics_text(&self) -> Answer<'_, String> {
         let engine = Arc::clone(&self.engine);
-        let text = tokio::task::spawn_blocking(move || metrics_text(&engine));
-        Box::pin(async move {
-            let failed = |error| Status::new(Code::Internal, format!("no metrics: {error}"));
-            text.await.map_err(failed)?
-        })
+        Box::pin(self.scrapes.write(move || metrics_text(&engine)))
     }
 }
 

@@ -10,6 +10,7 @@ mod link;
 mod metrics;
 mod model_pull;
 mod program_metrics;
+mod scrapes;
 
 use std::fmt;
 use std::io;

@@ -164,7 +164,8 @@ impl Authority {
         self.tasks.wait(START_PATIENCE);
     }
 
-    /// Looks up again where the tasks of the cluster are: somebody has come from elsewhere.
+    /// Looks up again where the tasks of the cluster are: somebody has come from elsewhere,
+    /// or was refused there.
     pub(crate) fn find_tasks_again(&self, lookups: &Lookups) {
         self.tasks.look_up(lookups);
     }
@@ -175,10 +176,14 @@ impl Authority {
         self.tasks.changes()
     }
 
-    /// A peer makes a graph call in a step. Returns whether the step is its own: whether no other
-    /// peer has called in it before.
-    pub(crate) fn note_step(&self, peer: SocketAddr, step_id: i64) -> bool {
-        let noted = self.step_makers.note(Account::of(peer.ip()), step_id);
+    /// A peer, or this task itself, makes a graph call in a step. Returns whether the step is its
+    /// own: whether nobody else has called in it before. Where strangers take no part in steps
+    /// nothing is noted.
+    pub(crate) fn note_step(&self, maker: Account, step_id: i64) -> bool {
+        if !self.strangers.has(Right::Step) {
+            return true;
+        }
+        let noted = self.step_makers.note(maker, step_id);
         if noted.has_forgotten {
             count(&self.counts.steps_forgotten, 1);
         }

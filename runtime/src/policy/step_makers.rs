@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use foldhash::fast::RandomState;
 use grpcxx_rpc::{Account, Places};
 
-/// The steps that peers have made by a graph call, each with the address of that peer. Locked only
-/// by requests of peers that are not known to belong to the cluster.
+/// The steps that peers have made by a graph call, each with the address of that peer, whether it
+/// is known to belong to the cluster or not: else a stranger that calls second would be the maker.
 #[derive(Debug, Default)]
 pub(super) struct StepMakers {
     made: Mutex<Made>,

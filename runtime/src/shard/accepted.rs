@@ -82,8 +82,7 @@ impl<A> Core<A> {
         );
         let is_known = self.shared.authority.knows(&identity);
         if !is_known {
-            let shared = &self.shared;
-            shared.authority.find_tasks_again(&shared.lookups);
+            self.shared.find_tasks_again();
         }
         let identity = (identity, is_known);
         let host = peer.ip().to_canonical().to_string();

@@ -80,6 +80,13 @@ pub(crate) struct SharedParts {
     pub(crate) counted_peers: Arc<CountedPeers>,
 }
 
+impl SharedParts {
+    /// Looks up where the tasks of the cluster are: one of them may have moved.
+    pub(super) fn find_tasks_again(&self) {
+        self.authority.find_tasks_again(&self.lookups);
+    }
+}
+
 /// What a shard is made of.
 pub(crate) struct CoreParts<A> {
     pub(crate) index: usize,

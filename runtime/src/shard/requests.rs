@@ -15,6 +15,7 @@ use crate::limits;
 use crate::registry::Entry;
 use crate::service::{Begun, Registered, run_on_pool};
 use crate::shard::core::Core;
+use crate::shard::servers::ServerLink;
 use crate::shard::shares::StreamShare;
 use crate::trace;
 
@@ -112,48 +113,48 @@ impl<A> Core<A> {
     /// Notes which peer makes a step, and lets it end that one. Whoever is known to belong to the
     /// cluster may end each.
     fn admit_to_step(&self, origin: Origin, method: Method, body: &Buffer) -> Result<(), Status> {
-        let Origin::Link { server, .. } = origin else {
-            return Ok(());
-        };
-        let Some(server) = self.incoming.servers.find(server) else {
-            return Ok(());
-        };
         let authority = &self.shared.authority;
-        let has_service = self.shared.service.is_some();
+        let server = self.server_of(origin);
         match method {
-            Method::RunGraph if has_service || !server.is_known => {
+            Method::RunGraph => {
                 if let Some(step_id) = crate::task::run_graph_step(body) {
-                    authority.note_step(server.peer, step_id);
+                    authority.note_step(maker_of_step(server), step_id);
                 }
                 Ok(())
             }
-            Method::CleanupGraph => match crate::task::cleanup_graph_step(body) {
-                Ok(step_id) if server.is_known => {
+            Method::CleanupGraph => {
+                let Ok(step_id) = crate::task::cleanup_graph_step(body) else {
+                    // Who serves it says so.
+                    return Ok(());
+                };
+                let stranger = server.filter(|server| !server.is_known);
+                let Some(stranger) = stranger else {
                     authority.step_ended(step_id);
-                    Ok(())
-                }
-                Ok(step_id) if has_service => {
-                    authority.check_end_of_shared_step(server.peer, step_id)
-                }
-                Ok(step_id) => authority.check_end_of_step(server.peer, step_id),
-                // Who serves it says so.
-                Err(_) => Ok(()),
-            },
+                    return Ok(());
+                };
+                let ended = match self.shared.service {
+                    Some(_) => authority.check_end_of_shared_step(stranger.peer, step_id),
+                    None => authority.check_end_of_step(stranger.peer, step_id),
+                };
+                ended.inspect_err(|_| self.shared.find_tasks_again())
+            }
             _ => Ok(()),
         }
     }
 
-    /// Whether a graph call counts towards the end of its step: not if its peer is a stranger to a
-    /// step of another.
+    /// Notes who makes a step. Returns whether the graph call counts towards the end of it: not if
+    /// its peer is a stranger to a step of another.
     fn counts_down(&self, origin: Origin, step_id: i64) -> bool {
-        let Origin::Link { server, .. } = origin else {
-            return true;
-        };
-        match self.incoming.servers.find(server) {
-            Some(server) if !server.is_known => {
-                self.shared.authority.note_step(server.peer, step_id)
-            }
-            Some(_) | None => true,
+        let server = self.server_of(origin);
+        let is_own = (self.shared.authority).note_step(maker_of_step(server), step_id);
+        is_own || server.is_none_or(|server| server.is_known)
+    }
+
+    /// The connection that a request came on, unless this task made it.
+    fn server_of(&self, origin: Origin) -> Option<&ServerLink> {
+        match origin {
+            Origin::Link { server, .. } => self.incoming.servers.find(server),
+            Origin::Local { .. } => None,
         }
     }
 
@@ -348,8 +349,8 @@ impl<A> Core<A> {
     /// Whose share a request counts against.
     fn account_of(&self, origin: Origin) -> Account {
         match origin {
-            Origin::Link { server, .. } => {
-                let server = self.incoming.servers.find(server);
+            Origin::Link { .. } => {
+                let server = self.server_of(origin);
                 server.map_or(Account::OWN, |server| server.waits.account)
             }
             Origin::Local { call, .. } => self.outgoing.calls.caller(call),
@@ -389,4 +390,10 @@ impl<A> Core<A> {
         let home = home_shard(step_id, self.shared.loads.len());
         self.route(home, Command::Forget { origin });
     }
+}
+
+/// Who makes a step by a graph call: all at an address are one, for a peer may call before and after
+/// it has proven who it is.
+fn maker_of_step(server: Option<&ServerLink>) -> Account {
+    server.map_or(Account::OWN, |server| Account::of(server.peer.ip()))
 }

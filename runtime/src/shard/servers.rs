@@ -188,17 +188,20 @@ impl ServerLink {
         self.watches.withdraw_all();
     }
 
-    /// Notes what the peer has proven meanwhile, and tells what it was refused.
+    /// Notes what the peer has proven meanwhile, and tells what it was refused. Returns whether
+    /// somebody was refused who may be a task of the cluster that has moved.
     #[cold]
-    fn report_to(&mut self, authority: &Authority, shares: &PeerShares) {
+    fn report_to(&mut self, authority: &Authority, shares: &PeerShares) -> bool {
         match self.connection.poll_proving() {
             Some(Proving::Proven) => self.identify(Proof::Token, shares),
             Some(Proving::Failed) => authority.disproved(self.peer),
             None => {}
         }
-        if let Some(refused) = self.connection.take_refused() {
-            authority.forbade(self.peer, refused.right, refused.count);
-        }
+        let Some(refused) = self.connection.take_refused() else {
+            return false;
+        };
+        authority.forbade(self.peer, refused.right, refused.count);
+        !self.is_known
     }
 
     /// Notes what proves that the peer belongs to the cluster, which gives it a share of its own.
@@ -289,8 +292,10 @@ impl<A> Core<A> {
         let answered = landings.answered;
         if connection.has_news() {
             // The borrow of the landings is over.
-            if let Some(server) = self.incoming.servers.find_mut(id) {
-                server.report_to(&self.shared.authority, &self.shares);
+            if let Some(server) = self.incoming.servers.find_mut(id)
+                && server.report_to(&self.shared.authority, &self.shares)
+            {
+                self.shared.find_tasks_again();
             }
         }
         if answered > 0 {

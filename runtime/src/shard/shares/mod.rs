@@ -67,8 +67,8 @@ impl PeerShares {
 /// gigabytes if nobody reads.
 const ALL_STREAMS: usize = 1024;
 
-/// What each peer with a connection holds of the engine. Locked only where a connection begins or
-/// ends.
+/// What each peer with a connection, or with streams that have not ended, holds of the engine.
+/// Locked only where a connection begins or ends, or the last stream of a peer.
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
     open: Mutex<HashMap<Account, Open, RandomState>>,
@@ -79,8 +79,6 @@ pub(crate) struct Accounts {
 #[derive(Debug)]
 struct Open {
     connections: usize,
-    /// Streams that came through another door than the star port.
-    visits: usize,
     held: Arc<Held>,
 }
 
@@ -90,6 +88,8 @@ struct Held {
     steps: AtomicUsize,
     waiting: AtomicUsize,
     of_connections: Arc<PeerHolding>,
+    /// Streams that have not ended. They may outlive the connections that they came on, and may have
+    /// come through another door than the star port.
     streams: AtomicUsize,
 }
 
@@ -98,7 +98,6 @@ impl Open {
         let of_connections = PeerHolding::new(shares.unsent_bytes, shares.key_bytes);
         Self {
             connections: 0,
-            visits: 0,
             held: Arc::new(Held {
                 steps: AtomicUsize::new(0),
                 waiting: AtomicUsize::new(0),
@@ -115,14 +114,13 @@ impl Open {
 pub(crate) struct StreamShare {
     accounts: Arc<Accounts>,
     connection: Arc<Mutex<OpenStreams>>,
-    /// Of a stream that came through another door, whose account is kept for it.
-    visitor: Option<Account>,
 }
 
 /// The streams of a connection that have not ended, and whose share they count against.
 #[derive(Debug)]
 struct OpenStreams {
     count: usize,
+    account: Account,
     held: Arc<Held>,
 }
 
@@ -141,35 +139,26 @@ pub(super) struct Waits {
 impl Accounts {
     /// Counts a connection of a peer; `None` if it has as many as it may.
     pub(super) fn join(self: &Arc<Self>, account: Account, shares: &PeerShares) -> Option<Waits> {
+        let held = self.welcome(account, shares)?;
+        Some(Waits {
+            by_request: HashMap::default(),
+            steps: WaitingSteps::default(),
+            accounts: Arc::clone(self),
+            account,
+            streams: OpenStreams::new(account, &held),
+            held,
+        })
+    }
+
+    /// Counts a connection that moves to another account; `None` if that has as many as it may.
+    fn welcome(&self, account: Account, shares: &PeerShares) -> Option<Arc<Held>> {
         let mut accounts = self.lock();
         let open = (accounts.entry(account)).or_insert_with(|| Open::new(shares));
         if open.connections >= shares.connections {
             return None;
         }
         open.connections += 1;
-        Some(Waits {
-            by_request: HashMap::default(),
-            steps: WaitingSteps::default(),
-            accounts: Arc::clone(self),
-            account,
-            streams: OpenStreams::new(&open.held),
-            held: Arc::clone(&open.held),
-        })
-    }
-
-    /// Moves a connection from one account to another; `None` if that has as many as it may.
-    fn transfer(&self, from: Account, to: Account, shares: &PeerShares) -> Option<Arc<Held>> {
-        let held = {
-            let mut accounts = self.lock();
-            let open = accounts.entry(to).or_insert_with(|| Open::new(shares));
-            if open.connections >= shares.connections {
-                return None;
-            }
-            open.connections += 1;
-            Arc::clone(&open.held)
-        };
-        self.leave(from);
-        Some(held)
+        Some(Arc::clone(&open.held))
     }
 
     /// Streams of all peers that have not ended.
@@ -187,27 +176,26 @@ impl Accounts {
         account: Account,
         shares: &PeerShares,
     ) -> Result<Arc<StreamShare>, Status> {
-        let streams = {
-            let mut accounts = self.lock();
-            let open = (accounts.entry(account)).or_insert_with(|| Open::new(shares));
-            open.visits += 1;
-            OpenStreams::new(&open.held)
-        };
-        self.begin_stream(streams, Some(account), shares)
+        // Locked until the stream is counted: nothing else keeps the account.
+        let mut accounts = self.lock();
+        let open = (accounts.entry(account)).or_insert_with(|| Open::new(shares));
+        let streams = OpenStreams::new(account, &open.held);
+        let of_peer = lock(&streams).add();
+        drop(accounts);
+        self.share_of(streams, of_peer, shares)
     }
 
-    fn begin_stream(
+    /// The share of a stream that is counted for its peer, which had `of_peer` before.
+    fn share_of(
         self: &Arc<Self>,
         streams: Arc<Mutex<OpenStreams>>,
-        visitor: Option<Account>,
+        of_peer: usize,
         shares: &PeerShares,
     ) -> Result<Arc<StreamShare>, Status> {
-        let of_peer = lock(&streams).add();
         let of_all = self.streams.fetch_add(1, Ordering::Relaxed);
         let share = StreamShare {
             accounts: Arc::clone(self),
             connection: streams,
-            visitor,
         };
         let text = if of_peer >= shares.streams {
             format!("{of_peer} streams of this peer are open, as many as are allowed; end some")
@@ -220,17 +208,19 @@ impl Accounts {
     }
 
     fn leave(&self, account: Account) {
-        self.forget(account, |open| open.connections -= 1);
-    }
-
-    /// Forgets the account if nothing of its peer is left then.
-    fn forget(&self, account: Account, change: impl FnOnce(&mut Open)) {
         let mut accounts = self.lock();
         if let Some(open) = accounts.get_mut(&account) {
-            change(open);
-            if open.connections == 0 && open.visits == 0 {
-                accounts.remove(&account);
-            }
+            open.connections -= 1;
+        }
+        Self::forget_if_empty(&mut accounts, account);
+    }
+
+    /// Forgets the account if nothing of its peer is left.
+    fn forget_if_empty(accounts: &mut HashMap<Account, Open, RandomState>, account: Account) {
+        let is_empty =
+            |open: &Open| open.connections == 0 && open.held.streams.load(Ordering::Relaxed) == 0;
+        if accounts.get(&account).is_some_and(is_empty) {
+            accounts.remove(&account);
         }
     }
 
@@ -246,7 +236,7 @@ impl Waits {
         if account == self.account {
             return;
         }
-        let Some(held) = self.accounts.transfer(self.account, account, shares) else {
+        let Some(held) = self.accounts.welcome(account, shares) else {
             return;
         };
         let (waiting, steps) = (self.by_request.len(), self.steps.len());
@@ -254,7 +244,8 @@ impl Waits {
         self.held.steps.fetch_sub(steps, Ordering::Relaxed);
         held.waiting.fetch_add(waiting, Ordering::Relaxed);
         held.steps.fetch_add(steps, Ordering::Relaxed);
-        lock(&self.streams).belong_to(&held);
+        lock(&self.streams).belong_to(account, &held);
+        self.accounts.leave(self.account);
         self.account = account;
         self.held = held;
     }
@@ -309,7 +300,8 @@ impl Waits {
     /// # Errors
     /// `RESOURCE_EXHAUSTED`: this peer, or all together, have as many as are allowed.
     pub(super) fn begin_stream(&self, shares: &PeerShares) -> Result<Arc<StreamShare>, Status> {
-        (self.accounts).begin_stream(Arc::clone(&self.streams), None, shares)
+        let of_peer = lock(&self.streams).add();
+        (self.accounts).share_of(Arc::clone(&self.streams), of_peer, shares)
     }
 
     pub(super) fn begin(&mut self, request: RequestId, step_id: i64) {
@@ -349,9 +341,12 @@ impl Waits {
 }
 
 impl OpenStreams {
-    fn new(held: &Arc<Held>) -> Arc<Mutex<Self>> {
-        let held = Arc::clone(held);
-        Arc::new(Mutex::new(Self { count: 0, held }))
+    fn new(account: Account, held: &Arc<Held>) -> Arc<Mutex<Self>> {
+        Arc::new(Mutex::new(Self {
+            count: 0,
+            account,
+            held: Arc::clone(held),
+        }))
     }
 
     /// Counts one more. Returns how many its peer had before.
@@ -360,15 +355,18 @@ impl OpenStreams {
         self.held.streams.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn remove(&mut self) {
+    /// Counts one less. Returns the account if its peer has none any more.
+    fn remove(&mut self) -> Option<Account> {
         self.count -= 1;
-        self.held.streams.fetch_sub(1, Ordering::Relaxed);
+        let before = self.held.streams.fetch_sub(1, Ordering::Relaxed);
+        (before == 1).then_some(self.account)
     }
 
     /// Counts them for another peer.
-    fn belong_to(&mut self, held: &Arc<Held>) {
+    fn belong_to(&mut self, account: Account, held: &Arc<Held>) {
         self.held.streams.fetch_sub(self.count, Ordering::Relaxed);
         held.streams.fetch_add(self.count, Ordering::Relaxed);
+        self.account = account;
         self.held = Arc::clone(held);
     }
 }
@@ -379,10 +377,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Drop for StreamShare {
     fn drop(&mut self) {
-        lock(&self.connection).remove();
         self.accounts.streams.fetch_sub(1, Ordering::Relaxed);
-        if let Some(account) = self.visitor {
-            self.accounts.forget(account, |open| open.visits -= 1);
+        let last_of = lock(&self.connection).remove();
+        if let Some(account) = last_of {
+            Accounts::forget_if_empty(&mut self.accounts.lock(), account);
         }
     }
 }

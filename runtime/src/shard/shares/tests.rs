@@ -116,6 +116,22 @@ fn a_peer_has_a_share_of_the_streams() {
 }
 
 #[test]
+fn a_peer_that_connects_again_still_has_its_streams() {
+    let accounts = Arc::new(Accounts::default());
+    let join = || accounts.join(account(1), &SHARES).unwrap();
+    let begin = |waits: &Waits| waits.begin_stream(&SHARES);
+    let gone = join();
+    let streams = [begin(&gone).unwrap(), begin(&gone).unwrap()];
+    drop(gone);
+    let again = join();
+    assert!(begin(&again).is_err(), "those of before have not ended");
+    drop(streams);
+    assert!(begin(&again).is_ok());
+    drop(again);
+    assert!(accounts.lock().is_empty());
+}
+
+#[test]
 fn a_peer_has_a_share_of_the_connections() {
     let accounts = Arc::new(Accounts::default());
     let join = |last| accounts.join(account(last), &SHARES);
