@@ -25,7 +25,8 @@
  * Callbacks  Marked SHARD run on a thread of the engine which serves many connections: they must return soon, must not
  *            block, and may call every function here but those marked BLOCKS (these fail with
  *            GRPCXX_FAILED_PRECONDITION there).
- * Forks      A process that has started an engine must not use it in a child after fork().
+ * Forks      In a child after fork() tensors are the child's own, with the bytes that they had. An engine of the parent
+ *            refuses calls there (GRPCXX_FAILED_PRECONDITION); its connections belong to the parent alone.
  *
  * Structures that begin with struct_size grow at their end only. Who fills such a structure sets struct_size to sizeof
  * the structure as it was compiled; fields beyond it count as 0.

@@ -81,7 +81,9 @@ impl CTensor {
         self.foreign.as_ref()
     }
 
+    /// The data, which C may look at for as long as it has the tensor.
     fn data(&self) -> Landed {
+        self.tensor.data.expose();
         self.landed
             .unwrap_or_else(|| Landed::at(self.tensor.data.as_ptr(), self.tensor.data.len()))
     }
@@ -336,6 +338,7 @@ pub(crate) unsafe extern "C" fn grpcxx_tensor_mutable_data(tensor: *const CTenso
     // SAFETY: NULL or alive.
     match unsafe { tensor.as_ref() } {
         Some(tensor) if tensor.landed.is_none() && tensor.tensor.data.is_unique() => {
+            tensor.tensor.data.expose();
             tensor.tensor.data.as_ptr().cast_mut().cast()
         }
         _ => ptr::null_mut(),

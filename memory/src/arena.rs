@@ -259,6 +259,10 @@ impl Arena {
     #[inline]
     fn issue(&mut self, place: Place, len: usize) -> BufferMut {
         self.count(place.len_bytes);
+        if place.len_bytes >= PAGE_BYTES {
+            let place = place.offset_bytes..place.offset_bytes + place.len_bytes;
+            self.pool.forget_exposed(place);
+        }
         // SAFETY: `places` hands out neither this id nor any part of this place again before the id
         // was returned.
         let (block, start) = unsafe { self.pool.issue(place.id, place.offset_bytes) };

@@ -4,6 +4,7 @@
 )]
 
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use crate::mapping::{Mapping, PAGE_BYTES};
@@ -129,6 +130,12 @@ impl Pool {
         Some(id)
     }
 
+    /// Nobody looks at these whole pages any more.
+    #[inline]
+    pub(crate) fn forget_exposed(&self, place: Range<usize>) {
+        self.shared().memory.forget_exposed(place);
+    }
+
     /// Blocks that are out, or came back and were not taken by [`Pool::next_returned`] yet.
     pub(crate) fn outstanding(&self) -> u32 {
         self.outstanding
@@ -251,6 +258,15 @@ impl SharedBlock {
 }
 
 impl SharedBlock {
+    /// Users look at `len` bytes at `start` from now on, which are of this block.
+    #[inline]
+    pub(crate) fn expose(&self, start: NonNull<u8>, len: usize) {
+        // SAFETY: this block is out, so the shared state is alive.
+        let memory = unsafe { &self.pool.as_ref().memory };
+        let offset = start.addr().get() - memory.base().addr().get();
+        memory.expose(offset..offset + len);
+    }
+
     /// How other processes see the region, if it is shared.
     pub(crate) fn shared_memory(&self) -> Option<SharedMemory<'_>> {
         // SAFETY: this block is out, so the shared state is alive.

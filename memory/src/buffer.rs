@@ -210,6 +210,18 @@ impl Buffer {
         }
     }
 
+    /// Notes that this memory is in the hands of a user, who may fork: the child then has these
+    /// bytes as they are now, whatever becomes of them here. Memory that no other process can map
+    /// is like that anyway.
+    #[inline]
+    pub fn expose(&self) {
+        if let SharedOwner::Arena(block) = &self.owner
+            && self.len > 0
+        {
+            block.expose(self.start, self.len);
+        }
+    }
+
     /// The region of the arena that the memory lies in, if it is an arena's.
     pub fn region(&self) -> Option<Region> {
         match &self.owner {

@@ -37,7 +37,8 @@
 //! `buffer_mut.rs` (pointer and length as a slice), `buffer/parts.rs` (counted references become
 //! buffers), `pieces.rs` (parts of one buffer become buffers), `arena.rs` (one block becomes one
 //! buffer), `together.rs` (references that wait to be taken off their count together), `ahead.rs`
-//! (a hint to the CPU), and `sync.rs` (for loom only).
+//! (a hint to the CPU), `forks.rs` (what the C library calls at a fork), `exposed.rs` (a child's
+//! memory in place of what it shared with its parent), and `sync.rs` (for loom only).
 //!
 //! # Checking it
 //! - `cargo test -p grpcxx-memory`: unit, random and allocation-counting tests.
@@ -56,6 +57,8 @@ mod buffer;
 mod buffer_mut;
 mod control_group;
 mod device;
+mod exposed;
+pub mod forks;
 mod heap;
 mod lease;
 mod mapping;
@@ -75,6 +78,7 @@ pub use arena::{Arena, ArenaStatistics, OutOfMemory};
 pub use buffer::{Buffer, Parts};
 pub use buffer_mut::BufferMut;
 pub use device::{DeviceBuffer, DeviceMemory, DmaBuf};
+pub use forks::OwnFd;
 pub use lease::{Leases, Lender};
 pub use options::{ARENA_BYTES_MAX, ArenaOptions, CAPACITY_BYTES_DEFAULT, MEMORY_SHARE_PERCENT};
 pub use region::{Region, RegionKind, SharedMemory};

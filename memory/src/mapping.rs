@@ -1,8 +1,13 @@
 #![expect(unsafe_code, reason = "maps and unmaps address space")]
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::exposed::Exposed;
+use crate::forks::{self, Kept};
 
 /// Zeroed memory of its own, which stays where it is until dropped.
 ///
@@ -11,6 +16,8 @@ use std::ptr::NonNull;
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len_bytes: usize,
+    // Before what it looks after.
+    shared: Option<Shared>,
     reserved: Reserved,
 }
 
@@ -29,6 +36,7 @@ impl Mapping {
         Ok(Self {
             base: reserved.usable_base(len_bytes)?,
             len_bytes,
+            shared: None,
             reserved,
         })
     }
@@ -48,12 +56,37 @@ impl Mapping {
     pub(crate) fn shared(len_bytes: usize) -> io::Result<Self> {
         let mut mapping = Self::new(len_bytes)?;
         mapping.reserved.share(mapping.base, len_bytes)?;
+        let descriptor = mapping.reserved.descriptor();
+        if let Some(descriptor) = descriptor {
+            mapping.shared = Some(Shared::new(mapping.base, len_bytes, descriptor)?);
+        }
         Ok(mapping)
     }
 
-    /// What other processes map to read the memory, if it is shared.
+    /// What other processes map to read the memory, if it is shared. Not in a forked child, whose
+    /// memory is its own.
     pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        let shared = self.shared.as_ref()?;
+        if shared.exposed.is_own() {
+            return None;
+        }
         self.reserved.descriptor()
+    }
+
+    /// Users look at these bytes from now on: a forked child keeps them as they are.
+    #[inline]
+    pub(crate) fn expose(&self, place: Range<usize>) {
+        if let Some(shared) = &self.shared {
+            shared.exposed.note(place);
+        }
+    }
+
+    /// Nobody looks at these whole pages any more.
+    #[inline]
+    pub(crate) fn forget_exposed(&self, place: Range<usize>) {
+        if let Some(shared) = &self.shared {
+            shared.exposed.forget(place);
+        }
     }
 
     /// Asks for transparent huge pages. A kernel without them refuses, which changes nothing.
@@ -69,7 +102,7 @@ impl Mapping {
     /// # Panics
     /// If the memory is shared.
     pub(crate) unsafe fn discard(&self, offset_bytes: usize, len_bytes: usize) {
-        assert!(self.descriptor().is_none(), "shared memory keeps its pages");
+        assert!(self.shared.is_none(), "shared memory keeps its pages");
         assert!(offset_bytes.is_multiple_of(PAGE_BYTES) && len_bytes.is_multiple_of(PAGE_BYTES));
         assert!(offset_bytes + len_bytes <= self.len_bytes);
         // SAFETY: the part lies inside of the mapping (asserted) and the caller lets nobody use it.
@@ -80,6 +113,23 @@ impl Mapping {
     }
 }
 
+/// What a forked child makes of memory that others can map.
+#[derive(Debug)]
+struct Shared {
+    // Before what it keeps.
+    _kept: Kept,
+    exposed: Arc<Exposed>,
+}
+
+impl Shared {
+    fn new(base: NonNull<u8>, len_bytes: usize, descriptor: BorrowedFd<'_>) -> io::Result<Self> {
+        let exposed = Arc::new(Exposed::new(base, len_bytes, descriptor)?);
+        Ok(Self {
+            _kept: forks::keep(exposed.clone())?,
+            exposed,
+        })
+    }
+}
 #[cfg(not(any(miri, loom)))]
 mod reserved {
     use std::ffi::c_void;

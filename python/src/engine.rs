@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use grpcxx_capi::start::{Page, listen_address};
+use grpcxx_memory::forks;
 use grpcxx_rpc::{Code, Reason, Status};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::config::Config;
@@ -34,8 +35,8 @@ pub(crate) struct Core {
     client: Client,
     completions: Arc<Completions>,
     is_closed: AtomicBool,
-    /// The process that started it; a child of that one has none of its threads.
-    process: u32,
+    /// Of the process that started it; a child of that one has none of its threads.
+    generation: u32,
     address: Option<String>,
     report: String,
     device: (String, u64),
@@ -48,7 +49,7 @@ impl Core {
             client: engine.client(),
             completions: Arc::default(),
             is_closed: AtomicBool::new(false),
-            process: std::process::id(),
+            generation: forks::generation(),
             address: engine.local_addr().map(|address| address.to_string()),
             report: engine.start_report().to_string(),
             device: (attributes.name.clone(), engine.incarnation()),
@@ -60,7 +61,7 @@ impl Core {
 
     /// Raises if the engine cannot be used any more.
     pub(crate) fn check_open(&self, py: Python<'_>) -> PyResult<()> {
-        let text = if self.process != std::process::id() {
+        let text = if self.is_inherited() {
             "this was opened before fork() and cannot be used in the child; open another there"
         } else if self.is_closed.load(Ordering::Relaxed) {
             "this is closed"
@@ -112,6 +113,11 @@ impl Core {
         stopped.map_err(|error| Status::new(Code::Internal, error.to_string()))
     }
 
+    /// Whether another process has started it, of which this one is a child.
+    fn is_inherited(&self) -> bool {
+        self.generation != forks::generation()
+    }
+
     /// Lets go of the engine in a child of the process that started it, which has none of its
     /// threads.
     fn forget(&self) {
@@ -132,7 +138,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        if self.core.process != std::process::id() {
+        if self.core.is_inherited() {
             self.core.forget();
         } else if !self.core.is_closed.load(Ordering::Relaxed) {
             // Functions that the engine waits for may need the interpreter.
@@ -197,7 +203,7 @@ impl Engine {
 
     /// Whether another process has started it.
     fn is_inherited(&self) -> bool {
-        self.core.process != std::process::id()
+        self.core.is_inherited()
     }
 
     /// All counters of the engine by name.

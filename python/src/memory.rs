@@ -224,6 +224,7 @@ pub(crate) fn view<'py>(
     is_writable: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = descr.py();
+    buffer.expose();
     let start = buffer.as_ptr().cast_mut();
     let is_aligned = start.addr().is_multiple_of(descr.alignment().max(1));
     let flag = |is_set: bool, flag| if is_set { flag } else { 0 };

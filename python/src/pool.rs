@@ -4,6 +4,7 @@
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
+use grpcxx_memory::forks;
 use grpcxx_memory::{Arena, ArenaOptions, Buffer, BufferMut};
 
 /// An arena that is made at its first use.
@@ -16,7 +17,11 @@ enum Made {
     NotYet,
     /// The system did not give the address space, which is not asked for again.
     Refused,
-    Arena(Box<Arena>),
+    Arena {
+        arena: Box<Arena>,
+        /// Of the process that made it. What a child has of it is of no use there.
+        generation: u32,
+    },
 }
 
 impl Pool {
@@ -29,13 +34,22 @@ impl Pool {
 
     fn allocate(&self, bytes: usize) -> Option<BufferMut> {
         let mut made = self.lock()?;
-        if matches!(*made, Made::NotYet) {
+        let is_inherited = made.is_inherited();
+        if is_inherited || matches!(*made, Made::NotYet) {
             let options =
                 ArenaOptions::share_of_machine(1).with(|options| options.shared = self.is_shared);
-            *made = Arena::new(options).map_or(Made::Refused, |arena| Made::Arena(Box::new(arena)));
+            let arena = Arena::new(options).map_or(Made::Refused, |arena| Made::Arena {
+                arena: Box::new(arena),
+                generation: forks::generation(),
+            });
+            let before = std::mem::replace(&mut *made, arena);
+            if is_inherited {
+                // Arrays of the child may lie in it, and threads of the parent may have been at it.
+                std::mem::forget(before);
+            }
         }
         match &mut *made {
-            Made::Arena(arena) => arena.allocate(bytes).ok(),
+            Made::Arena { arena, .. } => arena.allocate(bytes).ok(),
             Made::NotYet | Made::Refused => None,
         }
     }
@@ -47,6 +61,12 @@ impl Pool {
             Err(TryLockError::Poisoned(made)) => Some(made.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
+    }
+}
+
+impl Made {
+    fn is_inherited(&self) -> bool {
+        matches!(self, Self::Arena { generation, .. } if *generation != forks::generation())
     }
 }
 
@@ -69,7 +89,8 @@ pub(crate) fn lendable_copy(data: &[u8]) -> Option<Buffer> {
 /// Gives memory back to the system if more of it waits than is allowed.
 pub(crate) fn settle() {
     if let Some(mut made) = ARRAYS.lock()
-        && let Made::Arena(arena) = &mut *made
+        && !made.is_inherited()
+        && let Made::Arena { arena, .. } = &mut *made
     {
         arena.reclaim();
         if arena.statistics().idle_bytes > IDLE_BYTES_MAX {

@@ -61,6 +61,13 @@ pub struct GraphCall {
 }
 
 impl GraphCall {
+    /// Notes that a user has the tensors, who may fork ([`Buffer::expose`]).
+    pub fn expose(&self) {
+        self.feeds
+            .iter()
+            .for_each(|(_, tensor)| tensor.data.expose());
+    }
+
     /// A call of the function `name`, without tensors yet.
     pub fn new(name: impl Into<Text>) -> Self {
         Self {
@@ -119,6 +126,18 @@ pub enum Response {
     Fetched(Vec<(Text, Tensor)>),
     /// The message that a method of a service answers with.
     Unary(Envelope),
+}
+
+impl Response {
+    /// Notes that a user has the tensors, who may fork ([`Buffer::expose`]).
+    pub fn expose(&self) {
+        match self {
+            Self::Tensors(tensors) => tensors.iter().for_each(|tensor| tensor.data.expose()),
+            Self::Fetched(fetched) => fetched.iter().for_each(|(_, tensor)| tensor.data.expose()),
+            Self::Message(body) => body.expose(),
+            Self::Unary(envelope) => envelope.expose(),
+        }
+    }
 }
 
 impl From<Tensor> for Response {

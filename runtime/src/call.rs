@@ -177,6 +177,9 @@ impl<T> Future for Call<T> {
         let result = result.unwrap_or_else(|oneshot::Canceled| {
             Err(cancel.map_or_else(stopped, |cancel| cancel.status_of_loss()))
         });
+        if let Ok(response) = &result {
+            response.expose();
+        }
         let result = result.and_then(self.take);
         self.span.note_end(&result);
         Poll::Ready(result)

@@ -324,7 +324,7 @@ impl Client {
     /// Why every later call fails, if the engine has stopped or died.
     pub fn ended(&self) -> Option<Status> {
         let mailboxes = &self.shared.mailboxes;
-        mailboxes.is_closed().then(|| mailboxes.fate().refusal())
+        mailboxes.is_closed().then(|| mailboxes.end_status())
     }
 }
 

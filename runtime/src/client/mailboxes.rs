@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crossbeam_queue::SegQueue;
+use grpcxx_memory::forks;
 use grpcxx_rpc::{Code, Reason, Status};
 
 use crate::blame::survive;
@@ -24,6 +25,8 @@ pub(crate) struct Mailboxes {
     calls: AtomicU64,
     /// Whether shards have threads, and are not turned by whoever waits for a call.
     have_threads: bool,
+    /// Of the process that made them; a child of it has none of its threads and connections.
+    generation: u32,
 }
 
 /// A shard's end of its inbox. What is in it when the shard ends, ends with it.
@@ -43,6 +46,7 @@ impl Mailboxes {
             fate: Fate::default(),
             calls: AtomicU64::new(0),
             have_threads: true,
+            generation: forks::generation(),
         }
     }
 
@@ -79,12 +83,21 @@ impl Mailboxes {
         self.calls.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Hands a command over, or back if the inbox is full.
+    /// Whether another process has made them, of which this one is a child.
+    #[inline]
+    pub(crate) fn are_inherited(&self) -> bool {
+        self.generation != forks::generation()
+    }
+
+    /// Hands a command over, or back if the inbox is full or nobody empties it.
     #[expect(
         clippy::result_large_err,
         reason = "the command comes back whole, without an allocation"
     )]
     pub(crate) fn try_deliver(&self, shard: usize, command: Command) -> Result<(), Command> {
+        if self.are_inherited() {
+            return Err(command);
+        }
         self.inboxes[shard]
             .push(command, |stranded| self.end(stranded))
             .map_err(|refused| refused.value)
@@ -93,16 +106,24 @@ impl Mailboxes {
     /// Why [`Mailboxes::try_deliver`] gave a command back.
     #[cold]
     pub(crate) fn refusal(&self, shard: usize) -> Status {
-        if self.inboxes[shard].is_closed() {
-            self.fate.refusal()
+        if self.inboxes[shard].is_closed() || self.are_inherited() {
+            self.end_status()
         } else {
             inbox_full()
         }
     }
 
+    /// Why no command is carried out any more.
+    pub(crate) fn end_status(&self) -> Status {
+        match self.are_inherited() {
+            true => inherited(),
+            false => self.fate.refusal(),
+        }
+    }
+
     /// Whether the shards have ended.
     pub(crate) fn is_closed(&self) -> bool {
-        self.inboxes.iter().any(InboxSender::is_closed)
+        self.are_inherited() || self.inboxes.iter().any(InboxSender::is_closed)
     }
 
     /// Whether the engine died, and of what.
@@ -129,7 +150,7 @@ impl Mailboxes {
     /// beside it; there are never more of them than requests under way.
     pub(crate) fn deliver(&self, shard: usize, command: Command) {
         if let Err(command) = self.try_deliver(shard, command) {
-            if self.inboxes[shard].is_closed() {
+            if self.inboxes[shard].is_closed() || self.are_inherited() {
                 return self.end(command);
             }
             self.overflow[shard].push(command);
@@ -211,6 +232,12 @@ impl fmt::Debug for Mailboxes {
             .field("shards", &self.inboxes.len())
             .finish_non_exhaustive()
     }
+}
+
+/// Why nothing is done with an engine in a forked child.
+fn inherited() -> Status {
+    let text = "this was opened before fork() and cannot be used in the child; open another there";
+    Status::new(Code::FailedPrecondition, text).because(Reason::Stopping)
 }
 
 fn inbox_full() -> Status {

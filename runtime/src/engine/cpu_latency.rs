@@ -1,8 +1,11 @@
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
+
+use grpcxx_memory::OwnFd;
 
 /// How long an idle CPU may take to wake up while an engine runs.
 ///
@@ -24,16 +27,20 @@ pub enum CpuLatency {
 }
 
 /// Asks the kernel for `wanted`. The request holds for as long as the file is open.
-pub(super) fn hold(wanted: Option<Duration>) -> (CpuLatency, Option<File>) {
+pub(super) fn hold(wanted: Option<Duration>) -> (CpuLatency, Option<OwnFd>) {
     hold_in(Path::new(DEVICE), wanted)
 }
 
-fn hold_in(device: &Path, wanted: Option<Duration>) -> (CpuLatency, Option<File>) {
+fn hold_in(device: &Path, wanted: Option<Duration>) -> (CpuLatency, Option<OwnFd>) {
     let Some(wanted) = wanted else {
         return (CpuLatency::Unset, None);
     };
     match request(device, wanted) {
-        Ok(file) => (CpuLatency::Held(wanted), Some(file)),
+        Ok(file) => {
+            // Not for children, which would keep it in force.
+            let file = OwnFd::from(OwnedFd::from(file));
+            (CpuLatency::Held(wanted), Some(file))
+        }
         Err(error) => {
             let help = match error.kind() {
                 ErrorKind::PermissionDenied => {

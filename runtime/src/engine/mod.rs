@@ -8,12 +8,12 @@ mod report;
 mod start;
 
 use std::fmt;
-use std::fs::File;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use grpcxx_memory::OwnFd;
 use grpcxx_rpc::{
     Account, Envelope, Fetched, GraphCall, RendezvousKey, Request, Status, Tensor, Text,
     home_shard, proto,
@@ -65,7 +65,7 @@ pub struct Engine {
     /// Those of each shard, if some connections are TLS.
     tls_counters: Vec<Arc<LiveCounters>>,
     /// Keeps what [`EngineOptions::cpu_latency`] asks for in force.
-    _cpu_latency: Option<File>,
+    _cpu_latency: Option<OwnFd>,
     /// Tells other tasks of the host which CPUs these shards have.
     _cpu_claims: CpuClaims,
 }
@@ -473,6 +473,11 @@ impl Engine {
     }
 
     fn stop(&mut self, grace: Duration) -> Result<(), HostError> {
+        if self.shared.mailboxes.are_inherited() {
+            // The threads are the parent's.
+            std::mem::forget(std::mem::take(&mut self.hosts));
+            return Ok(());
+        }
         for shard in 0..self.shared.mailboxes.len() {
             self.shared
                 .mailboxes

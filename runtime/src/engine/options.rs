@@ -57,7 +57,8 @@ pub struct EngineOptions {
     /// How connections between processes of this host share memory; `None`: they stay on TCP.
     pub shm: Option<ShmOptions>,
     /// Whether other processes of this user may map the memory of the shards, read-only, so that
-    /// tensors in it reach them without a copy. Without [`EngineOptions::shm`] it means nothing.
+    /// tensors in it reach them without a copy. Without [`EngineOptions::shm`] and
+    /// [`EngineOptions::listen`] it means nothing.
     pub lends_arenas: bool,
     /// How connections use RDMA; `None`: they do not.
     pub rdma: Option<RdmaOptions>,

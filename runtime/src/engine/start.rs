@@ -213,7 +213,11 @@ fn plan(options: &EngineOptions) -> Result<Plan, EngineError> {
             .clone()
             .unwrap_or_else(|| ArenaOptions::share_of_machine(options.shards)))
         .with(|changed| {
-            changed.shared = options.lends_arenas && options.shm.is_some() && options.extensions
+            // Who listens to nobody has nothing that peers come for: what it receives is private.
+            changed.shared = options.lends_arenas
+                && options.listen.is_some()
+                && options.shm.is_some()
+                && options.extensions
         }),
     })
 }

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Scope};
 use std::time::{Duration, Instant};
 
+use grpcxx_memory::forks::{self, Mark};
 use grpcxx_rpc::{Account, Places};
 use rustls::{ServerConnection, StreamOwned};
 
@@ -30,10 +31,14 @@ pub struct MetricsPage {
     address: SocketAddr,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    /// Of the process that serves it.
+    generation: u32,
 }
 
 /// What the threads of a page share.
 struct Shared {
+    // Before what it marks.
+    _mark: Mark,
     listener: TcpListener,
     metrics: Exposition,
     more: Option<MoreMetrics>,
@@ -70,6 +75,7 @@ impl MetricsPage {
         let listener = TcpListener::bind(address)?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared {
+            _mark: Mark::of(&listener),
             listener,
             metrics,
             more,
@@ -86,6 +92,7 @@ impl MetricsPage {
             address,
             shared,
             thread: Some(thread),
+            generation: forks::generation(),
         })
     }
 
@@ -97,6 +104,11 @@ impl MetricsPage {
 
 impl Drop for MetricsPage {
     fn drop(&mut self) {
+        if self.generation != forks::generation() {
+            // In a forked child, where nobody serves it.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.shared.is_stopping.store(true, Ordering::Release);
         // Linux wakes who waits for a connection.
         if let Err(error) =

@@ -6,13 +6,16 @@
 //! do not.
 
 use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+use grpcxx_memory::OwnFd;
 
 /// The CPUs that an engine has claimed, until dropped.
 #[derive(Debug, Default)]
 pub struct CpuClaims {
-    sockets: Vec<UnixDatagram>,
+    sockets: Vec<OwnFd>,
 }
 
 impl CpuClaims {
@@ -21,7 +24,7 @@ impl CpuClaims {
     pub fn take(&mut self, cpu: usize) -> bool {
         match claim(cpu) {
             Ok(socket) => {
-                self.sockets.push(socket);
+                self.sockets.push(OwnedFd::from(socket).into());
                 true
             }
             Err(error) => error.kind() != ErrorKind::AddrInUse,

@@ -263,6 +263,7 @@ impl<A> Core<A> {
                 self.answer_graph(origin, graph_done, result);
             }
             Some(Entry::Function(function)) => {
+                call.expose();
                 let function = function.clone();
                 let may_block = function.may_block();
                 let mailboxes = self.shared.mailboxes.clone();
@@ -392,8 +393,8 @@ impl<A> Core<A> {
     }
 }
 
-/// Who makes a step by a graph call: all at an address are one, for a peer may call before and after
-/// it has proven who it is.
+/// Who makes a step by a graph call: all at an address are one, for a peer may call before and
+/// after it has proven who it is.
 fn maker_of_step(server: Option<&ServerLink>) -> Account {
     server.map_or(Account::OWN, |server| Account::of(server.peer.ip()))
 }

@@ -6,11 +6,10 @@ mod sleep;
 mod write;
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use grpcxx_memory::{Buffer, BufferMut, Leases};
+use grpcxx_memory::{Buffer, BufferMut, Leases, OwnFd};
 use grpcxx_transport::{
     CloseReason, Frame, Inbound, LinkHandler, LinkId, Next, Outbound, Outcome, Reading, Time,
     TransportError,
@@ -30,7 +29,7 @@ use crate::{ShmCounters, socket};
 /// The data path of a link in shared memory.
 #[derive(Debug)]
 pub struct Channel {
-    socket: Arc<OwnedFd>,
+    socket: Arc<OwnFd>,
     segment: Arc<Segment>,
     side: Side,
     writer: RingWriter,
@@ -139,8 +138,6 @@ enum ArenaAccess {
     Mapped {
         leases: Leases,
         borrowed: Arc<BorrowedParts>,
-        /// Where the last loan of each slot lies.
-        places: Vec<Range<usize>>,
     },
     /// There was no room for it beside the memory of other peers.
     Unmapped(Arc<OwnedFd>),
@@ -166,7 +163,7 @@ impl Side {
 
 impl Channel {
     pub(crate) fn new(
-        socket: OwnedFd,
+        socket: OwnFd,
         segment: Segment,
         side: Side,
         inbound: Option<Inbound>,
@@ -325,11 +322,8 @@ impl Channel {
         // Given back before the peer looks.
         self.arriving = None;
         for arena in &self.peer_arenas {
-            if let ArenaAccess::Mapped {
-                borrowed, places, ..
-            } = &arena.access
-            {
-                borrowed.let_go(places);
+            if let ArenaAccess::Mapped { borrowed, .. } = &arena.access {
+                borrowed.let_go();
             }
         }
         self.writer.end(!matches!(reason, CloseReason::Failed(_)));

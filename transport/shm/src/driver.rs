@@ -1,9 +1,9 @@
 //! What the links of a shard share: their sockets, the arena for copies, staging memory and
 //! counters.
 
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use grpcxx_memory::OwnFd;
 use grpcxx_transport::{CloseReason, Frame, Inbound, LinkHandler, LinkId, Refusal, Time};
 
 use crate::bounce::Bounce;
@@ -56,7 +56,7 @@ impl LinkDriver {
     /// The data path of a link whose ends both have its segment.
     pub(crate) fn channel(
         &self,
-        socket: OwnedFd,
+        socket: OwnFd,
         segment: Segment,
         side: Side,
         inbound: Option<Inbound>,

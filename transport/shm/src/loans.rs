@@ -1,9 +1,11 @@
+use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use grpcxx_memory::{Buffer, Lender};
+use grpcxx_memory::forks::{self, Inherited, Kept};
+use grpcxx_memory::{Buffer, Lender, OwnFd};
 
 use crate::memory::PeerArena;
 use crate::ring::{LOANS_MAX, RingReader, RingWriter};
@@ -46,15 +48,17 @@ pub(crate) struct Orphan {
     loans: Loans,
     writer: RingWriter,
     reader: RingReader,
-    socket: Arc<OwnedFd>,
+    socket: Arc<OwnFd>,
 }
 
 /// Memory of the peer, of which it lends parts. It keeps the socket open, whose end tells the peer
 /// that nothing is borrowed any more.
 #[derive(Debug)]
 pub(crate) struct PeerMemory {
-    pub(crate) borrowed: Arc<BorrowedParts>,
-    pub(crate) returns: Returns,
+    // Before what it keeps.
+    _kept: Kept,
+    borrowed: Arc<BorrowedParts>,
+    returns: Returns,
 }
 
 /// An arena of the peer, and which parts of it are borrowed.
@@ -64,6 +68,15 @@ pub(crate) struct BorrowedParts {
     len_bytes: usize,
     /// A bit for each slot with a loan of this arena. Any thread clears them.
     out: [AtomicU64; LOANS_MAX / 64],
+    /// Where the last loan of each slot lies. Atomics, for a forked child looks at them whatever
+    /// the thread that writes them was at.
+    places: [Place; LOANS_MAX],
+}
+
+#[derive(Debug)]
+struct Place {
+    start: AtomicUsize,
+    end: AtomicUsize,
 }
 
 /// Held by what the peer has shown: its drop gives the loan back.
@@ -78,7 +91,7 @@ pub(crate) struct Borrowed {
 pub(crate) struct Returns {
     pub(crate) segment: Arc<Segment>,
     pub(crate) lane: usize,
-    pub(crate) _socket: Arc<OwnedFd>,
+    pub(crate) _socket: Arc<OwnFd>,
 }
 
 impl Loans {
@@ -179,7 +192,7 @@ impl Orphan {
         loans: Loans,
         writer: RingWriter,
         reader: RingReader,
-        socket: Arc<OwnedFd>,
+        socket: Arc<OwnFd>,
     ) -> Self {
         Self {
             loans,
@@ -215,6 +228,18 @@ impl Orphan {
     }
 }
 
+impl PeerMemory {
+    /// # Errors
+    /// The system has no memory left.
+    pub(crate) fn new(borrowed: &Arc<BorrowedParts>, returns: Returns) -> io::Result<Self> {
+        Ok(Self {
+            _kept: forks::keep(borrowed.clone())?,
+            borrowed: Arc::clone(borrowed),
+            returns,
+        })
+    }
+}
+
 impl Lender for PeerMemory {
     fn part(&self, place: Range<usize>) -> &[u8] {
         self.borrowed.arena.part(place)
@@ -232,29 +257,65 @@ impl BorrowedParts {
             arena,
             len_bytes,
             out: Default::default(),
+            places: [const { Place::nowhere() }; LOANS_MAX],
         }
     }
 
-    /// Notes that a slot has a loan from here.
-    pub(crate) fn note(&self, slot: usize) {
-        self.out[slot / 64].fetch_or(1 << (slot % 64), Ordering::Relaxed);
+    /// Notes that a slot has a loan from here, and where it lies.
+    pub(crate) fn note(&self, slot: usize, place: Range<usize>) {
+        self.places[slot]
+            .start
+            .store(place.start, Ordering::Relaxed);
+        self.places[slot].end.store(place.end, Ordering::Relaxed);
+        self.out[slot / 64].fetch_or(1 << (slot % 64), Ordering::Release);
+    }
+
+    /// What is borrowed, in the order of its addresses.
+    fn parts(&self) -> Vec<Range<usize>> {
+        let is_out = |slot: usize| self.out[slot / 64].load(Ordering::Acquire) >> (slot % 64) & 1;
+        let place =
+            |place: &Place| place.start.load(Ordering::Relaxed)..place.end.load(Ordering::Relaxed);
+        let mut parts: Vec<Range<usize>> = (self.places.iter().enumerate())
+            .filter(|(slot, _)| is_out(*slot) == 1)
+            .map(|(_, at)| place(at))
+            .collect();
+        parts.sort_unstable_by_key(|part| part.start);
+        parts
     }
 
     /// Lets go of the peer's memory at the end of a link, after which nothing more is borrowed: a
     /// small tensor would else keep all of it. What is still borrowed is copied, unless that is a
-    /// good part of the memory, or much. `places` has where the loan of each slot lies.
-    pub(crate) fn let_go(&self, places: &[Range<usize>]) {
-        let is_out = |slot: usize| self.out[slot / 64].load(Ordering::Relaxed) >> (slot % 64) & 1;
-        let mut parts: Vec<Range<usize>> = (places.iter().enumerate())
-            .filter(|(slot, _)| is_out(*slot) == 1)
-            .map(|(_, place)| place.clone())
-            .collect();
-        parts.sort_unstable_by_key(|part| part.start);
+    /// good part of the memory, or much.
+    pub(crate) fn let_go(&self) {
+        let parts = self.parts();
         let bytes = parts.iter().map(Range::len).fold(0, usize::saturating_add);
         if bytes <= COPIED_BYTES_MAX && bytes <= self.len_bytes / USED_SHARE_MIN {
             // Without memory for copies all stays as it is.
             let _ = self.arena.keep_copies(&parts);
         }
+    }
+}
+
+impl Place {
+    const fn nowhere() -> Self {
+        Self {
+            start: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+        }
+    }
+}
+
+/// What a child had borrowed is a copy of its own, whatever its parent gives back.
+impl Inherited for BorrowedParts {
+    fn in_child(&self) {
+        if let Err(errno) = self.arena.keep_copies(&self.parts()) {
+            forks::give_up(errno);
+        }
+    }
+
+    fn must_wait(&self) -> bool {
+        let mut words = self.out.iter();
+        words.any(|word| word.load(Ordering::Relaxed) != 0)
     }
 }
 

@@ -67,7 +67,9 @@ mod backing {
     use std::ops::Range;
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::ptr::{self, NonNull};
+    use std::sync::Arc;
 
+    use grpcxx_memory::forks::{self, Inherited, Kept};
     use rustix::fs::{MemfdFlags, SealFlags};
     use rustix::io::Errno;
     use rustix::mm::{MapFlags, MprotectFlags, MremapFlags, ProtFlags};
@@ -78,6 +80,7 @@ mod backing {
 
     /// A range of addresses, unmapped on drop.
     pub(super) struct Backing {
+        kept: Option<Kept>,
         base: NonNull<u8>,
         len_bytes: usize,
         /// Set if a peer has made the memory.
@@ -94,9 +97,42 @@ mod backing {
 
     impl Drop for Backing {
         fn drop(&mut self) {
+            // Before the addresses may be those of something else.
+            self.kept = None;
             // SAFETY: the range was mapped for this value, whose owner is going.
             let refused = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len_bytes) };
             debug_assert!(refused.is_ok(), "unmapping our own range");
+        }
+    }
+
+    /// Memory into which both ends of a link write.
+    struct Common {
+        base: NonNull<u8>,
+        len_bytes: usize,
+    }
+
+    // SAFETY: an address range, at which only a child looks, which has one thread then.
+    unsafe impl Send for Common {}
+    // SAFETY: as above.
+    unsafe impl Sync for Common {}
+
+    /// A child has no part in the link: what it writes shows nowhere.
+    impl Inherited for Common {
+        fn in_child(&self) {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+            let place = self.base.as_ptr().cast();
+            // SAFETY: the range of the mapping, which exists as long as this is kept. What lies
+            // there are atomics and bytes, for which zeros will do.
+            let emptied =
+                unsafe { rustix::mm::mmap_anonymous(place, self.len_bytes, access, flags) };
+            if let Err(errno) = emptied {
+                forks::give_up(errno);
+            }
+        }
+
+        fn must_wait(&self) -> bool {
+            false
         }
     }
 
@@ -146,10 +182,13 @@ mod backing {
                 rustix::mm::mmap(ptr::null_mut(), len_bytes, access, flags, descriptor, 0)?
             };
             let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+            let is_common = access.contains(ProtFlags::WRITE);
+            let kept = is_common.then(|| forks::keep(Arc::new(Common { base, len_bytes })));
             Ok(Self {
                 base,
                 len_bytes,
                 backing: Backing {
+                    kept: kept.transpose().map_err(|_| Errno::NOMEM)?,
                     base,
                     len_bytes,
                     _mapped: mapped,

@@ -1,7 +1,8 @@
 //! The socket on which processes of this host and user meet to share memory.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
+use grpcxx_memory::OwnFd;
 use grpcxx_transport::Time;
 use rustix::io::Errno;
 
@@ -17,16 +18,16 @@ use crate::socket;
 #[derive(Debug)]
 pub(crate) struct RendezvousSocket {
     name: Vec<u8>,
-    listener: OwnedFd,
+    listener: OwnFd,
     /// Connections that have not said what they want.
-    silent: Vec<(Time, OwnedFd)>,
+    silent: Vec<(Time, OwnFd)>,
     mapped_bytes_max: u64,
 }
 
 /// A process that has dialled, with the memory that it brought.
 #[derive(Debug)]
 pub(crate) struct PendingPeer {
-    pub(crate) socket: OwnedFd,
+    pub(crate) socket: OwnFd,
     pub(crate) segment: Segment,
     pub(crate) token: Token,
 }
@@ -112,7 +113,7 @@ enum Unfit {
 }
 
 /// Reads what a connection says first; `None` if that is nothing yet.
-fn greet(socket: &OwnedFd, mapped_bytes_max: u64) -> Option<Result<(Segment, Token), Unfit>> {
+fn greet(socket: &OwnFd, mapped_bytes_max: u64) -> Option<Result<(Segment, Token), Unfit>> {
     let packet = match socket::receive(socket) {
         Ok(Some(packet)) => packet,
         Err(Errno::AGAIN | Errno::INTR) => return None,
@@ -143,7 +144,7 @@ pub(crate) fn enter(
     name: &[u8],
     token: Token,
     ring_bytes: usize,
-) -> Result<(OwnedFd, Segment), (&'static str, Errno)> {
+) -> Result<(OwnFd, Segment), (&'static str, Errno)> {
     let socket =
         socket::dial(name).map_err(|errno| ("connect to the peer's UNIX socket", errno))?;
     let (memory, descriptor) =

@@ -4,6 +4,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use grpcxx_memory::OwnFd;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -27,7 +28,7 @@ impl Packet {
     }
 }
 
-pub(crate) fn listen(name: &[u8]) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn listen(name: &[u8]) -> rustix::io::Result<OwnFd> {
     let socket = new_socket()?;
     rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
     rustix::net::listen(&socket, BACKLOG)?;
@@ -35,7 +36,7 @@ pub(crate) fn listen(name: &[u8]) -> rustix::io::Result<OwnedFd> {
 }
 
 /// Dials a process of the same user.
-pub(crate) fn dial(name: &[u8]) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn dial(name: &[u8]) -> rustix::io::Result<OwnFd> {
     let socket = new_socket()?;
     rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
     check_user(&socket)?;
@@ -43,9 +44,9 @@ pub(crate) fn dial(name: &[u8]) -> rustix::io::Result<OwnedFd> {
 }
 
 /// Accepts a process of the same user; others are turned away with [`Errno::PERM`].
-pub(crate) fn accept(listener: impl AsFd) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn accept(listener: impl AsFd) -> rustix::io::Result<OwnFd> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = rustix::net::accept_with(listener, flags)?;
+    let socket = rustix::net::accept_with(listener, flags).map(OwnFd::from)?;
     check_user(&socket)?;
     Ok(socket)
 }
@@ -91,12 +92,13 @@ pub(crate) fn receive(socket: impl AsFd) -> rustix::io::Result<Option<Packet>> {
     Ok(Some(packet))
 }
 
-fn new_socket() -> rustix::io::Result<OwnedFd> {
+fn new_socket() -> rustix::io::Result<OwnFd> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map(OwnFd::from)
 }
 
-fn check_user(socket: &OwnedFd) -> rustix::io::Result<()> {
+fn check_user(socket: &OwnFd) -> rustix::io::Result<()> {
     if peer_of(socket)?.user == rustix::process::geteuid().as_raw() {
         Ok(())
     } else {

@@ -1,8 +1,9 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use grpcxx_memory::OwnFd;
 use grpcxx_transport::{
     CloseReason, Frame, LinkHandler, LinkId, ListenerId, Next, Outcome, ReadTarget, Reading,
     Refusal, Refused, SlotTable, Time, TransportError,
@@ -86,10 +87,7 @@ impl<D> Core<D> {
     }
 
     /// Sets up the socket of an accepted connection.
-    pub(crate) fn set_up(
-        &self,
-        accepted: Accepted,
-    ) -> Result<(OwnedFd, SocketAddr), TransportError> {
+    pub(crate) fn set_up(&self, accepted: Accepted) -> Result<(OwnFd, SocketAddr), TransportError> {
         let Accepted { socket, peer } = accepted;
         self.check_room("adopt a connection from", peer)?;
         socket::set_up(&socket, &self.options).map_err(|errno| {

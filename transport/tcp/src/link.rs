@@ -1,6 +1,6 @@
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 
+use grpcxx_memory::OwnFd;
 use grpcxx_transport::{CloseReason, Inbound, Outbound, ReadTarget, Time};
 use rustix::io::Errno;
 
@@ -11,7 +11,7 @@ use crate::sys::set_wake_bytes;
 /// What both drivers know of a link; `D` is what one driver knows in addition.
 #[derive(Debug)]
 pub(crate) struct Link<D> {
-    pub(crate) socket: OwnedFd,
+    pub(crate) socket: OwnFd,
     pub(crate) peer: SocketAddr,
     pub(crate) phase: Phase,
     /// The peer is on this host.
@@ -74,7 +74,7 @@ impl Phase {
 }
 
 impl<D> Link<D> {
-    pub(crate) fn new(socket: OwnedFd, peer: SocketAddr, inbound: Option<Inbound>, io: D) -> Self {
+    pub(crate) fn new(socket: OwnFd, peer: SocketAddr, inbound: Option<Inbound>, io: D) -> Self {
         Self {
             is_near: socket::is_near(&socket, peer),
             socket,

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use grpcxx_memory::OwnFd;
 use grpcxx_transport::{LinkHandler, ListenerId, Time};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
@@ -13,7 +13,7 @@ use crate::socket::{Accepted, system_error, to_std};
 #[derive(Debug)]
 pub(crate) struct Listener {
     pub(crate) id: ListenerId,
-    pub(crate) socket: OwnedFd,
+    pub(crate) socket: OwnFd,
     pub(crate) state: Accepting,
     /// The ring watches the socket.
     pub(crate) watched: bool,
@@ -36,7 +36,7 @@ pub(crate) enum Accepting {
 }
 
 impl Listener {
-    pub(crate) fn new(id: ListenerId, socket: OwnedFd, address: SocketAddr) -> Self {
+    pub(crate) fn new(id: ListenerId, socket: OwnFd, address: SocketAddr) -> Self {
         Self {
             id,
             socket,
@@ -73,7 +73,14 @@ impl Listener {
                         continue;
                     };
                     counters.accepted += 1;
-                    handler.accepted(self.id, peer, Accepted { socket, peer });
+                    handler.accepted(
+                        self.id,
+                        peer,
+                        Accepted {
+                            socket: socket.into(),
+                            peer,
+                        },
+                    );
                     events += 1;
                 }
                 Err(Errno::AGAIN) => self.state = Accepting::Waiting,

@@ -1,7 +1,8 @@
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
+use grpcxx_memory::OwnFd;
 use grpcxx_transport::TransportError;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrAny, SocketFlags, SocketType, sockopt};
@@ -11,7 +12,7 @@ use crate::TcpOptions;
 /// An incoming connection that no shard has taken yet. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct Accepted {
-    pub(crate) socket: OwnedFd,
+    pub(crate) socket: OwnFd,
     /// The address it came from.
     pub peer: SocketAddr,
 }
@@ -28,7 +29,7 @@ pub(crate) enum Dial {
 pub(crate) fn listen(
     address: SocketAddr,
     options: &TcpOptions,
-) -> Result<(OwnedFd, SocketAddr), TransportError> {
+) -> Result<(OwnFd, SocketAddr), TransportError> {
     let fail = |call: &str| {
         let operation = format!("{call} {address}");
         move |errno: Errno| system_error(operation, errno)
@@ -49,7 +50,7 @@ pub(crate) fn listen(
 pub(crate) fn dial(
     peer: SocketAddr,
     options: &TcpOptions,
-) -> Result<(OwnedFd, Dial), TransportError> {
+) -> Result<(OwnFd, Dial), TransportError> {
     let fail = |errno| system_error(format!("create a socket for {peer}"), errno);
     let socket = new_socket(peer).map_err(fail)?;
     set_buffers(&socket, options).map_err(fail)?;
@@ -69,7 +70,7 @@ pub(crate) fn dial(
 }
 
 /// What became of a dial, once the socket is writable.
-pub(crate) fn dial_result(socket: &OwnedFd, peer: SocketAddr) -> Result<(), Errno> {
+pub(crate) fn dial_result(socket: &OwnFd, peer: SocketAddr) -> Result<(), Errno> {
     sockopt::socket_error(socket)??;
     if rustix::net::getpeername(socket)?.is_none() {
         return Err(Errno::NOTCONN);
@@ -82,7 +83,7 @@ pub(crate) fn dial_result(socket: &OwnedFd, peer: SocketAddr) -> Result<(), Errn
 }
 
 /// Sets what both ends of a connection have.
-pub(crate) fn set_up(socket: &OwnedFd, options: &TcpOptions) -> rustix::io::Result<()> {
+pub(crate) fn set_up(socket: &OwnFd, options: &TcpOptions) -> rustix::io::Result<()> {
     sockopt::set_tcp_nodelay(socket, true)?;
     if let Some(idle) = options.keepalive {
         let idle = idle.max(KEEPALIVE_INTERVAL);
@@ -100,7 +101,7 @@ pub(crate) fn set_up(socket: &OwnedFd, options: &TcpOptions) -> rustix::io::Resu
 /// copy, so the kernel holds little; across a network that much may have to be on its way. Nor is
 /// there a network to share: the system's default may update its model of one with each packet,
 /// Reno, which every Linux has, does not.
-pub(crate) fn stay_near(socket: &OwnedFd, peer: SocketAddr, options: &TcpOptions) {
+pub(crate) fn stay_near(socket: &OwnFd, peer: SocketAddr, options: &TcpOptions) {
     if !is_near(socket, peer) {
         return;
     }
@@ -112,7 +113,7 @@ pub(crate) fn stay_near(socket: &OwnedFd, peer: SocketAddr, options: &TcpOptions
 }
 
 /// Whether the peer of a connection is on this host.
-pub(crate) fn is_near(socket: &OwnedFd, peer: SocketAddr) -> bool {
+pub(crate) fn is_near(socket: &OwnFd, peer: SocketAddr) -> bool {
     local_address(socket).is_ok_and(|local| local.ip() == peer.ip())
 }
 
@@ -121,16 +122,16 @@ pub(crate) fn system_error(operation: impl Into<String>, errno: Errno) -> Transp
     TransportError::from_io(operation, &errno.into())
 }
 
-fn new_socket(address: SocketAddr) -> rustix::io::Result<OwnedFd> {
+fn new_socket(address: SocketAddr) -> rustix::io::Result<OwnFd> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+    rustix::net::socket_with(family, SocketType::STREAM, flags, None).map(OwnFd::from)
 }
 
-fn set_buffers(socket: &OwnedFd, options: &TcpOptions) -> rustix::io::Result<()> {
+fn set_buffers(socket: &OwnFd, options: &TcpOptions) -> rustix::io::Result<()> {
     if let Some(bytes) = options.send_buffer_bytes {
         sockopt::set_socket_send_buffer_size(socket, bytes)?;
     }

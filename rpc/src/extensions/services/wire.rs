@@ -124,6 +124,12 @@ impl Envelope {
         Metadata::decode("metadata", &self.head()[start..]).unwrap_or_default()
     }
 
+    /// Notes that a user has the message, who may fork ([`Buffer::expose`]).
+    pub fn expose(&self) {
+        self.bytes.expose();
+        self.pieces.iter().for_each(Buffer::expose);
+    }
+
     /// The message, put together if it was not.
     pub fn message(&self) -> Buffer {
         if self.pieces.is_empty() {

@@ -88,8 +88,8 @@ struct Held {
     steps: AtomicUsize,
     waiting: AtomicUsize,
     of_connections: Arc<PeerHolding>,
-    /// Streams that have not ended. They may outlive the connections that they came on, and may have
-    /// come through another door than the star port.
+    /// Streams that have not ended. They may outlive the connections that they came on, and may
+    /// have come through another door than the star port.
     streams: AtomicUsize,
 }
 

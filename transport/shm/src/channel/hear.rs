@@ -93,14 +93,11 @@ impl Channel {
         let access = match opened {
             Ok(arena) => {
                 let borrowed = Arc::new(BorrowedParts::new(arena, len_bytes));
-                let memory = PeerMemory {
-                    borrowed: Arc::clone(&borrowed),
-                    returns: self.returns(),
-                };
+                let memory = PeerMemory::new(&borrowed, self.returns())
+                    .map_err(|error| TransportError::from_io("look after forks", &error))?;
                 ArenaAccess::Mapped {
                     leases: Leases::new(memory, LOANS_MAX as u32),
                     borrowed,
-                    places: vec![0..0; LOANS_MAX],
                 }
             }
             Err(Errno::NOMEM) if self.unmapped_arenas() < ARENAS_UNMAPPED_MAX => {

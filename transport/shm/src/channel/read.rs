@@ -205,18 +205,12 @@ impl Channel {
             return Err(super::broken("no bytes are lent"));
         }
         match access {
-            ArenaAccess::Mapped {
-                leases,
-                borrowed,
-                places,
-            } => {
+            ArenaAccess::Mapped { leases, borrowed } => {
                 let (from, len) = (lent.offset as usize, lent.len as usize);
                 let place = from..from + len;
                 let memory = leases.borrow(lent.slot, place.clone());
                 let memory = memory.ok_or_else(|| super::broken("a slot has a loan already"))?;
-                let slot = lent.slot as usize;
-                borrowed.note(slot);
-                places[slot] = place;
+                borrowed.note(lent.slot as usize, place);
                 Ok(Arriving::Loaned { memory, used: 0 })
             }
             ArenaAccess::Unmapped(file) => Ok(Arriving::Elsewhere {

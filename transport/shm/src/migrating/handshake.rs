@@ -1,7 +1,8 @@
 //! How two ends agree on the memory of a link, over a UNIX socket.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
+use grpcxx_memory::OwnFd;
 use grpcxx_transport::{CloseReason, LinkId, LinkRegistry, Time};
 use rustix::io::Errno;
 
@@ -25,7 +26,7 @@ pub enum Handshake {
     /// The dialler may ask, if it knows the secret.
     Offered { secret: u64 },
     /// The acceptor was asked.
-    Asked { socket: OwnedFd, segment: Segment },
+    Asked { socket: OwnFd, segment: Segment },
     /// The dialler may switch.
     Welcomed(Box<Channel>),
 }
@@ -118,7 +119,7 @@ impl ShmMedium {
         &mut self,
         links: &mut LinkRegistry<Self>,
         id: LinkId,
-        socket: OwnedFd,
+        socket: OwnFd,
         segment: Segment,
     ) {
         // Who closes the link needs it no longer; the peer learns so by the end of the socket.

@@ -4,11 +4,14 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
+use grpcxx_memory::forks::Mark;
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue};
 
 /// A ring, entered by the thread that made it only.
 pub(crate) struct Ring {
+    // Before what it marks.
+    _mark: Mark,
     ring: IoUring,
     /// What names the ring in system calls: its index among the thread's registered rings, or a
     /// descriptor.
@@ -26,6 +29,7 @@ impl Ring {
     pub(crate) fn open(entries: u32) -> io::Result<Self> {
         let (ring, habits) = set_up(entries.clamp(ENTRIES_MIN, ENTRIES_MAX))?;
         let mut ring = Self {
+            _mark: Mark::of(&ring),
             enter_fd: ring.as_raw_fd(),
             enter_flags: EnterFlags::empty(),
             ring,
@@ -276,7 +280,9 @@ fn try_habits(entries: u32) -> io::Result<(IoUring, &'static str)> {
     let mut builder = IoUring::builder();
     builder
         .setup_cqsize(entries * COMPLETIONS_PER_ENTRY)
-        .setup_submit_all();
+        .setup_submit_all()
+        // A child that maps it would keep it alive, and with it the sockets that it watches.
+        .dontfork();
     let plain = builder.clone();
     builder.setup_taskrun_flag();
     let mut cooperative = builder.clone();

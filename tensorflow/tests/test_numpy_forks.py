@@ -1,0 +1,217 @@
+"""Children that are forked from a process with an engine: what they have is their own, and they hold nothing open."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import grpcxx
+
+SIZES = (4 << 10, 100_000, 1 << 20, 4 << 20)
+
+SERVER = """
+import sys, grpcxx, numpy as np
+server = grpcxx.Server()
+for size in map(int, sys.argv[1:]):
+    server.push(str(size), np.ones(size, np.uint8))
+print(server.address, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def process(program, *arguments, **settings):
+    command = [sys.executable, "-u", "-c", program, *map(str, arguments)]
+    environment = {**os.environ, **settings}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+@contextmanager
+def child(program):
+    """Runs `program` in a child: it gets a function that waits until this process says `go`, and returns whether all is
+    well. Gives two functions: `go`, and one that waits for the child and tells."""
+    told, tell = os.pipe()
+    number = os.fork()
+    if number == 0:
+        os.close(tell)
+        is_well = False
+        try:
+            is_well = program(lambda: os.read(told, 1))
+        finally:
+            os._exit(0 if is_well else 1)
+    os.close(told)
+    ended = []
+
+    def is_well():
+        ended.append(os.waitpid(number, 0)[1])
+        return ended[0] == 0
+
+    try:
+        yield lambda: os.write(tell, b"x"), is_well
+    finally:
+        os.close(tell)
+        if not ended:
+            os.kill(number, signal.SIGKILL)
+            os.waitpid(number, 0)
+
+
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize("shm", ["off", "auto"])
+def test_what_was_pulled_is_the_childs_own(shm, copy):
+    with process(SERVER, *SIZES, GRPCXX_SHM=shm) as server, grpcxx.Client(server.stdout.readline().strip()) as client:
+        names = [str(size) for size in SIZES]
+        # Once the link has moved to where it stays.
+        for _ in range(3):
+            arrays = {**client.pull(names[1:], copy=copy), names[0]: client.pull(names[0], copy=copy)}
+
+        def program(wait):
+            for array in arrays.values():
+                if array.flags.writeable:
+                    array[:] = 7
+            wait()
+            return all((array == (7 if array.flags.writeable else 1)).all() for array in arrays.values())
+
+        with child(program) as (go, is_well):
+            time.sleep(0.1)
+            assert all((array == 1).all() for array in arrays.values())
+            go()
+            assert is_well()
+
+        def looker(wait):
+            wait()
+            return all((array == 1).all() for array in arrays.values())
+
+        with child(looker) as (go, is_well):
+            for array in arrays.values():
+                if array.flags.writeable:
+                    array[:] = 9
+            arrays.clear()
+            # Whatever has their memory now.
+            client.push({name: np.full(int(name), 5, np.uint8) for name in names})
+            again = [client.pull(names) for _ in range(4)]
+            go()
+            assert is_well()
+        assert all((array == 5).all() for pulled in again for array in pulled.values())
+
+
+def test_what_a_function_got_is_the_childs_own():
+    results = []
+
+    with grpcxx.Server() as server, grpcxx.Client(server.address, timeout=30) as client:
+
+        @server.register
+        def split(values):
+            def program(wait):
+                wait()
+                return bool((values == 1).all())
+
+            with child(program) as (go, is_well):
+                if values.flags.writeable:
+                    values[:] = 3
+                go()
+                results.append(is_well())
+            return values
+
+        for size in SIZES:
+            client.call("split", {"values": np.ones(size, np.uint8)})
+    assert results == [True] * len(SIZES)
+
+
+def test_a_childs_pushes_leave_what_the_parent_has_pushed():
+    with grpcxx.Server() as server:
+        server.push("before", np.full(1 << 20, 1, np.uint8))
+
+        def program(wait):
+            with grpcxx.Server() as own, grpcxx.Client(own.address, timeout=30) as client:
+                for value in range(2, 6):
+                    own.push(f"own {value}", np.full(1 << 20, value, np.uint8))
+                    client.push(f"own {value} too", np.full(1 << 20, value, np.uint8))
+                wait()
+                names = [(f"own {value}", value) for value in range(2, 6)]
+                names += [(f"own {value} too", value) for value in range(2, 6)]
+                return all((client.pull(name) == value).all() for name, value in names)
+
+        with child(program) as (go, is_well):
+            for value in range(10, 14):
+                server.push(f"after {value}", np.full(1 << 20, value, np.uint8))
+            time.sleep(0.5)
+            go()
+            assert is_well()
+            assert (server.pull("before") == 1).all()
+            assert all((server.pull(f"after {value}") == value).all() for value in range(10, 14))
+
+
+def test_a_child_may_fork_again():
+    with process(SERVER, 1 << 20) as server, grpcxx.Client(server.stdout.readline().strip()) as client:
+        array = client.pull(str(1 << 20))
+
+        def grandchild(wait):
+            wait()
+            return bool((array == 2).all())
+
+        def program(_):
+            array[:] = 2
+            with child(grandchild) as (go, is_well):
+                array[:] = 3
+                go()
+                return is_well()
+
+        with child(program) as (_, is_well):
+            assert is_well()
+        assert (array == 1).all()
+
+
+def until_refused(address):
+    """The kernel closes the sockets that a ring of io_uring watches some moments after the process."""
+    host, port = address.rsplit(":", 1)
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        try:
+            socket.create_connection((host, int(port)), 5).close()
+        except ConnectionRefusedError:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"somebody still listens on {address}")
+
+
+FORKING = """
+import os, sys, time, grpcxx
+server = grpcxx.Server(sys.argv[1])
+if os.fork() == 0:
+    print(server.address, os.getpid(), flush=True)
+    time.sleep(600)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("shm", ["off", "auto"])
+def test_a_server_that_is_killed_is_gone_although_its_child_lives(shm):
+    with process(FORKING, "127.0.0.1:0", GRPCXX_SHM=shm) as server:
+        address, number = server.stdout.readline().split()
+        try:
+            with grpcxx.Client(address, timeout=20) as client:
+                client.status()
+                pending = client.recv_async("never")
+                time.sleep(0.3)
+                server.send_signal(signal.SIGKILL)
+                begun = time.monotonic()
+                with pytest.raises(grpcxx.Unavailable):
+                    pending.result(20)
+                assert time.monotonic() - begun < 10, "it was not the end of the process that ended the call"
+            os.kill(int(number), 0)
+            server.wait(10)
+            until_refused(address)
+            with grpcxx.Server(address) as other:
+                assert other.address == address
+        finally:
+            os.kill(int(number), signal.SIGKILL)
