@@ -27,6 +27,7 @@ pub(crate) enum Access {
 /// stay as it is.
 pub(crate) fn tensor_of(value: &Bound<'_, PyAny>, must_copy: bool) -> PyResult<Tensor> {
     if let Ok(array) = value.cast::<PyUntypedArray>()
+        && memory::is_exactly_array(array)
         && array.is_c_contiguous()
         && let Some(dtype) = dtype_of(&array.dtype())
     {
@@ -148,9 +149,11 @@ pub(crate) fn put(
 pub(crate) fn check_out<'py>(out: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyUntypedArray>> {
     let py = out.py();
     let array = match out.cast::<PyUntypedArray>() {
-        Ok(array) if array.is_c_contiguous() && memory::is_writable(array) => array,
+        Ok(array) if array.is_c_contiguous() && memory::is_writable(array) && is_plain(array)? => {
+            array
+        }
         _ => {
-            let text = "out must be a NumPy array, contiguous and writable";
+            let text = "out must be a NumPy array, contiguous and writable, and none with a mask or the like";
             return Err(invalid(py, text));
         }
     };
@@ -162,6 +165,15 @@ pub(crate) fn check_out<'py>(out: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyU
         return Err(invalid(py, text));
     }
     Ok(array.clone())
+}
+
+/// Whether the elements are all that an array is.
+fn is_plain(array: &Bound<'_, PyUntypedArray>) -> PyResult<bool> {
+    if memory::is_exactly_array(array) {
+        return Ok(true);
+    }
+    let is_plain = PLAIN.import(array.py(), "grpcxx._arrays", "is_plain")?;
+    is_plain.call1((array,))?.extract()
 }
 
 /// A type that arrays to send may not have.
@@ -209,6 +221,7 @@ pub(crate) fn without_data(tensor: &mut Tensor) {
     tensor.data = Buffer::new();
 }
 
+static PLAIN: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static PREPARED: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static STRINGS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 

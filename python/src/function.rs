@@ -12,7 +12,7 @@ use crate::arrays::{Access, array_of, tensor_of};
 use crate::engine::Core;
 use crate::lock::lock;
 use crate::memory::attached;
-use crate::request::key_text;
+use crate::request::{key_text, naming};
 use crate::shard::on_shard;
 use crate::status::of_exception;
 
@@ -89,7 +89,8 @@ impl PythonFunction {
                         ),
                     )
                 })?;
-            let tensor = tensor_of(&value, false).map_err(|error| status_of(py, &error))?;
+            let tensor = tensor_of(&value, false).map_err(|error| naming(py, &name, error));
+            let tensor = tensor.map_err(|error| status_of(py, &error))?;
             Ok((name, tensor))
         };
         let fetched = fetches.iter().cloned().map(fetch);

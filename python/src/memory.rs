@@ -241,6 +241,12 @@ pub(crate) fn view<'py>(
     }
 }
 
+/// Whether an array is one of NumPy's own, and of no subclass.
+pub(crate) fn is_exactly_array(array: &Bound<'_, PyUntypedArray>) -> bool {
+    // SAFETY: the type of an object is read, and compared with one that lives as long as NumPy.
+    unsafe { (*array.as_ptr()).ob_type == get_type_object(array.py(), NpyTypes::PyArray_Type) }
+}
+
 /// Bytes of the elements of an array.
 pub(crate) fn bytes_of(array: &Bound<'_, PyUntypedArray>) -> usize {
     array.len() * array.dtype().itemsize()

@@ -16,7 +16,7 @@ use crate::engine::Core;
 use crate::fetched::Wanted;
 use crate::flight::Departure;
 use crate::function::SEND_FUNCTION;
-use crate::request::{graph_call, named_tensors, rendezvous_key, tensors_of, timeout_of};
+use crate::request::{graph_call, named_tensors, naming, rendezvous_key, tensors_of, timeout_of};
 use crate::status::{checked, refused};
 
 /// A task at an address.
@@ -192,7 +192,8 @@ impl Peer {
         future: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.check_open(py)?;
-        let feeds = vec![(key.into(), tensor_of(value, false)?)];
+        let tensor = tensor_of(value, false).map_err(|error| naming(py, key, error))?;
+        let feeds = vec![(key.into(), tensor)];
         let wanted = Wanted::nothing();
         let mut call = graph_call(py, SEND_FUNCTION, feeds, Vec::new())?;
         call.step_id = step.cast_unsigned();

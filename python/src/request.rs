@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMapping, PyString};
 
 use crate::arrays::tensor_of;
-use crate::status::invalid;
+use crate::status::{invalid, of_exception, refused};
 
 /// A call of a function with named tensors.
 pub(crate) fn graph_call(
@@ -37,10 +37,8 @@ pub(crate) fn tensors_of(
     feeds: &Bound<'_, PyAny>,
     must_copy: bool,
 ) -> PyResult<Vec<(Text, Tensor)>> {
-    let pair = |name: Bound<'_, PyAny>, value: Bound<'_, PyAny>| {
-        let name = text_of(name.cast::<PyString>()?)?;
-        Ok((name, tensor_of(&value, must_copy)?))
-    };
+    let pair =
+        |name: Bound<'_, PyAny>, value: Bound<'_, PyAny>| named_tensor(&name, &value, must_copy);
     if let Ok(feeds) = feeds.cast_exact::<PyDict>() {
         return feeds
             .iter()
@@ -55,6 +53,32 @@ pub(crate) fn tensors_of(
     pairs.collect()
 }
 
+/// The tensor of a value that has a name, which stands in the error if it has none.
+fn named_tensor(
+    name: &Bound<'_, PyAny>,
+    value: &Bound<'_, PyAny>,
+    must_copy: bool,
+) -> PyResult<(Text, Tensor)> {
+    let py = name.py();
+    let Ok(name) = name.cast::<PyString>() else {
+        let text = format!("names of arrays are str, and {} is not", name.repr()?);
+        return Err(invalid(py, text));
+    };
+    let name = text_of(name)?;
+    match tensor_of(value, must_copy) {
+        Ok(tensor) => Ok((name, tensor)),
+        Err(error) => Err(naming(py, &name, error)),
+    }
+}
+
+/// The error of an array with its name in front.
+pub(crate) fn naming(py: Python<'_>, name: &str, error: PyErr) -> PyErr {
+    match of_exception(py, &error) {
+        Some(status) => refused(py, status.code, format!("{name}: {}", status.message)),
+        None => error,
+    }
+}
+
 /// The tensors of `push(name, value)` and of `push({name: value, ...})`.
 pub(crate) fn named_tensors(
     name: &Bound<'_, PyAny>,
@@ -64,7 +88,7 @@ pub(crate) fn named_tensors(
     if let Ok(name) = name.cast::<PyString>() {
         let none = name.py().None().into_bound(name.py());
         let value = value.unwrap_or(&none);
-        return Ok(vec![(text_of(name)?, tensor_of(value, must_copy)?)]);
+        return Ok(vec![named_tensor(name, value, must_copy)?]);
     }
     if value.is_some() {
         let text = "give either a name and an array, or a mapping of names to arrays";

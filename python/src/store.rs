@@ -10,7 +10,7 @@ use crate::dtypes::dtype_name;
 use crate::engine::Engine;
 use crate::fetched::Wanted;
 use crate::flight::Departure;
-use crate::request::{named_tensors, rendezvous_key, text_of, timeout_of};
+use crate::request::{named_tensors, naming, rendezvous_key, text_of, timeout_of};
 use crate::status::checked;
 
 #[pymethods]
@@ -95,8 +95,8 @@ impl Engine {
         copy: bool,
     ) -> PyResult<()> {
         self.core().check_open(py)?;
+        let tensor = tensor_of(value, copy).map_err(|error| naming(py, key, error))?;
         let key = rendezvous_key(py, self.core().device(), key)?;
-        let tensor = tensor_of(value, copy)?;
         checked(
             py,
             self.core().with(|engine| engine.send(step, key, tensor)),

@@ -17,8 +17,11 @@ Prepared = tuple[Union[np.ndarray, Strings], bool]
 def prepared(value: Any) -> Prepared:
     """An array without gaps and in the byte order of the machine, and whether that is a copy; or strings."""
     array = as_array(value)
-    if array.dtype.kind in "SUO":
+    if array.dtype.kind in "SUOT":
         return _elements(array), True
+    if array.dtype.names is not None:
+        fields = ", ".join(array.dtype.names)
+        raise Error(Code.INVALID_ARGUMENT, f"an array of records cannot be sent; send each of its fields: {fields}")
     packed = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
     return packed, not np.may_share_memory(packed, array)
 
@@ -26,18 +29,64 @@ def prepared(value: Any) -> Prepared:
 def as_array(value: Any) -> np.ndarray:
     """An array over the memory of `value`, if it has any: arrays, DLPack, the buffer protocol, numbers, lists."""
     if isinstance(value, np.ndarray):
-        return value
+        return _plain(value)
     if hasattr(value, "__dlpack_device__"):
         _check_device(value)
     torch = sys.modules.get("torch")
     try:
+        _check_complete(value)
         if torch is not None and isinstance(value, torch.Tensor):
             return _torch_array(torch, value)
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
             return np.from_dlpack(value)
-        return np.asarray(value)
-    except (BufferError, RuntimeError, TypeError) as error:
+        return _plain(np.asanyarray(value))
+    except (Error, MemoryError):
+        raise
+    except Exception as error:
         raise Error(Code.INVALID_ARGUMENT, f"{_type_name(value)} does not lend its memory: {error}") from error
+
+
+def _check_complete(value: Any) -> None:
+    """Refuses what lacks elements, where they would become other numbers or change the type of the rest."""
+    missing = getattr(value, "null_count", 0)
+    missing = missing() if callable(missing) else missing
+    missing = missing if isinstance(missing, int) else 0
+    if hasattr(value, "isna"):
+        columns = getattr(value, "dtypes", None)
+        types = columns.tolist() if hasattr(columns, "tolist") else [value.dtype]
+        if not all(isinstance(kind, np.dtype) for kind in types):
+            missing = int(np.sum(np.asarray(value.isna())))
+    if missing:
+        raise Error(
+            Code.INVALID_ARGUMENT,
+            f"{_type_name(value)} lacks {missing} of its elements, which cannot be sent; fill them first, with"
+            " .fillna(value) or .fill_null(value)",
+        )
+
+
+def is_plain(array: np.ndarray) -> bool:
+    """Whether the elements are all that an array is."""
+    return type(array) in PLAIN
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """The elements of an array, if they are all that it is."""
+    if is_plain(array):
+        return array
+    if isinstance(array, np.ma.MaskedArray):
+        masked = np.count_nonzero(np.ma.getmaskarray(array))
+        if masked == 0:
+            return np.ma.getdata(array)
+        raise Error(
+            Code.INVALID_ARGUMENT,
+            f"{masked} of {array.size} elements are masked, which cannot be sent; send array.filled(value), and"
+            " numpy.ma.getmaskarray(array) beside it where the mask counts",
+        )
+    raise Error(
+        Code.INVALID_ARGUMENT,
+        f"{_type_name(array)} is more than an array, and only its elements can be sent; if they are what you mean, send"
+        " numpy.asarray(array)",
+    )
 
 
 def torch_tensor(array: np.ndarray) -> Any:
@@ -108,11 +157,22 @@ def _elements(array: np.ndarray) -> Strings:
         if isinstance(element, str):
             element = element.encode()
         if not isinstance(element, bytes):
-            kind = type(element).__name__
-            raise Error(Code.INVALID_ARGUMENT, f"an array of objects may hold str and bytes, and has a {kind}")
+            raise Error(
+                Code.INVALID_ARGUMENT,
+                f"an array of {_dtype_name(array)} may hold str and bytes, and has a {_type_name(element)}; convert it"
+                " to a type of numbers, or fill what is missing",
+            )
         elements.append(element)
     return array.shape, elements
 
+
+def _dtype_name(array: np.ndarray) -> str:
+    return "objects" if array.dtype.kind == "O" else "strings"
+
+
+# Subclasses of arrays whose elements are all that they are. A matrix differs in how it multiplies, which is of no concern
+# to who gets its elements; a record array without fields is an array.
+PLAIN = (np.ndarray, np.memmap, np.matrix, np.recarray)
 
 # DLPack's numbers of devices. Memory that CUDA and ROCm have pinned is the CPU's, and what CUDA manages is both's.
 CPU_DEVICES = (1, 3, 11, 13)
