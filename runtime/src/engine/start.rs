@@ -491,7 +491,7 @@ fn share_memory(
         return SharedMemory::off("GRPCXX_EXTENSIONS is off");
     }
     let mut shm = shm.clone();
-    if !arena.shared {
+    if !options.lends_arenas {
         shm.bounce_arena_bytes = 0;
     }
     // What is copied to be lent would else lie in the arena of the receiver.

@@ -24,7 +24,7 @@ use crate::channel::failure;
 use crate::driver::{CLOSING_CHECK, EVENTS_ENOUGH, LinkDriver};
 use crate::link::{Link, Phase};
 use crate::rendezvous::RendezvousSocket;
-use crate::{HANDSHAKE_TIME_MAX, ShmCounters, ShmOptions};
+use crate::{HANDSHAKE_TIME_MAX, ShmCounters, ShmOptions, socket};
 
 /// Links migrate to shared memory where both ends are on one host and run as one user.
 ///
@@ -48,6 +48,11 @@ impl ShmMedium {
             operation: "read /proc/sys/kernel/random/boot_id".to_owned(),
             errno: 0,
             message: "it does not tell which host this is".to_owned(),
+        })?;
+        socket::check_own_user().map_err(|message| TransportError {
+            operation: "show peers which user this is".to_owned(),
+            errno: 0,
+            message,
         })?;
         let driver = LinkDriver::open(options)
             .map_err(|errno| failure("set up epoll for links over shared memory", errno))?;

@@ -3,6 +3,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
 use grpcxx_memory::OwnFd;
 use rustix::io::Errno;
@@ -99,12 +100,39 @@ fn new_socket() -> rustix::io::Result<OwnFd> {
 }
 
 fn check_user(socket: &OwnFd) -> rustix::io::Result<()> {
-    if peer_of(socket)?.user == rustix::process::geteuid().as_raw() {
+    let own = rustix::process::geteuid().as_raw();
+    if peer_of(socket)?.user == own && own != overflow_user() {
         Ok(())
     } else {
         Err(Errno::PERM)
     }
 }
+
+/// Whether this process has a user that others can be found to be of too.
+///
+/// # Errors
+/// It has not: why, and what would help.
+pub(crate) fn check_own_user() -> Result<(), String> {
+    let own = rustix::process::geteuid().as_raw();
+    if own != overflow_user() {
+        return Ok(());
+    }
+    Err(format!(
+        "this process runs as user {own}, as which the kernel shows all users without a number in their namespace, so it proves nothing; run it as another user"
+    ))
+}
+
+/// The user that stands for all who have no number in a user namespace.
+fn overflow_user() -> u32 {
+    static OVERFLOW: OnceLock<u32> = OnceLock::new();
+    *OVERFLOW.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
+        text.trim().parse().unwrap_or(OVERFLOW_USER_DEFAULT)
+    })
+}
+
+/// What Linux begins with.
+const OVERFLOW_USER_DEFAULT: u32 = 65534;
 
 /// Dials that wait to be accepted.
 const BACKLOG: i32 = 128;
