@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use grpcxx_capi::start::{Page, listen_address};
@@ -293,8 +294,34 @@ impl Engine {
     fn close(&self, py: Python<'_>, grace: f64) -> PyResult<()> {
         let grace = Duration::try_from_secs_f64(grace.max(0.0)).unwrap_or(GRACE_MAX);
         checked(py, may_wait())?;
-        let stopped = py.detach(|| self.core.stop(grace.min(GRACE_MAX)));
-        checked(py, stopped)
+        let (tell, mut told) = mpsc::channel();
+        let core = Arc::clone(&self.core);
+        let stop = move || {
+            // Who waited may have been interrupted.
+            let _ = tell.send(core.stop(grace.min(GRACE_MAX)));
+        };
+        // On a thread of its own, so that this one can hear signals meanwhile.
+        let begun = thread::Builder::new()
+            .name("grpcxx-close".to_owned())
+            .spawn(stop);
+        if let Err(error) = begun {
+            let text = format!("there is no thread to close with: {error}");
+            return Err(refused(py, Code::ResourceExhausted, text));
+        }
+        loop {
+            let told = &mut told;
+            match py.detach(move || told.recv_timeout(LOOK_INTERVAL)) {
+                Ok(stopped) => return checked(py, stopped),
+                Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    return Err(refused(
+                        py,
+                        Code::Internal,
+                        "closing the engine has panicked",
+                    ));
+                }
+            }
+        }
     }
 }
 
@@ -313,6 +340,9 @@ fn start(
     let page = Page::start(&engine, config.metrics_address, None)?;
     Ok((engine, page))
 }
+
+/// How long a wait lasts before Python looks for signals.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Longest time that an engine is given to end.
 const GRACE_MAX: Duration = Duration::from_secs(24 * 60 * 60);

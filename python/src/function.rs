@@ -1,7 +1,7 @@
 //! Functions that peers call: those in Python, and the one that takes what clients send.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use grpcxx_rpc::{Code, GraphCall, Reason, Response, Status, Tensor, Text};
 use grpcxx_runtime::{CallResult, Function, Responder};
@@ -10,9 +10,9 @@ use pyo3::types::{PyDict, PyMapping, PyString};
 
 use crate::arrays::{Access, array_of, tensor_of};
 use crate::engine::Core;
-use crate::lock::lock;
 use crate::memory::attached;
 use crate::request::{key_text, naming};
+use crate::running::Run;
 use crate::shard::on_shard;
 use crate::status::of_exception;
 
@@ -22,6 +22,8 @@ pub(crate) const SEND_FUNCTION: &str = "grpcxx.python.send";
 /// A function in Python, and the names of the arrays that it takes.
 pub(crate) struct PythonFunction {
     function: Py<PyAny>,
+    /// For texts.
+    name: Arc<str>,
     /// The names that it takes; `None`: any.
     accepted: Option<HashMap<Text, Py<PyString>>>,
     /// The names that it cannot do without.
@@ -37,15 +39,6 @@ pub(crate) struct SendFunction {
     core: Weak<Core>,
 }
 
-/// The functions that run, so that the program can wait for their end.
-struct Running {
-    count: Mutex<usize>,
-    none: Condvar,
-}
-
-/// One function that runs.
-struct Run;
-
 impl PythonFunction {
     pub(crate) fn new(
         py: Python<'_>,
@@ -60,8 +53,11 @@ impl PythonFunction {
             Ok((text, name))
         };
         let accepted = accepted.map(|names| names.into_iter().map(named).collect::<PyResult<_>>());
+        let name = function.bind(py).getattr("__name__");
+        let name = name.map_or_else(|_| "the function".to_owned(), |name| name.to_string());
         Ok(Self {
             function,
+            name: name.into(),
             accepted: accepted.transpose()?,
             required: required.into_iter().map(Text::from).collect(),
             bind,
@@ -80,7 +76,7 @@ impl PythonFunction {
                 .map_err(|error| status_of(py, &error))?
                 .ok_or_else(|| {
                     let known = results.names().unwrap_or_default();
-                    let function = self.name(py);
+                    let function = &self.name;
                     Status::new(
                         Code::NotFound,
                         format!(
@@ -122,17 +118,12 @@ impl PythonFunction {
         }
         if !fits && let Some(bind) = &self.bind {
             bind.bind(py).call((), Some(&arrays)).map_err(|error| {
-                let text = format!("{}: {}", self.name(py), error.value(py));
+                let text = format!("{}: {}", self.name, error.value(py));
                 Failure::Status(Status::new(Code::InvalidArgument, text))
             })?;
         }
         let returned = self.function.bind(py).call((), Some(&arrays))?;
         Ok(Results::of(returned))
-    }
-
-    fn name(&self, py: Python<'_>) -> String {
-        let name = self.function.bind(py).getattr("__name__");
-        name.map_or_else(|_| "the function".to_owned(), |name| name.to_string())
     }
 }
 
@@ -145,7 +136,7 @@ impl Function for PythonFunction {
     }
 
     fn start(&self, call: GraphCall, responder: Responder) {
-        let _run = Run::begin();
+        let _run = Run::begin(&self.name);
         // The answer is on its way before the thread lets go of the interpreter.
         let mut request = Some((call, responder));
         let mut answer = || {
@@ -294,40 +285,6 @@ impl Function for SendFunction {
         Ok(Vec::new())
     }
 }
-
-impl Run {
-    fn begin() -> Self {
-        *lock(&RUNNING.count) += 1;
-        Self
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        let mut count = lock(&RUNNING.count);
-        *count -= 1;
-        if *count == 0 {
-            RUNNING.none.notify_all();
-        }
-    }
-}
-
-/// Waits until no function of Python runs on a thread of an engine.
-#[pyfunction]
-pub(crate) fn until_idle(py: Python<'_>) {
-    py.detach(|| {
-        let mut count = lock(&RUNNING.count);
-        while *count > 0 {
-            let waited = RUNNING.none.wait(count);
-            count = waited.unwrap_or_else(PoisonError::into_inner);
-        }
-    });
-}
-
-static RUNNING: Running = Running {
-    count: Mutex::new(0),
-    none: Condvar::new(),
-};
 
 /// The name under which a value is fetched that is no mapping.
 const RESULT: &str = "result";

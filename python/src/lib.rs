@@ -25,6 +25,7 @@ mod memory;
 mod peer;
 mod pool;
 mod request;
+mod running;
 mod shard;
 mod status;
 mod store;
@@ -45,9 +46,9 @@ mod native {
     #[pymodule_export]
     use crate::facts::{endpoint_map, facts, log_to, variables, version};
     #[pymodule_export]
-    use crate::function::until_idle;
-    #[pymodule_export]
     use crate::group::{Group, PendingOperation};
     #[pymodule_export]
     use crate::peer::Peer;
+    #[pymodule_export]
+    use crate::running::until_idle;
 }

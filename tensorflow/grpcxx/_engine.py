@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import logging
 import os
+import signal
+import sys
 import threading
 import weakref
 from collections.abc import Mapping
@@ -11,6 +15,7 @@ from concurrent.futures import Future
 from typing import Any, Callable
 
 from ._library import native
+from ._status import Code, Error, log
 
 
 class Engine:
@@ -30,6 +35,7 @@ class Engine:
     def submit(self, begin: Callable[[CallFuture], Any]) -> CallFuture:
         """Lets `begin` make a call for a future, and returns that at once."""
         future = CallFuture()
+        _check_threads()
         with self._lock:
             self.native.check_open()
             if self._resolver is None:
@@ -57,6 +63,21 @@ class Engine:
                 _end(call)
             # What came belongs to the futures alone.
             del call, calls
+
+
+def _check_threads() -> None:
+    """Refuses what would stop a process for good in which a library has put its own threads in place of real ones."""
+    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        library, cure = "gevent", "monkey.patch_all(thread=False)"
+    elif eventlet is not None and eventlet.is_monkey_patched("thread"):
+        library, cure = "eventlet", "eventlet.monkey_patch(thread=False)"
+    else:
+        return
+    raise Error(
+        Code.FAILED_PRECONDITION,
+        f"futures need threads, and {library} has replaced them: use the method without _async, or {cure}",
+    )
 
 
 def _end(call: Any) -> None:
@@ -95,11 +116,41 @@ def shared() -> Engine:
 
 
 def _close_all():
-    for engine in list(_engines):
-        engine.close()
-    # Threads of an engine must not call into an interpreter that is going away.
-    native.until_idle()
+    try:
+        for engine in list(_engines):
+            engine.close()
+        # Threads of an engine must not call into an interpreter that is going away.
+        running = native.until_idle(QUIET_S)
+        if running:
+            log.warning("%s still runs; Python ends in %d s, or at once with Ctrl-C", ", ".join(running), GRACE_S)
+            running = native.until_idle(GRACE_S)
+    except KeyboardInterrupt:
+        _end_by(signal.SIGINT)
+    if running:
+        log.error("Python ends although %s still runs", ", ".join(running))
+        # What runs would go on in an interpreter that is being taken apart.
+        _flush()
+        if getattr(sys, "last_type", None) is KeyboardInterrupt:
+            _end_by(signal.SIGINT)
+        os._exit(1)
 
+
+def _end_by(number: int) -> None:
+    _flush()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _flush() -> None:
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+# How long functions that run when Python exits may still run unsaid, and then until they are left behind.
+QUIET_S = 0.5
+GRACE_S = 5
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 _shared: Engine | None = None

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -81,3 +82,72 @@ def test_an_original_that_asks_sees_the_end_of_a_server(end):
     original.until_ended()
     assert not original.was_reset
     process.wait(30)
+
+
+STUCK = """
+import grpcxx, sys, threading, time
+
+server = grpcxx.Server()
+
+@server.register
+def stuck():
+    print("in", flush=True)
+    {body}
+
+client = grpcxx.Client(server.address)
+threading.Thread(target=lambda: client.call("stuck", {{}}, "result"), daemon=True).start()
+time.sleep(600)
+"""
+SLEEPS = "time.sleep(600)"
+SPINS = "\n    while True: pass"
+
+
+def start_stuck(body):
+    program = [sys.executable, "-u", "-c", STUCK.format(body=body)]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "in\n"
+    return process
+
+
+@pytest.mark.parametrize("body", [SLEEPS, SPINS], ids=["sleeps", "spins"])
+def test_a_function_that_does_not_end_is_told_and_left_behind(body):
+    with start_stuck(body) as process:
+        process.send_signal(signal.SIGINT)
+        begun = time.monotonic()
+        _, log = process.communicate(timeout=60)
+        assert time.monotonic() - begun > 5, "it had its grace"
+        assert process.returncode == -signal.SIGINT, log
+        assert "stuck still runs; Python ends in 5 s, or at once with Ctrl-C" in log
+        assert "Python ends although stuck still runs" in log
+
+
+@pytest.mark.parametrize("body", [SLEEPS, SPINS], ids=["sleeps", "spins"])
+def test_a_second_ctrl_c_ends_at_once(body):
+    with start_stuck(body) as process:
+        process.send_signal(signal.SIGINT)
+        lines = iter(process.stderr.readline, "")
+        assert any("or at once with Ctrl-C" in line for line in lines)
+        process.send_signal(signal.SIGINT)
+        _, log = process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGINT
+        assert "although" not in log
+
+
+def test_futures_are_refused_where_gevent_has_replaced_threads():
+    pytest.importorskip("gevent")
+    program = """
+from gevent import monkey
+monkey.patch_all()
+import grpcxx, numpy as np
+server = grpcxx.Server()
+client = grpcxx.Client(server.address)
+client.push("w", np.arange(3))
+assert client.pull("w").tolist() == [0, 1, 2]
+try:
+    client.pull_async("w")
+except grpcxx.Error as error:
+    print(error.code.name, error.message)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("FAILED_PRECONDITION futures need threads, and gevent has replaced them: use the method")

@@ -1,0 +1,82 @@
+//! The functions of Python that run on threads of engines, so that a program can wait for their
+//! end.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use grpcxx_memory::forks;
+use pyo3::prelude::*;
+
+use crate::lock::lock;
+
+/// One function that runs.
+pub(crate) struct Run {
+    name: Arc<str>,
+}
+
+struct Running {
+    /// Their names.
+    names: Mutex<Vec<Arc<str>>>,
+    one_less: Condvar,
+    /// Of the process in which the last one began. None of them runs in a child of it.
+    generation: AtomicU32,
+}
+
+impl Run {
+    pub(crate) fn begin(name: &Arc<str>) -> Self {
+        RUNNING
+            .generation
+            .store(forks::generation(), Ordering::Relaxed);
+        lock(&RUNNING.names).push(Arc::clone(name));
+        Self {
+            name: Arc::clone(name),
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let mut names = lock(&RUNNING.names);
+        if let Some(at) = names.iter().position(|name| *name == self.name) {
+            names.swap_remove(at);
+        }
+        RUNNING.one_less.notify_all();
+    }
+}
+
+/// Waits until no function of Python runs on a thread of an engine, at most for so many seconds.
+/// Returns the names of those that do. Signals are heard meanwhile.
+#[pyfunction]
+pub(crate) fn until_idle(py: Python<'_>, seconds: f64) -> PyResult<Vec<String>> {
+    let end = Instant::now() + Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let running = py.detach(|| running(left.min(LOOK_INTERVAL)));
+        if running.is_empty() || left.is_zero() {
+            return Ok(running);
+        }
+        py.check_signals()?;
+    }
+}
+
+/// The names of those that still run after so long.
+fn running(wait: Duration) -> Vec<String> {
+    if RUNNING.generation.load(Ordering::Relaxed) != forks::generation() {
+        return Vec::new();
+    }
+    let waited = RUNNING
+        .one_less
+        .wait_timeout_while(lock(&RUNNING.names), wait, |names| !names.is_empty());
+    let (names, _) = waited.unwrap_or_else(PoisonError::into_inner);
+    names.iter().map(|name| name.to_string()).collect()
+}
+
+static RUNNING: Running = Running {
+    names: Mutex::new(Vec::new()),
+    one_less: Condvar::new(),
+    generation: AtomicU32::new(0),
+};
+
+/// How long a wait lasts before Python looks for signals.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
