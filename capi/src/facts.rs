@@ -5,6 +5,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::path::Path;
 use std::sync::LazyLock;
 
+use grpcxx_memory::{Arena, ArenaOptions};
 use grpcxx_rpc::Status;
 use grpcxx_runtime::config::VARIABLES;
 use grpcxx_runtime::host::HostKind;
@@ -115,10 +116,15 @@ fn word_in_brackets(path: &str) -> String {
     word.map_or("unknown", |(word, _)| word).to_owned()
 }
 
+/// How much of it there may be, in bytes, or why there is none.
 fn shared_memory() -> String {
-    match rustix::fs::statvfs("/dev/shm") {
-        Ok(space) => (space.f_bavail * space.f_frsize).to_string(),
-        Err(error) => format!("/dev/shm: {error}"),
+    let options = ArenaOptions::default().with(|options| {
+        options.capacity_bytes = 1 << 20;
+        options.shared = true;
+    });
+    match Arena::new(options) {
+        Ok(_) => grpcxx_memory::usable_memory_bytes().to_string(),
+        Err(error) => format!("cannot be had: {error}"),
     }
 }
 

@@ -21,6 +21,7 @@ mod metrics;
 mod notices;
 mod options;
 mod peer;
+pub mod proxies;
 mod rendezvous;
 mod request;
 mod responder;

@@ -9,7 +9,7 @@ use grpcxx_runtime::exposition::{MetricsPage, MoreMetrics};
 use grpcxx_runtime::{Engine, EngineOptions};
 
 use crate::boundary::invalid;
-use crate::log;
+use crate::{log, proxies};
 
 /// Reads where an engine shall listen.
 ///
@@ -28,11 +28,15 @@ pub fn listen_address(text: &str) -> Result<SocketAddr, Status> {
 /// # Errors
 /// `FAILED_PRECONDITION` if the engine does not start. What it logged is written by then.
 pub fn start(options: EngineOptions) -> Result<Engine, Status> {
+    let tasks = options.policy.tasks.clone();
     let engine = Engine::start(options).map_err(|error| {
         log::flush();
         Status::new(Code::FailedPrecondition, error.to_string())
     })?;
     tracing::info!("{}", engine.start_report());
+    if let Some(warning) = proxies::warning(tasks, |name| std::env::var(name).ok()) {
+        tracing::warn!("{warning}");
+    }
     if let Some(star) = engine.local_addr()
         && star.ip().is_unspecified()
         && engine.authority().is_open()

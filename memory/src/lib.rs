@@ -80,6 +80,9 @@ pub use buffer_mut::BufferMut;
 pub use device::{DeviceBuffer, DeviceMemory, DmaBuf};
 pub use forks::OwnFd;
 pub use lease::{Leases, Lender};
-pub use options::{ARENA_BYTES_MAX, ArenaOptions, CAPACITY_BYTES_DEFAULT, MEMORY_SHARE_PERCENT};
+pub use options::{
+    ARENA_BYTES_MAX, ArenaOptions, CAPACITY_BYTES_DEFAULT, MEMORY_SHARE_PERCENT,
+    usable_memory_bytes,
+};
 pub use region::{Region, RegionKind, SharedMemory};
 pub use together::DropBatch;

@@ -70,7 +70,9 @@ fn share_bytes(usable_bytes: u64, shards: usize) -> usize {
         .clamp(SHARE_BYTES_MIN, ARENA_BYTES_MAX)
 }
 
-fn usable_memory_bytes() -> u64 {
+/// The memory that this process may use: that of the machine, or what its control groups allow,
+/// nested ones too, if that is less. 0 if the system does not tell.
+pub fn usable_memory_bytes() -> u64 {
     let system = rustix::system::sysinfo();
     let physical_bytes = (system.totalram as u64).saturating_mul(u64::from(system.mem_unit.max(1)));
     let limit_bytes = control_group::memory_limit_bytes(Path::new("/"));

@@ -22,6 +22,12 @@ pub(crate) fn facts(py: Python<'_>) -> Vec<(&'static str, String)> {
     py.detach(grpcxx_capi::facts::facts)
 }
 
+/// What to do about a proxy through which TensorFlow's gRPC would dial some of these hosts.
+#[pyfunction]
+pub(crate) fn proxy_warning(hosts: Vec<String>) -> Option<String> {
+    grpcxx_capi::proxies::warning(hosts, |name| std::env::var(name).ok())
+}
+
 /// Name, default, unit, reader and meaning of each variable of the configuration.
 #[pyfunction]
 pub(crate) fn variables() -> Vec<[&'static str; 5]> {

@@ -44,7 +44,7 @@ mod native {
     #[pymodule_export]
     use crate::engine::Engine;
     #[pymodule_export]
-    use crate::facts::{endpoint_map, facts, log_to, variables, version};
+    use crate::facts::{endpoint_map, facts, log_to, proxy_warning, variables, version};
     #[pymodule_export]
     use crate::group::{Group, PendingOperation};
     #[pymodule_export]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -64,6 +65,7 @@ def examine(endpoint_map: str | None = None, with_tensorflow: bool = True) -> It
     yield from _tensorflow(with_tensorflow)
     yield from _machine(_library.facts())
     yield from _endpoint_map(endpoint_map)
+    yield from _proxy()
     yield from _environment(_library.variables())
 
 
@@ -177,14 +179,15 @@ def _locked_memory(limit: str) -> Iterator[Finding]:
         yield Finding("locked memory", _bytes(limit))
 
 
-def _shared_memory(space: str) -> Iterator[Finding]:
-    if space.isdigit() and int(space) >= SHARED_MEMORY_ENOUGH_BYTES:
-        yield Finding("shared memory", f"{_bytes(space)} free in /dev/shm")
-    elif space.isdigit():
-        advice = "give /dev/shm more room for peers on the same host, such as --shm-size=4g for Docker"
-        yield Finding("shared memory", f"{_bytes(space)} free in /dev/shm", "note", advice)
+def _shared_memory(usable: str) -> Iterator[Finding]:
+    if not usable.isdigit():
+        yield Finding("shared memory", usable, "note", "without it peers on the same host use TCP")
+        return
+    value = f"counts as memory of the process, of which {_bytes(usable)} may be used; /dev/shm is not used"
+    if int(usable) >= SHARED_MEMORY_ENOUGH_BYTES:
+        yield Finding("shared memory", value)
     else:
-        yield Finding("shared memory", space, "note", "without it peers on the same host use TCP")
+        yield Finding("shared memory", value, "note", "allow more memory, such as --memory=4g for Docker")
 
 
 def _rdma(facts: dict[str, str]) -> Finding:
@@ -212,6 +215,20 @@ def _endpoint_map(path: str | None) -> Iterator[Finding]:
             yield Finding("endpoint map", error.message, "wrong", advice)
         return
     yield Finding("endpoint map", f"{found.path} with {len(found.entries)} tasks")
+
+
+def _proxy() -> Iterator[Finding]:
+    """Whether TensorFlow's gRPC reaches the tasks of TF_CONFIG without a proxy."""
+    from ._library import native
+
+    with contextlib.suppress(AttributeError, TypeError, ValueError):
+        cluster = json.loads(os.environ.get("TF_CONFIG", "")).get("cluster", {})
+        lists = [tasks.values() if isinstance(tasks, dict) else tasks for tasks in cluster.values()]
+        addresses = [address for tasks in lists for address in tasks]
+        warning = native.proxy_warning([address.rpartition(":")[0].strip("[]") for address in addresses])
+        if warning:
+            what, _, advice = warning.rpartition("; ")
+            yield Finding("proxy", what, "wrong", advice)
 
 
 def _environment(variables: dict) -> Iterator[Finding]:

@@ -95,9 +95,23 @@ def test_small_limits_are_noted():
     (finding,) = doctor._locked_memory("unlimited")
     assert finding.state == "ok"
     (finding,) = doctor._shared_memory(str(64 << 20))
-    assert finding.state == "note" and finding.value.startswith("64 MiB")
-    (finding,) = doctor._shared_memory("/dev/shm cannot be written")
+    assert finding.state == "note" and "64 MiB may be used" in finding.value and "--memory" in finding.advice
+    (finding,) = doctor._shared_memory("cannot be had: no memfd_create")
     assert finding.state == "note"
+
+
+@pytest.mark.parametrize("tasks", [["ps-0.train:2222"], {"3": "ps-0.train:2222"}])
+def test_a_proxy_that_hides_tasks_is_wrong(monkeypatch, tasks):
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "localhost")
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"ps": tasks, "worker": ["localhost:1", "[2001:db8::1]:2"]}}))
+    (finding,) = doctor._proxy()
+    assert finding.state == "wrong" and "does not cover ps-0.train,2001:db8::1" in finding.value
+    assert finding.advice == "export no_proxy=localhost,ps-0.train,2001:db8::1"
+    monkeypatch.setenv("no_proxy", "localhost,.train,2001:db8::/32")
+    assert list(doctor._proxy()) == []
+    monkeypatch.setenv("TF_CONFIG", "{")
+    assert list(doctor._proxy()) == []
 
 
 @pytest.mark.parametrize("builds, state", [((), "wrong"), (("2.1.0",), "wrong"), (("2.99.0",), "ok")])

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::reaper::Reaper;
 use super::{CpuShare, End, LaunchError};
 use crate::local::{LogLine, LogSink, Process};
 
@@ -28,6 +29,7 @@ pub struct Child {
 pub struct Children {
     children: Vec<(Child, Option<Process>)>,
     log: LogSink,
+    reaper: Reaper,
 }
 
 impl Children {
@@ -42,6 +44,7 @@ impl Children {
         let mut started = Self {
             children: children.into_iter().map(|child| (child, None)).collect(),
             log: Arc::new(log),
+            reaper: Reaper::new(),
         };
         started.start_again()?;
         Ok(started)
@@ -89,6 +92,13 @@ impl Children {
                 *slot = None;
             }
         }
+        self.reaper.reap(|number| {
+            let mut running = self
+                .children
+                .iter()
+                .filter_map(|(_, process)| process.as_ref());
+            running.any(|process| process.id() == number)
+        });
         Ok(ends)
     }
 

@@ -13,6 +13,7 @@ mod member;
 mod message;
 mod mpi;
 mod plan;
+mod reaper;
 mod rendezvous;
 mod roles;
 mod slurm;

@@ -261,3 +261,41 @@ fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
 }
+
+/// In a container it is the first process, and what programs leave behind becomes its children.
+#[test]
+fn the_first_process_collects_what_programs_leave_behind() {
+    const NAMESPACE: [&str; 6] = [
+        "--user",
+        "--map-root-user",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "--kill-child",
+    ];
+    let probe = Command::new("unshare").args(NAMESPACE).arg("true").output();
+    if !probe.is_ok_and(|probe| probe.status.success()) {
+        eprintln!("SKIPPED: this process may not have a namespace of processes");
+        return;
+    }
+    let script = "for _ in 1 2 3; do (sleep 0.1 &); done; left=3
+                  for _ in $(seq 200); do
+                      [ $left -gt 0 ] || break
+                      sleep 0.1; left=$(cat /proc/[0-9]*/stat 2>/dev/null | grep -c '(sleep) Z')
+                  done
+                  echo \"left: $left\"";
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new("unshare")
+        .args(NAMESPACE)
+        .args([TOOL, "launch", "-n", "1", "--", "sh", "-c", script])
+        .current_dir(folder.path())
+        .env_remove("TF_CONFIG")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(
+        output.status.success() && out.contains("left: 0"),
+        "{out}{err}"
+    );
+}

@@ -1,0 +1,116 @@
+//! Whether the gRPC of TensorFlow dials tasks through a proxy for the web, where nothing answers.
+
+use std::net::IpAddr;
+
+use grpcxx_runtime::policy::AddressRanges;
+
+/// What a user has to know whose variables send calls to some of these hosts through a proxy. It
+/// is read as gRPC's core reads them.
+pub fn warning(
+    hosts: impl IntoIterator<Item = impl AsRef<str>>,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Option<String> {
+    let set = |name: &&str| variable(name).is_some_and(|value| !value.is_empty());
+    let proxy = PROXIES.iter().find(|name| set(name))?;
+    let exempt_name = EXEMPT.iter().find(|name| set(name)).unwrap_or(&EXEMPT[1]);
+    let exempt = variable(exempt_name).unwrap_or_default();
+    let mut through: Vec<String> = Vec::new();
+    for host in hosts {
+        let host = host.as_ref();
+        if !is_exempt(host, &exempt) && !through.iter().any(|known| known == host) {
+            through.push(host.to_owned());
+        }
+    }
+    let more = through.len().saturating_sub(HOSTS_TOLD);
+    let names = through.get(..HOSTS_TOLD).unwrap_or(&through).join(",");
+    match through.is_empty() {
+        true => None,
+        false if more > 0 => Some(format!(
+            "{proxy} is set, and {exempt_name} does not cover {names} and {more} more: TensorFlow's gRPC dials \
+             them through the proxy and may hang; add them to {exempt_name}"
+        )),
+        false => Some(format!(
+            "{proxy} is set, and {exempt_name} does not cover {names}: TensorFlow's gRPC dials \
+             through the proxy and may hang; export {exempt_name}={}{names}",
+            if exempt.is_empty() {
+                String::new()
+            } else {
+                format!("{exempt},")
+            },
+        )),
+    }
+}
+
+/// Whether an entry of the list is the end of the host's name, or a range with its address.
+fn is_exempt(host: &str, exempt: &str) -> bool {
+    let name = host.to_ascii_lowercase();
+    let address: Option<IpAddr> = host.parse().ok();
+    exempt.split(',').map(str::trim).any(|entry| {
+        let is_range = entry.contains('/');
+        let range = is_range
+            .then(|| entry.parse::<AddressRanges>().ok())
+            .flatten();
+        match (range, address) {
+            (Some(range), Some(address)) => range.contain(address),
+            _ => !entry.is_empty() && name.ends_with(&entry.to_ascii_lowercase()),
+        }
+    })
+}
+
+/// In the order in which gRPC's core looks at them.
+const PROXIES: [&str; 3] = ["grpc_proxy", "https_proxy", "http_proxy"];
+
+/// As above.
+const EXEMPT: [&str; 2] = ["no_grpc_proxy", "no_proxy"];
+
+/// Most hosts that a text names.
+const HOSTS_TOLD: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn warned(hosts: &[&str], set: &[(&str, &str)]) -> Option<String> {
+        let variable = |name: &str| {
+            let found = set.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned())
+        };
+        warning(hosts, variable)
+    }
+
+    #[test]
+    fn hosts_behind_a_proxy_are_named_with_the_cure() {
+        let hosts = ["ps-0.train", "10.1.0.5", "ps-0.train", "127.0.0.1"];
+        assert_eq!(warned(&hosts, &[("no_proxy", "x")]), None);
+        assert_eq!(warned(&hosts, &[("http_proxy", "")]), None);
+        let proxy = ("http_proxy", "http://proxy:3128");
+        let text = warned(&hosts, &[proxy, ("no_proxy", "localhost,127.0.0.1")]).unwrap();
+        assert!(
+            text.starts_with("http_proxy is set, and no_proxy does not cover ps-0.train,10.1.0.5:")
+        );
+        assert!(
+            text.ends_with("export no_proxy=localhost,127.0.0.1,ps-0.train,10.1.0.5"),
+            "{text}"
+        );
+        let covered = ("no_proxy", " .TRAIN, 10.0.0.0/8,127.0.0.1");
+        assert_eq!(warned(&hosts, &[proxy, covered]), None);
+        let own = [
+            proxy,
+            covered,
+            ("grpc_proxy", "http://other"),
+            ("no_grpc_proxy", "10.1.0.5"),
+        ];
+        let text = warned(&hosts, &own).unwrap();
+        assert!(text.starts_with(
+            "grpc_proxy is set, and no_grpc_proxy does not cover ps-0.train,127.0.0.1:"
+        ));
+    }
+
+    #[test]
+    fn many_hosts_are_counted() {
+        let hosts: Vec<String> = (0..100).map(|index| format!("worker-{index}")).collect();
+        let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
+        let text = warned(&hosts, &[("https_proxy", "http://proxy")]).unwrap();
+        assert!(text.contains("worker-7 and 92 more"), "{text}");
+    }
+}
