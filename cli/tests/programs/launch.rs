@@ -275,7 +275,7 @@ fn the_first_process_collects_what_programs_leave_behind() {
     ];
     let probe = Command::new("unshare").args(NAMESPACE).arg("true").output();
     if !probe.is_ok_and(|probe| probe.status.success()) {
-        eprintln!("SKIPPED: this process may not have a namespace of processes");
+        println!("SKIPPED: this process may not have a namespace of processes");
         return;
     }
     let script = "for _ in 1 2 3; do (sleep 0.1 &); done; left=3
