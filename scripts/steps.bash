@@ -45,15 +45,22 @@ simulation() {
     fi
 }
 
+# Arguments are crates; none for all that have such tests.
 under_loom() {
     export RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom
-    cargo test --locked --release -p grpcxx-memory --test loom &&
-        cargo test --locked --release -p grpcxx-shm --lib interleavings &&
-        cargo test --locked --release -p grpcxx-runtime --lib loom_
+    local crate
+    [ "$#" -gt 0 ] || set -- memory shm runtime
+    for crate in "$@"; do
+        case "$crate" in
+        memory) cargo test --locked --release -p grpcxx-memory --test loom || return 1 ;;
+        shm) cargo test --locked --release -p grpcxx-shm --lib interleavings || return 1 ;;
+        runtime) cargo test --locked --release -p grpcxx-runtime --lib loom_ || return 1 ;;
+        esac
+    done
 }
 
-# Arguments choose tests of grpcxx-rpc: none for all, `wire::` for those of the codecs. rpc forbids unsafe code; what it
-# does with buffers runs the unsafe code of memory, whose own tests always run.
+# With `memory` the tests of that crate alone. rpc forbids unsafe code, and its own take long; what it does with buffers
+# runs the unsafe code of memory.
 under_miri() {
     export MIRIFLAGS="-Zmiri-disable-isolation" CARGO_TARGET_DIR=target/miri
     export PROPTEST_CASES="${GRPCXX_MIRI_CASES:-4}"
@@ -63,6 +70,10 @@ under_miri() {
         echo "NOT RUN: there is no nightly toolchain with Miri, and rustup cannot install one"
         return "$not_run"
     fi
+    if [ "${1:-}" = memory ]; then
+        cargo +nightly miri test --locked -p grpcxx-memory
+        return
+    fi
     # Miri runs the tests of a program one after the other, on one CPU: so two programs run at a time. A process for each
     # test, as nextest makes it, takes longer to start than most tests take.
     local memory=target/miri/memory.log status=0
@@ -70,7 +81,7 @@ under_miri() {
     cargo +nightly miri setup || return 1
     cargo +nightly miri test --locked -p grpcxx-memory >"$memory" 2>&1 &
     local other=$!
-    cargo +nightly miri test --locked -p grpcxx-rpc --lib -- "$@" &&
+    cargo +nightly miri test --locked -p grpcxx-rpc --lib &&
         cargo +nightly miri test --locked -p grpcxx-runtime --lib mesh || status=1
     wait "$other" || status=1
     cat "$memory"

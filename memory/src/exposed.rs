@@ -145,6 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(any(miri, loom), ignore = "maps memory")]
     fn pages_are_noted_and_forgotten_one_by_one() {
         let len_bytes = 200 * PAGE_BYTES;
         let mapping = Mapping::shared(len_bytes).unwrap();
