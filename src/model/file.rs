@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,8 @@ use grpcxx_rpc::{DType, Shape, Tensor, TensorMeta};
 use grpcxx_runtime::open_regular_file;
 
 use super::format::{self, Flaw, PREFIX_BYTES};
-use super::{FileAction, Fingerprint, ModelError, ModelFingerprint};
+use super::index::{self, Source};
+use super::{FileAction, Fingerprint, ModelError, ModelFingerprint, npy_header};
 
 /// The named tensors of one or more safetensors files, described but not read.
 #[derive(Debug)]
@@ -35,7 +36,9 @@ struct SourceFile {
 }
 
 impl Model {
-    /// Opens `paths` and checks their headers whole: types, shapes, offsets, names, lengths.
+    /// Opens `paths` and checks their headers whole: types, shapes, offsets, names, lengths. They
+    /// are safetensors files, the index of such (`model.safetensors.index.json`), which names files
+    /// beside it, and files of NumPy, whose array has the name of the file without `.npy`.
     ///
     /// No tensor is read. The files stay open, so that a later rename or removal changes nothing.
     ///
@@ -45,10 +48,14 @@ impl Model {
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Self, ModelError> {
         let mut files = Vec::with_capacity(paths.len());
         let mut by_name: BTreeMap<String, Entry> = BTreeMap::new();
+        let mut sources = Vec::with_capacity(paths.len());
         for path in paths {
-            let path = path.as_ref().to_owned();
+            sources.append(&mut index::sources(path.as_ref())?);
+        }
+        for Source { path, wanted } in sources {
             let file = open_regular_file(&path).map_err(ModelError::io(FileAction::Open, &path))?;
-            for entry in read_header(&path, &file, files.len())? {
+            let entries = read_header(&path, &file, files.len())?;
+            for entry in take_wanted(&path, entries, wanted)? {
                 if let Some(first) = by_name.get(&entry.name) {
                     let first: &SourceFile = &files[first.file];
                     return Err(ModelError::Duplicate {
@@ -122,6 +129,30 @@ impl Model {
     }
 }
 
+/// The tensors that an index wants of a file.
+fn take_wanted(
+    path: &Path,
+    mut entries: Vec<Entry>,
+    wanted: Option<BTreeSet<String>>,
+) -> Result<Vec<Entry>, ModelError> {
+    let Some(wanted) = wanted else {
+        return Ok(entries);
+    };
+    entries.retain(|entry| wanted.contains(&entry.name));
+    let is_there = |name: &&String| entries.iter().any(|entry| entry.name == **name);
+    if entries.len() < wanted.len()
+        && let Some(missing) = wanted.iter().find(|name| !is_there(name))
+    {
+        return Err(ModelError::Tensor {
+            path: path.to_owned(),
+            tensor: missing.clone(),
+            problem: "the index says that it is in this file, and it is not; copy both again"
+                .to_owned(),
+        });
+    }
+    Ok(entries)
+}
+
 fn read_header(path: &Path, file: &File, index: usize) -> Result<Vec<Entry>, ModelError> {
     let metadata = file
         .metadata()
@@ -133,6 +164,9 @@ fn read_header(path: &Path, file: &File, index: usize) -> Result<Vec<Entry>, Mod
         });
     }
     let file_bytes = metadata.len();
+    if let Some(entry) = read_npy(path, file, file_bytes, index)? {
+        return Ok(vec![entry]);
+    }
     let mut prefix = [0; PREFIX_BYTES];
     if file_bytes < prefix.len() as u64 {
         return Err(ModelError::Malformed {
@@ -162,6 +196,31 @@ fn read_header(path: &Path, file: &File, index: usize) -> Result<Vec<Entry>, Mod
             offset: data_offset + record.begin,
         })
         .collect())
+}
+
+/// The one tensor of a file of NumPy; `None` if it is none.
+fn read_npy(
+    path: &Path,
+    file: &File,
+    file_bytes: u64,
+    index: usize,
+) -> Result<Option<Entry>, ModelError> {
+    let mut start = vec![0; file_bytes.min(npy_header::HEADER_BYTES_ENOUGH as u64) as usize];
+    file.read_exact_at(&mut start, 0)
+        .map_err(ModelError::io(FileAction::ReadHeader, path))?;
+    if !npy_header::is_npy(&start) {
+        return Ok(None);
+    }
+    let (record, offset) = npy_header::parse(&start, file_bytes).map_err(|flaw| at(path, flaw))?;
+    let name = path
+        .file_stem()
+        .map(|name| name.to_string_lossy().into_owned());
+    Ok(Some(Entry {
+        name: name.unwrap_or_default(),
+        meta: meta(record.dtype, record.shape, record.end),
+        file: index,
+        offset,
+    }))
 }
 
 fn meta(dtype: DType, shape: Shape, data_bytes: u64) -> TensorMeta {
@@ -231,6 +290,57 @@ mod tests {
         let second = save(folder.path(), "second", &image(TWO, &[1, 2, 3, 4]));
         let text = Model::open(&[first, second]).unwrap_err().to_string();
         assert!(text.contains("first") && text.contains("second"), "{text}");
+    }
+
+    #[test]
+    fn an_index_says_which_tensor_is_in_which_file() {
+        let folder = tempfile::tempdir().unwrap();
+        save(folder.path(), "1.safetensors", &image(TWO, &[1, 2, 3, 4]));
+        save(folder.path(), "2.safetensors", &image(TWO, &[5, 6, 7, 8]));
+        let index = |map: &str| {
+            let text = format!(r#"{{"metadata":{{"total_size":4}},"weight_map":{map}}}"#);
+            let path = save(
+                folder.path(),
+                "model.safetensors.index.json",
+                text.as_bytes(),
+            );
+            Model::open(&[path])
+        };
+        let model = index(r#"{"a":"2.safetensors","b":"1.safetensors"}"#).unwrap();
+        let bytes = |name| {
+            model
+                .read(model.entry(name).unwrap())
+                .unwrap()
+                .data
+                .to_vec()
+        };
+        assert_eq!((bytes("a"), bytes("b")), (vec![7, 8], vec![1, 2]));
+        for (map, what) in [
+            (r#"{"c":"1.safetensors"}"#, "\"c\": the index says"),
+            (r#"{"a":"3.safetensors"}"#, "3.safetensors"),
+            (r#"{"a":"../1.safetensors"}"#, "without folders"),
+            (r#"{"a":"/etc/passwd"}"#, "without folders"),
+            (r#"["a"]"#, "no index"),
+        ] {
+            let text = index(map).unwrap_err().to_string();
+            assert!(text.contains(what), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_array_of_numpy_has_the_name_of_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let shape = Shape::new(&[2, 1]).unwrap();
+        let tensor = Tensor::new(DType::UInt16, shape, vec![1, 0, 2, 0]).unwrap();
+        let path = folder.path().join("layer.0.weight.npy");
+        crate::model::write_npy(&path, "any", &tensor).unwrap();
+        let model = Model::open(&[path]).unwrap();
+        let entry = model.entry("layer.0.weight").unwrap();
+        assert_eq!(
+            (entry.meta.dtype, entry.meta.shape.dims()),
+            (DType::UInt16, &[2, 1][..])
+        );
+        assert_eq!(model.read(entry).unwrap().data, tensor.data);
     }
 
     #[test]

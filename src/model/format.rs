@@ -244,7 +244,7 @@ fn check_names(records: &[Record]) -> Result<(), Flaw> {
     }
 }
 
-fn flaw(problem: String) -> Flaw {
+pub(super) fn flaw(problem: String) -> Flaw {
     Flaw {
         tensor: None,
         problem,

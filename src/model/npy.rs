@@ -62,6 +62,14 @@ fn header(descr: &str, dims: &[u64]) -> Vec<u8> {
     bytes
 }
 
+/// The type that NumPy calls so, if it is one of this machine's byte order.
+pub(super) fn dtype(name: &str) -> Option<DType> {
+    DType::ALL
+        .iter()
+        .copied()
+        .find(|dtype| descr(*dtype) == Some(name))
+}
+
 fn descr(dtype: DType) -> Option<&'static str> {
     Some(match dtype {
         DType::Float16 => "<f2",
@@ -90,7 +98,7 @@ fn descr(dtype: DType) -> Option<&'static str> {
     })
 }
 
-const MAGIC: &[u8] = b"\x93NUMPY";
+pub(super) const MAGIC: &[u8] = b"\x93NUMPY";
 const ALIGNMENT_BYTES: usize = 64;
 
 #[cfg(test)]

@@ -357,7 +357,9 @@ pub(crate) fn beyond_share(found_bytes: u64, limits: &ConnectionLimits) -> Statu
     Status::new(
         Code::ResourceExhausted,
         format!(
-            "unfinished frames of this connection announce {found_bytes} bytes, allowed are {}",
+            "unfinished frames of this connection announce {found_bytes} bytes, allowed are {}; \
+             send less at once, or raise GRPCXX_CONNECTION_ARENA_BYTES_MAX or GRPCXX_ARENA_BYTES \
+             of the receiver",
             limits.arena_bytes
         ),
     )

@@ -112,7 +112,7 @@ impl EngineOptions {
     /// What the environment's settings mean for `task` in a cluster of `total_tasks` tasks.
     pub fn from_config(config: &Config, task: TaskId, total_tasks: usize) -> Self {
         let job = JobKind::of(&task.job);
-        let shards = config.shards(job, total_tasks);
+        let shards = shards(config, job, total_tasks);
         let mut arena = ArenaOptions::share_of_machine(shards);
         arena.huge_pages = config.huge_pages;
         if let Some(bytes) = config.arena_bytes {
@@ -293,6 +293,20 @@ fn rendezvous_limits(config: &Config) -> RendezvousLimits {
         limits.steps = config.rendezvous_steps as usize;
         limits.stored_bytes = config.rendezvous_bytes;
     })
+}
+
+/// As the configuration says; where that only names a limit, no more than there are CPUs for.
+fn shards(config: &Config, job: JobKind, total_tasks: usize) -> usize {
+    let shards = config.shards(job, total_tasks);
+    match config.shards {
+        Some(_) => shards,
+        None => shards.min(usable_cpus()),
+    }
+}
+
+/// CPUs that this process may use, and has the time of.
+fn usable_cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn shares(config: &Config) -> PeerShares {

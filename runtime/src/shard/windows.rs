@@ -43,7 +43,8 @@ pub(super) fn grow(
 }
 
 fn refusal(error: OutOfMemory) -> Status {
-    Status::new(Code::ResourceExhausted, error.to_string()).because(Reason::Memory)
+    let text = format!("{error}; send less at once, or raise GRPCXX_ARENA_BYTES of the receiver");
+    Status::new(Code::ResourceExhausted, text).because(Reason::Memory)
 }
 
 /// The first window: as long as what one receive takes at most, so that it costs none.

@@ -65,7 +65,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE")]
     pub(crate) endpoint_map: Option<PathBuf>,
 
-    /// A safetensors file whose tensors the ps tasks hold and serve; can be repeated
+    /// A .safetensors, .index.json or .npy file whose tensors the ps tasks hold and serve; can be
+    /// repeated
     ///
     /// All tasks can be given the same files. The tensors are spread by one rule: by falling size,
     /// equal sizes by name, each goes whole to the ps with the fewest bytes so far, among equals to

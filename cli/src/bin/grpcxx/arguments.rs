@@ -32,7 +32,7 @@ pub(crate) enum Command {
     List(ListArguments),
     /// Pull tensors from running tasks into a .safetensors or .npy file
     Pull(PullArguments),
-    /// Push the tensors of safetensors files into running ps tasks
+    /// Push the tensors of safetensors and .npy files into running ps tasks
     Push(PushArguments),
     /// Call a function that a task has registered
     Call(CallArguments),
@@ -174,7 +174,7 @@ pub(crate) struct PushArguments {
     #[command(flatten)]
     pub(crate) target: Target,
 
-    /// The safetensors files to push
+    /// The files to push: .safetensors, the .index.json of several, .npy under the file's name
     #[arg(value_name = "FILE", required = true)]
     pub(crate) files: Vec<PathBuf>,
 
@@ -202,7 +202,7 @@ pub(crate) struct CallArguments {
     #[arg(value_name = "FUNCTION")]
     pub(crate) function: String,
 
-    /// A safetensors file whose tensors are the arguments, by name; can be repeated
+    /// A .safetensors or .npy file whose tensors are the arguments, by name; can be repeated
     #[arg(long, value_name = "FILE")]
     pub(crate) feed: Vec<PathBuf>,
 
@@ -264,7 +264,7 @@ pub(crate) struct LocalCluster {
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) worker: usize,
 
-    /// A safetensors file that the ps tasks share; can be repeated
+    /// A .safetensors, .index.json or .npy file that the ps tasks share; can be repeated
     #[arg(long, value_name = "FILE")]
     pub(crate) load: Vec<PathBuf>,
 
