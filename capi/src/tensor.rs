@@ -48,6 +48,7 @@ pub(crate) type ReleaseFn = extern "C" fn(*mut c_void, bool);
 
 impl CTensor {
     pub(crate) fn new(tensor: Tensor) -> Self {
+        tensor.data.expose();
         Self {
             dims: tensor.shape.dims().iter().map(|&dim| dim as i64).collect(),
             tensor,
@@ -81,9 +82,7 @@ impl CTensor {
         self.foreign.as_ref()
     }
 
-    /// The data, which C may look at for as long as it has the tensor.
     fn data(&self) -> Landed {
-        self.tensor.data.expose();
         self.landed
             .unwrap_or_else(|| Landed::at(self.tensor.data.as_ptr(), self.tensor.data.len()))
     }
@@ -338,7 +337,6 @@ pub(crate) unsafe extern "C" fn grpcxx_tensor_mutable_data(tensor: *const CTenso
     // SAFETY: NULL or alive.
     match unsafe { tensor.as_ref() } {
         Some(tensor) if tensor.landed.is_none() && tensor.tensor.data.is_unique() => {
-            tensor.tensor.data.expose();
             tensor.tensor.data.as_ptr().cast_mut().cast()
         }
         _ => ptr::null_mut(),

@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use grpcxx_memory::forks::Mark;
 use grpcxx_runtime::policy::Authority;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -22,6 +23,8 @@ use crate::link::Link;
 
 /// Connections as they arrive, as many as there may be.
 pub(crate) struct Incoming {
+    // Before what it marks.
+    _mark: Mark,
     listener: TcpListener,
     connections: Arc<Connections>,
     authority: Arc<Authority>,
@@ -40,6 +43,7 @@ impl Incoming {
         handshakes: Arc<Handshakes>,
     ) -> Self {
         Self {
+            _mark: Mark::of(&listener),
             listener,
             connections,
             authority,
@@ -131,6 +135,8 @@ pub(crate) fn concerns_one_peer(error: &io::Error) -> bool {
 
 /// An accepted connection, which fails if nothing comes from it, or its place goes to another.
 pub(crate) struct Connection {
+    // Before what it marks.
+    _mark: Mark,
     stream: Link,
     /// Running until the first byte has come.
     first_byte: Option<Pin<Box<Sleep>>>,
@@ -140,6 +146,7 @@ pub(crate) struct Connection {
 impl Connection {
     fn new(stream: Link, place: ConnectionPlace) -> Self {
         Self {
+            _mark: Mark::of(stream.socket()),
             stream,
             first_byte: Some(Box::pin(tokio::time::sleep(FIRST_BYTE_TIMEOUT))),
             place,

@@ -14,6 +14,15 @@ pub(crate) enum Link {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
+impl Link {
+    pub(crate) fn socket(&self) -> &TcpStream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Tls(stream) => stream.get_ref().0,
+        }
+    }
+}
+
 impl AsyncRead for Link {
     fn poll_read(
         mut self: Pin<&mut Self>,

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use grpcxx_memory::forks::Mark;
 use grpcxx_rpc::{Account, Places};
 use grpcxx_runtime::policy::Authority;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
@@ -42,6 +43,8 @@ pub(crate) struct MetricsPage {
 impl MetricsPage {
     /// Serves the pages until dropped. Who connects and asks nothing gives way to others.
     pub(crate) async fn serve(self, listener: TcpListener) {
+        // Dropped before the listener, which is an argument.
+        let _mark = Mark::of(&listener);
         let places = Places::new(METRICS_CONNECTIONS_MAX, METRICS_SHARE_PERCENT);
         let places = Arc::new(Mutex::new(places));
         loop {

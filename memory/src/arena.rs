@@ -7,6 +7,7 @@ use crate::block::Pool;
 use crate::mapping::PAGE_BYTES;
 use crate::options::{ARENA_BYTES_MAX, ArenaOptions};
 use crate::places::{Place, Places};
+use crate::reclaim::BlockPlace;
 use crate::region::Region;
 use crate::slabs::Slabs;
 use crate::together;
@@ -250,7 +251,13 @@ impl Arena {
             let Some(id) = self.pool.next_returned() else {
                 return count;
             };
-            self.statistics.in_use_bytes -= self.places.free(id);
+            let freed_bytes = self.places.free(id);
+            self.statistics.in_use_bytes -= freed_bytes;
+            if let BlockPlace::Span { page } = id.place() {
+                let offset_bytes = page as usize * PAGE_BYTES;
+                self.pool
+                    .forget_exposed(offset_bytes..offset_bytes + freed_bytes);
+            }
         }
         blocks_max
     }
@@ -259,10 +266,6 @@ impl Arena {
     #[inline]
     fn issue(&mut self, place: Place, len: usize) -> BufferMut {
         self.count(place.len_bytes);
-        if place.len_bytes >= PAGE_BYTES {
-            let place = place.offset_bytes..place.offset_bytes + place.len_bytes;
-            self.pool.forget_exposed(place);
-        }
         // SAFETY: `places` hands out neither this id nor any part of this place again before the id
         // was returned.
         let (block, start) = unsafe { self.pool.issue(place.id, place.offset_bytes) };

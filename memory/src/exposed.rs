@@ -6,9 +6,10 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 use crate::forks::{self, Inherited};
 use crate::mapping::{Mapping, PAGE_BYTES};
@@ -22,7 +23,8 @@ pub(crate) struct Exposed {
     descriptor: RawFd,
     /// A bit for each page, untouched until one is set.
     bits: Mapping,
-    is_any: AtomicBool,
+    /// How many of them are set.
+    noted: AtomicUsize,
     /// In a child: nobody else can see the memory any more.
     is_own: AtomicBool,
 }
@@ -45,30 +47,34 @@ impl Exposed {
             len_bytes,
             descriptor: descriptor.as_raw_fd(),
             bits: Mapping::new((words * size_of::<u64>()).next_multiple_of(PAGE_BYTES))?,
-            is_any: AtomicBool::new(false),
+            noted: AtomicUsize::new(0),
             is_own: AtomicBool::new(false),
         })
     }
 
     /// Users look at these bytes of the mapping from now on.
     pub(crate) fn note(&self, place: Range<usize>) {
-        self.is_any.store(true, Ordering::Relaxed);
         self.each_word(place, |word, bits| {
             if word.load(Ordering::Relaxed) & bits != bits {
-                word.fetch_or(bits, Ordering::Relaxed);
+                let before = word.fetch_or(bits, Ordering::Relaxed);
+                let more = (bits & !before).count_ones() as usize;
+                self.noted.fetch_add(more, Ordering::Relaxed);
             }
         });
     }
 
-    /// Nobody looks at these whole pages: they are about to be handed out again.
+    /// Nobody looks at these whole pages any more.
     pub(crate) fn forget(&self, place: Range<usize>) {
-        if self.is_any.load(Ordering::Relaxed) {
-            self.each_word(place, |word, bits| {
-                if word.load(Ordering::Relaxed) & bits != 0 {
-                    word.fetch_and(!bits, Ordering::Relaxed);
-                }
-            });
+        if self.noted.load(Ordering::Relaxed) == 0 {
+            return;
         }
+        self.each_word(place, |word, bits| {
+            if word.load(Ordering::Relaxed) & bits != 0 {
+                let before = word.fetch_and(!bits, Ordering::Relaxed);
+                let fewer = (bits & before).count_ones() as usize;
+                self.noted.fetch_sub(fewer, Ordering::Relaxed);
+            }
+        });
     }
 
     /// Whether this process is a child of the one that made the mapping.
@@ -95,16 +101,52 @@ impl Exposed {
     }
 
     /// Puts private memory with the same bytes in place of the mapping. What the parent writes
-    /// afterwards still shows in pages that this process has not written.
-    fn make_private(&self) -> rustix::io::Result<()> {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
+    /// afterwards still shows in pages that this process has not written. Returns whether they can
+    /// be written: a system that never promises more than it has may not allow that for all.
+    fn make_private(&self) -> rustix::io::Result<bool> {
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-        let place = self.base.as_ptr().cast();
-        // SAFETY: the descriptor is open as long as this is kept, as in the parent. The range is
-        // that of the mapping, and its bytes are the same before and after.
+        let map = |access| {
+            let place = self.base.as_ptr().cast();
+            // SAFETY: the descriptor is open as long as this is kept, as in the parent. The range
+            // is that of the mapping, and its bytes are the same before and after.
+            unsafe {
+                let descriptor = BorrowedFd::borrow_raw(self.descriptor);
+                rustix::mm::mmap(place, self.len_bytes, access, flags, descriptor, 0)
+            }
+        };
+        match map(ProtFlags::READ | ProtFlags::WRITE) {
+            Ok(_) => Ok(true),
+            Err(Errno::NOMEM) => map(ProtFlags::READ).map(|_| false),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Gives the process a copy of a page, by a write to it.
+    fn copy_page(&self, page: usize, is_writable: bool) -> rustix::io::Result<()> {
+        debug_assert!(page < self.len_bytes / PAGE_BYTES);
+        // SAFETY: a page of the mapping, which only this thread uses.
         unsafe {
-            let descriptor = BorrowedFd::borrow_raw(self.descriptor);
-            rustix::mm::mmap(place, self.len_bytes, access, flags, descriptor, 0)?;
+            let byte = self.base.as_ptr().add(page * PAGE_BYTES);
+            if !is_writable {
+                let access = MprotectFlags::READ | MprotectFlags::WRITE;
+                rustix::mm::mprotect(byte.cast(), PAGE_BYTES, access)?;
+            }
+            byte.write_volatile(byte.read_volatile());
+        }
+        Ok(())
+    }
+
+    fn copy_noted(&self) -> rustix::io::Result<()> {
+        let is_writable = self.make_private()?;
+        if self.noted.load(Ordering::Relaxed) == 0 {
+            return Ok(());
+        }
+        for index in 0..(self.len_bytes / PAGE_BYTES).div_ceil(64) {
+            let mut bits = self.word(index).load(Ordering::Relaxed);
+            while bits != 0 {
+                self.copy_page(index * 64 + bits.trailing_zeros() as usize, is_writable)?;
+                bits &= bits - 1;
+            }
         }
         Ok(())
     }
@@ -113,30 +155,13 @@ impl Exposed {
 impl Inherited for Exposed {
     fn in_child(&self) {
         self.is_own.store(true, Ordering::Relaxed);
-        if let Err(errno) = self.make_private() {
+        if let Err(errno) = self.copy_noted() {
             forks::give_up(errno);
-        }
-        if !self.is_any.load(Ordering::Relaxed) {
-            return;
-        }
-        let pages = self.len_bytes / PAGE_BYTES;
-        for index in 0..pages.div_ceil(64) {
-            let mut bits = self.word(index).load(Ordering::Relaxed);
-            while bits != 0 {
-                let page = index * 64 + bits.trailing_zeros() as usize;
-                // SAFETY: a page of the mapping, which only this thread uses. A write gives the
-                // process a copy of the page.
-                unsafe {
-                    let byte = self.base.as_ptr().add(page * PAGE_BYTES);
-                    byte.write_volatile(byte.read_volatile());
-                }
-                bits &= bits - 1;
-            }
         }
     }
 
     fn must_wait(&self) -> bool {
-        self.is_any.load(Ordering::Relaxed)
+        self.noted.load(Ordering::Relaxed) > 0
     }
 }
 
@@ -165,5 +190,7 @@ mod tests {
         exposed.forget(64 * PAGE_BYTES..199 * PAGE_BYTES);
         assert_eq!(set(), [5, 63, 199]);
         assert!(exposed.must_wait());
+        exposed.forget(0..200 * PAGE_BYTES);
+        assert!(!exposed.must_wait());
     }
 }

@@ -12,13 +12,17 @@
 use std::cell::Cell;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rustix::pipe::PipeFlags;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
+};
 
 /// What a process has that its children must not have as it is.
 pub trait Inherited: Send + Sync {
@@ -84,8 +88,9 @@ pub fn generation() -> u32 {
 #[cold]
 pub fn give_up(why: impl fmt::Display) -> ! {
     let text = format!("grpcxx: a forked child got no memory of its own: {why}\n");
-    // A child without standard error ends all the same.
-    let _ = io::stderr().write_all(text.as_bytes());
+    // Not by the standard library, whose lock a thread of the parent may have had.
+    // SAFETY: the kernel reads as many bytes as there are. Without standard error it reads none.
+    unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
     std::process::abort();
 }
 
@@ -97,7 +102,7 @@ pub fn hear_of_forks() -> io::Result<()> {
     static ASKED: OnceLock<i32> = OnceLock::new();
     let error = *ASKED.get_or_init(|| {
         // Opened now: a process may have no descriptor left when it forks.
-        let _ = nowhere();
+        nowhere();
         // SAFETY: the functions take and return nothing, and stay as long as the program does.
         unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) }
     });
@@ -185,41 +190,59 @@ struct All {
 /// What one fork holds, from before it until after it.
 struct Fork {
     all: MutexGuard<'static, All>,
-    /// By which the parent hears that the child is done, if it has to wait for that.
+    /// By which the parent hears that the child is done, if it has to wait for that: the parent's
+    /// end and the child's.
     done: Option<(OwnedFd, OwnedFd)>,
+    nowhere: RawFd,
 }
 
 /// Nobody keeps or lets go of anything during a fork.
 extern "C" fn before() {
     let all = lock();
     let must_wait = all.kept.iter().any(|(_, inherited)| inherited.must_wait());
-    let done = must_wait.then(|| rustix::pipe::pipe_with(PipeFlags::CLOEXEC));
-    let done = done.and_then(Result::ok);
-    FORK.set(Some(Fork { all, done }));
+    let pair = || {
+        let flags = SocketFlags::CLOEXEC;
+        socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+    };
+    let fork = Fork {
+        all,
+        // A process that may open nothing more does not wait.
+        done: must_wait.then(pair).and_then(Result::ok),
+        nowhere: nowhere(),
+    };
+    FORK.set(Some(ManuallyDrop::new(fork)));
 }
 
 extern "C" fn in_parent() {
-    let Some(Fork { all, done }) = FORK.take() else {
+    let Some(fork) = FORK.take() else {
         return;
     };
+    let Fork { all, done, .. } = ManuallyDrop::into_inner(fork);
+    // Only the child has its end now. Then others may fork.
+    let done = done.map(|(parent, _)| parent);
     drop(all);
-    if let Some((reader, writer)) = done {
-        drop(writer);
+    if let Some(done) = done {
         // Nothing comes, and the end does, if the child was killed meanwhile.
-        let _ = File::from(reader).read(&mut [0]);
+        while recv(&done, &mut [0], RecvFlags::empty()).is_err_and(|errno| errno == Errno::INTR) {}
     }
 }
 
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    let Some(Fork { mut all, done }) = FORK.take() else {
+    let Some(fork) = FORK.take() else {
         return;
     };
+    let Fork {
+        mut all,
+        done,
+        nowhere,
+    } = ManuallyDrop::into_inner(fork);
     let words = MARKED.iter().take(MARKED_WORDS.load(Ordering::Relaxed));
     for (index, word) in words.enumerate() {
         let mut bits = word.swap(0, Ordering::Relaxed);
         while bits != 0 {
-            lead_nowhere(index as RawFd * 64 + bits.trailing_zeros() as RawFd);
+            let descriptor = index as RawFd * 64 + bits.trailing_zeros() as RawFd;
+            lead_to(nowhere, descriptor);
             bits &= bits - 1;
         }
     }
@@ -230,28 +253,42 @@ extern "C" fn in_child() {
     // may end is not ended here.
     std::mem::forget(std::mem::take(&mut all.kept));
     drop(all);
-    if let Some((reader, writer)) = done {
-        drop(reader);
-        let _ = File::from(writer).write(&[1]);
+    if let Some((_, done)) = done {
+        // The parent may have been killed.
+        let _ = send(&done, &[1], SendFlags::NOSIGNAL);
     }
 }
 
 /// Puts a descriptor that leads nowhere in place of one that was inherited, whose owner may still
 /// close it.
-fn lead_nowhere(descriptor: RawFd) {
-    if let Some(nowhere) = nowhere() {
-        // SAFETY: both are numbers of descriptors, the second one of a socket or the like that is
-        // used by nobody in this process any more.
-        unsafe { libc::dup3(nowhere.as_raw_fd(), descriptor, libc::O_CLOEXEC) };
-    }
+fn lead_to(nowhere: RawFd, descriptor: RawFd) {
+    // SAFETY: both are numbers of descriptors, the second one of a socket or the like that is used
+    // by nobody in this process any more. Without the first one nothing happens.
+    unsafe { libc::dup3(nowhere, descriptor, libc::O_CLOEXEC) };
 }
 
-fn nowhere() -> Option<&'static OwnedFd> {
-    static NOWHERE: OnceLock<Option<OwnedFd>> = OnceLock::new();
-    let open = || File::options().read(true).write(true).open("/dev/null");
-    NOWHERE
-        .get_or_init(|| open().ok().map(OwnedFd::from))
-        .as_ref()
+/// A descriptor of /dev/null, which stays open; -1 if there is none. A program that becomes a
+/// daemon closes all, and may have opened something else under the number of the last one.
+fn nowhere() -> RawFd {
+    static NOWHERE: AtomicI32 = AtomicI32::new(-1);
+    let known = NOWHERE.load(Ordering::Relaxed);
+    if leads_nowhere(known) {
+        return known;
+    }
+    let opened = File::options().read(true).write(true).open("/dev/null");
+    let opened = opened.map_or(-1, IntoRawFd::into_raw_fd);
+    NOWHERE.store(opened, Ordering::Relaxed);
+    opened
+}
+
+fn leads_nowhere(descriptor: RawFd) -> bool {
+    if descriptor < 0 {
+        return false;
+    }
+    // SAFETY: borrowed for a question, which fails if nothing is open under that number.
+    let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    let null = rustix::fs::makedev(1, 3);
+    rustix::fs::fstat(descriptor).is_ok_and(|status| status.st_rdev == null)
 }
 
 fn lock() -> MutexGuard<'static, All> {
@@ -261,7 +298,8 @@ fn lock() -> MutexGuard<'static, All> {
 }
 
 thread_local! {
-    static FORK: Cell<Option<Fork>> = const { Cell::new(None) };
+    /// Never dropped with its thread, for a destructor of the thread may fork too.
+    static FORK: Cell<Option<ManuallyDrop<Fork>>> = const { Cell::new(None) };
 }
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);

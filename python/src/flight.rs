@@ -190,6 +190,9 @@ impl CompletionHandler for Flight {
         _shard: &mut ShardContext<'_>,
     ) {
         let is_failure = result.is_err();
+        if let Ok(response) = &result {
+            response.expose();
+        }
         self.set(result.map(|response| self.arrived(response)));
         if is_failure && Arc::strong_count(&self) > 1 {
             self.take_memory_back();

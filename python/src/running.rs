@@ -25,10 +25,13 @@ struct Running {
 
 impl Run {
     pub(crate) fn begin(name: &Arc<str>) -> Self {
-        RUNNING
-            .generation
-            .store(forks::generation(), Ordering::Relaxed);
-        lock(&RUNNING.names).push(Arc::clone(name));
+        let generation = forks::generation();
+        let mut names = lock(&RUNNING.names);
+        if RUNNING.generation.swap(generation, Ordering::Relaxed) != generation {
+            // They run in the parent.
+            names.clear();
+        }
+        names.push(Arc::clone(name));
         Self {
             name: Arc::clone(name),
         }

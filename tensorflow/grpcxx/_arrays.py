@@ -50,7 +50,8 @@ def _check_complete(value: Any) -> None:
     """Refuses what lacks elements, where they would become other numbers or change the type of the rest."""
     missing = getattr(value, "null_count", 0)
     missing = missing() if callable(missing) else missing
-    missing = missing if isinstance(missing, int) else 0
+    # One number, or one for each column.
+    missing = int(np.sum(np.asarray(missing)))
     if hasattr(value, "isna"):
         columns = getattr(value, "dtypes", None)
         types = columns.tolist() if hasattr(columns, "tolist") else [value.dtype]
@@ -172,7 +173,7 @@ def _dtype_name(array: np.ndarray) -> str:
 
 # Subclasses of arrays whose elements are all that they are. A matrix differs in how it multiplies, which is of no concern
 # to who gets its elements; a record array without fields is an array.
-PLAIN = (np.ndarray, np.memmap, np.matrix, np.recarray)
+PLAIN = (np.ndarray, np.memmap, np.matrix, np.recarray, np.char.chararray)
 
 # DLPack's numbers of devices. Memory that CUDA and ROCm have pinned is the CPU's, and what CUDA manages is both's.
 CPU_DEVICES = (1, 3, 11, 13)

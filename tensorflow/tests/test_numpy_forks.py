@@ -104,6 +104,63 @@ def test_what_was_pulled_is_the_childs_own(shm, copy):
         assert all((array == 5).all() for pulled in again for array in pulled.values())
 
 
+def test_signals_do_not_cut_the_wait_for_a_child_short():
+    sizes = [str((3 << 20) + index) for index in range(40)]
+    with process(SERVER, *sizes) as far, grpcxx.Server() as own:
+        client = own.connect(far.stdout.readline().strip())
+        arrays = client.pull(sizes)
+        signal.signal(signal.SIGALRM, lambda *_: None)
+
+        def program(wait):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            wait()
+            return all((array == 1).all() for array in arrays.values())
+
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+            with child(program) as (go, is_well):
+                for array in arrays.values():
+                    array[:] = 9
+                go()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                assert is_well()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def test_a_child_that_serves_ends_well_although_its_parent_was_in_a_function():
+    program = """
+import os, sys, threading, grpcxx
+server = grpcxx.Server()
+inside, done = threading.Event(), threading.Event()
+
+@server.register
+def waits():
+    inside.set()
+    done.wait(60)
+    return 1
+
+client = grpcxx.Client(server.address)
+thread = threading.Thread(target=lambda: client.call("waits", {}, "result"))
+thread.start()
+inside.wait(60)
+child = os.fork()
+if child == 0:
+    with grpcxx.Server() as own, grpcxx.Client(own.address) as client:
+        own.register(lambda: 2, name="two")
+        assert client.call("two", {}, "result") == 2
+    sys.exit(0)
+status = os.waitpid(child, 0)[1]
+done.set()
+thread.join()
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert "still runs" not in ran.stderr
+
+
 def test_what_a_function_got_is_the_childs_own():
     results = []
 

@@ -1,5 +1,9 @@
 #![expect(unsafe_code, reason = "forks, waits for the child and ends it")]
 
+use std::io::{Read, Write};
+
+use rustix::pipe::PipeFlags;
+
 use super::*;
 use crate::{Arena, ArenaOptions, Buffer};
 

@@ -47,7 +47,8 @@ use crate::sharded::Shards;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct LocalEngine {
-    shard: RefCell<Inline<EngineShard>>,
+    /// Until this is dropped.
+    shard: RefCell<Option<Inline<EngineShard>>>,
     shared: SharedParts,
     shards: Shards,
     client: Client,
@@ -56,7 +57,7 @@ pub struct LocalEngine {
 impl LocalEngine {
     pub(super) fn new(shard: Inline<EngineShard>, shared: SharedParts, shards: Shards) -> Self {
         Self {
-            shard: RefCell::new(shard),
+            shard: RefCell::new(Some(shard)),
             client: Client::new(shared.mailboxes.clone(), None),
             shared,
             shards,
@@ -83,22 +84,39 @@ impl LocalEngine {
     ///
     /// # Panics
     /// If the thread is that of a shard already, in another `block_on` for example, or if code on
-    /// this engine's shard panics or has panicked before.
+    /// this engine's shard panics or has panicked before, or in a forked child of the process that
+    /// has made the engine.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         assert!(
             Beside::here().is_none(),
             "the thread of a shard must not block; await the future"
         );
+        assert!(
+            !self.shared.mailboxes.are_inherited(),
+            "this engine was made before fork() and cannot be used in the child; make another there"
+        );
         let _here = self.shards.stay(0);
-        self.shard.borrow_mut().block_on(future)
+        let mut shard = self.shard.borrow_mut();
+        let shard = shard
+            .as_mut()
+            .expect("it is there until the engine is dropped");
+        shard.block_on(future)
     }
 }
 
 impl Drop for LocalEngine {
     fn drop(&mut self) {
+        let Some(mut shard) = self.shard.take() else {
+            return;
+        };
+        if self.shared.mailboxes.are_inherited() {
+            // Its sockets are the parent's.
+            std::mem::forget(shard);
+            return;
+        }
         let grace = Duration::ZERO;
         self.shared.mailboxes.deliver(0, Command::Stop { grace });
-        self.shard.borrow_mut().finish();
+        shard.finish();
     }
 }
 

@@ -296,6 +296,7 @@ impl<A> Core<A> {
             let unknown = Status::new(Code::Unimplemented, text);
             return self.answer(origin, Err(unknown), None);
         };
+        envelope.expose();
         let begun = method.begin(envelope, self.index);
         self.carry_on(origin, method, begun, None);
     }

@@ -278,6 +278,8 @@ impl BorrowedParts {
         let mut parts: Vec<Range<usize>> = (self.places.iter().enumerate())
             .filter(|(slot, _)| is_out(*slot) == 1)
             .map(|(_, at)| place(at))
+            // A child may see a place of which the half is written.
+            .filter(|place| place.start <= place.end && place.end <= self.len_bytes)
             .collect();
         parts.sort_unstable_by_key(|part| part.start);
         parts

@@ -101,7 +101,7 @@ fn new_socket() -> rustix::io::Result<OwnFd> {
 
 fn check_user(socket: &OwnFd) -> rustix::io::Result<()> {
     let own = rustix::process::geteuid().as_raw();
-    if peer_of(socket)?.user == own && own != overflow_user() {
+    if peer_of(socket)?.user == own && Some(own) != overflow_user() {
         Ok(())
     } else {
         Err(Errno::PERM)
@@ -114,7 +114,7 @@ fn check_user(socket: &OwnFd) -> rustix::io::Result<()> {
 /// It has not: why, and what would help.
 pub(crate) fn check_own_user() -> Result<(), String> {
     let own = rustix::process::geteuid().as_raw();
-    if own != overflow_user() {
+    if Some(own) != overflow_user() {
         return Ok(());
     }
     Err(format!(
@@ -122,13 +122,23 @@ pub(crate) fn check_own_user() -> Result<(), String> {
     ))
 }
 
-/// The user that stands for all who have no number in a user namespace.
-fn overflow_user() -> u32 {
-    static OVERFLOW: OnceLock<u32> = OnceLock::new();
+/// The user that stands for all who have no number in this namespace of users; `None` if all have.
+fn overflow_user() -> Option<u32> {
+    static OVERFLOW: OnceLock<Option<u32>> = OnceLock::new();
     *OVERFLOW.get_or_init(|| {
+        let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        if has_all_users(&map) {
+            return None;
+        }
         let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
-        text.trim().parse().unwrap_or(OVERFLOW_USER_DEFAULT)
+        Some(text.trim().parse().unwrap_or(OVERFLOW_USER_DEFAULT))
     })
+}
+
+/// Whether a map of users has all, as that of the first namespace.
+fn has_all_users(map: &str) -> bool {
+    let mut words = map.split_whitespace();
+    words.next() == Some("0") && words.nth(1) == Some("4294967295")
 }
 
 /// What Linux begins with.
@@ -143,6 +153,14 @@ const DESCRIPTORS_MAX: usize = 4;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_namespace_with_all_users_has_no_stand_in() {
+        assert!(has_all_users("         0          0 4294967295\n"));
+        for map in ["", "0 1000 1\n", "0 100000 65536\n", "1 1 4294967294\n"] {
+            assert!(!has_all_users(map), "{map}");
+        }
+    }
 
     #[test]
     fn messages_and_descriptors_cross_and_the_end_is_told() {
