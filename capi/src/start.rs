@@ -1,7 +1,8 @@
 //! How an engine starts that a program in another language holds.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::fmt::Display;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use grpcxx_rpc::{Code, Status};
@@ -11,16 +12,24 @@ use grpcxx_runtime::{Engine, EngineOptions};
 use crate::boundary::invalid;
 use crate::{log, proxies};
 
-/// Reads where an engine shall listen.
+/// Reads where an engine shall listen: an address, or a name of this host, which is looked up.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` if the text is no IP address with a port.
+/// `INVALID_ARGUMENT` if the text is neither with a port, or nobody knows the name.
 pub fn listen_address(text: &str) -> Result<SocketAddr, Status> {
-    text.parse().map_err(|_| {
+    let refused = |why: &dyn Display| {
         invalid(format!(
-            "cannot listen on \"{text}\"; write an IP address and a port, as in 0.0.0.0:0"
+            "cannot listen on \"{text}\"{why}; write an IP address or a name of this host, and a \
+             port, as in 0.0.0.0:0"
         ))
-    })
+    };
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let mut found = text
+        .to_socket_addrs()
+        .map_err(|error| refused(&format_args!(" ({error})")))?;
+    found.next().ok_or_else(|| refused(&""))
 }
 
 /// Starts an engine, and tells the log what it has, and whether strangers can reach it.

@@ -32,7 +32,8 @@ class Client:
 
     Each method waits for its end with the GIL released; its twin with `_async` returns a `concurrent.futures.Future`
     at once. `timeout` is in seconds and bounds the whole call; without it the timeout of the client counts, and
-    without that a call takes as long as it takes.
+    without that a call takes as long as it takes. A client that is pickled dials the same address again where it is
+    unpickled, with the engine of that process, or one with the same settings.
 
     Arrays that are given may be anything that NumPy can see without a copy (arrays, DLPack, the buffer protocol), or
     numbers and lists. The engine sends from their memory: they must stay as they are until the call has ended.
@@ -56,6 +57,7 @@ class Client:
         not called, whichever client of the engine calls it.
         """
         self._own = None if settings is None else Engine(("localhost", 0), None, settings)
+        self._settings = None if settings is None else dict(settings)
         self._connect(self._own or shared(), address, timeout, task)
 
     def _connect(
@@ -64,14 +66,18 @@ class Client:
         self.address = address
         self._engine = engine
         self._timeout = timeout
+        self._task = task
         self._peer = engine.native.peer(address, task)
 
     @classmethod
     def _over(cls, engine: Engine, address: str, timeout: float | None) -> Client:
         client = cls.__new__(cls)
-        client._own = None
+        client._own = client._settings = None
         client._connect(engine, address, timeout)
         return client
+
+    def __reduce__(self):
+        return _dialled, (self.address, self._timeout, self._settings, self._task)
 
     # ---- Calls of functions
 
@@ -190,3 +196,9 @@ def _dtype_name(number: int) -> str:
 
 def _shape(text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in text.strip("[]").split(",") if size)
+
+
+def _dialled(
+    address: str, timeout: float | None, settings: Mapping[str, str] | None, task: tuple[str, int] | None
+) -> Client:
+    return Client(address, timeout=timeout, settings=settings, task=task)

@@ -29,7 +29,9 @@ class Server:
         metrics: str | None = None,
         settings: Mapping[str, str] | None = None,
     ):
-        """Listens at the star port `host:port`, an IP address; port 0 takes a free one, which `address` tells.
+        """Listens at the star port `host:port`; port 0 takes a free one, which `address` tells.
+
+        `host` is an IP address, or a name of this host.
 
         `job` and `index` name the task. At `metrics`, an address too, `/metrics` shows Prometheus what the engine has
         counted, and `/healthz` whether it lives; without it GRPCXX_METRICS_ADDRESS counts. `settings` gives variables

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import multiprocessing
 import os
 import signal
 import socket
@@ -522,6 +523,22 @@ def test_a_child_after_fork_is_told_to_start_anew(server, client):
     os.close(write)
     os.waitpid(child, 0)
     assert b"fork" in os.read(read, 1000)
+
+
+@pytest.mark.parametrize("settings", [None, {"GRPCXX_SHM": "off"}])
+def test_a_client_that_is_pickled_dials_again_elsewhere(server, settings):
+    server.push("x", np.arange(3))
+    with grpcxx.Client(server.address, timeout=30, settings=settings) as client:
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
+            pulled = pool.starmap(grpcxx.Client.pull, [(client, "x")] * 4)
+    assert [array.tolist() for array in pulled] == [[0, 1, 2]] * 4
+
+
+def test_a_server_listens_at_a_name_of_this_host():
+    with grpcxx.Server("localhost:0") as server, grpcxx.Client(server.address, timeout=30) as client:
+        client.push("x", 1)
+    with pytest.raises(grpcxx.Error, match="cannot listen on .*write an IP address or a name of this host"):
+        grpcxx.Server("no-such-host.invalid:0")
 
 
 def run_python(program, **options):
