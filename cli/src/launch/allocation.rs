@@ -4,7 +4,9 @@ use std::fmt;
 
 use grpcxx_runtime::cluster::{ClusterSpec, TaskId};
 
-use super::{Environment, LaunchError, kubernetes, mpi, slurm, tf_config, world};
+use super::{
+    Environment, LaunchError, kubernetes, leader_worker_set, mpi, slurm, tf_config, world,
+};
 
 /// What the environment says about this process and those beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +38,8 @@ pub enum Launcher {
     Pmi,
     /// Whoever sets `RANK` and `WORLD_SIZE`: Ray, torchrun, Training Operator.
     World,
+    /// A group of a LeaderWorkerSet of Kubernetes.
+    LeaderWorkerSet,
     /// An indexed Job of Kubernetes, also as part of a JobSet.
     Kubernetes,
 }
@@ -108,6 +112,7 @@ impl Launcher {
             Self::Slurm => "Slurm",
             Self::Pmi => "PMI",
             Self::World => "RANK and WORLD_SIZE",
+            Self::LeaderWorkerSet => "LeaderWorkerSet",
             Self::Kubernetes => "Kubernetes",
         }
     }
@@ -122,7 +127,7 @@ impl fmt::Display for Launcher {
 /// What the environment says, if a launcher has set it.
 ///
 /// Who says most goes first, and who runs inside another before that one: `TF_CONFIG`, Open MPI
-/// (which starts its daemons through Slurm), Slurm, PMI, `RANK`, Kubernetes.
+/// (which starts its daemons through Slurm), Slurm, PMI, `RANK`, LeaderWorkerSet, Kubernetes.
 ///
 /// # Errors
 /// Variables of a launcher are half set, cannot be read, or contradict each other.
@@ -133,6 +138,7 @@ pub fn find(environment: &Environment) -> Result<Option<Allocation>, LaunchError
         slurm::read,
         mpi::pmi,
         world::read,
+        leader_worker_set::read,
         kubernetes::read,
     ];
     for read in readers {

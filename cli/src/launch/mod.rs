@@ -8,6 +8,7 @@ mod environment;
 mod error;
 mod gang;
 mod kubernetes;
+mod leader_worker_set;
 mod meeting;
 mod member;
 mod message;
