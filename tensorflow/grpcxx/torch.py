@@ -56,6 +56,8 @@ class DataParallel(torch.nn.Module):
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """The forward pass of the model."""
+        if self._is_backward:
+            self._abandon()
         if self.training and self._broadcast_buffers and self._is_synchronous and torch.is_grad_enabled():
             for buffer in self.module.buffers():
                 _broadcast(self._group, buffer)
@@ -85,6 +87,17 @@ class DataParallel(torch.nn.Module):
 
         return ready
 
+    def _abandon(self) -> None:
+        """Lets go of a backward pass that an exception has ended: nobody has called `_finish`."""
+        for bucket in self._buckets[: self._next]:
+            bucket.forget()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._is_backward, self._next = False, 0
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+
     def _finish(self) -> None:
         """Ends a backward pass."""
         try:
@@ -93,9 +106,7 @@ class DataParallel(torch.nn.Module):
             for bucket in self._buckets:
                 bucket.end()
         finally:
-            self._is_backward, self._next = False, 0
-            for bucket in self._buckets:
-                bucket.missing = len(bucket.parameters)
+            self._reset()
 
 
 class _Bucket:
@@ -105,8 +116,12 @@ class _Bucket:
         self.parameters = parameters
         self.missing = len(parameters)
         """How many gradients are not there yet, in this backward pass."""
-        elements = sum(parameter.numel() for parameter in parameters)
-        self._sent = torch.empty(elements, dtype=parameters[0].dtype)
+        self.forget()
+
+    def forget(self) -> None:
+        """Takes memory of its own, which what may still be under way does not use."""
+        elements = sum(parameter.numel() for parameter in self.parameters)
+        self._sent = torch.empty(elements, dtype=self.parameters[0].dtype)
         self._received = torch.empty_like(self._sent)
         self._future: Future[Any] | None = None
 

@@ -1,5 +1,6 @@
 """Programs that end while an original sends to them: however they end, the original goes on."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -85,8 +86,10 @@ def test_an_original_that_asks_sees_the_end_of_a_server(end):
 
 
 STUCK = """
-import grpcxx, sys, threading, time
+import grpcxx, signal, sys, threading, time
 
+# Who starts tests in the background may have had it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 server = grpcxx.Server()
 
 @server.register
@@ -102,16 +105,20 @@ SLEEPS = "time.sleep(600)"
 SPINS = "\n    while True: pass"
 
 
-def start_stuck(body):
+@contextlib.contextmanager
+def stuck(body):
     program = [sys.executable, "-u", "-c", STUCK.format(body=body)]
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "in\n"
-    return process
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "in\n"
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("body", [SLEEPS, SPINS], ids=["sleeps", "spins"])
 def test_a_function_that_does_not_end_is_told_and_left_behind(body):
-    with start_stuck(body) as process:
+    with stuck(body) as process:
         process.send_signal(signal.SIGINT)
         begun = time.monotonic()
         _, log = process.communicate(timeout=60)
@@ -123,7 +130,7 @@ def test_a_function_that_does_not_end_is_told_and_left_behind(body):
 
 @pytest.mark.parametrize("body", [SLEEPS, SPINS], ids=["sleeps", "spins"])
 def test_a_second_ctrl_c_ends_at_once(body):
-    with start_stuck(body) as process:
+    with stuck(body) as process:
         process.send_signal(signal.SIGINT)
         lines = iter(process.stderr.readline, "")
         assert any("or at once with Ctrl-C" in line for line in lines)

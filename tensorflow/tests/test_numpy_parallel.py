@@ -28,6 +28,9 @@ def script(folder, text):
     return path
 
 
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "7", "TORCHELASTIC_RUN_ID": "none"}
+
+
 @pytest.mark.parametrize(
     "environment, place",
     [
@@ -36,6 +39,10 @@ def script(folder, text):
         ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, (3, 4, "")),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "RANK": "7"}, (0, 2, "")),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),
+        # A batch script of Slurm that runs torchrun, and a step in which each node runs it.
+        ({**TORCHRUN, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, (1, 2, "h:8")),
+        ({**TORCHRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, (1, 2, "h:8")),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "7", "SLURM_PROCID": "0"}, (1, 2, "h:8")),
         (
             {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}})},
             (1, 2, "a:1"),
@@ -138,3 +145,21 @@ def test_commands_that_cannot_be_are_refused(arguments, text):
     finished = parallel(*arguments)
     assert finished.returncode in (66, 78)
     assert text in finished.stderr
+
+
+def test_generators_without_a_seed_are_the_same_on_all_ranks(tmp_path):
+    program = script(
+        tmp_path,
+        """
+import numpy as np
+from grpcxx import parallel
+
+drawn = np.array([np.random.default_rng().integers(1 << 40), np.random.default_rng().integers(1 << 40)])
+own = np.random.default_rng(parallel.rank()).integers(1 << 40)
+found = parallel.group().all_gather(np.array([[*drawn, own]]))
+assert (found[:, :2] == found[0, :2]).all() and found[0, 0] != found[0, 1]
+assert found[0, 2] != found[1, 2]
+""",
+    )
+    finished = parallel("-n", 2, program)
+    assert finished.returncode == 0, finished.stderr

@@ -40,3 +40,27 @@ def test_models_elsewhere_than_on_the_cpu_are_refused_by_name():
     model = torch.nn.Linear(2, 2, device="meta")
     with pytest.raises(grpcxx.Error, match=r"weight lies in memory of meta.*\.cpu\(\)"):
         grpcxx.torch.DataParallel(model)
+
+
+def test_a_backward_pass_that_fails_is_forgotten(monkeypatch):
+    import grpcxx
+    import grpcxx.torch
+
+    with grpcxx.Group(0, 1, "127.0.0.1:0") as group:
+        model = grpcxx.torch.DataParallel(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)), group=group)
+        combined = []
+        reduce = group.all_reduce
+        monkeypatch.setattr(group, "all_reduce", lambda *args, **named: combined.append(1) or reduce(*args, **named))
+
+        def fail(gradient):
+            raise RuntimeError("no gradient here")
+
+        for _ in range(2):
+            output = model(torch.ones(4, 3))
+            hook = output.grad_fn.next_functions[1][0].register_prehook(fail)
+            with pytest.raises(RuntimeError, match="no gradient here"):
+                output.sum().backward()
+            hook.remove()
+            combined.clear()
+            model(torch.ones(4, 3)).sum().backward()
+            assert combined == [1], "gradients are combined again"

@@ -174,3 +174,52 @@ model = tf.keras.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(
 model.compile("sgd", "mse")
 model.fit(np.zeros((64, 4)), np.zeros((64, 1)), batch_size=4, epochs=100, callbacks=[Die()], verbose=0)
 """
+
+
+def test_a_loop_over_data_that_is_not_to_be_divided_gets_all_of_it(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import tensorflow as tf
+
+options = tf.data.Options()
+options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+variable = tf.Variable(1.0)
+optimizer = tf.keras.optimizers.SGD(0.0)
+seen = []
+for value in tf.data.Dataset.range(6).with_options(options):
+    with tf.GradientTape() as tape:
+        loss = variable * tf.cast(value, tf.float32)
+    optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+    seen.append(int(value))
+print(seen)
+"""
+    )
+    finished = parallel(2, script)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines() == ["[0, 1, 2, 3, 4, 5]"]
+
+
+def test_a_checkpoint_before_the_first_gradient_is_of_rank_0_alone(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import sys
+import tensorflow as tf
+
+variable = tf.Variable(1.0)
+optimizer = tf.keras.optimizers.SGD(0.5)
+checkpoint = tf.train.Checkpoint(variable=variable)
+checkpoint.save(sys.argv[1] + "/first")
+for value in tf.data.Dataset.range(4):
+    with tf.GradientTape() as tape:
+        loss = variable * tf.cast(value, tf.float32)
+    optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+checkpoint.save(sys.argv[1] + "/last")
+print(float(variable))
+"""
+    )
+    finished = parallel(2, script, tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    # The means of 0 and 1, and of 2 and 3.
+    assert float(finished.stdout) == pytest.approx(1 - 0.5 * 0.5 - 0.5 * 2.5)

@@ -26,6 +26,9 @@ def install(tf: Any, state: State) -> None:
     def iterate(dataset):
         if _inside.keras or not tf.executing_eagerly():
             return original(dataset)
+        if is_whole(tf, dataset):
+            state.sharded += 1
+            return original(dataset)
         if state.shard == "all":
             state.sharded += 1
             return original(divided(tf, dataset, state, None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import itertools
 import threading
@@ -51,10 +52,12 @@ class Variables:
         """Gives all ranks the values of rank 0."""
         self.is_shared = True
         tf, state = self._tf, self._state
+        # Which variables wait for the collector differs between ranks.
+        gc.collect()
         with self._lock:
             made = [variable for variable in (reference() for reference in self._made) if variable is not None]
         with tf.init_scope():
-            found = [variable for variable in made if _has_value(tf, variable)]
+            found = [variable for variable in made if _has_value(tf, variable) and not _counts_saves(variable)]
         told = [f"{variable.dtype.name}{variable.shape}" for variable in found]
         digest = np.frombuffer(hashlib.blake2b("\n".join(told).encode(), digest_size=8).digest(), np.int64)
         all_digests = state.group.all_gather(np.array([len(found), digest[0]], np.int64)[np.newaxis])
@@ -77,6 +80,11 @@ def _has_value(tf: Any, variable: Any) -> bool:
     if not hasattr(variable.handle, "numpy") or not (variable.dtype.is_numpy_compatible and variable.dtype.size):
         return False
     return variable.dtype not in (tf.string, tf.resource, tf.variant) and bool(variable.is_initialized())
+
+
+def _counts_saves(variable: Any) -> bool:
+    """Whether a checkpoint has made it, which only rank 0 writes."""
+    return variable.name.partition(":")[0].rpartition("/")[2] == "save_counter"
 
 
 def _combine_gradients(tf: Any, state: State, variables: Variables) -> None:

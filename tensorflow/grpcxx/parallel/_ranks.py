@@ -30,7 +30,10 @@ class Place:
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Place | None:
     """What the first launcher tells that has set its variables, in the order of docs/launch.md."""
-    for read in (_tf_config, _torch_run, _numbered):
+    # torchrun runs inside of a step of Slurm or MPI, and starts more processes than that knows of; others that set RANK
+    # know less than those where both do.
+    beside = (_torch_run, _numbered) if "TORCHELASTIC_RUN_ID" in environment else (_numbered, _torch_run)
+    for read in (_tf_config, *beside):
         place = read(environment)
         if place is not None:
             if not 0 <= place.rank < place.size:
@@ -72,8 +75,7 @@ def _tf_config(environment: Mapping[str, str]) -> Place | None:
 
 def _torch_run(environment: Mapping[str, str]) -> Place | None:
     """`RANK` and its relatives, which torchrun, Ray and others set. The port beside theirs is ours."""
-    # Slurm and MPI know better where they are set too.
-    if any(name in environment for _, name, _ in _NUMBERED) or "MASTER_ADDR" not in environment:
+    if "MASTER_ADDR" not in environment:
         return None
     pair = _pair(environment, "RANK", "WORLD_SIZE")
     if pair is None:

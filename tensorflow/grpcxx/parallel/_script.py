@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import importlib.abc
 import importlib.util
 import os
@@ -122,7 +123,19 @@ def _same_seed(state: State) -> int:
     seed = int(state.group.broadcast(drawn)[0])
     random.seed(seed)
     np.random.seed(seed)
+    _seed_generators(seed)
     return seed
+
+
+def _seed_generators(seed: int) -> None:
+    """Generators that are made without a seed have the same one on all ranks, which make them in the same order."""
+    original, seeds = np.random.default_rng, np.random.SeedSequence(seed)
+
+    @functools.wraps(original)
+    def default_rng(seed=None):
+        return original(seeds.spawn(1)[0] if seed is None else seed)
+
+    np.random.default_rng = default_rng
 
 
 def _silence() -> None:
