@@ -4,9 +4,7 @@ use std::fmt;
 
 use grpcxx_runtime::cluster::{ClusterSpec, TaskId};
 
-use super::{
-    Environment, LaunchError, kubernetes, leader_worker_set, mpi, slurm, tf_config, world,
-};
+use super::LaunchError;
 
 /// What the environment says about this process and those beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,31 +122,6 @@ impl fmt::Display for Launcher {
     }
 }
 
-/// What the environment says, if a launcher has set it.
-///
-/// Who says most goes first, and who runs inside another before that one: `TF_CONFIG`, Open MPI
-/// (which starts its daemons through Slurm), Slurm, PMI, `RANK`, LeaderWorkerSet, Kubernetes.
-///
-/// # Errors
-/// Variables of a launcher are half set, cannot be read, or contradict each other.
-pub fn find(environment: &Environment) -> Result<Option<Allocation>, LaunchError> {
-    let readers = [
-        tf_config::read,
-        mpi::open_mpi,
-        slurm::read,
-        mpi::pmi,
-        world::read,
-        leader_worker_set::read,
-        kubernetes::read,
-    ];
-    for read in readers {
-        if let Some(found) = read(environment)? {
-            return Ok(Some(found));
-        }
-    }
-    Ok(None)
-}
-
 /// A port that all ranks of a job compute alike, below those of outgoing connections.
 fn port_of(job: &str) -> u16 {
     // FNV-1a: it must give the same in each process, and spread.
@@ -164,26 +137,6 @@ const PORT_COUNT: u16 = 5_000;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn nothing_is_found_where_no_launcher_was() {
-        assert_eq!(find(&Environment::default()).unwrap(), None);
-        let shell = Environment::from([("SLURM_CONF", "/etc/slurm.conf"), ("RANKING", "1")]);
-        assert_eq!(find(&shell).unwrap(), None);
-    }
-
-    #[test]
-    fn ranks_that_slurm_gives_to_the_daemons_of_open_mpi_do_not_count() {
-        let both = Environment::from([
-            ("SLURM_PROCID", "0"),
-            ("SLURM_STEP_NUM_TASKS", "1"),
-            ("OMPI_COMM_WORLD_RANK", "2"),
-            ("OMPI_COMM_WORLD_SIZE", "4"),
-            ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
-        ]);
-        let found = find(&both).unwrap().unwrap();
-        assert_eq!((found.launcher, found.rank), (Launcher::OpenMpi, 2));
-    }
 
     #[test]
     fn addresses_follow_from_the_job_or_from_what_was_asked() {
