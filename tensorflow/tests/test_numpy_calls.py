@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import multiprocessing
 import os
 import signal
 import socket
@@ -525,13 +524,24 @@ def test_a_child_after_fork_is_told_to_start_anew(server, client):
     assert b"fork" in os.read(read, 1000)
 
 
-@pytest.mark.parametrize("settings", [None, {"GRPCXX_SHM": "off"}])
-def test_a_client_that_is_pickled_dials_again_elsewhere(server, settings):
+PICKLED = """
+import multiprocessing, sys, grpcxx
+
+if __name__ == "__main__":
+    for settings in (None, {"GRPCXX_SHM": "off"}):
+        with grpcxx.Client(sys.argv[1], timeout=30, settings=settings) as client:
+            with multiprocessing.get_context("spawn").Pool(2) as pool:
+                pulled = pool.starmap_async(grpcxx.Client.pull, [(client, "x")] * 4).get(60)
+        assert [array.tolist() for array in pulled] == [[0, 1, 2]] * 4
+"""
+
+
+def test_a_client_that_is_pickled_dials_again_elsewhere(server, tmp_path):
     server.push("x", np.arange(3))
-    with grpcxx.Client(server.address, timeout=30, settings=settings) as client:
-        with multiprocessing.get_context("spawn").Pool(2) as pool:
-            pulled = pool.starmap(grpcxx.Client.pull, [(client, "x")] * 4)
-    assert [array.tolist() for array in pulled] == [[0, 1, 2]] * 4
+    program = tmp_path / "program.py"
+    program.write_text(PICKLED)
+    ran = subprocess.run([sys.executable, program, server.address], capture_output=True, text=True, timeout=200)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_a_server_listens_at_a_name_of_this_host():

@@ -124,6 +124,8 @@ impl Cluster {
                 self.check_found(&wanted);
             }
         }
+        // The last of them have only just ended.
+        self.come_to_rest();
         for task in self.tasks.iter().flatten() {
             let audits = || task.shards.iter().map(SimShard::audit);
             let waiters: usize = audits().map(|audit| audit.waiters).sum();
