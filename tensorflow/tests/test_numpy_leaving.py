@@ -99,7 +99,9 @@ def stuck():
 
 client = grpcxx.Client(server.address)
 threading.Thread(target=lambda: client.call("stuck", {{}}, "result"), daemon=True).start()
-time.sleep(600)
+# Python may begin a sleep although a signal has come, and hears of it behind the sleep.
+while True:
+    time.sleep(0.1)
 """
 SLEEPS = "time.sleep(600)"
 SPINS = "\n    while True: pass"
