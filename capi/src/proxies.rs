@@ -57,10 +57,10 @@ fn is_exempt(host: &str, exempt: &str) -> bool {
     })
 }
 
-/// In the order in which gRPC's core looks at them.
+/// Variables that name a proxy, in the order in which gRPC's core looks at them.
 const PROXIES: [&str; 3] = ["grpc_proxy", "https_proxy", "http_proxy"];
 
-/// As above.
+/// Lists of hosts that are dialled without them, in the order in which gRPC's core looks at them.
 const EXEMPT: [&str; 2] = ["no_grpc_proxy", "no_proxy"];
 
 /// Most hosts that a text names.

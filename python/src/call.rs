@@ -1,7 +1,6 @@
 //! Calls that Python waits for, and calls that go on while it does something else.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use grpcxx_runtime::Cancellation;
 use pyo3::prelude::*;
@@ -12,6 +11,7 @@ use crate::flight::{Arrived, Departure, Ending, Outcome};
 use crate::lock::lock;
 use crate::shard::may_wait;
 use crate::status::checked;
+use crate::waits::WAIT_SLICE;
 
 /// A call that goes on. The thread that ends futures asks for its result.
 #[pyclass(frozen, module = "grpcxx._native")]
@@ -135,6 +135,3 @@ fn told(py: Python<'_>, outcome: Outcome, device: Option<&KnownDevice>) -> PyRes
     }
     checked(py, outcome)
 }
-
-/// How long a wait lasts before Python looks for signals.
-const WAIT_SLICE: Duration = Duration::from_millis(200);

@@ -2,12 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
-use std::thread;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use grpcxx_capi::start::{Page, listen_address};
-use grpcxx_memory::forks;
 use grpcxx_rpc::{Code, Reason, Status};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::config::Config;
@@ -20,7 +18,8 @@ use crate::group::{Group, Wanted};
 use crate::lock::lock;
 use crate::peer::Peer;
 use crate::shard::may_wait;
-use crate::status::{checked, invalid, refused};
+use crate::status::{checked, error, invalid, refused};
+use crate::waits::run_elsewhere;
 
 /// One engine: its threads, its connections, and perhaps a port.
 #[pyclass(frozen, module = "grpcxx._native")]
@@ -36,8 +35,6 @@ pub(crate) struct Core {
     client: Client,
     completions: Arc<Completions>,
     is_closed: AtomicBool,
-    /// Of the process that started it; a child of that one has none of its threads.
-    generation: u32,
     address: Option<String>,
     report: String,
     device: (String, u64),
@@ -50,7 +47,6 @@ impl Core {
             client: engine.client(),
             completions: Arc::default(),
             is_closed: AtomicBool::new(false),
-            generation: forks::generation(),
             address: engine.local_addr().map(|address| address.to_string()),
             report: engine.start_report().to_string(),
             device: (attributes.name.clone(), engine.incarnation()),
@@ -62,14 +58,13 @@ impl Core {
 
     /// Raises if the engine cannot be used any more.
     pub(crate) fn check_open(&self, py: Python<'_>) -> PyResult<()> {
-        let text = if self.is_inherited() {
-            "this was opened before fork() and cannot be used in the child; open another there"
-        } else if self.is_closed.load(Ordering::Relaxed) {
-            "this is closed"
-        } else {
-            return Ok(());
-        };
-        Err(refused(py, Code::FailedPrecondition, text))
+        if let Some(status) = self.client.inherited() {
+            return Err(error(py, &status));
+        }
+        match self.is_closed.load(Ordering::Relaxed) {
+            true => Err(refused(py, Code::FailedPrecondition, "this is closed")),
+            false => Ok(()),
+        }
     }
 
     /// Runs code with the engine unless it has stopped.
@@ -116,7 +111,7 @@ impl Core {
 
     /// Whether another process has started it, of which this one is a child.
     fn is_inherited(&self) -> bool {
-        self.generation != forks::generation()
+        self.client.inherited().is_some()
     }
 
     /// Lets go of the engine in a child of the process that started it, which has none of its
@@ -294,34 +289,9 @@ impl Engine {
     fn close(&self, py: Python<'_>, grace: f64) -> PyResult<()> {
         let grace = Duration::try_from_secs_f64(grace.max(0.0)).unwrap_or(GRACE_MAX);
         checked(py, may_wait())?;
-        let (tell, mut told) = mpsc::channel();
         let core = Arc::clone(&self.core);
-        let stop = move || {
-            // Who waited may have been interrupted.
-            let _ = tell.send(core.stop(grace.min(GRACE_MAX)));
-        };
-        // On a thread of its own, so that this one can hear signals meanwhile.
-        let begun = thread::Builder::new()
-            .name("grpcxx-close".to_owned())
-            .spawn(stop);
-        if let Err(error) = begun {
-            let text = format!("there is no thread to close with: {error}");
-            return Err(refused(py, Code::ResourceExhausted, text));
-        }
-        loop {
-            let told = &mut told;
-            match py.detach(move || told.recv_timeout(LOOK_INTERVAL)) {
-                Ok(stopped) => return checked(py, stopped),
-                Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
-                Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    return Err(refused(
-                        py,
-                        Code::Internal,
-                        "closing the engine has panicked",
-                    ));
-                }
-            }
-        }
+        let names = ("grpcxx-close", "the end of the engine");
+        run_elsewhere(py, names, move || core.stop(grace.min(GRACE_MAX)))
     }
 }
 
@@ -340,9 +310,6 @@ fn start(
     let page = Page::start(&engine, config.metrics_address, None)?;
     Ok((engine, page))
 }
-
-/// How long a wait lasts before Python looks for signals.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Longest time that an engine is given to end.
 const GRACE_MAX: Duration = Duration::from_secs(24 * 60 * 60);

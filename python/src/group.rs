@@ -2,12 +2,12 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use grpcxx_collectives::{Group as RuntimeGroup, JoiningGroup, Operation, Operator, ReduceOp};
+use grpcxx_collectives::{Group as RuntimeGroup, Operation, Operator, ReduceOp};
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{Code, Status, Tensor};
 use numpy::{PyUntypedArray, PyUntypedArrayMethods};
@@ -22,6 +22,7 @@ use crate::pool::for_array;
 use crate::request::timeout_of;
 use crate::shard::may_wait;
 use crate::status::{checked, invalid, refused};
+use crate::waits::{WAIT_SLICE, run_elsewhere};
 
 /// One rank of a group.
 #[pyclass(frozen, module = "grpcxx._native")]
@@ -93,7 +94,8 @@ impl Group {
         }
         checked(py, may_wait())?;
         let joining = checked(py, core.with(|engine| builder.begin(engine)))?;
-        let group = met(py, joining)?;
+        let names = ("grpcxx-join", "the wait for other ranks");
+        let group = run_elsewhere(py, names, move || joining.wait())?;
         Ok(Self {
             core: Arc::clone(core),
             group: Mutex::new(Some(group)),
@@ -207,31 +209,6 @@ impl PendingOperation {
             Poll::Pending => {
                 *lock(&self.state) = Some(running);
                 Ok(None)
-            }
-        }
-    }
-}
-
-fn met(py: Python<'_>, joining: JoiningGroup) -> PyResult<RuntimeGroup> {
-    let (sender, mut receiver) = mpsc::channel();
-    let wait = thread::Builder::new().name("grpcxx-join".to_owned());
-    // Who waits may have been interrupted.
-    let spawned = wait.spawn(move || drop(sender.send(joining.wait())));
-    if let Err(error) = spawned {
-        let text = format!("there is no thread to wait for the other ranks: {error}");
-        return Err(refused(py, Code::ResourceExhausted, text));
-    }
-    loop {
-        let next = &mut receiver;
-        match py.detach(move || next.recv_timeout(WAIT_SLICE)) {
-            Ok(group) => return checked(py, group),
-            Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
-            Err(mpsc::RecvTimeoutError::Disconnected) => {
-                return Err(refused(
-                    py,
-                    Code::Internal,
-                    "the wait for other ranks failed",
-                ));
             }
         }
     }
@@ -383,6 +360,3 @@ fn operator(kind: &str, op: &str, root: u32) -> Result<Operator, Status> {
         }
     })
 }
-
-/// How long a wait lasts before Python looks for signals.
-const WAIT_SLICE: Duration = Duration::from_millis(200);

@@ -29,6 +29,7 @@ mod running;
 mod shard;
 mod status;
 mod store;
+mod waits;
 
 use pyo3::prelude::*;
 

@@ -9,6 +9,7 @@ use grpcxx_memory::forks;
 use pyo3::prelude::*;
 
 use crate::lock::lock;
+use crate::waits::WAIT_SLICE;
 
 /// One function that runs.
 pub(crate) struct Run {
@@ -55,7 +56,7 @@ pub(crate) fn until_idle(py: Python<'_>, seconds: f64) -> PyResult<Vec<String>> 
     let end = Instant::now() + Duration::try_from_secs_f64(seconds).unwrap_or_default();
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        let running = py.detach(|| running(left.min(LOOK_INTERVAL)));
+        let running = py.detach(|| running(left.min(WAIT_SLICE)));
         if running.is_empty() || left.is_zero() {
             return Ok(running);
         }
@@ -80,6 +81,3 @@ static RUNNING: Running = Running {
     one_less: Condvar::new(),
     generation: AtomicU32::new(0),
 };
-
-/// How long a wait lasts before Python looks for signals.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);

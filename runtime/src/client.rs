@@ -316,6 +316,14 @@ impl Client {
         self.shared.mailboxes.deliver(peer.shard(), command);
     }
 
+    /// Why nothing can be done with the engine if another process has started it, of which this one
+    /// is a forked child: it has none of the engine's threads.
+    #[inline]
+    pub fn inherited(&self) -> Option<Status> {
+        let mailboxes = &self.shared.mailboxes;
+        (mailboxes.are_inherited()).then(|| mailboxes.end_status())
+    }
+
     /// Whether the engine has stopped or died.
     pub fn is_stopped(&self) -> bool {
         self.shared.mailboxes.is_closed()

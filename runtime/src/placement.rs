@@ -9,6 +9,7 @@ mod claims;
 
 use std::fmt;
 use std::str::FromStr;
+use std::thread;
 
 pub use claims::CpuClaims;
 
@@ -74,6 +75,13 @@ pub fn allowed_cpus() -> CpuList {
         .collect();
     cpus.sort_unstable();
     CpuList(cpus)
+}
+
+/// How many CPUs the calling thread may use, and has the time of: a control group may allow the
+/// time of fewer CPUs than it allows to run on. Ask before anything is pinned.
+pub fn usable_cpus() -> usize {
+    let allowed = allowed_cpus().as_slice().len();
+    thread::available_parallelism().map_or(allowed, |usable| usable.get().min(allowed))
 }
 
 /// Pins the calling thread.

@@ -19,7 +19,7 @@ use crate::cluster::TaskId;
 use crate::config::{Config, DriverSetting, JobKind, RdmaSetting, ShmSetting};
 use crate::function::Service;
 use crate::host::{HostError, HostSetting, ShardError};
-use crate::placement::{CpuList, PlacementError};
+use crate::placement::{CpuList, PlacementError, usable_cpus};
 use crate::policy::{Policy, PolicyError, TokenSource};
 use crate::shard::{DrainLimits, Patience, PeerShares};
 use crate::task::Device;
@@ -300,13 +300,8 @@ fn shards(config: &Config, job: JobKind, total_tasks: usize) -> usize {
     let shards = config.shards(job, total_tasks);
     match config.shards {
         Some(_) => shards,
-        None => shards.min(usable_cpus()),
+        None => shards.min(usable_cpus().max(1)),
     }
-}
-
-/// CPUs that this process may use, and has the time of.
-fn usable_cpus() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn shares(config: &Config) -> PeerShares {

@@ -2,7 +2,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Sender, channel};
-use std::thread;
 
 use arc_swap::ArcSwap;
 use grpcxx_memory::{Arena, ArenaOptions};
@@ -28,7 +27,7 @@ use crate::idle::{Idle, IdlePolicy};
 use crate::limits;
 use crate::mesh::{self, Doorbell, Inbox, InboxSender, Mesh, Sleeper};
 use crate::metrics::Metrics;
-use crate::placement::{CpuClaims, Placement, PlacementRequest, allowed_cpus};
+use crate::placement::{CpuClaims, Placement, PlacementRequest, allowed_cpus, usable_cpus};
 use crate::policy::Authority;
 use crate::registry::Functions;
 use crate::shard::{CoreParts, DrivenShard, PeerShares, Shard, SharedParts};
@@ -197,9 +196,6 @@ fn plan(options: &EngineOptions) -> Result<Plan, EngineError> {
     let (placement, placement_warning) =
         Placement::choose(&request, &allowed, |cpu| cpu_claims.take(cpu))?;
     let allowed_cpus = allowed.as_slice().len();
-    // A control group may allow the time of fewer CPUs than it allows to run on.
-    let usable_cpus = thread::available_parallelism().map_or(allowed_cpus, usize::from);
-    let usable_cpus = usable_cpus.min(allowed_cpus);
     Ok(Plan {
         host: HostChoice::choose(options.host).map_err(EngineError::Options)?,
         placement,
@@ -207,7 +203,7 @@ fn plan(options: &EngineOptions) -> Result<Plan, EngineError> {
         cpu_claims,
         allowed_cpus,
         certificates: certificates.map(Arc::new),
-        idle: IdlePolicy::choose(options.polling, options.spin, options.shards, usable_cpus),
+        idle: IdlePolicy::choose(options.polling, options.spin, options.shards, usable_cpus()),
         arena: (options
             .arena
             .clone()
