@@ -102,6 +102,34 @@ fn programs_and_benches_that_pages_name_exist() {
 }
 
 #[test]
+fn every_fuzz_target_has_a_row_and_a_corpus() {
+    let page = read(&root().join("fuzz/README.md"));
+    let manifest = read(&root().join("fuzz/Cargo.toml"));
+    let mut targets = 0;
+    for entry in std::fs::read_dir(root().join("fuzz/fuzz_targets")).unwrap() {
+        let path = entry.unwrap().path();
+        let target = path.file_stem().unwrap().to_str().unwrap();
+        assert!(
+            page.contains(&format!("`{target}`")),
+            "fuzz/README.md lacks {target}"
+        );
+        assert!(
+            manifest.contains(&format!("name = \"{target}\"")),
+            "{target} is not built"
+        );
+        let corpus = root().join("fuzz/corpus").join(target);
+        assert!(
+            corpus
+                .read_dir()
+                .is_ok_and(|mut inputs| inputs.next().is_some()),
+            "{target}"
+        );
+        targets += 1;
+    }
+    assert!(targets > 20, "{targets}");
+}
+
+#[test]
 fn the_walks_name_functions_that_are_there() {
     let page = read(Path::new("docs/design/walks.md")).replace("\n  `", " `");
     let mut found = 0;

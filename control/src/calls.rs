@@ -163,6 +163,12 @@ impl Calls {
         *self.unanswered.borrow()
     }
 
+    /// The part of the budget that requests under way hold.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn request_bytes(&self) -> usize {
+        lock(&self.request_bytes).all
+    }
+
     fn take_place(
         &self,
         places: &CallPlaces,

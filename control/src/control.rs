@@ -358,13 +358,13 @@ async fn set_health(reporter: &HealthReporter, status: ServingStatus) {
 
 /// The sessions of each kind.
 #[derive(Clone)]
-struct OpenSessions {
+pub(crate) struct OpenSessions {
     worker: Arc<Sessions>,
     master: Arc<Sessions>,
 }
 
 impl OpenSessions {
-    fn new(limits: &ControlLimits, metrics: &Arc<Metrics>) -> Self {
+    pub(crate) fn new(limits: &ControlLimits, metrics: &Arc<Metrics>) -> Self {
         let of_kind = |count: &IntGauge| {
             let places = Places::new(limits.sessions, limits.share_percent);
             let (count, metrics) = (count.clone(), metrics.clone());
@@ -387,7 +387,7 @@ async fn close_idle(connections: Arc<Connections>, sessions: OpenSessions) {
     }
 }
 
-fn routes(
+pub(crate) fn routes(
     backend: Arc<dyn Backend>,
     authority: Arc<Authority>,
     sessions: OpenSessions,

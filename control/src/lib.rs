@@ -17,6 +17,8 @@ mod connections;
 mod control;
 mod dial;
 mod dispatch;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod handshakes;
 mod incoming;
 mod inspector;

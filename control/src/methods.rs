@@ -47,6 +47,13 @@ impl Method {
     }
 }
 
+/// The paths of all methods that are known by name.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn paths() -> Vec<String> {
+    let path = |method: &Method| format!("/{}/{}", method.service, method.name);
+    METHODS.iter().map(path).collect()
+}
+
 /// The method that a request names; one that stands for all others if there is no such method.
 pub(crate) fn find(path: &str) -> &'static Method {
     let Some((service, name)) = path.strip_prefix('/').and_then(|p| p.split_once('/')) else {

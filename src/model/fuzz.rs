@@ -1,7 +1,8 @@
-//! What a fuzzer does with the header of a safetensors file. Only tests and fuzzers have this
-//! module.
+//! What a fuzzer does with the headers of safetensors and NumPy files. Only tests and fuzzers have
+//! this module.
 
 use super::format::{METADATA_KEY, PREFIX_BYTES, build_header, header_bytes, parse_header};
+use super::npy_header;
 
 /// Whatever is a header has the same tensors when it is written again, and they cover the data. The
 /// first byte says how many bytes of data follow the header.
@@ -35,22 +36,45 @@ pub fn safetensors_header(data: &[u8]) {
     );
 }
 
+/// Whatever is a header says how long the file is. The first byte says how many bytes of data
+/// follow the header.
+///
+/// # Panics
+/// If this is not true.
+pub fn numpy_header(data: &[u8]) {
+    let Some((&data_bytes, start)) = data.split_first() else {
+        return;
+    };
+    let file_bytes = start.len() as u64 + u64::from(data_bytes);
+    if let Ok((record, data_offset)) = npy_header::parse(start, file_bytes) {
+        assert_eq!(record.begin, 0);
+        assert_eq!(data_offset + record.end, file_bytes);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
     use proptest::prelude::*;
 
-    use super::safetensors_header;
+    use super::*;
 
-    #[test]
-    fn the_corpus_of_the_fuzzer_holds() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/safetensors_header");
+    fn replay(target: &str, fuzz: fn(&[u8])) {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("fuzz/corpus")
+            .join(target);
         let inputs = std::fs::read_dir(&folder).unwrap().map(|entry| {
             let path = entry.unwrap().path();
-            safetensors_header(&std::fs::read(path).unwrap());
+            fuzz(&std::fs::read(path).unwrap());
         });
         assert!(inputs.count() > 0, "{} is empty", folder.display());
+    }
+
+    #[test]
+    fn the_corpora_of_the_fuzzers_hold() {
+        replay("safetensors_header", safetensors_header);
+        replay("numpy_header", numpy_header);
     }
 
     proptest! {
