@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grpcxx_control::{BadAddress, Control, ControlError, ControlLimits, ControlOptions};
-use grpcxx_rpc::wire::encode_record;
+use grpcxx_rpc::wire::{ShapeForms, encode_record};
 use grpcxx_rpc::{Status, Tensor, Text};
 use grpcxx_runtime::cluster::{ClusterError, ClusterSpec, Protocol, TaskId, host_of, listen_ip};
 use grpcxx_runtime::config::Config;
@@ -355,7 +355,7 @@ fn read_share(
         .map(|entry| {
             let tensor = model.read(entry)?;
             // What cannot be sent is told now, not to whoever asks for it later.
-            encode_record(&tensor).map_err(|status| {
+            encode_record(&tensor, ShapeForms::Packed).map_err(|status| {
                 let text = format!("tensor {:?}: {}", entry.name, status.message);
                 ServerError::Store(status.with_message(text))
             })?;

@@ -6,7 +6,7 @@ use grpcxx_memory::Buffer;
 use grpcxx_transport::Frame;
 
 use super::limits::RECORDS_MAX;
-use super::{COALESCE_BYTES_MAX, ConnectionLimits};
+use super::{COALESCE_BYTES_MAX, ConnectionLimits, SendLimits};
 use crate::wire::{
     Announcement, CANCEL_METHOD, HEADER_BYTES, RequestHeader, ResponseHeader, STREAM_OPEN_METHOD,
     encode_graph_metadata, encode_names, encode_receive, encode_record, sorted_by_name,
@@ -22,7 +22,7 @@ pub(crate) fn request(
     tag: u64,
     timeout_ms: i32,
     request: &Request,
-    limits: &ConnectionLimits,
+    limits: &SendLimits,
 ) -> Result<(), Status> {
     reserve_header(frame);
     let mut metadata_bytes = 0;
@@ -71,7 +71,7 @@ pub(crate) fn open_stream(
     timeout_ms: i32,
     envelope: &Envelope,
     number: u32,
-    limits: &ConnectionLimits,
+    limits: &SendLimits,
 ) -> Result<(), Status> {
     reserve_header(frame);
     let metadata_bytes = enclose(frame, envelope, limits)?;
@@ -118,7 +118,7 @@ pub(crate) fn message_response(
     tag: u64,
     body: &Buffer,
     announce: Option<&Announcement>,
-    limits: &ConnectionLimits,
+    limits: &SendLimits,
 ) -> Result<(), Status> {
     check_message(body, limits)?;
     reserve_header(frame);
@@ -137,12 +137,12 @@ pub(crate) fn tensors_response(
     frame: &mut Frame,
     tag: u64,
     tensors: &[Tensor],
-    limits: &ConnectionLimits,
+    limits: &SendLimits,
 ) -> Result<(), Status> {
     assert_originals_can_send(tensors.len());
     reserve_header(frame);
     for tensor in tensors {
-        record(frame, tensor)?;
+        record(frame, tensor, limits)?;
     }
     finish_response(frame, tag, 0, limits)
 }
@@ -156,7 +156,7 @@ pub(crate) fn fetched_response(
     tag: u64,
     asked: &[Text],
     fetched: &[(Text, Tensor)],
-    limits: &ConnectionLimits,
+    limits: &SendLimits,
 ) -> Result<(), Status> {
     let order = fetch_order(asked, fetched)?;
     assert_originals_can_send(order.len());
@@ -165,7 +165,7 @@ pub(crate) fn fetched_response(
     let names_bytes = encode_names(sorted.clone().map(|(name, _)| name), frame.bytes_mut())?;
     let names_bytes = checked_names(names_bytes, limits)?;
     for (_, tensor) in sorted {
-        record(frame, tensor)?;
+        record(frame, tensor, limits)?;
     }
     finish_response(frame, tag, names_bytes, limits)
 }
@@ -178,7 +178,7 @@ pub(crate) fn unary_response(
     frame: &mut Frame,
     tag: u64,
     envelope: &Envelope,
-    limits: &ConnectionLimits,
+    limits: &SendLimits,
 ) -> Result<(), Status> {
     reserve_header(frame);
     let head_bytes = enclose(frame, envelope, limits)?;
@@ -186,12 +186,7 @@ pub(crate) fn unary_response(
 }
 
 /// Fills an empty frame with a failure.
-pub(crate) fn error_response(
-    frame: &mut Frame,
-    tag: u64,
-    status: &Status,
-    limits: &ConnectionLimits,
-) {
+pub(crate) fn error_response(frame: &mut Frame, tag: u64, status: &Status, limits: &SendLimits) {
     let text = match status.message.as_ref() {
         // Originals take an empty text for the end of the connection.
         "" => status.code.name(),
@@ -208,11 +203,7 @@ pub(crate) fn error_response(
 }
 
 /// Puts head and message behind a header. Returns the length of the head.
-fn enclose(
-    frame: &mut Frame,
-    envelope: &Envelope,
-    limits: &ConnectionLimits,
-) -> Result<i32, Status> {
+fn enclose(frame: &mut Frame, envelope: &Envelope, limits: &SendLimits) -> Result<i32, Status> {
     check_message_bytes(envelope.message_bytes() as u64, limits)?;
     for piece in envelope.pieces() {
         payload(frame, piece);
@@ -220,11 +211,7 @@ fn enclose(
     checked_names(envelope.head_bytes(), limits)
 }
 
-fn graph_call(
-    frame: &mut Frame,
-    call: &GraphCall,
-    limits: &ConnectionLimits,
-) -> Result<i32, Status> {
+fn graph_call(frame: &mut Frame, call: &GraphCall, limits: &SendLimits) -> Result<i32, Status> {
     check_records(call.feeds.len(), limits)?;
     check_records(call.fetches.len(), limits)?;
     if let Err(name) = sorted_by_name(&call.fetches) {
@@ -240,7 +227,7 @@ fn graph_call(
     );
     let metadata_bytes = checked_names(metadata_bytes, limits)?;
     for (_, tensor) in &call.feeds {
-        record(frame, tensor)?;
+        record(frame, tensor, limits)?;
     }
     Ok(metadata_bytes)
 }
@@ -272,8 +259,10 @@ fn fetch_order(asked: &[Text], fetched: &[(Text, Tensor)]) -> Result<Vec<u32>, S
     ))
 }
 
-fn record(frame: &mut Frame, tensor: &Tensor) -> Result<(), Status> {
-    frame.bytes_mut().extend_from_slice(&encode_record(tensor)?);
+fn record(frame: &mut Frame, tensor: &Tensor, limits: &SendLimits) -> Result<(), Status> {
+    frame
+        .bytes_mut()
+        .extend_from_slice(&encode_record(tensor, limits.shapes)?);
     payload(frame, &tensor.data);
     Ok(())
 }
@@ -306,7 +295,7 @@ pub(crate) fn finish_response(
     frame: &mut Frame,
     tag: u64,
     names_bytes: i32,
-    limits: &ConnectionLimits,
+    limits: &SendLimits,
 ) -> Result<(), Status> {
     let header = ResponseHeader {
         tag,

@@ -1,6 +1,8 @@
 //! What one connection may hold and take.
 
-use crate::wire::{Features, HEADER_BYTES};
+use std::ops::Deref;
+
+use crate::wire::{Features, HEADER_BYTES, ShapeForms};
 
 /// Payload up to this length is copied into the frame; longer payload is attached by reference.
 pub const COALESCE_BYTES_MAX: usize = 1024;
@@ -94,13 +96,14 @@ impl ConnectionLimits {
     }
 
     /// The limits of what is sent between these ends, if `common` is what both have announced.
-    pub(crate) fn between(self, common: Features) -> Self {
-        if common.contains(Features::LONG_FRAMES) {
-            return self;
+    pub(crate) fn between(self, common: Features) -> SendLimits {
+        let mut limits = self;
+        if !common.contains(Features::LONG_FRAMES) {
+            limits.frame_bytes = limits.frame_bytes.min(FRAME_BYTES_MAX);
         }
-        Self {
-            frame_bytes: self.frame_bytes.min(FRAME_BYTES_MAX),
-            ..self
+        SendLimits {
+            limits,
+            shapes: ShapeForms::of(common),
         }
     }
 
@@ -123,6 +126,22 @@ impl ConnectionLimits {
     /// Most frames that wait at a server for the link: one answer for each request.
     pub fn server_frames(&self) -> usize {
         self.outstanding_calls + CHUNKED_REQUESTS
+    }
+}
+
+/// What the ends of a connection may send each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SendLimits {
+    limits: ConnectionLimits,
+    /// In which forms shapes may travel.
+    pub(crate) shapes: ShapeForms,
+}
+
+impl Deref for SendLimits {
+    type Target = ConnectionLimits;
+
+    fn deref(&self) -> &ConnectionLimits {
+        &self.limits
     }
 }
 
@@ -158,7 +177,7 @@ mod tests {
         assert_eq!(limits.frame_bytes, 1 << 36);
         let star = limits.between(Features::ALL.without(Features::LONG_FRAMES));
         assert_eq!(star.frame_bytes, (1 << 32) - 1);
-        assert_eq!(limits.between(Features::LONG_FRAMES), limits);
+        assert_eq!(*limits.between(Features::LONG_FRAMES), limits);
         assert_eq!(limits.message_bytes, 64 << 20);
         assert_eq!(limits.names_bytes, 64 << 20);
         assert_eq!(limits.error_text_bytes, 64 << 10);

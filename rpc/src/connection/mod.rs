@@ -34,6 +34,7 @@ pub use calls::{CallId, CallOptions, Finished};
 pub use client::ClientConnection;
 pub use gate::{Gate, Refused};
 pub use landings::{ImmediateHit, Landings};
+pub(crate) use limits::SendLimits;
 pub use limits::{COALESCE_BYTES_MAX, ConnectionLimits};
 pub use peer_holding::PeerHolding;
 pub use server::{Incoming, RequestId, ServerConnection, Undelivered};

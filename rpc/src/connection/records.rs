@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::cursor::{Cursor, Filled};
 use super::landings::checked;
 use super::{ConnectionLimits, Landings, PeerViolation};
-use crate::wire::{HEADER_BYTES, RECORD_BYTES, RecordError, decode_record};
+use crate::wire::{HEADER_BYTES, RECORD_BYTES, RecordError, ShapeForms, decode_record};
 use crate::{Code, DTypeClass, Reason, Status, Tensor, TensorMeta, Text};
 
 /// The tensor records of one frame on their way in.
@@ -22,6 +22,7 @@ pub(crate) struct Records {
     landing: SmallVec<[(TensorMeta, Option<Buffer>); 1]>,
     /// Whether landings let the link show what follows before they are back.
     goes_on: bool,
+    shapes: ShapeForms,
     arrived: SmallVec<[Tensor; 1]>,
     failure: Option<Failure>,
     frame_bytes: u64,
@@ -53,6 +54,7 @@ impl Records {
             indexes: Vec::new(),
             landing: SmallVec::new(),
             goes_on: false,
+            shapes: ShapeForms::Star,
             arrived: SmallVec::with_capacity(wanted.min(RESERVED_MAX)),
             failure: None,
             frame_bytes: HEADER_BYTES as u64 + head_bytes,
@@ -82,6 +84,11 @@ impl Records {
             goes_on: true,
             ..self
         }
+    }
+
+    /// The same, with the forms in which the peer may send shapes.
+    pub(crate) fn with_shapes(self, shapes: ShapeForms) -> Self {
+        Self { shapes, ..self }
     }
 
     /// Drops the rest; the first reason counts.
@@ -162,7 +169,7 @@ impl Records {
                     at_least_bytes: RECORD_BYTES,
                 }));
             };
-            let next = match decode_record(head) {
+            let next = match decode_record(head, self.shapes) {
                 Ok(meta) => {
                     self.count(meta.data_bytes, limits)?;
                     self.begun += 1;

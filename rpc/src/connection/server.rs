@@ -13,7 +13,7 @@ use super::deadlines::Deadlines;
 use super::outgoing::Outgoing;
 use super::peer_holding::HoldingPart;
 use super::reader::FrameReader;
-use super::{ConnectionLimits, Gate, PeerHolding};
+use super::{ConnectionLimits, Gate, PeerHolding, SendLimits};
 use crate::extensions::bundles::numbers::NumberedKeys;
 use crate::extensions::bundles::server::Bundled;
 use crate::extensions::key_lists::server::KeptLists;
@@ -33,7 +33,7 @@ pub(crate) mod messages;
 #[derive(Debug)]
 pub struct ServerConnection {
     /// What the peer takes.
-    pub(crate) answer_limits: ConnectionLimits,
+    pub(crate) answer_limits: SendLimits,
     pub(crate) served: SlotTable<Served>,
     /// Requests without an answer by tag.
     pub(crate) tags: HashMap<u64, SlotId>,

@@ -8,6 +8,7 @@ pub(crate) mod bundles;
 pub(crate) mod chunks;
 pub(crate) mod heads_first;
 pub(crate) mod key_lists;
+pub(crate) mod packed_shapes;
 pub(crate) mod services;
 pub(crate) mod streams;
 pub(crate) mod token;

@@ -28,4 +28,5 @@ pub use header::{CANCEL_METHOD, HEADER_BYTES, RequestHeader, ResponseHeader, Wro
 pub use reader::{Malformed, Problem, Reader};
 pub(crate) use receive::PlainReceive;
 pub use receive::{ReceiveRequest, decode_receive, encode_receive, receive_bytes};
-pub use record::{RECORD_BYTES, RecordError, decode_record, encode_record};
+pub(crate) use record::is_of_star;
+pub use record::{RECORD_BYTES, RecordError, ShapeForms, decode_record, encode_record};

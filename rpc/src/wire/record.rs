@@ -2,10 +2,33 @@
 
 use smallvec::SmallVec;
 
+use super::Features;
+use crate::extensions::packed_shapes::{self, PACKED_BYTES};
 use crate::{Code, DType, Shape, Status, Tensor, TensorMeta};
 
 /// Length of the head of a tensor record, in bytes.
 pub const RECORD_BYTES: usize = 37;
+
+/// In which forms a shape may travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShapeForms {
+    /// In those of star.
+    Star,
+    /// Packed, too, if no form of star holds it.
+    Packed,
+}
+
+impl ShapeForms {
+    /// The forms between ends that have both announced `common`.
+    #[inline]
+    pub fn of(common: Features) -> Self {
+        if common.contains(Features::PACKED_SHAPES) {
+            Self::Packed
+        } else {
+            Self::Star
+        }
+    }
+}
 
 /// A record head that no correct peer sends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -76,6 +99,12 @@ pub enum RecordError {
         /// The largest rank of the form.
         allowed_max: u8,
     },
+    /// The packed dimensions are none.
+    #[error("the packed shape holds no {rank} dimensions")]
+    Packed {
+        /// The rank.
+        rank: u8,
+    },
     /// A dimension is unknown.
     #[error("dimension {index} is unknown, allowed are sizes")]
     UnknownDimension {
@@ -110,7 +139,7 @@ pub enum RecordError {
 /// `UNIMPLEMENTED` if the shape cannot cross star, `INVALID_ARGUMENT` if the data is not as long as
 /// type and shape ask for.
 #[inline]
-pub fn encode_record(tensor: &Tensor) -> Result<[u8; RECORD_BYTES], Status> {
+pub fn encode_record(tensor: &Tensor, forms: ShapeForms) -> Result<[u8; RECORD_BYTES], Status> {
     let Tensor {
         dtype,
         shape,
@@ -134,7 +163,7 @@ pub fn encode_record(tensor: &Tensor) -> Result<[u8; RECORD_BYTES], Status> {
     bytes[IS_DEAD] = u8::from(*is_dead);
     bytes[DATA_TYPE..DATA_TYPE + 4].copy_from_slice(&i32::from(dtype.number()).to_le_bytes());
     bytes[SHAPE + SHAPE_DATA_TYPE] = dtype.number();
-    bytes[SHAPE + SHAPE_FORM] = encode_dims(shape, &mut bytes[SHAPE..SHAPE + DIMS_BYTES])?;
+    bytes[SHAPE + SHAPE_FORM] = encode_dims(shape, forms, &mut bytes)?;
     bytes[SHAPE + SHAPE_RANK] = shape.rank() as u8;
     let at = SHAPE + SHAPE_NUM_ELEMENTS;
     bytes[at..at + 8].copy_from_slice(&num_elements.to_le_bytes());
@@ -147,7 +176,10 @@ pub fn encode_record(tensor: &Tensor) -> Result<[u8; RECORD_BYTES], Status> {
 /// # Errors
 /// It contradicts itself, or has no meaning here.
 #[inline]
-pub fn decode_record(bytes: &[u8; RECORD_BYTES]) -> Result<TensorMeta, RecordError> {
+pub fn decode_record(
+    bytes: &[u8; RECORD_BYTES],
+    forms: ShapeForms,
+) -> Result<TensorMeta, RecordError> {
     let is_dead = match bytes[IS_DEAD] {
         0 => false,
         1 => true,
@@ -168,6 +200,11 @@ pub fn decode_record(bytes: &[u8; RECORD_BYTES]) -> Result<TensorMeta, RecordErr
         Err(RecordError::Form {
             found: FORM_OUT_OF_LINE,
         }) => return Err(out_of_line(bytes, dtype)),
+        Err(RecordError::Form { found: FORM_PACKED }) if forms == ShapeForms::Packed => {
+            let rank = bytes[SHAPE + SHAPE_RANK];
+            packed_shapes::unpack(&bytes[SHAPE..SHAPE + PACKED_BYTES], rank.into())
+                .ok_or(RecordError::Packed { rank })?
+        }
         Err(error) => return Err(error),
     };
     let found = i64::from_le_bytes(array(bytes, SHAPE + SHAPE_NUM_ELEMENTS));
@@ -201,9 +238,23 @@ fn memory_bytes(dtype: DType, num_elements: u64) -> Option<u128> {
     Some(u128::from(num_elements) * element_bytes as u128)
 }
 
-/// Writes the dimensions and returns their form.
-fn encode_dims(shape: &Shape, out: &mut [u8]) -> Result<u8, Status> {
+/// Whether a form of star holds the dimensions.
+#[inline]
+pub(crate) fn is_of_star(shape: &Shape) -> bool {
     let dims = shape.dims();
+    let all_below = |limit| dims.iter().all(|&dim| dim < limit);
+    (dims.len() <= RANK_MAX_16 && all_below(DIM_LIMIT_16))
+        || (dims.len() <= RANK_MAX_32 && all_below(DIM_LIMIT_32))
+}
+
+/// Writes the dimensions and returns their form.
+fn encode_dims(
+    shape: &Shape,
+    forms: ShapeForms,
+    record: &mut [u8; RECORD_BYTES],
+) -> Result<u8, Status> {
+    let dims = shape.dims();
+    let out = &mut record[SHAPE..SHAPE + DIMS_BYTES];
     if dims.len() <= RANK_MAX_16 && dims.iter().all(|&dim| dim < DIM_LIMIT_16) {
         for (slot, &dim) in out.chunks_exact_mut(2).zip(dims) {
             slot.copy_from_slice(&(dim as u16).to_le_bytes());
@@ -216,14 +267,24 @@ fn encode_dims(shape: &Shape, out: &mut [u8]) -> Result<u8, Status> {
         }
         return Ok(FORM_32);
     }
-    Err(Status::new(
-        Code::Unimplemented,
-        format!(
+    let packed = packed_shapes::pack(dims);
+    let text = match (packed, forms) {
+        (Some(packed), ShapeForms::Packed) => {
+            record[SHAPE..SHAPE + PACKED_BYTES].copy_from_slice(&packed);
+            return Ok(FORM_PACKED);
+        }
+        (Some(_), ShapeForms::Star) => format!(
             "a tensor of shape {shape} cannot cross the star protocol, which carries {RANK_MAX_16} \
-             dimensions below \
-             {DIM_LIMIT_16} or {RANK_MAX_32} below {DIM_LIMIT_32}: reshape it first"
+             dimensions below {DIM_LIMIT_16} or {RANK_MAX_32} below {DIM_LIMIT_32}, and the peer \
+             knows no other forms: reshape it first"
         ),
-    ))
+        (None, _) => {
+            format!(
+                "a tensor of shape {shape} has more dimensions than can be sent: reshape it first"
+            )
+        }
+    };
+    Err(Status::new(Code::Unimplemented, text))
 }
 
 #[inline]
@@ -307,6 +368,8 @@ const SHAPE_BYTES: usize = 24;
 const FORM_16: u8 = 0;
 const FORM_32: u8 = 1;
 const FORM_OUT_OF_LINE: u8 = 2;
+/// Ours.
+const FORM_PACKED: u8 = 3;
 const RANK_MAX_16: usize = 6;
 const RANK_MAX_32: usize = 3;
 /// One more stands for an unknown rank, which no tensor has.
@@ -318,6 +381,7 @@ const _: () = {
     assert!(IS_DEAD + 1 == DATA_TYPE && DATA_TYPE + 4 == SHAPE);
     assert!(SHAPE + SHAPE_BYTES == DATA_BYTES && DATA_BYTES + 8 == RECORD_BYTES);
     assert!(RANK_MAX_16 * 2 == DIMS_BYTES && RANK_MAX_32 * 4 == DIMS_BYTES);
+    assert!(PACKED_BYTES == SHAPE_DATA_TYPE);
     assert!(DIMS_BYTES + 1 == SHAPE_DATA_TYPE && SHAPE_DATA_TYPE + 1 == SHAPE_RANK);
     assert!(SHAPE_RANK + 1 == SHAPE_FORM && SHAPE_FORM + 1 == SHAPE_NUM_ELEMENTS);
     assert!(SHAPE_NUM_ELEMENTS + 8 == SHAPE_BYTES);
@@ -358,10 +422,10 @@ mod tests {
         ];
         for (dims, form) in cases {
             let tensor = tensor(DType::Int8, dims);
-            match (encode_record(&tensor), form) {
+            match (encode_record(&tensor, ShapeForms::Star), form) {
                 (Ok(bytes), Some(form)) => {
                     assert_eq!(bytes[SHAPE + SHAPE_FORM], form, "{dims:?}");
-                    assert_eq!(decode_record(&bytes), Ok(tensor.meta()));
+                    assert_eq!(decode_record(&bytes, ShapeForms::Star), Ok(tensor.meta()));
                 }
                 (Err(status), None) => {
                     assert_eq!(status.code, Code::Unimplemented);
@@ -370,6 +434,56 @@ mod tests {
                 (result, form) => panic!("{dims:?}: {result:?}, not {form:?}"),
             }
         }
+    }
+
+    #[test]
+    fn a_shape_of_no_form_of_star_travels_packed() {
+        for dims in [
+            &[1, 1, 1, 1, 1, 1, 1][..],
+            &[1, 1, 1, 70_000],
+            &[0, 70_000, 1, 1],
+            &[0, 4_294_967_294],
+            &[1; 104],
+        ] {
+            let tensor = tensor(DType::Int8, dims);
+            let bytes = encode_record(&tensor, ShapeForms::Packed).unwrap();
+            assert_eq!(bytes[SHAPE + SHAPE_FORM], FORM_PACKED);
+            assert_eq!(decode_record(&bytes, ShapeForms::Packed), Ok(tensor.meta()));
+            let refused = RecordError::Form { found: FORM_PACKED };
+            assert_eq!(decode_record(&bytes, ShapeForms::Star), Err(refused));
+            assert!(!is_of_star(&tensor.shape));
+        }
+        let small = tensor(DType::Int8, &[2, 3]);
+        assert!(is_of_star(&small.shape));
+        let bytes = encode_record(&small, ShapeForms::Packed);
+        assert_eq!(bytes, encode_record(&small, ShapeForms::Star));
+
+        let many = tensor(DType::Int8, &[1; 105]);
+        let status = encode_record(&many, ShapeForms::Packed).unwrap_err();
+        assert_eq!(status.code, Code::Unimplemented);
+    }
+
+    #[test]
+    fn a_packed_shape_that_is_none_is_refused() {
+        let tensor = tensor(DType::Int8, &[1, 1, 1, 70_000]);
+        let good = encode_record(&tensor, ShapeForms::Packed).unwrap();
+        let broken = |at: usize, value: u8| {
+            let mut bytes = good;
+            bytes[at] = value;
+            decode_record(&bytes, ShapeForms::Packed)
+                .unwrap_err()
+                .to_string()
+        };
+        for rank in [3, 5, 255] {
+            assert_eq!(
+                broken(SHAPE + SHAPE_RANK, rank),
+                format!("the packed shape holds no {rank} dimensions")
+            );
+        }
+        assert_eq!(
+            broken(SHAPE + SHAPE_NUM_ELEMENTS, 0),
+            "the number of elements is 69888, allowed is the product of [1, 1, 1, 70000]"
+        );
     }
 
     /// checklist 10
@@ -384,13 +498,16 @@ mod tests {
                     is_dead,
                     data: data.clone(),
                 };
-                let bytes = encode_record(&tensor).unwrap();
-                assert_eq!(decode_record(&bytes), Ok(tensor.meta()));
+                let bytes = encode_record(&tensor, ShapeForms::Star).unwrap();
+                assert_eq!(decode_record(&bytes, ShapeForms::Star), Ok(tensor.meta()));
             }
         }
         let dead = Tensor::dead();
         assert_eq!(
-            decode_record(&encode_record(&dead).unwrap()),
+            decode_record(
+                &encode_record(&dead, ShapeForms::Star).unwrap(),
+                ShapeForms::Star
+            ),
             Ok(dead.meta())
         );
     }
@@ -399,30 +516,32 @@ mod tests {
     #[test]
     fn leftovers_in_unused_bytes_are_ignored() {
         let tensor = tensor(DType::Float32, &[2]);
-        let mut bytes = encode_record(&tensor).unwrap();
+        let mut bytes = encode_record(&tensor, ShapeForms::Star).unwrap();
         assert_eq!(shape_part(&bytes)[2..13], [0; 11]);
         bytes[SHAPE + 2..SHAPE + 13].fill(0xcc);
-        assert_eq!(decode_record(&bytes), Ok(tensor.meta()));
+        assert_eq!(decode_record(&bytes, ShapeForms::Star), Ok(tensor.meta()));
     }
 
     /// checklist 11
     #[test]
     fn a_wide_form_of_a_small_shape_is_accepted() {
         let tensor = tensor(DType::Float32, &[2, 3]);
-        let mut bytes = encode_record(&tensor).unwrap();
+        let mut bytes = encode_record(&tensor, ShapeForms::Star).unwrap();
         bytes[SHAPE..SHAPE + 8].copy_from_slice(&[2, 0, 0, 0, 3, 0, 0, 0]);
         bytes[SHAPE + SHAPE_FORM] = FORM_32;
-        assert_eq!(decode_record(&bytes), Ok(tensor.meta()));
+        assert_eq!(decode_record(&bytes, ShapeForms::Star), Ok(tensor.meta()));
     }
 
     /// checklist 11
     #[test]
     fn contradictions_are_refused_and_named() {
-        let good = encode_record(&tensor(DType::Float32, &[2])).unwrap();
+        let good = encode_record(&tensor(DType::Float32, &[2]), ShapeForms::Star).unwrap();
         let broken = |at: usize, value: u8| {
             let mut bytes = good;
             bytes[at] = value;
-            decode_record(&bytes).unwrap_err().to_string()
+            decode_record(&bytes, ShapeForms::Star)
+                .unwrap_err()
+                .to_string()
         };
         assert_eq!(
             broken(IS_DEAD, 2),
@@ -462,7 +581,9 @@ mod tests {
         let mut unknown = good;
         unknown[SHAPE..SHAPE + 2].fill(0xff);
         assert_eq!(
-            decode_record(&unknown).unwrap_err().to_string(),
+            decode_record(&unknown, ShapeForms::Star)
+                .unwrap_err()
+                .to_string(),
             "dimension 0 is unknown, allowed are sizes"
         );
     }
@@ -470,7 +591,7 @@ mod tests {
     /// checklist 11: an original keeps such dimensions in its own memory, and sends all else.
     #[test]
     fn dimensions_out_of_line_are_told_from_contradictions() {
-        let mut bytes = encode_record(&tensor(DType::Float32, &[2])).unwrap();
+        let mut bytes = encode_record(&tensor(DType::Float32, &[2]), ShapeForms::Star).unwrap();
         bytes[SHAPE..SHAPE + DIMS_BYTES].fill(0xcc);
         bytes[SHAPE + SHAPE_FORM] = FORM_OUT_OF_LINE;
         bytes[SHAPE + SHAPE_RANK] = 7;
@@ -480,12 +601,14 @@ mod tests {
             num_elements: 2,
             data_bytes: 8,
         };
-        assert_eq!(decode_record(&bytes), Err(out_of_line));
+        assert_eq!(decode_record(&bytes, ShapeForms::Star), Err(out_of_line));
 
         let broken = |at: usize, value: u8| {
             let mut bytes = bytes;
             bytes[at] = value;
-            decode_record(&bytes).unwrap_err().to_string()
+            decode_record(&bytes, ShapeForms::Star)
+                .unwrap_err()
+                .to_string()
         };
         assert_eq!(
             broken(DATA_BYTES, 9),
@@ -503,11 +626,12 @@ mod tests {
 
     #[test]
     fn a_product_that_overflows_is_refused() {
-        let mut bytes = encode_record(&tensor(DType::Float32, &[70_000])).unwrap();
+        let mut bytes =
+            encode_record(&tensor(DType::Float32, &[70_000]), ShapeForms::Star).unwrap();
         bytes[SHAPE..SHAPE + 12].fill(0xfe);
         bytes[SHAPE + SHAPE_RANK] = 3;
         assert!(matches!(
-            decode_record(&bytes),
+            decode_record(&bytes, ShapeForms::Star),
             Err(RecordError::NumElements { .. })
         ));
     }
@@ -517,7 +641,7 @@ mod tests {
         let mut tensor = tensor(DType::Float32, &[2]);
         tensor.data = tensor.data.slice(..7);
         assert_eq!(
-            encode_record(&tensor).unwrap_err().code,
+            encode_record(&tensor, ShapeForms::Star).unwrap_err().code,
             Code::InvalidArgument
         );
     }
@@ -542,14 +666,14 @@ mod tests {
                 let data_bytes = shape.num_elements().saturating_mul(4);
                 bytes[DATA_BYTES..].copy_from_slice(&data_bytes.to_le_bytes());
             }
-            if let Ok(meta) = decode_record(&bytes) && meta.data_bytes < 1 << 20 {
+            if let Ok(meta) = decode_record(&bytes, ShapeForms::Star) && meta.data_bytes < 1 << 20 {
                 let tensor = Tensor {
                     dtype: meta.dtype,
                     shape: meta.shape.clone(),
                     is_dead: meta.is_dead,
                     data: vec![0; meta.data_bytes as usize].into(),
                 };
-                prop_assert_eq!(decode_record(&encode_record(&tensor).unwrap()), Ok(meta));
+                prop_assert_eq!(decode_record(&encode_record(&tensor, ShapeForms::Star).unwrap(), ShapeForms::Star), Ok(meta));
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::wire::{
-    Announcement, HEADER_BYTES, Heads, RECORD_BYTES, RequestHeader, ResponseHeader,
+    Announcement, HEADER_BYTES, Heads, RECORD_BYTES, RequestHeader, ResponseHeader, ShapeForms,
     decode_graph_metadata, decode_names, decode_receive, decode_record, encode_graph_metadata,
     encode_heads, encode_names, encode_receive, encode_record,
 };
@@ -57,13 +57,13 @@ pub fn record(data: &[u8]) {
     let Some(bytes) = data.first_chunk::<RECORD_BYTES>() else {
         return;
     };
-    let Ok(meta) = decode_record(bytes) else {
+    let Ok(meta) = decode_record(bytes, ShapeForms::Packed) else {
         return;
     };
     if meta.data_bytes <= 1 << 16 {
         let tensor = zeros(&meta);
-        match encode_record(&tensor) {
-            Ok(again) => assert_eq!(decode_record(&again), Ok(meta)),
+        match encode_record(&tensor, ShapeForms::Packed) {
+            Ok(again) => assert_eq!(decode_record(&again, ShapeForms::Packed), Ok(meta)),
             Err(status) => assert_eq!(status.code, Code::Unimplemented),
         }
     }
@@ -75,7 +75,7 @@ pub fn heads(data: &[u8]) {
     let Some((&wanted, data)) = data.split_first() else {
         return;
     };
-    let Ok(found) = Heads::decode(data, wanted.into()) else {
+    let Ok(found) = Heads::decode(data, wanted.into(), ShapeForms::Packed) else {
         return;
     };
     let counts = found.runs().iter().map(|(count, _)| *count as usize);
@@ -87,8 +87,9 @@ pub fn heads(data: &[u8]) {
     let metas = metas.flat_map(|(count, meta)| std::iter::repeat_n(meta, *count as usize));
     let tensors: Vec<Tensor> = metas.map(zeros).collect();
     let mut again = Vec::new();
-    if encode_heads(&tensors, &mut again).is_ok() {
-        let again = Heads::decode(&again, wanted.into()).expect("these are heads");
+    if encode_heads(&tensors, ShapeForms::Packed, &mut again).is_ok() {
+        let again =
+            Heads::decode(&again, wanted.into(), ShapeForms::Packed).expect("these are heads");
         assert_eq!(again.data_bytes(), found.data_bytes());
         assert!(again.runs().len() <= found.runs().len());
     }

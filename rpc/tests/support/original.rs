@@ -5,8 +5,8 @@
 
 use grpcxx_rpc::proto::{self, GetStatusResponse};
 use grpcxx_rpc::wire::{
-    HEADER_BYTES, RECORD_BYTES, RequestHeader, ResponseHeader, decode_graph_metadata, decode_names,
-    decode_record,
+    HEADER_BYTES, RECORD_BYTES, RequestHeader, ResponseHeader, ShapeForms, decode_graph_metadata,
+    decode_names, decode_record,
 };
 use grpcxx_rpc::{Code, Method};
 use prost::Message;
@@ -199,7 +199,7 @@ fn check_response(header: &ResponseHeader, payload: &[u8], expected: Expected) {
 fn check_records(mut bytes: &[u8], count: usize) {
     for _ in 0..count {
         let head = bytes.first_chunk::<RECORD_BYTES>().expect("a whole record");
-        let meta = decode_record(head).unwrap();
+        let meta = decode_record(head, ShapeForms::Star).unwrap();
         let rank = meta.shape.rank();
         let used = rank * if head[5 + 15] == 0 { 2 } else { 4 };
         assert!(

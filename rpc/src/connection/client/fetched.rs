@@ -47,7 +47,8 @@ impl ClientConnection {
         let returned = decode_names(&names, self.reader.limits.records)?;
         let mut records = Records::new(call.token, returned.len(), names.len() as u64)
             .beside(beside_bytes)
-            .going_on();
+            .going_on()
+            .with_shapes(self.shapes_taken());
         match indexes(asked, &returned) {
             Ok(indexes) => records = records.with_indexes(indexes),
             Err(status) => records.fail(status),

@@ -17,7 +17,8 @@ use crate::extensions::bundles::client::small_tensor;
 use crate::extensions::streams::table::End;
 use crate::extensions::streams::wire::Form;
 use crate::wire::{
-    BUNDLE_TAG, Features, HEADER_BYTES, RECORD_BYTES, ResponseHeader, STREAM_TAG, decode_record,
+    BUNDLE_TAG, Features, HEADER_BYTES, RECORD_BYTES, ResponseHeader, STREAM_TAG, ShapeForms,
+    decode_record,
 };
 use crate::{Code, Reason, Response, Status, Text};
 
@@ -178,7 +179,7 @@ impl Side for ClientConnection {
                 let records = Records::new(token, count, 0).beside(self.reader.beside_bytes());
                 self.reader.part = Part::Tensors {
                     of: id,
-                    body: Body::Records(records.going_on()),
+                    body: Body::Records(records.going_on().with_shapes(self.shapes_taken())),
                 };
                 Ok(None)
             }
@@ -290,7 +291,7 @@ impl ClientConnection {
         let limits = &self.reader.limits;
         let bytes = cursor.peek_rest();
         let (head, data) = bytes.split_first_chunk::<RECORD_BYTES>()?;
-        let meta = decode_record(head).ok()?;
+        let meta = decode_record(head, ShapeForms::Star).ok()?;
         let len = usize::try_from(meta.data_bytes).ok()?;
         let data = data.get(..len)?;
         let frame_bytes = (HEADER_BYTES + RECORD_BYTES + len) as u64;

@@ -12,7 +12,7 @@ use crate::connection::reader::{Part, Whole, read_whole};
 use crate::connection::records::Records;
 use crate::connection::server::{RequestId, ServerConnection};
 use crate::connection::{Landings, PeerViolation};
-use crate::wire::{Malformed, RequestHeader, decode_graph_metadata};
+use crate::wire::{Malformed, RequestHeader, ShapeForms, decode_graph_metadata};
 
 impl ServerConnection {
     pub(crate) fn begin_graph(
@@ -46,7 +46,8 @@ impl ServerConnection {
         }
         let token = RequestId(arriving.id).token();
         let records = Records::new(token, names.len(), metadata.len() as u64)
-            .beside(self.reader.beside_bytes());
+            .beside(self.reader.beside_bytes())
+            .with_shapes(ShapeForms::of(self.common()));
         self.reader.part = Part::Tensors {
             of: Feeds {
                 arriving,

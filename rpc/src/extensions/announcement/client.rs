@@ -3,7 +3,7 @@ use grpcxx_memory::Buffer;
 use crate::connection::calls::{Call, CallState, Expected};
 use crate::connection::client::ClientConnection;
 use crate::connection::encode;
-use crate::wire::{Announcement, Features};
+use crate::wire::{Announcement, Features, ShapeForms};
 
 impl ClientConnection {
     /// Features that the peer has announced; `None` as long as its answer is missing.
@@ -73,6 +73,15 @@ impl ClientConnection {
     pub(crate) fn takes(&self, feature: Features) -> bool {
         let said = self.peer.filter(|_| self.peer_status.is_some());
         self.announced.contains(feature) && said.is_none_or(|peer| peer.contains(feature))
+    }
+
+    /// In which forms the peer may send shapes.
+    pub(crate) fn shapes_taken(&self) -> ShapeForms {
+        if self.takes(Features::PACKED_SHAPES) {
+            ShapeForms::Packed
+        } else {
+            ShapeForms::Star
+        }
     }
 
     /// What both ends have announced.

@@ -103,7 +103,7 @@ impl ClientConnection {
     #[inline(never)]
     fn cache(&mut self, head: &[u8; RECORD_BYTES], index: usize) -> Result<usize, PeerViolation> {
         if !self.answers.knows(head) {
-            let meta = decode_record(head);
+            let meta = decode_record(head, self.shapes_taken());
             let meta = meta.map_err(|cause| PeerViolation::Record { index, cause })?;
             self.answers.cache(head, meta);
         }

@@ -13,7 +13,7 @@ use crate::connection::server::{RequestId, ServerConnection};
 use crate::connection::{COALESCE_BYTES_MAX, ImmediateHit, Landings, PeerViolation};
 use crate::wire::{
     AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_TAG, BundleReader, BundledReceive, Features, RECORD_BYTES,
-    RequestHeader, ResponseHeader, encode_record,
+    RequestHeader, ResponseHeader, ShapeForms, encode_record,
 };
 use crate::{HeldTensor, Request, Response, Right, Status, Tensor, TensorMeta, Text};
 
@@ -274,7 +274,7 @@ impl ServerConnection {
         let bundled = &mut self.bundled;
         let recent = bundled.recent.as_ref();
         if !recent.is_some_and(|(meta, _)| meta.is_of(tensor)) {
-            bundled.note_record(tensor)?;
+            bundled.note_record(tensor, self.answer_limits.shapes)?;
         }
         let data = &tensor.data;
         let frame = (self.outgoing).bundle(ANSWER_BYTES_MAX + data.len(), |frame| {
@@ -325,8 +325,8 @@ impl ServerConnection {
 impl Bundled {
     /// Notes what the tensor of the next answer is.
     #[inline(never)]
-    fn note_record(&mut self, tensor: &Tensor) -> Result<(), Status> {
-        let record = encode_record(tensor)?;
+    fn note_record(&mut self, tensor: &Tensor, forms: ShapeForms) -> Result<(), Status> {
+        let record = encode_record(tensor, forms)?;
         self.is_written = false;
         self.recent = Some((tensor.meta(), record));
         Ok(())

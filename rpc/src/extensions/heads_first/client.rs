@@ -53,7 +53,8 @@ impl ClientConnection {
         let Expected::Tensors { count } = call.expected else {
             unreachable!("only receives of tensors are answered with heads");
         };
-        let heads = Heads::decode(heads, count).map_err(PeerViolation::Heads)?;
+        let heads =
+            Heads::decode(heads, count, self.shapes_taken()).map_err(PeerViolation::Heads)?;
         let allowed = heads.data_bytes();
         if data_bytes != allowed {
             return Err(PeerViolation::Length {

@@ -4,7 +4,7 @@ use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_transport::Frame;
 
 use crate::connection::encode::{finish_response, reserve_header};
-use crate::connection::{COALESCE_BYTES_MAX, ConnectionLimits};
+use crate::connection::{COALESCE_BYTES_MAX, SendLimits};
 use crate::wire::{DATA_ALIGNMENT_BYTES, HEADER_BYTES, encode_heads, filled_up};
 use crate::{DTypeClass, Status, Tensor};
 
@@ -25,11 +25,11 @@ pub(crate) fn response(
     frame: &mut Frame,
     tag: u64,
     tensors: &[Tensor],
-    limits: &ConnectionLimits,
+    limits: &SendLimits,
     memory: &mut dyn FnMut(usize) -> Option<BufferMut>,
 ) -> Result<(), Status> {
     reserve_header(frame);
-    encode_heads(tensors, frame.bytes_mut())?;
+    encode_heads(tensors, limits.shapes, frame.bytes_mut())?;
     let heads_bytes = (frame.bytes().len() - HEADER_BYTES) as i32;
     let each = tensors
         .iter()

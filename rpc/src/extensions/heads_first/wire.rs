@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::wire::{
-    Malformed, Problem, RECORD_BYTES, Reader, RecordError, decode_record, encode_record,
+    Malformed, Problem, RECORD_BYTES, Reader, RecordError, ShapeForms, decode_record, encode_record,
 };
 use crate::{Status, Tensor, TensorMeta};
 
@@ -39,7 +39,7 @@ impl Heads {
     ///
     /// # Errors
     /// The bytes are no heads, or those of more or fewer tensors.
-    pub fn decode(bytes: &[u8], wanted: usize) -> Result<Self, HeadsError> {
+    pub fn decode(bytes: &[u8], wanted: usize, forms: ShapeForms) -> Result<Self, HeadsError> {
         let mut reader = Reader::new("the heads of a response", bytes);
         let mut runs = SmallVec::new();
         let mut left = wanted;
@@ -53,7 +53,8 @@ impl Heads {
             }
             left -= count;
             let head = reader.array::<RECORD_BYTES>("a record head")?;
-            let meta = decode_record(&head).map_err(|cause| HeadsError::Record { index, cause })?;
+            let meta =
+                decode_record(&head, forms).map_err(|cause| HeadsError::Record { index, cause })?;
             runs.push((count as u32, meta));
         }
         if left > 0 {
@@ -84,11 +85,15 @@ impl Heads {
 ///
 /// # Errors
 /// As of [`encode_record`].
-pub fn encode_heads(tensors: &[Tensor], out: &mut Vec<u8>) -> Result<(), Status> {
+pub fn encode_heads(
+    tensors: &[Tensor],
+    forms: ShapeForms,
+    out: &mut Vec<u8>,
+) -> Result<(), Status> {
     for run in tensors.chunk_by(are_alike) {
         let count = u32::try_from(run.len()).unwrap_or(u32::MAX);
         out.extend_from_slice(&count.to_le_bytes());
-        out.extend_from_slice(&encode_record(&run[0])?);
+        out.extend_from_slice(&encode_record(&run[0], forms)?);
     }
     Ok(())
 }
@@ -140,42 +145,54 @@ mod tests {
             bytes(5),
         ];
         let mut out = Vec::new();
-        encode_heads(&tensors, &mut out).unwrap();
+        encode_heads(&tensors, ShapeForms::Star, &mut out).unwrap();
         assert_eq!(out.len(), 5 * RUN_BYTES);
         assert_eq!(out[..4], [2, 0, 0, 0]);
-        let heads = Heads::decode(&out, 6).unwrap();
+        let heads = Heads::decode(&out, 6, ShapeForms::Star).unwrap();
         assert_eq!(heads.runs()[0], (2, tensors[0].meta()));
         assert_eq!(heads.data_bytes(), 64 + 64 + 64 + 128 + 64);
         tensors.truncate(1);
-        assert_eq!(Heads::decode(&[], 0), Ok(Heads::default()));
+        assert_eq!(
+            Heads::decode(&[], 0, ShapeForms::Star),
+            Ok(Heads::default())
+        );
     }
 
     #[test]
     fn another_number_of_tensors_is_refused() {
         let mut out = Vec::new();
-        encode_heads(&[bytes(5), bytes(5), bytes(6)], &mut out).unwrap();
+        encode_heads(&[bytes(5), bytes(5), bytes(6)], ShapeForms::Star, &mut out).unwrap();
         assert_eq!(
-            Heads::decode(&out, 4).unwrap_err().to_string(),
+            Heads::decode(&out, 4, ShapeForms::Star)
+                .unwrap_err()
+                .to_string(),
             "the heads of a response, byte 82: a run of tensors needs 41 bytes, 0 are left"
         );
         for wanted in [0, 1, 2] {
-            let text = Heads::decode(&out, wanted).unwrap_err().to_string();
+            let text = Heads::decode(&out, wanted, ShapeForms::Star)
+                .unwrap_err()
+                .to_string();
             assert!(text.contains("number of tensors"), "{text}");
         }
         out[0] = 0;
-        assert!(Heads::decode(&out, 1).is_err(), "a run of none");
+        assert!(
+            Heads::decode(&out, 1, ShapeForms::Star).is_err(),
+            "a run of none"
+        );
         out[..4].fill(0xff);
-        assert!(Heads::decode(&out, 3).is_err());
-        assert!(Heads::decode(&out[..40], 3).is_err());
+        assert!(Heads::decode(&out, 3, ShapeForms::Star).is_err());
+        assert!(Heads::decode(&out[..40], 3, ShapeForms::Star).is_err());
     }
 
     #[test]
     fn a_tensor_that_contradicts_itself_is_named() {
         let mut out = Vec::new();
-        encode_heads(&[bytes(5), bytes(5), bytes(6)], &mut out).unwrap();
+        encode_heads(&[bytes(5), bytes(5), bytes(6)], ShapeForms::Star, &mut out).unwrap();
         out[RUN_BYTES + 4] = 7;
         assert_eq!(
-            Heads::decode(&out, 3).unwrap_err().to_string(),
+            Heads::decode(&out, 3, ShapeForms::Star)
+                .unwrap_err()
+                .to_string(),
             "tensor 2: the dead flag is 7, allowed are 0 and 1"
         );
     }
@@ -193,8 +210,8 @@ mod tests {
         fn heads_come_back_as_they_were(lens in proptest::collection::vec(0usize..4, 0..40)) {
             let tensors: Vec<Tensor> = lens.iter().map(|&len| bytes(len * 40)).collect();
             let mut out = Vec::new();
-            encode_heads(&tensors, &mut out).unwrap();
-            let heads = Heads::decode(&out, tensors.len()).unwrap();
+            encode_heads(&tensors, ShapeForms::Star, &mut out).unwrap();
+            let heads = Heads::decode(&out, tensors.len(), ShapeForms::Star).unwrap();
             let metas = (heads.runs().iter())
                 .flat_map(|(count, meta)| repeat_n(meta.clone(), *count as usize));
             prop_assert!(metas.eq(tensors.iter().map(Tensor::meta)));
@@ -207,7 +224,7 @@ mod tests {
             bytes in proptest::collection::vec(any::<u8>(), 0..200),
             wanted in 0usize..100,
         ) {
-            if let Ok(heads) = Heads::decode(&bytes, wanted) {
+            if let Ok(heads) = Heads::decode(&bytes, wanted, ShapeForms::Star) {
                 let counts = heads.runs().iter().map(|(count, _)| *count as usize);
                 prop_assert_eq!(counts.sum::<usize>(), wanted);
                 prop_assert!(heads.runs().len() * RUN_BYTES == bytes.len());

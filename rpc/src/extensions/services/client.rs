@@ -11,7 +11,7 @@ use crate::connection::cursor::Cursor;
 use crate::connection::encode;
 use crate::connection::reader::Whole;
 use crate::connection::{Landings, PeerViolation};
-use crate::wire::{Features, ResponseHeader};
+use crate::wire::{Features, ResponseHeader, is_of_star};
 use crate::{Code, DType, GraphCall, Reason, Request, Response, Shape, Status, Tensor};
 
 /// A call that waits until it is known what the peer takes.
@@ -44,6 +44,9 @@ impl ClientConnection {
         let wanted = match &request {
             Request::Unary(_) => Features::SERVICES,
             Request::StarRunGraph(call) if call.trace.is_some() => Features::TRACES,
+            Request::StarRunGraph(call) if self.peer.is_none() && has_packed_shapes(call) => {
+                Features::PACKED_SHAPES
+            }
             _ => return Some(request),
         };
         if self.peer.is_none() && self.announced.contains(wanted) {
@@ -133,6 +136,13 @@ impl ClientConnection {
         });
         self.complete(id, result);
     }
+}
+
+/// Whether a call brings a tensor of a shape that no form of star holds.
+fn has_packed_shapes(call: &GraphCall) -> bool {
+    call.feeds
+        .iter()
+        .any(|(_, tensor)| !is_of_star(&tensor.shape))
 }
 
 /// What a peer without the extension is asked in place of a call by path: a function of that name,
