@@ -15,6 +15,7 @@ use grpcxx_runtime::{Client, Engine, Function, Peer, Remote, Responder};
 
 use crate::group::GroupBuilder;
 use crate::member::{Member, Names, Who};
+use crate::place;
 
 /// What every rank knows once all have met.
 #[derive(Clone, Debug)]
@@ -82,7 +83,7 @@ impl Joining {
             )));
         }
         let who = Who {
-            address: address_of(&builder, engine)?,
+            address: place::told(&builder, engine)?,
             device: engine.device_attributes().name.clone(),
             incarnation: engine.incarnation(),
         };
@@ -120,7 +121,12 @@ impl Joining {
         let shard = own.shard();
         let peers = roll.ranks.iter().enumerate().map(|(index, who)| {
             let is_own = index == rank as usize;
-            let peer = || client.peer_on(&who.address, shard);
+            // Rank 0 was reached there, whatever it takes for its address.
+            let address = match index {
+                0 => &self.builder.rendezvous,
+                _ => &who.address,
+            };
+            let peer = || client.peer_on(address, shard);
             (!is_own).then(peer).transpose()
         });
         let peers: Vec<Option<Peer>> = peers.collect::<Result<_, Status>>()?;
@@ -133,25 +139,6 @@ impl Joining {
             names,
             self.builder.timeout,
         ))
-    }
-}
-
-fn address_of(builder: &GroupBuilder, engine: &Engine) -> Result<String, Status> {
-    if let Some(address) = &builder.address {
-        return Ok(address.clone());
-    }
-    match engine.local_addr() {
-        Some(address) if !address.ip().is_unspecified() => Ok(address.to_string()),
-        Some(address) => Err(invalid(format!(
-            "rank {} listens on {address}, which is no address that others could dial; give the \
-             group the address of this task",
-            builder.rank
-        ))),
-        None if builder.size == 1 => Ok("nowhere:0".to_owned()),
-        None => Err(invalid(format!(
-            "the engine of rank {} does not listen, so other ranks cannot reach it; let it listen",
-            builder.rank
-        ))),
     }
 }
 

@@ -39,6 +39,7 @@ mod machine;
 mod member;
 mod operation;
 mod operator;
+mod place;
 mod plan;
 
 pub use dtype::ReduceOp;

@@ -36,6 +36,7 @@ pub(crate) struct Core {
     completions: Arc<Completions>,
     is_closed: AtomicBool,
     address: Option<String>,
+    listening: Option<String>,
     report: String,
     device: (String, u64),
 }
@@ -47,7 +48,8 @@ impl Core {
             client: engine.client(),
             completions: Arc::default(),
             is_closed: AtomicBool::new(false),
-            address: engine.local_addr().map(|address| address.to_string()),
+            address: engine.reachable_addr().map(|address| address.to_string()),
+            listening: engine.local_addr().map(|address| address.to_string()),
             report: engine.start_report().to_string(),
             device: (attributes.name.clone(), engine.incarnation()),
             engine: Mutex::new(Some(engine)),
@@ -174,10 +176,16 @@ impl Engine {
         Ok(Self { core })
     }
 
-    /// Where the engine listens, as `host:port`.
+    /// Where others reach the engine, as `host:port`.
     #[getter]
     fn address(&self) -> Option<&str> {
         self.core.address.as_deref()
+    }
+
+    /// Where the engine listens, as `host:port`.
+    #[getter]
+    fn listening(&self) -> Option<&str> {
+        self.core.listening.as_deref()
     }
 
     /// Where the engine serves metrics, as `host:port`.

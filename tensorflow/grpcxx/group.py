@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -36,6 +37,7 @@ class Group:
         size: int,
         rendezvous: str,
         *,
+        listen: str | None = None,
         address: str | None = None,
         name: str = "default",
         generation: int = 0,
@@ -45,17 +47,22 @@ class Group:
     ):
         """Meets the other ranks at `rendezvous`, `host:port`, where rank 0 listens.
 
-        The other ranks listen at `address`, by default at a free port of the address from which they reach rank 0.
+        A rank listens at `listen`, `host:port`, and the others dial it at `address`. By default the other ranks listen
+        at a free port of the address from which they reach rank 0, and say so. Behind NAT, or in a container whose
+        ports are mapped, give both: `listen="0.0.0.0:7000", address="203.0.113.5:7000"`. Where only `address` is
+        given, a rank listens there, or at its port of all addresses if this host does not have it. Each rank logs
+        where it listens, what the others dial, and why.
+
         `timeout` is how many seconds an operation may go on without a message of a rank that it waits for,
         `join_timeout` how many the ranks may take to meet. `settings` gives variables of docs/configuration.md.
         """
         self.rank = rank
         self.size = size
-        listen = address or _address(rank, rendezvous)
+        listen = listen or _listen(rank, rendezvous, address)
         self._engine = Engine(("rank", rank), listen, {"GRPCXX_SHARDS": "1", **(settings or {})})
         try:
             self._native = self._engine.native.group(
-                rank, size, rendezvous, name, None, generation, timeout, join_timeout
+                rank, size, rendezvous, name, address, generation, timeout, join_timeout
             )
         except BaseException:
             self._engine.close()
@@ -129,19 +136,59 @@ class Group:
         return future
 
 
-def _address(rank: int, rendezvous: str) -> str:
-    """Where a rank listens: rank 0 where all meet, the others on the way there."""
-    host, _, port = rendezvous.rpartition(":")
-    host = host.strip("[]")
-    if not host or not port.isdigit():
-        raise ValueError(f"rendezvous is {rendezvous!r}; give the host:port of rank 0")
-    family, kind, _, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
-    if rank == 0:
-        return _joined(place[0], int(port))
+def _listen(rank: int, rendezvous: str, address: str | None) -> str:
+    """Where a rank listens: where the others dial it if this host has that address, else on the way to rank 0."""
+    given = address or rendezvous
+    host, family, kind, place = _look_up(given, "address" if address else "rendezvous")
+    if address or rank == 0:
+        ip = place[0] if _is_here(family, place[0]) and not _is_alias(host, place[0]) else _all(family)
+        return _joined(ip, place[1])
     with socket.socket(family, kind) as way:
         # No packet goes out; the system only says by which address it would.
         way.connect(place)
-        return _joined(way.getsockname()[0], 0)
+        ip = way.getsockname()[0]
+    # Rank 0 is on this host, and its name leads to a loopback address, which other hosts cannot dial.
+    return _joined(_all(family) if _is_alias(host, ip) else ip, 0)
+
+
+def _look_up(text: str, what: str):
+    """The host of `host:port`, and what the system says of it."""
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{what} is {text!r}; give a host:port, with a port up to 65535")
+    try:
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)
+    except OSError as error:
+        raise ValueError(f"{what} is {text!r}, and nobody knows that host: {error}") from None
+    # Tasks listen on IPv4 unless they can be reached by IPv6 alone.
+    family, kind, _, _, place = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return host, family, kind, place
+
+
+def _is_here(family: int, ip: str) -> bool:
+    """Whether this host has the address, so that one can listen there."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((ip, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _is_alias(host: str, ip: str) -> bool:
+    """Whether a name of this host leads to a loopback address, as 127.0.1.1 in Debian's /etc/hosts does."""
+    if not ipaddress.ip_address(ip).is_loopback or host.lower() == "localhost":
+        return False
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    return False
+
+
+def _all(family: int) -> str:
+    return "0.0.0.0" if family == socket.AF_INET else "::"
 
 
 def _joined(host: str, port: int) -> str:

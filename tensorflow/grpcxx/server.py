@@ -31,7 +31,8 @@ class Server:
     ):
         """Listens at the star port `host:port`; port 0 takes a free one, which `address` tells.
 
-        `host` is an IP address, or a name of this host.
+        `host` is an IP address, or a name of this host; `0.0.0.0` or `[::]` stand for all of its addresses, of which
+        `address` tells one that others can dial.
 
         `job` and `index` name the task. At `metrics`, an address too, `/metrics` shows Prometheus what the engine has
         counted, and `/healthz` whether it lives; without it GRPCXX_METRICS_ADDRESS counts. `settings` gives variables
@@ -42,6 +43,9 @@ class Server:
         self._engine = Engine((job, index), address, settings)
         self._native = self._engine.native
         self.address: str = self._native.address
+        """Where others reach this task, as `host:port`."""
+        self.listening: str = self._native.listening
+        """Where the star port listens, as `host:port`."""
         self.metrics_address: str | None = self._native.metrics_address
         """Where the metrics are, as `host:port`; None without them."""
 

@@ -91,14 +91,27 @@ absl::StatusOr<std::string> OwnAddress(const tensorflow::ServerDef& server_def, 
   return address;
 }
 
+// Whether the system knows IPv6 addresses of a host alone.
+bool HasOnlyIpv6(const std::string& host) {
+  addrinfo hints = {}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  if (getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return false;
+  bool has_only = true;
+  for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
+    if (entry->ai_family != AF_INET6) has_only = false;
+  }
+  freeaddrinfo(found);
+  return has_only;
+}
+
 // Where a task listens whose own host is this: the loopback address that it is, else all addresses of its family.
 std::string ListenIp(absl::string_view host) {
   if (absl::EqualsIgnoreCase(host, "localhost")) return "127.0.0.1";
   if (absl::ConsumePrefix(&host, "[")) return host == "::1]" ? "::1" : "::";
   const std::string text(host);
   in_addr ip;
-  const bool is_loopback = inet_pton(AF_INET, text.c_str(), &ip) == 1 && absl::StartsWith(host, "127.");
-  return is_loopback ? text : "0.0.0.0";
+  if (inet_pton(AF_INET, text.c_str(), &ip) == 1) return absl::StartsWith(host, "127.") ? text : "0.0.0.0";
+  return HasOnlyIpv6(text) ? "::" : "0.0.0.0";
 }
 
 // The star port of a task without a map: any that is free, or, if the user has said so, its gRPC port plus an offset.

@@ -3,15 +3,17 @@
 mod error;
 mod json;
 mod protocol;
+mod reach;
 mod task;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::Ipv6Addr;
 
 pub use error::ClusterError;
 pub use json::TfConfig;
 pub use protocol::{Protocol, UnknownProtocol};
+pub use reach::{listen_ip, listen_ip_by, reachable, source_towards};
 pub use task::TaskId;
 
 /// The jobs of a cluster, in the order in which they were given, with the gRPC address of each
@@ -226,19 +228,6 @@ impl fmt::Display for ClusterSpec {
             }
         }
         Ok(())
-    }
-}
-
-/// The IP address on which a task listens, as long as no setting says, whose own address is
-/// `address`: the loopback address that it is, else all addresses of its family.
-pub fn listen_ip(address: &str) -> IpAddr {
-    let host = split_address(address).map_or("", |(host, _)| host);
-    match host.parse() {
-        Ok(IpAddr::V4(ip)) if ip.is_loopback() => ip.into(),
-        Ok(IpAddr::V6(ip)) if ip.is_loopback() => ip.into(),
-        Ok(IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
-        Err(_) if host.eq_ignore_ascii_case("localhost") => Ipv4Addr::LOCALHOST.into(),
-        Ok(IpAddr::V4(_)) | Err(_) => Ipv4Addr::UNSPECIFIED.into(),
     }
 }
 

@@ -237,20 +237,3 @@ fn ipv6_addresses_stand_in_brackets() {
     let text = cluster.to_string();
     assert_eq!(ClusterSpec::parse(&text).unwrap(), cluster);
 }
-
-#[test]
-fn tasks_listen_on_loopback_if_that_is_their_address_and_on_all_addresses_else() {
-    for (address, listens) in [
-        ("127.0.0.1:2222", "127.0.0.1"),
-        ("127.0.0.7:2222", "127.0.0.7"),
-        ("localhost:2222", "127.0.0.1"),
-        ("LocalHost:2222", "127.0.0.1"),
-        ("[::1]:2222", "::1"),
-        ("10.1.2.3:2222", "0.0.0.0"),
-        ("ps0.example:2222", "0.0.0.0"),
-        ("127.example:2222", "0.0.0.0"),
-        ("[2001:db8::1]:2222", "::"),
-    ] {
-        assert_eq!(listen_ip(address).to_string(), listens, "{address}");
-    }
-}

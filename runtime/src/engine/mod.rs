@@ -27,7 +27,7 @@ pub use self::options::{EngineError, EngineOptions, SPIN_DEFAULT};
 pub use self::report::{Rdma, SharedMemory, StartReport};
 use crate::call::{Call, CallSpec};
 use crate::client::{Client, Peer};
-use crate::cluster::TaskId;
+use crate::cluster::{TaskId, reachable};
 use crate::command::Command;
 use crate::counters::Counters;
 use crate::exposition::Exposition;
@@ -103,6 +103,12 @@ impl Engine {
     /// Where the star port listens, if it does.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.report.star_address
+    }
+
+    /// An address by which others reach the star port, if it listens: where it listens on all
+    /// addresses of this host, the one that the host has on its way out.
+    pub fn reachable_addr(&self) -> Option<SocketAddr> {
+        self.local_addr().map(reachable)
     }
 
     /// What was chosen at start; its text is the line for the log.

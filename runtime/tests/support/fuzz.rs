@@ -9,7 +9,7 @@
 
 use std::path::Path;
 
-use grpcxx_runtime::cluster::{ClusterSpec, TfConfig, listen_ip};
+use grpcxx_runtime::cluster::{ClusterSpec, TfConfig, listen_ip_by};
 use grpcxx_runtime::endpoint_map::{ENTRIES_MAX, EndpointMap, LINE_BYTES_MAX};
 
 /// Whatever is a cluster is the same one when it is written again, in each of the three syntaxes.
@@ -35,7 +35,7 @@ fn check(cluster: &ClusterSpec) {
     assert_eq!(cluster.tasks().count(), cluster.total_tasks());
     for (task, address) in cluster.tasks() {
         assert_eq!(cluster.require(&task).as_deref(), Ok(address));
-        let _ = listen_ip(address);
+        let _ = listen_ip_by(address, |_| Vec::new());
     }
     let again = ClusterSpec::parse(&cluster.to_string()).expect("a cluster can be written");
     let addresses = |cluster: &ClusterSpec| -> Vec<String> {
