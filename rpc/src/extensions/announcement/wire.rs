@@ -41,6 +41,8 @@ impl Features {
     pub const STREAMS: Self = Self(1 << 11);
     /// A graph call may say which span of which trace it was made in.
     pub const TRACES: Self = Self(1 << 12);
+    /// Tensors may have element types that originals do not know.
+    pub const ELEMENT_TYPES: Self = Self(1 << 13);
     /// What lets a connection move to another medium.
     pub const MEDIA: Self = Self(Self::SHARED_MEMORY.0 | Self::RDMA.0);
     /// What lets a client keep keys at the server.
@@ -57,7 +59,8 @@ impl Features {
             | Self::KEY_LISTS.0
             | Self::SERVICES.0
             | Self::STREAMS.0
-            | Self::TRACES.0,
+            | Self::TRACES.0
+            | Self::ELEMENT_TYPES.0,
     );
 
     /// The features with these bits, known or not.
@@ -128,6 +131,7 @@ impl fmt::Display for Features {
             (Self::SERVICES, "services"),
             (Self::STREAMS, "streams"),
             (Self::TRACES, "traces"),
+            (Self::ELEMENT_TYPES, "element types"),
         ] {
             if self.contains(feature) {
                 write!(f, "{separator}{name}")?;

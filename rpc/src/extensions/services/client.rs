@@ -11,6 +11,7 @@ use crate::connection::cursor::Cursor;
 use crate::connection::encode;
 use crate::connection::reader::Whole;
 use crate::connection::{Landings, PeerViolation};
+use crate::extensions::element_types;
 use crate::wire::{Features, ResponseHeader};
 use crate::{Code, DType, GraphCall, Reason, Request, Response, Shape, Status, Tensor};
 
@@ -41,12 +42,16 @@ impl ClientConnection {
         timeout_ms: i32,
         request: Request,
     ) -> Option<Request> {
-        let wanted = match &request {
+        let form = match &request {
             Request::Unary(_) => Features::SERVICES,
             Request::StarRunGraph(call) if call.trace.is_some() => Features::TRACES,
-            _ => return Some(request),
+            _ => Features::NONE,
         };
-        if self.peer.is_none() && self.announced.contains(wanted) {
+        let wanted = form | element_types::wanted(&request);
+        if wanted.is_empty() {
+            return Some(request);
+        }
+        if self.peer.is_none() && self.announced.intersects(wanted) {
             self.waiting.push(Waiting {
                 id,
                 timeout_ms,
@@ -89,9 +94,13 @@ impl ClientConnection {
                 continue;
             }
             let request = self.shaped(request);
-            let limits = self.reader.limits.between(self.common());
+            let common = self.common();
+            let limits = self.reader.limits.between(common);
             let mut frame = self.outgoing.empty_frame();
-            match encode::request(&mut frame, id.raw(), timeout_ms, &request, &limits) {
+            let encoded = element_types::check_request(common, &request).and_then(|()| {
+                encode::request(&mut frame, id.raw(), timeout_ms, &request, &limits)
+            });
+            match encoded {
                 Ok(()) => {
                     frame.token = id.raw();
                     self.outgoing.push(frame);
