@@ -1,6 +1,8 @@
-"""Types of ml_dtypes."""
+"""Types of ml_dtypes, and more arrays in a push than a call of star has."""
 
 import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -79,3 +81,37 @@ def test_groups_move_what_they_cannot_reduce(kind):
 def test_a_type_that_nobody_knows_is_refused_by_name(client):
     with pytest.raises(grpcxx.Error, match="arrays of longdouble|arrays of float128"):
         client.push("x", np.zeros(2, np.longdouble))
+
+
+# ---- Many arrays
+
+
+MANY = 40_000
+
+
+def test_a_push_of_many_arrays_is_one(server, client):
+    arrays = {f"many.{index}": np.full(2, index, np.int32) for index in range(MANY)}
+    client.push(arrays)
+    assert len([name for name in client.stored() if name.startswith("many.")]) == MANY
+    pulled = client.pull(list(arrays))
+    assert list(pulled) == list(arrays)
+    assert all(np.array_equal(pulled[name], array) for name, array in arrays.items())
+
+
+def test_a_push_of_many_arrays_that_fails_leaves_nothing(client):
+    arrays = {f"none.{index}": np.int8(1) for index in range(MANY)}
+    with pytest.raises(grpcxx.Error):
+        client.push({**arrays, "x" * 70_000: np.int8(1)})
+    with pytest.raises(grpcxx.Error, match="name"):
+        client.push({**arrays, "": np.int8(1)})
+    assert not [name for name in client.stored() if name.startswith("none.")]
+
+
+def test_many_arrays_as_the_first_call_of_a_client():
+    code = f"""
+import numpy as np, grpcxx
+with grpcxx.Server() as server, grpcxx.Client(server.address, timeout=60) as client:
+    client.push({{str(index): np.int8(1) for index in range({MANY})}})
+    assert len(client.pull([str(index) for index in range({MANY})])) == {MANY}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

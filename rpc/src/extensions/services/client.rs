@@ -9,6 +9,7 @@ use crate::connection::client::ClientConnection;
 use crate::connection::client::inbound::{ResponsePart, gone};
 use crate::connection::cursor::Cursor;
 use crate::connection::encode;
+use crate::connection::limits::STAR_RECORDS_MAX;
 use crate::connection::reader::Whole;
 use crate::connection::{Landings, PeerViolation};
 use crate::extensions::element_types;
@@ -47,7 +48,7 @@ impl ClientConnection {
             Request::StarRunGraph(call) if call.trace.is_some() => Features::TRACES,
             _ => Features::NONE,
         };
-        let wanted = form | element_types::wanted(&request);
+        let wanted = form | element_types::wanted(&request) | many_tensors(&request);
         if wanted.is_empty() {
             return Some(request);
         }
@@ -141,6 +142,18 @@ impl ClientConnection {
             Status::new(Code::DataLoss, malformed.to_string()).because(Reason::Peer)
         });
         self.complete(id, result);
+    }
+}
+
+/// What a graph call with more tensors than originals take needs its peer to have announced.
+fn many_tensors(request: &Request) -> Features {
+    match request {
+        Request::StarRunGraph(call)
+            if call.feeds.len().max(call.fetches.len()) > STAR_RECORDS_MAX =>
+        {
+            Features::MANY_TENSORS
+        }
+        _ => Features::NONE,
     }
 }
 
