@@ -54,12 +54,27 @@ fn check(program: &str, folder: &Path, cases: Vec<Case>) {
         {
             fault("no backtrace expected");
         }
+        if let Some(part) = said_twice(&message) {
+            fault(&format!("{part:?} expected once"));
+        }
         if !output.stdout.is_empty() {
             fault("nothing on standard output expected");
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
     assert_eq!(files(folder), before, "something was left behind");
+}
+
+/// A part of a message, such as a cause, that is in it twice.
+fn said_twice(message: &str) -> Option<&str> {
+    let mut parts: Vec<&str> = message
+        .split([':', ';', '(', ')', '\n'])
+        .map(str::trim)
+        .filter(|part| part.split_whitespace().count() > 2)
+        .collect();
+    parts.sort_unstable();
+    let twice = parts.windows(2).find(|pair| pair[0] == pair[1]);
+    twice.map(|pair| pair[0])
 }
 
 fn files(folder: &Path) -> Vec<String> {

@@ -246,17 +246,20 @@ fn failure(error: ServerError) -> Failure {
     if let ServerError::Model(error) = error {
         return Failure::from(error);
     }
-    let exit = Exit::of_system(&error).unwrap_or(match &error {
-        ServerError::EndpointMap(EndpointMapError::Missing { .. }) => Exit::NoInput,
-        ServerError::Cluster(_)
-        | ServerError::EndpointMap(_)
-        | ServerError::Address(_)
-        | ServerError::Contradiction(_) => Exit::Config,
-        ServerError::Model(_) | ServerError::Store(_) => Exit::Data,
-        ServerError::StarPort { .. } | ServerError::Engine(_) | ServerError::Control(_) => {
-            Exit::System
-        }
-    });
+    let exit = error
+        .system_error()
+        .and_then(Exit::of_system)
+        .unwrap_or(match &error {
+            ServerError::EndpointMap(EndpointMapError::Missing { .. }) => Exit::NoInput,
+            ServerError::Cluster(_)
+            | ServerError::EndpointMap(_)
+            | ServerError::Address(_)
+            | ServerError::Contradiction(_) => Exit::Config,
+            ServerError::Model(_) | ServerError::Store(_) => Exit::Data,
+            ServerError::StarPort { .. } | ServerError::Engine(_) | ServerError::Control(_) => {
+                Exit::System
+            }
+        });
     Err::<(), _>(error)
         .or_exit(exit)
         .expect_err("an error stays one")
