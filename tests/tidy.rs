@@ -121,6 +121,38 @@ fn code_holds_no_leftovers() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
+/// An error's text has its cause in it, and `source()` gives none: what prints texts alone loses no
+/// cause, and what prints chains prints none twice.
+#[test]
+fn errors_have_their_causes_in_their_texts() {
+    let mut faults = Vec::new();
+    for source in sources() {
+        if source.is_generated() || source.path == THIS_FILE {
+            continue;
+        }
+        let code = source.code();
+        let mut is_transparent = false;
+        for (index, line) in code.lines().enumerate() {
+            let line = code_of(line).trim();
+            if line.starts_with("#[error(") {
+                is_transparent = line.starts_with("#[error(transparent)]");
+            }
+            let gives_source = line.contains("#[source]")
+                || line.starts_with("fn source(&self) -> Option<&(dyn")
+                || line.contains("#[from]") && !is_transparent
+                || line == "source: io::Error,";
+            if gives_source {
+                faults.push(format!("{}:{}: {line}", source.path, index + 1));
+            }
+        }
+    }
+    assert!(
+        faults.is_empty(),
+        "put the cause into the text, in a field named cause, and convert with map_err:\n{}",
+        faults.join("\n")
+    );
+}
+
 #[test]
 fn files_are_named_for_what_they_own() {
     for source in sources() {

@@ -169,7 +169,8 @@ void grpcxx_log_set(int32_t level, grpcxx_log_fn log, void *user);
 
 /* ---- Tensors --------------------------------------------------------------------------------------------------- */
 
-/* TensorFlow's numbers. */
+/* TensorFlow's numbers; those from 200 on are of types that TensorFlow lacks. Originals of star know the numbers up to
+ * GRPCXX_UINT64, and a tensor of another type for one of them is refused with GRPCXX_UNIMPLEMENTED. */
 typedef enum grpcxx_dtype {
   GRPCXX_FLOAT32 = 1,
   GRPCXX_FLOAT64 = 2,
@@ -193,10 +194,35 @@ typedef enum grpcxx_dtype {
   GRPCXX_RESOURCE = 20,
   GRPCXX_VARIANT = 21,
   GRPCXX_UINT32 = 22,
-  GRPCXX_UINT64 = 23
+  GRPCXX_UINT64 = 23,
+  GRPCXX_FLOAT8_E5M2 = 24,
+  GRPCXX_FLOAT8_E4M3FN = 25,
+  GRPCXX_FLOAT8_E4M3FNUZ = 26,
+  GRPCXX_FLOAT8_E4M3B11FNUZ = 27,
+  GRPCXX_FLOAT8_E5M2FNUZ = 28,
+  /* One byte an element, as NumPy and TensorFlow hold them. */
+  GRPCXX_INT4 = 29,
+  GRPCXX_UINT4 = 30,
+  GRPCXX_INT2 = 31,
+  GRPCXX_UINT2 = 32,
+  GRPCXX_FLOAT4_E2M1FN = 33,
+  /* Types that TensorFlow lacks, of one byte an element, and of four for complex numbers. */
+  GRPCXX_FLOAT8_E3M4 = 200,
+  GRPCXX_FLOAT8_E4M3 = 201,
+  GRPCXX_FLOAT8_E8M0FNU = 202,
+  GRPCXX_FLOAT6_E2M3FN = 203,
+  GRPCXX_FLOAT6_E3M2FN = 204,
+  GRPCXX_INT1 = 205,
+  GRPCXX_UINT1 = 206,
+  GRPCXX_COMPLEX32 = 207,
+  GRPCXX_BCOMPLEX32 = 208,
+  /* As in safetensors files: 4 or 6 bits an element, one behind the other. */
+  GRPCXX_FLOAT4_E2M1FN_PACKED = 220,
+  GRPCXX_FLOAT6_E2M3FN_PACKED = 221,
+  GRPCXX_FLOAT6_E3M2FN_PACKED = 222
 } grpcxx_dtype;
 
-/* Size of one element in bytes; 0 for strings, resources, variants and numbers that are no type. */
+/* Size of one element in bytes; 0 for strings, resources, variants, packed types and numbers that are no type. */
 size_t grpcxx_dtype_size(int32_t dtype);
 /* The name, as in "float32"; NULL for numbers that are no type. Valid for ever. */
 const char *grpcxx_dtype_name(int32_t dtype);

@@ -218,17 +218,12 @@ pub(crate) unsafe extern "C" fn grpcxx_tensor_new(
 }
 
 fn check_len(dtype: DType, shape: &Shape, data_size: usize) -> Result<(), Status> {
-    let Some(element_bytes) = dtype.element_bytes() else {
-        return Ok(());
-    };
-    let expected = shape.num_elements().checked_mul(element_bytes as u64);
-    if expected == Some(data_size as u64) {
-        return Ok(());
+    match dtype.data_bytes(shape.num_elements()) {
+        Some(expected) if expected != data_size as u128 => Err(invalid(format!(
+            "a {dtype} tensor of shape {shape} needs {expected} bytes of data, not {data_size}"
+        ))),
+        Some(_) | None => Ok(()),
     }
-    Err(invalid(format!(
-        "a {dtype} tensor of shape {shape} needs {} x {element_bytes} bytes of data, not {data_size}",
-        shape.num_elements()
-    )))
 }
 
 #[unsafe(no_mangle)]

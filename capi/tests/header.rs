@@ -74,6 +74,28 @@ fn the_header_has_the_reasons_of_the_engine_with_their_meanings() {
     assert_eq!(declared, known);
 }
 
+#[test]
+fn the_header_has_the_types_of_the_engine_with_their_numbers() {
+    let header = read("include/grpcxx.h");
+    let (_, list) = header
+        .split_once("typedef enum grpcxx_dtype {")
+        .expect("the types");
+    let (list, _) = list.split_once("} grpcxx_dtype;").expect("their end");
+    let declared: Vec<String> = list
+        .lines()
+        .filter(|line| line.trim().starts_with("GRPCXX_"))
+        .map(|line| line.trim().trim_end_matches(',').to_owned())
+        .collect();
+    let known: Vec<String> = grpcxx_rpc::DType::ALL
+        .iter()
+        .map(|dtype| {
+            let name = dtype.name().to_uppercase();
+            format!("GRPCXX_{name} = {}", dtype.number())
+        })
+        .collect();
+    assert_eq!(declared, known);
+}
+
 fn read(path: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect("readable")
 }

@@ -82,7 +82,10 @@ impl ReduceOp {
             Err(Status::new(Code::InvalidArgument, text))
         };
         match found {
-            None => refused("reduce integers, floating point or, by sum and mean, complex numbers"),
+            None => refused(
+                "reduce integers of 8 to 64 bits, floating point of 16 to 64 bits or, by sum and \
+                 mean, complex numbers of 64 and 128 bits; convert it first",
+            ),
             Some(arithmetic) if self == Self::Mean && !arithmetic.is_float() => {
                 refused("the mean of integers is no integer; reduce their sum")
             }
@@ -111,17 +114,7 @@ fn real(dtype: DType) -> Option<Arithmetic> {
         DType::UInt16 => Some(Arithmetic::U16),
         DType::UInt32 => Some(Arithmetic::U32),
         DType::UInt64 => Some(Arithmetic::U64),
-        DType::String
-        | DType::Complex64
-        | DType::Complex128
-        | DType::Bool
-        | DType::QInt8
-        | DType::QUInt8
-        | DType::QInt32
-        | DType::QInt16
-        | DType::QUInt16
-        | DType::Resource
-        | DType::Variant => None,
+        _ => None,
     }
 }
 

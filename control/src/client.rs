@@ -86,7 +86,7 @@ pub enum ClientError {
     #[error(
         "the event loop of the client cannot start: {0}; raise the limit of open files (ulimit -n)"
     )]
-    EventLoop(#[source] std::io::Error),
+    EventLoop(std::io::Error),
 }
 
 /// The devices of a cluster.

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener};
 #[non_exhaustive]
 pub enum ControlError {
     /// The address cannot be listened on.
-    #[error("the {purpose} cannot listen on {address}: {advice} ({source})")]
+    #[error("the {purpose} cannot listen on {address}: {advice} ({cause})")]
     Listen {
         /// What the port is for.
         purpose: &'static str,
@@ -15,13 +15,22 @@ pub enum ControlError {
         /// What to do.
         advice: String,
         /// What the system said.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The thread of the endpoint or its event loop could not be had.
     #[error(
         "the thread of the gRPC endpoint cannot start: {0}; raise the limits of processes and open files (ulimit -u, ulimit -n)"
     )]
-    Thread(#[source] io::Error),
+    Thread(io::Error),
+}
+
+impl ControlError {
+    /// What the system said.
+    pub fn cause(&self) -> &io::Error {
+        match self {
+            Self::Listen { cause, .. } | Self::Thread(cause) => cause,
+        }
+    }
 }
 
 /// Opens a listening socket that does not block.
@@ -34,11 +43,11 @@ pub(crate) fn listen(
         listener.set_nonblocking(true)?;
         Ok(listener)
     };
-    open().map_err(|source: io::Error| ControlError::Listen {
+    open().map_err(|cause: io::Error| ControlError::Listen {
         purpose,
         address,
-        advice: advice(address, &source),
-        source,
+        advice: advice(address, &cause),
+        cause,
     })
 }
 

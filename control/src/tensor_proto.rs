@@ -10,16 +10,17 @@ pub(crate) fn decode(message: TensorProto, is_dead: bool) -> Result<Tensor, Stat
         return Ok(Tensor::dead());
     }
     let dtype = DType::from_number(message.dtype)
+        .filter(|dtype| dtype.is_tensorflow())
         .ok_or_else(|| bad(format!("element type {} is unknown", message.dtype)))?;
     let shape = shape(&message)?;
     match dtype.class() {
         DTypeClass::Proto => Tensor::new(dtype, shape, message.encode_to_vec()),
-        DTypeClass::Memory { .. } if !message.tensor_content.is_empty() => {
-            Tensor::new(dtype, shape, message.tensor_content)
-        }
-        DTypeClass::Memory { element_bytes } => {
+        DTypeClass::Memory { element_bytes } if message.tensor_content.is_empty() => {
             let data = elements(&message, dtype, &shape, element_bytes)?;
             Tensor::new(dtype, shape, data)
+        }
+        DTypeClass::Memory { .. } | DTypeClass::Packed { .. } => {
+            Tensor::new(dtype, shape, message.tensor_content)
         }
     }
     .map_err(|status| bad(status.message))
@@ -92,9 +93,13 @@ fn values(message: &TensorProto, dtype: DType, data_bytes: usize) -> Result<Vec<
         Int32 | QInt32 => image(ints, data_bytes, |v| v.to_le_bytes()),
         // Narrow types travel in the low bits of an int32.
         Int16 | UInt16 | QInt16 | QUInt16 => image(ints, data_bytes, |v| low_half(*v)),
-        Int8 | UInt8 | QInt8 | QUInt8 => image(ints, data_bytes, |v| [v.to_le_bytes()[0]]),
+        Int8 | UInt8 | QInt8 | QUInt8 | Int4 | UInt4 | Int2 | UInt2 => {
+            image(ints, data_bytes, |v| [v.to_le_bytes()[0]])
+        }
+        Float8E5M2 | Float8E4M3Fn | Float8E4M3FnUz | Float8E4M3B11FnUz | Float8E5M2FnUz
+        | Float4E2M1Fn => image(&message.float8_val, data_bytes, |v| [*v]),
         Float16 | BFloat16 => image(&message.half_val, data_bytes, |v| low_half(*v)),
-        String | Resource | Variant => Err(bad(format!("{dtype} has no memory image"))),
+        _ => Err(bad(format!("{dtype} is not sent as values"))),
     }
 }
 

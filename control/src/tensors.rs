@@ -158,6 +158,14 @@ impl Writer {
 
 /// A `TensorProto` in two parts: what comes before the data, and the data.
 fn tensor_message(tensor: &Tensor) -> Result<(Vec<u8>, Bytes), Status> {
+    if !tensor.dtype.is_tensorflow() {
+        let text = format!(
+            "a tensor of {} cannot be sent over gRPC: TensorFlow has no such type; convert the \
+             tensor, or send its bytes as uint8",
+            tensor.dtype
+        );
+        return Err(Status::new(Code::Unimplemented, text));
+    }
     let head = |shape: &Shape| {
         let mut head = Vec::new();
         encode_key(FIELD_DTYPE, WireType::Varint, &mut head);
@@ -177,7 +185,7 @@ fn tensor_message(tensor: &Tensor) -> Result<(Vec<u8>, Bytes), Status> {
     match tensor.dtype.class() {
         // The data is the whole message already.
         DTypeClass::Proto => Ok((Vec::new(), data)),
-        DTypeClass::Memory { .. } => {
+        DTypeClass::Memory { .. } | DTypeClass::Packed { .. } => {
             let mut head = head(&tensor.shape)?;
             if !data.is_empty() {
                 encode_key(FIELD_CONTENT, WireType::LengthDelimited, &mut head);
@@ -270,7 +278,7 @@ mod tests {
 
     #[test]
     fn every_type_is_readable_through_the_generated_messages() {
-        for &dtype in DType::ALL {
+        for &dtype in DType::ALL.iter().filter(|dtype| dtype.is_tensorflow()) {
             let sent = tensor(dtype);
             let frames = TensorFrames::single(&sent, -7).unwrap();
             assert_eq!(frames.tensor_bytes, sent.data.len() as u64);
@@ -279,13 +287,25 @@ mod tests {
             let received = response.tensor.unwrap();
             assert_eq!(received.dtype, i32::from(dtype.number()));
             match dtype.class() {
-                DTypeClass::Memory { .. } => {
+                DTypeClass::Memory { .. } | DTypeClass::Packed { .. } => {
                     let dims: Vec<_> = received.tensor_shape.unwrap().dim;
                     assert_eq!(dims.iter().map(|d| d.size).collect::<Vec<_>>(), [2, 3]);
                     assert_eq!(received.tensor_content[..], sent.data[..]);
                 }
                 DTypeClass::Proto => assert_eq!(received.string_val, ["text"]),
             }
+        }
+    }
+
+    #[test]
+    fn types_that_tensorflow_lacks_are_refused_by_name() {
+        for &dtype in DType::ALL.iter().filter(|dtype| !dtype.is_tensorflow()) {
+            let shape = Shape::new(&[1]).unwrap();
+            let bytes = dtype.data_bytes(1).unwrap() as usize;
+            let sent = Tensor::new(dtype, shape, vec![0; bytes]).unwrap();
+            let refused = TensorFrames::single(&sent, 0).unwrap_err();
+            assert_eq!(refused.code, Code::Unimplemented);
+            assert!(refused.message.contains(dtype.name()), "{refused}");
         }
     }
 

@@ -2,7 +2,7 @@
 //! it.
 
 use grpcxx_memory::Buffer;
-use grpcxx_rpc::{Code, DType, Shape, Tensor};
+use grpcxx_rpc::{Code, DType, DTypeClass, Shape, Tensor};
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -96,6 +96,7 @@ pub(crate) fn array_of(
     if tensor.dtype == DType::String {
         return strings_array(py, &tensor);
     }
+    let tensor = unpacked(tensor);
     let descr = descr_of(py, tensor.dtype)?;
     check_size(py, &tensor, descr.itemsize())?;
     let bytes = tensor.data.len();
@@ -108,6 +109,26 @@ pub(crate) fn array_of(
     }
     count(Way::Viewed, bytes);
     memory::view(descr, tensor.shape.dims(), tensor.data, is_ours)
+}
+
+/// A tensor of a packed type, which no array can have, as one of the bytes that it consists of. Its
+/// last dimension is in bytes; where that ends within one, there is one dimension.
+fn unpacked(tensor: Tensor) -> Tensor {
+    let DTypeClass::Packed { element_bits } = tensor.dtype.class() else {
+        return tensor;
+    };
+    let mut dims: SmallVec<[u64; 6]> = tensor.shape.dims().iter().copied().collect();
+    let bits = (dims.last()).and_then(|last| last.checked_mul(element_bits as u64));
+    match (dims.last_mut(), bits) {
+        (Some(last), Some(bits)) if bits.is_multiple_of(8) => *last = bits / 8,
+        _ => dims = SmallVec::from_slice(&[tensor.data.len() as u64]),
+    }
+    let shape = Shape::new(&dims).unwrap_or_else(|_| Shape::vector(tensor.data.len()));
+    Tensor {
+        dtype: DType::UInt8,
+        shape,
+        ..tensor
+    }
 }
 
 /// Puts a tensor into an array that has its type and shape, unless it landed there.

@@ -48,7 +48,7 @@ pub(crate) fn descr_of(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyArr
         .iter()
         .any(|known| known.dtype == dtype && known.is_extra);
     let advice = match is_extra {
-        true => "install ml_dtypes",
+        true => "install ml_dtypes, or a newer one",
         false => "NumPy has no such type",
     };
     let text = format!("a tensor of {dtype} cannot become an array: {advice}");
@@ -112,7 +112,7 @@ const fn extra(dtype: DType, name: &'static str) -> Known {
     }
 }
 
-const KNOWN: [Known; 15] = [
+const KNOWN: [Known; 34] = [
     known(DType::Bool, "bool"),
     known(DType::Int8, "int8"),
     known(DType::UInt8, "uint8"),
@@ -128,6 +128,25 @@ const KNOWN: [Known; 15] = [
     known(DType::Complex64, "complex64"),
     known(DType::Complex128, "complex128"),
     extra(DType::BFloat16, "bfloat16"),
+    extra(DType::Float8E3M4, "float8_e3m4"),
+    extra(DType::Float8E4M3, "float8_e4m3"),
+    extra(DType::Float8E4M3B11FnUz, "float8_e4m3b11fnuz"),
+    extra(DType::Float8E4M3Fn, "float8_e4m3fn"),
+    extra(DType::Float8E4M3FnUz, "float8_e4m3fnuz"),
+    extra(DType::Float8E5M2, "float8_e5m2"),
+    extra(DType::Float8E5M2FnUz, "float8_e5m2fnuz"),
+    extra(DType::Float8E8M0FnU, "float8_e8m0fnu"),
+    extra(DType::Float6E2M3Fn, "float6_e2m3fn"),
+    extra(DType::Float6E3M2Fn, "float6_e3m2fn"),
+    extra(DType::Float4E2M1Fn, "float4_e2m1fn"),
+    extra(DType::Int1, "int1"),
+    extra(DType::UInt1, "uint1"),
+    extra(DType::Int2, "int2"),
+    extra(DType::UInt2, "uint2"),
+    extra(DType::Int4, "int4"),
+    extra(DType::UInt4, "uint4"),
+    extra(DType::Complex32, "complex32"),
+    extra(DType::BComplex32, "bcomplex32"),
 ];
 
 /// The types that NumPy has built in, at the places of their numbers (`NPY_TYPES`).

@@ -96,19 +96,16 @@ impl Tensor {
     /// `INVALID_ARGUMENT` if the data is not as long as type and shape ask for.
     pub fn new(dtype: DType, shape: Shape, data: impl Into<Buffer>) -> Result<Self, Status> {
         let data = data.into();
-        if let Some(element_bytes) = dtype.element_bytes() {
-            let expected = shape.num_elements().checked_mul(element_bytes as u64);
-            if expected != Some(data.len() as u64) {
-                return Err(Status::new(
-                    Code::InvalidArgument,
-                    format!(
-                        "a {dtype} tensor of shape {shape} needs {} x {element_bytes} bytes of \
-                         data, not {}",
-                        shape.num_elements(),
-                        data.len()
-                    ),
-                ));
-            }
+        if let Some(expected) = dtype.data_bytes(shape.num_elements())
+            && expected != data.len() as u128
+        {
+            return Err(Status::new(
+                Code::InvalidArgument,
+                format!(
+                    "a {dtype} tensor of shape {shape} needs {expected} bytes of data, not {}",
+                    data.len()
+                ),
+            ));
         }
         Ok(Self {
             dtype,

@@ -40,8 +40,9 @@ pub(crate) struct Functions {
 
 #[derive(Clone)]
 pub(crate) enum Entry {
-    /// Answered on the shard: it only looks up references.
-    Pull,
+    /// Answered on the shard, for it only looks up references; where those are many, by the
+    /// function.
+    Pull(Arc<dyn Function>),
     Function(Arc<dyn Function>),
 }
 
@@ -49,9 +50,12 @@ impl Functions {
     /// The built-in functions over `store`.
     pub(crate) fn builtin(store: &Shared<TensorStore>) -> Self {
         let mut functions = Self::default();
+        let pulled = store.clone();
+        let pull: Arc<dyn Function> =
+            Arc::new(move |call: GraphCall| fetch_all(&pulled.load_full(), &call.fetches));
         functions
             .entries
-            .insert(Text::from(STORE_PULL), Entry::Pull);
+            .insert(Text::from(STORE_PULL), Entry::Pull(pull));
         let (list, listing) = (store.clone(), Mutex::new(Listing::default()));
         functions.insert(
             Text::from(STORE_LIST),
@@ -129,13 +133,20 @@ impl Functions {
     }
 }
 
-/// The tensors of the store with these names.
+/// Most tensors that a shard looks up while all else that it does waits.
+pub(crate) const PULL_ON_SHARD_MAX: usize = 32_767;
+
+/// The tensors of the store with these names, as the answer to a call.
 pub(crate) fn pull(store: &TensorStore, names: &[Text]) -> Result<Response, Status> {
+    fetch_all(store, names).map(Response::Fetched)
+}
+
+fn fetch_all(store: &TensorStore, names: &[Text]) -> Result<Vec<(Text, Tensor)>, Status> {
     let mut tensors = Vec::with_capacity(names.len());
     for name in names {
         tensors.push((name.clone(), store.fetch(name)?));
     }
-    Ok(Response::Fetched(tensors))
+    Ok(tensors)
 }
 
 /// Empties the store, as TensorFlow's CleanupAll empties resource containers: the default container

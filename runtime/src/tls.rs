@@ -77,12 +77,11 @@ pub enum TlsError {
         /// The file.
         path: PathBuf,
         /// What the system said.
-        #[source]
         error: io::Error,
     },
     /// What the files hold is not what it should be.
     #[error("the files of GRPCXX_TLS_CERT, GRPCXX_TLS_KEY and GRPCXX_TLS_CA: {0}")]
-    Content(#[from] CredentialsError),
+    Content(CredentialsError),
     /// The thread that looks for new files did not start.
     #[error("the thread that looks for new certificates: {0}")]
     Thread(io::Error),
@@ -243,12 +242,13 @@ impl Files {
         let certificates = read(&self.certificate)?;
         let key = read(&self.key)?;
         let authorities = self.authorities.as_deref().map(read).transpose()?;
-        Ok(Credentials::from_pem(PemTexts {
+        Credentials::from_pem(PemTexts {
             certificates: &certificates,
             key: &key,
             authorities: authorities.as_deref(),
             is_mutual: self.is_mutual,
-        })?)
+        })
+        .map_err(TlsError::Content)
     }
 
     /// Takes the files again if they have changed. What cannot be used is told once, and what was

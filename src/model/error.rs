@@ -6,14 +6,14 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// The operating system refused a step.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {cause}", path.display())]
     Io {
         /// What was attempted.
         action: FileAction,
         /// The file.
         path: PathBuf,
         /// The reason of the operating system.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The file is not a safetensors file, or a damaged one.
     #[error("{}: {problem}", path.display())]
@@ -90,10 +90,10 @@ impl ModelError {
         path: impl Into<PathBuf>,
     ) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
-        move |source| Self::Io {
+        move |cause| Self::Io {
             action,
             path,
-            source,
+            cause,
         }
     }
 }

@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,18 @@ use super::{FileAction, Fingerprint, ModelError, ModelFingerprint, npy_header};
 pub struct Model {
     files: Vec<SourceFile>,
     entries: Vec<Entry>,
+    skipped: Vec<Skipped>,
+}
+
+/// A tensor of a file that is left out, because its type is not known here. Its text says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    /// The file.
+    pub path: PathBuf,
+    /// The tensor's name.
+    pub tensor: String,
+    /// Its type, as the file names it.
+    pub dtype: String,
 }
 
 /// One tensor of a [`Model`].
@@ -43,8 +56,8 @@ impl Model {
     /// No tensor is read. The files stay open, so that a later rename or removal changes nothing.
     ///
     /// # Errors
-    /// A file cannot be read, is damaged, holds a type that cannot be sent, or a name is there
-    /// twice.
+    /// A file cannot be read, is damaged, or a name is there twice. A tensor of a safetensors file
+    /// whose type is not known is none: [`Model::skipped`] has it.
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Self, ModelError> {
         let mut files = Vec::with_capacity(paths.len());
         let mut by_name: BTreeMap<String, Entry> = BTreeMap::new();
@@ -52,10 +65,13 @@ impl Model {
         for path in paths {
             sources.append(&mut index::sources(path.as_ref())?);
         }
+        let mut skipped = Vec::new();
         for Source { path, wanted } in sources {
             let file = open_regular_file(&path).map_err(ModelError::io(FileAction::Open, &path))?;
-            let entries = read_header(&path, &file, files.len())?;
-            for entry in take_wanted(&path, entries, wanted)? {
+            let mut contents = read_header(&path, &file, files.len())?;
+            take_wanted(&path, &mut contents, wanted)?;
+            skipped.append(&mut contents.skipped);
+            for entry in contents.entries {
                 if let Some(first) = by_name.get(&entry.name) {
                     let first: &SourceFile = &files[first.file];
                     return Err(ModelError::Duplicate {
@@ -71,7 +87,21 @@ impl Model {
         Ok(Self {
             files,
             entries: by_name.into_values().collect(),
+            skipped,
         })
+    }
+
+    /// The tensors that are left out, because their types are not known here.
+    pub fn skipped(&self) -> &[Skipped] {
+        &self.skipped
+    }
+
+    /// A line for each of the first tensors that are left out, and one for all others together.
+    pub fn skipped_lines(&self) -> impl Iterator<Item = String> {
+        let (shown, rest) = self.skipped.split_at(self.skipped.len().min(SKIPPED_SHOWN));
+        let rest = (!rest.is_empty())
+            .then(|| format!("{} more tensors are left out for their types", rest.len()));
+        shown.iter().map(ToString::to_string).chain(rest)
     }
 
     /// All tensors in byte order of their names.
@@ -129,31 +159,55 @@ impl Model {
     }
 }
 
-/// The tensors that an index wants of a file.
+impl fmt::Display for Skipped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: tensor {:?} is left out: its type {:?} is none of {}",
+            self.path.display(),
+            self.tensor,
+            self.dtype,
+            format::known_types()
+        )
+    }
+}
+
+/// What one file holds.
+struct Contents {
+    entries: Vec<Entry>,
+    skipped: Vec<Skipped>,
+}
+
+/// Keeps the tensors that an index wants of a file.
 fn take_wanted(
     path: &Path,
-    mut entries: Vec<Entry>,
+    contents: &mut Contents,
     wanted: Option<BTreeSet<String>>,
-) -> Result<Vec<Entry>, ModelError> {
+) -> Result<(), ModelError> {
     let Some(wanted) = wanted else {
-        return Ok(entries);
+        return Ok(());
     };
+    let Contents { entries, skipped } = contents;
     entries.retain(|entry| wanted.contains(&entry.name));
-    let is_there = |name: &&String| entries.iter().any(|entry| entry.name == **name);
-    if entries.len() < wanted.len()
-        && let Some(missing) = wanted.iter().find(|name| !is_there(name))
-    {
-        return Err(ModelError::Tensor {
+    skipped.retain(|skipped| wanted.contains(&skipped.tensor));
+    if entries.len() + skipped.len() == wanted.len() {
+        return Ok(());
+    }
+    let known = entries.iter().map(|entry| &entry.name);
+    let unknown = skipped.iter().map(|skipped| &skipped.tensor);
+    let found: BTreeSet<&String> = known.chain(unknown).collect();
+    match wanted.iter().find(|name| !found.contains(name)) {
+        None => Ok(()),
+        Some(missing) => Err(ModelError::Tensor {
             path: path.to_owned(),
             tensor: missing.clone(),
             problem: "the index says that it is in this file, and it is not; copy both again"
                 .to_owned(),
-        });
+        }),
     }
-    Ok(entries)
 }
 
-fn read_header(path: &Path, file: &File, index: usize) -> Result<Vec<Entry>, ModelError> {
+fn read_header(path: &Path, file: &File, index: usize) -> Result<Contents, ModelError> {
     let metadata = file
         .metadata()
         .map_err(ModelError::io(FileAction::Examine, path))?;
@@ -165,7 +219,10 @@ fn read_header(path: &Path, file: &File, index: usize) -> Result<Vec<Entry>, Mod
     }
     let file_bytes = metadata.len();
     if let Some(entry) = read_npy(path, file, file_bytes, index)? {
-        return Ok(vec![entry]);
+        return Ok(Contents {
+            entries: vec![entry],
+            skipped: Vec::new(),
+        });
     }
     let mut prefix = [0; PREFIX_BYTES];
     if file_bytes < prefix.len() as u64 {
@@ -185,17 +242,23 @@ fn read_header(path: &Path, file: &File, index: usize) -> Result<Vec<Entry>, Mod
     let mut json = vec![0; header_bytes];
     read(&mut json, PREFIX_BYTES as u64)?;
     let data_offset = (PREFIX_BYTES + header_bytes) as u64;
-    let records =
+    let header =
         format::parse_header(&json, file_bytes - data_offset).map_err(|flaw| at(path, flaw))?;
-    Ok(records
-        .into_iter()
-        .map(|record| Entry {
-            name: record.name,
-            meta: meta(record.dtype, record.shape, record.end - record.begin),
-            file: index,
-            offset: data_offset + record.begin,
-        })
-        .collect())
+    let entry = |record: format::Record| Entry {
+        name: record.name,
+        meta: meta(record.dtype, record.shape, record.end - record.begin),
+        file: index,
+        offset: data_offset + record.begin,
+    };
+    let skipped = |record: format::SkippedRecord| Skipped {
+        path: path.to_owned(),
+        tensor: record.name,
+        dtype: record.dtype,
+    };
+    Ok(Contents {
+        entries: header.records.into_iter().map(entry).collect(),
+        skipped: header.skipped.into_iter().map(skipped).collect(),
+    })
 }
 
 /// The one tensor of a file of NumPy; `None` if it is none.
@@ -246,6 +309,9 @@ fn at(path: &Path, flaw: Flaw) -> ModelError {
         },
     }
 }
+
+/// Tensors that are left out and have a line of their own.
+const SKIPPED_SHOWN: usize = 16;
 
 #[cfg(test)]
 mod tests {
@@ -327,6 +393,28 @@ mod tests {
         }
     }
 
+    /// As a format of later years may have them.
+    #[test]
+    fn tensors_of_unknown_types_are_left_out_and_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let json = TWO.replace("I16", "F7_NEW");
+        let path = save(folder.path(), "m.safetensors", &image(&json, &[1, 2, 3, 4]));
+        let index = r#"{"weight_map":{"a":"m.safetensors","b":"m.safetensors"}}"#;
+        let index = save(folder.path(), "m.index.json", index.as_bytes());
+        for path in [path, index] {
+            let model = Model::open(&[path]).unwrap();
+            let bytes = model.read(model.entry("b").unwrap()).unwrap().data;
+            assert_eq!((model.entries().len(), &bytes[..]), (1, &[1, 2][..]));
+            let lines: Vec<String> = model.skipped_lines().collect();
+            let [line] = &lines[..] else {
+                panic!("{lines:?}")
+            };
+            for part in ["m.safetensors", "\"a\"", "\"F7_NEW\"", "F8_E4M3"] {
+                assert!(line.contains(part), "{line}");
+            }
+        }
+    }
+
     #[test]
     fn an_array_of_numpy_has_the_name_of_its_file() {
         let folder = tempfile::tempdir().unwrap();
@@ -364,7 +452,7 @@ mod tests {
             bytes[at] = value;
             bytes.truncate(bytes.len() - cut);
             let path = save(folder.path(), "m", &bytes);
-            if Model::open(&[path]).is_ok() {
+            if Model::open(&[path]).is_ok_and(|model| model.skipped().is_empty()) {
                 prop_assert!(safetensors::SafeTensors::deserialize(&bytes).is_ok());
             }
         }

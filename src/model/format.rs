@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use grpcxx_rpc::{DType, Shape};
+use grpcxx_rpc::{DType, DTypeClass, Shape};
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
@@ -17,6 +17,25 @@ pub(super) struct Record {
     pub(super) shape: Shape,
     pub(super) begin: u64,
     pub(super) end: u64,
+}
+
+/// What a header describes.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    /// The tensors, in the order of their data.
+    pub(super) records: Vec<Record>,
+    /// Those of types that are not known here.
+    pub(super) skipped: Vec<SkippedRecord>,
+}
+
+/// A tensor of a type that is not known here.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct SkippedRecord {
+    pub(super) name: String,
+    /// The name of its type in the file.
+    pub(super) dtype: String,
+    begin: u64,
+    end: u64,
 }
 
 /// What is wrong with a header, and with which tensor if it is about one.
@@ -42,24 +61,36 @@ pub(super) fn header_bytes(prefix: [u8; PREFIX_BYTES], file_bytes: u64) -> Resul
     Ok(announced as usize)
 }
 
-/// Reads the JSON part and checks all of it against the `data_bytes` that follow it in the file.
-///
-/// The records come in the order of their data.
-pub(super) fn parse_header(json: &[u8], data_bytes: u64) -> Result<Vec<Record>, Flaw> {
-    let header: Header = serde_json::from_slice(json).map_err(|error| {
+/// Reads the JSON part and checks all of it against the `data_bytes` that follow it in the file. A
+/// type that is not known costs its tensors alone, for later formats have more types.
+pub(super) fn parse_header(json: &[u8], data_bytes: u64) -> Result<Header, Flaw> {
+    let members: Members = serde_json::from_slice(json).map_err(|error| {
         flaw(format!(
             "the header is not the JSON object of a safetensors file ({error}); the file is damaged or of another format"
         ))
     })?;
-    let mut records = Vec::with_capacity(header.entries.len());
-    for (name, value) in header.entries {
-        records.push(record(name, value)?);
+    let mut records = Vec::with_capacity(members.0.len());
+    let mut skipped = Vec::new();
+    for (name, value) in members.0 {
+        let entry = entry(&name, value)?;
+        match DTYPES.iter().find(|(known, _)| *known == entry.dtype) {
+            Some((_, dtype)) => records.push(record(name, entry, *dtype)?),
+            None => skipped.push(SkippedRecord {
+                name,
+                dtype: entry.dtype,
+                begin: entry.data_offsets.0,
+                end: entry.data_offsets.1,
+            }),
+        }
     }
-    records
-        .sort_by(|a, b| (a.begin, a.end, a.name.as_str()).cmp(&(b.begin, b.end, b.name.as_str())));
-    check_coverage(&records, data_bytes)?;
-    check_names(&records)?;
-    Ok(records)
+    records.sort_by(|a, b| (a.begin, a.end, &a.name).cmp(&(b.begin, b.end, &b.name)));
+    let known = records.iter().map(|it| (it.begin, it.end, &*it.name));
+    let unknown = skipped.iter().map(|it| (it.begin, it.end, &*it.name));
+    let mut places: Vec<Place<'_>> = known.chain(unknown).collect();
+    places.sort_unstable();
+    check_coverage(&places, data_bytes)?;
+    check_names(&places)?;
+    Ok(Header { records, skipped })
 }
 
 /// The header of a file that holds `records`, whose offsets are set, padded so that the data is
@@ -102,9 +133,16 @@ pub(super) fn dtype_name(dtype: DType) -> Option<&'static str> {
         .map(|(name, _)| *name)
 }
 
-struct Header {
-    entries: Vec<(String, serde_json::Value)>,
+/// The types that are known here, as safetensors names them.
+pub(super) fn known_types() -> String {
+    let known: Vec<&str> = DTYPES.iter().map(|(known, _)| *known).collect();
+    known.join(", ")
 }
+
+/// Begin, end and name of a tensor.
+type Place<'a> = (u64, u64, &'a str);
+
+struct Members(Vec<(String, serde_json::Value)>);
 
 #[derive(Deserialize)]
 struct Entry {
@@ -113,22 +151,22 @@ struct Entry {
     data_offsets: (u64, u64),
 }
 
-impl<'de> Deserialize<'de> for Header {
+impl<'de> Deserialize<'de> for Members {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(HeaderVisitor)
+        deserializer.deserialize_map(MembersVisitor)
     }
 }
 
-struct HeaderVisitor;
+struct MembersVisitor;
 
-impl<'de> Visitor<'de> for HeaderVisitor {
-    type Value = Header;
+impl<'de> Visitor<'de> for MembersVisitor {
+    type Value = Members;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object with one member for each tensor")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
         // A map type would keep the last of two equal names and hide the damage.
         let mut entries = Vec::new();
         while let Some(name) = map.next_key::<String>()? {
@@ -137,39 +175,26 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                 entries.push((name, value));
             }
         }
-        Ok(Header { entries })
+        Ok(Members(entries))
     }
 }
 
-fn record(name: String, value: serde_json::Value) -> Result<Record, Flaw> {
-    let entry: Entry = match serde_json::from_value(value) {
-        Ok(entry) => entry,
-        Err(error) => {
-            return Err(tensor_flaw(
-                &name,
-                format!(
-                    "its entry needs dtype, shape and data_offsets ({error}); the header is damaged"
-                ),
-            ));
-        }
-    };
-    let Some((_, dtype)) = DTYPES.iter().find(|(known, _)| *known == entry.dtype) else {
-        let known: Vec<&str> = DTYPES.iter().map(|(known, _)| *known).collect();
-        return Err(tensor_flaw(
-            &name,
+fn entry(name: &str, value: serde_json::Value) -> Result<Entry, Flaw> {
+    serde_json::from_value(value).map_err(|error| {
+        tensor_flaw(
+            name,
             format!(
-                "dtype {:?} cannot be sent, only {}; convert the tensor",
-                entry.dtype,
-                known.join(", ")
+                "its entry needs dtype, shape and data_offsets ({error}); the header is damaged"
             ),
-        ));
-    };
+        )
+    })
+}
+
+fn record(name: String, entry: Entry, dtype: DType) -> Result<Record, Flaw> {
     let shape = Shape::new(&entry.shape).map_err(|error| tensor_flaw(&name, error.to_string()))?;
     let (begin, end) = entry.data_offsets;
-    let expected = dtype
-        .element_bytes()
-        .and_then(|element_bytes| shape.num_elements().checked_mul(element_bytes as u64));
-    if end.checked_sub(begin) != expected {
+    let expected = whole_bytes(dtype, &shape);
+    if end.checked_sub(begin).map(u128::from) != expected || expected.is_none() {
         return Err(tensor_flaw(
             &name,
             format!(
@@ -181,31 +206,51 @@ fn record(name: String, value: serde_json::Value) -> Result<Record, Flaw> {
     }
     Ok(Record {
         name,
-        dtype: *dtype,
+        dtype,
         shape,
         begin,
         end,
     })
 }
 
-fn check_coverage(records: &[Record], data_bytes: u64) -> Result<(), Flaw> {
+/// Length of the data of a tensor, if its elements end with a byte.
+fn whole_bytes(dtype: DType, shape: &Shape) -> Option<u128> {
+    let num_elements = shape.num_elements();
+    match dtype.class() {
+        DTypeClass::Packed { element_bits }
+            if !(u128::from(num_elements) * element_bits as u128).is_multiple_of(8) =>
+        {
+            None
+        }
+        _ => dtype.data_bytes(num_elements),
+    }
+}
+
+fn check_coverage(places: &[Place<'_>], data_bytes: u64) -> Result<(), Flaw> {
     let mut covered = 0;
-    for record in records {
-        if record.begin != covered {
-            let relation = if record.begin < covered {
+    for &(begin, end, name) in places {
+        if begin != covered {
+            let relation = if begin < covered {
                 "overlap"
             } else {
                 "leave a hole behind"
             };
             return Err(tensor_flaw(
-                &record.name,
+                name,
                 format!(
-                    "data_offsets [{}, {}] {relation} the tensor before it, which ends at {covered}; the header is damaged",
-                    record.begin, record.end
+                    "data_offsets [{begin}, {end}] {relation} the tensor before it, which ends at {covered}; the header is damaged"
                 ),
             ));
         }
-        covered = record.end;
+        if end < begin {
+            return Err(tensor_flaw(
+                name,
+                format!(
+                    "data_offsets [{begin}, {end}] end before they begin; the header is damaged"
+                ),
+            ));
+        }
+        covered = end;
     }
     if covered == data_bytes {
         return Ok(());
@@ -216,15 +261,15 @@ fn check_coverage(records: &[Record], data_bytes: u64) -> Result<(), Flaw> {
         "something was appended to it, copy it again"
     };
     Err(Flaw {
-        tensor: records.last().map(|record| record.name.clone()),
+        tensor: places.last().map(|(_, _, name)| (*name).to_owned()),
         problem: format!(
             "the tensors need {covered} bytes behind the header, but the file has {data_bytes}; {advice}"
         ),
     })
 }
 
-fn check_names(records: &[Record]) -> Result<(), Flaw> {
-    let mut names: Vec<&str> = records.iter().map(|record| record.name.as_str()).collect();
+fn check_names(places: &[Place<'_>]) -> Result<(), Flaw> {
+    let mut names: Vec<&str> = places.iter().map(|(_, _, name)| *name).collect();
     names.sort_unstable();
     if let Some(name) = names.iter().find(|name| name.len() > NAME_BYTES_MAX) {
         return Err(tensor_flaw(
@@ -283,6 +328,14 @@ const DTYPES: &[(&str, DType)] = &[
     ("U8", DType::UInt8),
     ("BOOL", DType::Bool),
     ("C64", DType::Complex64),
+    ("F8_E4M3", DType::Float8E4M3Fn),
+    ("F8_E5M2", DType::Float8E5M2),
+    ("F8_E8M0", DType::Float8E8M0FnU),
+    ("F8_E4M3FNUZ", DType::Float8E4M3FnUz),
+    ("F8_E5M2FNUZ", DType::Float8E5M2FnUz),
+    ("F6_E2M3", DType::Float6E2M3FnPacked),
+    ("F6_E3M2", DType::Float6E3M2FnPacked),
+    ("F4", DType::Float4E2M1FnPacked),
 ];
 
 #[cfg(test)]
@@ -298,9 +351,19 @@ mod tests {
     fn each_damage_names_its_tensor_and_what_was_found() {
         let cases = [
             (
-                r#"{"a":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}}"#,
-                4,
-                "F8_E4M3",
+                r#"{"a":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}}"#,
+                2,
+                "do not hold",
+            ),
+            (
+                r#"{"a":{"dtype":"F9","shape":[3],"data_offsets":[2,0]}}"#,
+                2,
+                "leave a hole",
+            ),
+            (
+                r#"{"b":{"dtype":"F9","shape":[3],"data_offsets":[0,2]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}"#,
+                2,
+                "overlap",
             ),
             (
                 r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#,
@@ -360,6 +423,57 @@ mod tests {
     }
 
     #[test]
+    fn a_type_that_is_not_known_costs_its_tensors_alone() {
+        let json = r#"{"a":{"dtype":"F8_E9M9","shape":[4],"data_offsets":[0,5]},"b":{"dtype":"F6_E2M3","shape":[2,4],"data_offsets":[5,11]}}"#;
+        let header = parse_header(json.as_bytes(), 11).unwrap();
+        assert_eq!(header.records.len(), 1);
+        assert_eq!(header.records[0].dtype, DType::Float6E2M3FnPacked);
+        assert_eq!(header.skipped.len(), 1);
+        assert_eq!(
+            (&*header.skipped[0].name, &*header.skipped[0].dtype),
+            ("a", "F8_E9M9")
+        );
+    }
+
+    #[test]
+    fn all_types_of_the_reference_are_known() {
+        for dtype in [
+            "BOOL",
+            "F4",
+            "F6_E2M3",
+            "F6_E3M2",
+            "U8",
+            "I8",
+            "F8_E5M2",
+            "F8_E4M3",
+            "F8_E8M0",
+            "F8_E4M3FNUZ",
+            "F8_E5M2FNUZ",
+            "I16",
+            "U16",
+            "F16",
+            "BF16",
+            "I32",
+            "U32",
+            "F32",
+            "C64",
+            "F64",
+            "I64",
+            "U64",
+        ] {
+            let reference: safetensors::Dtype =
+                serde_json::from_str(&format!("{dtype:?}")).unwrap();
+            let (_, known) = DTYPES.iter().find(|(name, _)| *name == dtype).unwrap();
+            assert_eq!(
+                known.data_bytes(8),
+                Some(reference.bitsize() as u128),
+                "{dtype}"
+            );
+        }
+        assert_eq!(DTYPES.len(), 22);
+    }
+
+    #[test]
     fn the_announced_header_length_is_checked_before_it_is_believed() {
         assert_eq!(header_bytes(2u64.to_le_bytes(), 10), Ok(2));
         let long = header_bytes(3u64.to_le_bytes(), 10).unwrap_err();
@@ -388,6 +502,6 @@ mod tests {
                 .unwrap()
                 .contains(r#""format":"pt""#)
         );
-        assert_eq!(parse_header(&header[8..], 6).unwrap(), records);
+        assert_eq!(parse_header(&header[8..], 6).unwrap().records, records);
     }
 }

@@ -1,7 +1,7 @@
 //! What a fuzzer does with the headers of safetensors and NumPy files. Only tests and fuzzers have
 //! this module.
 
-use super::format::{METADATA_KEY, PREFIX_BYTES, build_header, header_bytes, parse_header};
+use super::format::{Header, METADATA_KEY, PREFIX_BYTES, build_header, header_bytes, parse_header};
 use super::npy_header;
 
 /// Whatever is a header has the same tensors when it is written again, and they cover the data. The
@@ -23,15 +23,18 @@ pub fn safetensors_header(data: &[u8]) {
         Ok(len) if len <= json.len() => &json[..len],
         Ok(_) | Err(_) => json,
     };
-    let Ok(records) = parse_header(json, data_bytes) else {
+    let Ok(Header { records, skipped }) = parse_header(json, data_bytes) else {
         return;
     };
+    if !skipped.is_empty() {
+        return;
+    }
     let covered: u64 = records.iter().map(|record| record.end - record.begin).sum();
     assert_eq!(covered, data_bytes);
     assert!(records.iter().all(|record| record.name != METADATA_KEY));
     let again = build_header(&records, &[("format".to_owned(), "pt".to_owned())]);
     assert_eq!(
-        parse_header(&again[PREFIX_BYTES..], data_bytes),
+        parse_header(&again[PREFIX_BYTES..], data_bytes).map(|header| header.records),
         Ok(records)
     );
 }
@@ -81,7 +84,7 @@ mod tests {
         #[test]
         fn any_header_is_read_or_refused(
             data_bytes in 0u8..9,
-            json in r#"\{("[ab]":\{"dtype":"(U8|F32|C64)","shape":\[[0-4]?\],"data_offsets":\[[0-9],[0-9]\]\},?){0,3}\}"#,
+            json in r#"\{("[ab]":\{"dtype":"(U8|F32|C64|F4|F6_E2M3|F9)","shape":\[[0-4]?\],"data_offsets":\[[0-9],[0-9]\]\},?){0,3}\}"#,
         ) {
             let prefix = (json.len() as u64).to_le_bytes();
             safetensors_header(&[&[data_bytes], &prefix[..], json.as_bytes()].concat());

@@ -19,7 +19,7 @@ mod shards;
 mod writer;
 
 pub use error::{FileAction, ModelError};
-pub use file::{Entry, Model};
+pub use file::{Entry, Model, Skipped};
 pub use fingerprint::{Fingerprint, ModelFingerprint};
 pub use npy::write_npy;
 pub use shards::{Shards, shard};

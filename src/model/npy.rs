@@ -7,7 +7,8 @@ use super::output::Output;
 use super::{FileAction, ModelError};
 
 /// Writes one tensor as a NumPy file of version 1.0 (or 2.0 for headers beyond 64 KiB); the file
-/// appears when it is complete.
+/// appears when it is complete. Types of ml_dtypes become raw bytes, as `numpy.save` has them:
+/// `numpy.load(path).view(ml_dtypes.bfloat16)` is the array.
 ///
 /// # Errors
 /// NumPy has no type for the tensor's elements, or the file cannot be written.
@@ -64,10 +65,23 @@ fn header(descr: &str, dims: &[u64]) -> Vec<u8> {
 
 /// The type that NumPy calls so, if it is one of this machine's byte order.
 pub(super) fn dtype(name: &str) -> Option<DType> {
-    DType::ALL
-        .iter()
-        .copied()
+    match name {
+        // `numpy.save` writes so what ml_dtypes adds, and does not say of which type it is beyond
+        // these.
+        "<V2" => return Some(DType::BFloat16),
+        "<f1" => return Some(DType::Float8E5M2),
+        "<V1" | "|V1" => return Some(DType::UInt8),
+        _ => {}
+    }
+    let built_in = DType::ALL.iter().copied();
+    built_in
+        .filter(|dtype| !is_extra(*dtype))
         .find(|dtype| descr(*dtype) == Some(name))
+}
+
+/// Whether ml_dtypes has the type, and not NumPy.
+fn is_extra(dtype: DType) -> bool {
+    dtype == DType::BFloat16 || !dtype.is_star()
 }
 
 fn descr(dtype: DType) -> Option<&'static str> {
@@ -86,15 +100,12 @@ fn descr(dtype: DType) -> Option<&'static str> {
         DType::Bool => "|b1",
         DType::Complex64 => "<c8",
         DType::Complex128 => "<c16",
-        DType::BFloat16
-        | DType::QInt8
-        | DType::QUInt8
-        | DType::QInt16
-        | DType::QUInt16
-        | DType::QInt32
-        | DType::String
-        | DType::Resource
-        | DType::Variant => return None,
+        _ if is_extra(dtype) => match dtype.element_bytes()? {
+            1 => "<V1",
+            2 => "<V2",
+            _ => "<V4",
+        },
+        _ => return None,
     })
 }
 
@@ -122,6 +133,14 @@ mod tests {
     }
 
     #[test]
+    fn types_of_ml_dtypes_are_written_as_their_bytes() {
+        for &dtype in DType::ALL.iter().filter(|dtype| is_extra(**dtype)) {
+            let written = dtype.element_bytes().map(|bytes| format!("<V{bytes}"));
+            assert_eq!(descr(dtype), written.as_deref(), "{dtype}");
+        }
+    }
+
+    #[test]
     fn long_headers_take_version_2() {
         let dims = vec![1; 30_000];
         let bytes = header("<f4", &dims);
@@ -142,9 +161,9 @@ mod tests {
         assert_eq!(bytes.len(), 128 + 4);
         assert_eq!(bytes[128..], [1, 0, 2, 0]);
 
-        let brain = Tensor::new(DType::BFloat16, shape, vec![0; 4]).unwrap();
-        let error = write_npy(&folder.path().join("b.npy"), "b", &brain).unwrap_err();
-        assert!(error.to_string().contains("bfloat16"), "{error}");
+        let quantized = Tensor::new(DType::QInt16, shape, vec![0; 4]).unwrap();
+        let error = write_npy(&folder.path().join("b.npy"), "b", &quantized).unwrap_err();
+        assert!(error.to_string().contains("qint16"), "{error}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

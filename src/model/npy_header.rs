@@ -101,10 +101,9 @@ fn text(start: &[u8]) -> Result<(&str, u64), Flaw> {
 }
 
 fn record(dtype: DType, shape: Shape) -> Result<Record, Flaw> {
-    let bytes = dtype
-        .element_bytes()
-        .and_then(|element_bytes| shape.num_elements().checked_mul(element_bytes as u64));
-    let end = bytes.ok_or_else(|| flaw(format!("shape {shape} has too many elements")))?;
+    let bytes = dtype.data_bytes(shape.num_elements());
+    let end = bytes.and_then(|bytes| u64::try_from(bytes).ok());
+    let end = end.ok_or_else(|| flaw(format!("shape {shape} has too many elements")))?;
     Ok(Record {
         name: String::new(),
         dtype,
@@ -224,6 +223,11 @@ mod tests {
         assert_eq!(read("<f4", "(2, 3)", 24), Ok((DType::Float32, vec![2, 3])));
         assert_eq!(read("|u1", "(5,)", 5), Ok((DType::UInt8, vec![5])));
         assert_eq!(read("<c16", "()", 16), Ok((DType::Complex128, vec![])));
+        // As `numpy.save` writes arrays of ml_dtypes: bfloat16, float8_e5m2, and all others.
+        assert_eq!(read("<V2", "(1,)", 2), Ok((DType::BFloat16, vec![1])));
+        assert_eq!(read("<f1", "(3,)", 3), Ok((DType::Float8E5M2, vec![3])));
+        assert_eq!(read("<V1", "(3,)", 3), Ok((DType::UInt8, vec![3])));
+        assert_eq!(read("|V1", "(3,)", 3), Ok((DType::UInt8, vec![3])));
         assert_eq!(read("|b1", "(0, 7)", 0), Ok((DType::Bool, vec![0, 7])));
         let order = "{\"shape\":(1,9), 'fortran_order':True,'descr':'<i8'}";
         assert_eq!(parsed(order, 72), Ok((DType::Int64, vec![1, 9])));

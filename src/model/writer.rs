@@ -118,7 +118,7 @@ fn record(path: &Path, name: &str, meta: &TensorMeta) -> Result<Record, ModelErr
             path,
             name,
             &format!(
-                "safetensors has no type for {}; leave this tensor out",
+                "safetensors has no type for {}; leave this tensor out, or pull it into a .npy file",
                 meta.dtype
             ),
         ));

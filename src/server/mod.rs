@@ -3,6 +3,7 @@
 
 mod backend;
 mod engine_slot;
+mod error;
 mod info;
 mod inspection;
 mod latencies;
@@ -13,26 +14,26 @@ mod program_metrics;
 mod scrapes;
 
 use std::fmt;
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use grpcxx_control::{BadAddress, Control, ControlError, ControlLimits, ControlOptions};
+use grpcxx_control::{BadAddress, Control, ControlLimits, ControlOptions};
 use grpcxx_rpc::wire::{ShapeForms, encode_record};
 use grpcxx_rpc::{Status, Tensor, Text};
-use grpcxx_runtime::cluster::{ClusterError, ClusterSpec, Protocol, TaskId, host_of, listen_ip};
+use grpcxx_runtime::cluster::{ClusterSpec, Protocol, TaskId, host_of, listen_ip};
 use grpcxx_runtime::config::Config;
-use grpcxx_runtime::endpoint_map::EndpointMapError;
 use grpcxx_runtime::host::HostError;
 use grpcxx_runtime::policy::Authority;
 use grpcxx_runtime::service::TypedService;
-use grpcxx_runtime::{Client, Engine, EngineError, EngineOptions, Function, StartReport};
+use grpcxx_runtime::{Client, Engine, EngineOptions, Function, StartReport};
 
-use crate::model::{Model, ModelError};
+use crate::model::Model;
 use crate::topology::Topology;
 use backend::EngineBackend;
 use engine_slot::EngineSlot;
+pub use error::ServerError;
+use error::explain;
 pub use info::{SERVER_INFO, ServerInfo, server_info};
 pub use inspection::{Inspector, describe};
 pub use latencies::{CallSummary, SERVER_LATENCIES, server_latencies};
@@ -85,45 +86,6 @@ pub struct Stopped {
     pub unanswered_calls: usize,
     /// What a shard had failed with, if one did.
     pub failure: Option<String>,
-}
-
-/// Why a task did not start; each text says what to do.
-#[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    /// The task is not part of the cluster.
-    #[error(transparent)]
-    Cluster(#[from] ClusterError),
-    /// The addresses of the tasks are not known.
-    #[error(transparent)]
-    EndpointMap(#[from] EndpointMapError),
-    /// The task's own gRPC address cannot be used.
-    #[error(transparent)]
-    Address(#[from] BadAddress),
-    /// The model cannot be read.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// A tensor of the model cannot be served.
-    #[error("the model cannot be served: {0}")]
-    Store(Status),
-    /// The options contradict each other.
-    #[error("{0}")]
-    Contradiction(String),
-    /// The engine did not start.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// The engine did not start because its port cannot be had.
-    #[error(
-        "the star port {address} cannot be listened on; stop the program that has it, or give this task another port in the endpoint map"
-    )]
-    StarPort {
-        /// Where it should have listened.
-        address: SocketAddr,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The gRPC endpoint did not start.
-    #[error(transparent)]
-    Control(#[from] ControlError),
 }
 
 impl Server {
@@ -362,14 +324,6 @@ fn read_share(
             Ok((Text::from(entry.name.as_str()), tensor))
         })
         .collect()
-}
-
-/// A port that cannot be had is the usual reason, and the endpoint map says where to change it.
-fn explain(error: EngineError, listen: Option<SocketAddr>) -> ServerError {
-    match (listen, error.listen_error()) {
-        (Some(address), Some(source)) => ServerError::StarPort { address, source },
-        (None, _) | (_, None) => ServerError::Engine(error),
-    }
 }
 
 fn control_options(

@@ -14,7 +14,8 @@ pub struct Stored {
     pub meta: TensorMeta,
 }
 
-/// What the store of `peer` holds, in byte order of the names.
+/// What the store of `peer` holds, in byte order of the names. A tensor of a type that is not known
+/// here, as a newer peer may have one, is left out, and the log names it.
 ///
 /// # Errors
 /// The call failed, or the answer makes no sense (`DATA_LOSS`).
@@ -57,22 +58,28 @@ fn parse(columns: &[(Text, Tensor)]) -> Result<Vec<Stored>, Status> {
         .iter()
         .zip(&shapes)
         .zip(dtypes.iter().zip(bytes.iter()))
-        .map(|((name, shape), (dtype, bytes))| {
-            let name = text(name)?.to_owned();
-            let dtype = DType::from_number(*dtype).ok_or_else(|| senseless("an unknown dtype"))?;
-            let shape = parse_shape(text(shape)?)?;
-            let data_bytes = u64::try_from(*bytes).map_err(|_| senseless("a negative length"))?;
-            Ok(Stored {
-                name,
-                meta: TensorMeta {
-                    dtype,
-                    shape,
-                    is_dead: false,
-                    data_bytes,
-                },
-            })
+        .filter_map(|((name, shape), (dtype, bytes))| {
+            stored(name, shape, *dtype, *bytes).transpose()
         })
         .collect()
+}
+
+/// The tensor of a line; `None` if its type is not known here.
+fn stored(name: &[u8], shape: &[u8], number: i32, bytes: i64) -> Result<Option<Stored>, Status> {
+    let name = text(name)?.to_owned();
+    let shape = parse_shape(text(shape)?)?;
+    let data_bytes = u64::try_from(bytes).map_err(|_| senseless("a negative length"))?;
+    let Some(dtype) = DType::from_number(number) else {
+        tracing::warn!("tensor {name:?} is left out: its type {number} is not known here");
+        return Ok(None);
+    };
+    let meta = TensorMeta {
+        dtype,
+        shape,
+        is_dead: false,
+        data_bytes,
+    };
+    Ok(Some(Stored { name, meta }))
 }
 
 fn text(bytes: &[u8]) -> Result<&str, Status> {
@@ -139,6 +146,15 @@ mod tests {
         assert_eq!(stored[1].meta.dtype, DType::Int32);
         assert_eq!(stored[1].meta.shape.dims(), [2, 3]);
         assert_eq!(stored[1].meta.data_bytes, 24);
+    }
+
+    /// As a peer of a later version may have them.
+    #[test]
+    fn tensors_of_unknown_types_are_left_out() {
+        let mut newer = columns();
+        newer[2].1 = Tensor::from_slice(Shape::new(&[2]).unwrap(), &[99i32, 3]).unwrap();
+        let stored = parse(&newer).unwrap();
+        assert_eq!((stored.len(), &*stored[0].name), (1, "b"));
     }
 
     #[test]

@@ -41,10 +41,10 @@ pub struct Telemetry {
 pub enum TelemetryError {
     /// The thread of the connection did not start.
     #[error("cannot start the thread that sends spans: {0}")]
-    Thread(#[from] std::io::Error),
+    Thread(std::io::Error),
     /// The settings were refused.
     #[error("cannot send spans: {0}")]
-    Exporter(#[from] ExporterBuildError),
+    Exporter(ExporterBuildError),
     /// Another part of the process exports already.
     #[error(transparent)]
     PropagatorIsSet(#[from] PropagatorIsSet),
@@ -62,13 +62,15 @@ impl Telemetry {
             .worker_threads(1)
             .thread_name("grpcxx-spans")
             .enable_all()
-            .build()?;
+            .build()
+            .map_err(TelemetryError::Thread)?;
         let entered = runtime.enter();
         let exporter = SpanExporter::builder()
             .with_tonic()
             .with_endpoint(&settings.endpoint)
             .with_timeout(EXPORT_TIMEOUT)
-            .build()?;
+            .build()
+            .map_err(TelemetryError::Exporter)?;
         drop(entered);
         let resource = Resource::builder()
             .with_service_name(settings.service_name.clone())

@@ -112,6 +112,9 @@ def _torch_array(torch: Any, tensor: Any) -> np.ndarray:
     if tensor.layout is not torch.strided:
         raise Error(Code.INVALID_ARGUMENT, f"a tensor with the layout {tensor.layout} has no plain memory: to_dense()")
     kind = str(tensor.dtype).removeprefix("torch.")
+    if kind.endswith("_x2"):
+        text = f"{kind} packs two elements into a byte, and NumPy does not; send tensor.view(torch.uint8)"
+        raise Error(Code.INVALID_ARGUMENT, text)
     if kind != "bfloat16" and not kind.startswith("float8"):
         return tensor.resolve_conj().resolve_neg().numpy()
     try:

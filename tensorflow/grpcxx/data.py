@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from . import parallel
+from . import _safetensors, parallel
 
 __all__ = ["shards"]
 
@@ -33,7 +33,7 @@ def shards(
     default those of `grpcxx.parallel`.
 
     The end of the name tells the kind of a file: .csv, .parquet, .arrow and .feather (by pyarrow), .npy (whose only
-    column is `array`), .safetensors (by safetensors), .h5 and .hdf5 (by h5py), .nc (by h5netcdf). No more is read at
+    column is `array`), .safetensors, .h5 and .hdf5 (by h5py), .nc (by h5netcdf). No more is read at
     once than a batch, a row group of Parquet, or a batch of all ranks of CSV. Columns are all that the files have,
     or those that are named.
     """
@@ -180,9 +180,7 @@ class _Npy(_Arrays):
 
 class _Safetensors(_Arrays):
     def _open(self, path):
-        self._file = _library("safetensors", path).safe_open(path, framework="numpy")
-        slices = {name: self._file.get_slice(name) for name in self._file.keys()}
-        return {name: (part, tuple(part.get_shape())) for name, part in slices.items()}
+        return {name: (array, array.shape) for name, array in _safetensors.arrays(path).items()}
 
 
 class _Hdf5(_Arrays):

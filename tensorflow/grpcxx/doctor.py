@@ -73,7 +73,7 @@ def _optional_types() -> Iterator[Finding]:
     try:
         yield Finding("ml_dtypes", importlib.metadata.version("ml_dtypes"))
     except importlib.metadata.PackageNotFoundError:
-        yield Finding("ml_dtypes", "not installed", "note", "pip install ml_dtypes, for arrays of bfloat16")
+        yield Finding("ml_dtypes", "not installed", "note", "pip install ml_dtypes, for arrays of bfloat16, float8, int4")
 
 
 def _tensorflow(is_tried: bool) -> Iterator[Finding]:

@@ -2,7 +2,9 @@
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
+#include <netdb.h>
 #include <sched.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstdlib>

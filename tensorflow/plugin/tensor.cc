@@ -72,6 +72,20 @@ bool TravelsAsProto(int32_t dtype) {
   return dtype == GRPCXX_STRING || dtype == GRPCXX_RESOURCE || dtype == GRPCXX_VARIANT;
 }
 
+// Whether elements travel as they lie in memory to peers of every version. Newer types, such as float8, travel like
+// variants.
+bool IsPlain(int32_t dtype) { return dtype <= GRPCXX_UINT64 && grpcxx_dtype_size(dtype) != 0; }
+
+// Refuses what this TensorFlow has no type for, and would stop the process at.
+absl::Status CheckType(int32_t dtype) {
+  if (TravelsAsProto(dtype) || tensorflow::DataTypeSize(static_cast<tensorflow::DataType>(dtype)) > 0) {
+    return absl::OkStatus();
+  }
+  const char* name = grpcxx_dtype_name(dtype);
+  return absl::InvalidArgumentError(absl::StrCat("a tensor of ", name == nullptr ? "an unknown type" : name,
+                                                 " was sent, which this TensorFlow does not know; convert it first"));
+}
+
 absl::Status LendSerialized(const Tensor& value, const Shape& shape, grpcxx_tensor** tensor) {
   TensorProto proto;
   value.AsProtoTensorContent(&proto);
@@ -106,9 +120,8 @@ absl::Status Lend(const Tensor& value, bool is_dead, grpcxx_tensor** tensor) {
   }
   const Shape shape(value.shape());
   const int32_t dtype = value.dtype();
-  const bool is_plain = grpcxx_dtype_size(dtype) != 0;
   const uint64_t size = value.TotalBytes();
-  if (!is_plain || !shape.Fits()) return LendSerialized(value, shape, tensor);
+  if (!IsPlain(dtype) || !shape.Fits()) return LendSerialized(value, shape, tensor);
   if (size == 0) {
     return TakeFromEngine(grpcxx_tensor_copy_new(dtype, shape.dims, shape.rank, false, nullptr, 0, tensor));
   }
@@ -127,7 +140,7 @@ absl::Status Lend(const Tensor& value, bool is_dead, grpcxx_tensor** tensor) {
 
 bool IsSlowToLend(const Tensor& value) {
   const Shape shape(value.shape());
-  return (grpcxx_dtype_size(value.dtype()) == 0 || !shape.Fits()) && value.NumElements() > kSlowElements;
+  return (!IsPlain(value.dtype()) || !shape.Fits()) && value.NumElements() > kSlowElements;
 }
 
 grpcxx_tensor* LateTensor() {
@@ -196,6 +209,8 @@ absl::Status Landing::Finish() {
 }
 
 absl::Status Landing::InitPartial(int32_t dtype, const int64_t* dims, size_t rank, bool is_dead) {
+  const absl::Status known = CheckType(dtype);
+  if (!known.ok()) return known;
   RecvTensorResponse meta;
   meta.set_is_dead(is_dead);
   TensorProto* proto = meta.mutable_tensor();
@@ -210,8 +225,10 @@ absl::Status Landing::InitPartial(int32_t dtype, const int64_t* dims, size_t ran
 }
 
 absl::Status Landing::InitPlain(const grpcxx_tensor_meta& meta) {
+  absl::Status status = CheckType(meta.dtype);
+  if (!status.ok()) return status;
   TensorShape shape;
-  absl::Status status = TensorShape::BuildTensorShape(absl::MakeConstSpan(meta.dims, meta.rank), &shape);
+  status = TensorShape::BuildTensorShape(absl::MakeConstSpan(meta.dims, meta.rank), &shape);
   if (!status.ok()) return status;
   // A response lets a tensor be set in no other way without a copy.
   const_cast<Tensor&>(response_->tensor()) =

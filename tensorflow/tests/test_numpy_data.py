@@ -1,5 +1,7 @@
 """Files of arrays, divided among ranks; each kind is left out where its library is not installed."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -90,6 +92,52 @@ def test_columns_can_be_chosen_and_must_belong_together(tmp_path):
     assert batch["images/right"].shape == (6, 2) and len(batch) == 1
     with pytest.raises(KeyError, match="no 'middle'; it has images/left"):
         next(shards(tmp_path / "a.h5", 0, 1, columns=["middle"]))
+
+
+def safetensors_file(path, tensors):
+    header, data = {}, b""
+    for name, (kind, shape, content) in tensors.items():
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def test_safetensors_have_every_type_and_leave_out_what_nobody_knows(tmp_path):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    tensors = {
+        "x": ("F32", [4], np.arange(4, dtype=np.float32).tobytes()),
+        "brain": ("BF16", [4], bytes(range(8))),
+        "eight": ("F8_E4M3", [4, 1], bytes(range(4))),
+        "scale": ("F8_E8M0", [4], bytes(range(4))),
+        "four": ("F4", [4, 2], bytes(range(4))),
+        "newer": ("F9_NEW", [4], bytes(7)),
+    }
+    safetensors_file(tmp_path / "a.safetensors", tensors)
+    with pytest.warns(UserWarning, match="'newer' is left out: its type 'F9_NEW' is none of"):
+        (batch,) = shards(tmp_path / "a.safetensors", 0, 1)
+    assert list(batch) == ["x", "brain", "eight", "scale", "four"]
+    types = [np.float32, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu, np.uint8]
+    assert [array.dtype for array in batch.values()] == types
+    assert all(array.tobytes() == tensors[name][2] for name, array in batch.items())
+    assert batch["four"].shape == (4, 1)
+
+
+def test_damaged_safetensors_are_named(tmp_path):
+    path = tmp_path / "a.safetensors"
+    for tensors, said in [
+        ({"x": ("F32", [4], bytes(15))}, "do not hold"),
+        ({"x": ("F32", [-4], bytes(16))}, "do not hold"),
+        ({"x": ("F32", "four", bytes(16))}, "damaged"),
+        ({"x": ("F4", [3], bytes(2))}, "do not hold"),
+    ]:
+        safetensors_file(path, tensors)
+        with pytest.raises(ValueError, match=f"a.safetensors: tensor 'x': .*{said}"):
+            list(shards(path, 0, 1))
+    for content, said in [(b"", "no JSON"), (b"\xff" * 20, "no safetensors file"), (b"\x01" + bytes(8), "no JSON")]:
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=said):
+            list(shards(path, 0, 1))
 
 
 def test_lists_of_one_length_become_matrices(tmp_path):

@@ -43,7 +43,7 @@ pub enum LaunchError {
     },
     /// `TF_CONFIG` cannot be read.
     #[error("the variable TF_CONFIG is wrong: {0}")]
-    TfConfig(#[from] ClusterError),
+    TfConfig(ClusterError),
     /// Some ranks did not come.
     #[error("{missing} of {size} did not come to the rendezvous at {address} within {} s", waited.as_secs())]
     Missing {
@@ -77,18 +77,18 @@ pub enum LaunchError {
         reason: String,
     },
     /// The system refused a step.
-    #[error("cannot {action}: {source}")]
+    #[error("cannot {action}: {cause}")]
     System {
         /// What was attempted.
         action: String,
         /// The reason of the operating system.
-        source: io::Error,
+        cause: io::Error,
     },
 }
 
 impl LaunchError {
     pub(super) fn system(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let action = action.into();
-        move |source| Self::System { action, source }
+        move |cause| Self::System { action, cause }
     }
 }

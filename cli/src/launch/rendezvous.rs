@@ -85,7 +85,7 @@ fn listen(address: &str) -> Result<TcpListener, LaunchError> {
     }
     Err(LaunchError::System {
         action,
-        source: last,
+        cause: last,
     })
 }
 

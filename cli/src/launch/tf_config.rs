@@ -8,7 +8,7 @@ pub(super) fn read(environment: &Environment) -> Result<Option<Allocation>, Laun
     let Some(text) = environment.text("TF_CONFIG") else {
         return Ok(None);
     };
-    let told = TfConfig::parse(text)?;
+    let told = TfConfig::parse(text).map_err(LaunchError::TfConfig)?;
     let Some(task) = told.task else {
         return Err(LaunchError::Half {
             launcher: "whoever writes TF_CONFIG",

@@ -59,12 +59,12 @@ pub enum LocalError {
     #[error("a cluster needs at least one task: ask for a ps or a worker")]
     NoTasks,
     /// The system refused a step.
-    #[error("cannot {action}: {source}")]
+    #[error("cannot {action}: {cause}")]
     System {
         /// What was attempted.
         action: String,
         /// The reason of the operating system.
-        source: io::Error,
+        cause: io::Error,
     },
     /// A task ended before it was ready, or while it should run.
     #[error("task {task} ended ({status}); its last words: {last_words}")]
@@ -264,7 +264,7 @@ impl Task {
 }
 
 fn system(action: String) -> impl FnOnce(io::Error) -> LocalError {
-    move |source| LocalError::System { action, source }
+    move |cause| LocalError::System { action, cause }
 }
 
 #[cfg(test)]

@@ -41,20 +41,13 @@ pub(crate) enum Exit {
 }
 
 impl Exit {
-    /// What the system's reason stands for, if one is among the causes of an error.
-    pub(crate) fn of_system(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
-        let mut cause = Some(error);
-        while let Some(error) = cause {
-            if let Some(error) = error.downcast_ref::<io::Error>() {
-                return match error.kind() {
-                    io::ErrorKind::AddrInUse => Some(Self::AddressInUse),
-                    io::ErrorKind::PermissionDenied => Some(Self::NoPermission),
-                    _ => None,
-                };
-            }
-            cause = error.source();
+    /// What a reason of the system stands for, if it stands for one of these.
+    pub(crate) fn of_system(error: &io::Error) -> Option<Self> {
+        match error.kind() {
+            io::ErrorKind::AddrInUse => Some(Self::AddressInUse),
+            io::ErrorKind::PermissionDenied => Some(Self::NoPermission),
+            _ => None,
         }
-        None
     }
 }
 
@@ -133,7 +126,7 @@ impl Failure {
 impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Self {
         let exit = match &error {
-            ModelError::Io { source, action, .. } => exit_of_io(source, *action),
+            ModelError::Io { cause, action, .. } => exit_of_io(cause, *action),
             ModelError::Malformed { .. }
             | ModelError::Tensor { .. }
             | ModelError::Duplicate { .. } => Exit::Data,
@@ -156,7 +149,7 @@ impl From<LaunchError> for Failure {
             LaunchError::Missing { .. }
             | LaunchError::NoRendezvous { .. }
             | LaunchError::Refused { .. } => Exit::Unavailable,
-            LaunchError::System { source, .. } => match source.kind() {
+            LaunchError::System { cause, .. } => match cause.kind() {
                 io::ErrorKind::NotFound => Exit::NoInput,
                 io::ErrorKind::PermissionDenied => Exit::NoPermission,
                 io::ErrorKind::AddrInUse => Exit::AddressInUse,

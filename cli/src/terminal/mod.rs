@@ -2,6 +2,7 @@
 
 mod exit;
 pub(crate) mod log;
+mod models;
 mod output;
 pub(crate) mod plain;
 mod settings;
@@ -9,6 +10,7 @@ mod signals;
 
 pub(crate) use exit::{Exit, Failure, OrExit, Outcome, parse_arguments};
 pub(crate) use log::start_log;
+pub(crate) use models::open_model;
 pub(crate) use output::write_in_time;
 pub(crate) use settings::{read_cluster, read_config, start_telemetry};
 pub(crate) use signals::Signals;

@@ -15,6 +15,7 @@ mod original;
 mod policy;
 mod supervised;
 mod tool;
+mod types;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

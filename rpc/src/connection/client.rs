@@ -16,6 +16,7 @@ use super::{ConnectionLimits, encode};
 use crate::extensions::bundles::answers::{Answers, ReadyAnswer};
 use crate::extensions::bundles::numbers::KeyNumbers;
 use crate::extensions::chunks::cutter;
+use crate::extensions::element_types;
 use crate::extensions::key_lists::client::{ListUse, SentLists};
 use crate::extensions::key_lists::wire as key_lists;
 use crate::extensions::services::client::Waiting;
@@ -253,7 +254,9 @@ impl ClientConnection {
                 key_lists::request(&mut frame, id.raw(), timeout_ms, *step_id, number);
                 Ok(())
             }
-            _ => encode::request(&mut frame, id.raw(), timeout_ms, &request, &limits),
+            _ => element_types::check_request(common, &request).and_then(|()| {
+                encode::request(&mut frame, id.raw(), timeout_ms, &request, &limits)
+            }),
         };
         match encoded {
             Ok(()) => {

@@ -5,7 +5,7 @@ use std::slice;
 use grpcxx_memory::Buffer;
 use grpcxx_transport::Frame;
 
-use super::limits::RECORDS_MAX;
+use super::limits::STAR_RECORDS_MAX;
 use super::{COALESCE_BYTES_MAX, ConnectionLimits, SendLimits};
 use crate::wire::{
     Announcement, CANCEL_METHOD, HEADER_BYTES, RequestHeader, ResponseHeader, STREAM_OPEN_METHOD,
@@ -42,7 +42,7 @@ pub(crate) fn request(
                     "FuseRecvTensor needs at least one key",
                 ));
             }
-            check_records(keys.len(), limits)?;
+            check_records(keys.len(), limits.records.min(STAR_RECORDS_MAX))?;
             encode_receive(*step_id, keys.iter(), frame.bytes_mut());
         }
         Request::StarRunGraph(call) => metadata_bytes = graph_call(frame, call, limits)?,
@@ -139,7 +139,7 @@ pub(crate) fn tensors_response(
     tensors: &[Tensor],
     limits: &SendLimits,
 ) -> Result<(), Status> {
-    assert_originals_can_send(tensors.len());
+    check_records(tensors.len(), limits.records)?;
     reserve_header(frame);
     for tensor in tensors {
         record(frame, tensor, limits)?;
@@ -159,7 +159,7 @@ pub(crate) fn fetched_response(
     limits: &SendLimits,
 ) -> Result<(), Status> {
     let order = fetch_order(asked, fetched)?;
-    assert_originals_can_send(order.len());
+    check_records(order.len(), limits.records)?;
     let sorted = order.iter().map(|&index| &fetched[index as usize]);
     reserve_header(frame);
     let names_bytes = encode_names(sorted.clone().map(|(name, _)| name), frame.bytes_mut())?;
@@ -212,8 +212,8 @@ fn enclose(frame: &mut Frame, envelope: &Envelope, limits: &SendLimits) -> Resul
 }
 
 fn graph_call(frame: &mut Frame, call: &GraphCall, limits: &SendLimits) -> Result<i32, Status> {
-    check_records(call.feeds.len(), limits)?;
-    check_records(call.fetches.len(), limits)?;
+    check_records(call.feeds.len(), limits.records)?;
+    check_records(call.fetches.len(), limits.records)?;
     if let Err(name) = sorted_by_name(&call.fetches) {
         return Err(Status::new(
             Code::InvalidArgument,
@@ -230,15 +230,6 @@ fn graph_call(frame: &mut Frame, call: &GraphCall, limits: &SendLimits) -> Resul
         record(frame, tensor, limits)?;
     }
     Ok(metadata_bytes)
-}
-
-/// An answer has as many tensors as its request asked for, and a request that asks for more than
-/// this is refused.
-fn assert_originals_can_send(tensors: usize) {
-    assert!(
-        tensors <= RECORDS_MAX,
-        "no original gets an answer of {tensors} tensors whole"
-    );
 }
 
 /// The indexes of `fetched` sorted by name, if its names are exactly those of `asked`.
@@ -340,14 +331,13 @@ fn check_message_bytes(len: u64, limits: &ConnectionLimits) -> Result<(), Status
     Ok(())
 }
 
-fn check_records(count: usize, limits: &ConnectionLimits) -> Result<(), Status> {
-    if count > limits.records {
-        return Err(exhausted(
-            "a frame",
-            "tensors",
-            count as u64,
-            limits.records as u64,
-        ));
+fn check_records(count: usize, allowed_max: usize) -> Result<(), Status> {
+    if count > allowed_max {
+        let text = format!(
+            "a call with {count} tensors cannot be sent, allowed are {allowed_max} between these \
+             ends; make several calls"
+        );
+        return Err(Status::new(Code::ResourceExhausted, text).because(Reason::Limit));
     }
     Ok(())
 }

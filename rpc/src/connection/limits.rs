@@ -24,7 +24,8 @@ pub struct ConnectionLimits {
     pub message_bytes: u64,
     /// Longest graph metadata, and longest list of names in a response, in bytes.
     pub names_bytes: usize,
-    /// Most tensors in one frame, and most names in one list.
+    /// Most tensors in one frame, and most names in one list. No more than 32,767 are sent unless
+    /// both ends announced many tensors.
     pub records: usize,
     /// Longest error text, in bytes.
     pub error_text_bytes: usize,
@@ -99,7 +100,10 @@ impl ConnectionLimits {
     pub(crate) fn between(self, common: Features) -> SendLimits {
         let mut limits = self;
         if !common.contains(Features::LONG_FRAMES) {
-            limits.frame_bytes = limits.frame_bytes.min(FRAME_BYTES_MAX);
+            limits.frame_bytes = self.frame_bytes.min(FRAME_BYTES_MAX);
+        }
+        if !common.contains(Features::MANY_TENSORS) {
+            limits.records = self.records.min(STAR_RECORDS_MAX);
         }
         SendLimits {
             limits,
@@ -152,7 +156,10 @@ pub(crate) const FRAME_BYTES_MAX: u64 = u32::MAX as u64;
 const LONG_FRAME_BYTES_MAX: u64 = 1 << 48;
 
 /// Originals send at most 65535 pieces: one header, and for each tensor its record and its data.
-pub(crate) const RECORDS_MAX: usize = (65_535 - 1) / 2;
+pub(crate) const STAR_RECORDS_MAX: usize = (65_535 - 1) / 2;
+
+/// As many as a store holds, unless configured.
+const RECORDS_MAX: usize = 1 << 20;
 
 const ANNOUNCEMENT_CALLS: usize = 1;
 
@@ -163,7 +170,7 @@ const CHUNKED_REQUESTS: usize = 1;
 /// Slots are counted in 32 bits, of which the last value means none.
 const OUTSTANDING_CALLS_MAX: usize = u32::MAX as usize - 1 - ANNOUNCEMENT_CALLS;
 
-const _: () = assert!(RECORDS_MAX == 32_767);
+const _: () = assert!(STAR_RECORDS_MAX == 32_767);
 
 #[cfg(test)]
 mod tests {
@@ -175,9 +182,11 @@ mod tests {
         let limits = ConnectionLimits::default();
         assert_eq!(limits, limits.within_protocol());
         assert_eq!(limits.frame_bytes, 1 << 36);
-        let star = limits.between(Features::ALL.without(Features::LONG_FRAMES));
+        let star = limits.between(Features::NONE);
         assert_eq!(star.frame_bytes, (1 << 32) - 1);
-        assert_eq!(*limits.between(Features::LONG_FRAMES), limits);
+        assert_eq!((star.records, limits.records), (32_767, 1 << 20));
+        let both = Features::LONG_FRAMES | Features::MANY_TENSORS;
+        assert_eq!(*limits.between(both), limits);
         assert_eq!(limits.message_bytes, 64 << 20);
         assert_eq!(limits.names_bytes, 64 << 20);
         assert_eq!(limits.error_text_bytes, 64 << 10);
@@ -187,7 +196,10 @@ mod tests {
             "| frame that is received | 2^36 bytes |".to_owned(),
             "| message | 64 MiB |".to_owned(),
             "| graph metadata, names of a response | 64 MiB |".to_owned(),
-            format!("| records of one frame | {} |", limits.records),
+            format!(
+                "| records of one frame | {}; 2^20 between ends that know *many tensors* |",
+                star.records
+            ),
             "| error text | 64 KiB |".to_owned(),
             format!(
                 "| requests on one connection without an answer | {} |",

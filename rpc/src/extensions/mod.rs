@@ -6,6 +6,7 @@
 pub(crate) mod announcement;
 pub(crate) mod bundles;
 pub(crate) mod chunks;
+pub(crate) mod element_types;
 pub(crate) mod heads_first;
 pub(crate) mod key_lists;
 pub(crate) mod packed_shapes;

@@ -57,6 +57,9 @@ pub struct TensorProto {
     pub uint32_val: ::prost::alloc::vec::Vec<u32>,
     #[prost(uint64, repeated, tag = "17")]
     pub uint64_val: ::prost::alloc::vec::Vec<u64>,
+    /// Elements of one byte: DT_FLOAT8_*, DT_FLOAT4_*.
+    #[prost(bytes = "bytes", tag = "18")]
+    pub float8_val: ::prost::bytes::Bytes,
 }
 /// A tensor and its name.
 #[derive(Clone, PartialEq, ::prost::Message)]

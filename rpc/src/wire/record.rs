@@ -147,7 +147,7 @@ pub fn encode_record(tensor: &Tensor, forms: ShapeForms) -> Result<[u8; RECORD_B
         data,
     } = tensor;
     let num_elements = shape.num_elements();
-    if let Some(allowed) = memory_bytes(*dtype, num_elements)
+    if let Some(allowed) = dtype.data_bytes(num_elements)
         && allowed != data.len() as u128
     {
         return Err(Status::new(
@@ -214,7 +214,7 @@ pub fn decode_record(
     };
 
     let data_bytes = u64::from_le_bytes(array(bytes, DATA_BYTES));
-    if let Some(allowed) = memory_bytes(dtype, shape.num_elements())
+    if let Some(allowed) = dtype.data_bytes(shape.num_elements())
         && allowed != u128::from(data_bytes)
     {
         return Err(RecordError::DataLength {
@@ -230,12 +230,6 @@ pub fn decode_record(
         is_dead,
         data_bytes,
     })
-}
-
-/// Length of the data, if that follows from type and number of elements.
-fn memory_bytes(dtype: DType, num_elements: u64) -> Option<u128> {
-    let element_bytes = dtype.element_bytes()?;
-    Some(u128::from(num_elements) * element_bytes as u128)
 }
 
 /// Whether a form of star holds the dimensions.
@@ -329,7 +323,8 @@ fn out_of_line(bytes: &[u8; RECORD_BYTES], dtype: DType) -> RecordError {
     let data_bytes = u64::from_le_bytes(array(bytes, DATA_BYTES));
     match u64::try_from(found) {
         Ok(num_elements)
-            if memory_bytes(dtype, num_elements)
+            if dtype
+                .data_bytes(num_elements)
                 .is_none_or(|allowed| allowed == u128::from(data_bytes)) =>
         {
             RecordError::OutOfLine {
@@ -490,7 +485,7 @@ mod tests {
     #[test]
     fn every_element_type_round_trips() {
         for &dtype in DType::ALL {
-            let data = Buffer::from(vec![1; dtype.element_bytes().unwrap_or(3) * 2]);
+            let data = Buffer::from(vec![1; dtype.data_bytes(2).unwrap_or(6) as usize]);
             for is_dead in [false, true] {
                 let tensor = Tensor {
                     dtype,

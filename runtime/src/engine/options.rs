@@ -257,6 +257,19 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// What the system said, if it refused a file or a thread.
+    pub fn system_error(&self) -> Option<&io::Error> {
+        match self {
+            Self::Policy(PolicyError::File { error, .. })
+            | Self::Tls(TlsError::File { error, .. } | TlsError::Thread(error)) => Some(error),
+            Self::Policy(_)
+            | Self::Tls(_)
+            | Self::Host(_)
+            | Self::Options(_)
+            | Self::Placement(_) => None,
+        }
+    }
+
     /// Why the engine cannot listen at its address, if that is what failed.
     pub fn listen_error(&self) -> Option<io::Error> {
         match self {

@@ -79,7 +79,6 @@ pub enum PolicyError {
         /// The file.
         path: PathBuf,
         /// What the system said.
-        #[source]
         error: io::Error,
     },
 }

@@ -12,7 +12,7 @@ use crate::command::{Command, GraphDone, Keys, Origin, SlotId};
 use crate::function::{Later, RequestWatch, Responder, Served};
 use crate::latency::{CallKind, CallStart};
 use crate::limits;
-use crate::registry::Entry;
+use crate::registry::{Entry, PULL_ON_SHARD_MAX};
 use crate::service::{Begun, Registered, run_on_pool};
 use crate::shard::core::Core;
 use crate::shard::servers::ServerLink;
@@ -256,13 +256,13 @@ impl<A> Core<A> {
         let graph_done = GraphDone::of(&call, self.account_of(origin))
             .filter(|done| self.counts_down(origin, done.step_id));
         match functions.find(&call.graph_handle) {
-            Some(Entry::Pull) => {
+            Some(Entry::Pull(_)) if call.fetches.len() <= PULL_ON_SHARD_MAX => {
                 let span = trace::of_served(call.graph_handle.as_str(), call.trace);
                 let result = crate::registry::pull(&self.shared.store.load(), &call.fetches);
                 span.note_end(&result);
                 self.answer_graph(origin, graph_done, result);
             }
-            Some(Entry::Function(function)) => {
+            Some(Entry::Pull(function) | Entry::Function(function)) => {
                 call.expose();
                 let function = function.clone();
                 let may_block = function.may_block();

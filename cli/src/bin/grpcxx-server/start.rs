@@ -2,7 +2,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::process;
 
-use grpcxx::model::Model;
 use grpcxx::server::{Inspector, PS_JOB, Server, ServerError, ServerOptions, describe};
 use grpcxx::topology::Topology;
 use grpcxx_runtime::cluster::{ClusterSpec, Protocol, TaskId, TfConfig};
@@ -14,8 +13,8 @@ use crate::allocation::{self, Allocated};
 use crate::arguments::Arguments;
 use crate::supervisor;
 use crate::terminal::{
-    Exit, Failure, OrExit, Outcome, Signals, read_cluster, read_config, start_log, start_telemetry,
-    write_in_time,
+    Exit, Failure, OrExit, Outcome, Signals, open_model, read_cluster, read_config, start_log,
+    start_telemetry, write_in_time,
 };
 
 /// Runs the task until it is asked to stop, or one of its shards dies. `prepare` sees it before it
@@ -155,7 +154,7 @@ fn options(arguments: &Arguments, config: Config) -> Outcome<ServerOptions> {
         if task.job != PS_JOB {
             tracing::info!("--load has no effect here: the tasks of job {PS_JOB} hold the model");
         }
-        Some(Model::open(&arguments.load)?)
+        Some(open_model(&arguments.load)?)
     };
     Ok(ServerOptions {
         metrics: arguments.metrics_addr.or(config.metrics_address),
@@ -247,17 +246,20 @@ fn failure(error: ServerError) -> Failure {
     if let ServerError::Model(error) = error {
         return Failure::from(error);
     }
-    let exit = Exit::of_system(&error).unwrap_or(match &error {
-        ServerError::EndpointMap(EndpointMapError::Missing { .. }) => Exit::NoInput,
-        ServerError::Cluster(_)
-        | ServerError::EndpointMap(_)
-        | ServerError::Address(_)
-        | ServerError::Contradiction(_) => Exit::Config,
-        ServerError::Model(_) | ServerError::Store(_) => Exit::Data,
-        ServerError::StarPort { .. } | ServerError::Engine(_) | ServerError::Control(_) => {
-            Exit::System
-        }
-    });
+    let exit = error
+        .system_error()
+        .and_then(Exit::of_system)
+        .unwrap_or(match &error {
+            ServerError::EndpointMap(EndpointMapError::Missing { .. }) => Exit::NoInput,
+            ServerError::Cluster(_)
+            | ServerError::EndpointMap(_)
+            | ServerError::Address(_)
+            | ServerError::Contradiction(_) => Exit::Config,
+            ServerError::Model(_) | ServerError::Store(_) => Exit::Data,
+            ServerError::StarPort { .. } | ServerError::Engine(_) | ServerError::Control(_) => {
+                Exit::System
+            }
+        });
     Err::<(), _>(error)
         .or_exit(exit)
         .expect_err("an error stays one")

@@ -1,4 +1,3 @@
-use grpcxx::model::Model;
 use grpcxx_rpc::{GraphCall, Request, Response, Tensor, TensorMeta, Text};
 use grpcxx_runtime::config::Config;
 use serde::Serialize;
@@ -7,7 +6,7 @@ use crate::arguments::CallArguments;
 use crate::cluster::{Cluster, at};
 use crate::output::{Output, Table};
 use crate::pull::Sink;
-use crate::terminal::{Exit, Failure, Outcome};
+use crate::terminal::{Exit, Failure, Outcome, open_model};
 use crate::values::preview;
 
 #[derive(Serialize)]
@@ -21,7 +20,7 @@ struct Value {
 
 /// Calls a function.
 pub(crate) fn run(arguments: &CallArguments, config: &Config, output: Output) -> Outcome {
-    let feeds = Model::open(&arguments.feed)?;
+    let feeds = open_model(&arguments.feed)?;
     let feeds: Vec<(Text, Tensor)> = feeds
         .entries()
         .iter()

@@ -14,7 +14,7 @@ use crate::arguments::DemoArguments;
 use crate::cluster::{Cluster, at};
 use crate::local::{self, STOP_TIMEOUT};
 use crate::output::{Output, Table, size};
-use crate::terminal::{Exit, Failure, Outcome};
+use crate::terminal::{Exit, Failure, Outcome, open_model};
 use crate::{demo_model, terminal::OrExit};
 
 #[derive(Serialize)]
@@ -69,7 +69,7 @@ pub(crate) fn run(arguments: &DemoArguments, config: &Config, output: Output) ->
         demo_model::generate(&path)?;
         local.load.push(path);
     }
-    let model = Model::open(&local.load)?;
+    let model = open_model(&local.load)?;
     let expected = model.fingerprint()?;
     let shares = shares(&model, local.ps);
     let name = model_name(&local.load, is_generated);

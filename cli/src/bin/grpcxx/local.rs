@@ -82,7 +82,7 @@ pub(crate) fn options(arguments: &arguments::LocalCluster) -> Outcome<LocalOptio
 pub(crate) fn failure(error: LocalError) -> Failure {
     let exit = match &error {
         LocalError::NoTasks => Exit::Usage,
-        LocalError::System { source, .. } => match source.kind() {
+        LocalError::System { cause, .. } => match cause.kind() {
             std::io::ErrorKind::NotFound => Exit::NoInput,
             std::io::ErrorKind::PermissionDenied => Exit::NoPermission,
             _ => Exit::System,

@@ -11,7 +11,7 @@ use crate::cluster::{Cluster, Found};
 use crate::output::{Output, size};
 use crate::progress::Progress;
 use crate::select::Patterns;
-use crate::terminal::{Exit, Failure, Outcome};
+use crate::terminal::{Exit, Failure, Outcome, open_model};
 
 #[derive(Serialize)]
 struct Report {
@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &PullArguments, config: &Config, output: Output) ->
     if let Some(path) = &arguments.output {
         check_ending(path)?;
     }
-    let reference = Model::open(&arguments.verify)?;
+    let reference = open_model(&arguments.verify)?;
     let cluster = Cluster::connect(&arguments.target, config)?;
     let patterns = Patterns::new(&arguments.patterns);
     let found = cluster.find(&patterns, arguments.task.as_deref())?;

@@ -9,7 +9,7 @@ use crate::cluster::Cluster;
 use crate::output::{Output, size};
 use crate::progress::Progress;
 use crate::select::Patterns;
-use crate::terminal::{Exit, Failure, Outcome};
+use crate::terminal::{Exit, Failure, Outcome, open_model};
 
 #[derive(Serialize)]
 struct Report {
@@ -30,7 +30,7 @@ struct TaskShare {
 
 /// Pushes the tensors of files.
 pub(crate) fn run(arguments: &PushArguments, config: &Config, output: Output) -> Outcome {
-    let model = Model::open(&arguments.files)?;
+    let model = open_model(&arguments.files)?;
     let patterns = Patterns::new(&arguments.patterns);
     let chosen = choose(&model, &patterns)?;
     let cluster = Cluster::connect(&arguments.target, config)?;

@@ -8,6 +8,7 @@ use crate::connection::encode;
 use crate::connection::server::{
     Cancelled, RequestId, Served, ServerConnection, State, Undelivered,
 };
+use crate::extensions::element_types;
 use crate::extensions::heads_first::server as heads_first;
 use crate::wire::{Announcement, Features};
 use crate::{Code, Reason, Request, Response, Status, Tensor, Text};
@@ -119,6 +120,7 @@ impl ServerConnection {
     ) -> Result<(), Status> {
         let Served { tag, expected, .. } = self.served.find(id).expect("the caller has found it");
         expected.check(tensors)?;
+        element_types::check(self.common(), tensors.iter().map(|tensor| tensor.dtype))?;
         if self.has(Features::HEADS_FIRST) && heads_first::suits(tensors) {
             let mut memory = |len| if self.lends { memory(len) } else { None };
             return heads_first::response(frame, *tag, tensors, &self.answer_limits, &mut memory);
@@ -146,6 +148,8 @@ impl ServerConnection {
                 )
             }
             (Expected::Fetched { names }, Response::Fetched(fetched)) => {
+                let mut dtypes = fetched.iter().map(|(_, tensor)| tensor.dtype);
+                element_types::check(self.common(), &mut dtypes)?;
                 encode::fetched_response(frame, *tag, names, fetched, &self.answer_limits)
             }
             (Expected::Unary | Expected::Stream { .. }, Response::Unary(envelope)) => {

@@ -38,7 +38,8 @@ impl ServerConnection {
         arriving: Arriving,
         metadata: &Buffer,
     ) -> Result<(), Malformed> {
-        let (call, names) = decode_graph_metadata(metadata, self.reader.limits.records)?;
+        // No more than an answer for this peer may have.
+        let (call, names) = decode_graph_metadata(metadata, self.answer_limits.records)?;
         let function = call.graph_handle.as_str();
         if let Some(right) = (self.gate).missing_for_call(function, call.ps_graph_count > 0) {
             // What it feeds is taken off the link without memory.

@@ -7,6 +7,7 @@ use super::answers::Expected;
 use super::inbound::{Arriving, RequestPart, tensors_of};
 use crate::connection::cursor::Cursor;
 use crate::connection::encode::unsupported;
+use crate::connection::limits::STAR_RECORDS_MAX;
 use crate::connection::reader::{Whole, read_into, read_whole};
 use crate::connection::records::message_too_long;
 use crate::connection::server::ServerConnection;
@@ -42,6 +43,11 @@ impl ServerConnection {
         read_whole(self, whole, cursor, landings)
     }
 
+    /// Most keys of one request for tensors: originals make no more.
+    fn keys_max(&self) -> usize {
+        self.reader.limits.records.min(STAR_RECORDS_MAX)
+    }
+
     /// Takes a request for tensors whose keys are all known, if all of it is there.
     fn known_receive(
         &self,
@@ -52,7 +58,7 @@ impl ServerConnection {
     ) -> Option<Request> {
         let keys_max = match method {
             Method::RecvTensor => 1,
-            Method::FuseRecvTensor => self.reader.limits.records,
+            Method::FuseRecvTensor => self.keys_max(),
             _ => return None,
         };
         let mut bytes = PlainReceive::read(cursor.peek(len)?)?;
@@ -88,7 +94,7 @@ impl ServerConnection {
                     tensors_asked(Request::RecvTensor { step_id, key })
                 })
                 .map_err(Status::from),
-            Method::FuseRecvTensor => decode_receive(&body, self.reader.limits.records.max(2))
+            Method::FuseRecvTensor => decode_receive(&body, self.keys_max().max(2))
                 .map(|message| {
                     tensors_asked(Request::FuseRecvTensor {
                         step_id: message.step_id,

@@ -41,8 +41,12 @@ impl Features {
     pub const STREAMS: Self = Self(1 << 11);
     /// A graph call may say which span of which trace it was made in.
     pub const TRACES: Self = Self(1 << 12);
+    /// Tensors may have element types that originals do not know.
+    pub const ELEMENT_TYPES: Self = Self(1 << 13);
+    /// A graph call may have more tensors than originals can answer with.
+    pub const MANY_TENSORS: Self = Self(1 << 14);
     /// Shapes that no form of star holds travel packed.
-    pub const PACKED_SHAPES: Self = Self(1 << 13);
+    pub const PACKED_SHAPES: Self = Self(1 << 15);
     /// What lets a connection move to another medium.
     pub const MEDIA: Self = Self(Self::SHARED_MEMORY.0 | Self::RDMA.0);
     /// What lets a client keep keys at the server.
@@ -60,6 +64,8 @@ impl Features {
             | Self::SERVICES.0
             | Self::STREAMS.0
             | Self::TRACES.0
+            | Self::ELEMENT_TYPES.0
+            | Self::MANY_TENSORS.0
             | Self::PACKED_SHAPES.0,
     );
 
@@ -131,6 +137,8 @@ impl fmt::Display for Features {
             (Self::SERVICES, "services"),
             (Self::STREAMS, "streams"),
             (Self::TRACES, "traces"),
+            (Self::ELEMENT_TYPES, "element types"),
+            (Self::MANY_TENSORS, "many tensors"),
             (Self::PACKED_SHAPES, "packed shapes"),
         ] {
             if self.contains(feature) {
@@ -350,10 +358,10 @@ mod tests {
 
     #[test]
     fn later_versions_are_understood_as_far_as_known() {
-        let bytes = [0xea, 0xa4, 0x0b, 9, 8, 2, 0x10, 0x85, 0x80, 1, 0x1a, 1, 7];
+        let bytes = [0xea, 0xa4, 0x0b, 9, 8, 2, 0x10, 0x85, 0x80, 4, 0x1a, 1, 7];
         let found = Announcement::find(&bytes).unwrap().unwrap();
-        assert_eq!(found.features.bits(), 0x4005);
-        assert_eq!(found.features.to_string(), "cancel, shared memory, 0x4000");
+        assert_eq!(found.features.bits(), 0x1_0005);
+        assert_eq!(found.features.to_string(), "cancel, shared memory, 0x10000");
         assert!(Announcement::find(&bytes[..9]).is_err());
     }
 }

@@ -1,6 +1,7 @@
 //! Requests and answers that share a frame, as a server reads and sends them.
 
 use std::collections::VecDeque;
+use std::iter;
 
 use grpcxx_transport::{Frame, Next, Outcome, SlotId, Time};
 
@@ -11,6 +12,7 @@ use crate::connection::server::answers::Expected;
 use crate::connection::server::inbound::{Arriving, RequestPart, tensors_of};
 use crate::connection::server::{RequestId, ServerConnection};
 use crate::connection::{COALESCE_BYTES_MAX, ImmediateHit, Landings, PeerViolation};
+use crate::extensions::element_types;
 use crate::wire::{
     AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_TAG, BundleReader, BundledReceive, Features, RECORD_BYTES,
     RequestHeader, ResponseHeader, ShapeForms, encode_record,
@@ -271,9 +273,11 @@ impl ServerConnection {
     /// shares it with.
     #[inline]
     fn append_answer(&mut self, tag: u64, tensor: &Tensor) -> Result<&mut Answers, Status> {
+        let common = self.common();
         let bundled = &mut self.bundled;
         let recent = bundled.recent.as_ref();
         if !recent.is_some_and(|(meta, _)| meta.is_of(tensor)) {
+            element_types::check(common, iter::once(tensor.dtype))?;
             bundled.note_record(tensor, self.answer_limits.shapes)?;
         }
         let data = &tensor.data;

@@ -9,8 +9,10 @@ use crate::connection::client::ClientConnection;
 use crate::connection::client::inbound::{ResponsePart, gone};
 use crate::connection::cursor::Cursor;
 use crate::connection::encode;
+use crate::connection::limits::STAR_RECORDS_MAX;
 use crate::connection::reader::Whole;
 use crate::connection::{Landings, PeerViolation};
+use crate::extensions::element_types;
 use crate::wire::{Features, ResponseHeader, is_of_star};
 use crate::{Code, DType, GraphCall, Reason, Request, Response, Shape, Status, Tensor};
 
@@ -41,15 +43,19 @@ impl ClientConnection {
         timeout_ms: i32,
         request: Request,
     ) -> Option<Request> {
-        let wanted = match &request {
+        let form = match &request {
             Request::Unary(_) => Features::SERVICES,
             Request::StarRunGraph(call) if call.trace.is_some() => Features::TRACES,
             Request::StarRunGraph(call) if self.peer.is_none() && has_packed_shapes(call) => {
                 Features::PACKED_SHAPES
             }
-            _ => return Some(request),
+            _ => Features::NONE,
         };
-        if self.peer.is_none() && self.announced.contains(wanted) {
+        let wanted = form | element_types::wanted(&request) | many_tensors(&request);
+        if wanted.is_empty() {
+            return Some(request);
+        }
+        if self.peer.is_none() && self.announced.intersects(wanted) {
             self.waiting.push(Waiting {
                 id,
                 timeout_ms,
@@ -92,9 +98,13 @@ impl ClientConnection {
                 continue;
             }
             let request = self.shaped(request);
-            let limits = self.reader.limits.between(self.common());
+            let common = self.common();
+            let limits = self.reader.limits.between(common);
             let mut frame = self.outgoing.empty_frame();
-            match encode::request(&mut frame, id.raw(), timeout_ms, &request, &limits) {
+            let encoded = element_types::check_request(common, &request).and_then(|()| {
+                encode::request(&mut frame, id.raw(), timeout_ms, &request, &limits)
+            });
+            match encoded {
                 Ok(()) => {
                     frame.token = id.raw();
                     self.outgoing.push(frame);
@@ -135,6 +145,18 @@ impl ClientConnection {
             Status::new(Code::DataLoss, malformed.to_string()).because(Reason::Peer)
         });
         self.complete(id, result);
+    }
+}
+
+/// What a graph call with more tensors than originals take needs its peer to have announced.
+fn many_tensors(request: &Request) -> Features {
+    match request {
+        Request::StarRunGraph(call)
+            if call.feeds.len().max(call.fetches.len()) > STAR_RECORDS_MAX =>
+        {
+            Features::MANY_TENSORS
+        }
+        _ => Features::NONE,
     }
 }
 

@@ -1,0 +1,92 @@
+//! Models with types that originals of star do not know, and with types that nobody knows yet.
+
+use std::path::Path;
+use std::time::Duration;
+
+use grpcxx::model::Model;
+use grpcxx_rpc::DType;
+
+use super::{grpcxx, options, start, text};
+
+/// A safetensors file with a tensor of each of these types and four bytes.
+fn write(path: &Path, types: &[(&str, &str)]) {
+    let mut header = Vec::new();
+    for (index, (dtype, shape)) in types.iter().enumerate() {
+        let (begin, end) = (4 * index, 4 * index + 4);
+        header.push(format!(
+            r#""t.{dtype}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{begin},{end}]}}"#
+        ));
+    }
+    let header = format!("{{{}}}", header.join(","));
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.bytes());
+    bytes.extend((0..4 * types.len()).map(|at| (at * 37 + 11) as u8));
+    std::fs::write(path, bytes).unwrap();
+}
+
+const TYPES: [(&str, &str); 9] = [
+    ("F8_E4M3", "[4]"),
+    ("F8_E5M2", "[2,2]"),
+    ("F8_E8M0", "[4]"),
+    ("F8_E4M3FNUZ", "[4]"),
+    ("F8_E5M2FNUZ", "[4]"),
+    ("F4", "[2,4]"),
+    ("U16", "[2]"),
+    ("U32", "[]"),
+    ("F9_NEW", "[3]"),
+];
+
+#[test]
+fn every_type_of_a_file_is_pushed_loaded_and_pulled_byte_for_byte() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    write(&path, &TYPES);
+    let model = Model::open(&[&path]).unwrap();
+    assert_eq!(model.entries().len(), TYPES.len() - 1);
+    for load in [&[][..], std::slice::from_ref(&path)] {
+        let cluster = start(options(1, 0, load));
+        let map = cluster.endpoint_map();
+        let target = [
+            "--cluster-spec",
+            cluster.cluster_spec(),
+            "--endpoint-map",
+            map.to_str().unwrap(),
+        ];
+        let tool = |arguments: &[&str]| {
+            let output = grpcxx(folder.path(), &[arguments, &target].concat());
+            let told = text(&output.stderr);
+            assert!(output.status.success(), "{arguments:?}: {told}");
+            told
+        };
+        if load.is_empty() {
+            let told = tool(&["push", "model.safetensors"]);
+            let lines: Vec<&str> = told
+                .lines()
+                .filter(|line| line.contains("F9_NEW"))
+                .collect();
+            let [line] = &lines[..] else { panic!("{told}") };
+            assert!(
+                line.contains("t.F9_NEW") && line.contains("left out"),
+                "{line}"
+            );
+        }
+        tool(&[
+            "pull",
+            "--all",
+            "--output",
+            "copy.safetensors",
+            "--verify",
+            "model.safetensors",
+        ]);
+        let copy = Model::open(&[folder.path().join("copy.safetensors")]).unwrap();
+        assert_eq!(copy.fingerprint().unwrap(), model.fingerprint().unwrap());
+        let packed = copy.entry("t.F4").unwrap();
+        assert_eq!(packed.meta.dtype, DType::Float4E2M1FnPacked);
+        assert_eq!(packed.meta.shape.dims(), [2, 4]);
+        tool(&["pull", "t.F8_E4M3", "--output", "eight.npy"]);
+        let npy = std::fs::read(folder.path().join("eight.npy")).unwrap();
+        let eight = model.read(model.entry("t.F8_E4M3").unwrap()).unwrap();
+        assert_eq!(npy[128..], eight.data[..]);
+        cluster.stop(Duration::from_secs(5)).unwrap();
+    }
+}

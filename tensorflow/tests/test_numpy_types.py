@@ -1,0 +1,117 @@
+"""Types of ml_dtypes, and more arrays in a push than a call of star has."""
+
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import grpcxx
+from grpcxx import Code
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def types():
+    found = (getattr(ml_dtypes, name) for name in dir(ml_dtypes) if not name.startswith("_"))
+    return [kind for kind in found if isinstance(kind, type) and issubclass(kind, np.generic)]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with grpcxx.Server() as server:
+        server.register(lambda x: {"x": x}, name="echo")
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with grpcxx.Client(server.address, timeout=60) as client:
+        yield client
+
+
+def array_of(kind, shape=(3, 700)):
+    bits = np.random.default_rng(1).integers(0, 2, (*shape, np.dtype(kind).itemsize), np.uint8)
+    return bits.view(kind).reshape(shape)
+
+
+@pytest.mark.parametrize("kind", types(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("shape", [(), (5,), (3, 700)], ids=str)
+def test_every_type_comes_back_as_it_went(server, client, kind, shape):
+    array = array_of(kind, shape)
+    with grpcxx.Client(server.address, timeout=60) as first:
+        first.push("first", array)
+    client.push("x", array)
+    client.send("key", array)
+    server.push("own", array)
+    server.send("away", array)
+    came = {
+        "pushed by the first call": client.pull("first"),
+        "pushed": client.pull("x"),
+        "called": client.call("echo", {"x": array}, "x"),
+        "sent": server.recv("key", timeout=60),
+        "received": client.recv("away"),
+        "stored": client.pull("own"),
+        "kept": server.pull("x"),
+        "into out": client.pull("x", out=np.zeros_like(array)),
+    }
+    for how, returned in came.items():
+        assert (returned.dtype, returned.shape) == (array.dtype, array.shape), how
+        assert returned.tobytes() == array.tobytes(), how
+    assert client.stored()["x"].dtype == kind.__name__
+
+
+@pytest.mark.parametrize("kind", [ml_dtypes.float8_e5m2, ml_dtypes.int4, ml_dtypes.float6_e2m3fn])
+def test_groups_move_what_they_cannot_reduce(kind):
+    with grpcxx.Group(0, 1, f"127.0.0.1:{free_port()}") as group:
+        array = array_of(kind, (8,))
+        assert group.broadcast(array).tobytes() == array.tobytes()
+        with pytest.raises(grpcxx.Error, match=f"sum of {kind.__name__} is not defined") as refused:
+            group.all_reduce(array)
+        assert refused.value.code == Code.INVALID_ARGUMENT
+
+
+def test_a_type_that_nobody_knows_is_refused_by_name(client):
+    with pytest.raises(grpcxx.Error, match="arrays of longdouble|arrays of float128"):
+        client.push("x", np.zeros(2, np.longdouble))
+
+
+# ---- Many arrays
+
+
+MANY = 40_000
+
+
+def test_a_push_of_many_arrays_is_one(server, client):
+    arrays = {f"many.{index}": np.full(2, index, np.int32) for index in range(MANY)}
+    client.push(arrays)
+    assert len([name for name in client.stored() if name.startswith("many.")]) == MANY
+    pulled = client.pull(list(arrays))
+    assert list(pulled) == list(arrays)
+    assert all(np.array_equal(pulled[name], array) for name, array in arrays.items())
+
+
+def test_a_push_of_many_arrays_that_fails_leaves_nothing(client):
+    arrays = {f"none.{index}": np.int8(1) for index in range(MANY)}
+    with pytest.raises(grpcxx.Error):
+        client.push({**arrays, "x" * 70_000: np.int8(1)})
+    with pytest.raises(grpcxx.Error, match="name"):
+        client.push({**arrays, "": np.int8(1)})
+    assert not [name for name in client.stored() if name.startswith("none.")]
+
+
+def test_many_arrays_as_the_first_call_of_a_client():
+    code = f"""
+import numpy as np, grpcxx
+with grpcxx.Server() as server, grpcxx.Client(server.address, timeout=60) as client:
+    client.push({{str(index): np.int8(1) for index in range({MANY})}})
+    assert len(client.pull([str(index) for index in range({MANY})])) == {MANY}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
