@@ -42,7 +42,7 @@ pub enum LaunchError {
         reason: &'static str,
     },
     /// `TF_CONFIG` cannot be read.
-    #[error("the variable TF_CONFIG is wrong: {0}")]
+    #[error("the variable TF_CONFIG is wrong")]
     TfConfig(#[from] ClusterError),
     /// Some ranks did not come.
     #[error("{missing} of {size} did not come to the rendezvous at {address} within {} s", waited.as_secs())]
@@ -77,7 +77,7 @@ pub enum LaunchError {
         reason: String,
     },
     /// The system refused a step.
-    #[error("cannot {action}: {source}")]
+    #[error("cannot {action}")]
     System {
         /// What was attempted.
         action: String,

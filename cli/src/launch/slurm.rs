@@ -42,7 +42,6 @@ pub(super) fn read(environment: &Environment) -> Result<Option<Allocation>, Laun
         size: Some(size),
         leader,
         job: format!("slurm {}.{}", id("SLURM_JOB_ID"), id("SLURM_STEP_ID")),
-        told: None,
     }))
 }
 
