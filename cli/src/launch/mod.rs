@@ -8,6 +8,7 @@ mod environment;
 mod error;
 mod found;
 mod gang;
+mod hosts;
 mod kubernetes;
 mod launchers;
 mod leader_worker_set;
