@@ -2,6 +2,7 @@
 //! into the environment, the rendezvous of all ranks, and what each of them is given.
 
 mod allocation;
+mod answer;
 mod children;
 mod cpus;
 mod environment;

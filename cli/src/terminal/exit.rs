@@ -155,6 +155,7 @@ impl From<LaunchError> for Failure {
             | LaunchError::TfConfig(_) => Exit::Config,
             LaunchError::Missing { .. }
             | LaunchError::NoRendezvous { .. }
+            | LaunchError::Lost { .. }
             | LaunchError::Refused { .. } => Exit::Unavailable,
             LaunchError::System { source, .. } => match source.kind() {
                 io::ErrorKind::NotFound => Exit::NoInput,
