@@ -158,8 +158,12 @@ fn ask(builder: &GroupBuilder, remote: &Remote, call: &GraphCall) -> Result<Roll
             Ok(answer) => return Roll::of(answer, builder),
             Err(status) => status,
         };
+        // Somebody else may listen there before rank 0 does, such as a proxy.
         let may_come = status.code == Code::NotFound
-            || matches!(status.reason, Reason::NoConnection | Reason::ConnectionLost);
+            || matches!(
+                status.reason,
+                Reason::NoConnection | Reason::ConnectionLost | Reason::PeerViolation
+            );
         if may_come && Instant::now() < until {
             std::thread::sleep(RETRY_TIME);
             continue;

@@ -1,5 +1,8 @@
 //! Groups over real engines: each rank is an engine of its own, connected by TCP or shared memory.
 
+#[path = "groups/strangers.rs"]
+mod strangers;
+
 use std::thread;
 use std::time::{Duration, Instant};
 

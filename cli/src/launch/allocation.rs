@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use grpcxx_runtime::cluster::{ClusterSpec, TaskId};
-
 use super::LaunchError;
 
 /// What the environment says about this process and those beside it.
@@ -19,21 +17,21 @@ pub struct Allocation {
     pub leader: Leader,
     /// What all ranks of a job share, and no other job has.
     pub job: String,
-    /// The whole cluster and the own task, where the launcher knows all addresses.
-    pub told: Option<(ClusterSpec, TaskId)>,
 }
 
 /// Who started this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
-    /// Whoever sets `TF_CONFIG`: Training Operator, Ray Train, people.
-    TfConfig,
     /// `mpirun` of Open MPI.
     OpenMpi,
+    /// `prterun` and `prun` of PRRTE.
+    Prrte,
     /// `srun` of Slurm.
     Slurm,
     /// `mpirun` of MPICH and its relatives.
     Pmi,
+    /// Another launcher that speaks PMIx.
+    Pmix,
     /// Whoever sets `RANK` and `WORLD_SIZE`: Ray, torchrun, Training Operator.
     World,
     /// A group of a LeaderWorkerSet of Kubernetes.
@@ -105,10 +103,11 @@ impl Launcher {
     /// Its name in messages.
     pub fn name(self) -> &'static str {
         match self {
-            Self::TfConfig => "TF_CONFIG",
             Self::OpenMpi => "Open MPI",
+            Self::Prrte => "PRRTE",
             Self::Slurm => "Slurm",
             Self::Pmi => "PMI",
+            Self::Pmix => "PMIx",
             Self::World => "RANK and WORLD_SIZE",
             Self::LeaderWorkerSet => "LeaderWorkerSet",
             Self::Kubernetes => "Kubernetes",
@@ -146,7 +145,6 @@ mod tests {
             size: Some(2),
             leader: Leader::ThisHost,
             job: "slurm 17.0".to_owned(),
-            told: None,
         };
         let first = allocation.rendezvous(None).unwrap();
         assert_eq!(allocation.rendezvous(None).unwrap(), first);

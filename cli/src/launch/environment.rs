@@ -70,12 +70,20 @@ impl Environment {
     }
 }
 
+impl<'a> FromIterator<(&'a str, &'a str)> for Environment {
+    fn from_iter<T: IntoIterator<Item = (&'a str, &'a str)>>(variables: T) -> Self {
+        let owned = variables
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value.to_owned()));
+        Self {
+            variables: owned.collect(),
+        }
+    }
+}
+
 impl<const N: usize> From<[(&str, &str); N]> for Environment {
     fn from(variables: [(&str, &str); N]) -> Self {
-        let owned = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        Self {
-            variables: BTreeMap::from(owned),
-        }
+        variables.into_iter().collect()
     }
 }
 

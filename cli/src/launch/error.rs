@@ -68,6 +68,12 @@ pub enum LaunchError {
         /// What happened last.
         reason: String,
     },
+    /// Rank 0 had heard this rank.
+    #[error("rank 0 at {address} hung up before all ranks were there")]
+    Lost {
+        /// Where it was.
+        address: String,
+    },
     /// Rank 0 answered that this rank is wrong there, or that others did not come.
     #[error("the rendezvous at {address} says: {reason}")]
     Refused {

@@ -13,7 +13,6 @@ pub(super) fn read(environment: &Environment) -> Result<Option<Allocation>, Laun
         size: None,
         leader: Leader::Unknown(", as its service is named in the manifest only"),
         job: "kubernetes".to_owned(),
-        told: None,
     }))
 }
 

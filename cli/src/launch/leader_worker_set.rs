@@ -18,7 +18,6 @@ pub(super) fn read(environment: &Environment) -> Result<Option<Allocation>, Laun
             None => Leader::Unknown(": LWS_LEADER_ADDRESS is not set"),
         },
         job: format!("leader {}", address.unwrap_or_default()),
-        told: None,
     }))
 }
 

@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::answer::{Answer, ask};
 use super::message::{self, Hello, ORDER_BYTES_MAX, Order, Report, Welcome};
 use super::{Address, End, LaunchError, Rendezvous};
 
@@ -28,7 +29,6 @@ impl Member {
         [grpc_port, star_port]: [u16; 2],
     ) -> Result<Self, LaunchError> {
         let deadline = Instant::now() + rendezvous.timeout;
-        let mut stream = dial(rendezvous, rank, deadline)?;
         let hello = Hello {
             job: rendezvous.job.clone(),
             rank,
@@ -36,19 +36,34 @@ impl Member {
             grpc_port,
             star_port,
         };
-        // Rank 0 gives up in time by itself, and says who is missing.
-        let left = deadline.saturating_duration_since(Instant::now()) + ANSWER_MARGIN;
-        let welcome = stream
-            .set_read_timeout(Some(left))
-            .and_then(|()| message::write(&mut stream, &hello))
-            .and_then(|()| message::read(&mut BufReader::new(&stream), ORDER_BYTES_MAX));
-        match welcome {
-            Ok(Welcome::Ranks(addresses)) => Ok(Self { addresses, stream }),
-            Ok(Welcome::Refused(reason)) => Err(LaunchError::Refused {
-                address: rendezvous.address.clone(),
-                reason,
-            }),
-            Err(error) => Err(not_found(rendezvous, rank, &error)),
+        let mut is_told = false;
+        loop {
+            let stream = dial(rendezvous, rank, deadline)?;
+            // Rank 0 gives up in time by itself, and says who is missing.
+            let stranger = match ask(&stream, &hello, deadline + ANSWER_MARGIN) {
+                Answer::Rank0(Welcome::Ranks(addresses)) => {
+                    return Ok(Self { addresses, stream });
+                }
+                Answer::Rank0(Welcome::Refused(reason)) => {
+                    let address = rendezvous.address.clone();
+                    return Err(LaunchError::Refused { address, reason });
+                }
+                Answer::Rank0(Welcome::Heard) | Answer::Lost => {
+                    let address = rendezvous.address.clone();
+                    return Err(LaunchError::Lost { address });
+                }
+                Answer::Stranger(reason) => reason,
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(not_found(rendezvous, rank, stranger));
+            }
+            // Rank 0 may come after it, such as behind a proxy that begins before rank 0.
+            if !std::mem::replace(&mut is_told, true) {
+                let address = &rendezvous.address;
+                tracing::warn!(%address, "rank {rank} goes on looking for rank 0: {stranger}");
+            }
+            thread::sleep(DIAL_INTERVAL.min(left));
         }
     }
 
@@ -103,7 +118,7 @@ fn dial(rendezvous: &Rendezvous, rank: u32, deadline: Instant) -> Result<TcpStre
             Err(error) => error,
         };
         if left.is_zero() {
-            return Err(not_found(rendezvous, rank, &error));
+            return Err(not_found(rendezvous, rank, error.to_string()));
         }
         // Rank 0 may start later, and its name may not be known yet.
         thread::sleep(DIAL_INTERVAL.min(left));
@@ -126,14 +141,7 @@ fn try_dial(address: &str, timeout: Duration) -> io::Result<TcpStream> {
     Err(last)
 }
 
-fn not_found(rendezvous: &Rendezvous, rank: u32, error: &io::Error) -> LaunchError {
-    let reason = match error.kind() {
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-            "rank 0 hung up".to_owned()
-        }
-        io::ErrorKind::WouldBlock => "rank 0 is silent".to_owned(),
-        _ => error.to_string(),
-    };
+fn not_found(rendezvous: &Rendezvous, rank: u32, reason: String) -> LaunchError {
     LaunchError::NoRendezvous {
         rank,
         address: rendezvous.address.clone(),

@@ -22,6 +22,8 @@ pub(super) struct Hello {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Welcome {
+    /// This rank is known; the answer comes when all ranks are here.
+    Heard,
     /// All ranks are here, and this is where they are.
     Ranks(Vec<Address>),
     /// This rank is wrong here, or another did not come.
@@ -60,17 +62,25 @@ pub(super) fn read<T: DeserializeOwned>(
     bytes_max: u64,
 ) -> io::Result<T> {
     let mut line = Vec::new();
-    stream.take(bytes_max).read_until(b'\n', &mut line)?;
-    if line.is_empty() {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    if line.last() != Some(&b'\n') {
-        return Err(io::Error::new(
+    read_line(stream, bytes_max, &mut line)?;
+    serde_json::from_slice(&line).map_err(io::Error::from)
+}
+
+/// Reads a line into `line`, which has what came of it even where that is an error.
+pub(super) fn read_line(
+    stream: &mut impl BufRead,
+    bytes_max: u64,
+    line: &mut Vec<u8>,
+) -> io::Result<()> {
+    stream.take(bytes_max).read_until(b'\n', line)?;
+    match line.last() {
+        Some(b'\n') => Ok(()),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
+        Some(_) => Err(io::Error::new(
             io::ErrorKind::InvalidData,
             format!("a line that does not end within {bytes_max} bytes"),
-        ));
+        )),
     }
-    serde_json::from_slice(&line).map_err(io::Error::from)
 }
 
 /// Longest line of a rank.

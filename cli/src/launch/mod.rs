@@ -2,11 +2,14 @@
 //! into the environment, the rendezvous of all ranks, and what each of them is given.
 
 mod allocation;
+mod answer;
 mod children;
 mod cpus;
 mod environment;
 mod error;
+mod found;
 mod gang;
+mod hosts;
 mod kubernetes;
 mod launchers;
 mod leader_worker_set;
@@ -15,6 +18,7 @@ mod member;
 mod message;
 mod mpi;
 mod plan;
+mod prrte;
 mod reaper;
 mod rendezvous;
 mod roles;
@@ -27,6 +31,7 @@ pub use children::{Child, Children};
 pub use cpus::CpuShare;
 pub use environment::Environment;
 pub use error::LaunchError;
+pub use found::{Found, Place, Told};
 pub use gang::{Decision, End, Gang};
 pub use launchers::find;
 pub use meeting::{Meeting, MeetingOptions};

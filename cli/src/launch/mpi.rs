@@ -1,6 +1,6 @@
 //! Processes of `mpirun`: Open MPI tells where it runs itself, PMI tells ranks alone.
 
-use super::{Allocation, Environment, LaunchError, Launcher, Leader};
+use super::{Allocation, Environment, LaunchError, Launcher, Leader, prrte};
 
 pub(super) fn open_mpi(environment: &Environment) -> Result<Option<Allocation>, LaunchError> {
     let (rank, size) = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
@@ -14,12 +14,13 @@ pub(super) fn open_mpi(environment: &Environment) -> Result<Option<Allocation>, 
         Leader::ThisHost
     } else {
         // Unless it was told otherwise, mpirun puts rank 0 on the first host, which is its own.
-        match environment
-            .text("OMPI_MCA_orte_hnp_uri")
-            .and_then(host_of_uri)
-        {
-            Some(host) => Leader::Host(host, None),
-            None => Leader::Unknown(": OMPI_MCA_orte_hnp_uri has no address"),
+        match environment.text("OMPI_MCA_orte_hnp_uri") {
+            Some(uri) => host_of_uri(uri).map_or(
+                Leader::Unknown(": OMPI_MCA_orte_hnp_uri has no address"),
+                |host| Leader::Host(host, None),
+            ),
+            // Since version 5 the host is part of the name of the job.
+            None => prrte::leader_of(environment),
         }
     };
     Ok(Some(Allocation {
@@ -32,7 +33,6 @@ pub(super) fn open_mpi(environment: &Environment) -> Result<Option<Allocation>, 
             Leader::Unknown("")
         },
         job: format!("mpi {}", job.unwrap_or_default()),
-        told: None,
     }))
 }
 
@@ -46,7 +46,6 @@ pub(super) fn pmi(environment: &Environment) -> Result<Option<Allocation>, Launc
         size: Some(size),
         leader: Leader::Unknown(", nor which job this is"),
         job: "pmi".to_owned(),
-        told: None,
     }))
 }
 
@@ -80,6 +79,25 @@ mod tests {
         assert_eq!((found.rank, found.size), (3, Some(4)));
         assert_eq!(found.leader, Leader::Host("192.0.2.2".to_owned(), None));
         assert_eq!(found.job, "mpi 1877082113");
+    }
+
+    /// The variables of version 5.0.11; those of the server are addresses of its own host alone.
+    #[test]
+    fn open_mpi_5_tells_its_host_in_the_name_of_the_job() {
+        let environment = Environment::from([
+            ("OMPI_COMM_WORLD_RANK", "3"),
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+            ("PMIX_RANK", "3"),
+            ("PMIX_NAMESPACE", "prterun-node1-8289@1"),
+            (
+                "PMIX_SERVER_URI41",
+                "prterun-node1-8289@0.1;tcp4://127.0.0.1:57735",
+            ),
+        ]);
+        let found = open_mpi(&environment).unwrap().unwrap();
+        assert_eq!(found.leader, Leader::Host("node1".to_owned(), None));
+        assert_eq!(found.job, "mpi prterun-node1-8289@1");
     }
 
     #[test]

@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(told.task, Some(TaskId::new("worker", 1)));
         assert_eq!(
             told.cluster,
-            ClusterSpec::parse(&plan.cluster_spec()).unwrap()
+            Some(ClusterSpec::parse(&plan.cluster_spec()).unwrap())
         );
         assert_eq!(
             plan.endpoint_map(),

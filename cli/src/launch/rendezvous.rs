@@ -183,6 +183,7 @@ fn admit(peer: PendingPeer, rendezvous: &Rendezvous, peers: &mut BTreeMap<u32, P
             answer(&peer.stream, &Welcome::Refused(reason));
         }
         None => {
+            answer(&peer.stream, &Welcome::Heard);
             peers.insert(*rank, peer);
         }
     }

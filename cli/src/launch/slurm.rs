@@ -1,5 +1,8 @@
 //! A step of Slurm: what `srun` sets for each of its tasks.
 
+use std::collections::HashSet;
+
+use super::hosts::hosts_of;
 use super::{Allocation, Environment, LaunchError, Launcher, Leader};
 
 /// Reads the step. In a batch script, which has a rank but is no step, there is none.
@@ -18,56 +21,88 @@ pub(super) fn read(environment: &Environment) -> Result<Option<Allocation>, Laun
         )));
     }
     let id = |name| environment.text(name).unwrap_or("0");
-    let leader = if environment.number("SLURM_STEP_NUM_NODES")? == Some(1) {
-        Leader::ThisHost
-    } else {
-        let hosts = environment
-            .text(HOSTS)
-            .or_else(|| environment.text("SLURM_JOB_NODELIST"));
-        match hosts {
-            None => Leader::Unknown(": SLURM_STEP_NODELIST is not set"),
-            Some(hosts) => {
-                let host = first_host(hosts).ok_or_else(|| LaunchError::Value {
-                    name: HOSTS,
-                    value: hosts.chars().take(80).collect(),
-                    allowed: "a list of hosts such as node[01-04,7],login1".to_owned(),
-                })?;
-                Leader::Host(host, None)
-            }
-        }
-    };
     Ok(Some(Allocation {
         launcher: Launcher::Slurm,
         rank,
         size: Some(size),
-        leader,
+        leader: leader(environment, size)?,
         job: format!("slurm {}.{}", id("SLURM_JOB_ID"), id("SLURM_STEP_ID")),
-        told: None,
     }))
 }
 
-/// The first of `node[01-04,7]-ib,login1`: `node01-ib`. Slurm puts rank 0 there.
-fn first_host(list: &str) -> Option<String> {
-    let mut host = String::new();
-    let mut rest = list;
-    loop {
-        let end = rest.find(['[', ',']).unwrap_or(rest.len());
-        host.push_str(&rest[..end]);
-        if !rest[end..].starts_with('[') {
-            break;
-        }
-        let (range, after) = rest[end + 1..].split_once(']')?;
-        let first = range.split([',', '-']).next()?;
-        if first.is_empty() || !first.bytes().all(|byte| byte.is_ascii_digit()) {
-            return None;
-        }
-        host.push_str(first);
-        rest = after;
+/// The host of rank 0: the first of the step, unless ranks may be on hosts in any order.
+fn leader(environment: &Environment, size: u32) -> Result<Leader, LaunchError> {
+    if environment.number("SLURM_STEP_NUM_NODES")? == Some(1) {
+        return Ok(Leader::ThisHost);
     }
-    let is_name = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
-    (!host.is_empty() && host.chars().all(is_name)).then_some(host)
+    if is_arbitrary(environment, "SLURM_DISTRIBUTION") {
+        return Ok(Leader::Unknown(ARBITRARY));
+    }
+    let hosts = environment
+        .text(HOSTS)
+        .or_else(|| environment.text("SLURM_JOB_NODELIST"));
+    let Some(hosts) = hosts else {
+        return Ok(Leader::Unknown(": SLURM_STEP_NODELIST is not set"));
+    };
+    let hosts = hosts_of(hosts).ok_or_else(|| LaunchError::Value {
+        name: HOSTS,
+        value: hosts.chars().take(80).collect(),
+        allowed: "a list of hosts such as node[01-04,7],login1".to_owned(),
+    })?;
+    if let Some(components) = environment.number("SLURM_HET_SIZE")? {
+        return Ok(leader_of_components(environment, components, &hosts)
+            .unwrap_or(Leader::Unknown(COMPONENTS)));
+    }
+    // `srun A : B` in an allocation that is no heterogeneous job.
+    let counts = [
+        environment.number("SLURM_NTASKS")?,
+        environment.number("SLURM_NPROCS")?,
+    ];
+    if let [Some(tasks), Some(own)] = counts
+        && tasks == size
+        && own != size
+    {
+        return Ok(Leader::Unknown(COMPONENTS));
+    }
+    let first = hosts.into_iter().next();
+    Ok(first.map_or(Leader::Unknown(""), |host| Leader::Host(host, None)))
 }
 
+/// The host of rank 0 in a heterogeneous job: Slurm counts ranks by component, but sorts the hosts
+/// of the whole step. Rank 0 is on the first host of the first component that has hosts in it.
+fn leader_of_components(
+    environment: &Environment,
+    components: u32,
+    step: &[String],
+) -> Option<Leader> {
+    let step: HashSet<&str> = step.iter().map(String::as_str).collect();
+    for component in 0..components.min(COMPONENTS_MAX) {
+        let of = |name: &str| format!("{name}_HET_GROUP_{component}");
+        let hosts = hosts_of(environment.text(&of("SLURM_JOB_NODELIST"))?)?;
+        let mut shared = hosts
+            .into_iter()
+            .filter(|host| step.contains(host.as_str()));
+        if let Some(host) = shared.next() {
+            return Some(match is_arbitrary(environment, &of("SLURM_DISTRIBUTION")) {
+                true => Leader::Unknown(ARBITRARY),
+                false => Leader::Host(host, None),
+            });
+        }
+    }
+    None
+}
+
+fn is_arbitrary(environment: &Environment, name: &str) -> bool {
+    environment
+        .text(name)
+        .is_some_and(|distribution| distribution.starts_with("arbitrary"))
+}
+
+const ARBITRARY: &str = ": with --distribution=arbitrary it may be any host of the step";
+const COMPONENTS: &str =
+    ": its step has several components, and Slurm sorts their hosts into one list";
+/// Most components of a job; Slurm has as many.
+const COMPONENTS_MAX: u32 = 128;
 const SIZE: &str = "SLURM_STEP_NUM_TASKS";
 const HOSTS: &str = "SLURM_STEP_NODELIST";
 
@@ -123,19 +158,76 @@ mod tests {
         );
     }
 
+    /// A step over both components: ranks 0 and 1 are on `login2`, 2 to 5 on `gpu[1-2]`.
+    const HETEROGENEOUS: [(&str, &str); 6] = [
+        ("SLURM_PROCID", "4"),
+        ("SLURM_STEP_NUM_TASKS", "6"),
+        ("SLURM_STEP_NUM_NODES", "3"),
+        ("SLURM_STEP_NODELIST", "gpu[1-2],login2"),
+        ("SLURM_NTASKS", "6"),
+        ("SLURM_NPROCS", "4"),
+    ];
+
+    /// The leader of that step, with more variables or other values.
+    fn leader_beside(more: &[(&str, &str)]) -> Leader {
+        let environment = HETEROGENEOUS.iter().chain(more).copied().collect();
+        read(&environment).unwrap().unwrap().leader
+    }
+
     #[test]
-    fn lists_of_hosts_begin_with_one() {
-        for (list, host) in [
-            ("node1", "node1"),
-            ("a,b", "a"),
-            ("n[01-04]", "n01"),
-            ("n[7,9]-ib,x", "n7-ib"),
-            ("r[1-2]n[3-4]", "r1n3"),
+    fn rank_0_of_a_heterogeneous_job_is_in_its_first_component() {
+        let job = [
+            ("SLURM_HET_SIZE", "2"),
+            ("SLURM_JOB_NODELIST_HET_GROUP_0", "login[1-2]"),
+            ("SLURM_JOB_NODELIST_HET_GROUP_1", "gpu[1-2]"),
+        ];
+        let host = |name: &str| Leader::Host(name.to_owned(), None);
+        assert_eq!(leader_beside(&job), host("login2"));
+        let second_alone = [job[0], job[1], job[2], ("SLURM_STEP_NODELIST", "gpu[1-2]")];
+        assert_eq!(leader_beside(&second_alone), host("gpu1"));
+        let arbitrary = [
+            job[0],
+            job[1],
+            job[2],
+            ("SLURM_DISTRIBUTION_HET_GROUP_0", "arbitrary"),
+        ];
+        assert_eq!(leader_beside(&arbitrary), Leader::Unknown(ARBITRARY));
+        for unknown in [
+            &job[..1],
+            &job[..2],
+            &[job[0], ("SLURM_JOB_NODELIST_HET_GROUP_0", "[")],
         ] {
-            assert_eq!(first_host(list).as_deref(), Some(host), "{list}");
+            let unknown = [unknown, &[("SLURM_STEP_NODELIST", "gpu[1-2]")]].concat();
+            assert_eq!(leader_beside(&unknown), Leader::Unknown(COMPONENTS));
         }
-        for list in ["", "n[", "n[]", "n[a-b]", "n[1", "a b", "[,]"] {
-            assert_eq!(first_host(list), None, "{list}");
-        }
+    }
+
+    #[test]
+    fn a_step_of_several_components_in_one_allocation_has_no_known_leader() {
+        assert_eq!(leader_beside(&[]), Leader::Unknown(COMPONENTS));
+        // srun --preserve-env leaves the numbers of the job there.
+        let preserved = [("SLURM_NTASKS", "8"), ("SLURM_NPROCS", "8")];
+        let first = Leader::Host("gpu1".to_owned(), None);
+        assert_eq!(leader_beside(&preserved), first);
+        let one_host = [("SLURM_STEP_NUM_NODES", "1")];
+        assert_eq!(leader_beside(&one_host), Leader::ThisHost);
+    }
+
+    #[test]
+    fn ranks_on_hosts_in_any_order_are_refused_with_what_to_do() {
+        let environment = Environment::from([
+            ("SLURM_PROCID", "1"),
+            ("SLURM_STEP_NUM_TASKS", "3"),
+            ("SLURM_STEP_NUM_NODES", "2"),
+            ("SLURM_STEP_NODELIST", "n[1-2]"),
+            ("SLURM_DISTRIBUTION", "arbitrary"),
+        ]);
+        let found = read(&environment).unwrap().unwrap();
+        let text = found.rendezvous(None).unwrap_err().to_string();
+        assert!(
+            text.contains("--distribution=arbitrary") && text.contains("--rendezvous HOST:PORT"),
+            "{text}"
+        );
+        assert_eq!(found.rendezvous(Some("n2:14999")).unwrap(), "n2:14999");
     }
 }

@@ -25,7 +25,6 @@ pub(super) fn read(environment: &Environment) -> Result<Option<Allocation>, Laun
         size: Some(size),
         leader,
         job: format!("world {address} {}", port.unwrap_or(0)),
-        told: None,
     }))
 }
 

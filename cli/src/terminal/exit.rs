@@ -148,6 +148,7 @@ impl From<LaunchError> for Failure {
             | LaunchError::TfConfig(_) => Exit::Config,
             LaunchError::Missing { .. }
             | LaunchError::NoRendezvous { .. }
+            | LaunchError::Lost { .. }
             | LaunchError::Refused { .. } => Exit::Unavailable,
             LaunchError::System { cause, .. } => match cause.kind() {
                 io::ErrorKind::NotFound => Exit::NoInput,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::{SERVER, TOOL, text};
 
 /// `grpcxx launch` without what a launcher around the tests may have set.
-fn launch(folder: &Path, arguments: &[&str]) -> Command {
+pub(super) fn launch(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(TOOL);
     command.arg("launch").args(arguments).current_dir(folder);
     for name in [

@@ -8,6 +8,7 @@ mod bad_input;
 mod bench;
 mod cluster;
 mod launch;
+mod launch_told;
 mod leaving;
 mod log;
 #[path = "../../../runtime/tests/original/mod.rs"]

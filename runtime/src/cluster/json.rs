@@ -8,10 +8,14 @@ use super::{ClusterError, ClusterSpec, TASKS_MAX, TaskId, check_length};
 /// The cluster and the own task, as `TF_CONFIG` tells them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TfConfig {
-    /// The cluster.
-    pub cluster: ClusterSpec,
+    /// The cluster; `None` if the text has no task with an address, as of a program that runs
+    /// alone.
+    pub cluster: Option<ClusterSpec>,
     /// The own task. An evaluator's is not part of the cluster.
     pub task: Option<TaskId>,
+    /// Whether tasks are given by their index, as of a cluster of which this task knows a part:
+    /// Training Operator writes so where workers come and go.
+    pub is_sparse: bool,
 }
 
 /// The fields of `TF_CONFIG` that count here; others are TensorFlow's business.
@@ -24,19 +28,22 @@ struct Fields {
 #[derive(Deserialize)]
 struct Task {
     #[serde(rename = "type")]
-    job: String,
-    #[serde(default)]
-    index: Index,
+    job: Option<String>,
+    index: Option<Index>,
 }
 
 /// A task's index, as a number or as digits.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Index(u32);
 
 /// Jobs in the order of the text, so that a job that comes twice is seen.
 struct Jobs(Vec<(String, Tasks)>);
 
-struct Tasks(Vec<(u32, String)>);
+struct Tasks {
+    list: Vec<(u32, String)>,
+    /// Whether the text gives each task its index.
+    is_indexed: bool,
+}
 
 impl TfConfig {
     /// Reads the value of `TF_CONFIG`.
@@ -46,26 +53,78 @@ impl TfConfig {
     pub fn parse(text: &str) -> Result<Self, ClusterError> {
         check_length(text)?;
         let fields: Fields = read("TF_CONFIG", text)?;
-        let jobs = fields.cluster.ok_or_else(|| {
-            ClusterError::new(
-                "TF_CONFIG".to_owned(),
-                text,
-                "add the tasks: {\"cluster\": {\"worker\": [\"host:port\"]}}",
-            )
-        })?;
-        let cluster = assemble(jobs)?;
-        let task = fields.task.map(|task| TaskId::new(task.job, task.index.0));
-        if let Some(task) = &task
+        let mut jobs = fields.cluster.map_or_else(Vec::new, |jobs| jobs.0);
+        let task = fields.task.map_or(Ok(None), Task::id)?;
+        let is_sparse = jobs.iter().any(|(_, tasks)| tasks.is_indexed);
+        if let Some(task) = &task {
+            index_own_task(&mut jobs, task);
+        }
+        // TensorFlow takes a job without tasks for none.
+        jobs.retain(|(_, tasks)| !tasks.list.is_empty());
+        let cluster = match jobs.is_empty() {
+            true => None,
+            false => Some(assemble(jobs)?),
+        };
+        if let (Some(cluster), Some(task)) = (&cluster, &task)
             && !OUTSIDE_JOBS.contains(&task.job.as_str())
         {
             cluster.require(task)?;
         }
-        Ok(Self { cluster, task })
+        Ok(Self {
+            cluster,
+            task,
+            is_sparse,
+        })
+    }
+
+    /// The cluster, where there must be one.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn into_cluster(self) -> Result<ClusterSpec, ClusterError> {
+        self.cluster.ok_or_else(|| {
+            ClusterError::new(
+                "TF_CONFIG".to_owned(),
+                "no task with an address",
+                "add the tasks: {\"cluster\": {\"worker\": [\"host:port\"]}}",
+            )
+        })
+    }
+}
+
+impl Task {
+    /// The task, if the text names one.
+    fn id(self) -> Result<Option<TaskId>, ClusterError> {
+        match (self.job, self.index) {
+            (Some(job), index) => Ok(Some(TaskId::new(job, index.map_or(0, |index| index.0)))),
+            (None, None) => Ok(None),
+            (None, Some(index)) => Err(ClusterError::new(
+                "`task` of TF_CONFIG".to_owned(),
+                &format!("index {}", index.0),
+                "name its job too: {\"type\": \"worker\", \"index\": 0}",
+            )),
+        }
+    }
+}
+
+/// Gives the own task its index where the text has its address alone: where workers come and go,
+/// Training Operator tells a parameter server `{"ps": ["own:2222"], "worker": {}}`, whatever index
+/// it has.
+fn index_own_task(jobs: &mut [(String, Tasks)], own: &TaskId) {
+    let has_coming_tasks = jobs
+        .iter()
+        .any(|(_, tasks)| tasks.is_indexed && tasks.list.is_empty());
+    for (_, tasks) in jobs.iter_mut().filter(|(name, _)| *name == own.job) {
+        if let ([(index, _)], true, false) = (&mut *tasks.list, has_coming_tasks, tasks.is_indexed)
+        {
+            *index = own.index;
+        }
     }
 }
 
 pub(super) fn cluster(text: &str) -> Result<ClusterSpec, ClusterError> {
-    assemble(read("the cluster spec", text)?)
+    let jobs: Jobs = read("the cluster spec", text)?;
+    assemble(jobs.0)
 }
 
 fn read<'a, T: Deserialize<'a>>(what: &str, text: &'a str) -> Result<T, ClusterError> {
@@ -81,10 +140,10 @@ fn read<'a, T: Deserialize<'a>>(what: &str, text: &'a str) -> Result<T, ClusterE
     })
 }
 
-fn assemble(jobs: Jobs) -> Result<ClusterSpec, ClusterError> {
+fn assemble(jobs: Vec<(String, Tasks)>) -> Result<ClusterSpec, ClusterError> {
     let mut cluster = ClusterSpec::default();
-    for (name, tasks) in jobs.0 {
-        cluster.add_job(name, tasks.0)?;
+    for (name, tasks) in jobs {
+        cluster.add_job(name, tasks.list)?;
     }
     cluster.check_addresses()?;
     Ok(cluster)
@@ -131,7 +190,7 @@ impl<'de> Deserialize<'de> for Jobs {
                 let mut room = TASKS_MAX;
                 while let Some(name) = map.next_key()? {
                     let tasks = map.next_value_seed(TasksSeed { room })?;
-                    room -= tasks.0.len();
+                    room -= tasks.list.len();
                     jobs.push((name, tasks));
                     if jobs.len() > TASKS_MAX {
                         return Err(too_many());
@@ -175,7 +234,10 @@ impl<'de> Visitor<'de> for TasksSeed {
             }
             tasks.push((index, address));
         }
-        Ok(Tasks(tasks))
+        Ok(Tasks {
+            list: tasks,
+            is_indexed: false,
+        })
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Tasks, A::Error> {
@@ -186,7 +248,18 @@ impl<'de> Visitor<'de> for TasksSeed {
             }
             tasks.push((index.0, address));
         }
-        Ok(Tasks(tasks))
+        Ok(Tasks {
+            list: tasks,
+            is_indexed: true,
+        })
+    }
+
+    /// Go writes a list that was never made as `null`.
+    fn visit_unit<E: Error>(self) -> Result<Tasks, E> {
+        Ok(Tasks {
+            list: Vec::new(),
+            is_indexed: false,
+        })
     }
 }
 

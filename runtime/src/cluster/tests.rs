@@ -52,7 +52,7 @@ fn tf_config_tells_cluster_and_task() {
     )
     .unwrap();
     assert_eq!(config.task, Some(TaskId::new("chief", 0)));
-    assert_eq!(config.cluster.total_tasks(), 2);
+    assert_eq!(config.into_cluster().unwrap().total_tasks(), 2);
     let config =
         TfConfig::parse(r#"{"cluster": {"ps": ["b:2"]}, "task": {"type": "ps", "index": "0"}}"#);
     assert_eq!(config.unwrap().task, Some(TaskId::new("ps", 0)));
@@ -64,6 +64,47 @@ fn tf_config_tells_cluster_and_task() {
             .task,
         None
     );
+}
+
+#[test]
+fn tf_config_of_a_program_that_runs_alone_has_no_cluster() {
+    for text in [
+        "{}",
+        r#"{"task": {"type": "worker", "index": 0}}"#,
+        r#"{"cluster": {}, "task": {}, "environment": "cloud"}"#,
+        r#"{"cluster": null, "task": null}"#,
+        r#"{"cluster": {"worker": {}, "ps": null}, "task": {"type": "evaluator", "index": 0}}"#,
+    ] {
+        let told = TfConfig::parse(text).unwrap();
+        assert_eq!(told.cluster, None, "{text}");
+        let error = told.into_cluster().unwrap_err().to_string();
+        assert!(error.contains("add the tasks"), "{error}");
+    }
+}
+
+/// What Training Operator writes with `enableDynamicWorker`.
+#[test]
+fn tf_config_may_tell_a_part_of_the_cluster() {
+    let worker = r#"{"cluster": {"worker": {"3": "w3:1"}, "ps": ["p0:1", "p1:1"]},
+                     "task": {"type": "worker", "index": 3}}"#;
+    let told = TfConfig::parse(worker).unwrap();
+    assert!(told.is_sparse);
+    let own = told.task.clone().unwrap();
+    let cluster = told.into_cluster().unwrap();
+    assert_eq!(cluster.address(&own), Some("w3:1"));
+    assert_eq!(cluster.total_tasks(), 3);
+
+    let ps = r#"{"cluster": {"worker": {}, "ps": ["p1:1"]}, "task": {"type": "ps", "index": 1}}"#;
+    let told = TfConfig::parse(ps).unwrap();
+    assert!(told.is_sparse);
+    let cluster = told.into_cluster().unwrap();
+    assert_eq!(cluster.address(&TaskId::new("ps", 1)), Some("p1:1"));
+    assert_eq!(cluster.address(&TaskId::new("ps", 0)), None);
+
+    // A list has its indices where no worker is to come.
+    let wrong = r#"{"cluster": {"worker": {"0": "w:1"}, "ps": ["p:1"]},
+                    "task": {"type": "ps", "index": 1}}"#;
+    assert!(TfConfig::parse(wrong).is_err());
 }
 
 #[test]
@@ -152,10 +193,9 @@ fn errors_name_place_finding_and_remedy() {
         assert!(found.contains(error), "{text}: {found}");
     }
     for (text, error) in [
-        ("{}", "TF_CONFIG: found `{}`; add the tasks"),
         (
             "{\"cluster\": {\"ps\": [\"a:1\"]}, \"task\": {\"index\": 0}}",
-            "missing field `type`",
+            "`task` of TF_CONFIG: found `index 0`; name its job too",
         ),
         (
             "{\"cluster\": {\"ps\": [\"a:1\"]}, \"task\": {\"type\": \"ps\", \"index\": 1}}",

@@ -25,8 +25,8 @@ pub fn cluster_spec(data: &[u8]) {
     if let Ok(cluster) = ClusterSpec::from_json(&text) {
         check(&cluster);
     }
-    if let Ok(config) = TfConfig::parse(&text) {
-        check(&config.cluster);
+    if let Ok(cluster) = TfConfig::parse(&text).and_then(TfConfig::into_cluster) {
+        check(&cluster);
     }
 }
 

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use grpcxx::topology::Topology;
-use grpcxx_cli::launch::{self, Environment, Meeting, MeetingOptions};
+use grpcxx_cli::launch::{self, Environment, Meeting, MeetingOptions, Place};
 use grpcxx_runtime::cluster::{ClusterSpec, TaskId};
 
 use crate::arguments::Arguments;
@@ -16,7 +16,11 @@ pub(crate) struct Allocated {
 
 /// Meets the other ranks if the environment is that of an allocation.
 pub(crate) fn find(arguments: &Arguments) -> Outcome<Option<Allocated>> {
-    let Some(allocation) = launch::find(&Environment::of_process())? else {
+    let found = launch::find(&Environment::of_process())?;
+    if let Some(line) = found.unused {
+        tracing::warn!("{line}");
+    }
+    let Some(Place::Rank(allocation)) = found.place else {
         return Ok(None);
     };
     if arguments.job_name.is_some() || arguments.task_index.is_some() {

@@ -118,7 +118,11 @@ const DEATH: &str = "a shard died";
 
 fn options(arguments: &Arguments, config: Config) -> Outcome<ServerOptions> {
     let protocol: Protocol = arguments.protocol.parse().or_exit(Exit::Usage)?;
-    let is_told = arguments.cluster_spec.is_some() || config.tf_config.is_some();
+    // What is wrong with TF_CONFIG is told below.
+    let has_cluster =
+        |text: &String| TfConfig::parse(text).map_or(true, |told| told.cluster.is_some());
+    let is_told =
+        arguments.cluster_spec.is_some() || config.tf_config.as_ref().is_some_and(has_cluster);
     let allocated = match is_told {
         true => None,
         false => allocation::find(arguments)?,
@@ -178,7 +182,9 @@ fn cluster_and_task(arguments: &Arguments, config: &Config) -> Outcome<(ClusterS
     let told_task = tf_config.as_ref().and_then(|told| told.task.clone());
     let cluster = match (&arguments.cluster_spec, tf_config) {
         (Some(spec), _) => read_cluster(spec)?,
-        (None, Some(told)) => told.cluster,
+        (None, Some(told)) => told.into_cluster().or_exit_at(Exit::Config, || {
+            "the variable TF_CONFIG is wrong".to_owned()
+        })?,
         (None, None) => {
             return Err(Failure::new(
                 Exit::Usage,

@@ -316,7 +316,7 @@ pub(crate) fn cluster_spec(spec: Option<&str>, config: &Config) -> Outcome<Clust
     match (spec, &config.tf_config) {
         (Some(spec), _) => read_cluster(spec),
         (None, Some(text)) => TfConfig::parse(text)
-            .map(|told| told.cluster)
+            .and_then(TfConfig::into_cluster)
             .or_exit_at(Exit::Config, || {
                 "the variable TF_CONFIG is wrong".to_owned()
             }),

@@ -142,3 +142,92 @@ fn lists_of_ranks_are_short() {
         (4 + 1, "0, 2-4, 9".to_owned())
     );
 }
+
+/// Answers the first `strangers` connections at the address by `says`, and then leaves it.
+fn stranger(place: &Rendezvous, says: &'static [u8], strangers: usize) -> thread::JoinHandle<()> {
+    let listener = TcpListener::bind(&place.address).unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming().take(strangers) {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 512]);
+            let _ = stream.write_all(says);
+        }
+    })
+}
+
+#[test]
+fn a_rank_goes_on_past_a_stranger_that_leaves() {
+    for says in [
+        b"".as_slice(),
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\xff\x00",
+    ] {
+        let place = rendezvous(1, 20_000);
+        let left = stranger(&place, says, 2);
+        let joins = thread::spawn({
+            let place = place.clone();
+            move || Member::join(&place, 0, [1, 2])
+        });
+        left.join().unwrap();
+        let _leader = lead(&place, None).unwrap();
+        joins.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_stranger_that_stays_is_described_when_the_time_is_over() {
+    for (says, words) in [
+        (b"".as_slice(), "hangs up without an answer"),
+        (
+            b"HTTP/1.1 400 Bad Request\r\n\r\n",
+            "\"HTTP/1.1 400 Bad Request\"",
+        ),
+        (b"\xff\x00", "is no rank 0"),
+        (b"\"dance\"\n", "is no rank 0"),
+    ] {
+        let place = rendezvous(2, 400);
+        let _stranger = stranger(&place, says, 1000);
+        let started = Instant::now();
+        let text = Member::join(&place, 1, [1, 2]).unwrap_err().to_string();
+        assert!(started.elapsed() >= place.timeout, "{text}");
+        assert!(
+            text.contains(words) && text.contains(&place.address),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_silent_stranger_takes_no_more_than_the_time() {
+    let place = rendezvous(2, 300);
+    let listener = TcpListener::bind(&place.address).unwrap();
+    let started = Instant::now();
+    // It sends a byte from time to time, and never a line.
+    let drips = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        while stream.write_all(b" ").is_ok() {
+            thread::sleep(Duration::from_millis(50));
+        }
+    });
+    let text = Member::join(&place, 1, [1, 2]).unwrap_err().to_string();
+    assert!(text.contains("says nothing"), "{text}");
+    assert!(started.elapsed() < Duration::from_secs(20));
+    drips.join().unwrap();
+}
+
+#[test]
+fn a_rank_0_that_dies_ends_those_that_it_has_heard() {
+    let place = rendezvous(2, 20_000);
+    let listener = TcpListener::bind(&place.address).unwrap();
+    thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        message::write(&mut stream, &Welcome::Heard).unwrap();
+    });
+    let started = Instant::now();
+    let text = Member::join(&place, 1, [1, 2]).unwrap_err().to_string();
+    assert!(
+        text.contains("rank 0") && text.contains("hung up"),
+        "{text}"
+    );
+    assert!(started.elapsed() < Duration::from_secs(15));
+}

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use grpcxx_cli::launch::{
     self, Address, Allocation, Child, Children, CpuShare, Decision, Environment, Gang, Meeting,
-    MeetingOptions, Order, Plan, Roles,
+    MeetingOptions, Order, Place, Plan, Roles, Told,
 };
 use grpcxx_cli::local::held_ports;
 
@@ -22,27 +22,29 @@ use crate::terminal::{Exit, Failure, OrExit, Outcome, Signals};
 /// Runs the command until all is done, one process has failed, or a signal comes.
 pub(crate) fn run(arguments: &LaunchArguments) -> Outcome {
     let signals = Signals::watch()?;
-    let allocation = match arguments.launcher {
-        LauncherChoice::Auto => launch::find(&Environment::of_process())?,
+    let place = match arguments.launcher {
+        LauncherChoice::Auto => {
+            let found = launch::find(&Environment::of_process())?;
+            if let Some(line) = found.unused {
+                tracing::warn!("{line}");
+            }
+            found.place
+        }
         LauncherChoice::Local => None,
     };
-    match allocation {
+    if let (Some(place), true) = (&place, arguments.token) {
+        return Err(Failure::new(
+            Exit::Usage,
+            format!(
+                "--token makes a token on one host, but {} starts processes on several; put a token into a file that all can read, and set GRPCXX_TOKEN_FILE",
+                place.launcher()
+            ),
+        ));
+    }
+    match place {
         None => run_here(arguments, &signals),
-        Some(allocation) => {
-            if arguments.token {
-                return Err(Failure::new(
-                    Exit::Usage,
-                    format!(
-                        "--token makes a token on one host, but {} starts processes on several; put a token into a file that all can read, and set GRPCXX_TOKEN_FILE",
-                        allocation.launcher
-                    ),
-                ));
-            }
-            match &allocation.told {
-                Some(_) => run_told(arguments, &allocation, &signals),
-                None => run_rank(arguments, &allocation, &signals),
-            }
-        }
+        Some(Place::Told(told)) => run_told(arguments, told, &signals),
+        Some(Place::Rank(allocation)) => run_rank(arguments, &allocation, &signals),
     }
 }
 
@@ -76,17 +78,20 @@ fn run_here(arguments: &LaunchArguments, signals: &Signals) -> Outcome {
 
 /// Runs the only process of this launcher; the cluster was told, and somebody else looks after the
 /// others.
-fn run_told(arguments: &LaunchArguments, allocation: &Allocation, signals: &Signals) -> Outcome {
-    let name = match &allocation.told {
-        Some((_, task)) => format!("{}:{}", task.job, task.index),
-        None => format!("rank {}", allocation.rank),
-    };
-    let gang = Gang::alone(&name, arguments.restarts);
+fn run_told(arguments: &LaunchArguments, told: Told, signals: &Signals) -> Outcome {
+    told.check_size(arguments.size)?;
+    if told.is_alone {
+        tracing::warn!("TF_CONFIG has no cluster, so {} runs alone", told.name);
+    }
+    let gang = Gang::alone(&told.name, arguments.restarts);
+    let completed = told
+        .tf_config
+        .map(|text| ("TF_CONFIG".to_owned(), OsString::from(text)));
     let child = Child {
         rank: 0,
-        name,
+        name: told.name,
         command: arguments.command.clone(),
-        environment: Vec::new(),
+        environment: completed.into_iter().collect(),
         cpus: None,
     };
     watch(arguments, vec![child], gang, signals)

@@ -1,0 +1,70 @@
+//! Somebody else at the address where a group meets.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use grpcxx_collectives::Group;
+use grpcxx_runtime::Engine;
+
+/// Answers connections by `says`, until as many have come as are given.
+fn stranger(listener: TcpListener, says: &'static [u8], connections: usize) -> JoinHandle<()> {
+    thread::spawn(move || {
+        for stream in listener.incoming().take(connections) {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 512]);
+            let _ = stream.write_all(says);
+        }
+    })
+}
+
+fn engine(index: u32, address: &str) -> Engine {
+    let builder = Engine::builder().task("worker", index).listen(address);
+    let builder = builder.shared_memory(false).rdma(false);
+    builder.arena_bytes(64 << 20).start().unwrap()
+}
+
+/// What strangers say, and what the error tells of it.
+const ANSWERS: [(&[u8], &str); 3] = [
+    (b"", "was lost"),
+    (
+        b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+        "begins with \"HTTP\"",
+    ),
+    (&[0xff; 4096], "begins with \"\\xff"),
+];
+
+#[test]
+fn a_rank_goes_on_past_a_stranger_that_leaves() {
+    for (says, _) in ANSWERS {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let place = listener.local_addr().unwrap().to_string();
+        let leaves = stranger(listener, says, 2);
+        let guest = engine(1, "127.0.0.1:0");
+        let builder = Group::builder(1, 2, place.clone()).join_timeout(Duration::from_secs(60));
+        let joining = builder.begin(&guest).unwrap();
+        let joins = thread::spawn(move || joining.wait().map(|_| ()));
+        leaves.join().unwrap();
+        let host = engine(0, &place);
+        Group::builder(0, 2, place).join(&host).unwrap();
+        joins.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_stranger_that_stays_is_told_when_the_time_is_over() {
+    for (says, words) in ANSWERS {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let place = listener.local_addr().unwrap().to_string();
+        let _stays = stranger(listener, says, usize::MAX);
+        let guest = engine(1, "127.0.0.1:0");
+        let limit = Duration::from_millis(700);
+        let started = Instant::now();
+        let builder = Group::builder(1, 2, place.clone()).join_timeout(limit);
+        let error = builder.join(&guest).unwrap_err();
+        let text = error.message;
+        assert!(started.elapsed() >= limit, "{text}");
+        assert!(text.contains(&place) && text.contains(words), "{text}");
+    }
+}
