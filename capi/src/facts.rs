@@ -9,7 +9,7 @@ use grpcxx_memory::{Arena, ArenaOptions};
 use grpcxx_rpc::Status;
 use grpcxx_runtime::config::VARIABLES;
 use grpcxx_runtime::host::HostKind;
-use grpcxx_runtime::placement::allowed_cpus;
+use grpcxx_runtime::placement::{allowed_cpus, cpu_time};
 use grpcxx_runtime::{Rdma, StartReport};
 use rustix::process::{Resource, getrlimit};
 
@@ -71,6 +71,7 @@ pub fn facts() -> Vec<(&'static str, String)> {
     let memlock = memlock.map_or_else(|| "unlimited".to_owned(), |bytes| bytes.to_string());
     facts.push(("memlock_bytes", memlock));
     facts.push(("cpus_allowed", allowed_cpus().as_slice().len().to_string()));
+    facts.push(("cpu_time", cpu_time().to_string()));
     facts.push(("memory_bytes", memory_bytes()));
     facts.push((
         "huge_pages",

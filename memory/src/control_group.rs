@@ -1,10 +1,19 @@
-//! How much memory the control group of this process may have: the least of what any of its
-//! ancestors allows, in version 2 and version 1.
+//! How much memory and how much time of CPUs the control group of this process may have: the least
+//! of what any of its ancestors allows, in version 2 and version 1.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// Where a hierarchy of control groups that limits memory is mounted.
+/// What a control group limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Resource {
+    /// In bytes.
+    Memory,
+    /// In thousandths of the time of one CPU.
+    Cpu,
+}
+
+/// Where a hierarchy of control groups is mounted that limits a resource.
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     /// The group that is seen at `point`.
@@ -19,31 +28,70 @@ enum Version {
     Two,
 }
 
-impl Version {
-    /// The files of a group that hold limits. What is above `memory.high` is slowed down until
-    /// nothing moves.
-    fn limits(self) -> &'static [&'static str] {
+impl Resource {
+    fn controller(self) -> &'static str {
         match self {
-            Self::One => &["memory.limit_in_bytes"],
-            Self::Two => &["memory.max", "memory.high"],
+            Self::Memory => "memory",
+            Self::Cpu => "cpu",
+        }
+    }
+
+    /// The limit that a group has of its own, if it has one.
+    fn limit(self, folder: &Path, version: Version) -> Option<u64> {
+        match (self, version) {
+            (Self::Memory, Version::One) => read_number(&folder.join("memory.limit_in_bytes")),
+            (Self::Memory, Version::Two) => {
+                // What is above `memory.high` is slowed down until nothing moves.
+                let files = ["memory.max", "memory.high"].into_iter();
+                files
+                    .filter_map(|file| read_number(&folder.join(file)))
+                    .min()
+            }
+            (Self::Cpu, Version::One) => {
+                let quota_us = read_number(&folder.join("cpu.cfs_quota_us"))?;
+                thousandths(quota_us, read_number(&folder.join("cpu.cfs_period_us"))?)
+            }
+            (Self::Cpu, Version::Two) => {
+                let text = fs::read_to_string(folder.join("cpu.max")).ok()?;
+                let (quota_us, period_us) = text.trim().split_once(' ')?;
+                thousandths(quota_us.parse().ok()?, period_us.parse().ok()?)
+            }
         }
     }
 }
 
-/// The limit of this process, if there is one; `root` is `/` but for tests.
+/// Which part of a period may be used.
+fn thousandths(quota_us: u64, period_us: u64) -> Option<u64> {
+    quota_us.saturating_mul(1000).checked_div(period_us)
+}
+
+/// The memory that this process may have, if that is limited; `root` is `/` but for tests.
 pub(crate) fn memory_limit_bytes(root: &Path) -> Option<u64> {
+    limit_of(Resource::Memory, root)
+}
+
+/// How many CPUs this process has the time of, if its control groups limit that: 0.5 is half of
+/// the time of one.
+pub fn cpu_quota() -> Option<f64> {
+    limit_of(Resource::Cpu, Path::new("/")).map(|thousandths| thousandths as f64 / 1000.0)
+}
+
+fn limit_of(resource: Resource, root: &Path) -> Option<u64> {
     let read = |path: &str| fs::read_to_string(root.join(path)).ok();
     let groups = read("proc/self/cgroup")?;
     let mounts = read("proc/self/mountinfo")?;
-    let limits = mounts.lines().filter_map(Mount::read).filter_map(|mount| {
-        let group = group_of(&groups, mount.version)?;
-        least_limit(root, &mount, group)
+    let mounts = mounts
+        .lines()
+        .filter_map(|line| Mount::read(line, resource));
+    let limits = mounts.filter_map(|mount| {
+        let group = group_of(&groups, mount.version, resource)?;
+        least_limit(resource, root, &mount, group)
     });
     limits.min()
 }
 
 /// The least limit of a group and all its ancestors that can be seen.
-fn least_limit(root: &Path, mount: &Mount, group: &Path) -> Option<u64> {
+fn least_limit(resource: Resource, root: &Path, mount: &Mount, group: &Path) -> Option<u64> {
     let point = mount.point.strip_prefix("/").unwrap_or(&mount.point);
     // A container may see its own group at the mount point, and its path from elsewhere.
     let below = group.strip_prefix(&mount.group).unwrap_or(Path::new(""));
@@ -52,28 +100,29 @@ fn least_limit(root: &Path, mount: &Mount, group: &Path) -> Option<u64> {
         true => below,
         false => Path::new(""),
     };
-    let limits = below.ancestors().flat_map(|ancestor| {
-        let folder = root.join(point).join(ancestor);
-        let files = mount.version.limits().iter();
-        files.filter_map(move |file| read_limit(&folder.join(file)))
-    });
+    let folders = below
+        .ancestors()
+        .map(|ancestor| root.join(point).join(ancestor));
+    let limits = folders.filter_map(|folder| resource.limit(&folder, mount.version));
     limits.min()
 }
 
-/// The number in a file; `max` is none.
-fn read_limit(file: &Path) -> Option<u64> {
+/// The number in a file; `max` and -1 are none.
+fn read_number(file: &Path) -> Option<u64> {
     let limit = fs::read_to_string(file).ok()?.trim().parse().ok()?;
     (limit > 0).then_some(limit)
 }
 
-/// The group of this process in the hierarchy that limits memory, as `/proc/self/cgroup` has it:
-/// `0::/path` in version 2, `4:memory:/path` in version 1.
-fn group_of(groups: &str, version: Version) -> Option<&Path> {
+/// The group of this process in the hierarchy that limits a resource, as `/proc/self/cgroup` has
+/// it: `0::/path` in version 2, `4:memory:/path` in version 1.
+fn group_of(groups: &str, version: Version, resource: Resource) -> Option<&Path> {
     groups.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':');
         let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
         let is_it = match version {
-            Version::One => controllers.split(',').any(|name| name == MEMORY),
+            Version::One => controllers
+                .split(',')
+                .any(|name| name == resource.controller()),
             Version::Two => number == "0" && controllers.is_empty(),
         };
         is_it.then(|| Path::new(path))
@@ -83,14 +132,18 @@ fn group_of(groups: &str, version: Version) -> Option<&Path> {
 impl Mount {
     /// Reads a line of `/proc/self/mountinfo`: numbers, root, mount point, options, a dash, then
     /// kind, source and options of the file system.
-    fn read(line: &str) -> Option<Self> {
+    fn read(line: &str, resource: Resource) -> Option<Self> {
         let (place, kind) = line.split_once(" - ")?;
         let mut place = place.split(' ').skip(3);
         let (group, point) = (place.next()?, place.next()?);
         let mut kind = kind.split(' ');
         let version = match (kind.next()?, kind.nth(1)) {
             ("cgroup2", _) => Version::Two,
-            ("cgroup", Some(options)) if options.split(',').any(|option| option == MEMORY) => {
+            ("cgroup", Some(options))
+                if options
+                    .split(',')
+                    .any(|option| option == resource.controller()) =>
+            {
                 Version::One
             }
             _ => return None,
@@ -107,9 +160,6 @@ impl Mount {
 fn unescaped(path: &str) -> PathBuf {
     PathBuf::from(path.replace(r"\040", " "))
 }
-
-/// The controller that limits memory.
-const MEMORY: &str = "memory";
 
 #[cfg(test)]
 mod tests {
@@ -131,6 +181,10 @@ mod tests {
 
         fn limit(&self) -> Option<u64> {
             memory_limit_bytes(self.0.path())
+        }
+
+        fn cpu(&self) -> Option<u64> {
+            limit_of(Resource::Cpu, self.0.path())
         }
     }
 
@@ -176,6 +230,29 @@ mod tests {
             ("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "4096000"),
         ]);
         assert_eq!(files.limit(), Some(4_096_000));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the operating system")]
+    fn the_time_of_cpus_is_limited_by_each_ancestor_and_in_both_versions() {
+        let group = ("proc/self/cgroup", "3:cpuset,cpu:/a\n0::/slice/pod\n");
+        let two = ("proc/self/mountinfo", MOUNT_2);
+        let limit = |max| Files::new(&[group, two, ("sys/fs/cgroup/slice/cpu.max", max)]).cpu();
+        assert_eq!(limit("50000 100000\n"), Some(500));
+        assert_eq!(limit("400000 100000\n"), Some(4000));
+        for none in ["max 100000\n", "50000", "50000 0", "", "-1 100000"] {
+            assert_eq!(limit(none), None, "{none:?}");
+        }
+        let files = Files::new(&[
+            group,
+            ("proc/self/mountinfo", &[MOUNT_2, MOUNT_1].concat()),
+            ("sys/fs/cgroup/slice/pod/cpu.max", "300000 100000"),
+            ("sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "150000"),
+            ("sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000"),
+            ("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1"),
+            ("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000"),
+        ]);
+        assert_eq!(files.cpu(), Some(1500));
     }
 
     #[test]

@@ -77,6 +77,7 @@ pub use ahead::prefetch;
 pub use arena::{Arena, ArenaStatistics, OutOfMemory};
 pub use buffer::{Buffer, Parts};
 pub use buffer_mut::BufferMut;
+pub use control_group::cpu_quota;
 pub use device::{DeviceBuffer, DeviceMemory, DmaBuf};
 pub use forks::OwnFd;
 pub use lease::{Leases, Lender};

@@ -57,6 +57,18 @@ impl IdlePolicy {
     }
 }
 
+/// Why shards do not poll though they were told to: a shard that never sleeps needs the whole time
+/// of a CPU, and one that used up its time early in a period waits for the next one.
+pub fn polling_left_out(shards: usize, cpu_time: f64) -> Option<String> {
+    (shards as f64 > cpu_time).then(|| {
+        format!(
+            "polling is left out: it needs the time of {shards} CPUs, and this process has that of \
+             {cpu_time}; raise its limit, run fewer shards (GRPCXX_SHARDS), or unset \
+             PS_ENABLE_POLLING and WORKER_ENABLE_POLLING"
+        )
+    })
+}
+
 impl std::fmt::Display for IdlePolicy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -143,6 +155,15 @@ mod tests {
         let mut idle = Idle::new(IdlePolicy::choose(true, SPIN, 2, 2));
         assert_eq!(idle.after_turn(at(0), 0), IdleStep::Turn);
         assert_eq!(idle.after_turn(at(10_000_000), 0), IdleStep::Turn);
+    }
+
+    #[test]
+    fn polling_needs_a_cpu_for_each_shard() {
+        assert_eq!(polling_left_out(2, 2.0), None);
+        assert_eq!(polling_left_out(1, 1.5), None);
+        let told = polling_left_out(1, 0.5).unwrap();
+        assert!(told.contains("that of 0.5;"), "{told}");
+        assert!(polling_left_out(2, 1.0).is_some());
     }
 
     /// Goes idle at `us`, and says after how many microseconds the shard sleeps.

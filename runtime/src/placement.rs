@@ -12,6 +12,7 @@ use std::str::FromStr;
 use std::thread;
 
 pub use claims::CpuClaims;
+use grpcxx_memory::cpu_quota;
 
 /// A list of CPU numbers as the kernel writes them: `0-3,8`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,6 +83,13 @@ pub fn allowed_cpus() -> CpuList {
 pub fn usable_cpus() -> usize {
     let allowed = allowed_cpus().as_slice().len();
     thread::available_parallelism().map_or(allowed, |usable| usable.get().min(allowed))
+}
+
+/// How many CPUs the calling thread has the time of, which may be half of one. Ask before anything
+/// is pinned.
+pub fn cpu_time() -> f64 {
+    let usable = usable_cpus() as f64;
+    cpu_quota().map_or(usable, |quota| quota.min(usable))
 }
 
 /// Pins the calling thread.

@@ -158,7 +158,7 @@ def _machine(facts: dict[str, str]) -> Iterator[Finding]:
         )
         yield Finding("sockets", f"{driver}; io_uring: {facts['io_uring']}", "note", advice)
     yield Finding("threads", f"{facts.get('host', 'unknown')} ({facts.get('host_why', 'no reason told')})")
-    yield Finding("CPUs", f"{facts.get('cpus_allowed', '?')} that this process may use")
+    yield _cpus(facts.get("cpus_allowed", "?"), facts.get("cpu_time", "?"))
     yield Finding("memory", _bytes(facts.get("memory_bytes", "unknown")))
     yield Finding("huge pages", facts.get("huge_pages", "unknown"))
     yield from _shared_memory(facts.get("shared_memory", "unknown"))
@@ -169,6 +169,17 @@ def _machine(facts: dict[str, str]) -> Iterator[Finding]:
         yield Finding("variables", "all can be read")
     else:
         yield Finding("variables", configuration, "wrong", "correct or unset them; docs/configuration.md has the list")
+
+
+def _cpus(allowed: str, time: str) -> Finding:
+    found = f"{allowed} that this process may use"
+    if time in (allowed, "?"):
+        return Finding("CPUs", found)
+    advice = (
+        "a control group limits the time of CPUs: a task that used up its part waits for the next period, up to 0.1 s;"
+        " polling is left out where shards need more than that"
+    )
+    return Finding("CPUs", f"{found}, and the time of {time}", "note", advice)
 
 
 def _locked_memory(limit: str) -> Iterator[Finding]:

@@ -23,11 +23,13 @@ use crate::host::{
     self, Clock, HostChoice, HostError, HostHandle, HostOptions, Inline, Jobs, ShardError,
     TaskSpawner,
 };
-use crate::idle::{Idle, IdlePolicy};
+use crate::idle::{Idle, IdlePolicy, polling_left_out};
 use crate::limits;
 use crate::mesh::{self, Doorbell, Inbox, InboxSender, Mesh, Sleeper};
 use crate::metrics::Metrics;
-use crate::placement::{CpuClaims, Placement, PlacementRequest, allowed_cpus, usable_cpus};
+use crate::placement::{
+    CpuClaims, Placement, PlacementRequest, allowed_cpus, cpu_time, usable_cpus,
+};
 use crate::policy::Authority;
 use crate::registry::Functions;
 use crate::shard::{CoreParts, DrivenShard, PeerShares, Shard, SharedParts};
@@ -70,6 +72,7 @@ struct Plan {
 }
 
 pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
+    let options = polling_if_there_is_time(options, cpu_time());
     let plan = plan(&options)?;
     let (ends, spawners, mailboxes) = queues(options.shards);
     let shared = shared_parts(&options, &plan, Arc::new(mailboxes))?;
@@ -156,6 +159,7 @@ pub(super) fn start_local(options: EngineOptions) -> Result<LocalEngine, EngineE
         cpus: None,
         ..options
     };
+    let options = polling_if_there_is_time(options, cpu_time());
     let plan = plan(&options)?;
     let (ends, spawners, mailboxes) = queues(options.shards);
     let mailboxes = Arc::new(mailboxes.without_threads());
@@ -174,6 +178,19 @@ pub(super) fn start_local(options: EngineOptions) -> Result<LocalEngine, EngineE
     })?;
     let inline = Inline::new(name, shard, Clock::start(), Idle::new(plan.idle), jobs);
     Ok(LocalEngine::new(inline, shared, shards))
+}
+
+/// Lets shards sleep that were told to poll, if there is less time of CPUs than that takes.
+fn polling_if_there_is_time(options: EngineOptions, cpu_time: f64) -> EngineOptions {
+    let left_out = polling_left_out(options.shards, cpu_time);
+    let Some(warning) = left_out.filter(|_| options.polling) else {
+        return options;
+    };
+    tracing::warn!("{warning}");
+    options.with(|options| {
+        options.polling = false;
+        options.tcp.busy = false;
+    })
 }
 
 fn plan(options: &EngineOptions) -> Result<Plan, EngineError> {
