@@ -12,6 +12,7 @@ use grpcxx_control::limits::HANDSHAKES_MAX;
 use grpcxx_control::{ClientError, ClientOptions, Control, ControlClient, Health};
 use grpcxx_rpc::Code;
 use grpcxx_runtime::Certificates;
+use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::policy::{Authority, Policy, Secret, TokenSource};
 use support::tls::Issuers;
 use support::{Fake, loopback};
@@ -149,6 +150,33 @@ async fn certificates_of_another_authority_or_cluster_are_refused_at_both_ends()
     );
     let (is_answered, _) = curl(&issuers, &control, None, "/metrics");
     assert!(!is_answered, "no certificate");
+}
+
+#[tokio::test]
+async fn an_endpoint_has_the_name_of_the_task_that_is_called_in_its_certificate() {
+    let (issuers, control) = of_ps(&[]);
+    let worker = issuers.certificates("worker", &[]);
+    let called = |task: TaskId| {
+        let options = ClientOptions {
+            certificates: Some(Arc::clone(&worker)),
+            task: Some(task),
+            ..ClientOptions::default()
+        };
+        let address = control.local_addr().to_string();
+        async move { ControlClient::connect(&address, options).await }
+    };
+    let right = called(TaskId::new("ps", 0)).await.unwrap();
+    right.get_status().await.unwrap();
+    let wrong = called(TaskId::new("ps", 1)).await.unwrap_err();
+    assert!(matches!(wrong, ClientError::Unproven { .. }), "{wrong:?}");
+    let text = wrong.to_string();
+    for part in [
+        "its certificate is that of grpcxx://training/ps/0",
+        "ps/1 was called",
+        "GRPCXX_TLS_CERT",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
 }
 
 #[test]
