@@ -328,6 +328,11 @@ impl ControlClient {
     ) -> Result<Response<T>, ClientError> {
         let started = Instant::now();
         call.await.map_err(|status| {
+            // A connection that was lost is made again by the next call.
+            if let Some(other) = other_task(&status) {
+                let address = self.address.clone();
+                return ClientError::Unproven { address, other };
+            }
             let mut status = from_grpc(&status);
             // The library answers its own timeout with CANCELLED.
             if status.code == Code::Cancelled && started.elapsed() >= self.call_timeout {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use grpcxx_control::limits::HANDSHAKES_MAX;
-use grpcxx_control::{ClientError, ClientOptions, Control, ControlClient, Health};
+use grpcxx_control::{ClientError, ClientOptions, Control, ControlClient, ControlOptions, Health};
 use grpcxx_rpc::Code;
 use grpcxx_runtime::Certificates;
 use grpcxx_runtime::cluster::TaskId;
@@ -177,6 +177,37 @@ async fn an_endpoint_has_the_name_of_the_task_that_is_called_in_its_certificate(
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
+}
+
+#[tokio::test]
+async fn an_endpoint_that_takes_the_place_of_another_task_is_not_asked_either() {
+    let (issuers, control) = of_ps(&[]);
+    let address = control.local_addr();
+    let options = ClientOptions {
+        certificates: Some(issuers.certificates("worker", &[])),
+        task: Some(TaskId::new("ps", 0)),
+        ..ClientOptions::default()
+    };
+    let text = address.to_string();
+    let client = ControlClient::connect(&text, options).await.unwrap();
+    client.get_status().await.unwrap();
+    drop(control);
+    issuers.sign("other", "grpcxx://training/ps/1");
+    let options = ControlOptions::new(address.port())
+        .bind_to(address.ip())
+        .secured_by(Some(issuers.certificates("other", &[])));
+    let _other = Control::start(options, Fake::new()).unwrap();
+    // The first calls may find out that the old connection is gone.
+    let mut error = client.get_status().await.unwrap_err();
+    for _ in 0..20 {
+        if matches!(error, ClientError::Unproven { .. }) {
+            break;
+        }
+        error = client.get_status().await.unwrap_err();
+    }
+    let text = error.to_string();
+    assert!(matches!(error, ClientError::Unproven { .. }), "{text}");
+    assert!(text.contains("grpcxx://training/ps/1"), "{text}");
 }
 
 #[test]
