@@ -1,11 +1,14 @@
 //! C programs over the library: plain, and under the sanitizers of the C compiler.
 
+#[path = "programs/certificates.rs"]
+mod certificates;
+#[path = "programs/tls.rs"]
+mod tls;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rcgen::{
-    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType,
-};
+use certificates::Authority;
 
 /// How a program is compiled and run.
 struct Build {
@@ -150,35 +153,12 @@ fn run_in_folder(name: &str, build: &Build) {
         return;
     };
     let folder = tempfile::tempdir().expect("a folder");
-    write_certificates(folder.path());
+    let authority = Authority::new(folder.path());
+    for job in ["ps", "worker"] {
+        authority.sign(job, &format!("grpcxx://c/{job}/0"));
+    }
     let path = folder.path().to_str().expect("a name in UTF-8");
     run_with(&program, build, &[("TRUST_FOLDER", path)]);
-}
-
-/// Writes the certificate of an authority, and those of the tasks 0 of two jobs.
-fn write_certificates(folder: &Path) {
-    let write = |name: String, text: String| {
-        std::fs::write(folder.join(name), text).expect("writable");
-    };
-    let key = KeyPair::generate().expect("a key");
-    let mut params = CertificateParams::default();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority = params.self_signed(&key).expect("a certificate");
-    write("ca.pem".to_owned(), authority.pem());
-    let issuer = Issuer::new(params, key);
-    for job in ["ps", "worker"] {
-        let key = KeyPair::generate().expect("a key");
-        let mut params = CertificateParams::default();
-        let name = format!("grpcxx://c/{job}/0");
-        params.subject_alt_names = vec![SanType::URI(name.try_into().expect("a URI"))];
-        params.extended_key_usages = vec![
-            ExtendedKeyUsagePurpose::ServerAuth,
-            ExtendedKeyUsagePurpose::ClientAuth,
-        ];
-        let signed = params.signed_by(&key, &issuer).expect("a certificate");
-        write(format!("{job}.pem"), signed.pem());
-        write(format!("{job}.key"), key.serialize_pem());
-    }
 }
 
 /// The program, or nothing where it cannot be made here.
@@ -234,9 +214,11 @@ fn compile(source: &Path, build: &Build, library: Library) -> Option<PathBuf> {
 }
 
 fn can_build(compiler: &str, build: &Build) -> bool {
-    let source = scratch().join("nothing.c");
+    // Tests that run beside this one build the same.
+    let folder = tempfile::tempdir_in(scratch()).expect("a folder");
+    let source = folder.path().join("nothing.c");
     std::fs::write(&source, "int main(void) { return 0; }\n").expect("writable");
-    let program = scratch().join(format!("nothing-{}", build.name));
+    let program = folder.path().join("nothing");
     let built = Command::new(compiler)
         .args(build.flags)
         .arg(&source)

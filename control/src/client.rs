@@ -1,10 +1,11 @@
 use std::error::Error;
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use grpcxx_rpc::proto::*;
-use grpcxx_rpc::{Code, Reason, Status, Tensor};
+use grpcxx_rpc::{Code, OtherTask, Reason, Status, Tensor};
 use grpcxx_runtime::Certificates;
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::policy::Authority;
@@ -71,6 +72,14 @@ pub enum ClientError {
         address: String,
         /// What the system said.
         reason: String,
+    },
+    /// The certificate of the endpoint is that of another task. Nothing was sent there.
+    #[error("{address} was not called: {other}")]
+    Unproven {
+        /// The address as given.
+        address: String,
+        /// Which task was called, and which one answers.
+        other: Box<OtherTask>,
     },
     /// The call failed.
     #[error("{method} at {address} failed: {status}{}", hint(status))]
@@ -141,10 +150,7 @@ impl ControlClient {
             }
             None => endpoint.connect().await,
         };
-        let channel = connected.map_err(|error| ClientError::Connect {
-            address: address.to_owned(),
-            reason: innermost(&error),
-        })?;
+        let channel = connected.map_err(|error| not_connected(address, &error))?;
         Ok(Self {
             address: address.to_owned(),
             call_timeout,
@@ -322,6 +328,11 @@ impl ControlClient {
     ) -> Result<Response<T>, ClientError> {
         let started = Instant::now();
         call.await.map_err(|status| {
+            // A connection that was lost is made again by the next call.
+            if let Some(other) = other_task(&status) {
+                let address = self.address.clone();
+                return ClientError::Unproven { address, other };
+            }
             let mut status = from_grpc(&status);
             // The library answers its own timeout with CANCELLED.
             if status.code == Code::Cancelled && started.elapsed() >= self.call_timeout {
@@ -445,6 +456,32 @@ fn endpoint(address: &str, options: &ClientOptions) -> Result<Endpoint, ClientEr
         .tcp_nodelay(true)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES))
+}
+
+fn not_connected(address: &str, error: &(dyn Error + 'static)) -> ClientError {
+    let address = address.to_owned();
+    match other_task(error) {
+        Some(other) => ClientError::Unproven { address, other },
+        None => ClientError::Connect {
+            address,
+            reason: innermost(error),
+        },
+    }
+}
+
+/// What a dial has found instead of the task that was called.
+fn other_task(error: &(dyn Error + 'static)) -> Option<Box<OtherTask>> {
+    let mut error = Some(error);
+    while let Some(next) = error {
+        let inner = next
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref);
+        if let Some(other) = inner.and_then(|inner| inner.downcast_ref::<Box<OtherTask>>()) {
+            return Some(other.clone());
+        }
+        error = next.source();
+    }
+    None
 }
 
 /// The text of the error that began it; those around it say less.

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use grpcxx_control::limits::HANDSHAKES_MAX;
-use grpcxx_control::{ClientError, ClientOptions, Control, ControlClient, Health};
+use grpcxx_control::{ClientError, ClientOptions, Control, ControlClient, ControlOptions, Health};
 use grpcxx_rpc::Code;
 use grpcxx_runtime::Certificates;
+use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::policy::{Authority, Policy, Secret, TokenSource};
 use support::tls::Issuers;
 use support::{Fake, loopback};
@@ -149,6 +150,64 @@ async fn certificates_of_another_authority_or_cluster_are_refused_at_both_ends()
     );
     let (is_answered, _) = curl(&issuers, &control, None, "/metrics");
     assert!(!is_answered, "no certificate");
+}
+
+#[tokio::test]
+async fn an_endpoint_has_the_name_of_the_task_that_is_called_in_its_certificate() {
+    let (issuers, control) = of_ps(&[]);
+    let worker = issuers.certificates("worker", &[]);
+    let called = |task: TaskId| {
+        let options = ClientOptions {
+            certificates: Some(Arc::clone(&worker)),
+            task: Some(task),
+            ..ClientOptions::default()
+        };
+        let address = control.local_addr().to_string();
+        async move { ControlClient::connect(&address, options).await }
+    };
+    let right = called(TaskId::new("ps", 0)).await.unwrap();
+    right.get_status().await.unwrap();
+    let wrong = called(TaskId::new("ps", 1)).await.unwrap_err();
+    assert!(matches!(wrong, ClientError::Unproven { .. }), "{wrong:?}");
+    let text = wrong.to_string();
+    for part in [
+        "its certificate is that of grpcxx://training/ps/0",
+        "ps/1 was called",
+        "GRPCXX_TLS_CERT",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn an_endpoint_that_takes_the_place_of_another_task_is_not_asked_either() {
+    let (issuers, control) = of_ps(&[]);
+    let address = control.local_addr();
+    let options = ClientOptions {
+        certificates: Some(issuers.certificates("worker", &[])),
+        task: Some(TaskId::new("ps", 0)),
+        ..ClientOptions::default()
+    };
+    let text = address.to_string();
+    let client = ControlClient::connect(&text, options).await.unwrap();
+    client.get_status().await.unwrap();
+    drop(control);
+    issuers.sign("other", "grpcxx://training/ps/1");
+    let options = ControlOptions::new(address.port())
+        .bind_to(address.ip())
+        .secured_by(Some(issuers.certificates("other", &[])));
+    let _other = Control::start(options, Fake::new()).unwrap();
+    // The first calls may find out that the old connection is gone.
+    let mut error = client.get_status().await.unwrap_err();
+    for _ in 0..20 {
+        if matches!(error, ClientError::Unproven { .. }) {
+            break;
+        }
+        error = client.get_status().await.unwrap_err();
+    }
+    let text = error.to_string();
+    assert!(matches!(error, ClientError::Unproven { .. }), "{text}");
+    assert!(text.contains("grpcxx://training/ps/1"), "{text}");
 }
 
 #[test]

@@ -45,6 +45,7 @@ pub use connection::{
 pub use devices::Devices;
 pub use dtype::{DType, DTypeClass};
 pub use elements::Element;
+pub use extensions::announcement::claim::Certified;
 pub use extensions::bundles::answers::ReadyAnswer;
 pub use extensions::chunks::wire::ChunkError;
 pub use extensions::services::client::{REQUEST_FEED, RESPONSE_FETCH};
@@ -55,7 +56,7 @@ pub use extensions::streams::stream::{
 };
 pub use extensions::streams::wire::{Credit, split_first_message};
 pub use extensions::token::claim::{Provable, Proving};
-pub use extensions::token::proving::{Credentials, Unproven};
+pub use extensions::token::proving::{Credentials, OtherTask, Unproven};
 pub use extensions::traces::wire::TraceContext;
 pub use fetched::Fetched;
 pub use key::RendezvousKey;

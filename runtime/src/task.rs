@@ -86,6 +86,12 @@ impl Task {
         &self.id
     }
 
+    /// Which task of the cluster this side says that it is, as in `ps/0`.
+    pub(crate) fn claim(&self) -> Option<Text> {
+        let is_of_cluster = self.id.is_of_cluster();
+        is_of_cluster.then(|| self.id.in_certificates().into())
+    }
+
     pub(crate) fn incarnation(&self) -> u64 {
         self.incarnation
     }

@@ -10,12 +10,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
+use grpcxx_rpc::OtherTask;
 use grpcxx_tls::{
     Credentials, CredentialsError, PemTexts, SharedCredentials, TlsMode, TlsOptions, task_name,
 };
 use rustls::pki_types::CertificateDer;
 use rustls::{ClientConfig, ServerConfig};
 
+use crate::cluster::TaskId;
 use crate::policy::Identity;
 use crate::regular_file::open_regular_file;
 
@@ -188,6 +190,34 @@ impl Certificates {
     /// Whether a peer is dialled by TLS.
     pub fn dials(&self, peer: IpAddr) -> bool {
         self.options.mode.dials() && !(self.options.plain_peers)(peer)
+    }
+
+    /// Warns if the certificate is not that of this task, which others will not believe.
+    pub(crate) fn warn_of_other_task(&self, task: &TaskId) {
+        let credentials = self.shared.load();
+        if let Some(name) = credentials.name().filter(|_| task.is_of_cluster())
+            && task.check_name(name).is_err()
+        {
+            tracing::warn!(
+                task = task.in_certificates(),
+                %name,
+                "the certificate is that of another task, so others refuse this one; give it its \
+                 own (GRPCXX_TLS_CERT, GRPCXX_TLS_KEY), or start it as the task of its certificate"
+            );
+        }
+    }
+
+    /// Checks that the server which has shown this chain of certificates is the task that was
+    /// called.
+    ///
+    /// # Errors
+    /// Its certificate names another one.
+    pub fn check_server(
+        called: &TaskId,
+        chain: Option<&[CertificateDer<'_>]>,
+    ) -> Result<(), Box<OtherTask>> {
+        let name = chain.and_then(<[_]>::first).and_then(task_name);
+        name.map_or(Ok(()), |name| called.check_name(&name))
     }
 
     /// Who a peer is after a handshake in which it has shown this chain of certificates, if any.

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use authority::Authority;
-use grpcxx_rpc::{Code, Reason, Request, Response};
+use grpcxx_rpc::{Code, Reason, Request, Response, Status};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::{Engine, Peer};
 use support::{floats, key, receive, state};
@@ -114,7 +114,7 @@ fn a_server_that_proves_to_be_another_task_is_not_called() {
     let refused = other.client().call(&peer, request, limit).wait();
     let status = refused.unwrap_err();
     assert_eq!(status.code, Code::Unauthenticated, "{status:?}");
-    assert!(status.message.contains("another task"), "{status:?}");
+    assert!(status.message.contains("ps/1 was called"), "{status:?}");
     assert_eq!(server.counters().requests, 0);
 
     worker.client().expect_task(&address, TaskId::new("ps", 0));
@@ -123,6 +123,74 @@ fn a_server_that_proves_to_be_another_task_is_not_called() {
     // Another task may take a port that was free, and be expected there then.
     other.client().expect_task(&address, TaskId::new("ps", 0));
     exchange(&server, &other, 0);
+}
+
+#[test]
+fn the_server_that_is_called_has_the_name_of_its_task_in_its_certificate() {
+    let authority = Authority::new();
+    let worker = authority.start("worker", &[REQUIRE, NO_SHM]);
+    // The task `ps 0`, with the certificate of another task of the cluster.
+    authority.sign("ps", "grpcxx://c/worker/7");
+    let server = Engine::start(authority.options("ps", &[REQUIRE, NO_SHM])).unwrap();
+    let address = server.local_addr().unwrap().to_string();
+    worker.client().expect_task(&address, TaskId::new("ps", 0));
+    let status = refusal(&worker, &server);
+    assert_eq!(server.counters().requests, 0);
+    for text in [
+        "its certificate is that of grpcxx://c/worker/7",
+        "ps/0 was called",
+        "GRPCXX_TLS_CERT",
+        "cluster spec",
+    ] {
+        assert!(status.message.contains(text), "{text}: {status:?}");
+    }
+
+    let right = authority.start("ps", &[REQUIRE, NO_SHM]);
+    let address = right.local_addr().unwrap().to_string();
+    worker.client().expect_task(&address, TaskId::new("ps", 0));
+    exchange(&right, &worker, 0);
+}
+
+#[test]
+fn a_client_that_claims_to_be_another_task_is_refused() {
+    let authority = Authority::new();
+    let server = authority.start("ps", &[REQUIRE]);
+    // The task `worker 0`, with the certificate of another task of the cluster.
+    authority.sign("worker", "grpcxx://c/worker/7");
+    let other = Engine::start(authority.options("worker", &[REQUIRE])).unwrap();
+    for _ in 0..2 {
+        let status = refusal(&other, &server);
+        for text in [
+            "says that it is worker/0",
+            "its certificate is that of grpcxx://c/worker/7",
+            "GRPCXX_TLS_CERT",
+        ] {
+            assert!(status.message.contains(text), "{text}: {status:?}");
+        }
+    }
+    assert!(server.authority().counters().proofs_failed >= 2);
+
+    let worker = authority.start("worker", &[REQUIRE]);
+    exchange(&server, &worker, 0);
+    // A certificate that names no task, as that of an operator, is for each of them.
+    authority.sign("worker", "https://operator.example");
+    let operator = Engine::start(authority.options("worker", &[REQUIRE])).unwrap();
+    exchange(&server, &operator, 1);
+}
+
+/// How a server and a client that do not believe each other end a call.
+fn refusal(client: &Engine, server: &Engine) -> Status {
+    let request = Request::RecvTensor {
+        step_id: 1,
+        key: key(server, 0),
+    };
+    let peer = peer_of(server, client);
+    let limit = Some(Duration::from_secs(20));
+    let refused = client.client().call(&peer, request, limit).wait();
+    let status = refused.unwrap_err();
+    assert_eq!(status.code, Code::Unauthenticated, "{status:?}");
+    assert_eq!(status.reason, Reason::Unproven, "{status:?}");
+    status
 }
 
 #[test]

@@ -8,7 +8,9 @@ use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto::{
     CleanupAllRequest, CleanupGraphRequest, DeviceAttributes, GetStatusResponse,
 };
-use grpcxx_rpc::{Account, Code, Envelope, Method, Request, Response, Status, Tensor, Text};
+use grpcxx_rpc::{
+    Account, Code, Envelope, Method, Reason, Request, Response, Status, Tensor, Text,
+};
 use grpcxx_runtime::cluster::{ClusterSpec, TaskId};
 use grpcxx_runtime::service::{RawSink, RawStream, ServiceReport};
 use grpcxx_runtime::{Call, Certificates, Client, Engine};
@@ -132,6 +134,9 @@ impl EngineBackend {
         };
         let status = |error: ClientError| match error {
             ClientError::Call { status, .. } => status,
+            ClientError::Unproven { .. } => {
+                Status::new(Code::Unauthenticated, error.to_string()).because(Reason::Unproven)
+            }
             other => Status::new(Code::Unavailable, other.to_string()),
         };
         let client = ControlClient::connect(&task.grpc, options)

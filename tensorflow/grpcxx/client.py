@@ -61,7 +61,7 @@ class Client:
         self._connect(self._own or shared(), address, timeout, task)
 
     def _connect(
-        self, engine: Engine, address: str, timeout: float | None, task: tuple[str, int] | None = None
+        self, engine: Engine, address: str, timeout: float | None, task: tuple[str, int] | None
     ) -> None:
         self.address = address
         self._engine = engine
@@ -70,10 +70,10 @@ class Client:
         self._peer = engine.native.peer(address, task)
 
     @classmethod
-    def _over(cls, engine: Engine, address: str, timeout: float | None) -> Client:
+    def _over(cls, engine: Engine, address: str, timeout: float | None, task: tuple[str, int] | None) -> Client:
         client = cls.__new__(cls)
         client._own = client._settings = None
-        client._connect(engine, address, timeout)
+        client._connect(engine, address, timeout, task)
         return client
 
     def __reduce__(self):

@@ -34,9 +34,10 @@ class Server:
         `host` is an IP address, or a name of this host; `0.0.0.0` or `[::]` stand for all of its addresses, of which
         `address` tells one that others can dial.
 
-        `job` and `index` name the task. At `metrics`, an address too, `/metrics` shows Prometheus what the engine has
-        counted, and `/healthz` whether it lives; without it GRPCXX_METRICS_ADDRESS counts. `settings` gives variables
-        of docs/configuration.md for this engine alone.
+        `job` and `index` name the task: a certificate that names another one is refused by those who are called. At
+        `metrics`, an address too, `/metrics` shows Prometheus what the engine has counted, and `/healthz` whether it
+        lives; without it GRPCXX_METRICS_ADDRESS counts. `settings` gives variables of docs/configuration.md for this
+        engine alone.
         """
         if metrics is not None:
             settings = {**(settings or {}), "GRPCXX_METRICS_ADDRESS": metrics}
@@ -120,9 +121,11 @@ class Server:
 
     # ---- Life
 
-    def connect(self, address: str, *, timeout: float | None = None) -> Client:
-        """A client that uses the threads of this server."""
-        return Client._over(self._engine, address, timeout)
+    def connect(
+        self, address: str, *, timeout: float | None = None, task: tuple[str, int] | None = None
+    ) -> Client:
+        """A client that uses the threads of this server; `timeout` and `task` are those of `grpcxx.Client`."""
+        return Client._over(self._engine, address, timeout, task)
 
     def counters(self) -> dict[str, int]:
         """What the engine has counted since its start, by name."""

@@ -50,6 +50,46 @@ def test_a_killed_worker_comes_back():
         assert counters["receives_open"] == counters["tensors_lent"] == 0
 
 
+def steps_with_a_dead_shard(dead):
+    """How steps of a worker end, with its counters, once a shard of the engine of `dead` has panicked."""
+    # A shard can lose its epoll; a ring is registered with its thread, and stays.
+    with Cluster("grpc++", {"GRPCXX_SHM": "off", "GRPCXX_DRIVER": "epoll"}, ps=1, worker=1) as cluster:
+        (server,) = cluster.serve("ps")
+        worker = cluster.start("worker", 0, "steps.py", 7)
+        worker.wait_for("STEPS")
+        task = cluster.tasks[dead, 0]
+        port = re.search(r"star port (\d+),", task.wait_for("on star port"))[1]
+        if dead == "ps":
+            server.ask(f"kill shard {port}")
+            task.wait_for("the engine ends")
+        worker.process.stdin.write(f"kill shard {port}\n" if dead == "worker" else "go on\n")
+        worker.process.stdin.flush()
+        result = worker.result()
+        task.wait_for("shard `grpcxx-0` panicked")
+        return result["ends"], result["counters"], worker
+
+
+def test_each_step_of_a_task_whose_shard_has_died_ends_with_an_error_that_names_it():
+    ends, counters, _ = steps_with_a_dead_shard("worker")
+    for end in ends:
+        assert "shard `grpcxx-0` panicked" in end["error"], end
+        assert "the engine is dead, start the process again" in end["error"], end
+        assert end["seconds"] < 5, end
+    assert len(ends) > 10
+    assert counters["receives_open"] == 0
+
+
+def test_steps_go_on_over_grpc_once_a_shard_of_the_ps_has_died():
+    ends, counters, worker = steps_with_a_dead_shard("ps")
+    failed = [end for end in ends if end["error"]]
+    assert len(failed) <= 1 and all("was lost" in end["error"] for end in failed), failed
+    assert all(end["seconds"] < 10 for end in ends), "a probe of the star port takes 5 s"
+    assert ends[-1]["value"] == 2000.0
+    assert counters["fallback_tensors_unreachable"] > 0
+    assert counters["receives_open"] == 0
+    worker.wait_for("come over gRPC, because its star port")
+
+
 @pytest.mark.parametrize("protocol", [pytest.param("grpc", marks=pytest.mark.long), "grpc++"])
 def test_a_network_cut_for_five_seconds(protocol):
     # Memory that two tasks share is not cut with the network.

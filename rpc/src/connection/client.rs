@@ -44,6 +44,8 @@ pub struct ClientConnection {
     pub(crate) aside: VecDeque<Aside>,
     pub(crate) announced: Features,
     pub(crate) proving: Proving,
+    /// Which task this side says that it is.
+    pub(crate) task: Option<Text>,
     pub(crate) peer: Option<Features>,
     /// Whether requests for one tensor each go into shared frames: both ends know them, and the
     /// link is there.
@@ -82,6 +84,16 @@ impl ClientConnection {
         announce: Features,
         credentials: Option<Credentials>,
     ) -> Self {
+        Self::of_task(limits, announce, credentials, None)
+    }
+
+    /// A fresh connection, which says besides that this side is a task of the cluster: `ps/0`.
+    pub fn of_task(
+        limits: ConnectionLimits,
+        announce: Features,
+        credentials: Option<Credentials>,
+        task: Option<Text>,
+    ) -> Self {
         let limits = limits.within_protocol();
         let mut connection = Self {
             calls: SlotTable::unlimited(),
@@ -89,6 +101,7 @@ impl ClientConnection {
             aside: VecDeque::new(),
             announced: announce,
             proving: Proving::new(credentials),
+            task,
             peer: None,
             bundles: false,
             peer_status: None,
@@ -483,6 +496,7 @@ impl ClientConnection {
             self.peer.get_or_insert(Features::NONE);
             self.announcement_failed = result.err().map(Box::new);
             self.proving.answered();
+            self.note_refusal();
             self.release_held();
             self.release_waiting();
         } else if !call.state.has_ended() {

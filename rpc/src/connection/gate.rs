@@ -1,7 +1,8 @@
 //! What a connection lets its peer do.
 
+use crate::extensions::announcement::claim::Certified;
 use crate::extensions::token::claim::{Provable, TokenGate};
-use crate::{Method, Right, Rights};
+use crate::{Method, Right, Rights, Text};
 
 /// What a server's connection lets its peer do. Decided when the connection begins, so that a
 /// request costs the look at one bit.
@@ -13,7 +14,13 @@ pub struct Gate {
     refused: Option<Refused>,
     /// Whether the peer has proved something, or failed to, since somebody looked.
     has_proof: bool,
-    /// Whether there is any of both.
+    /// Which task the certificate of the peer names.
+    pub(crate) certified: Option<Box<Certified>>,
+    /// Which other task it has claimed to be, as long as nobody has looked.
+    false_claim: Option<Text>,
+    /// Whether the peer has no rights, whatever it proves.
+    is_denied: bool,
+    /// Whether there is anything for somebody to look at.
     has_news: bool,
 }
 
@@ -35,6 +42,9 @@ impl Gate {
             token: None,
             refused: None,
             has_proof: false,
+            certified: None,
+            false_claim: None,
+            is_denied: false,
             has_news: false,
         }
     }
@@ -53,7 +63,7 @@ impl Gate {
 
     /// Notes that the peer has sent a proof, which gives it these rights if it is right.
     pub(crate) fn note_proof(&mut self, rights: Option<Rights>) {
-        self.rights = rights.unwrap_or(self.rights);
+        self.set_rights(rights.unwrap_or(self.rights));
         self.has_proof = true;
         self.has_news = true;
     }
@@ -67,12 +77,28 @@ impl Gate {
     /// What became of the peer's proof, if it has sent one since somebody looked.
     pub(crate) fn take_news(&mut self) -> Option<&TokenGate> {
         let has_proof = std::mem::take(&mut self.has_proof);
-        self.has_news = self.refused.is_some();
+        self.has_news = self.refused.is_some() || self.false_claim.is_some();
         self.token.as_ref().filter(|_| has_proof)
     }
 
     pub(crate) fn set_rights(&mut self, rights: Rights) {
-        self.rights = rights;
+        if !self.is_denied {
+            self.rights = rights;
+        }
+    }
+
+    /// Takes all rights from a peer that claims to be this task, whose certificate names another.
+    pub(crate) fn deny(&mut self, claimed: Text) {
+        self.rights = Rights::NONE;
+        self.is_denied = true;
+        self.false_claim = Some(claimed);
+        self.has_news = true;
+    }
+
+    /// Which other task the peer has claimed to be since somebody looked.
+    pub(crate) fn take_false_claim(&mut self) -> Option<Text> {
+        self.has_news = self.has_proof || self.refused.is_some();
+        self.false_claim.take()
     }
 
     /// The right that a request of `method` needs and the peer lacks. Which function a graph call
@@ -114,7 +140,7 @@ impl Gate {
     }
 
     pub(crate) fn take_refused(&mut self) -> Option<Refused> {
-        self.has_news = self.has_proof;
+        self.has_news = self.has_proof || self.false_claim.is_some();
         self.refused.take()
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 use grpcxx_memory::Buffer;
-use grpcxx_rpc::{Account, Code, Features, Status, Text};
+use grpcxx_rpc::{Account, Code, Features, OtherTask, Status, Text};
 use grpcxx_transport::{MediumKind, PeerName};
 
 use crate::cluster::TaskId;
@@ -140,11 +140,15 @@ impl Peer {
         self.inner.served_for.unwrap_or(Account::OWN)
     }
 
-    /// Whether the task that a certificate names may answer there.
-    pub(crate) fn may_be(&self, name: &PeerName) -> bool {
-        let expected = self.inner.task.load();
-        let is_expected = |task: &Arc<TaskId>| task.job == *name.job && task.index == name.index;
-        expected.as_ref().is_none_or(is_expected)
+    /// Checks that the task that a certificate names may answer there.
+    ///
+    /// # Errors
+    /// The cluster has another one there.
+    pub(crate) fn check_name(&self, name: &PeerName) -> Result<(), Box<OtherTask>> {
+        match &*self.inner.task.load() {
+            Some(task) => task.check_name(name),
+            None => Ok(()),
+        }
     }
 
     /// Says which task the cluster has there.

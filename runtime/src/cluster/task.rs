@@ -1,6 +1,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use grpcxx_rpc::OtherTask;
+use grpcxx_transport::PeerName;
+
 use super::{ClusterError, JOB_NAME_BYTES_MAX};
 
 /// A task of a cluster. Its text is TensorFlow's target, `/job:ps/replica:0/task:1`.
@@ -21,11 +24,39 @@ impl TaskId {
         }
     }
 
+    /// The task as certificates name it behind their cluster, `ps/1`.
+    pub fn in_certificates(&self) -> String {
+        format!("{}/{}", self.job, self.index)
+    }
+
+    /// Checks that a certificate with this name is that of this task.
+    ///
+    /// # Errors
+    /// It is that of another one.
+    pub fn check_name(&self, name: &PeerName) -> Result<(), Box<OtherTask>> {
+        if (self.job.as_str(), self.index) == (&*name.job, name.index) {
+            return Ok(());
+        }
+        Err(Box::new(OtherTask {
+            called: self.in_certificates().into(),
+            found: name.to_string().into(),
+        }))
+    }
+
+    /// Whether this names a task of a cluster.
+    pub fn is_of_cluster(&self) -> bool {
+        !OTHER_JOBS.contains(&self.job.as_str())
+    }
+
     /// The full name of a device of this task, `/job:ps/replica:0/task:1/device:CPU:0`.
     pub fn device(&self, kind: &str, number: u32) -> String {
         format!("{self}/device:{kind}:{number}")
     }
 }
+
+/// The jobs of processes that are no tasks of a cluster: those that are alone, as in TensorFlow,
+/// and the ranks of a group in Python.
+const OTHER_JOBS: [&str; 2] = ["localhost", "rank"];
 
 impl fmt::Display for TaskId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -209,6 +209,9 @@ fn plan(options: &EngineOptions) -> Result<Plan, EngineError> {
     };
     let certificates = options.tls.as_ref().map(Certificates::open);
     let certificates = certificates.transpose()?.flatten();
+    if let Some(certificates) = &certificates {
+        certificates.warn_of_other_task(&options.task);
+    }
     let mut cpu_claims = CpuClaims::default();
     let (placement, placement_warning) =
         Placement::choose(&request, &allowed, |cpu| cpu_claims.take(cpu))?;

@@ -17,6 +17,7 @@ use super::step_makers::{Maker, StepMakers};
 use super::task_hosts::TaskHosts;
 use super::{AddressRanges, Identity, Policy, Proof, StoreAccess};
 use crate::client::Lookups;
+use crate::cluster::TaskId;
 
 /// What decides who may do what on a task. The star port and the gRPC endpoint hold the same one.
 #[derive(Debug)]
@@ -50,7 +51,7 @@ pub struct AuthorityCounters {
     pub connections_refused: u64,
     /// Requests without the right that they need.
     pub requests_forbidden: u64,
-    /// Proofs of the token that were wrong.
+    /// Proofs of the token, and claims to be a task, that were wrong.
     pub proofs_failed: u64,
     /// Steps whose maker was forgotten before they were over.
     pub steps_forgotten: u64,
@@ -268,6 +269,19 @@ impl Authority {
         );
     }
 
+    /// Counts and logs a peer that claims to be another task than its certificate names.
+    pub(crate) fn misnamed(&self, peer: SocketAddr, claimed: &str, certified: Option<&TaskId>) {
+        count(&self.counts.proofs_failed, 1);
+        let certified = certified.map(TaskId::in_certificates);
+        tracing::warn!(
+            %peer,
+            claimed,
+            certified,
+            "refused a peer that claims to be another task than its certificate names; give it its \
+             own certificate (GRPCXX_TLS_CERT), or start it as the task of that"
+        );
+    }
+
     /// What a connection from a peer lets through, where `right_of_function` says which right the
     /// call of a function needs. `incarnation` is that of this task.
     pub(crate) fn gate(
@@ -380,7 +394,7 @@ impl AuthorityCounters {
             ),
             (
                 "proofs_failed",
-                "Proofs of the token that were wrong.",
+                "Proofs of the token, and claims to be a task, that were wrong.",
                 self.proofs_failed,
             ),
             (

@@ -17,16 +17,19 @@ pub struct Identity {
 }
 
 /// How a peer has shown that it belongs to the cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+///
+/// The stronger proof is the greater one: a certificate may name the task, the token is known to
+/// the cluster alone, and a process of the same user may be any program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Proof {
     /// Not at all: its address is all that is known.
     Nothing,
+    /// The kernel says that it is a process of the same user.
+    SameUser,
     /// It has the token.
     Token,
     /// It has a certificate of the cluster.
     Certificate,
-    /// The kernel says that it is a process of the same user.
-    SameUser,
 }
 
 impl Identity {
@@ -39,10 +42,13 @@ impl Identity {
         }
     }
 
-    /// The same peer, once it has proven more.
+    /// The same peer, once it has proven this besides. The stronger proof counts.
     #[must_use]
     pub fn proven(self, proof: Proof) -> Self {
-        Self { proof, ..self }
+        Self {
+            proof: self.proof.max(proof),
+            ..self
+        }
     }
 
     /// The same peer, once it has shown a good certificate, with the name of a task or without.
@@ -50,10 +56,14 @@ impl Identity {
     pub fn certified(self, name: Option<&PeerName>) -> Self {
         Self {
             proof: Proof::Certificate,
-            task: name.map(|name| TaskId::new(&*name.job, name.index)),
+            task: name.map(task_of).or(self.task),
             ..self
         }
     }
+}
+
+fn task_of(name: &PeerName) -> TaskId {
+    TaskId::new(&*name.job, name.index)
 }
 
 impl fmt::Display for Proof {
@@ -64,5 +74,32 @@ impl fmt::Display for Proof {
             Self::Certificate => "certificate",
             Self::SameUser => "same user",
         })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_weaker_proof_leaves_a_stronger_one_alone() {
+        let peer = Identity::at(SocketAddr::from(([10, 0, 0, 1], 1)));
+        let name: PeerName = "grpcxx://c/ps/0".parse().unwrap();
+        let certified = peer.clone().certified(Some(&name));
+        for weaker in [Proof::Nothing, Proof::SameUser, Proof::Token] {
+            assert_eq!(certified.clone().proven(weaker), certified);
+            assert_eq!(
+                peer.clone().proven(weaker).certified(Some(&name)),
+                certified
+            );
+        }
+        let neighbour = peer.clone().proven(Proof::SameUser);
+        assert_eq!(neighbour.proof, Proof::SameUser);
+        assert_eq!(neighbour.clone().proven(Proof::Nothing), neighbour);
+        let member = neighbour.proven(Proof::Token);
+        assert_eq!(member.proof, Proof::Token);
+        assert_eq!(member.clone().proven(Proof::SameUser), member);
+        // What a certificate without a name proves takes no name away.
+        assert_eq!(certified.clone().certified(None), certified);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use grpcxx_rpc::{Channel, ChannelOptions, ClientConnection, Features, Request, Status};
+use grpcxx_rpc::{Channel, ChannelOptions, ClientConnection, Features, OtherTask, Request, Status};
 use grpcxx_transport::{LinkId, Time};
 
 use crate::client::{LinkMedium, Peer};
@@ -50,8 +50,9 @@ pub(super) struct PeerLink {
     /// Whether the connection is to be made anew without waiting for a call, for another medium
     /// will carry it.
     pub(super) redials: bool,
-    /// Whether the server of this connection has proven to be another task than was dialled.
-    pub(super) is_other_task: bool,
+    /// That a certificate has been shown in a handshake, and whether it is that of the task that
+    /// was called; taken when the connection begins.
+    pub(super) certificate: Option<Result<(), Box<OtherTask>>>,
     pub(super) is_dirty: bool,
     pub(super) armed: Option<Time>,
     pub(super) pace: Pace,
@@ -73,7 +74,7 @@ impl PeerLink {
             stays: None,
             parting: None,
             redials: false,
-            is_other_task: false,
+            certificate: None,
             is_dirty: false,
             armed: None,
             pace: Pace::default(),

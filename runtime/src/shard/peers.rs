@@ -37,18 +37,13 @@ impl<A> Core<A> {
 
     pub(super) fn peer_proven(&mut self, slot: usize, name: Option<&PeerName>) {
         let link = &mut self.outgoing.peers[slot];
-        link.is_other_task = name.is_some_and(|name| !link.peer.may_be(name));
-        let peer = link.address();
-        let name = name.map(PeerName::to_string);
-        if link.is_other_task {
-            tracing::warn!(
-                peer,
-                name,
-                "the certificate names another task than was dialled"
-            );
-        } else {
-            tracing::debug!(peer, name, "certificate");
+        let checked = name.map_or(Ok(()), |name| link.peer.check_name(name));
+        let peer = link.peer.address();
+        match &checked {
+            Ok(()) => tracing::debug!(peer, name = name.map(PeerName::to_string), "certificate"),
+            Err(error) => tracing::warn!(peer, %error, "the peer is not called"),
         }
+        link.certificate = Some(checked);
     }
 
     pub(super) fn peer_migrated(&mut self, slot: usize, medium: MediumKind) {
@@ -140,18 +135,22 @@ impl<A> Core<A> {
         let limits = self.limits.with(|changed| changed.arena_bytes = u64::MAX);
         let peer = &mut self.outgoing.peers[slot];
         let credentials = self.shared.authority.credentials(peer.dialled);
-        let connection = ClientConnection::with_token(limits, self.announce, credentials);
+        let certificate = peer.certificate.take();
+        // Only where there are certificates can the server tell whether it is true.
+        let claim = certificate.as_ref().and(self.shared.task.claim());
+        let connection = ClientConnection::of_task(limits, self.announce, credentials, claim);
         let order = connection.first_order();
         peer.connection = Some(connection);
         peer.pace = Pace::default();
         peer.candidates.clear();
         peer.channel.handle_connected();
         tracing::debug!(peer = peer.peer.address(), "connected");
-        if std::mem::take(&mut peer.is_other_task)
+        if let Some(Err(other)) = certificate
             && let (Some(connection), Some(link)) = (&mut peer.connection, peer.link)
         {
-            connection.distrust();
-            self.condemn(link, PeerViolation::Unproven(Unproven::OtherTask));
+            let why = Unproven::OtherTask(other);
+            connection.distrust(why.clone());
+            self.condemn(link, PeerViolation::Unproven(why));
         }
         self.mark_peer(slot);
         order

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use grpcxx_rpc::{
-    Code, PeerViolation, Proving, Reason, RequestId, ServerConnection, Status, Undelivered,
+    Certified, Code, PeerViolation, Proving, Reason, RequestId, ServerConnection, Status,
+    Undelivered,
 };
 use grpcxx_transport::{
     CloseReason, Frame, Landing, LinkId, MediumKind, Next, Outcome, PeerName, Progress, SlotTable,
@@ -14,6 +15,7 @@ use grpcxx_transport::{
 };
 
 use crate::client::LinkMedium;
+use crate::cluster::TaskId;
 use crate::command::{AcceptedConnection, SlotId};
 use crate::function::RequestWatch;
 use crate::latency::{CallKind, CallPlace, CallSide, CallStart, CallTable, CountedPeer, Traffic};
@@ -197,6 +199,9 @@ impl ServerLink {
             Some(Proving::Failed) => authority.disproved(self.peer),
             None => {}
         }
+        if let Some(claimed) = self.connection.take_false_claim() {
+            authority.misnamed(self.peer, &claimed, self.identity.task.as_ref());
+        }
         let Some(refused) = self.connection.take_refused() else {
             return false;
         };
@@ -207,7 +212,7 @@ impl ServerLink {
     /// Notes what proves that the peer belongs to the cluster, which gives it a share of its own.
     fn identify(&mut self, proof: Proof, shares: &PeerShares) {
         tracing::debug!(peer = %self.peer, %proof, "the peer belongs to the cluster");
-        self.identity.proof = proof;
+        self.identity = self.identity.clone().proven(proof);
         self.is_known = true;
         let task = self.identity.task.as_ref();
         let name = task.map(|task| (task.job.as_str(), task.index));
@@ -344,6 +349,10 @@ impl<A> Core<A> {
                 server.counted =
                     peers.join(CallSide::Server, &format!("{}:{}", name.job, name.index));
                 server.count_at(&mut self.call_table);
+                server.connection.certify(Certified {
+                    task: TaskId::new(&*name.job, name.index).in_certificates().into(),
+                    name: name.to_string().into(),
+                });
             }
             server.identify(Proof::Certificate, &self.shares);
             let rights = self.shared.authority.rights(&server.identity);

@@ -1,10 +1,14 @@
 """What all programs share: their place in the cluster, the plugin, its counters."""
 
+import contextlib
 import ctypes
 import glob
 import json
 import os
+import re
+import socket
 import sys
+from pathlib import Path
 
 import tensorflow as tf
 
@@ -57,6 +61,23 @@ def start_server(config=None):
     return tf.distribute.Server(
         cluster, job_name=TASK["job"], task_index=TASK["index"], protocol=TASK["protocol"], config=config
     )
+
+
+def kill_shard(star_port):
+    """Takes its epoll from the shard that listens on the star port, which panics then."""
+    descriptors = [int(name) for name in os.listdir("/proc/self/fd")]
+    (listener,) = [number for number in descriptors if _listens_on(number, star_port)]
+    for number in descriptors:
+        with contextlib.suppress(FileNotFoundError):
+            watched = re.findall(r"tfd: +(\d+)", Path(f"/proc/self/fdinfo/{number}").read_text())
+            if str(listener) in watched:
+                os.dup2(os.open(os.devnull, os.O_RDWR), number)
+
+
+def _listens_on(number, port):
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
+        return one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1 and one.getsockname()[1] == port
+    return False
 
 
 def result(value):

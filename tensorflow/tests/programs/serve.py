@@ -15,7 +15,10 @@ print("READY", server.target, flush=True)
 for line in sys.stdin:
     if line.strip() == "end":
         sys.exit(0)
-    if line.strip() == "counters":
+    if line.startswith("kill shard "):
+        common.kill_shard(int(line.split()[-1]))
+        answer = {}
+    elif line.strip() == "counters":
         answer = dict(common.counters(), resident_bytes=common.resident_bytes(), threads=len(os.listdir("/proc/self/task")))
     else:
         answer = {"error": f"unknown question {line!r}"}

@@ -38,6 +38,7 @@ fn failure(error: ClientError) -> Failure {
             Code::Unavailable | Code::DeadlineExceeded => Exit::Unavailable,
             _ => Exit::Refused,
         },
+        ClientError::Unproven { .. } => Exit::NoPermission,
         _ => Exit::Unavailable,
     };
     Failure::new(exit, error.to_string())

@@ -126,6 +126,7 @@ impl ServerConnection {
             self.announced = self.announced.without(Features::OF_KEYS);
         }
         self.meet(announcement.features);
+        self.take_claim(&announcement)?;
         self.take_proof(&announcement)?;
         Ok(!self.announced.is_empty())
     }

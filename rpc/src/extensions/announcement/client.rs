@@ -32,6 +32,7 @@ impl ClientConnection {
         let announcement = Announcement {
             features: self.announced,
             nonce: self.proving.nonce(),
+            task: self.task.clone(),
             ..Announcement::default()
         };
         self.announce_first(&announcement);

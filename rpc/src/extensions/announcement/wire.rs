@@ -6,7 +6,7 @@ use std::ops::{BitAnd, BitOr};
 use prost::encoding::{encode_varint, encoded_len_varint};
 
 use crate::wire::reader::{DELIMITED, Malformed, Reader, VARINT};
-use crate::{Nonce, Proof};
+use crate::{Nonce, Proof, Text};
 
 /// A set of extensions of the protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -168,6 +168,8 @@ pub struct Announcement {
     pub proof: Option<Proof>,
     /// The incarnation of the server that the proofs are made over.
     pub incarnation: Option<u64>,
+    /// Which task of the cluster the sender says that it is, as in `ps/0`.
+    pub task: Option<Text>,
 }
 
 impl Announcement {
@@ -220,13 +222,20 @@ impl Announcement {
             encode_varint(INCARNATION_FIELD << 3 | u64::from(VARINT), out);
             encode_varint(incarnation, out);
         }
+        if let Some(task) = &self.task {
+            encode_varint(TASK_FIELD << 3 | u64::from(DELIMITED), out);
+            encode_varint(task.len() as u64, out);
+            out.extend_from_slice(task.as_bytes());
+        }
     }
 
     fn content_bytes(&self) -> usize {
+        let delimited = |len: usize| 1 + encoded_len_varint(len as u64) + len;
         let offer_bytes = match self.offer.len() {
             0 => 0,
-            len => 1 + encoded_len_varint(len as u64) + len,
+            len => delimited(len),
         };
+        let task_bytes = self.task.as_ref().map_or(0, |task| delimited(task.len()));
         let of_32_bytes = usize::from(self.nonce.is_some()) + usize::from(self.proof.is_some());
         let incarnation_bytes =
             (self.incarnation).map_or(0, |number| 1 + encoded_len_varint(number));
@@ -235,6 +244,7 @@ impl Announcement {
             + offer_bytes
             + of_32_bytes * (2 + size_of::<Nonce>())
             + incarnation_bytes
+            + task_bytes
     }
 
     fn decode(content: &[u8]) -> Result<Self, Malformed> {
@@ -261,6 +271,12 @@ impl Announcement {
                 (INCARNATION_FIELD, VARINT) => {
                     found.incarnation = Some(reader.varint("the incarnation")?);
                 }
+                (TASK_FIELD, DELIMITED) => {
+                    let task = &content[reader.delimited("the task")?];
+                    // A longer one names no task, and its beginning does not either.
+                    let kept = &task[..task.len().min(TASK_BYTES_MAX)];
+                    found.task = Some(Text::from(&*String::from_utf8_lossy(kept)));
+                }
                 (_, wire_type) => reader.skip(wire_type)?,
             }
         }
@@ -276,10 +292,14 @@ const OFFER_FIELD: u64 = 3;
 const NONCE_FIELD: u64 = 4;
 const PROOF_FIELD: u64 = 5;
 const INCARNATION_FIELD: u64 = 6;
+const TASK_FIELD: u64 = 7;
 const VERSION: u64 = 1;
 
 /// Longest offer that is kept.
 const OFFER_BYTES_MAX: usize = 256;
+
+/// Most bytes that are kept of the name of a task: more than any name in a certificate has.
+const TASK_BYTES_MAX: usize = 160;
 
 #[cfg(test)]
 mod tests {
@@ -354,6 +374,30 @@ mod tests {
         let short = [0xea, 0xa4, 0x0b, 7, 0x10, 0x80, 4, 0x22, 2, 1, 1];
         let found = Announcement::find(&short).unwrap().unwrap();
         assert_eq!((found.nonce, found.features), (None, Features::TOKEN));
+    }
+
+    #[test]
+    fn the_name_of_a_task_comes_back_as_it_was_and_a_long_one_cut() {
+        let of = |task: &str| Announcement {
+            features: Features::CANCEL,
+            task: Some(task.into()),
+            ..Announcement::default()
+        };
+        let mut bytes = Vec::new();
+        of("ps/0").encode(&mut bytes);
+        assert_eq!(bytes.len(), of("ps/0").len_bytes());
+        assert_eq!(
+            bytes[3..],
+            [10, 8, 1, 0x10, 1, 0x3a, 4, b'p', b's', b'/', b'0']
+        );
+        assert_eq!(Announcement::find(&bytes), Ok(Some(of("ps/0"))));
+        let mut bytes = Vec::new();
+        of(&"x".repeat(5000)).encode(&mut bytes);
+        let found = Announcement::find(&bytes).unwrap().unwrap();
+        assert_eq!(found, of(&"x".repeat(TASK_BYTES_MAX)));
+        let no_text = [0xea, 0xa4, 0x0b, 6, 0x10, 1, 0x3a, 2, 0xff, b'x'];
+        let found = Announcement::find(&no_text).unwrap().unwrap();
+        assert_eq!(found, of("\u{fffd}x"));
     }
 
     #[test]

@@ -3,12 +3,26 @@
 use super::proving::{Credentials, Proving, Unproven};
 use crate::connection::client::ClientConnection;
 use crate::wire::{Announcement, Features};
-use crate::{Challenge, Prover};
+use crate::{Challenge, Code, Prover, Reason, Status};
 
 impl ClientConnection {
     /// Sends nothing, not even the announcement: the peer is not the one that was dialled.
-    pub fn distrust(&mut self) {
-        self.proving = Proving::Failed(Unproven::OtherTask);
+    pub fn distrust(&mut self, why: Unproven) {
+        self.proving = Proving::Failed(why);
+    }
+
+    /// Ends all calls if the server does not believe which task this side is. What it answers
+    /// behind that counts no more.
+    pub(crate) fn note_refusal(&mut self) {
+        if let Some(status) = &self.announcement_failed
+            && status.code == Code::Unauthenticated
+            && self.task.is_some()
+        {
+            let why = Unproven::Refused((*status.message).into());
+            let refused = Status::new(Code::Unauthenticated, why.to_string());
+            self.proving = Proving::Failed(why);
+            self.leave(&refused.because(Reason::Unproven));
+        }
     }
 
     /// Checks what the server says of the token, and queues the proof of this side before all that

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Nonce, Token};
+use crate::{Nonce, Text, Token};
 
 /// The token of a client's connection.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ pub(crate) enum Proving {
 }
 
 /// Why a server is not believed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unproven {
     /// It knows nothing of tokens, as originals do not.
     #[error(
@@ -49,11 +49,25 @@ pub enum Unproven {
     #[error("the server has another token than this task; give both the same GRPCXX_TOKEN_FILE")]
     Wrong,
     /// It has proven to be another task than the one that was dialled.
-    #[error(
-        "its certificate names another task than the cluster has at this address; check the \
-         cluster spec, the endpoint map and the names in the certificates"
-    )]
-    OtherTask,
+    #[error(transparent)]
+    OtherTask(Box<OtherTask>),
+    /// It does not believe who this side is.
+    #[error("the server refuses this task: {0}")]
+    Refused(Box<str>),
+}
+
+/// The certificate of a server that names another task than was called.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "its certificate is that of {found}, and {called} was called; give {called} its own \
+     certificate (GRPCXX_TLS_CERT, GRPCXX_TLS_KEY), or check its address in the cluster spec and \
+     the endpoint map"
+)]
+pub struct OtherTask {
+    /// The task that was called, as in `ps/0`.
+    pub called: Text,
+    /// The name in the certificate, as in `grpcxx://training/ps/1`.
+    pub found: Text,
 }
 
 impl Proving {
@@ -120,7 +134,7 @@ impl Proving {
     #[inline]
     pub(crate) fn check(&self) -> Result<(), Unproven> {
         match self {
-            Self::Failed(why) => Err(*why),
+            Self::Failed(why) => Err(why.clone()),
             Self::Unused | Self::Asked { .. } | Self::Proved { .. } => Ok(()),
         }
     }

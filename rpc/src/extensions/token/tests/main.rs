@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use grpcxx_rpc::wire::{Announcement, HEADER_BYTES, RequestHeader, ResponseHeader};
 use grpcxx_rpc::{
-    Challenge, ClientConnection, Code, ConnectionLimits, Credentials, Features, Gate, Method,
-    PeerViolation, Provable, Prover, Proving, Response, Right, Rights, ServerConnection, Token,
-    Unproven,
+    Certified, Challenge, ClientConnection, Code, ConnectionLimits, Credentials, Features, Gate,
+    Method, PeerViolation, Provable, Prover, Proving, Reason, Response, Right, Rights,
+    ServerConnection, Text, Token, Unproven,
 };
 use support::make::{KEY, bytes_tensor, receive};
 use support::{Pair, Port, tensors};
@@ -142,6 +142,48 @@ fn a_server_with_another_token_or_none_gets_no_call() {
         assert!(pair.client.drain().is_empty());
         assert_eq!(pair.server.end.poll_request(), None);
     }
+}
+
+#[test]
+fn a_client_that_claims_another_task_than_it_has_proven_gets_nothing() {
+    let of_task = |task: Option<&str>| {
+        let task = task.map(Text::from);
+        ClientConnection::of_task(ConnectionLimits::default(), Features::ALL, None, task)
+    };
+    let certified = || {
+        let mut server = ServerConnection::new(ConnectionLimits::default(), Features::ALL);
+        server.certify(Certified {
+            task: "ps/0".into(),
+            name: "grpcxx://c/ps/0".into(),
+        });
+        server
+    };
+    for claim in [None, Some("ps/0")] {
+        let mut pair = pair(of_task(claim), certified());
+        get_acquainted(&mut pair);
+        assert_eq!(pair.server.end.take_false_claim(), None);
+        pair.round_trip(receive(KEY), tensors([bytes_tensor(9, 1)]));
+    }
+
+    let mut pair = pair(of_task(Some("ps/1")), certified());
+    let call = pair.call(receive(KEY));
+    pair.carry_requests();
+    let answers = pair.server.drain();
+    pair.client.offer(&answers);
+    let finished = pair.finished();
+    let status = finished.result.unwrap_err();
+    assert_eq!((finished.call, status.code), (call, Code::Unauthenticated));
+    assert_eq!(status.reason, Reason::Unproven);
+    assert!(status.message.contains("says that it is ps/1"), "{status}");
+    assert!(matches!(
+        pair.client.violation,
+        Some(PeerViolation::Unproven(Unproven::Refused(_)))
+    ));
+    assert_eq!(pair.server.end.poll_request(), None);
+    assert_eq!(pair.server.end.take_false_claim(), Some("ps/1".into()));
+    // Nothing that it is said to have proven besides gives it rights again.
+    pair.server.end.set_rights(Rights::ALL);
+    assert_eq!(pair.server.end.rights(), Rights::NONE);
 }
 
 #[test]
