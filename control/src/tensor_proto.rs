@@ -176,6 +176,15 @@ mod tests {
             [0x80, 0x3f, 0, 0x40]
         );
 
+        let mut eighths = message(DType::Float8E5M2, &[3]);
+        eighths.float8_val = vec![1, 0x7b].into();
+        assert_eq!(decode(eighths, false).unwrap().data[..], [1, 0x7b, 0x7b]);
+        let mut nibbles = message(DType::Int4, &[2]);
+        nibbles.int_val = vec![-8, 7];
+        assert_eq!(decode(nibbles, false).unwrap().data[..], [0xf8, 7]);
+        let ours = message(DType::Float8E3M4, &[1]);
+        assert!(decode(ours, false).unwrap_err().message.contains("unknown"));
+
         let mut small = message(DType::Int8, &[2]);
         small.int_val = vec![-1, 2];
         assert_eq!(decode(small, false).unwrap().data[..], [255, 2]);
