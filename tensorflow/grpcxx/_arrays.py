@@ -181,4 +181,4 @@ PLAIN = (np.ndarray, np.memmap, np.matrix, np.recarray, np.char.chararray)
 # DLPack's numbers of devices. Memory that CUDA and ROCm have pinned is the CPU's, and what CUDA manages is both's.
 CPU_DEVICES = (1, 3, 11, 13)
 DEVICES = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 14: "oneapi", 15: "webgpu", 16: "hexagon"}
-_SIGNED = {1: np.int8, 2: np.int16}
+_SIGNED = {1: np.int8, 2: np.int16, 4: np.int32}
