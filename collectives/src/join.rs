@@ -120,7 +120,13 @@ impl Joining {
         let shard = own.shard();
         let peers = roll.ranks.iter().enumerate().map(|(index, who)| {
             let is_own = index == rank as usize;
-            let peer = || client.peer_on(&who.address, shard);
+            let peer = || {
+                // Where there are certificates, a rank proves by its own who it says that it is.
+                if let Some(task) = who.task() {
+                    client.expect_task(&who.address, task);
+                }
+                client.peer_on(&who.address, shard)
+            };
             (!is_own).then(peer).transpose()
         });
         let peers: Vec<Option<Peer>> = peers.collect::<Result<_, Status>>()?;
