@@ -126,7 +126,13 @@ impl Joining {
                 0 => &self.builder.rendezvous,
                 _ => &who.address,
             };
-            let peer = || client.peer_on(address, shard);
+            let peer = || {
+                // Where there are certificates, a rank proves by its own who it says that it is.
+                if let Some(task) = who.task() {
+                    client.expect_task(address, task);
+                }
+                client.peer_on(address, shard)
+            };
             (!is_own).then(peer).transpose()
         });
         let peers: Vec<Option<Peer>> = peers.collect::<Result<_, Status>>()?;

@@ -1,11 +1,14 @@
 //! Groups over real engines: each rank is an engine of its own, connected by TCP or shared memory.
 
+#[path = "../../runtime/tests/support/authority.rs"]
+mod authority;
 #[path = "groups/strangers.rs"]
 mod strangers;
 
 use std::thread;
 use std::time::{Duration, Instant};
 
+use authority::Authority;
 use grpcxx_collectives::{Group, GroupBuilder, JoiningGroup, ReduceOp};
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{Code, Shape, Status, Tensor};
@@ -365,6 +368,43 @@ fn a_rank_that_comes_twice_or_expects_another_size_is_refused() {
     };
     assert_eq!(twice.code, Code::AlreadyExists, "{twice}");
     assert!(twice.message.contains("rank 1 has come twice"), "{twice}");
+}
+
+#[test]
+fn a_rank_is_its_task_by_its_certificate_wherever_it_says_that_it_is() {
+    let authority = Authority::new();
+    let variables = [("GRPCXX_TLS", "require"), ("GRPCXX_SHM", "off")];
+    let [first, second, other] =
+        ["one", "two", "three"].map(|job| authority.start(job, &variables));
+    let begin = |rank: u32, engine: &Engine, place: &Engine| {
+        let builder = Group::builder(rank, 2, address(&first)).address(address(place));
+        let builder = builder.timeout(Duration::from_secs(20));
+        builder.begin(engine).unwrap()
+    };
+    let sum = |joining: JoiningGroup| {
+        let group = joining.wait().unwrap();
+        let one = Tensor::scalar(1f32);
+        group.all_reduce(one, ReduceOp::Sum).wait()
+    };
+    let run = |place: &Engine| {
+        let joining = [begin(0, &first, &first), begin(1, &second, place)];
+        thread::scope(|scope| {
+            let threads = joining.map(|joining| scope.spawn(|| sum(joining)));
+            threads.map(|thread| thread.join().unwrap())
+        })
+    };
+    for result in run(&second) {
+        assert_eq!(result.unwrap().value::<f32>().unwrap(), 2.0);
+    }
+    // Rank 1 says that it is where another task answers. It reaches rank 0 itself.
+    let [refused, _] = run(&other);
+    let text = refused.unwrap_err().message;
+    for part in [
+        "certificate is that of grpcxx://c/three/0",
+        "two/0 was called",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
 }
 
 #[test]

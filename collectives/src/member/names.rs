@@ -1,6 +1,7 @@
 //! What ranks are called: in errors by number and address, in rendezvous keys by their devices.
 
 use grpcxx_rpc::{RendezvousKey, Status};
+use grpcxx_runtime::cluster::TaskId;
 
 use super::{Key, Place};
 use crate::machine::Slot;
@@ -11,6 +12,15 @@ pub(crate) struct Who {
     pub(crate) address: String,
     pub(crate) device: String,
     pub(crate) incarnation: u64,
+}
+
+impl Who {
+    /// Which task of the cluster the rank says that it is.
+    pub(crate) fn task(&self) -> Option<TaskId> {
+        let (name, _) = self.device.split_once("/device:")?;
+        let task: TaskId = name.parse().ok()?;
+        task.is_of_cluster().then_some(task)
+    }
 }
 
 /// The names of all ranks.
