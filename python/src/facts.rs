@@ -28,6 +28,12 @@ pub(crate) fn proxy_warning(hosts: Vec<String>) -> Option<String> {
     grpcxx_capi::proxies::warning(hosts, |name| std::env::var(name).ok())
 }
 
+/// What to do about star ports that the system may give to outgoing connections.
+#[pyfunction]
+pub(crate) fn outgoing_ports_warning(ports: Vec<u16>) -> Option<String> {
+    grpcxx_runtime::outgoing_ports_warning(&ports)
+}
+
 /// Name, default, unit, reader and meaning of each variable of the configuration.
 #[pyfunction]
 pub(crate) fn variables() -> Vec<[&'static str; 5]> {

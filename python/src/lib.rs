@@ -45,7 +45,9 @@ mod native {
     #[pymodule_export]
     use crate::engine::Engine;
     #[pymodule_export]
-    use crate::facts::{endpoint_map, facts, log_to, proxy_warning, variables, version};
+    use crate::facts::{
+        endpoint_map, facts, log_to, outgoing_ports_warning, proxy_warning, variables, version,
+    };
     #[pymodule_export]
     use crate::group::{Group, PendingOperation};
     #[pymodule_export]

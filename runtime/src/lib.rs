@@ -55,7 +55,7 @@ pub use client::{Client, LinkMedium, Peer, PeerState, RefusedCall, Resolve, Syst
 pub use counters::Counters;
 pub use engine::{
     CpuLatency, Engine, EngineBuilder, EngineError, EngineOptions, ListenAddress, LocalEngine,
-    Rdma, SPIN_DEFAULT, SharedMemory, StartReport,
+    Rdma, SPIN_DEFAULT, SharedMemory, StartReport, outgoing_ports_warning,
 };
 pub use function::{AtOnce, Function, Later, Promise, RequestWatch, Responder, Served, Service};
 pub use grpcxx_transport::Time;

@@ -213,7 +213,7 @@ def _rdma(facts: dict[str, str]) -> Finding:
 
 
 def _endpoint_map(path: str | None) -> Iterator[Finding]:
-    from ._library import endpoint_map
+    from ._library import endpoint_map, native
     from ._status import Code, Error
 
     try:
@@ -226,6 +226,11 @@ def _endpoint_map(path: str | None) -> Iterator[Finding]:
             yield Finding("endpoint map", error.message, "wrong", advice)
         return
     yield Finding("endpoint map", f"{found.path} with {len(found.entries)} tasks")
+    ports = [address.rpartition(":")[2] for address in found.entries.values()]
+    warning = native.outgoing_ports_warning([int(port) for port in ports if port.isdecimal()])
+    if warning:
+        what, _, advice = warning.rpartition("; ")
+        yield Finding("star ports", what, "note", advice)
 
 
 def _proxy() -> Iterator[Finding]:

@@ -55,6 +55,16 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "
             },
             (1, 2, "c:3"),
         ),
+        (
+            {
+                "TF_CONFIG": json.dumps(
+                    {"cluster": {"worker": {"1": "b:2", "0": "a:1"}}, "task": {"type": "worker", "index": 1}}
+                )
+            },
+            (1, 2, "a:1"),
+        ),
+        ({"TF_CONFIG": '{"cluster": {}, "task": {"type": "worker", "index": 0}}'}, None),
+        ({"TF_CONFIG": "{}", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, (1, 2, "")),
     ],
 )
 def test_ranks_are_found_in_the_variables_of_launchers(environment, place):
@@ -70,12 +80,23 @@ def test_ranks_are_found_in_the_variables_of_launchers(environment, place):
         ({"PMI_RANK": "two", "PMI_SIZE": "2"}, "'two', which is no number"),
         ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}, "MASTER_PORT is None"),
         ({"TF_CONFIG": "{"}, "TF_CONFIG cannot be read"),
+        (
+            {"TF_CONFIG": '{"cluster": {"worker": {"1": "b:2"}}, "task": {"type": "worker", "index": 1}}'},
+            "only the tasks",
+        ),
+        ({"PRTE_LAUNCHED": "1", "PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-a-1@1"}, "give their number with -n"),
         ({"TF_CONFIG": '{"cluster": {"ps": ["a:1"]}, "task": {}}'}, "of chief and worker alone"),
     ],
 )
 def test_variables_that_cannot_be_are_named(environment, text):
     with pytest.raises(RankError, match=text):
         from_environment(environment)
+
+
+def test_ranks_of_prrte_are_told_how_many_they_are():
+    daemon = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    found = from_environment({**daemon, "PRTE_LAUNCHED": "1", "PMIX_RANK": "1"}, size=2)
+    assert (found.rank, found.size, found.rendezvous, found.launcher) == (1, 2, "", "PRRTE")
 
 
 def test_pods_of_an_indexed_job_are_told_how_many_they_are():

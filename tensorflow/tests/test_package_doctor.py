@@ -56,6 +56,18 @@ def test_an_endpoint_map_is_read(tmp_path):
     assert "with 2 tasks" in found["value"] and found["state"] == "ok"
 
 
+def test_star_ports_of_outgoing_connections_are_told(tmp_path):
+    with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+        first, _ = file.read().split()
+    path = tmp_path / ".endpoint_map"
+    path.write_text(f"localhost:2222=localhost:{first}\n")
+    found = findings("--endpoint-map", str(path))["star ports"]
+    assert found["state"] == "note" and first in found["value"]
+    assert "net.ipv4.ip_local_reserved_ports" in found["advice"]
+    path.write_text("localhost:2222=localhost:9\n")
+    assert "star ports" not in findings("--endpoint-map", str(path))
+
+
 def test_a_wrong_endpoint_map_is_wrong(tmp_path):
     path = tmp_path / ".endpoint_map"
     path.write_text("localhost:2222 localhost:12222\n")

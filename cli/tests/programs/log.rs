@@ -2,12 +2,13 @@
 //! exit code.
 
 use std::io::{BufRead, BufReader, Read, Write, pipe};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use grpcxx_cli::local::held_ports;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::cluster::{caller, device};
@@ -118,10 +119,10 @@ impl Drop for Server {
     }
 }
 
-/// Two addresses that were free a moment ago.
+/// Two addresses that were free a moment ago, and that no outgoing connection gets.
 fn addresses() -> [String; 2] {
-    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    listeners.map(|listener| listener.local_addr().unwrap().to_string())
+    let held = held_ports(2, Ipv4Addr::LOCALHOST.into()).unwrap();
+    [0, 1].map(|at| format!("127.0.0.1:{}", held[at].0))
 }
 
 fn page(address: &str) -> String {

@@ -13,6 +13,7 @@ mod leaving;
 mod log;
 #[path = "../../../runtime/tests/original/mod.rs"]
 mod original;
+mod outgoing_ports;
 mod policy;
 mod supervised;
 mod tool;

@@ -5,6 +5,7 @@ mod cpu_latency;
 mod local;
 mod options;
 mod report;
+mod star_port;
 mod start;
 
 use std::fmt;
@@ -25,6 +26,7 @@ pub use self::cpu_latency::CpuLatency;
 pub use self::local::LocalEngine;
 pub use self::options::{EngineError, EngineOptions, SPIN_DEFAULT};
 pub use self::report::{Rdma, SharedMemory, StartReport};
+pub use self::star_port::outgoing_ports_warning;
 use crate::call::{Call, CallSpec};
 use crate::client::{Client, Peer};
 use crate::cluster::{TaskId, reachable};

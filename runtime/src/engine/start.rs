@@ -14,7 +14,10 @@ use grpcxx_transport::Migrating;
 
 use super::cpu_latency;
 use super::report::{Rdma, SharedMemory};
-use super::{Engine, EngineError, EngineOptions, LocalEngine, StartReport, fresh_incarnation};
+use super::{
+    Engine, EngineError, EngineOptions, LocalEngine, StartReport, fresh_incarnation,
+    outgoing_ports_warning,
+};
 use crate::client::{Client, Lookups, Mailboxes};
 use crate::command::{Command, MeshMessage};
 use crate::compute::ComputePool;
@@ -74,6 +77,12 @@ struct Plan {
 pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
     let options = polling_if_there_is_time(options, cpu_time());
     let plan = plan(&options)?;
+    if let Some(warning) = options
+        .listen
+        .and_then(|address| outgoing_ports_warning(&[address.port()]))
+    {
+        tracing::warn!("{warning}");
+    }
     let (ends, spawners, mailboxes) = queues(options.shards);
     let shared = shared_parts(&options, &plan, Arc::new(mailboxes))?;
     let shards = Shards::new(

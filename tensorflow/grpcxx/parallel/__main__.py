@@ -38,7 +38,9 @@ def _place(options: argparse.Namespace) -> _ranks.Place | None:
     elif options.local:
         return None
     else:
-        found = _ranks.from_environment() or _ranks.of_indexed_job(options.processes, options.rendezvous)
+        found = _ranks.from_environment(size=options.processes) or _ranks.of_indexed_job(
+            options.processes, options.rendezvous
+        )
     if found is None:
         return None
     rendezvous = options.rendezvous or found.rendezvous
@@ -53,7 +55,8 @@ def _found_by_launch(options: argparse.Namespace, place: _ranks.Place) -> int:
             f"{place.launcher} does not tell where rank 0 is: give --rendezvous HOST:PORT, the same on all ranks,"
             " or install the program grpcxx, which finds out"
         )
-    os.execv(program, [program, "launch", "--", sys.executable, "-m", "grpcxx.parallel", *sys.argv[1:]])
+    launch = [program, "launch", "-n", str(place.size), "--"]
+    os.execv(program, [*launch, sys.executable, "-m", "grpcxx.parallel", *sys.argv[1:]])
     raise AssertionError("execv does not return")
 
 

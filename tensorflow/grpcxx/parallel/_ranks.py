@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 
 class RankError(Exception):
@@ -28,12 +29,15 @@ class Place:
     """Who has set the variables."""
 
 
-def from_environment(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """What the first launcher tells that has set its variables, in the order of docs/launch.md."""
+def from_environment(environment: Mapping[str, str] = os.environ, size: int | None = None) -> Place | None:
+    """What the first launcher tells that has set its variables, in the order of docs/launch.md.
+
+    `size` is the number of ranks that the user gives, for launchers that do not tell it.
+    """
     # torchrun runs inside of a step of Slurm or MPI, and starts more processes than that knows of; others that set RANK
     # know less than those where both do.
     beside = (_torch_run, _numbered) if "TORCHELASTIC_RUN_ID" in environment else (_numbered, _torch_run)
-    for read in (_tf_config, *beside):
+    for read in (_tf_config, partial(_prrte, size), *beside):
         place = read(environment)
         if place is not None:
             if not 0 <= place.rank < place.size:
@@ -60,7 +64,11 @@ def _tf_config(environment: Mapping[str, str]) -> Place | None:
         return None
     try:
         config = json.loads(text)
-        cluster, task = config["cluster"], config["task"]
+        cluster = {job: _addresses(job, tasks) for job, tasks in (config.get("cluster") or {}).items()}
+        if not any(cluster.values()):
+            # A program that runs alone, or a rank of another launcher.
+            return None
+        task = config["task"]
         if set(cluster) - {"chief", "worker"}:
             raise RankError(f"TF_CONFIG has tasks {sorted(cluster)}; ranks are made of chief and worker alone")
         chiefs, workers = cluster.get("chief", []), cluster.get("worker", [])
@@ -71,6 +79,28 @@ def _tf_config(environment: Mapping[str, str]) -> Place | None:
         return Place(rank, len(addresses), addresses[0], launcher="TF_CONFIG")
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise RankError(f"TF_CONFIG cannot be read ({type(error).__name__}: {error}): {text[:200]!r}") from error
+
+
+def _addresses(job: str, tasks: list[str] | dict[str, str] | None) -> list[str]:
+    """The addresses of a job, which may have them by index."""
+    if not isinstance(tasks, dict):
+        return list(tasks or [])
+    by_index = {int(index): address for index, address in tasks.items()}
+    if sorted(by_index) != list(range(len(by_index))):
+        raise RankError(f"TF_CONFIG tells only the tasks {sorted(by_index)} of {job}; ranks have to know all others")
+    return [by_index[index] for index in range(len(by_index))]
+
+
+def _prrte(size: int | None, environment: Mapping[str, str]) -> Place | None:
+    """A rank of `prterun`. Under `mpirun` of Open MPI, which is one too, more is told."""
+    if "PRTE_LAUNCHED" not in environment or "OMPI_COMM_WORLD_RANK" in environment:
+        return None
+    rank = _number(environment, "PMIX_RANK")
+    if rank is None:
+        return None
+    if size is None:
+        raise RankError(f"PRRTE tells rank {rank}, and not how many there are: give their number with -n")
+    return Place(rank, size, "", launcher="PRRTE")
 
 
 def _torch_run(environment: Mapping[str, str]) -> Place | None:

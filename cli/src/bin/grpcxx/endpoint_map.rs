@@ -3,6 +3,7 @@ use std::fs;
 
 use grpcxx_runtime::config::Config;
 use grpcxx_runtime::endpoint_map::{EndpointMap, EndpointMapError, Problem, search, star_port};
+use grpcxx_runtime::outgoing_ports_warning;
 use serde::Serialize;
 
 use crate::arguments::{CheckArguments, GenerateArguments};
@@ -85,11 +86,17 @@ pub(crate) fn check(arguments: &CheckArguments, config: &Config, output: Output)
     })?;
     let report = map.check(&cluster);
     let texts = |problems: &[Problem]| problems.iter().map(Problem::to_string).collect();
+    let star_ports = map.entries().iter().filter_map(|entry| {
+        let (_, port) = entry.value.rsplit_once(':')?;
+        port.parse().ok()
+    });
+    let mut odd: Vec<String> = texts(&report.odd);
+    odd.extend(outgoing_ports_warning(&star_ports.collect::<Vec<u16>>()));
     let verdict = Verdict {
         path: path.display().to_string(),
         wrong: texts(&report.wrong),
         clashes: texts(&report.clashes),
-        odd: texts(&report.odd),
+        odd,
     };
     output.print(&verdict, || {
         let mut text = String::new();
