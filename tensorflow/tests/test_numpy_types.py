@@ -1,5 +1,6 @@
 """Types of ml_dtypes, and more arrays in a push than a call of star has."""
 
+import ctypes
 import socket
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import grpcxx
-from grpcxx import Code
+from grpcxx import Code, _library
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
@@ -81,6 +82,56 @@ def test_groups_move_what_they_cannot_reduce(kind):
 def test_a_type_that_nobody_knows_is_refused_by_name(client):
     with pytest.raises(grpcxx.Error, match="arrays of longdouble|arrays of float128"):
         client.push("x", np.zeros(2, np.longdouble))
+
+
+class Text(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_char_p), ("size", ctypes.c_size_t)]
+
+
+class Holder:
+    """A server by the C interface, which can make tensors of types that no array has."""
+
+    def __init__(self):
+        self.library = ctypes.CDLL(str(_library.library_path()))
+        self.library.grpcxx_options_new.restype = ctypes.c_void_p
+        self.library.grpcxx_engine_star_address.restype = ctypes.c_char_p
+        options = ctypes.c_void_p(self.library.grpcxx_options_new())
+        self.ok("grpcxx_options_set_listen", options, b"127.0.0.1:0", ctypes.c_size_t(11))
+        self.engine = ctypes.c_void_p()
+        self.ok("grpcxx_engine_start", options, ctypes.byref(self.engine))
+        self.library.grpcxx_options_free(options)
+        self.address = self.library.grpcxx_engine_star_address(self.engine).decode()
+
+    def ok(self, function, *arguments):
+        call = getattr(self.library, function)
+        call.restype = ctypes.c_void_p
+        assert call(*arguments) is None, function
+
+    def keep(self, name, dtype, shape, data):
+        tensor, dims = ctypes.c_void_p(), (ctypes.c_int64 * len(shape))(*shape)
+        size, rank = ctypes.c_size_t(len(data)), ctypes.c_size_t(len(shape))
+        self.ok("grpcxx_tensor_copy_new", dtype, dims, rank, False, data, size, ctypes.byref(tensor))
+        names, tensors = (Text * 1)((name, len(name))), (ctypes.c_void_p * 1)(tensor)
+        self.ok("grpcxx_store_put", self.engine, names, tensors, ctypes.c_size_t(1))
+        self.library.grpcxx_tensor_release(tensor)
+
+    def close(self):
+        self.ok("grpcxx_engine_shutdown", self.engine, ctypes.c_uint64(100))
+        self.library.grpcxx_engine_free(self.engine)
+
+
+def test_packed_types_come_as_their_bytes():
+    holder, data = Holder(), bytes(range(6))
+    for name, dtype, shape in [(b"four", 220, (3, 4)), (b"six", 221, (2, 4)), (b"within a byte", 220, (4, 3))]:
+        holder.keep(name, dtype, shape, data)
+    with grpcxx.Client(holder.address, timeout=60) as client:
+        assert client.stored()["six"] == ("float6_e2m3fn_packed", (2, 4), 6)
+        pulled = client.pull(["four", "six", "within a byte"])
+        assert [array.shape for array in pulled.values()] == [(3, 2), (2, 3), (6,)]
+        assert all(array.dtype == np.uint8 and array.tobytes() == data for array in pulled.values())
+        with pytest.raises(grpcxx.Error, match="float4_e2m1fn_packed"):
+            client.pull("four", out=np.zeros((3, 2), np.uint8))
+    holder.close()
 
 
 # ---- Many arrays
