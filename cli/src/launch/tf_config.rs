@@ -64,6 +64,12 @@ fn only_task(cluster: &ClusterSpec) -> Result<TaskId, LaunchError> {
 fn completed(text: &str, cluster: &ClusterSpec, task: &TaskId, is_named: bool) -> Option<String> {
     let mut value: Value = serde_json::from_str(text).ok()?;
     let before = value.clone();
+    // Programs know this one alone.
+    if value.get("cluster").is_none_or(Value::is_null)
+        && let Some(sparse) = value.get("sparseCluster")
+    {
+        value["cluster"] = sparse.clone();
+    }
     if !is_named {
         value["task"] = json!({ "type": task.job, "index": task.index });
     }
@@ -163,6 +169,22 @@ mod tests {
             completed["cluster"],
             json!({"worker": {}, "ps": {"1": "p1:1"}})
         );
+    }
+
+    #[test]
+    fn programs_are_told_a_sparse_cluster_as_a_cluster() {
+        let text = r#"{"sparseCluster": {"worker": {"1": "w1:1"}, "ps": ["p0:1"]},
+                       "task": {"type": "worker", "index": 1}}"#;
+        let found = told(text).unwrap();
+        assert_eq!((found.name.as_str(), found.size), ("worker:1", None));
+        let completed: Value = serde_json::from_str(&found.tf_config.unwrap()).unwrap();
+        assert_eq!(completed["cluster"], completed["sparseCluster"]);
+
+        let ps = r#"{"sparseCluster": {"worker": {}, "ps": ["p1:1"]},
+                     "task": {"type": "ps", "index": 1}}"#;
+        let completed: Value = serde_json::from_str(&told(ps).unwrap().tf_config.unwrap()).unwrap();
+        let wanted = json!({"worker": {}, "ps": {"1": "p1:1"}});
+        assert_eq!(completed["cluster"], wanted);
     }
 
     #[test]

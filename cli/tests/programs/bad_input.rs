@@ -172,8 +172,9 @@ fn the_server_refuses_wrong_maps_and_models() {
     let offsets = header.replace("[0,8]", "[8,16]");
     safetensors(path, "offsets", &offsets, &[0; 16]);
     safetensors(path, "dtype", &header.replace("F32", "F16"), &[0; 8]);
-    let wide = r#"{"w":{"dtype":"U8","shape":[1,1,1,70000],"data_offsets":[0,70000]}}"#;
-    safetensors(path, "wide", wide, &[0; 70_000]);
+    let ones = vec!["1"; 105].join(",");
+    let deep = format!(r#"{{"w":{{"dtype":"U8","shape":[{ones}],"data_offsets":[0,1]}}}}"#);
+    safetensors(path, "deep", &deep, &[0]);
     safetensors(path, "first", header, &[0; 8]);
     safetensors(path, "second", header, &[0; 8]);
 
@@ -200,7 +201,11 @@ fn the_server_refuses_wrong_maps_and_models() {
             case(&format!("{good} --load long"), 65, "appended"),
             case(&format!("{good} --load offsets"), 65, "\"w\""),
             case(&format!("{good} --load dtype"), 65, "2 elements of F16"),
-            case(&format!("{good} --load wide"), 65, "70000"),
+            case(
+                &format!("{good} --load deep"),
+                65,
+                "more dimensions than can be sent",
+            ),
             case(&format!("{good} --load first --load second"), 65, "second"),
             case(
                 "--cluster-spec worker|localhost:2222 --job-name worker --task-index 0 --load first",

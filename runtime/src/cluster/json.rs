@@ -22,6 +22,9 @@ pub struct TfConfig {
 #[derive(Deserialize)]
 struct Fields {
     cluster: Option<Jobs>,
+    /// What Training Operator writes in place of `cluster`, where workers come and go.
+    #[serde(rename = "sparseCluster")]
+    sparse_cluster: Option<Jobs>,
     task: Option<Task>,
 }
 
@@ -53,7 +56,8 @@ impl TfConfig {
     pub fn parse(text: &str) -> Result<Self, ClusterError> {
         check_length(text)?;
         let fields: Fields = read("TF_CONFIG", text)?;
-        let mut jobs = fields.cluster.map_or_else(Vec::new, |jobs| jobs.0);
+        let told = fields.cluster.or(fields.sparse_cluster);
+        let mut jobs = told.map_or_else(Vec::new, |jobs| jobs.0);
         let task = fields.task.map_or(Ok(None), Task::id)?;
         let is_sparse = jobs.iter().any(|(_, tasks)| tasks.is_indexed);
         if let Some(task) = &task {

@@ -64,7 +64,8 @@ def _tf_config(environment: Mapping[str, str]) -> Place | None:
         return None
     try:
         config = json.loads(text)
-        cluster = {job: _addresses(job, tasks) for job, tasks in (config.get("cluster") or {}).items()}
+        told = config.get("cluster") or config.get("sparseCluster") or {}
+        cluster = {job: _addresses(job, tasks) for job, tasks in told.items()}
         if not any(cluster.values()):
             # A program that runs alone, or a rank of another launcher.
             return None
