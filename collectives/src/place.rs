@@ -26,10 +26,10 @@ pub(crate) fn told(builder: &GroupBuilder, engine: &Engine) -> Result<String, St
         return Err(Status::new(Code::InvalidArgument, text));
     };
     let (told, why): (String, &dyn Display) = match &builder.address {
+        _ if rank == 0 => (builder.rendezvous.clone(), &"where they meet"),
         Some(address) => (address.clone(), &"as it was told to"),
-        None if rank == 0 => (builder.rendezvous.clone(), &"where they meet"),
         None if !listening.ip().is_unspecified() => (listening.to_string(), &"where it listens"),
-        None => match on_the_way(&builder.rendezvous) {
+        None => match on_the_way(&builder.rendezvous, listening) {
             Some(ip) => {
                 let told = SocketAddr::new(ip, listening.port());
                 (told.to_string(), &"its address on the way to rank 0")
@@ -44,9 +44,15 @@ pub(crate) fn told(builder: &GroupBuilder, engine: &Engine) -> Result<String, St
     Ok(told)
 }
 
-/// The address of this host on the way to the rendezvous, unless that is this host.
-fn on_the_way(rendezvous: &str) -> Option<IpAddr> {
-    let mut found = rendezvous.to_socket_addrs().ok()?;
-    let ip = source_towards(found.next()?)?;
+/// The address of this host on the way to the rendezvous, unless that is this host: one of those
+/// that it listens on, which takes IPv4 as well if that is of IPv6.
+fn on_the_way(rendezvous: &str, listening: SocketAddr) -> Option<IpAddr> {
+    let found = rendezvous.to_socket_addrs().ok()?;
+    let mut found: Vec<SocketAddr> = found
+        .filter(|address| address.is_ipv4() || listening.is_ipv6())
+        .collect();
+    // As those who dial prefer it.
+    found.sort_by_key(SocketAddr::is_ipv6);
+    let ip = source_towards(*found.first()?)?;
     (!ip.is_loopback()).then_some(ip)
 }

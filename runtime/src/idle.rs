@@ -62,9 +62,9 @@ impl IdlePolicy {
 pub fn polling_left_out(shards: usize, cpu_time: f64) -> Option<String> {
     (shards as f64 > cpu_time).then(|| {
         format!(
-            "polling is left out: it needs the time of {shards} CPUs, and this process has that of \
-             {cpu_time}; raise its limit, run fewer shards (GRPCXX_SHARDS), or unset \
-             PS_ENABLE_POLLING and WORKER_ENABLE_POLLING"
+            "polling is left out: it needs a CPU for each shard, of which there are {shards}, and \
+             this process has the time of {cpu_time}; raise its limit, run fewer shards \
+             (GRPCXX_SHARDS), or unset PS_ENABLE_POLLING and WORKER_ENABLE_POLLING"
         )
     })
 }
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(polling_left_out(2, 2.0), None);
         assert_eq!(polling_left_out(1, 1.5), None);
         let told = polling_left_out(1, 0.5).unwrap();
-        assert!(told.contains("that of 0.5;"), "{told}");
+        assert!(told.contains("the time of 0.5;"), "{told}");
         assert!(polling_left_out(2, 1.0).is_some());
     }
 

@@ -88,8 +88,8 @@ pub fn usable_cpus() -> usize {
 /// How many CPUs the calling thread has the time of, which may be half of one. Ask before anything
 /// is pinned.
 pub fn cpu_time() -> f64 {
-    let usable = usable_cpus() as f64;
-    cpu_quota().map_or(usable, |quota| quota.min(usable))
+    let allowed = allowed_cpus().as_slice().len().max(1) as f64;
+    cpu_quota().map_or(allowed, |quota| quota.min(allowed))
 }
 
 /// Pins the calling thread.

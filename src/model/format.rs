@@ -214,7 +214,7 @@ fn record(name: String, entry: Entry, dtype: DType) -> Result<Record, Flaw> {
 }
 
 /// Length of the data of a tensor, if its elements end with a byte.
-fn whole_bytes(dtype: DType, shape: &Shape) -> Option<u128> {
+pub(super) fn whole_bytes(dtype: DType, shape: &Shape) -> Option<u128> {
     let num_elements = shape.num_elements();
     match dtype.class() {
         DTypeClass::Packed { element_bits }

@@ -123,6 +123,13 @@ fn record(path: &Path, name: &str, meta: &TensorMeta) -> Result<Record, ModelErr
             ),
         ));
     }
+    if format::whole_bytes(meta.dtype, &meta.shape) != Some(meta.data_bytes.into()) {
+        return Err(refuse(
+            path,
+            name,
+            "its last byte is not full, as no safetensors file has it; leave this tensor out",
+        ));
+    }
     if name == METADATA_KEY {
         return Err(refuse(
             path,

@@ -115,7 +115,7 @@ def _torch_array(torch: Any, tensor: Any) -> np.ndarray:
     if kind.endswith("_x2"):
         text = f"{kind} packs two elements into a byte, and NumPy does not; send tensor.view(torch.uint8)"
         raise Error(Code.INVALID_ARGUMENT, text)
-    if kind != "bfloat16" and not kind.startswith("float8"):
+    if kind not in ("bfloat16", "complex32") and not kind.startswith("float8"):
         return tensor.resolve_conj().resolve_neg().numpy()
     try:
         import ml_dtypes
@@ -123,8 +123,8 @@ def _torch_array(torch: Any, tensor: Any) -> np.ndarray:
         raise Error(Code.INVALID_ARGUMENT, f"to send a tensor of {kind} install ml_dtypes") from error
     if not hasattr(ml_dtypes, kind):
         raise Error(Code.INVALID_ARGUMENT, f"tensors of {kind} cannot be sent: ml_dtypes has no such type")
-    same_bits = torch.int16 if tensor.element_size() == 2 else torch.int8
-    return tensor.view(same_bits).numpy().view(getattr(ml_dtypes, kind))
+    same_bits = {1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()]
+    return tensor.resolve_conj().view(same_bits).numpy().view(getattr(ml_dtypes, kind))
 
 
 def _check_device(value: Any) -> None:

@@ -227,7 +227,7 @@ def _endpoint_map(path: str | None) -> Iterator[Finding]:
         return
     yield Finding("endpoint map", f"{found.path} with {len(found.entries)} tasks")
     ports = [address.rpartition(":")[2] for address in found.entries.values()]
-    warning = native.outgoing_ports_warning([int(port) for port in ports if port.isdecimal()])
+    warning = native.outgoing_ports_warning([int(port) for port in ports if port.isdecimal() and int(port) <= 65535])
     if warning:
         what, _, advice = warning.rpartition("; ")
         yield Finding("star ports", what, "note", advice)

@@ -47,7 +47,8 @@ class Group:
     ):
         """Meets the other ranks at `rendezvous`, `host:port`, where rank 0 listens.
 
-        A rank listens at `listen`, `host:port`, and the others dial it at `address`. By default the other ranks listen
+        A rank listens at `listen`, `host:port`, and the others dial it at `address`; rank 0 they dial at `rendezvous`,
+        whatever its `address` says. By default the other ranks listen
         at a free port of the address from which they reach rank 0, and say so. Behind NAT, or in a container whose
         ports are mapped, give both: `listen="0.0.0.0:7000", address="203.0.113.5:7000"`. Where only `address` is
         given, a rank listens there, or at its port of all addresses if this host does not have it. Each rank logs
@@ -138,9 +139,9 @@ class Group:
 
 def _listen(rank: int, rendezvous: str, address: str | None) -> str:
     """Where a rank listens: where the others dial it if this host has that address, else on the way to rank 0."""
-    given = address or rendezvous
-    host, family, kind, place = _look_up(given, "address" if address else "rendezvous")
-    if address or rank == 0:
+    is_told = address is not None and rank != 0
+    host, family, kind, place = _look_up(address if is_told else rendezvous, "address" if is_told else "rendezvous")
+    if is_told or rank == 0:
         ip = place[0] if _is_here(family, place[0]) and not _is_alias(host, place[0]) else _all(family)
         return _joined(ip, place[1])
     with socket.socket(family, kind) as way:

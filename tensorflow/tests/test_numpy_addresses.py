@@ -84,6 +84,8 @@ def test_where_a_rank_listens():
     assert _listen(0, "127.0.0.1:7000", None) == "127.0.0.1:7000"
     assert _listen(0, "localhost:7000", None) == "127.0.0.1:7000"
     assert _listen(1, "127.0.0.1:7000", None) == "127.0.0.1:0"
+    # Rank 0 is dialled at the rendezvous, whatever else it says.
+    assert _listen(0, "127.0.0.1:7000", "127.0.0.1:7001") == "127.0.0.1:7000"
     # No host has this one (RFC 5737): it is that of a router, which hands on what comes there.
     assert _listen(0, "203.0.113.5:7000", None) == "0.0.0.0:7000"
     assert _listen(1, "127.0.0.1:7000", "203.0.113.5:7001") == "0.0.0.0:7001"

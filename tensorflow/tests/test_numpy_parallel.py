@@ -97,6 +97,10 @@ def test_ranks_of_prrte_are_told_how_many_they_are():
     daemon = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
     found = from_environment({**daemon, "PRTE_LAUNCHED": "1", "PMIX_RANK": "1"}, size=2)
     assert (found.rank, found.size, found.rendezvous, found.launcher) == (1, 2, "", "PRRTE")
+    told = {"PRTE_LAUNCHED": "1", "PMIX_RANK": "1", "RANK": "3", "WORLD_SIZE": "4"}
+    told |= {"MASTER_ADDR": "h", "MASTER_PORT": "7000"}
+    assert from_environment({**daemon, **told}).rank == 3
+    assert from_environment({**daemon, **told, "TORCHELASTIC_RUN_ID": "1"}, size=2).rank == 3
 
 
 def test_pods_of_an_indexed_job_are_told_how_many_they_are():

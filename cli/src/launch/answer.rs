@@ -17,14 +17,24 @@ pub(super) enum Answer {
     Stranger(String),
 }
 
-/// Says hello, and waits for the answer until `deadline`.
-pub(super) fn ask(mut stream: &TcpStream, hello: &Hello, deadline: Instant) -> Answer {
+/// Says hello, and waits until `deadline` for a sign that rank 0 is there, which it gives at once,
+/// and for its answer as long as `patience` from then on.
+pub(super) fn ask(
+    mut stream: &TcpStream,
+    hello: &Hello,
+    deadline: Instant,
+    patience: Duration,
+) -> Answer {
     if let Err(error) = message::write(&mut stream, hello) {
         return Answer::Stranger(hung_up(&error));
     }
+    let deadline = deadline.min(Instant::now() + HEARD_WAIT);
     let mut reader = BufReader::new(Until { stream, deadline });
     match next(&mut reader) {
-        Ok(Welcome::Heard) => next(&mut reader).map_or(Answer::Lost, Answer::Rank0),
+        Ok(Welcome::Heard) => {
+            reader.get_mut().deadline = Instant::now() + patience;
+            next(&mut reader).map_or(Answer::Lost, Answer::Rank0)
+        }
         Ok(welcome) => Answer::Rank0(welcome),
         Err(stranger) => Answer::Stranger(stranger),
     }
@@ -81,6 +91,9 @@ impl Read for Until<'_> {
     }
 }
 
+/// Far longer than rank 0 takes to say that it has heard a rank: who says nothing for so long is
+/// somebody else.
+const HEARD_WAIT: Duration = Duration::from_secs(15);
 /// Shorter waits count as none: the system takes a time of 0 for no limit.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 /// Most of the words of a stranger that an error repeats.

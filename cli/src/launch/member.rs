@@ -40,7 +40,8 @@ impl Member {
         loop {
             let stream = dial(rendezvous, rank, deadline)?;
             // Rank 0 gives up in time by itself, and says who is missing.
-            let stranger = match ask(&stream, &hello, deadline + ANSWER_MARGIN) {
+            let patience = rendezvous.timeout + ANSWER_MARGIN;
+            let stranger = match ask(&stream, &hello, deadline + ANSWER_MARGIN, patience) {
                 Answer::Rank0(Welcome::Ranks(addresses)) => {
                     return Ok(Self { addresses, stream });
                 }

@@ -1,7 +1,7 @@
 //! Processes of PRRTE (`prterun`, `prun`; `mpirun` of Open MPI 5 is one too) and of others that
 //! speak PMIx: each is told its rank and its job, and not how many there are.
 
-use super::{Allocation, Environment, LaunchError, Launcher, Leader};
+use super::{Allocation, Environment, LaunchError, Launcher, Leader, world};
 
 /// Reads a rank that PRRTE has started.
 pub(super) fn read(environment: &Environment) -> Result<Option<Allocation>, LaunchError> {
@@ -39,6 +39,8 @@ fn ranked(
         (None, None) => Ok(None),
         (Some(_), None) => half(RANK, JOB),
         (None, Some(_)) => half(JOB, RANK),
+        // These know how many there are.
+        (Some(_), Some(_)) if world::is_told(environment) => world::read(environment),
         (Some(rank), Some(job)) => Ok(Some(Allocation {
             launcher,
             rank,
@@ -91,6 +93,25 @@ mod tests {
             text.contains("PMIx") && text.contains("--rendezvous"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn whoever_says_how_many_ranks_there_are_says_which_this_one_is() {
+        let environment = Environment::from([
+            ("PRTE_LAUNCHED", "1"),
+            ("PMIX_RANK", "0"),
+            ("PMIX_NAMESPACE", "prterun-a-1@1"),
+            ("RANK", "3"),
+            ("WORLD_SIZE", "4"),
+            ("MASTER_ADDR", "head"),
+        ]);
+        for found in [read(&environment), pmix(&environment)] {
+            let found = found.unwrap().unwrap();
+            assert_eq!(
+                (found.launcher, found.rank, found.size),
+                (Launcher::World, 3, Some(4))
+            );
+        }
     }
 
     #[test]

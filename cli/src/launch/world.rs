@@ -3,6 +3,12 @@
 
 use super::{Allocation, Environment, LaunchError, Launcher, Leader};
 
+/// Whether all is there that says who this rank is and where rank 0 is.
+pub(super) fn is_told(environment: &Environment) -> bool {
+    let mut names = ["RANK", "WORLD_SIZE", "MASTER_ADDR"].into_iter();
+    names.all(|name| environment.text(name).is_some())
+}
+
 pub(super) fn read(environment: &Environment) -> Result<Option<Allocation>, LaunchError> {
     // Both are plain words that other programs use too: one of them alone means nothing.
     if environment.text("RANK").is_none() || environment.text("WORLD_SIZE").is_none() {

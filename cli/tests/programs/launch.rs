@@ -11,13 +11,19 @@ use super::{SERVER, TOOL, text};
 pub(super) fn launch(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(TOOL);
     command.arg("launch").args(arguments).current_dir(folder);
-    for name in [
+    let prefixes = ["OMPI_", "PMI", "PRTE_", "SLURM_", "LWS_", "JOB_COMPLETION_"];
+    let whole = [
         "TF_CONFIG",
         "TF_SEASTAR_ENDPOINT_MAP_PATH",
         "RANK",
         "WORLD_SIZE",
-    ] {
-        command.env_remove(name);
+        "MASTER_ADDR",
+    ];
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if whole.contains(&&*text) || prefixes.iter().any(|prefix| text.starts_with(prefix)) {
+            command.env_remove(&name);
+        }
     }
     command.stdin(Stdio::null());
     command

@@ -4,6 +4,9 @@
     reason = "what tasks log belongs to the output of a test that fails"
 )]
 
+#[path = "../../../runtime/tests/support/authority.rs"]
+#[allow(dead_code, reason = "the programs read certificates by variables")]
+mod authority;
 mod bad_input;
 mod bench;
 mod cluster;

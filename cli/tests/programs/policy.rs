@@ -6,6 +6,7 @@ use std::process::Output;
 use grpcxx_cli::local::LocalCluster;
 use serde_json::Value;
 
+use super::authority::Authority;
 use super::{TOOL, options, run, start, text, write_model};
 
 /// Runs `grpcxx --json` against `cluster` with these variables.
@@ -89,5 +90,35 @@ fn a_token_that_is_none_ends_the_start_and_is_not_shown() {
         assert!(!ended.status.success(), "{name}");
         assert!(said.contains(wanted), "{name}: {said}");
         assert!(!said.contains("too short"), "{said}");
+    }
+}
+
+#[test]
+fn the_tool_works_with_the_certificate_of_a_task() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model.safetensors");
+    write_model(&model);
+    let authority = Authority::new();
+    authority.sign("ps", "grpcxx://c/ps/0");
+    let file = |name: &str| authority.folder.path().join(name).display().to_string();
+    let files = [
+        ("GRPCXX_TLS_CERT", file("ps.pem")),
+        ("GRPCXX_TLS_KEY", file("ps.key")),
+        ("GRPCXX_TLS_CA", file("ca.pem")),
+    ];
+    let mut options = options(1, 0, std::slice::from_ref(&model));
+    let of_task = files
+        .iter()
+        .map(|(name, file)| ((*name).to_owned(), file.clone()));
+    options.environment.extend(of_task);
+    let cluster = start(options);
+    let variables: Vec<(&str, &str)> = files.iter().map(|(name, file)| (*name, &**file)).collect();
+    for arguments in [&["list"][..], &["push", "model.safetensors"][..]] {
+        let done = ask(&cluster, folder.path(), arguments, &variables);
+        assert!(
+            done.status.success(),
+            "{arguments:?}: {}",
+            text(&done.stderr)
+        );
     }
 }

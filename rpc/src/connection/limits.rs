@@ -159,7 +159,7 @@ const LONG_FRAME_BYTES_MAX: u64 = 1 << 48;
 pub(crate) const STAR_RECORDS_MAX: usize = (65_535 - 1) / 2;
 
 /// As many as a store holds, unless configured.
-const RECORDS_MAX: usize = 1 << 20;
+const RECORDS_MAX: usize = 1 << 17;
 
 const ANNOUNCEMENT_CALLS: usize = 1;
 
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(limits.frame_bytes, 1 << 36);
         let star = limits.between(Features::NONE);
         assert_eq!(star.frame_bytes, (1 << 32) - 1);
-        assert_eq!((star.records, limits.records), (32_767, 1 << 20));
+        assert_eq!((star.records, limits.records), (32_767, 1 << 17));
         let both = Features::LONG_FRAMES | Features::MANY_TENSORS;
         assert_eq!(*limits.between(both), limits);
         assert_eq!(limits.message_bytes, 64 << 20);
@@ -197,7 +197,7 @@ mod tests {
             "| message | 64 MiB |".to_owned(),
             "| graph metadata, names of a response | 64 MiB |".to_owned(),
             format!(
-                "| records of one frame | {}; 2^20 between ends that know *many tensors* |",
+                "| records of one frame | {}; 2^17 between ends that know *many tensors* |",
                 star.records
             ),
             "| error text | 64 KiB |".to_owned(),

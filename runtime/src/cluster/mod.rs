@@ -14,7 +14,7 @@ pub use error::ClusterError;
 pub use json::TfConfig;
 pub use protocol::{Protocol, UnknownProtocol};
 pub use reach::{listen_ip, listen_ip_by, reachable, source_towards};
-pub use task::TaskId;
+pub use task::{TOOL_JOB, TaskId};
 
 /// The jobs of a cluster, in the order in which they were given, with the gRPC address of each
 /// task.

@@ -55,8 +55,11 @@ impl TaskId {
 }
 
 /// The jobs of processes that are no tasks of a cluster: those that are alone, as in TensorFlow,
-/// and the ranks of a group in Python.
-const OTHER_JOBS: [&str; 2] = ["localhost", "rank"];
+/// the ranks of a group in Python, and the program `grpcxx`.
+const OTHER_JOBS: [&str; 3] = ["localhost", "rank", TOOL_JOB];
+
+/// The job of the program `grpcxx`.
+pub const TOOL_JOB: &str = "tool";
 
 impl fmt::Display for TaskId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

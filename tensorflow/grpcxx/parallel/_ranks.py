@@ -35,9 +35,10 @@ def from_environment(environment: Mapping[str, str] = os.environ, size: int | No
     `size` is the number of ranks that the user gives, for launchers that do not tell it.
     """
     # torchrun runs inside of a step of Slurm or MPI, and starts more processes than that knows of; others that set RANK
-    # know less than those where both do.
-    beside = (_torch_run, _numbered) if "TORCHELASTIC_RUN_ID" in environment else (_numbered, _torch_run)
-    for read in (_tf_config, partial(_prrte, size), *beside):
+    # know less than those where both do, but more than PRRTE, which tells no size.
+    is_whole = size is None and "PRTE_LAUNCHED" in environment and {"RANK", "WORLD_SIZE"} <= environment.keys()
+    first = (_torch_run,) if "TORCHELASTIC_RUN_ID" in environment or is_whole else ()
+    for read in (_tf_config, *first, partial(_prrte, size), _numbered, _torch_run):
         place = read(environment)
         if place is not None:
             if not 0 <= place.rank < place.size:

@@ -8,7 +8,7 @@ use grpcxx::server::PS_JOB;
 use grpcxx::store::{Stored, list};
 use grpcxx::topology::{MapSource, Topology};
 use grpcxx_rpc::Status;
-use grpcxx_runtime::cluster::{ClusterSpec, TaskId, TfConfig};
+use grpcxx_runtime::cluster::{ClusterSpec, TOOL_JOB, TaskId, TfConfig};
 use grpcxx_runtime::config::Config;
 use grpcxx_runtime::endpoint_map::EndpointMapError;
 use grpcxx_runtime::policy::Authority;
@@ -113,7 +113,7 @@ impl Cluster {
         config: &Config,
         timeout: Duration,
     ) -> Outcome<Self> {
-        let mut options = EngineOptions::from_config(config, TaskId::new("tool", 0), 1);
+        let mut options = EngineOptions::from_config(config, TaskId::new(TOOL_JOB, 0), 1);
         // A person waits: a task that is up answers a dial within a few tries.
         options.channel.connection_timeout_max = CONNECTION_TIMEOUT_MAX;
         let engine = Engine::start(options).or_exit_at(Exit::System, || {

@@ -44,7 +44,7 @@ impl ClientConnection {
         let Expected::Fetched { names: asked } = &call.expected else {
             unreachable!("only graph calls are answered with names");
         };
-        let returned = decode_names(&names, self.reader.limits.records)?;
+        let returned = decode_names(&names, self.records_taken())?;
         let mut records = Records::new(call.token, returned.len(), names.len() as u64)
             .beside(beside_bytes)
             .going_on()

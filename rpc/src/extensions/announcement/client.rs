@@ -3,6 +3,7 @@ use grpcxx_memory::Buffer;
 use crate::connection::calls::{Call, CallState, Expected};
 use crate::connection::client::ClientConnection;
 use crate::connection::encode;
+use crate::connection::limits::STAR_RECORDS_MAX;
 use crate::wire::{Announcement, Features, ShapeForms};
 
 impl ClientConnection {
@@ -74,6 +75,14 @@ impl ClientConnection {
     pub(crate) fn takes(&self, feature: Features) -> bool {
         let said = self.peer.filter(|_| self.peer_status.is_some());
         self.announced.contains(feature) && said.is_none_or(|peer| peer.contains(feature))
+    }
+
+    /// How many tensors the peer may send in one answer.
+    pub(crate) fn records_taken(&self) -> usize {
+        match self.takes(Features::MANY_TENSORS) {
+            true => self.reader.limits.records,
+            false => self.reader.limits.records.min(STAR_RECORDS_MAX),
+        }
     }
 
     /// In which forms the peer may send shapes.

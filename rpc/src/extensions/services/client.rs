@@ -46,12 +46,12 @@ impl ClientConnection {
         let form = match &request {
             Request::Unary(_) => Features::SERVICES,
             Request::StarRunGraph(call) if call.trace.is_some() => Features::TRACES,
-            Request::StarRunGraph(call) if self.peer.is_none() && has_packed_shapes(call) => {
-                Features::PACKED_SHAPES
-            }
             _ => Features::NONE,
         };
-        let wanted = form | element_types::wanted(&request) | many_tensors(&request);
+        let wanted = form
+            | element_types::wanted(&request)
+            | many_tensors(&request)
+            | packed_shapes(&request);
         if wanted.is_empty() {
             return Some(request);
         }
@@ -160,11 +160,16 @@ fn many_tensors(request: &Request) -> Features {
     }
 }
 
-/// Whether a call brings a tensor of a shape that no form of star holds.
-fn has_packed_shapes(call: &GraphCall) -> bool {
-    call.feeds
-        .iter()
-        .any(|(_, tensor)| !is_of_star(&tensor.shape))
+/// What a graph call with a tensor of a shape that no form of star holds needs.
+fn packed_shapes(request: &Request) -> Features {
+    match request {
+        Request::StarRunGraph(call)
+            if (call.feeds.iter()).any(|(_, tensor)| !is_of_star(&tensor.shape)) =>
+        {
+            Features::PACKED_SHAPES
+        }
+        _ => Features::NONE,
+    }
 }
 
 /// What a peer without the extension is asked in place of a call by path: a function of that name,

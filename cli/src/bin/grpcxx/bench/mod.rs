@@ -5,7 +5,7 @@ mod plot;
 mod run;
 mod serve;
 
-use grpcxx_runtime::cluster::TaskId;
+use grpcxx_runtime::cluster::{TOOL_JOB, TaskId};
 use grpcxx_runtime::config::{Config, DriverSetting, RdmaSetting, ShmSetting};
 use grpcxx_runtime::{EngineError, EngineOptions, Rdma, SharedMemory, StartReport};
 
@@ -48,6 +48,8 @@ fn engine_options(
         TransportName::Rdma => (config.shm, config.rdma) = (ShmSetting::Off, RdmaSetting::Auto),
     }
     let mut options = EngineOptions::from_config(&config, TaskId::new(job, 0), 1);
+    // It is no task of a cluster, whose settings it works with.
+    options.task = TaskId::new(TOOL_JOB, 0);
     // Depth is what a bench is about; the limit of a connection shall not be what it finds.
     let limits = &mut options.connection_limits;
     limits.outstanding_calls = limits.outstanding_calls.max(OUTSTANDING_CALLS);
