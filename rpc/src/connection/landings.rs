@@ -86,6 +86,9 @@ pub(crate) fn message(
 
 /// Memory for all of a message that must not be dropped: the heap's, if there is no other.
 pub(crate) fn message_in_any_case(landings: &mut dyn Landings, len: usize) -> BufferMut {
+    if len == 0 {
+        return BufferMut::new();
+    }
     whole(landings.message(len, len), len as u64).unwrap_or_else(|_| BufferMut::zeroed(len))
 }
 

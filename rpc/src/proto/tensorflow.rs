@@ -57,7 +57,7 @@ pub struct TensorProto {
     pub uint32_val: ::prost::alloc::vec::Vec<u32>,
     #[prost(uint64, repeated, tag = "17")]
     pub uint64_val: ::prost::alloc::vec::Vec<u64>,
-    /// Elements of one byte: DT_FLOAT8\_*, DT_FLOAT4\_*.
+    /// Elements of one byte, of the types of 8 and 4 bits.
     #[prost(bytes = "bytes", tag = "18")]
     pub float8_val: ::prost::bytes::Bytes,
 }
