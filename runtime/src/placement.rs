@@ -12,6 +12,7 @@ use std::str::FromStr;
 use std::thread;
 
 pub use claims::CpuClaims;
+
 use grpcxx_memory::cpu_quota;
 
 /// A list of CPU numbers as the kernel writes them: `0-3,8`.

@@ -158,7 +158,7 @@ const LONG_FRAME_BYTES_MAX: u64 = 1 << 48;
 /// Originals send at most 65535 pieces: one header, and for each tensor its record and its data.
 pub(crate) const STAR_RECORDS_MAX: usize = (65_535 - 1) / 2;
 
-/// As many as a store holds, unless configured.
+/// A shard decodes and sorts the names of one call in some milliseconds.
 const RECORDS_MAX: usize = 1 << 17;
 
 const ANNOUNCEMENT_CALLS: usize = 1;

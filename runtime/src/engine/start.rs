@@ -75,7 +75,7 @@ struct Plan {
 }
 
 pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
-    let options = polling_if_there_is_time(options, cpu_time());
+    let options = polling_if_there_is_time(options);
     let plan = plan(&options)?;
     if let Some(warning) = options
         .listen
@@ -168,7 +168,7 @@ pub(super) fn start_local(options: EngineOptions) -> Result<LocalEngine, EngineE
         cpus: None,
         ..options
     };
-    let options = polling_if_there_is_time(options, cpu_time());
+    let options = polling_if_there_is_time(options);
     let plan = plan(&options)?;
     let (ends, spawners, mailboxes) = queues(options.shards);
     let mailboxes = Arc::new(mailboxes.without_threads());
@@ -190,9 +190,11 @@ pub(super) fn start_local(options: EngineOptions) -> Result<LocalEngine, EngineE
 }
 
 /// Lets shards sleep that were told to poll, if there is less time of CPUs than that takes.
-fn polling_if_there_is_time(options: EngineOptions, cpu_time: f64) -> EngineOptions {
-    let left_out = polling_left_out(options.shards, cpu_time);
-    let Some(warning) = left_out.filter(|_| options.polling) else {
+fn polling_if_there_is_time(options: EngineOptions) -> EngineOptions {
+    if !options.polling {
+        return options;
+    }
+    let Some(warning) = polling_left_out(options.shards, cpu_time()) else {
         return options;
     };
     tracing::warn!("{warning}");
