@@ -2,6 +2,7 @@
 //! over star.
 
 mod listing;
+mod staged;
 mod transfer;
 
 pub use listing::{Stored, list};
