@@ -5,5 +5,5 @@ mod listing;
 mod staged;
 mod transfer;
 
-pub use listing::{Stored, list};
+pub use listing::{Listed, Stored, UnknownStored, list, list_all};
 pub use transfer::{Remote, TransferLimits, Transferred, pull, push};
