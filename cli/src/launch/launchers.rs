@@ -9,8 +9,9 @@ use super::{
 /// What the environment says, if a launcher has set it.
 ///
 /// Who says most goes first, and who runs inside another before that one: `TF_CONFIG` with a
-/// cluster, torchrun, Open MPI and PRRTE (which start their daemons through Slurm), Slurm (which may
-/// offer PMI and PMIx), PMI, `RANK`, LeaderWorkerSet, Kubernetes, and `TF_CONFIG` without a cluster.
+/// cluster, torchrun, Open MPI and PRRTE (which start their daemons through Slurm), Slurm (which
+/// may offer PMI and PMIx), PMI, `RANK`, LeaderWorkerSet, Kubernetes, and `TF_CONFIG` without a
+/// cluster.
 ///
 /// # Errors
 /// Variables of a launcher are half set, cannot be read, or contradict each other.
