@@ -5,6 +5,8 @@
 mod allocation;
 #[path = "../src/bin/grpcxx-server/arguments.rs"]
 mod arguments;
+#[path = "../../runtime/tests/support/ports.rs"]
+mod ports;
 #[path = "../src/bin/grpcxx-server/start.rs"]
 mod start;
 #[path = "../src/bin/grpcxx-server/supervisor.rs"]
@@ -14,7 +16,7 @@ mod supervisor;
 mod terminal;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -32,6 +34,7 @@ use grpcxx_runtime::{
     CallResult, CallSpec, Client, CompletionHandler, Engine, EngineOptions, Function, Responder,
     ShardContext,
 };
+use ports::held_address;
 
 /// Takes the result of a call, and its shard with it.
 struct Bad;
@@ -101,12 +104,6 @@ fn worker() -> Engine {
         .unwrap()
 }
 
-fn free_ports<const N: usize>() -> [SocketAddr; N] {
-    let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let listeners: [TcpListener; N] = std::array::from_fn(|_| TcpListener::bind(any).unwrap());
-    listeners.map(|listener| listener.local_addr().unwrap())
-}
-
 /// The first line of the answer to a request for `/healthz`, if the port is open.
 fn health(metrics: SocketAddr) -> Option<String> {
     let mut stream = TcpStream::connect(metrics).ok()?;
@@ -138,7 +135,7 @@ fn doomed_server() {
 fn a_server_with_a_dead_shard_ends_with_70_and_says_what_panicked() {
     let folder = tempfile::tempdir().unwrap();
     let map = folder.path().join("map");
-    let [grpc, star, metrics] = free_ports();
+    let [grpc, star, metrics] = [(); 3].map(|()| held_address());
     std::fs::write(&map, format!("{grpc}={star}\n")).unwrap();
     let arguments = format!(
         "grpcxx-server --cluster-spec ps|{grpc} --job-name ps --task-index 0 --endpoint-map {} \
@@ -190,7 +187,7 @@ fn a_server_with_a_dead_shard_ends_with_70_and_says_what_panicked() {
 
 #[test]
 fn the_health_of_a_server_fails_with_its_shard() {
-    let [grpc, star, metrics] = free_ports();
+    let [grpc, star, metrics] = [(); 3].map(|()| held_address());
     let (mut config, _) = Config::read(|_| None, [""; 0]).unwrap();
     config.shards = Some(2);
     let cluster = ClusterSpec::parse(&format!("ps|{grpc}")).unwrap();

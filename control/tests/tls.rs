@@ -1,5 +1,7 @@
 //! The gRPC port and the metrics page over TLS, with the variables of a task.
 
+#[path = "../../runtime/tests/support/ports.rs"]
+mod ports;
 mod support;
 
 use std::io::{Read, Write};
@@ -14,6 +16,7 @@ use grpcxx_rpc::Code;
 use grpcxx_runtime::Certificates;
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::policy::{Authority, Policy, Secret, TokenSource};
+use ports::held_address;
 use support::tls::Issuers;
 use support::{Fake, loopback};
 
@@ -181,8 +184,15 @@ async fn an_endpoint_has_the_name_of_the_task_that_is_called_in_its_certificate(
 
 #[tokio::test]
 async fn an_endpoint_that_takes_the_place_of_another_task_is_not_asked_either() {
-    let (issuers, control) = of_ps(&[]);
-    let address = control.local_addr();
+    let issuers = Issuers::new();
+    issuers.sign("ps", "grpcxx://training/ps/0");
+    issuers.sign("worker", "grpcxx://training/worker/3");
+    let address = held_address();
+    let at_address = |certificates| {
+        let options = ControlOptions::new(address.port()).bind_to(address.ip());
+        Control::start(options.secured_by(Some(certificates)), Fake::new()).unwrap()
+    };
+    let control = at_address(issuers.certificates("ps", &[]));
     let options = ClientOptions {
         certificates: Some(issuers.certificates("worker", &[])),
         task: Some(TaskId::new("ps", 0)),
@@ -193,10 +203,7 @@ async fn an_endpoint_that_takes_the_place_of_another_task_is_not_asked_either() 
     client.get_status().await.unwrap();
     drop(control);
     issuers.sign("other", "grpcxx://training/ps/1");
-    let options = ControlOptions::new(address.port())
-        .bind_to(address.ip())
-        .secured_by(Some(issuers.certificates("other", &[])));
-    let _other = Control::start(options, Fake::new()).unwrap();
+    let _other = at_address(issuers.certificates("other", &[]));
     // The first calls may find out that the old connection is gone.
     let mut error = client.get_status().await.unwrap_err();
     for _ in 0..20 {

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 use crate::completions::Completions;
 use crate::fetched::Wanted;
-use crate::flight::{Arrived, Departure, Ending, Outcome};
+use crate::flight::{Arrived, Ending, Outcome};
 use crate::lock::lock;
 use crate::shard::may_wait;
 use crate::status::checked;
@@ -67,8 +67,14 @@ impl Pending {
     }
 }
 
+/// What is ready to begin, and ends once.
+pub(crate) trait Begin: Send {
+    /// Begins it. Whatever keeps it from beginning is its end.
+    fn begin(self, ending: &Arc<Ending>, cancellation: &Cancellation);
+}
+
 /// Makes a call and waits for its end, without the interpreter. Ctrl-C withdraws the call.
-pub(crate) fn wait(py: Python<'_>, departure: Departure) -> PyResult<Outcome> {
+pub(crate) fn wait(py: Python<'_>, departure: impl Begin) -> PyResult<Outcome> {
     checked(py, may_wait())?;
     let ending = Ending::new(None);
     let cancellation = Cancellation::new();
@@ -91,7 +97,7 @@ pub(crate) fn wait(py: Python<'_>, departure: Departure) -> PyResult<Outcome> {
 /// Makes a call and returns what it brings.
 pub(crate) fn run<'py>(
     py: Python<'py>,
-    departure: Departure,
+    departure: impl Begin,
     wanted: &Wanted,
     device: Option<&KnownDevice>,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -102,7 +108,7 @@ pub(crate) fn run<'py>(
 /// Begins a call of which `completions` shall hear.
 pub(crate) fn submit(
     py: Python<'_>,
-    departure: Departure,
+    departure: impl Begin,
     wanted: Wanted,
     device: Option<Arc<KnownDevice>>,
     completions: &Arc<Completions>,

@@ -12,6 +12,7 @@ use grpcxx_runtime::{
 use smallvec::SmallVec;
 
 use crate::arrays::without_data;
+use crate::call::Begin;
 use crate::completions::Report;
 use crate::lock::lock;
 use crate::memory::{Brought, Place};
@@ -59,9 +60,8 @@ pub(crate) struct Departure {
     pub(crate) brings_memory: bool,
 }
 
-impl Departure {
-    /// Begins the call. Whatever keeps it from beginning is its end.
-    pub(crate) fn begin(self, ending: &Arc<Ending>, cancellation: &Cancellation) {
+impl Begin for Departure {
+    fn begin(self, ending: &Arc<Ending>, cancellation: &Cancellation) {
         let Self {
             client,
             peer,
@@ -124,7 +124,8 @@ impl Ending {
         lock(&self.outcome).take()
     }
 
-    fn set(&self, outcome: Outcome) {
+    /// Ends it.
+    pub(crate) fn set(&self, outcome: Outcome) {
         *lock(&self.outcome) = Some(outcome);
         self.ended.notify_one();
         if let Some(report) = &self.report {

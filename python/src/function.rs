@@ -250,7 +250,8 @@ impl Failure {
 /// server too.
 fn status_of(py: Python<'_>, error: &PyErr) -> Status {
     if let Some(status) = of_exception(py, error) {
-        return status;
+        // Its reason is of what the function did, and not of this call.
+        return status.because(Reason::Unspecified);
     }
     let told = py
         .import("grpcxx._status")

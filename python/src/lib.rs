@@ -20,6 +20,7 @@ mod fetched;
 mod flight;
 mod function;
 mod group;
+mod large_push;
 mod lock;
 mod memory;
 mod peer;

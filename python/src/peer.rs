@@ -11,11 +11,12 @@ use prost::Message;
 use pyo3::prelude::*;
 
 use crate::arrays::{Access, tensor_of};
-use crate::call::{self, KnownDevice, Pending};
+use crate::call::{self, Begin, KnownDevice, Pending};
 use crate::engine::Core;
 use crate::fetched::Wanted;
 use crate::flight::Departure;
 use crate::function::SEND_FUNCTION;
+use crate::large_push::{LargePush, is_large};
 use crate::request::{graph_call, named_tensors, naming, rendezvous_key, tensors_of, timeout_of};
 use crate::status::{checked, refused};
 
@@ -30,8 +31,8 @@ pub(crate) struct Peer {
 }
 
 /// A call that is ready, with what becomes of its result.
-struct Ready {
-    departure: Departure,
+struct Ready<D = Departure> {
+    departure: D,
     wanted: Wanted,
     device: Option<Arc<KnownDevice>>,
 }
@@ -92,7 +93,7 @@ impl Peer {
     fn go<'py>(
         &self,
         py: Python<'py>,
-        ready: Ready,
+        ready: Ready<impl Begin>,
         future: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let Ready {
@@ -175,6 +176,20 @@ impl Peer {
         self.check_open(py)?;
         let feeds = named_tensors(name, value, false)?;
         let wanted = Wanted::nothing();
+        if is_large(&feeds) {
+            let departure = LargePush {
+                client: self.client.clone(),
+                peer: self.peer.clone(),
+                feeds,
+                timeout: timeout_of(py, timeout)?,
+            };
+            let ready = Ready {
+                departure,
+                wanted,
+                device: None,
+            };
+            return self.go(py, ready, future);
+        }
         let call = graph_call(py, STORE_PUSH, feeds, Vec::new())?;
         let ready = self.graph(py, call, wanted, timeout)?;
         self.go(py, ready, future)

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMapping, PyString};
 
 use crate::arrays::tensor_of;
-use crate::status::{invalid, of_exception, refused};
+use crate::status::{error as exception, invalid, of_exception};
 
 /// A call of a function with named tensors.
 pub(crate) fn graph_call(
@@ -74,7 +74,10 @@ fn named_tensor(
 /// The error of an array with its name in front.
 pub(crate) fn naming(py: Python<'_>, name: &str, error: PyErr) -> PyErr {
     match of_exception(py, &error) {
-        Some(status) => refused(py, status.code, format!("{name}: {}", status.message)),
+        Some(status) => {
+            let text = format!("{name}: {}", status.message);
+            exception(py, &status.with_message(text))
+        }
         None => error,
     }
 }

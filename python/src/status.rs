@@ -1,6 +1,6 @@
 //! Statuses of the engine as exceptions of Python, and back.
 
-use grpcxx_rpc::{Code, Status};
+use grpcxx_rpc::{Code, Reason, Status};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -43,10 +43,16 @@ pub(crate) fn of_exception(py: Python<'_>, exception: &PyErr) -> Option<Status> 
     }
     let code = value.getattr("code").ok()?.extract().ok()?;
     let message: String = value.getattr("message").ok()?.extract().ok()?;
-    Some(Status::new(
-        Code::from_number(code).unwrap_or(Code::Unknown),
-        message,
-    ))
+    let reason = value.getattr("reason").and_then(|reason| reason.extract());
+    let status = Status::new(Code::from_number(code).unwrap_or(Code::Unknown), message);
+    Some(
+        status.because(
+            reason
+                .ok()
+                .and_then(Reason::from_number)
+                .unwrap_or_default(),
+        ),
+    )
 }
 
 static ERROR_OF: PyOnceLock<Py<PyAny>> = PyOnceLock::new();

@@ -22,6 +22,11 @@ macro_rules! reasons {
             /// All reasons, in the order of their numbers.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
+            /// The reason with this number, if there is one.
+            pub fn from_number(number: u8) -> Option<Self> {
+                Self::ALL.iter().copied().find(|reason| *reason as u8 == number)
+            }
+
             /// The name in capitals, as Python has it; in C it stands behind `GRPCXX_REASON_`.
             pub const fn name(self) -> &'static str {
                 match self {

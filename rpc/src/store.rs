@@ -162,7 +162,12 @@ impl TensorStore {
         self.stored_bytes
     }
 
-    fn admit(&self, name: &Text, tensor: &Tensor) -> Result<(), Status> {
+    /// Whether a tensor may be kept under this name, as far as that does not depend on what is
+    /// kept besides.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if the name is empty, too long or the tensor is dead.
+    pub fn check(&self, name: &Text, tensor: &Tensor) -> Result<(), Status> {
         if name.is_empty() || name.len() > self.limits.name_bytes {
             return Err(Status::new(
                 Code::InvalidArgument,
@@ -179,6 +184,35 @@ impl TensorStore {
                 format!("the tensor for {name} is dead and has no value to keep"),
             ));
         }
+        Ok(())
+    }
+
+    /// Whether so many tensors may wait to be put in, with so many bytes in all. The bytes count
+    /// beside those that are stored; the tensors by themselves, since most replace others.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED` beyond a limit.
+    pub fn check_staged(&self, tensors: usize, bytes: u64) -> Result<(), Status> {
+        let text = if tensors > self.limits.tensors {
+            format!(
+                "{tensors} tensors would be staged, and the limit of the store is tensors = {}; \
+                 push fewer at once",
+                self.limits.tensors
+            )
+        } else if self.stored_bytes.saturating_add(bytes) > self.limits.stored_bytes {
+            format!(
+                "{bytes} bytes would be staged beside the {} bytes of the store, and its limit is \
+                 stored_bytes = {}; push fewer at once, or remove some first",
+                self.stored_bytes, self.limits.stored_bytes
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Status::new(Code::ResourceExhausted, text).because(Reason::Limit))
+    }
+
+    fn admit(&self, name: &Text, tensor: &Tensor) -> Result<(), Status> {
+        self.check(name, tensor)?;
         let previous = self.tensors.get(name.as_str());
         if previous.is_none() && self.tensors.len() >= self.limits.tensors {
             return Err(Status::new(

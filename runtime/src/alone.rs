@@ -63,6 +63,7 @@ impl Alone {
             lookups: Lookups::new(Arc::new(SystemResolver)),
             functions: Arc::new(ArcSwap::from_pointee(Functions::builtin(&store))),
             store,
+            staged: Arc::default(),
             service: start.service,
             compute: start.compute,
             authority: Arc::new(lenient()),

@@ -42,6 +42,7 @@ mod shard;
 mod sharded;
 #[cfg(all(test, not(loom)))]
 mod simulation;
+mod staging;
 mod task;
 mod tls;
 pub mod trace;
@@ -72,5 +73,6 @@ pub use regular_file::open_regular_file;
 pub use remote::Remote;
 pub use shard::{DrainLimits, Patience, PeerShares, ShardContext};
 pub use sharded::{Sharded, Shards};
+pub use staging::{STORE_COMMIT, STORE_DISCARD, STORE_STAGE, StagedPush};
 pub use task::Device;
 pub use tls::{Certificates, TlsError, TlsSettings};

@@ -11,6 +11,7 @@ use crate::command::Shared;
 use crate::function::Function;
 use crate::host::TaskSpawner;
 use crate::service::{GraphDoor, MethodReport, Methods, Registered, ServiceReport};
+use crate::staging::{Act, STORE_COMMIT, STORE_DISCARD, STORE_STAGE};
 
 /// Name of the built-in function that returns tensors of the store: one fetch for each name.
 pub const STORE_PULL: &str = "grpcxx.store.pull";
@@ -25,7 +26,7 @@ pub const STORE_LIST: &str = "grpcxx.store.list";
 pub(crate) fn right_of_function(name: &str) -> Right {
     match name {
         STORE_PULL | STORE_LIST => Right::Pull,
-        STORE_PUSH => Right::Push,
+        STORE_PUSH | STORE_STAGE | STORE_COMMIT | STORE_DISCARD => Right::Push,
         _ => Right::Call,
     }
 }
@@ -44,6 +45,8 @@ pub(crate) enum Entry {
     /// function.
     Pull(Arc<dyn Function>),
     Function(Arc<dyn Function>),
+    /// A function over what the connection has staged.
+    Staging(Act),
 }
 
 impl Functions {
@@ -69,6 +72,13 @@ impl Functions {
             Text::from(STORE_PUSH),
             Arc::new(move |call: GraphCall| push_store(&push, call)),
         );
+        for (name, act) in [
+            (STORE_STAGE, Act::Stage),
+            (STORE_COMMIT, Act::Commit),
+            (STORE_DISCARD, Act::Discard),
+        ] {
+            (functions.entries).insert(Text::from(name), Entry::Staging(act));
+        }
         functions
     }
 

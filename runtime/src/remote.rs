@@ -124,7 +124,8 @@ impl Remote {
         })
     }
 
-    /// Puts tensors into the task's store, all or none; those of the same names are replaced.
+    /// Puts tensors into the task's store, all or none; those of the same names are replaced. More
+    /// than one call takes go by a [`StagedPush`](crate::StagedPush).
     pub fn push(&self, tensors: impl Into<Fetched>) -> Call<()> {
         let call = GraphCall {
             feeds: tensors.into().into(),

@@ -1,6 +1,9 @@
 //! Peers whose hosts have names: they are looked up before each dial, away from whoever calls and
 //! from the shards.
 
+#[path = "support/ports.rs"]
+mod ports;
+
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,6 +15,7 @@ use grpcxx_memory::Buffer;
 use grpcxx_rpc::{Code, Method, Request, Status};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::{Client, Engine, EngineOptions, Peer, Resolve};
+use ports::held_port;
 
 /// A name service that the test writes.
 #[derive(Default)]
@@ -68,8 +72,8 @@ fn status_of(client: &Client, peer: &Peer, timeout: Duration) -> Result<(), Stat
 fn a_task_that_moves_is_found_again_under_its_name() {
     let names = Arc::new(Names::default());
     names.point_to(&[FIRST_HOST]);
-    let first = server((FIRST_HOST, 0).into());
-    let port = first.local_addr().unwrap().port();
+    let port = held_port();
+    let first = server((FIRST_HOST, port).into());
     let worker = caller(&names);
     let client = worker.client();
     let peer = client.peer(&format!("ps-0.training:{port}")).unwrap();

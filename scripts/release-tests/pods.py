@@ -15,6 +15,9 @@ MANIFESTS = Path("deploy/kubernetes")
 SMALL = {"GRPCXX_SHARDS": "1", "GRPCXX_ARENA_BYTES": "64MiB"}
 
 
+HELD: list[socket.socket] = []
+
+
 def documents(name):
     """The documents of a folder by their kind, and its customization."""
     folder = MANIFESTS / name
@@ -27,11 +30,15 @@ def documents(name):
 
 
 def free_ports(count):
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
+    """Ports on which the pods can listen, and which nobody else is given while this process lives.
+
+    Sockets that do not listen are bound to them, and share them with listeners that say so before.
+    """
+    for _ in range(count):
+        HELD.append(socket.socket())
+        HELD[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        HELD[-1].bind(("", 0))
+    return [one.getsockname()[1] for one in HELD[-count:]]
 
 
 def expect(is_so, what):

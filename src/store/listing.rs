@@ -14,8 +14,30 @@ pub struct Stored {
     pub meta: TensorMeta,
 }
 
+/// A tensor of a type that this version does not know, as a newer peer may have one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownStored {
+    /// Its name.
+    pub name: String,
+    /// The number of its type.
+    pub dtype: i32,
+    /// Its shape.
+    pub shape: Shape,
+    /// Length of its data.
+    pub data_bytes: u64,
+}
+
+/// All that the store of a task holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listed {
+    /// What can be pulled, in byte order of the names.
+    pub stored: Vec<Stored>,
+    /// What this version can only name, in the same order.
+    pub unknown: Vec<UnknownStored>,
+}
+
 /// What the store of `peer` holds, in byte order of the names. A tensor of a type that is not known
-/// here, as a newer peer may have one, is left out, and the log names it.
+/// here is left out, and the log names it.
 ///
 /// # Errors
 /// The call failed, or the answer makes no sense (`DATA_LOSS`).
@@ -24,6 +46,18 @@ pub fn list(
     peer: &Peer,
     timeout: Option<Duration>,
 ) -> Result<Vec<Stored>, Status> {
+    let listed = list_all(client, peer, timeout)?;
+    for UnknownStored { name, dtype, .. } in &listed.unknown {
+        tracing::warn!("tensor {name:?} is left out: its type {dtype} is not known here");
+    }
+    Ok(listed.stored)
+}
+
+/// All that the store of `peer` holds, with what this version does not know.
+///
+/// # Errors
+/// As of [`list`].
+pub fn list_all(client: &Client, peer: &Peer, timeout: Option<Duration>) -> Result<Listed, Status> {
     let call = GraphCall {
         graph_handle: Text::from(STORE_LIST),
         fetches: COLUMNS.iter().map(|column| Text::from(*column)).collect(),
@@ -38,7 +72,7 @@ pub fn list(
     }
 }
 
-fn parse(columns: &[(Text, Tensor)]) -> Result<Vec<Stored>, Status> {
+fn parse(columns: &[(Text, Tensor)]) -> Result<Listed, Status> {
     let column = |wanted: &str| {
         columns
             .iter()
@@ -54,32 +88,38 @@ fn parse(columns: &[(Text, Tensor)]) -> Result<Vec<Stored>, Status> {
     if lengths.iter().any(|length| *length != names.len()) {
         return Err(senseless("its columns differ in length"));
     }
-    names
-        .iter()
-        .zip(&shapes)
-        .zip(dtypes.iter().zip(bytes.iter()))
-        .filter_map(|((name, shape), (dtype, bytes))| {
-            stored(name, shape, *dtype, *bytes).transpose()
-        })
-        .collect()
+    let mut listed = Listed::default();
+    let places = names.iter().zip(&shapes);
+    for ((name, shape), (number, bytes)) in places.zip(dtypes.iter().zip(bytes.iter())) {
+        listed.add(name, shape, *number, *bytes)?;
+    }
+    Ok(listed)
 }
 
-/// The tensor of a line; `None` if its type is not known here.
-fn stored(name: &[u8], shape: &[u8], number: i32, bytes: i64) -> Result<Option<Stored>, Status> {
-    let name = text(name)?.to_owned();
-    let shape = parse_shape(text(shape)?)?;
-    let data_bytes = u64::try_from(bytes).map_err(|_| senseless("a negative length"))?;
-    let Some(dtype) = DType::from_number(number) else {
-        tracing::warn!("tensor {name:?} is left out: its type {number} is not known here");
-        return Ok(None);
-    };
-    let meta = TensorMeta {
-        dtype,
-        shape,
-        is_dead: false,
-        data_bytes,
-    };
-    Ok(Some(Stored { name, meta }))
+impl Listed {
+    /// Adds the tensor of a line.
+    fn add(&mut self, name: &[u8], shape: &[u8], number: i32, bytes: i64) -> Result<(), Status> {
+        let name = text(name)?.to_owned();
+        let shape = parse_shape(text(shape)?)?;
+        let data_bytes = u64::try_from(bytes).map_err(|_| senseless("a negative length"))?;
+        let Some(dtype) = DType::from_number(number) else {
+            self.unknown.push(UnknownStored {
+                name,
+                dtype: number,
+                shape,
+                data_bytes,
+            });
+            return Ok(());
+        };
+        let meta = TensorMeta {
+            dtype,
+            shape,
+            is_dead: false,
+            data_bytes,
+        };
+        self.stored.push(Stored { name, meta });
+        Ok(())
+    }
 }
 
 fn text(bytes: &[u8]) -> Result<&str, Status> {
@@ -140,7 +180,7 @@ mod tests {
 
     #[test]
     fn columns_become_tensors() {
-        let stored = parse(&columns()).unwrap();
+        let stored = parse(&columns()).unwrap().stored;
         assert_eq!(stored[0].name, "a");
         assert_eq!(stored[0].meta.shape, Shape::SCALAR);
         assert_eq!(stored[1].meta.dtype, DType::Int32);
@@ -150,11 +190,18 @@ mod tests {
 
     /// As a peer of a later version may have them.
     #[test]
-    fn tensors_of_unknown_types_are_left_out() {
+    fn tensors_of_unknown_types_are_told_apart() {
         let mut newer = columns();
         newer[2].1 = Tensor::from_slice(Shape::new(&[2]).unwrap(), &[99i32, 3]).unwrap();
-        let stored = parse(&newer).unwrap();
+        let Listed { stored, unknown } = parse(&newer).unwrap();
         assert_eq!((stored.len(), &*stored[0].name), (1, "b"));
+        let [unknown] = &unknown[..] else {
+            panic!("{unknown:?}");
+        };
+        assert_eq!(
+            (&*unknown.name, unknown.dtype, unknown.data_bytes),
+            ("a", 99, 4)
+        );
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! over star.
 
 mod listing;
+mod staged;
 mod transfer;
 
-pub use listing::{Stored, list};
+pub use listing::{Listed, Stored, UnknownStored, list, list_all};
 pub use transfer::{Remote, TransferLimits, Transferred, pull, push};

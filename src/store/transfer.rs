@@ -7,6 +7,8 @@ use grpcxx_fusion::{Plan, PlanLimits};
 use grpcxx_rpc::{Code, GraphCall, Request, Response, Status, Tensor, TensorMeta, Text};
 use grpcxx_runtime::{CallResult, Client, Peer, STORE_PULL, STORE_PUSH};
 
+use super::staged::{Staged, at};
+
 /// A tensor in the store of a peer, to be pulled from or pushed to it.
 #[derive(Clone, Copy, Debug)]
 pub struct Remote<'a> {
@@ -58,15 +60,14 @@ pub fn pull<E: From<Status>>(
 ) -> Result<Transferred, E> {
     let batches = batches(remotes, limits)?;
     let request = |batch: &Batch| {
-        Ok(GraphCall {
-            graph_handle: Text::from(STORE_PULL),
+        Ok(Request::StarRunGraph(Box::new(GraphCall {
             fetches: batch
                 .tensors
                 .iter()
                 .map(|index| Text::from(remotes[*index].name))
                 .collect(),
-            ..GraphCall::default()
-        })
+            ..GraphCall::new(STORE_PULL)
+        })))
     };
     run(
         client,
@@ -103,9 +104,15 @@ pub fn pull<E: From<Status>>(
 /// Pushes tensors into the stores of their peers, several calls at once, small tensors together in
 /// one call. `load` gives each by its index in `remotes` when its turn comes.
 ///
+/// What takes more than one call is staged at its peers first. Once all of them have all, each
+/// makes its tensors visible at once; for the time of these last calls some peers show what is new
+/// and others what was before. A peer of a version before staged pushes shows the tensors of each
+/// call by themselves, and the log names it.
+///
 /// # Errors
 /// The first that happens: a call failed, or what `load` returned. The calls under way are
-/// cancelled then; what was pushed before stays.
+/// cancelled then, and no peer that stages shows anything of the push. Only if the last call of a
+/// peer fails may others show theirs; the text says so.
 pub fn push<E: From<Status>>(
     client: &Client,
     remotes: &[Remote<'_>],
@@ -114,26 +121,51 @@ pub fn push<E: From<Status>>(
     mut pushed: impl FnMut(u64),
 ) -> Result<Transferred, E> {
     let batches = batches(remotes, limits)?;
-    let request = |batch: &Batch| {
+    let staged = match batches.len() > 1 {
+        true => {
+            let mut indices: Vec<usize> = batches.iter().map(|batch| batch.at).collect();
+            indices.sort_unstable();
+            indices.dedup();
+            let peers = indices.iter().map(|index| remotes[*index].peer);
+            Some(Staged::begin(client, peers, limits.timeout)?)
+        }
+        false => None,
+    };
+    let started = Instant::now();
+    let request = |batch: &Batch| -> Result<Request, E> {
         let mut feeds = Vec::with_capacity(batch.tensors.len());
         for index in &batch.tensors {
             feeds.push((Text::from(remotes[*index].name), load(*index)?));
         }
-        Ok(GraphCall {
-            graph_handle: Text::from(STORE_PUSH),
+        let feeds = match &staged {
+            Some(staged) => match staged.stage(remotes[batch.at].peer, feeds) {
+                Ok(request) => return Ok(request),
+                Err(feeds) => feeds,
+            },
+            None => feeds,
+        };
+        Ok(Request::StarRunGraph(Box::new(GraphCall {
             feeds,
-            ..GraphCall::default()
-        })
+            ..GraphCall::new(STORE_PUSH)
+        })))
     };
-    run(client, remotes, batches, limits, request, |batch, _| {
+    let finish = |batch: &Batch, _| {
         pushed(batch.bytes);
         Ok(())
-    })
+    };
+    let mut transferred = run(client, remotes, batches, limits, request, finish)?;
+    if let Some(staged) = staged {
+        staged.commit()?;
+        transferred.elapsed = started.elapsed();
+    }
+    Ok(transferred)
 }
 
 /// Tensors of one peer that share a call.
 #[derive(Debug, PartialEq, Eq)]
 struct Batch {
+    /// Whose peer gets it.
+    at: usize,
     tensors: Vec<usize>,
     bytes: u64,
 }
@@ -165,6 +197,7 @@ fn batches(remotes: &[Remote<'_>], limits: &TransferLimits) -> Result<Vec<Batch>
         let batches: Vec<Batch> = plan
             .groups()
             .map(|group| Batch {
+                at: indices[0],
                 tensors: group
                     .tensors()
                     .map(|tensor| indices[tensor.index])
@@ -190,7 +223,7 @@ fn run<E: From<Status>>(
     remotes: &[Remote<'_>],
     batches: Vec<Batch>,
     limits: &TransferLimits,
-    mut request: impl FnMut(&Batch) -> Result<GraphCall, E>,
+    mut request: impl FnMut(&Batch) -> Result<Request, E>,
     mut finish: impl FnMut(&Batch, Response) -> Result<(), E>,
 ) -> Result<Transferred, E> {
     let started = Instant::now();
@@ -205,9 +238,8 @@ fn run<E: From<Status>>(
                     || (under_way.len() < limits.calls
                         && batch.bytes <= limits.bytes.saturating_sub(under_way_bytes))
             }) {
-                let peer = remotes[batch.tensors[0]].peer;
-                let call = Request::StarRunGraph(Box::new(request(&batch)?));
-                let call = client.call(peer, call, limits.timeout);
+                let peer = remotes[batch.at].peer;
+                let call = client.call(peer, request(&batch)?, limits.timeout);
                 under_way_bytes += batch.bytes;
                 under_way.push(async move {
                     let result: CallResult = call.await;
@@ -217,11 +249,7 @@ fn run<E: From<Status>>(
             let Some((batch, result)) = under_way.next().await else {
                 break;
             };
-            let response = result.map_err(|status| {
-                let address = remotes[batch.tensors[0]].peer.address();
-                let text = format!("{address}: {}", status.message);
-                status.with_message(text)
-            })?;
+            let response = result.map_err(|status| at(remotes[batch.at].peer, status))?;
             under_way_bytes -= batch.bytes;
             transferred.calls += 1;
             transferred.tensors += batch.tensors.len();

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Mapping, Sequence, Sized
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Union
 
@@ -13,6 +15,9 @@ from ._library import native
 
 # What `call` fetches if nothing is said, and under which a registered function returns a value that is no mapping.
 RESULT = "result"
+
+# The most arrays that one call pulls.
+PULLED_MAX = 1 << 17
 
 Names = Union[str, Sequence[str]]
 Out = Union[None, np.ndarray, Mapping[str, np.ndarray]]
@@ -114,7 +119,11 @@ class Client:
     # ---- The store: named tensors that stay
 
     def push(self, name, array: Any = None, *, timeout: float | None = None) -> None:
-        """Puts an array into the task's store, or several at once: `push({"w": w, "b": b})`, all or none."""
+        """Puts an array into the task's store, or several at once: `push({"w": w, "b": b})`, all or none.
+
+        More than one call takes (131,072 arrays, or several of more than 1 GiB in all) go in several calls, and
+        become visible together with the last one. A task of a version before that gets them in one call as before.
+        """
         self._peer.push(name, array, self._timeout if timeout is None else timeout)
 
     def push_async(self, name, array: Any = None, *, timeout: float | None = None) -> Future[None]:
@@ -122,14 +131,52 @@ class Client:
         return self._engine.submit(lambda future: self._peer.push(name, array, self._limit(timeout), future))
 
     def pull(self, names: Names, *, timeout: float | None = None, out: Out = None, copy: bool = True) -> Any:
-        """Arrays of the task's store. One name gives one array, several give a dict."""
+        """Arrays of the task's store. One name gives one array, several give a dict.
+
+        More than 131,072 come in several calls, between which a push of somebody else may change the store.
+        """
+        if _is_split(names):
+            return self._pull_parts(list(names), self._limit(timeout), out, copy)
         return self._peer.pull(names, self._timeout if timeout is None else timeout, out, copy)
 
     def pull_async(
         self, names: Names, *, timeout: float | None = None, out: Out = None, copy: bool = True
     ) -> Future[Any]:
         """Like `pull`, without waiting."""
+        if _is_split(names):
+            return self._pull_parts_later(list(names), self._limit(timeout), out, copy)
         return self._engine.submit(lambda future: self._peer.pull(names, self._limit(timeout), out, copy, future))
+
+    def _pull_parts(
+        self, names: list[str], limit: float | None, out: Out, copy: bool, future: Future[Any] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Pulls more arrays than one call takes, call by call; gives up where `future` is cancelled."""
+        end = None if limit is None else time.monotonic() + limit
+        arrays: dict[str, np.ndarray] = {}
+        for first in range(0, len(names), PULLED_MAX):
+            if future is not None and future.cancelled():
+                break
+            part = names[first : first + PULLED_MAX]
+            left = None if end is None else max(end - time.monotonic(), 0.001)
+            places = {name: out[name] for name in part if name in out} if isinstance(out, Mapping) else out
+            arrays.update(self._peer.pull(part, left, places, copy))
+        return arrays
+
+    def _pull_parts_later(self, names: list[str], limit: float | None, out: Out, copy: bool) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def pull() -> None:
+            try:
+                arrays = self._pull_parts(names, limit, out, copy, future)
+            except BaseException as error:
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(error)
+            else:
+                if future.set_running_or_notify_cancel():
+                    future.set_result(arrays)
+
+        threading.Thread(target=pull, name="grpcxx-pull", daemon=True).start()
+        return future
 
     def stored(self, *, timeout: float | None = None) -> dict[str, StoredTensor]:
         """What is in the task's store, by name."""
@@ -188,6 +235,11 @@ class Client:
 
     def _limit(self, timeout: float | None) -> float | None:
         return self._timeout if timeout is None else timeout
+
+
+def _is_split(names: Names) -> bool:
+    """Whether so many arrays come in several calls."""
+    return not isinstance(names, str) and isinstance(names, Sized) and len(names) > PULLED_MAX
 
 
 def _dtype_name(number: int) -> str:

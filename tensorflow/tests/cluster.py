@@ -8,13 +8,14 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
+
+from ports import free_ports
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -179,15 +180,3 @@ class Network:
 def _first_json(text):
     """The value that a text begins with: a line of a log may stand behind it."""
     return json.JSONDecoder().raw_decode(text)[0]
-
-
-def free_ports(number):
-    """Ports that nobody listens on."""
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

@@ -261,6 +261,6 @@ def test_many_steps_leave_nothing_behind():
 
 
 def free():
-    from cluster import free_ports
+    from ports import free_ports
 
     return str(free_ports(1)[0])

@@ -37,7 +37,7 @@ def packages(tmp_path):
 
 
 def run(packages, protocol):
-    from cluster import free_ports
+    from ports import free_ports
 
     loader = packages / "tensorflow-plugins" / build.LOADER_NAME
     command = [sys.executable, "-c", PROGRAM, loader, str(free_ports(1)[0]), protocol]

@@ -10,7 +10,7 @@ import pytest
 
 import grpcxx
 from grpcxx.group import _listen
-from test_numpy_group import free_port
+from ports import free_port
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ import weakref
 
 import numpy as np
 import pytest
+from ports import free_port
 
 import grpcxx
 from grpcxx import Code, Reason
@@ -127,12 +127,20 @@ def test_a_call_in_vain_ends_with_its_timeout(server, client):
 
 
 def test_nobody_at_the_address_is_unavailable():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     with grpcxx.Client(address, timeout=1) as client, pytest.raises(grpcxx.Unavailable, match=address) as caught:
         client.pull("anything")
     assert isinstance(caught.value, ConnectionError)
+    assert caught.value.reason is Reason.NO_CONNECTION
+
+
+def test_a_failure_on_the_way_to_an_array_keeps_its_reason(client):
+    class Lazy:
+        def __array__(self, dtype=None, copy=None):
+            raise grpcxx.Unavailable(grpcxx.Code.UNAVAILABLE, "its file is away", Reason.NO_CONNECTION)
+
+    with pytest.raises(grpcxx.Unavailable, match="late: its file is away") as caught:
+        client.push("late", Lazy())
     assert caught.value.reason is Reason.NO_CONNECTION
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -10,15 +9,10 @@ import time
 
 import numpy as np
 import pytest
+from ports import free_port
 
 import grpcxx
 from grpcxx import Code
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def together(size, code, **options):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import grpcxx
-from cluster import free_ports
+from ports import free_ports
 
 
 def get(address, path="/metrics"):

@@ -2,11 +2,11 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
+from ports import free_port
 
 from grpcxx.parallel._ranks import RankError, from_environment, of_indexed_job
 
@@ -143,9 +143,7 @@ def test_each_rank_has_its_log(tmp_path):
 
 
 def test_processes_of_a_launcher_meet_by_its_variables(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     path = script(tmp_path, "from grpcxx import parallel\nprint(parallel.group().all_reduce([1.0])[0])\n")
     command = [sys.executable, "-m", "grpcxx.parallel", str(path)]
     told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 1)}

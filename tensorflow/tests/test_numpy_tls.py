@@ -11,7 +11,7 @@ import pytest
 
 import grpcxx
 from certificates import Authority
-from cluster import free_ports
+from ports import free_ports
 from grpcxx import Code
 
 # Processes that know nothing of TLS: their variables do.

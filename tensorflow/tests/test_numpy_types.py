@@ -1,23 +1,17 @@
 """Types of ml_dtypes, and more arrays in a push than a call of star has."""
 
 import ctypes
-import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from ports import free_port
 
 import grpcxx
 from grpcxx import Code, _library
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def types():

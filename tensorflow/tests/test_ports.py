@@ -4,7 +4,8 @@ import socket
 
 import pytest
 
-from cluster import Cluster, free_ports
+from cluster import Cluster
+from ports import free_ports
 
 pytestmark = pytest.mark.processes
 

@@ -32,7 +32,9 @@ pub enum Launcher {
     Pmi,
     /// Another launcher that speaks PMIx.
     Pmix,
-    /// Whoever sets `RANK` and `WORLD_SIZE`: Ray, torchrun, Training Operator.
+    /// `torchrun`, also where another launcher has started it.
+    TorchRun,
+    /// Whoever else sets `RANK` and `WORLD_SIZE`: Ray, Training Operator.
     World,
     /// A group of a LeaderWorkerSet of Kubernetes.
     LeaderWorkerSet,
@@ -108,6 +110,7 @@ impl Launcher {
             Self::Slurm => "Slurm",
             Self::Pmi => "PMI",
             Self::Pmix => "PMIx",
+            Self::TorchRun => "torchrun",
             Self::World => "RANK and WORLD_SIZE",
             Self::LeaderWorkerSet => "LeaderWorkerSet",
             Self::Kubernetes => "Kubernetes",

@@ -9,8 +9,9 @@ use super::{
 /// What the environment says, if a launcher has set it.
 ///
 /// Who says most goes first, and who runs inside another before that one: `TF_CONFIG` with a
-/// cluster, Open MPI and PRRTE (which start their daemons through Slurm), Slurm (which may offer
-/// PMI and PMIx), PMI, `RANK`, LeaderWorkerSet, Kubernetes, and `TF_CONFIG` without a cluster.
+/// cluster, torchrun, Open MPI and PRRTE (which start their daemons through Slurm), Slurm (which
+/// may offer PMI and PMIx), PMI, `RANK`, LeaderWorkerSet, Kubernetes, and `TF_CONFIG` without a
+/// cluster.
 ///
 /// # Errors
 /// Variables of a launcher are half set, cannot be read, or contradict each other.
@@ -107,8 +108,11 @@ impl Launcher {
     /// Whether processes of this launcher often inherit variables of the other, which then say
     /// something about its daemon or its container.
     fn runs_inside(self, other: Self) -> bool {
-        use Launcher::{Kubernetes, LeaderWorkerSet, OpenMpi, Pmi, Pmix, Prrte, Slurm, World};
+        use Launcher::{
+            Kubernetes, LeaderWorkerSet, OpenMpi, Pmi, Pmix, Prrte, Slurm, TorchRun, World,
+        };
         match self {
+            TorchRun => true,
             OpenMpi | Prrte => other != World,
             Slurm | Pmi | Pmix | World => {
                 matches!(other, Pmix | LeaderWorkerSet | Kubernetes)
@@ -118,7 +122,8 @@ impl Launcher {
     }
 }
 
-const READERS: [fn(&Environment) -> Read; 8] = [
+const READERS: [fn(&Environment) -> Read; 9] = [
+    world::torchrun,
     mpi::open_mpi,
     prrte::read,
     slurm::read,
@@ -183,6 +188,31 @@ mod tests {
         ]);
         assert_eq!(rank(&step).launcher, Launcher::Slurm);
         assert_eq!(find(&step).unwrap().unused, None);
+    }
+
+    #[test]
+    fn ranks_of_torchrun_inside_a_step_of_slurm_are_its_own() {
+        let world = [("RANK", "5"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "node1")];
+        let step = [("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2")];
+        let beside = [world[0], world[1], world[2], step[0], step[1]];
+        // A batch script that exports the words for its program.
+        assert_eq!(rank(&Environment::from(beside)).launcher, Launcher::Slurm);
+        for outer in [
+            step,
+            [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")],
+        ] {
+            let inside = Environment::from([
+                world[0],
+                world[1],
+                world[2],
+                outer[0],
+                outer[1],
+                ("TORCHELASTIC_RUN_ID", "none"),
+            ]);
+            let found = rank(&inside);
+            assert_eq!((found.launcher, found.rank), (Launcher::TorchRun, 5));
+            assert_eq!(find(&inside).unwrap().unused, None);
+        }
     }
 
     #[test]

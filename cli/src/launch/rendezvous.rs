@@ -108,11 +108,11 @@ fn collect(listener: &TcpListener, rendezvous: &Rendezvous) -> Option<Vec<TcpStr
             }
             return None;
         }
-        if let Ok((stream, _)) = listener.accept() {
-            greet(stream, &sender, &strangers);
-        }
-        if let Ok(peer) = arrivals.recv_timeout(ACCEPT_INTERVAL) {
+        greet_all(listener, &sender, &strangers);
+        let mut arrived = arrivals.recv_timeout(ACCEPT_INTERVAL).ok();
+        while let Some(peer) = arrived {
             admit(peer, rendezvous, &mut peers);
+            arrived = arrivals.try_recv().ok();
         }
     }
     let welcome = Welcome::Ranks(addresses(&peers));
@@ -122,11 +122,22 @@ fn collect(listener: &TcpListener, rendezvous: &Rendezvous) -> Option<Vec<TcpStr
     Some(peers.into_values().map(|peer| peer.stream).collect())
 }
 
+/// Takes in those who wait at the door, as many as may be heard at a time. The others keep their
+/// place in the line of the system.
+fn greet_all(listener: &TcpListener, arrivals: &Sender<PendingPeer>, strangers: &Arc<AtomicUsize>) {
+    for _ in 0..STRANGERS_MAX {
+        if strangers.load(Ordering::Relaxed) >= STRANGERS_MAX {
+            return;
+        }
+        let Ok((stream, _)) = listener.accept() else {
+            return;
+        };
+        greet(stream, arrivals, strangers);
+    }
+}
+
 /// Reads the first line of whoever came, on a thread of its own.
 fn greet(stream: TcpStream, arrivals: &Sender<PendingPeer>, strangers: &Arc<AtomicUsize>) {
-    if strangers.load(Ordering::Relaxed) >= STRANGERS_MAX {
-        return;
-    }
     strangers.fetch_add(1, Ordering::Relaxed);
     let (arrivals, counter) = (arrivals.clone(), Arc::clone(strangers));
     let greeter = move || {

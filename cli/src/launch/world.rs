@@ -9,6 +9,19 @@ pub(super) fn is_told(environment: &Environment) -> bool {
     names.all(|name| environment.text(name).is_some())
 }
 
+/// A process that torchrun has started. It runs inside a step of Slurm or MPI, often one torchrun
+/// on each host, and starts more processes than those know of.
+pub(super) fn torchrun(environment: &Environment) -> Result<Option<Allocation>, LaunchError> {
+    if environment.text("TORCHELASTIC_RUN_ID").is_none() {
+        return Ok(None);
+    }
+    let found = read(environment)?;
+    Ok(found.map(|found| Allocation {
+        launcher: Launcher::TorchRun,
+        ..found
+    }))
+}
+
 pub(super) fn read(environment: &Environment) -> Result<Option<Allocation>, LaunchError> {
     // Both are plain words that other programs use too: one of them alone means nothing.
     if environment.text("RANK").is_none() || environment.text("WORLD_SIZE").is_none() {

@@ -1,6 +1,7 @@
 use std::net::TcpListener;
 use std::path::Path;
 
+use super::ports::{held_address, held_port};
 use super::{SERVER, TOOL, options, run, start, text, write_model};
 
 /// What is wrong, how it is run, and how it must end.
@@ -221,10 +222,7 @@ fn the_server_says_which_port_is_taken() {
     let folder = tempfile::tempdir().unwrap();
     let taken = TcpListener::bind("0.0.0.0:0").unwrap();
     let port = taken.local_addr().unwrap().port();
-    let free = {
-        let listener = TcpListener::bind("0.0.0.0:0").unwrap();
-        listener.local_addr().unwrap().port()
-    };
+    let free = held_port();
     let map = |grpc: u16, star: u16| format!("localhost:{grpc}=localhost:{star}\n");
     std::fs::write(folder.path().join("star-taken"), map(free, port)).unwrap();
     std::fs::write(folder.path().join("grpc-taken"), map(port, free)).unwrap();
@@ -271,10 +269,7 @@ fn the_tool_refuses_wrong_arguments_and_leaves_no_files() {
     write_model(&path);
     let cluster = start(options(1, 0, std::slice::from_ref(&path)));
     let star = format!("--star {}", cluster.star_address("ps:0").unwrap());
-    let nobody = {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap()
-    };
+    let nobody = held_address();
     check(
         TOOL,
         folder.path(),

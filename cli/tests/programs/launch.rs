@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use super::ports::held_port;
 use super::{SERVER, TOOL, text};
 
 /// `grpcxx launch` without what a launcher around the tests may have set.
@@ -113,7 +114,7 @@ fn lines_go_to_files_if_asked() {
 #[test]
 fn ranks_of_a_launcher_find_each_other() {
     let folder = tempfile::tempdir().unwrap();
-    let port = free_port();
+    let port = held_port();
     let rank = |rank: &str, script: &str| {
         launch(
             folder.path(),
@@ -150,7 +151,7 @@ fn ranks_of_a_launcher_find_each_other() {
 #[test]
 fn a_rank_that_never_comes_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let port = free_port();
+    let port = held_port();
     let output = launch(folder.path(), &["--timeout", "0.5", "--", "true"])
         .env("RANK", "0")
         .env("WORLD_SIZE", "3")
@@ -206,7 +207,7 @@ fn servers_find_their_cluster() {
 
 #[test]
 fn servers_of_an_allocation_meet_by_themselves() {
-    let port = free_port();
+    let port = held_port();
     let server = |rank: &str| {
         Command::new(SERVER)
             .args(["--ps", "1", "--until-stdin-closes"])
@@ -261,11 +262,6 @@ fn a_server_of_an_allocation_is_told_its_task_by_the_launcher_only() {
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(64), "{err}");
     assert!(err.contains("--job-name"), "{err}");
-}
-
-fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
 }
 
 /// In a container it is the first process, and what programs leave behind becomes its children.

@@ -18,6 +18,9 @@ mod log;
 mod original;
 mod outgoing_ports;
 mod policy;
+#[path = "../../../runtime/tests/support/ports.rs"]
+mod ports;
+mod pushes;
 mod supervised;
 mod tool;
 mod types;

@@ -1,21 +1,16 @@
 //! Star ports that the system may give to outgoing connections.
 
 use std::io::{BufRead, BufReader};
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Command, Stdio};
 
 use grpcxx_cli::local::held_ports;
 
+use super::ports::held_port;
 use super::{SERVER, TOOL, text};
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const CURE: &str = "net.ipv4.ip_local_reserved_ports";
-
-/// A port that the system has just given away, as it gives those of outgoing connections.
-fn outgoing_port() -> u16 {
-    let listener = TcpListener::bind((LOOPBACK, 0)).unwrap();
-    listener.local_addr().unwrap().port()
-}
 
 fn other_ports(count: usize) -> Vec<u16> {
     let held = held_ports(count, LOOPBACK).unwrap();
@@ -53,7 +48,7 @@ fn log_of_server(star: u16) -> String {
 
 #[test]
 fn a_server_tells_once_that_its_port_may_be_taken() {
-    let star = outgoing_port();
+    let star = held_port();
     let log = log_of_server(star);
     assert_eq!(log.matches(CURE).count(), 1, "{log}");
     assert!(log.contains(&format!("the star port {star} lies")), "{log}");
@@ -64,7 +59,7 @@ fn a_server_tells_once_that_its_port_may_be_taken() {
 #[test]
 fn the_check_of_a_map_tells_such_ports() {
     let folder = tempfile::tempdir().unwrap();
-    let star = outgoing_port();
+    let star = held_port();
     let map = format!("localhost:2222=localhost:{star}\n");
     std::fs::write(folder.path().join(".endpoint_map"), map).unwrap();
     let output = Command::new(TOOL)

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use grpcxx::model::Model;
-use grpcxx_rpc::DType;
+use grpcxx_rpc::{DType, GraphCall, Shape, Status, Tensor};
+use grpcxx_runtime::{Engine, STORE_LIST};
 
 use super::{grpcxx, options, start, text};
 
@@ -89,4 +90,43 @@ fn every_type_of_a_file_is_pushed_loaded_and_pulled_byte_for_byte() {
         assert_eq!(npy[128..], eight.data[..]);
         cluster.stop(Duration::from_secs(5)).unwrap();
     }
+}
+
+/// A task with a tensor of a type that only later versions know.
+fn newer_server() -> Engine {
+    let server = Engine::builder().listen("127.0.0.1:0").start().unwrap();
+    server.register_fn(STORE_LIST, |_: GraphCall| {
+        let shape = Shape::new(&[2]).unwrap();
+        let texts = |texts: [&[u8]; 2]| Tensor::from_strings(shape.clone(), texts);
+        Ok::<_, Status>([
+            ("names", texts([b"known", b"newer"])?),
+            ("shapes", texts([b"[]", b"[2, 3]"])?),
+            (
+                "dtypes",
+                Tensor::from_slice(shape.clone(), &[1_i32, 4_999])?,
+            ),
+            ("bytes", Tensor::from_slice(shape.clone(), &[4_i64, 24])?),
+        ])
+    });
+    server
+}
+
+#[test]
+fn a_type_of_a_later_version_is_listed_by_its_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = newer_server();
+    let star = server.local_addr().unwrap().to_string();
+    let listed = grpcxx(folder.path(), &["list", "--star", &star]);
+    let (told, shown) = (text(&listed.stderr), text(&listed.stdout));
+    assert!(listed.status.success(), "{told}");
+    let newer = shown.lines().find(|line| line.contains("newer")).unwrap();
+    assert!(
+        newer.contains("type 4999") && newer.contains("[2, 3]"),
+        "{shown}"
+    );
+    assert!(shown.contains("2 tensors, 28 B"), "{shown}");
+    let json = grpcxx(folder.path(), &["--json", "list", "new*", "--star", &star]);
+    let rows: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(rows[0]["dtype"], "type 4999");
+    assert_eq!(rows[0]["bytes"], 24);
 }

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use grpcxx_collectives::Group;
 use grpcxx_runtime::Engine;
 
+use super::ports::held_address;
+
 /// Answers connections by `says`, until as many have come as are given.
 fn stranger(listener: TcpListener, says: &'static [u8], connections: usize) -> JoinHandle<()> {
     thread::spawn(move || {
@@ -38,8 +40,9 @@ const ANSWERS: [(&[u8], &str); 3] = [
 #[test]
 fn a_rank_goes_on_past_a_stranger_that_leaves() {
     for (says, _) in ANSWERS {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let place = listener.local_addr().unwrap().to_string();
+        // The host of the group listens where the stranger did.
+        let place = held_address().to_string();
+        let listener = TcpListener::bind(&place).unwrap();
         let leaves = stranger(listener, says, 2);
         let guest = engine(1, "127.0.0.1:0");
         let builder = Group::builder(1, 2, place.clone()).join_timeout(Duration::from_secs(60));

@@ -4,12 +4,14 @@
 
 #[path = "interop/cpp.rs"]
 mod cpp;
+#[path = "../../../runtime/tests/support/ports.rs"]
+mod ports;
 #[path = "../../../control/tests/interop/python.rs"]
 mod python;
 mod support;
 
 use std::collections::BTreeSet;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -20,6 +22,7 @@ use grpcxx::{ClusterSpec, Config, TaskId};
 use grpcxx_greeter::MyGreeter;
 use grpcxx_greeter::helloworld::{GreeterServer, HelloReply, HelloRequest};
 use grpcxx_greeter::probe::{Load, Order, ProbeServer, Span};
+use ports::held_address;
 use prost::Message;
 use python::{grpcio_python, skip, text};
 use support::MyProbe;
@@ -34,8 +37,7 @@ fn start() -> (Server, [SocketAddr; 2]) {
 
 /// Starts a task with a variable that is set.
 fn start_with(variable: &str, value: &str) -> (Server, [SocketAddr; 2]) {
-    let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    let [grpc, star, metrics] = listeners.map(|listener| listener.local_addr().unwrap());
+    let [grpc, star, metrics] = [(); 3].map(|()| held_address());
     let (config, _) =
         Config::read(|name| (name == variable).then(|| value.to_owned()), [""; 0]).unwrap();
     let cluster = ClusterSpec::parse(&format!("ps|{grpc}")).unwrap();

@@ -411,6 +411,7 @@ impl Engine {
             counters: Arc::clone(&self.shared.counters),
             functions: self.shared.functions.clone(),
             store: self.shared.store.clone(),
+            staged: Arc::clone(&self.shared.staged),
             tls_counters: self.tls_counters.clone(),
         }
     }

@@ -304,6 +304,7 @@ fn shared_parts(
         lookups,
         functions: Arc::new(ArcSwap::from_pointee(Functions::builtin(&store))),
         store,
+        staged: Arc::default(),
         service: options.service.clone(),
         authority: Arc::new(authority),
         compute: Arc::new(

@@ -19,6 +19,7 @@ use crate::command::Shared;
 use crate::counters::{Counters, ShardCounters};
 use crate::policy::Authority;
 use crate::registry::Functions;
+use crate::staging::StagedTotal;
 
 /// Reads what an engine has counted, from any thread, and after the engine has ended too.
 #[derive(Clone)]
@@ -28,6 +29,7 @@ pub struct Exposition {
     pub(crate) counters: Arc<[ShardCounters]>,
     pub(crate) functions: Shared<Functions>,
     pub(crate) store: Shared<TensorStore>,
+    pub(crate) staged: Arc<StagedTotal>,
     pub(crate) tls_counters: Vec<Arc<LiveCounters>>,
 }
 
@@ -65,6 +67,16 @@ impl Exposition {
                 "stored_bytes",
                 "Bytes of the tensors in the store.",
                 stored_bytes.sum(),
+            ),
+            (
+                "staged_tensors",
+                "Tensors that are staged, and not in the store yet.",
+                self.staged.tensors() as u64,
+            ),
+            (
+                "staged_bytes",
+                "Bytes of the tensors that are staged.",
+                self.staged.bytes(),
             ),
             (
                 "shm_mapped_bytes",

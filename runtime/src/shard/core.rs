@@ -31,6 +31,7 @@ use crate::shard::servers::Incoming;
 use crate::shard::shares::{Accounts, PeerShares};
 use crate::shard::steps::Steps;
 use crate::shard::timers::{Subject, Timers};
+use crate::staging::StagedTotal;
 use crate::task::Task;
 
 /// Everything of a shard but its transport.
@@ -68,6 +69,7 @@ pub(crate) struct SharedParts {
     pub(crate) lookups: Lookups,
     pub(crate) functions: Shared<Functions>,
     pub(crate) store: Shared<TensorStore>,
+    pub(crate) staged: Arc<StagedTotal>,
     pub(crate) service: Option<Arc<dyn Service>>,
     pub(crate) authority: Arc<Authority>,
     pub(crate) compute: Arc<dyn Compute>,

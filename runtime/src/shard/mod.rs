@@ -25,6 +25,7 @@ mod peers;
 mod requests;
 mod servers;
 mod shares;
+mod staged;
 mod steps;
 mod streams;
 mod submit;

@@ -9,7 +9,7 @@ use grpcxx_rpc::{
 
 use crate::blame::{Blame, THE_SERVICE};
 use crate::command::{Command, GraphDone, Keys, Origin, SlotId};
-use crate::function::{Later, RequestWatch, Responder, Served};
+use crate::function::{Function, Later, RequestWatch, Responder, Served};
 use crate::latency::{CallKind, CallStart};
 use crate::limits;
 use crate::registry::{Entry, PULL_ON_SHARD_MAX};
@@ -263,26 +263,41 @@ impl<A> Core<A> {
                 self.answer_graph(origin, graph_done, result);
             }
             Some(Entry::Pull(function) | Entry::Function(function)) => {
-                call.expose();
                 let function = function.clone();
-                let may_block = function.may_block();
-                let mailboxes = self.shared.mailboxes.clone();
-                let span = trace::of_served(call.graph_handle.as_str(), call.trace);
-                let responder = Responder::of_graph(mailboxes, origin, graph_done);
-                let responder = responder.in_span(span.clone());
-                let start = move || span.in_scope(|| function.start(call, responder));
-                if may_block {
-                    let peer = self.account_of(origin);
-                    self.shared.compute.spawn(peer, Box::new(start));
-                } else {
-                    start();
-                }
+                self.start_function(origin, graph_done, function, call);
             }
+            Some(&Entry::Staging(act)) => match self.staging_function(origin, act) {
+                Ok(function) => self.start_function(origin, graph_done, function, call),
+                Err(status) => self.answer_graph(origin, graph_done, Err(status)),
+            },
             None => {
                 let text = functions.unknown(&call.graph_handle);
                 let unknown = Err(Status::new(Code::NotFound, text));
                 self.answer_graph(origin, graph_done, unknown);
             }
+        }
+    }
+
+    /// Lets a function run, on the pool if it may block.
+    fn start_function(
+        &mut self,
+        origin: Origin,
+        graph_done: Option<GraphDone>,
+        function: Arc<dyn Function>,
+        call: GraphCall,
+    ) {
+        call.expose();
+        let may_block = function.may_block();
+        let mailboxes = self.shared.mailboxes.clone();
+        let span = trace::of_served(call.graph_handle.as_str(), call.trace);
+        let responder = Responder::of_graph(mailboxes, origin, graph_done);
+        let responder = responder.in_span(span.clone());
+        let start = move || span.in_scope(|| function.start(call, responder));
+        if may_block {
+            let peer = self.account_of(origin);
+            self.shared.compute.spawn(peer, Box::new(start));
+        } else {
+            start();
         }
     }
 

@@ -27,6 +27,7 @@ use crate::shard::pace::Pace;
 use crate::shard::shares::{PeerShares, Waits};
 use crate::shard::timers::Subject;
 use crate::shard::watches::Watches;
+use crate::staging::Staging;
 
 /// The incoming side of a shard.
 pub(super) struct Incoming<A> {
@@ -63,6 +64,8 @@ pub(super) struct ServerLink {
     watches: Watches,
     /// What the shard has of its streams, by the tokens of their requests.
     pub(super) streams: HashMap<u64, StreamEnds, RandomState>,
+    /// What it has staged, once it has.
+    pub(super) staging: Option<Arc<Staging>>,
     is_dirty: bool,
     /// The link was full when it was last given a frame, or has not had all chunks of one.
     is_held_back: bool,
@@ -134,6 +137,7 @@ impl ServerLink {
             waits,
             watches: Watches::new(),
             streams: HashMap::default(),
+            staging: None,
             is_dirty: false,
             is_held_back: false,
             armed: None,
@@ -387,6 +391,7 @@ impl<A> Core<A> {
         self.withdraw_requests(id, &status);
         if let Some(mut server) = self.incoming.servers.remove(id) {
             server.count_traffic(&mut self.call_table);
+            self.free_staging(&mut server);
         }
         self.counters().closed.add(1);
         self.leave_load();
@@ -417,6 +422,7 @@ impl<A> Core<A> {
                 server.armed = None;
             }
             server.connection.handle_timeout(self.now);
+            self.expire_staged(id);
             self.mark_server(id);
         }
     }
@@ -454,7 +460,7 @@ impl<A> Core<A> {
                 // A link that closed in this very turn refuses; its end is on the way.
                 let _ = transport.resume(server.link, next);
             }
-            let timeout = server.connection.poll_timeout();
+            let timeout = server.next_timeout();
             self.timers
                 .arm(Subject::Server(id), timeout, &mut server.armed);
         }

@@ -110,6 +110,7 @@ impl SimTask {
             lookups: Lookups::new(Arc::new(SystemResolver)),
             functions: Arc::new(ArcSwap::from_pointee(known)),
             store: Arc::clone(&store),
+            staged: Arc::default(),
             service: Some(Arc::clone(&late) as Arc<dyn crate::Service>),
             compute: Arc::clone(&jobs) as Arc<dyn crate::compute::Compute>,
             authority: Arc::new(lenient()),

@@ -26,7 +26,8 @@ CULPRIT_S = 3.0
 
 def run(options: argparse.Namespace) -> int:
     """Runs the script as `-n` ranks; returns the exit code of the job."""
-    rendezvous = options.rendezvous or f"127.0.0.1:{_free_port()}"
+    held = _held_port()
+    rendezvous = options.rendezvous or f"127.0.0.1:{held.getsockname()[1]}"
     signal.signal(signal.SIGTERM, _interrupt)
     children: list[_Child] = []
     try:
@@ -37,6 +38,7 @@ def run(options: argparse.Namespace) -> int:
         return 128 + signal.SIGINT
     finally:
         _stop(children)
+        held.close()
 
 
 class _Child:
@@ -149,10 +151,15 @@ def _share(rank: int, size: int) -> set[int]:
     return set(cpus[rank * len(cpus) // size : (rank + 1) * len(cpus) // size])
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def _held_port() -> socket.socket:
+    """A socket at a port that the system gives to nobody else while it is open, and on which rank 0 can listen.
+
+    It does not listen, and shares its port with listeners that say so before, as those of the engine do.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 def _interrupt(*_) -> None:

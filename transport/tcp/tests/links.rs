@@ -1,5 +1,7 @@
 //! Links over real sockets, with both drivers.
 
+#[path = "../../../runtime/tests/support/ports.rs"]
+mod ports;
 mod support;
 
 use std::io::{Read, Write};
@@ -9,6 +11,7 @@ use std::time::{Duration, Instant};
 use grpcxx_memory::Buffer;
 use grpcxx_tcp::{DriverRequest, TcpOptions};
 use grpcxx_transport::{CloseReason, LinkId, LinkLimits, Outcome, Refusal, Transport};
+use ports::held_address;
 use support::*;
 
 /// Sends a message on each link, and each back.
@@ -86,7 +89,7 @@ for_each_driver! {
 
     fn refused_dial_closes_the_link(driver) {
         let mut side = Side::new(driver);
-        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let free = held_address();
         let link = side.transport.connect(free).unwrap();
         assert!(side.seen.closed.is_empty());
         let refused = side.transport.send(link, Box::default()).unwrap_err();

@@ -1,5 +1,7 @@
 //! Peers whose TLS is not ours: rustls with records of its own, and OpenSSL.
 
+#[path = "../../../runtime/tests/support/ports.rs"]
+mod ports;
 mod support;
 
 use std::io::Write;
@@ -9,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use grpcxx_tls::{TlsMode, TlsOptions};
 use grpcxx_transport::{CloseReason, Transport};
+use ports::held_address;
 use rcgen::SanType;
 use rustls::SupportedCipherSuite;
 use rustls::crypto::ring::cipher_suite;
@@ -288,10 +291,7 @@ fn we_call_openssl() {
     let authority = Authority::new();
     let folder = tempfile::tempdir().unwrap();
     write_files(folder.path(), &authority, &pem(&authority));
-    let port = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let port = held_address();
     let accept = port.to_string();
     let what = [
         "s_server",

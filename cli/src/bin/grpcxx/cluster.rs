@@ -5,7 +5,7 @@ use std::time::Duration;
 use std::{process, thread};
 
 use grpcxx::server::PS_JOB;
-use grpcxx::store::{Stored, list};
+use grpcxx::store::{Listed, Stored, list_all};
 use grpcxx::topology::{MapSource, Topology};
 use grpcxx_rpc::Status;
 use grpcxx_runtime::cluster::{ClusterSpec, TOOL_JOB, TaskId, TfConfig};
@@ -229,28 +229,42 @@ impl Cluster {
     /// The tensors that match `patterns`, of the tasks that hold models or of the one called
     /// `only`. Tensors come by task, then by name.
     pub(crate) fn find(&self, patterns: &Patterns, only: Option<&str>) -> Outcome<Vec<Found>> {
+        let mut found = Vec::new();
+        for (task, peer, listed) in self.list(only)? {
+            for unknown in &listed.unknown {
+                if patterns.matches(&unknown.name) {
+                    tracing::warn!(
+                        "tensor {:?} is left out: its type {} is not known here",
+                        unknown.name,
+                        unknown.dtype
+                    );
+                }
+            }
+            let stored = listed.stored.into_iter();
+            let chosen = stored.filter(|stored| patterns.matches(&stored.name));
+            found.extend(chosen.map(|stored| Found {
+                task,
+                peer: peer.clone(),
+                stored,
+            }));
+        }
+        Ok(found)
+    }
+
+    /// What the tasks hold that hold models, or the one called `only`.
+    pub(crate) fn list(&self, only: Option<&str>) -> Outcome<Vec<(usize, Peer, Listed)>> {
         let asked = match only {
             Some(name) => vec![self.task(name)?],
             None => self.holders(),
         };
-        let mut found = Vec::new();
+        let mut all = Vec::with_capacity(asked.len());
         for index in asked {
             let task = &self.tasks[index];
             let peer = self.peer(task)?;
-            let stored =
-                list(&self.client(), &peer, self.timeout()).map_err(|status| at(task, status))?;
-            found.extend(
-                stored
-                    .into_iter()
-                    .filter(|stored| patterns.matches(&stored.name))
-                    .map(|stored| Found {
-                        task: index,
-                        peer: peer.clone(),
-                        stored,
-                    }),
-            );
+            let listed = list_all(&self.client(), &peer, self.timeout());
+            all.push((index, peer, listed.map_err(|status| at(task, status))?));
         }
-        Ok(found)
+        Ok(all)
     }
 }
 

@@ -1,3 +1,6 @@
+use std::borrow::Cow;
+
+use grpcxx::store::Listed;
 use grpcxx_runtime::config::Config;
 use serde::Serialize;
 
@@ -9,9 +12,10 @@ use crate::terminal::Outcome;
 
 #[derive(Serialize)]
 struct Row<'a> {
-    name: &'a str,
-    dtype: &'static str,
-    shape: &'a [u64],
+    name: String,
+    /// `type 99` where only a newer version knows it.
+    dtype: Cow<'static, str>,
+    shape: Vec<u64>,
     bytes: u64,
     task: &'a str,
 }
@@ -20,28 +24,23 @@ struct Row<'a> {
 pub(crate) fn run(arguments: &ListArguments, config: &Config, output: Output) -> Outcome {
     let cluster = Cluster::connect(&arguments.target, config)?;
     let patterns = Patterns::new(&arguments.patterns);
-    let mut found = cluster.find(&patterns, arguments.task.as_deref())?;
-    found.sort_by(|a, b| (&a.stored.name, a.task).cmp(&(&b.stored.name, b.task)));
-    let shapes = found
-        .iter()
-        .map(|found| found.stored.meta.shape.to_string());
-    let rows: Vec<Row<'_>> = found
-        .iter()
-        .map(|found| Row {
-            name: &found.stored.name,
-            dtype: found.stored.meta.dtype.name(),
-            shape: found.stored.meta.shape.dims(),
-            bytes: found.stored.meta.data_bytes,
-            task: &cluster.tasks()[found.task].name,
-        })
-        .collect();
+    let listed = cluster.list(arguments.task.as_deref())?;
+    let mut rows: Vec<(usize, Row<'_>)> = Vec::new();
+    for (index, _, listed) in listed {
+        let task = &cluster.tasks()[index].name;
+        let of_task = rows_of(listed, task);
+        let chosen = of_task.filter(|row| patterns.matches(&row.name));
+        rows.extend(chosen.map(|row| (index, row)));
+    }
+    rows.sort_by(|(a, one), (b, other)| (&one.name, a).cmp(&(&other.name, b)));
+    let rows: Vec<Row<'_>> = rows.into_iter().map(|(_, row)| row).collect();
     output.print(&rows, || {
         let mut table = Table::new(&["name", "dtype", "shape", "bytes#", "task"]);
-        for (row, shape) in rows.iter().zip(shapes) {
+        for row in &rows {
             table.row([
-                row.name.to_owned(),
-                row.dtype.to_owned(),
-                shape,
+                row.name.clone(),
+                row.dtype.to_string(),
+                format!("{:?}", row.shape),
                 row.bytes.to_string(),
                 row.task.to_owned(),
             ]);
@@ -49,4 +48,22 @@ pub(crate) fn run(arguments: &ListArguments, config: &Config, output: Output) ->
         let bytes = rows.iter().map(|row| row.bytes).sum();
         format!("{table}{} tensors, {}", rows.len(), size(bytes))
     })
+}
+
+fn rows_of(listed: Listed, task: &str) -> impl Iterator<Item = Row<'_>> {
+    let known = listed.stored.into_iter().map(move |stored| Row {
+        name: stored.name,
+        dtype: Cow::Borrowed(stored.meta.dtype.name()),
+        shape: stored.meta.shape.dims().to_vec(),
+        bytes: stored.meta.data_bytes,
+        task,
+    });
+    let unknown = listed.unknown.into_iter().map(move |stored| Row {
+        name: stored.name,
+        dtype: Cow::Owned(format!("type {}", stored.dtype)),
+        shape: stored.shape.dims().to_vec(),
+        bytes: stored.data_bytes,
+        task,
+    });
+    known.chain(unknown)
 }

@@ -1,16 +1,15 @@
+#[path = "../../../../runtime/tests/support/ports.rs"]
+mod ports;
+
 use std::io::{Read, Write};
 
 use super::super::{End, Member, Roles};
 use super::*;
+use ports::held_address;
 
 fn rendezvous(size: u32, timeout_ms: u64) -> Rendezvous {
-    let port = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
     Rendezvous {
-        address: format!("127.0.0.1:{port}"),
+        address: held_address().to_string(),
         job: "test".to_owned(),
         size,
         timeout: Duration::from_millis(timeout_ms),
@@ -230,4 +229,19 @@ fn a_rank_0_that_dies_ends_those_that_it_has_heard() {
         "{text}"
     );
     assert!(started.elapsed() < Duration::from_secs(15));
+}
+
+#[test]
+fn all_who_wait_at_the_door_are_let_in_together() {
+    let place = rendezvous(1, 20_000);
+    let _leader = lead(&place, None).unwrap();
+    // As many as the system lets wait without a retry.
+    let _silent: Vec<TcpStream> = (0..120)
+        .map(|_| TcpStream::connect(&place.address).unwrap())
+        .collect();
+    let started = Instant::now();
+    Member::join(&place, 0, [1, 2]).unwrap();
+    // One after the other they would keep the rank waiting for 600 ms.
+    let waited = started.elapsed();
+    assert!(waited < Duration::from_millis(400), "{waited:?}");
 }

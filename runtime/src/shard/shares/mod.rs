@@ -6,6 +6,7 @@ mod tests;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use grpcxx_rpc::{
@@ -36,6 +37,10 @@ pub struct PeerShares {
     pub streams: usize,
     /// Most streams of all peers together that have not ended.
     pub all_streams: usize,
+    /// Most pushes that one connection stages at once.
+    pub staged_pushes: usize,
+    /// How long a push that is staged waits for its next call, before it is dropped.
+    pub staged_patience: Duration,
 }
 
 impl PeerShares {
@@ -59,6 +64,8 @@ impl PeerShares {
             key_bytes: PEER_KEY_BYTES,
             streams: half(ALL_STREAMS),
             all_streams: ALL_STREAMS,
+            staged_pushes: STAGED_PUSHES,
+            staged_patience: STAGED_PATIENCE,
         }
     }
 }
@@ -66,6 +73,14 @@ impl PeerShares {
 /// Most streams of all peers together that have not ended: together they hold no more than some
 /// gigabytes if nobody reads.
 const ALL_STREAMS: usize = 1024;
+
+/// Pushes that one connection stages at once, if nothing else is said: more than a program has
+/// threads that push over one.
+const STAGED_PUSHES: usize = 64;
+
+/// How long a push waits for its next call, if nothing else is said: as long as 256 MiB take over a
+/// link of 20 Mbit/s.
+const STAGED_PATIENCE: Duration = Duration::from_secs(120);
 
 /// What each peer with a connection, or with streams that have not ended, holds of the engine.
 /// Locked only where a connection begins or ends, or the last stream of a peer.

@@ -11,6 +11,8 @@ const SHARES: PeerShares = PeerShares {
     key_bytes: 1,
     streams: 2,
     all_streams: 3,
+    staged_pushes: 1,
+    staged_patience: Duration::from_secs(1),
 };
 
 fn request(slot: u32) -> RequestId {

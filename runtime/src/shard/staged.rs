@@ -1,0 +1,81 @@
+//! Pushes that connections stage: who serves their calls, and when they end.
+
+use std::sync::Arc;
+
+use grpcxx_rpc::{Code, GraphCall, Status};
+use grpcxx_transport::Time;
+
+use crate::command::{Origin, SlotId};
+use crate::function::Function;
+use crate::shard::core::Core;
+use crate::shard::servers::ServerLink;
+use crate::staging::{Act, Staging};
+
+impl<A> Core<A> {
+    /// The function that carries out a call over what its connection has staged.
+    pub(super) fn staging_function(
+        &mut self,
+        origin: Origin,
+        act: Act,
+    ) -> Result<Arc<dyn Function>, Status> {
+        let server = match origin {
+            Origin::Link { server, .. } => self.incoming.servers.find_mut(server),
+            Origin::Local { .. } => None,
+        };
+        let server = server.ok_or_else(|| {
+            let text = "pushes are staged on connections of other tasks; a task puts all into its \
+                        own store at once";
+            Status::new(Code::NotFound, text)
+        })?;
+        let (shared, shares, now) = (&self.shared, &self.shares, self.now);
+        let staging = server.staging.get_or_insert_with(|| {
+            let limits = (shares.staged_pushes, shares.staged_patience);
+            Arc::new(Staging::new(&shared.store, &shared.staged, limits))
+        });
+        let staging = Arc::clone(staging);
+        Ok(Arc::new(move |call: GraphCall| {
+            staging.serve(act, call, now).map(|()| Vec::new())
+        }))
+    }
+
+    /// Drops what a connection has staged for too long.
+    pub(super) fn expire_staged(&mut self, id: SlotId) {
+        let Some(server) = self.incoming.servers.find(id) else {
+            return;
+        };
+        let Some(staging) = &server.staging else {
+            return;
+        };
+        let expired = staging.expire(self.now);
+        if expired.is_empty() {
+            return;
+        }
+        for (number, push) in &expired {
+            tracing::warn!(
+                peer = %server.peer,
+                number,
+                "dropping a push that was begun and not committed: {push}"
+            );
+        }
+        let free = Box::new(move || drop(expired));
+        self.shared.compute.spawn(server.waits.account, free);
+    }
+
+    /// Lets go of what a connection has staged that has ended, away from the shard: it may be many
+    /// tensors.
+    pub(super) fn free_staging(&self, server: &mut ServerLink) {
+        if let Some(staging) = server.staging.take() {
+            let free = Box::new(move || drop(staging));
+            self.shared.compute.spawn(server.waits.account, free);
+        }
+    }
+}
+
+impl ServerLink {
+    /// When the connection wants to be looked at again.
+    pub(super) fn next_timeout(&self) -> Option<Time> {
+        let of_staged = self.staging.as_ref().and_then(|staging| staging.next_end());
+        let of_connection = self.connection.poll_timeout();
+        of_connection.into_iter().chain(of_staged).min()
+    }
+}

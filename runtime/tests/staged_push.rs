@@ -1,0 +1,140 @@
+//! Pushes of several calls: staged on a connection, and visible at once.
+
+mod stranger;
+
+use std::time::{Duration, Instant};
+
+use grpcxx_rpc::{Code, GraphCall, RendezvousLimits, Request, Status, Text};
+use grpcxx_runtime::policy::Policy;
+use grpcxx_runtime::{
+    Engine, PeerShares, Remote, STORE_COMMIT, STORE_DISCARD, STORE_STAGE, StagedPush,
+};
+use stranger::{Hostile, PERMISSION_DENIED, STRANGER, bytes_tensor, engine, members_only, options};
+
+const MIB: usize = 1 << 20;
+
+fn remote(caller: &Engine, server: &Engine, connection: usize) -> Remote {
+    let address = server.local_addr().unwrap().to_string();
+    let client = caller.client();
+    let peer = client.peer_over(&address, connection).unwrap();
+    Remote::new(client, peer).with_timeout(Duration::from_secs(10))
+}
+
+fn weights(count: usize, len: usize) -> Vec<(Text, grpcxx_rpc::Tensor)> {
+    let tensor = |index| (Text::from(format!("w{index}")), bytes_tensor(&vec![3; len]));
+    (0..count).map(tensor).collect()
+}
+
+/// What the metrics tell of bytes that are staged.
+fn staged_bytes(server: &Engine) -> u64 {
+    let page = server.exposition().text().into_string();
+    let line = page
+        .lines()
+        .find(|line| line.starts_with("grpcxx_staged_bytes "));
+    line.unwrap().split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+fn await_staged_bytes(server: &Engine, wanted: u64) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while staged_bytes(server) != wanted {
+        assert!(Instant::now() < end, "{} bytes", staged_bytes(server));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn code(result: Result<grpcxx_rpc::Response, Status>) -> Code {
+    result.unwrap_err().code
+}
+
+#[test]
+fn batches_become_visible_with_their_commit_and_only_who_staged_may_commit() {
+    let (server, caller) = (
+        engine("ps", Policy::default()),
+        engine("worker", Policy::default()),
+    );
+    let (first, second) = (remote(&caller, &server, 0), remote(&caller, &server, 1));
+    let push = StagedPush::new();
+    first.call(push.begin()).wait().unwrap();
+    for tensors in weights(4, 1000).chunks(2) {
+        first.call(push.stage(tensors.to_vec())).wait().unwrap();
+    }
+    assert_eq!(staged_bytes(&server), 4000);
+    assert!(server.stored().is_empty());
+    // The number is of the connection: another one neither ends it nor sees it.
+    assert_eq!(code(second.call(push.commit()).wait()), Code::NotFound);
+    assert_eq!(
+        code(first.call(StagedPush::new().commit()).wait()),
+        Code::NotFound
+    );
+    second.call(push.begin()).wait().unwrap();
+    second.call(push.stage(weights(1, 7))).wait().unwrap();
+    first.call(push.commit()).wait().unwrap();
+    assert_eq!(server.stored().len(), 4);
+    assert_eq!(server.store_fetch("w0").unwrap().data.len(), 1000);
+    second.call(push.commit()).wait().unwrap();
+    assert_eq!(server.store_fetch("w0").unwrap().data.len(), 7);
+    assert_eq!(staged_bytes(&server), 0);
+}
+
+#[test]
+fn what_a_client_has_staged_goes_with_it() {
+    let server = engine("ps", Policy::default());
+    server.store_put(weights(1, 10)).unwrap();
+    let caller = engine("worker", Policy::default());
+    let push = StagedPush::new();
+    let remote = remote(&caller, &server, 0);
+    remote.call(push.begin()).wait().unwrap();
+    remote.call(push.stage(weights(3, MIB))).wait().unwrap();
+    assert_eq!(staged_bytes(&server), 3 * MIB as u64);
+    remote.disconnect();
+    await_staged_bytes(&server, 0);
+    // The next connection begins anew.
+    assert_eq!(
+        code(remote.call(push.stage(weights(1, 1))).wait()),
+        Code::NotFound
+    );
+    assert_eq!(code(remote.call(push.commit()).wait()), Code::NotFound);
+    assert_eq!(server.store_fetch("w0").unwrap().data.len(), 10);
+
+    let push = StagedPush::new();
+    remote.call(push.begin()).wait().unwrap();
+    remote.call(push.stage(weights(3, MIB))).wait().unwrap();
+    push.discard(&caller.client(), remote.peer());
+    await_staged_bytes(&server, 0);
+}
+
+#[test]
+fn a_push_that_nobody_goes_on_with_is_dropped() {
+    let shares = PeerShares::of(&RendezvousLimits::default(), 100);
+    let shares = shares.with(|shares| shares.staged_patience = Duration::from_millis(300));
+    let options = options("ps", Policy::default()).with(|options| options.shares = Some(shares));
+    let server = Engine::start(options).unwrap();
+    let caller = engine("worker", Policy::default());
+    let remote = remote(&caller, &server, 0);
+    let push = StagedPush::new();
+    remote.call(push.begin()).wait().unwrap();
+    remote.call(push.stage(weights(1, MIB))).wait().unwrap();
+    await_staged_bytes(&server, 0);
+    let gone = remote.call(push.commit()).wait().unwrap_err();
+    assert!(gone.message.contains("300ms after its last call"), "{gone}");
+    assert!(server.stored().is_empty());
+}
+
+#[test]
+fn staging_needs_the_right_to_push() {
+    let server = engine("ps", members_only());
+    let mut stranger = Hostile::at(STRANGER, &server);
+    for function in [STORE_STAGE, STORE_COMMIT, STORE_DISCARD] {
+        let (status, _) = stranger.call(function, 1, 0, &[1, 2, 3]);
+        assert_eq!(status, PERMISSION_DENIED, "{function}");
+    }
+}
+
+#[test]
+fn a_task_that_stages_at_itself_is_told_that_it_cannot() {
+    let server = engine("ps", Policy::default());
+    let call = GraphCall::new(STORE_STAGE);
+    let call = server.serve(Request::StarRunGraph(Box::new(call)), None);
+    let refused = call.wait().unwrap_err();
+    assert!(StagedPush::is_unknown(&refused), "{refused}");
+}
