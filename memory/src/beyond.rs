@@ -83,7 +83,7 @@ impl Beyond {
             Some(made) => (made.loan.bytes(), made.used_bytes()),
             None => (0, 0),
         };
-        let more_bytes = (used_bytes + whole_bytes).saturating_sub(lent_bytes);
+        let more_bytes = (used_bytes.saturating_add(whole_bytes)).saturating_sub(lent_bytes);
         self.headroom.check(more_bytes, self.made.is_some())
     }
 

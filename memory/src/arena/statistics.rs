@@ -2,20 +2,21 @@
 
 use crate::Shortage;
 
-/// What an [`Arena`] has handed out.
+/// What an [`Arena`](crate::Arena) has handed out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArenaStatistics {
     /// Bytes that the arena has in any case.
     pub capacity_bytes: usize,
-    /// Bytes of the blocks handed out of those, rounded up as they are. A block counts until the arena has
-    /// looked at what came back, which it does in every allocation and in [`Arena::reclaim`].
+    /// Bytes of the blocks handed out of those, rounded up as they are. A block counts until the
+    /// arena has looked at what came back, which it does in every allocation and in
+    /// [`Arena::reclaim`](crate::Arena::reclaim).
     pub in_use_bytes: usize,
     /// Bytes of the blocks handed out beyond the capacity.
     pub beyond_bytes: usize,
     /// Most bytes in use at one time, those beyond the capacity too.
     pub peak_bytes: usize,
-    /// Bytes that were in use since the last [`Arena::trim`] and no longer are: about what a trim
-    /// would give back.
+    /// Bytes that were in use since the last [`Arena::trim`](crate::Arena::trim) and no longer are:
+    /// about what a trim would give back.
     pub idle_bytes: usize,
     /// Bytes reserved for what is announced and not come: they serve other requests before one is
     /// refused.

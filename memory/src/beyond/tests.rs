@@ -109,8 +109,9 @@ fn a_refusal_says_what_was_allowed_and_why() {
     );
     assert!(arena.check_announced(100 * MIB).is_err() && arena.check_announced(3 * MIB).is_ok());
     assert!(arena.begin_beyond(100 * MIB, 1).is_err());
+    assert!(arena.begin_beyond(usize::MAX, 1).is_err());
     assert!(!arena.is_beyond(), "nothing was mapped for that");
-    assert_eq!(arena.statistics().failed_allocations, 3);
+    assert_eq!(arena.statistics().failed_allocations, 4);
     free_bytes.store(300 << 20, Ordering::Relaxed);
     std::thread::sleep(Duration::from_millis(20));
     assert!(arena.allocate(100 * MIB).is_ok());
