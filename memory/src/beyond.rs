@@ -179,5 +179,5 @@ impl Made {
 /// Less is not worth a mapping of its own.
 const CAPACITY_BYTES_MIN: usize = 64 << 20;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(miri, loom))))]
 mod tests;

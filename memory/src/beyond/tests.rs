@@ -174,7 +174,6 @@ fn arenas_that_grow_at_once_leave_a_part_of_the_machine_free() {
 }
 
 #[test]
-#[cfg(not(miri))]
 fn the_machine_has_the_memory_back() {
     let resident_bytes = || {
         let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
