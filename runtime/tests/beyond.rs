@@ -215,35 +215,58 @@ fn announcements_take_nothing_beyond_the_arena_but_windows() {
     }
 }
 
+/// A connection that has sent so much of a push of so much.
+fn unfinished(server: &Engine, sent_mib: u64, announced_mib: u64) -> TcpStream {
+    let mut stream = dial_and_send(server, &push(announced_mib * MIB));
+    for _ in 0..sent_mib {
+        stream.write_all(&vec![1; MIB as usize]).unwrap();
+    }
+    stream
+}
+
+fn until_used(server: &Engine, is_so: impl Fn((usize, usize)) -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !is_so(used(server)) {
+        assert!(Instant::now() < until, "{:?}", used(server));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 #[test]
 fn who_holds_all_that_is_free_leaves_the_arena_to_others() {
     let free = free(200);
     let server = start("ps", &free);
     let worker = sized("worker", 256 * MIB);
-    // As far as the machine lets it: the rest of the frame is refused.
-    let mut greedy = dial_and_send(&server, &push(60 * MIB));
-    for _ in 0..59 {
-        greedy.write_all(&vec![1; MIB as usize]).unwrap();
-    }
-    let until = Instant::now() + PATIENCE;
-    while used(&server).1 < 59 << 20 {
-        assert!(Instant::now() < until, "{:?}", used(&server));
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let mut greedy = unfinished(&server, 59, 60);
+    until_used(&server, |(_, beyond)| beyond >= 59 << 20);
     free.store(130 * MIB, Ordering::Relaxed);
     assert!(used(&server).0 < 1 << 20, "none of it is of the arena");
     for _ in 0..20 {
         assert!(honest_push(&worker, &server, 5 * MIB).is_ok());
         assert!(honest_push(&worker, &server, 1000).is_ok());
     }
-    assert!(
-        honest_push(&worker, &server, 12 * MIB).is_err(),
-        "nothing is left beyond"
-    );
+    let refused = honest_push(&worker, &server, 12 * MIB);
+    assert!(refused.is_err(), "nothing is left beyond");
     greedy.write_all(&vec![1; MIB as usize]).unwrap();
     let mut answer = [0; 32];
     greedy.read_exact(&mut answer).unwrap();
     assert_eq!(answer[16..20], [0; 4]);
+}
+
+#[test]
+fn who_holds_the_arena_too_leaves_what_is_kept_for_small_requests() {
+    let free = free(200);
+    let server = start("ps", &free);
+    let worker = sized("worker", 256 * MIB);
+    let _beyond = unfinished(&server, 59, 60);
+    until_used(&server, |(_, beyond)| beyond >= 59 << 20);
+    free.store(120 * MIB, Ordering::Relaxed);
+    let _within: Vec<TcpStream> = (0..20).map(|_| unfinished(&server, 1, 2)).collect();
+    until_used(&server, |(within, _)| within >= 10 << 20);
+    assert!(honest_push(&worker, &server, 6 * MIB).is_err());
+    for _ in 0..20 {
+        assert!(honest_push(&worker, &server, 1000).is_ok());
+    }
 }
 
 /// Its arena stands for the share of one task of many: the test is to be light on any machine.
