@@ -84,7 +84,8 @@ impl Beyond {
             None => (0, 0),
         };
         let more_bytes = (used_bytes.saturating_add(whole_bytes)).saturating_sub(lent_bytes);
-        self.headroom.check(more_bytes, self.made.is_some())
+        self.headroom.check(more_bytes, self.made.is_some())?;
+        Ok(())
     }
 
     /// Bytes of it that are handed out.

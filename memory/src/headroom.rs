@@ -87,7 +87,7 @@ impl Headroom {
         self.0.usable_bytes
     }
 
-    /// The least that is lent at a time, if there is as much: so seldom is the system asked.
+    /// The least that is lent at a time, if there is plenty: so seldom is the system asked.
     pub fn step_bytes(&self) -> u64 {
         let part = self.0.usable_bytes / STEPS;
         part.next_power_of_two()
@@ -103,8 +103,9 @@ impl Headroom {
         }
     }
 
-    /// Checks that so many bytes more could be lent, to an arena that has a loan or has none.
-    pub(crate) fn check(&self, bytes: u64, has_loan: bool) -> Result<(), Shortage> {
+    /// Checks that so many bytes more could be lent, to an arena that has a loan or has none. Says
+    /// how many could be.
+    pub(crate) fn check(&self, bytes: u64, has_loan: bool) -> Result<u64, Shortage> {
         let ledger = &*self.0;
         let mut lent = ledger.lock();
         let others = lent.arenas - u64::from(has_loan);
@@ -116,7 +117,7 @@ impl Headroom {
         let kept_bytes = ledger.usable_bytes / KEPT_PART + others * self.step_bytes();
         let allowed_bytes = free_bytes.saturating_sub(kept_bytes);
         if bytes <= allowed_bytes {
-            return Ok(());
+            return Ok(allowed_bytes);
         }
         if refused.is_none() {
             lent.refused = Some((Instant::now(), free_bytes));
@@ -141,15 +142,13 @@ impl Loan {
         let Some(more_bytes) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) else {
             return Ok(());
         };
+        let allowed_bytes = self.headroom.check(more_bytes, true)?;
+        // Others, of other processes too, may ask before this is filled: with little left, little
+        // is lent at a time.
         let rounded_bytes = more_bytes.next_multiple_of(self.headroom.step_bytes());
-        let lent_bytes = match self.headroom.check(rounded_bytes, true) {
-            Ok(()) => rounded_bytes,
-            Err(_) => {
-                self.headroom.check(more_bytes, true)?;
-                more_bytes
-            }
-        };
-        self.bytes += lent_bytes;
+        let ahead_bytes = (allowed_bytes / ALLOWED_PART).max(AHEAD_BYTES_MIN);
+        let lent_bytes = rounded_bytes.min(ahead_bytes).min(allowed_bytes);
+        self.bytes += lent_bytes.max(more_bytes);
         Ok(())
     }
 
@@ -195,6 +194,11 @@ fn available_bytes(text: &str) -> Option<u64> {
 /// Part of the usable memory that nobody may take beyond an arena's own.
 const KEPT_PART: u64 = 8;
 
+/// Part of what is allowed that one arena is lent ahead of its need, but so much if it is there:
+/// small requests are not to ask one by one.
+const ALLOWED_PART: u64 = 64;
+const AHEAD_BYTES_MIN: u64 = 1 << 20;
+
 /// Steps that the usable memory is lent in, between these lengths.
 const STEPS: u64 = 256;
 const STEP_BYTES_MIN: u64 = 4 << 20;
@@ -219,12 +223,13 @@ mod tests {
 
     #[test]
     fn an_eighth_and_a_step_for_each_other_arena_stay_unused() {
-        let free_bytes = Arc::new(AtomicU64::new((1 << 30) + 3 * STEP));
+        let free_bytes = Arc::new(AtomicU64::new(4 << 30));
         let headroom = of_free(&free_bytes);
         assert_eq!(headroom.step_bytes(), STEP);
         let mut first = headroom.open();
         first.raise_to(1).unwrap();
         assert_eq!(first.bytes(), STEP);
+        free_bytes.store((1 << 30) + 3 * STEP, Ordering::Relaxed);
         let mut second = headroom.open();
         let refused = second.raise_to(2 * STEP + 1).unwrap_err();
         let expected = Shortage::Memory {
@@ -240,12 +245,15 @@ mod tests {
     }
 
     #[test]
-    fn less_than_a_step_is_lent_where_no_more_is_free() {
+    fn less_than_a_step_is_lent_where_little_is_free() {
         let free_bytes = Arc::new(AtomicU64::new((1 << 30) + STEP / 2));
         let headroom = of_free(&free_bytes);
         let mut loan = headroom.open();
         loan.raise_to(STEP / 4).unwrap();
         assert_eq!(loan.bytes(), STEP / 4);
+        free_bytes.store((1 << 30) + 32 * STEP, Ordering::Relaxed);
+        loan.raise_to(STEP / 4 + 1).unwrap();
+        assert_eq!(loan.bytes(), STEP / 4 + STEP / 2);
         loan.raise_to(0).unwrap();
         loan.lower_to(0);
         assert_eq!(loan.bytes(), 0);
@@ -257,7 +265,7 @@ mod tests {
         let count = Arc::clone(&asked);
         let headroom = Headroom::new(8 << 30, move || {
             count.fetch_add(1, Ordering::Relaxed);
-            Some((1 << 30) + 2 * STEP)
+            Some((1 << 30) + 64 * STEP)
         });
         let mut loan = headroom.open();
         (0..STEP)
@@ -265,7 +273,7 @@ mod tests {
             .for_each(|bytes| loan.raise_to(bytes).unwrap());
         assert_eq!(asked.load(Ordering::Relaxed), 1);
         for _ in 0..1000 {
-            assert!(loan.raise_to(4 * STEP).is_err());
+            assert!(loan.raise_to(66 * STEP).is_err());
         }
         // More than once only if the machine stops us meanwhile.
         assert!(asked.load(Ordering::Relaxed) < 100);
