@@ -2,7 +2,7 @@
 
 use std::{fmt, io};
 
-use crate::BufferMut;
+use crate::beyond::Beyond;
 use crate::block::Pool;
 use crate::mapping::PAGE_BYTES;
 use crate::options::{ARENA_BYTES_MAX, ArenaOptions};
@@ -10,7 +10,12 @@ use crate::places::{Place, Places};
 use crate::reclaim::BlockPlace;
 use crate::region::Region;
 use crate::slabs::Slabs;
-use crate::together;
+use crate::{BufferMut, Shortage, together};
+
+mod force;
+mod statistics;
+
+pub use statistics::{ArenaStatistics, OutOfMemory};
 
 /// The memory of one shard.
 ///
@@ -28,42 +33,9 @@ pub struct Arena {
     /// What requests of more than [`SMALL_BYTES_MAX`] leave free.
     kept_for_small_bytes: usize,
     keeps_pages: bool,
-}
-
-/// What an [`Arena`] has handed out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ArenaStatistics {
-    /// Bytes of the whole arena.
-    pub capacity_bytes: usize,
-    /// Bytes of the blocks handed out, rounded up as they are. A block counts until the arena has
-    /// looked at what came back, which it does in every allocation and in [`Arena::reclaim`].
-    pub in_use_bytes: usize,
-    /// Most bytes in use at one time.
-    pub peak_bytes: usize,
-    /// Bytes that were in use since the last [`Arena::trim`] and no longer are: about what a trim
-    /// would give back.
-    pub idle_bytes: usize,
-    /// Bytes reserved for what is announced and not come: they serve other requests before one is
-    /// refused.
-    pub reserved_bytes: usize,
-    /// Blocks handed out, counted as `in_use_bytes`.
-    pub blocks: usize,
-    /// Requests that found no place.
-    pub failed_allocations: u64,
-}
-
-/// An allocation that the arena could not serve.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "arena of {capacity_bytes} bytes has no block of {requested_bytes} bytes left ({in_use_bytes} bytes in use)"
-)]
-pub struct OutOfMemory {
-    /// Bytes asked for.
-    pub requested_bytes: usize,
-    /// Bytes handed out when the request came.
-    pub in_use_bytes: usize,
-    /// Bytes of the whole arena.
-    pub capacity_bytes: usize,
+    beyond: Option<Box<Beyond>>,
+    /// Most bytes in use at a time when some lay beyond the capacity.
+    peak_with_beyond_bytes: usize,
 }
 
 impl Arena {
@@ -96,6 +68,9 @@ impl Arena {
             in_use_bytes_max_since_trim: 0,
             kept_for_small_bytes: 0,
             keeps_pages: options.shared,
+            beyond: (options.headroom)
+                .map(|headroom| Box::new(Beyond::new(headroom, options.huge_pages))),
+            peak_with_beyond_bytes: 0,
         })
     }
 
@@ -118,10 +93,38 @@ impl Arena {
             Some(place) if self.may_take(len, place.len_bytes) => place,
             unfit => match self.find_by_force(len, unfit) {
                 Some(place) => place,
-                None => return Err(self.refuse(len)),
+                None => return self.take_beyond(|beyond| beyond.allocate(len), len),
             },
         };
         Ok(self.issue(place, len))
+    }
+
+    /// Takes memory for `whole_len` bytes that are announced, of which `len` are handed out, beyond
+    /// the capacity: what that holds stays for others.
+    ///
+    /// # Errors
+    /// The arena has no [`Headroom`](crate::Headroom), or there is too little for all of the bytes.
+    pub fn begin_beyond(&mut self, whole_len: usize, len: usize) -> Result<BufferMut, OutOfMemory> {
+        let begin = |beyond: &mut Beyond| {
+            beyond.check(whole_len)?;
+            beyond.begin(whole_len, len)
+        };
+        self.take_beyond(begin, whole_len)
+    }
+
+    /// Checks that what is announced could have memory, if it is more than the capacity.
+    ///
+    /// # Errors
+    /// There is too little of it beyond the capacity.
+    pub fn check_announced(&mut self, whole_len: usize) -> Result<(), OutOfMemory> {
+        if whole_len <= self.statistics.capacity_bytes {
+            return Ok(());
+        }
+        let checked = self
+            .beyond
+            .as_ref()
+            .map_or(Ok(()), |beyond| beyond.check(whole_len));
+        checked.map_err(|shortage| self.refuse(whole_len, Some(shortage)))
     }
 
     /// Takes memory for `whole_len` bytes that are announced, of which `len` are handed out, at
@@ -138,7 +141,9 @@ impl Arena {
             return self.allocate(whole_len).ok();
         }
         self.reclaim_up_to(RECLAIMED_PER_ALLOCATION);
-        self.admit(len).ok()?;
+        if !self.has_room_for(len) {
+            return None;
+        }
         let place = match self.places.reserve(whole_len, len, false) {
             Some(place) => place,
             None => {
@@ -163,7 +168,14 @@ impl Arena {
         whole_len: usize,
     ) -> Result<BufferMut, OutOfMemory> {
         debug_assert!(memory.len() <= len && len <= whole_len);
-        self.admit(len - memory.len())?;
+        if let Some(beyond) = &self.beyond
+            && beyond.has(&memory)
+        {
+            return self.take_beyond(|beyond| beyond.grow(memory, len, whole_len), len);
+        }
+        if !self.has_room_for(len - memory.len()) {
+            return self.take_beyond(|beyond| beyond.grow_from(&memory, len, whole_len), len);
+        }
         let granted = memory
             .block_in(&self.pool)
             .and_then(|id| self.places.grant(id, len, len == whole_len));
@@ -185,7 +197,22 @@ impl Arena {
     /// Takes home all blocks that were given back, and says how many.
     pub fn reclaim(&mut self) -> usize {
         together::settle();
-        self.reclaim_up_to(usize::MAX)
+        let beyond = self.beyond.as_mut().map_or(0, |beyond| beyond.reclaim());
+        self.reclaim_up_to(usize::MAX) + beyond
+    }
+
+    /// Whether it has memory of the machine beyond its capacity, which [`Arena::give_back`] returns
+    /// once it is not in use.
+    pub fn is_beyond(&self) -> bool {
+        self.beyond.as_ref().is_some_and(|beyond| beyond.is_made())
+    }
+
+    /// Gives the memory beyond the capacity that is not in use back to the machine. What comes next
+    /// pays for new pages, so call it some time after the use.
+    pub fn give_back(&mut self) {
+        if let Some(beyond) = &mut self.beyond {
+            beyond.give_back();
+        }
     }
 
     /// Gives the pages of free memory back to the kernel, and says how many bytes were free for
@@ -232,12 +259,23 @@ impl Arena {
     /// What is handed out.
     pub fn statistics(&self) -> ArenaStatistics {
         let in_use_bytes = self.statistics.in_use_bytes;
+        let (beyond_bytes, beyond_blocks) = match &self.beyond {
+            Some(beyond) => (beyond.used_bytes(), beyond.blocks()),
+            None => (0, 0),
+        };
         ArenaStatistics {
+            beyond_bytes,
+            peak_bytes: self.statistics.peak_bytes.max(self.peak_with_beyond_bytes),
             idle_bytes: self.in_use_bytes_max_since_trim - in_use_bytes,
             reserved_bytes: self.places.ungranted_bytes(),
-            blocks: self.pool.outstanding() as usize,
+            blocks: self.pool.outstanding() as usize + beyond_blocks,
             ..self.statistics
         }
+    }
+
+    /// Whether the memory is of this arena, not of what it has beyond its capacity.
+    pub(crate) fn has(&self, memory: &BufferMut) -> bool {
+        memory.block_in(&self.pool).is_some()
     }
 
     /// The addresses that all buffers of this arena lie in.
@@ -281,74 +319,6 @@ impl Arena {
         len <= SMALL_BYTES_MAX || self.statistics.in_use_bytes + place_bytes <= most_bytes
     }
 
-    /// Finds a place for what found none at once, or one that is kept for small requests: after all
-    /// blocks that came back, and then in place of what is reserved and not handed out.
-    #[cold]
-    fn find_by_force(&mut self, len: usize, unfit: Option<Place>) -> Option<Place> {
-        if let Some(place) = unfit {
-            self.places.free(place.id);
-        }
-        self.reclaim();
-        loop {
-            match self.places.allocate(len) {
-                Some(place) if self.may_take(len, place.len_bytes) => return Some(place),
-                Some(place) => {
-                    self.places.free(place.id);
-                    return None;
-                }
-                None if self.places.take_back() => {}
-                None => return None,
-            }
-        }
-    }
-
-    /// A place for what grows, for which one other reservation may have to go.
-    fn reserve_elsewhere(&mut self, whole_len: usize, len: usize) -> Option<Place> {
-        if let Some(place) = self.places.reserve(whole_len, len, true) {
-            return Some(place);
-        }
-        self.reclaim();
-        if let Some(place) = self.places.reserve(whole_len, len, true) {
-            return Some(place);
-        }
-        (self.places.take_back())
-            .then(|| self.places.reserve(whole_len, len, true))
-            .flatten()
-    }
-
-    /// Checks that a request that is part of a large one leaves enough for small ones.
-    fn admit(&mut self, len: usize) -> Result<(), OutOfMemory> {
-        let large = len.max(SMALL_BYTES_MAX + 1);
-        if self.may_take(large, len) {
-            return Ok(());
-        }
-        self.reclaim();
-        match self.may_take(large, len) {
-            true => Ok(()),
-            false => Err(self.refuse(len)),
-        }
-    }
-
-    #[cold]
-    fn grow_elsewhere(
-        &mut self,
-        memory: &[u8],
-        len: usize,
-        whole_len: usize,
-    ) -> Result<BufferMut, OutOfMemory> {
-        // Without a reservation it doubles, so that what grows again and again is copied few times.
-        let twice_len = len.max(2 * memory.len()).min(whole_len);
-        let mut larger = if let Some(place) = self.reserve_elsewhere(whole_len, len) {
-            self.issue(place, len)
-        } else if let Some(place) = self.find_by_force(twice_len, None) {
-            self.issue(place, twice_len)
-        } else {
-            self.allocate(len)?
-        };
-        larger[..memory.len()].copy_from_slice(memory);
-        Ok(larger)
-    }
-
     #[inline]
     fn count(&mut self, len_bytes: usize) {
         let in_use_bytes = self.statistics.in_use_bytes + len_bytes;
@@ -358,12 +328,13 @@ impl Arena {
     }
 
     #[cold]
-    fn refuse(&mut self, len: usize) -> OutOfMemory {
+    fn refuse(&mut self, len: usize, beyond: Option<Shortage>) -> OutOfMemory {
         self.statistics.failed_allocations += 1;
         OutOfMemory {
             requested_bytes: len,
             in_use_bytes: self.statistics.in_use_bytes,
             capacity_bytes: self.statistics.capacity_bytes,
+            beyond,
         }
     }
 }

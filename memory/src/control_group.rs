@@ -9,6 +9,8 @@ use std::path::{Component, Path, PathBuf};
 enum Resource {
     /// In bytes.
     Memory,
+    /// What is left of the memory, in bytes.
+    FreeMemory,
     /// In thousandths of the time of one CPU.
     Cpu,
 }
@@ -31,7 +33,7 @@ enum Version {
 impl Resource {
     fn controller(self) -> &'static str {
         match self {
-            Self::Memory => "memory",
+            Self::Memory | Self::FreeMemory => "memory",
             Self::Cpu => "cpu",
         }
     }
@@ -46,6 +48,11 @@ impl Resource {
                 files
                     .filter_map(|file| read_number(&folder.join(file)))
                     .min()
+            }
+            (Self::FreeMemory, version) => {
+                let limit_bytes = Self::Memory.limit(folder, version)?;
+                let used_bytes = used_memory_bytes(folder, version).unwrap_or(limit_bytes);
+                Some(limit_bytes.saturating_sub(used_bytes))
             }
             (Self::Cpu, Version::One) => {
                 let quota_us = read_number(&folder.join("cpu.cfs_quota_us"))?;
@@ -68,6 +75,26 @@ fn thousandths(quota_us: u64, period_us: u64) -> Option<u64> {
 /// The memory that this process may have, if that is limited; `root` is `/` but for tests.
 pub(crate) fn memory_limit_bytes(root: &Path) -> Option<u64> {
     limit_of(Resource::Memory, root)
+}
+
+/// What the control groups of this process have left of their memory, if that is limited; `root` is
+/// `/` but for tests.
+pub(crate) fn memory_free_bytes(root: &Path) -> Option<u64> {
+    limit_of(Resource::FreeMemory, root)
+}
+
+/// What a group uses and cannot give up at once: all but the pages of files that were not used of
+/// late.
+fn used_memory_bytes(folder: &Path, version: Version) -> Option<u64> {
+    let (used, idle) = match version {
+        Version::One => ("memory.usage_in_bytes", "total_inactive_file "),
+        Version::Two => ("memory.current", "inactive_file "),
+    };
+    let used_bytes = read_number(&folder.join(used))?;
+    let statistics = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+    let idle = statistics.lines().find_map(|line| line.strip_prefix(idle));
+    let idle_bytes = idle.and_then(|number| number.trim().parse().ok());
+    Some(used_bytes.saturating_sub(idle_bytes.unwrap_or(0)))
 }
 
 /// How many CPUs this process has the time of, if its control groups limit that: 0.5 is half of
@@ -230,6 +257,41 @@ mod tests {
             ("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "4096000"),
         ]);
         assert_eq!(files.limit(), Some(4_096_000));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the operating system")]
+    fn what_is_left_of_the_memory_is_the_least_of_all_groups() {
+        let free = |files: &[(&str, &str)]| memory_free_bytes(Files::new(files).0.path());
+        let group = ("proc/self/cgroup", "4:memory:/a\n0::/pod/container\n");
+        let two = ("proc/self/mountinfo", MOUNT_2);
+        let limit = ("sys/fs/cgroup/pod/memory.max", "9000");
+        assert_eq!(free(&[group, two]), None);
+        assert_eq!(
+            free(&[group, two, limit]),
+            Some(0),
+            "what is used is not told"
+        );
+        let used = ("sys/fs/cgroup/pod/memory.current", "5000\n");
+        assert_eq!(free(&[group, two, limit, used]), Some(4000));
+        let statistics = (
+            "sys/fs/cgroup/pod/memory.stat",
+            "anon 1\ninactive_file 500\n",
+        );
+        assert_eq!(free(&[group, two, limit, used, statistics]), Some(4500));
+        let own = ("sys/fs/cgroup/pod/container/memory.high", "700");
+        let own_used = ("sys/fs/cgroup/pod/container/memory.current", "800");
+        assert_eq!(free(&[group, two, limit, used, own, own_used]), Some(0));
+        let one = ("proc/self/mountinfo", MOUNT_1);
+        let files = [
+            ("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "600"),
+            ("sys/fs/cgroup/memory/a/memory.usage_in_bytes", "500"),
+            (
+                "sys/fs/cgroup/memory/a/memory.stat",
+                "inactive_file 1\ntotal_inactive_file 20\n",
+            ),
+        ];
+        assert_eq!(free(&[&[group, one], &files[..]].concat()), Some(120));
     }
 
     #[test]

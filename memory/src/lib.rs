@@ -31,6 +31,9 @@
 //! from any thread over one lock-free list, which the owner empties while it allocates. The mapping
 //! lives until the arena and its last buffer are gone.
 //!
+//! An arena with a [`Headroom`] goes beyond its capacity while the machine has memory left: in a
+//! second mapping, which is there as long as something lies in it.
+//!
 //! # Unsafe code
 //! Only in `mapping.rs` (address space), `block.rs` (blocks and their counts), `heap.rs` (heap
 //! memory as a base and a capacity), `lease.rs` (borrowed parts and their counts), `buffer.rs` and
@@ -51,6 +54,7 @@
 
 mod ahead;
 mod arena;
+mod beyond;
 mod block;
 mod buddy;
 mod buffer;
@@ -59,6 +63,7 @@ mod control_group;
 mod device;
 mod exposed;
 pub mod forks;
+mod headroom;
 mod heap;
 mod lease;
 mod mapping;
@@ -80,6 +85,7 @@ pub use buffer_mut::BufferMut;
 pub use control_group::cpu_quota;
 pub use device::{DeviceBuffer, DeviceMemory, DmaBuf};
 pub use forks::OwnFd;
+pub use headroom::{Headroom, Shortage};
 pub use lease::{Leases, Lender};
 pub use options::{
     ARENA_BYTES_MAX, ArenaOptions, CAPACITY_BYTES_DEFAULT, MEMORY_SHARE_PERCENT,

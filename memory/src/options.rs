@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use crate::control_group;
+use crate::{Headroom, control_group};
 
 /// How much memory an [`Arena`](crate::Arena) may hand out, and how it is obtained.
 #[derive(Clone, Debug)]
@@ -16,6 +16,9 @@ pub struct ArenaOptions {
     ///
     /// [`Buffer::shared_memory`]: crate::Buffer::shared_memory
     pub shared: bool,
+    /// Where to take memory beyond the capacity while some is free. It is private in any case, and
+    /// [`Arena::give_back`](crate::Arena::give_back) returns it.
+    pub headroom: Option<Headroom>,
 }
 
 impl ArenaOptions {
@@ -58,6 +61,7 @@ impl Default for ArenaOptions {
             capacity_bytes: CAPACITY_BYTES_DEFAULT,
             huge_pages: true,
             shared: false,
+            headroom: None,
         }
     }
 }

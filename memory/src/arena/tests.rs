@@ -7,7 +7,7 @@ fn arena(capacity_bytes: usize) -> Arena {
     Arena::new(ArenaOptions {
         capacity_bytes,
         huge_pages: false,
-        shared: false,
+        ..ArenaOptions::default()
     })
     .unwrap()
 }
@@ -168,6 +168,7 @@ fn statistics_count_blocks_and_bytes() {
         capacity_bytes: 1 << 20,
         in_use_bytes: 128 + 8192,
         peak_bytes: 128 + 8192,
+        beyond_bytes: 0,
         idle_bytes: 0,
         reserved_bytes: 0,
         blocks: 2,
@@ -213,6 +214,7 @@ fn shared_memory_can_be_read_elsewhere_and_keeps_its_pages() {
         capacity_bytes: 16 << 20,
         huge_pages: true,
         shared: true,
+        ..ArenaOptions::default()
     })
     .unwrap();
     let mut kept = arena.allocate(1 << 20).unwrap();
@@ -288,7 +290,7 @@ fn capacities_without_sense_are_errors() {
         let options = ArenaOptions {
             capacity_bytes,
             huge_pages: true,
-            shared: false,
+            ..ArenaOptions::default()
         };
         assert_eq!(
             Arena::new(options).unwrap_err().kind(),

@@ -10,7 +10,7 @@ fn arena() -> Arena {
     Arena::new(ArenaOptions {
         capacity_bytes: 1 << 20,
         huge_pages: false,
-        shared: false,
+        ..ArenaOptions::default()
     })
     .unwrap()
 }

@@ -26,6 +26,22 @@ pub trait Landings {
         there_bytes: usize,
     ) -> Result<BufferMut, Status>;
 
+    /// As [`Landings::tensor`], for a frame that is beyond
+    /// [`ConnectionLimits::arena_bytes`](super::ConnectionLimits): memory that no other connection
+    /// has a share of.
+    ///
+    /// # Errors
+    /// As above.
+    fn tensor_beyond(
+        &mut self,
+        token: u64,
+        index: usize,
+        meta: &TensorMeta,
+        there_bytes: usize,
+    ) -> Result<BufferMut, Status> {
+        self.tensor(token, index, meta, there_bytes)
+    }
+
     /// Memory for a message, names or text of `len` bytes, which is never 0, of which `there_bytes`
     /// have come. As long as that of a tensor is.
     ///

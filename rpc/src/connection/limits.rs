@@ -34,8 +34,11 @@ pub struct ConnectionLimits {
     /// Payload of one chunk, in bytes.
     pub chunk_bytes: usize,
     /// What frames that are not complete may take of the arena of their receiver, in bytes. A frame
-    /// that announces more fails alone.
+    /// that announces more fails alone, or as `goes_beyond` says.
     pub arena_bytes: u64,
+    /// Whether frames beyond `arena_bytes` have the memory of
+    /// [`Landings::tensor_beyond`](super::Landings::tensor_beyond).
+    pub goes_beyond: bool,
     /// Server: bytes of answers that have not left, from which on no other request is read or
     /// served before some have.
     pub unsent_bytes: u64,
@@ -60,6 +63,7 @@ impl Default for ConnectionLimits {
             whole_frame_bytes: 256 << 20,
             chunk_bytes: 16 << 20,
             arena_bytes: u64::MAX,
+            goes_beyond: false,
             unsent_bytes: 1 << 30,
             pooled_frames: 256,
             pooled_frame_bytes: 512 << 10,

@@ -1,14 +1,18 @@
 //! Tensor records on their way in, each head before its data.
 
 use grpcxx_memory::{Buffer, BufferMut};
-use grpcxx_transport::{Landing, Next};
+use grpcxx_transport::Next;
 use smallvec::SmallVec;
 
 use super::cursor::{Cursor, Filled};
-use super::landings::checked;
 use super::{ConnectionLimits, Landings, PeerViolation};
 use crate::wire::{HEADER_BYTES, RECORD_BYTES, RecordError, ShapeForms, decode_record};
-use crate::{Code, DTypeClass, Reason, Status, Tensor, TensorMeta, Text};
+use crate::{Code, Reason, Status, Tensor, TensorMeta, Text};
+
+mod memory;
+
+pub(crate) use memory::{beyond_share, landing, message_too_long, tensor_memory};
+use memory::{memory_beyond, nothing_beyond};
 
 /// The tensor records of one frame on their way in.
 #[derive(Debug)]
@@ -254,14 +258,14 @@ impl Records {
             return None;
         }
         let there_bytes = cursor.there(meta.data_bytes);
-        let memory = tensor_memory(
-            self.token,
-            self.index(),
-            meta,
-            there_bytes,
-            limits,
-            landings,
-        );
+        let (token, index) = (self.token, self.index());
+        let announced_bytes = self.arena_bytes.saturating_add(meta.data_bytes);
+        let memory = if limits.goes_beyond && announced_bytes > limits.arena_bytes {
+            memory_beyond(token, index, meta, there_bytes, limits, landings)
+                .map_err(|status| nothing_beyond(announced_bytes, limits, &status))
+        } else {
+            tensor_memory(token, index, meta, there_bytes, limits, landings)
+        };
         memory
             .and_then(|memory| self.admit(memory, meta, limits))
             .map_err(|status| self.fail(status))
@@ -278,7 +282,7 @@ impl Records {
         if memory.is_arena() {
             self.arena_bytes = self.arena_bytes.saturating_add(meta.data_bytes);
         }
-        if self.arena_bytes <= limits.arena_bytes {
+        if self.arena_bytes <= limits.arena_bytes || limits.goes_beyond {
             return Ok(memory);
         }
         Err(beyond_share(self.arena_bytes, limits))
@@ -328,51 +332,6 @@ impl Records {
     }
 }
 
-/// Memory for the data of a tensor, of which so many bytes have come; maybe only for the first part
-/// of it.
-#[inline]
-pub(crate) fn tensor_memory(
-    token: u64,
-    index: usize,
-    meta: &TensorMeta,
-    there_bytes: usize,
-    limits: &ConnectionLimits,
-    landings: &mut dyn Landings,
-) -> Result<BufferMut, Status> {
-    if meta.dtype.class() == DTypeClass::Proto && meta.data_bytes > limits.message_bytes {
-        return Err(message_too_long(meta.data_bytes, limits));
-    }
-    let memory = landings.tensor(token, index, meta, there_bytes);
-    checked(memory, there_bytes, meta.data_bytes)
-}
-
-/// A landing for the data of a tensor, in memory for all of it or its first part. Memory of an
-/// arena is nobody's choice, so a link may bring its own in its place; but only for data that
-/// nobody parses, since the peer may still be able to write there.
-pub(crate) fn landing(buffer: BufferMut, meta: &TensorMeta) -> Landing {
-    let landing = if buffer.is_arena() && meta.dtype.class() != DTypeClass::Proto {
-        Landing::replaceable(buffer)
-    } else {
-        Landing::new(buffer)
-    };
-    // The memory is no longer than the data, so the data has a length here.
-    landing.announced(meta.data_bytes as usize)
-}
-
-/// The failure of a call whose frame wants more of the arena than a connection may have.
-pub(crate) fn beyond_share(found_bytes: u64, limits: &ConnectionLimits) -> Status {
-    Status::new(
-        Code::ResourceExhausted,
-        format!(
-            "unfinished frames of this connection announce {found_bytes} bytes, allowed are {}; \
-             send less at once, or raise GRPCXX_CONNECTION_ARENA_BYTES_MAX or GRPCXX_ARENA_BYTES \
-             of the receiver",
-            limits.arena_bytes
-        ),
-    )
-    .because(Reason::Memory)
-}
-
 /// The failure of a call whose tensor came without its dimensions.
 fn out_of_line(index: usize, name: Option<Text>, cause: &RecordError) -> Status {
     let which = match name {
@@ -382,18 +341,6 @@ fn out_of_line(index: usize, name: Option<Text>, cause: &RecordError) -> Status 
     Status::new(
         Code::Unimplemented,
         format!("{which} cannot cross the star protocol: {cause}; reshape it before it is sent"),
-    )
-    .because(Reason::Limit)
-}
-
-/// The failure of a call whose message is not worth its memory.
-pub(crate) fn message_too_long(found_bytes: u64, limits: &ConnectionLimits) -> Status {
-    Status::new(
-        Code::ResourceExhausted,
-        format!(
-            "the peer sent a message of {found_bytes} bytes, allowed are {}",
-            limits.message_bytes
-        ),
     )
     .because(Reason::Limit)
 }

@@ -232,10 +232,10 @@ config! {
         "most connections of a shard over RDMA; others stay on TCP";
     arena_bytes: Option<u64> = parse::arena_bytes,
         "GRPCXX_ARENA_BYTES", "", "bytes", "engine",
-        "memory of each shard for received tensors, 1MiB to 16TiB; unset: a part of the machine's memory";
+        "memory of each shard for received tensors, 1MiB to 16TiB, and no more; unset: an equal part of three quarters of the memory of the machine or control group, and beyond it what is free of that, but for an eighth";
     connection_arena_bytes: Option<u64> = parse::optional_bytes,
         "GRPCXX_CONNECTION_ARENA_BYTES_MAX", "", "bytes", "engine",
-        "most of that memory that frames of one connection from a peer may announce before all of them has come; a frame beyond it fails alone; unset: half";
+        "most of that memory that frames of one connection from a peer may announce before all of them has come; a frame beyond it fails alone; unset: half, and beyond it what is free of the machine, unless `GRPCXX_ARENA_BYTES` is set";
     small_arena_bytes: Option<u64> = parse::optional_bytes,
         "GRPCXX_ARENA_SMALL_BYTES", "", "bytes", "engine",
         "part of that memory that only requests of at most 64 KiB get; unset: a 64th, at most 64MiB";

@@ -139,8 +139,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Memory of each shard for received tensors, in bytes. Default: an equal share of half the
-    /// machine.
+    /// Memory of each shard for received tensors, in bytes. Default: an equal share of three
+    /// quarters of the machine, and beyond that what is free of it.
     pub fn arena_bytes(mut self, bytes: usize) -> Self {
         let shards = self.options.shards;
         let arena = self
@@ -148,6 +148,7 @@ impl EngineBuilder {
             .arena
             .get_or_insert_with(|| grpcxx_memory::ArenaOptions::share_of_machine(shards));
         arena.capacity_bytes = bytes;
+        arena.headroom = None;
         self
     }
 

@@ -113,10 +113,11 @@ impl EngineOptions {
     pub fn from_config(config: &Config, task: TaskId, total_tasks: usize) -> Self {
         let job = JobKind::of(&task.job);
         let shards = shards(config, job, total_tasks);
-        let mut arena = ArenaOptions::share_of_machine(shards);
+        let mut arena = default_arena(shards);
         arena.huge_pages = config.huge_pages;
         if let Some(bytes) = config.arena_bytes {
             arena.capacity_bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+            arena.headroom = None;
         }
         let polling = config.polling(job);
         Self {
@@ -287,6 +288,12 @@ impl EngineError {
             | Self::Tls(_) => None,
         }
     }
+}
+
+/// A part of the machine for each of so many shards, and what is free of it beyond.
+pub(super) fn default_arena(shards: usize) -> ArenaOptions {
+    ArenaOptions::share_of_machine(shards)
+        .with(|arena| arena.headroom = grpcxx_memory::Headroom::of_machine())
 }
 
 fn policy(config: &Config) -> Policy {

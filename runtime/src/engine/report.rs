@@ -36,6 +36,8 @@ pub struct StartReport {
     pub placement_warning: Option<String>,
     /// Memory of each shard, in bytes of address space.
     pub arena_bytes: usize,
+    /// Whether arenas take what is free of the machine beyond that.
+    pub arena_goes_beyond: bool,
     /// Who may do what.
     pub policy: String,
     /// Where the star port listens.
@@ -118,7 +120,7 @@ impl fmt::Display for StartReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} driver={} shm={} rdma={} tls={} host={} shards={} cpus={} idle={} cpu_latency={} arena={}MiB/shard policy=({}) star=",
+            "{} driver={} shm={} rdma={} tls={} host={} shards={} cpus={} idle={} cpu_latency={} arena={}MiB/shard{} policy=({}) star=",
             self.task,
             self.driver,
             self.shared_memory,
@@ -130,6 +132,7 @@ impl fmt::Display for StartReport {
             self.idle,
             self.cpu_latency,
             self.arena_bytes >> 20,
+            if self.arena_goes_beyond { "+free" } else { "" },
             self.policy,
         )?;
         match self.star_address {

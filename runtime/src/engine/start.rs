@@ -13,6 +13,7 @@ use grpcxx_tls::{LiveCounters, Tls};
 use grpcxx_transport::Migrating;
 
 use super::cpu_latency;
+use super::options::default_arena;
 use super::report::{Rdma, SharedMemory};
 use super::{
     Engine, EngineError, EngineOptions, LocalEngine, StartReport, fresh_incarnation,
@@ -134,6 +135,7 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
             cpu_latency,
             placement_warning: plan.placement_warning,
             arena_bytes: plan.arena.capacity_bytes,
+            arena_goes_beyond: plan.arena.headroom.is_some(),
             policy: shared.authority.to_string(),
             tls: match &plan.certificates {
                 Some(certificates) => certificates.to_string(),
@@ -238,7 +240,7 @@ fn plan(options: &EngineOptions) -> Result<Plan, EngineError> {
         arena: (options
             .arena
             .clone()
-            .unwrap_or_else(|| ArenaOptions::share_of_machine(options.shards)))
+            .unwrap_or_else(|| default_arena(options.shards)))
         .with(|changed| {
             // Who listens to nobody has nothing that peers come for: what it receives is private.
             changed.shared = options.lends_arenas
@@ -375,6 +377,7 @@ fn make_shard(
     let mut near = Migrating::new(secured);
     let shared_memory = share_memory(&mut near, &options, &arena);
     let mut transport = Migrating::new(near);
+    let goes_beyond = arena.headroom.is_some();
     let mut arena = reserve(&arena)?;
     let near_peers = match shared_memory {
         SharedMemory::On { .. } => NearPeers::LeaveToBase,
@@ -392,7 +395,7 @@ fn make_shard(
     let parts = CoreParts {
         index,
         shared,
-        connection_limits: connection_limits(&options, capacity_bytes),
+        connection_limits: connection_limits(&options, capacity_bytes, goes_beyond),
         patience: options.patience,
         shares: options.shares.unwrap_or_else(|| {
             PeerShares::of(&options.rendezvous_limits, options.tcp.limits.links)
@@ -433,14 +436,21 @@ fn authority(options: &EngineOptions) -> Result<Authority, EngineError> {
     Ok(authority)
 }
 
-/// What one connection may have, of an arena of so many bytes.
-fn connection_limits(options: &EngineOptions, capacity_bytes: usize) -> ConnectionLimits {
+/// What one connection may have, of an arena of so many bytes. A limit that was set is one, also
+/// where the arena itself goes beyond its bytes.
+fn connection_limits(
+    options: &EngineOptions,
+    capacity_bytes: usize,
+    goes_beyond: bool,
+) -> ConnectionLimits {
     let limits = options.connection_limits;
-    let arena_bytes = match limits.arena_bytes {
-        u64::MAX => capacity_bytes as u64 / CONNECTION_SHARE,
-        bytes => bytes,
-    };
-    limits.with(|changed| changed.arena_bytes = arena_bytes)
+    if limits.arena_bytes != u64::MAX {
+        return limits;
+    }
+    limits.with(|changed| {
+        changed.arena_bytes = capacity_bytes as u64 / CONNECTION_SHARE;
+        changed.goes_beyond = goes_beyond;
+    })
 }
 
 /// What large requests leave to small ones, of an arena of so many bytes.

@@ -25,7 +25,7 @@ pub(super) fn write(
     for (name, meaning, number) in [
         (
             "grpcxx_arena_bytes",
-            "Size of the arena of each shard.",
+            "Size of the arena of each shard, which it has in any case.",
             (|shard| shard.arena.capacity_bytes) as fn(&ShardInspection) -> usize,
         ),
         (
@@ -34,8 +34,13 @@ pub(super) fn write(
             |shard| shard.arena.in_use_bytes,
         ),
         (
+            "grpcxx_arena_beyond_bytes",
+            "Bytes that are handed out beyond the arena, of what is free of the machine.",
+            |shard| shard.arena.beyond_bytes,
+        ),
+        (
             "grpcxx_arena_peak_bytes",
-            "Most bytes of the arena that were handed out at one time.",
+            "Most bytes that were handed out at one time, of the arena and beyond it.",
             |shard| shard.arena.peak_bytes,
         ),
     ] {

@@ -22,6 +22,7 @@ use crate::policy::Authority;
 use crate::registry::Functions;
 use crate::shard::context::ShardContext;
 use crate::shard::failures::Failures;
+use crate::shard::give_back::GiveBack;
 use crate::shard::leaving::{Departures, DrainLimits, Why};
 use crate::shard::links::Links;
 use crate::shard::mail::Mail;
@@ -50,6 +51,7 @@ pub(crate) struct Core<A> {
     pub(super) departures: Departures,
     pub(super) timers: Timers<Subject>,
     pub(super) looks: Looks,
+    pub(super) give_back: GiveBack,
     pub(super) shares: PeerShares,
     pub(super) call_table: CallTable,
     pub(super) failures: Failures,
@@ -124,6 +126,7 @@ impl<A> Core<A> {
             departures: Departures::new(parts.drain, parts.links),
             timers: Timers::new(),
             looks: Looks::new(parts.patience),
+            give_back: GiveBack::default(),
             shares: parts.shares,
             call_table: CallTable::new(Arc::clone(&parts.shared.counted_peers)),
             failures: Failures::default(),
@@ -235,6 +238,7 @@ impl<A> Core<A> {
     pub(super) fn run_timers<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
         let mut events = 0;
         self.look_at_peers(transport);
+        self.give_back.run(&mut self.arena, self.now);
         while let Some((subject, at)) = self.timers.poll(self.now) {
             events += 1;
             match subject {
@@ -254,7 +258,9 @@ impl<A> Core<A> {
         let stop = self.stop_at.map(|at| at.min(self.now + STOP_POLL));
         let has_to_look = !self.links.is_empty() || self.steps.waiters() > 0;
         let look = self.looks.next().filter(|_| has_to_look);
-        [self.timers.next(), stop, look].into_iter().flatten().min()
+        let give_back = self.give_back.next(&self.arena, self.now);
+        let times = [self.timers.next(), stop, look, give_back];
+        times.into_iter().flatten().min()
     }
 
     pub(super) fn is_stopping(&self) -> bool {

@@ -55,6 +55,16 @@ impl Landings for ArenaLandings<'_> {
         windows::begin(self.arena, meta.data_bytes, there_bytes)
     }
 
+    fn tensor_beyond(
+        &mut self,
+        _token: u64,
+        _index: usize,
+        meta: &TensorMeta,
+        there_bytes: usize,
+    ) -> Result<BufferMut, Status> {
+        windows::begin_beyond(self.arena, meta.data_bytes, there_bytes)
+    }
+
     fn message(&mut self, len: usize, there_bytes: usize) -> Result<BufferMut, Status> {
         windows::begin(self.arena, len as u64, there_bytes)
     }

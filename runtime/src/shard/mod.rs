@@ -11,6 +11,7 @@ mod departures;
 mod dialling;
 mod driven;
 mod failures;
+mod give_back;
 mod in_flight;
 mod inspecting;
 mod keys;

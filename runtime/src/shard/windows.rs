@@ -1,6 +1,8 @@
 //! How much of the arena bytes get that a peer has announced: what has come of them, and a window
 //! for the next.
 
+use std::fmt;
+
 use grpcxx_memory::{Arena, BufferMut, OutOfMemory};
 use grpcxx_rpc::{Code, Reason, Status};
 
@@ -16,6 +18,7 @@ pub(super) fn begin(
     if whole_len <= SCARCE_WINDOW_BYTES || there_bytes >= whole_len {
         return arena.allocate(whole_len).map_err(refusal);
     }
+    arena.check_announced(whole_len).map_err(refusal)?;
     let window_bytes = match arena.is_scarce() {
         false => FIRST_WINDOW_BYTES,
         true => SCARCE_WINDOW_BYTES,
@@ -26,6 +29,25 @@ pub(super) fn begin(
         // Too much is reserved by others: a small piece, which is copied once when it is full.
         None => (arena.allocate(first_len(SCARCE_WINDOW_BYTES))).map_err(refusal),
     }
+}
+
+/// As [`begin`], of what the machine has free beyond the arena, which others have a share of.
+#[cold]
+pub(super) fn begin_beyond(
+    arena: &mut Arena,
+    announced_bytes: u64,
+    there_bytes: usize,
+) -> Result<BufferMut, Status> {
+    let whole_len = usize::try_from(announced_bytes).unwrap_or(usize::MAX);
+    let first_len = there_bytes
+        .saturating_add(SCARCE_WINDOW_BYTES)
+        .min(whole_len);
+    arena
+        .begin_beyond(whole_len, first_len)
+        .map_err(|error| match error.beyond {
+            Some(shortage) => refused(&shortage),
+            None => refusal(error),
+        })
 }
 
 /// Longer memory in place of memory that is full, of which `whole_len` bytes are announced.
@@ -43,7 +65,11 @@ pub(super) fn grow(
 }
 
 fn refusal(error: OutOfMemory) -> Status {
-    let text = format!("{error}; send less at once, or raise GRPCXX_ARENA_BYTES of the receiver");
+    refused(&error)
+}
+
+fn refused(why: &dyn fmt::Display) -> Status {
+    let text = format!("{why}; send less at once, or raise GRPCXX_ARENA_BYTES of the receiver");
     Status::new(Code::ResourceExhausted, text).because(Reason::Memory)
 }
 

@@ -202,7 +202,7 @@ impl Shown {
         cells[7] = per_second(rates.calls_per_second);
         cells[8] = per_second(rates.errors_per_second);
         cells[9] = percent(rates.cpus);
-        cells[10] = size(rates.arena_used_bytes);
+        cells[10] = size(rates.arena_used_bytes + rates.arena_beyond_bytes);
         cells[11] = size(rates.stored_bytes);
         let links = rates.links.iter().filter(|(_, count)| **count > 0);
         let links: Vec<String> = links

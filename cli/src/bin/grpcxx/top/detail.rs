@@ -28,13 +28,17 @@ fn add_rates(rates: &Rates, columns: u16, rows: &mut Vec<String>) {
         size(rates.parked_bytes)
     ));
     for shard in &rates.shards {
-        rows.push(format!(
+        let mut row = format!(
             "shard {}: cpu {}, arena {} of {}",
             shard.shard,
             percent(shard.cpus),
             size(shard.arena_used_bytes),
             size(shard.arena_bytes)
-        ));
+        );
+        if shard.arena_beyond_bytes > 0 {
+            row += &format!(", {} beyond", size(shard.arena_beyond_bytes));
+        }
+        rows.push(row);
     }
     // What carried the calls comes last, where there is room.
     let with_medium = |row: String, medium: &str| {

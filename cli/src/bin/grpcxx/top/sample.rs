@@ -37,6 +37,7 @@ struct ShardNumbers {
     cpu_seconds: f64,
     arena_bytes: u64,
     arena_used_bytes: u64,
+    arena_beyond_bytes: u64,
 }
 
 /// What a task did in an interval.
@@ -51,6 +52,7 @@ pub(super) struct Rates {
     pub(super) cpus: f64,
     pub(super) arena_bytes: u64,
     pub(super) arena_used_bytes: u64,
+    pub(super) arena_beyond_bytes: u64,
     pub(super) stored_bytes: u64,
     pub(super) parked_bytes: u64,
     pub(super) receives_waiting: u64,
@@ -91,6 +93,7 @@ pub(super) struct ShardRates {
     pub(super) cpus: f64,
     pub(super) arena_bytes: u64,
     pub(super) arena_used_bytes: u64,
+    pub(super) arena_beyond_bytes: u64,
 }
 
 impl Sample {
@@ -168,6 +171,7 @@ impl Sample {
             "grpcxx_shard_cpu_seconds_total" => numbers.cpu_seconds = value,
             "grpcxx_arena_bytes" => numbers.arena_bytes = count,
             "grpcxx_arena_used_bytes" => numbers.arena_used_bytes = count,
+            "grpcxx_arena_beyond_bytes" => numbers.arena_beyond_bytes = count,
             _ => {}
         }
     }
@@ -197,6 +201,7 @@ impl Sample {
                     cpus: (now.cpu_seconds - then).max(0.0) / seconds,
                     arena_bytes: now.arena_bytes,
                     arena_used_bytes: now.arena_used_bytes,
+                    arena_beyond_bytes: now.arena_beyond_bytes,
                 }
             })
             .collect();
@@ -219,6 +224,7 @@ impl Sample {
             cpus: shards.iter().map(|shard| shard.cpus).sum(),
             arena_bytes: whole("grpcxx_arena_bytes"),
             arena_used_bytes: whole("grpcxx_arena_used_bytes"),
+            arena_beyond_bytes: whole("grpcxx_arena_beyond_bytes"),
             stored_bytes: whole("grpcxx_stored_bytes"),
             parked_bytes: whole("grpcxx_parked_bytes"),
             receives_waiting: whole("grpcxx_receives_waiting"),
@@ -322,7 +328,8 @@ fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// The numbers that are shown, beside the histograms.
-const SHOWN: [&str; 15] = [
+const SHOWN: [&str; 16] = [
+    "grpcxx_arena_beyond_bytes",
     "grpcxx_arena_bytes",
     "grpcxx_arena_used_bytes",
     "grpcxx_calls_failed_total",
@@ -372,6 +379,7 @@ grpcxx_calls_total 10
 grpcxx_requests_total 300
 grpcxx_arena_bytes{shard=\"0\"} 1000000
 grpcxx_arena_used_bytes{shard=\"0\"} 250000
+grpcxx_arena_beyond_bytes{shard=\"0\"} 3000000
 grpcxx_links{medium=\"shm\"} 3
 grpcxx_receives_waiting 2
 grpcxx_receive_oldest_seconds 4.5

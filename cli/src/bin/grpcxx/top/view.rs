@@ -177,7 +177,7 @@ mod tests {
     fn a_wide_terminal_shows_all_columns() {
         let text = drawn(&app(), 120, 6).join("\n");
         for part in [
-            "calls/s", "cpu", "50%", "250.0 kB", "3 shm", "1.0 kB", "2.0 MB",
+            "calls/s", "cpu", "50%", "3.2 MB", "3 shm", "1.0 kB", "2.0 MB",
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
@@ -190,6 +190,7 @@ mod tests {
         let text = drawn(&app, 60, 12).join("\n");
         for part in [
             "2 receives wait, the oldest 4.5 s",
+            "arena 250.0 kB of 1.0 MB, 3.0 MB beyond",
             "< Ping",
             "1.0 ms",
             "10.0 ms",
