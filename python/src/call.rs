@@ -1,5 +1,6 @@
 //! Calls that Python waits for, and calls that go on while it does something else.
 
+use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
 
 use grpcxx_runtime::Cancellation;
@@ -72,9 +73,17 @@ pub(crate) fn wait(py: Python<'_>, departure: Departure) -> PyResult<Outcome> {
     checked(py, may_wait())?;
     let ending = Ending::new(None);
     let cancellation = Cancellation::new();
+    let (client, shard) = (departure.client.clone(), departure.peer.shard());
+    let wait = || {
+        client.wait(
+            shard,
+            poll_fn(|context| ending.poll(context)),
+            Some(WAIT_SLICE),
+        )
+    };
     let mut outcome = py.detach(|| {
         departure.begin(&ending, &cancellation);
-        ending.wait(WAIT_SLICE)
+        wait()
     });
     loop {
         if let Some(outcome) = outcome {
@@ -84,7 +93,7 @@ pub(crate) fn wait(py: Python<'_>, departure: Departure) -> PyResult<Outcome> {
             cancellation.cancel();
             return Err(interrupt);
         }
-        outcome = py.detach(|| ending.wait(WAIT_SLICE));
+        outcome = py.detach(wait);
     }
 }
 
