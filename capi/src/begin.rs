@@ -57,7 +57,7 @@ pub(crate) fn begin(
     done: Done,
     prepare: impl FnOnce() -> Result<Begin, Status>,
 ) {
-    let is_kept = matches!(done, Done::Kept);
+    let is_kept = done.is_kept();
     let mut call = call;
     let mut fault = None;
     if let Some(used) = call.take_if(|call| !call.begin(is_kept)) {
@@ -97,6 +97,9 @@ fn start(begin: Begin, ending: Ending) {
         .call
         .as_ref()
         .map_or_else(Cancellation::new, |call| call.cancellation.clone());
+    if let Some(call) = &ending.call {
+        call.on(&begin.client, begin.peer.shard());
+    }
     let road = (begin.client.clone(), begin.peer.clone());
     let flight = Flight::new(ending, begin.allocate, fetches, begin.received, road);
     let noted = Arc::downgrade(&flight);

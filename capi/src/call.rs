@@ -2,16 +2,18 @@
 //! `grpcxx_call`.
 
 use std::ffi::c_void;
+use std::future::poll_fn;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{Code, Reason, Status};
-use grpcxx_runtime::Cancellation;
+use grpcxx_runtime::{Cancellation, Client, block_on};
 
-use crate::boundary::{Context, guarded, handle, invalid, put, release, retain};
+use crate::boundary::{Context as UserContext, guarded, handle, invalid, put, release, retain};
 use crate::notices::may_block;
 use crate::status::{CStatus, reporting};
 use crate::tensor::CTensor;
@@ -24,15 +26,23 @@ pub(crate) struct CCall {
     is_kept: AtomicBool,
     given: Mutex<Vec<GivenMemory>>,
     result: OnceLock<Result<Results, Status>>,
-    is_done: Mutex<bool>,
-    done: Condvar,
+    state: Mutex<State>,
+    /// The shard of the call, which a thread turns while it waits.
+    shard: OnceLock<(Client, usize)>,
+}
+
+#[derive(Default)]
+struct State {
+    is_done: bool,
+    /// Of the threads that wait.
+    wakers: Vec<Waker>,
 }
 
 /// Memory of C for one tensor of a result.
 #[derive(Clone, Copy)]
 pub(crate) struct GivenMemory {
     index: usize,
-    pub(crate) data: Context,
+    pub(crate) data: UserContext,
     pub(crate) size: usize,
 }
 
@@ -53,6 +63,11 @@ impl CCall {
         true
     }
 
+    /// Says whose shard brings the result.
+    pub(crate) fn on(&self, client: &Client, shard: usize) {
+        let _only_once = self.shard.set((client.clone(), shard));
+    }
+
     /// The memory for tensor `index` of the result, if it fits.
     pub(crate) fn given_memory(&self, index: usize, data_bytes: u64) -> Option<GivenMemory> {
         lock(&self.given)
@@ -67,8 +82,12 @@ impl CCall {
             // A call ends once.
             let _ = self.result.set(result);
         }
-        *lock(&self.is_done) = true;
-        self.done.notify_all();
+        let wakers = {
+            let mut state = lock(&self.state);
+            state.is_done = true;
+            std::mem::take(&mut state.wakers)
+        };
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     fn wait(&self, timeout_ms: u64) -> Result<(), Status> {
@@ -80,36 +99,33 @@ impl CCall {
                 "only a call that was begun with done == NULL can be waited for",
             ));
         }
-        let until = (timeout_ms > 0)
-            .then(|| Instant::now().checked_add(Duration::from_millis(timeout_ms)))
-            .flatten();
-        let mut is_done = lock(&self.is_done);
-        while !*is_done {
-            let Some(until) = until else {
-                is_done = self
-                    .done
-                    .wait(is_done)
-                    .unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(Status::new(
-                    Code::DeadlineExceeded,
-                    "the call goes on; this was the end of waiting for it",
-                )
-                .because(Reason::Deadline));
-            }
-            is_done = self
-                .done
-                .wait_timeout(is_done, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+        let limit = (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms));
+        let done = poll_fn(|context| self.poll_done(context));
+        let is_done = match self.shard.get() {
+            Some((client, shard)) => client.wait(*shard, done, limit).is_some(),
+            // It could not begin, and another thread is about to say why.
+            None => block_on(done, limit).is_some(),
+        };
+        if !is_done {
+            let text = "the call goes on; this was the end of waiting for it";
+            return Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline));
         }
         match self.result.get() {
             Some(Err(status)) => Err(status.clone()),
             _ => Ok(()),
         }
+    }
+
+    fn poll_done(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut state = lock(&self.state);
+        if state.is_done {
+            return Poll::Ready(());
+        }
+        let waker = context.waker();
+        if !state.wakers.iter().any(|known| known.will_wake(waker)) {
+            state.wakers.push(waker.clone());
+        }
+        Poll::Pending
     }
 
     fn results(&self) -> Option<&Results> {
@@ -159,7 +175,7 @@ pub(crate) unsafe extern "C" fn grpcxx_call_wait(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn grpcxx_call_is_done(call: *const CCall) -> bool {
     // SAFETY: NULL or alive.
-    unsafe { call.as_ref() }.is_some_and(|call| *lock(&call.is_done))
+    unsafe { call.as_ref() }.is_some_and(|call| lock(&call.state).is_done)
 }
 
 #[unsafe(no_mangle)]
@@ -220,7 +236,7 @@ pub(crate) unsafe extern "C" fn grpcxx_call_set_memory(
         given.retain(|given| given.index != index);
         given.push(GivenMemory {
             index,
-            data: Context(data),
+            data: UserContext(data),
             size,
         });
         Ok(())

@@ -57,6 +57,12 @@ pub(crate) enum Done {
     Kept,
 }
 
+impl Done {
+    pub(crate) fn is_kept(&self) -> bool {
+        matches!(self, Self::Kept)
+    }
+}
+
 /// What becomes of received bytes, over all calls of an engine.
 #[derive(Default)]
 pub(crate) struct Received {
@@ -249,6 +255,12 @@ impl Drop for Released {
 }
 
 impl CompletionHandler for Flight {
+    /// Where C has given no callback, there is no code that could miss the engine's thread.
+    fn runs_anywhere(&self) -> bool {
+        let is_kept = (self.ending.as_ref()).is_some_and(|ending| ending.done.is_kept());
+        is_kept && self.allocate.is_none()
+    }
+
     fn on_complete(
         self: Arc<Self>,
         _token: u64,

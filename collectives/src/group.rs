@@ -113,7 +113,7 @@ impl Group {
             }
             Err(status) => ending.fail(status),
         }
-        operation
+        operation.on(&self.member.client, self.member.shard)
     }
 
     /// [`Operator::AllReduce`].

@@ -115,7 +115,7 @@ impl Member {
         let member = Arc::clone(self);
         let pumped = self
             .client
-            .run_on(self.shard, move |shard| member.pump(tag, shard));
+            .run_anywhere(self.shard, move |shard| member.pump(tag, shard));
         if let Err(status) = pumped {
             // The others wait for what was not begun, so the group is over.
             self.close(status);
@@ -125,7 +125,7 @@ impl Member {
     /// Asks for the first descriptions, so that they come at once.
     pub(crate) fn prepare(self: &Arc<Self>) -> Result<(), Status> {
         let member = Arc::clone(self);
-        self.client.run_on(self.shard, move |shard| {
+        self.client.run_anywhere(self.shard, move |shard| {
             let mut due = Due::default();
             {
                 let mut state = member.state();
@@ -159,7 +159,7 @@ impl Member {
     fn close(self: &Arc<Self>, status: Status) {
         let member = Arc::clone(self);
         let closed = status.clone();
-        let run = (self.client).run_on(self.shard, move |shard| member.end(closed, shard));
+        let run = (self.client).run_anywhere(self.shard, move |shard| member.end(closed, shard));
         if run.is_err() {
             self.end_all(status);
         }
@@ -403,6 +403,10 @@ impl Member {
 }
 
 impl CompletionHandler for Member {
+    fn runs_anywhere(&self) -> bool {
+        true
+    }
+
     fn on_complete(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
         if token == TIMER {
             return self.look(shard);

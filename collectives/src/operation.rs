@@ -5,16 +5,20 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures_channel::oneshot;
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_rpc::{Code, Reason, Status};
+use grpcxx_runtime::Client;
 
 /// An operation under way: a future of its result. The group goes on with it if it is dropped.
 #[must_use = "an operation may fail"]
 pub struct Operation<T> {
     receiver: oneshot::Receiver<Outcome>,
     take: Option<Take<T>>,
+    /// The shard that brings the end, which a thread turns while it waits.
+    shard: Option<(Client, usize)>,
 }
 
 /// Memory with the result, if this rank gets one.
@@ -53,8 +57,17 @@ impl<T> Operation<T> {
         let operation = Self {
             receiver,
             take: Some(Box::new(take)),
+            shard: None,
         };
         (operation, Arc::new(Ending(Mutex::new(state))))
+    }
+
+    /// The same operation, whose end this shard brings.
+    pub(crate) fn on(self, client: &Client, shard: usize) -> Self {
+        Self {
+            shard: Some((client.clone(), shard)),
+            ..self
+        }
     }
 
     /// The same operation, with what `more` makes of its result.
@@ -70,6 +83,7 @@ impl<T> Operation<T> {
         Operation {
             receiver: self.receiver,
             take,
+            shard: self.shard,
         }
     }
 
@@ -78,7 +92,20 @@ impl<T> Operation<T> {
     /// # Errors
     /// Why the group failed.
     pub fn wait(self) -> Result<T, Status> {
-        futures_executor::block_on(self)
+        match self.shard.clone() {
+            Some((client, shard)) => {
+                let result = client.wait(shard, self, None);
+                result.expect("a wait without a limit ends with the operation")
+            }
+            None => futures_executor::block_on(self),
+        }
+    }
+
+    /// Blocks the calling thread until the operation has ended, at most for `limit`. Not for use on
+    /// a shard, nor again when it has given the result.
+    pub fn wait_timeout(&mut self, limit: Duration) -> Option<Result<T, Status>> {
+        let (client, shard) = self.shard.clone()?;
+        client.wait(shard, self, Some(limit))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use grpcxx_runtime::Cancellation;
+use grpcxx_runtime::{Cancellation, Client, Peer};
 use pyo3::prelude::*;
 
 use crate::completions::Completions;
@@ -71,6 +71,9 @@ impl Pending {
 pub(crate) trait Begin: Send {
     /// Begins it. Whatever keeps it from beginning is its end.
     fn begin(self, ending: &Arc<Ending>, cancellation: &Cancellation);
+
+    /// Whom it calls, and by whose client.
+    fn road(&self) -> (&Client, &Peer);
 }
 
 /// Makes a call and waits for its end, without the interpreter. Ctrl-C withdraws the call.
@@ -78,9 +81,12 @@ pub(crate) fn wait(py: Python<'_>, departure: impl Begin) -> PyResult<Outcome> {
     checked(py, may_wait())?;
     let ending = Ending::new(None);
     let cancellation = Cancellation::new();
+    let (client, peer) = departure.road();
+    let (client, peer) = (client.clone(), peer.clone());
+    let wait = || ending.wait(&client, &peer, WAIT_SLICE);
     let mut outcome = py.detach(|| {
         departure.begin(&ending, &cancellation);
-        ending.wait(WAIT_SLICE)
+        wait()
     });
     loop {
         if let Some(outcome) = outcome {
@@ -90,7 +96,7 @@ pub(crate) fn wait(py: Python<'_>, departure: impl Begin) -> PyResult<Outcome> {
             cancellation.cancel();
             return Err(interrupt);
         }
-        outcome = py.detach(|| ending.wait(WAIT_SLICE));
+        outcome = py.detach(wait);
     }
 }
 

@@ -1,8 +1,10 @@
 //! A call under way: where its payload lands, and who hears of its end.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{Code, Reason, Request, Response, Status, Tensor, TensorMeta};
@@ -31,9 +33,15 @@ pub(crate) type Outcome = Result<Arrived, Status>;
 
 /// Tells who waits for a call, or collects calls, that it has ended.
 pub(crate) struct Ending {
-    outcome: Mutex<Option<Outcome>>,
-    ended: Condvar,
+    state: Mutex<State>,
     report: Option<Report>,
+}
+
+#[derive(Default)]
+struct State {
+    outcome: Option<Outcome>,
+    /// Of the thread that waits.
+    waker: Option<Waker>,
 }
 
 /// Whoever may still write to memory of Python holds an ownership, and so does the engine until the
@@ -90,44 +98,54 @@ impl Begin for Departure {
             flight.set(Err(refused.status.clone()));
         }
     }
+
+    fn road(&self) -> (&Client, &Peer) {
+        (&self.client, &self.peer)
+    }
 }
 
 impl Ending {
     /// The end of one call, which `report` hears of too.
     pub(crate) fn new(report: Option<Report>) -> Arc<Self> {
         Arc::new(Self {
-            outcome: Mutex::new(None),
-            ended: Condvar::new(),
+            state: Mutex::default(),
             report,
         })
     }
 
-    /// What the call ended in, or `None` if it goes on for longer than `patience`.
-    pub(crate) fn wait(&self, patience: Duration) -> Option<Outcome> {
-        let until = Instant::now() + patience;
-        let mut outcome = lock(&self.outcome);
-        loop {
-            if let Some(outcome) = outcome.take() {
-                return Some(outcome);
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return None;
-            }
-            let waited = self.ended.wait_timeout(outcome, left);
-            outcome = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
     /// What the call ended in, if it has ended and nobody has asked before.
     pub(crate) fn take(&self) -> Option<Outcome> {
-        lock(&self.outcome).take()
+        lock(&self.state).outcome.take()
+    }
+
+    /// Waits for what a call to this peer ended in; `None` if it goes on for longer than
+    /// `patience`. One thread does so.
+    pub(crate) fn wait(&self, client: &Client, peer: &Peer, patience: Duration) -> Option<Outcome> {
+        let ended = poll_fn(|context| self.poll(context));
+        client.wait(peer.shard(), ended, Some(patience))
+    }
+
+    fn poll(&self, context: &mut Context<'_>) -> Poll<Outcome> {
+        let mut state = lock(&self.state);
+        match state.outcome.take() {
+            Some(outcome) => Poll::Ready(outcome),
+            None => {
+                state.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
     }
 
     /// Ends it.
     pub(crate) fn set(&self, outcome: Outcome) {
-        *lock(&self.outcome) = Some(outcome);
-        self.ended.notify_one();
+        let waker = {
+            let mut state = lock(&self.state);
+            state.outcome = Some(outcome);
+            state.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
         if let Some(report) = &self.report {
             report.tell();
         }
@@ -184,6 +202,10 @@ impl Flight {
 }
 
 impl CompletionHandler for Flight {
+    fn runs_anywhere(&self) -> bool {
+        true
+    }
+
     fn on_complete(
         self: Arc<Self>,
         _token: u64,

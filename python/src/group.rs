@@ -4,7 +4,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
 use std::time::Duration;
 
 use grpcxx_collectives::{Group as RuntimeGroup, Operation, Operator, ReduceOp};
@@ -60,15 +59,6 @@ pub(crate) struct Wanted<'a> {
     pub(crate) generation: u64,
     pub(crate) timeout: f64,
     pub(crate) join_timeout: f64,
-}
-
-/// Wakes the thread that waits.
-struct Parked(Thread);
-
-impl Wake for Parked {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
 }
 
 impl Wake for Report {
@@ -221,22 +211,10 @@ fn wait(py: Python<'_>, running: Running) -> PyResult<Bound<'_, PyAny>> {
         out,
         has_place,
     } = running;
-    let mut slice = || {
-        let waker = Waker::from(Arc::new(Parked(thread::current())));
-        let mut context = Context::from_waker(&waker);
-        let mut poll = || Pin::new(&mut operation).poll(&mut context);
-        match poll() {
-            Poll::Ready(result) => Poll::Ready(result),
-            Poll::Pending => {
-                thread::park_timeout(WAIT_SLICE);
-                poll()
-            }
-        }
-    };
     loop {
-        match py.detach(&mut slice) {
-            Poll::Ready(result) => return ended(py, result, out, has_place),
-            Poll::Pending => py.check_signals()?,
+        match py.detach(|| operation.wait_timeout(WAIT_SLICE)) {
+            Some(result) => return ended(py, result, out, has_place),
+            None => py.check_signals()?,
         }
     }
 }

@@ -51,6 +51,10 @@ impl Begin for LargePush {
             ending.set(Err(Status::new(Code::ResourceExhausted, text)));
         }
     }
+
+    fn road(&self) -> (&Client, &Peer) {
+        (&self.client, &self.peer)
+    }
 }
 
 impl LargePush {
@@ -138,7 +142,7 @@ impl Journey<'_> {
             if self.cancellation.is_cancelled() {
                 call.cancellation.cancel();
             }
-            if let Some(outcome) = call.ending.wait(WAIT_SLICE) {
+            if let Some(outcome) = call.ending.wait(&self.client, &self.peer, WAIT_SLICE) {
                 return outcome;
             }
         }

@@ -14,6 +14,7 @@ use grpcxx_rpc::{Code, Request, Response, Status, Tensor, TensorMeta};
 use crate::cancellation::{Cancel, Cancellation};
 use crate::client::Peer;
 use crate::fate::stopped;
+use crate::host::wait_for;
 use crate::shard::ShardContext;
 use crate::trace::CallSpan;
 
@@ -78,6 +79,14 @@ pub trait CompletionHandler: Send + Sync {
     /// instructions of the 700 of a small call.
     fn on_tensor(self: Arc<Self>, token: u64, tensor: Tensor, shard: &mut ShardContext<'_>) {
         self.on_complete(token, Ok(Response::from(tensor)), shard);
+    }
+
+    /// Whether it may run on a thread that makes or waits for a call of its own, and turns the
+    /// shard meanwhile: it then finds nothing of what [`local`](crate::local) offers, and takes no
+    /// lock that somebody holds who makes a call. If not, as it is unless implemented, the shard of
+    /// its calls stays on the engine's thread from the first one on.
+    fn runs_anywhere(&self) -> bool {
+        false
     }
 
     /// Whether [`CompletionHandler::allocate`] may bring memory. If not, many small tensors of one
@@ -164,7 +173,12 @@ impl<T> Call<T> {
             let text = "this engine has no threads; await the call in LocalEngine::block_on";
             return Err(Status::new(Code::FailedPrecondition, text));
         }
-        futures_executor::block_on(self)
+        let cancel = self.cancel.clone();
+        let shard = cancel.as_ref().and_then(Cancel::turnable);
+        match wait_for(shard, self, None) {
+            Some(result) => result,
+            None => unreachable!("it waits without a limit"),
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use grpcxx_rpc::Status;
 
 use crate::client::Mailboxes;
 use crate::command::{Cancellable, Command};
+use crate::host::Turnable;
 
 /// The means to withdraw one call from any thread, before it was begun too: it then ends as soon as
 /// it begins.
@@ -98,6 +99,12 @@ impl Cancel {
     /// Whether shards have threads of their own.
     pub(crate) fn have_threads(&self) -> bool {
         self.mailboxes.have_threads()
+    }
+
+    /// The shard, if a thread that waits for the call may turn it.
+    pub(crate) fn turnable(&self) -> Option<&dyn Turnable> {
+        let lender = self.mailboxes.lender(self.shard)?;
+        Some(lender)
     }
 
     /// Why the call ended that its shard let go of.

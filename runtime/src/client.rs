@@ -6,6 +6,7 @@ mod resolver;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +15,7 @@ use std::time::Duration;
 use futures_channel::oneshot;
 use grpcxx_rpc::{Account, Code, Envelope, Reason, Request, Status, home_shard};
 
-pub(crate) use self::mailboxes::{Mailbox, Mailboxes};
+pub(crate) use self::mailboxes::{Lender, Mailbox, Mailboxes};
 pub(crate) use self::peer::Host;
 pub use self::peer::{LinkMedium, Peer, PeerState};
 pub(crate) use self::resolver::{Found, Lookups};
@@ -24,6 +25,7 @@ use crate::cancellation::Cancel;
 use crate::cluster::TaskId;
 use crate::command::{Bells, Command, NewCall};
 use crate::completion::{Completion, Recipient, Target};
+use crate::host::{Turnable, wait_for};
 use crate::inspection::ShardInspection;
 use crate::latency::ShardCalls;
 use crate::limits;
@@ -183,9 +185,40 @@ impl Client {
     ) -> Result<(), Status> {
         let mailboxes = &self.shared.mailboxes;
         mailboxes.check(shard)?;
+        mailboxes.bind(shard);
         let command = Command::Run(Box::new(code));
         let delivered = mailboxes.try_deliver(shard, command);
         delivered.map_err(|_| mailboxes.refusal(shard))
+    }
+
+    /// Does as [`Client::run_on`] does, but on whatever thread turns the shard, which may be this
+    /// one: `code` must not need what [`local`](crate::local) offers, nor a lock that the caller
+    /// holds.
+    ///
+    /// # Errors
+    /// As [`Client::run_on`].
+    pub fn run_anywhere(
+        &self,
+        shard: usize,
+        code: impl FnOnce(&mut ShardContext<'_>) + Send + 'static,
+    ) -> Result<(), Status> {
+        let mailboxes = &self.shared.mailboxes;
+        mailboxes.check(shard)?;
+        let begun = mailboxes.begin(shard, Command::Run(Box::new(code)));
+        begun.map_err(|_| mailboxes.refusal(shard))
+    }
+
+    /// Blocks the calling thread until `future` is ready, at most for `limit`. Meanwhile the thread
+    /// turns the shard, of which the future waits for a call, unless another thread does. Not for
+    /// use on a shard.
+    pub fn wait<F: Future>(
+        &self,
+        shard: usize,
+        future: F,
+        limit: Option<Duration>,
+    ) -> Option<F::Output> {
+        let lender = self.shared.mailboxes.lender(shard);
+        wait_for(lender.map(|lender| lender as &dyn Turnable), future, limit)
     }
 
     /// Calls a peer. `timeout` bounds the whole call; without one it waits as long as the peer
@@ -203,7 +236,7 @@ impl Client {
         let completion = Completion::future(sender);
         let call = NewCall::new(spec, completion, Some(cancel.cancellable()));
         let shard = call.peer.shard();
-        match mailboxes.try_deliver(shard, Command::Call(call)) {
+        match mailboxes.begin(shard, Command::Call(call)) {
             Ok(()) => Call::new(receiver, cancel, take).in_span(span),
             Err(_) => Call::failed(mailboxes.refusal(shard), take).in_span(span),
         }
@@ -252,10 +285,19 @@ impl Client {
     ) -> Result<(), RefusedCall> {
         let mailboxes = &self.shared.mailboxes;
         let shard = spec.peer.shard();
+        let runs_anywhere = handler.runs_anywhere();
         let cancellable = (spec.cancellation)
             .map(|cancellation| cancellation.attach(Cancel::new(mailboxes, shard)));
         let call = NewCall::new(spec, Completion::handler(handler, token), cancellable);
-        match mailboxes.try_deliver(shard, Command::Call(call)) {
+        let call = Command::Call(call);
+        let delivered = match runs_anywhere {
+            true => mailboxes.begin(shard, call),
+            false => {
+                mailboxes.bind(shard);
+                mailboxes.try_deliver(shard, call)
+            }
+        };
+        match delivered {
             Ok(()) => Ok(()),
             Err(Command::Call(NewCall {
                 request,

@@ -20,7 +20,7 @@ pub enum IdlePolicy {
 /// Whether looking for work pays depends on what shares the CPU: a peer on the same one cannot even
 /// begin its answer before this shard sleeps. So a shard that looked in vain some times in a row
 /// goes to sleep at once, for a growing number of times, before it tries again.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Idle {
     policy: IdlePolicy,
     state: State,

@@ -60,6 +60,7 @@ pub use engine::{
 };
 pub use function::{AtOnce, Function, Later, Promise, RequestWatch, Responder, Served, Service};
 pub use grpcxx_transport::Time;
+pub use host::block_on;
 pub use inspection::{
     INSPECTED_ROWS_MAX, InspectedConnection, ParkedTensor, PendingReceive, RecentFailure,
     ShardInspection, name_peers,

@@ -1,5 +1,6 @@
 //! Another task, as a program calls it: one typed method for each kind of call.
 
+use std::future::Future;
 use std::time::Duration;
 
 use grpcxx_memory::Buffer;
@@ -84,6 +85,29 @@ impl Remote {
     /// The peer, for calls through a [`Client`] or a shard.
     pub fn peer(&self) -> &Peer {
         &self.peer
+    }
+
+    /// Blocks the calling thread until a future is ready that waits for calls of this task. The
+    /// thread carries those calls on meanwhile, so that it needs no other thread for that. Not for
+    /// use on a shard.
+    ///
+    /// ```
+    /// use futures_util::future::join_all;
+    /// use grpcxx_rpc::Tensor;
+    /// use grpcxx_runtime::Engine;
+    ///
+    /// let server = Engine::builder().listen("127.0.0.1:0").start()?;
+    /// server.store_put(vec![("x".into(), Tensor::scalar(1.5f32))])?;
+    /// let engine = Engine::builder().start()?;
+    /// let remote = engine.connect(&server.local_addr().unwrap().to_string())?;
+    /// let pulls = (0..16).map(|_| remote.pull(["x"]));
+    /// let pulled = remote.block_on(join_all(pulls));
+    /// assert!(pulled.iter().all(Result::is_ok));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        let output = self.client.wait(self.peer.shard(), future, None);
+        output.expect("a wait without a limit ends with the future")
     }
 
     /// Runs a function of the task. The result holds the tensors that the call fetches.

@@ -72,7 +72,10 @@ impl BenchClient {
             match options.api {
                 Api::Shard => drop(self.engine.shards().submit_to(shard, move || work)),
                 Api::Thread => {
-                    threads.push(thread::spawn(move || futures_executor::block_on(work)))
+                    let client = self.engine.client();
+                    threads.push(thread::spawn(move || {
+                        client.wait(shard, work, None).unwrap_or_default();
+                    }));
                 }
                 Api::Tokio => threads.push(in_tokio(work)?),
             }

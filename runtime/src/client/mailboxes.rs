@@ -2,8 +2,8 @@
 //! carries out any more.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 
 use crossbeam_queue::SegQueue;
 use grpcxx_memory::forks;
@@ -12,14 +12,27 @@ use grpcxx_rpc::{Code, Reason, Status};
 use crate::blame::survive;
 use crate::command::Command;
 use crate::fate::Fate;
-use crate::host::HostError;
+use crate::host::{HostError, Turnable};
 use crate::limits;
 use crate::mesh::{Doorbell, Inbox, InboxSender};
+
+/// A shard that threads may turn while they wait for what it brings.
+pub(crate) trait Lender: Turnable {
+    /// Has the shard begin a call on the calling thread if nobody turns the shard now. Else the
+    /// command comes back.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the command comes back whole, without an allocation"
+    )]
+    fn begin(&self, command: Command) -> Result<(), Command>;
+}
 
 /// The inboxes of all shards of an engine.
 pub(crate) struct Mailboxes {
     inboxes: Vec<InboxSender<Command>>,
     doorbells: Vec<Doorbell>,
+    /// Those of the shards that are lent.
+    lenders: Vec<OnceLock<Arc<dyn Lender>>>,
     overflow: Vec<SegQueue<Command>>,
     fate: Fate,
     calls: AtomicU64,
@@ -40,6 +53,7 @@ impl Mailboxes {
     pub(crate) fn new(inboxes: Vec<InboxSender<Command>>, doorbells: Vec<Doorbell>) -> Self {
         let overflow = inboxes.iter().map(|_| SegQueue::new()).collect();
         Self {
+            lenders: inboxes.iter().map(|_| OnceLock::new()).collect(),
             inboxes,
             doorbells,
             overflow,
@@ -61,6 +75,49 @@ impl Mailboxes {
     /// Whether a thread that waits for a call can leave the shards to themselves.
     pub(crate) fn have_threads(&self) -> bool {
         self.have_threads
+    }
+
+    /// Lets threads turn a shard while they wait.
+    pub(crate) fn lend(&self, shard: usize, lender: Arc<dyn Lender>) {
+        let _only_once = self.lenders[shard].set(lender);
+    }
+
+    /// The shard for a thread that waits for what it brings, if such a thread may turn it.
+    #[inline]
+    pub(crate) fn lender(&self, shard: usize) -> Option<&dyn Lender> {
+        match self.are_inherited() {
+            true => None,
+            false => self.lenders[shard].get().map(|lender| &**lender),
+        }
+    }
+
+    /// Leaves a shard to its own thread from now on: what is handed over next has to run there.
+    pub(crate) fn bind(&self, shard: usize) {
+        if let Some(lender) = self.lender(shard) {
+            lender.bind();
+        }
+    }
+
+    /// Does so for all shards.
+    pub(crate) fn bind_all(&self) {
+        (0..self.len()).for_each(|shard| self.bind(shard));
+    }
+
+    /// Begins a call whose result nobody hears of on the shard's thread: at once if nobody turns
+    /// the shard now, else as [`Mailboxes::try_deliver`] does.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the command comes back whole, without an allocation"
+    )]
+    pub(crate) fn begin(&self, shard: usize, command: Command) -> Result<(), Command> {
+        let command = match self.lender(shard) {
+            Some(lender) => match lender.begin(command) {
+                Ok(()) => return Ok(()),
+                Err(command) => command,
+            },
+            None => command,
+        };
+        self.try_deliver(shard, command)
     }
 
     pub(crate) fn len(&self) -> usize {

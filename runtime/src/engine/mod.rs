@@ -2,6 +2,7 @@
 
 mod builder;
 mod cpu_latency;
+mod lending;
 mod local;
 mod options;
 mod report;
@@ -169,6 +170,9 @@ impl Engine {
     /// Lets peers call `function` by `name`; a function of that name is replaced.
     pub fn register(&self, name: impl Into<Text>, function: Arc<dyn Function>) {
         let name = name.into();
+        if !function.may_block() {
+            self.shared.mailboxes.bind_all();
+        }
         self.shared.functions.rcu(|functions| {
             let mut functions = registry::Functions::clone(functions);
             functions.insert(name.clone(), Arc::clone(&function));
@@ -223,6 +227,7 @@ impl Engine {
                 let _has_ended = spawner.spawn_local(|| async {});
             }
         }
+        self.shared.mailboxes.bind_all();
         self.shared.functions.rcu(|functions| {
             let mut functions = registry::Functions::clone(functions);
             functions.insert_service(&methods, &spawners);

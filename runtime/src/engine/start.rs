@@ -12,13 +12,13 @@ use grpcxx_tcp::{Accepted, DriverChoice, TcpOptions, TcpTransport};
 use grpcxx_tls::{LiveCounters, Tls};
 use grpcxx_transport::Migrating;
 
-use super::cpu_latency;
 use super::options::default_arena;
 use super::report::{Rdma, SharedMemory};
 use super::{
     Engine, EngineError, EngineOptions, LocalEngine, StartReport, fresh_incarnation,
     outgoing_ports_warning,
 };
+use super::{cpu_latency, lending};
 use crate::client::{Client, Lookups, Mailboxes};
 use crate::command::{Command, MeshMessage};
 use crate::compute::ComputePool;
@@ -71,13 +71,19 @@ struct Plan {
     cpu_claims: CpuClaims,
     allowed_cpus: usize,
     idle: IdlePolicy,
+    /// Whether threads that wait may turn shards.
+    lends: bool,
     arena: ArenaOptions,
     certificates: Option<Arc<Certificates>>,
 }
 
 pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
     let options = polling_if_there_is_time(options);
-    let plan = plan(&options)?;
+    let (options, lends) = lending::choose(options);
+    let plan = Plan {
+        lends: lends.is_on,
+        ..plan(&options)?
+    };
     if let Some(warning) = options
         .listen
         .and_then(|address| outgoing_ports_warning(&[address.port()]))
@@ -122,7 +128,7 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
         client: Client::new(Arc::clone(&shared.mailboxes), star_address),
         report: StartReport {
             task: shared.task.name().to_owned(),
-            driver: driver.unwrap_or_else(|| unknown_driver(&options.tcp)),
+            driver: lends.driver(driver.unwrap_or_else(|| unknown_driver(&options.tcp))),
             shared_memory: shared_memory.unwrap_or_else(|| SharedMemory::off("not started")),
             rdma: rdma.unwrap_or_else(|| Rdma::off("not started")),
             host: plan.host,
@@ -236,6 +242,7 @@ fn plan(options: &EngineOptions) -> Result<Plan, EngineError> {
         cpu_claims,
         allowed_cpus,
         certificates: certificates.map(Arc::new),
+        lends: false,
         idle: IdlePolicy::choose(options.polling, options.spin, options.shards, usable_cpus()),
         arena: (options
             .arena
@@ -338,6 +345,7 @@ fn start_shard(
         idle: plan.idle,
         clock,
     };
+    let lend = (plan.lends).then(|| lending::lend_to(&shared.mailboxes, index));
     let options = options.clone();
     let arena = plan.arena.clone();
     let certificates = plan.certificates.clone();
@@ -355,7 +363,7 @@ fn start_shard(
             starting,
         )
     };
-    Ok(host::spawn_with(host_options, jobs, make)?)
+    Ok(host::spawn_with(host_options, jobs, make, lend)?)
 }
 
 /// Makes a shard on the thread that will turn it.

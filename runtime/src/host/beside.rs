@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 
 use grpcxx_transport::Time;
 
-use super::Clock;
+use super::shard_loop::Clock;
 use super::timers::Timers;
 use crate::blame::survive;
 use crate::mesh::Doorbell;

@@ -11,30 +11,37 @@ use glommio::timer::Timer;
 use glommio::{Latency, LocalExecutor, LocalExecutorBuilder, Placement, Shares};
 use grpcxx_transport::Time;
 
+use super::beside::LocalTask;
+use super::error::HostError;
+use super::lent::{self, Kept, Lend};
 use super::native;
 use super::readable::Readable;
-use super::tasks::{FirstTasks, Jobs, Panic, TaskQueue};
-use super::{Clock, Dead, HostError, LocalTask, ShardLoop, sleep_limit};
+use super::shard_loop::{Clock, Dead, Panic, ShardLoop, sleep_limit};
+use super::tasks::{FirstTasks, Jobs, TaskQueue};
 use crate::blame::panic_text;
 use crate::idle::{Idle, IdleStep};
 
 /// Turns `shard` in the native loop until it is given futures, then beside them in a glommio
 /// executor. That is made at once, so that a system that has none is told of at the start.
 pub(super) fn run<L: ShardLoop + 'static>(
-    mut shard: L,
+    shard: L,
     clock: Clock,
-    mut idle: Idle,
-    jobs: Jobs,
+    idle: Idle,
+    (jobs, lend): (Jobs, Option<Lend<L>>),
     started: impl FnOnce(),
 ) -> Result<Result<(), Dead<L>>, HostError> {
     let executor = executor().map_err(HostError::Glommio)?;
     started();
-    let mut first = FirstTasks {
-        queue: TaskQueue::new(jobs, clock, shard.waker()),
-        tasks: Vec::new(),
+    let Kept {
+        mut shard,
+        mut idle,
+        mut first,
+    } = match lent::turn(shard, clock, idle, jobs, lend) {
+        Ok(kept) => kept,
+        Err(dead) => return Ok(Err(dead)),
     };
     if let Err(panic) = native::turn(&mut shard, clock, &mut idle, &mut first) {
-        return Ok(Err(Dead { shard, panic }));
+        return Ok(Err(Dead::of(shard, panic)));
     }
     if shard.is_finished() {
         return Ok(Ok(()));
@@ -142,7 +149,7 @@ impl<L: ShardLoop + 'static> Turning<L> {
 
     fn died(self, panic: Panic) -> Dead<L> {
         let Self { shard, .. } = self;
-        Dead { shard, panic }
+        Dead::of(shard, panic)
     }
 
     fn turn(&mut self, now: Time) -> Result<usize, Panic> {

@@ -7,9 +7,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use super::beside::Beside;
+use super::error::panicked;
 use super::native::Executor;
-use super::tasks::{Jobs, NativeTasks, Panic, Signal};
-use super::{Beside, Clock, ShardLoop, TurnTime, panicked, sleep_limit};
+use super::shard_loop::{Clock, Panic, ShardLoop, TurnTime, sleep_limit};
+use super::tasks::{Jobs, NativeTasks, Signal};
+use crate::blame::blamed;
 use crate::idle::{Idle, IdleStep};
 
 /// A shard that the thread which owns it turns.
@@ -124,7 +127,7 @@ impl<L: ShardLoop> Inline<L> {
 
     /// Ends the shard, and goes on with the panic on the thread that turned it.
     fn died(&mut self, panic: Panic) -> ! {
-        let error = panicked(self.name.clone(), panic.as_ref());
+        let error = panicked(self.name.clone(), blamed(), panic.as_ref());
         if let Some(shard) = self.shard.take() {
             shard.die(&error);
         }

@@ -5,72 +5,41 @@
 //! host ends the loop with the first of them, and turns the shard from then on as one task of a
 //! `LocalExecutor`, so that users' futures, timers and files live on the same thread.
 
+#[cfg_attr(loom, path = "bed/model.rs")]
+mod bed;
 mod beside;
 mod choice;
+mod error;
 mod glommio;
 mod inline;
+mod lent;
 mod native;
 mod readable;
+mod shard_loop;
+mod sync;
 mod tasks;
 mod timers;
+mod waiter;
 
-use std::any::Any;
-use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::task::Waker;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
-use grpcxx_transport::{Time, TransportError};
-
-pub(crate) use beside::{Beside, LocalTask};
+pub(crate) use beside::Beside;
 pub use choice::{HostChoice, HostKind, HostSetting};
+pub use error::{HostError, ShardError};
 pub(crate) use inline::Inline;
+pub(crate) use lent::{Lend, Lent};
+pub use shard_loop::{Clock, ShardLoop};
 pub use tasks::TaskSpawner;
 pub(crate) use tasks::{Jobs, jobs};
+pub use waiter::block_on;
+pub(crate) use waiter::{Turnable, wait_for};
 
-use self::tasks::Panic;
-use crate::blame::{blamed, panic_text};
+use self::error::panicked;
+use crate::blame::blamed;
 use crate::idle::{Idle, IdlePolicy};
-use crate::placement::{PlacementError, pin_current_thread};
-
-/// A shard as its host sees it.
-pub trait ShardLoop {
-    /// Does a bounded amount of work. Returns the number of events; 0 means that there was nothing
-    /// to do.
-    fn turn(&mut self, now: Time) -> usize;
-
-    /// When the shard wants its next turn even if nothing happens.
-    fn next_timeout(&self) -> Option<Time>;
-
-    /// Sleeps until there may be work, the waker was used, or `timeout` is over. Returns at once if
-    /// work already waits.
-    fn park(&mut self, timeout: Option<Duration>);
-
-    /// Prepares for sleep elsewhere: the returned descriptor becomes readable when there may be
-    /// work or the waker was used. `None` if work already waits. It must be something that can be
-    /// polled, and not a socket.
-    fn park_fd(&mut self) -> Option<BorrowedFd<'_>>;
-
-    /// Ends the preparation of [`ShardLoop::park_fd`]; called after each of its calls.
-    fn unpark(&mut self);
-
-    /// Ends a sleep, present or next, from any thread.
-    fn waker(&self) -> Waker;
-
-    /// Whether the shard wants no further turn.
-    fn is_finished(&self) -> bool;
-
-    /// Ends what waits on the shard, in which code has panicked. It may be in disorder.
-    fn die(self, error: &HostError);
-}
-
-/// The clock of an engine: all its shards count from the same origin.
-#[derive(Clone, Copy, Debug)]
-pub struct Clock {
-    origin: Instant,
-}
+use crate::placement::pin_current_thread;
 
 /// How a shard's thread is run.
 #[derive(Clone, Debug)]
@@ -95,60 +64,6 @@ pub struct HostHandle {
     thread: JoinHandle<Result<(), HostError>>,
 }
 
-/// Why a host did not start, or ended early.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum HostError {
-    /// The system gave no thread.
-    #[error("cannot start thread `{name}`: {message}")]
-    Thread {
-        /// Name of the thread.
-        name: String,
-        /// The system's words.
-        message: String,
-    },
-    /// The thread could not be pinned.
-    #[error(transparent)]
-    Placement(#[from] PlacementError),
-    /// glommio did not start.
-    #[error("the glommio host did not start: {0}; GRPCXX_HOST=native runs without it")]
-    Glommio(String),
-    /// The shard could not be made.
-    #[error("shard `{name}` did not start: {reason}")]
-    Shard {
-        /// Name of the thread.
-        name: String,
-        /// Why not.
-        reason: ShardError,
-    },
-    /// Code on the shard's thread panicked.
-    #[error("shard `{name}` panicked in {code}: {message}")]
-    Panicked {
-        /// Name of the thread.
-        name: String,
-        /// Whose code it was.
-        code: &'static str,
-        /// The panic's words.
-        message: String,
-    },
-}
-
-/// Why a shard could not be made.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ShardError {
-    /// It cannot listen at its address.
-    #[error(transparent)]
-    Listen(TransportError),
-    /// There is no memory, no driver, or no device for it.
-    #[error("{0}")]
-    Other(String),
-}
-
-impl From<String> for ShardError {
-    fn from(message: String) -> Self {
-        Self::Other(message)
-    }
-}
-
 /// Starts a thread that makes a shard and turns it until it is finished. The spawner runs futures
 /// beside it.
 ///
@@ -161,14 +76,16 @@ where
     F: FnOnce() -> Result<L, ShardError> + Send + 'static,
 {
     let (spawner, jobs) = jobs();
-    Ok((spawn_with(options, jobs, make)?, spawner))
+    Ok((spawn_with(options, jobs, make, None)?, spawner))
 }
 
-/// Does what [`spawn`] does for a spawner that there is already.
+/// Does what [`spawn`] does for a spawner that there is already. The shard is lent to threads that
+/// wait, which hear of it by `lend`.
 pub(crate) fn spawn_with<L, F>(
     options: HostOptions,
     jobs: Jobs,
     make: F,
+    lend: Option<Lend<L>>,
 ) -> Result<HostHandle, HostError>
 where
     L: ShardLoop + 'static,
@@ -196,20 +113,22 @@ where
                 match options.kind {
                     HostKind::Native => {
                         started();
-                        Ok(native::run(shard, options.clock, idle, jobs))
+                        Ok(native::run(shard, options.clock, idle, jobs, lend))
                     }
-                    HostKind::Glommio => glommio::run(shard, options.clock, idle, jobs, started),
+                    HostKind::Glommio => {
+                        glommio::run(shard, options.clock, idle, (jobs, lend), started)
+                    }
                 }
             };
             let result = match catch_unwind(AssertUnwindSafe(run)) {
                 Ok(Ok(Ok(()))) => Ok(()),
                 Ok(Ok(Err(dead))) => {
-                    let error = panicked(name, dead.panic.as_ref());
+                    let error = panicked(name, dead.code, dead.panic.as_ref());
                     dead.shard.die(&error);
                     Err(error)
                 }
                 Ok(Err(error)) => Err(error),
-                Err(payload) => Err(panicked(name, payload.as_ref())),
+                Err(payload) => Err(panicked(name, blamed(), payload.as_ref())),
             };
             // Behind the death: whoever waits for one of the futures shall hear why it ended.
             Beside::end_here();
@@ -227,53 +146,6 @@ where
         started,
         thread,
     })
-}
-
-impl Clock {
-    /// A clock that begins now.
-    pub fn start() -> Self {
-        Self {
-            origin: Instant::now(),
-        }
-    }
-
-    /// The present.
-    pub fn now(&self) -> Time {
-        Time::ZERO + self.origin.elapsed()
-    }
-}
-
-/// The time of each turn. While turns bring nothing the clock is read only now and then: a look for
-/// work costs less than that where the clock is a system call.
-struct TurnTime {
-    clock: Clock,
-    now: Time,
-    turns_left: u32,
-}
-
-impl TurnTime {
-    fn new(clock: Clock) -> Self {
-        Self {
-            clock,
-            now: clock.now(),
-            turns_left: 0,
-        }
-    }
-
-    /// The time of the next turn.
-    fn next(&mut self) -> Time {
-        if self.turns_left == 0 {
-            self.now = self.clock.now();
-            self.turns_left = EMPTY_TURNS_PER_READING;
-        }
-        self.turns_left -= 1;
-        self.now
-    }
-
-    /// Lets the clock be read before the next turn.
-    fn forget(&mut self) {
-        self.turns_left = 0;
-    }
 }
 
 impl HostHandle {
@@ -297,33 +169,9 @@ impl HostHandle {
     pub fn join(self) -> Result<(), HostError> {
         self.thread
             .join()
-            .unwrap_or_else(|payload| Err(panicked(self.name, payload.as_ref())))
+            .unwrap_or_else(|payload| Err(panicked(self.name, blamed(), payload.as_ref())))
     }
 }
-
-/// How long the thread of a shard may sleep beside whose futures the first timer is over at
-/// `timer`; `None` is without end. Zero means that the next turn is due.
-fn sleep_limit<L: ShardLoop>(shard: &L, timer: Option<Time>, clock: Clock) -> Option<Duration> {
-    let deadline = [shard.next_timeout(), timer].into_iter().flatten().min()?;
-    Some(deadline.since(clock.now()))
-}
-
-/// A shard in which code has panicked.
-struct Dead<L> {
-    shard: L,
-    panic: Panic,
-}
-
-fn panicked(name: String, payload: &(dyn Any + Send)) -> HostError {
-    HostError::Panicked {
-        name,
-        code: blamed(),
-        message: panic_text(payload).to_owned(),
-    }
-}
-
-/// Turns without events for which the clock is read once.
-const EMPTY_TURNS_PER_READING: u32 = 32;
 
 #[cfg(test)]
 mod tests;

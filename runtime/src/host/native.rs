@@ -4,8 +4,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use grpcxx_transport::Time;
 
-use super::tasks::{Jobs, NativeTasks, Panic};
-use super::{Clock, Dead, ShardLoop, TurnTime, sleep_limit};
+use super::lent::{self, Kept, Lend};
+use super::shard_loop::{Clock, Dead, Panic, ShardLoop, TurnTime, sleep_limit};
+use super::tasks::{Jobs, NativeTasks};
 use crate::idle::{Idle, IdleStep};
 
 /// Turns what runs beside a shard in its loop.
@@ -31,18 +32,24 @@ pub(super) trait Executor {
 
 /// Turns `shard` until it is finished, with futures beside it.
 pub(super) fn run<L: ShardLoop>(
-    mut shard: L,
+    shard: L,
     clock: Clock,
-    mut idle: Idle,
+    idle: Idle,
     jobs: Jobs,
+    lend: Option<Lend<L>>,
 ) -> Result<(), Dead<L>> {
-    let mut tasks = NativeTasks::new(jobs, clock, shard.waker());
+    let Kept {
+        mut shard,
+        mut idle,
+        first,
+    } = lent::turn(shard, clock, idle, jobs, lend)?;
+    let mut tasks = NativeTasks::after(first);
     match turn(&mut shard, clock, &mut idle, &mut tasks) {
         Ok(()) => {
             tasks.end();
             Ok(())
         }
-        Err(panic) => Err(Dead { shard, panic }),
+        Err(panic) => Err(Dead::of(shard, panic)),
     }
 }
 

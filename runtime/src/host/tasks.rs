@@ -1,6 +1,5 @@
 //! Futures on their way to the threads of shards, and the executor of the native host.
 
-use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
@@ -14,8 +13,9 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use grpcxx_transport::{Refusal, Time};
 
+use super::beside::{Beside, LocalTask};
 use super::native::Executor;
-use super::{Beside, Clock, LocalTask};
+use super::shard_loop::{Clock, Panic};
 use crate::blame::{A_FUTURE, Blame};
 use crate::mesh::{Doorbell, Inbox, InboxSender, Sleeper, doorbell, inbox};
 
@@ -57,8 +57,6 @@ pub(super) struct NativeTasks {
     waker: Waker,
 }
 
-/// What a panic leaves behind.
-pub(super) type Panic = Box<dyn Any + Send>;
 type Job = Box<dyn FnOnce() -> LocalTask + Send>;
 
 /// Says that a future wants to be polled.
@@ -153,6 +151,16 @@ impl TaskQueue {
     }
 }
 
+impl FirstTasks {
+    /// For the calling thread, whose sleep `waker` ends.
+    pub(super) fn new(jobs: Jobs, clock: Clock, waker: Waker) -> Self {
+        Self {
+            queue: TaskQueue::new(jobs, clock, waker),
+            tasks: Vec::new(),
+        }
+    }
+}
+
 impl Executor for FirstTasks {
     fn turn(&mut self, now: Time) -> usize {
         let tasks = &mut self.tasks;
@@ -183,11 +191,16 @@ impl Executor for FirstTasks {
 impl NativeTasks {
     /// For the calling thread, whose sleep `waker` ends.
     pub(super) fn new(jobs: Jobs, clock: Clock, waker: Waker) -> Self {
-        let queue = TaskQueue::new(jobs, clock, waker);
+        Self::after(FirstTasks::new(jobs, clock, waker))
+    }
+
+    /// Goes on with the first futures.
+    pub(super) fn after(FirstTasks { queue, tasks }: FirstTasks) -> Self {
         let signal = Signal::new(queue.sleeper.doorbell());
+        signal.set();
         Self {
             queue,
-            futures: FuturesUnordered::new(),
+            futures: tasks.into_iter().collect(),
             waker: signal.clone().into(),
             signal,
         }

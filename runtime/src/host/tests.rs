@@ -4,13 +4,15 @@
     reason = "latencies and what was left out are for whoever reads the test's output"
 )]
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
-use std::task::Wake;
+use std::task::{Wake, Waker};
+use std::time::{Duration, Instant};
 
 use futures_channel::oneshot;
+use grpcxx_transport::Time;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::*;

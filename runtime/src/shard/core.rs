@@ -302,7 +302,7 @@ impl<A> Core<A> {
         ShardContext::new(self)
     }
 
-    fn execute(&mut self, command: Command) {
+    pub(super) fn execute(&mut self, command: Command) {
         match command {
             Command::Call(call) => self.start_call(call),
             Command::Cancel { number } => self.cancel_call(number),

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use grpcxx_transport::{Park, Time};
 
-use crate::host::{HostError, ShardLoop};
+use crate::client::Lender;
+use crate::command::Command;
+use crate::host::{HostError, Lent, ShardLoop};
 use crate::limits::FLUSH_TIME;
 use crate::mesh::Sleeper;
 use crate::shard::Shard;
@@ -20,6 +22,20 @@ impl<T: Park> DrivenShard<T> {
     pub(crate) fn new(shard: Shard<T>, mut sleeper: Sleeper) -> Self {
         sleeper.install(shard.transport().waker());
         Self { shard, sleeper }
+    }
+}
+
+impl<T: Park + Send> Lender for Lent<DrivenShard<T>> {
+    fn begin(&self, command: Command) -> Result<(), Command> {
+        let mut command = Some(command);
+        self.visit(|driven, now| {
+            if !driven.shard.core().has_work()
+                && let Some(command) = command.take()
+            {
+                driven.shard.execute_now(now, command);
+            }
+        });
+        command.map_or(Ok(()), Err)
     }
 }
 

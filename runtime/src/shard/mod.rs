@@ -40,6 +40,7 @@ use grpcxx_memory::DropBatch;
 use grpcxx_transport::{ListenerId, Time, Transport, TransportError};
 
 use crate::blame::survive;
+use crate::command::Command;
 
 #[cfg(all(any(test, fuzzing), not(loom)))]
 pub(crate) use self::audit::Audit;
@@ -93,6 +94,15 @@ impl<T: Transport> Shard<T> {
             self.core.wind_down(&mut self.transport);
         }
         events
+    }
+
+    /// Carries out one command at once, as a turn does but without a look at the links.
+    pub(crate) fn execute_now(&mut self, now: Time, command: Command) {
+        self.core.begin(now);
+        self.core.execute(command);
+        self.core.settle();
+        self.core.flush(&mut self.transport);
+        self.transport.submit();
     }
 
     /// When the shard wants its next turn even if nothing happens.

@@ -63,6 +63,9 @@ struct Slots {
     layout: Layout,
 }
 
+// SAFETY: it owns the buffer that the pointer leads into.
+unsafe impl Send for Slots {}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
     Posted,

@@ -1,5 +1,6 @@
 //! The sockets of a shard's links, of which the kernel tells when they have something to say.
 
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -11,7 +12,6 @@ use rustix::io::Errno;
 /// say.
 pub(crate) struct Poller {
     epoll: OwnedFd,
-    events: Vec<epoll::Event>,
 }
 
 impl std::fmt::Debug for Poller {
@@ -32,7 +32,6 @@ impl Poller {
     pub(crate) fn new() -> rustix::io::Result<Self> {
         Ok(Self {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            events: Vec::with_capacity(EVENTS_MAX),
         })
     }
 
@@ -76,16 +75,16 @@ impl Poller {
                 .min(SLEEP_SECONDS_MAX),
             tv_nsec: timeout.subsec_nanos().into(),
         });
-        self.events.clear();
-        let buffer = rustix::buffer::spare_capacity(&mut self.events);
-        match epoll::wait(&self.epoll, buffer, timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
+        let mut buffer = [MaybeUninit::uninit(); EVENTS_MAX];
+        match epoll::wait(&self.epoll, &mut buffer, timeout.as_ref()) {
+            Ok((events, _)) => {
+                let subjects = events.iter().map(|event| event.data.u64());
+                subjects.for_each(|packed| each(Subject::unpack(packed)));
+                Ok(())
+            }
+            Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno),
         }
-        for event in &self.events {
-            each(Subject::unpack(event.data.u64()));
-        }
-        Ok(())
     }
 }
 

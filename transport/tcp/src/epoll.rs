@@ -3,6 +3,7 @@
 mod hot;
 mod io;
 
+use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::task::Waker;
@@ -32,7 +33,6 @@ pub(crate) struct EpollDriver {
     epoll: OwnedFd,
     /// Ends a sleep elsewhere for the sake of the clock.
     alarm: OwnedFd,
-    events: Vec<epoll::Event>,
     staging: Staging,
 }
 
@@ -57,7 +57,6 @@ impl EpollDriver {
             core,
             epoll,
             alarm,
-            events: Vec::with_capacity(EVENTS_MAX),
             staging,
         })
     }
@@ -96,17 +95,17 @@ impl EpollDriver {
                 .min(SLEEP_SECONDS_MAX),
             tv_nsec: timeout.subsec_nanos().into(),
         });
-        self.events.clear();
-        let buffer = rustix::buffer::spare_capacity(&mut self.events);
-        match epoll::wait(&self.epoll, buffer, timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
+        let mut buffer = [MaybeUninit::uninit(); EVENTS_MAX];
+        match epoll::wait(&self.epoll, &mut buffer, timeout.as_ref()) {
+            Ok((events, _)) => {
+                for event in events {
+                    self.note(event.data.u64(), event.flags);
+                }
+                Ok(())
+            }
+            Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno),
         }
-        for index in 0..self.events.len() {
-            let event = self.events[index];
-            self.note(event.data.u64(), event.flags);
-        }
-        Ok(())
     }
 
     fn note(&mut self, token: u64, flags: epoll::EventFlags) {

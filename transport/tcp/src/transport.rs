@@ -10,6 +10,7 @@ use grpcxx_transport::{
 };
 
 use rustix::io::Errno;
+use send_wrapper::SendWrapper;
 
 use crate::epoll::EpollDriver;
 use crate::uring::UringDriver;
@@ -17,14 +18,15 @@ use crate::{Accepted, Driver, DriverChoice, DriverRequest, TcpCounters, TcpOptio
 
 /// TCP links of one shard, driven by io_uring or epoll.
 ///
-/// It stays on the thread that opened it: the kernel takes a ring's entries from one thread only.
+/// Over io_uring it stays on the thread that opened it, since the kernel takes a ring's entries
+/// from one thread only; a use on another thread panics. Over epoll it may move.
 pub struct TcpTransport {
     driver: AnyDriver,
 }
 
 enum AnyDriver {
     Epoll(Box<EpollDriver>),
-    Uring(Box<UringDriver>),
+    Uring(SendWrapper<Box<UringDriver>>),
 }
 
 /// Calls the same method of whichever driver is there.
@@ -72,7 +74,7 @@ impl TcpTransport {
             driver: Driver::IoUring,
             why: why.to_owned(),
         };
-        let driver = AnyDriver::Uring(Box::new(driver));
+        let driver = AnyDriver::Uring(SendWrapper::new(Box::new(driver)));
         Ok((Self { driver }, choice))
     }
 

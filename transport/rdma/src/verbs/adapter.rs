@@ -1,9 +1,9 @@
-use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
-use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use grpcxx_memory::DeviceMemory;
 use grpcxx_transport::{Time, TransportError};
@@ -21,20 +21,25 @@ use crate::options::RdmaOptions;
 
 /// A device in use by one shard.
 pub struct VerbsAdapter {
-    device: Rc<OpenDevice>,
-    queues: Vec<Rc<CompletionQueue>>,
-    tags: Rc<RefCell<HashMap<u32, QueueTag>>>,
+    device: Arc<OpenDevice>,
+    queues: Vec<Arc<CompletionQueue>>,
+    tags: Arc<Mutex<HashMap<u32, QueueTag>>>,
     batch: Vec<ffi::WorkCompletion>,
     options: RdmaOptions,
 }
 
 /// A completion queue with as many links as it can never be overrun by.
 pub(super) struct CompletionQueue {
-    pub(super) device: Rc<OpenDevice>,
+    pub(super) device: Arc<OpenDevice>,
     pub(super) queue: NonNull<ffi::CompletionQueue>,
     entries: u32,
-    pub(super) reserved: Cell<u32>,
+    pub(super) reserved: AtomicU32,
 }
+
+// SAFETY: libibverbs lets any thread use a completion queue.
+unsafe impl Send for CompletionQueue {}
+// SAFETY: as above; each of its calls may run beside others.
+unsafe impl Sync for CompletionQueue {}
 
 impl VerbsAdapter {
     /// Opens the device and port that the options name, or the first that works.
@@ -45,9 +50,9 @@ impl VerbsAdapter {
         let mut empty = Vec::with_capacity(BATCH);
         empty.resize(BATCH, ffi::WorkCompletion::default());
         Ok(Self {
-            device: Rc::new(OpenDevice::open(options)?),
+            device: Arc::new(OpenDevice::open(options)?),
             queues: Vec::new(),
-            tags: Rc::default(),
+            tags: Arc::default(),
             batch: empty,
             options: options.clone().checked(),
         })
@@ -59,15 +64,15 @@ impl VerbsAdapter {
     }
 
     /// A completion queue with room for so many entries more.
-    fn completion_queue(&mut self, needed: u32) -> Result<Rc<CompletionQueue>, TransportError> {
-        if let Some(queue) =
-            (self.queues.iter()).find(|queue| queue.reserved.get() + needed <= queue.entries)
+    fn completion_queue(&mut self, needed: u32) -> Result<Arc<CompletionQueue>, TransportError> {
+        if let Some(queue) = (self.queues.iter())
+            .find(|queue| queue.reserved.load(Ordering::Relaxed) + needed <= queue.entries)
         {
-            return Ok(Rc::clone(queue));
+            return Ok(Arc::clone(queue));
         }
         let entries =
             (self.options.completion_entries.max(needed)).min(self.device.completions_max);
-        let queue = Rc::new(CompletionQueue::new(&self.device, entries)?);
+        let queue = Arc::new(CompletionQueue::new(&self.device, entries)?);
         if queue.entries < needed {
             return Err(TransportError {
                 operation: format!(
@@ -81,7 +86,7 @@ impl VerbsAdapter {
                 ),
             });
         }
-        self.queues.push(Rc::clone(&queue));
+        self.queues.push(Arc::clone(&queue));
         Ok(queue)
     }
 }
@@ -211,13 +216,13 @@ impl VerbsAdapter {
         // SAFETY: the event is about a queue pair, which cannot be destroyed before the event is
         // acknowledged.
         let number = unsafe { pair.as_ref()?.number };
-        let tag = *self.tags.borrow().get(&number)?;
+        let tag = *lock(&self.tags).get(&number)?;
         Some(Fault::Queue { tag, what })
     }
 }
 
 impl CompletionQueue {
-    fn new(device: &Rc<OpenDevice>, entries: u32) -> Result<Self, TransportError> {
+    fn new(device: &Arc<OpenDevice>, entries: u32) -> Result<Self, TransportError> {
         // SAFETY: context and channel are open.
         let queue = unsafe {
             (device.functions.ibv_create_cq)(
@@ -231,10 +236,10 @@ impl CompletionQueue {
         let queue = NonNull::new(queue)
             .ok_or_else(|| last_error("create a completion queue of", &device.name))?;
         Ok(Self {
-            device: Rc::clone(device),
+            device: Arc::clone(device),
             queue,
             entries,
-            reserved: Cell::new(0),
+            reserved: AtomicU32::new(0),
         })
     }
 
@@ -270,6 +275,11 @@ impl Drop for CompletionQueue {
         // acknowledged.
         unsafe { (self.device.functions.ibv_destroy_cq)(self.queue.as_ptr()) };
     }
+}
+
+/// The links by the numbers of their pairs of queues.
+pub(super) fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn completion_of(done: &ffi::WorkCompletion) -> Completion {

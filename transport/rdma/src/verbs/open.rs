@@ -3,7 +3,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use grpcxx_memory::DeviceMemory;
 use grpcxx_transport::TransportError;
@@ -29,9 +29,17 @@ pub(super) struct OpenDevice {
 
 /// Memory that a device knows.
 pub struct VerbsRegistration {
-    device: Rc<OpenDevice>,
+    device: Arc<OpenDevice>,
     region: NonNull<ffi::MemoryRegion>,
 }
+
+// SAFETY: libibverbs lets any thread use a context and what was made of it.
+unsafe impl Send for OpenDevice {}
+// SAFETY: as above; each of its calls may run beside others.
+unsafe impl Sync for OpenDevice {}
+
+// SAFETY: libibverbs lets any thread end a registration, and its keys never change.
+unsafe impl Send for VerbsRegistration {}
 
 /// The devices of this machine.
 ///
@@ -180,7 +188,7 @@ impl OpenDevice {
 
     /// Registers memory for reads by peers and for this side's own use.
     pub(super) fn register(
-        self: &Rc<Self>,
+        self: &Arc<Self>,
         start: usize,
         len_bytes: usize,
     ) -> Result<VerbsRegistration, TransportError> {
@@ -192,7 +200,7 @@ impl OpenDevice {
             unsafe { (self.functions.ibv_reg_mr)(self.domain.as_ptr(), start, len_bytes, access) };
         match NonNull::new(region) {
             Some(region) => Ok(VerbsRegistration {
-                device: Rc::clone(self),
+                device: Arc::clone(self),
                 region,
             }),
             None => Err(last_error(
@@ -206,7 +214,7 @@ impl OpenDevice {
 impl OpenDevice {
     /// Registers memory of another device by its dma-buf.
     pub(super) fn register_device(
-        self: &Rc<Self>,
+        self: &Arc<Self>,
         memory: &dyn DeviceMemory,
     ) -> Result<VerbsRegistration, TransportError> {
         let region = memory.region();
@@ -239,7 +247,7 @@ impl OpenDevice {
         };
         match NonNull::new(found) {
             Some(region) => Ok(VerbsRegistration {
-                device: Rc::clone(self),
+                device: Arc::clone(self),
                 region,
             }),
             None => Err(last_error(&operation, &self.name)),

@@ -1,12 +1,12 @@
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::{self, NonNull};
-use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use grpcxx_transport::TransportError;
 
-use super::adapter::CompletionQueue;
+use super::adapter::{CompletionQueue, lock};
 use super::completions::request_id;
 use super::ffi;
 use super::open::{OpenDevice, failed, last_error};
@@ -16,8 +16,8 @@ use crate::options::RdmaOptions;
 /// A pair of queues.
 pub struct VerbsQueue {
     pair: NonNull<ffi::QueuePair>,
-    completions: Rc<CompletionQueue>,
-    tags: Rc<RefCell<HashMap<u32, QueueTag>>>,
+    completions: Arc<CompletionQueue>,
+    tags: Arc<Mutex<HashMap<u32, QueueTag>>>,
     tag: QueueTag,
     reserved: u32,
     sequence: u32,
@@ -30,14 +30,18 @@ pub struct VerbsQueue {
     gathers: Vec<ffi::Gather>,
 }
 
+// SAFETY: libibverbs lets any thread use a pair of queues, and what the lists point to is written
+// anew before each use.
+unsafe impl Send for VerbsQueue {}
+
 impl VerbsQueue {
     pub(super) fn new(
-        completions: Rc<CompletionQueue>,
+        completions: Arc<CompletionQueue>,
         tag: QueueTag,
         depth: QueueDepth,
         reserved: u32,
         options: &RdmaOptions,
-        tags: &Rc<RefCell<HashMap<u32, QueueTag>>>,
+        tags: &Arc<Mutex<HashMap<u32, QueueTag>>>,
     ) -> Result<Self, TransportError> {
         let device = &completions.device;
         let mut inline_bytes = device.limits.inline_bytes;
@@ -68,15 +72,13 @@ impl VerbsQueue {
             }
             inline_bytes = 0;
         };
-        completions
-            .reserved
-            .set(completions.reserved.get() + reserved);
+        completions.reserved.fetch_add(reserved, Ordering::Relaxed);
         // SAFETY: made above.
         let number = unsafe { pair.as_ref().number };
-        tags.borrow_mut().insert(number, tag);
+        lock(tags).insert(number, tag);
         let mut queue = Self {
             pair,
-            tags: Rc::clone(tags),
+            tags: Arc::clone(tags),
             tag,
             reserved,
             sequence: fastrand::u32(..1 << 24),
@@ -101,7 +103,7 @@ impl VerbsQueue {
         Ok(queue)
     }
 
-    fn device(&self) -> &Rc<OpenDevice> {
+    fn device(&self) -> &Arc<OpenDevice> {
         &self.completions.device
     }
 
@@ -330,9 +332,9 @@ impl Drop for VerbsQueue {
             (device.functions.ibv_destroy_qp)(self.pair.as_ptr());
             number
         };
-        self.tags.borrow_mut().remove(&number);
+        lock(&self.tags).remove(&number);
         let reserved = &self.completions.reserved;
-        reserved.set(reserved.get() - self.reserved);
+        reserved.fetch_sub(self.reserved, Ordering::Relaxed);
     }
 }
 

@@ -1,0 +1,111 @@
+//! Where the owner of a lent shard sleeps: on the shard's descriptor and on a bell.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+use std::task::{Wake, Waker};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+
+/// The place where an owner sleeps.
+pub(super) struct Bed {
+    epoll: OwnedFd,
+    bell: Arc<Bell>,
+    /// A copy of the shard's descriptor.
+    shard: OnceLock<OwnedFd>,
+}
+
+struct Bell(OwnedFd);
+
+impl Bed {
+    pub(super) fn new() -> io::Result<Self> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let data = epoll::EventData::new_u64(BELL);
+        epoll::add(&epoll, &bell, data, epoll::EventFlags::IN)?;
+        Ok(Self {
+            epoll,
+            bell: Arc::new(Bell(bell)),
+            shard: OnceLock::new(),
+        })
+    }
+
+    pub(super) fn waker(&self) -> Waker {
+        Waker::from(Arc::clone(&self.bell))
+    }
+
+    /// Ends a sleep, present or next.
+    pub(super) fn wake(&self) {
+        self.bell.ring();
+    }
+
+    /// Lets a sleep end when the shard's descriptor is readable, which is always the same one.
+    pub(super) fn listen(&self, shard: BorrowedFd<'_>) -> io::Result<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
+        let data = epoll::EventData::new_u64(SHARD);
+        if let Some(known) = self.shard.get() {
+            return Ok(epoll::modify(&self.epoll, known, data, flags)?);
+        }
+        let copy = shard.try_clone_to_owned()?;
+        epoll::add(&self.epoll, &copy, data, flags)?;
+        // Whoever listens has the shard's lock, so nobody was faster.
+        let _first = self.shard.set(copy);
+        Ok(())
+    }
+
+    /// Ends what [`Bed::listen`] began.
+    pub(super) fn silence(&self) {
+        if let Some(shard) = self.shard.get() {
+            let data = epoll::EventData::new_u64(SHARD);
+            // It is there; a failure would cost a vain wake-up.
+            let _ = epoll::modify(&self.epoll, shard, data, epoll::EventFlags::empty());
+        }
+    }
+
+    /// Sleeps until the bell was rung, the shard's descriptor is readable, or the time is over.
+    pub(super) fn sleep(&self, limit: Option<Duration>) {
+        let limit = limit.map(|limit| Timespec {
+            tv_sec: i64::try_from(limit.as_secs())
+                .unwrap_or(i64::MAX)
+                .min(SLEEP_SECONDS_MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        });
+        let mut events = [MaybeUninit::uninit(); 2];
+        // What else could fail ends the sleep too, and the shard is looked at.
+        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, limit.as_ref())
+            && events.iter().any(|event| event.data.u64() == BELL)
+        {
+            self.bell.silence();
+        }
+    }
+}
+
+impl Bell {
+    fn ring(&self) {
+        // A full counter is readable all the same, and nothing else can fail.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    fn silence(&self) {
+        // Fails only if it is silent already.
+        let _ = rustix::io::read(self.0.as_fd(), &mut [0; 8]);
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.ring();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.ring();
+    }
+}
+
+const BELL: u64 = 0;
+const SHARD: u64 = 1;
+
+/// Longest sleep; the system call takes no more.
+const SLEEP_SECONDS_MAX: i64 = 24 * 60 * 60;

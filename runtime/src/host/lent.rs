@@ -1,0 +1,404 @@
+//! A shard that its thread lends to threads that wait for what it brings.
+//!
+//! Whoever has the lock turns the shard. Its owner is the thread that was made for it: it gives the
+//! lock up while it sleeps, on a descriptor that becomes readable when the shard has work. A thread
+//! that waits for a call meanwhile borrows the shard: it silences that descriptor, turns the shard
+//! until its own call has ended, and lets the descriptor speak again. So a call of a thread needs
+//! no other thread, and what comes while nobody waits wakes the owner.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, PoisonError, TryLockError};
+use std::task::{Wake, Waker};
+use std::time::{Duration, Instant};
+
+use grpcxx_transport::Time;
+
+use super::bed::Bed;
+use super::native::Executor;
+use super::shard_loop::{Clock, Dead, Panic, ShardLoop, TurnTime, sleep_limit};
+use super::sync::{AtomicBool, Mutex, MutexGuard, Ordering, fence};
+use super::tasks::{FirstTasks, Jobs};
+use super::waiter::{Turnable, Waiter};
+use crate::idle::{Idle, IdleStep};
+
+/// A shard, its owner's bed, and the lock that decides who turns it.
+pub(crate) struct Lent<L> {
+    seat: Mutex<Seat<L>>,
+    bed: Bed,
+    /// A thread that waits wants the shard, which its owner turns without finding work.
+    is_wanted: AtomicBool,
+    /// A thread that waits turns it.
+    is_borrowed: AtomicBool,
+    /// Its owner wants it back.
+    is_recalled: AtomicBool,
+    /// It stays on its owner's thread from now on.
+    is_bound: AtomicBool,
+    clock: Clock,
+    waker: Waker,
+}
+
+/// What the lock guards.
+struct Seat<L> {
+    /// None once its owner keeps it for good.
+    shard: Option<L>,
+    idle: Idle,
+    /// The owner sleeps, and the shard wakes it.
+    is_asleep: bool,
+    /// When the owner wakes by itself.
+    wakes_at: Option<Time>,
+    /// What a borrower's turn ended in.
+    death: Option<Dead<()>>,
+}
+
+/// Why the owner stops turning.
+enum Pause {
+    Sleep(Option<Duration>),
+    /// It keeps the shard from now on.
+    Keep,
+}
+
+/// What a borrower's turns ended in.
+#[derive(PartialEq, Eq)]
+enum End {
+    /// What it waits for is there, or its time is over.
+    Woken,
+    /// The owner has to go on.
+    Owner,
+}
+
+/// Tells of a shard that threads which wait may turn.
+pub(crate) type Lend<L> = Box<dyn FnOnce(&Arc<Lent<L>>) + Send>;
+
+/// A shard that stays on its owner's thread.
+pub(super) struct Kept<L> {
+    pub(super) shard: L,
+    pub(super) idle: Idle,
+    /// What has come to run beside it.
+    pub(super) first: FirstTasks,
+}
+
+/// Lends a shard, which the calling thread owns, to those that `lend` tells of it, until it has to
+/// stay here.
+pub(super) fn turn<L: ShardLoop>(
+    shard: L,
+    clock: Clock,
+    idle: Idle,
+    jobs: Jobs,
+    lend: Option<Lend<L>>,
+) -> Result<Kept<L>, Dead<L>> {
+    let Some((lend, bed)) = lend.zip(Bed::new().ok()) else {
+        let first = FirstTasks::new(jobs, clock, shard.waker());
+        return Ok(Kept { shard, idle, first });
+    };
+    let both = Waker::from(Arc::new(Both(bed.waker(), shard.waker())));
+    let mut first = FirstTasks::new(jobs, clock, both);
+    let lent = Arc::new(Lent::new(shard, clock, idle, bed));
+    lend(&lent);
+    let (shard, idle) = lent.own(&mut first)?;
+    Ok(Kept { shard, idle, first })
+}
+
+/// Wakes the owner of a shard, whether it lends that or not.
+struct Both(Waker, Waker);
+
+impl Wake for Both {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.wake_by_ref();
+        self.1.wake_by_ref();
+    }
+}
+
+impl<L: ShardLoop> Lent<L> {
+    fn new(shard: L, clock: Clock, idle: Idle, bed: Bed) -> Self {
+        Self {
+            bed,
+            is_wanted: AtomicBool::new(false),
+            is_borrowed: AtomicBool::new(false),
+            is_recalled: AtomicBool::new(false),
+            is_bound: AtomicBool::new(false),
+            clock,
+            waker: shard.waker(),
+            seat: Mutex::new(Seat {
+                shard: Some(shard),
+                idle,
+                is_asleep: false,
+                wakes_at: None,
+                death: None,
+            }),
+        }
+    }
+
+    /// Turns the shard as its owner, until that keeps it for good: it has ended, futures were begun
+    /// beside it, or it was bound.
+    fn own(&self, beside: &mut impl Executor) -> Result<(L, Idle), Dead<L>> {
+        let mut time = TurnTime::new(self.clock);
+        loop {
+            let mut seat = self.recall();
+            seat.wake(&self.bed);
+            beside.awake();
+            let paused = catch_unwind(AssertUnwindSafe(|| {
+                self.turn_until_pause(&mut seat, beside, &mut time)
+            }));
+            let death = seat.death.take();
+            match (paused.unwrap_or_else(Err), death) {
+                (Ok(Pause::Sleep(limit)), None) => {
+                    drop(seat);
+                    self.bed.sleep(limit);
+                    time.forget();
+                }
+                (Ok(Pause::Keep), None) => return Ok((self.keep(&mut seat), seat.idle.clone())),
+                (Err(panic), _) => return Err(Dead::of(self.keep(&mut seat), panic)),
+                (Ok(_), Some(death)) => return Err(death.of_shard(self.keep(&mut seat))),
+            }
+        }
+    }
+
+    fn turn_until_pause(
+        &self,
+        seat: &mut Seat<L>,
+        beside: &mut impl Executor,
+        time: &mut TurnTime,
+    ) -> Result<Pause, Panic> {
+        loop {
+            let is_kept = seat.death.is_some() || self.is_bound.load(Ordering::Acquire);
+            let shard = seat.shard();
+            if is_kept || shard.is_finished() || beside.ends_loop() {
+                return Ok(Pause::Keep);
+            }
+            let now = time.next();
+            let events = shard.turn(now) + beside.turn(now);
+            if let Some(panic) = beside.take_panic() {
+                return Err(panic);
+            }
+            let is_wanted = events == 0 && self.is_wanted.load(Ordering::Relaxed);
+            match seat.idle.after_turn(now, events) {
+                IdleStep::Turn if events > 0 => time.forget(),
+                IdleStep::Turn if !is_wanted => std::hint::spin_loop(),
+                IdleStep::Turn | IdleStep::Park => {
+                    time.forget();
+                    let limit = sleep_limit(seat.shard(), beside.next_timeout(), self.clock);
+                    if limit.is_some_and(|limit| limit.is_zero()) || !beside.may_sleep() {
+                        continue;
+                    }
+                    if self.fall_asleep(seat) {
+                        seat.wakes_at = limit.map(|limit| self.clock.now() + limit);
+                        return Ok(Pause::Sleep(limit));
+                    }
+                    beside.awake();
+                }
+            }
+        }
+    }
+
+    fn turn_until_woken(&self, seat: &mut Seat<L>, waiter: &Waiter, until: Option<Time>) -> End {
+        let mut time = TurnTime::new(self.clock);
+        loop {
+            if waiter.is_woken() {
+                return End::Woken;
+            }
+            let shard = seat.shard();
+            let is_recalled = self.is_recalled.load(Ordering::Relaxed);
+            if is_recalled || shard.is_finished() || self.is_bound.load(Ordering::Acquire) {
+                return End::Owner;
+            }
+            let now = time.next();
+            if until.is_some_and(|until| now >= until) {
+                return End::Woken;
+            }
+            let events = shard.turn(now);
+            match seat.idle.after_turn(now, events) {
+                IdleStep::Turn if events > 0 => time.forget(),
+                IdleStep::Turn => std::hint::spin_loop(),
+                IdleStep::Park => {
+                    time.forget();
+                    let shard = seat.shard();
+                    let limit = sleep_limit(shard, until, self.clock);
+                    // The waiter's waker ends this sleep if it is used from now on.
+                    if !waiter.is_woken() && !limit.is_some_and(|limit| limit.is_zero()) {
+                        shard.park(limit);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Hands `code` the shard if nobody turns it now. It must not turn it, but may give it work.
+    pub(crate) fn visit<R>(&self, code: impl FnOnce(&mut L, Time) -> R) -> Option<R> {
+        if self.is_bound.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut seat = self.try_lock().filter(|seat| seat.is_asleep)?;
+        let now = self.clock.now();
+        let shard = seat.shard();
+        shard.unpark();
+        let result = catch_unwind(AssertUnwindSafe(|| code(shard, now)));
+        let is_left = result.is_err() || seat.shard().is_finished();
+        let is_quiet = !is_left && seat.shard().park_fd().is_some();
+        let wakes_at = seat.next_timeout();
+        let result = result.map_err(|panic| seat.death = Some(Dead::of((), panic)));
+        if !is_quiet || is_before(wakes_at, seat.wakes_at) {
+            seat.is_asleep = is_quiet;
+            drop(seat);
+            self.bed.wake();
+        }
+        result.ok()
+    }
+
+    fn borrow(&self) -> Option<MutexGuard<'_, Seat<L>>> {
+        if self.is_bound.load(Ordering::Acquire) || self.is_borrowed.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut seat = match self.try_lock() {
+            Some(seat) if seat.is_asleep => seat,
+            _ => self.want()?,
+        };
+        self.bed.silence();
+        seat.shard().unpark();
+        seat.is_asleep = false;
+        self.is_borrowed.store(true, Ordering::Relaxed);
+        // See `recall`.
+        fence(Ordering::SeqCst);
+        Some(seat)
+    }
+
+    /// Waits a moment for an owner that only looks for work.
+    fn want(&self) -> Option<MutexGuard<'_, Seat<L>>> {
+        if self.is_wanted.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        let since = Instant::now();
+        let seat = loop {
+            match self.try_lock() {
+                Some(seat) if seat.is_asleep => break Some(seat),
+                _ if since.elapsed() >= WANT_TIME => break None,
+                _ => std::hint::spin_loop(),
+            }
+        };
+        self.is_wanted.store(false, Ordering::Release);
+        seat
+    }
+
+    fn give_back(&self, mut seat: MutexGuard<'_, Seat<L>>, end: End) {
+        self.is_borrowed.store(false, Ordering::Relaxed);
+        let is_left = end == End::Owner || seat.shard().is_finished();
+        let is_quiet = !is_left && self.fall_asleep(&mut seat);
+        if !is_quiet || is_before(seat.next_timeout(), seat.wakes_at) {
+            drop(seat);
+            self.bed.wake();
+        }
+    }
+
+    /// Lets the shard wake its owner. False if there is work already.
+    fn fall_asleep(&self, seat: &mut Seat<L>) -> bool {
+        let Some(descriptor) = seat.shard().park_fd() else {
+            return false;
+        };
+        seat.is_asleep = self.bed.listen(descriptor).is_ok();
+        if !seat.is_asleep {
+            // There are no descriptors left: it goes on as one that nobody borrows.
+            seat.shard().unpark();
+            self.is_bound.store(true, Ordering::Release);
+        }
+        seat.is_asleep
+    }
+
+    /// The lock, for the owner: a thread that waits gives the shard back for it.
+    fn recall(&self) -> MutexGuard<'_, Seat<L>> {
+        self.is_recalled.store(true, Ordering::Relaxed);
+        // Either the borrower sees that before its first turn, or it is seen here.
+        fence(Ordering::SeqCst);
+        if self.is_borrowed.load(Ordering::Relaxed) {
+            self.waker.wake_by_ref();
+        }
+        let seat = self.lock();
+        self.is_recalled.store(false, Ordering::Relaxed);
+        seat
+    }
+
+    /// Takes the shard out for good.
+    fn keep(&self, seat: &mut Seat<L>) -> L {
+        self.is_bound.store(true, Ordering::Release);
+        seat.shard.take().expect("its owner keeps it once")
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Seat<L>> {
+        self.seat.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn try_lock(&self) -> Option<MutexGuard<'_, Seat<L>>> {
+        match self.seat.try_lock() {
+            Ok(seat) => Some(seat),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+impl<L: ShardLoop + Send> Turnable for Lent<L> {
+    fn turn_for(&self, waiter: &Waiter, limit: Option<Duration>) -> bool {
+        let Some(mut seat) = self.borrow() else {
+            return false;
+        };
+        let until = limit.map(|limit| self.clock.now() + limit);
+        waiter.enter(&self.waker);
+        let turns = || self.turn_until_woken(&mut seat, waiter, until);
+        let end = catch_unwind(AssertUnwindSafe(turns));
+        waiter.leave();
+        let end = end.unwrap_or_else(|panic| {
+            seat.death = Some(Dead::of((), panic));
+            End::Owner
+        });
+        let has_ended = end == End::Woken;
+        self.give_back(seat, end);
+        has_ended
+    }
+
+    fn bind(&self) {
+        if self.is_bound.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.waker.wake_by_ref();
+        self.bed.wake();
+        // Whoever turns it sees that before the next turn.
+        drop(self.lock());
+    }
+}
+
+impl<L: ShardLoop> Seat<L> {
+    fn shard(&mut self) -> &mut L {
+        self.shard.as_mut().expect("its owner has not kept it yet")
+    }
+
+    /// When the shard wants its next turn.
+    fn next_timeout(&mut self) -> Option<Time> {
+        self.shard().next_timeout()
+    }
+
+    /// Ends what [`Lent::fall_asleep`] began.
+    fn wake(&mut self, bed: &Bed) {
+        if std::mem::take(&mut self.is_asleep) {
+            bed.silence();
+            self.shard().unpark();
+        }
+    }
+}
+
+/// Whether the first of two times is earlier; none is at the end of all times.
+fn is_before(first: Option<Time>, second: Option<Time>) -> bool {
+    match (first, second) {
+        (Some(first), Some(second)) => first < second,
+        (Some(_), None) => true,
+        (None, _) => false,
+    }
+}
+
+/// How long a thread that waits looks for an owner to give the shard up, before it sleeps. A model
+/// has no time.
+const WANT_TIME: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 10 });
+
+#[cfg(all(test, loom))]
+mod model;

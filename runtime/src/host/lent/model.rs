@@ -1,0 +1,160 @@
+//! Models of a shard that changes hands: an owner, a thread that waits, and what wakes them.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::task::Wake;
+
+use loom::sync::atomic::AtomicUsize;
+use loom::thread;
+
+use super::super::bed::Line;
+use super::super::error::HostError;
+use super::*;
+use crate::idle::IdlePolicy;
+
+/// A shard whose events come over a line, and which wakes a thread that waits with each.
+struct Toy {
+    line: Arc<Line>,
+    waiter: Arc<Mutex<Option<Arc<Waiter>>>>,
+    /// Events that are still to come.
+    left: usize,
+}
+
+struct Ring(Arc<Line>);
+
+impl Wake for Ring {
+    fn wake(self: Arc<Self>) {
+        self.0.change(|state| state.is_rung = true);
+    }
+}
+
+impl ShardLoop for Toy {
+    fn turn(&mut self, _: Time) -> usize {
+        let events = std::mem::take(&mut self.line.state().events);
+        self.left -= events;
+        if events > 0 {
+            let waiter = self.waiter.lock().unwrap().clone();
+            waiter.expect("it waits from the beginning").wake_by_ref();
+        }
+        events
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        None
+    }
+
+    fn park(&mut self, _: Option<Duration>) {
+        self.line
+            .sleep(|state| std::mem::take(&mut state.is_rung) || state.events > 0);
+    }
+
+    fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
+        let mut state = self.line.state();
+        let has_work = std::mem::take(&mut state.is_rung) || state.events > 0;
+        drop(state);
+        (!has_work).then(|| ANY.as_fd())
+    }
+
+    fn unpark(&mut self) {
+        self.line.state().is_rung = false;
+    }
+
+    fn waker(&self) -> Waker {
+        Waker::from(Arc::new(Ring(Arc::clone(&self.line))))
+    }
+
+    fn is_finished(&self) -> bool {
+        self.left == 0
+    }
+
+    fn die(self, _: &HostError) {}
+}
+
+/// What runs beside the shard on its owner's thread: jobs, each of which brings an event.
+struct Jobs {
+    waiting: Arc<AtomicUsize>,
+    line: Arc<Line>,
+}
+
+impl Executor for Jobs {
+    fn turn(&mut self, _: Time) -> usize {
+        let jobs = self.waiting.swap(0, loom::sync::atomic::Ordering::SeqCst);
+        if jobs > 0 {
+            self.line.change(|state| state.events += jobs);
+        }
+        jobs
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        None
+    }
+
+    fn take_panic(&mut self) -> Option<Panic> {
+        None
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        self.waiting.load(loom::sync::atomic::Ordering::SeqCst) == 0
+    }
+
+    fn awake(&mut self) {}
+
+    fn ends_loop(&self) -> bool {
+        false
+    }
+}
+
+/// Lets an event come to a shard whose owner runs, and on which a thread waits; over the line, or
+/// from a job that only the owner can do.
+fn check(comes_from_job: bool) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(PREEMPTIONS_MAX);
+    model.check(move || {
+        let line = Arc::<Line>::default();
+        let waiter = Waiter::new();
+        let toy = Toy {
+            line: Arc::clone(&line),
+            waiter: Arc::new(Mutex::new(Some(Arc::clone(&waiter)))),
+            left: 1,
+        };
+        let jobs = Arc::new(AtomicUsize::new(0));
+        let bed = Bed(Arc::clone(&line));
+        let both = Arc::new(Both(bed.waker(), toy.waker()));
+        let idle = Idle::new(IdlePolicy::Park);
+        let lent = Arc::new(Lent::new(toy, Clock::start(), idle, bed));
+        let owner = {
+            let lent = Arc::clone(&lent);
+            let (waiting, line) = (Arc::clone(&jobs), Arc::clone(&line));
+            thread::spawn(move || {
+                let kept = lent.own(&mut Jobs { waiting, line });
+                assert!(kept.is_ok_and(|(toy, _)| toy.left == 0));
+            })
+        };
+        let source = thread::spawn(move || match comes_from_job {
+            true => {
+                jobs.fetch_add(1, loom::sync::atomic::Ordering::SeqCst);
+                both.wake_by_ref();
+            }
+            false => line.change(|state| state.events += 1),
+        });
+        assert!(waiter.wait(Some(&*lent), None));
+        source.join().unwrap();
+        owner.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_an_event_wakes_whoever_waits_for_it_and_the_owner_ends() {
+    check(false);
+}
+
+#[test]
+fn loom_a_job_of_the_owner_does_not_wait_for_a_thread_that_waits() {
+    check(true);
+}
+
+/// Any descriptor: the model looks at none.
+static ANY: std::sync::LazyLock<std::fs::File> =
+    std::sync::LazyLock::new(|| std::fs::File::open("/dev/null").expect("it is there"));
+
+/// Switches of threads that the model forces where none is due; more take hours.
+const PREEMPTIONS_MAX: usize = 3;

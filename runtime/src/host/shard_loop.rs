@@ -1,0 +1,140 @@
+//! A shard as those see it that turn it, and the time of its turns.
+
+use std::any::Any;
+use std::os::fd::BorrowedFd;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use grpcxx_transport::Time;
+
+use super::error::HostError;
+use crate::blame::blamed;
+
+/// A shard as its host sees it.
+pub trait ShardLoop {
+    /// Does a bounded amount of work. Returns the number of events; 0 means that there was nothing
+    /// to do.
+    fn turn(&mut self, now: Time) -> usize;
+
+    /// When the shard wants its next turn even if nothing happens.
+    fn next_timeout(&self) -> Option<Time>;
+
+    /// Sleeps until there may be work, the waker was used, or `timeout` is over. Returns at once if
+    /// work already waits.
+    fn park(&mut self, timeout: Option<Duration>);
+
+    /// Prepares for sleep elsewhere: the returned descriptor becomes readable when there may be
+    /// work or the waker was used. `None` if work already waits. It must be something that can be
+    /// polled, and not a socket.
+    fn park_fd(&mut self) -> Option<BorrowedFd<'_>>;
+
+    /// Ends the preparation of [`ShardLoop::park_fd`]; called after each of its calls.
+    fn unpark(&mut self);
+
+    /// Ends a sleep, present or next, from any thread.
+    fn waker(&self) -> Waker;
+
+    /// Whether the shard wants no further turn.
+    fn is_finished(&self) -> bool;
+
+    /// Ends what waits on the shard, in which code has panicked. It may be in disorder.
+    fn die(self, error: &HostError);
+}
+
+/// The clock of an engine: all its shards count from the same origin.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    origin: Instant,
+}
+
+/// What a panic leaves behind.
+pub(super) type Panic = Box<dyn Any + Send>;
+
+impl Clock {
+    /// A clock that begins now.
+    pub fn start() -> Self {
+        Self {
+            origin: Instant::now(),
+        }
+    }
+
+    /// The present.
+    pub fn now(&self) -> Time {
+        Time::ZERO + self.origin.elapsed()
+    }
+}
+
+/// The time of each turn. While turns bring nothing the clock is read only now and then: a look for
+/// work costs less than that where the clock is a system call.
+pub(super) struct TurnTime {
+    clock: Clock,
+    now: Time,
+    turns_left: u32,
+}
+
+impl TurnTime {
+    pub(super) fn new(clock: Clock) -> Self {
+        Self {
+            clock,
+            now: clock.now(),
+            turns_left: 0,
+        }
+    }
+
+    /// The time of the next turn.
+    pub(super) fn next(&mut self) -> Time {
+        if self.turns_left == 0 {
+            self.now = self.clock.now();
+            self.turns_left = EMPTY_TURNS_PER_READING;
+        }
+        self.turns_left -= 1;
+        self.now
+    }
+
+    /// Lets the clock be read before the next turn.
+    pub(super) fn forget(&mut self) {
+        self.turns_left = 0;
+    }
+}
+
+/// How long the thread of a shard may sleep beside whose futures the first timer is over at
+/// `timer`; `None` is without end. Zero means that the next turn is due.
+pub(super) fn sleep_limit<L: ShardLoop>(
+    shard: &L,
+    timer: Option<Time>,
+    clock: Clock,
+) -> Option<Duration> {
+    let deadline = [shard.next_timeout(), timer].into_iter().flatten().min()?;
+    Some(deadline.since(clock.now()))
+}
+
+/// A shard in which code has panicked.
+pub(super) struct Dead<L> {
+    pub(super) shard: L,
+    pub(super) panic: Panic,
+    /// Whose code it was.
+    pub(super) code: &'static str,
+}
+
+impl<L> Dead<L> {
+    /// After a panic on the calling thread.
+    pub(super) fn of(shard: L, panic: Panic) -> Self {
+        Self {
+            shard,
+            panic,
+            code: blamed(),
+        }
+    }
+
+    /// The same death, of another part of the shard.
+    pub(super) fn of_shard<M>(self, shard: M) -> Dead<M> {
+        Dead {
+            shard,
+            panic: self.panic,
+            code: self.code,
+        }
+    }
+}
+
+/// Turns without events for which the clock is read once.
+const EMPTY_TURNS_PER_READING: u32 = 32;

@@ -1,0 +1,141 @@
+//! A thread that waits for a future, and turns the shard meanwhile that brings the result.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::{Arc, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use super::sync::{AtomicBool, Mutex, MutexGuard, Ordering, Thread, current, park, park_timeout};
+
+/// What wakes a thread that waits, wherever it does.
+pub(crate) struct Waiter {
+    is_woken: AtomicBool,
+    thread: Thread,
+    /// Ends the sleep of the shard that the thread turns.
+    shard: Mutex<Option<Waker>>,
+}
+
+/// A shard that a thread may turn while it waits.
+pub(crate) trait Turnable: Send + Sync {
+    /// Turns the shard until the waiter is woken or the time is over. False: another thread turns
+    /// it, and will wake the waiter.
+    fn turn_for(&self, waiter: &Waiter, limit: Option<Duration>) -> bool;
+
+    /// Leaves the shard to its own thread from now on, because code begins that belongs there.
+    fn bind(&self);
+}
+
+/// Blocks the calling thread until a future is ready, at most for `limit`. It is for what no shard
+/// brings; for calls there are [`Call::wait`](crate::Call::wait) and
+/// [`Client::wait`](crate::Client::wait).
+pub fn block_on<F: Future>(future: F, limit: Option<Duration>) -> Option<F::Output> {
+    wait_for(None, future, limit)
+}
+
+/// Blocks the calling thread until a future is ready or the time is over. The thread turns the
+/// shard meanwhile, if there is one and nobody else does.
+pub(crate) fn wait_for<F: Future>(
+    shard: Option<&dyn Turnable>,
+    future: F,
+    limit: Option<Duration>,
+) -> Option<F::Output> {
+    let waiter = Waiter::of_thread();
+    let waker = Waker::from(Arc::clone(&waiter));
+    let mut context = Context::from_waker(&waker);
+    let until = limit.map(|limit| Instant::now() + limit);
+    let mut future = pin!(future);
+    let output = loop {
+        waiter.is_woken.store(false, Ordering::Relaxed);
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            break Some(output);
+        }
+        if !waiter.wait(shard, until) {
+            break None;
+        }
+    };
+    waiter.keep();
+    output
+}
+
+impl Waiter {
+    /// That of the calling thread, which waits for one thing at a time nearly always.
+    fn of_thread() -> Arc<Self> {
+        WAITER.take().unwrap_or_else(Self::new)
+    }
+
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            is_woken: AtomicBool::new(false),
+            thread: current(),
+            shard: Mutex::new(None),
+        })
+    }
+
+    fn keep(self: Arc<Self>) {
+        WAITER.set(Some(self));
+    }
+
+    /// Waits until it is woken. False if the time was over first.
+    pub(super) fn wait(&self, shard: Option<&dyn Turnable>, until: Option<Instant>) -> bool {
+        while !self.is_woken() {
+            let limit = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if limit.is_some_and(|limit| limit.is_zero()) {
+                return false;
+            }
+            if shard.is_some_and(|shard| shard.turn_for(self, limit)) {
+                continue;
+            }
+            if self.is_woken() {
+                return true;
+            }
+            match limit {
+                Some(limit) => park_timeout(limit),
+                None => park(),
+            }
+        }
+        true
+    }
+
+    #[inline]
+    pub(super) fn is_woken(&self) -> bool {
+        self.is_woken.load(Ordering::Acquire)
+    }
+
+    /// The thread turns a shard from now on, whose sleep `shard` ends.
+    pub(super) fn enter(&self, shard: &Waker) {
+        *self.shard() = Some(shard.clone());
+    }
+
+    /// The thread turns no shard any more.
+    pub(super) fn leave(&self) {
+        *self.shard() = None;
+    }
+
+    fn shard(&self) -> MutexGuard<'_, Option<Waker>> {
+        self.shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Wake for Waiter {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.is_woken.store(true, Ordering::Release);
+        // The thread itself looks before it sleeps.
+        if current().id() == self.thread.id() {
+            return;
+        }
+        self.thread.unpark();
+        if let Some(shard) = &*self.shard() {
+            shard.wake_by_ref();
+        }
+    }
+}
+
+thread_local! {
+    static WAITER: Cell<Option<Arc<Waiter>>> = const { Cell::new(None) };
+}

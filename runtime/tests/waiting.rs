@@ -1,0 +1,296 @@
+//! Threads that wait for calls, and turn the shard meanwhile.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use grpcxx_rpc::{Code, GraphCall, Request, Tensor};
+use grpcxx_runtime::{
+    CallResult, CallSpec, CompletionHandler, Engine, Remote, ShardContext, local,
+};
+
+/// A server with functions, one caller, and the way to the server.
+struct Pair {
+    caller: Engine,
+    remote: Remote,
+    gate: Gate,
+    _server: Engine,
+}
+
+/// What calls of the function `gate` wait for: one message each.
+#[derive(Clone)]
+struct Gate(Sender<()>);
+
+impl Pair {
+    fn start(shards: usize) -> Self {
+        let server = Engine::builder().listen("127.0.0.1:0").start().unwrap();
+        let (open, opened) = channel::<()>();
+        let opened = Mutex::new(opened);
+        server.register_fn("gate", move |_: GraphCall| {
+            let opened = opened.lock().unwrap();
+            opened.recv_timeout(PATIENCE).expect("the test opens it");
+            Ok([("y", Tensor::scalar(1_i32))])
+        });
+        server.register_short("double", |call: GraphCall| {
+            let value: i32 = call.feed("x")?.value()?;
+            Ok([("y", Tensor::scalar(2 * value))])
+        });
+        let caller = Engine::builder().shards(shards).start().unwrap();
+        let remote = caller
+            .connect(&server.local_addr().unwrap().to_string())
+            .unwrap();
+        assert_eq!(double(&remote, 3), 6);
+        Self {
+            caller,
+            remote,
+            gate: Gate(open),
+            _server: server,
+        }
+    }
+
+    fn request() -> Request {
+        Request::StarRunGraph(Box::new(gate()))
+    }
+}
+
+fn gate() -> GraphCall {
+    GraphCall::new("gate").with_fetch("y")
+}
+
+fn doubling(value: i32) -> GraphCall {
+    let call = GraphCall::new("double").with_feed("x", Tensor::scalar(value));
+    call.with_fetch("y")
+}
+
+fn double(remote: &Remote, value: i32) -> i32 {
+    let results = remote.run(doubling(value)).wait().unwrap();
+    results.get("y").unwrap().value().unwrap()
+}
+
+/// Tells on which thread its calls end.
+struct Ends {
+    sender: Mutex<Sender<(ThreadId, CallResult)>>,
+    panics: bool,
+    runs_anywhere: bool,
+}
+
+impl Ends {
+    fn new() -> (Self, Receiver<(ThreadId, CallResult)>) {
+        let (sender, ends) = channel();
+        let ends_of = Self {
+            sender: Mutex::new(sender),
+            panics: false,
+            runs_anywhere: true,
+        };
+        (ends_of, ends)
+    }
+}
+
+impl CompletionHandler for Ends {
+    fn on_complete(self: Arc<Self>, _: u64, result: CallResult, _: &mut ShardContext<'_>) {
+        let is_success = result.is_ok();
+        let told = (thread::current().id(), result);
+        self.sender.lock().unwrap().send(told).unwrap();
+        assert!(!(self.panics && is_success), "this handler panics");
+    }
+
+    fn runs_anywhere(&self) -> bool {
+        self.runs_anywhere
+    }
+}
+
+/// Begins a call with a handler, waits for another one, and lets both end meanwhile.
+fn end_beside_a_wait(pair: &Pair, handler: Ends) -> Result<(), grpcxx_rpc::Status> {
+    let client = pair.caller.client();
+    let spec = CallSpec::new(pair.remote.peer(), Pair::request());
+    client.submit(spec, Arc::new(handler), 0).unwrap();
+    let opens = pair.gate.clone();
+    let opener = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(5));
+        opens.0.send(()).unwrap();
+        opens.0.send(()).unwrap();
+    });
+    let result = pair.remote.run(gate()).wait().map(drop);
+    opener.join().unwrap();
+    result
+}
+
+#[test]
+fn the_thread_that_waits_turns_the_shard() {
+    let pair = Pair::start(1);
+    let mut own_turns = 0;
+    for _ in 0..50 {
+        let (handler, ends) = Ends::new();
+        end_beside_a_wait(&pair, handler).unwrap();
+        let (thread, result) = ends.recv_timeout(PATIENCE).unwrap();
+        result.unwrap();
+        own_turns += usize::from(thread == thread::current().id());
+    }
+    // The owner turns it where it has just been woken.
+    assert!(own_turns > 0, "no call ended on the thread that waited");
+}
+
+#[test]
+fn code_that_belongs_to_the_shards_thread_stays_there() {
+    let pair = Pair::start(1);
+    let shard_thread = || {
+        let there = pair.caller.shards().invoke_on(0, || thread::current().id());
+        there.wait().unwrap()
+    };
+    for round in 0..20 {
+        let (mut handler, ends) = Ends::new();
+        handler.runs_anywhere = false;
+        end_beside_a_wait(&pair, handler).unwrap();
+        let (thread, _) = ends.recv_timeout(PATIENCE).unwrap();
+        assert_ne!(thread, thread::current().id());
+        if round == 10 {
+            assert_eq!(thread, shard_thread());
+        }
+    }
+    assert_ne!(shard_thread(), thread::current().id());
+}
+
+/// The owner of the shard gets it back while another thread waits, and turns it from then on.
+#[test]
+fn futures_of_a_shard_do_not_wait_for_a_thread_that_waits() {
+    let pair = Pair::start(1);
+    let remote = pair.remote.clone();
+    let waiting = thread::spawn(move || remote.run(gate()).wait().map(drop));
+    thread::sleep(Duration::from_millis(20));
+    let shards = pair.caller.shards();
+    let future = shards.submit_to(0, || async {
+        local::sleep(Duration::from_millis(1)).await;
+        7
+    });
+    assert_eq!(future.wait().unwrap(), 7);
+    assert!(!waiting.is_finished());
+    pair.gate.0.send(()).unwrap();
+    waiting.join().unwrap().unwrap();
+    assert_eq!(double(&pair.remote, 4), 8);
+}
+
+#[test]
+fn a_panic_on_a_thread_that_waits_ends_the_engine_and_names_the_code() {
+    let mut own_panics = 0;
+    while own_panics == 0 {
+        let pair = Pair::start(1);
+        let (mut handler, ends) = Ends::new();
+        handler.panics = true;
+        let waited = end_beside_a_wait(&pair, handler);
+        let (thread, result) = ends.recv_timeout(PATIENCE).unwrap();
+        result.unwrap();
+        // Else the owner has just been woken.
+        own_panics += usize::from(thread == thread::current().id());
+        let later = pair.remote.run(doubling(1)).wait();
+        // The call that was waited for may have ended before.
+        for status in [waited.err(), later.err()].into_iter().flatten() {
+            assert_eq!(status.code, Code::Internal);
+            for text in ["this handler panics", "completion handler"] {
+                assert!(status.message.contains(text), "{status}");
+            }
+        }
+        assert!(pair.remote.run(doubling(1)).wait().is_err());
+    }
+}
+
+#[test]
+fn deadlines_pass_while_a_thread_waits_and_while_none_does() {
+    let pair = Pair::start(1);
+    let short = pair.remote.clone().with_timeout(Duration::from_millis(30));
+    let begin = Instant::now();
+    let status = short.run(gate()).wait().unwrap_err();
+    assert_eq!(status.code, Code::DeadlineExceeded);
+    assert!(begin.elapsed() >= Duration::from_millis(30));
+    let (handler, ends) = Ends::new();
+    let spec = CallSpec::new(pair.remote.peer(), Pair::request());
+    let spec = spec.with_timeout(Duration::from_millis(30));
+    let client = pair.caller.client();
+    client.submit(spec, Arc::new(handler), 0).unwrap();
+    let (_, result) = ends.recv_timeout(PATIENCE).expect("its deadline passes");
+    assert_eq!(result.unwrap_err().code, Code::DeadlineExceeded);
+    let waited = client.wait(
+        0,
+        std::future::pending::<()>(),
+        Some(Duration::from_millis(10)),
+    );
+    assert_eq!(waited, None);
+    for _ in 0..2 {
+        pair.gate.0.send(()).unwrap();
+    }
+}
+
+/// Threads that wait, futures, handlers and code on the shards, all at once and on few shards.
+#[test]
+fn calls_of_many_threads_end_once_while_shards_change_hands() {
+    let pair = Pair::start(2);
+    let second = pair.caller.client();
+    let second = second.peer_over(pair.remote.address(), 1).unwrap();
+    let remotes = [
+        pair.remote.clone(),
+        Remote::new(pair.caller.client(), second),
+    ];
+    let ended = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for number in 0..THREADS {
+            let (remotes, ended) = (&remotes, &ended);
+            scope.spawn(move || {
+                for call in 0..CALLS {
+                    let remote = &remotes[(number + call) % 2];
+                    let value = (number * CALLS + call) as i32;
+                    if call % 16 == 0 {
+                        let calls = (0..4).map(|more| remote.run(doubling(value + more)));
+                        let results = remote.block_on(join_all(calls));
+                        assert!(results.iter().all(Result::is_ok));
+                    }
+                    assert_eq!(double(remote, value), 2 * value);
+                    ended.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let client = pair.caller.client();
+        for token in 0..CALLS as u64 {
+            let (handler, ends) = Ends::new();
+            let request = Request::StarRunGraph(Box::new(doubling(1)));
+            let spec = CallSpec::new(pair.remote.peer(), request);
+            client.submit(spec, Arc::new(handler), token).unwrap();
+            ends.recv_timeout(PATIENCE).unwrap().1.unwrap();
+            // From here on shards stay on their threads.
+            if token == CALLS as u64 / 2 {
+                let shard = pair.caller.shards().invoke_on(0, || 5);
+                assert_eq!(shard.wait().unwrap(), 5);
+            }
+        }
+    });
+    assert_eq!(ended.into_inner(), THREADS * CALLS);
+}
+
+#[test]
+fn an_engine_that_stops_ends_what_threads_wait_for() {
+    let pair = Pair::start(1);
+    let remote = pair.remote.clone();
+    let waiting = thread::spawn(move || remote.run(gate()).wait().map(drop));
+    thread::sleep(Duration::from_millis(20));
+    let Pair {
+        caller,
+        remote,
+        gate,
+        _server,
+    } = pair;
+    caller.shutdown(Duration::ZERO).unwrap();
+    let status = waiting.join().unwrap().unwrap_err();
+    assert_eq!(status.code, Code::Unavailable);
+    assert_eq!(
+        remote.run(doubling(1)).wait().unwrap_err().code,
+        Code::Unavailable
+    );
+    gate.0.send(()).unwrap();
+}
+
+const THREADS: usize = 6;
+const CALLS: usize = 300;
+
+/// Longer than a loaded machine takes for any of this.
+const PATIENCE: Duration = Duration::from_secs(60);
