@@ -22,7 +22,8 @@ class DataParallel(torch.nn.Module):
 
     All ranks begin with the parameters and buffers of rank 0, and each forward pass in training begins with its
     buffers. Gradients travel in buckets, the last layers first, beside the rest of the backward pass. A parameter that
-    a rank has not used counts as zero there.
+    a rank has not used counts as zero there. The model may lie on a GPU: its gradients go through pinned memory of the
+    CPU. Move it there before, since its parameters stay where they are found here.
     """
 
     def __init__(
@@ -121,8 +122,11 @@ class _Bucket:
     def forget(self) -> None:
         """Takes memory of its own, which what may still be under way does not use."""
         elements = sum(parameter.numel() for parameter in self.parameters)
-        self._sent = torch.empty(elements, dtype=self.parameters[0].dtype)
-        self._received = torch.empty_like(self._sent)
+        # A GPU copies to and from pinned memory at the speed of its bus.
+        is_pinned = any(parameter.is_cuda for parameter in self.parameters)
+        self._sent, self._received = (
+            torch.empty(elements, dtype=self.parameters[0].dtype, pin_memory=is_pinned) for _ in range(2)
+        )
         self._future: Future[Any] | None = None
 
     def begin(self, group: Group) -> None:
@@ -134,7 +138,7 @@ class _Bucket:
         self._future.result()
         for parameter, part in zip(self.parameters, self._parts(self._received)):
             if parameter.grad is None:
-                parameter.grad = part.clone()
+                parameter.grad = part.to(parameter.device, copy=True)
             else:
                 with torch.no_grad():
                     parameter.grad.copy_(part)
@@ -161,7 +165,7 @@ def _buckets(parameters: list[torch.nn.Parameter], limit_bytes: int) -> list[_Bu
 
 def _broadcast(group: Group, tensor: torch.Tensor) -> None:
     """Gives a tensor the values that it has at rank 0."""
-    whole = tensor.detach().contiguous()
+    whole = tensor.detach().cpu().contiguous()
     group.broadcast(as_array(whole), out=as_array(whole))
     if whole.data_ptr() != tensor.data_ptr():
         with torch.no_grad():
@@ -170,9 +174,9 @@ def _broadcast(group: Group, tensor: torch.Tensor) -> None:
 
 def _check_devices(module: torch.nn.Module) -> None:
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if tensor.device.type != "cpu":
+        if tensor.device.type not in ("cpu", "cuda"):
             raise Error(
                 Code.INVALID_ARGUMENT,
-                f"{name} lies in memory of {tensor.device}, and grpcxx.torch combines tensors of the CPU: move the"
-                " model there with .cpu()",
+                f"{name} lies in memory of {tensor.device}, and grpcxx.torch combines tensors of the CPU and of CUDA:"
+                " move the model there with .cpu() or .cuda()",
             )

@@ -23,22 +23,44 @@ def trained(*command):
     return json.loads(finished.stdout.splitlines()[-1])
 
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU with CUDA")
+on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+
+
+@on_devices
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_train_as_one_process_with_the_batch_of_all(ranks):
-    alone = trained(PROGRAM, BATCH)
-    found = trained("-m", "grpcxx.parallel", "-n", ranks, PROGRAM, BATCH // ranks)
+def test_ranks_train_as_one_process_with_the_batch_of_all(ranks, device):
+    alone = trained(PROGRAM, BATCH, device)
+    found = trained("-m", "grpcxx.parallel", "-n", ranks, PROGRAM, BATCH // ranks, device)
     assert found["is_same"], "all ranks have the same bits"
     assert set(found["found"]) == set(alone["found"])
     for name, values in alone["found"].items():
         np.testing.assert_allclose(found["found"][name], values, rtol=2e-4, atol=1e-6, err_msg=name)
 
 
-def test_models_elsewhere_than_on_the_cpu_are_refused_by_name():
+@needs_cuda
+def test_tensors_of_a_gpu_are_refused_by_one_clear_line_and_pinned_ones_are_sent():
+    import grpcxx
+
+    with grpcxx.Server("127.0.0.1:0", job="ps") as server, grpcxx.Client(server.address) as client:
+        on_gpu = torch.arange(6.0, device="cuda").reshape(2, 3)
+        for give in (lambda: client.push("x", on_gpu), lambda: client.pull("x", out=on_gpu)):
+            with pytest.raises(grpcxx.Error, match="lies in memory of cuda:0, .* copy it to the CPU") as caught:
+                give()
+            assert caught.value.code is grpcxx.Code.INVALID_ARGUMENT
+        pinned = on_gpu.cpu().pin_memory()
+        client.push("x", pinned)
+        received = torch.zeros(2, 3).pin_memory()
+        client.pull("x", out=received)
+        assert torch.equal(received, pinned)
+
+
+def test_models_elsewhere_than_on_the_cpu_and_gpus_are_refused_by_name():
     import grpcxx
     import grpcxx.torch
 
     model = torch.nn.Linear(2, 2, device="meta")
-    with pytest.raises(grpcxx.Error, match=r"weight lies in memory of meta.*\.cpu\(\)"):
+    with pytest.raises(grpcxx.Error, match=r"weight lies in memory of meta.*\.cuda\(\)"):
         grpcxx.torch.DataParallel(model)
 
 

@@ -1,6 +1,6 @@
 """Trains with PyTorch on the ranks of the job, or alone, and prints the parameters.
 
-    parallel_torch.py BATCH
+    parallel_torch.py BATCH [DEVICE]
 """
 
 import json
@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import grpcxx.torch
 from grpcxx import parallel
 
+device = torch.device(sys.argv[2] if len(sys.argv) > 2 else "cpu")
 torch.manual_seed(3)
 random = torch.randn(128, 9)
 data = TensorDataset(random[:, :8], random[:, :8].sum(1, keepdim=True) + 0.1 * random[:, 8:])
@@ -22,6 +23,7 @@ model[3].requires_grad_(False)
 unused = torch.nn.Linear(2, 2)
 model.add_module("unused", unused)
 model.register_buffer("seen", torch.full((2,), float(parallel.rank())))
+model.to(device)
 together = grpcxx.torch.DataParallel(model, bucket_mib=1)
 network = torch.nn.Sequential(*list(model)[:3])
 model.forward = network.forward
@@ -31,7 +33,7 @@ loader = DataLoader(data, int(sys.argv[1]), sampler=sampler)
 
 
 def loss_of(x, y):
-    return torch.nn.functional.mse_loss(together(x), y)
+    return torch.nn.functional.mse_loss(together(x.to(device)), y.to(device))
 
 
 for _ in range(3):
@@ -44,5 +46,6 @@ for _ in range(3):
         (loss_of(x[half:], y[half:]) / 2).backward()
         optimizer.step()
 found = {name: value.ravel().tolist() for name, value in model.state_dict().items()}
-all_found = parallel.group().all_gather(torch.cat([value.ravel() for value in network.state_dict().values()])[None])
+own = torch.cat([value.ravel() for value in network.state_dict().values()])
+all_found = parallel.group().all_gather(own[None].cpu())
 print(json.dumps({"found": found, "is_same": bool((all_found == all_found[0]).all())}))
