@@ -73,4 +73,4 @@ pub use remote::Remote;
 pub use shard::{DrainLimits, Patience, PeerShares, ShardContext};
 pub use sharded::{Sharded, Shards};
 pub use task::Device;
-pub use tls::{Certificates, TlsError, TlsSettings};
+pub use tls::{Certificates, PlainForbidden, TlsError, TlsSettings};
