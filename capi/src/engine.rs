@@ -2,6 +2,7 @@
 //! `grpcxx_engine`.
 
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::net::SocketAddr;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
@@ -307,17 +308,21 @@ unsafe fn check_plain(
     check: impl FnOnce(&Certificates, &str) -> Result<(), PlainForbidden>,
 ) -> *mut CStatus {
     reporting(|| {
-        may_block("grpcxx_engine_check_plain")?;
         // SAFETY: stated by the caller.
         let (engine, address) = unsafe {
             let engine = handle("engine", engine)?;
             (engine, text("address", address, address_size)?)
         };
-        let checked = match &engine.certificates {
-            Some(certificates) => check(certificates, address),
-            None => Ok(()),
+        let Some(certificates) = &engine.certificates else {
+            return Ok(());
         };
-        checked.map_err(|why| Status::new(Code::FailedPrecondition, why.to_string()))
+        let is_name = address.parse::<SocketAddr>().is_err();
+        if is_name && certificates.options().mode.dials() {
+            may_block("grpcxx_engine_check_plain")?;
+        }
+        let forbidden =
+            |why: PlainForbidden| Status::new(Code::FailedPrecondition, why.to_string());
+        check(certificates, address).map_err(forbidden)
     })
 }
 

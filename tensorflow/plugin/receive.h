@@ -56,7 +56,6 @@ class Operation {
 
  private:
   void Take(const std::shared_ptr<Peer>& peer, const NoStar& no_star);
-  // Not on a thread of the engine: whether it may take gRPC can depend on a name that is looked up.
   void Fall(const NoStar& no_star);
   // Makes a call anew that was not sent; false if it was cancelled.
   bool BeginAgain();

@@ -25,6 +25,7 @@ RemoteWorker::~RemoteWorker() { cache_->ReleaseWorker(target_, grpc_); }
 
 void RemoteWorker::Open() {
   route_ = std::make_shared<Route>(local_->engine, weak_from_this(), target_, grpc_address_);
+  route_->RefreshPlain();
   if (local_->engine->fuses()) fuser_ = std::make_shared<Fuser>();
 }
 

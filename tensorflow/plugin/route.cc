@@ -19,8 +19,6 @@ constexpr std::chrono::seconds kNoPluginFor(60);
 constexpr std::chrono::milliseconds kUnreachableForMin(1000);
 constexpr std::chrono::milliseconds kUnreachableForMax(30000);
 constexpr std::chrono::seconds kSilentFor(1);
-// A name may get another address.
-constexpr std::chrono::seconds kPlainFor(30);
 
 uint64_t Incarnation(const tensorflow::GetStatusResponse& response) {
   return response.device_attributes_size() == 0 ? 0 : response.device_attributes(0).incarnation();
@@ -93,11 +91,14 @@ void Route::Lost(const std::shared_ptr<Peer>& peer) {
   Subtract(Count().peers_over_star);
 }
 
+void Route::RefreshPlain() {
+  const absl::Status plain = engine_->CheckPlainCall(grpc_address_);
+  std::lock_guard<std::mutex> lock(plain_mutex_);
+  plain_ = plain;
+}
+
 absl::Status Route::CheckPlain() {
   std::lock_guard<std::mutex> lock(plain_mutex_);
-  if (Clock::now() < plain_until_) return plain_;
-  plain_ = engine_->CheckPlainCall(grpc_address_);
-  plain_until_ = Clock::now() + kPlainFor;
   return plain_;
 }
 
@@ -136,6 +137,8 @@ void Route::Answered(const absl::Status& status, std::shared_ptr<Question> quest
     std::lock_guard<std::mutex> lock(mutex_);
     incarnation_ = Incarnation(question->response);
   }
+  // A name may have got another address.
+  RefreshPlain();
   // Not told: the call itself will, over gRPC or by its failure.
   if (!status.ok()) {
     return UseGrpc({Fallback::kUnreachable, InVain(status, "it does not answer: ")}, kSilentFor);

@@ -66,7 +66,10 @@ class Route : public std::enable_shared_from_this<Route> {
   // `peer` did not answer: its connection was lost.
   void Lost(const std::shared_ptr<Peer>& peer);
 
-  // Whether calls may go over gRPC, which has no TLS. May look a name up.
+  // Finds out whether calls may go over gRPC, which has no TLS. May look a name up: not on a thread of the engine, where
+  // it would be refused, and so would calls until the task is asked next.
+  void RefreshPlain();
+  // What that has found.
   absl::Status CheckPlain();
 
   // The same for a call of this method that does not go over star; a refusal is counted, and says why it is one.
@@ -112,7 +115,6 @@ class Route : public std::enable_shared_from_this<Route> {
 
   std::mutex plain_mutex_;
   absl::Status plain_;
-  Clock::time_point plain_until_{};
 };
 
 }  // namespace grpcxx_tensorflow
