@@ -137,3 +137,20 @@ def test_named_addresses_are_called_over_grpc(authority, plain):
     assert not any(ends.values()), ends
     assert counters["fallback_tensors_no_plugin"] > 0
     return None
+
+
+def test_strategies_train_over_tls(authority):
+    with Cluster("grpc++", COMMON, worker=2) as cluster:
+        variables = [authority.sign(f"worker/{index}") for index in range(2)]
+        workers = [cluster.start("worker", at, "strategy_ring.py", 10, environment=variables[at]) for at in range(2)]
+        counted = [worker.result()["counters"] for worker in workers]
+    with Cluster("grpc++", COMMON, ps=1, worker=1, chief=1) as cluster:
+        servers = [cluster.start(job, 0, environment=authority.sign(f"{job}/0")) for job in ("ps", "worker")]
+        for server in servers:
+            server.wait_for("READY")
+        chief = cluster.start("chief", 0, "strategy_ps.py", 40, environment=authority.sign("chief/0"))
+        assert chief.result()["ran"] == 40
+        counted += [server.ask("counters") for server in servers]
+    for counters in counted:
+        assert counters["received_tensors"] + counters["received_buffers"] > 0
+        assert counters["refused_plain"] == counters["fallback_tensors_unreachable"] == 0
