@@ -358,6 +358,13 @@ const char *grpcxx_engine_device(const grpcxx_engine *engine, size_t index, uint
  * the engine. */
 const char *grpcxx_engine_metrics_address(const grpcxx_engine *engine);
 
+/* For programs that have a protocol of their own beside star, without TLS. The first checks that the task at "host:port"
+ * may be called without TLS, the second that it may be answered without TLS, as GRPCXX_TLS and GRPCXX_TLS_PLAIN say.
+ * NULL if it may; else GRPCXX_FAILED_PRECONDITION with a text that says what to do. Where connections are dialled by TLS
+ * a name is looked up, which BLOCKS; an IP address is not, and may be asked about anywhere. */
+grpcxx_status *grpcxx_engine_check_plain_call(const grpcxx_engine *engine, const char *address, size_t address_size);
+grpcxx_status *grpcxx_engine_check_plain_answer(const grpcxx_engine *engine, const char *address, size_t address_size);
+
 /* Takes one counter. Texts end with NUL and live for ever. */
 typedef void (*grpcxx_counter_fn)(void *user, const char *name, const char *meaning, uint64_t value);
 /* Tells all counters of the engine, before it returns. */

@@ -2,15 +2,16 @@
 //! `grpcxx_engine`.
 
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::net::SocketAddr;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use grpcxx_rpc::{Code, Reason, Status};
-use grpcxx_runtime::{Client, Counters, Engine, log as runtime_log};
+use grpcxx_runtime::{Certificates, Client, Counters, Engine, PlainForbidden, log as runtime_log};
 
-use crate::boundary::{guarded, handle, invalid, not_null, put};
+use crate::boundary::{guarded, handle, invalid, not_null, put, text};
 use crate::flight::Received;
 use crate::log;
 use crate::notices::{is_calling_back, later, may_block};
@@ -23,6 +24,7 @@ pub(crate) struct CEngine {
     engine: RwLock<Option<Engine>>,
     page: Mutex<Option<Page>>,
     metrics_address: Option<CString>,
+    certificates: Option<Arc<Certificates>>,
     client: Client,
     received: Arc<Received>,
     star_address: Option<CString>,
@@ -49,6 +51,7 @@ impl CEngine {
         let address = engine.local_addr();
         let metrics_address = page.as_ref().map(Page::address);
         Self {
+            certificates: engine.certificates(),
             client: engine.client(),
             received: Arc::new(Received::default()),
             star_address: address.map(|address| c_string(&address.to_string())),
@@ -264,6 +267,63 @@ pub(crate) unsafe extern "C" fn grpcxx_engine_device(
         )
     };
     device.map_or(ptr::null(), |(name, _)| name.as_ptr())
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_engine_check_plain_call(
+    engine: *const CEngine,
+    address: *const c_char,
+    address_size: usize,
+) -> *mut CStatus {
+    // SAFETY: the header says what each pointer is.
+    unsafe {
+        check_plain(
+            engine,
+            address,
+            address_size,
+            Certificates::check_plain_call,
+        )
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_engine_check_plain_answer(
+    engine: *const CEngine,
+    address: *const c_char,
+    address_size: usize,
+) -> *mut CStatus {
+    // SAFETY: the header says what each pointer is.
+    unsafe {
+        let check = Certificates::check_plain_answer;
+        check_plain(engine, address, address_size, check)
+    }
+}
+
+/// # Safety
+/// As the header says.
+unsafe fn check_plain(
+    engine: *const CEngine,
+    address: *const c_char,
+    address_size: usize,
+    check: impl FnOnce(&Certificates, &str) -> Result<(), PlainForbidden>,
+) -> *mut CStatus {
+    reporting(|| {
+        // SAFETY: stated by the caller.
+        let (engine, address) = unsafe {
+            let engine = handle("engine", engine)?;
+            (engine, text("address", address, address_size)?)
+        };
+        let Some(certificates) = &engine.certificates else {
+            return Ok(());
+        };
+        let is_name = address.parse::<SocketAddr>().is_err();
+        if is_name && certificates.options().mode.dials() {
+            may_block("grpcxx_engine_check_plain")?;
+        }
+        let forbidden =
+            |why: PlainForbidden| Status::new(Code::FailedPrecondition, why.to_string());
+        check(certificates, address).map_err(forbidden)
+    })
 }
 
 #[unsafe(no_mangle)]

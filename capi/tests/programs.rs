@@ -84,6 +84,11 @@ fn trust_under_the_address_sanitizer() {
 }
 
 #[test]
+fn forks() {
+    run_program("forks", &PLAIN);
+}
+
+#[test]
 fn structures_lie_in_c_as_they_lie_here() {
     run_program("layout", &PLAIN);
 }

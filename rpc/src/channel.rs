@@ -45,6 +45,8 @@ pub struct Channel<T> {
     waiting: BTreeMap<u64, Waiting<T>>,
     expiries: BTreeSet<(Time, u64)>,
     next_ticket: u64,
+    /// Calls with tickets below have seen the one dial fail that they wait for.
+    given_up: u64,
     jitter: u64,
 }
 
@@ -59,7 +61,8 @@ pub struct ChannelOptions {
     pub redial_jitter: Duration,
     /// What the jitter is drawn from; equal seeds give equal times.
     pub jitter_seed: u64,
-    /// How long a call without a timeout of its own waits (`NETWORK_MAX_CONNECTION_TIMEOUT`).
+    /// How long a call without a timeout of its own waits (`NETWORK_MAX_CONNECTION_TIMEOUT`). If
+    /// it is zero, calls with one wait for a single dial.
     pub connection_timeout: Duration,
     /// How long any call waits at most, also one with a longer timeout of its own.
     pub connection_timeout_max: Duration,
@@ -154,6 +157,7 @@ impl<T> Channel<T> {
             waiting: BTreeMap::new(),
             expiries: BTreeSet::new(),
             next_ticket: 0,
+            given_up: 0,
             jitter: options.jitter_seed,
         }
     }
@@ -247,6 +251,9 @@ impl<T> Channel<T> {
     pub fn handle_closed(&mut self, now: Time, reason: &str) -> bool {
         self.state = match self.state {
             State::Dialling => {
+                if self.options.connection_timeout.is_zero() {
+                    self.given_up = self.next_ticket;
+                }
                 let delay = self.options.redial_delay + self.draw_jitter();
                 State::Backoff(now + delay)
             }
@@ -281,6 +288,12 @@ impl<T> Channel<T> {
     /// The next thing to do. Ask until there is none.
     pub fn poll_action(&mut self, now: Time) -> Option<Action<T>> {
         match self.state {
+            State::Backoff(_) if self.has_given_up() => {
+                let (&ticket, _) = self.waiting.first_key_value()?;
+                let failure = || self.timeout_status();
+                let status = self.refusal.clone().unwrap_or_else(failure);
+                Some(Action::Fail(self.take(ticket)?, status))
+            }
             State::Connected => self.release(now),
             State::DialDue => {
                 self.state = State::Dialling;
@@ -315,6 +328,12 @@ impl<T> Channel<T> {
     pub fn take_waiting(&mut self, mut is_wanted: impl FnMut(&T) -> bool) -> Option<T> {
         let (&ticket, _) = self.waiting.iter().find(|(_, w)| is_wanted(&w.call))?;
         self.take(ticket)
+    }
+
+    /// Whether the call that waits longest waits for a dial that has failed.
+    fn has_given_up(&self) -> bool {
+        let first = self.waiting.first_key_value();
+        first.is_some_and(|(&ticket, _)| ticket < self.given_up)
     }
 
     fn release(&mut self, now: Time) -> Option<Action<T>> {

@@ -76,4 +76,4 @@ pub use shard::{DrainLimits, Patience, PeerShares, ShardContext};
 pub use sharded::{Sharded, Shards};
 pub use staging::{STORE_COMMIT, STORE_DISCARD, STORE_STAGE, StagedPush};
 pub use task::Device;
-pub use tls::{Certificates, TlsError, TlsSettings};
+pub use tls::{Certificates, PlainForbidden, TlsError, TlsSettings};

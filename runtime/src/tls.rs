@@ -1,5 +1,7 @@
 //! Certificates from files: read at the start, and again when they change.
 
+mod plain;
+
 use std::fmt;
 use std::io::{self, Read};
 use std::net::IpAddr;
@@ -20,6 +22,8 @@ use rustls::{ClientConfig, ServerConfig};
 use crate::cluster::TaskId;
 use crate::policy::Identity;
 use crate::regular_file::open_regular_file;
+
+pub use plain::PlainForbidden;
 
 /// What connections do with TLS, and where the certificates are.
 #[derive(Clone, Debug)]
@@ -341,19 +345,30 @@ mod tests {
         std::fs::write(folder.join("cert.pem"), certificate.pem()).unwrap();
     }
 
+    /// Settings with the files of a folder, where the certificate is its own authority.
+    fn settings(path: &Path, change: impl FnOnce(&mut TlsOptions)) -> TlsSettings {
+        TlsSettings::default().with(|settings| {
+            change(&mut settings.options);
+            settings.certificate = Some(path.join("cert.pem"));
+            settings.key = Some(path.join("key.pem"));
+            settings.authorities = Some(path.join("cert.pem"));
+        })
+    }
+
+    /// Certificates with these options.
+    pub(super) fn certificates(change: impl FnOnce(&mut TlsOptions)) -> Certificates {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "grpcxx://c/ps/0");
+        let settings = settings(folder.path(), change);
+        Certificates::open(&settings).unwrap().unwrap()
+    }
+
     #[test]
     fn new_files_are_taken_while_they_run_and_bad_ones_are_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
         write(path, "grpcxx://c/ps/1");
-        let settings = TlsSettings {
-            options: TlsOptions::default().with(|options| options.mode = TlsMode::Accept),
-            certificate: Some(path.join("cert.pem")),
-            key: Some(path.join("key.pem")),
-            authorities: None,
-            is_mutual: true,
-            trusts_rdma: false,
-        };
+        let settings = settings(path, |options| options.mode = TlsMode::Accept);
         let every = Duration::from_millis(5);
         let certificates = Certificates::open_with(&settings, every).unwrap().unwrap();
         assert_eq!(certificates.to_string(), "accept (grpcxx://c/ps/1)");

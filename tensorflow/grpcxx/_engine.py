@@ -115,6 +115,14 @@ def shared() -> Engine:
         return _shared
 
 
+def _forget_parent() -> None:
+    """In a child, which has none of the threads that may have held a lock at the fork, nor could it use what they made."""
+    global _shared, _shared_lock
+    _shared, _shared_lock = None, threading.Lock()
+    for engine in list(_engines):
+        engine._lock = threading.Lock()
+
+
 def _close_all():
     try:
         for engine in list(_engines):
@@ -159,3 +167,4 @@ _shared: Engine | None = None
 _shared_lock = threading.Lock()
 
 atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_parent)

@@ -207,7 +207,7 @@ class _Parts(_Table):
     """A file of parts that pyarrow reads one at a time; the last one is kept."""
 
     def __init__(self, path: str, columns: Sequence[str] | None):
-        self._columns = None if columns is None else list(columns)
+        self._path, self._columns = path, None if columns is None else list(columns)
         self._ends = np.cumsum(self._open(path))
         self.rows = int(self._ends[-1]) if len(self._ends) else 0
         self._kept: tuple[int, Any] = (-1, None)
@@ -221,7 +221,8 @@ class _Parts(_Table):
             end = min(stop, int(self._ends[at]))
             part = self._kept[1]
             if end > start:
-                parts.append(_numpy(part.slice(start - (int(self._ends[at]) - part.num_rows), end - start)))
+                rows = part.slice(start - (int(self._ends[at]) - part.num_rows), end - start)
+                parts.append(_numpy(rows, self._path, start))
             start, at = end, at + 1
         return _joined(parts)
 
@@ -268,13 +269,18 @@ class _Csv:
     def parts(self) -> Iterator[Batch]:
         options = self._csv.ConvertOptions(include_columns=list(self._columns or []))
         with self._csv.open_csv(self._path, convert_options=options) as reader:
+            first_row = 0
             for part in reader:
                 if part.num_rows:
-                    yield _numpy(part)
+                    yield _numpy(part, self._path, first_row)
+                first_row += part.num_rows
 
 
-def _numpy(part: Any) -> Batch:
-    """Columns of pyarrow as arrays; lists of one length become rows of a matrix."""
+def _numpy(part: Any, path: str, first_row: int) -> Batch:
+    """Columns of pyarrow as arrays; lists of one length become rows of a matrix.
+
+    The part begins with this row of the file.
+    """
     arrow = importlib.import_module("pyarrow")
     batch = {}
     for name, column in zip(part.schema.names, part.columns):
@@ -282,11 +288,38 @@ def _numpy(part: Any) -> Batch:
             column = column.combine_chunks()
             if isinstance(column, arrow.ChunkedArray):
                 column = column.chunk(0)
-        if arrow.types.is_fixed_size_list(column.type):
-            batch[name] = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
-        else:
-            batch[name] = column.to_numpy(zero_copy_only=False)
+        try:
+            batch[name] = _rows_of(arrow, column)
+        except _NullRow as null:
+            raise ValueError(
+                f"{path}: row {first_row + null.row} of column {name!r} has a null where each row has a list of"
+                f" {null.length}, and an array has no place for that; leave such rows out of the file, fill them in,"
+                " or name other columns by columns="
+            ) from None
     return batch
+
+
+class _NullRow(Exception):
+    """A row of lists of one length that has none."""
+
+    def __init__(self, row: int, length: int):
+        super().__init__(row)
+        self.row, self.length = row, length
+
+
+def _rows_of(arrow: Any, column: Any) -> np.ndarray:
+    """A column of pyarrow as an array with a row for each of its own."""
+    if not arrow.types.is_fixed_size_list(column.type):
+        return column.to_numpy(zero_copy_only=False)
+    length = column.type.list_size
+    if column.null_count:
+        raise _NullRow(int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]), length)
+    try:
+        # It begins where a slice does, and leaves lists out that are null.
+        values = _rows_of(arrow, column.flatten())
+    except _NullRow as null:
+        raise _NullRow(null.row // length, null.length) from None
+    return values.reshape(len(column), length, *values.shape[1:])
 
 
 def _library(name: str, path: str) -> Any:

@@ -40,7 +40,7 @@ void BufferReceive::OverStar(const std::shared_ptr<Peer>& peer) {
   if (grpcxx_status* status =
           grpcxx_tensor_copy_new(GRPCXX_UINT8, dims, 1, false, serialized.data(), serialized.size(), &feed)) {
     const absl::Status failure = TakeFromEngine(status);
-    return End(failure);
+    return EndLater(failure);
   }
   const grpcxx_text feed_name = Text(kRecvBufFeed);
   const grpcxx_text fetch_name = Text(kRecvBufFetch);

@@ -27,6 +27,7 @@ class BufferReceive : public Operation {
 
  protected:
   void OverStar(const std::shared_ptr<Peer>& peer) override;
+  bool IsServedBy(const Peer& peer) const override { return peer.ServesBuffers(); }
   void OverGrpc(tensorflow::StatusCallback done) override;
   const char* Method() const override { return "RecvBuf"; }
 

@@ -58,6 +58,8 @@ void Counters::ForEach(Tell tell) const {
       {"step_calls", &step_calls, false, "Calls over star that run or clean up graphs of other tasks."},
       {"served_step_calls", &served_step_calls, false, "Such calls of other tasks that were served here."},
       {"fallback_step_calls", &fallback_step_calls, false, "Such calls that took gRPC."},
+      {"refused_plain", &refused_plain, false,
+       "Calls that failed because TLS forbids to make them, or to answer them, over gRPC."},
       {"pool_hits", &pool_hits, false, "Large tensors whose memory came from the pool."},
       {"pool_misses", &pool_misses, false, "Large tensors whose memory was new."},
       {"peers_over_star", &peers_over_star, true, "Peers whose star port is known and answers."},

@@ -49,6 +49,7 @@ struct Counters {
   std::atomic<uint64_t> step_calls{0};
   std::atomic<uint64_t> served_step_calls{0};
   std::atomic<uint64_t> fallback_step_calls{0};
+  std::atomic<uint64_t> refused_plain{0};
   std::atomic<uint64_t> pool_hits{0};
   std::atomic<uint64_t> pool_misses{0};
   std::atomic<uint64_t> peers_over_star{0};

@@ -23,6 +23,7 @@
 #include "pool.h"
 #include "status.h"
 #include "tensorflow/core/platform/logging.h"
+#include "tensorflow/core/util/device_name_utils.h"
 
 namespace grpcxx_tensorflow {
 namespace {
@@ -276,6 +277,12 @@ absl::StatusOr<std::shared_ptr<Engine>> Engine::Start(const tensorflow::ServerDe
             << (engine->map_ != nullptr ? absl::StrCat("peers by ", grpcxx_endpoint_map_path(engine->map_))
                                         : std::string("peers by discovery"))
             << ": " << grpcxx_engine_start_report(engine->engine_);
+  // An address that no task has: whether TLS is wanted at all.
+  if (!engine->CheckPlainCall("0.0.0.0:0").ok()) {
+    LOG(WARNING) << "grpc++: tensors and steps travel over TLS; sessions, graphs with their constants, and eager "
+                    "execution stay on TensorFlow's gRPC, which has no TLS. Let only tasks of the cluster reach "
+                 << *own << " (docs/tls.md, \"TensorFlow\")";
+  }
   if (const char* metrics = grpcxx_engine_metrics_address(engine->engine_)) {
     LOG(INFO) << "grpc++ serves metrics on http://" << metrics << "/metrics";
   }
@@ -311,6 +318,21 @@ absl::StatusOr<std::string> Engine::StarAddress(const std::string& grpc_address,
         absl::StrCat("the address \"", grpc_address, "\" is not host:port, so that its host is not known"));
   }
   return absl::StrCat(grpc_address.substr(0, colon), ":", port);
+}
+
+absl::Status Engine::CheckPlainCall(const std::string& grpc_address) const {
+  return TakeFromEngine(grpcxx_engine_check_plain_call(engine_, grpc_address.data(), grpc_address.size()));
+}
+
+absl::Status Engine::CheckPlainAnswer(const std::string& device) const {
+  // A task that the cluster has not is known by its name alone, which has no address.
+  std::string address = device;
+  tensorflow::DeviceNameUtils::ParsedName name;
+  if (tensorflow::DeviceNameUtils::ParseFullName(device, &name)) {
+    const auto found = grpc_addresses_.find({name.job, name.task});
+    if (found != grpc_addresses_.end()) address = found->second;
+  }
+  return TakeFromEngine(grpcxx_engine_check_plain_answer(engine_, address.data(), address.size()));
 }
 
 void Engine::Shutdown() {
@@ -350,6 +372,7 @@ absl::Status Engine::Configure(const tensorflow::ServerDef& server_def, size_t n
   for (const auto& member : server_def.cluster().job()) {
     for (const auto& [task, address] : member.tasks()) {
       add_task(address);
+      grpc_addresses_[{member.name(), task}] = address;
       if (map_ == nullptr) continue;
       const absl::StatusOr<std::string> star = StarAddress(address, 0);
       if (star.ok()) add_task(*star);

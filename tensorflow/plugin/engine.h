@@ -2,8 +2,10 @@
 #define GRPCXX_TENSORFLOW_ENGINE_H_
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -50,12 +52,18 @@ class Engine {
   grpcxx_engine* handle() const { return engine_; }
   // What this task tells others.
   const Announcement& announcement() const { return announcement_; }
+  // "/job:ps/replica:0/task:0".
+  const char* task() const { return grpcxx_engine_task(engine_); }
   // Whether receives may share a request.
   bool fuses() const { return fuses_; }
   // Requests go to `service` from now on; none until then, and none after nullptr.
   void SetService(Service* service) { service_.store(service, std::memory_order_release); }
   // The star address of the task whose gRPC address is `grpc_address` and which announced `port`.
   absl::StatusOr<std::string> StarAddress(const std::string& grpc_address, uint16_t port) const;
+  // Whether the task at this gRPC address may be called over gRPC, which has no TLS. Looks a name up.
+  absl::Status CheckPlainCall(const std::string& grpc_address) const;
+  // Whether what the device of a task asks for may be sent there over gRPC. Looks a name up.
+  absl::Status CheckPlainAnswer(const std::string& device) const;
   // Ends all calls and stops the threads. Blocks.
   void Shutdown();
 
@@ -71,6 +79,8 @@ class Engine {
 
   grpcxx_engine* engine_ = nullptr;
   grpcxx_endpoint_map* map_ = nullptr;
+  // By job and index.
+  std::map<std::pair<std::string, int>, std::string> grpc_addresses_;
   std::atomic<Service*> service_{nullptr};
   Announcement announcement_;
   bool fuses_ = true;

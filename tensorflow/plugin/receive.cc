@@ -36,32 +36,40 @@ void Operation::Begin() {
     grpcxx_call_cancel(call_);
   });
   bool is_known = false;
-  Fallback reason = Fallback::kNoPlugin;
-  const std::shared_ptr<Peer> peer = worker_->route().Current(&is_known, &reason);
-  if (is_known) return Take(peer, reason);
-  worker_->route().WhenKnown(
-      [this](const std::shared_ptr<Peer>& found, Fallback why) { Take(found, why); });
+  NoStar no_star;
+  const std::shared_ptr<Peer> peer = worker_->route().Current(&is_known, &no_star);
+  if (is_known) return Take(peer, no_star);
+  worker_->route().WhenKnown([this](const std::shared_ptr<Peer>& found, const NoStar& why) { Take(found, why); });
 }
 
-void Operation::Take(const std::shared_ptr<Peer>& peer, Fallback reason) {
-  if (peer == nullptr) return Fall(reason);
+void Operation::Take(const std::shared_ptr<Peer>& peer, const NoStar& no_star) {
+  if (peer == nullptr) return Fall(no_star);
+  if (!IsServedBy(*peer)) {
+    const absl::Status why = absl::FailedPreconditionError("its version of grpcxx knows no such call");
+    worker_->TellFallback(Fallback::kNoPlugin, std::string(why.message()));
+    return Fall({Fallback::kNoPlugin, why});
+  }
   if (attempts_ >= kAttemptsMax) {
-    worker_->TellFallback(Fallback::kUnreachable, "calls found no connection to its star port several times in a row");
-    return Fall(Fallback::kUnreachable);
+    const absl::Status why =
+        absl::UnavailableError("calls found no connection to its star port several times in a row");
+    worker_->TellFallback(Fallback::kUnreachable, std::string(why.message()));
+    return Fall({Fallback::kUnreachable, why});
   }
   ++attempts_;
   peer_ = peer;
   OverStar(peer);
 }
 
-void Operation::Fall(Fallback reason) {
-  CountFallback(reason);
+void Operation::Fall(const NoStar& no_star) {
+  const absl::Status allowed = worker_->route().MayFall(Method(), no_star);
+  if (!allowed.ok()) return EndLater(allowed);
+  CountFallback(no_star.reason);
   bool is_cancelled;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     is_cancelled = is_cancelled_;
   }
-  if (is_cancelled) return End(absl::CancelledError("the step was cancelled"));
+  if (is_cancelled) return EndLater(absl::CancelledError("the step was cancelled"));
   // gRPC sets a cancel callback of its own. A cancel between the check above and that would find ours, which only
   // remembers; so look once more, unless the call has ended meanwhile.
   struct Watch {
@@ -93,10 +101,12 @@ void Operation::Failed(const grpcxx_status* status) {
   }
   // The answers that are awaited may depend on this call.
   if (reason == GRPCXX_REASON_TOO_MANY_CALLS && BeginAgain()) {
-    worker_->TellFallback(Fallback::kCalls,
-                          "more calls to it are under way than GRPCXX_OUTSTANDING_CALLS_MAX or "
-                          "GRPCXX_WAITING_CALLS_MAX allow");
-    return Fall(Fallback::kCalls);
+    return worker_->Run([this] {
+      const absl::Status why = absl::ResourceExhaustedError(
+          "more calls to it are under way than GRPCXX_OUTSTANDING_CALLS_MAX or GRPCXX_WAITING_CALLS_MAX allow");
+      worker_->TellFallback(Fallback::kCalls, std::string(why.message()));
+      Fall({Fallback::kCalls, why});
+    });
   }
   if (reason == GRPCXX_REASON_NO_CONNECTION) {
     worker_->route().Lost(peer_);
@@ -104,7 +114,7 @@ void Operation::Failed(const grpcxx_status* status) {
       // Asking for the route may resolve names: not on a thread of the engine.
       return worker_->Run([this] {
         worker_->route().WhenKnown(
-            [this](const std::shared_ptr<Peer>& found, Fallback why) { Take(found, why); });
+            [this](const std::shared_ptr<Peer>& found, const NoStar& why) { Take(found, why); });
       });
     }
   }
@@ -135,6 +145,10 @@ void Operation::End(const absl::Status& status) {
   // The worker may belong to a cache that ends with this call.
   delete this;
   done(status);
+}
+
+void Operation::EndLater(const absl::Status& status) {
+  worker_->Run([this, status] { End(status); });
 }
 
 TensorReceive::TensorReceive(std::shared_ptr<RemoteWorker> worker, tensorflow::CallOptions* options,

@@ -31,6 +31,8 @@ class Operation {
  protected:
   // Begins the call to a peer. It may end on another thread before this returns.
   virtual void OverStar(const std::shared_ptr<Peer>& peer) = 0;
+  // Whether the peer knows this call.
+  virtual bool IsServedBy(const Peer& peer) const { return true; }
   // Makes the call over gRPC instead.
   virtual void OverGrpc(tensorflow::StatusCallback done) = 0;
   // Counts a call that takes gRPC.
@@ -49,10 +51,12 @@ class Operation {
   void Failed(const grpcxx_status* status);
   // Ends with `status`. The last thing that happens here.
   void End(const absl::Status& status);
+  // The same on another thread: whoever begins a receive waits for it if it ends before `Begin` returns.
+  void EndLater(const absl::Status& status);
 
  private:
-  void Take(const std::shared_ptr<Peer>& peer, Fallback reason);
-  void Fall(Fallback reason);
+  void Take(const std::shared_ptr<Peer>& peer, const NoStar& no_star);
+  void Fall(const NoStar& no_star);
   // Makes a call anew that was not sent; false if it was cancelled.
   bool BeginAgain();
 

@@ -25,26 +25,42 @@ RemoteWorker::~RemoteWorker() { cache_->ReleaseWorker(target_, grpc_); }
 
 void RemoteWorker::Open() {
   route_ = std::make_shared<Route>(local_->engine, weak_from_this(), target_, grpc_address_);
+  route_->RefreshPlain();
   if (local_->engine->fuses()) fuser_ = std::make_shared<Fuser>();
 }
 
 void RemoteWorker::TellFallback(Fallback reason, const std::string& why) {
+  // A call that fails instead says so itself.
+  if (!route_->CheckPlain().ok()) return;
   if (is_told_[static_cast<int>(reason)].exchange(true, std::memory_order_relaxed)) return;
   LOG(WARNING) << "grpc++: tensors of " << target_ << " come over gRPC, because " << why
                << " (told once; the counter fallback_tensors_" << FallbackName(reason) << " goes on)";
 }
 
-void RemoteWorker::FellForDevice(const std::string& device) {
+absl::Status RemoteWorker::FallForDevice(const char* method, const std::string& device) {
+  const std::string why = absl::StrCat("what it sends is for memory of ", device, ", which the CPU must not write to");
+  const absl::Status allowed = route_->MayFall(method, {Fallback::kDevice, absl::FailedPreconditionError(why)});
+  if (!allowed.ok()) return allowed;
   Count().Fell(Fallback::kDevice);
-  TellFallback(Fallback::kDevice,
-               absl::StrCat("they are for memory of ", device, ", which the CPU must not write to"));
+  TellFallback(Fallback::kDevice, why);
+  return allowed;
+}
+
+absl::Status RemoteWorker::FallForSize(const char* method) {
+  const absl::Status why = absl::ResourceExhaustedError("the request of the step is larger than 1 GiB");
+  const absl::Status allowed = route_->MayFall(method, {Fallback::kCalls, why});
+  if (allowed.ok()) Add(Count().fallback_step_calls);
+  return allowed;
 }
 
 void RemoteWorker::RecvTensorAsync(tensorflow::CallOptions* opts, const tensorflow::RecvTensorRequest* request,
                                    tensorflow::TensorResponse* response, tensorflow::StatusCallback done) {
   const tensorflow::DeviceBase* device = response->device();
   if (device == nullptr || device->attributes().device_type() != "CPU") {
-    FellForDevice(device == nullptr ? "unknown device" : device->attributes().device_type());
+    const std::string type = device == nullptr ? "unknown device" : device->attributes().device_type();
+    if (const absl::Status allowed = FallForDevice("RecvTensor", type); !allowed.ok()) {
+      return Refuse(std::move(done), allowed);
+    }
     return grpc_->RecvTensorAsync(opts, request, response, std::move(done));
   }
   (new TensorReceive(shared_from_this(), opts, request, response, std::move(done)))->Begin();
@@ -53,7 +69,9 @@ void RemoteWorker::RecvTensorAsync(tensorflow::CallOptions* opts, const tensorfl
 void RemoteWorker::RecvBufAsync(tensorflow::CallOptions* opts, const tensorflow::RecvBufRequest* request,
                                 tensorflow::RecvBufResponse* response, tensorflow::StatusCallback done) {
   if (!BufferReceive::IsOnHost(*request)) {
-    FellForDevice(request->dst_device());
+    if (const absl::Status allowed = FallForDevice("RecvBuf", request->dst_device()); !allowed.ok()) {
+      return Refuse(std::move(done), allowed);
+    }
     return grpc_->RecvBufAsync(opts, request, response, std::move(done));
   }
   (new BufferReceive(shared_from_this(), opts, request, response, std::move(done)))->Begin();
@@ -62,8 +80,10 @@ void RemoteWorker::RecvBufAsync(tensorflow::CallOptions* opts, const tensorflow:
 void RemoteWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequestWrapper* request,
                                  tensorflow::MutableRunGraphResponseWrapper* response,
                                  tensorflow::StatusCallback done) {
+  if (!StepsGoOverStar()) return grpc_->RunGraphAsync(opts, request, response, std::move(done));
   std::string serialized;
-  if (PeerForSteps() == nullptr || !StepCall::Serialize(request->ToProto(), &serialized)) {
+  if (!StepCall::Serialize(request->ToProto(), &serialized)) {
+    if (const absl::Status allowed = FallForSize("RunGraph"); !allowed.ok()) return Refuse(std::move(done), allowed);
     return grpc_->RunGraphAsync(opts, request, response, std::move(done));
   }
   const auto over_grpc = [this, opts, request, response](tensorflow::StatusCallback then) {
@@ -76,9 +96,10 @@ void RemoteWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunG
 
 void RemoteWorker::CleanupGraphAsync(const tensorflow::CleanupGraphRequest* request,
                                      tensorflow::CleanupGraphResponse* response, tensorflow::StatusCallback done) {
+  if (!StepsGoOverStar()) return grpc_->CleanupGraphAsync(request, response, std::move(done));
   std::string serialized;
-  if (PeerForSteps() == nullptr || !StepCall::Serialize(*request, &serialized)) {
-    return grpc_->CleanupGraphAsync(request, response, std::move(done));
+  if (!StepCall::Serialize(*request, &serialized)) {
+    return Refuse(std::move(done), absl::InternalError("a CleanupGraphRequest cannot be serialized"));
   }
   const auto over_grpc = [this, request, response](tensorflow::StatusCallback then) {
     grpc_->CleanupGraphAsync(request, response, std::move(then));
@@ -91,14 +112,19 @@ void RemoteWorker::CleanupGraphAsync(const tensorflow::CleanupGraphRequest* requ
       ->Begin();
 }
 
-std::shared_ptr<Peer> RemoteWorker::PeerForSteps() {
+void RemoteWorker::Refuse(tensorflow::StatusCallback done, const absl::Status& status) {
+  Run([done = std::move(done), status] { done(status); });
+}
+
+bool RemoteWorker::StepsGoOverStar() {
   bool is_known = false;
-  Fallback reason = Fallback::kNoPlugin;
-  std::shared_ptr<Peer> peer = route_->Current(&is_known, &reason);
-  if (!is_known) route_->WhenKnown([](const std::shared_ptr<Peer>&, Fallback) {});
-  if (peer != nullptr && peer->RunsSteps()) return peer;
+  NoStar no_star;
+  const std::shared_ptr<Peer> peer = route_->Current(&is_known, &no_star);
+  if (peer != nullptr && peer->RunsSteps()) return true;
+  if (!route_->CheckPlain().ok()) return true;
+  if (!is_known) route_->WhenKnown([](const std::shared_ptr<Peer>&, const NoStar&) {});
   Add(Count().fallback_step_calls);
-  return nullptr;
+  return false;
 }
 
 void RemoteWorker::GetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,

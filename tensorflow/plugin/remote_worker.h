@@ -121,10 +121,15 @@ class RemoteWorker : public tensorflow::WorkerInterface, public std::enable_shar
   }
 
  private:
-  // The peer, if it runs steps and is known to be there now. A step is not worth waiting for that.
-  std::shared_ptr<Peer> PeerForSteps();
-  // Counts and tells a tensor that gRPC has to bring to memory of `device`.
-  void FellForDevice(const std::string& device);
+  // Whether a step goes over star: its peer is known to be there now, for which a step is not worth waiting; or it must
+  // not take gRPC.
+  bool StepsGoOverStar();
+  // Whether a call may go over gRPC that brings something to memory of `device`: counts and tells it.
+  absl::Status FallForDevice(const char* method, const std::string& device);
+  // The same for a step whose request star does not take.
+  absl::Status FallForSize(const char* method);
+  // Ends a call that was not made. Not at once: whoever makes one waits for it if it ends before that returns.
+  void Refuse(tensorflow::StatusCallback done, const absl::Status& status);
 
   const std::shared_ptr<const LocalTask> local_;
   const std::shared_ptr<tensorflow::WorkerCacheInterface> cache_;

@@ -67,7 +67,7 @@ absl::Status Server::InitWithEngine(tensorflow::DeviceMgr* local_device_mgr) {
     return new tensorflow::RpcRendezvousMgr(env);
   };
   options.worker_func = [this, &worker](tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config) {
-    auto made = std::make_unique<Worker>(env, config, engine_->announcement());
+    auto made = std::make_unique<Worker>(env, config, engine_);
     worker = made.get();
     return made;
   };

@@ -29,6 +29,7 @@ class StepCall : public Operation {
 
  protected:
   void OverStar(const std::shared_ptr<Peer>& peer) override;
+  bool IsServedBy(const Peer& peer) const override { return peer.RunsSteps(); }
   void OverGrpc(tensorflow::StatusCallback done) override { over_grpc_(std::move(done)); }
   void CountFallback(Fallback) override;
   const char* Method() const override { return method_.name; }

@@ -18,6 +18,7 @@
 #include "tensorflow/core/distributed_runtime/rendezvous_mgr_interface.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
 #include "tensorflow/core/framework/rendezvous.h"
+#include "tensorflow/core/platform/logging.h"
 #include "trace.h"
 
 namespace grpcxx_tensorflow {
@@ -41,8 +42,9 @@ void CopyToHost(tensorflow::Device* device, tensorflow::DeviceContext* context, 
 
 }  // namespace
 
-Worker::Worker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config, const Announcement& announcement)
-    : tensorflow::GrpcWorker(env, config), announcement_(announcement), late_(env) {}
+Worker::Worker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config,
+               std::shared_ptr<const Engine> engine)
+    : tensorflow::GrpcWorker(env, config), engine_(std::move(engine)), late_(env) {}
 
 void Worker::GetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
                             tensorflow::GetStatusResponse* response, bool fail_fast,
@@ -52,7 +54,7 @@ void Worker::GetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::Get
         if (status.ok() && response->device_attributes_size() > 0) {
           std::string* description = response->mutable_device_attributes(0)->mutable_physical_device_desc();
           if (!description->empty()) description->push_back(' ');
-          description->append(announcement_.Word());
+          description->append(engine_->announcement().Word());
         }
         done(status);
       });
@@ -133,6 +135,32 @@ void Worker::ServeFused(grpcxx_request* request, grpcxx_responder* responder) {
          });
   }
   answer->AllAsked();
+}
+
+void Worker::GrpcRecvTensorAsync(tensorflow::CallOptions* opts, const tensorflow::RecvTensorRequest* request,
+                                 ::grpc::ByteBuffer* response, tensorflow::StatusCallback done) {
+  tensorflow::Rendezvous::ParsedKey key;
+  absl::Status allowed = tensorflow::Rendezvous::ParseKey(request->rendezvous_key(), &key);
+  if (allowed.ok()) allowed = MayAnswerPlain("RecvTensor", key.dst_device);
+  if (!allowed.ok()) return done(allowed);
+  tensorflow::GrpcWorker::GrpcRecvTensorAsync(opts, request, response, std::move(done));
+}
+
+void Worker::RecvBufAsync(tensorflow::CallOptions* opts, const tensorflow::RecvBufRequest* request,
+                          tensorflow::RecvBufResponse* response, tensorflow::StatusCallback done) {
+  const absl::Status allowed = MayAnswerPlain("RecvBuf", request->dst_device());
+  if (!allowed.ok()) return done(allowed);
+  tensorflow::GrpcWorker::RecvBufAsync(opts, request, response, std::move(done));
+}
+
+absl::Status Worker::MayAnswerPlain(const char* method, absl::string_view device) {
+  const absl::Status allowed = engine_->CheckPlainAnswer(std::string(device));
+  if (allowed.ok()) return allowed;
+  Add(Count().refused_plain);
+  const std::string text = absl::StrCat(engine_->task(), " hands nothing out over gRPC, which has no TLS, to ", device,
+                                        ": ", allowed.message());
+  if (!is_refusal_told_.exchange(true)) LOG(WARNING) << "grpc++: " << text << " (told once; refused_plain counts)";
+  return absl::Status(allowed.code(), absl::StrCat("grpc++: ", method, ": ", text));
 }
 
 void Worker::CleanupGraphAsync(const tensorflow::CleanupGraphRequest* request,

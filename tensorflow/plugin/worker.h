@@ -1,6 +1,7 @@
 #ifndef GRPCXX_TENSORFLOW_WORKER_H_
 #define GRPCXX_TENSORFLOW_WORKER_H_
 
+#include <atomic>
 #include <memory>
 
 #include "absl/strings/string_view.h"
@@ -16,7 +17,7 @@ namespace grpcxx_tensorflow {
 // The worker of this task: serves peers over gRPC as ever, and over star.
 class Worker : public tensorflow::GrpcWorker, public Service {
  public:
-  Worker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config, const Announcement& announcement);
+  Worker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config, std::shared_ptr<const Engine> engine);
 
   bool Serve(grpcxx_request* request, grpcxx_responder* responder) override;
 
@@ -29,6 +30,12 @@ class Worker : public tensorflow::GrpcWorker, public Service {
     return new StepRequest<tensorflow::InMemoryRunGraphRequest>;
   }
 
+  // What others receive over gRPC, which has no TLS: refused where TLS is required.
+  void GrpcRecvTensorAsync(tensorflow::CallOptions* opts, const tensorflow::RecvTensorRequest* request,
+                           ::grpc::ByteBuffer* response, tensorflow::StatusCallback done) override;
+  void RecvBufAsync(tensorflow::CallOptions* opts, const tensorflow::RecvBufRequest* request,
+                    tensorflow::RecvBufResponse* response, tensorflow::StatusCallback done) override;
+
   // Forgets tensors of the step that nobody came for.
   void CleanupGraphAsync(const tensorflow::CleanupGraphRequest* request,
                          tensorflow::CleanupGraphResponse* response, tensorflow::StatusCallback done) override;
@@ -40,7 +47,11 @@ class Worker : public tensorflow::GrpcWorker, public Service {
   // Takes a tensor out of a step of this task, as soon as it is there.
   void Take(int64_t step_id, absl::string_view key, TensorCallback done);
 
-  const Announcement announcement_;
+  // Whether what this device asks for may be sent there over gRPC; a refusal is counted and told.
+  absl::Status MayAnswerPlain(const char* method, absl::string_view device);
+
+  const std::shared_ptr<const Engine> engine_;
+  std::atomic<bool> is_refusal_told_{false};
   LateTensors late_;
 };
 

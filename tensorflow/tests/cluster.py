@@ -160,8 +160,8 @@ class Network:
         """Gives a name an address that nobody else has; the address that it had is gone."""
         before = self._names.pop(name, None)
         if before:
-            subprocess.run([*self.command, "ip", "address", "del", f"{before}/32", "dev", "lo"], check=True)
-        subprocess.run([*self.command, "ip", "address", "add", f"{address}/32", "dev", "lo"], check=True)
+            subprocess.run([*self.command, "ip", "address", "del", before, "dev", "lo"], check=True)
+        subprocess.run([*self.command, "ip", "address", "add", address, "dev", "lo"], check=True)
         self._names[name] = address
         self._hosts.seek(0)
         self._hosts.truncate()

@@ -156,3 +156,47 @@ def test_what_cannot_be_read_is_named(tmp_path):
         shards(tmp_path / "*.npy", 0, 1)
     with pytest.raises(ValueError, match="rank is 2 of 2"):
         shards(tmp_path / "a.npy", 2, 2)
+
+
+LISTS = ["parquet", "arrow"]
+
+
+def write_lists(path, kind, rows, depth=1):
+    """A file with a column of lists of 2 numbers, or of 2 such lists, and None where a row has none."""
+    arrow = pytest.importorskip("pyarrow")
+    of = arrow.float32()
+    for _ in range(depth):
+        of = arrow.list_(of, 2)
+    table = arrow.table({"pairs": arrow.array(rows, of), "row": list(range(len(rows)))})
+    if kind == "parquet":
+        pytest.importorskip("pyarrow.parquet").write_table(table, path, row_group_size=4)
+    else:
+        with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=4)
+
+
+@pytest.mark.parametrize("kind", LISTS)
+@pytest.mark.parametrize("nulls", [{5}, {4, 6}])
+def test_rows_without_a_list_are_refused_by_number(tmp_path, kind, nulls):
+    path = tmp_path / f"data.{kind}"
+    write_lists(path, kind, [None if row in nulls else [row, -row] for row in range(8)])
+    batches = shards(path, 0, 1, batch_rows=4)
+    np.testing.assert_array_equal(next(batches)["pairs"], [[row, -row] for row in range(4)])
+    with pytest.raises(ValueError, match=f"row {min(nulls)} of column 'pairs' has a null"):
+        next(batches)
+    # Other columns are there.
+    rows = [batch["row"].tolist() for batch in shards(path, 0, 1, batch_rows=4, columns=["row"])]
+    assert rows == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_lists_of_lists_are_rows_of_matrices(tmp_path, kind):
+    path = tmp_path / f"data.{kind}"
+    rows = [[[row, row + 1], [row + 2, row + 3]] for row in range(6)]
+    write_lists(path, kind, rows, depth=2)
+    found = np.concatenate([batch["pairs"] for batch in shards(path, 0, 1, batch_rows=3)])
+    np.testing.assert_array_equal(found, rows)
+    rows[4] = [[1, 2], None]
+    write_lists(path, kind, rows, depth=2)
+    with pytest.raises(ValueError, match="row 4 of column 'pairs' has a null"):
+        list(shards(path, 0, 1, batch_rows=3))

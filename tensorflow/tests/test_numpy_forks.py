@@ -272,3 +272,52 @@ def test_a_server_that_is_killed_is_gone_although_its_child_lives(shm):
                 assert other.address == address
         finally:
             os.kill(int(number), signal.SIGKILL)
+
+
+LOCKED = """
+import os, sys, threading, grpcxx
+import numpy as np
+from grpcxx import _engine, parallel
+
+server = grpcxx.Server()
+client = grpcxx.Client(server.address)
+server.push("one", np.ones(3))
+client.pull("one")
+engines = list(_engine._engines)
+locks = [_engine._shared_lock, parallel._lock, *(engine._lock for engine in engines)]
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    # As a thread does that makes an engine, closes one, or joins a group.
+    for lock in locks:
+        lock.acquire()
+    held.set()
+    done.wait()
+    for lock in locks:
+        lock.release()
+
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    try:
+        client.pull_async("one")
+    except grpcxx.Error as error:
+        assert error.code == grpcxx.Code.FAILED_PRECONDITION, error
+    else:
+        os._exit(1)
+    server.close()
+    assert parallel.rank() == 0
+    with grpcxx.Client(server.address, timeout=20) as own:
+        assert own.pull_async("one").result(20).sum() == 3
+    # And its end.
+    sys.exit(0)
+status = os.waitpid(child, 0)[1]
+done.set()
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_child_does_not_wait_for_locks_of_threads_that_it_has_not():
+    ran = subprocess.run([sys.executable, "-c", LOCKED], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr

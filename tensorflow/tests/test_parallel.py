@@ -223,3 +223,178 @@ print(float(variable))
     assert finished.returncode == 0, finished.stderr
     # The means of 0 and 1, and of 2 and 3.
     assert float(finished.stdout) == pytest.approx(1 - 0.5 * 0.5 - 0.5 * 2.5)
+
+
+# The one of TensorFlow, which is Keras 2 up to TensorFlow 2.15, and Keras 2 as `tf_keras` beside later ones.
+KERAS = ["own", "legacy"]
+
+
+def keras_environment(which):
+    if which == "legacy":
+        pytest.importorskip("tf_keras")
+    return {"TF_USE_LEGACY_KERAS": "1" if which == "legacy" else "0"}
+
+
+@pytest.mark.parametrize("keras", KERAS)
+def test_batches_that_the_script_hands_to_keras_are_combined(keras, tmp_path):
+    environment = keras_environment(keras)
+    script = tmp_path / "script.py"
+    script.write_text(ON_BATCH)
+    alone, _ = trained(run([script, 8], **environment))
+    found, _ = trained(parallel(2, script, 4, **environment))
+    np.testing.assert_allclose(found["weights"], alone["weights"], rtol=1e-5)
+    np.testing.assert_allclose(found["tested"], alone["tested"], rtol=1e-5)
+    assert np.shape(found["predicted"]) == (8, 1)
+
+
+@pytest.mark.parametrize("keras", KERAS)
+def test_layers_adapt_to_all_data_on_each_rank(keras, tmp_path):
+    environment = keras_environment(keras)
+    script = tmp_path / "script.py"
+    script.write_text(ADAPT)
+    alone, _ = trained(run([script], **environment))
+    found, _ = trained(parallel(2, script, **environment))
+    assert found == alone
+
+
+@pytest.mark.parametrize("keras", KERAS)
+def test_training_goes_on_where_the_backup_of_rank_0_ended(keras, tmp_path):
+    # Each rank has a folder of its own, as on hosts of their own, and rank 0 alone writes.
+    environment = keras_environment(keras)
+    script = tmp_path / "script.py"
+    script.write_text(BACKUP)
+    stopped = parallel(2, script, tmp_path / "two", "stop", **environment)
+    assert "stops here" in stopped.stderr, stopped.stderr
+    found, _ = trained(parallel(2, script, tmp_path / "two", "go on", **environment))
+    whole, _ = trained(parallel(2, script, tmp_path / "whole", "go on", **environment))
+    assert whole["epochs"] == list(range(5))
+    assert found["epochs"] == [2, 3, 4]
+    # Momentum and weights are those of the ranks that never stopped, on both.
+    np.testing.assert_allclose(found["weights"], whole["weights"], rtol=1e-6)
+    assert found["weights"][0] == found["weights"][1]
+
+
+@pytest.mark.parametrize("keras", KERAS)
+def test_a_callback_that_restores_on_rank_0_alone_restores_for_all(keras, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(RESTORES)
+    found, _ = trained(parallel(2, script, **keras_environment(keras)))
+    # From 10, of which one step takes the gradient of (w x)^2 for x = 1.
+    assert found == [[8.0], [8.0]]
+
+
+@pytest.mark.parametrize("kind", ["eager", "function"])
+def test_a_loop_begins_with_what_rank_0_has_restored(kind, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(LOOP_RESTORES)
+    found, _ = trained(parallel(2, script, kind, tmp_path))
+    assert found == [8.0, 8.0]
+
+
+ON_BATCH = """
+import json, sys
+import numpy as np
+import tensorflow as tf
+
+batch = int(sys.argv[1])
+random = np.random.RandomState(1)
+x, y = random.randn(64, 3).astype(np.float32), random.randn(64, 1).astype(np.float32)
+tf.keras.utils.set_random_seed(7)
+model = tf.keras.Sequential([tf.keras.layers.Input((3,)), tf.keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+for features, labels in tf.data.Dataset.from_tensor_slices((x, y)).batch(batch):
+    model.train_on_batch(features, labels)
+found = {"weights": model.get_weights()[0].ravel().tolist()}
+found["tested"] = float(np.ravel(model.test_on_batch(x, y))[0])
+found["predicted"] = np.asarray(model.predict_on_batch(x[:8])).tolist()
+print(json.dumps(found))
+"""
+
+ADAPT = """
+import json
+import numpy as np
+import tensorflow as tf
+
+random = np.random.RandomState(1)
+x = random.randn(70, 3).astype(np.float32)
+layer = tf.keras.layers.Normalization()
+layer.adapt(tf.data.Dataset.from_tensor_slices(x).batch(10))
+arrays = tf.keras.layers.Normalization()
+arrays.adapt(x)
+words = tf.keras.layers.TextVectorization(output_mode="int")
+words.adapt(tf.data.Dataset.from_tensor_slices(["a b", "b c", "c b"]).batch(1))
+model = tf.keras.Sequential([tf.keras.layers.Input((3,)), layer, tf.keras.layers.Dense(1, kernel_initializer="ones")])
+model.compile(tf.keras.optimizers.SGD(0.0), "mse")
+model.fit(x[:64], np.zeros((64, 1), np.float32), batch_size=8, verbose=0)
+print(json.dumps([layer(x).numpy().tolist(), arrays(x).numpy().tolist(), words.get_vocabulary()]))
+"""
+
+BACKUP = """
+import json, sys
+import numpy as np
+import tensorflow as tf
+import grpcxx.parallel
+
+folder, how = sys.argv[1], sys.argv[2]
+rank = grpcxx.parallel.rank()
+random = np.random.RandomState(1)
+x, y = random.randn(64, 3).astype(np.float32), random.randn(64, 1).astype(np.float32)
+tf.keras.utils.set_random_seed(7)
+model = tf.keras.Sequential([tf.keras.layers.Input((3,)), tf.keras.layers.Dense(1)])
+model.compile(tf.keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+epochs = []
+
+class Count(tf.keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if how == "stop" and epoch == 2:
+            raise RuntimeError("stops here")
+        epochs.append(epoch)
+
+backup = tf.keras.callbacks.BackupAndRestore(f"{folder}/{rank}")
+model.fit(x, y, batch_size=8, epochs=5, shuffle=False, callbacks=[Count(), backup], verbose=0)
+mine = model.get_weights()[0].reshape(1, -1)
+print(json.dumps({"epochs": epochs, "weights": grpcxx.parallel.group().all_gather(mine).tolist()}))
+"""
+
+RESTORES = """
+import json
+import numpy as np
+import tensorflow as tf
+import grpcxx.parallel
+
+class Restore(tf.keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        if grpcxx.parallel.rank() == 0:
+            self.model.set_weights([np.full((1, 1), 10.0)])
+
+model = tf.keras.Sequential(
+    [tf.keras.layers.Input((1,)), tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+)
+model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+model.fit(np.ones((2, 1)), np.zeros((2, 1)), batch_size=1, callbacks=[Restore()], verbose=0)
+print(json.dumps(grpcxx.parallel.group().all_gather(model.get_weights()[0].reshape(1, 1)).tolist()))
+"""
+
+LOOP_RESTORES = """
+import json, sys
+import tensorflow as tf
+import grpcxx.parallel
+
+weight = tf.Variable(0.0)
+if grpcxx.parallel.rank() == 0:
+    weight.assign(10.0)
+    tf.train.Checkpoint(weight=weight).write(sys.argv[2] + "/saved")
+    weight.assign(0.0)
+    tf.train.Checkpoint(weight=weight).restore(sys.argv[2] + "/saved")
+
+def step():
+    with tf.GradientTape() as tape:
+        loss = weight * weight
+    weight.assign_sub(0.1 * tape.gradient(loss, weight))
+
+if sys.argv[1] == "function":
+    step = tf.function(step)
+for _ in tf.data.Dataset.range(2):
+    step()
+print(json.dumps(grpcxx.parallel.group().all_gather(weight.numpy().reshape(1)).tolist()))
+"""

@@ -1,10 +1,11 @@
 """Names of the protocol, addresses, and the ports that tasks listen on."""
 
 import socket
+import subprocess
 
 import pytest
 
-from cluster import Cluster
+from cluster import Cluster, Network
 from ports import free_ports
 
 pytestmark = pytest.mark.processes
@@ -35,6 +36,23 @@ def test_tasks_with_ipv6_addresses_speak_star():
     with Cluster("grpc++", host="[::1]", ps=1, worker=1) as cluster:
         train(cluster)
         cluster.tasks["worker", 0].wait_for("come from its star port [::1]:")
+
+
+def test_tasks_whose_names_have_ipv6_addresses_alone_speak_star():
+    with Network() as network:
+        if network.reason:
+            pytest.skip(network.reason)
+        for number, job in enumerate(["ps", "worker"], 1):
+            try:
+                network.name(f"{job}-0.test", f"fd77::{number}")
+            except subprocess.CalledProcessError as error:
+                pytest.skip(f"no IPv6 here: {error}")
+        # Memory that two tasks share needs no network.
+        with Cluster("grpc++", {"GRPCXX_SHM": "off"}, network, ps=1, worker=1) as cluster:
+            for job, tasks in cluster.spec.items():
+                tasks[0] = tasks[0].replace("127.0.0.1", f"{job}-0.test")
+            train(cluster)
+            cluster.tasks["worker", 0].wait_for("come from its star port ps-0.test:")
 
 
 @pytest.mark.smoke

@@ -61,3 +61,11 @@ def test_large_tensors_that_are_computed_take_memory_from_the_pool():
 def test_a_pool_that_keeps_nothing_is_not_used():
     counters = compute(GRPCXX_TENSOR_POOL_BYTES="0")
     assert counters["pool_hits"] == counters["pool_misses"] == 0
+
+
+def test_what_was_received_is_a_forked_childs_own():
+    with Cluster("grpc++", ps=1, worker=1) as cluster:
+        cluster.serve("ps")
+        result = cluster.start("worker", 0, "forked.py").result()
+    assert result["parent"] and result["child"] and result["after"], result
+    assert result["counters"]["received_tensors"] >= 6

@@ -98,6 +98,9 @@ static void a_server_that_proves_to_be_another_task_is_not_called(const char *fo
   CHECK(ask(worker, server, GRPCXX_GET_STATUS, NULL, 0) == GRPCXX_OK);
   FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_engine_expect_task(worker, address, strlen(address), "", 0, 0));
   FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_engine_expect_task(NULL, TEXT("127.0.0.1:1"), TEXT("ps"), 0));
+  FAILS(GRPCXX_FAILED_PRECONDITION, grpcxx_engine_check_plain_call(worker, TEXT("127.0.0.1:1")));
+  FAILS(GRPCXX_FAILED_PRECONDITION, grpcxx_engine_check_plain_answer(worker, TEXT("127.0.0.1:1")));
+  FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_engine_check_plain_call(NULL, TEXT("127.0.0.1:1")));
   stop(worker);
   stop(server);
 }
@@ -106,6 +109,8 @@ static void a_server_that_proves_to_be_another_task_is_not_called(const char *fo
 
 static void peers_at_the_addresses_of_the_cluster_are_its_tasks(void) {
   grpcxx_engine *worker = task_with("worker", NULL, NULL);
+  OK(grpcxx_engine_check_plain_call(worker, TEXT("127.0.0.1:1")));
+  OK(grpcxx_engine_check_plain_answer(worker, TEXT("127.0.0.1:1")));
   for (int is_told = 0; is_told < 2; is_told++) {
     grpcxx_options *options = strict_options("ps");
     set(options, "GRPCXX_ADMIN", "none");

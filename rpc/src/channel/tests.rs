@@ -199,6 +199,25 @@ fn no_call_waits_longer_than_the_most() {
 }
 
 #[test]
+fn calls_wait_for_a_single_dial_where_none_waits_for_a_connection() {
+    let mut bench = Bench::new(|options| options.connection_timeout = Duration::ZERO);
+    bench.admit(1, 5_000);
+    bench.close();
+    let (call, at, status) = bench.failed.pop().unwrap();
+    assert_eq!((call, at, status.reason), (1, ms(0), Reason::NoConnection));
+    assert!(status.message.contains("(connection refused)"), "{status}");
+    // Those that come between two dials wait for the next one.
+    bench.admit(2, 5_000);
+    assert_eq!(bench.failed, []);
+    bench.run(2_000, u64::MAX / 1_000_000);
+    assert_eq!((bench.failed[0].0, bench.failed[0].1), (2, ms(1_000)));
+    // A dial that succeeds is worth the wait.
+    bench.admit(3, 5_000);
+    bench.run(4_000, 3_000);
+    assert_eq!(bench.released, [3]);
+}
+
+#[test]
 fn checklist_16_a_broken_connection_and_a_late_one_have_texts_of_their_own() {
     let mut bench = Bench::new(|_| {});
     bench.admit(1, 0);

@@ -13,6 +13,7 @@ use std::net::Ipv6Addr;
 pub use error::ClusterError;
 pub use json::TfConfig;
 pub use protocol::{Protocol, UnknownProtocol};
+pub(crate) use reach::look_up;
 pub use reach::{listen_ip, listen_ip_by, reachable, source_towards};
 pub use task::{TOOL_JOB, TaskId};
 

@@ -35,7 +35,7 @@ pub fn listen_ip_by(address: &str, look_up: impl Fn(&str) -> Vec<IpAddr>) -> IpA
 }
 
 /// The addresses of a host; none if the system does not tell them soon.
-fn look_up(host: &str) -> Vec<IpAddr> {
+pub(crate) fn look_up(host: &str) -> Vec<IpAddr> {
     let (tell, told) = mpsc::channel();
     let host = host.to_owned();
     let asked = thread::Builder::new()

@@ -134,7 +134,8 @@ config! {
         "shards are not pinned to CPUs; for jobs `worker` and `chief`";
     connection_timeout: Duration = parse::connection_timeout,
         "NETWORK_MAX_CONNECTION_TIMEOUT", "120000", "ms", "engine",
-        "how long a call without a timeout of its own waits for a connection; 0 and less: not at all";
+        "how long a call without a timeout of its own waits for a connection; 0 and less: not at all, \
+         and calls with one wait for a single dial";
     endpoint_map_directory: Option<PathBuf> = parse::path,
         "TF_SEASTAR_ENDPOINT_MAP_PATH", "", "", "grpcxx-server, grpcxx",
         "directory that holds `.endpoint_map`; unset: the working directory";

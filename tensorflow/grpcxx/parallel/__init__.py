@@ -8,6 +8,7 @@ for operations of its own.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,14 @@ def _leave() -> None:
         left.close()
 
 
+def _forget_parent() -> None:
+    """In a child, which has none of the threads that may have held the lock at the fork."""
+    global _lock
+    _lock = threading.Lock()
+
+
 _current: Place | None = None
 _group: Group | None = None
 _is_asked_for = False
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=_forget_parent)

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import threading
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,12 @@ class Variables:
         from tensorflow.python.ops import resource_variable_ops
 
         self._tf, self._state = tf, state
-        self._made: list[weakref.ref] = []
+        self._made: list[_Made] = []
         self._lock = threading.Lock()
+        self.is_shared_before = False
+        """Whether the ranks began the first step with the same values."""
         self.is_shared = False
+        """Whether that holds for what the first step has made too."""
         base = resource_variable_ops.BaseResourceVariable
         original = base.__init__
 
@@ -44,35 +48,71 @@ class Variables:
         def init(variable, *arguments, **named):
             original(variable, *arguments, **named)
             with self._lock:
-                self._made.append(weakref.ref(variable))
+                self._made.append(_Made(weakref.ref(variable)))
 
         base.__init__ = init
 
+    def share_before(self) -> None:
+        """Gives all ranks the values of rank 0, before anything is computed with them.
+
+        The rank that has restored a checkpoint may have made variables that the others make in their first step:
+        `share` follows then.
+        """
+        self.is_shared_before, self.is_shared = True, False
+        for made in self._made:
+            made.is_shared = False
+        found = self._found()
+        counts = self._state.group.all_gather(np.array([len(found)], np.int64))
+        common = found[: counts.min()]
+        digests = self._digests(common)
+        if (digests == digests[0]).all():
+            self._broadcast(common)
+
     def share(self) -> None:
-        """Gives all ranks the values of rank 0."""
-        self.is_shared = True
-        tf, state = self._tf, self._state
-        # Which variables wait for the collector differs between ranks.
-        gc.collect()
-        with self._lock:
-            made = [variable for variable in (reference() for reference in self._made) if variable is not None]
-        with tf.init_scope():
-            found = [variable for variable in made if _has_value(tf, variable) and not _counts_saves(variable)]
-        told = [f"{variable.dtype.name}{variable.shape}" for variable in found]
-        digest = np.frombuffer(hashlib.blake2b("\n".join(told).encode(), digest_size=8).digest(), np.int64)
-        all_digests = state.group.all_gather(np.array([len(found), digest[0]], np.int64)[np.newaxis])
-        for rank, (count, other) in enumerate(all_digests):
-            if other != all_digests[0][1]:
+        """Gives all ranks those of rank 0 that the first step has made. It has changed others, such as metrics."""
+        self.is_shared_before = self.is_shared = True
+        found = self._found()
+        all_digests = self._digests(found)
+        for rank, (count, digest) in enumerate(all_digests):
+            if digest != all_digests[0][1]:
                 raise ValueError(
                     f"rank {rank} has {count} variables and rank 0 has {all_digests[0][0]}, or of other types and"
                     " shapes: the script must make the same variables on all ranks"
                 )
-        for variable in found:
-            with tf.init_scope():
+        self._broadcast([one for one in found if not one[0].is_shared])
+
+    def _found(self) -> list[tuple[_Made, Any]]:
+        """The variables that there are now."""
+        # Which variables wait for the collector differs between ranks.
+        gc.collect()
+        with self._lock:
+            alive = [(made, variable) for made in self._made if (variable := made.reference()) is not None]
+        with self._tf.init_scope():
+            return [one for one in alive if _has_value(self._tf, one[1]) and not _counts_saves(one[1])]
+
+    def _digests(self, found: list[tuple[_Made, Any]]) -> np.ndarray:
+        """How many variables each rank has, and a digest of their types and shapes."""
+        told = "\n".join(f"{variable.dtype.name}{variable.shape}" for _, variable in found)
+        digest = np.frombuffer(hashlib.blake2b(told.encode(), digest_size=8).digest(), np.int64)
+        return self._state.group.all_gather(np.array([len(found), digest[0]], np.int64)[np.newaxis])
+
+    def _broadcast(self, found: list[tuple[_Made, Any]]) -> None:
+        for made, variable in found:
+            made.is_shared = True
+            with self._tf.init_scope():
                 value = variable.numpy()
-                got = state.group.broadcast(np.ascontiguousarray(value).reshape(value.shape))
-                if state.rank != 0:
+                got = self._state.group.broadcast(np.ascontiguousarray(value).reshape(value.shape))
+                if self._state.rank != 0:
                     variable.assign(got)
+
+
+@dataclass
+class _Made:
+    """A variable, as long as it exists."""
+
+    reference: weakref.ref
+    is_shared: bool = False
+    """Whether it has had the value of rank 0 since the last training began."""
 
 
 def _has_value(tf: Any, variable: Any) -> bool:
@@ -101,7 +141,17 @@ def _combine_gradients(tf: Any, state: State, variables: Variables) -> None:
             return found
         return reduced.mean(sources, found)
 
+    enter = tf.GradientTape.__enter__
+
+    @functools.wraps(enter)
+    def share_and_enter(tape):
+        # What the tape records must begin with the same values on all ranks.
+        if not variables.is_shared_before:
+            reduced.guarded(variables.share_before)
+        return enter(tape)
+
     tf.GradientTape.gradient = gradient
+    tf.GradientTape.__enter__ = share_and_enter
 
 
 class Reducer:
@@ -141,7 +191,7 @@ class Reducer:
         self._begin_step()
         # The backward pass has ended with the first layers.
         arrays = [gradient.numpy() for gradient in reversed(gradients)]
-        found = self._guarded(lambda: self._state.group.all_reduce_many(arrays, "mean"))
+        found = self.guarded(lambda: self._state.group.all_reduce_many(arrays, "mean"))
         return [self._tf.convert_to_tensor(array) for array in reversed(found)]
 
     def _in_graph(self, gradients: list[Any]) -> list[Any]:
@@ -194,11 +244,11 @@ class Reducer:
     def _begin_step(self) -> None:
         self._state.combined += 1
         if not self._variables.is_shared:
-            self._guarded(self._variables.share)
+            self.guarded(self._variables.share)
 
     def _begin(self, flat: np.ndarray) -> np.int64:
         self._begin_step()
-        future = self._guarded(lambda: self._state.group.all_reduce(flat, "mean", async_=True))
+        future = self.guarded(lambda: self._state.group.all_reduce(flat, "mean", async_=True))
         ticket = next(self._tickets)
         # The array belongs to TensorFlow, and stays as it is as long as it is kept here.
         self._pending[ticket] = future, flat
@@ -206,9 +256,10 @@ class Reducer:
 
     def _end(self, ticket: np.int64) -> np.ndarray:
         future, _flat = self._pending.pop(int(ticket))
-        return self._guarded(future.result)
+        return self.guarded(future.result)
 
-    def _guarded(self, code: Any) -> Any:
+    def guarded(self, code: Any) -> Any:
+        """What the code returns. Its error is kept: TensorFlow makes others of what its ops raise."""
         from .._status import Error
 
         try:

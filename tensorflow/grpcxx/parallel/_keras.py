@@ -1,4 +1,4 @@
-"""`Model.fit` of Keras 2 and Keras 3: divides its data, means its logs, begins with the variables of rank 0."""
+"""Keras 2 and 3: `Model.fit` divides its data, means its logs, and begins with the variables of rank 0."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ def install(keras: Any, state: State) -> None:
         return
     _fit(tf, keras, owner, state)
     _never_compile(owner, state)
-    for method in ("evaluate", "predict"):
+    for method in ("evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
         _iterates_whole(owner, method)
+    for layer in _adapting(keras):
+        _iterates_whole(layer, "adapt")
     if state.rank != 0:
         _write_nothing(keras)
 
@@ -43,11 +45,16 @@ def _fit(tf: Any, keras: Any, owner: Any, state: State) -> None:
     class Together(keras.callbacks.Callback):
         """Comes before all other callbacks, which therefore see the same on all ranks."""
 
-        def on_train_begin(self, logs=None):
-            state.variables.share()
-
         def on_epoch_end(self, epoch, logs=None):
             _mean_logs(state, logs)
+
+    class Restored(keras.callbacks.Callback):
+        """Comes behind all other callbacks, of which some restore what rank 0 has written."""
+
+        def on_train_begin(self, logs=None):
+            _make_variables(self.model)
+            state.variables.share_before()
+            _begin_as_rank_0(state, self.model)
 
     def chosen(callback):
         # They write, and training does not depend on them.
@@ -60,11 +67,12 @@ def _fit(tf: Any, keras: Any, owner: Any, state: State) -> None:
         given = bound.arguments
         callbacks = given.get("callbacks")
         if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks.callbacks[:] = [Together(), *filter(chosen, callbacks.callbacks)]
-            callbacks.callbacks[0].set_model(model)
+            callbacks.callbacks[:] = [Together(), *filter(chosen, callbacks.callbacks), Restored()]
+            for added in (callbacks.callbacks[0], callbacks.callbacks[-1]):
+                added.set_model(model)
         else:
             alone = [callbacks] if isinstance(callbacks, keras.callbacks.Callback) else callbacks
-            given["callbacks"] = [Together(), *filter(chosen, alone or [])]
+            given["callbacks"] = [Together(), *filter(chosen, alone or []), Restored()]
         if state.rank != 0:
             given["verbose"] = 0
         data = given.get("x")
@@ -80,6 +88,21 @@ def _fit(tf: Any, keras: Any, owner: Any, state: State) -> None:
             return original(*bound.args, **bound.kwargs)
 
     owner.fit = fit
+
+
+def _make_variables(model: Any) -> None:
+    """Makes the variables of an optimizer of Keras 2 that its first step would make, when it is too late to share them:
+    a graph may read them before it has its gradients. What was restored for them is put into them."""
+    make = getattr(model.optimizer, "build", getattr(model.optimizer, "_create_all_weights", None))
+    if make is not None and model.built and not getattr(model.optimizer, "built", False):
+        make(model.trainable_variables)
+
+
+def _begin_as_rank_0(state: State, model: Any) -> None:
+    """Begins with the epoch that rank 0 has restored. Keras 2 keeps it in a variable."""
+    if hasattr(model, "_initial_epoch"):
+        restored = np.array([model._initial_epoch or 0], np.int64)
+        model._initial_epoch = int(state.group.broadcast(restored)[0]) or None
 
 
 def _mean_logs(state: State, logs: dict[str, Any] | None) -> None:
@@ -113,6 +136,13 @@ def _iterates_whole(owner: Any, name: str) -> None:
             return original(model, *arguments, **named)
 
     setattr(owner, name, method)
+
+
+def _adapting(keras: Any) -> list[Any]:
+    """The classes that look at data before training: `Normalization`, `TextVectorization` and others."""
+    layers = [one for one in vars(keras.layers).values() if inspect.isclass(one)]
+    layers.append(getattr(keras.utils, "FeatureSpace", object))
+    return list({base for layer in layers for base in layer.__mro__ if "adapt" in vars(base)})
 
 
 class _Adapter:

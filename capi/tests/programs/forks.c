@@ -1,0 +1,159 @@
+/* Children that a program forks: tensors that it has received are their own, and its engines refuse them. */
+#include "support.h"
+
+#include <sys/wait.h>
+
+#define KINDS 3
+/* Sizes in floats: shared with others in a block, a block of its own, many pages. */
+static const int64_t COUNTS[KINDS] = {100, 20000, 1 << 20};
+
+typedef struct cluster {
+  grpcxx_engine *source;
+  grpcxx_engine *target;
+  grpcxx_peer *peer;
+} cluster;
+
+static cluster start(const char *shm) {
+  cluster made = {NULL, NULL, NULL};
+  const char *jobs[2] = {"ps", "worker"};
+  grpcxx_engine *engines[2];
+  for (int index = 0; index < 2; index++) {
+    grpcxx_options *options = small_options(jobs[index]);
+    OK(grpcxx_options_set_variable(options, TEXT("GRPCXX_SHM"), shm, strlen(shm)));
+    engines[index] = engine_of(options);
+  }
+  made.source = engines[0];
+  made.target = engines[1];
+  made.peer = peer_of(made.target, made.source);
+  return made;
+}
+
+static void stop(const cluster *of) {
+  grpcxx_peer_release(of->peer);
+  grpcxx_engine_free(of->target);
+  grpcxx_engine_free(of->source);
+}
+
+/* Receives a tensor of so many floats of this value into memory of the engine. */
+static grpcxx_tensor *receive(const cluster *of, int64_t count, float value) {
+  float *data = malloc(sizeof *data * (size_t)count);
+  for (int64_t index = 0; index < count; index++) {
+    data[index] = value;
+  }
+  char key[256];
+  size_t key_size = key_of(key, sizeof key, of->source, "weights");
+  grpcxx_tensor *sent = floats(data, count);
+  OK(grpcxx_engine_send(of->source, 7, key, key_size, sent));
+  grpcxx_tensor_release(sent);
+  free(data);
+  outcome *ended = outcome_new();
+  grpcxx_recv_tensor(of->peer, NULL, 7, key, key_size, NULL, NULL, tensors_done, ended);
+  CHECK(outcome_wait(ended) == GRPCXX_OK && ended->num_tensors == 1);
+  grpcxx_tensor *received = grpcxx_tensor_retain(ended->tensors[0]);
+  outcome_free(ended);
+  return received;
+}
+
+/* Writes into a tensor that may be written; returns the value that it then has. */
+static float fill(grpcxx_tensor *tensor, float before, float value) {
+  float *data = grpcxx_tensor_mutable_data(tensor);
+  if (data == NULL) {
+    return before;
+  }
+  for (size_t index = 0; index < grpcxx_tensor_data_size(tensor) / sizeof *data; index++) {
+    data[index] = value;
+  }
+  return value;
+}
+
+static bool has(const grpcxx_tensor *tensor, float value) {
+  const float *data = grpcxx_tensor_data(tensor);
+  for (size_t index = 0; index < grpcxx_tensor_data_size(tensor) / sizeof *data; index++) {
+    if (data[index] != value) {
+      return false;
+    }
+  }
+  return true;
+}
+
+static void is_well(pid_t child) {
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* What a child makes, and a new engine of its own receives, lies nowhere in its parent's memory. */
+static void the_child_lives_alone(const cluster *inherited, const char *shm) {
+  outcome *ended = outcome_new();
+  grpcxx_message_call(inherited->peer, NULL, GRPCXX_GET_STATUS, NULL, 0, NULL, message_done, ended);
+  CHECK(outcome_wait(ended) == GRPCXX_FAILED_PRECONDITION);
+  outcome_free(ended);
+  cluster own = start(shm);
+  for (int round = 0; round < 20; round++) {
+    for (int kind = 0; kind < KINDS; kind++) {
+      grpcxx_tensor *received = receive(&own, COUNTS[kind], 3);
+      CHECK(has(received, 3));
+      CHECK(has(received, fill(received, 3, 4)));
+      grpcxx_tensor_release(received);
+    }
+  }
+  stop(&own);
+}
+
+static void forks(const char *shm) {
+  cluster of = start(shm);
+  grpcxx_tensor *kept[KINDS];
+  for (int kind = 0; kind < KINDS; kind++) {
+    kept[kind] = receive(&of, COUNTS[kind], 1);
+    CHECK(has(kept[kind], 1));
+  }
+  int go[2], done[2];
+  CHECK(pipe(go) == 0 && pipe(done) == 0);
+  pid_t child = fork();
+  char byte = 0;
+  /* So that each hears of the other's end. */
+  close(child == 0 ? go[1] : go[0]);
+  close(child == 0 ? done[0] : done[1]);
+  if (child == 0) {
+    float written[KINDS];
+    for (int kind = 0; kind < KINDS; kind++) {
+      written[kind] = fill(kept[kind], 1, 2);
+    }
+    CHECK(write(done[1], "x", 1) == 1 && read(go[0], &byte, 1) == 1);
+    for (int kind = 0; kind < KINDS; kind++) {
+      CHECK(has(kept[kind], written[kind]));
+      grpcxx_tensor_release(kept[kind]);
+    }
+    the_child_lives_alone(&of, shm);
+    _exit(0);
+  }
+  /* The child has written: nothing is seen of it here; and nothing there of what this process writes then. */
+  CHECK(read(done[0], &byte, 1) == 1);
+  float written[KINDS];
+  for (int kind = 0; kind < KINDS; kind++) {
+    CHECK(has(kept[kind], 1));
+    written[kind] = fill(kept[kind], 1, 5);
+    /* Those that lie alone in memory of this engine are written. */
+    CHECK(written[kind] == 5 || kind == 0 || strcmp(shm, "off") != 0);
+  }
+  CHECK(write(go[1], "x", 1) == 1);
+  /* Meanwhile its engines go on. */
+  grpcxx_tensor *later[KINDS];
+  for (int kind = 0; kind < KINDS; kind++) {
+    later[kind] = receive(&of, COUNTS[kind], 6);
+  }
+  is_well(child);
+  for (int kind = 0; kind < KINDS; kind++) {
+    CHECK(has(kept[kind], written[kind]) && has(later[kind], 6));
+    grpcxx_tensor_release(kept[kind]);
+    grpcxx_tensor_release(later[kind]);
+  }
+  close(go[1]);
+  close(done[0]);
+  stop(&of);
+}
+
+int main(void) {
+  forks("off");
+  forks("auto");
+  return 0;
+}
