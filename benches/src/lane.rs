@@ -229,6 +229,10 @@ impl Lane {
 }
 
 impl CompletionHandler for Lane {
+    fn runs_anywhere(&self) -> bool {
+        true
+    }
+
     fn allocates(&self, _token: u64) -> bool {
         false
     }

@@ -93,10 +93,7 @@ impl Idle {
     /// Decides after a turn that began at `now` and brought `events` events.
     pub fn after_turn(&mut self, now: Time, events: usize) -> IdleStep {
         if events > 0 {
-            if let State::Spinning { .. } = self.state {
-                self.vain_spins = 0;
-            }
-            self.state = State::Busy;
+            self.note_event();
             return IdleStep::Turn;
         }
         match self.policy {
@@ -104,6 +101,14 @@ impl Idle {
             IdlePolicy::Park => IdleStep::Park,
             IdlePolicy::SpinThenPark(spin) => self.spin_or_park(now, spin),
         }
+    }
+
+    /// There was something to do.
+    pub fn note_event(&mut self) {
+        if let State::Spinning { .. } = self.state {
+            self.vain_spins = 0;
+        }
+        self.state = State::Busy;
     }
 
     fn spin_or_park(&mut self, now: Time, spin: Duration) -> IdleStep {

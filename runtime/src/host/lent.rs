@@ -16,7 +16,7 @@ use grpcxx_transport::Time;
 use super::bed::Bed;
 use super::native::Executor;
 use super::shard_loop::{Clock, Dead, Panic, ShardLoop, TurnTime, sleep_limit};
-use super::sync::{AtomicBool, Mutex, MutexGuard, Ordering, fence};
+use super::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, fence};
 use super::tasks::{FirstTasks, Jobs};
 use super::waiter::{Turnable, Waiter};
 use crate::idle::{Idle, IdleStep};
@@ -25,8 +25,11 @@ use crate::idle::{Idle, IdleStep};
 pub(crate) struct Lent<L> {
     seat: Mutex<Seat<L>>,
     bed: Bed,
-    /// A thread that waits wants the shard, which its owner turns without finding work.
+    /// A thread that waits wants the shard, which its owner turns; whoever takes that back has
+    /// answered it.
     is_wanted: AtomicBool,
+    /// Threads that wait and sleep, because another thread turns the shard.
+    sleepers: AtomicUsize,
     /// A thread that waits turns it.
     is_borrowed: AtomicBool,
     /// Its owner wants it back.
@@ -42,17 +45,29 @@ struct Seat<L> {
     /// None once its owner keeps it for good.
     shard: Option<L>,
     idle: Idle,
-    /// The owner sleeps, and the shard wakes it.
-    is_asleep: bool,
+    hold: Hold,
     /// When the owner wakes by itself.
     wakes_at: Option<Time>,
     /// What a borrower's turn ended in.
     death: Option<Dead<()>>,
 }
 
+/// Who has the shard.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hold {
+    /// Whoever turns it.
+    Turned,
+    /// Nobody: the owner sleeps, and the shard wakes it.
+    Asleep,
+    /// The thread that wants it: the owner sleeps, and only the bell wakes it.
+    Handed,
+}
+
 /// Why the owner stops turning.
 enum Pause {
     Sleep(Option<Duration>),
+    /// A thread wants the shard.
+    HandOver,
     /// It keeps the shard from now on.
     Keep,
 }
@@ -117,6 +132,7 @@ impl<L: ShardLoop> Lent<L> {
         Self {
             bed,
             is_wanted: AtomicBool::new(false),
+            sleepers: AtomicUsize::new(0),
             is_borrowed: AtomicBool::new(false),
             is_recalled: AtomicBool::new(false),
             is_bound: AtomicBool::new(false),
@@ -125,7 +141,7 @@ impl<L: ShardLoop> Lent<L> {
             seat: Mutex::new(Seat {
                 shard: Some(shard),
                 idle,
-                is_asleep: false,
+                hold: Hold::Turned,
                 wakes_at: None,
                 death: None,
             }),
@@ -150,6 +166,13 @@ impl<L: ShardLoop> Lent<L> {
                     self.bed.sleep(limit);
                     time.forget();
                 }
+                (Ok(Pause::HandOver), None) => {
+                    seat.hold = Hold::Handed;
+                    seat.wakes_at = None;
+                    drop(seat);
+                    self.bed.sleep(None);
+                    time.forget();
+                }
                 (Ok(Pause::Keep), None) => return Ok((self.keep(&mut seat), seat.idle.clone())),
                 (Err(panic), _) => return Err(Dead::of(self.keep(&mut seat), panic)),
                 (Ok(_), Some(death)) => return Err(death.of_shard(self.keep(&mut seat))),
@@ -169,16 +192,21 @@ impl<L: ShardLoop> Lent<L> {
             if is_kept || shard.is_finished() || beside.ends_loop() {
                 return Ok(Pause::Keep);
             }
+            if self.is_wanted.load(Ordering::Relaxed) && beside.may_sleep() {
+                if self.is_wanted.swap(false, Ordering::AcqRel) {
+                    return Ok(Pause::HandOver);
+                }
+                beside.awake();
+            }
             let now = time.next();
-            let events = shard.turn(now) + beside.turn(now);
+            let events = seat.shard().turn(now) + beside.turn(now);
             if let Some(panic) = beside.take_panic() {
                 return Err(panic);
             }
-            let is_wanted = events == 0 && self.is_wanted.load(Ordering::Relaxed);
             match seat.idle.after_turn(now, events) {
                 IdleStep::Turn if events > 0 => time.forget(),
-                IdleStep::Turn if !is_wanted => std::hint::spin_loop(),
-                IdleStep::Turn | IdleStep::Park => {
+                IdleStep::Turn => std::hint::spin_loop(),
+                IdleStep::Park => {
                     time.forget();
                     let limit = sleep_limit(seat.shard(), beside.next_timeout(), self.clock);
                     if limit.is_some_and(|limit| limit.is_zero()) || !beside.may_sleep() {
@@ -196,6 +224,8 @@ impl<L: ShardLoop> Lent<L> {
 
     fn turn_until_woken(&self, seat: &mut Seat<L>, waiter: &Waiter, until: Option<Time>) -> End {
         let mut time = TurnTime::new(self.clock);
+        // A call has begun, so an answer may be near.
+        seat.idle.note_event();
         loop {
             if waiter.is_woken() {
                 return End::Woken;
@@ -231,17 +261,22 @@ impl<L: ShardLoop> Lent<L> {
         if self.is_bound.load(Ordering::Acquire) {
             return None;
         }
-        let mut seat = self.try_lock().filter(|seat| seat.is_asleep)?;
+        let mut seat = self.try_lock().filter(|seat| seat.hold == Hold::Asleep)?;
         let now = self.clock.now();
         let shard = seat.shard();
         shard.unpark();
         let result = catch_unwind(AssertUnwindSafe(|| code(shard, now)));
         let is_left = result.is_err() || seat.shard().is_finished();
         let is_quiet = !is_left && seat.shard().park_fd().is_some();
+        if !is_quiet {
+            seat.shard().unpark();
+        }
         let wakes_at = seat.next_timeout();
         let result = result.map_err(|panic| seat.death = Some(Dead::of((), panic)));
         if !is_quiet || is_before(wakes_at, seat.wakes_at) {
-            seat.is_asleep = is_quiet;
+            if !is_quiet {
+                seat.hold = Hold::Turned;
+            }
             drop(seat);
             self.bed.wake();
         }
@@ -253,38 +288,51 @@ impl<L: ShardLoop> Lent<L> {
             return None;
         }
         let mut seat = match self.try_lock() {
-            Some(seat) if seat.is_asleep => seat,
+            Some(seat) if seat.is_free() => seat,
             _ => self.want()?,
         };
-        self.bed.silence();
-        seat.shard().unpark();
-        seat.is_asleep = false;
+        seat.wake(&self.bed);
         self.is_borrowed.store(true, Ordering::Relaxed);
         // See `recall`.
         fence(Ordering::SeqCst);
         Some(seat)
     }
 
-    /// Waits a moment for an owner that only looks for work.
+    /// Asks the owner for the shard, which it gives up behind its present turn. Where other threads
+    /// sleep until it ends their calls, it keeps the shard: each hand-over costs a wake-up.
     fn want(&self) -> Option<MutexGuard<'_, Seat<L>>> {
-        if self.is_wanted.swap(true, Ordering::AcqRel) {
+        if self.sleepers.load(Ordering::Relaxed) > 0 || self.is_wanted.swap(true, Ordering::AcqRel)
+        {
             return None;
         }
         let since = Instant::now();
-        let seat = loop {
-            match self.try_lock() {
-                Some(seat) if seat.is_asleep => break Some(seat),
-                _ if since.elapsed() >= WANT_TIME => break None,
-                _ => std::hint::spin_loop(),
+        loop {
+            if let Some(seat) = self.try_lock().filter(|seat| seat.is_free()) {
+                if seat.hold == Hold::Asleep {
+                    self.is_wanted.store(false, Ordering::Relaxed);
+                }
+                return Some(seat);
             }
-        };
-        self.is_wanted.store(false, Ordering::Release);
+            if since.elapsed() >= WANT_TIME {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        if self.is_wanted.swap(false, Ordering::AcqRel) {
+            return None;
+        }
+        // The owner gives it up just now.
+        let seat = self.try_lock().filter(|seat| seat.hold == Hold::Handed);
+        if seat.is_none() {
+            self.bed.wake();
+        }
         seat
     }
 
     fn give_back(&self, mut seat: MutexGuard<'_, Seat<L>>, end: End) {
         self.is_borrowed.store(false, Ordering::Relaxed);
-        let is_left = end == End::Owner || seat.shard().is_finished();
+        let others_sleep = self.sleepers.load(Ordering::Relaxed) > 0;
+        let is_left = end == End::Owner || others_sleep || seat.shard().is_finished();
         let is_quiet = !is_left && self.fall_asleep(&mut seat);
         if !is_quiet || is_before(seat.next_timeout(), seat.wakes_at) {
             drop(seat);
@@ -294,16 +342,18 @@ impl<L: ShardLoop> Lent<L> {
 
     /// Lets the shard wake its owner. False if there is work already.
     fn fall_asleep(&self, seat: &mut Seat<L>) -> bool {
-        let Some(descriptor) = seat.shard().park_fd() else {
-            return false;
-        };
-        seat.is_asleep = self.bed.listen(descriptor).is_ok();
-        if !seat.is_asleep {
+        let descriptor = seat.shard().park_fd();
+        let listens = descriptor.map(|descriptor| self.bed.listen(descriptor).is_ok());
+        let is_asleep = listens == Some(true);
+        match is_asleep {
+            true => seat.hold = Hold::Asleep,
+            false => seat.shard().unpark(),
+        }
+        if listens == Some(false) {
             // There are no descriptors left: it goes on as one that nobody borrows.
-            seat.shard().unpark();
             self.is_bound.store(true, Ordering::Release);
         }
-        seat.is_asleep
+        is_asleep
     }
 
     /// The lock, for the owner: a thread that waits gives the shard back for it.
@@ -357,6 +407,12 @@ impl<L: ShardLoop + Send> Turnable for Lent<L> {
         has_ended
     }
 
+    fn sleep_for(&self, waiter: &Waiter, limit: Option<Duration>) {
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        waiter.sleep(limit);
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+
     fn bind(&self) {
         if self.is_bound.swap(true, Ordering::AcqRel) {
             return;
@@ -378,12 +434,18 @@ impl<L: ShardLoop> Seat<L> {
         self.shard().next_timeout()
     }
 
-    /// Ends what [`Lent::fall_asleep`] began.
+    /// Whether a thread that waits may take it.
+    fn is_free(&self) -> bool {
+        self.hold != Hold::Turned
+    }
+
+    /// Begins to turn the shard. Ends what [`Lent::fall_asleep`] began.
     fn wake(&mut self, bed: &Bed) {
-        if std::mem::take(&mut self.is_asleep) {
+        if self.hold == Hold::Asleep {
             bed.silence();
             self.shard().unpark();
         }
+        self.hold = Hold::Turned;
     }
 }
 
@@ -398,7 +460,7 @@ fn is_before(first: Option<Time>, second: Option<Time>) -> bool {
 
 /// How long a thread that waits looks for an owner to give the shard up, before it sleeps. A model
 /// has no time.
-const WANT_TIME: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 10 });
+const WANT_TIME: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 20 });
 
 #[cfg(all(test, loom))]
 mod model;

@@ -4,7 +4,7 @@
 pub(super) use loom::{
     sync::{
         Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering, fence},
+        atomic::{AtomicBool, AtomicUsize, Ordering, fence},
     },
     thread::{Thread, current, park},
 };
@@ -12,7 +12,7 @@ pub(super) use loom::{
 pub(super) use std::{
     sync::{
         Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering, fence},
+        atomic::{AtomicBool, AtomicUsize, Ordering, fence},
     },
     thread::{Thread, current, park, park_timeout},
 };

@@ -23,6 +23,9 @@ pub(crate) trait Turnable: Send + Sync {
     /// it, and will wake the waiter.
     fn turn_for(&self, waiter: &Waiter, limit: Option<Duration>) -> bool;
 
+    /// Sleeps until the waiter is woken, perhaps without need, or the time is over.
+    fn sleep_for(&self, waiter: &Waiter, limit: Option<Duration>);
+
     /// Leaves the shard to its own thread from now on, because code begins that belongs there.
     fn bind(&self);
 }
@@ -87,15 +90,23 @@ impl Waiter {
             if shard.is_some_and(|shard| shard.turn_for(self, limit)) {
                 continue;
             }
-            if self.is_woken() {
-                return true;
-            }
-            match limit {
-                Some(limit) => park_timeout(limit),
-                None => park(),
+            match shard {
+                Some(shard) => shard.sleep_for(self, limit),
+                None => self.sleep(limit),
             }
         }
         true
+    }
+
+    /// Sleeps until it is woken, perhaps without need, or the time is over.
+    pub(super) fn sleep(&self, limit: Option<Duration>) {
+        if self.is_woken() {
+            return;
+        }
+        match limit {
+            Some(limit) => park_timeout(limit),
+            None => park(),
+        }
     }
 
     #[inline]
