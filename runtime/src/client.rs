@@ -185,7 +185,6 @@ impl Client {
     ) -> Result<(), Status> {
         let mailboxes = &self.shared.mailboxes;
         mailboxes.check(shard)?;
-        mailboxes.bind(shard);
         let command = Command::Run(Box::new(code));
         let delivered = mailboxes.try_deliver(shard, command);
         delivered.map_err(|_| mailboxes.refusal(shard))
@@ -204,7 +203,7 @@ impl Client {
     ) -> Result<(), Status> {
         let mailboxes = &self.shared.mailboxes;
         mailboxes.check(shard)?;
-        let begun = mailboxes.begin(shard, Command::Run(Box::new(code)));
+        let begun = mailboxes.begin(shard, Command::RunAnywhere(Box::new(code)));
         begun.map_err(|_| mailboxes.refusal(shard))
     }
 

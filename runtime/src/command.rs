@@ -107,8 +107,10 @@ pub(crate) enum Command {
     Resolved { slot: usize, found: Found },
     /// The user of a stream has done something.
     Stream(Bells),
-    /// Run code on the shard.
+    /// Run code on the thread of the shard.
     Run(Box<dyn FnOnce(&mut ShardContext<'_>) + Send>),
+    /// Run code on whatever thread turns the shard.
+    RunAnywhere(Box<dyn FnOnce(&mut ShardContext<'_>) + Send>),
     /// Stop listening, answer what is in flight, close all links.
     Stop { grace: Duration },
 }
@@ -237,6 +239,18 @@ impl Origin {
 }
 
 impl Command {
+    /// Whether code of a program comes with it that may rely on the thread of the shard.
+    pub(crate) fn needs_owner(&self) -> bool {
+        match self {
+            Self::Run(_)
+            | Self::Inspect { .. }
+            | Self::Calls { .. }
+            | Self::InspectShard { .. } => true,
+            Self::Call(call) => !call.completion.runs_anywhere(),
+            _ => false,
+        }
+    }
+
     /// Ends a command that nobody carries out, as the fate of the engine says. Those that somebody
     /// waits for are calls; whoever waits for anything else learns when it is dropped.
     pub(crate) fn end(self, fate: &Fate) {
@@ -268,6 +282,7 @@ impl std::fmt::Debug for Command {
             Self::Resolved { .. } => "Resolved",
             Self::Stream(_) => "Stream",
             Self::Run(_) => "Run",
+            Self::RunAnywhere(_) => "RunAnywhere",
             Self::Stop { .. } => "Stop",
         })
     }

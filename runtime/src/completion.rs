@@ -106,6 +106,14 @@ impl Completion {
         Self(Target::Future(sender))
     }
 
+    /// Whether any thread that turns the shard may hear of the end.
+    pub(crate) fn runs_anywhere(&self) -> bool {
+        match &self.0 {
+            Target::Handler(recipient) => recipient.handler.runs_anywhere(),
+            Target::Future(_) | Target::Nobody => true,
+        }
+    }
+
     /// Whoever takes the target answers for the result.
     pub(crate) fn into_target(mut self) -> Target {
         std::mem::take(&mut self.0)

@@ -38,7 +38,11 @@ impl Pair {
             let value: i32 = call.feed("x")?.value()?;
             Ok([("y", Tensor::scalar(2 * value))])
         });
-        let caller = Engine::builder().shards(shards).start().unwrap();
+        let caller = Engine::builder()
+            .shards(shards)
+            .lends_shards(true)
+            .start()
+            .unwrap();
         let remote = caller
             .connect(&server.local_addr().unwrap().to_string())
             .unwrap();
@@ -265,6 +269,33 @@ fn calls_of_many_threads_end_once_while_shards_change_hands() {
         }
     });
     assert_eq!(ended.into_inner(), THREADS * CALLS);
+}
+
+/// Code that a turn runs may hand over what belongs to the shard's own thread.
+#[test]
+fn code_in_a_turn_can_bind_the_shard() {
+    let pair = Pair::start(2);
+    let (client, peer) = (pair.caller.client(), pair.remote.peer().clone());
+    let (told, heard) = channel();
+    for round in 0..20 {
+        let (client, told) = (client.clone(), told.clone());
+        let on_shard = move |shard: usize| {
+            let told = told.clone();
+            let code = move |_: &mut ShardContext<'_>| {
+                // Only the thread of a shard has this.
+                local::spawn_local(async move { told.send(shard).unwrap() });
+            };
+            client.run_on(shard, code).unwrap();
+        };
+        pair.caller.client().inspect(&peer, move |_| {
+            on_shard(0);
+            on_shard(1);
+        });
+        assert_eq!(double(&pair.remote, round), 2 * round);
+        for _ in 0..2 {
+            heard.recv_timeout(PATIENCE).expect("both shards go on");
+        }
+    }
 }
 
 #[test]

@@ -123,8 +123,6 @@ impl Server {
         };
         let mut engine_options =
             EngineOptions::from_config(&config, task.clone(), cluster.total_tasks());
-        // It answers, and hardly ever waits.
-        engine_options.lends_shards = false;
         engine_options.listen = topology
             .as_ref()
             .and_then(|topology| topology.task(&task))

@@ -176,7 +176,7 @@ config! {
         "CPUs to pin shards to, in this order, such as `0-3,8`; pins whatever `*_DISABLE_PIN_CORES` says";
     driver: DriverSetting = parse::driver,
         "GRPCXX_DRIVER", "auto", "", "engine",
-        "`auto`, `io_uring` or `epoll`; `auto` takes io_uring where the system allows it; in programs whose threads wait for calls it takes epoll, unless shards poll";
+        "`auto`, `io_uring` or `epoll`; `auto` takes io_uring where the system allows it";
     host: HostSetting = parse::host,
         "GRPCXX_HOST", "auto", "", "engine",
         "`auto`, `glommio` or `native`; `auto` takes glommio where it can start";

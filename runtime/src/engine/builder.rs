@@ -133,6 +133,13 @@ impl EngineBuilder {
         self
     }
 
+    /// Whether a thread that waits for a call turns the shard of that call meanwhile; see
+    /// [`EngineOptions::lends_shards`]. Default: no.
+    pub fn lends_shards(mut self, lends: bool) -> Self {
+        self.options.lends_shards = lends;
+        self
+    }
+
     /// What turns the shards. Default: glommio where it can start, else a loop of our own.
     pub fn host(mut self, host: HostSetting) -> Self {
         self.options.host = host;

@@ -31,12 +31,11 @@ pub(super) fn run<L: ShardLoop + 'static>(
     started: impl FnOnce(),
 ) -> Result<Result<(), Dead<L>>, HostError> {
     let executor = executor().map_err(HostError::Glommio)?;
-    started();
     let Kept {
         mut shard,
         mut idle,
         mut first,
-    } = match lent::turn(shard, clock, idle, jobs, lend) {
+    } = match lent::turn(shard, clock, idle, jobs, (lend, started)) {
         Ok(kept) => kept,
         Err(dead) => return Ok(Err(dead)),
     };

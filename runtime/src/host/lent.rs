@@ -6,6 +6,7 @@
 //! until its own call has ended, and lets the descriptor speak again. So a call of a thread needs
 //! no other thread, and what comes while nobody waits wakes the owner.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError, TryLockError};
 use std::task::{Wake, Waker};
@@ -34,8 +35,10 @@ pub(crate) struct Lent<L> {
     is_borrowed: AtomicBool,
     /// Its owner wants it back.
     is_recalled: AtomicBool,
-    /// It stays on its owner's thread from now on.
+    /// It stays on its owner's thread from now on, or from the next turn on.
     is_bound: AtomicBool,
+    /// No other thread turns it any more.
+    is_kept: AtomicBool,
     clock: Clock,
     waker: Waker,
 }
@@ -99,16 +102,19 @@ pub(super) fn turn<L: ShardLoop>(
     clock: Clock,
     idle: Idle,
     jobs: Jobs,
-    lend: Option<Lend<L>>,
+    (lend, started): (Option<Lend<L>>, impl FnOnce()),
 ) -> Result<Kept<L>, Dead<L>> {
     let Some((lend, bed)) = lend.zip(Bed::new().ok()) else {
         let first = FirstTasks::new(jobs, clock, shard.waker());
+        started();
         return Ok(Kept { shard, idle, first });
     };
     let both = Waker::from(Arc::new(Both(bed.waker(), shard.waker())));
     let mut first = FirstTasks::new(jobs, clock, both);
     let lent = Arc::new(Lent::new(shard, clock, idle, bed));
     lend(&lent);
+    // Behind that: a program may bind the shard as soon as it has started.
+    started();
     let (shard, idle) = lent.own(&mut first)?;
     Ok(Kept { shard, idle, first })
 }
@@ -136,6 +142,7 @@ impl<L: ShardLoop> Lent<L> {
             is_borrowed: AtomicBool::new(false),
             is_recalled: AtomicBool::new(false),
             is_bound: AtomicBool::new(false),
+            is_kept: AtomicBool::new(false),
             clock,
             waker: shard.waker(),
             seat: Mutex::new(Seat {
@@ -156,9 +163,11 @@ impl<L: ShardLoop> Lent<L> {
             let mut seat = self.recall();
             seat.wake(&self.bed);
             beside.awake();
+            let turning = Turning::begin();
             let paused = catch_unwind(AssertUnwindSafe(|| {
                 self.turn_until_pause(&mut seat, beside, &mut time)
             }));
+            drop(turning);
             let death = seat.death.take();
             match (paused.unwrap_or_else(Err), death) {
                 (Ok(Pause::Sleep(limit)), None) => {
@@ -231,8 +240,7 @@ impl<L: ShardLoop> Lent<L> {
                 return End::Woken;
             }
             let shard = seat.shard();
-            let is_recalled = self.is_recalled.load(Ordering::Relaxed);
-            if is_recalled || shard.is_finished() || self.is_bound.load(Ordering::Acquire) {
+            if shard.is_finished() || shard.wants_owner() || self.is_left() {
                 return End::Owner;
             }
             let now = time.next();
@@ -248,12 +256,18 @@ impl<L: ShardLoop> Lent<L> {
                     let shard = seat.shard();
                     let limit = sleep_limit(shard, until, self.clock);
                     // The waiter's waker ends this sleep if it is used from now on.
-                    if !waiter.is_woken() && !limit.is_some_and(|limit| limit.is_zero()) {
+                    let is_over = waiter.is_woken() || self.is_left();
+                    if !is_over && !limit.is_some_and(|limit| limit.is_zero()) {
                         shard.park(limit);
                     }
                 }
             }
         }
+    }
+
+    /// Whether the owner wants the shard, or has it for good.
+    fn is_left(&self) -> bool {
+        self.is_recalled.load(Ordering::Relaxed) || self.is_bound.load(Ordering::Acquire)
     }
 
     /// Hands `code` the shard if nobody turns it now. It must not turn it, but may give it work.
@@ -262,11 +276,14 @@ impl<L: ShardLoop> Lent<L> {
             return None;
         }
         let mut seat = self.try_lock().filter(|seat| seat.hold == Hold::Asleep)?;
+        let _turning = Turning::begin();
         let now = self.clock.now();
         let shard = seat.shard();
         shard.unpark();
+        shard.set_borrowed(true);
         let result = catch_unwind(AssertUnwindSafe(|| code(shard, now)));
-        let is_left = result.is_err() || seat.shard().is_finished();
+        shard.set_borrowed(false);
+        let is_left = result.is_err() || shard.is_finished() || shard.wants_owner();
         let is_quiet = !is_left && seat.shard().park_fd().is_some();
         if !is_quiet {
             seat.shard().unpark();
@@ -292,6 +309,7 @@ impl<L: ShardLoop> Lent<L> {
             _ => self.want()?,
         };
         seat.wake(&self.bed);
+        seat.shard().set_borrowed(true);
         self.is_borrowed.store(true, Ordering::Relaxed);
         // See `recall`.
         fence(Ordering::SeqCst);
@@ -331,6 +349,7 @@ impl<L: ShardLoop> Lent<L> {
 
     fn give_back(&self, mut seat: MutexGuard<'_, Seat<L>>, end: End) {
         self.is_borrowed.store(false, Ordering::Relaxed);
+        seat.shard().set_borrowed(false);
         let others_sleep = self.sleepers.load(Ordering::Relaxed) > 0;
         let is_left = end == End::Owner || others_sleep || seat.shard().is_finished();
         let is_quiet = !is_left && self.fall_asleep(&mut seat);
@@ -395,6 +414,7 @@ impl<L: ShardLoop + Send> Turnable for Lent<L> {
         };
         let until = limit.map(|limit| self.clock.now() + limit);
         waiter.enter(&self.waker);
+        let _turning = Turning::begin();
         let turns = || self.turn_until_woken(&mut seat, waiter, until);
         let end = catch_unwind(AssertUnwindSafe(turns));
         waiter.leave();
@@ -414,13 +434,19 @@ impl<L: ShardLoop + Send> Turnable for Lent<L> {
     }
 
     fn bind(&self) {
-        if self.is_bound.swap(true, Ordering::AcqRel) {
+        if self.is_kept.load(Ordering::Acquire) {
             return;
         }
-        self.waker.wake_by_ref();
-        self.bed.wake();
-        // Whoever turns it sees that before the next turn.
-        drop(self.lock());
+        if !self.is_bound.swap(true, Ordering::AcqRel) {
+            self.waker.wake_by_ref();
+            self.bed.wake();
+        }
+        // Whoever turns it sees that before the next turn. Code that a turn runs cannot wait for
+        // its end, nor for that of another shard, which may wait for this one.
+        if !Turning::is_under_way() {
+            drop(self.lock());
+            self.is_kept.store(true, Ordering::Release);
+        }
     }
 }
 
@@ -447,6 +473,30 @@ impl<L: ShardLoop> Seat<L> {
         }
         self.hold = Hold::Turned;
     }
+}
+
+/// Stands while the calling thread turns a shard that is lent.
+struct Turning;
+
+impl Turning {
+    fn begin() -> Self {
+        TURNS.set(TURNS.get() + 1);
+        Self
+    }
+
+    fn is_under_way() -> bool {
+        TURNS.get() > 0
+    }
+}
+
+impl Drop for Turning {
+    fn drop(&mut self) {
+        TURNS.set(TURNS.get() - 1);
+    }
+}
+
+thread_local! {
+    static TURNS: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Whether the first of two times is earlier; none is at the end of all times.

@@ -111,10 +111,13 @@ where
                 };
                 let idle = Idle::new(options.idle);
                 match options.kind {
-                    HostKind::Native => {
-                        started();
-                        Ok(native::run(shard, options.clock, idle, jobs, lend))
-                    }
+                    HostKind::Native => Ok(native::run(
+                        shard,
+                        options.clock,
+                        idle,
+                        jobs,
+                        (lend, started),
+                    )),
                     HostKind::Glommio => {
                         glommio::run(shard, options.clock, idle, (jobs, lend), started)
                     }

@@ -36,13 +36,13 @@ pub(super) fn run<L: ShardLoop>(
     clock: Clock,
     idle: Idle,
     jobs: Jobs,
-    lend: Option<Lend<L>>,
+    start: (Option<Lend<L>>, impl FnOnce()),
 ) -> Result<(), Dead<L>> {
     let Kept {
         mut shard,
         mut idle,
         first,
-    } = lent::turn(shard, clock, idle, jobs, lend)?;
+    } = lent::turn(shard, clock, idle, jobs, start)?;
     let mut tasks = NativeTasks::after(first);
     match turn(&mut shard, clock, &mut idle, &mut tasks) {
         Ok(()) => {

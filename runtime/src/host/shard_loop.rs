@@ -34,6 +34,16 @@ pub trait ShardLoop {
     /// Ends a sleep, present or next, from any thread.
     fn waker(&self) -> Waker;
 
+    /// Says whether another thread than the shard's own turns it from now on.
+    fn set_borrowed(&mut self, is_borrowed: bool) {
+        let _ = is_borrowed;
+    }
+
+    /// Whether something waits for the shard's own thread.
+    fn wants_owner(&self) -> bool {
+        false
+    }
+
     /// Whether the shard wants no further turn.
     fn is_finished(&self) -> bool;
 

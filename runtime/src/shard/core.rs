@@ -61,6 +61,8 @@ pub(crate) struct Core<A> {
     /// Whether the shard has stopped and let go of all links; it then makes no more.
     pub(super) has_ended: bool,
     finished: bool,
+    /// A thread that waits turns the shard, and not its own.
+    is_borrowed: bool,
 }
 
 /// What all shards of an engine share.
@@ -134,6 +136,7 @@ impl<A> Core<A> {
             stop_at: None,
             has_ended: false,
             finished: false,
+            is_borrowed: false,
             shared: parts.shared,
         }
     }
@@ -145,6 +148,16 @@ impl<A> Core<A> {
         if moves != self.moves_of_tasks {
             self.admit_moved_tasks(moves);
         }
+    }
+
+    /// Says whether another thread than the shard's own turns it from now on.
+    pub(crate) fn set_borrowed(&mut self, is_borrowed: bool) {
+        self.is_borrowed = is_borrowed;
+    }
+
+    /// Whether a command waits for the shard's own thread.
+    pub(crate) fn wants_owner(&self) -> bool {
+        self.mail.wants_owner()
     }
 
     pub(crate) fn counters(&self) -> &ShardCounters {
@@ -202,6 +215,15 @@ impl<A> Core<A> {
     /// Works off what threads have handed over, straight from the inbox: in a queue it would be
     /// moved twice more.
     fn take_inbox(&mut self) -> usize {
+        if self.mail.wants_owner() {
+            if self.is_borrowed {
+                // What came behind it stays behind it.
+                return 0;
+            }
+            while let Some(command) = self.mail.poll_for_owner() {
+                self.execute(command);
+            }
+        }
         let limit = self.mail.commands_max();
         for count in 0..limit {
             match self.mail.poll_inbox() {
@@ -215,6 +237,9 @@ impl<A> Core<A> {
                 }) => self.send(step_id, key, tensor, origin),
                 Some(command) => self.execute(command),
                 None => return count,
+            }
+            if self.mail.wants_owner() {
+                return count + 1;
             }
         }
         limit
@@ -303,6 +328,9 @@ impl<A> Core<A> {
     }
 
     pub(super) fn execute(&mut self, command: Command) {
+        if self.is_borrowed && command.needs_owner() {
+            return self.mail.keep_for_owner(command);
+        }
         match command {
             Command::Call(call) => self.start_call(call),
             Command::Cancel { number } => self.cancel_call(number),
@@ -346,7 +374,7 @@ impl<A> Core<A> {
             Command::Disconnect { peer } => self.disconnect_peer(&peer),
             Command::Resolved { slot, found } => self.peer_resolved(slot, found),
             Command::Stream(bells) => self.stream_rang(bells),
-            Command::Run(code) => {
+            Command::Run(code) | Command::RunAnywhere(code) => {
                 let blame = Blame::on("code that was run on the shard");
                 code(&mut self.context());
                 blame.lift();

@@ -76,6 +76,14 @@ impl<T: Park> ShardLoop for DrivenShard<T> {
         self.shard.transport().waker()
     }
 
+    fn set_borrowed(&mut self, is_borrowed: bool) {
+        self.shard.core_mut().set_borrowed(is_borrowed);
+    }
+
+    fn wants_owner(&self) -> bool {
+        self.shard.core().wants_owner()
+    }
+
     fn is_finished(&self) -> bool {
         self.shard.is_finished()
     }

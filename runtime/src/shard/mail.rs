@@ -20,6 +20,8 @@ pub(super) struct Mail<A> {
     mailbox: Mailbox,
     /// Commands to be carried out in this turn or the next.
     deferred: VecDeque<Command>,
+    /// Commands for the thread of the shard, while another one turns it.
+    for_owner: VecDeque<Command>,
     /// Connections that other shards have accepted for this one.
     accepted: VecDeque<AcceptedConnection<A>>,
 }
@@ -37,6 +39,7 @@ impl<A> Mail<A> {
             unsent: (0..shards).map(|_| VecDeque::new()).collect(),
             mailbox,
             deferred: VecDeque::new(),
+            for_owner: VecDeque::new(),
             accepted: VecDeque::new(),
         }
     }
@@ -44,6 +47,7 @@ impl<A> Mail<A> {
     /// Whether something waits that no event of a link will announce.
     pub(super) fn has_work(&self) -> bool {
         !self.deferred.is_empty()
+            || !self.for_owner.is_empty()
             || !self.accepted.is_empty()
             || !self.mailbox.is_empty()
             || !self.mesh.is_empty()
@@ -60,6 +64,22 @@ impl<A> Mail<A> {
     pub(super) fn commands_max(&self) -> usize {
         let room = limits::BACKLOG_COMMANDS.saturating_sub(self.deferred.len());
         room.min(limits::COMMANDS_PER_TURN)
+    }
+
+    /// Leaves a command to the thread of the shard.
+    pub(super) fn keep_for_owner(&mut self, command: Command) {
+        self.for_owner.push_back(command);
+    }
+
+    /// Whether a command waits for the thread of the shard.
+    #[inline]
+    pub(super) fn wants_owner(&self) -> bool {
+        !self.for_owner.is_empty()
+    }
+
+    /// The next command that was left to the thread of the shard.
+    pub(super) fn poll_for_owner(&mut self) -> Option<Command> {
+        self.for_owner.pop_front()
     }
 
     /// Has this shard carry a command out.
@@ -145,7 +165,7 @@ impl<A> Mail<A> {
             .iter_mut()
             .flat_map(|queue| queue.drain(..))
             .for_each(keep);
-        for command in self.deferred.drain(..) {
+        for command in self.deferred.drain(..).chain(self.for_owner.drain(..)) {
             survive("the end of a command", || command.end(fate));
         }
     }

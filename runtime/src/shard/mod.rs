@@ -123,6 +123,10 @@ impl<T: Transport> Shard<T> {
         &self.transport
     }
 
+    pub(crate) fn core_mut(&mut self) -> &mut Core<T::Accepted> {
+        &mut self.core
+    }
+
     pub(crate) fn core(&self) -> &Core<T::Accepted> {
         &self.core
     }

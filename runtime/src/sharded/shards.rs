@@ -189,7 +189,6 @@ impl Shards {
             return JoinHandle::failed(self.no_such_shard(shard));
         }
         let (sender, receiver) = oneshot::channel();
-        self.shared.mailboxes.bind(shard);
         let run = Command::Run(Box::new(move |_| {
             match catch_unwind(AssertUnwindSafe(code)) {
                 // Whoever has let go of the handle does not want the result.

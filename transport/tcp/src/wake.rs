@@ -67,7 +67,8 @@ impl WakeUp {
 
     /// Ends the sleep. Every use of the waker before this call is taken care of by it.
     pub(crate) fn end_sleep(&self) {
-        self.shared.state.store(AWAKE, Ordering::SeqCst);
+        // Not a plain store: who looks for work behind this sees what was said before each use.
+        let _was = self.shared.state.swap(AWAKE, Ordering::SeqCst);
     }
 }
 

@@ -114,8 +114,6 @@ impl Cluster {
         timeout: Duration,
     ) -> Outcome<Self> {
         let mut options = EngineOptions::from_config(config, TaskId::new(TOOL_JOB, 0), 1);
-        // Its calls are many at once.
-        options.lends_shards = false;
         // A person waits: a task that is up answers a dial within a few tries.
         options.channel.connection_timeout_max = CONNECTION_TIMEOUT_MAX;
         let engine = Engine::start(options).or_exit_at(Exit::System, || {

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use grpcxx_benches::{Api, BenchClient, Floor, Measured, Op, PayloadSpec, Report, RunOptions};
+use grpcxx_benches::{BenchClient, Floor, Measured, Op, PayloadSpec, Report, RunOptions};
 use grpcxx_fusion::PlanLimits;
 use grpcxx_rpc::{Code, Status};
 use grpcxx_runtime::config::Config;
@@ -17,8 +17,7 @@ pub(super) fn run(arguments: &RunArguments, config: &Config, output: Output) -> 
     options
         .check()
         .map_err(|text| Failure::new(Exit::Usage, text))?;
-    let mut engine = engine_options(&arguments.engine, config, "worker")?;
-    engine.lends_shards = arguments.api == Api::Thread;
+    let engine = engine_options(&arguments.engine, config, "worker")?;
     let client = BenchClient::start(engine, arguments.connect.clone()).map_err(engine_failure)?;
     check_transport(arguments.engine.transport, client.start_report())?;
     if let Some(medium) = arguments.engine.transport.medium() {

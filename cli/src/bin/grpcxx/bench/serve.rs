@@ -25,7 +25,6 @@ pub(super) fn run(arguments: &ServeArguments, config: &Config, output: Output) -
     raise_open_files();
     let mut options = engine_options(&arguments.engine, config, "ps")?;
     options.listen = Some(arguments.listen);
-    options.lends_shards = false;
     let server = BenchServer::start(options).map_err(engine_failure)?;
     let report = server.start_report();
     tracing::info!("{report}");
