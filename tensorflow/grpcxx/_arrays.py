@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any, Union
 
 import numpy as np
@@ -176,7 +177,11 @@ def _dtype_name(array: np.ndarray) -> str:
 
 # Subclasses of arrays whose elements are all that they are. A matrix differs in how it multiplies, which is of no concern
 # to who gets its elements; a record array without fields is an array.
-PLAIN = (np.ndarray, np.memmap, np.matrix, np.recarray, np.char.chararray)
+PLAIN = {np.ndarray, np.memmap, np.matrix, np.recarray}
+with warnings.catch_warnings():
+    # NumPy 2.5 says that it will go.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    PLAIN.update(filter(None, [getattr(np.char, "chararray", None)]))
 
 # DLPack's numbers of devices. Memory that CUDA and ROCm have pinned is the CPU's, and what CUDA manages is both's.
 CPU_DEVICES = (1, 3, 11, 13)

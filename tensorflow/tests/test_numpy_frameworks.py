@@ -28,7 +28,10 @@ def torch():
 
 @pytest.fixture
 def jax():
-    return pytest.importorskip("jax")
+    jax = pytest.importorskip("jax")
+    # Arrays of a GPU are refused.
+    jax.config.update("jax_platforms", "cpu")
+    return jax
 
 
 def lent_bytes(code):
