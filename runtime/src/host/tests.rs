@@ -375,6 +375,11 @@ fn a_panic_of_a_future_is_an_error_of_its_host() {
 }
 
 #[test]
+fn the_longest_limit_is_none() {
+    assert_eq!(block_on(async { 1 }, Some(Duration::MAX)), Some(1));
+}
+
+#[test]
 fn a_shard_that_cannot_be_made_says_why() {
     for kind in hosts() {
         let make = || Err::<Toy, _>(ShardError::from("no descriptor is left".to_owned()));
