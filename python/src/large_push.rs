@@ -34,6 +34,12 @@ struct UnderWay {
     cancellation: Cancellation,
 }
 
+/// Ends the push when its thread does, also by a panic.
+struct End {
+    ending: Arc<Ending>,
+    outcome: Option<Outcome>,
+}
+
 /// Whether so many tensors go in several calls.
 pub(crate) fn is_large(feeds: &[(Text, Tensor)]) -> bool {
     let bytes: u64 = feeds.iter().map(|(_, tensor)| bytes_of(tensor)).sum();
@@ -44,7 +50,13 @@ impl Begin for LargePush {
     /// Begins the push, on a thread of its own: it is seldom, and long.
     fn begin(self, ending: &Arc<Ending>, cancellation: &Cancellation) {
         let (told, cancellation) = (Arc::clone(ending), cancellation.clone());
-        let run = move || told.set(self.run(&cancellation));
+        let run = move || {
+            let mut end = End {
+                ending: told,
+                outcome: None,
+            };
+            end.outcome = Some(self.run(&cancellation));
+        };
         let thread = thread::Builder::new().name("grpcxx-push".to_owned());
         if let Err(error) = thread.spawn(run) {
             let text = format!("cannot start the thread of a large push: {error}");
@@ -57,12 +69,22 @@ impl Begin for LargePush {
     }
 }
 
+impl Drop for End {
+    fn drop(&mut self) {
+        let outcome = self.outcome.take().unwrap_or_else(|| {
+            let text = "the thread of a large push panicked (please report this)";
+            Err(Status::new(Code::Internal, text))
+        });
+        self.ending.set(outcome);
+    }
+}
+
 impl LargePush {
     fn run(self, cancellation: &Cancellation) -> Outcome {
         let journey = Journey {
             client: self.client,
             peer: self.peer,
-            until: self.timeout.map(|timeout| Instant::now() + timeout),
+            until: (self.timeout).and_then(|timeout| Instant::now().checked_add(timeout)),
             cancellation,
         };
         let push = StagedPush::new();

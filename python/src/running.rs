@@ -53,9 +53,10 @@ impl Drop for Run {
 /// Returns the names of those that do. Signals are heard meanwhile.
 #[pyfunction]
 pub(crate) fn until_idle(py: Python<'_>, seconds: f64) -> PyResult<Vec<String>> {
-    let end = Instant::now() + Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    let limit = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    let begin = Instant::now();
     loop {
-        let left = end.saturating_duration_since(Instant::now());
+        let left = limit.saturating_sub(begin.elapsed());
         let running = py.detach(|| running(left.min(WAIT_SLICE)));
         if running.is_empty() || left.is_zero() {
             return Ok(running);

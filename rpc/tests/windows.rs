@@ -188,6 +188,58 @@ fn a_frame_that_announces_more_than_its_share_fails_before_it_has_come() {
 }
 
 #[test]
+fn a_frame_beyond_its_share_comes_where_there_is_memory_beyond_it() {
+    let limits = ConnectionLimits::default().with(|limits| {
+        limits.arena_bytes = 10_000;
+        limits.goes_beyond = true;
+    });
+    for (features, shares) in [
+        (Features::NONE, false),
+        (Features::HEADS_FIRST, false),
+        (Features::HEADS_FIRST, true),
+    ] {
+        let mut pair = pair_within(limits, features);
+        pair.client.landings.arena = Some(arena());
+        pair.client.landings.shares = shares;
+        let sent = (0..3).map(|seed| bytes_tensor(4000, seed));
+        pair.round_trip(fuse(&["a", "b", "c"]), tensors(sent.collect::<Vec<_>>()));
+        let small = (0..200).map(|seed| bytes_tensor(100, seed));
+        let keys: Vec<String> = (0..200).map(|key| key.to_string()).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        pair.round_trip(fuse(&keys), tensors(small.collect::<Vec<_>>()));
+    }
+}
+
+#[test]
+fn an_answer_beside_one_in_chunks_beyond_the_share_comes_too() {
+    let limits = limits().with(|limits| {
+        limits.arena_bytes = 10_000;
+        limits.goes_beyond = true;
+    });
+    for shares in [false, true] {
+        let mut pair = pair_within(limits, Features::CHUNKS | Features::HEADS_FIRST);
+        pair.client.landings.arena = Some(arena());
+        pair.client.landings.shares = shares;
+        let long = pair.call(receive("long"));
+        let short = pair.call(fuse(&["a", "b"]));
+        pair.carry_requests();
+        let (of_long, of_short) = (pair.request().id, pair.request().id);
+        let whole = [bytes_tensor(30_000, 1)];
+        assert!(pair.server.end.answer(of_long, tensors(whole.clone())));
+        let first = pair.server.drain_one().expect("a chunk");
+        pair.client.offer(&first);
+        let two = [bytes_tensor(500, 2), bytes_tensor(600, 3)];
+        assert!(pair.server.end.answer(of_short, tensors(two.clone())));
+        pair.carry_responses();
+        let mut finished = [pair.finished(), pair.finished()];
+        finished.sort_by_key(|finished| finished.call != long);
+        assert_eq!(finished[0].result, tensors(whole));
+        assert_eq!(finished[1].call, short);
+        assert_eq!(finished[1].result, tensors(two));
+    }
+}
+
+#[test]
 fn a_frame_between_chunks_has_what_the_frame_in_chunks_leaves() {
     let limits = limits().with(|limits| limits.arena_bytes = 10_000);
     let mut pair = pair_within(limits, Features::CHUNKS);

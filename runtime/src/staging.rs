@@ -63,18 +63,28 @@ pub(crate) struct Staging {
     /// How long a push waits for its next call.
     patience: Duration,
     pushes: Mutex<HashMap<u64, Push, RandomState>>,
+    /// When the next push may have waited for too long, in nanoseconds: the shard's thread asks
+    /// for it after each turn, and does not wait for the lock.
+    next_end_ns: AtomicU64,
+    /// What had come of the connection when pushes last waited on for a call on its way.
+    seen_bytes: AtomicU64,
 }
 
 /// A push that is staged.
 #[derive(Debug)]
 pub(crate) struct Push {
+    batches: Vec<Batch>,
+    /// When it is dropped, unless another call comes.
+    ends: Time,
+}
+
+/// Tensors of one call, and what they have taken of the total.
+#[derive(Debug)]
+struct Batch {
     tensors: Vec<(Text, Tensor)>,
-    /// What it has taken of the total.
     counted: usize,
     bytes: u64,
     total: Arc<StagedTotal>,
-    /// When it is dropped, unless another call comes.
-    ends: Time,
 }
 
 impl Staging {
@@ -89,6 +99,8 @@ impl Staging {
             pushes_max,
             patience,
             pushes: Mutex::default(),
+            next_end_ns: AtomicU64::new(NEVER),
+            seen_bytes: AtomicU64::new(0),
         }
     }
 
@@ -128,47 +140,83 @@ impl Staging {
             return Err(Status::new(Code::ResourceExhausted, text).because(Reason::Limit));
         }
         let push = Push {
-            tensors: Vec::new(),
-            counted: 0,
-            bytes: 0,
-            total: Arc::clone(&self.total),
+            batches: Vec::new(),
             ends: now + self.patience,
         };
         pushes.insert(number, push);
+        self.note_end(&pushes);
         Ok(())
     }
 
     /// Adds tensors to a push, which is dropped if they are refused.
     fn add(&self, number: u64, feeds: Vec<(Text, Tensor)>, now: Time) -> Result<(), Status> {
-        let store = self.store.load();
+        self.extend(number, now)?;
+        let added = match Batch::admit(&self.store.load(), &self.total, feeds) {
+            // What is copied is copied without the lock.
+            Ok(batch) => self.append(number, batch.into_private()),
+            Err(status) => Err(status),
+        };
+        if added.is_err() {
+            // Much memory may go back with it.
+            let refused = self.lock().remove(&number);
+            drop(refused);
+        }
+        added
+    }
+
+    /// Lets a push wait from now on.
+    fn extend(&self, number: u64, now: Time) -> Result<(), Status> {
         let mut pushes = self.lock();
         let push = (pushes.get_mut(&number)).ok_or_else(|| self.unknown(number))?;
         push.ends = push.ends.max(now + self.patience);
-        let added = push.add(&store, feeds);
-        let refused = match added {
-            Ok(()) => None,
-            Err(_) => pushes.remove(&number),
-        };
-        // Much memory may go back with it.
-        drop((pushes, refused));
-        added
+        self.note_end(&pushes);
+        Ok(())
+    }
+
+    fn append(&self, number: u64, batch: Batch) -> Result<(), Status> {
+        match self.lock().get_mut(&number) {
+            Some(push) => push.batches.push(batch),
+            // It has ended meanwhile.
+            None => return Err(self.unknown(number)),
+        }
+        Ok(())
     }
 
     fn commit(&self, number: u64) -> Result<(), Status> {
         let push = self.lock().remove(&number);
         let mut push = push.ok_or_else(|| self.unknown(number))?;
-        put_all(&self.store, std::mem::take(&mut push.tensors))
+        let batches = push.batches.iter_mut();
+        let tensors = batches.flat_map(|batch| std::mem::take(&mut batch.tensors));
+        put_all(&self.store, tensors.collect())
     }
 
-    /// When the next push is to be dropped, if nothing more comes.
+    /// When the next push is to be dropped, if nothing more comes; maybe earlier.
     pub(crate) fn next_end(&self) -> Option<Time> {
-        self.lock().values().map(|push| push.ends).min()
+        let ns = self.next_end_ns.load(Ordering::Acquire);
+        (ns != NEVER).then(|| Time::from_nanos(ns))
     }
 
-    /// Takes out the pushes whose time is over. Much memory may go back with them.
-    pub(crate) fn expire(&self, now: Time) -> Vec<(u64, Push)> {
+    /// Takes out the pushes whose time is over. Much memory may go back with them. Within a frame
+    /// of the connection, so many bytes of that have come: while more come, the next call may be
+    /// on its way, and all wait on.
+    pub(crate) fn expire(&self, now: Time, coming_bytes: Option<u64>) -> Vec<(u64, Push)> {
         let mut pushes = self.lock();
-        pushes.extract_if(|_, push| push.ends <= now).collect()
+        if let Some(bytes) = coming_bytes
+            && self.seen_bytes.swap(bytes, Ordering::Relaxed) != bytes
+        {
+            for push in pushes.values_mut() {
+                push.ends = now + self.patience;
+            }
+        }
+        let expired = pushes.extract_if(|_, push| push.ends <= now).collect();
+        self.note_end(&pushes);
+        expired
+    }
+
+    fn note_end(&self, pushes: &HashMap<u64, Push, RandomState>) {
+        let end = pushes.values().map(|push| push.ends).min();
+        let ns = end.map_or(NEVER, Time::as_nanos);
+        self.next_end_ns.store(ns, Ordering::Release);
     }
 
     fn unknown(&self, number: u64) -> Status {
@@ -186,44 +234,52 @@ impl Staging {
     }
 }
 
-impl Push {
+impl Batch {
     /// Takes tensors in that the store would take.
-    fn add(&mut self, store: &TensorStore, feeds: Vec<(Text, Tensor)>) -> Result<(), Status> {
+    fn admit(
+        store: &TensorStore,
+        total: &Arc<StagedTotal>,
+        feeds: Vec<(Text, Tensor)>,
+    ) -> Result<Self, Status> {
         for (name, tensor) in &feeds {
             store.check(name, tensor)?;
         }
-        let bytes: u64 = feeds.iter().map(|(_, t)| t.data.len() as u64).sum();
+        let batch = Self {
+            counted: feeds.len(),
+            bytes: feeds.iter().map(|(_, t)| t.data.len() as u64).sum(),
+            tensors: feeds,
+            total: Arc::clone(total),
+        };
         // Counted before it is compared, so that of two that come at once none takes too much.
-        let tensors = self.total.tensors.fetch_add(feeds.len(), Ordering::Relaxed) + feeds.len();
-        let all_bytes = self.total.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let admitted = store.check_staged(tensors, all_bytes);
-        if admitted.is_err() {
-            self.total.tensors.fetch_sub(feeds.len(), Ordering::Relaxed);
-            self.total.bytes.fetch_sub(bytes, Ordering::Relaxed);
-            return admitted;
-        }
-        self.counted += feeds.len();
-        self.bytes += bytes;
-        for (name, mut tensor) in feeds {
+        let (counted, bytes) = (batch.counted, batch.bytes);
+        let tensors = total.tensors.fetch_add(counted, Ordering::Relaxed) + counted;
+        let all_bytes = total.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        store.check_staged(tensors, all_bytes)?;
+        Ok(batch)
+    }
+
+    /// Copies what is lent, or shares memory with others.
+    fn into_private(mut self) -> Self {
+        for (_, tensor) in &mut self.tensors {
             tensor.make_private();
-            self.tensors.push((name, tensor));
         }
-        Ok(())
+        self
     }
 }
 
 impl fmt::Display for Push {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} tensors of {} bytes in all", self.counted, self.bytes)
+        let tensors: usize = self.batches.iter().map(|batch| batch.counted).sum();
+        let bytes: u64 = self.batches.iter().map(|batch| batch.bytes).sum();
+        write!(f, "{tensors} tensors of {bytes} bytes in all")
     }
 }
 
-impl Drop for Push {
+impl Drop for Batch {
     fn drop(&mut self) {
-        self.total
-            .tensors
-            .fetch_sub(self.counted, Ordering::Relaxed);
-        self.total.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        let Self { counted, bytes, .. } = *self;
+        self.total.tensors.fetch_sub(counted, Ordering::Relaxed);
+        self.total.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
@@ -242,3 +298,6 @@ fn check_shape(act: Act, fetches: &[Text], feeds: &[(Text, Tensor)]) -> Result<(
     };
     Err(Status::new(Code::InvalidArgument, text))
 }
+
+/// The end of a push that there is none of.
+const NEVER: u64 = u64::MAX;

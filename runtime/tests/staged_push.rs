@@ -2,6 +2,8 @@
 
 mod stranger;
 
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use grpcxx_rpc::{Code, GraphCall, RendezvousLimits, Request, Status, Text};
@@ -118,6 +120,46 @@ fn a_push_that_nobody_goes_on_with_is_dropped() {
     let gone = remote.call(push.commit()).wait().unwrap_err();
     assert!(gone.message.contains("300ms after its last call"), "{gone}");
     assert!(server.stored().is_empty());
+}
+
+#[test]
+fn a_push_outlasts_the_time_that_its_next_call_is_on_its_way() {
+    let shares = PeerShares::of(&RendezvousLimits::default(), 100);
+    let shares = shares.with(|shares| shares.staged_patience = Duration::from_millis(400));
+    let options = options("ps", Policy::default()).with(|options| options.shares = Some(shares));
+    let server = Engine::start(options).unwrap();
+    let relay = slow_relay(server.local_addr().unwrap());
+    let caller = engine("worker", Policy::default());
+    let client = caller.client();
+    let peer = client.peer_over(&relay.to_string(), 0).unwrap();
+    let remote = Remote::new(client, peer).with_timeout(Duration::from_secs(60));
+    let push = StagedPush::new();
+    remote.call(push.begin()).wait().unwrap();
+    let begin = Instant::now();
+    remote.call(push.stage(weights(1, 4 * MIB))).wait().unwrap();
+    assert!(begin.elapsed() > Duration::from_millis(800), "not slow");
+    remote.call(push.commit()).wait().unwrap();
+    assert_eq!(server.stored().len(), 1);
+}
+
+/// Passes bytes of one connection on to a server, slowly, and back.
+fn slow_relay(server: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (near, _) = listener.accept().unwrap();
+        let far = TcpStream::connect(server).unwrap();
+        let (mut answers, mut back) = (far.try_clone().unwrap(), near.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut answers, &mut back));
+        let (mut near, mut far) = (near, far);
+        let mut piece = vec![0; 64 << 10];
+        while let Ok(count @ 1..) = near.read(&mut piece)
+            && far.write_all(&piece[..count]).is_ok()
+        {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    address
 }
 
 #[test]

@@ -123,7 +123,7 @@ impl<T: Transport> Transport for Faults<T> {
 }
 
 impl<T: Park> Park for Faults<T> {
-    forward_transport!(inner: park park_fd unpark waker watch);
+    forward_transport!(inner: park park_fd patience unpark waker watch);
 }
 
 /// Sits between a transport and its handler during a turn.

@@ -67,6 +67,9 @@ macro_rules! forward_transport {
         $crate::forward_method!($inner park_fd(&mut self)
             -> Option<::std::os::fd::BorrowedFd<'_>>);
     };
+    (@patience $inner:ident) => {
+        $crate::forward_method!($inner patience(&mut self) -> Option<::std::time::Duration>);
+    };
     (@unpark $inner:ident) => {
         $crate::forward_method!($inner unpark(&mut self));
     };

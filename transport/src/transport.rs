@@ -114,6 +114,11 @@ pub trait Park: Transport {
     /// there may be work or the waker was used. `None` if there is work already.
     fn park_fd(&mut self) -> Option<BorrowedFd<'_>>;
 
+    /// How long a sleep elsewhere may last because of what only a clock will tell, and the
+    /// descriptor does not: an answer that is late, a handshake's time. [`Park::park`] keeps to it
+    /// by itself.
+    fn patience(&mut self) -> Option<Duration>;
+
     /// Ends the preparation of [`Park::park_fd`].
     fn unpark(&mut self);
 

@@ -11,8 +11,9 @@ use crate::{Code, Reason, Status, Tensor, TensorMeta, Text};
 
 mod memory;
 
-pub(crate) use memory::{beyond_share, landing, message_too_long, tensor_memory};
-use memory::{memory_beyond, nothing_beyond};
+pub(crate) use memory::{
+    beyond_share, landing, message_too_long, tensor_memory, tensor_memory_within,
+};
 
 /// The tensor records of one frame on their way in.
 #[derive(Debug)]
@@ -260,13 +261,8 @@ impl Records {
         let there_bytes = cursor.there(meta.data_bytes);
         let (token, index) = (self.token, self.index());
         let announced_bytes = self.arena_bytes.saturating_add(meta.data_bytes);
-        let memory = if limits.goes_beyond && announced_bytes > limits.arena_bytes {
-            memory_beyond(token, index, meta, there_bytes, limits, landings)
-                .map_err(|status| nothing_beyond(announced_bytes, limits, &status))
-        } else {
-            tensor_memory(token, index, meta, there_bytes, limits, landings)
-        };
-        memory
+        let place = (token, index);
+        tensor_memory_within(announced_bytes, place, meta, there_bytes, limits, landings)
             .and_then(|memory| self.admit(memory, meta, limits))
             .map_err(|status| self.fail(status))
             .ok()

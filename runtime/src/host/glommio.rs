@@ -134,7 +134,7 @@ impl<L: ShardLoop + 'static> Turning<L> {
                 }
                 IdleStep::Park => {
                     let timer = self.tasks.next_timeout();
-                    let limit = sleep_limit(&self.shard, timer, self.clock);
+                    let limit = sleep_limit(&mut self.shard, timer, self.clock);
                     if limit.is_some_and(|limit| limit.is_zero()) {
                         glommio::executor().yield_now().await;
                         continue;

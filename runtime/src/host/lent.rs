@@ -16,7 +16,7 @@ use grpcxx_transport::Time;
 
 use super::bed::Bed;
 use super::native::Executor;
-use super::shard_loop::{Clock, Dead, Panic, ShardLoop, TurnTime, sleep_limit};
+use super::shard_loop::{Clock, Dead, Panic, ShardLoop, TurnTime, next_look, sleep_limit};
 use super::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, fence};
 use super::tasks::{FirstTasks, Jobs};
 use super::waiter::{Turnable, Waiter};
@@ -288,7 +288,7 @@ impl<L: ShardLoop> Lent<L> {
         if !is_quiet {
             seat.shard().unpark();
         }
-        let wakes_at = seat.next_timeout();
+        let wakes_at = next_look(seat.shard(), self.clock);
         let result = result.map_err(|panic| seat.death = Some(Dead::of((), panic)));
         if !is_quiet || is_before(wakes_at, seat.wakes_at) {
             if !is_quiet {
@@ -353,7 +353,7 @@ impl<L: ShardLoop> Lent<L> {
         let others_sleep = self.sleepers.load(Ordering::Relaxed) > 0;
         let is_left = end == End::Owner || others_sleep || seat.shard().is_finished();
         let is_quiet = !is_left && self.fall_asleep(&mut seat);
-        if !is_quiet || is_before(seat.next_timeout(), seat.wakes_at) {
+        if !is_quiet || is_before(next_look(seat.shard(), self.clock), seat.wakes_at) {
             drop(seat);
             self.bed.wake();
         }
@@ -453,11 +453,6 @@ impl<L: ShardLoop + Send> Turnable for Lent<L> {
 impl<L: ShardLoop> Seat<L> {
     fn shard(&mut self) -> &mut L {
         self.shard.as_mut().expect("its owner has not kept it yet")
-    }
-
-    /// When the shard wants its next turn.
-    fn next_timeout(&mut self) -> Option<Time> {
-        self.shard().next_timeout()
     }
 
     /// Whether a thread that waits may take it.

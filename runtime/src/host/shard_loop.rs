@@ -28,6 +28,9 @@ pub trait ShardLoop {
     /// polled, and not a socket.
     fn park_fd(&mut self) -> Option<BorrowedFd<'_>>;
 
+    /// How long such a sleep may last because of what only a clock will tell.
+    fn patience(&mut self) -> Option<Duration>;
+
     /// Ends the preparation of [`ShardLoop::park_fd`]; called after each of its calls.
     fn unpark(&mut self);
 
@@ -110,12 +113,21 @@ impl TurnTime {
 /// How long the thread of a shard may sleep beside whose futures the first timer is over at
 /// `timer`; `None` is without end. Zero means that the next turn is due.
 pub(super) fn sleep_limit<L: ShardLoop>(
-    shard: &L,
+    shard: &mut L,
     timer: Option<Time>,
     clock: Clock,
 ) -> Option<Duration> {
-    let deadline = [shard.next_timeout(), timer].into_iter().flatten().min()?;
+    let deadline = [next_look(shard, clock), timer]
+        .into_iter()
+        .flatten()
+        .min()?;
     Some(deadline.since(clock.now()))
+}
+
+/// When a shard wants its next turn even if its descriptor tells of nothing.
+pub(super) fn next_look<L: ShardLoop>(shard: &mut L, clock: Clock) -> Option<Time> {
+    let patience = shard.patience().map(|patience| clock.now() + patience);
+    [shard.next_timeout(), patience].into_iter().flatten().min()
 }
 
 /// A shard in which code has panicked.

@@ -24,7 +24,9 @@ struct Toy {
     sleeper: Sleeper,
     inbox: Inbox<Message>,
     timeout: Option<Time>,
+    patience: Option<Duration>,
     timeouts: Arc<AtomicU64>,
+    turns: Arc<AtomicU64>,
     is_finished: bool,
     death: Arc<Mutex<Option<HostError>>>,
 }
@@ -32,6 +34,7 @@ struct Toy {
 enum Message {
     Answer(mpsc::Sender<u64>, u64),
     WakeUpAfter(Duration),
+    BePatient(Option<Duration>),
     Panic,
     Finish,
 }
@@ -54,12 +57,14 @@ impl Toy {
 
 impl ShardLoop for Toy {
     fn turn(&mut self, now: Time) -> usize {
+        self.turns.fetch_add(1, Ordering::Release);
         let mut events = 0;
         while let Some(message) = self.inbox.pop() {
             events += 1;
             match message {
                 Message::Answer(answers, value) => answers.send(value).expect("the test listens"),
                 Message::WakeUpAfter(delay) => self.timeout = Some(now + delay),
+                Message::BePatient(patience) => self.patience = patience,
                 Message::Panic => panic!("asked to panic"),
                 Message::Finish => self.is_finished = true,
             }
@@ -91,6 +96,10 @@ impl ShardLoop for Toy {
             .then(|| self.event.0.as_fd())
     }
 
+    fn patience(&mut self) -> Option<Duration> {
+        self.patience
+    }
+
     fn unpark(&mut self) {
         self.sleeper.awake();
         let _was_empty = rustix::io::read(&self.event.0, &mut [0; 8]);
@@ -115,15 +124,22 @@ struct Running {
     spawner: TaskSpawner,
     sender: InboxSender<Message>,
     timeouts: Arc<AtomicU64>,
+    turns: Arc<AtomicU64>,
     death: Arc<Mutex<Option<HostError>>>,
 }
 
 impl Running {
     fn start(kind: HostKind, idle: IdlePolicy) -> Self {
+        Self::start_lending(kind, idle, None)
+    }
+
+    fn start_lending(kind: HostKind, idle: IdlePolicy, lend: Option<Lend<Toy>>) -> Self {
         let (bell, mut sleeper) = doorbell();
         let (sender, inbox) = inbox(64, bell);
         let timeouts = Arc::new(AtomicU64::new(0));
         let counted = timeouts.clone();
+        let turns = Arc::new(AtomicU64::new(0));
+        let turned = Arc::clone(&turns);
         let death = Arc::default();
         let dead = Arc::clone(&death);
         let make = move || {
@@ -135,18 +151,22 @@ impl Running {
                 sleeper,
                 inbox,
                 timeout: None,
+                patience: None,
                 timeouts: counted,
+                turns: turned,
                 is_finished: false,
                 death: dead,
             })
         };
-        let (handle, spawner) = spawn(options(kind, idle), make).unwrap();
+        let (spawner, jobs) = jobs();
+        let handle = spawn_with(options(kind, idle), jobs, make, lend).unwrap();
         handle.wait_started().unwrap();
         Self {
             handle,
             spawner,
             sender,
             timeouts,
+            turns,
             death,
         }
     }
@@ -243,6 +263,31 @@ fn a_sleeping_shard_wakes_for_its_timeout() {
 }
 
 #[test]
+fn a_sleeping_shard_looks_at_what_only_a_clock_tells_and_does_not_spin() {
+    for kind in hosts() {
+        for (is_lent, has_futures) in [(false, false), (false, true), (true, false)] {
+            let lend = is_lent.then(|| Box::new(|_: &_| {}) as Lend<Toy>);
+            let running = Running::start_lending(kind, IdlePolicy::Park, lend);
+            if has_futures {
+                let forever = std::future::pending;
+                running.spawner.spawn_local(forever).unwrap();
+            }
+            running.tell(Message::BePatient(Some(Duration::from_millis(20))));
+            thread::sleep(Duration::from_millis(100));
+            let begun = running.turns.load(Ordering::Acquire);
+            thread::sleep(Duration::from_millis(400));
+            let turns = running.turns.load(Ordering::Acquire) - begun;
+            // 20 looks with some turns each, or fewer on a busy CPU.
+            assert!(
+                (4..1000).contains(&turns),
+                "{kind:?} {is_lent}: {turns} turns"
+            );
+            running.finish();
+        }
+    }
+}
+
+#[test]
 fn futures_run_on_the_thread_of_their_shard() {
     for kind in hosts() {
         for idle in POLICIES {
@@ -327,6 +372,11 @@ fn a_panic_of_a_future_is_an_error_of_its_host() {
         assert_eq!(*running.death.lock().unwrap(), Some(error));
         assert!(running.sender.is_closed());
     }
+}
+
+#[test]
+fn the_longest_limit_is_none() {
+    assert_eq!(block_on(async { 1 }, Some(Duration::MAX)), Some(1));
 }
 
 #[test]

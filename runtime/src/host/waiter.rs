@@ -47,7 +47,8 @@ pub(crate) fn wait_for<F: Future>(
     let waiter = Waiter::of_thread();
     let waker = Waker::from(Arc::clone(&waiter));
     let mut context = Context::from_waker(&waker);
-    let until = limit.map(|limit| Instant::now() + limit);
+    // A time that no clock reaches is no limit.
+    let until = limit.and_then(|limit| Instant::now().checked_add(limit));
     let mut future = pin!(future);
     let output = loop {
         waiter.is_woken.store(false, Ordering::Relaxed);

@@ -46,6 +46,8 @@ impl<A> Core<A> {
                 let mut memory = |len| arena.allocate(len).ok();
                 let connection = &mut server.connection;
                 if let Err(result) = connection.try_answer_in(request, result, &mut memory) {
+                    // A withdrawn call has done something too, as to begin to stage.
+                    self.mark_server(id);
                     return self.put_back(result, taken);
                 }
                 self.note_request(id, request);

@@ -67,6 +67,10 @@ impl<T: Park> ShardLoop for DrivenShard<T> {
         self.shard.transport_mut().park_fd()
     }
 
+    fn patience(&mut self) -> Option<Duration> {
+        self.shard.transport_mut().patience()
+    }
+
     fn unpark(&mut self) {
         self.shard.transport_mut().unpark();
         self.sleeper.awake();

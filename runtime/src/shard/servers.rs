@@ -41,7 +41,7 @@ pub(super) struct Incoming<A> {
 /// A connection on which a peer calls us.
 #[derive(Debug)]
 pub(super) struct ServerLink {
-    link: LinkId,
+    pub(super) link: LinkId,
     pub(super) peer: SocketAddr,
     /// Who the peer is, as far as it has been proven.
     identity: Identity,
@@ -422,7 +422,6 @@ impl<A> Core<A> {
                 server.armed = None;
             }
             server.connection.handle_timeout(self.now);
-            self.expire_staged(id);
             self.mark_server(id);
         }
     }
@@ -459,6 +458,10 @@ impl<A> Core<A> {
             if let Some(next) = server.connection.poll_resume() {
                 // A link that closed in this very turn refuses; its end is on the way.
                 let _ = transport.resume(server.link, next);
+            }
+            if let Some(expired) = server.expire_staged(self.now, transport) {
+                let free = Box::new(move || drop(expired));
+                self.shared.compute.spawn(server.waits.account, free);
             }
             let timeout = server.next_timeout();
             self.timers

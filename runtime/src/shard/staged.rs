@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use grpcxx_rpc::{Code, GraphCall, Status};
-use grpcxx_transport::Time;
+use grpcxx_transport::{Time, Transport};
 
-use crate::command::{Origin, SlotId};
+use crate::command::Origin;
 use crate::function::Function;
 use crate::shard::core::Core;
 use crate::shard::servers::ServerLink;
-use crate::staging::{Act, Staging};
+use crate::staging::{Act, Push, Staging};
 
 impl<A> Core<A> {
     /// The function that carries out a call over what its connection has staged.
@@ -38,29 +38,6 @@ impl<A> Core<A> {
         }))
     }
 
-    /// Drops what a connection has staged for too long.
-    pub(super) fn expire_staged(&mut self, id: SlotId) {
-        let Some(server) = self.incoming.servers.find(id) else {
-            return;
-        };
-        let Some(staging) = &server.staging else {
-            return;
-        };
-        let expired = staging.expire(self.now);
-        if expired.is_empty() {
-            return;
-        }
-        for (number, push) in &expired {
-            tracing::warn!(
-                peer = %server.peer,
-                number,
-                "dropping a push that was begun and not committed: {push}"
-            );
-        }
-        let free = Box::new(move || drop(expired));
-        self.shared.compute.spawn(server.waits.account, free);
-    }
-
     /// Lets go of what a connection has staged that has ended, away from the shard: it may be many
     /// tensors.
     pub(super) fn free_staging(&self, server: &mut ServerLink) {
@@ -72,6 +49,29 @@ impl<A> Core<A> {
 }
 
 impl ServerLink {
+    /// Takes out what the connection has staged for too long.
+    pub(super) fn expire_staged<T: Transport>(
+        &self,
+        now: Time,
+        transport: &mut T,
+    ) -> Option<Vec<(u64, Push)>> {
+        let staging = self.staging.as_ref()?;
+        if staging.next_end()? > now {
+            return None;
+        }
+        let reading = transport.reading(self.link).unwrap_or_default();
+        let is_within_frame = self.connection.is_within_frame() || reading.is_begun;
+        let expired = staging.expire(now, is_within_frame.then_some(reading.taken_bytes));
+        for (number, push) in &expired {
+            tracing::warn!(
+                peer = %self.peer,
+                number,
+                "dropping a push that was begun and not committed: {push}"
+            );
+        }
+        (!expired.is_empty()).then_some(expired)
+    }
+
     /// When the connection wants to be looked at again.
     pub(super) fn next_timeout(&self) -> Option<Time> {
         let of_staged = self.staging.as_ref().and_then(|staging| staging.next_end());

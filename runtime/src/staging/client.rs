@@ -97,4 +97,8 @@ struct Unheard;
 
 impl CompletionHandler for Unheard {
     fn on_complete(self: Arc<Self>, _: u64, _: CallResult, _: &mut ShardContext<'_>) {}
+
+    fn runs_anywhere(&self) -> bool {
+        true
+    }
 }

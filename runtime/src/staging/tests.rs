@@ -99,9 +99,30 @@ fn a_push_that_is_left_alone_ends() {
         .unwrap();
     let end = staging.next_end().unwrap();
     assert_eq!(end, late + PATIENCE);
-    assert_eq!(staging.expire(EARLY + PATIENCE).len(), 0);
-    assert_eq!(staging.expire(end).len(), 1);
+    assert_eq!(staging.expire(EARLY + PATIENCE, None).len(), 0);
+    assert_eq!(staging.expire(end, None).len(), 1);
     assert_eq!((staging.held(), staging.next_end()), ((0, 0), None));
+}
+
+#[test]
+fn a_push_waits_on_while_bytes_of_a_frame_come() {
+    let staging = staging();
+    staging.stage(1, &[]).unwrap();
+    let mut end = EARLY + PATIENCE;
+    for come_bytes in [100, 200, 300] {
+        assert_eq!(staging.expire(end, Some(come_bytes)).len(), 0);
+        assert_eq!(staging.next_end(), Some(end + PATIENCE));
+        end = end + PATIENCE;
+    }
+    assert_eq!(staging.expire(end, Some(300)).len(), 1, "nothing came");
+}
+
+#[test]
+fn who_asks_when_a_push_ends_does_not_wait_for_those_that_stage() {
+    let staging = staging();
+    staging.stage(1, &[]).unwrap();
+    let _held = staging.lock();
+    assert_eq!(staging.next_end(), Some(EARLY + PATIENCE));
 }
 
 #[test]

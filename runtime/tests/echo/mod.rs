@@ -162,6 +162,10 @@ impl ShardLoop for EchoShard {
         self.transport.park_fd()
     }
 
+    fn patience(&mut self) -> Option<Duration> {
+        self.transport.patience()
+    }
+
     fn unpark(&mut self) {
         self.transport.unpark();
     }

@@ -215,10 +215,15 @@ impl<A: Adapter, T: Park> Park for RdmaTransport<A, T> {
     }
 
     fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
-        if self.links.patience().is_some() || !self.links.arm() {
+        if !self.links.arm() {
             return None;
         }
         self.side.park_fd()
+    }
+
+    fn patience(&mut self) -> Option<Duration> {
+        let both = [self.side.patience(), self.links.patience()];
+        both.into_iter().flatten().min()
     }
 }
 

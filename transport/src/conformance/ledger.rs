@@ -154,7 +154,7 @@ impl<T: Transport> Transport for Ledger<T> {
 }
 
 impl<T: Park> Park for Ledger<T> {
-    forward_transport!(inner: park park_fd unpark waker watch);
+    forward_transport!(inner: park park_fd patience unpark waker watch);
 }
 
 /// Sits between a transport and its handler during a turn.

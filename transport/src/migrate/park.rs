@@ -13,15 +13,13 @@ impl<T: Park, M: Medium> Park for Migrating<T, M> {
         if !self.registry.is_settled() {
             return Ok(());
         }
-        let check = self.is_waiting().then_some(WAIT_CHECK);
         let Some(medium) = &mut self.medium else {
             return self.base.park(timeout);
         };
         if !medium.arm(&mut self.registry) {
             return Ok(());
         }
-        let patience = medium.patience(&mut self.registry);
-        let timeout = [timeout, patience, check].into_iter().flatten().min();
+        let timeout = [timeout, self.check()].into_iter().flatten().min();
         let slept = self.base.park(timeout);
         self.wake_up();
         slept
@@ -32,7 +30,7 @@ impl<T: Park, M: Medium> Park for Migrating<T, M> {
             return None;
         }
         if let Some(medium) = &mut self.medium
-            && (medium.patience(&mut self.registry).is_some() || !medium.arm(&mut self.registry))
+            && !medium.arm(&mut self.registry)
         {
             return None;
         }
@@ -41,9 +39,24 @@ impl<T: Park, M: Medium> Park for Migrating<T, M> {
         self.base.park_fd()
     }
 
+    fn patience(&mut self) -> Option<Duration> {
+        let of_base = self.base.patience();
+        [of_base, self.check()].into_iter().flatten().min()
+    }
+
     fn unpark(&mut self) {
         self.base.unpark();
         self.wake_up();
+    }
+}
+
+impl<T: Park, M: Medium> Migrating<T, M> {
+    /// How long a sleep may last because of times of the medium, and of links that migrate.
+    fn check(&mut self) -> Option<Duration> {
+        let waits = self.is_waiting().then_some(WAIT_CHECK);
+        let registry = &mut self.registry;
+        let of_medium = (self.medium.as_mut()).and_then(|medium| medium.patience(registry));
+        [waits, of_medium].into_iter().flatten().min()
     }
 }
 

@@ -384,6 +384,10 @@ impl Park for SimTransport {
         None
     }
 
+    fn patience(&mut self) -> Option<Duration> {
+        None
+    }
+
     fn unpark(&mut self) {}
 
     fn waker(&self) -> Waker {

@@ -317,6 +317,11 @@ impl Park for EpollDriver {
         Some(self.epoll.as_fd())
     }
 
+    fn patience(&mut self) -> Option<Duration> {
+        // The alarm makes the descriptor readable.
+        None
+    }
+
     fn unpark(&mut self) {
         self.core.wake_up.end_sleep();
     }

@@ -157,6 +157,10 @@ impl Park for TcpTransport {
         either!(mut self, driver => driver.park_fd())
     }
 
+    fn patience(&mut self) -> Option<Duration> {
+        either!(mut self, driver => driver.patience())
+    }
+
     fn unpark(&mut self) {
         either!(mut self, driver => driver.unpark());
     }

@@ -238,6 +238,11 @@ impl Park for UringDriver {
         Some(self.core.wake_up.outside())
     }
 
+    fn patience(&mut self) -> Option<Duration> {
+        // The alarm makes the descriptor readable.
+        None
+    }
+
     fn unpark(&mut self) {
         self.ring.signal(false);
         self.core.wake_up.end_sleep();

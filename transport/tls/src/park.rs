@@ -20,8 +20,8 @@ where
         if layer.has_work() {
             return Ok(());
         }
-        let check = layer.waits_for_time().then_some(WAIT_CHECK);
-        self.base.park([timeout, check].into_iter().flatten().min())
+        let timeout = [timeout, self.check()].into_iter().flatten().min();
+        self.base.park(timeout)
     }
 
     fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
@@ -29,6 +29,23 @@ where
             return None;
         }
         self.base.park_fd()
+    }
+
+    fn patience(&mut self) -> Option<Duration> {
+        let of_base = self.base.patience();
+        [of_base, self.check()].into_iter().flatten().min()
+    }
+}
+
+impl<T: Park> Tls<T>
+where
+    T::Accepted: Origin,
+{
+    /// How long a sleep may last because of times of this layer.
+    fn check(&self) -> Option<Duration> {
+        let layer = self.layer.as_ref();
+        let waits = layer.is_some_and(|layer| layer.waits_for_time());
+        waits.then_some(WAIT_CHECK)
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grpcxx_tls::{Credentials, PemTexts, TlsMode, TlsOptions};
-use grpcxx_transport::{CloseReason, Transport};
+use grpcxx_transport::{CloseReason, Park, Transport};
 use proptest::prelude::*;
 use rcgen::SanType;
 use support::peer::Peer;
@@ -214,6 +214,31 @@ fn a_silent_peer_may_wait_where_it_may_be_plain() {
     assert!(side.seen.closed.is_empty());
     stream.write_all(&message_bytes(b"late")).unwrap();
     side.until("the message comes", |side| side.seen.messages.len() == 1);
+}
+
+#[test]
+fn a_side_that_sleeps_elsewhere_knows_how_long_a_silent_peer_may_take() {
+    let authority = Authority::new();
+    let mut side = Side::new(options(TlsMode::Require), authority.task("grpcxx://c/ps/0"));
+    assert_eq!(side.transport.patience(), None);
+    let _silent = side.connection();
+    side.until("it is let in", |side| side.transport.patience().is_some());
+    let end = std::time::Instant::now() + support::side::PATIENCE;
+    let (mut sleeps, mut longest) = (0, Duration::ZERO);
+    while side.seen.closed.is_empty() {
+        assert!(std::time::Instant::now() < end, "it is never closed");
+        if side.transport.park_fd().is_some()
+            && let Some(limit) = side.transport.patience()
+        {
+            std::thread::sleep(limit);
+            (sleeps, longest) = (sleeps + 1, longest.max(limit));
+        }
+        side.transport.unpark();
+        side.turn();
+    }
+    assert!(sleeps > 0 && longest <= Duration::from_millis(300));
+    assert!(side.failure().contains("it took too long"));
+    assert_eq!(side.transport.patience(), None);
 }
 
 #[test]

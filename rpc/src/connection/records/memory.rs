@@ -25,9 +25,27 @@ pub(crate) fn tensor_memory(
     checked(memory, there_bytes, meta.data_bytes)
 }
 
+/// As [`tensor_memory`], for a frame that announces so many bytes up to the end of this tensor,
+/// perhaps beyond the share of its connection.
+#[inline]
+pub(crate) fn tensor_memory_within(
+    announced_bytes: u64,
+    (token, index): (u64, usize),
+    meta: &TensorMeta,
+    there_bytes: usize,
+    limits: &ConnectionLimits,
+    landings: &mut dyn Landings,
+) -> Result<BufferMut, Status> {
+    if !limits.goes_beyond || announced_bytes <= limits.arena_bytes {
+        return tensor_memory(token, index, meta, there_bytes, limits, landings);
+    }
+    memory_beyond(token, index, meta, there_bytes, limits, landings)
+        .map_err(|status| nothing_beyond(announced_bytes, limits, &status))
+}
+
 /// As [`tensor_memory`], where the frame is beyond the share of its connection.
 #[cold]
-pub(super) fn memory_beyond(
+fn memory_beyond(
     token: u64,
     index: usize,
     meta: &TensorMeta,
@@ -72,7 +90,7 @@ pub(crate) fn beyond_share(found_bytes: u64, limits: &ConnectionLimits) -> Statu
 /// The failure of a call whose frame is beyond the share of its connection, where there is no
 /// memory beyond it either.
 #[cold]
-pub(super) fn nothing_beyond(found_bytes: u64, limits: &ConnectionLimits, why: &Status) -> Status {
+fn nothing_beyond(found_bytes: u64, limits: &ConnectionLimits, why: &Status) -> Status {
     Status::new(
         why.code,
         format!(

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::connection::cursor::{Cursor, Filled};
 use crate::connection::landings::whole;
-use crate::connection::records::{RESERVED_MAX, beyond_share, landing, tensor_memory};
+use crate::connection::records::{RESERVED_MAX, beyond_share, landing, tensor_memory_within};
 use crate::connection::{ConnectionLimits, Landings};
 use crate::wire::{DATA_ALIGNMENT_BYTES, HEADER_BYTES, Heads, filled_up};
 use crate::{DTypeClass, Status, Tensor, TensorMeta};
@@ -190,7 +190,15 @@ impl HeadsFirst {
         let index = self.begun;
         let meta = self.begin().clone();
         let there_bytes = cursor.there(meta.data_bytes);
-        let memory = tensor_memory(self.token, index, &meta, there_bytes, limits, landings);
+        let announced_bytes = self.arena_bytes.saturating_add(meta.data_bytes);
+        let memory = tensor_memory_within(
+            announced_bytes,
+            (self.token, index),
+            &meta,
+            there_bytes,
+            limits,
+            landings,
+        );
         match self.admit(memory, meta.data_bytes, limits) {
             Ok(memory) => {
                 self.fill_bytes = (filled_up(meta.data_bytes) - meta.data_bytes) as usize;
@@ -215,7 +223,7 @@ impl HeadsFirst {
         if memory.is_arena() {
             self.arena_bytes = self.arena_bytes.saturating_add(announced_bytes);
         }
-        if self.arena_bytes <= limits.arena_bytes {
+        if self.arena_bytes <= limits.arena_bytes || limits.goes_beyond {
             return Ok(memory);
         }
         Err(beyond_share(self.arena_bytes, limits))

@@ -54,6 +54,10 @@ impl ShardLoop for Toy {
         (!has_work).then(|| ANY.as_fd())
     }
 
+    fn patience(&mut self) -> Option<Duration> {
+        None
+    }
+
     fn unpark(&mut self) {
         self.line.state().is_rung = false;
     }

@@ -25,7 +25,7 @@ impl Park for ShmTransport {
     }
 
     fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
-        if self.patience().is_some() || !self.fall_asleep() {
+        if !self.fall_asleep() {
             return None;
         }
         if self.driver.look() {
@@ -33,6 +33,15 @@ impl Park for ShmTransport {
             return None;
         }
         Some(self.driver.poller.as_fd())
+    }
+
+    fn patience(&mut self) -> Option<Duration> {
+        let links = &mut self.links;
+        let is_flushing = links.slots().any(|slot| {
+            let link = links.at(slot);
+            link.is_some_and(|(_, link)| matches!(link.phase, Phase::Flushing { .. }))
+        });
+        is_flushing.then_some(CLOSING_CHECK)
     }
 
     fn unpark(&mut self) {
@@ -76,15 +85,5 @@ impl ShmTransport {
             }
         }
         self.driver.look_soon();
-    }
-
-    /// How long a sleep may last because of what only a clock will tell.
-    fn patience(&mut self) -> Option<Duration> {
-        let links = &mut self.links;
-        let is_flushing = links.slots().any(|slot| {
-            let link = links.at(slot);
-            link.is_some_and(|(_, link)| matches!(link.phase, Phase::Flushing { .. }))
-        });
-        is_flushing.then_some(CLOSING_CHECK)
     }
 }
