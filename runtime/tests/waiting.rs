@@ -283,7 +283,9 @@ fn code_in_a_turn_can_bind_the_shard() {
             let told = told.clone();
             let code = move |_: &mut ShardContext<'_>| {
                 // Only the thread of a shard has this.
-                local::spawn_local(async move { told.send(shard).unwrap() });
+                drop(local::spawn_local(async move {
+                    told.send(shard).unwrap();
+                }));
             };
             client.run_on(shard, code).unwrap();
         };
