@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use grpcxx_memory::Buffer;
 use grpcxx_shm::{RING_BYTES_MIN, ShmCounters, ShmOptions};
-use grpcxx_transport::{LinkId, Outcome, Park};
+use grpcxx_transport::{LinkId, Outcome, Park, Transport};
 use support::*;
 
 fn with_arena(bounce_arena_bytes: usize) -> ShmOptions {
@@ -173,6 +173,22 @@ fn who_sleeps_is_woken_while_the_last_part_is_copied() {
     b.until("it sleeps", |b| b.transport.park_fd().is_some());
     b.transport.unpark();
     both(&mut a, &mut b, "it came", |_, b| b.messages.len() == 1);
+}
+
+#[test]
+fn who_waits_for_a_flush_sleeps_no_longer_than_it_may_take() {
+    let (mut a, near, _b, _) = takers(&with_arena(4 << 20));
+    assert_eq!(a.transport.patience(), None);
+    a.send(near, &heap(40 << 20, 1));
+    a.turn();
+    a.transport.close(near, true);
+    a.until("it sleeps", |a| {
+        let sleeps = a.transport.park_fd().is_some();
+        assert!(a.seen.closed.is_empty(), "it waits for a reader");
+        sleeps
+    });
+    assert!(a.transport.patience().is_some());
+    a.transport.unpark();
 }
 
 /// Payloads of all lengths and kinds, with little room, slow readers and links that end: all that
