@@ -1,5 +1,6 @@
 //! Readiness from epoll, edge triggered; bytes by plain system calls.
 
+mod ahead;
 mod hot;
 mod io;
 
@@ -19,6 +20,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
+use self::ahead::Ahead;
 use self::io::{Readiness, Staging};
 use crate::core::{Core, EVENTS_ENOUGH};
 use crate::link::{Link, Phase};
@@ -34,6 +36,7 @@ pub(crate) struct EpollDriver {
     /// Ends a sleep elsewhere for the sake of the clock.
     alarm: OwnedFd,
     staging: Staging,
+    ahead: Ahead,
 }
 
 impl EpollDriver {
@@ -58,6 +61,7 @@ impl EpollDriver {
             epoll,
             alarm,
             staging,
+            ahead: Ahead::default(),
         })
     }
 
@@ -266,18 +270,21 @@ impl Transport for EpollDriver {
 
     fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<Accepted>) -> usize {
         self.core.begin(now);
-        let mut events = self.work(0, handler);
+        let told = self.ahead.tell(&mut self.core, handler);
+        let mut events = self.work(told, handler);
         if self.staging.asking.is_poll_due()
             && let Err(errno) = self.poll(None)
         {
             unreachable!("epoll_wait on a descriptor of our own: {errno}");
         }
         events = self.ask_hot(events, handler);
-        self.work(events, handler) + self.core.accept(handler)
+        let events = self.work(events, handler) + self.core.accept(handler);
+        self.ahead.end_turn(&self.core);
+        events
     }
 
     fn submit(&mut self) {
-        // Frames leave when they are sent, or with the turn.
+        self.ahead.write(&mut self.core, &mut self.staging);
     }
 
     fn frames_in_flight(&self) -> usize {
@@ -292,7 +299,8 @@ impl Transport for EpollDriver {
 impl Park for EpollDriver {
     fn park(&mut self, timeout: Option<Duration>) -> Result<(), TransportError> {
         self.deactivate();
-        if self.core.has_work() || !self.core.wake_up.fall_asleep(Sleep::Inside) {
+        let has_work = self.core.has_work() || !self.ahead.is_empty();
+        if has_work || !self.core.wake_up.fall_asleep(Sleep::Inside) {
             return Ok(());
         }
         let timeout = [timeout, self.core.patience()].into_iter().flatten().min();

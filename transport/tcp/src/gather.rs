@@ -56,6 +56,12 @@ impl Gather {
 }
 
 impl Sent {
+    /// The socket has no room.
+    pub(crate) const NOTHING: Self = Self {
+        bytes: 0,
+        is_all: false,
+    };
+
     fn of(bytes: usize, asked_bytes: usize) -> Self {
         Self {
             bytes,

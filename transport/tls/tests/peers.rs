@@ -126,6 +126,8 @@ fn we_say_goodbye_however_a_link_is_closed() {
         let (mut side, mut peer) = client(require(), None);
         exchange(&mut side, &mut peer, usize::MAX, &[10]);
         let link = side.seen.messages[0].0;
+        // The frame that the peer has read is known to have left.
+        side.turn();
         side.transport.close(link, flush);
         side.until("the peer hears of it", |_| {
             peer.pump(usize::MAX).unwrap();

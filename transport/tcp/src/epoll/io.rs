@@ -5,6 +5,7 @@ use rustix::net::RecvFlags;
 use super::hot::Asking;
 use crate::core::{Core, EVENTS_PER_LINK, RECEIVES_MAX};
 use crate::gather::{Gather, Sent};
+use crate::link::Link;
 use crate::socket::Accepted;
 
 /// What epoll has told about a link and no system call has disproved since.
@@ -40,6 +41,15 @@ impl Staging {
         }
     }
 
+    /// Sends what a link has, as far as the socket takes it now.
+    pub(super) fn send(
+        &mut self,
+        link: &Link<Readiness>,
+        bytes_max: usize,
+    ) -> rustix::io::Result<Sent> {
+        (self.gather).send(&link.socket, &link.outbound, bytes_max)
+    }
+
     /// Sends what is queued, as far as the socket takes it and the turn allows. Returns the number
     /// of events.
     pub(crate) fn write(
@@ -58,7 +68,7 @@ impl Staging {
                 core.queue(slot);
                 break;
             }
-            match (self.gather).send(&link.socket, &link.outbound, budget_bytes) {
+            match self.send(link, budget_bytes) {
                 Ok(Sent { bytes, is_all }) => {
                     link.io.writable = is_all;
                     budget_bytes -= bytes;
@@ -135,7 +145,7 @@ impl Staging {
 }
 
 /// Bytes that one link sends in one turn.
-const SEND_BYTES_MAX: usize = 1 << 20;
+pub(super) const SEND_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes that one link receives in one turn.
 const RECEIVE_BYTES_MAX: usize = 1 << 20;
