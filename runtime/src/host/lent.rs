@@ -270,34 +270,44 @@ impl<L: ShardLoop> Lent<L> {
         self.is_recalled.load(Ordering::Relaxed) || self.is_bound.load(Ordering::Acquire)
     }
 
-    /// Hands `code` the shard if nobody turns it now. It must not turn it, but may give it work.
-    pub(crate) fn visit<R>(&self, code: impl FnOnce(&mut L, Time) -> R) -> Option<R> {
+    /// Hands `code` the shard if nobody turns it now and it takes that. The code must not turn it,
+    /// but may give it work.
+    pub(crate) fn visit<R>(
+        &self,
+        takes: impl FnOnce(&L) -> bool,
+        code: impl FnOnce(&mut L, Time) -> R,
+    ) -> Option<R> {
         if self.is_bound.load(Ordering::Acquire) {
             return None;
         }
         let mut seat = self.try_lock().filter(|seat| seat.hold == Hold::Asleep)?;
-        let _turning = Turning::begin();
-        let now = self.clock.now();
-        let shard = seat.shard();
-        shard.unpark();
-        shard.set_borrowed(true);
-        let result = catch_unwind(AssertUnwindSafe(|| code(shard, now)));
-        shard.set_borrowed(false);
-        let is_left = result.is_err() || shard.is_finished() || shard.wants_owner();
-        let is_quiet = !is_left && seat.shard().park_fd().is_some();
-        if !is_quiet {
-            seat.shard().unpark();
+        if !takes(seat.shard()) {
+            return None;
         }
-        let wakes_at = next_look(seat.shard(), self.clock);
-        let result = result.map_err(|panic| seat.death = Some(Dead::of((), panic)));
-        if !is_quiet || is_before(wakes_at, seat.wakes_at) {
+        let _turning = Turning::begin();
+        let visited = guard(&mut seat, |seat| {
+            let shard = seat.shard();
+            shard.unpark();
+            shard.set_borrowed(true);
+            let result = code(shard, self.clock.now());
+            shard.set_borrowed(false);
+            let is_left = shard.is_finished() || shard.wants_owner();
+            let is_quiet = !is_left && shard.park_fd().is_some();
             if !is_quiet {
+                shard.unpark();
                 seat.hold = Hold::Turned;
             }
-            drop(seat);
-            self.bed.wake();
+            let is_late = is_before(next_look(seat.shard(), self.clock), seat.wakes_at);
+            (result, is_quiet && !is_late)
+        });
+        match visited {
+            Some((result, true)) => Some(result),
+            for_owner => {
+                drop(seat);
+                self.bed.wake();
+                for_owner.map(|(result, _)| result)
+            }
         }
-        result.ok()
     }
 
     fn borrow(&self) -> Option<MutexGuard<'_, Seat<L>>> {
@@ -349,11 +359,14 @@ impl<L: ShardLoop> Lent<L> {
 
     fn give_back(&self, mut seat: MutexGuard<'_, Seat<L>>, end: End) {
         self.is_borrowed.store(false, Ordering::Relaxed);
-        seat.shard().set_borrowed(false);
-        let others_sleep = self.sleepers.load(Ordering::Relaxed) > 0;
-        let is_left = end == End::Owner || others_sleep || seat.shard().is_finished();
-        let is_quiet = !is_left && self.fall_asleep(&mut seat);
-        if !is_quiet || is_before(next_look(seat.shard(), self.clock), seat.wakes_at) {
+        let is_quiet = guard(&mut seat, |seat| {
+            seat.shard().set_borrowed(false);
+            let others_sleep = self.sleepers.load(Ordering::Relaxed) > 0;
+            let is_left = end == End::Owner || others_sleep || seat.shard().is_finished();
+            let is_quiet = !is_left && self.fall_asleep(seat);
+            is_quiet && !is_before(next_look(seat.shard(), self.clock), seat.wakes_at)
+        });
+        if is_quiet != Some(true) {
             drop(seat);
             self.bed.wake();
         }
@@ -415,13 +428,9 @@ impl<L: ShardLoop + Send> Turnable for Lent<L> {
         let until = limit.map(|limit| self.clock.now() + limit);
         waiter.enter(&self.waker);
         let _turning = Turning::begin();
-        let turns = || self.turn_until_woken(&mut seat, waiter, until);
-        let end = catch_unwind(AssertUnwindSafe(turns));
+        let end = guard(&mut seat, |seat| self.turn_until_woken(seat, waiter, until));
         waiter.leave();
-        let end = end.unwrap_or_else(|panic| {
-            seat.death = Some(Dead::of((), panic));
-            End::Owner
-        });
+        let end = end.unwrap_or(End::Owner);
         let has_ended = end == End::Woken;
         self.give_back(seat, end);
         has_ended
@@ -468,6 +477,18 @@ impl<L: ShardLoop> Seat<L> {
         }
         self.hold = Hold::Turned;
     }
+}
+
+/// Runs code with a shard that its owner has lent. A panic is the shard's death, which its owner
+/// has to hear of.
+fn guard<L: ShardLoop, R>(seat: &mut Seat<L>, code: impl FnOnce(&mut Seat<L>) -> R) -> Option<R> {
+    let result = catch_unwind(AssertUnwindSafe(|| code(seat)));
+    let panic = |panic| {
+        seat.shard().set_borrowed(false);
+        seat.hold = Hold::Turned;
+        seat.death = Some(Dead::of((), panic));
+    };
+    result.map_err(panic).ok()
 }
 
 /// Stands while the calling thread turns a shard that is lent.

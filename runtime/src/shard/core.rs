@@ -194,7 +194,11 @@ impl<A> Core<A> {
     /// Works off commands and what the connections have taken in, until nothing is left or the turn
     /// is long enough.
     pub(super) fn settle(&mut self) -> usize {
-        let taken = self.take_inbox();
+        self.take_inbox() + self.settle_own()
+    }
+
+    /// Works off what the shard has, and leaves what threads have handed over.
+    pub(super) fn settle_own(&mut self) -> usize {
         let mut events = 0;
         loop {
             let before = events;
@@ -207,7 +211,7 @@ impl<A> Core<A> {
             let (served, is_enough) = self.take_requests();
             events += served + self.take_results();
             if events == before || is_enough || events >= limits::COMMANDS_PER_TURN {
-                return taken + events;
+                return events;
             }
         }
     }

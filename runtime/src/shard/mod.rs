@@ -96,11 +96,12 @@ impl<T: Transport> Shard<T> {
         events
     }
 
-    /// Carries out one command at once, as a turn does but without a look at the links.
+    /// Carries out one command at once, as a turn does but without a look at the links and at what
+    /// other threads have handed over.
     pub(crate) fn execute_now(&mut self, now: Time, command: Command) {
         self.core.begin(now);
         self.core.execute(command);
-        self.core.settle();
+        self.core.settle_own();
         self.core.flush(&mut self.transport);
         self.transport.submit();
     }
