@@ -150,21 +150,24 @@ impl Drop for Engine {
 
 #[pymethods]
 impl Engine {
-    /// Starts an engine for a task; `listen` is an address or `None`.
+    /// Starts an engine for a task; `listen` is an address or `None`. With `waits`, most of its
+    /// calls are waited for by threads, though it listens.
     #[new]
+    #[pyo3(signature = (job, index, listen, settings, waits=false))]
     fn start(
         py: Python<'_>,
         job: &str,
         index: u32,
         listen: Option<&str>,
         settings: BTreeMap<String, String>,
+        waits: bool,
     ) -> PyResult<Self> {
         if job.is_empty() {
             let text = "job is empty; give the name of the task's job";
             return Err(invalid(py, text));
         }
         let task = TaskId::new(job, index);
-        let started = py.detach(|| start(task, listen, &settings));
+        let started = py.detach(|| start(task, listen, &settings, waits));
         let (engine, page) = checked(py, started)?;
         let core = Arc::new(Core::new(engine, page));
         let send = SendFunction::new(&core);
@@ -307,6 +310,7 @@ fn start(
     task: TaskId,
     listen: Option<&str>,
     settings: &BTreeMap<String, String>,
+    waits: bool,
 ) -> Result<(RuntimeEngine, Option<Page>), Status> {
     let (config, warnings) = Config::from_env_with(settings)?;
     for warning in warnings {
@@ -314,6 +318,7 @@ fn start(
     }
     let mut options = EngineOptions::from_config(&config, task, 1);
     options.listen = listen.map(listen_address).transpose()?;
+    options.lends_shards = waits.then_some(true);
     let engine = grpcxx_capi::start::start(options)?;
     let page = Page::start(&engine, config.metrics_address, None)?;
     Ok((engine, page))

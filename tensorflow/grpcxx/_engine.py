@@ -21,14 +21,16 @@ from ._status import Code, Error, log
 class Engine:
     """One engine: its threads, its connections, and perhaps a port."""
 
-    def __init__(self, task: tuple[str, int], listen: str | None, settings: Mapping[str, str] | None):
+    def __init__(
+        self, task: tuple[str, int], listen: str | None, settings: Mapping[str, str] | None, *, waits: bool = False
+    ):
         self._process = os.getpid()
         self._resolver: threading.Thread | None = None
         self._lock = threading.Lock()
         self.closed = threading.Event()
         """Is set when the engine was told to stop."""
         texts = {name: str(value) for name, value in (settings or {}).items()}
-        self.native = native.Engine(*task, listen, texts)
+        self.native = native.Engine(*task, listen, texts, waits)
         """The engine itself, whose calls raise once it is closed."""
         _engines.add(self)
 

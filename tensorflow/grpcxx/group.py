@@ -60,7 +60,8 @@ class Group:
         self.rank = rank
         self.size = size
         listen = listen or _listen(rank, rendezvous, address)
-        self._engine = Engine(("rank", rank), listen, {"GRPCXX_SHARDS": "1", **(settings or {})})
+        # Threads wait for operations, and turn the shard meanwhile.
+        self._engine = Engine(("rank", rank), listen, {"GRPCXX_SHARDS": "1", **(settings or {})}, waits=True)
         try:
             self._native = self._engine.native.group(
                 rank, size, rendezvous, name, address, generation, timeout, join_timeout

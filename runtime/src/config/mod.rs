@@ -176,7 +176,8 @@ config! {
         "CPUs to pin shards to, in this order, such as `0-3,8`; pins whatever `*_DISABLE_PIN_CORES` says";
     driver: DriverSetting = parse::driver,
         "GRPCXX_DRIVER", "auto", "", "engine",
-        "`auto`, `io_uring` or `epoll`; `auto` takes io_uring where the system allows it";
+        "`auto`, `io_uring` or `epoll`; `auto` takes io_uring where the system allows it, and epoll \
+         where threads that wait for calls turn the shards";
     host: HostSetting = parse::host,
         "GRPCXX_HOST", "auto", "", "engine",
         "`auto`, `glommio` or `native`; `auto` takes glommio where it can start";
