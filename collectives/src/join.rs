@@ -337,6 +337,10 @@ impl Function for Meeting {
     fn may_block(&self) -> bool {
         false
     }
+
+    fn runs_anywhere(&self) -> bool {
+        true
+    }
 }
 
 impl Greeting {

@@ -36,6 +36,13 @@ pub trait Function: Send + Sync {
     fn may_block(&self) -> bool {
         true
     }
+
+    /// Whether one that never blocks may start on a thread that makes or waits for a call, as a
+    /// [`CompletionHandler`](crate::CompletionHandler) that says so may run there. If not, the
+    /// shards stay on the engine's threads from its registration on.
+    fn runs_anywhere(&self) -> bool {
+        false
+    }
 }
 
 impl<F> Function for F

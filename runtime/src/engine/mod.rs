@@ -170,7 +170,7 @@ impl Engine {
     /// Lets peers call `function` by `name`; a function of that name is replaced.
     pub fn register(&self, name: impl Into<Text>, function: Arc<dyn Function>) {
         let name = name.into();
-        if !function.may_block() {
+        if !function.may_block() && !function.runs_anywhere() {
             self.shared.mailboxes.bind_all();
         }
         self.shared.functions.rcu(|functions| {
