@@ -138,6 +138,47 @@ fn the_thread_that_waits_turns_the_shard() {
 }
 
 #[test]
+fn what_nobody_waits_for_goes_on_behind_a_wait() {
+    let pair = Pair::start(1);
+    let client = pair.caller.client();
+    for _ in 0..200 {
+        assert_eq!(double(&pair.remote, 1), 2);
+        let (handler, ends) = Ends::new();
+        let handler = Arc::new(handler);
+        // The first leaves from here, the others are handed over.
+        for token in 0..3 {
+            let request = Request::StarRunGraph(Box::new(doubling(1)));
+            let spec = CallSpec::new(pair.remote.peer(), request);
+            client.submit(spec, handler.clone(), token).unwrap();
+        }
+        for _ in 0..3 {
+            ends.recv_timeout(PATIENCE).unwrap().1.unwrap();
+        }
+    }
+}
+
+#[test]
+fn peers_are_served_behind_a_wait() {
+    let pair = Pair::start(1);
+    let both = Engine::builder()
+        .listen("127.0.0.1:0")
+        .lends_shards(true)
+        .start()
+        .unwrap();
+    both.register_fn("double", |call: GraphCall| {
+        let value: i32 = call.feed("x")?.value()?;
+        Ok([("y", Tensor::scalar(2 * value))])
+    });
+    let onward = both.connect(pair.remote.address()).unwrap();
+    let address = both.local_addr().unwrap().to_string();
+    let remote = pair.caller.connect(&address).unwrap();
+    for _ in 0..100 {
+        assert_eq!(double(&onward, 1), 2);
+        assert_eq!(double(&remote, 2), 4);
+    }
+}
+
+#[test]
 fn code_that_belongs_to_the_shards_thread_stays_there() {
     let pair = Pair::start(1);
     let shard_thread = || {

@@ -241,10 +241,14 @@ const PREEMPTION_INTERVAL: Duration = Duration::from_millis(10);
 /// fires as it parks.
 const GUARD_INTERVAL: Duration = Duration::from_millis(20);
 /// The same, and longer ones for when the thread did not run for so long that the shorter were over
-/// together.
-const GUARD_INTERVALS: [Duration; 3] = [
+/// together: it then sleeps three times as long at most.
+const GUARD_INTERVALS: [Duration; 7] = [
     GUARD_INTERVAL,
-    Duration::from_millis(997),
+    Duration::from_millis(61),
+    Duration::from_millis(181),
+    Duration::from_millis(541),
+    Duration::from_millis(1_621),
+    Duration::from_millis(4_861),
     Duration::from_secs(29),
 ];
 /// Turns without events between two chances for other tasks.
