@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use grpcxx_transport::Time;
 
-use super::bed::{Bed, Woken};
+use super::bed::Bed;
 use super::native::Executor;
 use super::shard_loop::{Clock, Dead, Panic, ShardLoop, TurnTime, next_look, sleep_limit};
 use super::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, fence};
@@ -51,8 +51,6 @@ struct Seat<L> {
     hold: Hold,
     /// When the owner wakes by itself.
     wakes_at: Option<Time>,
-    /// Whether the alarm may still go off.
-    has_alarm: bool,
     /// What a borrower's turn ended in.
     death: Option<Dead<()>>,
 }
@@ -64,9 +62,6 @@ enum Hold {
     Turned,
     /// Nobody: the owner sleeps, and the shard wakes it.
     Asleep,
-    /// Nobody: a thread has just given it back, and is likely to come again. The owner sleeps, and
-    /// the alarm wakes it.
-    Dozing,
     /// The thread that wants it: the owner sleeps, and only the bell wakes it.
     Handed,
 }
@@ -155,7 +150,6 @@ impl<L: ShardLoop> Lent<L> {
                 idle,
                 hold: Hold::Turned,
                 wakes_at: None,
-                has_alarm: false,
                 death: None,
             }),
         }
@@ -167,27 +161,25 @@ impl<L: ShardLoop> Lent<L> {
         let mut time = TurnTime::new(self.clock);
         loop {
             let mut seat = self.recall();
-            // Who had it comes again soon, and may need this CPU for that.
-            let spins = seat.hold != Hold::Dozing;
             seat.wake(&self.bed);
             beside.awake();
             let turning = Turning::begin();
             let paused = catch_unwind(AssertUnwindSafe(|| {
-                self.turn_until_pause(&mut seat, beside, &mut time, spins)
+                self.turn_until_pause(&mut seat, beside, &mut time)
             }));
             drop(turning);
             let death = seat.death.take();
             match (paused.unwrap_or_else(Err), death) {
                 (Ok(Pause::Sleep(limit)), None) => {
                     drop(seat);
-                    self.sleep(limit);
+                    self.bed.sleep(limit);
                     time.forget();
                 }
                 (Ok(Pause::HandOver), None) => {
                     seat.hold = Hold::Handed;
                     seat.wakes_at = None;
                     drop(seat);
-                    self.sleep(None);
+                    self.bed.sleep(None);
                     time.forget();
                 }
                 (Ok(Pause::Keep), None) => return Ok((self.keep(&mut seat), seat.idle.clone())),
@@ -197,18 +189,11 @@ impl<L: ShardLoop> Lent<L> {
         }
     }
 
-    /// Sleeps as the owner, until the shard is its own to turn.
-    fn sleep(&self, limit: Option<Duration>) {
-        // The alarm is for a shard that nobody has. Whoever turns it now sets another.
-        while self.bed.sleep(limit) == Woken::ByAlarm && self.is_borrowed.load(Ordering::Relaxed) {}
-    }
-
     fn turn_until_pause(
         &self,
         seat: &mut Seat<L>,
         beside: &mut impl Executor,
         time: &mut TurnTime,
-        spins: bool,
     ) -> Result<Pause, Panic> {
         loop {
             let is_kept = seat.death.is_some() || self.is_bound.load(Ordering::Acquire);
@@ -229,8 +214,8 @@ impl<L: ShardLoop> Lent<L> {
             }
             match seat.idle.after_turn(now, events) {
                 IdleStep::Turn if events > 0 => time.forget(),
-                IdleStep::Turn if spins => std::hint::spin_loop(),
-                IdleStep::Turn | IdleStep::Park => {
+                IdleStep::Turn => std::hint::spin_loop(),
+                IdleStep::Park => {
                     time.forget();
                     let limit = sleep_limit(seat.shard(), beside.next_timeout(), self.clock);
                     if limit.is_some_and(|limit| limit.is_zero()) || !beside.may_sleep() {
@@ -273,10 +258,7 @@ impl<L: ShardLoop> Lent<L> {
                     // The waiter's waker ends this sleep if it is used from now on.
                     let is_over = waiter.is_woken() || self.is_left();
                     if !is_over && !limit.is_some_and(|limit| limit.is_zero()) {
-                        if std::mem::take(&mut seat.has_alarm) {
-                            self.bed.set_alarm(Duration::ZERO);
-                        }
-                        seat.shard().park(limit);
+                        shard.park(limit);
                     }
                 }
             }
@@ -298,43 +280,34 @@ impl<L: ShardLoop> Lent<L> {
         if self.is_bound.load(Ordering::Acquire) {
             return None;
         }
-        let mut seat = self.try_lock().filter(|seat| seat.has_no_thread())?;
+        let mut seat = self.try_lock().filter(|seat| seat.hold == Hold::Asleep)?;
         if !takes(seat.shard()) {
             return None;
         }
         let _turning = Turning::begin();
         let visited = guard(&mut seat, |seat| {
-            let is_asleep = seat.hold == Hold::Asleep;
             let shard = seat.shard();
-            if is_asleep {
-                shard.unpark();
-            }
+            shard.unpark();
             shard.set_borrowed(true);
             let result = code(shard, self.clock.now());
             shard.set_borrowed(false);
             let is_left = shard.is_finished() || shard.wants_owner();
-            (result, !is_left && (!is_asleep || self.sleeps_on(seat)))
+            let is_quiet = !is_left && shard.park_fd().is_some();
+            if !is_quiet {
+                shard.unpark();
+                seat.hold = Hold::Turned;
+            }
+            let is_late = is_before(next_look(seat.shard(), self.clock), seat.wakes_at);
+            (result, is_quiet && !is_late)
         });
         match visited {
             Some((result, true)) => Some(result),
             for_owner => {
-                seat.hold = Hold::Turned;
                 drop(seat);
                 self.bed.wake();
                 for_owner.map(|(result, _)| result)
             }
         }
-    }
-
-    /// Lets the shard wake its owner again, who sleeps. False if there is work already, or before
-    /// the owner would wake.
-    fn sleeps_on(&self, seat: &mut Seat<L>) -> bool {
-        let is_quiet = seat.shard().park_fd().is_some()
-            && !is_before(next_look(seat.shard(), self.clock), seat.wakes_at);
-        if !is_quiet {
-            seat.shard().unpark();
-        }
-        is_quiet
     }
 
     fn borrow(&self) -> Option<MutexGuard<'_, Seat<L>>> {
@@ -386,18 +359,14 @@ impl<L: ShardLoop> Lent<L> {
 
     fn give_back(&self, mut seat: MutexGuard<'_, Seat<L>>, end: End) {
         self.is_borrowed.store(false, Ordering::Relaxed);
-        let is_left = guard(&mut seat, |seat| {
+        let is_quiet = guard(&mut seat, |seat| {
             seat.shard().set_borrowed(false);
             let others_sleep = self.sleepers.load(Ordering::Relaxed) > 0;
-            end == End::Owner || others_sleep || seat.shard().is_finished()
+            let is_left = end == End::Owner || others_sleep || seat.shard().is_finished();
+            let is_quiet = !is_left && self.fall_asleep(seat);
+            is_quiet && !is_before(next_look(seat.shard(), self.clock), seat.wakes_at)
         });
-        if is_left == Some(false) {
-            // Whoever makes one call after the other comes again before the alarm goes off: what
-            // comes in between waits for that, and nobody is woken.
-            seat.hold = Hold::Dozing;
-            seat.has_alarm = true;
-            self.bed.set_alarm(DOZE_TIME);
-        } else {
+        if is_quiet != Some(true) {
             drop(seat);
             self.bed.wake();
         }
@@ -495,11 +464,6 @@ impl<L: ShardLoop> Seat<L> {
         self.shard.as_mut().expect("its owner has not kept it yet")
     }
 
-    /// Whether nobody turns it or is about to.
-    fn has_no_thread(&self) -> bool {
-        matches!(self.hold, Hold::Asleep | Hold::Dozing)
-    }
-
     /// Whether a thread that waits may take it.
     fn is_free(&self) -> bool {
         self.hold != Hold::Turned
@@ -563,10 +527,6 @@ fn is_before(first: Option<Time>, second: Option<Time>) -> bool {
 /// How long a thread that waits looks for an owner to give the shard up, before it sleeps. A model
 /// has no time.
 const WANT_TIME: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 20 });
-
-/// How long a shard that a thread has given back waits for that thread to come again, before its
-/// owner looks after it. Less than a wake-up takes that a call would need otherwise.
-const DOZE_TIME: Duration = Duration::from_micros(50);
 
 #[cfg(all(test, loom))]
 mod model;
