@@ -351,6 +351,9 @@ config! {
     peer_key_bytes: u64 = parse::rendezvous_bytes,
         "GRPCXX_PEER_KEY_BYTES_MAX", "256MiB", "bytes", "engine",
         "bytes of keys that the connections of one peer keep, 1MiB to 16TiB, beyond which one that keeps more is closed; from half of them on new connections keep none";
+    peer_staged_bytes: Option<u64> = parse::arena_bytes,
+        "GRPCXX_PEER_STAGED_BYTES_MAX", "", "bytes", "engine",
+        "most bytes of pushes of one peer that are not complete, 1MiB to 16TiB; unset: half of the memory that the process may use";
     streams: u32 = parse::positive_count,
         "GRPCXX_STREAMS_MAX", "1024", "streams", "engine",
         "most streams from all peers together that have not ended";
