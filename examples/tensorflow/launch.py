@@ -19,6 +19,8 @@ import sys
 import threading
 import time
 
+LOOPBACK = "127.0.0.1"
+
 
 def main():
     options = parse_options()
@@ -37,15 +39,15 @@ def run_cluster(options, protocol):
     cluster = {"ps": options.ps, "worker": options.workers}
     with contextlib.ExitStack() as ports:
         addresses = {job: [free_address(ports) for _ in range(count)] for job, count in cluster.items()}
-    tasks = []
-    try:
-        for job, count in cluster.items():
-            for index in range(count):
-                tasks.append(Task(options, protocol, addresses, job, index))
-        wait_for_workers(tasks, time.monotonic() + options.time_limit)
-    finally:
-        for task in tasks:
-            task.stop()
+        tasks = []
+        try:
+            for job, count in cluster.items():
+                for index in range(count):
+                    tasks.append(Task(options, protocol, addresses, job, index))
+            wait_for_workers(tasks, time.monotonic() + options.time_limit)
+        finally:
+            for task in tasks:
+                task.stop()
     return next((task.result for task in tasks if task.result is not None), None)
 
 
@@ -102,10 +104,16 @@ def wait_for_workers(tasks, deadline):
 
 
 def free_address(ports):
-    """An address on a free port. The port stays bound until all addresses of the cluster are chosen."""
-    listener = ports.enter_context(socket.socket())
-    listener.bind(("127.0.0.1", 0))
-    return f"127.0.0.1:{listener.getsockname()[1]}"
+    """An address on a free port, which nobody else is given until `ports` is closed.
+
+    A socket stays bound to it and does not listen. Servers listen there meanwhile, since they allow that an address is
+    used again; the system passes the port over.
+    """
+    held = ports.enter_context(socket.socket())
+    held.bind((LOOPBACK, 0))
+    # Allowed before, it would share the port with another that is held like this.
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return f"{LOOPBACK}:{held.getsockname()[1]}"
 
 
 def compare(results):

@@ -56,8 +56,8 @@ fn run_here(arguments: &LaunchArguments, signals: &Signals) -> Outcome {
         .or_exit_at(Exit::System, || "cannot find free ports".to_owned())?;
     let addresses = held.chunks_exact(2).map(|ports| Address {
         ip: LOOPBACK,
-        grpc: ports[0].0,
-        star: ports[1].0,
+        grpc: ports[0].number(),
+        star: ports[1].number(),
     });
     let plan = Plan::new(roles, addresses.collect())
         .ok_or_else(|| Failure::new(Exit::Software, "ports and ranks differ in number"))?;
@@ -71,9 +71,11 @@ fn run_here(arguments: &LaunchArguments, signals: &Signals) -> Outcome {
         ..child(arguments, &folder, &plan, rank)
     });
     let children = children.collect();
-    drop(held);
     let gang = Gang::new(roles, arguments.restarts);
-    watch(arguments, children, gang, signals)
+    let outcome = watch(arguments, children, gang, signals);
+    // Until here nobody else gets them, also while processes start again.
+    drop(held);
+    outcome
 }
 
 /// Runs the only process of this launcher; the cluster was told, and somebody else looks after the
