@@ -61,7 +61,7 @@ class Task:
         config = json.dumps({"cluster": addresses, "task": {"type": job, "index": index}})
         self.process = subprocess.Popen(
             [sys.executable, "-u", options.script, *options.arguments, "--protocol", protocol],
-            env={**os.environ, "TF_CONFIG": config},
+            env={**os.environ, **without_proxy(), "TF_CONFIG": config},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -86,6 +86,13 @@ class Task:
                 self.process.kill()
                 self.process.wait()
         self.reader.join(timeout=5)
+
+
+def without_proxy():
+    """Variables with which TensorFlow's gRPC does not dial tasks of this machine through a proxy for the web."""
+    name = "no_grpc_proxy" if os.environ.get("no_grpc_proxy") else "no_proxy"
+    hosts = [host for host in os.environ.get(name, "").split(",") if host]
+    return {name: ",".join([*hosts, LOOPBACK])}
 
 
 def wait_for_workers(tasks, deadline):

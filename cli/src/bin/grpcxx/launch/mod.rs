@@ -13,6 +13,7 @@ use grpcxx_cli::launch::{
     MeetingOptions, Order, Place, Plan, Roles, Told,
 };
 use grpcxx_cli::local::held_ports;
+use grpcxx_runtime::proxies;
 
 use self::arguments::{CpuChoice, LaunchArguments, LauncherChoice};
 use self::folder::Folder;
@@ -210,6 +211,11 @@ fn start(arguments: &LaunchArguments, children: Vec<Child>) -> Outcome<Children>
 fn child(arguments: &LaunchArguments, folder: &Folder, plan: &Plan, rank: u32) -> Child {
     let mut environment = folder.environment();
     environment.push(("TF_CONFIG".to_owned(), OsString::from(plan.tf_config(rank))));
+    // TensorFlow's gRPC would dial the tasks through a proxy for the web, and wait for ever.
+    let variable = |name: &str| std::env::var(name).ok();
+    if let Some((name, hosts)) = proxies::exemption(plan.hosts(), variable) {
+        environment.push((name.to_owned(), OsString::from(hosts)));
+    }
     Child {
         rank,
         name: plan.roles().name(rank),
