@@ -199,8 +199,8 @@ impl Authority {
         self.check_end(peer, step_id, false)
     }
 
-    /// As [`Authority::check_end_of_step`], on a task that also takes part in steps of which the star
-    /// port hears nothing.
+    /// As [`Authority::check_end_of_step`], on a task that also takes part in steps of which the
+    /// star port hears nothing.
     ///
     /// # Errors
     /// `PERMISSION_DENIED`: another peer has made the step.
