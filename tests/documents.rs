@@ -22,6 +22,22 @@ fn lines_outside_of_tables_are_short() {
 }
 
 #[test]
+fn pages_hold_no_marks_of_a_merge() {
+    let mut faults = Vec::new();
+    for page in pages() {
+        for (index, line) in page.text.lines().enumerate() {
+            if ["<<<<<<< ", ">>>>>>> ", "======="]
+                .iter()
+                .any(|mark| line.starts_with(mark))
+            {
+                faults.push(format!("{}:{}: {line}", page.path, index + 1));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
 fn the_page_on_performance_and_the_notes_on_design_are_short() {
     for page in pages() {
         let words_max = match page.path.as_str() {

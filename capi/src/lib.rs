@@ -21,7 +21,6 @@ mod metrics;
 mod notices;
 mod options;
 mod peer;
-pub mod proxies;
 mod rendezvous;
 mod request;
 mod responder;

@@ -7,10 +7,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use grpcxx_rpc::{Code, Status};
 use grpcxx_runtime::exposition::{MetricsPage, MoreMetrics};
-use grpcxx_runtime::{Engine, EngineOptions};
+use grpcxx_runtime::{Engine, EngineOptions, proxies};
 
 use crate::boundary::invalid;
-use crate::{log, proxies};
+use crate::log;
 
 /// Reads where an engine shall listen: an address, or a name of this host, which is looked up.
 ///

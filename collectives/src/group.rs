@@ -75,7 +75,7 @@ impl Group {
         self.member.size
     }
 
-    /// The same group for operations that go beside those of other tags.
+    /// This group, for operations that go beside those of other tags.
     #[must_use]
     pub fn with_tag(&self, tag: u16) -> Self {
         Self {

@@ -62,7 +62,7 @@ impl<T> Operation<T> {
         (operation, Arc::new(Ending(Mutex::new(state))))
     }
 
-    /// The same operation, whose end this shard brings.
+    /// This operation, whose end the shard brings.
     pub(crate) fn on(self, client: &Client, shard: usize) -> Self {
         Self {
             shard: Some((client.clone(), shard)),
@@ -70,7 +70,7 @@ impl<T> Operation<T> {
         }
     }
 
-    /// The same operation, with what `more` makes of its result.
+    /// This operation, with what `more` makes of its result.
     pub(crate) fn and_then<U>(
         mut self,
         more: impl FnOnce(T) -> Result<U, Status> + Send + 'static,

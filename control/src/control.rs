@@ -221,7 +221,7 @@ fn run(
 }
 
 impl Listeners<TcpListener> {
-    /// The same sockets, known to the event loop in which this is called.
+    /// These sockets, known to the event loop in which this is called.
     fn registered(self) -> io::Result<Listeners<tokio::net::TcpListener>> {
         let registered = tokio::net::TcpListener::from_std;
         Ok(Listeners {

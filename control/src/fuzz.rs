@@ -235,24 +235,16 @@ impl Backend for Nothing {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::Path;
+#[path = "../../fuzz/replay.rs"]
+mod replay;
 
+#[cfg(test)]
+mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
+    use super::replay::replay;
     use super::*;
-
-    fn replay(target: &str, fuzz: fn(&[u8])) {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../fuzz/corpus")
-            .join(target);
-        let inputs = std::fs::read_dir(&folder).unwrap().map(|entry| {
-            let path = entry.unwrap().path();
-            fuzz(&std::fs::read(path).unwrap());
-        });
-        assert!(inputs.count() > 0, "{} is empty", folder.display());
-    }
 
     #[test]
     fn the_corpus_of_tensors_holds() {

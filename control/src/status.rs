@@ -4,14 +4,13 @@ use grpcxx_rpc::{Code, Reason, Status};
 
 use crate::limits::ERROR_TEXT_BYTES_MAX;
 
-/// The same failure as a gRPC status: the code number for number, the text as long as headers
-/// allow.
+/// A failure as a gRPC status: the code number for number, the text as long as headers allow.
 pub(crate) fn to_grpc(status: &Status) -> tonic::Status {
     let code = tonic::Code::from(i32::from(status.code as u8));
     tonic::Status::new(code, shortened(&status.message, ERROR_TEXT_BYTES_MAX))
 }
 
-/// The same failure as it came from a gRPC peer.
+/// A failure that came from a gRPC peer.
 pub(crate) fn from_grpc(status: &tonic::Status) -> Status {
     let code = Code::from_number(status.code() as i32).unwrap_or(Code::Unknown);
     Status::new(code, status.message().to_owned()).because(Reason::Peer)

@@ -14,20 +14,42 @@ import sys
 
 import ray
 
+ATTEMPTS = 100
+
 
 @ray.remote
 class Rank:
     def free_address(self):
-        """The host of this rank, and a port below which one more is free for the rendezvous."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), probe.getsockname()[1] - 1
+        """The host of this rank, and a port: it and the next one, that of the rendezvous, go to nobody else."""
+        self.held = hold_two_ports()
+        return ray.util.get_node_ip_address(), self.held[0].getsockname()[1]
 
     def run(self, command, variables):
         done = subprocess.run(
             command, env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
         )
         return done.returncode, done.stdout.decode(errors="replace")
+
+
+def hold_two_ports():
+    """Sockets on a port and on the next one, which the system gives to nobody else while they are there.
+
+    They do not listen. Who is told a port listens there meanwhile, if it allows that an address is used again.
+    """
+    for _ in range(ATTEMPTS):
+        first, second = socket.socket(), socket.socket()
+        try:
+            first.bind(("", 0))
+            second.bind(("", first.getsockname()[1] + 1))
+        except (OSError, OverflowError):
+            first.close()
+            second.close()
+            continue
+        for held in (first, second):
+            # Allowed before, it would share the port with another that is held like this.
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return first, second
+    raise OSError(f"{ATTEMPTS} times the port after a free one was taken; are all ports of this host in use?")
 
 
 def main():

@@ -19,6 +19,8 @@ import sys
 import threading
 import time
 
+LOOPBACK = "127.0.0.1"
+
 
 def main():
     options = parse_options()
@@ -37,15 +39,15 @@ def run_cluster(options, protocol):
     cluster = {"ps": options.ps, "worker": options.workers}
     with contextlib.ExitStack() as ports:
         addresses = {job: [free_address(ports) for _ in range(count)] for job, count in cluster.items()}
-    tasks = []
-    try:
-        for job, count in cluster.items():
-            for index in range(count):
-                tasks.append(Task(options, protocol, addresses, job, index))
-        wait_for_workers(tasks, time.monotonic() + options.time_limit)
-    finally:
-        for task in tasks:
-            task.stop()
+        tasks = []
+        try:
+            for job, count in cluster.items():
+                for index in range(count):
+                    tasks.append(Task(options, protocol, addresses, job, index))
+            wait_for_workers(tasks, time.monotonic() + options.time_limit)
+        finally:
+            for task in tasks:
+                task.stop()
     return next((task.result for task in tasks if task.result is not None), None)
 
 
@@ -59,7 +61,7 @@ class Task:
         config = json.dumps({"cluster": addresses, "task": {"type": job, "index": index}})
         self.process = subprocess.Popen(
             [sys.executable, "-u", options.script, *options.arguments, "--protocol", protocol],
-            env={**os.environ, "TF_CONFIG": config},
+            env={**os.environ, **without_proxy(), "TF_CONFIG": config},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -86,6 +88,13 @@ class Task:
         self.reader.join(timeout=5)
 
 
+def without_proxy():
+    """Variables with which TensorFlow's gRPC does not dial tasks of this machine through a proxy for the web."""
+    name = "no_grpc_proxy" if os.environ.get("no_grpc_proxy") else "no_proxy"
+    hosts = [host for host in os.environ.get(name, "").split(",") if host]
+    return {name: ",".join([*hosts, LOOPBACK])}
+
+
 def wait_for_workers(tasks, deadline):
     """Returns when all workers have ended well; ends the program if a task failed or time is up."""
     while True:
@@ -102,10 +111,16 @@ def wait_for_workers(tasks, deadline):
 
 
 def free_address(ports):
-    """An address on a free port. The port stays bound until all addresses of the cluster are chosen."""
-    listener = ports.enter_context(socket.socket())
-    listener.bind(("127.0.0.1", 0))
-    return f"127.0.0.1:{listener.getsockname()[1]}"
+    """An address on a free port, which nobody else is given until `ports` is closed.
+
+    A socket stays bound to it and does not listen. Servers listen there meanwhile, since they allow that an address is
+    used again; the system passes the port over.
+    """
+    held = ports.enter_context(socket.socket())
+    held.bind((LOOPBACK, 0))
+    # Allowed before, it would share the port with another that is held like this.
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return f"{LOOPBACK}:{held.getsockname()[1]}"
 
 
 def compare(results):

@@ -4,7 +4,7 @@ pub struct PlanLimits {
     /// Longest frame in bytes that tensors share, with everything in it; below 4 GiB, because
     /// original peers keep the length of a frame in 32 bits.
     pub frame_bytes: u64,
-    /// The same for the frame of a tensor that travels alone.
+    /// Longest frame in bytes of a tensor that travels alone.
     pub lone_frame_bytes: u64,
     /// Most tensors of one frame. Original peers before release 2208 let other frames come into the
     /// middle of one that has more than about 250.

@@ -207,6 +207,12 @@ impl Arena {
         self.beyond.as_ref().is_some_and(|beyond| beyond.is_made())
     }
 
+    /// What it was lent of the machine.
+    #[cfg(all(test, not(any(miri, loom))))]
+    pub(crate) fn lent_bytes(&self) -> u64 {
+        self.beyond.as_ref().map_or(0, |beyond| beyond.lent_bytes())
+    }
+
     /// Gives the memory beyond the capacity that is not in use back to the machine. What comes next
     /// pays for new pages, so call it some time after the use.
     pub fn give_back(&mut self) {

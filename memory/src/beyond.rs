@@ -1,5 +1,6 @@
 //! Memory that an arena has beyond its capacity.
 
+use crate::headroom::{Loan, Need};
 use crate::options::{ARENA_BYTES_MAX, ArenaOptions};
 use crate::{Arena, BufferMut, Headroom, Shortage};
 
@@ -16,7 +17,7 @@ pub(crate) struct Beyond {
 
 struct Made {
     arena: Arena,
-    loan: crate::headroom::Loan,
+    loan: Loan,
 }
 
 impl Beyond {
@@ -79,13 +80,15 @@ impl Beyond {
         if whole_bytes <= self.headroom.step_bytes() {
             return Ok(());
         }
-        let (lent_bytes, used_bytes) = match &self.made {
-            Some(made) => (made.loan.bytes(), made.used_bytes()),
-            None => (0, 0),
-        };
-        let more_bytes = (used_bytes.saturating_add(whole_bytes)).saturating_sub(lent_bytes);
+        let used_bytes = self.used_bytes() as u64;
+        let more_bytes = (used_bytes.saturating_add(whole_bytes)).saturating_sub(self.lent_bytes());
         self.headroom.check(more_bytes, self.made.is_some())?;
         Ok(())
+    }
+
+    /// What it was lent of the machine.
+    pub(crate) fn lent_bytes(&self) -> u64 {
+        self.made.as_ref().map_or(0, |made| made.loan.bytes())
     }
 
     /// Bytes of it that are handed out.
@@ -140,15 +143,24 @@ impl Beyond {
         }
         let made = self.made.as_mut().ok_or(Shortage::AddressSpace)?;
         let memory = take(&mut made.arena).ok_or(Shortage::AddressSpace)?;
-        // Pages that were not touched yet cost nothing, so it is early enough to ask for them now.
-        let lent = match made.loan.raise_to(made.used_bytes()) {
-            Ok(()) => return Ok(memory),
-            Err(_) => {
-                made.arena.reclaim();
-                made.loan.raise_to(made.used_bytes())
-            }
+        let need = Need {
+            whole_bytes: whole_len as u64,
+            rest_bytes: whole_len.saturating_sub(memory.len()) as u64,
         };
-        lent.map(|()| memory)
+        // Pages that were not touched yet cost nothing, so it is early enough to ask for them now.
+        if made.loan.raise_to(made.used_bytes(), need).is_ok() {
+            return Ok(memory);
+        }
+        made.arena.reclaim();
+        let raised = made.loan.raise_or_return(made.used_bytes(), need);
+        let Err((shortage, returning)) = raised else {
+            return Ok(memory);
+        };
+        // Others, which do not fit beside it, need not wait until the shard gives back.
+        drop(memory);
+        self.give_back();
+        drop(returning);
+        Err(shortage)
     }
 
     /// Addresses for all memory of the machine; for less, if the system refuses so many.

@@ -1,41 +1,50 @@
 //! What is free of the machine's memory, and lent to arenas that are full.
 
+mod ledger;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
 use std::{fmt, fs};
 
+use self::ledger::{Ledger, Lent, Place};
 use crate::control_group;
 use crate::options::usable_memory_bytes;
 
 /// The memory of a machine that nobody uses, lent to [arenas](crate::ArenaOptions::headroom) whose
 /// own memory is full, in steps. Clones lend out of the same memory.
 ///
-/// The system is asked what is free whenever an arena takes another step, and an eighth of the
-/// memory always stays unused. What an arena has taken and not filled yet looks free to the system;
-/// so a step is kept back for each other arena of this process that takes part, and the eighth
-/// covers other processes.
+/// The system is asked what is free when an arena takes another step, at most every 10 ms, and what
+/// was lent meanwhile is taken off its answer. An eighth of the memory always stays unused. What an
+/// arena has taken and not filled yet looks free to the system; so a step is kept back for each
+/// other arena of this process that takes part, and the eighth covers other processes.
+///
+/// Of two payloads that fit alone and not together, the first one gets its memory: what it still
+/// needs is kept from later ones, as far as it has as much already.
 #[derive(Clone)]
 pub struct Headroom(Arc<Ledger>);
-
-struct Ledger {
-    usable_bytes: u64,
-    ask: Box<dyn Fn() -> Option<u64> + Send + Sync>,
-    lent: Mutex<Lent>,
-}
-
-#[derive(Default)]
-struct Lent {
-    arenas: u64,
-    /// What was free when something was refused last.
-    refused: Option<(Instant, u64)>,
-}
 
 /// What one arena was lent; given back when it is dropped.
 pub(crate) struct Loan {
     headroom: Headroom,
     bytes: u64,
+    /// The place among all of its payload that is not complete.
+    place: Option<Place>,
 }
+
+/// Payload that memory is lent for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Need {
+    /// Its length in the end.
+    pub(crate) whole_bytes: u64,
+    /// What it needs beside what it has, and what it asks for now.
+    pub(crate) rest_bytes: u64,
+}
+
+/// Memory of a loan that was refused more is on its way back until this is dropped: others wait for
+/// it before they are refused.
+pub(crate) struct Returning(Headroom);
 
 /// Why an arena cannot take more memory than its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -75,11 +84,7 @@ impl Headroom {
     /// That of a machine with `usable_bytes` of memory, of which `free` says how much nobody uses
     /// at the moment, if it can.
     pub fn new(usable_bytes: u64, free: impl Fn() -> Option<u64> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(Ledger {
-            usable_bytes,
-            ask: Box::new(free),
-            lent: Mutex::default(),
-        }))
+        Self(Arc::new(Ledger::new(usable_bytes, free)))
     }
 
     /// All memory of the machine, used or not.
@@ -100,62 +105,110 @@ impl Headroom {
         Loan {
             headroom: self.clone(),
             bytes: 0,
+            place: None,
         }
     }
 
     /// Checks that so many bytes more could be lent, to an arena that has a loan or has none. Says
     /// how many could be.
     pub(crate) fn check(&self, bytes: u64, has_loan: bool) -> Result<u64, Shortage> {
-        let ledger = &*self.0;
-        let mut lent = ledger.lock();
-        let others = lent.arenas - u64::from(has_loan);
-        let refused = lent.refused.filter(|(at, _)| at.elapsed() < REFUSAL_LASTS);
-        let free_bytes = match refused {
-            Some((_, free_bytes)) => free_bytes,
-            None => (ledger.ask)().unwrap_or(0),
-        };
-        let kept_bytes = ledger.usable_bytes / KEPT_PART + others * self.step_bytes();
-        let allowed_bytes = free_bytes.saturating_sub(kept_bytes);
-        if bytes <= allowed_bytes {
-            return Ok(allowed_bytes);
+        let (lent, answer) = self.0.lock_answered();
+        // What others claim they have to fill first.
+        let room = lent.room(answer, self.kept_bytes(&lent, has_loan), None);
+        match bytes <= room.allowed_bytes {
+            true => Ok(room.allowed_bytes),
+            false => Err(room.shortage()),
         }
-        if refused.is_none() {
-            lent.refused = Some((Instant::now(), free_bytes));
-        }
-        Err(Shortage::Memory {
-            allowed_bytes,
-            free_bytes,
-            kept_bytes,
-        })
     }
-}
 
-impl Ledger {
-    fn lock(&self) -> MutexGuard<'_, Lent> {
-        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What an arena that has a loan or has none is not lent.
+    fn kept_bytes(&self, lent: &Lent, has_loan: bool) -> u64 {
+        let others = lent.arenas - u64::from(has_loan);
+        self.usable_bytes() / KEPT_PART + others * self.step_bytes()
     }
 }
 
 impl Loan {
-    /// Lets the arena have `bytes` in all, or more. Only here is the system asked.
-    pub(crate) fn raise_to(&mut self, bytes: u64) -> Result<(), Shortage> {
-        let Some(more_bytes) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) else {
+    /// Lets the arena have `bytes` in all, or more.
+    pub(crate) fn raise_to(&mut self, bytes: u64, need: Need) -> Result<(), Shortage> {
+        let more_bytes = bytes.saturating_sub(self.bytes);
+        if more_bytes > 0 {
+            self.raise_by(more_bytes, need, |_| {})?;
+        }
+        self.note_complete(need);
+        Ok(())
+    }
+
+    /// As [`Loan::raise_to`], for one who gives back what he has if this fails too. Waits for
+    /// others that are about to.
+    pub(crate) fn raise_or_return(
+        &mut self,
+        bytes: u64,
+        need: Need,
+    ) -> Result<(), (Shortage, Returning)> {
+        if self.raise_to(bytes, need).is_ok() {
             return Ok(());
-        };
-        let allowed_bytes = self.headroom.check(more_bytes, true)?;
+        }
+        self.headroom.0.await_returns();
+        let more_bytes = bytes.saturating_sub(self.bytes);
+        // Noted with the refusal, so that nobody else is refused before the memory is back.
+        let raised = self.raise_by(more_bytes, need, Lent::begin_return);
+        raised.map_err(|shortage| (shortage, Returning(self.headroom.clone())))?;
+        self.note_complete(need);
+        Ok(())
+    }
+
+    /// Raises the loan, or does `refuse` with the ledger.
+    fn raise_by(
+        &mut self,
+        more_bytes: u64,
+        need: Need,
+        refuse: impl FnOnce(&mut Lent),
+    ) -> Result<(), Shortage> {
+        let headroom = &self.headroom;
+        let (mut lent, answer) = headroom.0.lock_answered();
+        let place = lent.place(self.place, need.whole_bytes);
+        self.place = Some(place);
+        let room = lent.room(answer, headroom.kept_bytes(&lent, true), self.place);
+        if more_bytes > room.allowed_bytes {
+            refuse(&mut lent);
+            return Err(room.shortage());
+        }
         // Others, of other processes too, may ask before this is filled: with little left, little
         // is lent at a time.
-        let rounded_bytes = more_bytes.next_multiple_of(self.headroom.step_bytes());
-        let ahead_bytes = (allowed_bytes / ALLOWED_PART).max(AHEAD_BYTES_MIN);
-        let lent_bytes = rounded_bytes.min(ahead_bytes).min(allowed_bytes);
-        self.bytes += lent_bytes.max(more_bytes);
+        let rounded_bytes = more_bytes.next_multiple_of(headroom.step_bytes());
+        let ahead_bytes = (room.allowed_bytes / ALLOWED_PART).max(AHEAD_BYTES_MIN);
+        let lent_bytes = rounded_bytes.min(ahead_bytes).min(room.allowed_bytes);
+        let lent_bytes = lent_bytes.max(more_bytes);
+        lent.grant(lent_bytes);
+        self.bytes += lent_bytes;
+        if place.whole_bytes == need.whole_bytes {
+            lent.claim(place, need.rest_bytes, self.bytes);
+        }
         Ok(())
+    }
+
+    /// Gives up its place if the payload that it is for needs no more.
+    fn note_complete(&mut self, need: Need) {
+        let is_complete =
+            |place: &mut Place| place.whole_bytes == need.whole_bytes && need.rest_bytes == 0;
+        let place = self.place.take_if(is_complete);
+        self.give_up(place);
+    }
+
+    fn give_up(&self, place: Option<Place>) {
+        if let Some(place) = place {
+            self.headroom.0.lock().unclaim(place);
+        }
     }
 
     /// Gives back what is not needed for so many bytes.
     pub(crate) fn lower_to(&mut self, bytes: u64) {
         let rounded_bytes = bytes.next_multiple_of(self.headroom.step_bytes());
-        self.bytes = self.bytes.min(rounded_bytes);
+        if rounded_bytes < self.bytes {
+            self.bytes = rounded_bytes;
+            self.headroom.0.lock().note_returned();
+        }
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -165,7 +218,16 @@ impl Loan {
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        self.headroom.0.lock().arenas -= 1;
+        self.give_up(self.place);
+        let mut lent = self.headroom.0.lock();
+        lent.arenas -= 1;
+        lent.note_returned();
+    }
+}
+
+impl Drop for Returning {
+    fn drop(&mut self) {
+        self.0.0.end_return();
     }
 }
 
@@ -203,106 +265,3 @@ const AHEAD_BYTES_MIN: u64 = 1 << 20;
 const STEPS: u64 = 256;
 const STEP_BYTES_MIN: u64 = 4 << 20;
 const STEP_BYTES_MAX: u64 = 64 << 20;
-
-/// So long nobody asks the system again after it had too little: a peer whose frames are refused is
-/// not to make a shard read files all the time.
-const REFUSAL_LASTS: Duration = Duration::from_millis(10);
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
-
-    use super::*;
-
-    fn of_free(free_bytes: &Arc<AtomicU64>) -> Headroom {
-        let free_bytes = Arc::clone(free_bytes);
-        Headroom::new(8 << 30, move || Some(free_bytes.load(Ordering::Relaxed)))
-    }
-
-    const STEP: u64 = 32 << 20;
-
-    #[test]
-    fn an_eighth_and_a_step_for_each_other_arena_stay_unused() {
-        let free_bytes = Arc::new(AtomicU64::new(4 << 30));
-        let headroom = of_free(&free_bytes);
-        assert_eq!(headroom.step_bytes(), STEP);
-        let mut first = headroom.open();
-        first.raise_to(1).unwrap();
-        assert_eq!(first.bytes(), STEP);
-        free_bytes.store((1 << 30) + 3 * STEP, Ordering::Relaxed);
-        let mut second = headroom.open();
-        let refused = second.raise_to(2 * STEP + 1).unwrap_err();
-        let expected = Shortage::Memory {
-            allowed_bytes: 2 * STEP,
-            free_bytes: (1 << 30) + 3 * STEP,
-            kept_bytes: (1 << 30) + STEP,
-        };
-        assert_eq!(refused, expected);
-        second.raise_to(2 * STEP).unwrap();
-        drop(first);
-        assert!(headroom.check(3 * STEP, true).is_ok());
-        assert!(headroom.check(3 * STEP, false).is_err());
-    }
-
-    #[test]
-    fn less_than_a_step_is_lent_where_little_is_free() {
-        let free_bytes = Arc::new(AtomicU64::new((1 << 30) + STEP / 2));
-        let headroom = of_free(&free_bytes);
-        let mut loan = headroom.open();
-        loan.raise_to(STEP / 4).unwrap();
-        assert_eq!(loan.bytes(), STEP / 4);
-        free_bytes.store((1 << 30) + 32 * STEP, Ordering::Relaxed);
-        loan.raise_to(STEP / 4 + 1).unwrap();
-        assert_eq!(loan.bytes(), STEP / 4 + STEP / 2);
-        loan.raise_to(0).unwrap();
-        loan.lower_to(0);
-        assert_eq!(loan.bytes(), 0);
-    }
-
-    #[test]
-    fn the_system_is_asked_at_each_step_and_not_for_each_refusal() {
-        let asked = Arc::new(AtomicU64::new(0));
-        let count = Arc::clone(&asked);
-        let headroom = Headroom::new(8 << 30, move || {
-            count.fetch_add(1, Ordering::Relaxed);
-            Some((1 << 30) + 64 * STEP)
-        });
-        let mut loan = headroom.open();
-        (0..STEP)
-            .step_by(1 << 20)
-            .for_each(|bytes| loan.raise_to(bytes).unwrap());
-        assert_eq!(asked.load(Ordering::Relaxed), 1);
-        let begin = Instant::now();
-        for _ in 0..100 {
-            assert!(loan.raise_to(66 * STEP).is_err());
-        }
-        let times = 2 + begin.elapsed().as_millis() / REFUSAL_LASTS.as_millis();
-        assert!(u128::from(asked.load(Ordering::Relaxed)) <= 1 + times);
-    }
-
-    #[test]
-    fn a_system_that_says_nothing_has_nothing_free() {
-        let headroom = Headroom::new(8 << 30, || None);
-        assert!(headroom.check(1, false).is_err());
-        assert_eq!(
-            available_bytes("MemTotal: 7 kB\nMemAvailable:   12 kB\n"),
-            Some(12 << 10)
-        );
-        for text in [
-            "",
-            "MemAvailable:",
-            "MemAvailable: 1",
-            "MemAvailable: -1 kB",
-        ] {
-            assert_eq!(available_bytes(text), None, "{text}");
-        }
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "asks the operating system")]
-    fn the_machine_has_less_free_than_it_has() {
-        let headroom = Headroom::of_machine().expect("Linux tells");
-        let free_bytes = free_memory_bytes().expect("Linux tells");
-        assert!((1..=headroom.usable_bytes()).contains(&free_bytes));
-    }
-}

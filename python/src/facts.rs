@@ -25,7 +25,7 @@ pub(crate) fn facts(py: Python<'_>) -> Vec<(&'static str, String)> {
 /// What to do about a proxy through which TensorFlow's gRPC would dial some of these hosts.
 #[pyfunction]
 pub(crate) fn proxy_warning(hosts: Vec<String>) -> Option<String> {
-    grpcxx_capi::proxies::warning(hosts, |name| std::env::var(name).ok())
+    grpcxx_runtime::proxies::warning(hosts, |name| std::env::var(name).ok())
 }
 
 /// What to do about star ports that the system may give to outgoing connections.

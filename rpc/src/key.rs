@@ -65,7 +65,7 @@ impl<'a> RendezvousKey<'a> {
         Self::split(text).map_err(|fault| invalid(&text, fault))
     }
 
-    /// The same tensor in another frame and iteration of a loop.
+    /// This tensor in another frame and iteration of a loop.
     #[must_use]
     pub const fn in_frame(mut self, frame_id: u64, iteration: i64) -> Self {
         self.frame_id = frame_id;
@@ -305,7 +305,7 @@ mod tests {
         assert!(status.message.len() < 4 * SHOWN_CHARS_MAX);
     }
 
-    /// The same, written down as the rule says it.
+    /// Whether a name is that of a device, written down as the rule says it.
     fn is_full_device_name_by_parts(name: &str) -> bool {
         let is_index = |text: &str| {
             text.starts_with(|c: char| c.is_ascii_digit()) && text.parse::<i32>().is_ok()

@@ -121,7 +121,7 @@ impl Rendezvous {
         self.send_hashed(step_id, key, key_hash, tensor)
     }
 
-    /// The same for a key whose hash is known, as for [`Rendezvous::take`].
+    /// As [`Rendezvous::send`], for a key whose hash is known, as for [`Rendezvous::take`].
     ///
     /// # Errors
     /// As of [`Rendezvous::send`].

@@ -157,6 +157,11 @@ impl TensorStore {
         self.tensors.is_empty()
     }
 
+    /// The bounds of this store.
+    pub fn limits(&self) -> &StoreLimits {
+        &self.limits
+    }
+
     /// Bytes of data in all tensors.
     pub fn stored_bytes(&self) -> u64 {
         self.stored_bytes

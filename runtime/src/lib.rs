@@ -34,6 +34,7 @@ pub mod metrics;
 pub mod options;
 pub mod placement;
 pub mod policy;
+pub mod proxies;
 mod registry;
 mod regular_file;
 mod remote;

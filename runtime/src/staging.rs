@@ -4,18 +4,21 @@
 mod client;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod total;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
-use grpcxx_rpc::{Code, GraphCall, Reason, Status, Tensor, TensorStore, Text};
+use grpcxx_rpc::{Account, Code, GraphCall, Reason, Status, Tensor, TensorStore, Text};
 use grpcxx_transport::Time;
 
 pub use self::client::StagedPush;
+pub(crate) use self::total::StagedTotal;
+use self::total::{Amount, Batch};
 use crate::command::Shared;
 use crate::registry::put_all;
 
@@ -36,21 +39,18 @@ pub(crate) enum Act {
     Discard,
 }
 
-/// What all connections of an engine have staged together.
-#[derive(Debug, Default)]
-pub(crate) struct StagedTotal {
-    tensors: AtomicUsize,
-    bytes: AtomicU64,
-}
-
-impl StagedTotal {
-    pub(crate) fn tensors(&self) -> usize {
-        self.tensors.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
-    }
+/// What a peer may stage, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StagingLimits {
+    /// Most pushes of one connection at once.
+    pub(crate) pushes_max: usize,
+    /// Most bytes of one peer.
+    pub(crate) bytes_max: u64,
+    /// How long a push waits for its next call.
+    pub(crate) patience: Duration,
+    /// How long a push lasts in all, and a second more for each MiB of it: one that gets a little
+    /// again and again ends too.
+    pub(crate) life: Duration,
 }
 
 /// The pushes that one connection stages. All of them are dropped with it.
@@ -58,10 +58,7 @@ impl StagedTotal {
 pub(crate) struct Staging {
     store: Shared<TensorStore>,
     total: Arc<StagedTotal>,
-    /// Most pushes at once.
-    pushes_max: usize,
-    /// How long a push waits for its next call.
-    patience: Duration,
+    limits: StagingLimits,
     pushes: Mutex<HashMap<u64, Push, RandomState>>,
     /// When the next push may have waited for too long, in nanoseconds: the shard's thread asks
     /// for it after each turn, and does not wait for the lock.
@@ -74,38 +71,36 @@ pub(crate) struct Staging {
 #[derive(Debug)]
 pub(crate) struct Push {
     batches: Vec<Batch>,
+    amount: Amount,
     /// When it is dropped, unless another call comes.
     ends: Time,
-}
-
-/// Tensors of one call, and what they have taken of the total.
-#[derive(Debug)]
-struct Batch {
-    tensors: Vec<(Text, Tensor)>,
-    counted: usize,
-    bytes: u64,
-    total: Arc<StagedTotal>,
+    /// When it is dropped, whatever comes.
+    latest: Time,
 }
 
 impl Staging {
     pub(crate) fn new(
         store: &Shared<TensorStore>,
         total: &Arc<StagedTotal>,
-        (pushes_max, patience): (usize, Duration),
+        limits: StagingLimits,
     ) -> Self {
         Self {
             store: Arc::clone(store),
             total: Arc::clone(total),
-            pushes_max,
-            patience,
+            limits,
             pushes: Mutex::default(),
             next_end_ns: AtomicU64::new(NEVER),
             seen_bytes: AtomicU64::new(0),
         }
     }
 
-    /// Serves a call that came at `now`.
-    pub(crate) fn serve(&self, act: Act, call: GraphCall, now: Time) -> Result<(), Status> {
+    /// Serves a call that came at `now` from who has this account.
+    pub(crate) fn serve(
+        &self,
+        act: Act,
+        call: GraphCall,
+        (account, now): (Account, Time),
+    ) -> Result<(), Status> {
         let GraphCall {
             step_id: number,
             feeds,
@@ -114,7 +109,7 @@ impl Staging {
         check_shape(act, &call.fetches, &feeds)?;
         match act {
             Act::Stage if feeds.is_empty() => self.begin(number, now),
-            Act::Stage => self.add(number, feeds, now),
+            Act::Stage => self.add(number, feeds, (account, now)),
             Act::Commit => self.commit(number),
             Act::Discard => {
                 // It may have ended before, as after a call that was refused.
@@ -131,7 +126,7 @@ impl Staging {
             let text = format!("push {number} is staged on this connection already");
             return Err(Status::new(Code::AlreadyExists, text));
         }
-        if pushes.len() >= self.pushes_max {
+        if pushes.len() >= self.limits.pushes_max {
             let text = format!(
                 "this connection stages {} pushes already, as many as it may; commit or discard \
                  one of them first",
@@ -139,19 +134,29 @@ impl Staging {
             );
             return Err(Status::new(Code::ResourceExhausted, text).because(Reason::Limit));
         }
-        let push = Push {
+        let mut push = Push {
             batches: Vec::new(),
-            ends: now + self.patience,
+            amount: Amount::default(),
+            ends: now,
+            latest: now + self.limits.life,
         };
+        push.wait_from(now, self.limits.patience);
         pushes.insert(number, push);
         self.note_end(&pushes);
         Ok(())
     }
 
     /// Adds tensors to a push, which is dropped if they are refused.
-    fn add(&self, number: u64, feeds: Vec<(Text, Tensor)>, now: Time) -> Result<(), Status> {
+    fn add(
+        &self,
+        number: u64,
+        feeds: Vec<(Text, Tensor)>,
+        (account, now): (Account, Time),
+    ) -> Result<(), Status> {
         self.extend(number, now)?;
-        let added = match Batch::admit(&self.store.load(), &self.total, feeds) {
+        let bytes_max = self.limits.bytes_max;
+        let admitted = Batch::admit(&self.store.load(), &self.total, account, feeds, bytes_max);
+        let added = match admitted {
             // What is copied is copied without the lock.
             Ok(batch) => self.append(number, batch.into_private()),
             Err(status) => Err(status),
@@ -168,14 +173,14 @@ impl Staging {
     fn extend(&self, number: u64, now: Time) -> Result<(), Status> {
         let mut pushes = self.lock();
         let push = (pushes.get_mut(&number)).ok_or_else(|| self.unknown(number))?;
-        push.ends = push.ends.max(now + self.patience);
+        push.wait_from(now, self.limits.patience);
         self.note_end(&pushes);
         Ok(())
     }
 
     fn append(&self, number: u64, batch: Batch) -> Result<(), Status> {
         match self.lock().get_mut(&number) {
-            Some(push) => push.batches.push(batch),
+            Some(push) => push.append(batch),
             // It has ended meanwhile.
             None => return Err(self.unknown(number)),
         }
@@ -205,7 +210,7 @@ impl Staging {
             && self.seen_bytes.swap(bytes, Ordering::Relaxed) != bytes
         {
             for push in pushes.values_mut() {
-                push.ends = now + self.patience;
+                push.wait_from(now, self.limits.patience);
             }
         }
         let expired = pushes.extract_if(|_, push| push.ends <= now).collect();
@@ -220,11 +225,12 @@ impl Staging {
     }
 
     fn unknown(&self, number: u64) -> Status {
+        let StagingLimits { patience, life, .. } = self.limits;
         let text = format!(
             "no push {number} is staged on this connection: nobody has begun it here, or it has \
-             ended, as it does with its connection, with a call that is refused, and {:?} after \
-             its last call; begin it again",
-            self.patience
+             ended, as it does with its connection, with a call that is refused, {patience:?} \
+             after its last call, and {life:?}, with a second for each MiB, after its first; \
+             begin it again"
         );
         Status::new(Code::NotFound, text)
     }
@@ -234,52 +240,32 @@ impl Staging {
     }
 }
 
-impl Batch {
-    /// Takes tensors in that the store would take.
-    fn admit(
-        store: &TensorStore,
-        total: &Arc<StagedTotal>,
-        feeds: Vec<(Text, Tensor)>,
-    ) -> Result<Self, Status> {
-        for (name, tensor) in &feeds {
-            store.check(name, tensor)?;
-        }
-        let batch = Self {
-            counted: feeds.len(),
-            bytes: feeds.iter().map(|(_, t)| t.data.len() as u64).sum(),
-            tensors: feeds,
-            total: Arc::clone(total),
-        };
-        // Counted before it is compared, so that of two that come at once none takes too much.
-        let (counted, bytes) = (batch.counted, batch.bytes);
-        let tensors = total.tensors.fetch_add(counted, Ordering::Relaxed) + counted;
-        let all_bytes = total.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        store.check_staged(tensors, all_bytes)?;
-        Ok(batch)
+impl Push {
+    /// Lets it wait for its next call from now on, within its life.
+    fn wait_from(&mut self, now: Time, patience: Duration) {
+        self.ends = self.ends.max(now + patience).min(self.latest);
     }
 
-    /// Copies what is lent, or shares memory with others.
-    fn into_private(mut self) -> Self {
-        for (_, tensor) in &mut self.tensors {
-            tensor.make_private();
+    fn append(&mut self, batch: Batch) {
+        let before_mib = self.amount.bytes / MIB;
+        self.amount = self.amount.plus(batch.amount);
+        let more_mib = self.amount.bytes / MIB - before_mib;
+        self.latest = self.latest + Duration::from_secs(more_mib);
+        self.batches.push(batch);
+    }
+
+    /// Why it ends.
+    fn fault(&self) -> &'static str {
+        match self.ends < self.latest {
+            true => "its next call did not come in time",
+            false => "it has lasted as long as a push may",
         }
-        self
     }
 }
 
 impl fmt::Display for Push {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tensors: usize = self.batches.iter().map(|batch| batch.counted).sum();
-        let bytes: u64 = self.batches.iter().map(|batch| batch.bytes).sum();
-        write!(f, "{tensors} tensors of {bytes} bytes in all")
-    }
-}
-
-impl Drop for Batch {
-    fn drop(&mut self) {
-        let Self { counted, bytes, .. } = *self;
-        self.total.tensors.fetch_sub(counted, Ordering::Relaxed);
-        self.total.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        write!(f, "{}; {}", self.amount, self.fault())
     }
 }
 
@@ -301,3 +287,5 @@ fn check_shape(act: Act, fetches: &[Text], feeds: &[(Text, Tensor)]) -> Result<(
 
 /// The end of a push that there is none of.
 const NEVER: u64 = u64::MAX;
+
+const MIB: u64 = 1 << 20;

@@ -351,7 +351,7 @@ fn shutdown_takes_what_an_original_client_still_writes() {
     });
 }
 
-/// The same after a violation of the client: what it still writes is taken, within bytes.
+/// What a client still writes after its violation is taken, up to a limit.
 #[test]
 fn a_client_that_breaks_the_protocol_is_drained() {
     with_each_driver(|driver| {

@@ -123,6 +123,28 @@ fn a_push_that_nobody_goes_on_with_is_dropped() {
 }
 
 #[test]
+fn a_push_that_gets_a_little_again_and_again_ends() {
+    let shares = PeerShares::of(&RendezvousLimits::default(), 100);
+    let shares = shares.with(|shares| shares.staged_life = Duration::from_millis(500));
+    let options = options("ps", Policy::default()).with(|options| options.shares = Some(shares));
+    let server = Engine::start(options).unwrap();
+    let caller = engine("worker", Policy::default());
+    let remote = remote(&caller, &server, 0);
+    let push = StagedPush::new();
+    remote.call(push.begin()).wait().unwrap();
+    let end = Instant::now() + Duration::from_secs(10);
+    let gone = loop {
+        assert!(Instant::now() < end, "it lasts");
+        if let Err(status) = remote.call(push.stage(weights(1, 10))).wait() {
+            break status;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert!(gone.message.contains("500ms"), "{gone}");
+    await_staged_bytes(&server, 0);
+}
+
+#[test]
 fn a_push_outlasts_the_time_that_its_next_call_is_on_its_way() {
     let shares = PeerShares::of(&RendezvousLimits::default(), 100);
     let shares = shares.with(|shares| shares.staged_patience = Duration::from_millis(400));

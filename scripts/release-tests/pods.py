@@ -68,7 +68,7 @@ def servers():
     )
     expect(ports["grpc"] == 2222 and ports["star"] == 12222, "gRPC is at 2222, and star 10000 above")
 
-    # The same command on this host, where each task needs ports of its own.
+    # On this host each task of the command needs ports of its own.
     grpc = free_ports(len(addresses))
     star, metrics = free_ports(len(addresses)), free_ports(len(addresses))
     here = f"{job}|" + ";".join(f"127.0.0.1:{port}" for port in grpc)

@@ -56,23 +56,15 @@ pub fn numpy_header(data: &[u8]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::Path;
+#[path = "../../fuzz/replay.rs"]
+mod replay;
 
+#[cfg(test)]
+mod tests {
     use proptest::prelude::*;
 
+    use super::replay::replay;
     use super::*;
-
-    fn replay(target: &str, fuzz: fn(&[u8])) {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("fuzz/corpus")
-            .join(target);
-        let inputs = std::fs::read_dir(&folder).unwrap().map(|entry| {
-            let path = entry.unwrap().path();
-            fuzz(&std::fs::read(path).unwrap());
-        });
-        assert!(inputs.count() > 0, "{} is empty", folder.display());
-    }
 
     #[test]
     fn the_corpora_of_the_fuzzers_hold() {

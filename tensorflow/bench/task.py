@@ -54,7 +54,7 @@ def push(number, size_bytes):
 
 
 def local(number, size_bytes):
-    """The same graph without a network: the limit to approach."""
+    """The graph without a network: the limit to approach."""
     values = variables(WORKER, number, size_bytes)
     with tf.device(WORKER):
         return tf.group([tf.raw_ops.Identity(input=value.read_value()).op for value in values])

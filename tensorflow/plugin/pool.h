@@ -20,7 +20,7 @@ namespace grpcxx_tensorflow {
 // tensor of about their size, up to a limit and for a while.
 class Pool : public tensorflow::Allocator {
  public:
-  // That of this process.
+  // The pool of this process.
   static Pool& Instance();
 
   // How many bytes of free blocks are kept; 0 keeps none.

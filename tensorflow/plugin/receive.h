@@ -51,7 +51,7 @@ class Operation {
   void Failed(const grpcxx_status* status);
   // Ends with `status`. The last thing that happens here.
   void End(const absl::Status& status);
-  // The same on another thread: whoever begins a receive waits for it if it ends before `Begin` returns.
+  // Ends with `status` on another thread: whoever begins a receive waits for it if it ends before `Begin` returns.
   void EndLater(const absl::Status& status);
 
  private:

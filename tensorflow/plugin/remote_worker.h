@@ -126,7 +126,7 @@ class RemoteWorker : public tensorflow::WorkerInterface, public std::enable_shar
   bool StepsGoOverStar();
   // Whether a call may go over gRPC that brings something to memory of `device`: counts and tells it.
   absl::Status FallForDevice(const char* method, const std::string& device);
-  // The same for a step whose request star does not take.
+  // Whether a step may go over gRPC whose request star does not take: counts and tells it.
   absl::Status FallForSize(const char* method);
   // Ends a call that was not made. Not at once: whoever makes one waits for it if it ends before that returns.
   void Refuse(tensorflow::StatusCallback done, const absl::Status& status);

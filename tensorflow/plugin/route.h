@@ -72,7 +72,8 @@ class Route : public std::enable_shared_from_this<Route> {
   // What that has found.
   absl::Status CheckPlain();
 
-  // The same for a call of this method that does not go over star; a refusal is counted, and says why it is one.
+  // Whether a call of this method, which does not go over star, may go over gRPC; a refusal is counted, and says why it
+  // is one.
   absl::Status MayFall(const char* method, const NoStar& no_star);
 
   // Somebody has asked the task for its status. If it has restarted meanwhile, the route is no longer known.

@@ -8,11 +8,11 @@
 
 namespace grpcxx_tensorflow {
 
-// The same failure in TensorFlow's words. A text that begins with "[_Derived_]" becomes a derived status, which
+// A failure of the engine in TensorFlow's words. A text that begins with "[_Derived_]" becomes a derived status, which
 // TensorFlow reports only if it finds no other cause.
 absl::Status FromEngine(const grpcxx_status* status);
 
-// The same, and ends the ownership of `status`.
+// As `FromEngine`, and ends the ownership of `status`.
 absl::Status TakeFromEngine(grpcxx_status* status);
 
 // A failure of a call to `target`, told as TensorFlow tells those of gRPC: its coordinators look for these words to

@@ -15,7 +15,7 @@ class Timer {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // That of this process, which starts with its first use.
+  // The timer of this process, which starts with its first use.
   static Timer& Instance();
 
   void RunAfter(Clock::duration delay, std::function<void()> code);

@@ -20,18 +20,6 @@ from grpcxx import Code, Reason
 MEGABYTE = 1 << 20
 
 
-@pytest.fixture
-def server():
-    with grpcxx.Server() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server):
-    with grpcxx.Client(server.address, timeout=30) as client:
-        yield client
-
-
 def address_of(array):
     return array.__array_interface__["data"][0]
 

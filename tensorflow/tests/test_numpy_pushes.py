@@ -20,18 +20,6 @@ has_memory = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def server():
-    with grpcxx.Server(metrics="127.0.0.1:0") as server:
-        yield server
-
-
-@pytest.fixture
-def client(server):
-    with grpcxx.Client(server.address, timeout=120) as client:
-        yield client
-
-
 def staged(server):
     """Tensors and bytes that are staged, as the metrics tell."""
     from urllib.request import urlopen

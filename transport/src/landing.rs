@@ -37,8 +37,8 @@ impl Landing {
         }
     }
 
-    /// The same for the first part of so many bytes that are announced: when it is full it is not
-    /// complete, and comes back for more memory ([`Landing::grow`]).
+    /// This landing for the first part of so many bytes that are announced: when it is full it is
+    /// not complete, and comes back for more memory ([`Landing::grow`]).
     ///
     /// # Panics
     /// If there is more memory than that.
@@ -96,7 +96,7 @@ impl Landing {
         (self.granted_bytes() == self.whole_bytes).then_some(usize::from(at_least_bytes))
     }
 
-    /// The same, full once so many more bytes are there, and nothing of what follows is shown
+    /// This landing, full once so many more bytes are there, and nothing of what follows is shown
     /// before it is back: the rest comes later, with something else between.
     #[must_use]
     pub fn part(mut self, bytes: usize) -> Self {
@@ -105,7 +105,7 @@ impl Landing {
         self
     }
 
-    /// The same, of which all is wanted again after a [`Landing::part`].
+    /// This landing, of which all is wanted again after a [`Landing::part`].
     #[must_use]
     pub fn whole(mut self) -> Self {
         self.end_bytes = self.granted_bytes();
@@ -132,7 +132,7 @@ impl Landing {
         self.is_replaceable && self.end_bytes == self.buffer.len()
     }
 
-    /// The same, which no memory of the link may replace any more.
+    /// This landing, which no memory of the link may replace any more.
     #[must_use]
     pub fn fixed(self) -> Self {
         Self {

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::{Allocation, Gang, LaunchError, Member, Plan, Rendezvous, Roles, lead};
-use crate::local::held_ports;
+use crate::local::{HeldPort, held_ports};
 
 /// What people ask for beside what the environment says.
 #[derive(Clone, Debug)]
@@ -36,6 +36,8 @@ pub struct Meeting {
     pub member: Member,
     /// The thread that leads, in rank 0.
     pub leader: Option<JoinHandle<()>>,
+    /// The ports of this rank, which nobody else on its host gets meanwhile.
+    pub held: Vec<HeldPort>,
 }
 
 impl Meeting {
@@ -52,10 +54,9 @@ impl Meeting {
             size,
             timeout: options.timeout,
         };
-        // Held until all ranks are there, so that two of one host never choose the same.
         let held = held_ports(2, IpAddr::V4(Ipv4Addr::UNSPECIFIED))
             .map_err(LaunchError::system("find free ports"))?;
-        let ports = [held[0].0, held[1].0];
+        let ports = [held[0].number(), held[1].number()];
         let gang = options.restarts.map(|restarts| Gang::new(roles, restarts));
         let leader = match allocation.rank {
             0 => Some(lead(&rendezvous, gang)?),
@@ -72,6 +73,7 @@ impl Meeting {
             plan,
             member,
             leader,
+            held,
         })
     }
 }

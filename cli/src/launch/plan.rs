@@ -62,6 +62,11 @@ impl Plan {
             })
     }
 
+    /// The hosts of all tasks.
+    pub fn hosts(&self) -> impl Iterator<Item = String> {
+        self.addresses.iter().map(|address| address.ip.to_string())
+    }
+
     /// The value of `TF_CONFIG` for a rank.
     pub fn tf_config(&self, rank: u32) -> String {
         let TaskId { job, index } = self.roles.task(rank);

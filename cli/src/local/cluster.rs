@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use super::ports::HeldPort;
 use super::process::{LogSink, Process};
 
 /// What a local cluster is made of.
@@ -40,6 +41,8 @@ pub struct LocalCluster {
     folder: TempDir,
     cluster_spec: String,
     tasks: Vec<Task>,
+    /// Held for tasks that start again.
+    _ports: Vec<HeldPort>,
     log: LogSink,
 }
 

@@ -6,6 +6,6 @@ mod ports;
 mod process;
 
 pub use cluster::{LocalCluster, LocalError, LocalOptions};
-pub use ports::held_ports;
+pub use ports::{HeldPort, held_ports};
 pub use process::{LogLine, Stream};
 pub(crate) use process::{LogSink, Process};

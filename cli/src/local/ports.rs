@@ -1,22 +1,58 @@
+//! Ports that are told to others before anybody listens on them.
+
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 
-/// `count` different ports of the loopback interface that nobody listens on right now.
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+/// A port that nobody gets by chance as long as this lives.
 ///
-/// Another process may take one before it is used, so whoever starts servers on them must be ready
-/// to try again.
-pub(super) fn free_ports(count: usize) -> io::Result<Vec<u16>> {
-    let held = held_ports(count, IpAddr::V4(Ipv4Addr::LOCALHOST))?;
-    Ok(held.into_iter().map(|(port, _)| port).collect())
+/// A socket is bound to it, and does not listen. Who is told the port can listen on it meanwhile,
+/// and others after him, if he allows that an address is used again (`SO_REUSEADDR`), as servers
+/// do. Who looks for a port, and the system where it chooses one, pass this one over.
+#[derive(Debug)]
+pub struct HeldPort {
+    number: u16,
+    _socket: OwnedFd,
 }
 
-/// `count` different ports of `ip` on which nobody else can listen while this holds them.
+impl HeldPort {
+    /// Its number.
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// Takes a port, or any one if it is 0.
+    fn take(ip: IpAddr, port: u16) -> io::Result<Self> {
+        let family = match ip {
+            IpAddr::V4(_) => AddressFamily::INET,
+            IpAddr::V6(_) => AddressFamily::INET6,
+        };
+        // Children that live on would hold it.
+        let flags = SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+        rustix::net::bind(&socket, &SocketAddr::new(ip, port))?;
+        // Said before, it would share the port with another that is held like this.
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        let bound: SocketAddr = rustix::net::getsockname(&socket)?.try_into()?;
+        Ok(Self {
+            number: bound.port(),
+            _socket: socket,
+        })
+    }
+}
+
+/// `count` different ports of `ip` that nobody else has.
 ///
 /// They lie below the ports that the system gives to outgoing connections: a task that is started
 /// again finds its port free, and nobody who dials it meanwhile connects to himself.
-pub fn held_ports(count: usize, ip: IpAddr) -> io::Result<Vec<(u16, TcpListener)>> {
+///
+/// # Errors
+/// The system has not so many.
+pub fn held_ports(count: usize, ip: IpAddr) -> io::Result<Vec<HeldPort>> {
     let first_outgoing = std::fs::read_to_string(OUTGOING_RANGE)
         .ok()
         .and_then(|text| text.split_whitespace().next()?.parse().ok())
@@ -29,19 +65,11 @@ pub fn held_ports(count: usize, ip: IpAddr) -> io::Result<Vec<(u16, TcpListener)
         .clone()
         .skip(start as usize)
         .chain(candidates.take(start as usize));
-    let mut held = Vec::with_capacity(count);
-    for port in rotated {
-        if held.len() == count {
-            break;
-        }
-        if let Ok(listener) = TcpListener::bind((ip, port)) {
-            held.push((port, listener));
-        }
-    }
+    let free = rotated.filter_map(|port| HeldPort::take(ip, port).ok());
+    let mut held: Vec<HeldPort> = free.take(count).collect();
     // A system that leaves no room there gives what it has.
     while held.len() < count {
-        let listener = TcpListener::bind((ip, 0))?;
-        held.push((listener.local_addr()?.port(), listener));
+        held.push(HeldPort::take(ip, 0)?);
     }
     Ok(held)
 }
@@ -52,13 +80,42 @@ const FIRST: u16 = 15_000;
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+
     use super::*;
+
+    const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
     #[test]
     fn ports_differ() {
-        let mut ports = free_ports(16).unwrap();
+        let held = held_ports(16, LOOPBACK).unwrap();
+        let mut ports: Vec<u16> = held.iter().map(HeldPort::number).collect();
         ports.sort_unstable();
         ports.dedup();
         assert_eq!(ports.len(), 16);
+    }
+
+    #[test]
+    fn who_is_told_a_port_listens_on_it_and_who_looks_for_one_passes_it_over() {
+        for ip in [
+            LOOPBACK,
+            Ipv4Addr::UNSPECIFIED.into(),
+            Ipv6Addr::LOCALHOST.into(),
+        ] {
+            let Ok(held) = held_ports(1, ip) else {
+                // A machine without IPv6.
+                assert!(ip.is_ipv6());
+                continue;
+            };
+            let port = held[0].number();
+            for _ in 0..2 {
+                assert!(HeldPort::take(ip, port).is_err());
+                let told = TcpListener::bind((ip, port)).expect("a server gets it");
+                assert!(HeldPort::take(ip, port).is_err());
+                drop(told);
+            }
+            drop(held);
+            HeldPort::take(ip, port).expect("it is free again");
+        }
     }
 }

@@ -56,6 +56,25 @@ fn each_process_is_told_its_task_and_ends_with_the_others() {
 }
 
 #[test]
+fn tasks_reach_each_other_without_the_proxy_for_the_web() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "echo list=$no_proxy";
+    let mut command = launch(folder.path(), &["-n", "2", "--", "sh", "-c", script]);
+    for name in ["grpc_proxy", "https_proxy", "no_grpc_proxy"] {
+        command.env_remove(name);
+    }
+    command.env("http_proxy", "http://127.0.0.1:9");
+    command.env("no_proxy", "localhost");
+    let output = command.output().unwrap();
+    let out = text(&output.stdout);
+    assert_eq!(
+        out.matches("list=localhost,127.0.0.1\n").count(),
+        2,
+        "{out}"
+    );
+}
+
+#[test]
 fn the_first_failure_ends_all_and_its_last_lines_are_told() {
     let script =
         "case $TF_CONFIG in *'\"index\":1'*) echo 'out of luck' >&2; exit 3;; esac; exec sleep 600";

@@ -122,7 +122,7 @@ impl Drop for Server {
 /// Two addresses that were free a moment ago, and that no outgoing connection gets.
 fn addresses() -> [String; 2] {
     let held = held_ports(2, Ipv4Addr::LOCALHOST.into()).unwrap();
-    [0, 1].map(|at| format!("127.0.0.1:{}", held[at].0))
+    [0, 1].map(|at| format!("127.0.0.1:{}", held[at].number()))
 }
 
 fn page(address: &str) -> String {

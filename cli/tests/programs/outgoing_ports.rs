@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Command, Stdio};
 
-use grpcxx_cli::local::held_ports;
+use grpcxx_cli::local::{HeldPort, held_ports};
 
 use super::ports::held_port;
 use super::{SERVER, TOOL, text};
@@ -14,7 +14,7 @@ const CURE: &str = "net.ipv4.ip_local_reserved_ports";
 
 fn other_ports(count: usize) -> Vec<u16> {
     let held = held_ports(count, LOOPBACK).unwrap();
-    held.into_iter().map(|(port, _)| port).collect()
+    held.iter().map(HeldPort::number).collect()
 }
 
 /// What a server whose star port is this one writes to standard error.

@@ -63,7 +63,7 @@ impl Issuers {
         self.checked_by(file, &self.path("ca.pem"), more)
     }
 
-    /// The same, with the authority in this file.
+    /// As [`Self::certificates`], with the authority in this file.
     pub(crate) fn checked_by(
         &self,
         file: &str,

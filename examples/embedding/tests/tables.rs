@@ -209,7 +209,7 @@ fn rows_come_back_after_a_stop_with_as_many_servers_or_others() {
     };
     let ids: Vec<u64> = (0..3000).map(mix).collect();
     let mut expected = Vec::new();
-    // The same servers again, then more shards, then fewer servers.
+    // As many servers again, then more shards, then fewer servers.
     for (round, (servers, shards)) in [(2, 1), (2, 1), (2, 2), (1, 2)].into_iter().enumerate() {
         let servers = run(servers, shards);
         let engine = worker();

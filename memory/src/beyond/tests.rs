@@ -173,6 +173,29 @@ fn arenas_that_grow_at_once_leave_a_part_of_the_machine_free() {
     assert!((128..=160).contains(&(left_mib + 4 * 4)), "{left_mib}");
 }
 
+/// The longer they are, the more each has taken before they meet.
+#[test]
+fn of_two_that_do_not_fit_together_the_first_gets_its_memory() {
+    for whole_len in [400 * MIB, 500 * MIB, 600 * MIB] {
+        let free_bytes = free(800);
+        let ask = Arc::clone(&free_bytes);
+        let headroom = Headroom::new(1 << 30, move || Some(ask.load(Ordering::Relaxed)));
+        let mut arenas = [of(headroom.clone()), of(headroom)];
+        let begin = |arena: &mut Arena| Some(arena.begin_beyond(whole_len, MIB).unwrap());
+        let mut memories = arenas.each_mut().map(begin);
+        for len in (2 * MIB..=whole_len).step_by(MIB) {
+            for (arena, memory) in arenas.iter_mut().zip(&mut memories) {
+                *memory =
+                    (memory.take()).and_then(|memory| arena.grow(memory, len, whole_len).ok());
+            }
+            let taken_bytes: u64 = arenas.iter().map(Arena::lent_bytes).sum();
+            free_bytes.store((800 << 20) - taken_bytes, Ordering::Relaxed);
+        }
+        let has = memories.map(|memory| memory.is_some_and(|memory| memory.len() == whole_len));
+        assert_eq!(has, [true, false], "of {whole_len} bytes");
+    }
+}
+
 #[test]
 fn the_machine_has_the_memory_back() {
     let resident_bytes = || {

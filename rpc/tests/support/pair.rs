@@ -29,7 +29,7 @@ impl Pair {
         Self::announced_with_limits(ConnectionLimits::default())
     }
 
-    /// The same, within these limits.
+    /// Both sides have announced everything, within these limits.
     pub fn announced_with_limits(limits: ConnectionLimits) -> Self {
         let mut pair = Self::with_limits(limits, Features::ALL, Features::ALL);
         pair.carry_requests();

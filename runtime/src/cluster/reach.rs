@@ -15,7 +15,7 @@ pub fn listen_ip(address: &str) -> IpAddr {
     listen_ip_by(address, look_up)
 }
 
-/// The same, by what `look_up` finds for a name.
+/// As [`listen_ip`], with the addresses that `look_up` finds for a name.
 pub fn listen_ip_by(address: &str, look_up: impl Fn(&str) -> Vec<IpAddr>) -> IpAddr {
     let host = split_address(address).map_or("", |(host, _)| host);
     match host.parse() {

@@ -5,79 +5,27 @@
 //! cannot be read counts as the default, with a warning. Our own, with the prefix `GRPCXX_`, are
 //! strict; names that nobody knows are warnings.
 
+mod error;
 mod parse;
 mod role;
 mod table;
+mod values;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use error::{ConfigError, Warning};
 pub use role::{CORES_OF_OTHER_JOBS, CoreLimit, JobKind, shard_count};
 pub use table::{VARIABLES, Variable, check_name, markdown};
+pub use values::{DriverSetting, LogFormat, RdmaSetting, ShmSetting};
 
 use crate::host::HostSetting;
 use crate::placement::CpuList;
 use crate::policy::{AddressRanges, Secret, StoreAccess};
 use grpcxx_tls::TlsMode;
 use table::Reader;
-
-/// Which driver moves bytes over TCP.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DriverSetting {
-    /// io_uring where the system allows it, else epoll.
-    #[default]
-    Auto,
-    /// io_uring or nothing.
-    IoUring,
-    /// epoll.
-    Epoll,
-}
-
-/// Whether connections may go on over RDMA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RdmaSetting {
-    /// Where both ends have a device.
-    Auto,
-    /// Never.
-    Off,
-}
-
-/// Whether connections may go on in shared memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ShmSetting {
-    /// Those between processes of one host and user.
-    #[default]
-    Auto,
-    /// None.
-    Off,
-}
-
-/// How log lines are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// One JSON object a line.
-    Json,
-}
-
-/// Something that was read but probably not meant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Warning {
-    /// What is odd and what is done about it.
-    pub message: String,
-}
-
-/// Everything that is wrong with the environment.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigError {
-    /// One message for each problem, in the order of the table.
-    pub problems: Vec<String>,
-}
 
 macro_rules! config {
     ($(
@@ -134,8 +82,8 @@ config! {
         "shards are not pinned to CPUs; for jobs `worker` and `chief`";
     connection_timeout: Duration = parse::connection_timeout,
         "NETWORK_MAX_CONNECTION_TIMEOUT", "120000", "ms", "engine",
-        "how long a call without a timeout of its own waits for a connection; 0 and less: not at all, \
-         and calls with one wait for a single dial";
+        "how long a call without a timeout of its own waits for a connection; 0 and less: not at \
+         all, and calls with one wait for a single dial";
     endpoint_map_directory: Option<PathBuf> = parse::path,
         "TF_SEASTAR_ENDPOINT_MAP_PATH", "", "", "grpcxx-server, grpcxx",
         "directory that holds `.endpoint_map`; unset: the working directory";
@@ -163,7 +111,8 @@ config! {
         "length of one RDMA read, where `GRPCXX_RDMA_CHUNK_BYTES` is not set";
     tf_rdma_message_bytes: u64 = parse::rdma_message_bytes,
         "TF_RDMA_ACC_SIZE", "8192", "bytes", "engine",
-        "length up to which small frames are put together, where `GRPCXX_RDMA_MESSAGE_BYTES` is not set";
+        "length up to which small frames are put together, where `GRPCXX_RDMA_MESSAGE_BYTES` is \
+         not set";
     tf_rdma_registered_bytes: u64 = parse::rdma_registered_bytes,
         "TF_RDMA_BUF_SIZE", "1073741824", "bytes", "engine",
         "memory of each shard that is registered, where `GRPCXX_RDMA_REGISTERED_BYTES` is not set";
@@ -173,7 +122,8 @@ config! {
         "number of shards, 1 to 256; unset: as the variables of DeepRec say";
     cpus: Option<CpuList> = parse::cpus,
         "GRPCXX_CPUS", "", "", "engine",
-        "CPUs to pin shards to, in this order, such as `0-3,8`; pins whatever `*_DISABLE_PIN_CORES` says";
+        "CPUs to pin shards to, in this order, such as `0-3,8`; pins whatever \
+         `*_DISABLE_PIN_CORES` says";
     driver: DriverSetting = parse::driver,
         "GRPCXX_DRIVER", "auto", "", "engine",
         "`auto`, `io_uring` or `epoll`; `auto` takes io_uring where the system allows it, and epoll \
@@ -186,16 +136,21 @@ config! {
         "how long an idle shard without polling looks for work before it sleeps, up to 1000000";
     cpu_latency: Option<Duration> = parse::cpu_latency,
         "GRPCXX_CPU_LATENCY_US", "", "us", "engine",
-        "how long any CPU of the machine may take to wake up, 0 to 1000000, through `/dev/cpu_dma_latency`; unset: as the system says";
+        "how long any CPU of the machine may take to wake up, 0 to 1000000, through \
+         `/dev/cpu_dma_latency`; unset: as the system says";
     shm: ShmSetting = parse::shm,
         "GRPCXX_SHM", "auto", "", "engine",
-        "`auto` or `off`; `auto` lets connections between processes of one host and user go on in shared memory";
+        "`auto` or `off`; `auto` lets connections between processes of one host and user go on in \
+         shared memory";
     shm_lend: bool = parse::switch,
         "GRPCXX_SHM_LEND", "true", "", "engine",
-        "let such processes map memory of the shards, read-only: tensors in it reach them without a copy; others, of 16 KiB and more, are copied into up to 256 MiB of it for each shard, once, if the receiver brings no memory for them";
+        "let such processes map memory of the shards, read-only: tensors in it reach them without \
+         a copy; others, of 16 KiB and more, are copied into up to 256 MiB of it for each shard, \
+         once, if the receiver brings no memory for them";
     shm_read: bool = parse::switch,
         "GRPCXX_SHM_READ", "true", "", "engine",
-        "let such processes read other large tensors out of each other's memory, where the system allows that, so that these are copied once";
+        "let such processes read other large tensors out of each other's memory, where the system \
+         allows that, so that these are copied once";
     shm_links: u32 = parse::positive_count,
         "GRPCXX_SHM_LINKS_MAX", "256", "connections", "engine",
         "most connections of a shard in shared memory; others stay on TCP";
@@ -204,10 +159,13 @@ config! {
         "ring of each direction of such a connection, 16KiB to 64MiB, rounded up to a power of two";
     shm_lent_bytes: u64 = parse::shm_lent_bytes,
         "GRPCXX_SHM_LENT_BYTES_MAX", "1GiB", "bytes", "engine",
-        "most bytes of tensors that one such connection lends at a time, up to 16TiB; what is beyond is copied";
+        "most bytes of tensors that one such connection lends at a time, up to 16TiB; what is \
+         beyond is copied";
     shm_mapped_bytes: u64 = parse::shm_mapped_bytes,
         "GRPCXX_SHM_MAPPED_BYTES_MAX", "8TiB", "bytes", "engine",
-        "most address space that memory of such processes takes in this one, up to 64TiB, over all shards; beyond that connections stay on TCP, and tensors of memory that found no room are copied";
+        "most address space that memory of such processes takes in this one, up to 64TiB, over all \
+         shards; beyond that connections stay on TCP, and tensors of memory that found no room are \
+         copied";
     rdma: RdmaSetting = parse::rdma,
         "GRPCXX_RDMA", "auto", "", "engine",
         "`auto` or `off`; `auto` lets connections go on over RDMA where both ends have a device";
@@ -219,46 +177,59 @@ config! {
         "port of the device, 1 to 255; unset: the first that is active";
     rdma_gid_index: Option<u8> = parse::rdma_gid_index,
         "GRPCXX_RDMA_GID_INDEX", "", "", "engine",
-        "entry of the port's table of global identifiers, 0 to 255; unset: RoCE version 2 with an IPv4 address, if there is one";
+        "entry of the port's table of global identifiers, 0 to 255; unset: RoCE version 2 with an \
+         IPv4 address, if there is one";
     rdma_chunk_bytes: Option<u64> = parse::optional_rdma_chunk_bytes,
         "GRPCXX_RDMA_CHUNK_BYTES", "", "bytes", "engine",
         "length of one RDMA read, 4KiB to 1GiB; unset: `TF_RDMA_CHUNK_SIZE`, 4 MiB";
     rdma_message_bytes: Option<u64> = parse::optional_rdma_message_bytes,
         "GRPCXX_RDMA_MESSAGE_BYTES", "", "bytes", "engine",
-        "length up to which small frames are put together, and from which payload is read, 256 bytes to 1MiB; unset: `TF_RDMA_ACC_SIZE`, 8 KiB";
+        "length up to which small frames are put together, and from which payload is read, 256 \
+         bytes to 1MiB; unset: `TF_RDMA_ACC_SIZE`, 8 KiB";
     rdma_registered_bytes: Option<u64> = parse::optional_rdma_registered_bytes,
         "GRPCXX_RDMA_REGISTERED_BYTES", "", "bytes", "engine",
-        "memory of each shard that is registered at the start, up to 16TiB, lowered by itself where less may be locked; unset: `TF_RDMA_BUF_SIZE`, 1 GiB";
+        "memory of each shard that is registered at the start, up to 16TiB, lowered by itself \
+         where less may be locked; unset: `TF_RDMA_BUF_SIZE`, 1 GiB";
     rdma_links: u32 = parse::positive_count,
         "GRPCXX_RDMA_LINKS_MAX", "1024", "connections", "engine",
         "most connections of a shard over RDMA; others stay on TCP";
     arena_bytes: Option<u64> = parse::arena_bytes,
         "GRPCXX_ARENA_BYTES", "", "bytes", "engine",
-        "memory of each shard for received tensors, 1MiB to 16TiB, and no more; unset: an equal part of three quarters of the memory of the machine or control group, and beyond it what is free of that, but for an eighth";
+        "memory of each shard for received tensors, 1MiB to 16TiB, and no more; unset: an equal \
+         part of three quarters of the memory of the machine or control group, and beyond it what \
+         is free of that, but for an eighth";
     connection_arena_bytes: Option<u64> = parse::optional_bytes,
         "GRPCXX_CONNECTION_ARENA_BYTES_MAX", "", "bytes", "engine",
-        "most of that memory that frames of one connection from a peer may announce before all of them has come; a frame beyond it fails alone; unset: half, and beyond it what is free of the machine, unless `GRPCXX_ARENA_BYTES` is set";
+        "most of that memory that frames of one connection from a peer may announce before all of \
+         them has come; a frame beyond it fails alone; unset: half, and beyond it what is free of \
+         the machine, unless `GRPCXX_ARENA_BYTES` is set";
     small_arena_bytes: Option<u64> = parse::optional_bytes,
         "GRPCXX_ARENA_SMALL_BYTES", "", "bytes", "engine",
-        "part of that memory that only requests of at most 64 KiB get; unset: a 64th, at most 64MiB";
+        "part of that memory that only requests of at most 64 KiB get; unset: a 64th, at most \
+         64MiB";
     huge_pages: bool = parse::switch,
         "GRPCXX_HUGE_PAGES", "true", "", "engine",
         "ask the kernel for transparent huge pages";
     bind_address: Option<IpAddr> = parse::ip_address,
         "GRPCXX_BIND_ADDRESS", "", "", "grpcxx-server, TensorFlow plugin",
-        "IP address that the star port and the gRPC port listen on; unset: loopback if that is the task's address, else all";
+        "IP address that the star port and the gRPC port listen on; unset: loopback if that is the \
+         task's address, else all";
     allow: Option<AddressRanges> = parse::ranges,
         "GRPCXX_ALLOW", "", "", "engine, grpcxx-server",
-        "addresses whose connections are taken, on every port: ranges such as `10.1.0.0/16`, `loopback`, with commas between them; unset: all";
+        "addresses whose connections are taken, on every port: ranges such as `10.1.0.0/16`, \
+         `loopback`, with commas between them; unset: all";
     admin: Option<AddressRanges> = parse::ranges,
         "GRPCXX_ADMIN", "", "", "engine, grpcxx-server",
-        "addresses that may do all without a token, CleanupAll and Reset too; unset: `loopback`, or `none` where a token is set";
+        "addresses that may do all without a token, CleanupAll and Reset too; unset: `loopback`, \
+         or `none` where a token is set";
     members: Option<AddressRanges> = parse::ranges,
         "GRPCXX_MEMBERS", "", "", "engine, grpcxx-server",
-        "addresses of the tasks of the cluster, which need no token; unset: none, but where no token is set the hosts of the cluster spec, and anybody may call and take part in steps";
+        "addresses of the tasks of the cluster, which need no token; unset: none, but where no \
+         token is set the hosts of the cluster spec, and anybody may call and take part in steps";
     store: Option<StoreAccess> = parse::store,
         "GRPCXX_STORE", "", "", "engine, grpcxx-server",
-        "what all others may do with the store: `off`, `read-only`, `push` or `admin`; unset: `read-only`, or `off` where a token or members are set";
+        "what all others may do with the store: `off`, `read-only`, `push` or `admin`; unset: \
+         `read-only`, or `off` where a token or members are set";
     token: Option<Secret> = parse::secret,
         "GRPCXX_TOKEN", "", "", "engine, grpcxx-server, grpcxx",
         "token of the cluster, 16 to 4096 bytes: who has it may do all";
@@ -267,10 +238,12 @@ config! {
         "file that holds the token, in place of `GRPCXX_TOKEN`";
     tls: TlsMode = parse::tls,
         "GRPCXX_TLS", "off", "", "engine, grpcxx-server",
-        "which connections are TLS: `off`, `accept` (those whose dialler begins it), `dial` (also all that are dialled), `require` (all)";
+        "which connections are TLS: `off`, `accept` (those whose dialler begins it), `dial` (also \
+         all that are dialled), `require` (all)";
     tls_certificate: Option<PathBuf> = parse::path,
         "GRPCXX_TLS_CERT", "", "", "engine, grpcxx-server",
-        "PEM file with this task's certificate, and those between it and the authority; read again when it changes, as the next two are";
+        "PEM file with this task's certificate, and those between it and the authority; read again \
+         when it changes, as the next two are";
     tls_key: Option<PathBuf> = parse::path,
         "GRPCXX_TLS_KEY", "", "", "engine, grpcxx-server",
         "PEM file with the key of that certificate";
@@ -279,7 +252,8 @@ config! {
         "PEM file with the authorities whose certificates peers have; needed to dial";
     tls_plain: Option<AddressRanges> = parse::ranges,
         "GRPCXX_TLS_PLAIN", "", "", "engine",
-        "addresses of originals: they are dialled without TLS and may come without it, whatever `GRPCXX_TLS` says, written as for `GRPCXX_ALLOW`; unset: none";
+        "addresses of originals: they are dialled without TLS and may come without it, whatever \
+         `GRPCXX_TLS` says, written as for `GRPCXX_ALLOW`; unset: none";
     tls_mutual: bool = parse::switch,
         "GRPCXX_TLS_MUTUAL", "true", "", "engine, grpcxx-server",
         "who connects by TLS must have a certificate too, where authorities are set";
@@ -288,34 +262,43 @@ config! {
         "time that a peer has for the handshake, 1 to 3600000";
     tls_rdma: bool = parse::switch,
         "GRPCXX_TLS_RDMA", "false", "", "engine",
-        "connections that are TLS may go on over RDMA, which carries their bytes in the clear: for a fabric that is trusted; a token allows it too";
+        "connections that are TLS may go on over RDMA, which carries their bytes in the clear: for \
+         a fabric that is trusted; a token allows it too";
     star_port_offset: u16 = parse::port_offset,
         "GRPCXX_STAR_PORT_OFFSET", "10000", "", "grpcxx-server, grpcxx, TensorFlow plugin",
-        "star port minus gRPC port of every task where there is no `.endpoint_map`; 1 to 65534; in TensorFlow star ports are free ones unless it is set";
+        "star port minus gRPC port of every task where there is no `.endpoint_map`; 1 to 65534; in \
+         TensorFlow star ports are free ones unless it is set";
     connections: u32 = parse::positive_count,
         "GRPCXX_CONNECTIONS_MAX", "65536", "connections", "engine",
         "most connections of a shard";
     peer_connections: Option<u32> = parse::optional_count,
         "GRPCXX_PEER_CONNECTIONS_MAX", "", "connections", "engine",
-        "most connections from one peer; unset: half of `GRPCXX_CONNECTIONS_MAX`, or of the files that the process may open if these are fewer";
+        "most connections from one peer; unset: half of `GRPCXX_CONNECTIONS_MAX`, or of the files \
+         that the process may open if these are fewer";
     keepalive: Option<Duration> = parse::time_limit,
         "GRPCXX_KEEPALIVE_MS", "60000", "ms", "engine",
-        "idle time after which the system probes whether the peer of a star connection lives, in steps of 1000 up to 3600000; 0: never";
+        "idle time after which the system probes whether the peer of a star connection lives, in \
+         steps of 1000 up to 3600000; 0: never";
     progress_time: Option<Duration> = parse::time_limit,
         "GRPCXX_PROGRESS_MS", "30000", "ms", "engine",
-        "time in which a frame that has begun must end or bring `GRPCXX_PROGRESS_BYTES_MIN`, or its connection is closed, up to 3600000; time in which the shard does not read does not count; 0: no limit";
+        "time in which a frame that has begun must end or bring `GRPCXX_PROGRESS_BYTES_MIN`, or \
+         its connection is closed, up to 3600000; time in which the shard does not read does not \
+         count; 0: no limit";
     progress_bytes: u64 = parse::progress_bytes,
         "GRPCXX_PROGRESS_BYTES_MIN", "64KiB", "bytes", "engine",
         "fewest bytes of a frame in that time, up to 1GiB";
     step_wait: Option<Duration> = parse::time_limit,
         "GRPCXX_STEP_WAIT_MS", "60000", "ms", "engine",
-        "time after which the log says, once for a step, who waits there for which tensor, up to 3600000; 0: never";
+        "time after which the log says, once for a step, who waits there for which tensor, up to \
+         3600000; 0: never";
     idle_time: Option<Duration> = parse::time_limit,
         "GRPCXX_IDLE_MS", "0", "ms", "engine",
-        "how long a connection from a peer may carry nothing and owe nothing before it is closed, up to 3600000; 0: for ever, which originals need";
+        "how long a connection from a peer may carry nothing and owe nothing before it is closed, \
+         up to 3600000; 0: for ever, which originals need";
     age: Option<Duration> = parse::time_limit,
         "GRPCXX_AGE_MS", "0", "ms", "engine",
-        "age at which a connection from a peer is closed as soon as it owes nothing, up to 3600000; 0: never, which originals need";
+        "age at which a connection from a peer is closed as soon as it owes nothing, up to \
+         3600000; 0: never, which originals need";
     queued_frames: u32 = parse::positive_count,
         "GRPCXX_QUEUED_FRAMES_MAX", "1024", "frames", "engine",
         "most frames that wait to leave on a connection";
@@ -324,13 +307,15 @@ config! {
         "most calls without an answer on a connection, at either end";
     unsent_bytes: u64 = parse::rendezvous_bytes,
         "GRPCXX_UNSENT_BYTES_MAX", "1GiB", "bytes", "engine",
-        "bytes of answers that have not left a connection, 1MiB to 16TiB, from which on its next request is not read before some have";
+        "bytes of answers that have not left a connection, 1MiB to 16TiB, from which on its next \
+         request is not read before some have";
     waiting_calls: u32 = parse::positive_count,
         "GRPCXX_WAITING_CALLS_MAX", "4096", "calls", "engine",
         "most calls that wait for a connection to one target";
     frame_bytes: u64 = parse::frame_bytes,
         "GRPCXX_FRAME_BYTES_MAX", "64GiB", "bytes", "engine",
-        "longest frame, 64KiB to 16TiB; none of more than 4294967295 is sent to peers that know no long frames";
+        "longest frame, 64KiB to 16TiB; none of more than 4294967295 is sent to peers that know no \
+         long frames";
     message_bytes: u64 = parse::message_bytes,
         "GRPCXX_MESSAGE_BYTES_MAX", "64MiB", "bytes", "engine",
         "longest protobuf message and longest names of a graph call, 64KiB to 2GiB";
@@ -339,19 +324,27 @@ config! {
         "most steps of a shard in which a tensor or a receiver waits";
     connection_steps: Option<u32> = parse::optional_count,
         "GRPCXX_CONNECTION_STEPS_MAX", "", "steps", "engine",
-        "most steps in which receives of one connection wait; unset: a quarter of `GRPCXX_RENDEZVOUS_STEPS_MAX`";
+        "most steps in which receives of one connection wait; unset: a quarter of \
+         `GRPCXX_RENDEZVOUS_STEPS_MAX`";
     peer_steps: Option<u32> = parse::optional_count,
         "GRPCXX_PEER_STEPS_MAX", "", "steps", "engine",
-        "most steps in which receives of one peer wait, counted for each of its connections; unset: half of `GRPCXX_RENDEZVOUS_STEPS_MAX`";
+        "most steps in which receives of one peer wait, counted for each of its connections; \
+         unset: half of `GRPCXX_RENDEZVOUS_STEPS_MAX`";
     peer_waiting: Option<u32> = parse::optional_count,
         "GRPCXX_PEER_WAITING_MAX", "", "requests", "engine",
         "most receives of one peer that wait for tensors; unset: 32768";
     peer_unsent_bytes: u64 = parse::rendezvous_bytes,
         "GRPCXX_PEER_UNSENT_BYTES_MAX", "8GiB", "bytes", "engine",
-        "bytes of answers that have not left the connections of one peer, 1MiB to 16TiB, from which on those that owe some are not read, and long answers of functions are refused";
+        "bytes of answers that have not left the connections of one peer, 1MiB to 16TiB, from \
+         which on those that owe some are not read, and long answers of functions are refused";
     peer_key_bytes: u64 = parse::rendezvous_bytes,
         "GRPCXX_PEER_KEY_BYTES_MAX", "256MiB", "bytes", "engine",
-        "bytes of keys that the connections of one peer keep, 1MiB to 16TiB, beyond which one that keeps more is closed; from half of them on new connections keep none";
+        "bytes of keys that the connections of one peer keep, 1MiB to 16TiB, beyond which one that \
+         keeps more is closed; from half of them on new connections keep none";
+    peer_staged_bytes: Option<u64> = parse::arena_bytes,
+        "GRPCXX_PEER_STAGED_BYTES_MAX", "", "bytes", "engine",
+        "most bytes of pushes of one peer that are not complete, 1MiB to 16TiB; unset: half of the \
+         memory that the process may use";
     streams: u32 = parse::positive_count,
         "GRPCXX_STREAMS_MAX", "1024", "streams", "engine",
         "most streams from all peers together that have not ended";
@@ -372,7 +365,8 @@ config! {
         "how long calls in flight may take to end after SIGINT or SIGTERM, 0 to 3600000";
     drain_time: Duration = parse::grace,
         "GRPCXX_DRAIN_MS", "5000", "ms", "engine",
-        "how long a connection that is left still takes what a peer without extensions sends, 0 to 3600000";
+        "how long a connection that is left still takes what a peer without extensions sends, 0 to \
+         3600000";
     drain_quiet: Duration = parse::grace,
         "GRPCXX_DRAIN_QUIET_MS", "500", "ms", "engine",
         "silence after which such a peer that owes no answer counts as done, 0 to 3600000";
@@ -387,19 +381,24 @@ config! {
         "small tensors that a step receives from one task share requests";
     graph_fusion: bool = parse::switch,
         "GRPCXX_GRAPH_FUSION", "auto", "", "TensorFlow plugin",
-        "`auto` or `off`; with `auto` small tensors of a graph that go from one task to another travel in packs";
+        "`auto` or `off`; with `auto` small tensors of a graph that go from one task to another \
+         travel in packs";
     tensor_pool_bytes: u64 = parse::pool_bytes,
         "GRPCXX_TENSOR_POOL_BYTES", "1GiB", "bytes", "TensorFlow plugin",
-        "memory of large tensors, received or computed, that is kept for the next ones when it is free, up to 16TiB; 0: none";
+        "memory of large tensors, received or computed, that is kept for the next ones when it is \
+         free, up to 16TiB; 0: none";
     grpc_connections: u32 = parse::positive_count,
         "GRPCXX_GRPC_CONNECTIONS_MAX", "1024", "connections", "grpcxx-server",
-        "most connections of the gRPC port; beyond them the one that carried no call for longest is closed";
+        "most connections of the gRPC port; beyond them the one that carried no call for longest \
+         is closed";
     grpc_sessions: u32 = parse::positive_count,
         "GRPCXX_GRPC_SESSIONS_MAX", "16384", "sessions", "grpcxx-server",
-        "most sessions of masters, and of clients; beyond them the one that was not used for longest is closed";
+        "most sessions of masters, and of clients; beyond them the one that was not used for \
+         longest is closed";
     grpc_share_percent: u8 = parse::percent,
         "GRPCXX_GRPC_SHARE_PERCENT", "50", "percent", "grpcxx-server",
-        "part of the connections, calls, request bytes and sessions of the gRPC port that one address gets, 1 to 100";
+        "part of the connections, calls, request bytes and sessions of the gRPC port that one \
+         address gets, 1 to 100";
     grpc_idle: Option<Duration> = parse::time_limit,
         "GRPCXX_GRPC_IDLE_MS", "3600000", "ms", "grpcxx-server",
         "how long a connection of the gRPC port may carry no call, up to 3600000; 0: for ever";
@@ -411,10 +410,12 @@ config! {
         "how long a request of the gRPC port may take to come, 1 to 3600000";
     metrics_address: Option<SocketAddr> = parse::socket_address,
         "GRPCXX_METRICS_ADDRESS", "", "", "grpcxx-server, TensorFlow plugin, Python package, C",
-        "address that serves metrics over HTTP, such as `127.0.0.1:9100`; port 0: a free one; unset: none";
+        "address that serves metrics over HTTP, such as `127.0.0.1:9100`; port 0: a free one; \
+         unset: none";
     log: String = parse::required_text,
         "GRPCXX_LOG", "info", "", "grpcxx-server, grpcxx",
-        "what is logged: `error`, `warn`, `info`, `debug`, `trace`, or filters such as `info,grpcxx_rpc=debug`";
+        "what is logged: `error`, `warn`, `info`, `debug`, `trace`, or filters such as \
+         `info,grpcxx_rpc=debug`";
     log_format: LogFormat = parse::log_format,
         "GRPCXX_LOG_FORMAT", "text", "", "grpcxx-server, grpcxx",
         "`text` or `json`";
@@ -423,10 +424,12 @@ config! {
         "shared library of the engine; unset: the one in the package";
     tensorflow: Option<PathBuf> = parse::path,
         "GRPCXX_TENSORFLOW", "", "", "Python package",
-        "at its installation: the interpreter whose TensorFlow the plugin is built for, or `none`; unset: the one that is installed into";
+        "at its installation: the interpreter whose TensorFlow the plugin is built for, or `none`; \
+         unset: the one that is installed into";
     plugins: Option<PathBuf> = parse::path,
         "GRPCXX_PLUGINS", "", "", "Python package",
-        "at its installation: folder with plugins that were built before; unset: the plugin is built";
+        "at its installation: folder with plugins that were built before; unset: the plugin is \
+         built";
 }
 
 impl Config {
@@ -516,28 +519,6 @@ impl Default for Config {
         Self::take(&mut Reader::new(&|_| None))
     }
 }
-
-impl fmt::Display for Warning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.problems.as_slice() {
-            [problem] => f.write_str(problem),
-            problems => {
-                write!(f, "{} settings are wrong:", problems.len())?;
-                problems
-                    .iter()
-                    .try_for_each(|problem| write!(f, "\n  {problem}"))
-            }
-        }
-    }
-}
-
-impl std::error::Error for ConfigError {}
 
 #[cfg(test)]
 mod tests;

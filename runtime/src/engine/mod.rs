@@ -417,6 +417,7 @@ impl Engine {
             functions: self.shared.functions.clone(),
             store: self.shared.store.clone(),
             staged: Arc::clone(&self.shared.staged),
+            arena_extends: self.report.arena_goes_beyond,
             tls_counters: self.tls_counters.clone(),
         }
     }

@@ -30,6 +30,8 @@ pub struct Exposition {
     pub(crate) functions: Shared<Functions>,
     pub(crate) store: Shared<TensorStore>,
     pub(crate) staged: Arc<StagedTotal>,
+    /// Whether arenas take free memory of the machine.
+    pub(crate) arena_extends: bool,
     pub(crate) tls_counters: Vec<Arc<LiveCounters>>,
 }
 
@@ -77,6 +79,11 @@ impl Exposition {
                 "staged_bytes",
                 "Bytes of the tensors that are staged.",
                 self.staged.bytes(),
+            ),
+            (
+                "arena_extends",
+                "1 if what does not fit into an arena lies in free memory of the machine, 0 if it is refused.",
+                u64::from(self.arena_extends),
             ),
             (
                 "shm_mapped_bytes",

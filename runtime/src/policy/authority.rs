@@ -199,7 +199,8 @@ impl Authority {
         self.check_end(peer, step_id, false)
     }
 
-    /// The same on a task that also takes part in steps of which the star port hears nothing.
+    /// As [`Authority::check_end_of_step`], on a task that also takes part in steps of which the
+    /// star port hears nothing.
     ///
     /// # Errors
     /// `PERMISSION_DENIED`: another peer has made the step.
@@ -407,7 +408,7 @@ impl AuthorityCounters {
 }
 
 impl Default for Authority {
-    /// That of a policy of which nothing was set.
+    /// The authority of a policy of which nothing was set.
     fn default() -> Self {
         Self::new(&Policy::default()).expect("there is no token to be read")
     }

@@ -42,7 +42,7 @@ impl Identity {
         }
     }
 
-    /// The same peer, once it has proven this besides. The stronger proof counts.
+    /// This peer, once it has proven this besides. The stronger proof counts.
     #[must_use]
     pub fn proven(self, proof: Proof) -> Self {
         Self {
@@ -51,7 +51,7 @@ impl Identity {
         }
     }
 
-    /// The same peer, once it has shown a good certificate, with the name of a task or without.
+    /// This peer, once it has shown a good certificate, with the name of a task or without.
     #[must_use]
     pub fn certified(self, name: Option<&PeerName>) -> Self {
         Self {

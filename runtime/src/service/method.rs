@@ -152,7 +152,7 @@ impl Registered {
         }
     }
 
-    /// The same, of a method that streams. `share` is let go of when the method has ended.
+    /// Begins a call of a method that streams. `share` is let go of when the method has ended.
     pub(crate) fn begin_stream(
         self: &Arc<Self>,
         envelope: &Envelope,

@@ -9,7 +9,7 @@ use crate::command::Origin;
 use crate::function::Function;
 use crate::shard::core::Core;
 use crate::shard::servers::ServerLink;
-use crate::staging::{Act, Push, Staging};
+use crate::staging::{Act, Push, Staging, StagingLimits};
 
 impl<A> Core<A> {
     /// The function that carries out a call over what its connection has staged.
@@ -29,12 +29,17 @@ impl<A> Core<A> {
         })?;
         let (shared, shares, now) = (&self.shared, &self.shares, self.now);
         let staging = server.staging.get_or_insert_with(|| {
-            let limits = (shares.staged_pushes, shares.staged_patience);
+            let limits = StagingLimits {
+                pushes_max: shares.staged_pushes,
+                bytes_max: shares.staged_bytes,
+                patience: shares.staged_patience,
+                life: shares.staged_life,
+            };
             Arc::new(Staging::new(&shared.store, &shared.staged, limits))
         });
-        let staging = Arc::clone(staging);
+        let (staging, caller) = (Arc::clone(staging), (server.waits.account, now));
         Ok(Arc::new(move |call: GraphCall| {
-            staging.serve(act, call, now).map(|()| Vec::new())
+            staging.serve(act, call, caller).map(|()| Vec::new())
         }))
     }
 

@@ -169,7 +169,7 @@ impl<A> Core<A> {
         }
     }
 
-    /// The same, if tensors with all these keys can come from this task.
+    /// Hashes the keys of a request if tensors with all of them can come from this task.
     pub(super) fn check_keys(&mut self, keys: &Keys) -> Result<(), Status> {
         self.steps.key_hashes.clear();
         for key in keys.iter() {

@@ -4,6 +4,7 @@ use grpcxx_rpc::{Code, Text};
 use grpcxx_transport::Time;
 
 use super::streams::StreamPlan;
+use crate::staging::Act;
 
 /// What became of each call.
 #[derive(Debug, Default)]
@@ -56,6 +57,12 @@ pub(super) enum Kind {
         step_id: i64,
     },
     Stream(StreamPlan),
+    /// A call of a push that is staged, and when that began and had its call before.
+    Staged {
+        act: Act,
+        begun_at: Time,
+        last_at: Time,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

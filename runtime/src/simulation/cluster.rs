@@ -10,6 +10,7 @@ use super::functions::answer_late;
 use super::hostile::Hostile;
 use super::model::{TaskRecord, Watcher};
 use super::profile::Profile;
+use super::pushes::Pushes;
 use super::task::{SimShard, SimTask, host_of};
 
 /// A cluster of one seed: its tasks, the network between them, and the model that all is held
@@ -20,6 +21,7 @@ pub(super) struct Cluster {
     pub(super) random: Rng,
     /// Decides on all of streams, so that it draws nothing of what others do.
     pub(super) streams: Rng,
+    pub(super) pushes: Pushes,
     pub(super) network: SimNetwork,
     /// What joins the devices of tasks, if they have any.
     pub(super) fabric: Option<SimFabric>,
@@ -48,6 +50,8 @@ impl Cluster {
         let mut streams = Rng::with_seed(seed ^ STREAMS_SEED);
         let mut profile = Profile::draw(seed, &mut random);
         profile.has_streams = streams.u32(..3) == 1;
+        let mut pushes = Pushes::new(seed);
+        (profile.staged_patience, profile.staged_life) = pushes.draw_times();
         let watcher = Watcher::new(&profile, lines_max);
         let network = SimNetwork::new(profile.network.clone());
         let mut cluster = Self {
@@ -63,6 +67,7 @@ impl Cluster {
             watcher,
             random,
             streams,
+            pushes,
             profile,
         };
         for index in 0..cluster.profile.tasks {

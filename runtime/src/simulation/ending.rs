@@ -23,6 +23,7 @@ impl Cluster {
             for _ in 0..burst {
                 self.operate();
                 self.operate_streams();
+                self.operate_pushes();
             }
             operations += burst;
         }
@@ -167,7 +168,9 @@ impl Cluster {
         }
         let ended = self.run_while(PATIENCE, |cluster| cluster.has_open_calls());
         assert!(ended, "calls without a result: {}", self.open_calls());
+        self.run_until(self.now + self.profile.staged_patience);
         self.come_to_rest();
+        self.check_pushes();
         for task in self.tasks.iter().flatten() {
             for shard in &task.shards {
                 let audit = shard.audit();
@@ -276,6 +279,7 @@ impl Cluster {
             migrated: model.migrated,
             failed_over: model.failed_over,
             messages: model.streams.messages,
+            pushes: self.pushes.committed,
         }
     }
 }

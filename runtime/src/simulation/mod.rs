@@ -15,6 +15,7 @@ mod model;
 mod operations;
 mod originals;
 mod profile;
+mod pushes;
 mod receives;
 mod restarts;
 mod scale;
@@ -46,6 +47,8 @@ struct Outcome {
     failed_over: u64,
     /// Messages of streams.
     messages: u64,
+    /// Staged pushes whose commit succeeded.
+    pushes: u64,
 }
 
 impl Outcome {
@@ -61,6 +64,7 @@ impl Outcome {
         self.migrated += other.migrated;
         self.failed_over += other.failed_over;
         self.messages += other.messages;
+        self.pushes += other.pushes;
     }
 }
 
@@ -106,6 +110,7 @@ fn clusters_keep_the_contracts_whatever_happens() {
         assert!(total.migrated > 0, "no link migrated to RDMA");
         assert!(total.failed_over > 0, "RDMA failed under no link");
         assert!(total.messages > 0, "no message of a stream arrived");
+        assert!(total.pushes > 0, "no staged push was committed");
     }
 }
 

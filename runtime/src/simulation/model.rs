@@ -14,6 +14,7 @@ use super::service_tensors;
 use super::streams::Progresses;
 use super::tensors::{self, Tensors};
 use crate::call::CallResult;
+use crate::staging::Act;
 
 /// What must be true of a cluster, kept beside it. Each method that notes an event panics if the
 /// event should not have happened.
@@ -191,7 +192,7 @@ impl Model {
                 assert_eq!(executions, 1, "call {id} succeeded without its function");
                 check_fetched(id, fetches, got);
             }
-            (Kind::Push, Response::Fetched(got)) => assert!(got.is_empty()),
+            (Kind::Push | Kind::Staged { .. }, Response::Fetched(got)) => assert!(got.is_empty()),
             (Kind::Pull, Response::Fetched(got)) => {
                 for (name, tensor) in got {
                     let holds = tensor.data[..] == stored(name)[..];
@@ -270,7 +271,19 @@ impl Model {
                     _ => is_stale || self.cleaned.contains(&(call.callee, *step_id)),
                 }
             }
-            Code::NotFound => matches!(call.kind, Kind::Unknown | Kind::Pull),
+            Code::NotFound => match call.kind {
+                Kind::Staged {
+                    act,
+                    begun_at,
+                    last_at,
+                } if act != Act::Discard => {
+                    // It has ended, with its connection or by itself.
+                    let is_lost = self.profile.links_fail || disturbed;
+                    let is_late = self.now.since(last_at) >= self.profile.staged_patience;
+                    is_lost || is_late || self.now.since(begun_at) >= self.profile.staged_life
+                }
+                _ => matches!(call.kind, Kind::Unknown | Kind::Pull),
+            },
             Code::InvalidArgument => matches!(call.kind, Kind::Malformed),
             Code::FailedPrecondition => matches!(call.kind, Kind::Fail),
             Code::DataLoss => matches!(&call.kind, Kind::Stream(plan) if plan.fails()),

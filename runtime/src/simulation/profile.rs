@@ -29,6 +29,9 @@ pub(super) struct Profile {
     pub(super) has_hostile_peers: bool,
     /// Whether streams are among the operations.
     pub(super) has_streams: bool,
+    /// How long a staged push waits for its next call, and how long it lasts.
+    pub(super) staged_patience: Duration,
+    pub(super) staged_life: Duration,
     /// Whether limits are so low that calls are refused.
     pub(super) is_tight: bool,
     pub(super) close_chance: f64,
@@ -80,6 +83,8 @@ impl Profile {
             partitions: random.u32(..3) == 0,
             has_hostile_peers: random.bool(),
             has_streams: false,
+            staged_patience: Duration::ZERO,
+            staged_life: Duration::ZERO,
             is_tight,
             close_chance: if links_fail { random.f64() * 0.01 } else { 0.0 },
             refusal_chance: random.f64() * 0.3,
@@ -236,7 +241,11 @@ impl Profile {
     }
 
     pub(super) fn shares(&self) -> PeerShares {
-        PeerShares::of(&self.rendezvous_limits(), self.network.limits.links)
+        let shares = PeerShares::of(&self.rendezvous_limits(), self.network.limits.links);
+        shares.with(|shares| {
+            shares.staged_patience = self.staged_patience;
+            shares.staged_life = self.staged_life;
+        })
     }
 
     fn tighten(&mut self, random: &mut Rng) {

@@ -29,6 +29,7 @@ use crate::mesh::{self, Doorbell, Inbox, InboxSender};
 use crate::policy::lenient;
 use crate::registry::Functions;
 use crate::shard::{Accounts, CoreParts, Shard, SharedParts};
+use crate::staging::StagedTotal;
 use crate::task::{Device, Task};
 
 /// Links that migrate to a simulated device.
@@ -50,6 +51,7 @@ pub(super) struct SimTask {
     pub(super) jobs: Arc<Jobs>,
     pub(super) late: Arc<LateService>,
     pub(super) store: Arc<ArcSwap<TensorStore>>,
+    pub(super) staged: Arc<StagedTotal>,
     /// Futures of calls that nobody has given up.
     pub(super) calls: Vec<(usize, Call)>,
     /// Clients' ends of streams that nobody has given up.
@@ -157,6 +159,7 @@ impl SimTask {
             jobs,
             late,
             store,
+            staged: shared.staged,
             calls: Vec::new(),
             streams: Vec::new(),
             functions: shared.functions,

@@ -2,7 +2,7 @@
 
     random_graphs.py FIRST_SEED NUMBER
 
-The same seed makes the same graph, whatever the tasks do with it. All accesses to a variable are in order, and all
+A seed makes one graph, whatever the tasks do with it. All accesses to a variable are in order, and all
 else is a function of its inputs, so that each result is one of bits.
 """
 

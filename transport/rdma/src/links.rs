@@ -229,7 +229,7 @@ impl<A: Adapter> RdmaLinks<A> {
     /// As [`Transport::resume`](grpcxx_transport::Transport::resume).
     ///
     /// # Errors
-    /// As there.
+    /// The link is not open, or reads on.
     pub fn resume(&mut self, id: LinkId, next: Next) -> Result<(), Refused<Next>> {
         let refuse = |value, refusal| Err(Refused { value, refusal });
         let Some(link) = self.links.find_mut(id).filter(|link| link.is_open()) else {

@@ -91,7 +91,7 @@ impl<A: Adapter, T: Transport> RdmaTransport<A, T> {
     /// As [`RdmaLinks::register_arena`].
     ///
     /// # Errors
-    /// As there.
+    /// As of [`RdmaLinks::register_arena`].
     pub fn register_arena(&mut self, arena: &mut Arena) -> Result<usize, TransportError> {
         self.links.register_arena(arena)
     }

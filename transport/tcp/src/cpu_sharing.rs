@@ -25,8 +25,7 @@ impl CpuSharing {
             return;
         }
         self.waits = 0;
-        // That of rustix panics where the kernel lends no function for it, as User Mode Linux does
-        // not.
+        // The function of rustix panics where the kernel lends none for it, as User Mode Linux.
         let Ok(own_cpu) = sched_getcpu() else {
             return;
         };

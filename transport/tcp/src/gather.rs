@@ -70,7 +70,7 @@ impl Sent {
     }
 }
 
-/// The same memory for slices of another lifetime.
+/// Memory of slices, for slices of another lifetime.
 fn recycle(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'static>> {
     slices.clear();
     slices.into_iter().map(|_| IoSlice::new(&[])).collect()

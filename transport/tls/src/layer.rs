@@ -108,7 +108,7 @@ impl Layer {
         (link.id == id).then_some(link)
     }
 
-    /// The same, to change it.
+    /// The link with this id, to change it.
     pub(crate) fn find_mut(&mut self, id: LinkId) -> Option<&mut TlsLink> {
         let link = self.links.get_mut(id.slot as usize)?.as_deref_mut()?;
         (link.id == id).then_some(link)

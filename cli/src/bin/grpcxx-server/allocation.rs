@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use grpcxx::topology::Topology;
 use grpcxx_cli::launch::{self, Environment, Meeting, MeetingOptions, Place};
+use grpcxx_cli::local::HeldPort;
 use grpcxx_runtime::cluster::{ClusterSpec, TaskId};
 
 use crate::arguments::Arguments;
@@ -12,6 +13,8 @@ pub(crate) struct Allocated {
     pub(crate) cluster: ClusterSpec,
     pub(crate) task: TaskId,
     pub(crate) topology: Topology,
+    /// The ports of the task, until it listens there.
+    pub(crate) held: Vec<HeldPort>,
 }
 
 /// Meets the other ranks if the environment is that of an allocation.
@@ -59,6 +62,7 @@ pub(crate) fn find(arguments: &Arguments) -> Outcome<Option<Allocated>> {
         cluster,
         task,
         topology,
+        held: meeting.held,
     }))
 }
 

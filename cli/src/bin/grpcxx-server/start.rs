@@ -4,6 +4,7 @@ use std::process;
 
 use grpcxx::server::{Inspector, PS_JOB, Server, ServerError, ServerOptions, describe};
 use grpcxx::topology::Topology;
+use grpcxx_cli::local::HeldPort;
 use grpcxx_runtime::cluster::{ClusterSpec, Protocol, TaskId, TfConfig};
 use grpcxx_runtime::config::Config;
 use grpcxx_runtime::endpoint_map::EndpointMapError;
@@ -28,9 +29,10 @@ pub(crate) fn run(arguments: &Arguments, prepare: impl FnOnce(&Server)) -> Outco
     }
     raise_open_files();
     let grace = config.shutdown_grace;
-    let options = options(arguments, config)?;
+    let (options, held) = options(arguments, config)?;
     let task = options.task.clone();
     let server = Server::start(options).map_err(failure)?;
+    drop(held);
     // Until here a signal ended the process at once, which is right while there is nothing to
     // finish.
     let signals = Signals::watch()?;
@@ -116,7 +118,8 @@ const LOGGED_ROWS_MAX: usize = 10;
 /// What asks the task to stop whose engine has died.
 const DEATH: &str = "a shard died";
 
-fn options(arguments: &Arguments, config: Config) -> Outcome<ServerOptions> {
+/// What the task starts with, and its ports where it has chosen them itself.
+fn options(arguments: &Arguments, config: Config) -> Outcome<(ServerOptions, Vec<HeldPort>)> {
     let protocol: Protocol = arguments.protocol.parse().or_exit(Exit::Usage)?;
     // What is wrong with TF_CONFIG is told below.
     let has_cluster =
@@ -127,15 +130,16 @@ fn options(arguments: &Arguments, config: Config) -> Outcome<ServerOptions> {
         true => None,
         false => allocation::find(arguments)?,
     };
-    let (cluster, task, told) = match allocated {
+    let (cluster, task, told, held) = match allocated {
         Some(Allocated {
             cluster,
             task,
             topology,
-        }) => (cluster, task, Some(topology)),
+            held,
+        }) => (cluster, task, Some(topology), held),
         None => {
             let (cluster, task) = cluster_and_task(arguments, &config)?;
-            (cluster, task, None)
+            (cluster, task, None, Vec::new())
         }
     };
     cluster.require(&task).or_exit(Exit::Config)?;
@@ -160,7 +164,7 @@ fn options(arguments: &Arguments, config: Config) -> Outcome<ServerOptions> {
         }
         Some(open_model(&arguments.load)?)
     };
-    Ok(ServerOptions {
+    let options = ServerOptions {
         metrics: arguments.metrics_addr.or(config.metrics_address),
         config,
         cluster,
@@ -168,7 +172,8 @@ fn options(arguments: &Arguments, config: Config) -> Outcome<ServerOptions> {
         protocol,
         topology,
         model,
-    })
+    };
+    Ok((options, held))
 }
 
 /// Flags go before `TF_CONFIG`, which goes before `TASK_INDEX`.

@@ -1,11 +1,12 @@
 //! How a cluster starts: its ports and its map, then each of its processes.
 
 use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::super::ports::free_ports;
+use super::super::ports::held_ports;
 use super::super::process::{LogLine, LogSink, Process};
 use super::{LocalCluster, LocalError, LocalOptions, Task, system};
 
@@ -43,7 +44,8 @@ impl LocalCluster {
         if count == 0 {
             return Err(LocalError::NoTasks);
         }
-        let ports = free_ports(2 * count).map_err(system("find free ports".to_owned()))?;
+        let ports = held_ports(2 * count, IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let ports = ports.map_err(system("find free ports".to_owned()))?;
         let jobs = std::iter::repeat_n("ps", options.ps)
             .chain(std::iter::repeat_n("worker", options.workers));
         let indices = (0..options.ps).chain(0..options.workers);
@@ -53,8 +55,8 @@ impl LocalCluster {
             .map(|((job, index), ports)| Task {
                 job,
                 index,
-                grpc_address: format!("127.0.0.1:{}", ports[0]),
-                star_address: format!("127.0.0.1:{}", ports[1]),
+                grpc_address: format!("127.0.0.1:{}", ports[0].number()),
+                star_address: format!("127.0.0.1:{}", ports[1].number()),
                 process: None,
             })
             .collect();
@@ -71,6 +73,7 @@ impl LocalCluster {
         std::fs::write(&path, map).map_err(system(format!("write {}", path.display())))?;
         Ok(Self {
             cluster_spec: cluster_spec(&tasks),
+            _ports: ports,
             options,
             folder,
             tasks,

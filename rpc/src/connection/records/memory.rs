@@ -18,9 +18,7 @@ pub(crate) fn tensor_memory(
     limits: &ConnectionLimits,
     landings: &mut dyn Landings,
 ) -> Result<BufferMut, Status> {
-    if meta.dtype.class() == DTypeClass::Proto && meta.data_bytes > limits.message_bytes {
-        return Err(message_too_long(meta.data_bytes, limits));
-    }
+    check_length(meta, limits)?;
     let memory = landings.tensor(token, index, meta, there_bytes);
     checked(memory, there_bytes, meta.data_bytes)
 }
@@ -53,11 +51,18 @@ fn memory_beyond(
     limits: &ConnectionLimits,
     landings: &mut dyn Landings,
 ) -> Result<BufferMut, Status> {
-    if meta.dtype.class() == DTypeClass::Proto && meta.data_bytes > limits.message_bytes {
-        return Err(message_too_long(meta.data_bytes, limits));
-    }
+    check_length(meta, limits)?;
     let memory = landings.tensor_beyond(token, index, meta, there_bytes);
     checked(memory, there_bytes, meta.data_bytes)
+}
+
+/// Checks that data which is a message is no longer than messages may be.
+#[inline]
+fn check_length(meta: &TensorMeta, limits: &ConnectionLimits) -> Result<(), Status> {
+    match meta.dtype.class() == DTypeClass::Proto && meta.data_bytes > limits.message_bytes {
+        true => Err(message_too_long(meta.data_bytes, limits)),
+        false => Ok(()),
+    }
 }
 
 /// A landing for the data of a tensor, in memory for all of it or its first part. Memory of an

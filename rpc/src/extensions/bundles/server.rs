@@ -193,7 +193,7 @@ impl ServerConnection {
         Ok(())
     }
 
-    /// The same if its owner keeps it.
+    /// Answers with a tensor that its owner keeps.
     #[inline(never)]
     fn answer_kept(
         &mut self,

@@ -28,7 +28,7 @@ pub enum ChunkError {
     Tag {
         /// The tag.
         found: u64,
-        /// That of the frame that has begun.
+        /// The tag of the frame that has begun.
         allowed: u64,
     },
     /// A frame that has another tag than its chunks.
@@ -36,9 +36,9 @@ pub enum ChunkError {
         "a frame in chunks with tag {allowed:#018x} has the tag {found:#018x}, allowed is the same"
     )]
     FrameTag {
-        /// That of the frame.
+        /// The tag of the frame.
         found: u64,
-        /// That of its chunks.
+        /// The tag of its chunks.
         allowed: u64,
     },
     /// A chunk in a chunk.

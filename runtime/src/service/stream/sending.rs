@@ -50,7 +50,7 @@ impl Batch {
         Ok(())
     }
 
-    /// The same, for a message that is encoded already.
+    /// Adds a message that is encoded already.
     pub(crate) fn add_encoded(&mut self, message: Buffer, pipe: &PipeSender) -> Result<(), Status> {
         if message.len() <= SHARED_MESSAGE_BYTES_MAX {
             let len = message.len() as u32;
@@ -110,7 +110,7 @@ pub(crate) async fn send_all<M: Message>(
     .await
 }
 
-/// The same, with another way to put a message into a batch.
+/// Sends messages, each put into a batch by `add`.
 pub(crate) async fn send_with<M>(
     messages: impl Stream<Item = Result<M, Status>>,
     pipe: &PipeSender,

@@ -41,6 +41,11 @@ pub struct PeerShares {
     pub staged_pushes: usize,
     /// How long a push that is staged waits for its next call, before it is dropped.
     pub staged_patience: Duration,
+    /// How long a push may be staged in all, and a second more for each MiB of it.
+    pub staged_life: Duration,
+    /// Most bytes that one peer stages. Of what the store and other peers leave of the store's
+    /// limits, a peer stages half in any case.
+    pub staged_bytes: u64,
 }
 
 impl PeerShares {
@@ -66,6 +71,8 @@ impl PeerShares {
             all_streams: ALL_STREAMS,
             staged_pushes: STAGED_PUSHES,
             staged_patience: STAGED_PATIENCE,
+            staged_life: STAGED_LIFE,
+            staged_bytes: half_of_memory(),
         }
     }
 }
@@ -81,6 +88,18 @@ const STAGED_PUSHES: usize = 64;
 /// How long a push waits for its next call, if nothing else is said: as long as 256 MiB take over a
 /// link of 20 Mbit/s.
 const STAGED_PATIENCE: Duration = Duration::from_secs(120);
+
+/// How long a push may be staged beside the time for its bytes, if nothing else is said: far longer
+/// than a client that works needs.
+const STAGED_LIFE: Duration = Duration::from_secs(3600);
+
+/// Half of the memory that this process may use; all, if the system does not tell.
+fn half_of_memory() -> u64 {
+    match grpcxx_memory::usable_memory_bytes() {
+        0 => u64::MAX,
+        usable_bytes => usable_bytes / 2,
+    }
+}
 
 /// What each peer with a connection, or with streams that have not ended, holds of the engine.
 /// Locked only where a connection begins or ends, or the last stream of a peer.

@@ -13,6 +13,8 @@ const SHARES: PeerShares = PeerShares {
     all_streams: 3,
     staged_pushes: 1,
     staged_patience: Duration::from_secs(1),
+    staged_life: Duration::from_secs(1),
+    staged_bytes: 1,
 };
 
 fn request(slot: u32) -> RequestId {

@@ -211,7 +211,7 @@ pub fn sealed_memory(len: usize) -> File {
     sealed_memory_called("hostile", len)
 }
 
-/// The same, with a name by which its mappings can be found.
+/// Such memory with a name by which its mappings can be found.
 pub fn sealed_memory_called(name: &str, len: usize) -> File {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut memory = File::from(rustix::fs::memfd_create(name, flags).unwrap());

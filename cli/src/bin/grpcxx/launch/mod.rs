@@ -13,6 +13,7 @@ use grpcxx_cli::launch::{
     MeetingOptions, Order, Place, Plan, Roles, Told,
 };
 use grpcxx_cli::local::held_ports;
+use grpcxx_runtime::proxies;
 
 use self::arguments::{CpuChoice, LaunchArguments, LauncherChoice};
 use self::folder::Folder;
@@ -56,8 +57,8 @@ fn run_here(arguments: &LaunchArguments, signals: &Signals) -> Outcome {
         .or_exit_at(Exit::System, || "cannot find free ports".to_owned())?;
     let addresses = held.chunks_exact(2).map(|ports| Address {
         ip: LOOPBACK,
-        grpc: ports[0].0,
-        star: ports[1].0,
+        grpc: ports[0].number(),
+        star: ports[1].number(),
     });
     let plan = Plan::new(roles, addresses.collect())
         .ok_or_else(|| Failure::new(Exit::Software, "ports and ranks differ in number"))?;
@@ -71,9 +72,11 @@ fn run_here(arguments: &LaunchArguments, signals: &Signals) -> Outcome {
         ..child(arguments, &folder, &plan, rank)
     });
     let children = children.collect();
-    drop(held);
     let gang = Gang::new(roles, arguments.restarts);
-    watch(arguments, children, gang, signals)
+    let outcome = watch(arguments, children, gang, signals);
+    // Until here nobody else gets them, also while processes start again.
+    drop(held);
+    outcome
 }
 
 /// Runs the only process of this launcher; the cluster was told, and somebody else looks after the
@@ -208,6 +211,11 @@ fn start(arguments: &LaunchArguments, children: Vec<Child>) -> Outcome<Children>
 fn child(arguments: &LaunchArguments, folder: &Folder, plan: &Plan, rank: u32) -> Child {
     let mut environment = folder.environment();
     environment.push(("TF_CONFIG".to_owned(), OsString::from(plan.tf_config(rank))));
+    // TensorFlow's gRPC would dial the tasks through a proxy for the web, and wait for ever.
+    let variable = |name: &str| std::env::var(name).ok();
+    if let Some((name, hosts)) = proxies::exemption(plan.hosts(), variable) {
+        environment.push((name.to_owned(), OsString::from(hosts)));
+    }
     Child {
         rank,
         name: plan.roles().name(rank),

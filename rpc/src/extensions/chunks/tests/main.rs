@@ -548,7 +548,7 @@ fn garbage_in_chunks_is_named() {
             "a chunk has 4 bytes behind the end of its frame, allowed are 0",
         ),
         (
-            // The same part again.
+            // A part that came before.
             vec![chunk(tag, &frame[..100]), chunk(tag, &frame[31..])],
             ChunkError::Beyond { found_bytes: 69 },
             "a chunk has 69 bytes behind the end of its frame, allowed are 0",

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use grpcxx_runtime::policy::AddressRanges;
+use crate::policy::AddressRanges;
 
 /// What a user has to know whose variables send calls to some of these hosts through a proxy. It
 /// is read as gRPC's core reads them.
@@ -10,35 +10,75 @@ pub fn warning(
     hosts: impl IntoIterator<Item = impl AsRef<str>>,
     variable: impl Fn(&str) -> Option<String>,
 ) -> Option<String> {
-    let set = |name: &&str| variable(name).is_some_and(|value| !value.is_empty());
-    let proxy = PROXIES.iter().find(|name| set(name))?;
-    let exempt_name = EXEMPT.iter().find(|name| set(name)).unwrap_or(&EXEMPT[1]);
-    let exempt = variable(exempt_name).unwrap_or_default();
-    let mut through: Vec<String> = Vec::new();
-    for host in hosts {
-        let host = host.as_ref();
-        if !is_exempt(host, &exempt) && !through.iter().any(|known| known == host) {
-            through.push(host.to_owned());
-        }
-    }
+    let Proxied {
+        proxy,
+        exempt_name,
+        exempt,
+        through,
+    } = Proxied::find(hosts, variable)?;
     let more = through.len().saturating_sub(HOSTS_TOLD);
     let names = through.get(..HOSTS_TOLD).unwrap_or(&through).join(",");
-    match through.is_empty() {
-        true => None,
-        false if more > 0 => Some(format!(
-            "{proxy} is set, and {exempt_name} does not cover {names} and {more} more: TensorFlow's gRPC dials \
-             them through the proxy and may hang; add them to {exempt_name}"
-        )),
-        false => Some(format!(
+    Some(match more {
+        0 => format!(
             "{proxy} is set, and {exempt_name} does not cover {names}: TensorFlow's gRPC dials \
-             through the proxy and may hang; export {exempt_name}={}{names}",
-            if exempt.is_empty() {
-                String::new()
-            } else {
-                format!("{exempt},")
-            },
-        )),
+             through the proxy and may hang; export {exempt_name}={}",
+            joined(exempt, &through)
+        ),
+        _ => format!(
+            "{proxy} is set, and {exempt_name} does not cover {names} and {more} more: \
+             TensorFlow's gRPC dials them through the proxy and may hang; add them to {exempt_name}"
+        ),
+    })
+}
+
+/// The variable, with its value, that lets processes reach all of these hosts without the proxy
+/// that is set; `None` if they do without it.
+pub fn exemption(
+    hosts: impl IntoIterator<Item = impl AsRef<str>>,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Option<(&'static str, String)> {
+    let found = Proxied::find(hosts, variable)?;
+    Some((found.exempt_name, joined(found.exempt, &found.through)))
+}
+
+/// Hosts that are dialled through a proxy.
+struct Proxied {
+    proxy: &'static str,
+    exempt_name: &'static str,
+    exempt: String,
+    through: Vec<String>,
+}
+
+impl Proxied {
+    fn find(
+        hosts: impl IntoIterator<Item = impl AsRef<str>>,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Option<Self> {
+        let set = |name: &&&str| variable(name).is_some_and(|value| !value.is_empty());
+        let proxy = PROXIES.iter().find(set)?;
+        let exempt_name = EXEMPT.iter().find(set).unwrap_or(&EXEMPT[1]);
+        let exempt = variable(exempt_name).unwrap_or_default();
+        let mut through: Vec<String> = Vec::new();
+        for host in hosts {
+            let host = host.as_ref();
+            if !is_exempt(host, &exempt) && !through.iter().any(|known| known == host) {
+                through.push(host.to_owned());
+            }
+        }
+        (!through.is_empty()).then_some(Self {
+            proxy,
+            exempt_name,
+            exempt,
+            through,
+        })
     }
+}
+
+/// The list of hosts with more of them.
+fn joined(list: String, more: &[String]) -> String {
+    let list = Some(list).filter(|list| !list.is_empty());
+    let all: Vec<String> = list.into_iter().chain(more.iter().cloned()).collect();
+    all.join(",")
 }
 
 /// Whether an entry of the list is the end of the host's name, or a range with its address.
@@ -104,6 +144,27 @@ mod tests {
         assert!(text.starts_with(
             "grpc_proxy is set, and no_grpc_proxy does not cover ps-0.train,127.0.0.1:"
         ));
+    }
+
+    #[test]
+    fn a_list_is_completed_where_a_proxy_is_set() {
+        let exempted = |set: &[(&str, &str)]| {
+            let variable = |name: &str| {
+                let found = set.iter().find(|(known, _)| *known == name);
+                found.map(|(_, value)| (*value).to_owned())
+            };
+            exemption(["127.0.0.1", "ps-0", "127.0.0.1"], variable)
+        };
+        let proxy = ("http_proxy", "http://proxy:3128");
+        let list = |name, value: &str| Some((name, value.to_owned()));
+        assert_eq!(exempted(&[]), None);
+        assert_eq!(exempted(&[proxy]), list("no_proxy", "127.0.0.1,ps-0"));
+        let own = ("no_grpc_proxy", "ps-0");
+        assert_eq!(
+            exempted(&[proxy, own]),
+            list("no_grpc_proxy", "ps-0,127.0.0.1")
+        );
+        assert_eq!(exempted(&[proxy, ("no_proxy", "ps-0,127.0.0.1")]), None);
     }
 
     #[test]
