@@ -11,10 +11,11 @@ use grpcxx::{
     Buffer, CallResult, CallSpec, Client, CompletionHandler, GraphCall, Peer, Request,
     ShardContext, Tensor, Text,
 };
+use grpcxx_rpc::Envelope;
 
 use crate::allocator::allocations;
 use crate::baseline::Way;
-use crate::cluster::{Cluster, SINKHOLE, Setting, tensor};
+use crate::cluster::{Cluster, ECHO, SINKHOLE, Setting, tensor};
 use crate::meter::{Measure, Meter, median};
 
 /// What to do.
@@ -77,6 +78,8 @@ enum Asking {
         name: Text,
         tensor: Tensor,
     },
+    Function(GraphCall),
+    Method(Envelope),
 }
 
 /// A load and what it runs against.
@@ -124,6 +127,7 @@ impl Run {
     fn start(setting: Setting, load: Load) -> Self {
         let cluster = Cluster::start(setting);
         let tensor = tensor(load.bytes);
+        let name = Text::from("tensor");
         let (batch_done, done) = channel();
         let storm = Arc::new(Storm {
             peers: cluster.peers(load.connections).leak(),
@@ -133,9 +137,15 @@ impl Run {
                 },
                 Way::Push => Asking::Push {
                     handle: Text::from(SINKHOLE),
-                    name: Text::from("pushed"),
+                    name,
                     tensor: tensor.clone(),
                 },
+                Way::Function => {
+                    cluster.serve_function(&name);
+                    let call = GraphCall::new(ECHO).with_feed(name.clone(), tensor.clone());
+                    Asking::Function(call.with_fetch(name))
+                }
+                Way::Method => Asking::Method(cluster.serve_method()),
             },
             next_step: AtomicI64::new(0),
             end_step: AtomicI64::new(0),
@@ -283,7 +293,7 @@ impl Storm {
                 Asking::Pull { key } => {
                     shard.receive(peer, step_id, key, None, self, token);
                 }
-                Asking::Push { .. } => {
+                Asking::Push { .. } | Asking::Function(_) | Asking::Method(_) => {
                     let request = self.asking.request(step_id);
                     shard.submit(CallSpec::new(peer, request), self, token);
                 }
@@ -325,6 +335,8 @@ impl Asking {
                 feeds: vec![(name.clone(), tensor.clone())],
                 ..GraphCall::default()
             })),
+            Self::Function(call) => Request::StarRunGraph(Box::new(call.clone())),
+            Self::Method(envelope) => Request::Unary(Box::new(envelope.clone())),
         }
     }
 }

@@ -10,8 +10,8 @@
 //! to wait for its CPU are left out, and the column `quiet` says how many remained.
 //!
 //! Run with `cargo bench --bench star`. Words behind `--` choose rows by the part of the bench:
-//! `small`, `rate`, `large`, `drivers`, `idle`, `instructions`, which fails beyond its bound;
-//! `--quick` only shows that it runs; `--profile PART` repeats our side alone.
+//! `small`, `rate`, `calls`, `large`, `drivers`, `idle`, `instructions`, which fails beyond its
+//! bounds; `--quick` only shows that it runs; `--profile PART` repeats our side alone.
 
 #![expect(clippy::print_stdout, reason = "the figures are the result")]
 
@@ -37,10 +37,10 @@ static ALLOCATOR: allocator::CountingAllocator = allocator::CountingAllocator;
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    if let [child, calls] = &words[..]
+    if let [child, kind, calls] = &words[..]
         && child == instructions::CHILD
     {
-        return instructions::make_calls(calls.parse().expect("a number of calls"));
+        return instructions::make_calls(kind, calls.parse().expect("a number of calls"));
     }
     let has = |word: &str| words.iter().any(|w| w == word);
     let plan = Plan::new(has("--quick") || has("--test"), has("--profile"));
@@ -79,6 +79,7 @@ type Part = (&'static str, fn(&Plan));
 const PARTS: &[Part] = &[
     ("small", small_calls),
     ("rate", call_rate),
+    ("calls", function_calls),
     ("large", large_tensors),
     ("drivers", drivers),
     ("idle", idle_server),
@@ -169,6 +170,22 @@ fn call_rate(plan: &Plan) {
     }
 }
 
+/// Calls of functions and of methods.
+fn function_calls(plan: &Plan) {
+    for (word, way) in [("graph", Way::Function), ("typed", Way::Method)] {
+        let load = Load { way, ..MANY };
+        let rounds = Rounds::run(plan, "auto", load, |load| {
+            let Load {
+                connections, depth, ..
+            } = load;
+            baseline::echoes(connections, depth, load.calls, load.per_window, load.bytes)
+        });
+        let name = format!("64 B {word} call, 16 x 32");
+        rounds.row(&name, "M/s", |m| 1e-6 / m.seconds).print();
+        allocations(&name, &rounds);
+    }
+}
+
 fn large_tensors(plan: &Plan) {
     for (size, bytes, per_window, count) in LARGE {
         for (word, way) in [("pull", Way::Pull), ("push", Way::Push)] {
@@ -236,17 +253,22 @@ fn drivers(plan: &Plan) {
 }
 
 fn instructions_of_a_call(plan: &Plan) {
-    match instructions::per_call(plan.alone) {
-        Ok(count) => {
-            Row::plain("instructions of a 64 B call, both sides", "", vec![count])
-                .target(Target::AtMost(instructions::ALLOWED))
-                .print();
-            if count > instructions::ALLOWED {
-                println!("find what became slower with `star instructions --profile`");
-                std::process::exit(1);
+    let mut is_slower = false;
+    for kind in &instructions::KINDS {
+        match instructions::per_call(kind, plan.alone) {
+            Ok(count) => {
+                let name = format!("instructions of a {}, both sides", kind.name);
+                Row::plain(name, "", vec![count])
+                    .target(Target::AtMost(kind.allowed))
+                    .print();
+                is_slower |= count > kind.allowed;
             }
+            Err(reason) => println!("INSTRUCTIONS NOT COUNTED, install valgrind: {reason}"),
         }
-        Err(reason) => println!("INSTRUCTIONS NOT COUNTED, install valgrind: {reason}"),
+    }
+    if is_slower {
+        println!("find what became slower with `star instructions --profile`");
+        std::process::exit(1);
     }
 }
 
