@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grpcxx::{
-    AtOnce, Code, DType, Engine, EngineOptions, GraphCall, Later, Peer, RendezvousKey, Request,
-    Response, Served, Service, Shape, Status, Tensor, Text, service,
+    AtOnce, Code, DType, Engine, EngineOptions, GraphCall, Later, NamedTensors, Peer,
+    RendezvousKey, Request, Response, Served, Service, Shape, Status, Tensor, Text, service,
 };
 use grpcxx_rpc::{Envelope, Metadata};
 use prost::Message;
@@ -111,7 +111,7 @@ impl Cluster {
     pub(crate) fn serve_function(&self, name: &Text) {
         let name = name.clone();
         let echo = move |mut call: GraphCall| {
-            let tensor = call.take_feed(&name)?;
+            let tensor = call.take_feed(FED)?;
             Ok([(name.clone(), tensor)])
         };
         self.server.register_short(ECHO, echo);
@@ -170,9 +170,9 @@ impl Small for Echo {
 impl Service for Sinkhole {
     fn serve(&self, request: Request, _later: Later<'_>) -> Served {
         match request {
-            Request::StarRunGraph(call) if &*call.graph_handle == SINKHOLE => {
+            Request::StarRunGraph(call) if call.graph_handle == *SINKHOLE => {
                 Served::Now(match call.feeds.len() {
-                    1 => Ok(Response::Fetched(Vec::new())),
+                    1 => Ok(Response::Fetched(NamedTensors::new())),
                     _ => Err(Status::new(Code::InvalidArgument, "push one tensor")),
                 })
             }
@@ -192,6 +192,9 @@ pub(crate) fn tensor(bytes: usize) -> Tensor {
 
 /// The function that answers with what it is given.
 pub(crate) const ECHO: &str = "bench/echo";
+
+/// Name of the tensor that it is fed, and that it answers with.
+pub(crate) const FED: &str = "tensor";
 
 /// The function that drops what it is given.
 pub(crate) const SINKHOLE: &str = "bench/sinkhole";

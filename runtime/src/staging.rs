@@ -114,7 +114,7 @@ impl Staging {
         check_shape(act, &call.fetches, &feeds)?;
         match act {
             Act::Stage if feeds.is_empty() => self.begin(number, now),
-            Act::Stage => self.add(number, feeds, now),
+            Act::Stage => self.add(number, feeds.into_vec(), now),
             Act::Commit => self.commit(number),
             Act::Discard => {
                 // It may have ended before, as after a call that was refused.

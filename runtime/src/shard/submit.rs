@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use grpcxx_rpc::{CallOptions, Request, Text};
+use grpcxx_rpc::{CallOptions, GraphCall, Request, Text};
 use grpcxx_transport::Time;
 
 use crate::call::CallSpec;
@@ -61,6 +61,41 @@ impl<A> Commands for Core<A> {
         });
         let completion = Completion::new(Target::Handler(recipient));
         self.defer(Command::Call(NewCall::new(spec, completion, cancellable)));
+    }
+
+    fn run(
+        &mut self,
+        peer: &Peer,
+        call: &GraphCall,
+        timeout: Option<Duration>,
+        recipient: Recipient,
+    ) {
+        if let Some(slot) = self.ready_peer(peer)
+            && let link = &mut self.outgoing.peers[slot]
+            && let Some(connection) = link.open_connection()
+            && let Some(entry) = self.outgoing.calls.vacant()
+        {
+            let options = CallOptions {
+                token: entry.key().raw(),
+                deadline: deadline(self.now, timeout),
+                shares_memory: !recipient.allocates(),
+            };
+            if connection.takes_graph(self.now, call, &options) {
+                connection.call_graph(self.now, call, options);
+                entry.insert_with(|| Entry {
+                    target: Target::Handler(recipient),
+                    begun: CallStart::new(self.now, CallKind::STAR_RUN_GRAPH),
+                });
+                link.mark(slot, &mut self.outgoing.dirty);
+                self.outgoing.calls.begun += 1;
+                return;
+            }
+        }
+        let request = Request::StarRunGraph(Box::new(call.clone()));
+        self.submit(
+            CallSpec::new(peer, request).with_timeout(timeout),
+            recipient,
+        );
     }
 
     #[inline]

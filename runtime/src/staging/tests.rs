@@ -134,7 +134,7 @@ fn calls_of_another_shape_are_refused() {
         assert_eq!(fed.unwrap_err().code, Code::InvalidArgument);
     }
     let mut asking = call(1, &[("a", 1)]);
-    asking.fetches = vec![Text::from("a")];
+    asking.fetches = vec![Text::from("a")].into();
     let asked = staging.serve(Act::Stage, asking, EARLY);
     assert_eq!(asked.unwrap_err().code, Code::InvalidArgument);
     // None of that ends the push.
