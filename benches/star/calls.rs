@@ -299,7 +299,10 @@ impl Storm {
                     shard.receive(peer, step_id, key, None, self, token);
                 }
                 Asking::Function(call) => shard.run(peer, call, None, self.clone(), token),
-                Asking::Push { .. } | Asking::Method(_) => {
+                Asking::Method(envelope) => {
+                    shard.call_path(peer, envelope, None, self.clone(), token);
+                }
+                Asking::Push { .. } => {
                     let request = self.asking.request(step_id);
                     shard.submit(CallSpec::new(peer, request), self, token);
                 }

@@ -10,8 +10,8 @@ use super::limits::STAR_RECORDS_MAX;
 use super::{COALESCE_BYTES_MAX, ConnectionLimits, SendLimits};
 use crate::wire::{
     Announcement, CANCEL_METHOD, HEADER_BYTES, Order, RecordCache, RequestHeader, ResponseHeader,
-    STREAM_OPEN_METHOD, encode_graph_metadata, encode_names, encode_receive, encode_record,
-    sorted_by_name,
+    STREAM_OPEN_METHOD, UNARY_METHOD, encode_graph_metadata, encode_names, encode_receive,
+    encode_record, sorted_by_name,
 };
 use crate::{Code, Envelope, GraphCall, Method, Reason, Request, Status, Tensor, Text};
 
@@ -86,6 +86,29 @@ pub(crate) fn graph_request(
         tag,
         timeout_ms,
         metadata_bytes,
+        payload_bytes: payload_bytes(frame, limits)?,
+    };
+    write_header(frame, &header.encode());
+    Ok(())
+}
+
+/// Fills an empty frame with a call by path.
+///
+/// # Errors
+/// As above.
+pub(crate) fn unary_request(
+    frame: &mut Frame,
+    tag: u64,
+    timeout_ms: i32,
+    envelope: &Envelope,
+    limits: &SendLimits,
+) -> Result<(), Status> {
+    reserve_header(frame);
+    let header = RequestHeader {
+        method: UNARY_METHOD,
+        tag,
+        timeout_ms,
+        metadata_bytes: enclose(frame, envelope, limits)?,
         payload_bytes: payload_bytes(frame, limits)?,
     };
     write_header(frame, &header.encode());
@@ -237,7 +260,9 @@ pub(crate) fn error_response(frame: &mut Frame, tag: u64, status: &Status, limit
 /// Puts head and message behind a header. Returns the length of the head.
 fn enclose(frame: &mut Frame, envelope: &Envelope, limits: &SendLimits) -> Result<i32, Status> {
     check_message_bytes(envelope.message_bytes() as u64, limits)?;
-    for piece in envelope.pieces() {
+    let (own, pieces) = envelope.parts();
+    frame.bytes_mut().extend_from_slice(own);
+    for piece in pieces {
         payload(frame, piece);
     }
     checked_names(envelope.head_bytes(), limits)

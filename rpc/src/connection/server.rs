@@ -18,9 +18,10 @@ use super::{ConnectionLimits, Gate, PeerHolding, SendLimits};
 use crate::extensions::bundles::numbers::NumberedKeys;
 use crate::extensions::bundles::server::Bundled;
 use crate::extensions::key_lists::server::KeptLists;
+use crate::extensions::services::wire::LastHead;
 use crate::extensions::streams::table::{Ending, Streams};
 use crate::wire::{ChunkHeader, Features};
-use crate::{Code, GraphCall, Reason, Request, Response, Status, Tensor};
+use crate::{Code, Envelope, GraphCall, Reason, Request, Response, Status, Tensor};
 
 pub(crate) mod answers;
 pub(crate) mod graph;
@@ -69,6 +70,10 @@ pub struct ServerConnection {
         reason = "calls travel boxed, and their boxes are reused"
     )]
     spare_calls: Vec<Box<GraphCall>>,
+    #[expect(clippy::vec_box, reason = "as above")]
+    pub(crate) spare_envelopes: Vec<Box<Envelope>>,
+    /// Of requests by path.
+    pub(crate) last_head: LastHead,
     pub(crate) cancelled: VecDeque<Cancelled>,
     pub(crate) undelivered: VecDeque<Undelivered>,
     closed: bool,
@@ -176,6 +181,8 @@ impl ServerConnection {
             kept_lists: KeptLists::default(),
             signatures: Signatures::default(),
             spare_calls: Vec::new(),
+            spare_envelopes: Vec::new(),
+            last_head: LastHead::default(),
             cancelled: VecDeque::new(),
             undelivered: VecDeque::new(),
             closed: false,

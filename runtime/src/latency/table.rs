@@ -91,7 +91,7 @@ impl Traffic {
 impl CallKind {
     pub(crate) const RECV_TENSOR: Self = Self::of_method(Method::RecvTensor);
     pub(crate) const STAR_RUN_GRAPH: Self = Self::of_method(Method::StarRunGraph);
-    const SERVICE: Self = Self(Method::ALL.len() as u8);
+    pub(crate) const SERVICE: Self = Self(Method::ALL.len() as u8);
 
     pub(crate) fn of(request: &Request) -> Self {
         request.method().map_or(Self::SERVICE, Self::of_method)

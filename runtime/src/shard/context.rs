@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use grpcxx_rpc::{GraphCall, Request, Status, Tensor, Text};
+use grpcxx_rpc::{Envelope, GraphCall, Request, Status, Tensor, Text};
 use grpcxx_transport::Time;
 
 use crate::call::{CallSpec, CompletionHandler};
@@ -33,6 +33,15 @@ pub(crate) trait Commands {
         &mut self,
         peer: &Peer,
         call: &GraphCall,
+        timeout: Option<Duration>,
+        recipient: Recipient,
+    );
+
+    /// Makes a call by path that its caller keeps.
+    fn call_path(
+        &mut self,
+        peer: &Peer,
+        envelope: &Envelope,
         timeout: Option<Duration>,
         recipient: Recipient,
     );
@@ -90,6 +99,21 @@ impl ShardContext<'_> {
     ) {
         let recipient = Recipient { handler, token };
         self.shard.run(peer.borrow(), call, timeout, recipient);
+    }
+
+    /// Calls the method of a service that an envelope names, as [`submit`](Self::submit) does with
+    /// [`Request::Unary`], and leaves the envelope to its caller, as [`run`](Self::run) does.
+    #[inline]
+    pub fn call_path(
+        &mut self,
+        peer: impl Borrow<Peer>,
+        envelope: &Envelope,
+        timeout: Option<Duration>,
+        handler: Arc<dyn CompletionHandler>,
+        token: u64,
+    ) {
+        let recipient = Recipient { handler, token };
+        (self.shard).call_path(peer.borrow(), envelope, timeout, recipient);
     }
 
     /// Asks a peer for one tensor by rendezvous key, as [`submit`](Self::submit) does with
@@ -173,6 +197,20 @@ impl Commands for VecDeque<Command> {
     fn submit(&mut self, spec: CallSpec<'_>, recipient: Recipient) {
         let completion = Completion::new(Target::Handler(recipient));
         self.defer(Command::Call(NewCall::new(spec, completion, None)));
+    }
+
+    fn call_path(
+        &mut self,
+        peer: &Peer,
+        envelope: &Envelope,
+        timeout: Option<Duration>,
+        recipient: Recipient,
+    ) {
+        let request = Request::Unary(Box::new(envelope.clone()));
+        self.submit(
+            CallSpec::new(peer, request).with_timeout(timeout),
+            recipient,
+        );
     }
 
     fn run(

@@ -80,7 +80,7 @@ impl<A> Core<A> {
     /// Serves a request, now or later; `origin` gets exactly one answer.
     pub(super) fn dispatch(&mut self, origin: Origin, request: Request) {
         let request = match request {
-            Request::Unary(envelope) => return self.serve_unary(origin, *envelope),
+            Request::Unary(envelope) => return self.serve_unary(origin, envelope),
             Request::Stream(envelope) => return self.serve_stream(origin, &envelope),
             request => request,
         };
@@ -105,7 +105,7 @@ impl<A> Core<A> {
             }
             Request::StarRunGraph(call) => self.serve_graph(origin, call),
             Request::Message { method, body } => self.serve_message(origin, method, &body),
-            Request::Unary(envelope) => self.serve_unary(origin, *envelope),
+            Request::Unary(envelope) => self.serve_unary(origin, envelope),
             Request::Stream(envelope) => self.serve_stream(origin, &envelope),
         }
     }
@@ -319,11 +319,17 @@ impl<A> Core<A> {
         }
     }
 
-    fn serve_unary(&mut self, origin: Origin, envelope: Envelope) {
+    fn serve_unary(&mut self, origin: Origin, mut boxed: Box<Envelope>) {
         if self.is_stopping() {
             return self.answer(origin, Err(self.stopping()), None);
         }
         let functions = self.shared.functions.load();
+        let envelope = std::mem::take(&mut *boxed);
+        if let Origin::Link { server, .. } = origin
+            && let Some(server) = self.incoming.servers.find_mut(server)
+        {
+            server.connection.reuse_envelope(boxed);
+        }
         let Some(method) = functions.method(envelope.path()) else {
             let text = functions.unknown_path(envelope.path());
             let unknown = Status::new(Code::Unimplemented, text);

@@ -1,4 +1,4 @@
-//! Graph calls, as a client makes them from requests that their callers keep.
+//! Graph calls and calls by path, as a client makes them from requests that their callers keep.
 
 use grpcxx_transport::{Frame, Time};
 
@@ -8,7 +8,7 @@ use crate::connection::encode;
 use crate::extensions::element_types;
 use crate::extensions::services::client::wanted_of_call;
 use crate::wire::Features;
-use crate::{GraphCall, Status};
+use crate::{Envelope, GraphCall, Status};
 
 impl ClientConnection {
     /// Whether [`ClientConnection::call_graph`] may be used for this call, which does not need that
@@ -35,6 +35,37 @@ impl ClientConnection {
                 self.outgoing.push(frame);
                 let names = call.fetches.clone();
                 self.expect(id, Expected::Fetched { names });
+            }
+            Err(status) => {
+                self.outgoing.recycle(frame);
+                self.finish(id, Err(status));
+            }
+        }
+        CallId(id)
+    }
+
+    /// Whether [`ClientConnection::call_path`] may be used: the peer knows calls by path.
+    #[inline]
+    pub fn takes_path(&self, now: Time, options: &CallOptions) -> bool {
+        self.takes_calls()
+            && self.has(Features::SERVICES)
+            && options.deadline.is_none_or(|deadline| deadline > now)
+    }
+
+    /// Starts a call by path, as [`ClientConnection::call`] does, and leaves the envelope to its
+    /// caller, who may send it again. [`ClientConnection::takes_path`] has to be true.
+    pub fn call_path(&mut self, now: Time, envelope: &Envelope, options: CallOptions) -> CallId {
+        debug_assert!(self.takes_path(now, &options));
+        let deadline = options.deadline;
+        let timeout_ms = deadline.map_or(0, |deadline| self.timeout_ms(deadline, now));
+        let id = self.begin_call(options, timeout_ms, false);
+        let limits = self.reader.limits.between(self.common());
+        let mut frame = self.outgoing.empty_frame();
+        match encode::unary_request(&mut frame, id.raw(), timeout_ms, envelope, &limits) {
+            Ok(()) => {
+                frame.token = id.raw();
+                self.outgoing.push(frame);
+                self.expect(id, Expected::Unary);
             }
             Err(status) => {
                 self.outgoing.recycle(frame);

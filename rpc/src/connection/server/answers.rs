@@ -82,12 +82,16 @@ impl ServerConnection {
                 .and_then(|()| self.may_owe(frame.len_bytes())),
             Err(status) => Err(status.clone()),
         };
-        if encoded.is_ok()
-            && let Ok(Response::Tensors(tensors)) = result
-            && let Some(served) = self.served.find_mut(id)
-            && let Expected::Tensors { delivering, .. } = &mut served.expected
-        {
-            *delivering = tensors;
+        match result {
+            Ok(Response::Tensors(tensors)) if encoded.is_ok() => {
+                if let Some(served) = self.served.find_mut(id)
+                    && let Expected::Tensors { delivering, .. } = &mut served.expected
+                {
+                    *delivering = tensors;
+                }
+            }
+            Ok(Response::Unary(envelope)) => envelope.recycle(),
+            _ => {}
         }
         self.queue_answer(id, frame, encoded);
     }
