@@ -101,13 +101,13 @@ pub(crate) const KINDS: [Kind; 3] = [
         name: "64 B graph call",
         word: "function",
         way: Way::Function,
-        allowed: 27_000.0,
+        allowed: 10_600.0,
     },
     Kind {
         name: "64 B typed call",
         word: "method",
         way: Way::Method,
-        allowed: 15_500.0,
+        allowed: 9_600.0,
     },
 ];
 
