@@ -53,8 +53,13 @@ impl From<NamedTensors> for Fetched {
 }
 
 impl<N: Into<Text>, const COUNT: usize> From<[(N, Tensor); COUNT]> for Fetched {
+    #[inline]
     fn from(results: [(N, Tensor); COUNT]) -> Self {
-        results.into_iter().collect()
+        let mut named = NamedTensors::with_capacity(COUNT);
+        for (name, tensor) in results {
+            named.push((name.into(), tensor));
+        }
+        Self(named)
     }
 }
 

@@ -213,6 +213,16 @@ pub(crate) fn fetched_response(
     limits: &SendLimits,
     records: &mut RecordCache,
 ) -> Result<(), Status> {
+    if let ([asked], [(name, tensor)]) = (asked, fetched)
+        && asked == name
+    {
+        check_records(1, limits.records)?;
+        reserve_header(frame);
+        let names_bytes = encode_names(std::iter::once(name), frame.bytes_mut())?;
+        let names_bytes = checked_names(names_bytes, limits)?;
+        named_record(frame, tensor, limits, records)?;
+        return finish_response(frame, tag, names_bytes, limits);
+    }
     let order = fetch_order(asked, fetched)?;
     check_records(order.len(), limits.records)?;
     let sorted = order.iter().map(|&index| &fetched[index as usize]);
@@ -298,11 +308,6 @@ fn graph_call(
 
 /// The indexes of `fetched` sorted by name, if its names are exactly those of `asked`.
 fn fetch_order(asked: &[Text], fetched: &[(Text, Tensor)]) -> Result<Order, Status> {
-    if let ([asked], [(name, _)]) = (asked, fetched)
-        && asked == name
-    {
-        return Ok(Order::from_slice(&[0]));
-    }
     let mut asked: SmallVec<[&Text; 8]> = asked.iter().collect();
     asked.sort_unstable();
     let mut order: Order = (0..).take(fetched.len()).collect();

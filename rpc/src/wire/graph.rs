@@ -27,14 +27,19 @@ pub fn encode_graph_metadata(call: &GraphCall, out: &mut Vec<u8>) -> Result<usiz
     out.extend_from_slice(&fetch_count.to_le_bytes());
     call.fetches.iter().for_each(|name| encode_short(name, out));
     encode_short(&call.graph_handle, out);
-    out.extend_from_slice(&call.step_id.to_le_bytes());
-    out.extend_from_slice(&call.ps_graph_count.to_le_bytes());
-    out.push(u8::from(call.should_trace));
+    let mut tail = [0; GRAPH_TAIL_BYTES];
+    tail[..8].copy_from_slice(&call.step_id.to_le_bytes());
+    tail[8..12].copy_from_slice(&call.ps_graph_count.to_le_bytes());
+    tail[12] = u8::from(call.should_trace);
     match call.trace {
-        Some(trace) => encode_short(&trace.to_string().into(), out),
-        None => encode_short(&Text::default(), out),
+        Some(trace) => {
+            out.extend_from_slice(&tail[..13]);
+            encode_short(&trace.to_string().into(), out);
+            encode_short(&Text::default(), out);
+        }
+        // Two empty texts.
+        None => out.extend_from_slice(&tail),
     }
-    encode_short(&Text::default(), out);
     Ok(out.len() - start)
 }
 
