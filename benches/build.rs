@@ -1,5 +1,6 @@
-//! Makes the service that typed calls are measured with.
+//! Makes the services that typed calls are measured with.
 
 fn main() -> std::io::Result<()> {
-    grpcxx_build::compile_protos("proto/bench.proto")
+    grpcxx_build::compile_protos("proto/bench.proto")?;
+    grpcxx_build::compile_protos("proto/small.proto")
 }

@@ -45,8 +45,8 @@ pub use {grpcxx_memory as memory, grpcxx_rpc as rpc, grpcxx_runtime as runtime};
 
 pub use grpcxx_memory::{Buffer, BufferMut};
 pub use grpcxx_rpc::{
-    Code, DType, Element, Fetched, GraphCall, Method, Reason, RendezvousKey, Request, Response,
-    Shape, Status, Tensor, TensorMeta, Text, TraceContext,
+    Code, DType, Element, Fetched, GraphCall, Method, NamedTensors, Names, Reason, RendezvousKey,
+    Request, Response, Shape, Status, Tensor, TensorMeta, Text, TraceContext,
 };
 pub use grpcxx_runtime::cluster::{ClusterSpec, Protocol, TaskId};
 pub use grpcxx_runtime::config::Config;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use foldhash::fast::RandomState;
-use grpcxx_rpc::{Code, GraphCall, KeyList, Request, Response, Status, Tensor, Text};
+use grpcxx_rpc::{Code, GraphCall, KeyList, NamedTensors, Request, Response, Status, Tensor, Text};
 use grpcxx_runtime::{
     AtOnce, Engine, EngineError, EngineOptions, Later, Served, Service, StartReport,
 };
@@ -229,7 +229,7 @@ impl Session {
         for (key, tensor) in &call.feeds {
             self.payload.accept(self.index(key)?, tensor, self.verify)?;
         }
-        Ok(Response::Fetched(Vec::new()))
+        Ok(Response::Fetched(NamedTensors::new()))
     }
 }
 
@@ -275,7 +275,7 @@ impl Service for BenchService {
                     .unwrap_or_else(PoisonError::into_inner)
                     .take();
                 return Served::Now(
-                    floor::serve(listener).map(|()| Response::Fetched(wire::result(0_i64))),
+                    floor::serve(listener).map(|()| Response::Fetched(wire::result(0_i64).into())),
                 );
             }
             _ => {}

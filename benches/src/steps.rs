@@ -201,7 +201,7 @@ mod tests {
     fn an_answer_of_another_kind_is_an_error() {
         let plan = plan(Op::Pull, true, 1);
         let status = plan
-            .accept(0, 0, &Response::Fetched(Vec::new()))
+            .accept(0, 0, &Response::Fetched(grpcxx_rpc::NamedTensors::new()))
             .unwrap_err();
         assert_eq!(status.code, Code::Internal);
     }

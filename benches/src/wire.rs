@@ -24,7 +24,7 @@ pub(super) fn ask(function: &str, argument: Option<Tensor>) -> Request {
             .map(|tensor| (Text::from(VALUE), tensor))
             .into_iter()
             .collect(),
-        fetches: vec![Text::from(VALUE)],
+        fetches: vec![Text::from(VALUE)].into(),
         ..GraphCall::default()
     }))
 }

@@ -15,6 +15,10 @@ use crate::pin;
 pub(crate) enum Way {
     Pull,
     Push,
+    /// Both ways, through a registered function.
+    Function,
+    /// Both ways, through a method of a service.
+    Method,
 }
 
 /// Round trips of `bytes` bytes each way.
@@ -52,6 +56,7 @@ pub(crate) fn transfers(count: usize, per_window: usize, bytes: usize, way: Way)
     match way {
         Way::Pull => exchanges(count, per_window, 1, bytes),
         Way::Push => exchanges(count, per_window, bytes, 1),
+        Way::Function | Way::Method => exchanges(count, per_window, bytes, bytes),
     }
 }
 

@@ -11,10 +11,11 @@ use grpcxx::{
     Buffer, CallResult, CallSpec, Client, CompletionHandler, GraphCall, Peer, Request,
     ShardContext, Tensor, Text,
 };
+use grpcxx_rpc::Envelope;
 
 use crate::allocator::allocations;
 use crate::baseline::Way;
-use crate::cluster::{Cluster, SINKHOLE, Setting, tensor};
+use crate::cluster::{Cluster, ECHO, FED, SINKHOLE, Setting, tensor};
 use crate::meter::{Measure, Meter, median};
 
 /// What to do.
@@ -77,6 +78,8 @@ enum Asking {
         name: Text,
         tensor: Tensor,
     },
+    Function(GraphCall),
+    Method(Envelope),
 }
 
 /// A load and what it runs against.
@@ -124,6 +127,7 @@ impl Run {
     fn start(setting: Setting, load: Load) -> Self {
         let cluster = Cluster::start(setting);
         let tensor = tensor(load.bytes);
+        let name = Text::from(FED);
         let (batch_done, done) = channel();
         let storm = Arc::new(Storm {
             peers: cluster.peers(load.connections).leak(),
@@ -133,9 +137,15 @@ impl Run {
                 },
                 Way::Push => Asking::Push {
                     handle: Text::from(SINKHOLE),
-                    name: Text::from("pushed"),
+                    name,
                     tensor: tensor.clone(),
                 },
+                Way::Function => {
+                    cluster.serve_function(&name);
+                    let call = GraphCall::new(ECHO).with_feed(name.clone(), tensor.clone());
+                    Asking::Function(call.with_fetch(name))
+                }
+                Way::Method => Asking::Method(cluster.serve_method()),
             },
             next_step: AtomicI64::new(0),
             end_step: AtomicI64::new(0),
@@ -166,6 +176,11 @@ impl Run {
         let allocated = allocations();
         let under_way = self.load.under_way();
         (self.storm).begin(&self.cluster.worker.client(), under_way, steps);
+        let allocated = match self.storm.asking {
+            Asking::Pull { .. } => allocated,
+            // The first calls of a batch come from another thread, in requests of their own.
+            _ => allocations(),
+        };
         self.done.recv().expect("the batch ends");
         allocations() - allocated
     }
@@ -279,9 +294,13 @@ impl Storm {
         self.note();
         if let Some(step_id) = self.next() {
             let peer = &self.peers[token as usize];
-            match self.asking {
+            match &self.asking {
                 Asking::Pull { key } => {
                     shard.receive(peer, step_id, key, None, self, token);
+                }
+                Asking::Function(call) => shard.run(peer, call, None, self.clone(), token),
+                Asking::Method(envelope) => {
+                    shard.call_path(peer, envelope, None, self.clone(), token);
                 }
                 Asking::Push { .. } => {
                     let request = self.asking.request(step_id);
@@ -322,9 +341,11 @@ impl Asking {
             } => Request::StarRunGraph(Box::new(GraphCall {
                 graph_handle: handle.clone(),
                 step_id: step_id as u64,
-                feeds: vec![(name.clone(), tensor.clone())],
+                feeds: vec![(name.clone(), tensor.clone())].into(),
                 ..GraphCall::default()
             })),
+            Self::Function(call) => Request::StarRunGraph(Box::new(call.clone())),
+            Self::Method(envelope) => Request::Unary(Box::new(envelope.clone())),
         }
     }
 }

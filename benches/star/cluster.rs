@@ -5,9 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grpcxx::{
-    AtOnce, Code, DType, Engine, EngineOptions, Later, Peer, RendezvousKey, Request, Response,
-    Served, Service, Shape, Status, Tensor, Text,
+    AtOnce, Code, DType, Engine, EngineOptions, GraphCall, Later, NamedTensors, Peer,
+    RendezvousKey, Request, Response, Served, Service, Shape, Status, Tensor, Text, service,
 };
+use grpcxx_rpc::{Envelope, Metadata};
+use prost::Message;
+
+use self::proto::{Numbers, Small, SmallServer};
+
+#[expect(dead_code, unreachable_pub, reason = "generated code is for everybody")]
+mod proto {
+    include!(concat!(env!("OUT_DIR"), "/small.rs"));
+}
 
 /// A server and the worker that calls it.
 pub(crate) struct Cluster {
@@ -98,6 +107,36 @@ impl Cluster {
         .to_text()
     }
 
+    /// Lets the server answer calls of [`ECHO`] with the tensor that they feed by this name.
+    pub(crate) fn serve_function(&self, name: &Text) {
+        let name = name.clone();
+        let echo = move |mut call: GraphCall| {
+            let tensor = call.take_feed(FED)?;
+            Ok([(name.clone(), tensor)])
+        };
+        self.server.register_short(ECHO, echo);
+    }
+
+    /// Lets the server answer calls of a method with their messages. Returns a call.
+    pub(crate) fn serve_method(&self) -> Envelope {
+        self.server.add_service(SmallServer::new(Echo));
+        let numbers = Numbers {
+            a: 1,
+            b: 2,
+            c: 3,
+            d: 4,
+            e: 5,
+            f: 6,
+            g: 7,
+        };
+        let metadata = Metadata::default();
+        let path = "/small.Small/Echo";
+        let mut writer = Envelope::request(path, &metadata, 64).expect("a path");
+        let encoded = numbers.encode(writer.bytes_mut());
+        encoded.expect("a vector has room");
+        writer.finish()
+    }
+
     /// Puts a tensor into each of these steps.
     pub(crate) fn produce(&self, steps: std::ops::Range<i64>, tensor: &Tensor) {
         let key = self.key();
@@ -116,12 +155,24 @@ impl Cluster {
     }
 }
 
+/// Answers with what it is sent.
+struct Echo;
+
+impl Small for Echo {
+    async fn echo(
+        &self,
+        request: service::Request<Numbers>,
+    ) -> Result<service::Response<Numbers>, Status> {
+        Ok(service::Response::new(request.into_inner()))
+    }
+}
+
 impl Service for Sinkhole {
     fn serve(&self, request: Request, _later: Later<'_>) -> Served {
         match request {
-            Request::StarRunGraph(call) if &*call.graph_handle == SINKHOLE => {
+            Request::StarRunGraph(call) if call.graph_handle == *SINKHOLE => {
                 Served::Now(match call.feeds.len() {
-                    1 => Ok(Response::Fetched(Vec::new())),
+                    1 => Ok(Response::Fetched(NamedTensors::new())),
                     _ => Err(Status::new(Code::InvalidArgument, "push one tensor")),
                 })
             }
@@ -138,6 +189,12 @@ pub(crate) fn tensor(bytes: usize) -> Tensor {
     let shape = Shape::new(&[bytes as u64]).expect("a small product");
     Tensor::new(DType::UInt8, shape, vec![9_u8; bytes]).expect("as many bytes as elements")
 }
+
+/// The function that answers with what it is given.
+pub(crate) const ECHO: &str = "bench/echo";
+
+/// Name of the tensor that it is fed, and that it answers with.
+pub(crate) const FED: &str = "tensor";
 
 /// The function that drops what it is given.
 pub(crate) const SINKHOLE: &str = "bench/sinkhole";

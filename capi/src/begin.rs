@@ -90,7 +90,7 @@ pub(crate) fn begin(
 
 fn start(begin: Begin, ending: Ending) {
     let fetches = match &begin.request {
-        Request::StarRunGraph(call) => call.fetches.clone(),
+        Request::StarRunGraph(call) => call.fetches.to_vec(),
         _ => Vec::new(),
     };
     let cancellation = ending
@@ -299,7 +299,7 @@ unsafe fn graph_call_of(given: *const CGraphCall) -> Result<GraphCall, Status> {
             graph_handle: text("handle", given.handle.data, given.handle.size)?.into(),
             step_id: given.step_id,
             feeds,
-            fetches: texts("fetch_names", given.fetch_names, given.num_fetches)?,
+            fetches: texts("fetch_names", given.fetch_names, given.num_fetches)?.into(),
             ps_graph_count: given.ps_graph_count,
             should_trace: given.should_trace,
             trace: None,

@@ -131,7 +131,7 @@ impl Flight {
             }),
             Response::Tensors(tensors) => Ok(self.tensors(tensors.into_iter())),
             Response::Fetched(fetched) => {
-                let fetched = in_order(&self.fetches, fetched)?;
+                let fetched = in_order(&self.fetches, fetched.into_vec())?;
                 Ok(self.tensors(fetched.into_iter()))
             }
         }

@@ -4,7 +4,7 @@
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
-use grpcxx_rpc::{Code, GraphCall, Request, Status, Tensor, Text};
+use grpcxx_rpc::{Code, GraphCall, NamedTensors, Request, Status, Text};
 use grpcxx_runtime::{Function, Responder};
 
 use crate::begin::{Begin, CCallOptions, begin, keys_of, tensors_done, timeout_of};
@@ -27,7 +27,7 @@ struct CFunction {
 }
 
 impl Function for CFunction {
-    fn call(&self, _call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
+    fn call(&self, _call: GraphCall) -> Result<NamedTensors, Status> {
         Err(Status::new(
             Code::Internal,
             "a function of C answers through its responder only",

@@ -27,7 +27,7 @@ use clap::Parser;
 use grpcxx::server::{Server, ServerOptions};
 use grpcxx::topology::Topology;
 use grpcxx_memory::Buffer;
-use grpcxx_rpc::{GraphCall, Method, Reason, Request, Status, Tensor, Text};
+use grpcxx_rpc::{GraphCall, Method, NamedTensors, Reason, Request, Status, Text};
 use grpcxx_runtime::cluster::{ClusterSpec, Protocol, TaskId};
 use grpcxx_runtime::config::Config;
 use grpcxx_runtime::{
@@ -52,7 +52,7 @@ struct Die {
 }
 
 impl Function for Die {
-    fn call(&self, _: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
+    fn call(&self, _: GraphCall) -> Result<NamedTensors, Status> {
         let peer = self.client.peer(&self.star)?;
         let request = Request::Message {
             method: Method::GetStatus,
@@ -62,7 +62,7 @@ impl Function for Die {
             .client
             .submit(CallSpec::new(&peer, request), Arc::new(Bad), 0);
         assert!(begun.is_ok(), "the shard takes a call");
-        Ok(Vec::new())
+        Ok(NamedTensors::new())
     }
 }
 
@@ -71,8 +71,8 @@ impl Function for Die {
 struct Never(Mutex<Vec<Responder>>);
 
 impl Function for Never {
-    fn call(&self, _: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
-        Ok(Vec::new())
+    fn call(&self, _: GraphCall) -> Result<NamedTensors, Status> {
+        Ok(NamedTensors::new())
     }
 
     fn start(&self, _: GraphCall, responder: Responder) {

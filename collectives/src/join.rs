@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{
-    Code, Fetched, GraphCall, Reason, RendezvousKey, Response, Shape, Status, Tensor, Text,
+    Code, Fetched, GraphCall, NamedTensors, Reason, RendezvousKey, Response, Shape, Status, Tensor,
+    Text,
 };
 use grpcxx_runtime::{Client, Engine, Function, Peer, Remote, Responder};
 
@@ -63,7 +64,7 @@ enum Road {
     /// They come to it.
     Host(Arc<Meeting>),
     /// It goes to rank 0.
-    Guest(Remote, GraphCall),
+    Guest(Remote, Box<GraphCall>),
 }
 
 impl Joining {
@@ -101,7 +102,7 @@ impl Joining {
                 who,
             };
             let remote = engine.connect(&builder.rendezvous)?;
-            Road::Guest(remote, greeting.call(function)?)
+            Road::Guest(remote, Box::new(greeting.call(function)?))
         };
         Ok(Self {
             builder,
@@ -320,7 +321,7 @@ impl Meeting {
 }
 
 impl Function for Meeting {
-    fn call(&self, _call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
+    fn call(&self, _call: GraphCall) -> Result<NamedTensors, Status> {
         let text = "ranks of a group meet by a call of their own";
         Err(Status::new(Code::Unimplemented, text))
     }
@@ -435,7 +436,8 @@ impl Roll {
 
 fn answer(end: &Result<Roll, Status>) -> Result<Response, Status> {
     let roll = end.as_ref().map_err(Status::clone)?;
-    roll.results().map(Response::Fetched)
+    roll.results()
+        .map(|results| Response::Fetched(results.into()))
 }
 
 fn texts(texts: &[&str]) -> Result<Tensor, Status> {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use grpcxx_rpc::{Code, GraphCall, Reason, Response, Status, Tensor, Text};
+use grpcxx_rpc::{Code, GraphCall, NamedTensors, Reason, Response, Status, Tensor, Text};
 use grpcxx_runtime::{CallResult, Function, Responder};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMapping, PyString};
@@ -68,7 +68,7 @@ impl PythonFunction {
     fn answer(&self, py: Python<'_>, call: GraphCall) -> CallResult {
         let GraphCall { feeds, fetches, .. } = call;
         let results = self
-            .results(py, feeds)
+            .results(py, feeds.into_vec())
             .map_err(|failure| failure.into_status(py))?;
         let fetch = |name: Text| {
             let value = results.get(&name);
@@ -128,7 +128,7 @@ impl PythonFunction {
 }
 
 impl Function for PythonFunction {
-    fn call(&self, _call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
+    fn call(&self, _call: GraphCall) -> Result<NamedTensors, Status> {
         Err(Status::new(
             Code::Internal,
             "a function of Python answers through its responder only",
@@ -273,7 +273,7 @@ impl SendFunction {
 }
 
 impl Function for SendFunction {
-    fn call(&self, call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
+    fn call(&self, call: GraphCall) -> Result<NamedTensors, Status> {
         let core = self.core.upgrade().ok_or_else(|| {
             Status::new(Code::Unavailable, "the engine has stopped").because(Reason::Stopping)
         })?;
@@ -283,7 +283,7 @@ impl Function for SendFunction {
             let key = Text::from(key_text(device, incarnation, &name));
             core.with(|engine| engine.send(call.step_id.cast_signed(), key, tensor))?;
         }
-        Ok(Vec::new())
+        Ok(NamedTensors::new())
     }
 }
 

@@ -190,7 +190,7 @@ fn batches(feeds: Vec<(Text, Tensor)>) -> Vec<Vec<(Text, Tensor)>> {
 
 fn in_one_call(feeds: Vec<(Text, Tensor)>) -> Request {
     Request::StarRunGraph(Box::new(GraphCall {
-        feeds,
+        feeds: feeds.into(),
         ..GraphCall::new(STORE_PUSH)
     }))
 }

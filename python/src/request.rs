@@ -26,8 +26,8 @@ pub(crate) fn graph_call(
         }
     }
     Ok(GraphCall {
-        feeds,
-        fetches,
+        feeds: feeds.into(),
+        fetches: fetches.into(),
         ..GraphCall::new(function)
     })
 }

@@ -1,10 +1,10 @@
 //! The tensors that a function returns, by name.
 
-use crate::{Code, Status, Tensor, Text};
+use crate::{Code, NamedTensors, Status, Tensor, Text};
 
 /// The results of a function: tensors by name, in the order in which the function gave them.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Fetched(Vec<(Text, Tensor)>);
+pub struct Fetched(NamedTensors);
 
 impl Fetched {
     /// The result with this name.
@@ -42,13 +42,24 @@ impl Fetched {
 
 impl From<Vec<(Text, Tensor)>> for Fetched {
     fn from(results: Vec<(Text, Tensor)>) -> Self {
+        Self(results.into())
+    }
+}
+
+impl From<NamedTensors> for Fetched {
+    fn from(results: NamedTensors) -> Self {
         Self(results)
     }
 }
 
 impl<N: Into<Text>, const COUNT: usize> From<[(N, Tensor); COUNT]> for Fetched {
+    #[inline]
     fn from(results: [(N, Tensor); COUNT]) -> Self {
-        results.into_iter().collect()
+        let mut named = NamedTensors::with_capacity(COUNT);
+        for (name, tensor) in results {
+            named.push((name.into(), tensor));
+        }
+        Self(named)
     }
 }
 
@@ -61,13 +72,19 @@ impl<N: Into<Text>> FromIterator<(N, Tensor)> for Fetched {
 
 impl From<Fetched> for Vec<(Text, Tensor)> {
     fn from(fetched: Fetched) -> Self {
+        fetched.0.into_vec()
+    }
+}
+
+impl From<Fetched> for NamedTensors {
+    fn from(fetched: Fetched) -> Self {
         fetched.0
     }
 }
 
 impl IntoIterator for Fetched {
     type Item = (Text, Tensor);
-    type IntoIter = std::vec::IntoIter<(Text, Tensor)>;
+    type IntoIter = smallvec::IntoIter<[(Text, Tensor); 1]>;
 
     fn into_iter(self) -> Self::IntoIter {
         self.0.into_iter()

@@ -61,7 +61,7 @@ pub use extensions::traces::wire::TraceContext;
 pub use fetched::Fetched;
 pub use key::RendezvousKey;
 pub use key_list::KeyList;
-pub use message::{GraphCall, Request, Response};
+pub use message::{GraphCall, NamedTensors, Names, Request, Response};
 pub use method::Method;
 pub use places::{Given, Places};
 pub use reason::Reason;

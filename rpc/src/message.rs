@@ -41,6 +41,13 @@ pub enum Request {
     Stream(Box<Envelope>),
 }
 
+/// Tensors by name. One alone needs no memory of its own, since most calls have no more; many are
+/// made of a vector with `into()`.
+pub type NamedTensors = SmallVec<[(Text, Tensor); 1]>;
+
+/// Names of tensors, kept as [`NamedTensors`] are.
+pub type Names = SmallVec<[Text; 1]>;
+
 /// A call of a named function with tensors.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GraphCall {
@@ -49,9 +56,9 @@ pub struct GraphCall {
     /// The step.
     pub step_id: u64,
     /// Tensors in, by name (in TensorFlow a rendezvous key).
-    pub feeds: Vec<(Text, Tensor)>,
+    pub feeds: NamedTensors,
     /// Names of the tensors to return, each once.
-    pub fetches: Vec<Text>,
+    pub fetches: Names,
     /// How many subgraphs of this step run on this task; 0 or 1 where steps mean nothing.
     pub ps_graph_count: i32,
     /// Whether the callee shall trace the call.
@@ -123,7 +130,7 @@ pub enum Response {
     /// The tensors asked for, in the order of the keys.
     Tensors(SmallVec<[Tensor; 1]>),
     /// The tensors asked for, by name.
-    Fetched(Vec<(Text, Tensor)>),
+    Fetched(NamedTensors),
     /// The message that a method of a service answers with.
     Unary(Envelope),
 }

@@ -4,8 +4,8 @@ mod support;
 
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{
-    CallOptions, Code, ConnectionLimits, DType, Features, Incoming, Method, Request, Response,
-    ServerConnection, Shape, Status, Tensor,
+    CallOptions, Code, ConnectionLimits, DType, Features, Incoming, Method, NamedTensors, Request,
+    Response, ServerConnection, Shape, Status, Tensor,
 };
 use grpcxx_transport::{Next, Outcome, Refusal, Time};
 use smallvec::smallvec;
@@ -39,7 +39,10 @@ fn all_kinds_of_calls_cross_in_any_pieces() {
                 ("a", make::bytes_tensor(20_000, 4)),
             ]))),
         );
-        pair.round_trip(graph("f", vec![], &[]), Ok(Response::Fetched(vec![])));
+        pair.round_trip(
+            graph("f", vec![], &[]),
+            Ok(Response::Fetched(NamedTensors::new())),
+        );
         pair.round_trip(
             receive("k"),
             Err(Status::new(Code::Aborted, "[_Derived_]Step 7 aborted")),
@@ -665,7 +668,10 @@ fn answers_of_the_wrong_kind_or_with_wrong_names_become_internal_errors() {
         (receive("k"), tensors([])),
         (fuse(&["a", "b"]), tensors([y()])),
         (message(Method::RunGraph, b""), tensors([y()])),
-        (graph("f", vec![], &["y"]), Ok(Response::Fetched(vec![]))),
+        (
+            graph("f", vec![], &["y"]),
+            Ok(Response::Fetched(NamedTensors::new())),
+        ),
         (
             graph("f", vec![], &["y"]),
             Ok(Response::Fetched(named(vec![("z", y())]))),

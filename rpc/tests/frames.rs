@@ -113,7 +113,7 @@ impl Vector {
                     self.number("ps_graph_count")
                 );
                 assert_eq!(i64::from(call.should_trace), self.number("should_tracing"));
-                assert_eq!(call.fetches, self.texts("fetch_names"));
+                assert_eq!(call.fetches[..], self.texts("fetch_names")[..]);
                 let names: Vec<_> = call.feeds.iter().map(|(name, _)| name.as_str()).collect();
                 assert_eq!(names, self.texts("feed_names"));
                 for ((_, tensor), fields) in call

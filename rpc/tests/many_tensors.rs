@@ -2,7 +2,7 @@
 
 mod support;
 
-use grpcxx_rpc::{Code, DType, Features, Request, Response, Shape, Tensor, Text};
+use grpcxx_rpc::{Code, DType, Features, NamedTensors, Request, Response, Shape, Tensor, Text};
 use support::Pair;
 use support::make::graph;
 
@@ -39,7 +39,7 @@ fn answer_status(pair: &mut Pair) {
 fn they_cross_in_one_call() {
     let names = names();
     let mut pair = Pair::announced();
-    pair.round_trip(pushing(&names), Ok(Response::Fetched(Vec::new())));
+    pair.round_trip(pushing(&names), Ok(Response::Fetched(NamedTensors::new())));
     let tensors = names
         .iter()
         .map(|name| (Text::from(name.as_str()), tensor()));

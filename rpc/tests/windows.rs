@@ -3,7 +3,9 @@
 mod support;
 
 use grpcxx_memory::{Arena, ArenaOptions};
-use grpcxx_rpc::{Code, ConnectionLimits, Features, Method, Request, Response, Status};
+use grpcxx_rpc::{
+    Code, ConnectionLimits, Features, Method, NamedTensors, Request, Response, Status,
+};
 use support::make::{bytes_tensor, floats, fuse, graph, message, named, receive};
 use support::{Pair, tensors};
 
@@ -179,11 +181,14 @@ fn a_frame_that_announces_more_than_its_share_fails_before_it_has_come() {
         fails_at_the_client(&mut pair, fuse(&["a", "b", "c"]), answer);
         pair.round_trip(
             graph("f", vec![("x", each(1)), ("y", each(2))], &[]),
-            Ok(Response::Fetched(Vec::new())),
+            Ok(Response::Fetched(NamedTensors::new())),
         );
         // What does not land in the arena takes nothing of it.
         pair.server.landings.arena = None;
-        pair.round_trip(graph("f", three(), &[]), Ok(Response::Fetched(Vec::new())));
+        pair.round_trip(
+            graph("f", three(), &[]),
+            Ok(Response::Fetched(NamedTensors::new())),
+        );
     }
 }
 

@@ -34,6 +34,10 @@ pub(crate) struct Completion(Target);
 impl Target {
     /// Ends the call, or gives the result back if its caller has gone already.
     #[inline(always)]
+    #[expect(
+        clippy::result_large_err,
+        reason = "the result comes back whole, without an allocation"
+    )]
     pub(crate) fn complete(
         self,
         result: CallResult,

@@ -5,7 +5,9 @@ mod asynchronous;
 use std::fmt;
 use std::sync::Arc;
 
-use grpcxx_rpc::{GraphCall, Reason, Request, Response, Status, Tensor, Text, home_shard};
+use grpcxx_rpc::{
+    Fetched, GraphCall, NamedTensors, Reason, Request, Response, Status, Tensor, Text, home_shard,
+};
 use tracing::Span;
 
 pub(crate) use self::asynchronous::AsyncFunction;
@@ -25,7 +27,7 @@ pub trait Function: Send + Sync {
     ///
     /// # Errors
     /// The status that the caller gets.
-    fn call(&self, call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status>;
+    fn call(&self, call: GraphCall) -> Result<NamedTensors, Status>;
 
     /// Runs the function, which answers through `responder`, from here or later from any thread.
     fn start(&self, call: GraphCall, responder: Responder) {
@@ -43,14 +45,21 @@ pub trait Function: Send + Sync {
     fn runs_anywhere(&self) -> bool {
         false
     }
+
+    /// Whether [`Function::call`] is all that [`Function::start`] does, and never blocks. The shard
+    /// calls it and answers without a responder then.
+    fn answers_at_once(&self) -> bool {
+        false
+    }
 }
 
-impl<F> Function for F
+impl<F, R> Function for F
 where
-    F: Fn(GraphCall) -> Result<Vec<(Text, Tensor)>, Status> + Send + Sync,
+    F: Fn(GraphCall) -> Result<R, Status> + Send + Sync,
+    R: Into<Fetched>,
 {
-    fn call(&self, call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
-        self(call)
+    fn call(&self, call: GraphCall) -> Result<NamedTensors, Status> {
+        self(call).map(|results| results.into().into())
     }
 }
 
@@ -59,14 +68,18 @@ pub(crate) struct ShortFunction<F>(pub(crate) F);
 
 impl<F> Function for ShortFunction<F>
 where
-    F: Fn(GraphCall) -> Result<Vec<(Text, Tensor)>, Status> + Send + Sync,
+    F: Fn(GraphCall) -> Result<NamedTensors, Status> + Send + Sync,
 {
-    fn call(&self, call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
+    fn call(&self, call: GraphCall) -> Result<NamedTensors, Status> {
         (self.0)(call)
     }
 
     fn may_block(&self) -> bool {
         false
+    }
+
+    fn answers_at_once(&self) -> bool {
+        true
     }
 }
 
@@ -286,7 +299,7 @@ impl fmt::Debug for Responder {
 }
 
 /// Runs the code of a function and shapes its result into an answer.
-fn caught(code: impl FnOnce() -> Result<Vec<(Text, Tensor)>, Status>) -> CallResult {
+pub(crate) fn caught(code: impl FnOnce() -> Result<NamedTensors, Status>) -> CallResult {
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(code));
     match outcome {
         Ok(result) => result.map(Response::Fetched),

@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use foldhash::fast::RandomState;
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto;
-use grpcxx_rpc::{Code, GraphCall, Response, Right, Shape, Status, Tensor, TensorStore, Text};
+use grpcxx_rpc::{
+    Code, GraphCall, NamedTensors, Response, Right, Shape, Status, Tensor, TensorStore, Text,
+};
 use prost::Message;
 
 use crate::command::Shared;
@@ -151,8 +153,8 @@ pub(crate) fn pull(store: &TensorStore, names: &[Text]) -> Result<Response, Stat
     fetch_all(store, names).map(Response::Fetched)
 }
 
-fn fetch_all(store: &TensorStore, names: &[Text]) -> Result<Vec<(Text, Tensor)>, Status> {
-    let mut tensors = Vec::with_capacity(names.len());
+fn fetch_all(store: &TensorStore, names: &[Text]) -> Result<NamedTensors, Status> {
+    let mut tensors = NamedTensors::with_capacity(names.len());
     for name in names {
         tensors.push((name.clone(), store.fetch(name)?));
     }
@@ -210,15 +212,15 @@ pub(crate) fn remove_all(store: &Shared<TensorStore>, names: &[Text]) {
     });
 }
 
-fn push_store(store: &Shared<TensorStore>, call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
+fn push_store(store: &Shared<TensorStore>, call: GraphCall) -> Result<NamedTensors, Status> {
     if !call.fetches.is_empty() {
         return Err(Status::new(
             Code::InvalidArgument,
             format!("{STORE_PUSH} returns nothing; fetch nothing"),
         ));
     }
-    put_all(store, call.feeds)?;
-    Ok(Vec::new())
+    put_all(store, call.feeds.into_vec())?;
+    Ok(NamedTensors::new())
 }
 
 /// The columns of the last store that was listed. All answers share them, so whoever asks often and
@@ -234,12 +236,12 @@ impl Listing {
         &mut self,
         store: &Arc<TensorStore>,
         call: &GraphCall,
-    ) -> Result<Vec<(Text, Tensor)>, Status> {
+    ) -> Result<NamedTensors, Status> {
         if !std::ptr::eq(self.store.as_ptr(), Arc::as_ptr(store)) {
             self.columns.clear();
             self.store = Arc::downgrade(store);
         }
-        let mut fetched = Vec::with_capacity(call.fetches.len());
+        let mut fetched = NamedTensors::with_capacity(call.fetches.len());
         for fetch in &call.fetches {
             let tensor = match self.columns.iter().find(|(name, _)| name == fetch) {
                 Some((_, known)) => known.clone(),
@@ -306,7 +308,7 @@ mod tests {
         let mut listing = Listing::default();
         let mut names = |store: &Arc<TensorStore>| {
             let call = GraphCall {
-                fetches: vec![Text::from("names"); 2],
+                fetches: vec![Text::from("names"); 2].into(),
                 ..GraphCall::default()
             };
             let answer = listing.answer(store, &call).unwrap();

@@ -109,7 +109,7 @@ impl Staging {
         check_shape(act, &call.fetches, &feeds)?;
         match act {
             Act::Stage if feeds.is_empty() => self.begin(number, now),
-            Act::Stage => self.add(number, feeds, (account, now)),
+            Act::Stage => self.add(number, feeds.into_vec(), (account, now)),
             Act::Commit => self.commit(number),
             Act::Discard => {
                 // It may have ended before, as after a call that was refused.

@@ -9,7 +9,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::OnceLock;
 
-use grpcxx_rpc::{Envelope, Metadata, Request, Status, TraceContext};
+use grpcxx_rpc::{Envelope, Metadata, Request, Status, Text, TraceContext};
 use thiserror::Error;
 use tracing::field::Empty;
 use tracing::{Instrument, Span};
@@ -83,12 +83,13 @@ pub(crate) fn with_current(metadata: &Metadata) -> Cow<'_, Metadata> {
 
 /// The span of a call of a method that is about to be served. None if nobody traces.
 pub(crate) fn of_served_method(envelope: &Envelope) -> CallSpan {
-    if PROPAGATOR.get().is_none() {
+    let Some(propagator) = PROPAGATOR.get() else {
         return CallSpan::default();
-    }
+    };
     let metadata = envelope.request_metadata();
     let parent = metadata.get_bin(TraceContext::METADATA);
-    of_served(envelope.path(), parent.and_then(TraceContext::parse))
+    let parent = parent.and_then(TraceContext::parse);
+    serving(&**propagator, envelope.path(), parent)
 }
 
 fn carry(propagator: &dyn Propagator, span: &Span, metadata: &mut Metadata) {
@@ -99,10 +100,15 @@ fn carry(propagator: &dyn Propagator, span: &Span, metadata: &mut Metadata) {
 }
 
 /// The span of a call that is about to be served. None if nobody traces.
-pub(crate) fn of_served(name: &str, parent: Option<TraceContext>) -> CallSpan {
-    let Some(propagator) = PROPAGATOR.get() else {
-        return CallSpan::default();
-    };
+#[inline]
+pub(crate) fn of_served(name: &Text, parent: Option<TraceContext>) -> CallSpan {
+    match PROPAGATOR.get() {
+        Some(propagator) => serving(&**propagator, name.as_str(), parent),
+        None => CallSpan::default(),
+    }
+}
+
+fn serving(propagator: &dyn Propagator, name: &str, parent: Option<TraceContext>) -> CallSpan {
     let span = tracing::info_span!(
         target: TARGET,
         "serve",

@@ -7,7 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use grpcxx_rpc::{
-    Code, GraphCall, Method, Reason, RendezvousKey, Request, Response, Shape, Status, Tensor, Text,
+    Code, GraphCall, Method, NamedTensors, Reason, RendezvousKey, Request, Response, Shape, Status,
+    Tensor, Text,
 };
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::host::{HostChoice, HostError, HostSetting};
@@ -39,8 +40,8 @@ impl CompletionHandler for Bad {
 struct BadStart;
 
 impl Function for BadStart {
-    fn call(&self, _: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
-        Ok(Vec::new())
+    fn call(&self, _: GraphCall) -> Result<NamedTensors, Status> {
+        Ok(NamedTensors::new())
     }
 
     fn start(&self, _: GraphCall, _: Responder) {
@@ -101,6 +102,10 @@ fn peers(server: &Engine, worker: &Engine) -> [Peer; 2] {
 }
 
 /// The end of a call, which must come soon.
+#[expect(
+    clippy::result_large_err,
+    reason = "a channel gives back what nobody takes"
+)]
 fn ended(call: Call) -> CallResult {
     let (sender, ends) = channel();
     thread::spawn(move || sender.send(call.wait()));

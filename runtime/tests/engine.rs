@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use grpcxx_rpc::{
-    Code, DType, GraphCall, Method, RendezvousKey, Request, Response, Shape, Status, Tensor, Text,
+    Code, DType, GraphCall, Method, NamedTensors, RendezvousKey, Request, Response, Shape, Status,
+    Tensor, Text,
 };
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::{
@@ -173,13 +174,14 @@ fn the_store_takes_lists_and_returns_tensors() {
         feeds: vec![
             (Text::from("b"), floats(&[1.0; 4])),
             (Text::from("a"), floats(&[])),
-        ],
+        ]
+        .into(),
         ..GraphCall::default()
     });
-    assert_eq!(pushed, Ok(Response::Fetched(Vec::new())));
+    assert_eq!(pushed, Ok(Response::Fetched(NamedTensors::new())));
     let pulled = call(GraphCall {
         graph_handle: Text::from(STORE_PULL),
-        fetches: vec![Text::from("b"), Text::from("a")],
+        fetches: vec![Text::from("b"), Text::from("a")].into(),
         ..GraphCall::default()
     });
     let Ok(Response::Fetched(tensors)) = pulled else {
@@ -192,7 +194,8 @@ fn the_store_takes_lists_and_returns_tensors() {
         graph_handle: Text::from(STORE_LIST),
         fetches: ["names", "bytes", "shapes", "dtypes"]
             .map(Text::from)
-            .to_vec(),
+            .to_vec()
+            .into(),
         ..GraphCall::default()
     });
     let Ok(Response::Fetched(columns)) = listed else {
@@ -202,7 +205,7 @@ fn the_store_takes_lists_and_returns_tensors() {
     assert_eq!(names.1.strings().unwrap()[1][..], b"b"[..]);
     let missing = call(GraphCall {
         graph_handle: Text::from(STORE_PULL),
-        fetches: vec![Text::from("c")],
+        fetches: vec![Text::from("c")].into(),
         ..GraphCall::default()
     });
     assert_eq!(missing.unwrap_err().code, Code::NotFound);
@@ -224,8 +227,8 @@ fn functions_are_called_by_name_and_their_panics_are_answers() {
     let call = |feeds: Vec<(Text, Tensor)>, handle: &str| {
         let call = GraphCall {
             graph_handle: Text::from(handle),
-            feeds,
-            fetches: vec![Text::from("y")],
+            feeds: feeds.into(),
+            fetches: vec![Text::from("y")].into(),
             ..GraphCall::default()
         };
         client
@@ -235,7 +238,7 @@ fn functions_are_called_by_name_and_their_panics_are_answers() {
     let result = call(vec![(Text::from("x"), floats(&[1.0, 4.0]))], "double").unwrap();
     assert_eq!(
         result,
-        Response::Fetched(vec![(Text::from("y"), floats(&[2.0, 8.0]))])
+        Response::Fetched(vec![(Text::from("y"), floats(&[2.0, 8.0]))].into())
     );
     let status = call(Vec::new(), "double").unwrap_err();
     assert_eq!(status.code, Code::Internal);

@@ -336,7 +336,7 @@ fn answers_of_functions_that_nobody_reads_are_refused() {
         graph_handle: STORE_PUSH.into(),
         step_id: 0,
         feeds: feeds.collect(),
-        fetches: Vec::new(),
+        fetches: Vec::new().into(),
         ps_graph_count: 0,
         should_trace: false,
         trace: None,

@@ -40,7 +40,7 @@ fn told(engine: &Engine, side: CallSide, method: &str) -> Latency {
 fn list() -> Request {
     Request::StarRunGraph(Box::new(GraphCall {
         graph_handle: Text::from(STORE_LIST),
-        fetches: vec![Text::from("names")],
+        fetches: vec![Text::from("names")].into(),
         ..GraphCall::default()
     }))
 }

@@ -115,7 +115,7 @@ fn borrow(connection_limits: ConnectionLimits) {
     let peer = peer_of(&server, &worker);
     let push = GraphCall {
         graph_handle: Text::from(STORE_PUSH),
-        feeds: vec![(Text::from("weights"), floats(1 << 20, 3.5))],
+        feeds: vec![(Text::from("weights"), floats(1 << 20, 3.5))].into(),
         ..GraphCall::default()
     };
     let request = Request::StarRunGraph(Box::new(push));
@@ -124,7 +124,7 @@ fn borrow(connection_limits: ConnectionLimits) {
     until_moved(&worker, &peer);
     let pull = GraphCall {
         graph_handle: Text::from(STORE_PULL),
-        fetches: vec![Text::from("weights")],
+        fetches: vec![Text::from("weights")].into(),
         ..GraphCall::default()
     };
     let request = Request::StarRunGraph(Box::new(pull));

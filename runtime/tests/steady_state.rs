@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use grpcxx_memory::ArenaOptions;
-use grpcxx_rpc::{RendezvousKey, Request, Response, Tensor, Text};
+use grpcxx_rpc::{GraphCall, RendezvousKey, Request, Response, Tensor, Text};
 use grpcxx_runtime::host::HostSetting;
 use grpcxx_runtime::{
     CallResult, CallSpec, CompletionHandler, Engine, EngineOptions, Peer, ShardContext,
@@ -49,6 +49,8 @@ unsafe impl GlobalAlloc for Counting {
 struct Chain {
     peer: Peer,
     key: Text,
+    /// What is called in place of a tensor that is received.
+    call: Option<GraphCall>,
     progress: Mutex<Progress>,
     ended: Sender<u64>,
 }
@@ -85,6 +87,9 @@ impl Chain {
     fn go_on(self: Arc<Self>, shard: &mut ShardContext<'_>) {
         if let Some(step_id) = self.next() {
             let (peer, handler) = (&self.peer, Arc::clone(&self));
+            if let Some(call) = &self.call {
+                return shard.run(peer, call, Some(TIMEOUT), handler, 0);
+            }
             // The two ways to ask take turns.
             if step_id % 2 == 0 {
                 shard.receive(peer, step_id, &self.key, Some(TIMEOUT), handler, 0);
@@ -98,7 +103,12 @@ impl Chain {
 
 impl CompletionHandler for Chain {
     fn on_complete(self: Arc<Self>, _token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
-        assert!(matches!(result, Ok(Response::Tensors(_))), "{result:?}");
+        let is_right = match &result {
+            Ok(Response::Tensors(_)) => self.call.is_none(),
+            Ok(Response::Fetched(fetched)) => fetched.len() == 1 && self.call.is_some(),
+            _ => false,
+        };
+        assert!(is_right, "{result:?}");
         drop(result);
         self.go_on(shard);
     }
@@ -109,8 +119,18 @@ impl CompletionHandler for Chain {
     }
 }
 
-/// Heap allocations of the whole process during [`CALLS`] calls.
-fn allocations(host: HostSetting, driver: DriverRequest, shm: bool, bytes: usize) -> u64 {
+/// How engines are started.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    host: HostSetting,
+    driver: DriverRequest,
+    shm: bool,
+}
+
+/// Heap allocations of the whole process during [`CALLS`] calls, which receive tensors, or call a
+/// function.
+fn allocations(setting: Setting, bytes: usize, calls_function: bool) -> u64 {
+    let Setting { host, driver, shm } = setting;
     let options = || {
         EngineOptions::default().with(|options| {
             options.shm = EngineOptions::default().shm.filter(|_| shm);
@@ -133,8 +153,17 @@ fn allocations(host: HostSetting, driver: DriverRequest, shm: bool, bytes: usize
     let key = RendezvousKey::new(device, server.incarnation(), TARGET, "edge").unwrap();
     let key = key.to_text();
     let tensor = Tensor::from_slice(bytes_shape(bytes), &vec![7_u8; bytes]).unwrap();
-    for step_id in 0..WARM_UP + CALLS {
-        server.send(step_id, key.clone(), tensor.clone()).unwrap();
+    let call = calls_function.then(|| {
+        let name = Text::from("x");
+        let call = GraphCall::new("echo").with_feed(name.clone(), tensor.clone());
+        let echo = move |mut call: GraphCall| Ok([(name.clone(), call.take_feed("x")?)]);
+        server.register_short("echo", echo);
+        call.with_fetch("x")
+    });
+    if call.is_none() {
+        for step_id in 0..WARM_UP + CALLS {
+            server.send(step_id, key.clone(), tensor.clone()).unwrap();
+        }
     }
     let address = server.local_addr().unwrap().to_string();
     let client = worker.client();
@@ -142,10 +171,15 @@ fn allocations(host: HostSetting, driver: DriverRequest, shm: bool, bytes: usize
     let chain = Arc::new(Chain {
         peer: client.peer(&address).unwrap(),
         key,
+        call,
         progress: Mutex::default(),
         ended,
     });
-    let (peer, first) = (chain.peer.clone(), chain.request(0));
+    let first = match &chain.call {
+        Some(call) => Request::StarRunGraph(Box::new(call.clone())),
+        None => chain.request(0),
+    };
+    let peer = chain.peer.clone();
     let spec = CallSpec::new(&peer, first).with_timeout(TIMEOUT);
     client.submit(spec, chain, 0).unwrap();
     count.recv_timeout(TIMEOUT).unwrap()
@@ -157,25 +191,45 @@ fn bytes_shape(bytes: usize) -> grpcxx_rpc::Shape {
 
 #[test]
 fn received_tensors_cost_no_allocation_in_steady_state() {
-    for host in [HostSetting::Native, HostSetting::Auto] {
-        for driver in drivers() {
-            for shm in [false, true] {
-                for bytes in [4, 64, 4096, 1 << 20] {
-                    // A queue may get longer than before where a thread loses its CPU; not each
-                    // time.
-                    let mut counts = Vec::new();
-                    while counts.len() < TRIES && !counts.contains(&0) {
-                        counts.push(allocations(host, driver, shm, bytes));
-                    }
-                    assert!(
-                        counts.contains(&0),
-                        "{CALLS} calls with {bytes} bytes each, {host:?}, {driver}, \
-                         shared memory: {shm}: {counts:?} allocations"
-                    );
-                }
-            }
+    let _turn = TURN.lock();
+    for setting in settings() {
+        for bytes in [4, 64, 4096, 1 << 20] {
+            assert_no_allocation(setting, bytes, false);
         }
     }
+}
+
+#[test]
+fn small_graph_calls_cost_no_allocation_in_steady_state() {
+    let _turn = TURN.lock();
+    for setting in settings() {
+        for bytes in [4, 64] {
+            assert_no_allocation(setting, bytes, true);
+        }
+    }
+}
+
+fn settings() -> Vec<Setting> {
+    let mut settings = Vec::new();
+    for host in [HostSetting::Native, HostSetting::Auto] {
+        for driver in drivers() {
+            settings.extend([false, true].map(|shm| Setting { host, driver, shm }));
+        }
+    }
+    settings
+}
+
+fn assert_no_allocation(setting: Setting, bytes: usize, calls_function: bool) {
+    // A queue may get longer than before where a thread loses its CPU; not each time.
+    let mut counts = Vec::new();
+    while counts.len() < TRIES && !counts.contains(&0) {
+        counts.push(allocations(setting, bytes, calls_function));
+    }
+    assert!(
+        counts.contains(&0),
+        "{CALLS} calls with {bytes} bytes each, of a function: {calls_function}, {setting:?}: \
+         {counts:?} allocations"
+    );
 }
 
 #[expect(clippy::print_stderr, reason = "what is left out must be seen")]
@@ -189,6 +243,9 @@ fn drivers() -> Vec<DriverRequest> {
         }
     }
 }
+
+/// Tests of one process would count each other's allocations.
+static TURN: Mutex<()> = Mutex::new(());
 
 const WARM_UP: i64 = 1000;
 const CALLS: i64 = 1000;

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use grpcxx_rpc::{Code, GraphCall, Request, Response, Shape, Status, Tensor, Text};
+use grpcxx_rpc::{Code, GraphCall, NamedTensors, Request, Response, Shape, Status, Tensor, Text};
 use grpcxx_runtime::{Client, Function, Peer, StartReport};
 
 /// Name of the function by which a task tells about itself. Fetches, all scalar strings: `version`
@@ -76,7 +76,7 @@ impl ServerInfo {
 }
 
 impl Function for ServerInfo {
-    fn call(&self, call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
+    fn call(&self, call: GraphCall) -> Result<NamedTensors, Status> {
         call.fetches
             .into_iter()
             .map(|fetch| {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use grpcxx_rpc::{Code, GraphCall, Request, Response, Shape, Status, Tensor, Text};
+use grpcxx_rpc::{Code, GraphCall, NamedTensors, Request, Response, Shape, Status, Tensor, Text};
 use grpcxx_runtime::{Client, Function, Latency, Peer};
 
 /// Name of the function by which a task tells how long calls took at both ends. Fetches, vectors
@@ -127,7 +127,7 @@ impl ServerLatencies {
 }
 
 impl Function for ServerLatencies {
-    fn call(&self, call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
+    fn call(&self, call: GraphCall) -> Result<NamedTensors, Status> {
         let rows = self.summaries();
         let shape = Shape::vector(rows.len());
         let texts = |text: fn(&CallSummary) -> &str| {
@@ -139,7 +139,7 @@ impl Function for ServerLatencies {
                 .map(|row| number(row).min(i64::MAX as u64) as i64);
             Tensor::from_slice(shape.clone(), &numbers.collect::<Vec<i64>>())
         };
-        let mut fetched = Vec::with_capacity(call.fetches.len());
+        let mut fetched = NamedTensors::with_capacity(call.fetches.len());
         for fetch in call.fetches {
             let tensor = match fetch.as_str() {
                 "side" => texts(|row| &row.side),

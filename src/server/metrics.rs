@@ -4,7 +4,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use grpcxx_rpc::{Code, GraphCall, Request, Response, Shape, Status, Tensor, Text};
+use grpcxx_rpc::{Code, GraphCall, NamedTensors, Request, Response, Shape, Status, Tensor, Text};
 use grpcxx_runtime::{Client, Function, Peer};
 
 use super::engine_slot::EngineSlot;
@@ -25,7 +25,7 @@ pub fn server_metrics(
 ) -> Result<String, Status> {
     let call = GraphCall {
         graph_handle: Text::from(SERVER_METRICS),
-        fetches: vec![Text::from(FETCH)],
+        fetches: vec![Text::from(FETCH)].into(),
         ..GraphCall::default()
     };
     let request = Request::StarRunGraph(Box::new(call));
@@ -53,7 +53,7 @@ impl ServerMetrics {
 }
 
 impl Function for ServerMetrics {
-    fn call(&self, call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
+    fn call(&self, call: GraphCall) -> Result<NamedTensors, Status> {
         if let Some(unknown) = call.fetches.iter().find(|fetch| fetch.as_str() != FETCH) {
             let text = format!("{SERVER_METRICS} has no \"{unknown}\"; fetch {FETCH}");
             return Err(Status::new(Code::InvalidArgument, text));
@@ -62,7 +62,7 @@ impl Function for ServerMetrics {
         let engine = self.engine.upgrade().ok_or_else(stopping)?;
         let text = metrics_text(&engine)?;
         let tensor = Tensor::from_strings(Shape::SCALAR, [text.as_bytes()])?;
-        Ok(vec![(Text::from(FETCH), tensor)])
+        Ok(NamedTensors::from_buf([(Text::from(FETCH), tensor)]))
     }
 }
 

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 use std::sync::{Mutex, TryLockError};
 use std::time::Duration;
 
-use grpcxx_rpc::{Code, GraphCall, Request, Response, Shape, Status, Tensor, Text};
+use grpcxx_rpc::{Code, GraphCall, NamedTensors, Request, Response, Shape, Status, Tensor, Text};
 use grpcxx_runtime::{Client, Function, Peer};
 
 use super::link::settled_link;
@@ -115,7 +115,7 @@ impl ModelPull {
 }
 
 impl Function for ModelPull {
-    fn call(&self, call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
+    fn call(&self, call: GraphCall) -> Result<NamedTensors, Status> {
         if let Some(unknown) = call
             .fetches
             .iter()

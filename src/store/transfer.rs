@@ -145,7 +145,7 @@ pub fn push<E: From<Status>>(
             None => feeds,
         };
         Ok(Request::StarRunGraph(Box::new(GraphCall {
-            feeds,
+            feeds: feeds.into(),
             ..GraphCall::new(STORE_PUSH)
         })))
     };

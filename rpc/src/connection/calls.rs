@@ -2,7 +2,7 @@
 
 use grpcxx_transport::{SlotId, Time};
 
-use crate::{Request, Response, Status, Text};
+use crate::{Names, Request, Response, Status};
 
 /// A call of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -67,7 +67,7 @@ pub(crate) enum Expected {
     Announcement,
     Message,
     Tensors { count: usize },
-    Fetched { names: Vec<Text> },
+    Fetched { names: Names },
     Unary,
     Stream { number: u32 },
 }

@@ -26,6 +26,7 @@ use crate::wire::Features;
 use crate::{Code, Reason, Request, Response, Status, Text};
 
 mod fetched;
+mod graph;
 pub(crate) mod inbound;
 mod leaving;
 pub(crate) mod messages;
@@ -268,7 +269,8 @@ impl ClientConnection {
                 Ok(())
             }
             _ => element_types::check_request(common, &request).and_then(|()| {
-                encode::request(&mut frame, id.raw(), timeout_ms, &request, &limits)
+                let records = &mut self.outgoing.records;
+                encode::request(&mut frame, id.raw(), timeout_ms, &request, &limits, records)
             }),
         };
         match encoded {

@@ -50,6 +50,11 @@ impl<'a> Cursor<'a> {
         Self::new(&rest[..rest.len().min(len)])
     }
 
+    /// A cursor of its own behind the next bytes, which are there.
+    pub(crate) fn behind(&self, len: usize) -> Self {
+        Self::new(&self.peek_rest()[len..])
+    }
+
     /// Takes `len` bytes, if all of them are there.
     pub(crate) fn slice(&mut self, len: usize) -> Option<&'a [u8]> {
         let slice = self.bytes[self.at_byte..].get(..len)?;

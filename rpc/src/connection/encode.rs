@@ -4,12 +4,14 @@ use std::slice;
 
 use grpcxx_memory::Buffer;
 use grpcxx_transport::Frame;
+use smallvec::SmallVec;
 
 use super::limits::STAR_RECORDS_MAX;
 use super::{COALESCE_BYTES_MAX, ConnectionLimits, SendLimits};
 use crate::wire::{
-    Announcement, CANCEL_METHOD, HEADER_BYTES, RequestHeader, ResponseHeader, STREAM_OPEN_METHOD,
-    encode_graph_metadata, encode_names, encode_receive, encode_record, sorted_by_name,
+    Announcement, CANCEL_METHOD, HEADER_BYTES, Order, RecordCache, RequestHeader, ResponseHeader,
+    STREAM_OPEN_METHOD, UNARY_METHOD, encode_graph_metadata, encode_names, encode_receive,
+    encode_record, sorted_by_name,
 };
 use crate::{Code, Envelope, GraphCall, Method, Reason, Request, Status, Tensor, Text};
 
@@ -23,7 +25,11 @@ pub(crate) fn request(
     timeout_ms: i32,
     request: &Request,
     limits: &SendLimits,
+    records: &mut RecordCache,
 ) -> Result<(), Status> {
+    if let Request::StarRunGraph(call) = request {
+        return graph_request(frame, tag, timeout_ms, call, limits, records);
+    }
     reserve_header(frame);
     let mut metadata_bytes = 0;
     match request {
@@ -45,7 +51,7 @@ pub(crate) fn request(
             check_records(keys.len(), limits.records.min(STAR_RECORDS_MAX))?;
             encode_receive(*step_id, keys.iter(), frame.bytes_mut());
         }
-        Request::StarRunGraph(call) => metadata_bytes = graph_call(frame, call, limits)?,
+        Request::StarRunGraph(_) => unreachable!("it has gone another way"),
         Request::Unary(envelope) | Request::Stream(envelope) => {
             metadata_bytes = enclose(frame, envelope, limits)?;
         }
@@ -55,6 +61,54 @@ pub(crate) fn request(
         tag,
         timeout_ms,
         metadata_bytes,
+        payload_bytes: payload_bytes(frame, limits)?,
+    };
+    write_header(frame, &header.encode());
+    Ok(())
+}
+
+/// Fills an empty frame with a graph call.
+///
+/// # Errors
+/// As above.
+pub(crate) fn graph_request(
+    frame: &mut Frame,
+    tag: u64,
+    timeout_ms: i32,
+    call: &GraphCall,
+    limits: &SendLimits,
+    records: &mut RecordCache,
+) -> Result<(), Status> {
+    reserve_header(frame);
+    let metadata_bytes = graph_call(frame, call, limits, records)?;
+    let header = RequestHeader {
+        method: Method::StarRunGraph.number(),
+        tag,
+        timeout_ms,
+        metadata_bytes,
+        payload_bytes: payload_bytes(frame, limits)?,
+    };
+    write_header(frame, &header.encode());
+    Ok(())
+}
+
+/// Fills an empty frame with a call by path.
+///
+/// # Errors
+/// As above.
+pub(crate) fn unary_request(
+    frame: &mut Frame,
+    tag: u64,
+    timeout_ms: i32,
+    envelope: &Envelope,
+    limits: &SendLimits,
+) -> Result<(), Status> {
+    reserve_header(frame);
+    let header = RequestHeader {
+        method: UNARY_METHOD,
+        tag,
+        timeout_ms,
+        metadata_bytes: enclose(frame, envelope, limits)?,
         payload_bytes: payload_bytes(frame, limits)?,
     };
     write_header(frame, &header.encode());
@@ -157,7 +211,18 @@ pub(crate) fn fetched_response(
     asked: &[Text],
     fetched: &[(Text, Tensor)],
     limits: &SendLimits,
+    records: &mut RecordCache,
 ) -> Result<(), Status> {
+    if let ([asked], [(name, tensor)]) = (asked, fetched)
+        && asked == name
+    {
+        check_records(1, limits.records)?;
+        reserve_header(frame);
+        let names_bytes = encode_names(std::iter::once(name), frame.bytes_mut())?;
+        let names_bytes = checked_names(names_bytes, limits)?;
+        named_record(frame, tensor, limits, records)?;
+        return finish_response(frame, tag, names_bytes, limits);
+    }
     let order = fetch_order(asked, fetched)?;
     check_records(order.len(), limits.records)?;
     let sorted = order.iter().map(|&index| &fetched[index as usize]);
@@ -165,7 +230,7 @@ pub(crate) fn fetched_response(
     let names_bytes = encode_names(sorted.clone().map(|(name, _)| name), frame.bytes_mut())?;
     let names_bytes = checked_names(names_bytes, limits)?;
     for (_, tensor) in sorted {
-        record(frame, tensor, limits)?;
+        named_record(frame, tensor, limits, records)?;
     }
     finish_response(frame, tag, names_bytes, limits)
 }
@@ -205,16 +270,25 @@ pub(crate) fn error_response(frame: &mut Frame, tag: u64, status: &Status, limit
 /// Puts head and message behind a header. Returns the length of the head.
 fn enclose(frame: &mut Frame, envelope: &Envelope, limits: &SendLimits) -> Result<i32, Status> {
     check_message_bytes(envelope.message_bytes() as u64, limits)?;
-    for piece in envelope.pieces() {
+    let (own, pieces) = envelope.parts();
+    frame.bytes_mut().extend_from_slice(own);
+    for piece in pieces {
         payload(frame, piece);
     }
     checked_names(envelope.head_bytes(), limits)
 }
 
-fn graph_call(frame: &mut Frame, call: &GraphCall, limits: &SendLimits) -> Result<i32, Status> {
+fn graph_call(
+    frame: &mut Frame,
+    call: &GraphCall,
+    limits: &SendLimits,
+    records: &mut RecordCache,
+) -> Result<i32, Status> {
     check_records(call.feeds.len(), limits.records)?;
     check_records(call.fetches.len(), limits.records)?;
-    if let Err(name) = sorted_by_name(&call.fetches) {
+    if call.fetches.len() > 1
+        && let Err(name) = sorted_by_name(&call.fetches)
+    {
         return Err(Status::new(
             Code::InvalidArgument,
             format!("the fetch {name:?} is asked for twice, allowed is once"),
@@ -227,16 +301,16 @@ fn graph_call(frame: &mut Frame, call: &GraphCall, limits: &SendLimits) -> Resul
     );
     let metadata_bytes = checked_names(metadata_bytes, limits)?;
     for (_, tensor) in &call.feeds {
-        record(frame, tensor, limits)?;
+        named_record(frame, tensor, limits, records)?;
     }
     Ok(metadata_bytes)
 }
 
 /// The indexes of `fetched` sorted by name, if its names are exactly those of `asked`.
-fn fetch_order(asked: &[Text], fetched: &[(Text, Tensor)]) -> Result<Vec<u32>, Status> {
-    let mut asked: Vec<&Text> = asked.iter().collect();
+fn fetch_order(asked: &[Text], fetched: &[(Text, Tensor)]) -> Result<Order, Status> {
+    let mut asked: SmallVec<[&Text; 8]> = asked.iter().collect();
     asked.sort_unstable();
-    let mut order: Vec<u32> = (0..).take(fetched.len()).collect();
+    let mut order: Order = (0..).take(fetched.len()).collect();
     order.sort_unstable_by(|&a, &b| fetched[a as usize].0.cmp(&fetched[b as usize].0));
     let names = order.iter().map(|&index| &fetched[index as usize].0);
     if names.clone().eq(asked.iter().copied()) {
@@ -254,6 +328,20 @@ fn record(frame: &mut Frame, tensor: &Tensor, limits: &SendLimits) -> Result<(),
     frame
         .bytes_mut()
         .extend_from_slice(&encode_record(tensor, limits.shapes)?);
+    payload(frame, &tensor.data);
+    Ok(())
+}
+
+/// The record of a tensor of a call, which is often what that of the call before was.
+fn named_record(
+    frame: &mut Frame,
+    tensor: &Tensor,
+    limits: &SendLimits,
+    records: &mut RecordCache,
+) -> Result<(), Status> {
+    frame
+        .bytes_mut()
+        .extend_from_slice(&records.encode(tensor, limits.shapes)?);
     payload(frame, &tensor.data);
     Ok(())
 }

@@ -28,6 +28,7 @@ pub(crate) mod peer_holding;
 pub(crate) mod reader;
 pub(crate) mod records;
 pub(crate) mod server;
+pub(crate) mod small;
 mod violation;
 
 pub use calls::{CallId, CallOptions, Finished};

@@ -6,7 +6,7 @@ use grpcxx_transport::Frame;
 
 use super::{ConnectionLimits, encode};
 use crate::extensions::chunks::cutter::Cutter;
-use crate::wire::BUNDLE_BYTES_MAX;
+use crate::wire::{BUNDLE_BYTES_MAX, RecordCache};
 
 /// Frames that wait for the link, and empty ones that wait for use.
 #[derive(Debug)]
@@ -19,6 +19,7 @@ pub(crate) struct Outgoing {
     /// The frame behind those of the queue, if more may be appended to it.
     open: Option<Box<Frame>>,
     pub(crate) cutter: Cutter,
+    pub(crate) records: RecordCache,
     pool: Vec<Box<Frame>>,
     /// Memory of the frames in the pool.
     pool_bytes: usize,
@@ -33,6 +34,7 @@ impl Outgoing {
             queue: VecDeque::new(),
             open: None,
             cutter: Cutter::new(limits),
+            records: RecordCache::default(),
             pool: Vec::new(),
             pool_bytes: 0,
             pooled_frames: limits.pooled_frames,

@@ -16,7 +16,7 @@ use super::landings::{grown, message};
 use super::{ConnectionLimits, Landings, PeerViolation};
 use crate::Status;
 use crate::extensions::chunks::reader::{self as chunks, ChunkReader};
-use crate::wire::HEADER_BYTES;
+use crate::wire::{HEADER_BYTES, RecordCache};
 
 /// An end of a connection, as far as its frames are read.
 ///
@@ -85,6 +85,7 @@ pub(crate) struct FrameReader<S: Side> {
     pub(crate) limits: ConnectionLimits,
     pub(crate) part: Part<S>,
     pub(crate) chunks: ChunkReader<Part<S>>,
+    pub(crate) records: RecordCache,
     /// Frames that have begun.
     frames: u64,
 }
@@ -125,6 +126,7 @@ impl<S: Side> FrameReader<S> {
             limits,
             part: Part::Header,
             chunks: ChunkReader::default(),
+            records: RecordCache::default(),
             frames: 0,
         }
     }

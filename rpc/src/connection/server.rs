@@ -9,6 +9,7 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use self::answers::Expected;
+use self::signatures::Signatures;
 use super::deadlines::Deadlines;
 use super::outgoing::Outgoing;
 use super::peer_holding::HoldingPart;
@@ -17,14 +18,16 @@ use super::{ConnectionLimits, Gate, PeerHolding, SendLimits};
 use crate::extensions::bundles::numbers::NumberedKeys;
 use crate::extensions::bundles::server::Bundled;
 use crate::extensions::key_lists::server::KeptLists;
+use crate::extensions::services::wire::LastHead;
 use crate::extensions::streams::table::{Ending, Streams};
 use crate::wire::{ChunkHeader, Features};
-use crate::{Code, Reason, Request, Response, Status, Tensor};
+use crate::{Code, Envelope, GraphCall, Reason, Request, Response, Status, Tensor};
 
 pub(crate) mod answers;
-mod graph;
+pub(crate) mod graph;
 pub(crate) mod inbound;
 pub(crate) mod messages;
+mod signatures;
 
 /// The answering end of a connection.
 ///
@@ -60,6 +63,17 @@ pub struct ServerConnection {
     pub(crate) bundled: Bundled,
     pub(crate) numbered_keys: NumberedKeys,
     pub(crate) kept_lists: KeptLists,
+    signatures: Signatures,
+    /// Calls that were taken out of their boxes.
+    #[expect(
+        clippy::vec_box,
+        reason = "calls travel boxed, and their boxes are reused"
+    )]
+    spare_calls: Vec<Box<GraphCall>>,
+    #[expect(clippy::vec_box, reason = "as above")]
+    pub(crate) spare_envelopes: Vec<Box<Envelope>>,
+    /// Of requests by path.
+    pub(crate) last_head: LastHead,
     pub(crate) cancelled: VecDeque<Cancelled>,
     pub(crate) undelivered: VecDeque<Undelivered>,
     closed: bool,
@@ -165,6 +179,10 @@ impl ServerConnection {
             bundled: Bundled::default(),
             numbered_keys: NumberedKeys::default(),
             kept_lists: KeptLists::default(),
+            signatures: Signatures::default(),
+            spare_calls: Vec::new(),
+            spare_envelopes: Vec::new(),
+            last_head: LastHead::default(),
             cancelled: VecDeque::new(),
             undelivered: VecDeque::new(),
             closed: false,
@@ -274,6 +292,10 @@ impl ServerConnection {
     ///
     /// # Errors
     /// The answer comes back: nobody waits for it any more.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the result comes back whole, without an allocation"
+    )]
     pub fn try_answer(
         &mut self,
         id: RequestId,
@@ -288,6 +310,10 @@ impl ServerConnection {
     ///
     /// # Errors
     /// As there.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the result comes back whole, without an allocation"
+    )]
     pub fn try_answer_in(
         &mut self,
         id: RequestId,

@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use grpcxx_memory::Buffer;
+use smallvec::SmallVec;
 
 use super::reader::{Malformed, Problem, Reader};
-use crate::{Code, GraphCall, Status, Text, TraceContext};
+use crate::{Code, GraphCall, NamedTensors, Names, Status, Text, TraceContext};
 
 /// Appends the metadata of a `StarRunGraph` request and returns its length.
 ///
@@ -26,12 +27,19 @@ pub fn encode_graph_metadata(call: &GraphCall, out: &mut Vec<u8>) -> Result<usiz
     out.extend_from_slice(&fetch_count.to_le_bytes());
     call.fetches.iter().for_each(|name| encode_short(name, out));
     encode_short(&call.graph_handle, out);
-    out.extend_from_slice(&call.step_id.to_le_bytes());
-    out.extend_from_slice(&call.ps_graph_count.to_le_bytes());
-    out.push(u8::from(call.should_trace));
-    let span_context = call.trace.map(|trace| trace.to_string());
-    encode_short(&span_context.unwrap_or_default().into(), out);
-    encode_short(&Text::default(), out);
+    let mut tail = [0; GRAPH_TAIL_BYTES];
+    tail[..8].copy_from_slice(&call.step_id.to_le_bytes());
+    tail[8..12].copy_from_slice(&call.ps_graph_count.to_le_bytes());
+    tail[12] = u8::from(call.should_trace);
+    match call.trace {
+        Some(trace) => {
+            out.extend_from_slice(&tail[..13]);
+            encode_short(&trace.to_string().into(), out);
+            encode_short(&Text::default(), out);
+        }
+        // Two empty texts.
+        None => out.extend_from_slice(&tail),
+    }
     Ok(out.len() - start)
 }
 
@@ -43,7 +51,7 @@ pub fn encode_graph_metadata(call: &GraphCall, out: &mut Vec<u8>) -> Result<usiz
 pub fn decode_graph_metadata(
     metadata: &Buffer,
     names_max: usize,
-) -> Result<(GraphCall, Vec<Text>), Malformed> {
+) -> Result<(GraphCall, Names), Malformed> {
     let mut reader = Reader::new("graph metadata", metadata);
     let count = reader.count("the number of feeds", names_max)?;
     let feeds = texts(&mut reader, "the name of a feed", count, metadata)?;
@@ -63,7 +71,7 @@ pub fn decode_graph_metadata(
     let call = GraphCall {
         graph_handle,
         step_id,
-        feeds: Vec::with_capacity(feeds.len()),
+        feeds: NamedTensors::with_capacity(feeds.len()),
         fetches,
         ps_graph_count,
         should_trace: tracing == 1,
@@ -71,6 +79,22 @@ pub fn decode_graph_metadata(
     };
     Ok((call, feeds))
 }
+
+/// Step, number of graphs and tracing flag at the end of metadata in which no span context and no
+/// device name follow.
+#[inline]
+pub(crate) fn decode_graph_tail(tail: &[u8; GRAPH_TAIL_BYTES]) -> Option<(u64, i32, bool)> {
+    let (step_id, rest) = tail.split_first_chunk()?;
+    let (ps_graph_count, rest) = rest.split_first_chunk()?;
+    let [tracing, 0, 0, 0, 0] = rest else {
+        return None;
+    };
+    let ps_graph_count = i32::from_le_bytes(*ps_graph_count);
+    Some((u64::from_le_bytes(*step_id), ps_graph_count, *tracing == 1))
+}
+
+/// Length of step, number of graphs, tracing flag and two empty texts.
+pub(crate) const GRAPH_TAIL_BYTES: usize = 8 + 4 + 1 + 2 + 2;
 
 /// Appends the names of a `StarRunGraph` response and returns their length.
 ///
@@ -114,8 +138,8 @@ pub fn decode_names(names: &Buffer, names_max: usize) -> Result<Vec<Text>, Malfo
 ///
 /// # Errors
 /// A name occurs twice; the name.
-pub(crate) fn sorted_by_name(names: &[Text]) -> Result<Vec<u32>, Text> {
-    let mut order: Vec<u32> = indexes(names.len()).collect();
+pub(crate) fn sorted_by_name(names: &[Text]) -> Result<Order, Text> {
+    let mut order: Order = indexes(names.len()).collect();
     order.sort_unstable_by(|&a, &b| names[a as usize].cmp(&names[b as usize]));
     match order
         .windows(2)
@@ -126,6 +150,9 @@ pub(crate) fn sorted_by_name(names: &[Text]) -> Result<Vec<u32>, Text> {
     }
 }
 
+/// Indexes in an order.
+pub(crate) type Order = SmallVec<[u32; 8]>;
+
 fn indexes(len: usize) -> Range<u32> {
     0..u32::try_from(len).expect("the number of names is bounded by the records of a frame")
 }
@@ -135,7 +162,7 @@ fn texts(
     field: &'static str,
     count: usize,
     buffer: &Buffer,
-) -> Result<Vec<Text>, Malformed> {
+) -> Result<Names, Malformed> {
     // Each name takes two bytes at least, so the count cannot make us reserve more than the peer
     // has sent.
     if count > reader.left_bytes() / 2 {
@@ -231,9 +258,9 @@ mod tests {
     fn metadata_round_trips() {
         let call = call(&["f1", "f1", ""], &["b", "a"]);
         let (decoded, feeds) = decode_graph_metadata(&encoded(&call).into(), 3).unwrap();
-        assert_eq!(feeds, ["f1", "f1", ""]);
+        assert_eq!(feeds[..], ["f1", "f1", ""]);
         let expected = GraphCall {
-            feeds: Vec::new(),
+            feeds: NamedTensors::new(),
             ..call
         };
         assert_eq!(decoded, expected);

@@ -9,6 +9,7 @@ pub(crate) mod header;
 pub(crate) mod reader;
 mod receive;
 mod record;
+mod record_cache;
 mod strings;
 
 pub use crate::extensions::announcement::wire::{Announcement, Features};
@@ -22,7 +23,7 @@ pub use crate::extensions::heads_first::wire::{
 };
 pub use crate::extensions::services::wire::UNARY_METHOD;
 pub use crate::extensions::streams::wire::{STREAM_METHOD, STREAM_OPEN_METHOD, STREAM_TAG};
-pub(crate) use graph::sorted_by_name;
+pub(crate) use graph::{GRAPH_TAIL_BYTES, Order, decode_graph_tail, sorted_by_name};
 pub use graph::{decode_graph_metadata, decode_names, encode_graph_metadata, encode_names};
 pub use header::{CANCEL_METHOD, HEADER_BYTES, RequestHeader, ResponseHeader, WrongId};
 pub use reader::{Malformed, Problem, Reader};
@@ -30,3 +31,4 @@ pub(crate) use receive::PlainReceive;
 pub use receive::{ReceiveRequest, decode_receive, encode_receive, receive_bytes};
 pub(crate) use record::is_of_star;
 pub use record::{RECORD_BYTES, RecordError, ShapeForms, decode_record, encode_record};
+pub(crate) use record_cache::RecordCache;

@@ -1,6 +1,6 @@
 //! Values for tests.
 
-use grpcxx_rpc::{DType, GraphCall, Method, Request, Shape, Tensor, Text};
+use grpcxx_rpc::{DType, GraphCall, Method, NamedTensors, Request, Shape, Tensor};
 
 pub const STEP_ID: i64 = 81_985_529_216_486;
 pub const KEY: &str = "/job:ps/replica:0/task:0/device:CPU:0;0123456789abcdef;\
@@ -62,7 +62,7 @@ pub fn graph(handle: &str, feeds: Vec<(&str, Tensor)>, fetches: &[&str]) -> Requ
     }))
 }
 
-pub fn named(tensors: Vec<(&str, Tensor)>) -> Vec<(Text, Tensor)> {
+pub fn named(tensors: Vec<(&str, Tensor)>) -> NamedTensors {
     tensors
         .into_iter()
         .map(|(name, tensor)| (name.into(), tensor))

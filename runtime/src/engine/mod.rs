@@ -187,7 +187,6 @@ impl Engine {
         F: Fn(GraphCall) -> Result<R, Status> + Send + Sync + 'static,
         R: Into<Fetched>,
     {
-        let function = move |call| function(call).map(|results| results.into().into());
         self.register(name, Arc::new(function));
     }
 

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt;
-use grpcxx_rpc::{Code, Fetched, GraphCall, Status, Tensor, Text};
+use grpcxx_rpc::{Code, Fetched, GraphCall, NamedTensors, Status};
 use tracing::Instrument;
 
 use super::{Function, Responder, panicked};
@@ -18,7 +18,7 @@ pub(crate) struct AsyncFunction {
     begin: Arc<Begin>,
 }
 
-type Results = Result<Vec<(Text, Tensor)>, Status>;
+type Results = Result<NamedTensors, Status>;
 type Begin = dyn Fn(GraphCall) -> Pin<Box<dyn Future<Output = Results>>> + Send + Sync;
 
 impl AsyncFunction {

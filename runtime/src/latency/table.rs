@@ -90,7 +90,8 @@ impl Traffic {
 
 impl CallKind {
     pub(crate) const RECV_TENSOR: Self = Self::of_method(Method::RecvTensor);
-    const SERVICE: Self = Self(Method::ALL.len() as u8);
+    pub(crate) const STAR_RUN_GRAPH: Self = Self::of_method(Method::StarRunGraph);
+    pub(crate) const SERVICE: Self = Self(Method::ALL.len() as u8);
 
     pub(crate) fn of(request: &Request) -> Self {
         request.method().map_or(Self::SERVICE, Self::of_method)

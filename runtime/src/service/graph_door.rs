@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use grpcxx_rpc::{
-    Code, DType, Envelope, GraphCall, Metadata, REQUEST_FEED, RESPONSE_FETCH, Response, Shape,
-    Status, Tensor, Text,
+    Code, DType, Envelope, GraphCall, Metadata, NamedTensors, REQUEST_FEED, RESPONSE_FETCH,
+    Response, Shape, Status, Tensor, Text,
 };
 
 use super::method::{Begun, Registered};
@@ -14,7 +14,7 @@ use crate::function::{Function, Responder};
 pub(crate) struct GraphDoor(pub(crate) Arc<Registered>);
 
 impl Function for GraphDoor {
-    fn call(&self, call: GraphCall) -> Result<Vec<(Text, Tensor)>, Status> {
+    fn call(&self, call: GraphCall) -> Result<NamedTensors, Status> {
         let answer = match self.0.begin(self.envelope(call)?, 0) {
             Begun::Ended(answer) => answer,
             Begun::Waits(answer) => futures_executor::block_on(answer),
@@ -67,7 +67,7 @@ impl GraphDoor {
     }
 }
 
-fn fetched(envelope: &Envelope) -> Vec<(Text, Tensor)> {
+fn fetched(envelope: &Envelope) -> NamedTensors {
     let message = envelope.message();
     let tensor = Tensor {
         dtype: DType::UInt8,
@@ -75,5 +75,5 @@ fn fetched(envelope: &Envelope) -> Vec<(Text, Tensor)> {
         is_dead: false,
         data: message,
     };
-    vec![(Text::from(RESPONSE_FETCH), tensor)]
+    NamedTensors::from_buf([(Text::from(RESPONSE_FETCH), tensor)])
 }

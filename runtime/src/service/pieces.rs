@@ -31,6 +31,10 @@ unsafe impl BufMut for Pieces<'_> {
         self.0.bytes_mut().chunk_mut()
     }
 
+    fn put_u8(&mut self, byte: u8) {
+        self.0.bytes_mut().push(byte);
+    }
+
     fn put_slice(&mut self, source: &[u8]) {
         self.0.bytes_mut().extend_from_slice(source);
     }

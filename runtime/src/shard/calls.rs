@@ -134,6 +134,10 @@ impl<A> Core<A> {
 
     /// Ends a call that no connection has, or gives the result back if its caller has gone already.
     #[inline]
+    #[expect(
+        clippy::result_large_err,
+        reason = "the result comes back whole, without an allocation"
+    )]
     pub(super) fn try_finish_call(
         &mut self,
         call: SlotId,
@@ -231,6 +235,10 @@ impl<A> Core<A> {
     }
 
     #[inline]
+    #[expect(
+        clippy::result_large_err,
+        reason = "the result comes back whole, without an allocation"
+    )]
     pub(super) fn complete(
         &mut self,
         target: Target,

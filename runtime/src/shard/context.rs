@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use grpcxx_rpc::{Request, Status, Tensor, Text};
+use grpcxx_rpc::{Envelope, GraphCall, Request, Status, Tensor, Text};
 use grpcxx_transport::Time;
 
 use crate::call::{CallSpec, CompletionHandler};
@@ -27,6 +27,24 @@ pub(crate) trait Commands {
 
     /// Makes a call at once, or defers it.
     fn submit(&mut self, spec: CallSpec<'_>, recipient: Recipient);
+
+    /// Makes a graph call that its caller keeps.
+    fn run(
+        &mut self,
+        peer: &Peer,
+        call: &GraphCall,
+        timeout: Option<Duration>,
+        recipient: Recipient,
+    );
+
+    /// Makes a call by path that its caller keeps.
+    fn call_path(
+        &mut self,
+        peer: &Peer,
+        envelope: &Envelope,
+        timeout: Option<Duration>,
+        recipient: Recipient,
+    );
 
     /// Makes a call for one tensor. The recipient has said whether the data may share memory.
     fn receive(
@@ -65,6 +83,37 @@ impl ShardContext<'_> {
     #[inline]
     pub fn submit(&mut self, spec: CallSpec<'_>, handler: Arc<dyn CompletionHandler>, token: u64) {
         self.shard.submit(spec, Recipient { handler, token });
+    }
+
+    /// Calls a function of a peer, as [`submit`](Self::submit) does with
+    /// [`Request::StarRunGraph`], and leaves the call to its caller, who may make it again: then
+    /// nothing is allocated for it.
+    #[inline]
+    pub fn run(
+        &mut self,
+        peer: impl Borrow<Peer>,
+        call: &GraphCall,
+        timeout: Option<Duration>,
+        handler: Arc<dyn CompletionHandler>,
+        token: u64,
+    ) {
+        let recipient = Recipient { handler, token };
+        self.shard.run(peer.borrow(), call, timeout, recipient);
+    }
+
+    /// Calls the method of a service that an envelope names, as [`submit`](Self::submit) does with
+    /// [`Request::Unary`], and leaves the envelope to its caller, as [`run`](Self::run) does.
+    #[inline]
+    pub fn call_path(
+        &mut self,
+        peer: impl Borrow<Peer>,
+        envelope: &Envelope,
+        timeout: Option<Duration>,
+        handler: Arc<dyn CompletionHandler>,
+        token: u64,
+    ) {
+        let recipient = Recipient { handler, token };
+        (self.shard).call_path(peer.borrow(), envelope, timeout, recipient);
     }
 
     /// Asks a peer for one tensor by rendezvous key, as [`submit`](Self::submit) does with
@@ -148,6 +197,34 @@ impl Commands for VecDeque<Command> {
     fn submit(&mut self, spec: CallSpec<'_>, recipient: Recipient) {
         let completion = Completion::new(Target::Handler(recipient));
         self.defer(Command::Call(NewCall::new(spec, completion, None)));
+    }
+
+    fn call_path(
+        &mut self,
+        peer: &Peer,
+        envelope: &Envelope,
+        timeout: Option<Duration>,
+        recipient: Recipient,
+    ) {
+        let request = Request::Unary(Box::new(envelope.clone()));
+        self.submit(
+            CallSpec::new(peer, request).with_timeout(timeout),
+            recipient,
+        );
+    }
+
+    fn run(
+        &mut self,
+        peer: &Peer,
+        call: &GraphCall,
+        timeout: Option<Duration>,
+        recipient: Recipient,
+    ) {
+        let request = Request::StarRunGraph(Box::new(call.clone()));
+        self.submit(
+            CallSpec::new(peer, request).with_timeout(timeout),
+            recipient,
+        );
     }
 
     fn receive(

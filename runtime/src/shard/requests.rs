@@ -9,7 +9,7 @@ use grpcxx_rpc::{
 
 use crate::blame::{Blame, THE_SERVICE};
 use crate::command::{Command, GraphDone, Keys, Origin, SlotId};
-use crate::function::{Function, Later, RequestWatch, Responder, Served};
+use crate::function::{Function, Later, RequestWatch, Responder, Served, caught};
 use crate::latency::{CallKind, CallStart};
 use crate::limits;
 use crate::registry::{Entry, PULL_ON_SHARD_MAX};
@@ -80,7 +80,7 @@ impl<A> Core<A> {
     /// Serves a request, now or later; `origin` gets exactly one answer.
     pub(super) fn dispatch(&mut self, origin: Origin, request: Request) {
         let request = match request {
-            Request::Unary(envelope) => return self.serve_unary(origin, *envelope),
+            Request::Unary(envelope) => return self.serve_unary(origin, envelope),
             Request::Stream(envelope) => return self.serve_stream(origin, &envelope),
             request => request,
         };
@@ -103,9 +103,9 @@ impl<A> Core<A> {
             Request::FuseRecvTensor { step_id, keys } => {
                 self.serve_receive(origin, step_id, Keys::Many(keys));
             }
-            Request::StarRunGraph(call) => self.serve_graph(origin, *call),
+            Request::StarRunGraph(call) => self.serve_graph(origin, call),
             Request::Message { method, body } => self.serve_message(origin, method, &body),
-            Request::Unary(envelope) => self.serve_unary(origin, *envelope),
+            Request::Unary(envelope) => self.serve_unary(origin, envelope),
             Request::Stream(envelope) => self.serve_stream(origin, &envelope),
         }
     }
@@ -244,7 +244,18 @@ impl<A> Core<A> {
         }
     }
 
-    fn serve_graph(&mut self, origin: Origin, call: GraphCall) {
+    /// Takes a call out of its box, which goes back to the connection that it came on.
+    fn unboxed(&mut self, origin: Origin, mut boxed: Box<GraphCall>) -> GraphCall {
+        let call = std::mem::take(&mut *boxed);
+        if let Origin::Link { server, .. } = origin
+            && let Some(server) = self.incoming.servers.find_mut(server)
+        {
+            server.connection.reuse_call(boxed);
+        }
+        call
+    }
+
+    fn serve_graph(&mut self, origin: Origin, call: Box<GraphCall>) {
         if call.ps_graph_count < 0 {
             let text = format!(
                 "ps_graph_count is {}; send the number of graph calls of the step on this task, or 0",
@@ -257,7 +268,7 @@ impl<A> Core<A> {
             .filter(|done| self.counts_down(origin, done.step_id));
         match functions.find(&call.graph_handle) {
             Some(Entry::Pull(_)) if call.fetches.len() <= PULL_ON_SHARD_MAX => {
-                let span = trace::of_served(call.graph_handle.as_str(), call.trace);
+                let span = trace::of_served(&call.graph_handle, call.trace);
                 let result = crate::registry::pull(&self.shared.store.load(), &call.fetches);
                 span.note_end(&result);
                 self.answer_graph(origin, graph_done, result);
@@ -284,15 +295,22 @@ impl<A> Core<A> {
         origin: Origin,
         graph_done: Option<GraphDone>,
         function: Arc<dyn Function>,
-        call: GraphCall,
+        call: Box<GraphCall>,
     ) {
         call.expose();
+        if function.answers_at_once() {
+            let span = trace::of_served(&call.graph_handle, call.trace);
+            let call = self.unboxed(origin, call);
+            let result = span.in_scope(|| caught(|| function.call(call)));
+            span.note_end(&result);
+            return self.answer_graph(origin, graph_done, result);
+        }
         let may_block = function.may_block();
         let mailboxes = self.shared.mailboxes.clone();
-        let span = trace::of_served(call.graph_handle.as_str(), call.trace);
+        let span = trace::of_served(&call.graph_handle, call.trace);
         let responder = Responder::of_graph(mailboxes, origin, graph_done);
         let responder = responder.in_span(span.clone());
-        let start = move || span.in_scope(|| function.start(call, responder));
+        let start = move || span.in_scope(|| function.start(*call, responder));
         if may_block {
             let peer = self.account_of(origin);
             self.shared.compute.spawn(peer, Box::new(start));
@@ -301,11 +319,17 @@ impl<A> Core<A> {
         }
     }
 
-    fn serve_unary(&mut self, origin: Origin, envelope: Envelope) {
+    fn serve_unary(&mut self, origin: Origin, mut boxed: Box<Envelope>) {
         if self.is_stopping() {
             return self.answer(origin, Err(self.stopping()), None);
         }
         let functions = self.shared.functions.load();
+        let envelope = std::mem::take(&mut *boxed);
+        if let Origin::Link { server, .. } = origin
+            && let Some(server) = self.incoming.servers.find_mut(server)
+        {
+            server.connection.reuse_envelope(boxed);
+        }
         let Some(method) = functions.method(envelope.path()) else {
             let text = functions.unknown_path(envelope.path());
             let unknown = Status::new(Code::Unimplemented, text);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use grpcxx_rpc::{CallOptions, Request, Text};
+use grpcxx_rpc::{CallOptions, ClientConnection, Envelope, GraphCall, Request, Text};
 use grpcxx_transport::Time;
 
 use crate::call::CallSpec;
@@ -63,6 +63,64 @@ impl<A> Commands for Core<A> {
         self.defer(Command::Call(NewCall::new(spec, completion, cancellable)));
     }
 
+    fn call_path(
+        &mut self,
+        peer: &Peer,
+        envelope: &Envelope,
+        timeout: Option<Duration>,
+        recipient: Recipient,
+    ) {
+        let refused = self.begin_at_once(
+            peer,
+            timeout,
+            recipient,
+            CallKind::SERVICE,
+            |link, now, options| {
+                let takes = link.takes_path(now, &options);
+                if takes {
+                    link.call_path(now, envelope, options);
+                }
+                takes
+            },
+        );
+        if let Err(recipient) = refused {
+            let request = Request::Unary(Box::new(envelope.clone()));
+            self.submit(
+                CallSpec::new(peer, request).with_timeout(timeout),
+                recipient,
+            );
+        }
+    }
+
+    fn run(
+        &mut self,
+        peer: &Peer,
+        call: &GraphCall,
+        timeout: Option<Duration>,
+        recipient: Recipient,
+    ) {
+        let refused = self.begin_at_once(
+            peer,
+            timeout,
+            recipient,
+            CallKind::STAR_RUN_GRAPH,
+            |link, now, options| {
+                let takes = link.takes_graph(now, call, &options);
+                if takes {
+                    link.call_graph(now, call, options);
+                }
+                takes
+            },
+        );
+        if let Err(recipient) = refused {
+            let request = Request::StarRunGraph(Box::new(call.clone()));
+            self.submit(
+                CallSpec::new(peer, request).with_timeout(timeout),
+                recipient,
+            );
+        }
+    }
+
     #[inline]
     fn receive(
         &mut self,
@@ -94,6 +152,40 @@ impl<A> Commands for Core<A> {
 }
 
 impl<A> Core<A> {
+    /// Puts a call on its peer's connection, unless something would come between, or the
+    /// connection does not take it, which `begin` says.
+    #[inline]
+    fn begin_at_once(
+        &mut self,
+        peer: &Peer,
+        timeout: Option<Duration>,
+        recipient: Recipient,
+        kind: CallKind,
+        begin: impl FnOnce(&mut ClientConnection, Time, CallOptions) -> bool,
+    ) -> Result<(), Recipient> {
+        if let Some(slot) = self.ready_peer(peer)
+            && let link = &mut self.outgoing.peers[slot]
+            && let Some(connection) = link.open_connection()
+            && let Some(entry) = self.outgoing.calls.vacant()
+        {
+            let options = CallOptions {
+                token: entry.key().raw(),
+                deadline: deadline(self.now, timeout),
+                shares_memory: !recipient.allocates(),
+            };
+            if begin(connection, self.now, options) {
+                entry.insert_with(|| Entry {
+                    target: Target::Handler(recipient),
+                    begun: CallStart::new(self.now, kind),
+                });
+                link.mark(slot, &mut self.outgoing.dirty);
+                self.outgoing.calls.begun += 1;
+                return Ok(());
+            }
+        }
+        Err(recipient)
+    }
+
     /// Puts a small receive on its peer's connection, unless something would come between.
     #[inline(always)]
     fn receive_at_once(

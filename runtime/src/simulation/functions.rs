@@ -104,7 +104,7 @@ impl Service for LateService {
                 self.watcher.model().calls.execute(id);
                 locked(&self.waiting).push_back(Late {
                     call: id,
-                    fetches: call.fetches,
+                    fetches: call.fetches.into_vec(),
                     responder,
                 });
                 served
@@ -204,7 +204,7 @@ pub(super) fn fail(watcher: Watcher) -> impl Fn(GraphCall) -> Returned {
 
 pub(super) fn answer_late(late: Late) {
     let outputs = outputs(&late.fetches);
-    late.responder.answer(Ok(Response::Fetched(outputs)));
+    late.responder.answer(Ok(Response::Fetched(outputs.into())));
 }
 
 /// The feed that says which call it is, so that functions can tell.

@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grpcxx_memory::Buffer;
-use grpcxx_rpc::{Code, GraphCall, Method, Request, Status, Text, home_shard, proto};
+use grpcxx_rpc::{Code, GraphCall, Method, NamedTensors, Request, Status, Text, home_shard, proto};
 use prost::Message;
 
 use super::calls::{Kind, Record, State};
@@ -56,7 +56,7 @@ impl Cluster {
         };
         let id = self.watcher.model().calls.next_id();
         let mut call = GraphCall {
-            feeds: vec![call_feed(id)],
+            feeds: NamedTensors::from_buf([call_feed(id)]),
             ..GraphCall::default()
         };
         let fetches: Vec<Text> = (0..self.random.usize(..4))
@@ -93,10 +93,10 @@ impl Cluster {
             }
             Kind::Pull => {
                 call.feeds.clear();
-                call.fetches = vec![Text::from(self.stored_name())];
+                call.fetches = vec![Text::from(self.stored_name())].into();
             }
-            Kind::Echo { .. } | Kind::Late { .. } => call.fetches = fetches,
-            Kind::Malformed => call.fetches = vec![Text::from("twice"); 2],
+            Kind::Echo { .. } | Kind::Late { .. } => call.fetches = fetches.into(),
+            Kind::Malformed => call.fetches = vec![Text::from("twice"); 2].into(),
             _ => {}
         }
         if self.random.u32(..10) == 0 {

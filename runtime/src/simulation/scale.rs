@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use grpcxx_rpc::{GraphCall, Request, Response, Tensor, Text};
+use grpcxx_rpc::{GraphCall, NamedTensors, Request, Response, Tensor, Text};
 use grpcxx_transport::Time;
 use grpcxx_transport::sim::{SimNetwork, SimOptions};
 
@@ -183,7 +183,7 @@ impl Simulation {
             let tensors = if arrived.is_pull {
                 Response::from(Tensor::scalar(1.0_f32))
             } else {
-                Response::Fetched(Vec::new())
+                Response::Fetched(NamedTensors::new())
             };
             arrived.responder.answer(Ok(tensors));
             events += 1;
@@ -235,7 +235,7 @@ impl Simulation {
             } else {
                 Request::StarRunGraph(Box::new(GraphCall {
                     graph_handle: Text::from("push"),
-                    feeds: vec![(Text::from("gradient"), Tensor::scalar(1.0_f32))],
+                    feeds: vec![(Text::from("gradient"), Tensor::scalar(1.0_f32))].into(),
                     ..GraphCall::default()
                 }))
             };

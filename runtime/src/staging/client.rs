@@ -83,7 +83,7 @@ impl StagedPush {
     fn call(self, function: &'static str, feeds: Vec<(Text, Tensor)>) -> Request {
         Request::StarRunGraph(Box::new(GraphCall {
             step_id: self.number,
-            feeds,
+            feeds: feeds.into(),
             ..GraphCall::new(function)
         }))
     }

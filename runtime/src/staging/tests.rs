@@ -211,7 +211,7 @@ fn a_large_push_lasts_longer() {
     let mut now = EARLY;
     let large = GraphCall {
         step_id: 1,
-        feeds: vec![(Text::from("a"), long)],
+        feeds: vec![(Text::from("a"), long)].into(),
         ..GraphCall::default()
     };
     staging.serve(Act::Stage, large, (account(1), now)).unwrap();
@@ -243,7 +243,7 @@ fn calls_of_another_shape_are_refused() {
         assert_eq!(fed.unwrap_err().code, Code::InvalidArgument);
     }
     let mut asking = call(1, &[("a", 1)]);
-    asking.fetches = vec![Text::from("a")];
+    asking.fetches = vec![Text::from("a")].into();
     let asked = staging.serve(Act::Stage, asking, (account(1), EARLY));
     assert_eq!(asked.unwrap_err().code, Code::InvalidArgument);
     // None of that ends the push.

@@ -118,8 +118,8 @@ pub(crate) fn honest_push(from: &Engine, to: &Engine, len: u64) -> Result<Respon
     let call = GraphCall {
         graph_handle: STORE_PUSH.into(),
         step_id: 1,
-        feeds: vec![("honest".into(), weights)],
-        fetches: Vec::new(),
+        feeds: vec![("honest".into(), weights)].into(),
+        fetches: Vec::new().into(),
         ps_graph_count: 1,
         should_trace: false,
         trace: None,

@@ -99,6 +99,9 @@ impl<D> Core<D> {
 
     pub(crate) fn insert(&mut self, link: Link<D>) -> LinkId {
         let id = self.links.insert_with(|| link);
+        // All links at once may have work in any later turn, in which nothing shall be allocated.
+        let room = self.links.len().saturating_sub(self.work.len());
+        self.work.reserve(room);
         self.queue(id.slot);
         id
     }
@@ -458,3 +461,33 @@ const FLUSH_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// How often links that close are looked at.
 const CLOSING_CHECK: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+
+    #[test]
+    fn all_links_have_room_on_the_work_list_before_they_have_work() {
+        let mut core = Core::new(TcpOptions::default()).unwrap();
+        let peer = SocketAddr::from(([127, 0, 0, 1], 9));
+        let links: Vec<LinkId> = (0..100)
+            .map(|_| {
+                let socket = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+                let socket = OwnFd::from(OwnedFd::from(socket));
+                let id = core.insert(Link::new(socket, peer, None, ()));
+                core.work.clear();
+                id
+            })
+            .collect();
+        let before = core.work.capacity();
+        for id in links {
+            core.links.find_mut(id).unwrap().queued = false;
+            core.queue(id.slot);
+        }
+        assert_eq!(core.work.len(), 100);
+        assert_eq!(core.work.capacity(), before);
+    }
+}

@@ -31,7 +31,7 @@ pub(crate) fn run(arguments: &CallArguments, config: &Config, output: Output) ->
     let call = GraphCall {
         graph_handle: Text::from(arguments.function.as_str()),
         step_id: arguments.step_id,
-        feeds,
+        feeds: feeds.into(),
         fetches: arguments
             .fetch
             .iter()

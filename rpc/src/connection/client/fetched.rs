@@ -12,9 +12,11 @@ use crate::connection::client::ClientConnection;
 use crate::connection::cursor::Cursor;
 use crate::connection::reader::{Part, Whole, read_whole};
 use crate::connection::records::Records;
+use crate::connection::server::graph::zipped;
+use crate::connection::small::SmallFrame;
 use crate::connection::{Landings, PeerViolation};
 use crate::wire::{ResponseHeader, decode_names, sorted_by_name};
-use crate::{Code, Status, Text};
+use crate::{Code, Response, Status, Text};
 
 impl ClientConnection {
     pub(crate) fn begin_fetched(
@@ -27,12 +29,50 @@ impl ClientConnection {
         let place = "the names of a response";
         let allowed_max = self.reader.limits.names_bytes as u64;
         let len = PeerViolation::checked_length(place, header.names_bytes, allowed_max)?;
+        if let Some(result) = self.whole_fetched(id, len, cursor, landings) {
+            self.complete(id, result);
+            return Ok(None);
+        }
         let whole = Whole {
             what: ResponsePart::Names { id },
             len_bytes: len,
             behind_bytes: header.payload_bytes.saturating_sub(len as u64),
         };
         read_whole(self, whole, cursor, landings)
+    }
+
+    /// Takes a small response, if all of it is there and the names are those that were asked for,
+    /// in their order.
+    fn whole_fetched(
+        &mut self,
+        id: SlotId,
+        names_bytes: usize,
+        cursor: &mut Cursor<'_>,
+        landings: &mut dyn Landings,
+    ) -> Option<Result<Response, Status>> {
+        let returned = cursor.peek(names_bytes)?;
+        let beside_bytes = self.reader.beside_bytes();
+        let shapes = self.shapes_taken();
+        let call = self.calls.find_mut(id)?;
+        let (token, has_ended) = (call.token, call.state.has_ended());
+        let Expected::Fetched { names } = &mut call.expected else {
+            return None;
+        };
+        if has_ended || !are_names(returned, names) {
+            return None;
+        }
+        let frame = SmallFrame {
+            token,
+            head_bytes: names_bytes,
+            beside_bytes,
+            shapes,
+            limits: &self.reader.limits,
+        };
+        let mut behind = cursor.behind(names_bytes);
+        let records = &mut self.reader.records;
+        let tensors = frame.tensors(names.len(), records, &mut behind, landings)?;
+        cursor.slice(names_bytes + behind.consumed_bytes());
+        Some(tensors.map(|tensors| Response::Fetched(zipped(mem::take(names), tensors))))
     }
 
     pub(crate) fn names_landed(&mut self, id: SlotId, names: Buffer) -> Result<(), PeerViolation> {
@@ -59,6 +99,21 @@ impl ClientConnection {
         };
         Ok(())
     }
+}
+
+/// Whether the names of a response are these.
+fn are_names(mut bytes: &[u8], names: &[Text]) -> bool {
+    for name in names {
+        let name = &name.as_buffer()[..];
+        let Some((len, behind)) = bytes.split_first_chunk() else {
+            return false;
+        };
+        if usize::from(u16::from_le_bytes(*len)) != name.len() || !behind.starts_with(name) {
+            return false;
+        }
+        bytes = &behind[name.len()..];
+    }
+    bytes.is_empty()
 }
 
 /// For each returned name its place among those asked for.

@@ -11,7 +11,7 @@ use crate::connection::server::{
 use crate::extensions::element_types;
 use crate::extensions::heads_first::server as heads_first;
 use crate::wire::{Announcement, Features};
-use crate::{Code, Reason, Request, Response, Status, Tensor, Text};
+use crate::{Code, Names, Reason, Request, Response, Status, Tensor};
 
 /// What a successful answer consists of.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(crate) enum Expected {
         delivering: SmallVec<[Tensor; 1]>,
     },
     Fetched {
-        names: Vec<Text>,
+        names: Names,
     },
     Unary,
     Stream {
@@ -82,12 +82,16 @@ impl ServerConnection {
                 .and_then(|()| self.may_owe(frame.len_bytes())),
             Err(status) => Err(status.clone()),
         };
-        if encoded.is_ok()
-            && let Ok(Response::Tensors(tensors)) = result
-            && let Some(served) = self.served.find_mut(id)
-            && let Expected::Tensors { delivering, .. } = &mut served.expected
-        {
-            *delivering = tensors;
+        match result {
+            Ok(Response::Tensors(tensors)) if encoded.is_ok() => {
+                if let Some(served) = self.served.find_mut(id)
+                    && let Expected::Tensors { delivering, .. } = &mut served.expected
+                {
+                    *delivering = tensors;
+                }
+            }
+            Ok(Response::Unary(envelope)) => envelope.recycle(),
+            _ => {}
         }
         self.queue_answer(id, frame, encoded);
     }
@@ -130,11 +134,12 @@ impl ServerConnection {
 
     /// Fills an empty frame with what is not tensors without names.
     fn encode_other(
-        &self,
+        &mut self,
         id: SlotId,
         frame: &mut Frame,
         response: &Response,
     ) -> Result<(), Status> {
+        let common = self.common();
         let Served { tag, expected, .. } = self.served.find(id).expect("the caller has found it");
         match (expected, response) {
             (Expected::Message { announce }, Response::Message(body)) => {
@@ -149,8 +154,9 @@ impl ServerConnection {
             }
             (Expected::Fetched { names }, Response::Fetched(fetched)) => {
                 let mut dtypes = fetched.iter().map(|(_, tensor)| tensor.dtype);
-                element_types::check(self.common(), &mut dtypes)?;
-                encode::fetched_response(frame, *tag, names, fetched, &self.answer_limits)
+                element_types::check(common, &mut dtypes)?;
+                let records = &mut self.outgoing.records;
+                encode::fetched_response(frame, *tag, names, fetched, &self.answer_limits, records)
             }
             (Expected::Unary | Expected::Stream { .. }, Response::Unary(envelope)) => {
                 encode::unary_response(frame, *tag, envelope, &self.answer_limits)

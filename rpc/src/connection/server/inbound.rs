@@ -20,7 +20,7 @@ use crate::wire::{
     BUNDLE_METHOD, CANCEL_METHOD, Features, HEADER_BYTES, RequestHeader, STREAM_METHOD,
     STREAM_OPEN_METHOD, UNARY_METHOD,
 };
-use crate::{Code, GraphCall, KeyList, Method, Reason, Request, Status, Text};
+use crate::{Code, GraphCall, KeyList, Method, Names, Reason, Request, Status};
 
 /// What bytes of a request are that are wanted as a whole.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub(crate) enum RequestPart {
 pub(crate) struct Feeds {
     pub(crate) arriving: Arriving,
     pub(crate) call: Box<GraphCall>,
-    pub(crate) names: Vec<Text>,
+    pub(crate) names: Names,
 }
 
 /// A request whose payload is on its way in.

@@ -1,6 +1,5 @@
 //! Requests and answers that share a frame, as a client sends and reads them.
 
-use grpcxx_memory::Buffer;
 use grpcxx_transport::{Next, SlotId};
 
 use super::answers::{SHARED_DATA_BYTES_MAX, block_bytes};
@@ -11,7 +10,7 @@ use crate::connection::cursor::Cursor;
 use crate::connection::landings::{message_in_any_case, whole};
 use crate::connection::outgoing::Outgoing;
 use crate::connection::reader::{Whole, read_into};
-use crate::connection::records::tensor_memory;
+use crate::connection::small::small_data;
 use crate::connection::{ConnectionLimits, Landings, PeerViolation};
 use crate::wire::{
     AnswerForm, BUNDLE_BYTES_MAX, BUNDLE_METHOD, BundleReader, BundledReceive, KeyReference,
@@ -174,7 +173,7 @@ impl ClientConnection {
             self.note_answer(id);
             return Ok(());
         }
-        match small_data(token, meta, data, &self.reader.limits, landings) {
+        match small_data((token, 0), meta, data, &self.reader.limits, landings) {
             Ok(data) => {
                 self.answers.push(CallId(id), token, data);
                 self.calls.remove(id);
@@ -195,26 +194,8 @@ pub(crate) fn small_tensor(
     limits: &ConnectionLimits,
     landings: &mut dyn Landings,
 ) -> Result<Response, Status> {
-    let data = small_data(token, meta, data, limits, landings)?;
+    let data = small_data((token, 0), meta, data, limits, landings)?;
     Ok(Response::from(meta.tensor(data)))
-}
-
-/// The data of a tensor that is there as a whole, in memory of its own.
-#[inline]
-fn small_data(
-    token: u64,
-    meta: &TensorMeta,
-    data: &[u8],
-    limits: &ConnectionLimits,
-    landings: &mut dyn Landings,
-) -> Result<Buffer, Status> {
-    if data.is_empty() {
-        return Ok(Buffer::new());
-    }
-    let memory = tensor_memory(token, 0, meta, data.len(), limits, landings);
-    let mut memory = whole(memory, data.len() as u64)?;
-    memory.copy_from_slice(data);
-    Ok(memory.freeze())
 }
 
 /// Appends a request to a frame that others share.

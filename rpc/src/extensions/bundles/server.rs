@@ -234,6 +234,10 @@ impl ServerConnection {
 
     /// Lets an answer share a frame with others, or gives it back if it cannot.
     #[inline]
+    #[expect(
+        clippy::result_large_err,
+        reason = "the result comes back whole, without an allocation"
+    )]
     pub(crate) fn bundle(
         &mut self,
         id: SlotId,

@@ -5,15 +5,14 @@
 //! those of all other types.
 
 use crate::wire::Features;
-use crate::{Code, DType, Request, Status};
+use crate::{Code, DType, GraphCall, Request, Status};
 
-/// What a request needs its peer to have announced.
-pub(crate) fn wanted(request: &Request) -> Features {
-    match request {
-        Request::StarRunGraph(call) if !call.feeds.iter().all(|(_, feed)| feed.dtype.is_star()) => {
-            Features::ELEMENT_TYPES
-        }
-        _ => Features::NONE,
+/// What a graph call needs its peer to have announced.
+#[inline]
+pub(crate) fn wanted_of_call(call: &GraphCall) -> Features {
+    match call.feeds.iter().all(|(_, feed)| feed.dtype.is_star()) {
+        true => Features::NONE,
+        false => Features::ELEMENT_TYPES,
     }
 }
 

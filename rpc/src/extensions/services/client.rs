@@ -43,15 +43,11 @@ impl ClientConnection {
         timeout_ms: i32,
         request: Request,
     ) -> Option<Request> {
-        let form = match &request {
+        let wanted = match &request {
             Request::Unary(_) => Features::SERVICES,
-            Request::StarRunGraph(call) if call.trace.is_some() => Features::TRACES,
+            Request::StarRunGraph(call) => wanted_of_call(call),
             _ => Features::NONE,
         };
-        let wanted = form
-            | element_types::wanted(&request)
-            | many_tensors(&request)
-            | packed_shapes(&request);
         if wanted.is_empty() {
             return Some(request);
         }
@@ -102,7 +98,8 @@ impl ClientConnection {
             let limits = self.reader.limits.between(common);
             let mut frame = self.outgoing.empty_frame();
             let encoded = element_types::check_request(common, &request).and_then(|()| {
-                encode::request(&mut frame, id.raw(), timeout_ms, &request, &limits)
+                let records = &mut self.outgoing.records;
+                encode::request(&mut frame, id.raw(), timeout_ms, &request, &limits, records)
             });
             match encoded {
                 Ok(()) => {
@@ -148,28 +145,17 @@ impl ClientConnection {
     }
 }
 
-/// What a graph call with more tensors than originals take needs its peer to have announced.
-fn many_tensors(request: &Request) -> Features {
-    match request {
-        Request::StarRunGraph(call)
-            if call.feeds.len().max(call.fetches.len()) > STAR_RECORDS_MAX =>
-        {
-            Features::MANY_TENSORS
-        }
-        _ => Features::NONE,
-    }
-}
-
-/// What a graph call with a tensor of a shape that no form of star holds needs.
-fn packed_shapes(request: &Request) -> Features {
-    match request {
-        Request::StarRunGraph(call)
-            if (call.feeds.iter()).any(|(_, tensor)| !is_of_star(&tensor.shape)) =>
-        {
-            Features::PACKED_SHAPES
-        }
-        _ => Features::NONE,
-    }
+/// What a graph call needs its peer to have announced: one with a span, with types or shapes that
+/// star does not have, or with more tensors than originals take.
+#[inline]
+pub(crate) fn wanted_of_call(call: &GraphCall) -> Features {
+    let if_so = |is_so, feature| if is_so { feature } else { Features::NONE };
+    let count = call.feeds.len().max(call.fetches.len());
+    let are_of_star = (call.feeds.iter()).all(|(_, tensor)| is_of_star(&tensor.shape));
+    element_types::wanted_of_call(call)
+        | if_so(call.trace.is_some(), Features::TRACES)
+        | if_so(count > STAR_RECORDS_MAX, Features::MANY_TENSORS)
+        | if_so(!are_of_star, Features::PACKED_SHAPES)
 }
 
 /// What a peer without the extension is asked in place of a call by path: a function of that name,

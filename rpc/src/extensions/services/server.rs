@@ -55,12 +55,33 @@ impl ServerConnection {
     }
 
     pub(crate) fn unary_landed(&mut self, arriving: Arriving, head_bytes: usize, bytes: Buffer) {
-        match Envelope::decode_request(head_bytes, bytes) {
+        match Envelope::decode_next(head_bytes, bytes, &mut self.last_head) {
             Ok(envelope) => {
-                let request = Request::Unary(Box::new(envelope));
+                let request = Request::Unary(self.boxed(envelope));
                 self.deliver(arriving, request, Expected::Unary);
             }
             Err(malformed) => self.refuse(arriving.id, Status::from(malformed)),
         }
     }
+
+    fn boxed(&mut self, envelope: Envelope) -> Box<Envelope> {
+        match self.spare_envelopes.pop() {
+            Some(mut spare) => {
+                *spare = envelope;
+                spare
+            }
+            None => Box::new(envelope),
+        }
+    }
+
+    /// Takes the box of a request by path back, for another.
+    pub fn reuse_envelope(&mut self, mut envelope: Box<Envelope>) {
+        if self.spare_envelopes.len() < SPARE_ENVELOPES_MAX {
+            *envelope = Envelope::default();
+            self.spare_envelopes.push(envelope);
+        }
+    }
 }
+
+/// Most boxes that wait for requests.
+const SPARE_ENVELOPES_MAX: usize = 64;

@@ -1,10 +1,12 @@
 //! The bytes of a call by path: a small head, and behind it the message.
 
+use std::cell::Cell;
 use std::ops::Range;
 
 use grpcxx_memory::Buffer;
 
 use super::metadata::{METADATA_BYTES_MAX, Metadata, check};
+use crate::connection::COALESCE_BYTES_MAX;
 use crate::wire::reader::Reader;
 use crate::wire::{Malformed, Problem};
 use crate::{Code, Reason, Status};
@@ -14,19 +16,30 @@ pub const UNARY_METHOD: i32 = 0x4758_0006;
 
 /// A message with what travels before it: in a request the path of a method and metadata, in an
 /// answer metadata alone.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Envelope {
     head_bytes: usize,
+    /// How much of the head is the path of a request, with its length; nothing in an answer.
+    path_bytes: usize,
     /// The head, and behind it the message, or the beginning of it.
-    bytes: Buffer,
+    bytes: Bytes,
     /// The rest of a message that was not put together.
     pieces: Vec<Buffer>,
+}
+
+/// The first bytes of an envelope.
+#[derive(Clone, Debug)]
+enum Bytes {
+    /// At most [`COALESCE_BYTES_MAX`], which are copied into a frame.
+    Own(Vec<u8>),
+    Shared(Buffer),
 }
 
 /// An envelope that is being filled.
 #[derive(Debug)]
 pub struct EnvelopeWriter {
     head_bytes: usize,
+    path_bytes: usize,
     /// What is behind the pieces that are complete.
     last: Vec<u8>,
     complete: Vec<Buffer>,
@@ -53,13 +66,18 @@ impl Envelope {
         last.extend_from_slice(&(path.len() as u16).to_le_bytes());
         last.extend_from_slice(path.as_bytes());
         last.extend_from_slice(metadata.encoded());
-        Ok(EnvelopeWriter::new(head_bytes, last))
+        let path_bytes = PATH_LENGTH_BYTES + path.len();
+        Ok(EnvelopeWriter {
+            path_bytes,
+            ..EnvelopeWriter::new(head_bytes, last)
+        })
     }
 
     /// Begins an answer, for a message of about so many bytes.
     pub fn answer(metadata: &Metadata, message_bytes: usize) -> EnvelopeWriter {
         let head_bytes = metadata.encoded().len();
-        let mut last = Vec::with_capacity(head_bytes + message_bytes);
+        let mut last = spare();
+        last.reserve(head_bytes + message_bytes);
         last.extend_from_slice(metadata.encoded());
         EnvelopeWriter::new(head_bytes, last)
     }
@@ -69,14 +87,19 @@ impl Envelope {
     /// # Errors
     /// The head is not what it has to be.
     pub fn decode_request(head_bytes: usize, bytes: Buffer) -> Result<Self, Malformed> {
-        let envelope = Self::received(head_bytes, bytes, REQUEST)?;
-        let mut reader = Reader::new(REQUEST, envelope.head());
-        let path = path_range(&mut reader)?;
-        match std::str::from_utf8(&envelope.head()[path]) {
-            Ok(path) if is_path(path) => {}
-            _ => return Err(reader.malformed("the path before this", Problem::Unallowed)),
-        }
-        check(reader, envelope.head())?;
+        let mut envelope = Self::received(head_bytes, bytes, REQUEST)?;
+        envelope.path_bytes = check_request_head(envelope.head())?;
+        Ok(envelope)
+    }
+
+    /// The same, of a request whose head may be the last that was read.
+    pub(crate) fn decode_next(
+        head_bytes: usize,
+        bytes: Buffer,
+        last: &mut LastHead,
+    ) -> Result<Self, Malformed> {
+        let mut envelope = Self::received(head_bytes, bytes, REQUEST)?;
+        envelope.path_bytes = last.check(envelope.head())?;
         Ok(envelope)
     }
 
@@ -94,24 +117,23 @@ impl Envelope {
         Reader::new(place, &bytes).range("the head", head_bytes as u64)?;
         Ok(Self {
             head_bytes,
+            path_bytes: 0,
             // The head is looked at more than once.
-            bytes: bytes.into_private(),
+            bytes: Bytes::Shared(bytes.into_private()),
             pieces: Vec::new(),
         })
     }
 
-    /// The path of a request; empty if this is an answer without metadata.
+    /// The path of a request; empty if this is an answer.
     pub fn path(&self) -> &str {
-        let range = path_range(&mut Reader::new(REQUEST, self.head()));
-        let path = range.ok().map(|range| &self.head()[range]);
+        let path = self.head().get(PATH_LENGTH_BYTES..self.path_bytes);
         path.and_then(|path| std::str::from_utf8(path).ok())
             .unwrap_or_default()
     }
 
     /// What a request has beside its message.
     pub fn request_metadata(&self) -> Metadata {
-        let path_bytes = PATH_LENGTH_BYTES + self.path().len();
-        self.metadata_from(path_bytes.min(self.head_bytes))
+        self.metadata_from(self.path_bytes)
     }
 
     /// What an answer has beside its message.
@@ -120,23 +142,28 @@ impl Envelope {
     }
 
     fn metadata_from(&self, start: usize) -> Metadata {
-        // It was checked when it was made.
-        Metadata::decode("metadata", &self.head()[start..]).unwrap_or_default()
+        match &self.head()[start..] {
+            [] => Metadata::default(),
+            // It was checked when it was made.
+            bytes => Metadata::decode("metadata", bytes).unwrap_or_default(),
+        }
     }
 
     /// Notes that a user has the message, who may fork ([`Buffer::expose`]).
     pub fn expose(&self) {
-        self.bytes.expose();
+        if let Bytes::Shared(buffer) = &self.bytes {
+            buffer.expose();
+        }
         self.pieces.iter().for_each(Buffer::expose);
     }
 
     /// The message, put together if it was not.
     pub fn message(&self) -> Buffer {
-        if self.pieces.is_empty() {
-            return self.bytes.slice(self.head_bytes..);
+        if let (Bytes::Shared(bytes), []) = (&self.bytes, &self.pieces[..]) {
+            return bytes.slice(self.head_bytes..);
         }
         let mut whole = Vec::with_capacity(self.message_bytes());
-        whole.extend_from_slice(&self.bytes[self.head_bytes..]);
+        whole.extend_from_slice(&self.bytes.all()[self.head_bytes..]);
         for piece in &self.pieces {
             whole.extend_from_slice(piece);
         }
@@ -145,7 +172,7 @@ impl Envelope {
 
     /// The message in the pieces in which it lies.
     pub fn into_pieces(self) -> Vec<Buffer> {
-        let first = self.bytes.slice(self.head_bytes..);
+        let first = self.bytes.into_buffer().slice(self.head_bytes..);
         let pieces = std::iter::once(first).chain(self.pieces);
         pieces.filter(|piece| !piece.is_empty()).collect()
     }
@@ -153,7 +180,7 @@ impl Envelope {
     /// Length of the message, in bytes.
     pub fn message_bytes(&self) -> usize {
         let pieces: usize = self.pieces.iter().map(|piece| piece.len()).sum();
-        self.bytes.len() - self.head_bytes + pieces
+        self.bytes.all().len() - self.head_bytes + pieces
     }
 
     /// Length of the head, in bytes.
@@ -161,20 +188,81 @@ impl Envelope {
         self.head_bytes
     }
 
-    /// Head and message, in the order in which they travel.
-    pub(crate) fn pieces(&self) -> impl Iterator<Item = &Buffer> {
-        std::iter::once(&self.bytes).chain(&self.pieces)
+    /// Head and message, in the order in which they travel: bytes that are short, and buffers.
+    pub(crate) fn parts(&self) -> (&[u8], impl Iterator<Item = &Buffer>) {
+        let (own, first) = match &self.bytes {
+            Bytes::Own(bytes) => (&bytes[..], None),
+            Bytes::Shared(buffer) => (&[][..], Some(buffer)),
+        };
+        (own, first.into_iter().chain(&self.pieces))
     }
 
     fn head(&self) -> &[u8] {
-        &self.bytes[..self.head_bytes]
+        &self.bytes.all()[..self.head_bytes]
+    }
+
+    /// Keeps the memory of a short envelope that has been sent, for the next of this thread.
+    pub(crate) fn recycle(self) {
+        if let Bytes::Own(bytes) = self.bytes {
+            give_back(bytes);
+        }
     }
 }
+
+impl Bytes {
+    fn all(&self) -> &[u8] {
+        match self {
+            Self::Own(bytes) => bytes,
+            Self::Shared(buffer) => buffer,
+        }
+    }
+
+    fn into_buffer(self) -> Buffer {
+        match self {
+            Self::Own(bytes) => Buffer::from(bytes),
+            Self::Shared(buffer) => buffer,
+        }
+    }
+}
+
+impl Default for Bytes {
+    fn default() -> Self {
+        Self::Shared(Buffer::new())
+    }
+}
+
+impl PartialEq for Bytes {
+    fn eq(&self, other: &Self) -> bool {
+        self.all() == other.all()
+    }
+}
+
+thread_local! {
+    /// Memory of the last answer that a connection of this thread has sent. Code of services fills
+    /// answers, which no connection hands its memory to.
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+fn spare() -> Vec<u8> {
+    SPARE.try_with(Cell::take).unwrap_or_default()
+}
+
+fn give_back(mut bytes: Vec<u8>) {
+    if bytes.capacity() <= SPARE_BYTES_MAX {
+        bytes.clear();
+        // A thread that ends keeps none.
+        let _has_ended = SPARE.try_with(|spare| spare.set(bytes));
+    }
+}
+
+/// Most memory that a thread keeps for its next answer.
+const SPARE_BYTES_MAX: usize = 2 * COALESCE_BYTES_MAX;
 
 impl EnvelopeWriter {
     fn new(head_bytes: usize, last: Vec<u8>) -> Self {
         Self {
             head_bytes,
+            path_bytes: 0,
             last,
             complete: Vec::new(),
         }
@@ -197,23 +285,60 @@ impl EnvelopeWriter {
     /// The envelope with all that was written.
     pub fn finish(self) -> Envelope {
         let mut pieces = self.complete.into_iter();
-        let last = Buffer::from(self.last);
         let (bytes, pieces) = match pieces.next() {
             Some(first) => {
                 let mut rest: Vec<Buffer> = pieces.collect();
-                if !last.is_empty() {
-                    rest.push(last);
+                if !self.last.is_empty() {
+                    rest.push(Buffer::from(self.last));
                 }
-                (first, rest)
+                (Bytes::Shared(first), rest)
             }
-            None => (last, Vec::new()),
+            None if self.last.len() <= COALESCE_BYTES_MAX => (Bytes::Own(self.last), Vec::new()),
+            None => (Bytes::Shared(Buffer::from(self.last)), Vec::new()),
         };
         Envelope {
             head_bytes: self.head_bytes,
+            path_bytes: self.path_bytes,
             bytes,
             pieces,
         }
     }
+}
+
+/// The last head of a request that was read and found right, for the next is often the same.
+#[derive(Debug, Default)]
+pub(crate) struct LastHead {
+    bytes: Vec<u8>,
+    path_bytes: usize,
+}
+
+impl LastHead {
+    /// How much of a head is its path, if it is what it has to be.
+    fn check(&mut self, head: &[u8]) -> Result<usize, Malformed> {
+        if *head == self.bytes[..] && !head.is_empty() {
+            return Ok(self.path_bytes);
+        }
+        let path_bytes = check_request_head(head)?;
+        if head.len() <= LAST_BYTES_MAX {
+            self.bytes.clear();
+            self.bytes.extend_from_slice(head);
+            self.path_bytes = path_bytes;
+        }
+        Ok(path_bytes)
+    }
+}
+
+/// How much of the head of a request is its path, if it is what it has to be.
+fn check_request_head(head: &[u8]) -> Result<usize, Malformed> {
+    let mut reader = Reader::new(REQUEST, head);
+    let path = path_range(&mut reader)?;
+    let path_bytes = path.end;
+    match std::str::from_utf8(&head[path]) {
+        Ok(path) if is_path(path) => {}
+        _ => return Err(reader.malformed("the path before this", Problem::Unallowed)),
+    }
+    check(reader, head)?;
+    Ok(path_bytes)
 }
 
 fn path_range(reader: &mut Reader<'_>) -> Result<Range<usize>, Malformed> {
@@ -239,6 +364,9 @@ pub(crate) fn head_too_long(found: u64) -> Status {
 
 /// Longest path, in bytes.
 const PATH_BYTES_MAX: usize = 512;
+
+/// Longest head that a connection remembers.
+const LAST_BYTES_MAX: usize = 512;
 
 /// The length of a path.
 const PATH_LENGTH_BYTES: usize = 2;

@@ -131,7 +131,7 @@ fn a_peer_that_has_not_announced_it_gets_a_graph_call() {
             (&b"hello"[..], &Shape::vector(5))
         );
         assert_eq!(call.fetches[0].as_str(), RESPONSE_FETCH);
-        let fetched = Response::Fetched(vec![(RESPONSE_FETCH.into(), feed.clone())]);
+        let fetched = Response::Fetched(vec![(RESPONSE_FETCH.into(), feed.clone())].into());
         assert!(pair.server.end.answer(incoming.id, Ok(fetched.clone())));
         pair.carry_responses();
         assert_eq!(pair.finished().result, Ok(fetched));
