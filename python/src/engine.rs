@@ -318,7 +318,7 @@ fn start(
     }
     let mut options = EngineOptions::from_config(&config, task, 1);
     options.listen = listen.map(listen_address).transpose()?;
-    options.lends_shards = waits.then_some(true);
+    options.lends_shards = waits;
     let engine = grpcxx_capi::start::start(options)?;
     let page = Page::start(&engine, config.metrics_address, None)?;
     Ok((engine, page))

@@ -134,9 +134,9 @@ impl EngineBuilder {
     }
 
     /// Whether a thread that waits for a call turns the shard of that call meanwhile; see
-    /// [`EngineOptions::lends_shards`]. Default: yes, unless the engine listens.
+    /// [`EngineOptions::lends_shards`]. Default: no.
     pub fn lends_shards(mut self, lends: bool) -> Self {
-        self.options.lends_shards = Some(lends);
+        self.options.lends_shards = lends;
         self
     }
 

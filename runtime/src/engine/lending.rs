@@ -20,8 +20,7 @@ pub(super) struct Lending {
 /// a ring of io_uring was asked for, which is bound to the thread that has made it.
 pub(super) fn choose(options: EngineOptions) -> (EngineOptions, Lending) {
     let asked = options.tcp.driver;
-    let is_wanted = options.lends_shards.unwrap_or(options.listen.is_none());
-    let is_on = is_wanted
+    let is_on = options.lends_shards
         && !options.polling
         && options.service.is_none()
         && asked != DriverRequest::IoUring;

@@ -48,11 +48,11 @@ pub struct EngineOptions {
     /// How long an idle shard spins before it parks, if it does not poll.
     pub spin: Duration,
     /// Whether a thread that waits for a call turns the shard of that call meanwhile, which saves
-    /// two hand-overs to another thread; `None`: if the engine only calls. Such shards have epoll,
-    /// for a ring of io_uring is bound to its thread. It means nothing where
-    /// [`EngineOptions::polling`] or [`EngineOptions::service`] is set, or [`EngineOptions::tcp`]
-    /// asks for io_uring.
-    pub lends_shards: Option<bool>,
+    /// two hand-overs to another thread. Such shards have epoll, for a ring of io_uring is bound to
+    /// its thread. It means nothing where [`EngineOptions::polling`] or [`EngineOptions::service`]
+    /// is set, or [`EngineOptions::tcp`] asks for io_uring. It pays for threads that wait for most
+    /// of what they begin, such as the ranks of a group.
+    pub lends_shards: bool,
     /// How long any CPU of the machine may take to wake up while the engine runs; `None`: as the
     /// system says. Costs power, and needs the right to write `/dev/cpu_dma_latency`.
     pub cpu_latency: Option<Duration>,
@@ -140,7 +140,7 @@ impl EngineOptions {
             host: config.host,
             tcp: tcp_options(config, polling),
             shm: shm_options(config),
-            lends_shards: None,
+            lends_shards: false,
             lends_arenas: config.shm_lend,
             rdma: rdma_options(config),
             tls: tls_settings(config),
@@ -206,7 +206,7 @@ impl Default for EngineOptions {
                     ..LinkLimits::default()
                 }
             })),
-            lends_shards: None,
+            lends_shards: false,
             lends_arenas: true,
             rdma: Some(RdmaOptions::default().with(|options| {
                 options.limits = LinkLimits {
