@@ -1,4 +1,4 @@
-//! Where the owner of a lent shard sleeps: on the shard's descriptor and on a bell.
+//! Where the owner of a lent shard sleeps: on the shard's descriptor, on a bell and on a clock.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -8,16 +8,29 @@ use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 
 /// The place where an owner sleeps.
 pub(super) struct Bed {
     epoll: OwnedFd,
     bell: Arc<Bell>,
+    alarm: OwnedFd,
     /// A copy of the shard's descriptor.
     shard: OnceLock<OwnedFd>,
 }
 
 struct Bell(OwnedFd);
+
+/// What has ended a sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Woken {
+    /// The bell, the shard, or a limit.
+    Up,
+    /// The alarm, and nothing else.
+    ByAlarm,
+}
 
 impl Bed {
     pub(super) fn new() -> io::Result<Self> {
@@ -25,8 +38,16 @@ impl Bed {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(BELL);
         epoll::add(&epoll, &bell, data, epoll::EventFlags::IN)?;
+        let alarm = timerfd_create(
+            TimerfdClockId::Monotonic,
+            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+        )?;
+        let data = epoll::EventData::new_u64(ALARM);
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&epoll, &alarm, data, flags)?;
         Ok(Self {
             epoll,
+            alarm,
             bell: Arc::new(Bell(bell)),
             shard: OnceLock::new(),
         })
@@ -64,21 +85,45 @@ impl Bed {
         }
     }
 
-    /// Sleeps until the bell was rung, the shard's descriptor is readable, or the time is over.
-    pub(super) fn sleep(&self, limit: Option<Duration>) {
-        let limit = limit.map(|limit| Timespec {
-            tv_sec: i64::try_from(limit.as_secs())
-                .unwrap_or(i64::MAX)
-                .min(SLEEP_SECONDS_MAX),
-            tv_nsec: limit.subsec_nanos().into(),
-        });
-        let mut events = [MaybeUninit::uninit(); 2];
+    /// Ends a sleep after `delay`, or not if that is zero, in place of an alarm set before.
+    pub(super) fn set_alarm(&self, delay: Duration) {
+        let never = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let timer = Itimerspec {
+            it_interval: never,
+            it_value: timespec(delay),
+        };
+        // The values are in range and the descriptor is ours, so this cannot fail.
+        let _ = timerfd_settime(&self.alarm, TimerfdTimerFlags::empty(), &timer);
+    }
+
+    /// Sleeps until the bell was rung, the shard's descriptor is readable, the alarm has gone off,
+    /// or the time is over.
+    pub(super) fn sleep(&self, limit: Option<Duration>) -> Woken {
+        let limit = limit.map(timespec);
+        let mut events = [MaybeUninit::uninit(); 3];
         // What else could fail ends the sleep too, and the shard is looked at.
-        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, limit.as_ref())
-            && events.iter().any(|event| event.data.u64() == BELL)
-        {
+        let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, limit.as_ref()) else {
+            return Woken::Up;
+        };
+        if events.iter().any(|event| event.data.u64() == BELL) {
             self.bell.silence();
         }
+        match *events {
+            [event] if event.data.u64() == ALARM => Woken::ByAlarm,
+            _ => Woken::Up,
+        }
+    }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(duration.as_secs())
+            .unwrap_or(i64::MAX)
+            .min(SLEEP_SECONDS_MAX),
+        tv_nsec: duration.subsec_nanos().into(),
     }
 }
 
@@ -106,6 +151,7 @@ impl Wake for Bell {
 
 const BELL: u64 = 0;
 const SHARD: u64 = 1;
+const ALARM: u64 = 2;
 
 /// Longest sleep; the system call takes no more.
 const SLEEP_SECONDS_MAX: i64 = 24 * 60 * 60;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use grpcxx_transport::Time;
 
-use super::bed::Bed;
+use super::bed::{Bed, Woken};
 use super::native::Executor;
 use super::shard_loop::{Clock, Dead, Panic, ShardLoop, TurnTime, next_look, sleep_limit};
 use super::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, fence};
@@ -51,6 +51,10 @@ struct Seat<L> {
     hold: Hold,
     /// When the owner wakes by itself.
     wakes_at: Option<Time>,
+    /// Whether the alarm may still go off.
+    has_alarm: bool,
+    /// How often the owner has woken up for a thread that wanted the shard then anyway.
+    vain_wakes: u32,
     /// What a borrower's turn ended in.
     death: Option<Dead<()>>,
 }
@@ -62,6 +66,9 @@ enum Hold {
     Turned,
     /// Nobody: the owner sleeps, and the shard wakes it.
     Asleep,
+    /// Nobody: a thread has just given it back, and is likely to come again. The owner sleeps, and
+    /// the alarm wakes it.
+    Dozing,
     /// The thread that wants it: the owner sleeps, and only the bell wakes it.
     Handed,
 }
@@ -150,6 +157,8 @@ impl<L: ShardLoop> Lent<L> {
                 idle,
                 hold: Hold::Turned,
                 wakes_at: None,
+                has_alarm: false,
+                vain_wakes: 0,
                 death: None,
             }),
         }
@@ -161,25 +170,34 @@ impl<L: ShardLoop> Lent<L> {
         let mut time = TurnTime::new(self.clock);
         loop {
             let mut seat = self.recall();
+            let woke_at = self.clock.now();
+            // Who had it comes again soon, and may need this CPU for that.
+            let spins = seat.hold != Hold::Dozing;
+            if !spins {
+                seat.vain_wakes = seat.vain_wakes.saturating_sub(1);
+            }
             seat.wake(&self.bed);
             beside.awake();
             let turning = Turning::begin();
             let paused = catch_unwind(AssertUnwindSafe(|| {
-                self.turn_until_pause(&mut seat, beside, &mut time)
+                self.turn_until_pause(&mut seat, beside, &mut time, spins)
             }));
             drop(turning);
             let death = seat.death.take();
             match (paused.unwrap_or_else(Err), death) {
                 (Ok(Pause::Sleep(limit)), None) => {
                     drop(seat);
-                    self.bed.sleep(limit);
+                    self.sleep(limit);
                     time.forget();
                 }
                 (Ok(Pause::HandOver), None) => {
+                    if self.clock.now().since(woke_at) < VAIN_TIME {
+                        seat.vain_wakes = (seat.vain_wakes + 1).min(VAIN_WAKES_MAX);
+                    }
                     seat.hold = Hold::Handed;
                     seat.wakes_at = None;
                     drop(seat);
-                    self.bed.sleep(None);
+                    self.sleep(None);
                     time.forget();
                 }
                 (Ok(Pause::Keep), None) => return Ok((self.keep(&mut seat), seat.idle.clone())),
@@ -189,11 +207,18 @@ impl<L: ShardLoop> Lent<L> {
         }
     }
 
+    /// Sleeps as the owner, until the shard is its own to turn.
+    fn sleep(&self, limit: Option<Duration>) {
+        // The alarm is for a shard that nobody has. Whoever turns it now sets another.
+        while self.bed.sleep(limit) == Woken::ByAlarm && self.is_borrowed.load(Ordering::Relaxed) {}
+    }
+
     fn turn_until_pause(
         &self,
         seat: &mut Seat<L>,
         beside: &mut impl Executor,
         time: &mut TurnTime,
+        spins: bool,
     ) -> Result<Pause, Panic> {
         loop {
             let is_kept = seat.death.is_some() || self.is_bound.load(Ordering::Acquire);
@@ -214,8 +239,8 @@ impl<L: ShardLoop> Lent<L> {
             }
             match seat.idle.after_turn(now, events) {
                 IdleStep::Turn if events > 0 => time.forget(),
-                IdleStep::Turn => std::hint::spin_loop(),
-                IdleStep::Park => {
+                IdleStep::Turn if spins => std::hint::spin_loop(),
+                IdleStep::Turn | IdleStep::Park => {
                     time.forget();
                     let limit = sleep_limit(seat.shard(), beside.next_timeout(), self.clock);
                     if limit.is_some_and(|limit| limit.is_zero()) || !beside.may_sleep() {
@@ -258,7 +283,10 @@ impl<L: ShardLoop> Lent<L> {
                     // The waiter's waker ends this sleep if it is used from now on.
                     let is_over = waiter.is_woken() || self.is_left();
                     if !is_over && !limit.is_some_and(|limit| limit.is_zero()) {
-                        shard.park(limit);
+                        if std::mem::take(&mut seat.has_alarm) {
+                            self.bed.set_alarm(Duration::ZERO);
+                        }
+                        seat.shard().park(limit);
                     }
                 }
             }
@@ -280,34 +308,43 @@ impl<L: ShardLoop> Lent<L> {
         if self.is_bound.load(Ordering::Acquire) {
             return None;
         }
-        let mut seat = self.try_lock().filter(|seat| seat.hold == Hold::Asleep)?;
+        let mut seat = self.try_lock().filter(|seat| seat.has_no_thread())?;
         if !takes(seat.shard()) {
             return None;
         }
         let _turning = Turning::begin();
         let visited = guard(&mut seat, |seat| {
+            let is_asleep = seat.hold == Hold::Asleep;
             let shard = seat.shard();
-            shard.unpark();
+            if is_asleep {
+                shard.unpark();
+            }
             shard.set_borrowed(true);
             let result = code(shard, self.clock.now());
             shard.set_borrowed(false);
             let is_left = shard.is_finished() || shard.wants_owner();
-            let is_quiet = !is_left && shard.park_fd().is_some();
-            if !is_quiet {
-                shard.unpark();
-                seat.hold = Hold::Turned;
-            }
-            let is_late = is_before(next_look(seat.shard(), self.clock), seat.wakes_at);
-            (result, is_quiet && !is_late)
+            (result, !is_left && (!is_asleep || self.sleeps_on(seat)))
         });
         match visited {
             Some((result, true)) => Some(result),
             for_owner => {
+                seat.hold = Hold::Turned;
                 drop(seat);
                 self.bed.wake();
                 for_owner.map(|(result, _)| result)
             }
         }
+    }
+
+    /// Lets the shard wake its owner again, who sleeps. False if there is work already, or before
+    /// the owner would wake.
+    fn sleeps_on(&self, seat: &mut Seat<L>) -> bool {
+        let is_quiet = seat.shard().park_fd().is_some()
+            && !is_before(next_look(seat.shard(), self.clock), seat.wakes_at);
+        if !is_quiet {
+            seat.shard().unpark();
+        }
+        is_quiet
     }
 
     fn borrow(&self) -> Option<MutexGuard<'_, Seat<L>>> {
@@ -336,7 +373,8 @@ impl<L: ShardLoop> Lent<L> {
         let since = Instant::now();
         loop {
             if let Some(seat) = self.try_lock().filter(|seat| seat.is_free()) {
-                if seat.hold == Hold::Asleep {
+                // The owner has answered whoever it handed the shard to.
+                if seat.hold != Hold::Handed {
                     self.is_wanted.store(false, Ordering::Relaxed);
                 }
                 return Some(seat);
@@ -359,17 +397,29 @@ impl<L: ShardLoop> Lent<L> {
 
     fn give_back(&self, mut seat: MutexGuard<'_, Seat<L>>, end: End) {
         self.is_borrowed.store(false, Ordering::Relaxed);
-        let is_quiet = guard(&mut seat, |seat| {
+        let rests = guard(&mut seat, |seat| {
             seat.shard().set_borrowed(false);
             let others_sleep = self.sleepers.load(Ordering::Relaxed) > 0;
             let is_left = end == End::Owner || others_sleep || seat.shard().is_finished();
-            let is_quiet = !is_left && self.fall_asleep(seat);
-            is_quiet && !is_before(next_look(seat.shard(), self.clock), seat.wakes_at)
+            !is_left && self.rest(seat)
         });
-        if is_quiet != Some(true) {
+        if rests != Some(true) {
             drop(seat);
             self.bed.wake();
         }
+    }
+
+    /// Leaves the shard to nobody, and its owner asleep. False if that one is needed.
+    fn rest(&self, seat: &mut Seat<L>) -> bool {
+        if seat.vain_wakes < VAIN_WAKES_ALLOWED {
+            return self.fall_asleep(seat)
+                && !is_before(next_look(seat.shard(), self.clock), seat.wakes_at);
+        }
+        // What comes before the thread comes again waits for that, and nobody is woken.
+        seat.hold = Hold::Dozing;
+        seat.has_alarm = true;
+        self.bed.set_alarm(DOZE_TIME);
+        true
     }
 
     /// Lets the shard wake its owner. False if there is work already.
@@ -464,6 +514,11 @@ impl<L: ShardLoop> Seat<L> {
         self.shard.as_mut().expect("its owner has not kept it yet")
     }
 
+    /// Whether nobody turns it or is about to.
+    fn has_no_thread(&self) -> bool {
+        matches!(self.hold, Hold::Asleep | Hold::Dozing)
+    }
+
     /// Whether a thread that waits may take it.
     fn is_free(&self) -> bool {
         self.hold != Hold::Turned
@@ -527,6 +582,19 @@ fn is_before(first: Option<Time>, second: Option<Time>) -> bool {
 /// How long a thread that waits looks for an owner to give the shard up, before it sleeps. A model
 /// has no time.
 const WANT_TIME: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 20 });
+
+/// A thread that wants the shard so soon behind the owner's waking would have turned it anyway. A
+/// model has no time.
+const VAIN_TIME: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 200 });
+/// Vain wakes from which on the shard dozes. An alarm takes some microseconds where a virtual
+/// machine has to ask its host for it.
+const VAIN_WAKES_ALLOWED: u32 = 2;
+/// How many are remembered: as often the owner may look after a shard that dozes.
+const VAIN_WAKES_MAX: u32 = 8;
+
+/// How long a shard that a thread has given back waits for that thread to come again, before its
+/// owner looks after it. Less than a wake-up takes that a call would need otherwise.
+const DOZE_TIME: Duration = Duration::from_micros(50);
 
 #[cfg(all(test, loom))]
 mod model;

@@ -26,6 +26,14 @@ pub(super) struct State {
     pub(super) is_rung: bool,
     bell: bool,
     listens: bool,
+    alarm: bool,
+}
+
+/// What has ended a sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Woken {
+    Up,
+    ByAlarm,
 }
 
 impl Line {
@@ -70,14 +78,27 @@ impl Bed {
         self.0.change(|state| state.listens = false);
     }
 
-    pub(super) fn sleep(&self, _: Option<Duration>) {
+    /// A model has no time: an alarm goes off at any moment from now on.
+    pub(super) fn set_alarm(&self, delay: Duration) {
+        self.0.change(|state| state.alarm = !delay.is_zero());
+    }
+
+    pub(super) fn sleep(&self, _: Option<Duration>) -> Woken {
+        let mut woken = Woken::Up;
         self.0.sleep(|state| {
             let is_readable = state.listens && (state.events > 0 || state.is_rung);
             if is_readable {
                 state.listens = false;
             }
-            std::mem::take(&mut state.bell) || is_readable
+            let is_up = std::mem::take(&mut state.bell) || is_readable;
+            let is_alarm = std::mem::take(&mut state.alarm);
+            woken = match is_up {
+                true => Woken::Up,
+                false => Woken::ByAlarm,
+            };
+            is_up || is_alarm
         });
+        woken
     }
 }
 

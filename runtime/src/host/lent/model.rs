@@ -108,8 +108,8 @@ impl Executor for Jobs {
 }
 
 /// Lets an event come to a shard whose owner runs, and on which a thread waits; over the line, or
-/// from a job that only the owner can do.
-fn check(comes_from_job: bool) {
+/// from a job that only the owner can do. With as many vain wakes it dozes each time.
+fn check(comes_from_job: bool, vain_wakes: u32) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(PREEMPTIONS_MAX);
     model.check(move || {
@@ -125,6 +125,7 @@ fn check(comes_from_job: bool) {
         let both = Arc::new(Both(bed.waker(), toy.waker()));
         let idle = Idle::new(IdlePolicy::Park);
         let lent = Arc::new(Lent::new(toy, Clock::start(), idle, bed));
+        lent.lock().vain_wakes = vain_wakes;
         let owner = {
             let lent = Arc::clone(&lent);
             let (waiting, line) = (Arc::clone(&jobs), Arc::clone(&line));
@@ -148,12 +149,14 @@ fn check(comes_from_job: bool) {
 
 #[test]
 fn loom_an_event_wakes_whoever_waits_for_it_and_the_owner_ends() {
-    check(false);
+    check(false, 0);
+    check(false, VAIN_WAKES_MAX);
 }
 
 #[test]
 fn loom_a_job_of_the_owner_does_not_wait_for_a_thread_that_waits() {
-    check(true);
+    check(true, 0);
+    check(true, VAIN_WAKES_MAX);
 }
 
 /// Any descriptor: the model looks at none.
