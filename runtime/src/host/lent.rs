@@ -6,7 +6,8 @@
 //! until its own call has ended, and lets the descriptor speak again. So a call of a thread needs
 //! no other thread, and what comes while nobody waits wakes the owner.
 
-use std::cell::Cell;
+mod turning;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError, TryLockError};
 use std::task::{Wake, Waker};
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use grpcxx_transport::Time;
 
+use self::turning::{Turning, guard};
 use super::bed::{Bed, Woken};
 use super::native::Executor;
 use super::shard_loop::{Clock, Dead, Panic, ShardLoop, TurnTime, next_look, sleep_limit};
@@ -373,10 +375,8 @@ impl<L: ShardLoop> Lent<L> {
         let since = Instant::now();
         loop {
             if let Some(seat) = self.try_lock().filter(|seat| seat.is_free()) {
-                // The owner has answered whoever it handed the shard to.
-                if seat.hold != Hold::Handed {
-                    self.is_wanted.store(false, Ordering::Relaxed);
-                }
+                // Else the owner would hand the shard to nobody later.
+                self.is_wanted.store(false, Ordering::Relaxed);
                 return Some(seat);
             }
             if since.elapsed() >= WANT_TIME {
@@ -534,42 +534,6 @@ impl<L: ShardLoop> Seat<L> {
     }
 }
 
-/// Runs code with a shard that its owner has lent. A panic is the shard's death, which its owner
-/// has to hear of.
-fn guard<L: ShardLoop, R>(seat: &mut Seat<L>, code: impl FnOnce(&mut Seat<L>) -> R) -> Option<R> {
-    let result = catch_unwind(AssertUnwindSafe(|| code(seat)));
-    let panic = |panic| {
-        seat.shard().set_borrowed(false);
-        seat.hold = Hold::Turned;
-        seat.death = Some(Dead::of((), panic));
-    };
-    result.map_err(panic).ok()
-}
-
-/// Stands while the calling thread turns a shard that is lent.
-struct Turning;
-
-impl Turning {
-    fn begin() -> Self {
-        TURNS.set(TURNS.get() + 1);
-        Self
-    }
-
-    fn is_under_way() -> bool {
-        TURNS.get() > 0
-    }
-}
-
-impl Drop for Turning {
-    fn drop(&mut self) {
-        TURNS.set(TURNS.get() - 1);
-    }
-}
-
-thread_local! {
-    static TURNS: Cell<u32> = const { Cell::new(0) };
-}
-
 /// Whether the first of two times is earlier; none is at the end of all times.
 fn is_before(first: Option<Time>, second: Option<Time>) -> bool {
     match (first, second) {
@@ -598,3 +562,5 @@ const DOZE_TIME: Duration = Duration::from_micros(50);
 
 #[cfg(all(test, loom))]
 mod model;
+#[cfg(all(test, not(loom)))]
+mod tests;
