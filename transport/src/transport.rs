@@ -114,6 +114,12 @@ pub trait Park: Transport {
     /// there may be work or the waker was used. `None` if there is work already.
     fn park_fd(&mut self) -> Option<BorrowedFd<'_>>;
 
+    /// Does as [`Park::park_fd`] does, for who has only handed frames over since the last turn and
+    /// does not wait to hear that they have left: the next turn, whenever it is, may tell.
+    fn park_fd_ahead(&mut self) -> Option<BorrowedFd<'_>> {
+        self.park_fd()
+    }
+
     /// How long a sleep elsewhere may last because of what only a clock will tell, and the
     /// descriptor does not: an answer that is late, a handshake's time. [`Park::park`] keeps to it
     /// by itself.

@@ -211,8 +211,16 @@ impl<L: ShardLoop> Lent<L> {
 
     /// Sleeps as the owner, until the shard is its own to turn.
     fn sleep(&self, limit: Option<Duration>) {
-        // The alarm is for a shard that nobody has. Whoever turns it now sets another.
-        while self.bed.sleep(limit) == Woken::ByAlarm && self.is_borrowed.load(Ordering::Relaxed) {}
+        // A time that no clock reaches is no limit.
+        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+        loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            // The alarm is for a shard that nobody has. Whoever turns it now sets another.
+            let is_by_alarm = self.bed.sleep(left) == Woken::ByAlarm;
+            if !is_by_alarm || !self.is_borrowed.load(Ordering::Relaxed) {
+                return;
+            }
+        }
     }
 
     fn turn_until_pause(
@@ -330,6 +338,8 @@ impl<L: ShardLoop> Lent<L> {
         match visited {
             Some((result, true)) => Some(result),
             for_owner => {
+                // Else the shard's next event would wake the owner from a sleep that is not for it.
+                self.bed.silence();
                 seat.hold = Hold::Turned;
                 drop(seat);
                 self.bed.wake();
@@ -341,7 +351,7 @@ impl<L: ShardLoop> Lent<L> {
     /// Lets the shard wake its owner again, who sleeps. False if there is work already, or before
     /// the owner would wake.
     fn sleeps_on(&self, seat: &mut Seat<L>) -> bool {
-        let is_quiet = seat.shard().park_fd().is_some()
+        let is_quiet = seat.shard().park_fd_ahead().is_some()
             && !is_before(next_look(seat.shard(), self.clock), seat.wakes_at);
         if !is_quiet {
             seat.shard().unpark();

@@ -28,6 +28,12 @@ pub trait ShardLoop {
     /// polled, and not a socket.
     fn park_fd(&mut self) -> Option<BorrowedFd<'_>>;
 
+    /// Does so for who has only given the shard something to send since the last turn, though that
+    /// turn's successor has to hear that it has left.
+    fn park_fd_ahead(&mut self) -> Option<BorrowedFd<'_>> {
+        self.park_fd()
+    }
+
     /// How long such a sleep may last because of what only a clock will tell.
     fn patience(&mut self) -> Option<Duration>;
 

@@ -76,6 +76,18 @@ impl<T: Park> ShardLoop for DrivenShard<T> {
         self.shard.transport_mut().park_fd()
     }
 
+    fn park_fd_ahead(&mut self) -> Option<BorrowedFd<'_>> {
+        if self.shard.transport().frames_in_flight() > 1 {
+            // The rest of a message may follow when its first part has left.
+            return self.park_fd();
+        }
+        let core = self.shard.core();
+        if !self.sleeper.may_sleep(|| core.has_work()) {
+            return None;
+        }
+        self.shard.transport_mut().park_fd_ahead()
+    }
+
     fn patience(&mut self) -> Option<Duration> {
         self.shard.transport_mut().patience()
     }

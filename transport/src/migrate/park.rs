@@ -26,17 +26,17 @@ impl<T: Park, M: Medium> Park for Migrating<T, M> {
     }
 
     fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
-        if !self.registry.is_settled() {
-            return None;
+        match self.is_ready_to_sleep() {
+            true => self.base.park_fd(),
+            false => None,
         }
-        if let Some(medium) = &mut self.medium
-            && !medium.arm(&mut self.registry)
-        {
-            return None;
+    }
+
+    fn park_fd_ahead(&mut self) -> Option<BorrowedFd<'_>> {
+        match self.is_ready_to_sleep() {
+            true => self.base.park_fd_ahead(),
+            false => None,
         }
-        // Without a descriptor the medium stays prepared until the next sleep, at the price of a
-        // needless wake-up.
-        self.base.park_fd()
     }
 
     fn patience(&mut self) -> Option<Duration> {
@@ -51,6 +51,13 @@ impl<T: Park, M: Medium> Park for Migrating<T, M> {
 }
 
 impl<T: Park, M: Medium> Migrating<T, M> {
+    /// Prepares the medium for sleep. If the base then has no descriptor, the medium stays prepared
+    /// until the next sleep, at the price of a needless wake-up.
+    fn is_ready_to_sleep(&mut self) -> bool {
+        self.registry.is_settled()
+            && (self.medium.as_mut()).is_none_or(|medium| medium.arm(&mut self.registry))
+    }
+
     /// How long a sleep may last because of times of the medium, and of links that migrate.
     fn check(&mut self) -> Option<Duration> {
         let waits = self.is_waiting().then_some(WAIT_CHECK);

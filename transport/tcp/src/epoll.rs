@@ -271,7 +271,7 @@ impl Transport for EpollDriver {
     fn turn(&mut self, now: Time, handler: &mut dyn LinkHandler<Accepted>) -> usize {
         self.core.begin(now);
         let told = self.ahead.tell(&mut self.core, handler);
-        let mut events = self.work(told, handler);
+        let mut events = self.work(0, handler);
         if self.staging.asking.is_poll_due()
             && let Err(errno) = self.poll(None)
         {
@@ -280,7 +280,7 @@ impl Transport for EpollDriver {
         events = self.ask_hot(events, handler);
         let events = self.work(events, handler) + self.core.accept(handler);
         self.ahead.end_turn(&self.core);
-        events
+        told + events
     }
 
     fn submit(&mut self) {
@@ -310,6 +310,13 @@ impl Park for EpollDriver {
     }
 
     fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
+        match self.ahead.is_empty() {
+            true => self.park_fd_ahead(),
+            false => None,
+        }
+    }
+
+    fn park_fd_ahead(&mut self) -> Option<BorrowedFd<'_>> {
         self.deactivate();
         if self.core.has_work() || self.poll(None).is_err() || self.core.has_work() {
             return None;

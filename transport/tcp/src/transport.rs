@@ -157,6 +157,10 @@ impl Park for TcpTransport {
         either!(mut self, driver => driver.park_fd())
     }
 
+    fn park_fd_ahead(&mut self) -> Option<BorrowedFd<'_>> {
+        either!(mut self, driver => driver.park_fd_ahead())
+    }
+
     fn patience(&mut self) -> Option<Duration> {
         either!(mut self, driver => driver.patience())
     }

@@ -31,6 +31,14 @@ where
         self.base.park_fd()
     }
 
+    fn park_fd_ahead(&mut self) -> Option<BorrowedFd<'_>> {
+        match &self.layer {
+            // What is still to be sealed waits until frames of the base have left.
+            Some(layer) if !layer.is_idle() => self.park_fd(),
+            _ => self.base.park_fd_ahead(),
+        }
+    }
+
     fn patience(&mut self) -> Option<Duration> {
         let of_base = self.base.patience();
         [of_base, self.check()].into_iter().flatten().min()

@@ -10,9 +10,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use grpcxx_tls::{TlsMode, TlsOptions};
-use grpcxx_transport::{CloseReason, Transport};
+use grpcxx_transport::{CloseReason, Park, Transport};
 use ports::held_address;
 use rcgen::SanType;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::SupportedCipherSuite;
 use rustls::crypto::ring::cipher_suite;
 use support::peer::Peer;
@@ -134,6 +135,37 @@ fn we_say_goodbye_however_a_link_is_closed() {
             peer.is_done
         });
         assert_eq!(side.end(), CloseReason::Local);
+    }
+}
+
+#[test]
+fn a_long_message_leaves_though_its_side_sleeps_in_between() {
+    let (mut side, mut peer) = client(require(), None);
+    exchange(&mut side, &mut peer, usize::MAX, &[10]);
+    let link = side.seen.messages[0].0;
+    let heard = peer.heard.len() + (2 << 20);
+    side.transport
+        .send(link, message(&vec![7; 2 << 20]))
+        .unwrap();
+    side.transport.submit();
+    let end = Instant::now() + Duration::from_secs(20);
+    while peer.heard.len() < heard {
+        assert!(Instant::now() < end, "it stays, and nothing wakes its side");
+        peer.pump(usize::MAX).unwrap();
+        if let Some(fd) = side.transport.park_fd() {
+            let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+            let moment = Timespec {
+                tv_sec: 0,
+                tv_nsec: 1_000_000,
+            };
+            let is_woken = poll(&mut fds, Some(&moment)).unwrap() > 0;
+            side.transport.unpark();
+            if !is_woken {
+                continue;
+            }
+        }
+        side.turn();
+        side.transport.submit();
     }
 }
 
