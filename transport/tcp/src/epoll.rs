@@ -37,6 +37,8 @@ pub(crate) struct EpollDriver {
     alarm: OwnedFd,
     staging: Staging,
     ahead: Ahead,
+    /// Whether epoll has told of a descriptor that is no link's, which it does once.
+    is_stirred: bool,
 }
 
 impl EpollDriver {
@@ -62,6 +64,7 @@ impl EpollDriver {
             alarm,
             staging,
             ahead: Ahead::default(),
+            is_stirred: false,
         })
     }
 
@@ -115,6 +118,7 @@ impl EpollDriver {
     fn note(&mut self, token: u64, flags: epoll::EventFlags) {
         use epoll::EventFlags;
         if token == TOKEN_WAKE {
+            self.is_stirred = true;
             return;
         }
         if token >= TOKEN_LISTENER {
@@ -318,7 +322,12 @@ impl Park for EpollDriver {
 
     fn park_fd_ahead(&mut self) -> Option<BorrowedFd<'_>> {
         self.deactivate();
+        self.is_stirred = false;
         if self.core.has_work() || self.poll(None).is_err() || self.core.has_work() {
+            return None;
+        }
+        // A companion may have begun to stir since its owner looked at it, and is told of no more.
+        if self.is_stirred {
             return None;
         }
         // The descriptor that is lent out watches the wake-up's inner one.

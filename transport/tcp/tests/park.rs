@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -137,6 +138,20 @@ for_each_driver! {
         waker.wake();
         quiet(&mut b);
         assert!(b.transport.park_fd().is_none(), "woken before");
+    }
+
+    fn a_companion_that_stirs_before_a_sleep_elsewhere_is_not_slept_over(driver) {
+        let mut side = Side::new(driver);
+        let (companion, mut writer) = std::io::pipe().unwrap();
+        side.transport.watch(companion.as_fd()).unwrap();
+        for _ in 0..5 {
+            quiet(&mut side);
+            writer.write_all(&[1]).unwrap();
+            let sleeps_on = side.transport.park_fd();
+            assert!(sleeps_on.is_none_or(|fd| is_readable(fd, Duration::ZERO)));
+            side.transport.unpark();
+            (&companion).read_exact(&mut [0]).unwrap();
+        }
     }
 
     fn a_companion_that_wakes_once_and_one_that_is_dead_let_the_loop_sleep(driver) {
