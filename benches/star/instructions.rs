@@ -95,19 +95,19 @@ pub(crate) const KINDS: [Kind; 3] = [
         name: "64 B call",
         word: "pull",
         way: Way::Pull,
-        allowed: 2600.0,
+        allowed: 2800.0,
     },
     Kind {
         name: "64 B graph call",
         word: "function",
         way: Way::Function,
-        allowed: 10_600.0,
+        allowed: 13_000.0,
     },
     Kind {
         name: "64 B typed call",
         word: "method",
         way: Way::Method,
-        allowed: 10_000.0,
+        allowed: 12_800.0,
     },
 ];
 
