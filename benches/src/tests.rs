@@ -177,7 +177,10 @@ fn a_paced_run_ends_with_a_server_that_goes_while_all_slots_wait() {
     });
     let status = client.run(&options).unwrap_err();
     let _successor = end.join().unwrap();
-    assert_eq!(status.code, Code::Unavailable, "{status}");
+    // Those that wait hear of the loss; one that was due later may reach the successor first, which
+    // refuses it.
+    let codes = [Code::Unavailable, Code::InvalidArgument];
+    assert!(codes.contains(&status.code), "{status}");
 }
 
 #[test]
