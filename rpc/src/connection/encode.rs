@@ -27,50 +27,40 @@ pub(crate) fn request(
     limits: &SendLimits,
     records: &mut RecordCache,
 ) -> Result<(), Status> {
-    if let Request::StarRunGraph(call) = request {
-        return graph_request(frame, tag, timeout_ms, call, limits, records);
-    }
-    reserve_header(frame);
-    let mut metadata_bytes = 0;
-    match request {
-        Request::Message { method, body } => {
-            check_message_method(*method)?;
-            check_message(body, limits)?;
-            payload(frame, body);
-        }
-        Request::RecvTensor { step_id, key } => {
-            encode_receive(*step_id, slice::from_ref(key).iter(), frame.bytes_mut());
-        }
-        Request::FuseRecvTensor { step_id, keys } => {
-            if keys.is_empty() {
-                return Err(Status::new(
-                    Code::InvalidArgument,
-                    "FuseRecvTensor needs at least one key",
-                ));
+    let called = (request.method_number(), tag, timeout_ms);
+    write_request(frame, called, limits, |frame| {
+        match request {
+            Request::Message { method, body } => {
+                check_message_method(*method)?;
+                check_message(body, limits)?;
+                payload(frame, body);
             }
-            check_records(keys.len(), limits.records.min(STAR_RECORDS_MAX))?;
-            encode_receive(*step_id, keys.iter(), frame.bytes_mut());
+            Request::RecvTensor { step_id, key } => {
+                encode_receive(*step_id, slice::from_ref(key).iter(), frame.bytes_mut());
+            }
+            Request::FuseRecvTensor { step_id, keys } => {
+                if keys.is_empty() {
+                    return Err(Status::new(
+                        Code::InvalidArgument,
+                        "FuseRecvTensor needs at least one key",
+                    ));
+                }
+                check_records(keys.len(), limits.records.min(STAR_RECORDS_MAX))?;
+                encode_receive(*step_id, keys.iter(), frame.bytes_mut());
+            }
+            Request::StarRunGraph(call) => return graph_call(frame, call, limits, records),
+            Request::Unary(envelope) | Request::Stream(envelope) => {
+                return enclose(frame, envelope, limits);
+            }
         }
-        Request::StarRunGraph(_) => unreachable!("it has gone another way"),
-        Request::Unary(envelope) | Request::Stream(envelope) => {
-            metadata_bytes = enclose(frame, envelope, limits)?;
-        }
-    }
-    let header = RequestHeader {
-        method: request.method_number(),
-        tag,
-        timeout_ms,
-        metadata_bytes,
-        payload_bytes: payload_bytes(frame, limits)?,
-    };
-    write_header(frame, &header.encode());
-    Ok(())
+        Ok(0)
+    })
 }
 
 /// Fills an empty frame with a graph call.
 ///
 /// # Errors
-/// As above.
+/// The call cannot be sent; the frame has to be cleared.
 pub(crate) fn graph_request(
     frame: &mut Frame,
     tag: u64,
@@ -79,23 +69,16 @@ pub(crate) fn graph_request(
     limits: &SendLimits,
     records: &mut RecordCache,
 ) -> Result<(), Status> {
-    reserve_header(frame);
-    let metadata_bytes = graph_call(frame, call, limits, records)?;
-    let header = RequestHeader {
-        method: Method::StarRunGraph.number(),
-        tag,
-        timeout_ms,
-        metadata_bytes,
-        payload_bytes: payload_bytes(frame, limits)?,
-    };
-    write_header(frame, &header.encode());
-    Ok(())
+    let called = (Method::StarRunGraph.number(), tag, timeout_ms);
+    write_request(frame, called, limits, |frame| {
+        graph_call(frame, call, limits, records)
+    })
 }
 
 /// Fills an empty frame with a call by path.
 ///
 /// # Errors
-/// As above.
+/// The call cannot be sent; the frame has to be cleared.
 pub(crate) fn unary_request(
     frame: &mut Frame,
     tag: u64,
@@ -103,22 +86,16 @@ pub(crate) fn unary_request(
     envelope: &Envelope,
     limits: &SendLimits,
 ) -> Result<(), Status> {
-    reserve_header(frame);
-    let header = RequestHeader {
-        method: UNARY_METHOD,
-        tag,
-        timeout_ms,
-        metadata_bytes: enclose(frame, envelope, limits)?,
-        payload_bytes: payload_bytes(frame, limits)?,
-    };
-    write_header(frame, &header.encode());
-    Ok(())
+    let called = (UNARY_METHOD, tag, timeout_ms);
+    write_request(frame, called, limits, |frame| {
+        enclose(frame, envelope, limits)
+    })
 }
 
 /// Fills an empty frame with a request that opens the stream of this number.
 ///
 /// # Errors
-/// As above.
+/// The request cannot be sent; the frame has to be cleared.
 pub(crate) fn open_stream(
     frame: &mut Frame,
     tag: u64,
@@ -127,14 +104,29 @@ pub(crate) fn open_stream(
     number: u32,
     limits: &SendLimits,
 ) -> Result<(), Status> {
+    let called = (STREAM_OPEN_METHOD, tag, timeout_ms);
+    write_request(frame, called, limits, |frame| {
+        let metadata_bytes = enclose(frame, envelope, limits)?;
+        frame.bytes_mut().extend_from_slice(&number.to_le_bytes());
+        Ok(metadata_bytes)
+    })
+}
+
+/// Fills an empty frame with a request of a method, a tag and a timeout, behind whose header `body`
+/// writes. It returns the length of the metadata among that.
+#[inline]
+fn write_request(
+    frame: &mut Frame,
+    (method, tag, timeout_ms): (i32, u64, i32),
+    limits: &SendLimits,
+    body: impl FnOnce(&mut Frame) -> Result<i32, Status>,
+) -> Result<(), Status> {
     reserve_header(frame);
-    let metadata_bytes = enclose(frame, envelope, limits)?;
-    frame.bytes_mut().extend_from_slice(&number.to_le_bytes());
     let header = RequestHeader {
-        method: STREAM_OPEN_METHOD,
+        method,
         tag,
         timeout_ms,
-        metadata_bytes,
+        metadata_bytes: body(frame)?,
         payload_bytes: payload_bytes(frame, limits)?,
     };
     write_header(frame, &header.encode());

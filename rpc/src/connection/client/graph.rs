@@ -15,9 +15,8 @@ impl ClientConnection {
     /// its peer has announced anything.
     #[inline]
     pub fn takes_graph(&self, now: Time, call: &GraphCall, options: &CallOptions) -> bool {
-        self.takes_calls()
+        self.takes_kept(now, options)
             && self.peer.is_some()
-            && options.deadline.is_none_or(|deadline| deadline > now)
             && wanted_of_call(call) == Features::NONE
     }
 
@@ -25,47 +24,57 @@ impl ClientConnection {
     /// may make it again. [`ClientConnection::takes_graph`] has to be true.
     pub fn call_graph(&mut self, now: Time, call: &GraphCall, options: CallOptions) -> CallId {
         debug_assert!(self.takes_graph(now, call, &options));
-        let deadline = options.deadline;
-        let timeout_ms = deadline.map_or(0, |deadline| self.timeout_ms(deadline, now));
-        let id = self.begin_call(options, timeout_ms, false);
-        let mut frame = self.outgoing.empty_frame();
-        match self.encode_graph(&mut frame, id.raw(), timeout_ms, call) {
-            Ok(()) => {
-                frame.token = id.raw();
-                self.outgoing.push(frame);
-                let names = call.fetches.clone();
-                self.expect(id, Expected::Fetched { names });
-            }
-            Err(status) => {
-                self.outgoing.recycle(frame);
-                self.finish(id, Err(status));
-            }
-        }
-        CallId(id)
+        self.call_kept(now, options, |own, frame, (tag, timeout_ms)| {
+            let common = own.common();
+            element_types::check(common, call.feeds.iter().map(|(_, feed)| feed.dtype))?;
+            let limits = own.reader.limits.between(common);
+            let records = &mut own.outgoing.records;
+            encode::graph_request(frame, tag, timeout_ms, call, &limits, records)?;
+            let names = call.fetches.clone();
+            Ok(Expected::Fetched { names })
+        })
     }
 
     /// Whether [`ClientConnection::call_path`] may be used: the peer knows calls by path.
     #[inline]
     pub fn takes_path(&self, now: Time, options: &CallOptions) -> bool {
-        self.takes_calls()
-            && self.has(Features::SERVICES)
-            && options.deadline.is_none_or(|deadline| deadline > now)
+        self.takes_kept(now, options) && self.has(Features::SERVICES)
     }
 
     /// Starts a call by path, as [`ClientConnection::call`] does, and leaves the envelope to its
     /// caller, who may send it again. [`ClientConnection::takes_path`] has to be true.
     pub fn call_path(&mut self, now: Time, envelope: &Envelope, options: CallOptions) -> CallId {
         debug_assert!(self.takes_path(now, &options));
+        self.call_kept(now, options, |own, frame, (tag, timeout_ms)| {
+            let limits = own.reader.limits.between(own.common());
+            encode::unary_request(frame, tag, timeout_ms, envelope, &limits)?;
+            Ok(Expected::Unary)
+        })
+    }
+
+    #[inline]
+    fn takes_kept(&self, now: Time, options: &CallOptions) -> bool {
+        let is_in_time = options.deadline.is_none_or(|deadline| deadline > now);
+        is_in_time && self.takes_calls()
+    }
+
+    /// Starts a call whose request `encode` writes, with this tag and timeout.
+    #[inline]
+    fn call_kept(
+        &mut self,
+        now: Time,
+        options: CallOptions,
+        encode: impl FnOnce(&mut Self, &mut Frame, (u64, i32)) -> Result<Expected, Status>,
+    ) -> CallId {
         let deadline = options.deadline;
         let timeout_ms = deadline.map_or(0, |deadline| self.timeout_ms(deadline, now));
         let id = self.begin_call(options, timeout_ms, false);
-        let limits = self.reader.limits.between(self.common());
         let mut frame = self.outgoing.empty_frame();
-        match encode::unary_request(&mut frame, id.raw(), timeout_ms, envelope, &limits) {
-            Ok(()) => {
+        match encode(self, &mut frame, (id.raw(), timeout_ms)) {
+            Ok(expected) => {
                 frame.token = id.raw();
                 self.outgoing.push(frame);
-                self.expect(id, Expected::Unary);
+                self.expect(id, expected);
             }
             Err(status) => {
                 self.outgoing.recycle(frame);
@@ -73,19 +82,5 @@ impl ClientConnection {
             }
         }
         CallId(id)
-    }
-
-    fn encode_graph(
-        &mut self,
-        frame: &mut Frame,
-        tag: u64,
-        timeout_ms: i32,
-        call: &GraphCall,
-    ) -> Result<(), Status> {
-        let common = self.common();
-        element_types::check(common, call.feeds.iter().map(|(_, feed)| feed.dtype))?;
-        let limits = self.reader.limits.between(common);
-        let records = &mut self.outgoing.records;
-        encode::graph_request(frame, tag, timeout_ms, call, &limits, records)
     }
 }
