@@ -19,6 +19,13 @@ pub struct ShardContext<'a> {
     shard: &'a mut dyn Commands,
 }
 
+/// A call that its caller keeps, to make it again.
+#[derive(Clone, Copy)]
+pub(crate) enum KeptCall<'a> {
+    Graph(&'a GraphCall),
+    Path(&'a Envelope),
+}
+
 /// Carries out what is asked of a [`ShardContext`].
 pub(crate) trait Commands {
     fn index(&self) -> usize;
@@ -28,23 +35,28 @@ pub(crate) trait Commands {
     /// Makes a call at once, or defers it.
     fn submit(&mut self, spec: CallSpec<'_>, recipient: Recipient);
 
-    /// Makes a graph call that its caller keeps.
-    fn run(
+    /// Makes a call at once, or defers it, as [`Commands::submit`] does, without more to say of it.
+    fn submit_request(
         &mut self,
         peer: &Peer,
-        call: &GraphCall,
+        request: Request,
         timeout: Option<Duration>,
         recipient: Recipient,
-    );
+    ) {
+        let spec = CallSpec::new(peer, request).with_timeout(timeout);
+        self.submit(spec, recipient);
+    }
 
-    /// Makes a call by path that its caller keeps.
-    fn call_path(
+    /// Makes a call that its caller keeps.
+    fn submit_kept(
         &mut self,
         peer: &Peer,
-        envelope: &Envelope,
+        call: KeptCall<'_>,
         timeout: Option<Duration>,
         recipient: Recipient,
-    );
+    ) {
+        self.submit_request(peer, call.to_request(), timeout, recipient);
+    }
 
     /// Makes a call for one tensor. The recipient has said whether the data may share memory.
     fn receive(
@@ -98,7 +110,8 @@ impl ShardContext<'_> {
         token: u64,
     ) {
         let recipient = Recipient { handler, token };
-        self.shard.run(peer.borrow(), call, timeout, recipient);
+        let call = KeptCall::Graph(call);
+        (self.shard).submit_kept(peer.borrow(), call, timeout, recipient);
     }
 
     /// Calls the method of a service that an envelope names, as [`submit`](Self::submit) does with
@@ -113,7 +126,8 @@ impl ShardContext<'_> {
         token: u64,
     ) {
         let recipient = Recipient { handler, token };
-        (self.shard).call_path(peer.borrow(), envelope, timeout, recipient);
+        let call = KeptCall::Path(envelope);
+        (self.shard).submit_kept(peer.borrow(), call, timeout, recipient);
     }
 
     /// Asks a peer for one tensor by rendezvous key, as [`submit`](Self::submit) does with
@@ -199,34 +213,6 @@ impl Commands for VecDeque<Command> {
         self.defer(Command::Call(NewCall::new(spec, completion, None)));
     }
 
-    fn call_path(
-        &mut self,
-        peer: &Peer,
-        envelope: &Envelope,
-        timeout: Option<Duration>,
-        recipient: Recipient,
-    ) {
-        let request = Request::Unary(Box::new(envelope.clone()));
-        self.submit(
-            CallSpec::new(peer, request).with_timeout(timeout),
-            recipient,
-        );
-    }
-
-    fn run(
-        &mut self,
-        peer: &Peer,
-        call: &GraphCall,
-        timeout: Option<Duration>,
-        recipient: Recipient,
-    ) {
-        let request = Request::StarRunGraph(Box::new(call.clone()));
-        self.submit(
-            CallSpec::new(peer, request).with_timeout(timeout),
-            recipient,
-        );
-    }
-
     fn receive(
         &mut self,
         peer: &Peer,
@@ -238,10 +224,7 @@ impl Commands for VecDeque<Command> {
     ) {
         let key = key.clone();
         let request = Request::RecvTensor { step_id, key };
-        self.submit(
-            CallSpec::new(peer, request).with_timeout(timeout),
-            recipient,
-        );
+        self.submit_request(peer, request, timeout, recipient);
     }
 
     fn defer(&mut self, command: Command) {

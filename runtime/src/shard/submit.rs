@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use grpcxx_rpc::{CallOptions, ClientConnection, Envelope, GraphCall, Request, Text};
+use grpcxx_rpc::{CallOptions, ClientConnection, Request, Text};
 use grpcxx_transport::Time;
 
 use crate::call::CallSpec;
@@ -11,7 +11,7 @@ use crate::client::Peer;
 use crate::command::{Command, NewCall, deadline};
 use crate::completion::{Completion, Recipient, Target};
 use crate::latency::{CallKind, CallStart};
-use crate::shard::context::Commands;
+use crate::shard::context::{Commands, KeptCall};
 use crate::shard::core::Core;
 use crate::shard::in_flight::Entry;
 
@@ -63,61 +63,15 @@ impl<A> Commands for Core<A> {
         self.defer(Command::Call(NewCall::new(spec, completion, cancellable)));
     }
 
-    fn call_path(
+    fn submit_kept(
         &mut self,
         peer: &Peer,
-        envelope: &Envelope,
+        call: KeptCall<'_>,
         timeout: Option<Duration>,
         recipient: Recipient,
     ) {
-        let refused = self.begin_at_once(
-            peer,
-            timeout,
-            recipient,
-            CallKind::SERVICE,
-            |link, now, options| {
-                let takes = link.takes_path(now, &options);
-                if takes {
-                    link.call_path(now, envelope, options);
-                }
-                takes
-            },
-        );
-        if let Err(recipient) = refused {
-            let request = Request::Unary(Box::new(envelope.clone()));
-            self.submit(
-                CallSpec::new(peer, request).with_timeout(timeout),
-                recipient,
-            );
-        }
-    }
-
-    fn run(
-        &mut self,
-        peer: &Peer,
-        call: &GraphCall,
-        timeout: Option<Duration>,
-        recipient: Recipient,
-    ) {
-        let refused = self.begin_at_once(
-            peer,
-            timeout,
-            recipient,
-            CallKind::STAR_RUN_GRAPH,
-            |link, now, options| {
-                let takes = link.takes_graph(now, call, &options);
-                if takes {
-                    link.call_graph(now, call, options);
-                }
-                takes
-            },
-        );
-        if let Err(recipient) = refused {
-            let request = Request::StarRunGraph(Box::new(call.clone()));
-            self.submit(
-                CallSpec::new(peer, request).with_timeout(timeout),
-                recipient,
-            );
+        if let Err(recipient) = self.begin_at_once(peer, call, timeout, recipient) {
+            self.submit_request(peer, call.to_request(), timeout, recipient);
         }
     }
 
@@ -139,10 +93,7 @@ impl<A> Commands for Core<A> {
         if let Err(recipient) = refused {
             let key = key.clone();
             let request = Request::RecvTensor { step_id, key };
-            self.submit(
-                CallSpec::new(peer, request).with_timeout(timeout),
-                recipient,
-            );
+            self.submit_request(peer, request, timeout, recipient);
         }
     }
 
@@ -153,15 +104,14 @@ impl<A> Commands for Core<A> {
 
 impl<A> Core<A> {
     /// Puts a call on its peer's connection, unless something would come between, or the
-    /// connection does not take it, which `begin` says.
+    /// connection does not take it.
     #[inline]
     fn begin_at_once(
         &mut self,
         peer: &Peer,
+        call: KeptCall<'_>,
         timeout: Option<Duration>,
         recipient: Recipient,
-        kind: CallKind,
-        begin: impl FnOnce(&mut ClientConnection, Time, CallOptions) -> bool,
     ) -> Result<(), Recipient> {
         if let Some(slot) = self.ready_peer(peer)
             && let link = &mut self.outgoing.peers[slot]
@@ -173,7 +123,7 @@ impl<A> Core<A> {
                 deadline: deadline(self.now, timeout),
                 shares_memory: !recipient.allocates(),
             };
-            if begin(connection, self.now, options) {
+            if let Some(kind) = call.begin(connection, self.now, options) {
                 entry.insert_with(|| Entry {
                     target: Target::Handler(recipient),
                     begun: CallStart::new(self.now, kind),
@@ -242,5 +192,36 @@ impl<A> Core<A> {
             return None;
         }
         self.outgoing.find(peer)
+    }
+}
+
+impl KeptCall<'_> {
+    /// The call as one that is given away.
+    pub(super) fn to_request(self) -> Request {
+        match self {
+            Self::Graph(call) => Request::StarRunGraph(Box::new(call.clone())),
+            Self::Path(envelope) => Request::Unary(Box::new(envelope.clone())),
+        }
+    }
+
+    /// Begins the call if the connection takes it; then returns of which kind it is.
+    #[inline]
+    fn begin(
+        self,
+        connection: &mut ClientConnection,
+        now: Time,
+        options: CallOptions,
+    ) -> Option<CallKind> {
+        match self {
+            Self::Graph(call) if connection.takes_graph(now, call, &options) => {
+                connection.call_graph(now, call, options);
+                Some(CallKind::STAR_RUN_GRAPH)
+            }
+            Self::Path(envelope) if connection.takes_path(now, &options) => {
+                connection.call_path(now, envelope, options);
+                Some(CallKind::SERVICE)
+            }
+            Self::Graph(_) | Self::Path(_) => None,
+        }
     }
 }
