@@ -29,6 +29,12 @@ impl<T: Park> DrivenShard<T> {
             begun_ahead: 0,
         }
     }
+
+    /// Announces a sleep to whoever hands commands over, unless there is work.
+    fn may_sleep(&mut self) -> bool {
+        let core = self.shard.core();
+        self.sleeper.may_sleep(|| core.has_work())
+    }
 }
 
 impl<T: Park + Send> Lender for Lent<DrivenShard<T>> {
@@ -58,8 +64,7 @@ impl<T: Park> ShardLoop for DrivenShard<T> {
     }
 
     fn park(&mut self, timeout: Option<Duration>) {
-        let core = self.shard.core();
-        if !self.sleeper.may_sleep(|| core.has_work()) {
+        if !self.may_sleep() {
             return;
         }
         if let Err(error) = self.shard.transport_mut().park(timeout) {
@@ -69,8 +74,7 @@ impl<T: Park> ShardLoop for DrivenShard<T> {
     }
 
     fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
-        let core = self.shard.core();
-        if !self.sleeper.may_sleep(|| core.has_work()) {
+        if !self.may_sleep() {
             return None;
         }
         self.shard.transport_mut().park_fd()
@@ -81,8 +85,7 @@ impl<T: Park> ShardLoop for DrivenShard<T> {
             // The rest of a message may follow when its first part has left.
             return self.park_fd();
         }
-        let core = self.shard.core();
-        if !self.sleeper.may_sleep(|| core.has_work()) {
+        if !self.may_sleep() {
             return None;
         }
         self.shard.transport_mut().park_fd_ahead()

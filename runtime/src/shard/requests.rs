@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{
-    Account, Code, Envelope, GraphCall, Method, Request, RequestId, Response, Status, home_shard,
+    Account, Code, Envelope, GraphCall, Method, Request, RequestId, Response, ServerConnection,
+    Status, home_shard,
 };
 
 use crate::blame::{Blame, THE_SERVICE};
@@ -247,12 +248,19 @@ impl<A> Core<A> {
     /// Takes a call out of its box, which goes back to the connection that it came on.
     fn unboxed(&mut self, origin: Origin, mut boxed: Box<GraphCall>) -> GraphCall {
         let call = std::mem::take(&mut *boxed);
-        if let Origin::Link { server, .. } = origin
-            && let Some(server) = self.incoming.servers.find_mut(server)
-        {
-            server.connection.reuse_call(boxed);
+        if let Some(connection) = self.connection_of(origin) {
+            connection.reuse_call(boxed);
         }
         call
+    }
+
+    /// The connection on which a request has come, if it has come on one that is still there.
+    fn connection_of(&mut self, origin: Origin) -> Option<&mut ServerConnection> {
+        let Origin::Link { server, .. } = origin else {
+            return None;
+        };
+        let server = self.incoming.servers.find_mut(server)?;
+        Some(&mut server.connection)
     }
 
     fn serve_graph(&mut self, origin: Origin, call: Box<GraphCall>) {
@@ -325,10 +333,8 @@ impl<A> Core<A> {
         }
         let functions = self.shared.functions.load();
         let envelope = std::mem::take(&mut *boxed);
-        if let Origin::Link { server, .. } = origin
-            && let Some(server) = self.incoming.servers.find_mut(server)
-        {
-            server.connection.reuse_envelope(boxed);
+        if let Some(connection) = self.connection_of(origin) {
+            connection.reuse_envelope(boxed);
         }
         let Some(method) = functions.method(envelope.path()) else {
             let text = functions.unknown_path(envelope.path());
