@@ -169,12 +169,7 @@ fn small_calls(plan: &Plan) {
 fn call_rate(plan: &Plan) {
     for ready in [READY, READY_FEW] {
         let load = Load { ready, ..MANY };
-        let rounds = Rounds::run(plan, "auto", load, |load| {
-            let Load {
-                connections, depth, ..
-            } = load;
-            baseline::echoes(connections, depth, load.calls, load.per_window, load.bytes)
-        });
+        let rounds = Rounds::run(plan, "auto", load, echoes);
         let name = format!("64 B RecvTensor, 16 x 32, {ready} ready");
         rounds
             .row(&name, "M/s", |m| 1e-6 / m.seconds)
@@ -184,17 +179,18 @@ fn call_rate(plan: &Plan) {
     }
 }
 
+/// Sockets that carry as much as a load of calls.
+fn echoes(load: Load) -> Measure {
+    let (calls, per_window) = (load.calls, load.per_window);
+    baseline::echoes(load.connections, load.depth, calls, per_window, load.bytes)
+}
+
 /// Calls of functions and of methods.
 fn function_calls(plan: &Plan) {
     // The future of a method is boxed.
     for (word, way, allowed) in [("graph", Way::Function, 0.0), ("typed", Way::Method, 1.05)] {
         let load = Load { way, ..MANY };
-        let rounds = Rounds::run(plan, "auto", load, |load| {
-            let Load {
-                connections, depth, ..
-            } = load;
-            baseline::echoes(connections, depth, load.calls, load.per_window, load.bytes)
-        });
+        let rounds = Rounds::run(plan, "auto", load, echoes);
         let name = format!("64 B {word} call, 16 x 32");
         rounds.row(&name, "M/s", |m| 1e-6 / m.seconds).print();
         allocations(&name, plan, &rounds, allowed);

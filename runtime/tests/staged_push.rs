@@ -105,12 +105,16 @@ fn what_a_client_has_staged_goes_with_it() {
     await_staged_bytes(&server, 0);
 }
 
+/// A server that gives its peers other shares.
+fn sharing(change: impl FnOnce(&mut PeerShares)) -> Engine {
+    let shares = PeerShares::of(&RendezvousLimits::default(), 100).with(change);
+    let options = options("ps", Policy::default()).with(|options| options.shares = Some(shares));
+    Engine::start(options).unwrap()
+}
+
 #[test]
 fn a_push_that_nobody_goes_on_with_is_dropped() {
-    let shares = PeerShares::of(&RendezvousLimits::default(), 100);
-    let shares = shares.with(|shares| shares.staged_patience = Duration::from_millis(300));
-    let options = options("ps", Policy::default()).with(|options| options.shares = Some(shares));
-    let server = Engine::start(options).unwrap();
+    let server = sharing(|shares| shares.staged_patience = Duration::from_millis(300));
     let caller = engine("worker", Policy::default());
     let remote = remote(&caller, &server, 0);
     let push = StagedPush::new();
@@ -124,10 +128,7 @@ fn a_push_that_nobody_goes_on_with_is_dropped() {
 
 #[test]
 fn a_push_that_gets_a_little_again_and_again_ends() {
-    let shares = PeerShares::of(&RendezvousLimits::default(), 100);
-    let shares = shares.with(|shares| shares.staged_life = Duration::from_millis(500));
-    let options = options("ps", Policy::default()).with(|options| options.shares = Some(shares));
-    let server = Engine::start(options).unwrap();
+    let server = sharing(|shares| shares.staged_life = Duration::from_millis(500));
     let caller = engine("worker", Policy::default());
     let remote = remote(&caller, &server, 0);
     let push = StagedPush::new();
