@@ -70,7 +70,10 @@ pub struct ServerConnection {
         reason = "calls travel boxed, and their boxes are reused"
     )]
     spare_calls: Vec<Box<GraphCall>>,
-    #[expect(clippy::vec_box, reason = "as above")]
+    #[expect(
+        clippy::vec_box,
+        reason = "envelopes travel boxed, and their boxes are reused"
+    )]
     pub(crate) spare_envelopes: Vec<Box<Envelope>>,
     /// Of requests by path.
     pub(crate) last_head: LastHead,

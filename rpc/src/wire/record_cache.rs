@@ -14,7 +14,7 @@ impl RecordCache {
     /// forms, or later ones in more.
     ///
     /// # Errors
-    /// As there.
+    /// The record breaks the protocol.
     #[inline]
     pub(crate) fn decode(
         &mut self,
@@ -34,7 +34,7 @@ impl RecordCache {
     /// The head of the record of a tensor, as [`encode_record`] makes it.
     ///
     /// # Errors
-    /// As there.
+    /// The tensor has no record in these forms.
     #[inline]
     pub(crate) fn encode(
         &mut self,
