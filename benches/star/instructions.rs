@@ -95,7 +95,7 @@ pub(crate) const KINDS: [Kind; 3] = [
         name: "64 B call",
         word: "pull",
         way: Way::Pull,
-        allowed: 2800.0,
+        allowed: 2600.0,
     },
     Kind {
         name: "64 B graph call",
@@ -107,7 +107,7 @@ pub(crate) const KINDS: [Kind; 3] = [
         name: "64 B typed call",
         word: "method",
         way: Way::Method,
-        allowed: 12_800.0,
+        allowed: 12_500.0,
     },
 ];
 
