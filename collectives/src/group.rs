@@ -10,12 +10,13 @@ use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_rpc::{Code, DType, Reason, Shape, Status, Tensor};
 use grpcxx_runtime::Engine;
 
+use crate::boards::Boards;
 use crate::bucket::{Buckets, packed};
 use crate::description::Description;
 use crate::dtype::ReduceOp;
-use crate::join::Joining;
+use crate::join::{Found, Joining};
 use crate::machine::{Machine, Task};
-use crate::member::Member;
+use crate::member::{AGREEMENT_TAG, Lookout, Member};
 use crate::operation::{Ending, Operation};
 use crate::operator::Operator;
 use crate::plan::{Plan, Scheme};
@@ -113,7 +114,14 @@ impl Group {
             }
             Err(status) => ending.fail(status),
         }
-        operation.on(&self.member.client, self.member.shard)
+        let operation = operation.on(&self.member.client, self.member.shard);
+        match self.member.goes_by_boards(self.tag) {
+            true => operation.looked_for(Lookout {
+                member: Arc::clone(&self.member),
+                tag: self.tag,
+            }),
+            false => operation,
+        }
     }
 
     /// [`Operator::AllReduce`].
@@ -268,6 +276,7 @@ impl Group {
             root: operator.root(),
             bytes,
             element_bytes,
+            has_boards: self.member.goes_by_boards(self.tag),
         };
         let output_bytes = plan.output_bytes();
         if let (Some(output), Some(allowed)) = (&output, output_bytes)
@@ -303,9 +312,44 @@ impl Group {
         }))
     }
 
+    /// The boards of all ranks, if each of them sees all others.
+    fn agree_on(&self, boards: Found) -> Result<Option<Boards>, Status> {
+        let (boards, why) = match boards {
+            Found::Nowhere => return Ok(None),
+            Found::Here(boards) => (Some(boards), None),
+            Found::Refused(why) => (None, Some(why)),
+        };
+        let agreed = self.with_tag(AGREEMENT_TAG);
+        let own = Tensor::vector(vec![u8::from(boards.is_some())]);
+        let all: u8 = agreed.all_reduce(own, ReduceOp::Min).wait()?.elements()?[0];
+        let rank = self.rank();
+        match (all, why) {
+            (0, Some(why)) => {
+                tracing::info!(
+                    rank,
+                    "short arrays go by messages, not by shared memory: {why}"
+                );
+            }
+            (0, None) => {
+                tracing::info!(
+                    rank,
+                    "short arrays go by messages, since a rank sees no other's"
+                );
+            }
+            _ => tracing::info!(
+                rank,
+                "short arrays go by shared memory: all ranks are on one host"
+            ),
+        }
+        Ok(boards.filter(|_| all == 1))
+    }
+
     /// Logs once for each scheme how arrays travel.
     fn explain(&self, machine: &Machine) {
         let scheme = machine.scheme();
+        if self.tag == AGREEMENT_TAG {
+            return;
+        }
         if self.is_explained[scheme as usize].swap(true, Ordering::Relaxed) {
             return;
         }
@@ -413,13 +457,15 @@ impl JoiningGroup {
     /// # Errors
     /// As of [`GroupBuilder::join`].
     pub fn wait(self) -> Result<Group, Status> {
-        let member = Arc::new(self.0.wait()?);
-        member.prepare()?;
-        Ok(Group {
-            member,
+        let (member, boards) = self.0.wait()?;
+        let group = Group {
+            member: Arc::new(member),
             tag: 0,
             is_explained: Arc::default(),
-        })
+        };
+        let boards = group.agree_on(boards)?;
+        group.member.prepare(boards)?;
+        Ok(group)
     }
 }
 

@@ -12,11 +12,13 @@ use grpcxx_rpc::{
     Code, Fetched, GraphCall, NamedTensors, Reason, RendezvousKey, Response, Shape, Status, Tensor,
     Text,
 };
-use grpcxx_runtime::{Client, Engine, Function, Peer, Remote, Responder};
+use grpcxx_runtime::{Client, Engine, Function, Peer, Remote, Responder, SharedMemory};
 
+use crate::boards::{Boards, Offer, Refused};
 use crate::group::GroupBuilder;
 use crate::member::{Member, Names, Who};
 use crate::place;
+use crate::plan::DIRECT_RANKS_MAX;
 
 /// What every rank knows once all have met.
 #[derive(Clone, Debug)]
@@ -57,6 +59,17 @@ pub(crate) struct Joining {
     builder: GroupBuilder,
     client: Client,
     road: Road,
+    offer: Option<Offer>,
+}
+
+/// Whether the ranks of a group can show each other what they bring.
+pub(crate) enum Found {
+    /// A rank shows nothing, as all know.
+    Nowhere,
+    /// This rank sees the boards of all others.
+    Here(Boards),
+    /// This rank does not see all of them.
+    Refused(Refused),
 }
 
 /// How a rank meets the others.
@@ -83,10 +96,12 @@ impl Joining {
                 builder.name.len()
             )));
         }
+        let offer = offer(&builder, engine);
         let who = Who {
             address: place::told(&builder, engine)?,
             device: engine.device_attributes().name.clone(),
             incarnation: engine.incarnation(),
+            board: offer.as_ref().map_or("", Offer::told).to_owned(),
         };
         let function = Text::from(format!("{FUNCTION}/{}", builder.name));
         let generation = builder.generation;
@@ -108,11 +123,12 @@ impl Joining {
             builder,
             client: engine.client(),
             road,
+            offer,
         })
     }
 
     /// Waits until all have met.
-    pub(crate) fn wait(self) -> Result<Member, Status> {
+    pub(crate) fn wait(self) -> Result<(Member, Found), Status> {
         let roll = match &self.road {
             Road::Host(meeting) => meeting.wait(&self.builder)?,
             Road::Guest(remote, call) => ask(&self.builder, remote, call)?,
@@ -138,14 +154,42 @@ impl Joining {
         });
         let peers: Vec<Option<Peer>> = peers.collect::<Result<_, Status>>()?;
         let names = Names::new(rank, &roll.ranks)?;
-        Ok(Member::new(
+        let member = Member::new(
             (rank, self.builder.size),
             client,
             (roll.step_id, shard),
             (own, peers),
             names,
             self.builder.timeout,
-        ))
+        );
+        Ok((member, found(rank, self.offer, &roll.ranks)))
+    }
+}
+
+/// What this rank shows to others, if they may be on this host and share memory.
+fn offer(builder: &GroupBuilder, engine: &Engine) -> Option<Offer> {
+    let shares = matches!(engine.start_report().shared_memory, SharedMemory::On { .. });
+    if !shares || !(2..=DIRECT_RANKS_MAX).contains(&builder.size) {
+        return None;
+    }
+    let offer = Offer::new();
+    if let Err(why) = &offer {
+        tracing::debug!(
+            rank = builder.rank,
+            "this rank shows nothing to others: {why}"
+        );
+    }
+    offer.ok()
+}
+
+/// Opens the boards of the others, unless a rank has none.
+fn found(rank: u32, offer: Option<Offer>, ranks: &[Who]) -> Found {
+    let told: Vec<&str> = ranks.iter().map(|who| who.board.as_str()).collect();
+    match offer {
+        Some(offer) if told.iter().all(|told| !told.is_empty()) => offer
+            .open(rank, &told)
+            .map_or_else(Found::Refused, Found::Here),
+        Some(_) | None => Found::Nowhere,
     }
 }
 
@@ -305,10 +349,13 @@ impl Meeting {
                 ),
             ));
         }
-        if *rank == 0 || *rank >= self.size || who.address.len() > ADDRESS_BYTES_MAX {
+        let is_long = who.address.len() > ADDRESS_BYTES_MAX || who.board.len() > BOARD_BYTES_MAX;
+        if *rank == 0 || *rank >= self.size || is_long {
             return Err(invalid(format!(
-                "rank {rank} with an address of {} bytes cannot join a group of {}",
+                "rank {rank} with an address of {} bytes and a board of {} cannot join a group of \
+                 {}",
                 who.address.len(),
+                who.board.len(),
                 self.size
             )));
         }
@@ -353,10 +400,12 @@ impl Greeting {
             .with_feed("incarnation", Tensor::scalar(self.who.incarnation))
             .with_feed("address", texts(&[&self.who.address])?)
             .with_feed("device", texts(&[&self.who.device])?)
+            .with_feed("board", texts(&[&self.who.board])?)
             .with_fetch(STEP)
             .with_fetch(ADDRESSES)
             .with_fetch(DEVICES)
-            .with_fetch(INCARNATIONS))
+            .with_fetch(INCARNATIONS)
+            .with_fetch(BOARDS))
     }
 
     fn of(call: &GraphCall) -> Result<Self, Status> {
@@ -373,6 +422,7 @@ impl Greeting {
                 address: text("address")?,
                 device: text("device")?,
                 incarnation: call.feed("incarnation")?.value()?,
+                board: text("board")?,
             },
         })
     }
@@ -401,6 +451,7 @@ impl Roll {
             (Text::from(STEP), Tensor::scalar(self.step_id)),
             (Text::from(ADDRESSES), all(|who| &who.address)?),
             (Text::from(DEVICES), all(|who| &who.device)?),
+            (Text::from(BOARDS), all(|who| &who.board)?),
             (
                 Text::from(INCARNATIONS),
                 Tensor::vector::<u64>(incarnations),
@@ -412,20 +463,28 @@ impl Roll {
         let step_id = answer.get(STEP)?.value()?;
         let addresses = texts_of(answer.get(ADDRESSES)?)?;
         let devices = texts_of(answer.get(DEVICES)?)?;
+        let boards = texts_of(answer.get(BOARDS)?)?;
         let incarnations = answer.get(INCARNATIONS)?.elements::<u64>()?.into_owned();
-        let counts = [addresses.len(), devices.len(), incarnations.len()];
-        if counts != [builder.size as usize; 3] {
+        let counts = [
+            addresses.len(),
+            devices.len(),
+            boards.len(),
+            incarnations.len(),
+        ];
+        if counts != [builder.size as usize; 4] {
             let text = format!(
                 "rank 0 answered with {counts:?} names for a group of {}",
                 builder.size
             );
             return Err(Status::new(Code::DataLoss, text));
         }
-        let names = addresses.into_iter().zip(devices).zip(incarnations);
-        let ranks = names.map(|((address, device), incarnation)| Who {
+        let names = addresses.into_iter().zip(devices);
+        let ranks = names.zip(boards).zip(incarnations);
+        let ranks = ranks.map(|(((address, device), board), incarnation)| Who {
             address,
             device,
             incarnation,
+            board,
         });
         Ok(Self {
             step_id,
@@ -464,6 +523,7 @@ const STEP: &str = "step";
 const ADDRESSES: &str = "addresses";
 const DEVICES: &str = "devices";
 const INCARNATIONS: &str = "incarnations";
+const BOARDS: &str = "boards";
 
 /// Most ranks of a group.
 const RANKS_MAX: u32 = 4096;
@@ -473,6 +533,9 @@ const NAME_BYTES_MAX: usize = 200;
 
 /// Longest address of a rank.
 const ADDRESS_BYTES_MAX: usize = 300;
+
+/// Longest text by which a rank tells where its board is.
+const BOARD_BYTES_MAX: usize = 200;
 
 /// How long rank 0 may take to say that the time is over.
 const ANSWER_TIME: Duration = Duration::from_secs(2);

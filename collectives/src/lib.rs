@@ -26,9 +26,11 @@
 //! ```
 //!
 //! Inside, `plan` says who sends what to whom, `machine` is one operation of one rank without I/O,
-//! `member` carries its messages over an engine, and `join` is how ranks find each other.
+//! `member` carries its messages over an engine, `boards` is what ranks of one host have in place
+//! of short ones, and `join` is how ranks find each other.
 #![forbid(unsafe_code)]
 
+mod boards;
 mod bucket;
 mod description;
 mod dtype;

@@ -21,6 +21,8 @@ pub(crate) enum Slot {
     Part { chunk: u32, piece: u32 },
     /// A piece that is finished.
     Whole { chunk: u32, piece: u32 },
+    /// A bell, with the number of it in place of the operation's: the rank shows something.
+    Bell,
 }
 
 /// What an operation asks for.
@@ -179,6 +181,28 @@ impl Machine {
         if self.partners.is_empty() {
             self.exchange(effects);
         }
+    }
+
+    /// What was called, and the array if it goes with it, to be shown to all.
+    pub(crate) fn shown(&self) -> ([u8; DESCRIPTION_BYTES], &[u8]) {
+        let array: &[u8] = match self.scheme {
+            Scheme::Exchange => &self.input,
+            Scheme::Owners | Scheme::Ring | Scheme::Tree => &[],
+        };
+        (self.description.to_bytes(), array)
+    }
+
+    /// What of the array that a partner shows this rank takes.
+    pub(crate) fn taken_from(&self, from: u32) -> Range<usize> {
+        match self.scheme {
+            Scheme::Exchange => self.plan.exchanged_by(from),
+            Scheme::Owners | Scheme::Ring | Scheme::Tree => 0..0,
+        }
+    }
+
+    /// Whether partners have yet to say what they called.
+    pub(crate) fn waits_for_greetings(&self) -> bool {
+        self.hellos_missing > 0
     }
 
     /// A partner has said what it called.
@@ -387,11 +411,7 @@ impl Machine {
 
     fn check_exchanged(&self) -> Result<(), Status> {
         for &from in &self.partners {
-            let theirs = Plan {
-                rank: from,
-                ..self.plan
-            };
-            let allowed = theirs.exchanged(self.plan.rank).len();
+            let allowed = self.plan.exchanged_by(from).len();
             let found = self.hellos[from as usize]
                 .as_ref()
                 .map_or(0, |data| data.len());

@@ -4,19 +4,23 @@
 //! which its receiver asks for: the request for the next description waits at the sender before
 //! there is one, so that it comes in one way and not in two.
 
+mod by_boards;
 mod lane;
 mod names;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_rpc::{Code, DType, Reason, Response, Shape, Status, Tensor, TensorMeta, Text};
-use grpcxx_runtime::{CallResult, Client, CompletionHandler, Peer, ShardContext};
+use grpcxx_runtime::{CallResult, Client, CompletionHandler, Peer, ShardContext, Time};
 
+pub(crate) use self::by_boards::Lookout;
 use self::lane::{Entry, Lane};
 pub(crate) use self::names::{Names, Who};
+use crate::boards::Boards;
 use crate::machine::{Effect, Machine, Slot};
 use crate::operation::Ending;
 use crate::plan::Plan;
@@ -35,6 +39,8 @@ pub(crate) struct Member {
     pub(crate) names: Names,
     /// How long an operation may go on without a message of the ranks that it waits for.
     pub(crate) patience: Duration,
+    /// Whether operations of tag 0 go by boards.
+    has_boards: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -87,19 +93,24 @@ impl Member {
             own,
             names,
             patience,
+            has_boards: AtomicBool::new(false),
             state: Mutex::default(),
         }
     }
 
     /// Puts an operation behind those of its tag.
     pub(crate) fn call(self: &Arc<Self>, tag: u16, mut machine: Machine, ending: Arc<Ending>) {
+        if let Some(status) = self.client.inherited() {
+            return ending.fail(status);
+        }
         {
             let mut state = self.state();
             if let Some(status) = &state.over {
                 return ending.fail(status.clone());
             }
-            if !state.lanes.contains_key(&tag) && state.lanes.len() >= TAGS_MAX {
-                let text = format!("tag {tag} would be the {TAGS_MAX}th and more of this group");
+            // That of the agreement comes on top.
+            if !state.lanes.contains_key(&tag) && state.lanes.len() > TAGS_MAX {
+                let text = format!("tag {tag} is one too many: a group has at most {TAGS_MAX}");
                 let status = Status::new(Code::ResourceExhausted, text);
                 return ending.fail(status.because(Reason::Limit));
             }
@@ -110,7 +121,11 @@ impl Member {
                 return ending.fail(status.because(Reason::QueueFull));
             }
             machine.set_number(lane.next_number());
+            let is_alone = !lane.is_running() && lane.waiting() == 0;
             lane.push(Entry { machine, ending });
+            if lane.has_boards() {
+                return self.call_by_boards(state, tag, is_alone);
+            }
         }
         let member = Arc::clone(self);
         let pumped = self
@@ -122,19 +137,21 @@ impl Member {
         }
     }
 
-    /// Asks for the first descriptions, so that they come at once.
-    pub(crate) fn prepare(self: &Arc<Self>) -> Result<(), Status> {
-        let member = Arc::clone(self);
-        self.client.run_anywhere(self.shard, move |shard| {
-            let mut due = Due::default();
-            {
-                let mut state = member.state();
-                let lane = member.lane(0);
-                let lane = state.lanes.entry(0).or_insert(lane);
-                lane.ask(&mut due.effects);
+    /// Asks for what partners send before an operation begins, so that it comes at once. With
+    /// `boards`, operations of tag 0 go by those.
+    pub(crate) fn prepare(self: &Arc<Self>, boards: Option<Boards>) -> Result<(), Status> {
+        let mut due = Due::default();
+        {
+            let mut state = self.state();
+            let lane = state.lanes.entry(0).or_insert_with(|| self.lane(0));
+            if let Some(boards) = boards {
+                lane.show_on(boards);
+                self.has_boards.store(true, Ordering::Relaxed);
             }
-            member.carry_out(due, shard);
-        })
+            lane.prepare(&mut due.effects);
+        }
+        let member = Arc::clone(self);
+        (self.client).run_anywhere(self.shard, move |shard| member.carry_out(due, shard))
     }
 
     /// Ends the membership when all descriptions have left and, if the group has failed, when its
@@ -170,28 +187,11 @@ impl Member {
         let outcome = {
             let mut state = self.state();
             match state.lanes.get_mut(&tag) {
-                Some(lane) => self.advance(lane, shard, &mut due),
+                Some(lane) => advance(lane, Some(shard.now()), &mut due),
                 None => Ok(()),
             }
         };
         self.conclude(outcome, due, shard);
-    }
-
-    /// Begins operations of a lane and ends those that are done, as long as there are any.
-    fn advance(
-        &self,
-        lane: &mut Lane,
-        shard: &ShardContext<'_>,
-        due: &mut Due,
-    ) -> Result<(), Status> {
-        loop {
-            lane.begin(shard.now(), &mut due.effects)?;
-            match lane.take_done() {
-                Some(done) => due.ended.push(done),
-                None => return Ok(()),
-            }
-            lane.ask(&mut due.effects);
-        }
     }
 
     fn conclude(
@@ -202,7 +202,10 @@ impl Member {
     ) {
         match outcome {
             Ok(()) => self.carry_out(due, shard),
-            Err(status) => self.fail(status, shard),
+            Err(status) => {
+                succeed(due.ended);
+                self.fail(status, shard);
+            }
         }
     }
 
@@ -224,16 +227,13 @@ impl Member {
                     let key = self.names.key(self.rank, to, (tag, number, slot));
                     let data = match slot {
                         Slot::Hello => self.hello(data),
-                        Slot::Part { .. } | Slot::Whole { .. } => data,
+                        Slot::Part { .. } | Slot::Whole { .. } | Slot::Bell => data,
                     };
                     shard.send(self.step_id, key, message(data));
                 }
             }
         }
-        for (machine, ending) in ended {
-            ending.succeed();
-            drop(machine);
-        }
+        succeed(ended);
         if has_begun {
             self.watch(shard);
         }
@@ -255,7 +255,9 @@ impl Member {
     fn watch(self: &Arc<Self>, shard: &mut ShardContext<'_>) {
         {
             let mut state = self.state();
-            let is_busy = state.lanes.values().any(Lane::is_running);
+            let now = shard.now();
+            let noted = state.lanes.values_mut().filter_map(|lane| lane.note(now));
+            let is_busy = noted.count() > 0;
             if state.is_watched || !is_busy || state.over.is_some() {
                 return;
             }
@@ -278,7 +280,7 @@ impl Member {
             let mut state = self.state();
             state.is_watched = false;
             let now = shard.now();
-            let lanes = state.lanes.values();
+            let lanes = state.lanes.values_mut();
             lanes
                 .filter_map(|lane| lane.silent(now, self.patience))
                 .next()
@@ -386,7 +388,7 @@ impl Member {
             match state.lanes.get_mut(&tag) {
                 Some(lane) => lane
                     .take(number, ticket, data, shard.now(), &mut due.effects)
-                    .and_then(|()| self.advance(lane, shard, &mut due)),
+                    .and_then(|()| advance(lane, Some(shard.now()), &mut due)),
                 None => Ok(()),
             }
         };
@@ -438,8 +440,11 @@ impl CompletionHandler for Member {
             Err(status) => {
                 let status = self.lost(from, status);
                 let (tag, _, ticket) = parts_of(token);
+                let mut due = Due::default();
                 let lost = match self.state().lanes.get_mut(&tag) {
-                    Some(lane) if ticket & HELLO != 0 => lane.lose(from, status),
+                    Some(lane) if ticket & HELLO != 0 => lane
+                        .lose(from, status, &mut due.effects)
+                        .and_then(|()| advance(lane, Some(shard.now()), &mut due)),
                     Some(_) | None => Err(status),
                 };
                 if lost.is_ok() {
@@ -447,7 +452,7 @@ impl CompletionHandler for Member {
                     let key = self.names.farewell(self.rank, from);
                     shard.send(self.step_id, key, message(Buffer::new()));
                 }
-                self.conclude(lost, Due::default(), shard);
+                self.conclude(lost, due, shard);
             }
         }
     }
@@ -490,6 +495,26 @@ impl Drop for Unsent {
         if let Some(close) = close.take() {
             close();
         }
+    }
+}
+
+/// Begins operations of a lane and ends those that are done, as long as there are any.
+fn advance(lane: &mut Lane, now: Option<Time>, due: &mut Due) -> Result<(), Status> {
+    loop {
+        lane.begin(now, &mut due.effects)?;
+        lane.rest(&mut due.effects)?;
+        match lane.take_done() {
+            Some(done) => due.ended.push(done),
+            None => return Ok(()),
+        }
+        lane.ask(&mut due.effects);
+    }
+}
+
+fn succeed(ended: Vec<(Machine, Arc<Ending>)>) {
+    for (machine, ending) in ended {
+        ending.succeed();
+        drop(machine);
     }
 }
 
@@ -538,6 +563,9 @@ const LOOKS_PER_PATIENCE: u32 = 4;
 
 /// Most tags of a group.
 const TAGS_MAX: usize = 1024;
+
+/// The tag under which ranks agree on how they work together, before the group is handed out.
+pub(crate) const AGREEMENT_TAG: u16 = u16::MAX;
 
 /// Most operations that wait under one tag.
 const OPERATIONS_MAX: usize = 4096;

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_channel::oneshot;
 use grpcxx_memory::{Buffer, BufferMut};
@@ -19,7 +19,30 @@ pub struct Operation<T> {
     take: Option<Take<T>>,
     /// The shard that brings the end, which a thread turns while it waits.
     shard: Option<(Client, usize)>,
+    lookout: Lookout,
 }
+
+/// Brings an operation on without a shard, as long as a thread looks.
+pub(crate) trait Looks: Send {
+    /// Takes what has come.
+    fn look(&self) -> Looked;
+
+    /// Leaves the operation to the shard.
+    fn rest(&self);
+}
+
+/// What a look has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Looked {
+    /// What was asked for at last may come where it is looked for.
+    Waits,
+    /// Only the shard brings more.
+    Elsewhere,
+}
+
+/// Who looks for an operation, until it is left to the shard: at the latest when nobody waits for
+/// it any more.
+struct Lookout(Option<Box<dyn Looks>>);
 
 /// Memory with the result, if this rank gets one.
 type Outcome = Result<Option<BufferMut>, Status>;
@@ -58,6 +81,7 @@ impl<T> Operation<T> {
             receiver,
             take: Some(Box::new(take)),
             shard: None,
+            lookout: Lookout(None),
         };
         (operation, Arc::new(Ending(Mutex::new(state))))
     }
@@ -66,6 +90,14 @@ impl<T> Operation<T> {
     pub(crate) fn on(self, client: &Client, shard: usize) -> Self {
         Self {
             shard: Some((client.clone(), shard)),
+            ..self
+        }
+    }
+
+    /// This operation, which comes on when it is looked for, or left to the shard.
+    pub(crate) fn looked_for(self, looks: impl Looks + 'static) -> Self {
+        Self {
+            lookout: Lookout(Some(Box::new(looks))),
             ..self
         }
     }
@@ -84,6 +116,7 @@ impl<T> Operation<T> {
             receiver: self.receiver,
             take,
             shard: self.shard,
+            lookout: self.lookout,
         }
     }
 
@@ -91,7 +124,10 @@ impl<T> Operation<T> {
     ///
     /// # Errors
     /// Why the group failed.
-    pub fn wait(self) -> Result<T, Status> {
+    pub fn wait(mut self) -> Result<T, Status> {
+        if let Some(result) = self.look(None) {
+            return result;
+        }
         match self.shard.clone() {
             Some((client, shard)) => {
                 let result = client.wait(shard, self, None);
@@ -104,8 +140,56 @@ impl<T> Operation<T> {
     /// Blocks the calling thread until the operation has ended, at most for `limit`. Not for use on
     /// a shard, nor again when it has given the result.
     pub fn wait_timeout(&mut self, limit: Duration) -> Option<Result<T, Status>> {
+        if let Some(result) = self.look(Some(limit)) {
+            return Some(result);
+        }
         let (client, shard) = self.shard.clone()?;
         client.wait(shard, self, Some(limit))
+    }
+
+    /// Looks for the end on this thread, for a moment: others that work in step with this one are
+    /// there by then. Who waits for longer had better sleep.
+    fn look(&mut self, limit: Option<Duration>) -> Option<Result<T, Status>> {
+        let looks = self.lookout.0.as_ref()?;
+        let until = Instant::now() + limit.map_or(LOOK_TIME, |limit| limit.min(LOOK_TIME));
+        let mut outcome = None;
+        for looks_before in 0.. {
+            let looked = looks.look();
+            outcome = self.receiver.try_recv().transpose();
+            if outcome.is_some() || looked == Looked::Elsewhere || Instant::now() >= until {
+                break;
+            }
+            match looks_before < SPINS_MAX {
+                true => std::hint::spin_loop(),
+                // Where there are more ranks than CPUs, the one that is waited for needs this one.
+                false => std::thread::yield_now(),
+            }
+        }
+        self.lookout.rest();
+        let outcome = outcome?;
+        Some(self.finish(outcome))
+    }
+
+    fn finish(&mut self, outcome: Result<Outcome, oneshot::Canceled>) -> Result<T, Status> {
+        let take = self
+            .take
+            .take()
+            .expect("a future is not polled behind its end");
+        outcome.unwrap_or_else(|_| Err(stopped())).and_then(take)
+    }
+}
+
+impl Lookout {
+    fn rest(&mut self) {
+        if let Some(looks) = self.0.take() {
+            looks.rest();
+        }
+    }
+}
+
+impl Drop for Lookout {
+    fn drop(&mut self) {
+        self.rest();
     }
 }
 
@@ -113,12 +197,9 @@ impl<T> Future for Operation<T> {
     type Output = Result<T, Status>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.lookout.rest();
         let outcome = std::task::ready!(Pin::new(&mut self.receiver).poll(context));
-        let take = self
-            .take
-            .take()
-            .expect("a future is not polled behind its end");
-        Poll::Ready(outcome.unwrap_or_else(|_| Err(stopped())).and_then(take))
+        Poll::Ready(self.finish(outcome))
     }
 }
 
@@ -188,3 +269,10 @@ fn stopped() -> Status {
     let text = "the engine stopped before the operation ended";
     Status::new(Code::Unavailable, text).because(Reason::Stopping)
 }
+
+/// How long a thread looks for what others show before it sleeps: about as long as it takes to be
+/// woken.
+const LOOK_TIME: Duration = Duration::from_micros(100);
+
+/// Looks in a row before the CPU is offered to others.
+const SPINS_MAX: u32 = 50;

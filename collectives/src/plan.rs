@@ -33,6 +33,8 @@ pub(crate) struct Plan {
     /// Bytes that one rank brings; of a scatter, bytes that one rank gets.
     pub(crate) bytes: usize,
     pub(crate) element_bytes: usize,
+    /// Whether ranks show each other what they bring, in place of messages.
+    pub(crate) has_boards: bool,
 }
 
 /// What a rank combines for a chunk, in the order in which it is combined.
@@ -116,8 +118,12 @@ impl Plan {
     /// The scheme that suits the group and the length of the array.
     pub(crate) fn scheme(&self) -> Scheme {
         let others = self.size as usize - 1;
-        let is_small = self.bytes <= EXCHANGED_BYTES_MAX
-            && self.bytes.saturating_mul(others) <= EXCHANGED_BYTES_IN_ALL_MAX;
+        let (bytes_max, bytes_in_all_max) = match self.has_boards {
+            true => (SHOWN_ARRAY_BYTES_MAX, SHOWN_ARRAYS_BYTES_MAX),
+            false => (EXCHANGED_BYTES_MAX, EXCHANGED_BYTES_IN_ALL_MAX),
+        };
+        let is_small =
+            self.bytes <= bytes_max && self.bytes.saturating_mul(others) <= bytes_in_all_max;
         match self.kind {
             Kind::Barrier => Scheme::Exchange,
             _ if self.size <= DIRECT_RANKS_MAX => match is_small {
@@ -134,6 +140,15 @@ impl Plan {
             | Kind::Scatter
             | Kind::AllToAll => Scheme::Owners,
         }
+    }
+
+    /// What of the array of rank `from` comes to this one together with its description.
+    pub(crate) fn exchanged_by(&self, from: u32) -> Range<usize> {
+        let theirs = Self {
+            rank: from,
+            ..*self
+        };
+        theirs.exchanged(self.rank)
     }
 
     /// What of its array this rank sends to rank `to` together with its description.
@@ -488,6 +503,15 @@ const EXCHANGED_BYTES_MAX: usize = 32 << 10;
 
 /// Most bytes that a rank sends so in one operation.
 const EXCHANGED_BYTES_IN_ALL_MAX: usize = 256 << 10;
+
+/// Longest array that goes by boards.
+const SHOWN_ARRAY_BYTES_MAX: usize = 64 << 10;
+
+/// Most bytes that a rank reads from boards in one operation.
+const SHOWN_ARRAYS_BYTES_MAX: usize = 512 << 10;
+
+/// Most that a rank shows: the root of a scatter has a part for each rank.
+pub(crate) const SHOWN_BYTES_MAX: usize = SHOWN_ARRAY_BYTES_MAX + SHOWN_ARRAYS_BYTES_MAX;
 
 /// Shortest chunk for which a ring of many ranks is worth its turns.
 const RING_CHUNK_BYTES_MIN: usize = 4 << 10;

@@ -2,6 +2,8 @@
 
 #[path = "../../runtime/tests/support/authority.rs"]
 mod authority;
+#[path = "groups/boards.rs"]
+mod boards;
 #[path = "../../runtime/tests/support/ports.rs"]
 mod ports;
 #[path = "groups/strangers.rs"]

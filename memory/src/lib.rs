@@ -35,13 +35,14 @@
 //! second mapping, which is there as long as something lies in it.
 //!
 //! # Unsafe code
-//! Only in `mapping.rs` (address space), `block.rs` (blocks and their counts), `heap.rs` (heap
-//! memory as a base and a capacity), `lease.rs` (borrowed parts and their counts), `buffer.rs` and
-//! `buffer_mut.rs` (pointer and length as a slice), `buffer/parts.rs` (counted references become
-//! buffers), `pieces.rs` (parts of one buffer become buffers), `arena.rs` (one block becomes one
-//! buffer), `together.rs` (references that wait to be taken off their count together), `ahead.rs`
-//! (a hint to the CPU), `forks.rs` (what the C library calls at a fork), `exposed.rs` (a child's
-//! memory in place of what it shared with its parent), and `sync.rs` (for loom only).
+//! Only in `mapping.rs` (address space), `board.rs` (memory that another process writes),
+//! `block.rs` (blocks and their counts), `heap.rs` (heap memory as a base and a capacity),
+//! `lease.rs` (borrowed parts and their counts), `buffer.rs` and `buffer_mut.rs` (pointer and
+//! length as a slice), `buffer/parts.rs` (counted references become buffers), `pieces.rs` (parts of
+//! one buffer become buffers), `arena.rs` (one block becomes one buffer), `together.rs` (references
+//! that wait to be taken off their count together), `ahead.rs` (a hint to the CPU), `forks.rs`
+//! (what the C library calls at a fork), `exposed.rs` (a child's memory in place of what it shared
+//! with its parent), and `sync.rs` (for loom only).
 //!
 //! # Checking it
 //! - `cargo test -p grpcxx-memory`: unit, random and allocation-counting tests.
@@ -56,6 +57,7 @@ mod ahead;
 mod arena;
 mod beyond;
 mod block;
+mod board;
 mod buddy;
 mod buffer;
 mod buffer_mut;
@@ -80,6 +82,7 @@ mod together;
 
 pub use ahead::prefetch;
 pub use arena::{Arena, ArenaStatistics, OutOfMemory};
+pub use board::{BOARD_WORDS, Board, BoardView, sealed_len_bytes};
 pub use buffer::{Buffer, Parts};
 pub use buffer_mut::BufferMut;
 pub use control_group::cpu_quota;

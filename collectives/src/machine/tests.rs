@@ -36,6 +36,7 @@ fn rank(case: &Case, rank: u32, size: u32) -> Rank {
         root: case.root,
         bytes: case.shape as usize * 4,
         element_bytes: 4,
+        has_boards: false,
     };
     let description = Description {
         kind: case.kind,
@@ -124,6 +125,7 @@ fn run(case: &Case, seed: u64) -> Vec<Option<Vec<f32>>> {
         let machine = ranks[to as usize].machine.as_mut().unwrap();
         let taken = match slot {
             Slot::Hello => machine.greeted(from, data, &mut effects),
+            Slot::Bell => unreachable!("a machine rings no bells"),
             Slot::Part { .. } | Slot::Whole { .. } => {
                 let landed = machine.memory(ticket, data.len() as u64).map(|mut memory| {
                     memory.copy_from_slice(&data);

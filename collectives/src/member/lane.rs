@@ -9,8 +9,10 @@ use grpcxx_rpc::Status;
 use grpcxx_runtime::Time;
 
 use super::HELLO;
+use crate::boards::Boards;
 use crate::machine::{Effect, Machine, Slot};
 use crate::operation::Ending;
+use crate::plan::Scheme;
 
 /// The operations of one tag.
 pub(super) struct Lane {
@@ -22,6 +24,8 @@ pub(super) struct Lane {
     partners: Vec<u32>,
     /// Descriptions of that operation, by rank.
     hellos: Vec<Greeting>,
+    /// Where the ranks show descriptions, if they send none.
+    boards: Option<Boards>,
 }
 
 /// An operation and its end.
@@ -32,8 +36,9 @@ pub(super) struct Entry {
 
 struct Running {
     entry: Entry,
-    /// When something came last.
-    moved_at: Time,
+    /// When something came last. None if it came where nobody knows the time: then the next look
+    /// counts.
+    moved_at: Option<Time>,
 }
 
 #[derive(Clone)]
@@ -55,7 +60,17 @@ impl Lane {
             queue: VecDeque::new(),
             partners,
             hellos: vec![Greeting::Unasked; size as usize],
+            boards: None,
         }
+    }
+
+    /// From now on the ranks show each other what they call, and ring for who sleeps.
+    pub(super) fn show_on(&mut self, boards: Boards) {
+        self.boards = Some(boards);
+    }
+
+    pub(super) fn has_boards(&self) -> bool {
+        self.boards.is_some()
     }
 
     pub(super) fn waiting(&self) -> usize {
@@ -64,6 +79,12 @@ impl Lane {
 
     pub(super) fn is_running(&self) -> bool {
         self.running.is_some()
+    }
+
+    /// Whether the next operation takes no more than what partners show.
+    pub(super) fn is_next_short(&self) -> bool {
+        let next = self.queue.front();
+        next.is_some_and(|entry| entry.machine.scheme() == Scheme::Exchange)
     }
 
     /// The number of the operation that is called next.
@@ -75,8 +96,22 @@ impl Lane {
         self.queue.push_back(entry);
     }
 
-    /// Asks partners what they call, unless that was done before.
+    /// Asks for all that partners may send before an operation begins.
+    pub(super) fn prepare(&mut self, effects: &mut Vec<(u16, u64, Effect)>) {
+        match &self.boards {
+            Some(boards) => {
+                let bells = boards.first_bells();
+                effects.extend(bells.map(|(from, bell)| awaited_bell(self.tag, from, bell)));
+            }
+            None => self.ask(effects),
+        }
+    }
+
+    /// Asks partners what they call, unless that was done before or they show it.
     pub(super) fn ask(&mut self, effects: &mut Vec<(u16, u64, Effect)>) {
+        if self.has_boards() {
+            return;
+        }
         for &from in &self.partners {
             let hello = &mut self.hellos[from as usize];
             if let Greeting::Unasked = hello {
@@ -92,36 +127,123 @@ impl Lane {
     /// Begins the operation that waits longest, unless one runs.
     pub(super) fn begin(
         &mut self,
-        now: Time,
+        now: Option<Time>,
         effects: &mut Vec<(u16, u64, Effect)>,
     ) -> Result<(), Status> {
         if self.running.is_some() {
             return Ok(());
         }
-        let Some(mut entry) = self.queue.pop_front() else {
+        let Some(entry) = self.queue.pop_front() else {
             return Ok(());
         };
+        let running = Running {
+            entry,
+            moved_at: now,
+        };
+        match self.boards {
+            Some(_) => self.begin_by_boards(running, effects),
+            None => self.begin_by_messages(running, effects),
+        }
+    }
+
+    fn begin_by_messages(
+        &mut self,
+        mut running: Running,
+        effects: &mut Vec<(u16, u64, Effect)>,
+    ) -> Result<(), Status> {
         self.ask(effects);
+        let machine = &mut running.entry.machine;
         let mut more = Vec::new();
-        entry.machine.begin(&mut more);
+        machine.begin(&mut more);
         let mut outcome = Ok(());
         for &from in &self.partners {
             let hello = &mut self.hellos[from as usize];
             match std::mem::replace(hello, Greeting::Taken) {
                 Greeting::Here(data) if outcome.is_ok() => {
-                    outcome = entry.machine.greeted(from, data, &mut more);
+                    outcome = machine.greeted(from, data, &mut more);
                 }
                 Greeting::Lost(status) if outcome.is_ok() => outcome = Err(status),
                 waits @ Greeting::Asked => *hello = waits,
                 Greeting::Unasked | Greeting::Taken | Greeting::Here(_) | Greeting::Lost(_) => {}
             }
         }
-        self.running = Some(Running {
-            entry,
-            moved_at: now,
-        });
+        self.running = Some(running);
         self.extend(effects, more);
         outcome
+    }
+
+    fn begin_by_boards(
+        &mut self,
+        running: Running,
+        effects: &mut Vec<(u16, u64, Effect)>,
+    ) -> Result<(), Status> {
+        let (description, array) = running.entry.machine.shown();
+        if let Some(boards) = &mut self.boards {
+            for (to, bell) in boards.show(self.number, &description, array) {
+                let (slot, data) = (Slot::Bell, Buffer::new());
+                effects.push((self.tag, bell, Effect::Send { to, slot, data }));
+            }
+        }
+        self.running = Some(running);
+        self.look(effects)
+    }
+
+    /// Takes what partners show of the operation that runs.
+    ///
+    /// # Errors
+    /// A partner that has not shown it is gone, or shows another one.
+    pub(super) fn look(&mut self, effects: &mut Vec<(u16, u64, Effect)>) -> Result<(), Status> {
+        let (Some(boards), Some(running)) = (&mut self.boards, &mut self.running) else {
+            return Ok(());
+        };
+        let machine = &mut running.entry.machine;
+        let mut more = Vec::new();
+        for &from in &self.partners {
+            let hello = &mut self.hellos[from as usize];
+            if let Greeting::Taken = hello {
+                continue;
+            }
+            // A loss is asked for first: what a rank has shown before it went counts.
+            let loss = boards.loss_of(from);
+            if boards.has(from, self.number) {
+                *hello = Greeting::Taken;
+                running.moved_at = None;
+                let shown = boards.read(from, self.number, machine.taken_from(from));
+                machine.greeted(from, shown, &mut more)?;
+            } else if let Some(status) = loss {
+                return Err(status.clone());
+            }
+        }
+        if !machine.waits_for_greetings() {
+            boards.wake_up();
+        }
+        self.extend(effects, more);
+        Ok(())
+    }
+
+    /// Lets partners ring when they show what is still missing, since nobody looks for it any more.
+    ///
+    /// # Errors
+    /// As of [`Lane::look`].
+    pub(super) fn rest(&mut self, effects: &mut Vec<(u16, u64, Effect)>) -> Result<(), Status> {
+        if !self.waits_for_boards() {
+            return Ok(());
+        }
+        if let Some(boards) = &mut self.boards {
+            let hellos = &self.hellos;
+            let partners = self.partners.iter().copied();
+            let missing =
+                partners.filter(|&from| !matches!(hellos[from as usize], Greeting::Taken));
+            boards.fall_asleep(missing);
+        }
+        self.look(effects)
+    }
+
+    /// Whether an operation runs and waits for what partners show.
+    pub(super) fn waits_for_boards(&self) -> bool {
+        let running = self.running.as_ref();
+        self.has_boards()
+            && running.is_some_and(|running| running.entry.machine.waits_for_greetings())
     }
 
     /// Takes in a message.
@@ -133,6 +255,14 @@ impl Lane {
         now: Time,
         effects: &mut Vec<(u16, u64, Effect)>,
     ) -> Result<(), Status> {
+        if let Some(boards) = &mut self.boards
+            && ticket & HELLO != 0
+        {
+            let from = ticket & !HELLO;
+            let bell = boards.rung_by(from);
+            effects.push(awaited_bell(self.tag, from, bell));
+            return self.rest(effects);
+        }
         if !self.is_present(number) {
             return Ok(());
         }
@@ -144,12 +274,12 @@ impl Lane {
                 return Ok(());
             }
             (Some(running), 0) => {
-                running.moved_at = now;
+                running.moved_at = Some(now);
                 running.entry.machine.arrived(ticket, data, &mut more)
             }
             (Some(running), _) => {
                 let from = ticket & !HELLO;
-                running.moved_at = now;
+                running.moved_at = Some(now);
                 self.hellos[from as usize] = Greeting::Taken;
                 running.entry.machine.greeted(from, data, &mut more)
             }
@@ -162,7 +292,16 @@ impl Lane {
     ///
     /// # Errors
     /// An operation needs it.
-    pub(super) fn lose(&mut self, from: u32, status: Status) -> Result<(), Status> {
+    pub(super) fn lose(
+        &mut self,
+        from: u32,
+        status: Status,
+        effects: &mut Vec<(u16, u64, Effect)>,
+    ) -> Result<(), Status> {
+        if let Some(boards) = &mut self.boards {
+            boards.lose(from, status);
+            return self.look(effects);
+        }
         match self.running {
             Some(_) => Err(status),
             None => {
@@ -179,6 +318,9 @@ impl Lane {
             .take_if(|running| running.entry.machine.is_done())?;
         self.number += 1;
         self.hellos.fill(Greeting::Unasked);
+        if let Some(boards) = &mut self.boards {
+            boards.wake_up();
+        }
         Some((running.entry.machine, running.entry.ending))
     }
 
@@ -190,7 +332,8 @@ impl Lane {
 
     /// Whom a receive was asked of, if it is one of the present operation.
     pub(super) fn source_of(&self, number: u64, ticket: u32) -> Option<u32> {
-        if !self.is_present(number) {
+        let is_bell = self.has_boards() && ticket & HELLO != 0;
+        if !is_bell && !self.is_present(number) {
             return None;
         }
         match ticket & HELLO {
@@ -206,8 +349,15 @@ impl Lane {
         self.running.as_mut()?.entry.machine.memory(ticket, bytes)
     }
 
+    /// When something came last for the operation that runs: now, if nobody knew the time then.
+    pub(super) fn note(&mut self, now: Time) -> Option<Time> {
+        let running = self.running.as_mut()?;
+        Some(*running.moved_at.get_or_insert(now))
+    }
+
     /// The ranks for which the present operation waits for too long, and its name.
-    pub(super) fn silent(&self, now: Time, patience: Duration) -> Option<(Vec<u32>, String)> {
+    pub(super) fn silent(&mut self, now: Time, patience: Duration) -> Option<(Vec<u32>, String)> {
+        let moved_at = self.note(now)?;
         let running = self.running.as_ref()?;
         let machine = &running.entry.machine;
         // A rank that waits for an owner hears from it first whom that waits for.
@@ -215,7 +365,7 @@ impl Lane {
             true => patience,
             false => patience + patience / 2,
         };
-        if now.since(running.moved_at) < patience {
+        if now.since(moved_at) < patience {
             return None;
         }
         Some((machine.waits_for(), machine.name()))
@@ -229,4 +379,10 @@ impl Lane {
         let more = more.into_iter();
         effects.extend(more.map(|effect| (self.tag, self.number, effect)));
     }
+}
+
+/// The receive of a bell, which has the number of the bell in place of that of an operation.
+fn awaited_bell(tag: u16, from: u32, bell: u64) -> (u16, u64, Effect) {
+    let (slot, ticket) = (Slot::Bell, HELLO | from);
+    (tag, bell, Effect::Receive { from, slot, ticket })
 }

@@ -12,6 +12,8 @@ pub(crate) struct Who {
     pub(crate) address: String,
     pub(crate) device: String,
     pub(crate) incarnation: u64,
+    /// Where its board is; empty if it has none.
+    pub(crate) board: String,
 }
 
 impl Who {
@@ -81,6 +83,7 @@ impl Names {
         };
         let turn = number % 2;
         let text = match slot {
+            Slot::Bell => format!("{beginning}{EDGE}.{source}.{target}.{tag}.{turn}.bell;0:0"),
             Slot::Hello => format!("{beginning}{EDGE}.{source}.{target}.{tag}.{turn};0:0"),
             Slot::Part { chunk, piece } => {
                 format!("{beginning}{EDGE}.{source}.{target}.{tag}.{turn}.p{chunk}.{piece};0:0")

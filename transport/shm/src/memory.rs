@@ -70,6 +70,7 @@ mod backing {
     use std::sync::Arc;
 
     use grpcxx_memory::forks::{self, Inherited, Kept};
+    use grpcxx_memory::sealed_len_bytes;
     use rustix::fs::{MemfdFlags, SealFlags};
     use rustix::io::Errno;
     use rustix::mm::{MapFlags, MprotectFlags, MremapFlags, ProtFlags};
@@ -336,23 +337,6 @@ mod backing {
     }
 
     const PAGE_BYTES: usize = 4096;
-
-    /// Length of memory that can never get shorter and never raises a bus error: sealed, and not of
-    /// a file.
-    fn sealed_len_bytes(descriptor: BorrowedFd<'_>) -> rustix::io::Result<u64> {
-        let seals = rustix::fs::fcntl_get_seals(descriptor)?;
-        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
-            return Err(Errno::PERM);
-        }
-        if rustix::fs::fstatfs(descriptor)?.f_type != TMPFS_MAGIC {
-            return Err(Errno::MEDIUMTYPE);
-        }
-        u64::try_from(rustix::fs::fstat(descriptor)?.st_size).map_err(|_| Errno::INVAL)
-    }
-
-    /// What `statfs` says of memory without huge pages of its own, which alone is sure to be there
-    /// when touched.
-    const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 }
 
 #[cfg(not(all(loom, test)))]

@@ -1,0 +1,98 @@
+//! Operations that go by boards: the thread that calls one and waits for it carries it on itself,
+//! and leaves it to the shard when others take their time.
+
+use std::sync::{Arc, MutexGuard};
+
+use grpcxx_rpc::Status;
+
+use super::{Due, Member, State, advance, lock, succeed};
+use crate::operation::{Looked, Looks};
+
+/// The operations of a tag, for a thread that waits for one of them.
+pub(crate) struct Lookout {
+    pub(crate) member: Arc<Member>,
+    pub(crate) tag: u16,
+}
+
+impl Member {
+    /// Whether operations of a tag go by boards.
+    pub(crate) fn goes_by_boards(&self, tag: u16) -> bool {
+        tag == 0 && self.has_boards.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Begins what was just called, if nothing is before it.
+    pub(super) fn call_by_boards(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'_, State>,
+        tag: u16,
+        is_alone: bool,
+    ) {
+        let mut due = Due::default();
+        let outcome = match state.lanes.get_mut(&tag) {
+            // Its caller looks on, or lets it rest.
+            Some(lane) if is_alone && lane.is_next_short() => lane
+                .begin(None, &mut due.effects)
+                .map(|()| due.ended.extend(lane.take_done())),
+            Some(lane) => advance(lane, None, &mut due),
+            None => Ok(()),
+        };
+        drop(state);
+        self.conclude_here(outcome, due);
+    }
+
+    /// Does what has come up on a thread that is none of a shard.
+    fn conclude_here(self: &Arc<Self>, outcome: Result<(), Status>, mut due: Due) {
+        succeed(std::mem::take(&mut due.ended));
+        if outcome.is_ok() && due.effects.is_empty() {
+            return;
+        }
+        let member = Arc::clone(self);
+        let concluded = (self.client).run_anywhere(self.shard, move |shard| {
+            member.conclude(outcome, due, shard);
+        });
+        if let Err(status) = concluded {
+            self.close(status);
+        }
+    }
+}
+
+impl Looks for Lookout {
+    fn look(&self) -> Looked {
+        let mut due = Due::default();
+        let mut state = lock(&self.member.state);
+        let Some(lane) = state.lanes.get_mut(&self.tag) else {
+            return Looked::Elsewhere;
+        };
+        if !lane.waits_for_boards() {
+            return Looked::Elsewhere;
+        }
+        let mut outcome = lane.look(&mut due.effects);
+        if let (Ok(()), Some(done)) = (&outcome, lane.take_done()) {
+            due.ended.push(done);
+            outcome = advance(lane, None, &mut due);
+        }
+        drop(state);
+        self.member.conclude_here(outcome, due);
+        Looked::Waits
+    }
+
+    fn rest(&self) {
+        let mut due = Due::default();
+        let mut state = lock(&self.member.state);
+        let Some(lane) = state.lanes.get_mut(&self.tag) else {
+            return;
+        };
+        let outcome = advance(lane, None, &mut due);
+        let is_busy = lane.is_running() && !state.is_watched;
+        drop(state);
+        self.member.conclude_here(outcome, due);
+        if is_busy {
+            let member = Arc::clone(&self.member);
+            let client = &self.member.client;
+            let watched = client.run_anywhere(self.member.shard, move |shard| member.watch(shard));
+            if let Err(status) = watched {
+                self.member.close(status);
+            }
+        }
+    }
+}
