@@ -49,12 +49,13 @@ simulation() {
 under_loom() {
     export RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom
     local crate
-    [ "$#" -gt 0 ] || set -- memory shm runtime
+    [ "$#" -gt 0 ] || set -- memory shm runtime collectives
     for crate in "$@"; do
         case "$crate" in
         memory) cargo test --locked --release -p grpcxx-memory --test loom || return 1 ;;
         shm) cargo test --locked --release -p grpcxx-shm --lib interleavings || return 1 ;;
         runtime) cargo test --locked --release -p grpcxx-runtime --lib loom_ || return 1 ;;
+        collectives) cargo test --locked --release -p grpcxx-collectives --lib loom_ || return 1 ;;
         esac
     done
 }

@@ -11,7 +11,10 @@
 
 mod offer;
 
+#[cfg(loom)]
+use loom::sync::atomic::{Ordering, fence};
 use std::ops::Range;
+#[cfg(not(loom))]
 use std::sync::atomic::{Ordering, fence};
 
 use grpcxx_memory::{Board, BoardView, Buffer};
@@ -184,5 +187,8 @@ const NONCE: [usize; 2] = [32, 33];
 /// The words that say for which bell of each rank the owner sleeps; 0 if it is awake.
 const SLEEPS: usize = 64;
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod model;
+
+#[cfg(all(test, not(loom)))]
 mod tests;

@@ -14,11 +14,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use rustix::fs::{Mode, OFlags, SealFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::mapping::{Mapping, PAGE_BYTES};
+use crate::sealed::sealed_len_bytes;
 
 /// A board of this process, which no other can write.
 pub struct Board {
@@ -58,14 +59,6 @@ impl Board {
     /// If the board has no such word.
     pub fn set_word(&self, index: usize, value: u64) {
         self.word(index).store(value, Ordering::Release);
-    }
-
-    /// The value of a word.
-    ///
-    /// # Panics
-    /// If the board has no such word.
-    pub fn word_value(&self, index: usize) -> u64 {
-        self.word(index).load(Ordering::Relaxed)
     }
 
     /// Copies bytes to the board.
@@ -179,22 +172,6 @@ impl fmt::Debug for BoardView {
     }
 }
 
-/// Length of memory that can never get shorter and never raises a bus error: sealed, and not of a
-/// file.
-///
-/// # Errors
-/// `EPERM` or `EMEDIUMTYPE` if it could get shorter.
-pub fn sealed_len_bytes(descriptor: BorrowedFd<'_>) -> rustix::io::Result<u64> {
-    let seals = rustix::fs::fcntl_get_seals(descriptor)?;
-    if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
-        return Err(Errno::PERM);
-    }
-    if rustix::fs::fstatfs(descriptor)?.f_type != TMPFS_MAGIC {
-        return Err(Errno::MEDIUMTYPE);
-    }
-    u64::try_from(rustix::fs::fstat(descriptor)?.st_size).map_err(|_| Errno::INVAL)
-}
-
 /// Where bytes of a board begin in its memory.
 fn place(at: usize, len: usize, board_bytes: usize) -> usize {
     let data_bytes = board_bytes - PAGE_BYTES;
@@ -211,10 +188,6 @@ fn board_bytes(data_bytes: usize) -> usize {
 
 /// Words at the beginning of each board.
 pub const BOARD_WORDS: usize = PAGE_BYTES / size_of::<u64>();
-
-/// What `statfs` says of memory without huge pages of its own, which alone is sure to be there when
-/// touched.
-const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 #[cfg(all(test, not(any(miri, loom))))]
 mod tests;

@@ -57,6 +57,10 @@ mod ahead;
 mod arena;
 mod beyond;
 mod block;
+#[cfg(not(loom))]
+mod board;
+#[cfg(loom)]
+#[path = "board/model.rs"]
 mod board;
 mod buddy;
 mod buffer;
@@ -76,13 +80,14 @@ mod recent;
 mod reclaim;
 mod region;
 mod reservations;
+mod sealed;
 mod slabs;
 mod sync;
 mod together;
 
 pub use ahead::prefetch;
 pub use arena::{Arena, ArenaStatistics, OutOfMemory};
-pub use board::{BOARD_WORDS, Board, BoardView, sealed_len_bytes};
+pub use board::{BOARD_WORDS, Board, BoardView};
 pub use buffer::{Buffer, Parts};
 pub use buffer_mut::BufferMut;
 pub use control_group::cpu_quota;
@@ -95,4 +100,5 @@ pub use options::{
     usable_memory_bytes,
 };
 pub use region::{Region, RegionKind, SharedMemory};
+pub use sealed::sealed_len_bytes;
 pub use together::DropBatch;
