@@ -110,6 +110,41 @@ def test_many_arrays_are_combined_one_by_one():
         assert one == 1 and (two == [0, 2, 4]).all() and (three == 2).all() and three.shape == (2, 2)
 
 
+def test_a_rank_that_waits_for_long_sleeps():
+    def code(group):
+        group.barrier()
+        begun = time.thread_time()
+        if group.rank == 1:
+            time.sleep(1)
+        found = group.all_reduce(np.ones(3))
+        return found, time.thread_time() - begun
+
+    for found, seconds in together(2, code):
+        np.testing.assert_array_equal(found, np.full(3, 2.0))
+        assert seconds < 0.3, "a rank that waits takes no CPU"
+
+
+def test_a_forked_child_takes_no_part():
+    def code(group):
+        group.barrier()
+        child = None
+        if group.rank == 0:
+            child = os.fork()
+            if child == 0:
+                try:
+                    group.all_reduce(np.ones(3))
+                except grpcxx.Error:
+                    os._exit(7)
+                os._exit(1)
+        found = group.all_reduce(np.arange(3.0))
+        return found, child and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    (first, ended), (second, _) = together(2, code)
+    assert ended == 7
+    for found in (first, second):
+        np.testing.assert_array_equal(found, [0, 2, 4])
+
+
 def test_operations_that_differ_are_named_on_all_ranks():
     def code(group):
         return group.all_reduce(np.zeros(4 + group.rank, np.float32))
