@@ -5,6 +5,7 @@ mod original;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Mutex;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -208,17 +209,26 @@ fn an_original_that_owes_an_answer_is_left_in_the_stated_time() {
 #[test]
 fn a_violation_is_told_to_callers_and_drained() {
     with_each_driver(|driver| {
-        let original = Original::start(Duration::from_millis(1), |asked: &Asked| {
+        const CALLS: usize = 8;
+        let held = Mutex::new(Vec::new());
+        let original = Original::start(Duration::from_millis(1), move |asked: &Asked| {
             let mut packets = tensors_of(2 << 20)(asked);
-            if asked.method == encode::RECV_TENSOR {
-                // A rank that no form holds.
-                packets[0].bytes[encode::HEADER_BYTES + 5 + 14] = 9;
+            if asked.method != encode::RECV_TENSOR {
+                return packets;
             }
-            packets
+            // A rank that no form holds.
+            packets[0].bytes[encode::HEADER_BYTES + 5 + 14] = 9;
+            // Answers begin once all calls are there: later ones would dial again.
+            let mut held = held.lock().unwrap();
+            held.push(packets);
+            match held.len() < CALLS {
+                true => Vec::new(),
+                false => held.drain(..).flatten().collect(),
+            }
         });
         let engine = engine(driver);
         let peer = peer_of(&engine, &original);
-        let calls: Vec<Call> = (0..8).map(|_| receive(&engine, &peer, "k")).collect();
+        let calls: Vec<Call> = (0..CALLS).map(|_| receive(&engine, &peer, "k")).collect();
         for call in calls {
             let status = status_of(call);
             assert_eq!(status.code, Code::Unavailable);
