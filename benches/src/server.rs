@@ -71,6 +71,12 @@ impl BenchServer {
         self.engine.run_on(0, sleep).expect("the engine runs");
     }
 
+    /// Requests that it has taken.
+    #[cfg(test)]
+    pub(super) fn requests(&self) -> u64 {
+        self.engine.counters().requests
+    }
+
     /// Where it listens.
     pub fn address(&self) -> Option<SocketAddr> {
         self.engine.local_addr()

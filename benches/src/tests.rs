@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use grpcxx_rpc::Code;
+use grpcxx_rpc::{Code, Status};
 use grpcxx_runtime::EngineOptions;
 
 use super::{Api, BenchClient, BenchServer, Mix, Op, RunOptions};
@@ -78,25 +78,37 @@ fn methods_are_called_and_streamed_from_everywhere_with_their_contents_compared(
     }
 }
 
+/// Why a run ends whose server falls silent once it has begun, for longer than a short run takes.
+fn run_into_silence(
+    server: &mut BenchServer,
+    client: &BenchClient,
+    options: &RunOptions,
+) -> Status {
+    let before = server.requests();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            while server.requests() <= before + 10 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            server.fall_silent(Duration::from_millis(4000));
+        });
+        client.run(options).map(drop).unwrap_err()
+    })
+}
+
 #[test]
 fn callers_of_a_server_that_falls_silent_are_given_up() {
     let (mut server, client) = pair(1);
     for api in [Api::Shard, Api::Thread, Api::Tokio] {
         let options = RunOptions {
             api,
-            duration: Duration::from_millis(600),
+            duration: Duration::from_millis(1500),
             patience: Duration::from_millis(200),
             ..short(Op::Unary)
         };
         // It answers again before it falls silent the next time.
         client.connect(1).unwrap();
-        let silence = thread::spawn(move || {
-            thread::sleep(Duration::from_millis(300));
-            server.fall_silent(Duration::from_millis(2500));
-            server
-        });
-        let status = client.run(&options).map(drop).unwrap_err();
-        server = silence.join().unwrap();
+        let status = run_into_silence(&mut server, &client, &options);
         assert_eq!(status.code, Code::DeadlineExceeded, "{api}: {status}");
     }
     assert!(client.run(&short(Op::Unary)).unwrap().measured.steps > 0);
@@ -142,13 +154,7 @@ fn a_run_whose_server_falls_silent_is_given_up() {
             patience: Duration::from_millis(200),
             ..short(Op::Latency)
         };
-        let silence = thread::spawn(move || {
-            thread::sleep(Duration::from_millis(300));
-            server.fall_silent(Duration::from_millis(2500));
-            server
-        });
-        let status = client.run(&options).unwrap_err();
-        server = silence.join().unwrap();
+        let status = run_into_silence(&mut server, &client, &options);
         assert_eq!(status.code, Code::DeadlineExceeded, "{rate:?}: {status}");
         assert!(status.message.contains("connection 0 to"), "{status}");
     }
