@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use grpcxx_rpc::{Account, Places};
+use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::policy::{Identity, Proof};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -123,9 +124,8 @@ impl Caller {
     /// Counts what the caller holds for who it has proven to be.
     pub(crate) fn belong_to(&mut self, identity: &Identity) {
         if identity.proof != Proof::Nothing {
-            let task = identity.task.as_ref();
-            let name = task.map(|task| (task.job.as_str(), task.index));
-            self.account = self.account.proven(name);
+            let task = identity.task.as_ref().map(TaskId::in_certificates);
+            self.account = self.account.proven(task.as_deref());
         }
     }
 

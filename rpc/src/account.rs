@@ -22,8 +22,10 @@ pub struct Account {
 enum Member {
     /// All who have proven nothing.
     Stranger,
-    /// All who have proven that they belong to the cluster, and not which task they are.
+    /// All who have proven that they belong to the cluster, and say of no task that they are it.
     Unnamed,
+    /// All processes of the user of this one that say of no task that they are it.
+    SameUser,
     /// A task, by a hash of its name.
     Task(u64),
 }
@@ -50,14 +52,24 @@ impl Account {
         }
     }
 
-    /// The account of who has proven at that address to belong to the cluster, and perhaps which
-    /// task of which job it is.
+    /// The account of who has proven at that address to belong to the cluster. `task` is the name
+    /// of the task in its certificate, or else the one that it says it is: members of a cluster
+    /// are believed that.
     #[must_use]
-    pub fn proven(self, task: Option<(&str, u32)>) -> Self {
-        let member = match task {
-            Some(name) => Member::Task(FixedState::default().hash_one(name)),
-            None => Member::Unnamed,
-        };
+    pub fn proven(self, task: Option<&str>) -> Self {
+        self.of_member(task, Member::Unnamed)
+    }
+
+    /// The account of a process at that address that the kernel says is of the same user, and of
+    /// the task that it says it is.
+    #[must_use]
+    pub fn of_same_user(self, task: Option<&str>) -> Self {
+        self.of_member(task, Member::SameUser)
+    }
+
+    fn of_member(self, task: Option<&str>, unnamed: Member) -> Self {
+        let named = |name: &str| Member::Task(FixedState::default().hash_one(name));
+        let member = task.map_or(unnamed, named);
         Self { member, ..self }
     }
 }
@@ -85,13 +97,16 @@ mod tests {
         let accounts = [
             stranger,
             stranger.proven(None),
-            stranger.proven(Some(("ps", 0))),
-            stranger.proven(Some(("ps", 1))),
-            stranger.proven(Some(("worker", 0))),
+            stranger.of_same_user(None),
+            stranger.proven(Some("job:ps/task:0")),
+            stranger.proven(Some("job:ps/task:1")),
+            stranger.proven(Some("job:worker/task:0")),
         ];
         for (index, account) in accounts.iter().enumerate() {
             assert!(!accounts[..index].contains(account), "{account:?}");
         }
-        assert_eq!(stranger.proven(None).proven(Some(("ps", 0))), accounts[2]);
+        let task = Some("job:ps/task:0");
+        assert_eq!(stranger.proven(None).proven(task), accounts[3]);
+        assert_eq!(stranger.of_same_user(task), accounts[3]);
     }
 }

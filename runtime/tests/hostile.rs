@@ -262,6 +262,37 @@ fn receives_of_one_connection_leave_steps_to_others() {
     assert_eq!(server.counters().waits_refused, 48);
 }
 
+/// All of these are one peer: they call from one address and prove nothing.
+#[test]
+fn receives_of_many_connections_leave_something_to_the_next_one() {
+    let mut options = options("ps", 64 * MIB);
+    options.rendezvous_limits.steps = 64;
+    let server = Engine::start(options).unwrap();
+    let worker = Engine::start(self::options("worker", 64 * MIB)).unwrap();
+    let greedy: Vec<TcpStream> = (0..6)
+        .map(|_| {
+            let mut greedy = dial(&server);
+            for step_id in 0..64 {
+                let bytes = receive_of(step_id, &key_of(&server, "greedy"));
+                greedy.write_all(&bytes).unwrap();
+            }
+            // At least the last of them is refused.
+            assert_eq!(read_answer(&mut greedy).0, EXHAUSTED);
+            greedy
+        })
+        .collect();
+    let key: Text = key_of(&server, "honest").as_str().into();
+    let request = Request::RecvTensor {
+        step_id: 1000,
+        key: key.clone(),
+    };
+    let honest = call_to(&worker, server.local_addr().unwrap(), request);
+    settle(&server, 1 + greedy.len() as u64);
+    let tensor = Tensor::new(DType::UInt8, Shape::new(&[3]).unwrap(), vec![1, 2, 3]).unwrap();
+    server.send(1000, key, tensor).unwrap();
+    honest.wait().unwrap();
+}
+
 #[test]
 fn abandoned_steps_do_not_end_the_cleanup_of_others() {
     let mut options = options("ps", 64 * MIB);

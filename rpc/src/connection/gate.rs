@@ -16,6 +16,8 @@ pub struct Gate {
     has_proof: bool,
     /// Which task the certificate of the peer names.
     pub(crate) certified: Option<Box<Certified>>,
+    /// Which task it says that it is.
+    pub(crate) claimed: Option<Text>,
     /// Which other task it has claimed to be, as long as nobody has looked.
     false_claim: Option<Text>,
     /// Whether the peer has no rights, whatever it proves.
@@ -43,6 +45,7 @@ impl Gate {
             refused: None,
             has_proof: false,
             certified: None,
+            claimed: None,
             false_claim: None,
             is_denied: false,
             has_news: false,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use grpcxx_rpc::{
-    Certified, Code, PeerViolation, Proving, Reason, RequestId, ServerConnection, Status,
+    Certified, Code, PeerViolation, Proving, Reason, RequestId, ServerConnection, Status, Text,
     Undelivered,
 };
 use grpcxx_transport::{
@@ -218,9 +218,13 @@ impl ServerLink {
         tracing::debug!(peer = %self.peer, %proof, "the peer belongs to the cluster");
         self.identity = self.identity.clone().proven(proof);
         self.is_known = true;
-        let task = self.identity.task.as_ref();
-        let name = task.map(|task| (task.job.as_str(), task.index));
-        let account = self.waits.account.proven(name);
+        let certified = self.identity.task.as_ref().map(TaskId::in_certificates);
+        let claimed = self.connection.claimed_task().map(Text::as_str);
+        let task = certified.as_deref().or(claimed);
+        let account = match self.identity.proof {
+            Proof::SameUser => self.waits.account.of_same_user(task),
+            _ => self.waits.account.proven(task),
+        };
         self.waits.belong_to(account, shares);
         self.connection.belong_to(self.waits.holding());
     }

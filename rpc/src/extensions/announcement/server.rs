@@ -12,6 +12,11 @@ impl ServerConnection {
         self.gate.certified = Some(Box::new(certified));
     }
 
+    /// Which task the peer says that it is.
+    pub fn claimed_task(&self) -> Option<&Text> {
+        self.gate.claimed.as_ref()
+    }
+
     /// What the peer has claimed to be, once, if its certificate names another task.
     pub fn take_false_claim(&mut self) -> Option<Text> {
         self.gate.take_false_claim()
@@ -23,6 +28,7 @@ impl ServerConnection {
     /// # Errors
     /// Its certificate names another task.
     pub(crate) fn take_claim(&mut self, announcement: &Announcement) -> Result<(), Status> {
+        self.gate.claimed = announcement.task.clone();
         let (Some(claimed), Some(certified)) = (&announcement.task, &self.gate.certified) else {
             return Ok(());
         };

@@ -23,9 +23,10 @@ pub struct PeerShares {
     pub connections: usize,
     /// Most steps in which requests of one connection wait.
     pub connection_steps: usize,
-    /// Most steps in which requests of one peer wait, each connection by itself.
+    /// Most steps in which requests of one peer wait, each connection by itself. One connection has
+    /// at most half of them, and the fewer the more others have.
     pub steps: usize,
-    /// Most requests of one peer that wait for tensors.
+    /// Most requests of one peer that wait for tensors; for each of its connections as of `steps`.
     pub waiting: usize,
     /// Bytes of answers that have not left the connections of one peer, from which on those that
     /// owe some are not read, and long answers of functions are refused.
@@ -33,7 +34,7 @@ pub struct PeerShares {
     /// Bytes of keys that all connections of one peer keep, from which on those that keep some are
     /// closed for more. From half of them on, new ones keep none.
     pub key_bytes: u64,
-    /// Most streams of one peer that have not ended.
+    /// Most streams of one peer that have not ended; for each of its connections as of `steps`.
     pub streams: usize,
     /// Most streams of all peers together that have not ended.
     pub all_streams: usize,
@@ -114,6 +115,9 @@ pub(crate) struct Accounts {
 struct Open {
     connections: usize,
     held: Arc<Held>,
+    /// Streams that came through another door than the star port, as if they were of one
+    /// connection.
+    visits: Option<Arc<Mutex<OpenStreams>>>,
 }
 
 /// What one peer holds, over all its connections, whatever shards have them.
@@ -138,6 +142,7 @@ impl Open {
                 of_connections: Arc::new(of_connections),
                 streams: AtomicUsize::new(0),
             }),
+            visits: None,
         }
     }
 }
@@ -213,17 +218,20 @@ impl Accounts {
         // Locked until the stream is counted: nothing else keeps the account.
         let mut accounts = self.lock();
         let open = (accounts.entry(account)).or_insert_with(|| Open::new(shares));
-        let streams = OpenStreams::new(account, &open.held);
-        let of_peer = lock(&streams).add();
+        let held = Arc::clone(&open.held);
+        let visits = (open.visits).get_or_insert_with(|| OpenStreams::new(account, &held));
+        let visits = Arc::clone(visits);
+        let counts = lock(&visits).add();
         drop(accounts);
-        self.share_of(streams, of_peer, shares)
+        self.share_of(visits, counts, shares)
     }
 
-    /// The share of a stream that is counted for its peer, which had `of_peer` before.
+    /// The share of a stream that is counted for its connection and its peer, which had so many
+    /// before.
     fn share_of(
         self: &Arc<Self>,
         streams: Arc<Mutex<OpenStreams>>,
-        of_peer: usize,
+        (own, of_peer): (usize, usize),
         shares: &PeerShares,
     ) -> Result<Arc<StreamShare>, Status> {
         let of_all = self.streams.fetch_add(1, Ordering::Relaxed);
@@ -231,8 +239,12 @@ impl Accounts {
             accounts: Arc::clone(self),
             connection: streams,
         };
-        let text = if of_peer >= shares.streams {
-            format!("{of_peer} streams of this peer are open, as many as are allowed; end some")
+        let text = if !has_part(own, of_peer, shares.streams) {
+            format!(
+                "{of_peer} streams of this peer are open, {own} of them of this connection, which \
+                 has no larger part of the {} allowed; end some",
+                shares.streams
+            )
         } else if of_all >= shares.all_streams {
             format!("{of_all} streams of all peers are open, as many as are allowed; try again")
         } else {
@@ -298,8 +310,8 @@ impl Waits {
         let steps = self.held.steps.load(Ordering::Relaxed);
         let waiting = self.held.waiting.load(Ordering::Relaxed);
         if self.steps.len() < shares.connection_steps
-            && steps < shares.steps
-            && waiting < shares.waiting
+            && has_part(self.steps.len(), steps, shares.steps)
+            && has_part(self.by_request.len(), waiting, shares.waiting)
         {
             return Ok(());
         }
@@ -309,8 +321,13 @@ impl Waits {
     #[cold]
     fn may_begin_at_limit(&self, step_id: i64, shares: &PeerShares) -> Result<(), Status> {
         let waiting = self.held.waiting.load(Ordering::Relaxed);
-        let text = if waiting >= shares.waiting {
-            format!("{waiting} requests of this peer wait for tensors, as many as are allowed")
+        let own = self.by_request.len();
+        let text = if !has_part(own, waiting, shares.waiting) {
+            format!(
+                "{waiting} requests of this peer wait for tensors, {own} of them of this \
+                 connection, which has no larger part of the {} allowed",
+                shares.waiting
+            )
         } else if !self.steps.may_begin(step_id, shares.connection_steps) {
             format!(
                 "requests of this connection wait in {} steps, as many as are allowed",
@@ -318,13 +335,16 @@ impl Waits {
             )
         } else if self.steps.may_begin(step_id, 0) {
             return Ok(());
-        } else if self.held.steps.load(Ordering::Relaxed) >= shares.steps {
+        } else {
+            let (own, steps) = (self.steps.len(), self.held.steps.load(Ordering::Relaxed));
+            if has_part(own, steps, shares.steps) {
+                return Ok(());
+            }
             format!(
-                "requests of this peer wait in {} steps, as many as are allowed",
+                "requests of this peer wait in {steps} steps, {own} of them of this connection, \
+                 which has no larger part of the {} allowed",
                 shares.steps
             )
-        } else {
-            return Ok(());
         };
         Err(Status::new(Code::ResourceExhausted, text).because(Reason::Limit))
     }
@@ -334,8 +354,8 @@ impl Waits {
     /// # Errors
     /// `RESOURCE_EXHAUSTED`: this peer, or all together, have as many as are allowed.
     pub(super) fn begin_stream(&self, shares: &PeerShares) -> Result<Arc<StreamShare>, Status> {
-        let of_peer = lock(&self.streams).add();
-        (self.accounts).share_of(Arc::clone(&self.streams), of_peer, shares)
+        let counts = lock(&self.streams).add();
+        (self.accounts).share_of(Arc::clone(&self.streams), counts, shares)
     }
 
     pub(super) fn begin(&mut self, request: RequestId, step_id: i64) {
@@ -383,10 +403,11 @@ impl OpenStreams {
         }))
     }
 
-    /// Counts one more. Returns how many its peer had before.
-    fn add(&mut self) -> usize {
+    /// Counts one more. Returns how many there were before, here and of the peer.
+    fn add(&mut self) -> (usize, usize) {
         self.count += 1;
-        self.held.streams.fetch_add(1, Ordering::Relaxed)
+        let of_peer = self.held.streams.fetch_add(1, Ordering::Relaxed);
+        (self.count - 1, of_peer)
     }
 
     /// Counts one less. Returns the account if its peer has none any more.
@@ -403,6 +424,18 @@ impl OpenStreams {
         self.account = account;
         self.held = Arc::clone(held);
     }
+}
+
+/// Whether a connection that holds `own` of something, and its peer `all` of the `limit` allowed,
+/// may have one more.
+///
+/// Of three quarters, a connection gets at most twice what it leaves free, so the first ones cannot
+/// take what those need that come later. The last quarter is for connections that hold next to
+/// nothing.
+#[inline]
+fn has_part(own: usize, all: usize, limit: usize) -> bool {
+    let shared = limit - limit / 4;
+    own < 2 * shared.saturating_sub(all) || (all < limit && own < (limit / 1024).max(1))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

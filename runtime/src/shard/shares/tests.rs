@@ -6,7 +6,7 @@ const SHARES: PeerShares = PeerShares {
     connections: 3,
     connection_steps: 2,
     steps: 3,
-    waiting: 6,
+    waiting: 8,
     unsent_bytes: 1,
     key_bytes: 1,
     streams: 2,
@@ -29,6 +29,15 @@ fn request(slot: u32) -> RequestId {
 
 fn account(last: u8) -> Account {
     Account::of([10, 0, 0, last].into())
+}
+
+/// Lets as many requests wait in a step as may. Returns how many.
+fn fill(waits: &mut Waits, step_id: i64, shares: &PeerShares) -> usize {
+    let mut slots = 0..;
+    while waits.may_begin(step_id, shares).is_ok() {
+        waits.begin(request(slots.next().unwrap()), step_id);
+    }
+    slots.start as usize
 }
 
 #[test]
@@ -60,12 +69,15 @@ fn what_is_proven_has_a_share_apart_from_strangers_at_its_address() {
     let accounts = Arc::new(Accounts::default());
     let join = || accounts.join(account(1), &SHARES).unwrap();
     let (mut stranger, mut member) = (join(), join());
-    for slot in 0..5 {
-        stranger.begin(request(slot), 10);
-    }
-    member.begin(request(1), 20);
-    assert!(member.may_begin(20, &SHARES).is_err(), "all of the address");
+    assert_eq!(fill(&mut stranger, 10, &SHARES), 4);
+    assert_eq!(
+        fill(&mut member, 20, &SHARES),
+        2,
+        "what is left at the address"
+    );
     let stream = member.begin_stream(&SHARES).unwrap();
+    stranger.end(request(0));
+    assert!(stranger.may_begin(10, &SHARES).is_err());
     member.belong_to(account(1).proven(None), &SHARES);
     let streams = |waits: &Waits| waits.held.streams.load(Ordering::Relaxed);
     assert_eq!((streams(&member), streams(&stranger)), (1, 0));
@@ -73,7 +85,7 @@ fn what_is_proven_has_a_share_apart_from_strangers_at_its_address() {
     assert_eq!((streams(&member), streams(&stranger)), (0, 0));
     assert_eq!(member.may_begin(20, &SHARES), Ok(()));
     assert_eq!(stranger.may_begin(10, &SHARES), Ok(()), "what has moved");
-    assert_eq!(member.end(request(1)), Some(20));
+    assert_eq!(member.end_all().len(), 2);
     assert_eq!(member.held.waiting.load(Ordering::Relaxed), 0);
     let open: Vec<_> = (0..2).map(|_| join()).collect();
     assert!(accounts.join(account(1), &SHARES).is_none());
@@ -82,16 +94,32 @@ fn what_is_proven_has_a_share_apart_from_strangers_at_its_address() {
 }
 
 #[test]
-fn a_peer_has_a_share_of_the_requests_that_wait() {
+fn each_connection_has_a_part_of_the_requests_of_its_peer_that_wait() {
     let accounts = Arc::new(Accounts::default());
-    let mut waits = accounts.join(account(1), &SHARES).unwrap();
-    for slot in 0..6 {
-        assert_eq!(waits.may_begin(1, &SHARES), Ok(()));
-        waits.begin(request(slot), 1);
-    }
-    assert!(waits.may_begin(1, &SHARES).is_err());
-    waits.end(request(0));
-    assert_eq!(waits.may_begin(1, &SHARES), Ok(()));
+    let shares = SHARES.with(|shares| (shares.connections, shares.steps) = (6, 100));
+    let join = || accounts.join(account(1), &shares).unwrap();
+    let mut open: Vec<Waits> = (0..6).map(|_| join()).collect();
+    let parts: Vec<usize> = open
+        .iter_mut()
+        .map(|waits| fill(waits, 1, &shares))
+        .collect();
+    assert_eq!(
+        parts,
+        [4, 2, 1, 1, 0, 0],
+        "who comes later gets less, and not nothing at once"
+    );
+    open[0].end(request(0));
+    assert!(
+        open[0].may_begin(1, &shares).is_err(),
+        "it has more than its part"
+    );
+    assert_eq!(open[5].may_begin(1, &shares), Ok(()));
+    let alone = [1, 2, 100, 32768].map(|limit| (0..limit).find(|&own| !has_part(own, own, limit)));
+    assert_eq!(
+        alone,
+        [None, None, Some(50), Some(16384)],
+        "one connection has half"
+    );
 }
 
 #[test]
