@@ -1,9 +1,10 @@
 //! Boards: what the ranks of one host show each other in shared memory, so that descriptions and
 //! small arrays need no message.
 //!
-//! Each rank writes a board of its own and reads those of all others. A board has two slots, for
-//! operations with even and with odd numbers. That is enough: a rank shows operation `n` once it
-//! has taken what all show of `n - 1`, and they show that once they have taken `n - 2`.
+//! Each rank writes a board of its own and reads those of all others, in steps, of which an
+//! operation has one or more. A board has two slots, for even and for odd steps. That is enough: a
+//! rank shows step `n` once it has taken what all show in `n - 1`, and they show that once they
+//! have taken `n - 2`.
 //!
 //! A rank that goes to sleep says so on its board. Who shows something then rings: it sends a bell,
 //! a message without bytes, for which the rank has asked ahead. Bells are numbered, so that each is
@@ -19,10 +20,12 @@ use std::sync::atomic::{Ordering, fence};
 
 use grpcxx_memory::{Board, BoardView, Buffer};
 use grpcxx_rpc::Status;
+use grpcxx_runtime::own_cpu;
 use smallvec::SmallVec;
 
 pub(crate) use self::offer::{Offer, Refused};
 use crate::description::DESCRIPTION_BYTES;
+use crate::machine::SEGMENT_BYTES;
 use crate::plan::SHOWN_BYTES_MAX;
 
 /// The board of this rank, and those of the others.
@@ -31,6 +34,12 @@ pub(crate) struct Boards {
     own: Board,
     rank: u32,
     neighbours: Vec<Neighbour>,
+    /// Steps that this rank has begun.
+    steps: u64,
+    /// Waits in a row that found another rank on the CPU of this one.
+    meetings: u32,
+    /// Room for what is read, kept from step to step.
+    room: Vec<u8>,
     is_asleep: bool,
 }
 
@@ -64,6 +73,9 @@ impl Boards {
             own,
             rank,
             neighbours: boards.into_iter().map(neighbour).collect(),
+            steps: 0,
+            meetings: 0,
+            room: Vec::new(),
             is_asleep: false,
         }
     }
@@ -74,17 +86,22 @@ impl Boards {
         neighbours.map(|neighbour| (neighbour.rank, neighbour.awaited))
     }
 
-    /// Shows what this rank calls and brings. Returns the bells to be rung.
+    /// Begins a step, with what this rank calls and what it shows of its array. Returns the bells
+    /// to be rung.
     pub(crate) fn show(
         &mut self,
-        number: u64,
         description: &[u8; DESCRIPTION_BYTES],
-        input: &[u8],
+        array: &[(usize, &[u8])],
     ) -> SmallVec<[Bell; 4]> {
-        let at = slot(number);
-        self.own.write(at, description);
-        self.own.write(at + DESCRIPTION_BYTES, input);
-        self.own.set_word(SHOWN, number + 1);
+        let slot = slot(self.steps);
+        self.own.write(slot, description);
+        for (at, bytes) in array {
+            self.own.write(slot + DESCRIPTION_BYTES + at, bytes);
+        }
+        self.steps += 1;
+        self.own
+            .set_word(CPU, own_cpu().map_or(0, |cpu| cpu as u64 + 1));
+        self.own.set_word(SHOWN, self.steps);
         // Either this sees that another rank sleeps, or that sees what was shown.
         fence(Ordering::SeqCst);
         let mut bells = SmallVec::new();
@@ -99,19 +116,53 @@ impl Boards {
         bells
     }
 
-    /// Whether a rank shows an operation.
-    pub(crate) fn has(&self, from: u32, number: u64) -> bool {
-        self.neighbour(from).board.word_value(SHOWN) > number
+    /// Whether a rank has come as far as this one.
+    pub(crate) fn has(&self, from: u32) -> bool {
+        self.neighbour(from).board.word_value(SHOWN) >= self.steps
     }
 
-    /// The description that a rank shows, and a part of its array.
-    pub(crate) fn read(&self, from: u32, number: u64, part: Range<usize>) -> Buffer {
-        let board = &self.neighbour(from).board;
+    /// The description that a rank shows in the present step, and a part of its array.
+    pub(crate) fn read(&self, from: u32, part: Range<usize>) -> Buffer {
         let mut bytes = vec![0; DESCRIPTION_BYTES + part.len()];
         let (description, array) = bytes.split_at_mut(DESCRIPTION_BYTES);
-        board.read(slot(number), description);
-        board.read(slot(number) + DESCRIPTION_BYTES + part.start, array);
+        let board = &self.neighbour(from).board;
+        board.read(slot(self.steps - 1), description);
+        self.read_into(from, part.start, array);
         Buffer::from(bytes)
+    }
+
+    /// Copies what a rank shows of its array in the present step.
+    pub(crate) fn read_into(&self, from: u32, at: usize, into: &mut [u8]) {
+        let at = slot(self.steps - 1) + DESCRIPTION_BYTES + at;
+        self.neighbour(from).board.read(at, into);
+    }
+
+    /// The CPU that the calling thread, which waits for others, had better leave: a rank before
+    /// this one runs there too, so that they take turns instead of working at the same time.
+    pub(crate) fn shared_cpu(&mut self) -> Option<usize> {
+        let cpu = own_cpu()?;
+        let before = self
+            .neighbours
+            .iter()
+            .filter(|other| other.rank < self.rank);
+        let mut cpus = before.map(|other| other.board.word_value(CPU));
+        let is_shared = cpus.any(|other| other == cpu as u64 + 1);
+        self.meetings = if is_shared { self.meetings + 1 } else { 0 };
+        if self.meetings < MEETINGS_MAX {
+            return None;
+        }
+        self.meetings = 0;
+        Some(cpu)
+    }
+
+    /// Takes the room for what is read. Whoever is done with it gives it back.
+    pub(crate) fn take_room(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.room)
+    }
+
+    /// Gives the room back.
+    pub(crate) fn give_room_back(&mut self, room: Vec<u8>) {
+        self.room = room;
     }
 
     /// Asks others to ring when they show something. It must be looked at their boards once more
@@ -167,19 +218,31 @@ impl Boards {
     }
 }
 
-/// Where a slot begins.
-const fn slot(number: u64) -> usize {
-    (number % 2) as usize * SLOT_BYTES
+/// Where the slot of a step begins.
+const fn slot(step: u64) -> usize {
+    (step % 2) as usize * SLOT_BYTES
 }
 
 /// Length of a slot, which begins with a page.
-const SLOT_BYTES: usize = (DESCRIPTION_BYTES + SHOWN_BYTES_MAX).next_multiple_of(4096);
+const SLOT_BYTES: usize = (DESCRIPTION_BYTES + ARRAY_BYTES_MAX).next_multiple_of(4096);
+
+/// Most that a rank shows of an array in one step.
+const ARRAY_BYTES_MAX: usize = match SEGMENT_BYTES > SHOWN_BYTES_MAX {
+    true => SEGMENT_BYTES,
+    false => SHOWN_BYTES_MAX,
+};
 
 /// Length of what is behind the words of a board.
 const DATA_BYTES: usize = 2 * SLOT_BYTES;
 
-/// The word that says how many operations a rank has shown.
+/// The word that says how many steps a rank has begun.
 const SHOWN: usize = 0;
+
+/// The word that says on which CPU the owner was when it showed something last, counted from 1.
+const CPU: usize = 1;
+
+/// Waits in a row with another rank on the same CPU, after which this one leaves it.
+const MEETINGS_MAX: u32 = 4;
 
 /// The words that tell boards apart. They stay as they are, and share no cache line with others.
 const NONCE: [usize; 2] = [32, 33];

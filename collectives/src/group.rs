@@ -482,6 +482,7 @@ impl Scheme {
             Self::Owners => "owners: each rank takes its chunk from all and gives it to all",
             Self::Ring => "ring: chunks go round, since the group is large and the array long",
             Self::Tree => "tree: the array goes up and down a tree, since the group is large",
+            Self::Segments => "segments: each rank combines its part of each in shared memory",
         }
     }
 }
@@ -502,7 +503,7 @@ fn present(result: Option<Tensor>) -> Result<Tensor, Status> {
 }
 
 /// Number of schemes.
-const SCHEMES: usize = 4;
+const SCHEMES: usize = 5;
 
 /// How long an operation may go on without a message.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);

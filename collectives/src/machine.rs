@@ -1,12 +1,17 @@
 //! One operation of one rank without I/O: what it sends, what it waits for, and what it makes of
 //! what comes.
 
+mod by_boards;
+mod segments;
+
 use std::ops::Range;
 
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_rpc::{Code, Status};
 use smallvec::SmallVec;
 
+use self::segments::Segments;
+pub(crate) use self::segments::{SEGMENT_BYTES, Shown};
 use crate::description::{DESCRIPTION_BYTES, Description};
 use crate::dtype::{Arithmetic, ReduceOp};
 use crate::fold::fold;
@@ -61,6 +66,8 @@ pub(crate) struct Machine {
     hellos_missing: usize,
     /// Pieces that are yet to be combined or to come.
     unsettled: usize,
+    /// What goes by boards step by step.
+    segments: Option<Segments>,
 }
 
 /// A piece of a chunk, which travels and is combined by itself.
@@ -119,6 +126,7 @@ impl Machine {
             hellos: vec![None; plan.size as usize],
             hellos_missing: 0,
             unsettled: 0,
+            segments: None,
             pieces: Vec::new(),
             receives: Vec::new(),
             parts: Window::default(),
@@ -159,7 +167,7 @@ impl Machine {
         for &to in &self.partners {
             let range = match self.scheme {
                 Scheme::Exchange => self.plan.exchanged(to),
-                Scheme::Owners | Scheme::Ring | Scheme::Tree => 0..0,
+                Scheme::Owners | Scheme::Ring | Scheme::Tree | Scheme::Segments => 0..0,
             };
             let data = match &last {
                 Some((known, data)) if *known == range => data.clone(),
@@ -180,23 +188,6 @@ impl Machine {
         }
         if self.partners.is_empty() {
             self.exchange(effects);
-        }
-    }
-
-    /// What was called, and the array if it goes with it, to be shown to all.
-    pub(crate) fn shown(&self) -> ([u8; DESCRIPTION_BYTES], &[u8]) {
-        let array: &[u8] = match self.scheme {
-            Scheme::Exchange => &self.input,
-            Scheme::Owners | Scheme::Ring | Scheme::Tree => &[],
-        };
-        (self.description.to_bytes(), array)
-    }
-
-    /// What of the array that a partner shows this rank takes.
-    pub(crate) fn taken_from(&self, from: u32) -> Range<usize> {
-        match self.scheme {
-            Scheme::Exchange => self.plan.exchanged_by(from),
-            Scheme::Owners | Scheme::Ring | Scheme::Tree => 0..0,
         }
     }
 
@@ -222,7 +213,7 @@ impl Machine {
         if self.hellos_missing == 0 {
             match self.scheme {
                 Scheme::Exchange => self.check_exchanged()?,
-                Scheme::Owners | Scheme::Ring | Scheme::Tree => {}
+                Scheme::Owners | Scheme::Ring | Scheme::Tree | Scheme::Segments => {}
             }
             self.exchange(effects);
         }
@@ -289,7 +280,7 @@ impl Machine {
 
     /// Whether all has come, and all that this rank has to send is on its way.
     pub(crate) fn is_done(&self) -> bool {
-        self.hellos_missing == 0 && self.unsettled == 0
+        self.hellos_missing == 0 && self.unsettled == 0 && self.has_all_segments()
     }
 
     /// Whom a receive is asked of.
@@ -393,6 +384,13 @@ impl Machine {
 
     fn lend_output(&mut self, output: impl FnOnce(&[usize]) -> Vec<BufferMut>) {
         if self.plan.output_bytes().is_none() {
+            return;
+        }
+        if self.scheme == Scheme::Segments {
+            let output = output(&[self.plan.bytes]).pop();
+            let combined = self.arithmetic.zip(output);
+            self.segments =
+                combined.map(|(arithmetic, output)| Segments::new(self.plan, arithmetic, output));
             return;
         }
         let mut places: Vec<(usize, usize)> = Vec::new();

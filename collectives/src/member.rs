@@ -9,8 +9,10 @@ mod lane;
 mod names;
 
 use std::collections::BTreeMap;
+use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use grpcxx_memory::{Buffer, BufferMut};
@@ -41,6 +43,8 @@ pub(crate) struct Member {
     pub(crate) patience: Duration,
     /// Whether operations of tag 0 go by boards.
     has_boards: AtomicBool,
+    /// Whether there are more ranks than CPUs here, if all are on this host.
+    is_crowded: bool,
     state: Mutex<State>,
 }
 
@@ -72,6 +76,8 @@ struct Hello {
 struct Due {
     effects: Vec<(u16, u64, Effect)>,
     ended: Vec<(Machine, Arc<Ending>)>,
+    /// Boards show more than was taken at a time.
+    has_more_steps: bool,
 }
 
 impl Member {
@@ -94,6 +100,7 @@ impl Member {
             names,
             patience,
             has_boards: AtomicBool::new(false),
+            is_crowded: available_parallelism().map_or(1, NonZero::get) < size as usize,
             state: Mutex::default(),
         }
     }
@@ -210,7 +217,14 @@ impl Member {
     }
 
     fn carry_out(self: &Arc<Self>, due: Due, shard: &mut ShardContext<'_>) {
-        let Due { effects, ended } = due;
+        let Due {
+            effects,
+            ended,
+            has_more_steps,
+        } = due;
+        if has_more_steps {
+            self.call_again();
+        }
         let mut has_begun = false;
         for (tag, number, effect) in effects {
             match effect {
@@ -502,7 +516,7 @@ impl Drop for Unsent {
 fn advance(lane: &mut Lane, now: Option<Time>, due: &mut Due) -> Result<(), Status> {
     loop {
         lane.begin(now, &mut due.effects)?;
-        lane.rest(&mut due.effects)?;
+        due.has_more_steps |= lane.rest(&mut due.effects)?;
         match lane.take_done() {
             Some(done) => due.ended.push(done),
             None => return Ok(()),

@@ -29,13 +29,18 @@ pub(crate) trait Looks: Send {
 
     /// Leaves the operation to the shard.
     fn rest(&self);
+
+    /// Lets some time pass before the next look. So many looks in a row have found nothing.
+    fn pause(&self, looks: u32);
 }
 
 /// What a look has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Looked {
-    /// What was asked for at last may come where it is looked for.
+    /// Nothing new; more may come where it is looked for.
     Waits,
+    /// The operation has come on.
+    Steps,
     /// Only the shard brings more.
     Elsewhere,
 }
@@ -151,19 +156,23 @@ impl<T> Operation<T> {
     /// there by then. Who waits for longer had better sleep.
     fn look(&mut self, limit: Option<Duration>) -> Option<Result<T, Status>> {
         let looks = self.lookout.0.as_ref()?;
-        let until = Instant::now() + limit.map_or(LOOK_TIME, |limit| limit.min(LOOK_TIME));
-        let mut outcome = None;
-        for looks_before in 0.. {
+        let begun = Instant::now();
+        let end = limit.and_then(|limit| begun.checked_add(limit));
+        let (mut until, mut looks_in_vain) = (begun + LOOK_TIME, 0);
+        let mut outcome;
+        loop {
             let looked = looks.look();
             outcome = self.receiver.try_recv().transpose();
-            if outcome.is_some() || looked == Looked::Elsewhere || Instant::now() >= until {
+            let now = Instant::now();
+            if looked == Looked::Steps {
+                (until, looks_in_vain) = (now + LOOK_TIME, 0);
+            }
+            let is_over = now >= until || end.is_some_and(|end| now >= end);
+            if outcome.is_some() || looked == Looked::Elsewhere || is_over {
                 break;
             }
-            match looks_before < SPINS_MAX {
-                true => std::hint::spin_loop(),
-                // Where there are more ranks than CPUs, the one that is waited for needs this one.
-                false => std::thread::yield_now(),
-            }
+            looks.pause(looks_in_vain);
+            looks_in_vain += 1;
         }
         self.lookout.rest();
         let outcome = outcome?;
@@ -273,6 +282,3 @@ fn stopped() -> Status {
 /// How long a thread looks for what others show before it sleeps: about as long as it takes to be
 /// woken.
 const LOOK_TIME: Duration = Duration::from_micros(100);
-
-/// Looks in a row before the CPU is offered to others.
-const SPINS_MAX: u32 = 50;

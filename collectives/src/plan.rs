@@ -21,6 +21,8 @@ pub(crate) enum Scheme {
     Ring,
     /// The whole array goes up a tree of ranks to be combined, and down to be spread.
     Tree,
+    /// By boards alone: each rank combines its chunk of each segment, and shows it.
+    Segments,
 }
 
 /// One operation of a group, as all its ranks see it, and the rank that looks.
@@ -126,10 +128,9 @@ impl Plan {
             self.bytes <= bytes_max && self.bytes.saturating_mul(others) <= bytes_in_all_max;
         match self.kind {
             Kind::Barrier => Scheme::Exchange,
-            _ if self.size <= DIRECT_RANKS_MAX => match is_small {
-                true => Scheme::Exchange,
-                false => Scheme::Owners,
-            },
+            _ if self.size <= DIRECT_RANKS_MAX && is_small => Scheme::Exchange,
+            Kind::AllReduce if self.has_boards => Scheme::Segments,
+            _ if self.size <= DIRECT_RANKS_MAX => Scheme::Owners,
             Kind::AllReduce if self.bytes / self.size as usize >= RING_CHUNK_BYTES_MIN => {
                 Scheme::Ring
             }
@@ -172,6 +173,7 @@ impl Plan {
             Scheme::Owners => self.owners(),
             Scheme::Ring => self.ring(),
             Scheme::Tree => vec![self.tree()],
+            Scheme::Segments => Vec::new(),
         };
         routes.retain(|route| route.bytes > 0);
         routes
@@ -449,7 +451,7 @@ impl Plan {
     }
 
     /// Where the chunk of this number lies in an array that is cut evenly.
-    fn chunk(&self, number: u32) -> Range<usize> {
+    pub(crate) fn chunk(&self, number: u32) -> Range<usize> {
         let elements = self.bytes / self.element_bytes.max(1);
         let at = |number: u32| {
             let end = elements as u128 * u128::from(number) / u128::from(self.size);
@@ -504,13 +506,13 @@ const EXCHANGED_BYTES_MAX: usize = 32 << 10;
 /// Most bytes that a rank sends so in one operation.
 const EXCHANGED_BYTES_IN_ALL_MAX: usize = 256 << 10;
 
-/// Longest array that goes by boards.
+/// Longest array that goes by boards in one step.
 const SHOWN_ARRAY_BYTES_MAX: usize = 64 << 10;
 
-/// Most bytes that a rank reads from boards in one operation.
+/// Most bytes that a rank reads from boards in such an operation.
 const SHOWN_ARRAYS_BYTES_MAX: usize = 512 << 10;
 
-/// Most that a rank shows: the root of a scatter has a part for each rank.
+/// Most that a rank shows without steps: the root of a scatter has a part for each rank.
 pub(crate) const SHOWN_BYTES_MAX: usize = SHOWN_ARRAY_BYTES_MAX + SHOWN_ARRAYS_BYTES_MAX;
 
 /// Shortest chunk for which a ring of many ranks is worth its turns.

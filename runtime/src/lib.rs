@@ -48,8 +48,9 @@ mod task;
 mod tls;
 pub mod trace;
 
-/// Runs the futures of a shard on the glommio host, where its files and sockets can be used.
 pub use glommio;
+/// Runs the futures of a shard on the glommio host, where its files and sockets can be used.
+pub use grpcxx_tcp::{own_cpu, step_aside};
 
 pub use call::{Call, CallResult, CallSpec, CompletionHandler};
 pub use cancellation::Cancellation;

@@ -13,15 +13,20 @@ fn all(size: u32) -> Vec<Boards> {
 #[test]
 fn each_rank_reads_what_the_others_show() {
     let mut boards = all(3);
-    assert!(!boards[0].has(2, 0));
     for (rank, board) in boards.iter_mut().enumerate() {
-        let bells = board.show(0, &[rank as u8; DESCRIPTION_BYTES], &[10 + rank as u8; 9]);
+        let array: [u8; 9] = [10 + rank as u8; 9];
+        let bells = board.show(&[rank as u8; DESCRIPTION_BYTES], &[(0, &array), (20, &[7])]);
         assert!(bells.is_empty(), "nobody sleeps");
     }
-    assert!(boards[0].has(2, 0) && !boards[0].has(2, 1));
-    let read = boards[0].read(2, 0, 4..9);
+    assert!(boards[0].has(2) && boards[0].has(1));
+    let read = boards[0].read(2, 4..9);
     assert_eq!(read[..DESCRIPTION_BYTES], [2; DESCRIPTION_BYTES]);
     assert_eq!(read[DESCRIPTION_BYTES..], [12; 5]);
+    let mut last = [0];
+    boards[0].read_into(1, 20, &mut last);
+    assert_eq!(last, [7]);
+    boards[0].show(&[0; DESCRIPTION_BYTES], &[]);
+    assert!(!boards[0].has(2), "it is a step behind");
 }
 
 #[test]
@@ -29,15 +34,15 @@ fn a_bell_is_rung_once_for_who_sleeps() {
     let [mut first, mut second]: [Boards; 2] = all(2).try_into().unwrap();
     let words = [0; DESCRIPTION_BYTES];
     first.fall_asleep([1].into_iter());
-    assert_eq!(second.show(0, &words, &[])[..], [(0, 1)]);
+    assert_eq!(second.show(&words, &[])[..], [(0, 1)]);
     // The bell is on its way, so the same sleep brings no other.
-    assert!(second.show(1, &words, &[]).is_empty());
+    assert!(second.show(&words, &[]).is_empty());
     // It was awake when the bell came, and asks for the next one.
     first.wake_up();
     assert_eq!(first.rung_by(1), 2);
-    assert!(second.show(2, &words, &[]).is_empty());
+    assert!(second.show(&words, &[]).is_empty());
     first.fall_asleep([1].into_iter());
-    assert_eq!(second.show(3, &words, &[])[..], [(0, 2)]);
+    assert_eq!(second.show(&words, &[])[..], [(0, 2)]);
 }
 
 #[test]

@@ -4,7 +4,9 @@
 use std::sync::{Arc, MutexGuard};
 
 use grpcxx_rpc::Status;
+use grpcxx_runtime::step_aside;
 
+use super::lane::{Lane, Sight};
 use super::{Due, Member, State, advance, lock, succeed};
 use crate::operation::{Looked, Looks};
 
@@ -30,7 +32,7 @@ impl Member {
         let mut due = Due::default();
         let outcome = match state.lanes.get_mut(&tag) {
             // Its caller looks on, or lets it rest.
-            Some(lane) if is_alone && lane.is_next_short() => lane
+            Some(lane) if is_alone && lane.is_next_shown() => lane
                 .begin(None, &mut due.effects)
                 .map(|()| due.ended.extend(lane.take_done())),
             Some(lane) => advance(lane, None, &mut due),
@@ -40,10 +42,19 @@ impl Member {
         self.conclude_here(outcome, due);
     }
 
+    /// Goes on later with what boards show of the operations of tag 0.
+    pub(super) fn call_again(self: &Arc<Self>) {
+        let member = Arc::clone(self);
+        let again = (self.client).run_anywhere(self.shard, move |shard| member.pump(0, shard));
+        if let Err(status) = again {
+            self.close(status);
+        }
+    }
+
     /// Does what has come up on a thread that is none of a shard.
     fn conclude_here(self: &Arc<Self>, outcome: Result<(), Status>, mut due: Due) {
         succeed(std::mem::take(&mut due.ended));
-        if outcome.is_ok() && due.effects.is_empty() {
+        if outcome.is_ok() && due.effects.is_empty() && !due.has_more_steps {
             return;
         }
         let member = Arc::clone(self);
@@ -66,14 +77,19 @@ impl Looks for Lookout {
         if !lane.waits_for_boards() {
             return Looked::Elsewhere;
         }
-        let mut outcome = lane.look(&mut due.effects);
+        let sight = lane.look(&mut due.effects);
+        let looked = match sight {
+            Ok(Sight::Steps | Sight::MoreSteps) => Looked::Steps,
+            _ => Looked::Waits,
+        };
+        let mut outcome = sight.map(|_| ());
         if let (Ok(()), Some(done)) = (&outcome, lane.take_done()) {
             due.ended.push(done);
             outcome = advance(lane, None, &mut due);
         }
         drop(state);
         self.member.conclude_here(outcome, due);
-        Looked::Waits
+        looked
     }
 
     fn rest(&self) {
@@ -95,4 +111,25 @@ impl Looks for Lookout {
             }
         }
     }
+
+    fn pause(&self, looks: u32) {
+        if self.member.is_crowded {
+            // The one that is waited for needs this CPU.
+            return std::thread::yield_now();
+        }
+        if looks < SPINS_MAX {
+            return std::hint::spin_loop();
+        }
+        if looks == SPINS_MAX {
+            let mut state = lock(&self.member.state);
+            let shared = state.lanes.get_mut(&self.tag).and_then(Lane::shared_cpu);
+            drop(state);
+            // Where it is refused, the thread works on as before.
+            let _ = shared.map(step_aside);
+        }
+        std::thread::yield_now();
+    }
 }
+
+/// Looks in a row before the CPU is offered to others.
+const SPINS_MAX: u32 = 50;

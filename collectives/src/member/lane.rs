@@ -51,6 +51,19 @@ enum Greeting {
     Lost(Status),
 }
 
+/// What came of a look at the boards of partners.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sight {
+    /// Nothing: a partner has not come as far.
+    Nothing,
+    /// Steps were taken, and a partner has not come as far as this rank now.
+    Steps,
+    /// As many steps were taken as one look takes, and partners may show more.
+    MoreSteps,
+    /// Boards show all that this operation takes from them.
+    Elsewhere,
+}
+
 impl Lane {
     pub(super) fn new(tag: u16, partners: Vec<u32>, size: u32) -> Self {
         Self {
@@ -82,9 +95,10 @@ impl Lane {
     }
 
     /// Whether the next operation takes no more than what partners show.
-    pub(super) fn is_next_short(&self) -> bool {
+    pub(super) fn is_next_shown(&self) -> bool {
         let next = self.queue.front();
-        next.is_some_and(|entry| entry.machine.scheme() == Scheme::Exchange)
+        let goes_by_boards = |scheme| matches!(scheme, Scheme::Exchange | Scheme::Segments);
+        next.is_some_and(|entry| goes_by_boards(entry.machine.scheme()))
     }
 
     /// The number of the operation that is called next.
@@ -177,27 +191,53 @@ impl Lane {
         running: Running,
         effects: &mut Vec<(u16, u64, Effect)>,
     ) -> Result<(), Status> {
-        let (description, array) = running.entry.machine.shown();
-        if let Some(boards) = &mut self.boards {
-            for (to, bell) in boards.show(self.number, &description, array) {
-                let (slot, data) = (Slot::Bell, Buffer::new());
-                effects.push((self.tag, bell, Effect::Send { to, slot, data }));
-            }
-        }
         self.running = Some(running);
-        self.look(effects)
+        self.show(effects);
+        self.look(effects).map(|_| ())
     }
 
-    /// Takes what partners show of the operation that runs.
+    /// Shows what this rank brings to the step that begins.
+    fn show(&mut self, effects: &mut Vec<(u16, u64, Effect)>) {
+        let (Some(boards), Some(running)) = (&mut self.boards, &self.running) else {
+            return;
+        };
+        let (description, array) = running.entry.machine.shown();
+        for (to, bell) in boards.show(&description, &array) {
+            let (slot, data) = (Slot::Bell, Buffer::new());
+            effects.push((self.tag, bell, Effect::Send { to, slot, data }));
+        }
+    }
+
+    /// Takes what partners show for the operation that runs, a few steps at most. Returns what is
+    /// to come of it.
     ///
     /// # Errors
-    /// A partner that has not shown it is gone, or shows another one.
-    pub(super) fn look(&mut self, effects: &mut Vec<(u16, u64, Effect)>) -> Result<(), Status> {
+    /// A partner that has not shown its part is gone, or has called something else.
+    pub(super) fn look(&mut self, effects: &mut Vec<(u16, u64, Effect)>) -> Result<Sight, Status> {
+        for taken in 0..STEPS_PER_LOOK {
+            if !self.look_once(effects)? {
+                return Ok(match (taken, self.waits_for_boards()) {
+                    (_, false) => Sight::Elsewhere,
+                    (0, true) => Sight::Nothing,
+                    (_, true) => Sight::Steps,
+                });
+            }
+            self.hellos.fill(Greeting::Unasked);
+            self.show(effects);
+        }
+        Ok(Sight::MoreSteps)
+    }
+
+    /// Takes what partners show in the present step. Returns whether another step follows.
+    fn look_once(&mut self, effects: &mut Vec<(u16, u64, Effect)>) -> Result<bool, Status> {
+        if !self.waits_for_boards() {
+            return Ok(false);
+        }
         let (Some(boards), Some(running)) = (&mut self.boards, &mut self.running) else {
-            return Ok(());
+            return Ok(false);
         };
         let machine = &mut running.entry.machine;
-        let mut more = Vec::new();
+        let (mut more, mut are_all_here) = (Vec::new(), true);
         for &from in &self.partners {
             let hello = &mut self.hellos[from as usize];
             if let Greeting::Taken = hello {
@@ -205,45 +245,63 @@ impl Lane {
             }
             // A loss is asked for first: what a rank has shown before it went counts.
             let loss = boards.loss_of(from);
-            if boards.has(from, self.number) {
+            if boards.has(from) {
                 *hello = Greeting::Taken;
                 running.moved_at = None;
-                let shown = boards.read(from, self.number, machine.taken_from(from));
-                machine.greeted(from, shown, &mut more)?;
+                if machine.waits_for_greetings() {
+                    let shown = boards.read(from, machine.taken_from(from));
+                    machine.greeted(from, shown, &mut more)?;
+                }
             } else if let Some(status) = loss {
                 return Err(status.clone());
+            } else {
+                are_all_here = false;
             }
         }
-        if !machine.waits_for_greetings() {
+        let mut has_next = false;
+        if are_all_here {
             boards.wake_up();
+            let mut room = boards.take_room();
+            let read = |from, at, into: &mut [u8]| boards.read_into(from, at, into);
+            has_next = machine.take_step(&mut room, read);
+            boards.give_room_back(room);
         }
         self.extend(effects, more);
-        Ok(())
+        Ok(has_next)
     }
 
     /// Lets partners ring when they show what is still missing, since nobody looks for it any more.
+    /// Returns whether there are more steps to be taken now.
     ///
     /// # Errors
     /// As of [`Lane::look`].
-    pub(super) fn rest(&mut self, effects: &mut Vec<(u16, u64, Effect)>) -> Result<(), Status> {
-        if !self.waits_for_boards() {
-            return Ok(());
+    pub(super) fn rest(&mut self, effects: &mut Vec<(u16, u64, Effect)>) -> Result<bool, Status> {
+        loop {
+            if self.waits_for_boards()
+                && let Some(boards) = &mut self.boards
+            {
+                let hellos = &self.hellos;
+                let is_missing = |from: &u32| !matches!(hellos[*from as usize], Greeting::Taken);
+                boards.fall_asleep(self.partners.iter().copied().filter(is_missing));
+            }
+            match self.look(effects)? {
+                Sight::Nothing | Sight::Elsewhere => return Ok(false),
+                // It sleeps until there is more than it has seen.
+                Sight::Steps => {}
+                Sight::MoreSteps => return Ok(true),
+            }
         }
-        if let Some(boards) = &mut self.boards {
-            let hellos = &self.hellos;
-            let partners = self.partners.iter().copied();
-            let missing =
-                partners.filter(|&from| !matches!(hellos[from as usize], Greeting::Taken));
-            boards.fall_asleep(missing);
-        }
-        self.look(effects)
+    }
+
+    /// See [`Boards::shared_cpu`].
+    pub(super) fn shared_cpu(&mut self) -> Option<usize> {
+        self.boards.as_mut()?.shared_cpu()
     }
 
     /// Whether an operation runs and waits for what partners show.
     pub(super) fn waits_for_boards(&self) -> bool {
         let running = self.running.as_ref();
-        self.has_boards()
-            && running.is_some_and(|running| running.entry.machine.waits_for_greetings())
+        self.has_boards() && running.is_some_and(|running| running.entry.machine.waits_for_boards())
     }
 
     /// Takes in a message.
@@ -261,7 +319,7 @@ impl Lane {
             let from = ticket & !HELLO;
             let bell = boards.rung_by(from);
             effects.push(awaited_bell(self.tag, from, bell));
-            return self.rest(effects);
+            return Ok(());
         }
         if !self.is_present(number) {
             return Ok(());
@@ -300,7 +358,7 @@ impl Lane {
     ) -> Result<(), Status> {
         if let Some(boards) = &mut self.boards {
             boards.lose(from, status);
-            return self.look(effects);
+            return self.look(effects).map(|_| ());
         }
         match self.running {
             Some(_) => Err(status),
@@ -360,6 +418,12 @@ impl Lane {
         let moved_at = self.note(now)?;
         let running = self.running.as_ref()?;
         let machine = &running.entry.machine;
+        if self.waits_for_boards() && now.since(moved_at) >= patience {
+            let hellos = &self.hellos;
+            let is_missing = |from: &u32| !matches!(hellos[*from as usize], Greeting::Taken);
+            let missing = self.partners.iter().copied().filter(is_missing);
+            return Some((missing.collect(), machine.name()));
+        }
         // A rank that waits for an owner hears from it first whom that waits for.
         let patience = match machine.waits_for_parts() {
             true => patience,
@@ -380,6 +444,9 @@ impl Lane {
         effects.extend(more.map(|effect| (self.tag, self.number, effect)));
     }
 }
+
+/// Steps in a row that one look takes, some milliseconds at most.
+const STEPS_PER_LOOK: usize = 16;
 
 /// The receive of a bell, which has the number of the bell in place of that of an operation.
 fn awaited_bell(tag: u16, from: u32, bell: u64) -> (u16, u64, Effect) {

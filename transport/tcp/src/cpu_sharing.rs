@@ -25,8 +25,7 @@ impl CpuSharing {
             return;
         }
         self.waits = 0;
-        // The function of rustix panics where the kernel lends none for it, as User Mode Linux.
-        let Ok(own_cpu) = sched_getcpu() else {
+        let Some(own_cpu) = own_cpu() else {
             return;
         };
         let is_shared = sockopt::socket_incoming_cpu(socket)
@@ -40,8 +39,18 @@ impl CpuSharing {
     }
 }
 
-/// Moves the calling thread to another CPU, if it may use one; it may come back later.
-fn step_aside(cpu: usize) -> rustix::io::Result<()> {
+/// The CPU on which the calling thread runs, if the system says.
+pub fn own_cpu() -> Option<usize> {
+    // The function of rustix panics where the kernel lends none for it, as User Mode Linux.
+    sched_getcpu().ok()
+}
+
+/// Moves the calling thread from this CPU to another one, if it may use one; it may come back
+/// later.
+///
+/// # Errors
+/// The system refuses to move it.
+pub fn step_aside(cpu: usize) -> rustix::io::Result<()> {
     let allowed = sched_getaffinity(None)?;
     let mut others = allowed;
     others.unset(cpu);

@@ -28,6 +28,7 @@ mod uring;
 mod wake;
 
 pub use counters::TcpCounters;
+pub use cpu_sharing::{own_cpu, step_aside};
 pub use options::{Driver, DriverChoice, DriverRequest, TcpOptions, UnknownDriver};
 pub use socket::Accepted;
 pub use transport::TcpTransport;
