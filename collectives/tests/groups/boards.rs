@@ -146,3 +146,33 @@ fn a_rank_that_dies_ends_those_that_look_for_what_it_shows() {
     });
     victim.join().unwrap();
 }
+
+#[test]
+fn long_arrays_have_the_same_bits_on_all_ranks() {
+    const SIZE: u32 = 3;
+    // A whole segment and a part of one, which three ranks cannot divide evenly.
+    const LEN: usize = 400_001;
+    let drawn = |rank: u32| -> Vec<f32> {
+        let mut random = fastrand::Rng::with_seed(u64::from(rank));
+        (0..LEN).map(|_| random.f32() * 1e6 - 5e5).collect()
+    };
+    let all: Vec<Vec<f32>> = (0..SIZE).map(drawn).collect();
+    let in_order = |at: usize| {
+        all.iter()
+            .skip(1)
+            .fold(all[0][at], |sum, rank| sum + rank[at])
+    };
+    let wanted: Vec<u32> = (0..LEN).map(|at| in_order(at).to_bits()).collect();
+    let engines = engines(SIZE, true);
+    together(
+        &engines,
+        |builder| builder,
+        |group| {
+            let mine = Tensor::vector(all[group.rank() as usize].clone());
+            let found = floats(&group.all_reduce(mine, ReduceOp::Sum).wait().unwrap());
+            let bits: Vec<u32> = found.into_iter().map(f32::to_bits).collect();
+            assert!(bits == wanted, "rank {}", group.rank());
+            group.leave().unwrap();
+        },
+    );
+}
