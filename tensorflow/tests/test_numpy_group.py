@@ -4,35 +4,15 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
 import pytest
 from ports import free_port
+from ranks import together
 
 import grpcxx
 from grpcxx import Code
-
-
-def together(size, code, **options):
-    """Runs `code(group)` as each of `size` ranks, and returns what they return or raise."""
-    rendezvous = f"127.0.0.1:{free_port()}"
-    results = [None] * size
-
-    def run(rank):
-        try:
-            with grpcxx.Group(rank, size, rendezvous, **options) as group:
-                results[rank] = code(group)
-        except grpcxx.Error as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
