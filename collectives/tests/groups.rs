@@ -8,6 +8,8 @@ mod boards;
 mod ports;
 #[path = "groups/strangers.rs"]
 mod strangers;
+#[path = "groups/types.rs"]
+mod types;
 
 use std::thread;
 use std::time::{Duration, Instant};
