@@ -4,6 +4,10 @@
 mod authority;
 #[path = "groups/boards.rs"]
 mod boards;
+#[path = "groups/large.rs"]
+mod large;
+#[path = "groups/log.rs"]
+mod log;
 #[path = "../../runtime/tests/support/ports.rs"]
 mod ports;
 #[path = "groups/strangers.rs"]
