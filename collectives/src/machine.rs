@@ -32,13 +32,12 @@ pub(crate) enum Effect {
         to: u32,
         slot: Slot,
         data: Buffer,
+        /// Whether the operation may end here before the data was sent: it lies neither in what
+        /// this rank brings nor in what it gets.
+        outlives: bool,
     },
     /// What comes is handed to [`Machine::arrived`] with this ticket.
-    Receive {
-        from: u32,
-        slot: Slot,
-        ticket: u32,
-    },
+    Receive { from: u32, slot: Slot, ticket: u32 },
 }
 
 /// One operation of one rank.
@@ -176,6 +175,7 @@ impl Machine {
                 to,
                 slot: Slot::Hello,
                 data,
+                outlives: true,
             });
         }
         if self.partners.is_empty() {
@@ -507,14 +507,17 @@ impl Machine {
             Source::Rank(_) => part.unwrap_or_default(),
         };
         let mut values: SmallVec<[Buffer; 4]> = route.order.iter().zip(parts).map(value).collect();
+        let mut outlives = false;
         let combined = match (values.len(), self.arithmetic) {
             (2.., Some((op, arithmetic))) => {
                 let sources: SmallVec<[&[u8]; 4]> = values.iter().map(|value| &value[..]).collect();
-                let mut out = match route.from {
+                let output = match route.from {
                     // That memory is for the finished piece.
-                    Some(_) => BufferMut::zeroed(range.len()),
-                    None => (piece.output.take()).unwrap_or_else(|| BufferMut::zeroed(range.len())),
+                    Some(_) => None,
+                    None => piece.output.take(),
                 };
+                outlives = output.is_none();
+                let mut out = output.unwrap_or_else(|| BufferMut::zeroed(range.len()));
                 let is_mean = op == ReduceOp::Mean && is_whole;
                 let divisor = is_mean.then_some(self.plan.size);
                 fold(op, arithmetic, &sources, divisor, &mut out);
@@ -522,10 +525,10 @@ impl Machine {
             }
             _ => {
                 let value = values.pop().unwrap_or_default();
-                if is_whole && let Some(mut out) = piece.output.take() {
-                    out.copy_from_slice(&value);
+                match piece.output.take_if(|_| is_whole) {
+                    Some(out) => filled(out, &value),
+                    None => value,
                 }
-                value
             }
         };
         drop(values);
@@ -538,8 +541,11 @@ impl Machine {
                     piece: number,
                 },
                 data: combined,
+                outlives,
             }),
-            Then::Whole(wanted_by) => spread(wanted_by, chunk, number, &combined, effects),
+            Then::Whole(wanted_by) => {
+                spread(wanted_by, (chunk, number), &combined, outlives, effects);
+            }
             Then::Nothing => {}
         }
     }
@@ -549,23 +555,39 @@ impl Machine {
         self.unsettled -= 1;
         let piece = &mut self.pieces[index];
         let route = &self.routes[piece.route as usize];
-        if let Some(mut out) = piece.output.take() {
-            out.copy_from_slice(&data);
-        }
+        let data = match piece.output.take() {
+            Some(out) => filled(out, &data),
+            None => data,
+        };
         if let Some((_, forward)) = &route.from {
-            spread(forward, route.chunk, piece.number, &data, effects);
+            let place = (route.chunk, piece.number);
+            spread(forward, place, &data, false, effects);
         }
     }
 }
 
-fn spread(to: &[u32], chunk: u32, piece: u32, data: &Buffer, effects: &mut Vec<Effect>) {
+fn spread(
+    to: &[u32],
+    (chunk, piece): (u32, u32),
+    data: &Buffer,
+    outlives: bool,
+    effects: &mut Vec<Effect>,
+) {
     for &to in to {
         effects.push(Effect::Send {
             to,
             slot: Slot::Whole { chunk, piece },
             data: data.clone(),
+            outlives,
         });
     }
+}
+
+/// A part of the result, with these bytes. Who sends it on sends it from there, so the operation
+/// ends when that is sent.
+fn filled(mut out: BufferMut, bytes: &[u8]) -> Buffer {
+    out.copy_from_slice(bytes);
+    out.freeze()
 }
 
 /// Length of a piece of an operation whose chunks have so many bytes together.

@@ -50,19 +50,19 @@ struct State {
     lanes: BTreeMap<u16, Lane>,
     /// Whether a timer runs that looks for ranks which do not answer.
     is_watched: bool,
-    /// Descriptions that have not left yet hold it too.
+    /// What has not left yet, and no operation waits for, holds it too.
     unsent: Option<Arc<Unsent>>,
     /// Partners that may not have heard yet why the group is over.
     unaware: BTreeMap<u32, Arc<Unsent>>,
 }
 
-/// What is on its way, and what is to be done when it has left: descriptions, and why the group is
-/// over.
+/// What is on its way, and what is to be done when it has left: descriptions, what this rank has
+/// combined for others, and why the group is over.
 #[derive(Default)]
 struct Unsent(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
-/// A description whose memory knows that it was sent.
-struct Hello {
+/// What is sent from memory that knows when it was.
+struct Kept {
     data: Buffer,
     _unsent: Arc<Unsent>,
 }
@@ -154,7 +154,7 @@ impl Member {
         (self.client).run_anywhere(self.shard, move |shard| member.carry_out(due, shard))
     }
 
-    /// Ends the membership when all descriptions have left and, if the group has failed, when its
+    /// Ends the membership when all that it has sent has left and, if the group has failed, when its
     /// partners have heard of it; the receiver hears of that. What the others ask for from then on
     /// fails with the name of this rank.
     pub(crate) fn leave(self: &Arc<Self>) -> mpsc::Receiver<()> {
@@ -222,12 +222,17 @@ impl Member {
                     let token = token(tag, number, ticket);
                     shard.receive(peer, self.step_id, &key, None, Arc::clone(self), token);
                 }
-                Effect::Send { to, slot, data } => {
+                Effect::Send {
+                    to,
+                    slot,
+                    data,
+                    outlives,
+                } => {
                     has_begun = true;
                     let key = self.names.key(self.rank, to, (tag, number, slot));
-                    let data = match slot {
-                        Slot::Hello => self.hello(data),
-                        Slot::Part { .. } | Slot::Whole { .. } | Slot::Bell => data,
+                    let data = match outlives {
+                        true => self.kept(data),
+                        false => data,
                     };
                     shard.send(self.step_id, key, message(data));
                 }
@@ -239,13 +244,13 @@ impl Member {
         }
     }
 
-    /// A description that tells when it was sent.
-    fn hello(&self, data: Buffer) -> Buffer {
+    /// What tells when it was sent: until then this rank does not leave.
+    fn kept(&self, data: Buffer) -> Buffer {
         let mut state = self.state();
         let unsent = state.unsent.get_or_insert_default();
         let unsent = Arc::clone(unsent);
         drop(state);
-        Buffer::from_owner(Hello {
+        Buffer::from_owner(Kept {
             data,
             _unsent: unsent,
         })
@@ -483,7 +488,7 @@ impl CompletionHandler for Member {
     }
 }
 
-impl AsRef<[u8]> for Hello {
+impl AsRef<[u8]> for Kept {
     fn as_ref(&self) -> &[u8] {
         &self.data
     }

@@ -6,6 +6,8 @@ mod authority;
 mod boards;
 #[path = "groups/large.rs"]
 mod large;
+#[path = "groups/leaving.rs"]
+mod leaving;
 #[path = "groups/log.rs"]
 mod log;
 #[path = "../../runtime/tests/support/ports.rs"]

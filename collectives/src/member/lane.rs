@@ -181,7 +181,13 @@ impl Lane {
         if let Some(boards) = &mut self.boards {
             for (to, bell) in boards.show(self.number, &description, array) {
                 let (slot, data) = (Slot::Bell, Buffer::new());
-                effects.push((self.tag, bell, Effect::Send { to, slot, data }));
+                let effect = Effect::Send {
+                    to,
+                    slot,
+                    data,
+                    outlives: false,
+                };
+                effects.push((self.tag, bell, effect));
             }
         }
         self.running = Some(running);

@@ -15,7 +15,7 @@ const SIZE: u32 = 35;
 /// Short ones go by a tree, those of 4 KiB for each rank and more by a ring.
 const LENGTHS: [usize; 4] = [0, 3, 1000, SIZE as usize * 1024 + 77];
 
-fn engines(has_shared_memory: bool) -> Vec<Engine> {
+pub(super) fn engines(has_shared_memory: bool) -> Vec<Engine> {
     let engine = |index| {
         let builder = Engine::builder()
             .task("worker", index)
