@@ -1,6 +1,8 @@
 //! One operation of one rank without I/O: what it sends, what it waits for, and what it makes of
 //! what comes.
 
+mod settle;
+
 use std::ops::Range;
 
 use grpcxx_memory::{Buffer, BufferMut};
@@ -9,8 +11,7 @@ use smallvec::SmallVec;
 
 use crate::description::{DESCRIPTION_BYTES, Description};
 use crate::dtype::{Arithmetic, ReduceOp};
-use crate::fold::fold;
-use crate::plan::{Plan, Route, Scheme, Source, Then};
+use crate::plan::{Plan, Route, Scheme, Source};
 
 /// Which message of an operation it is, between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -298,9 +299,20 @@ impl Machine {
         Some(expected.from)
     }
 
-    /// Whether it waits for what ranks bring, and not only for what others make of that.
-    pub(crate) fn waits_for_parts(&self) -> bool {
-        self.hellos_missing > 0 || self.missing(&self.parts).next().is_some()
+    /// Whether those that it waits for wait for no other rank: they have not called, or have yet to
+    /// send what they bring.
+    pub(crate) fn waits_at_first_hand(&self) -> bool {
+        self.hellos_missing > 0 || self.speaks_with_all() && self.waits_for_parts()
+    }
+
+    /// Whether this rank compares what was called with all others, which then send what they bring
+    /// to whoever combines it.
+    pub(crate) fn speaks_with_all(&self) -> bool {
+        self.partners.len() + 1 == self.hellos.len()
+    }
+
+    fn waits_for_parts(&self) -> bool {
+        self.missing(&self.parts).next().is_some()
     }
 
     /// Ranks that have not sent what this one waits for.
@@ -489,105 +501,6 @@ impl Machine {
             }
         }
     }
-
-    /// Combines a piece of which all parts are here, and hands it on.
-    fn settle(&mut self, index: usize, effects: &mut Vec<Effect>) {
-        self.unsettled -= 1;
-        let piece = &mut self.pieces[index];
-        let route = &self.routes[piece.route as usize];
-        let range = &piece.range;
-        let own = || {
-            let at = route.input_at;
-            self.input.slice(at + range.start..at + range.end)
-        };
-        let is_whole = matches!(route.then, Then::Whole(_));
-        let parts = std::mem::take(&mut piece.parts);
-        let value = |(source, part): (&Source, Option<Buffer>)| match source {
-            Source::Own => own(),
-            Source::Rank(_) => part.unwrap_or_default(),
-        };
-        let mut values: SmallVec<[Buffer; 4]> = route.order.iter().zip(parts).map(value).collect();
-        let mut outlives = false;
-        let combined = match (values.len(), self.arithmetic) {
-            (2.., Some((op, arithmetic))) => {
-                let sources: SmallVec<[&[u8]; 4]> = values.iter().map(|value| &value[..]).collect();
-                let output = match route.from {
-                    // That memory is for the finished piece.
-                    Some(_) => None,
-                    None => piece.output.take(),
-                };
-                outlives = output.is_none();
-                let mut out = output.unwrap_or_else(|| BufferMut::zeroed(range.len()));
-                let is_mean = op == ReduceOp::Mean && is_whole;
-                let divisor = is_mean.then_some(self.plan.size);
-                fold(op, arithmetic, &sources, divisor, &mut out);
-                out.freeze()
-            }
-            _ => {
-                let value = values.pop().unwrap_or_default();
-                match piece.output.take_if(|_| is_whole) {
-                    Some(out) => filled(out, &value),
-                    None => value,
-                }
-            }
-        };
-        drop(values);
-        let (chunk, number) = (route.chunk, piece.number);
-        match &route.then {
-            Then::Part(to) => effects.push(Effect::Send {
-                to: *to,
-                slot: Slot::Part {
-                    chunk,
-                    piece: number,
-                },
-                data: combined,
-                outlives,
-            }),
-            Then::Whole(wanted_by) => {
-                spread(wanted_by, (chunk, number), &combined, outlives, effects);
-            }
-            Then::Nothing => {}
-        }
-    }
-
-    /// Takes in a finished piece.
-    fn finish(&mut self, index: usize, data: Buffer, effects: &mut Vec<Effect>) {
-        self.unsettled -= 1;
-        let piece = &mut self.pieces[index];
-        let route = &self.routes[piece.route as usize];
-        let data = match piece.output.take() {
-            Some(out) => filled(out, &data),
-            None => data,
-        };
-        if let Some((_, forward)) = &route.from {
-            let place = (route.chunk, piece.number);
-            spread(forward, place, &data, false, effects);
-        }
-    }
-}
-
-fn spread(
-    to: &[u32],
-    (chunk, piece): (u32, u32),
-    data: &Buffer,
-    outlives: bool,
-    effects: &mut Vec<Effect>,
-) {
-    for &to in to {
-        effects.push(Effect::Send {
-            to,
-            slot: Slot::Whole { chunk, piece },
-            data: data.clone(),
-            outlives,
-        });
-    }
-}
-
-/// A part of the result, with these bytes. Who sends it on sends it from there, so the operation
-/// ends when that is sent.
-fn filled(mut out: BufferMut, bytes: &[u8]) -> Buffer {
-    out.copy_from_slice(bytes);
-    out.freeze()
 }
 
 /// Length of a piece of an operation whose chunks have so many bytes together.

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use grpcxx_collectives::ReduceOp;
+use grpcxx_collectives::{Group, ReduceOp};
 use grpcxx_rpc::Tensor;
 
 use super::{engines, sums, together, values};
@@ -55,4 +55,25 @@ fn a_late_rank_of_a_tree_keeps_none_from_leaving_with_its_part() {
             group.leave().unwrap();
         },
     );
+}
+
+#[test]
+fn a_root_does_not_wait_for_a_rank_that_died_before_it_took_all() {
+    for has_shared_memory in [true, false] {
+        let mut engines = engines(2, has_shared_memory);
+        let groups = together(&engines, |builder| builder, |group| group);
+        let begin = |group: &Group| {
+            let mine = Tensor::vector(values(0, 6 * LONG));
+            group.broadcast(mine, 0)
+        };
+        let mut given = begin(&groups[0]);
+        let taken = begin(&groups[1]);
+        thread::sleep(Duration::from_millis(15));
+        drop(engines.pop());
+        drop(taken);
+        let ended = given.wait_timeout(Duration::from_secs(20));
+        assert!(ended.is_some(), "the root waits for a rank that is dead");
+        let error = groups[0].barrier().wait().unwrap_err();
+        assert!(error.message.contains("rank 1 ("), "{error}");
+    }
 }
