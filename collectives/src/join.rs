@@ -215,7 +215,8 @@ fn ask(builder: &GroupBuilder, remote: &Remote, call: &GraphCall) -> Result<Roll
             Ok(answer) => return Roll::of(answer, builder),
             Err(status) => status,
         };
-        // Somebody else may listen there before rank 0 does, such as a proxy.
+        // Somebody else may listen there before rank 0 does, such as a proxy, or rank 0 itself in
+        // the generation before.
         let may_come = status.code == Code::NotFound
             || matches!(
                 status.reason,
@@ -345,6 +346,14 @@ impl Meeting {
             generation,
             who,
         } = greeting;
+        if *generation > self.generation {
+            // Rank 0 has yet to hear that the group is over, and comes again; the others ask again.
+            let text = format!(
+                "rank 0 is still in generation {} of the group, and rank {rank} expects {generation}",
+                self.generation
+            );
+            return Err(Status::new(Code::NotFound, text));
+        }
         if (*size, *generation) != (self.size, self.generation) {
             return Err(Status::new(
                 Code::FailedPrecondition,
