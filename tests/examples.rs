@@ -4,8 +4,14 @@
     reason = "nobody calls the main functions of the examples here"
 )]
 
+#[path = "../examples/all_reduce.rs"]
+mod all_reduce;
 #[path = "../examples/client.rs"]
 mod client;
+#[path = "examples/collectives.rs"]
+mod collectives;
+#[path = "../runtime/tests/support/ports.rs"]
+mod ports;
 #[path = "../examples/rendezvous.rs"]
 mod rendezvous;
 #[path = "../examples/server.rs"]

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use grpcxx_runtime::Engine;
 
 use crate::boards::Boards;
 use crate::bucket::{Buckets, packed};
-use crate::description::Description;
+use crate::description::{Description, Kind};
 use crate::dtype::ReduceOp;
 use crate::join::{Found, Joining};
 use crate::machine::{Machine, Task};
@@ -20,6 +19,7 @@ use crate::member::{AGREEMENT_TAG, Lookout, Member};
 use crate::operation::{Ending, Operation};
 use crate::operator::Operator;
 use crate::plan::{Plan, Scheme};
+use crate::way::{self, Told, Way};
 
 /// One rank of a group of tasks.
 ///
@@ -34,7 +34,7 @@ use crate::plan::{Plan, Scheme};
 pub struct Group {
     member: Arc<Member>,
     tag: u16,
-    is_explained: Arc<[AtomicBool; SCHEMES]>,
+    told: Arc<Told>,
 }
 
 /// What a group is made of, to be changed and joined.
@@ -109,7 +109,7 @@ impl Group {
         let machine = shape.and_then(|_| self.machine(operator, tensor, output, &ending));
         match machine {
             Ok(machine) => {
-                self.explain(&machine);
+                self.explain(operator.kind(), machine.scheme());
                 self.member.call(self.tag, machine, ending);
             }
             Err(status) => ending.fail(status),
@@ -314,52 +314,32 @@ impl Group {
 
     /// The boards of all ranks, if each of them sees all others.
     fn agree_on(&self, boards: Found) -> Result<Option<Boards>, Status> {
+        let rank = self.rank();
         let (boards, why) = match boards {
-            Found::Nowhere => return Ok(None),
+            Found::Alone => return Ok(None),
+            Found::Nowhere(why) => {
+                way::tell_of_messages(rank, Some(&why));
+                return Ok(None);
+            }
             Found::Here(boards) => (Some(boards), None),
             Found::Refused(why) => (None, Some(why)),
         };
         let agreed = self.with_tag(AGREEMENT_TAG);
         let own = Tensor::vector(vec![u8::from(boards.is_some())]);
         let all: u8 = agreed.all_reduce(own, ReduceOp::Min).wait()?.elements()?[0];
-        let rank = self.rank();
-        match (all, why) {
-            (0, Some(why)) => {
-                tracing::info!(
-                    rank,
-                    "short arrays go by messages, not by shared memory: {why}"
-                );
-            }
-            (0, None) => {
-                tracing::info!(
-                    rank,
-                    "short arrays go by messages, since a rank sees no other's"
-                );
-            }
-            _ => tracing::info!(
-                rank,
-                "short arrays go by shared memory: all ranks are on one host"
-            ),
+        match all {
+            0 => way::tell_of_messages(rank, why.as_ref()),
+            _ => way::tell_of_boards(rank),
         }
         Ok(boards.filter(|_| all == 1))
     }
 
-    /// Logs once for each scheme how arrays travel.
-    fn explain(&self, machine: &Machine) {
-        let scheme = machine.scheme();
-        if self.tag == AGREEMENT_TAG {
-            return;
+    /// Logs once for each way how arrays travel.
+    fn explain(&self, kind: Kind, scheme: Scheme) {
+        if self.tag != AGREEMENT_TAG {
+            let way = Way::of(scheme, self.member.goes_by_boards(self.tag));
+            self.told.tell((self.rank(), self.size()), kind, way);
         }
-        if self.is_explained[scheme as usize].swap(true, Ordering::Relaxed) {
-            return;
-        }
-        tracing::info!(
-            rank = self.rank(),
-            size = self.size(),
-            "{} goes by {}",
-            machine.name(),
-            scheme.explanation()
-        );
     }
 }
 
@@ -461,7 +441,7 @@ impl JoiningGroup {
         let group = Group {
             member: Arc::new(member),
             tag: 0,
-            is_explained: Arc::default(),
+            told: Arc::default(),
         };
         let boards = group.agree_on(boards)?;
         group.member.prepare(boards)?;
@@ -472,18 +452,6 @@ impl JoiningGroup {
 impl fmt::Debug for JoiningGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("JoiningGroup").finish_non_exhaustive()
-    }
-}
-
-impl Scheme {
-    fn explanation(self) -> &'static str {
-        match self {
-            Self::Exchange => "exchange: it is short, so each rank sends it to each",
-            Self::Owners => "owners: each rank takes its chunk from all and gives it to all",
-            Self::Ring => "ring: chunks go round, since the group is large and the array long",
-            Self::Tree => "tree: the array goes up and down a tree, since the group is large",
-            Self::Segments => "segments: each rank combines its part of each in shared memory",
-        }
     }
 }
 
@@ -501,9 +469,6 @@ impl fmt::Debug for Group {
 fn present(result: Option<Tensor>) -> Result<Tensor, Status> {
     result.ok_or_else(|| Status::new(Code::Internal, "the operation has no result"))
 }
-
-/// Number of schemes.
-const SCHEMES: usize = 5;
 
 /// How long an operation may go on without a message.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);

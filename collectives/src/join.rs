@@ -59,13 +59,15 @@ pub(crate) struct Joining {
     builder: GroupBuilder,
     client: Client,
     road: Road,
-    offer: Option<Offer>,
+    offer: Result<Offer, Refused>,
 }
 
 /// Whether the ranks of a group can show each other what they bring.
 pub(crate) enum Found {
+    /// There is no other rank.
+    Alone,
     /// A rank shows nothing, as all know.
-    Nowhere,
+    Nowhere(Refused),
     /// This rank sees the boards of all others.
     Here(Boards),
     /// This rank does not see all of them.
@@ -101,7 +103,7 @@ impl Joining {
             address: place::told(&builder, engine)?,
             device: engine.device_attributes().name.clone(),
             incarnation: engine.incarnation(),
-            board: offer.as_ref().map_or("", Offer::told).to_owned(),
+            board: offer.as_ref().map_or("", |offer| offer.told()).to_owned(),
         };
         let function = Text::from(format!("{FUNCTION}/{}", builder.name));
         let generation = builder.generation;
@@ -166,30 +168,34 @@ impl Joining {
     }
 }
 
-/// What this rank shows to others, if they may be on this host and share memory.
-fn offer(builder: &GroupBuilder, engine: &Engine) -> Option<Offer> {
-    let shares = matches!(engine.start_report().shared_memory, SharedMemory::On { .. });
-    if !shares || !(2..=DIRECT_RANKS_MAX).contains(&builder.size) {
-        return None;
+/// What this rank shows to others, unless it has nothing for that, or there are too many of them.
+fn offer(builder: &GroupBuilder, engine: &Engine) -> Result<Offer, Refused> {
+    let size = builder.size;
+    if !(2..=DIRECT_RANKS_MAX).contains(&size) {
+        let text = format!("the group has {size} ranks, and 2 to {DIRECT_RANKS_MAX} can use it");
+        return Err(Refused(text));
     }
-    let offer = Offer::new();
-    if let Err(why) = &offer {
-        tracing::debug!(
-            rank = builder.rank,
-            "this rank shows nothing to others: {why}"
-        );
+    match &engine.start_report().shared_memory {
+        SharedMemory::On { .. } => Offer::new(),
+        SharedMemory::Off { why } => Err(Refused(format!("that of this rank is off ({why})"))),
     }
-    offer.ok()
 }
 
 /// Opens the boards of the others, unless a rank has none.
-fn found(rank: u32, offer: Option<Offer>, ranks: &[Who]) -> Found {
+fn found(rank: u32, offer: Result<Offer, Refused>, ranks: &[Who]) -> Found {
+    if ranks.len() == 1 {
+        return Found::Alone;
+    }
+    let offer = match offer {
+        Ok(offer) => offer,
+        Err(why) => return Found::Nowhere(why),
+    };
     let told: Vec<&str> = ranks.iter().map(|who| who.board.as_str()).collect();
-    match offer {
-        Some(offer) if told.iter().all(|told| !told.is_empty()) => offer
+    match told.iter().position(|told| told.is_empty()) {
+        Some(other) => Found::Nowhere(Refused(format!("rank {other} has none"))),
+        None => offer
             .open(rank, &told)
             .map_or_else(Found::Refused, Found::Here),
-        Some(_) | None => Found::Nowhere,
     }
 }
 
@@ -209,7 +215,8 @@ fn ask(builder: &GroupBuilder, remote: &Remote, call: &GraphCall) -> Result<Roll
             Ok(answer) => return Roll::of(answer, builder),
             Err(status) => status,
         };
-        // Somebody else may listen there before rank 0 does, such as a proxy.
+        // Somebody else may listen there before rank 0 does, such as a proxy, or rank 0 itself in
+        // the generation before.
         let may_come = status.code == Code::NotFound
             || matches!(
                 status.reason,
@@ -339,6 +346,14 @@ impl Meeting {
             generation,
             who,
         } = greeting;
+        if *generation > self.generation {
+            // Rank 0 has yet to hear that the group is over, and comes again; the others ask again.
+            let text = format!(
+                "rank 0 is still in generation {} of the group, and rank {rank} expects {generation}",
+                self.generation
+            );
+            return Err(Status::new(Code::NotFound, text));
+        }
         if (*size, *generation) != (self.size, self.generation) {
             return Err(Status::new(
                 Code::FailedPrecondition,

@@ -27,7 +27,7 @@
 //!
 //! Inside, `plan` says who sends what to whom, `machine` is one operation of one rank without I/O,
 //! `member` carries its messages over an engine, `boards` is what ranks of one host have in place
-//! of short ones, and `join` is how ranks find each other.
+//! of short ones, `way` tells which of these arrays take, and `join` is how ranks find each other.
 #![forbid(unsafe_code)]
 
 mod boards;
@@ -43,6 +43,7 @@ mod operation;
 mod operator;
 mod place;
 mod plan;
+mod way;
 
 pub use dtype::ReduceOp;
 pub use group::{Group, GroupBuilder, JoiningGroup, Operations};

@@ -3,6 +3,7 @@
 
 mod by_boards;
 mod segments;
+mod settle;
 
 use std::ops::Range;
 
@@ -14,8 +15,7 @@ use self::segments::Segments;
 pub(crate) use self::segments::{SEGMENT_BYTES, Shown};
 use crate::description::{DESCRIPTION_BYTES, Description};
 use crate::dtype::{Arithmetic, ReduceOp};
-use crate::fold::fold;
-use crate::plan::{Plan, Route, Scheme, Source, Then};
+use crate::plan::{Plan, Route, Scheme, Source};
 
 /// Which message of an operation it is, between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,13 +37,12 @@ pub(crate) enum Effect {
         to: u32,
         slot: Slot,
         data: Buffer,
+        /// Whether the operation may end here before the data was sent: it lies neither in what
+        /// this rank brings nor in what it gets.
+        outlives: bool,
     },
     /// What comes is handed to [`Machine::arrived`] with this ticket.
-    Receive {
-        from: u32,
-        slot: Slot,
-        ticket: u32,
-    },
+    Receive { from: u32, slot: Slot, ticket: u32 },
 }
 
 /// One operation of one rank.
@@ -184,6 +183,7 @@ impl Machine {
                 to,
                 slot: Slot::Hello,
                 data,
+                outlives: true,
             });
         }
         if self.partners.is_empty() {
@@ -289,9 +289,20 @@ impl Machine {
         Some(expected.from)
     }
 
-    /// Whether it waits for what ranks bring, and not only for what others make of that.
-    pub(crate) fn waits_for_parts(&self) -> bool {
-        self.hellos_missing > 0 || self.missing(&self.parts).next().is_some()
+    /// Whether those that it waits for wait for no other rank: they have not called, or have yet to
+    /// send what they bring.
+    pub(crate) fn waits_at_first_hand(&self) -> bool {
+        self.hellos_missing > 0 || self.speaks_with_all() && self.waits_for_parts()
+    }
+
+    /// Whether this rank compares what was called with all others, which then send what they bring
+    /// to whoever combines it.
+    pub(crate) fn speaks_with_all(&self) -> bool {
+        self.partners.len() + 1 == self.hellos.len()
+    }
+
+    fn waits_for_parts(&self) -> bool {
+        self.missing(&self.parts).next().is_some()
     }
 
     /// Ranks that have not sent what this one waits for.
@@ -486,83 +497,6 @@ impl Machine {
                 });
             }
         }
-    }
-
-    /// Combines a piece of which all parts are here, and hands it on.
-    fn settle(&mut self, index: usize, effects: &mut Vec<Effect>) {
-        self.unsettled -= 1;
-        let piece = &mut self.pieces[index];
-        let route = &self.routes[piece.route as usize];
-        let range = &piece.range;
-        let own = || {
-            let at = route.input_at;
-            self.input.slice(at + range.start..at + range.end)
-        };
-        let is_whole = matches!(route.then, Then::Whole(_));
-        let parts = std::mem::take(&mut piece.parts);
-        let value = |(source, part): (&Source, Option<Buffer>)| match source {
-            Source::Own => own(),
-            Source::Rank(_) => part.unwrap_or_default(),
-        };
-        let mut values: SmallVec<[Buffer; 4]> = route.order.iter().zip(parts).map(value).collect();
-        let combined = match (values.len(), self.arithmetic) {
-            (2.., Some((op, arithmetic))) => {
-                let sources: SmallVec<[&[u8]; 4]> = values.iter().map(|value| &value[..]).collect();
-                let mut out = match route.from {
-                    // That memory is for the finished piece.
-                    Some(_) => BufferMut::zeroed(range.len()),
-                    None => (piece.output.take()).unwrap_or_else(|| BufferMut::zeroed(range.len())),
-                };
-                let is_mean = op == ReduceOp::Mean && is_whole;
-                let divisor = is_mean.then_some(self.plan.size);
-                fold(op, arithmetic, &sources, divisor, &mut out);
-                out.freeze()
-            }
-            _ => {
-                let value = values.pop().unwrap_or_default();
-                if is_whole && let Some(mut out) = piece.output.take() {
-                    out.copy_from_slice(&value);
-                }
-                value
-            }
-        };
-        drop(values);
-        let (chunk, number) = (route.chunk, piece.number);
-        match &route.then {
-            Then::Part(to) => effects.push(Effect::Send {
-                to: *to,
-                slot: Slot::Part {
-                    chunk,
-                    piece: number,
-                },
-                data: combined,
-            }),
-            Then::Whole(wanted_by) => spread(wanted_by, chunk, number, &combined, effects),
-            Then::Nothing => {}
-        }
-    }
-
-    /// Takes in a finished piece.
-    fn finish(&mut self, index: usize, data: Buffer, effects: &mut Vec<Effect>) {
-        self.unsettled -= 1;
-        let piece = &mut self.pieces[index];
-        let route = &self.routes[piece.route as usize];
-        if let Some(mut out) = piece.output.take() {
-            out.copy_from_slice(&data);
-        }
-        if let Some((_, forward)) = &route.from {
-            spread(forward, route.chunk, piece.number, &data, effects);
-        }
-    }
-}
-
-fn spread(to: &[u32], chunk: u32, piece: u32, data: &Buffer, effects: &mut Vec<Effect>) {
-    for &to in to {
-        effects.push(Effect::Send {
-            to,
-            slot: Slot::Whole { chunk, piece },
-            data: data.clone(),
-        });
     }
 }
 

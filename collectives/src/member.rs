@@ -6,9 +6,12 @@
 
 mod by_boards;
 mod lane;
+mod lost;
 mod names;
+mod outbox;
+mod tokens;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -21,7 +24,12 @@ use grpcxx_runtime::{CallResult, Client, CompletionHandler, Peer, ShardContext, 
 
 pub(crate) use self::by_boards::Lookout;
 use self::lane::{Entry, Lane};
+use self::lost::{Lost, left, silence};
 pub(crate) use self::names::{Names, Who};
+use self::outbox::{Kept, Outbox};
+use self::tokens::{
+    ABSENCE, FAREWELL, HELLO, TIMER, partner_of_farewell, parts_of, rank_of_absence, token,
+};
 use crate::boards::Boards;
 use crate::machine::{Effect, Machine, Slot};
 use crate::operation::Ending;
@@ -54,22 +62,19 @@ struct State {
     lanes: BTreeMap<u16, Lane>,
     /// Whether a timer runs that looks for ranks which do not answer.
     is_watched: bool,
-    /// Descriptions that have not left yet hold it too.
+    /// What has not left yet, and no operation waits for, holds it too.
     unsent: Option<Arc<Unsent>>,
     /// Partners that may not have heard yet why the group is over.
     unaware: BTreeMap<u32, Arc<Unsent>>,
+    outbox: Outbox,
+    /// Ranks that tell this one when they are lost to the group.
+    attended: BTreeSet<u32>,
 }
 
-/// What is on its way, and what is to be done when it has left: descriptions, and why the group is
-/// over.
+/// What is on its way, and what is to be done when it has left: descriptions, what this rank has
+/// combined for others, and why the group is over.
 #[derive(Default)]
 struct Unsent(Mutex<Option<Box<dyn FnOnce() + Send>>>);
-
-/// A description whose memory knows that it was sent.
-struct Hello {
-    data: Buffer,
-    _unsent: Arc<Unsent>,
-}
 
 /// What begins or ends once the state is not locked any more.
 #[derive(Default)]
@@ -148,6 +153,11 @@ impl Member {
     /// `boards`, operations of tag 0 go by those.
     pub(crate) fn prepare(self: &Arc<Self>, boards: Option<Boards>) -> Result<(), Status> {
         let mut due = Due::default();
+        let attended = match &boards {
+            // Bells, which are always asked for, fail as well.
+            Some(_) => Vec::new(),
+            None => Plan::partners(self.rank, self.size),
+        };
         {
             let mut state = self.state();
             let lane = state.lanes.entry(0).or_insert_with(|| self.lane(0));
@@ -158,16 +168,18 @@ impl Member {
             lane.prepare(&mut due.effects);
         }
         let member = Arc::clone(self);
-        (self.client).run_anywhere(self.shard, move |shard| member.carry_out(due, shard))
+        (self.client).run_anywhere(self.shard, move |shard| {
+            member.carry_out(due, shard);
+            attended.into_iter().for_each(|to| member.attend(to, shard));
+        })
     }
 
-    /// Ends the membership when all descriptions have left and, if the group has failed, when its
-    /// partners have heard of it; the receiver hears of that. What the others ask for from then on
-    /// fails with the name of this rank.
+    /// Ends the membership when all that it has sent has left and, if the group has failed, when
+    /// its partners have heard of it; the receiver hears of that. What the others ask for from then
+    /// on fails with the name of this rank.
     pub(crate) fn leave(self: &Arc<Self>) -> mpsc::Receiver<()> {
         let (sender, receiver) = mpsc::channel();
-        let text = format!("{} has left the group", self.names.of(self.rank));
-        let status = Status::new(Code::Aborted, text);
+        let status = Status::new(Code::Aborted, left(&self.names.of(self.rank)));
         let member = Arc::clone(self);
         let close = move || {
             member.close(status);
@@ -236,12 +248,20 @@ impl Member {
                     let token = token(tag, number, ticket);
                     shard.receive(peer, self.step_id, &key, None, Arc::clone(self), token);
                 }
-                Effect::Send { to, slot, data } => {
+                Effect::Send {
+                    to,
+                    slot,
+                    data,
+                    outlives,
+                } => {
                     has_begun = true;
                     let key = self.names.key(self.rank, to, (tag, number, slot));
                     let data = match slot {
-                        Slot::Hello => self.hello(data),
-                        Slot::Part { .. } | Slot::Whole { .. } | Slot::Bell => data,
+                        Slot::Bell => data,
+                        Slot::Hello | Slot::Part { .. } | Slot::Whole { .. } => {
+                            self.attend(to, shard);
+                            self.kept(to, data, outlives)
+                        }
                     };
                     shard.send(self.step_id, key, message(data));
                 }
@@ -253,14 +273,25 @@ impl Member {
         }
     }
 
-    /// A description that tells when it was sent.
-    fn hello(&self, data: Buffer) -> Buffer {
+    /// Asks a rank, once, for what it never sends: that fails as soon as the rank is gone, or the
+    /// group is over for it, whether or not an operation waits for it then.
+    fn attend(self: &Arc<Self>, to: u32, shard: &mut ShardContext<'_>) {
+        let is_new = self.state().attended.insert(to);
+        if let (true, Some(peer)) = (is_new, &self.peers[to as usize]) {
+            let (key, token) = (self.names.absence(to, self.rank), ABSENCE | u64::from(to));
+            shard.receive(peer, self.step_id, &key, None, Arc::clone(self), token);
+        }
+    }
+
+    /// What tells when it was sent: if it outlives its operation, this rank does not leave before.
+    fn kept(&self, to: u32, data: Buffer, outlives: bool) -> Buffer {
         let mut state = self.state();
-        let unsent = state.unsent.get_or_insert_default();
-        let unsent = Arc::clone(unsent);
+        let taken = state.outbox.send(to);
+        let unsent = outlives.then(|| Arc::clone(state.unsent.get_or_insert_default()));
         drop(state);
-        Buffer::from_owner(Hello {
+        Buffer::from_owner(Kept {
             data,
+            _taken: taken,
             _unsent: unsent,
         })
     }
@@ -271,7 +302,7 @@ impl Member {
             let mut state = self.state();
             let now = shard.now();
             let noted = state.lanes.values_mut().filter_map(|lane| lane.note(now));
-            let is_busy = noted.count() > 0;
+            let is_busy = noted.count() > 0 || !state.outbox.is_even();
             if state.is_watched || !is_busy || state.over.is_some() {
                 return;
             }
@@ -290,28 +321,20 @@ impl Member {
     }
 
     fn look(self: &Arc<Self>, shard: &mut ShardContext<'_>) {
-        let silent = {
+        let silence = {
             let mut state = self.state();
             state.is_watched = false;
-            let now = shard.now();
-            let lanes = state.lanes.values_mut();
-            lanes
-                .filter_map(|lane| lane.silent(now, self.patience))
-                .next()
+            silence(&mut state, shard.now(), self.patience)
         };
-        match silent {
+        match silence {
             None => self.watch(shard),
-            Some((ranks, operation)) => {
-                for &rank in &ranks {
+            Some(silence) => {
+                for &rank in &silence.ranks {
                     if let Some(peer) = &self.peers[rank as usize] {
                         shard.disconnect(peer);
                     }
                 }
-                let text = format!(
-                    "{} did not take part in {operation} within {:?}",
-                    self.names.of_all(&ranks),
-                    self.patience
-                );
+                let text = silence.text(&self.names.of_all(&silence.ranks), self.patience);
                 let status = Status::new(Code::DeadlineExceeded, text);
                 self.fail(status.because(Reason::Deadline), shard);
             }
@@ -352,6 +375,26 @@ impl Member {
         }
     }
 
+    /// A rank that this one attends to is lost. Operations that need it hear that by themselves.
+    fn miss(self: &Arc<Self>, from: u32, status: Option<Status>, shard: &mut ShardContext<'_>) {
+        let Some(status) = status else {
+            return;
+        };
+        let lost = Lost::of(&self.names.of(from), status);
+        let mut due = Due::default();
+        let outcome = {
+            let mut state = self.state();
+            let State { lanes, outbox, .. } = &mut *state;
+            // What all have shown before counts.
+            let looked = lanes.values_mut().try_for_each(|lane| {
+                lane.look(&mut due.effects)
+                    .and_then(|_| advance(lane, Some(shard.now()), &mut due))
+            });
+            looked.and_then(|()| lost.ends_group(outbox, from))
+        };
+        self.conclude(outcome, due, shard);
+    }
+
     /// A partner knows why the group is over, or will never hear it.
     fn has_heard(&self, partner: u32) {
         let unsent = self.state().unaware.remove(&partner);
@@ -374,24 +417,6 @@ impl Member {
             drop(machine);
         }
         true
-    }
-
-    /// What was asked of a rank has failed. How groups fail has codes of its own: with one of them
-    /// the rank says itself why the group is over.
-    fn lost(&self, from: u32, status: Status) -> Status {
-        let is_over = matches!(
-            status.code,
-            Code::Aborted | Code::InvalidArgument | Code::DeadlineExceeded | Code::DataLoss
-        );
-        if is_over && status.reason == Reason::Peer {
-            return status;
-        }
-        let name = self.names.of(from);
-        let text = match status.reason {
-            Reason::Peer => format!("{name} takes no part any more: {status}"),
-            _ => format!("{name} has died, or left without a word: {status}"),
-        };
-        Status::new(Code::Aborted, text).because(status.reason)
     }
 
     fn take(self: &Arc<Self>, token: u64, data: Buffer, shard: &mut ShardContext<'_>) {
@@ -430,6 +455,9 @@ impl CompletionHandler for Member {
         if let Some(partner) = partner_of_farewell(token) {
             return self.has_heard(partner);
         }
+        if let Some(from) = rank_of_absence(token) {
+            return self.miss(from, result.err(), shard);
+        }
         let from = {
             let state = self.state();
             if state.over.is_some() {
@@ -452,14 +480,19 @@ impl CompletionHandler for Member {
                 self.fail(Status::new(Code::DataLoss, text), shard);
             }
             Err(status) => {
-                let status = self.lost(from, status);
+                let lost = Lost::of(&self.names.of(from), status);
                 let (tag, _, ticket) = parts_of(token);
                 let mut due = Due::default();
-                let lost = match self.state().lanes.get_mut(&tag) {
-                    Some(lane) if ticket & HELLO != 0 => lane
-                        .lose(from, status, &mut due.effects)
-                        .and_then(|()| advance(lane, Some(shard.now()), &mut due)),
-                    Some(_) | None => Err(status),
+                let lost = {
+                    let mut state = self.state();
+                    let State { lanes, outbox, .. } = &mut *state;
+                    match lanes.get_mut(&tag) {
+                        Some(lane) if ticket & HELLO != 0 => lane
+                            .lose(from, lost.status.clone(), &mut due.effects)
+                            .and_then(|()| advance(lane, Some(shard.now()), &mut due))
+                            .and_then(|()| lost.ends_group(outbox, from)),
+                        Some(_) | None => Err(lost.status),
+                    }
                 };
                 if lost.is_ok() {
                     // No operation fails yet, so nothing else tells that rank that it was heard.
@@ -475,13 +508,13 @@ impl CompletionHandler for Member {
         if let Some(partner) = partner_of_farewell(token) {
             return self.has_heard(partner);
         }
-        if token != TIMER && self.state().over.is_none() {
+        if token != TIMER && rank_of_absence(token).is_none() && self.state().over.is_none() {
             self.take(token, tensor.data, shard);
         }
     }
 
     fn allocates(&self, token: u64) -> bool {
-        token & u64::from(HELLO) == 0
+        token & u64::from(HELLO) == 0 && rank_of_absence(token).is_none()
     }
 
     fn allocate(
@@ -490,16 +523,13 @@ impl CompletionHandler for Member {
         _index: usize,
         meta: &TensorMeta,
     ) -> Option<Result<BufferMut, Status>> {
+        if !self.allocates(token) {
+            return None;
+        }
         let (tag, number, ticket) = parts_of(token);
         let mut state = self.state();
         let lane = state.lanes.get_mut(&tag)?;
         lane.memory(number, ticket, meta.data_bytes).map(Ok)
-    }
-}
-
-impl AsRef<[u8]> for Hello {
-    fn as_ref(&self) -> &[u8] {
-        &self.data
     }
 }
 
@@ -545,30 +575,6 @@ fn message(data: Buffer) -> Tensor {
     }
 }
 
-fn token(tag: u16, number: u64, ticket: u32) -> u64 {
-    u64::from(tag) << 48 | (number & 0x7fff) << 32 | u64::from(ticket)
-}
-
-fn parts_of(token: u64) -> (u16, u64, u32) {
-    ((token >> 48) as u16, token >> 32 & 0x7fff, token as u32)
-}
-
-/// Whose farewell was asked for by a token, if it is one of those.
-fn partner_of_farewell(token: u64) -> Option<u32> {
-    let is_farewell = token != TIMER && token & FAREWELL == FAREWELL;
-    is_farewell.then_some(token as u32 & !HELLO)
-}
-
-/// Marks the ticket of a description; the rest of it is the rank.
-pub(crate) const HELLO: u32 = 1 << 31;
-
-/// The token of the timer. No operation has it: their numbers have 15 bits.
-const TIMER: u64 = u64::MAX;
-
-/// Marks the token of a farewell; the rest of it is the rank. Numbers of operations end below it,
-/// and no memory of an operation is looked for.
-const FAREWELL: u64 = 1 << 47 | HELLO as u64;
-
 /// How long a rank that leaves a group which has failed waits for partners to hear of it.
 const FAREWELL_WAIT_MAX: Duration = Duration::from_secs(2);
 
@@ -589,3 +595,6 @@ pub(crate) type Place = (u16, u64, Slot);
 
 /// A key of the step.
 pub(crate) type Key = Text;
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -4,10 +4,18 @@
 mod authority;
 #[path = "groups/boards.rs"]
 mod boards;
+#[path = "groups/large.rs"]
+mod large;
+#[path = "groups/leaving.rs"]
+mod leaving;
+#[path = "groups/log.rs"]
+mod log;
 #[path = "../../runtime/tests/support/ports.rs"]
 mod ports;
 #[path = "groups/strangers.rs"]
 mod strangers;
+#[path = "groups/types.rs"]
+mod types;
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from . import _safetensors, parallel
+from ._prefetch import prefetch
 
-__all__ = ["shards"]
+__all__ = ["images", "prefetch", "shards"]
 
 Batch = dict[str, np.ndarray]
 
@@ -37,12 +38,7 @@ def shards(
     once than a batch, a row group of Parquet, or a batch of all ranks of CSV. Columns are all that the files have,
     or those that are named.
     """
-    rank = parallel.rank() if rank is None else rank
-    size = parallel.size() if size is None else size
-    if not 0 <= rank < size:
-        raise ValueError(f"rank is {rank} of {size}; ranks begin with 0")
-    if batch_rows < 1:
-        raise ValueError(f"batch_rows is {batch_rows}; give 1 or more")
+    rank, size = _place(rank, size, batch_rows)
     files = sorted(glob.glob(os.fspath(path))) if glob.has_magic(os.fspath(path)) else [os.fspath(path)]
     if not files:
         raise FileNotFoundError(f"no file is named {os.fspath(path)}")
@@ -52,6 +48,84 @@ def shards(
     if _Csv in kinds:
         raise ValueError(f"{os.fspath(path)} names CSV and other files; take them one kind after the other")
     return _indexed(files, rank, size, batch_rows, columns)
+
+
+def images(
+    folder: str | os.PathLike[str],
+    rank: int | None = None,
+    size: int | None = None,
+    *,
+    batch_rows: int = 32,
+    shape: tuple[int, int] | None = None,
+    mode: str = "RGB",
+    seed: int | None = None,
+) -> Iterator[Batch]:
+    """Batches of this rank from a folder of images, or of folders of images, one for each label.
+
+    A batch has `image`, bytes of the shape rows, height, width, channels, and where there are folders `label`, their
+    numbers in the order of their names. Pillow reads the files and converts them to its `mode`: `RGB`, `L`, `RGBA`.
+    With `shape`, height and width, all are resized; without, all must be as large. The ranks divide the images as those
+    of `shards` divide rows: in the order of their names, or in one that `seed` draws, which all ranks give alike;
+    another one for each epoch.
+    """
+    rank, size = _place(rank, size, batch_rows)
+    pillow = _library("PIL.Image", os.fspath(folder), package="pillow")
+    labels = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    found = [
+        (path, label)
+        for label, name in enumerate(labels or ["."])
+        for path in sorted(glob.glob(os.path.join(glob.escape(os.fspath(folder)), name, "*")))
+        if os.path.splitext(path)[1].lower() in _IMAGES
+    ]
+    if not found:
+        raise FileNotFoundError(f"{os.fspath(folder)} holds no images; their names end with {', '.join(_IMAGES)}")
+    if seed is not None:
+        found = [found[at] for at in np.random.default_rng(seed).permutation(len(found))]
+    return _images(pillow, found, _ranges(len(found), rank, size, batch_rows), (shape, mode), bool(labels))
+
+
+def _images(
+    pillow: Any,
+    found: list[tuple[str, int]],
+    ranges: Iterator[tuple[int, int]],
+    form: tuple[tuple[int, int] | None, str],
+    has_labels: bool,
+) -> Iterator[Batch]:
+    for start, stop in ranges:
+        arrays = []
+        for path, _ in found[start:stop]:
+            arrays.append(_image(pillow, path, *form))
+            if arrays[-1].shape != arrays[0].shape:
+                raise ValueError(
+                    f"{path} has height and width {arrays[-1].shape[:2]}, and {found[start][0]} has"
+                    f" {arrays[0].shape[:2]}; give shape= to resize all"
+                )
+        batch = {"image": np.stack(arrays)}
+        if has_labels:
+            batch["label"] = np.array([label for _, label in found[start:stop]])
+        yield batch
+
+
+def _image(pillow: Any, path: str, shape: tuple[int, int] | None, mode: str) -> np.ndarray:
+    try:
+        with pillow.open(path) as image:
+            converted = image.convert(mode)
+    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+        raise ValueError(f"{path} cannot be read as an image: {error}") from error
+    if shape is not None:
+        converted = converted.resize((shape[1], shape[0]), pillow.Resampling.BILINEAR)
+    array = np.asarray(converted)
+    return array if array.ndim == 3 else array[:, :, np.newaxis]
+
+
+def _place(rank: int | None, size: int | None, batch_rows: int) -> tuple[int, int]:
+    rank = parallel.rank() if rank is None else rank
+    size = parallel.size() if size is None else size
+    if not 0 <= rank < size:
+        raise ValueError(f"rank is {rank} of {size}; ranks begin with 0")
+    if batch_rows < 1:
+        raise ValueError(f"batch_rows is {batch_rows}; give 1 or more")
+    return rank, size
 
 
 def _indexed(files: list[str], rank: int, size: int, batch_rows: int, columns: Sequence[str] | None) -> Iterator[Batch]:
@@ -322,11 +396,11 @@ def _rows_of(arrow: Any, column: Any) -> np.ndarray:
     return values.reshape(len(column), length, *values.shape[1:])
 
 
-def _library(name: str, path: str) -> Any:
+def _library(name: str, path: str, package: str | None = None) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        package = name.partition(".")[0]
+        package = package or name.partition(".")[0]
         raise ImportError(f"{path} is read by {package}, which is not here: pip install {package}") from error
 
 
@@ -337,6 +411,8 @@ def _kind(path: str) -> Any:
         raise ValueError(f"{path} ends with {ending!r}, and can be read with {', '.join(sorted(_KINDS))}")
     return kind
 
+
+_IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 _KINDS = {
     ".arrow": _Arrow,

@@ -1,11 +1,13 @@
 """Files of arrays, divided among ranks; each kind is left out where its library is not installed."""
 
 import json
+import threading
+import time
 
 import numpy as np
 import pytest
 
-from grpcxx.data import shards
+from grpcxx.data import images, prefetch, shards
 
 ROWS = 23
 
@@ -200,3 +202,107 @@ def test_lists_of_lists_are_rows_of_matrices(tmp_path, kind):
     write_lists(path, kind, rows, depth=2)
     with pytest.raises(ValueError, match="row 4 of column 'pairs' has a null"):
         list(shards(path, 0, 1, batch_rows=3))
+
+
+# ---- Images
+
+
+def write_images(folder, shapes):
+    """Images of one color, which is their number, in two folders by turns."""
+    image = pytest.importorskip("PIL.Image")
+    for at, shape in enumerate(shapes):
+        of_label = folder / ("odd" if at % 2 else "even")
+        of_label.mkdir(exist_ok=True)
+        image.fromarray(np.full((*shape, 3), at, np.uint8)).save(of_label / f"{at:02}.png")
+    (folder / "even/notes.txt").write_text("no image")
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("seed", [None, 7])
+def test_ranks_divide_images_and_folders_are_labels(tmp_path, size, seed):
+    write_images(tmp_path, [(4, 6)] * 14)
+    found = [list(images(tmp_path, rank, size, batch_rows=2, seed=seed)) for rank in range(size)]
+    assert len({len(batches) for batches in found}) == 1
+    order = []
+    for batch in (batch for step in zip(*found) for batch in step):
+        assert batch["image"].shape == (len(batch["label"]), 4, 6, 3) and batch["image"].dtype == np.uint8
+        assert (batch["image"] == batch["image"][:, :1, :1, :1]).all()
+        numbers = batch["image"][:, 0, 0, 0]
+        assert (numbers % 2 == batch["label"]).all(), "even comes before odd"
+        order += numbers.tolist()
+    named = [*range(0, 14, 2), *range(1, 14, 2)]
+    assert len(order) == len(set(order)) == 14 // size * size
+    assert (order == named[: len(order)]) == (seed is None)
+
+
+def test_images_of_several_sizes_are_resized_or_named(tmp_path):
+    write_images(tmp_path, [(4, 6), (3, 3), (5, 5)])
+    (batch,) = images(tmp_path / "even", 0, 1, shape=(8, 9), mode="L")
+    assert batch["image"].shape == (2, 8, 9, 1) and list(batch) == ["image"], "a folder of images alone has no labels"
+    assert (batch["image"][1] == 2).all()
+    with pytest.raises(ValueError, match=r"02\.png has height and width \(5, 5\), and .*00\.png has \(4, 6\)"):
+        list(images(tmp_path / "even", 0, 1))
+
+
+def test_what_is_no_image_is_named(tmp_path):
+    pytest.importorskip("PIL.Image")
+    with pytest.raises(FileNotFoundError, match="holds no images; their names end with"):
+        images(tmp_path, 0, 1)
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG and no more")
+    with pytest.raises(ValueError, match=r"broken\.png cannot be read as an image"):
+        list(images(tmp_path, 0, 1))
+
+
+# ---- Prefetch
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "grpcxx-prefetch"]
+
+
+def test_batches_are_read_ahead_by_one_thread_and_not_further_than_asked():
+    read, taken = [], []
+
+    def batches():
+        for number in range(20):
+            read.append(number)
+            yield number
+
+    for number in prefetch(batches(), ahead=3):
+        # What is taken has made no room yet.
+        limit = time.monotonic() + 10
+        while len(read) < min(20, number + 3) and time.monotonic() < limit:
+            time.sleep(0.001)
+        assert len(read) == min(20, number + 3) and len(threads()) <= 1
+        taken.append(number)
+    assert taken == list(range(20)) and not threads()
+
+
+def test_what_reading_raises_comes_behind_the_batches_before_it():
+    def batches():
+        yield 1
+        raise OSError("the disk is gone")
+
+    found = prefetch(batches(), ahead=5)
+    assert next(found) == 1
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(found)
+    assert not threads()
+
+
+def test_an_iteration_that_is_left_early_ends_the_thread_and_closes_files():
+    closed = []
+
+    def batches():
+        try:
+            while True:
+                yield np.zeros(3)
+        finally:
+            closed.append(threading.current_thread().name)
+
+    found = prefetch(batches())
+    next(found)
+    found.close()
+    assert not threads() and closed == ["grpcxx-prefetch"]
+    with pytest.raises(ValueError, match="ahead is 0"):
+        prefetch([], ahead=0)

@@ -1,4 +1,4 @@
-"""The programs in docs/python.md do what the page says."""
+"""The programs in docs/python.md and docs/collectives.md do what the pages say."""
 
 import os
 import re
@@ -7,14 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/python.md"
 
 pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason=f"{PAGE} is not here: not a checkout")
 
 
-def blocks(language):
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
+def blocks(language, page=PAGE):
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     return [text for kind, text in found if kind == language]
 
 
@@ -55,3 +56,46 @@ def test_server_and_client_work_together():
     finally:
         serving.kill()
         serving.wait()
+
+
+# ---- Groups
+
+
+@pytest.fixture
+def ranks():
+    """Starts a program as so many ranks, which meet at a port that is free, and ends those that are left."""
+    started = []
+
+    def start(program, size):
+        program = program.replace("127.0.0.1:7777", f"127.0.0.1:{free_port()}")
+        for rank in range(size):
+            command = [sys.executable, "-c", program, str(rank)]
+            started.append(
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=0)
+            )
+        return started
+
+    yield start
+    for rank in started:
+        rank.kill()
+        rank.communicate()
+
+
+def test_two_ranks_sum_their_arrays(ranks):
+    program = blocks("python", PAGE.parent / "collectives.md")[0]
+    for rank in ranks(program, 2):
+        assert rank.communicate(timeout=120) == ("[1. 2.]\n", "")
+
+
+def test_ranks_that_are_left_meet_again(ranks):
+    (program,) = blocks("python", PAGE.parent / "collectives.md")[1:]
+    # So that the test knows when all have met, and pipes do not get full.
+    call = "        group.all_reduce(np.ones(4))\n"
+    assert program.count(call) == 1
+    program = program.replace(call, f"{call}        sys.stderr.write('.')\n        __import__('time').sleep(0.01)\n")
+    first, lost, last = ranks(program, 3)
+    for rank in (first, lost, last):
+        assert rank.stderr.read(1) == "."
+    lost.kill()
+    ends = [rank.communicate(timeout=120) for rank in (first, last)]
+    assert [out for out, _ in ends] == ["[2. 2. 2. 2.]\n"] * 2, ends

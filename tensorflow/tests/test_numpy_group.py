@@ -10,29 +10,10 @@ import time
 import numpy as np
 import pytest
 from ports import free_port
+from ranks import together
 
 import grpcxx
 from grpcxx import Code
-
-
-def together(size, code, **options):
-    """Runs `code(group)` as each of `size` ranks, and returns what they return or raise."""
-    rendezvous = f"127.0.0.1:{free_port()}"
-    results = [None] * size
-
-    def run(rank):
-        try:
-            with grpcxx.Group(rank, size, rendezvous, **options) as group:
-                results[rank] = code(group)
-        except grpcxx.Error as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -181,3 +162,82 @@ def test_a_process_that_is_killed_is_named_by_the_others():
     finally:
         other.kill()
         other.wait()
+
+
+MEMBER = """
+import sys
+import numpy as np
+import grpcxx
+
+for line in sys.stdin:
+    rank, size, generation = map(int, line.split())
+    with grpcxx.Group(rank, size, sys.argv[1], generation=generation) as group:
+        print(group.all_reduce(np.full(3, rank + 1.0))[2], flush=True)
+        try:
+            while True:
+                group.barrier()
+        except grpcxx.Error as error:
+            print(error.message, flush=True)
+"""
+
+
+@pytest.fixture
+def member():
+    """Starts a process that joins a group as each rank that it is told, and says what it gets, and why that ends."""
+    started = []
+
+    def start(rendezvous):
+        command = [sys.executable, "-c", MEMBER, rendezvous]
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_processes_meet_again_after_one_was_killed_and_with_a_new_one(member):
+    rendezvous = f"127.0.0.1:{free_port()}"
+    stays, dies = member(rendezvous), member(rendezvous)
+
+    def meet(others, generation):
+        size = len(others) + 1
+        for rank, process in enumerate(others, 1):
+            process.stdin.write(f"{rank} {size} {generation}\n")
+            process.stdin.flush()
+        group = grpcxx.Group(0, size, rendezvous, generation=generation)
+        wanted = sum(range(1, size + 1))
+        assert group.all_reduce(np.ones(3))[2] == wanted
+        assert [float(process.stdout.readline()) for process in others] == [wanted] * len(others)
+        return group
+
+    group = meet([stays, dies], 0)
+    dies.kill()
+    with pytest.raises(grpcxx.Error, match=r"rank 2 \(127\.0\.0\.1:"):
+        while True:
+            group.barrier()
+    group.close()
+    assert stays.stdout.readline().startswith("rank 2 (127.0.0.1:")
+    # Those that are left, as the next generation.
+    meet([stays], 1).close()
+    assert "rank 0 (" in (left := stays.stdout.readline()) and "has left the group" in left
+    # With one in place of the one that is gone.
+    meet([stays, member(rendezvous)], 2).close()
+
+
+def test_a_rank_of_a_generation_that_is_over_is_refused():
+    rendezvous = f"127.0.0.1:{free_port()}"
+    errors = []
+
+    def late():
+        with pytest.raises(grpcxx.Error, match="rank 1 expects 2 ranks in generation 0, and rank 0 .* generation 1"):
+            grpcxx.Group(1, 2, rendezvous)
+        errors.append(True)
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    with pytest.raises(grpcxx.Error, match="1 of 2 ranks are missing"):
+        grpcxx.Group(0, 2, rendezvous, generation=1, join_timeout=2)
+    thread.join()
+    assert errors

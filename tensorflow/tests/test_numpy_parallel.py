@@ -136,6 +136,58 @@ def test_a_rank_that_fails_ends_all_with_its_name(tmp_path, end, how, code):
         assert "  OSError: no such disk" in finished.stderr
 
 
+# Sums what the ranks draw, and keeps the step and the sum in a file after each step.
+RESUMES = """
+import os, sys
+import numpy as np
+from grpcxx import parallel
+
+rank, group = parallel.rank(), parallel.group()
+kept = "kept.npy"
+state = np.load(kept) if rank == 0 and os.path.exists(kept) else np.zeros(2)
+state = group.broadcast(state)
+print("from step", int(state[0]), flush=True)
+print("rank", rank, "begins", file=sys.stderr)
+while state[0] < 6:
+    if rank == 1 and state[0] == 3 and DIES:
+        open("deaths", "a").write("x")
+        os.kill(os.getpid(), 9)
+    state += [1, group.all_reduce(np.array([state[0] + rank]))[0]]
+    if rank == 0:
+        np.save("next.npy", state)
+        os.replace("next.npy", kept)
+print("sum", state[1])
+"""
+
+
+def test_a_job_goes_on_from_its_last_checkpoint_when_a_rank_has_died(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = script(tmp_path, RESUMES.replace("DIES", "not os.path.exists('deaths')"))
+    finished = parallel("-n", 2, "--restarts", 3, "--output", "logs", path)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == "from step 0\nfrom step 3\nsum 36.0\n"
+    assert "rank 1 ended with signal SIGKILL, so the others are stopped" in finished.stderr
+    assert "all ranks begin again (restart 1 of 3)" in finished.stderr
+    assert "restart 2" not in finished.stderr
+    assert (tmp_path / "logs/rank-1.log").read_text().count("rank 1 begins") == 2
+
+
+def test_a_job_ends_when_its_restarts_are_used_up(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    finished = parallel("-n", 2, "--restarts", 2, script(tmp_path, RESUMES.replace("DIES", "True")))
+    assert finished.returncode == 137, finished.stderr
+    assert (tmp_path / "deaths").read_text() == "xxx"
+    assert finished.stderr.count("rank 1 ended with signal SIGKILL") == 3
+    assert "(restart 2 of 2)" in finished.stderr
+    assert finished.stdout == "from step 0\n" + 2 * "from step 3\n"
+
+
+def test_what_would_end_the_same_again_is_not_started_again(tmp_path):
+    finished = parallel("-n", 2, "--restarts", 2, script(tmp_path, "print('alone')"))
+    assert finished.returncode == 65
+    assert finished.stdout == "alone\n" and "begin again" not in finished.stderr
+
+
 def test_each_rank_has_its_log(tmp_path):
     program = "from grpcxx import parallel\nprint('I am', parallel.rank(), 'of', parallel.size())\n"
     parallel("-n", 2, "--output", tmp_path / "logs", script(tmp_path, program))
@@ -162,6 +214,7 @@ def test_processes_of_a_launcher_meet_by_its_variables(tmp_path):
         (["--rank", 2, "--size", 2, "train.py"], "ranks begin with 0"),
         (["--rank", 0, "--size", 2, "train.py"], "give --rendezvous HOST:PORT"),
         (["-n", 1, "/nowhere/train.py"], "there is no script /nowhere/train.py"),
+        (["--rank", 0, "--size", 2, "--restarts", 1, "train.py"], "--restarts is for ranks that -n starts here"),
     ],
 )
 def test_commands_that_cannot_be_are_refused(arguments, text):

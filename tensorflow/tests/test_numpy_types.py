@@ -1,12 +1,14 @@
 """Types of ml_dtypes, and more arrays in a push than a call of star has."""
 
 import ctypes
+import functools
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 from ports import free_port
+from ranks import together
 
 import grpcxx
 from grpcxx import Code, _library
@@ -71,6 +73,66 @@ def test_groups_move_what_they_cannot_reduce(kind):
         with pytest.raises(grpcxx.Error, match=f"sum of {kind.__name__} is not defined") as refused:
             group.all_reduce(array)
         assert refused.value.code == Code.INVALID_ARGUMENT
+
+
+# Ranks on one host show each other the short ones, which go by messages without shared memory; the others are cut.
+in_groups = pytest.mark.parametrize("shared_memory", ["on", "off"])
+of_lengths = pytest.mark.parametrize("elements", [60, 480_000])
+REDUCED = [np.float16, ml_dtypes.bfloat16, np.int8, np.uint8]
+OPERATORS = {"sum": np.add, "mean": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply}
+
+
+def combined(arrays, op):
+    """What all ranks get: combined in their order, floating point as float32 and rounded once."""
+    kind = arrays[0].dtype
+    if kind.kind in "iu":
+        return functools.reduce(OPERATORS[op], arrays)
+    with np.errstate(over="ignore"):
+        wide = functools.reduce(OPERATORS[op], [array.astype(np.float32) for array in arrays])
+        return (wide / np.float32(len(arrays)) if op == "mean" else wide).astype(kind)
+
+
+@in_groups
+@of_lengths
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", REDUCED, ids=lambda kind: np.dtype(kind).name)
+def test_groups_reduce_short_types_to_the_same_bits(kind, size, elements, shared_memory):
+    arrays = [np.random.default_rng(rank).integers(-90, 110, elements) for rank in range(size)]
+    fraction = 1 if np.dtype(kind).kind in "iu" else np.float32(1.01)
+    arrays = [(array * fraction).astype(kind) for array in arrays]
+    operators = [op for op in OPERATORS if op != "mean" or fraction != 1]
+
+    def code(group):
+        mine = arrays[group.rank]
+        return [(group.all_reduce(mine, op), group.reduce_scatter(mine, op)) for op in operators]
+
+    wanted = [combined(arrays, op) for op in operators]
+    for rank, found in enumerate(together(size, code, settings={"GRPCXX_SHM": shared_memory})):
+        for op, all_of_it, (reduced, part) in zip(operators, wanted, found):
+            assert reduced.dtype == part.dtype == kind
+            assert reduced.tobytes() == all_of_it.tobytes(), op
+            assert part.tobytes() == np.split(all_of_it, size)[rank].tobytes(), op
+
+
+@in_groups
+@of_lengths
+@pytest.mark.parametrize("kind", [ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fn], ids=lambda kind: kind.__name__)
+def test_groups_of_ranks_move_float8_and_refuse_to_reduce_it(kind, elements, shared_memory):
+    arrays = [np.random.default_rng(rank).integers(0, 256, elements, np.uint8).view(kind) for rank in range(3)]
+
+    def code(group):
+        mine = arrays[group.rank]
+        moved = group.broadcast(mine, 2), group.all_gather(mine), group.all_to_all(mine)
+        for call in (group.all_reduce, group.reduce_scatter, group.reduce):
+            with pytest.raises(grpcxx.Error, match=f"sum of {kind.__name__} is not defined"):
+                call(mine)
+        group.barrier()
+        return moved
+
+    for rank, found in enumerate(together(3, code, settings={"GRPCXX_SHM": shared_memory})):
+        parts = [np.split(array, 3)[rank] for array in arrays]
+        for one, other in zip(found, (arrays[2], np.concatenate(arrays), np.concatenate(parts))):
+            assert one.dtype == kind and one.tobytes() == other.tobytes()
 
 
 def test_a_type_that_nobody_knows_is_refused_by_name(client):

@@ -18,7 +18,7 @@ pub(crate) struct Offer {
 
 /// Why ranks show each other nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refused(String);
+pub(crate) struct Refused(pub(crate) String);
 
 /// What a rank tells of its board.
 #[derive(Debug, PartialEq, Eq)]

@@ -97,7 +97,7 @@ fn run(case: &Case, seed: u64) -> Vec<Option<Vec<f32>>> {
         for (number, effects) in todo.drain(..) {
             for effect in effects {
                 let address = match effect {
-                    Effect::Send { to, slot, data } => {
+                    Effect::Send { to, slot, data, .. } => {
                         let before = sent.insert((number, to, slot), data);
                         assert!(before.is_none(), "{slot:?} to {to} was sent twice");
                         (number, to, slot)

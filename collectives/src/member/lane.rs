@@ -8,7 +8,7 @@ use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_rpc::Status;
 use grpcxx_runtime::Time;
 
-use super::HELLO;
+use super::tokens::HELLO;
 use crate::boards::Boards;
 use crate::machine::{Effect, Machine, Slot};
 use crate::operation::Ending;
@@ -39,6 +39,16 @@ struct Running {
     /// When something came last. None if it came where nobody knows the time: then the next look
     /// counts.
     moved_at: Option<Time>,
+}
+
+/// Who keeps this rank waiting.
+pub(super) struct Silence {
+    pub(super) ranks: Vec<u32>,
+    /// What they did not do.
+    what: String,
+    /// Whether it is these ranks, and no other one for which they wait. In a large group a rank
+    /// that has not called may still be in the operation before.
+    is_sure: bool,
 }
 
 #[derive(Clone)]
@@ -204,7 +214,13 @@ impl Lane {
         let (description, array) = running.entry.machine.shown();
         for (to, bell) in boards.show(&description, &array) {
             let (slot, data) = (Slot::Bell, Buffer::new());
-            effects.push((self.tag, bell, Effect::Send { to, slot, data }));
+            let effect = Effect::Send {
+                to,
+                slot,
+                data,
+                outlives: false,
+            };
+            effects.push((self.tag, bell, effect));
         }
     }
 
@@ -413,26 +429,30 @@ impl Lane {
         Some(*running.moved_at.get_or_insert(now))
     }
 
-    /// The ranks for which the present operation waits for too long, and its name.
-    pub(super) fn silent(&mut self, now: Time, patience: Duration) -> Option<(Vec<u32>, String)> {
+    /// For whom the present operation waits for too long.
+    pub(super) fn silent(&mut self, now: Time, patience: Duration) -> Option<Silence> {
         let moved_at = self.note(now)?;
         let running = self.running.as_ref()?;
         let machine = &running.entry.machine;
         if self.waits_for_boards() && now.since(moved_at) >= patience {
             let hellos = &self.hellos;
             let is_missing = |from: &u32| !matches!(hellos[*from as usize], Greeting::Taken);
-            let missing = self.partners.iter().copied().filter(is_missing);
-            return Some((missing.collect(), machine.name()));
+            return Some(Silence {
+                ranks: self.partners.iter().copied().filter(is_missing).collect(),
+                what: format!("take part in {}", machine.name()),
+                is_sure: machine.speaks_with_all(),
+            });
         }
-        // A rank that waits for an owner hears from it first whom that waits for.
-        let patience = match machine.waits_for_parts() {
+        // A rank that waits for one that waits itself hears from it first whom that waits for.
+        let patience = match machine.waits_at_first_hand() {
             true => patience,
             false => patience + patience / 2,
         };
-        if now.since(moved_at) < patience {
-            return None;
-        }
-        Some((machine.waits_for(), machine.name()))
+        (now.since(moved_at) >= patience).then(|| Silence {
+            ranks: machine.waits_for(),
+            what: format!("take part in {}", machine.name()),
+            is_sure: machine.speaks_with_all(),
+        })
     }
 
     fn is_present(&self, number: u64) -> bool {
@@ -447,6 +467,25 @@ impl Lane {
 
 /// Steps in a row that one look takes, some milliseconds at most.
 const STEPS_PER_LOOK: usize = 16;
+impl Silence {
+    /// Ranks that do not take what this one has sent, if there are any.
+    pub(super) fn of_slow(ranks: Vec<u32>) -> Option<Self> {
+        (!ranks.is_empty()).then(|| Self {
+            ranks,
+            what: "take what this rank has sent".to_owned(),
+            is_sure: false,
+        })
+    }
+
+    /// What this rank says then.
+    pub(super) fn text(&self, names: &str, patience: Duration) -> String {
+        let or = match self.is_sure {
+            true => "",
+            false => ", or whoever keeps it waiting,",
+        };
+        format!("{names}{or} did not {} within {patience:?}", self.what)
+    }
+}
 
 /// The receive of a bell, which has the number of the bell in place of that of an operation.
 fn awaited_bell(tag: u16, from: u32, bell: u64) -> (u16, u64, Effect) {

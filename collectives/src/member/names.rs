@@ -97,11 +97,21 @@ impl Names {
 
     /// The key by which `source` tells `target` that it has heard why the group is over.
     pub(crate) fn farewell(&self, source: u32, target: u32) -> Key {
+        self.between(source, target, "over")
+    }
+
+    /// The key that `target` asks of `source` and that nobody sends: it fails when `source` is
+    /// lost.
+    pub(crate) fn absence(&self, source: u32, target: u32) -> Key {
+        self.between(source, target, "lost")
+    }
+
+    fn between(&self, source: u32, target: u32, what: &str) -> Key {
         let beginning = match source == self.own {
             true => &self.to[target as usize],
             false => &self.from[source as usize],
         };
-        Key::from(format!("{beginning}{EDGE}.{source}.{target}.over;0:0"))
+        Key::from(format!("{beginning}{EDGE}.{source}.{target}.{what};0:0"))
     }
 
     /// A key that nobody sends, to wait for.

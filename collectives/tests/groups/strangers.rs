@@ -1,11 +1,11 @@
-//! Somebody else at the address where a group meets.
+//! Somebody else at the address where a group meets, or rank 0 when it is behind.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use grpcxx_collectives::Group;
+use grpcxx_collectives::{Group, JoiningGroup};
 use grpcxx_runtime::Engine;
 
 use super::ports::held_address;
@@ -69,5 +69,26 @@ fn a_stranger_that_stays_is_told_when_the_time_is_over() {
         let text = error.message;
         assert!(started.elapsed() >= limit, "{text}");
         assert!(text.contains(&place) && text.contains(words), "{text}");
+    }
+}
+
+#[test]
+fn a_rank_of_the_next_generation_waits_until_rank_0_is_there() {
+    let engines = [engine(0, "127.0.0.1:0"), engine(1, "127.0.0.1:0")];
+    let place = engines[0].local_addr().unwrap().to_string();
+    let begin = |rank: u32, generation: u64| {
+        let builder = Group::builder(rank, 2, place.clone()).generation(generation);
+        let builder = builder.join_timeout(Duration::from_secs(20));
+        builder.begin(&engines[rank as usize]).unwrap()
+    };
+    let joins = |joining: JoiningGroup| thread::spawn(move || joining.wait());
+    for joins in [0, 1].map(|rank| joins(begin(rank, 0))) {
+        joins.join().unwrap().unwrap();
+    }
+    let ahead = joins(begin(1, 1));
+    thread::sleep(Duration::from_millis(300));
+    let behind = joins(begin(0, 1));
+    for joins in [ahead, behind] {
+        joins.join().unwrap().unwrap();
     }
 }

@@ -23,6 +23,11 @@ def main() -> int:
         if options.processes is None:
             return _refuse("no launcher has told a rank: say with -n how many processes to start here")
         return _launch.run(options)
+    if options.restarts:
+        return _refuse(
+            f"--restarts is for ranks that -n starts here, and these were started by {place.launcher}: let that start"
+            " them again, as grpcxx launch --restarts does"
+        )
     if options.processes not in (None, place.size):
         return _refuse(f"-n is {options.processes}, but {place.launcher} tells {place.size} ranks")
     if not place.rendezvous:
@@ -85,6 +90,13 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--join-timeout", type=float, default=300.0, help="seconds that the ranks may take to meet (default: 300)"
     )
+    parser.add_argument(
+        "--restarts",
+        metavar="N",
+        type=_count,
+        default=0,
+        help="when a rank has failed, start all of them again, so many times (default: 0)",
+    )
     parser.add_argument("--output", metavar="DIR", help="write what rank N says to DIR/rank-N.log")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("script", help="the script")
@@ -96,6 +108,13 @@ def _positive(text: str) -> int:
     number = int(text)
     if not 1 <= number <= 4096:
         raise argparse.ArgumentTypeError("give a number from 1 to 4096")
+    return number
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= 4096:
+        raise argparse.ArgumentTypeError("give a number from 0 to 4096")
     return number
 
 

@@ -1,4 +1,4 @@
-"""Starts the ranks of a job on this host, and ends all of them when one fails."""
+"""Starts the ranks of a job on this host, and ends all of them when one fails; they begin again if that is asked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from ._script import OTHER_FAILED
+from ._script import NOTHING_COMBINED, OTHER_FAILED
 
 # How many last lines of a rank are kept, and how long one may be.
 LINES_MAX, LINE_BYTES_MAX = 20, 2000
@@ -22,6 +22,8 @@ LINES_MAX, LINE_BYTES_MAX = 20, 2000
 STOP_S = 5.0
 # How long to look for the rank that failed first, when one says that it was another.
 CULPRIT_S = 3.0
+# Exit codes that would be the same again: there is no script, or it combines nothing.
+FINAL = {os.EX_NOINPUT, NOTHING_COMBINED}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -29,22 +31,35 @@ def run(options: argparse.Namespace) -> int:
     held = _held_port()
     rendezvous = options.rendezvous or f"127.0.0.1:{held.getsockname()[1]}"
     signal.signal(signal.SIGTERM, _interrupt)
-    children: list[_Child] = []
     try:
-        for rank in range(options.processes):
-            children.append(_Child(rank, options, rendezvous))
-        return _watch(children)
+        for restart in range(options.restarts + 1):
+            code = _attempt(options, rendezvous, restart)
+            if code == 0 or code in FINAL or restart == options.restarts:
+                break
+            told = f"restart {restart + 1} of {options.restarts}"
+            print(f"grpcxx.parallel: all ranks begin again ({told})", file=sys.stderr)
+        return code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:
-        _stop(children)
         held.close()
+
+
+def _attempt(options: argparse.Namespace, rendezvous: str, restart: int) -> int:
+    """Runs the script once, until all ranks have ended or are stopped."""
+    children: list[_Child] = []
+    try:
+        for rank in range(options.processes):
+            children.append(_Child(rank, options, rendezvous, restart))
+        return _watch(children)
+    finally:
+        _stop(children)
 
 
 class _Child:
     """One rank. What it says on standard error goes on for rank 0, and is kept for the others."""
 
-    def __init__(self, rank: int, options: argparse.Namespace, rendezvous: str):
+    def __init__(self, rank: int, options: argparse.Namespace, rendezvous: str, restart: int):
         self.rank = rank
         self.last: collections.deque[str] = collections.deque(maxlen=LINES_MAX)
         command = [sys.executable, "-m", "grpcxx.parallel", "--child"]
@@ -59,7 +74,9 @@ class _Child:
         output = None if rank == 0 else subprocess.DEVNULL
         if options.output:
             Path(options.output).mkdir(parents=True, exist_ok=True)
-            self.log = open(Path(options.output) / f"rank-{rank}.log", "w", encoding="utf-8", errors="replace")
+            # What was said before a restart stays.
+            path, mode = Path(options.output) / f"rank-{rank}.log", "a" if restart else "w"
+            self.log = open(path, mode, encoding="utf-8", errors="replace")
             output = None if rank == 0 else self.log
         self.process = subprocess.Popen(
             command,

@@ -1,0 +1,78 @@
+//! Ranks that are lost: who has gone, who says why the group is over, and who keeps others waiting.
+
+use std::time::Duration;
+
+use grpcxx_rpc::{Code, Reason, Status};
+use grpcxx_runtime::Time;
+
+use super::State;
+use super::lane::Silence;
+use super::outbox::Outbox;
+
+/// Why nothing comes from a rank any more.
+pub(super) struct Lost {
+    pub(super) status: Status,
+    how: How,
+}
+
+/// How a rank is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    /// It has said why the group is over.
+    Verdict,
+    /// It has left, and so has taken all that it needs.
+    Left,
+    /// It has died, or stopped.
+    Gone,
+}
+
+impl Lost {
+    /// What was asked of a rank has failed. How groups fail has codes of its own: with one of them
+    /// the rank says itself why the group is over.
+    pub(super) fn of(name: &str, status: Status) -> Self {
+        let is_over = matches!(
+            status.code,
+            Code::Aborted | Code::InvalidArgument | Code::DeadlineExceeded | Code::DataLoss
+        );
+        if is_over && status.reason == Reason::Peer {
+            let how = match *status.message == *left(name) {
+                true => How::Left,
+                false => How::Verdict,
+            };
+            return Self { status, how };
+        }
+        let text = match status.reason {
+            Reason::Peer => format!("{name} takes no part any more: {status}"),
+            _ => format!("{name} has died, or left without a word: {status}"),
+        };
+        Self {
+            status: Status::new(Code::Aborted, text).because(status.reason),
+            how: How::Gone,
+        }
+    }
+
+    /// A rank was lost that no operation here waits for. That ends the group if it has ended for
+    /// that rank, since others may learn it only from here; or if that rank has yet to take what
+    /// an operation has sent it, which nobody would wait for otherwise.
+    pub(super) fn ends_group(self, outbox: &Outbox, from: u32) -> Result<(), Status> {
+        match self.how {
+            How::Verdict => Err(self.status),
+            How::Gone if outbox.owes(from) => Err(self.status),
+            How::Gone | How::Left => Ok(()),
+        }
+    }
+}
+
+/// What a rank says that has left.
+pub(super) fn left(name: &str) -> String {
+    format!("{name} has left the group")
+}
+
+/// Who has kept this rank waiting for too long, if somebody has.
+pub(super) fn silence(state: &mut State, now: Time, patience: Duration) -> Option<Silence> {
+    let lanes = state.lanes.values_mut();
+    let silence = lanes.filter_map(|lane| lane.silent(now, patience)).next();
+    // Whoever takes nothing may wait for a rank that does not call, which others find first.
+    let mut slow = || state.outbox.slow(now, patience + patience / 2);
+    silence.or_else(|| Silence::of_slow(slow()))
+}

@@ -1,0 +1,79 @@
+//! Ranks that leave at once when they have done their part.
+
+use std::thread;
+use std::time::Duration;
+
+use grpcxx_collectives::{Group, ReduceOp};
+use grpcxx_rpc::Tensor;
+
+use super::{engines, sums, together, values};
+
+/// More pieces of 256 KiB than a rank asks another one for at a time.
+const LONG: usize = 12 << 20;
+
+#[test]
+fn a_root_gets_what_ranks_have_combined_that_left_at_once() {
+    for has_shared_memory in [true, false] {
+        for _ in 0..5 {
+            let engines = engines(3, has_shared_memory);
+            together(
+                &engines,
+                |builder| builder,
+                |group| {
+                    let rank = group.rank();
+                    let mine = Tensor::vector(values(rank, LONG));
+                    let found = group.reduce(mine, ReduceOp::Sum, 0).wait().unwrap();
+                    if rank == 0 {
+                        let found = found.unwrap();
+                        assert!(found.as_slice::<f32>().unwrap() == sums(3, LONG));
+                    }
+                    group.leave().unwrap();
+                },
+            );
+        }
+    }
+}
+
+#[test]
+fn a_late_rank_of_a_tree_keeps_none_from_leaving_with_its_part() {
+    let engines = super::large::engines(false);
+    let size = engines.len() as u32;
+    together(
+        &engines,
+        |builder| builder,
+        |group| {
+            let rank = group.rank();
+            // Rank 1 takes what its children 3 and 4 have combined when both have called.
+            if rank == 3 {
+                thread::sleep(Duration::from_millis(400));
+            }
+            let mine = Tensor::vector(values(rank, 5));
+            let found = group.reduce(mine, ReduceOp::Sum, 0).wait().unwrap();
+            if let Some(found) = found {
+                assert_eq!(found.elements::<f32>().unwrap()[..], sums(size, 5));
+            }
+            group.leave().unwrap();
+        },
+    );
+}
+
+#[test]
+fn a_root_does_not_wait_for_a_rank_that_died_before_it_took_all() {
+    for has_shared_memory in [true, false] {
+        let mut engines = engines(2, has_shared_memory);
+        let groups = together(&engines, |builder| builder, |group| group);
+        let begin = |group: &Group| {
+            let mine = Tensor::vector(values(0, 6 * LONG));
+            group.broadcast(mine, 0)
+        };
+        let mut given = begin(&groups[0]);
+        let taken = begin(&groups[1]);
+        thread::sleep(Duration::from_millis(15));
+        drop(engines.pop());
+        drop(taken);
+        let ended = given.wait_timeout(Duration::from_secs(20));
+        assert!(ended.is_some(), "the root waits for a rank that is dead");
+        let error = groups[0].barrier().wait().unwrap_err();
+        assert!(error.message.contains("rank 1 ("), "{error}");
+    }
+}
