@@ -135,4 +135,4 @@ impl fmt::Debug for Segments {
 }
 
 /// Length of a segment, a multiple of the length of each element.
-pub(crate) const SEGMENT_BYTES: usize = 1 << 20;
+pub(crate) const SEGMENT_BYTES: usize = 512 << 10;
