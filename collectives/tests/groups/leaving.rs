@@ -63,12 +63,12 @@ fn a_root_does_not_wait_for_a_rank_that_died_before_it_took_all() {
         let mut engines = engines(2, has_shared_memory);
         let groups = together(&engines, |builder| builder, |group| group);
         let begin = |group: &Group| {
-            let mine = Tensor::vector(values(0, 6 * LONG));
+            let mine = Tensor::vector(values(0, 3 * LONG));
             group.broadcast(mine, 0)
         };
         let mut given = begin(&groups[0]);
         let taken = begin(&groups[1]);
-        thread::sleep(Duration::from_millis(15));
+        thread::sleep(Duration::from_millis(10));
         drop(engines.pop());
         drop(taken);
         let ended = given.wait_timeout(Duration::from_secs(20));
@@ -82,7 +82,15 @@ fn a_root_does_not_wait_for_a_rank_that_died_before_it_took_all() {
 fn nobody_waits_for_the_dead_to_hear_why_the_group_is_over() {
     for has_shared_memory in [true, false] {
         let mut engines = engines(3, has_shared_memory);
-        let groups = together(&engines, |builder| builder, |group| group);
+        let groups = together(
+            &engines,
+            |builder| builder,
+            |group| {
+                // By then all have a connection to each other.
+                group.barrier().wait().unwrap();
+                group
+            },
+        );
         drop(engines.pop());
         let leaving = groups.into_iter().take(2).map(|group| {
             thread::spawn(move || {
