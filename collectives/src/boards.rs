@@ -9,6 +9,10 @@
 //! A rank that goes to sleep says so on its board. Who shows something then rings: it sends a bell,
 //! a message without bytes, for which the rank has asked ahead. Bells are numbered, so that each is
 //! rung once, whether or not it is still needed when it comes.
+//!
+//! A rank that has just begun an operation dozes: whoever called it will look next, and if nobody
+//! does, the bell wakes the shard. So who shows something gives a rank that dozes a moment to look
+//! by itself.
 
 mod offer;
 
@@ -59,6 +63,29 @@ struct Neighbour {
 /// A bell to be rung: for whom, and which one.
 pub(crate) type Bell = (u32, u64);
 
+/// How a rank sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sleep {
+    /// Nobody looks until a bell is rung.
+    Deep = 0,
+    /// Somebody is about to look, and if not, the bell has to be rung.
+    Doze = 1,
+}
+
+impl Neighbour {
+    /// The bell for which it sleeps, 0 if it is awake.
+    fn awaited_by(&self, own: u32) -> u64 {
+        for _ in 0..DOZE_LOOKS {
+            let word = self.board.word_value(SLEEPS + own as usize);
+            if word % 2 == Sleep::Deep as u64 {
+                return word / 2;
+            }
+            std::hint::spin_loop();
+        }
+        self.board.word_value(SLEEPS + own as usize) / 2
+    }
+}
+
 impl Boards {
     /// `boards` are those of all ranks but this one.
     fn new(rank: u32, own: Board, boards: Vec<(u32, BoardView)>) -> Self {
@@ -105,9 +132,8 @@ impl Boards {
         // Either this sees that another rank sleeps, or that sees what was shown.
         fence(Ordering::SeqCst);
         let mut bells = SmallVec::new();
-        let own_word = SLEEPS + self.rank as usize;
         for neighbour in &mut self.neighbours {
-            let awaited = neighbour.board.word_value(own_word);
+            let awaited = neighbour.awaited_by(self.rank);
             if awaited == neighbour.rung + 1 {
                 neighbour.rung = awaited;
                 bells.push((neighbour.rank, awaited));
@@ -167,10 +193,11 @@ impl Boards {
 
     /// Asks others to ring when they show something. It must be looked at their boards once more
     /// before this rank sleeps.
-    pub(crate) fn fall_asleep(&mut self, until: impl Iterator<Item = u32>) {
+    pub(crate) fn fall_asleep(&mut self, sleep: Sleep, until: impl Iterator<Item = u32>) {
         for from in until {
             let word = SLEEPS + from as usize;
-            self.own.set_word(word, self.neighbour(from).awaited);
+            let awaited = self.neighbour(from).awaited;
+            self.own.set_word(word, 2 * awaited + sleep as u64);
             self.is_asleep = true;
         }
         fence(Ordering::SeqCst);
@@ -244,10 +271,15 @@ const CPU: usize = 1;
 /// Waits in a row with another rank on the same CPU, after which this one leaves it.
 const MEETINGS_MAX: u32 = 4;
 
+/// Looks at a rank that dozes before it is rung for: about two microseconds, in which a thread that
+/// goes on with its call begins to look.
+const DOZE_LOOKS: usize = if cfg!(loom) { 1 } else { 60 };
+
 /// The words that tell boards apart. They stay as they are, and share no cache line with others.
 const NONCE: [usize; 2] = [32, 33];
 
-/// The words that say for which bell of each rank the owner sleeps; 0 if it is awake.
+/// The words that say for which bell of each rank the owner sleeps, twice its number and one more
+/// if it dozes; 0 if it is awake.
 const SLEEPS: usize = 64;
 
 #[cfg(all(test, loom))]

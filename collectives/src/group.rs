@@ -326,7 +326,11 @@ impl Group {
         };
         let agreed = self.with_tag(AGREEMENT_TAG);
         let own = Tensor::vector(vec![u8::from(boards.is_some())]);
-        let all: u8 = agreed.all_reduce(own, ReduceOp::Min).wait()?.elements()?[0];
+        // Where others have failed meanwhile, the first operation says so.
+        let Ok(all) = agreed.all_reduce(own, ReduceOp::Min).wait() else {
+            return Ok(None);
+        };
+        let all: u8 = all.elements()?[0];
         match all {
             0 => way::tell_of_messages(rank, why.as_ref()),
             _ => way::tell_of_boards(rank),

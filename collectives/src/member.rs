@@ -24,13 +24,14 @@ use grpcxx_runtime::{CallResult, Client, CompletionHandler, Peer, ShardContext, 
 
 pub(crate) use self::by_boards::Lookout;
 use self::lane::{Entry, Lane};
-use self::lost::{Lost, left, silence};
+use self::lost::{Lost, is_gone, left, silence};
 pub(crate) use self::names::{Names, Who};
 use self::outbox::{Kept, Outbox};
 use self::tokens::{
-    ABSENCE, FAREWELL, HELLO, TIMER, partner_of_farewell, parts_of, rank_of_absence, token,
+    ABSENCE, FAREWELL, HELLO, TIMER, asked_ahead, partner_of_farewell, parts_of, rank_of_absence,
+    token,
 };
-use crate::boards::Boards;
+use crate::boards::{Boards, Sleep};
 use crate::machine::{Effect, Machine, Slot};
 use crate::operation::Ending;
 use crate::plan::Plan;
@@ -69,6 +70,8 @@ struct State {
     outbox: Outbox,
     /// Ranks that tell this one when they are lost to the group.
     attended: BTreeSet<u32>,
+    /// Ranks that hear nothing any more.
+    gone: BTreeSet<u32>,
 }
 
 /// What is on its way, and what is to be done when it has left: descriptions, what this rank has
@@ -345,12 +348,13 @@ impl Member {
     /// that hears of it may end at once, so each partner is asked for a farewell, which comes when
     /// it has heard too: until then [`Member::leave`] waits.
     fn fail(self: &Arc<Self>, status: Status, shard: &mut ShardContext<'_>) {
-        let partners = Plan::partners(self.rank, self.size);
+        let mut partners = Plan::partners(self.rank, self.size);
         {
             let mut state = self.state();
             if state.over.is_some() {
                 return;
             }
+            partners.retain(|rank| !state.gone.contains(rank));
             let unsent = Arc::clone(state.unsent.get_or_insert_default());
             let unaware = partners.iter().map(|&rank| (rank, Arc::clone(&unsent)));
             state.unaware = unaware.collect();
@@ -449,6 +453,12 @@ impl CompletionHandler for Member {
     }
 
     fn on_complete(self: Arc<Self>, token: u64, result: CallResult, shard: &mut ShardContext<'_>) {
+        if let (Some(from), Err(status)) = (asked_ahead(token), &result)
+            && is_gone(status)
+        {
+            self.state().gone.insert(from);
+            self.has_heard(from);
+        }
         if token == TIMER {
             return self.look(shard);
         }
@@ -544,9 +554,19 @@ impl Drop for Unsent {
 
 /// Begins operations of a lane and ends those that are done, as long as there are any.
 fn advance(lane: &mut Lane, now: Option<Time>, due: &mut Due) -> Result<(), Status> {
+    advance_and(Sleep::Deep, lane, now, due)
+}
+
+/// [`advance`], which leaves the lane to doze if somebody is about to look at it.
+fn advance_and(
+    sleep: Sleep,
+    lane: &mut Lane,
+    now: Option<Time>,
+    due: &mut Due,
+) -> Result<(), Status> {
     loop {
         lane.begin(now, &mut due.effects)?;
-        due.has_more_steps |= lane.rest(&mut due.effects)?;
+        due.has_more_steps |= lane.rest(sleep, &mut due.effects)?;
         match lane.take_done() {
             Some(done) => due.ended.push(done),
             None => return Ok(()),

@@ -156,6 +156,10 @@ impl<T> Operation<T> {
     /// there by then. Who waits for longer had better sleep.
     fn look(&mut self, limit: Option<Duration>) -> Option<Result<T, Status>> {
         let looks = self.lookout.0.as_ref()?;
+        if let Some(outcome) = self.receiver.try_recv().transpose() {
+            self.lookout.rest();
+            return Some(self.finish(outcome));
+        }
         let begun = Instant::now();
         let end = limit.and_then(|limit| begun.checked_add(limit));
         let (mut until, mut looks_in_vain) = (begun + LOOK_TIME, 0);

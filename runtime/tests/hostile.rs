@@ -294,6 +294,38 @@ fn receives_of_many_connections_leave_something_to_the_next_one() {
 }
 
 #[test]
+fn connections_that_ask_for_nothing_give_way_to_the_next_one() {
+    let mut options = options("ps", 64 * MIB);
+    let shares = PeerShares::of(&options.rendezvous_limits, 8);
+    assert_eq!(shares.connections, 4);
+    options.shares = Some(shares);
+    let server = Engine::start(options).unwrap();
+    let silent: Vec<TcpStream> = (0..4).map(|_| dial(&server)).collect();
+    settle(&server, 4);
+    let worker = Engine::start(self::options("worker", 64 * MIB)).unwrap();
+    let request = Request::RecvTensor {
+        step_id: 1,
+        key: key_of(&server, "honest").as_str().into(),
+    };
+    let tensor = Tensor::new(DType::UInt8, Shape::new(&[1]).unwrap(), vec![1]).unwrap();
+    server
+        .send(1, key_of(&server, "honest").as_str().into(), tensor)
+        .unwrap();
+    call_to(&worker, server.local_addr().unwrap(), request)
+        .wait()
+        .unwrap();
+    let has_ended = |mut stream: &TcpStream| {
+        let patience = Some(Duration::from_millis(200));
+        stream.set_read_timeout(patience).unwrap();
+        stream.read(&mut [0]).is_ok_and(|bytes| bytes == 0)
+    };
+    let ended = silent.iter().filter(|stream| has_ended(stream));
+    assert_eq!(ended.count(), 1);
+    assert_eq!(server.counters().unused_closed, 1);
+    assert_eq!(server.counters().connections_refused, 0);
+}
+
+#[test]
 fn abandoned_steps_do_not_end_the_cleanup_of_others() {
     let mut options = options("ps", 64 * MIB);
     options.rendezvous_limits.steps = 64;

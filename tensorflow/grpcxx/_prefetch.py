@@ -38,8 +38,9 @@ class _Reader:
                     return
                 if end is not None:
                     raise end
-                yield batch
+                # The next one is read while this one is used.
                 self._room.release()
+                yield batch
         finally:
             self._is_left = True
             self._room.release()

@@ -70,11 +70,12 @@ def images(
     """
     rank, size = _place(rank, size, batch_rows)
     pillow = _library("PIL.Image", os.fspath(folder), package="pillow")
-    labels = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    # Hidden folders are those of other programs.
+    labels = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     found = [
         (path, label)
         for label, name in enumerate(labels or ["."])
-        for path in sorted(glob.glob(os.path.join(glob.escape(os.fspath(folder)), name, "*")))
+        for path in sorted(glob.glob(os.path.join(glob.escape(os.path.join(folder, name)), "*")))
         if os.path.splitext(path)[1].lower() in _IMAGES
     ]
     if not found:

@@ -235,6 +235,16 @@ def test_ranks_divide_images_and_folders_are_labels(tmp_path, size, seed):
     assert (order == named[: len(order)]) == (seed is None)
 
 
+def test_names_of_folders_are_no_patterns(tmp_path):
+    for name in ("[ab]", "a", ".hidden"):
+        (tmp_path / name).mkdir()
+    pillow = pytest.importorskip("PIL.Image")
+    for shade, name in enumerate(("[ab]", "a", ".hidden")):
+        pillow.new("L", (2, 2), shade).save(tmp_path / name / "one.png")
+    (batch,) = images(tmp_path, 0, 1, mode="L")
+    assert batch["label"].tolist() == [0, 1] and batch["image"][:, 0, 0, 0].tolist() == [0, 1]
+
+
 def test_images_of_several_sizes_are_resized_or_named(tmp_path):
     write_images(tmp_path, [(4, 6), (3, 3), (5, 5)])
     (batch,) = images(tmp_path / "even", 0, 1, shape=(8, 9), mode="L")

@@ -18,10 +18,14 @@ fn pair() -> (Boards, Boards) {
 
 /// A rank waits for operations one by one, and hears bells as they come. Returns whether it has
 /// seen all of them; if not, it sleeps.
-fn wait_for(waits: &mut Boards, operations: u64, bells: &Mutex<Vec<Bell>>) -> bool {
+fn wait_for(
+    waits: &mut Boards,
+    (operations, sleep): (u64, Sleep),
+    bells: &Mutex<Vec<Bell>>,
+) -> bool {
     loop {
         while waits.steps > 0 && !waits.has(1) {
-            waits.fall_asleep([1].into_iter());
+            waits.fall_asleep(sleep, [1].into_iter());
             if waits.has(1) {
                 break;
             }
@@ -39,7 +43,7 @@ fn wait_for(waits: &mut Boards, operations: u64, bells: &Mutex<Vec<Bell>>) -> bo
 }
 
 /// Whoever sleeps has been seen asleep: a bell is on its way to it.
-fn no_rank_is_left_asleep(operations: u64) {
+fn no_rank_is_left_asleep(operations: u64, sleep: Sleep) {
     loom::model(move || {
         let (mut waits, mut shows) = pair();
         let bells = Arc::new(Mutex::new(Vec::new()));
@@ -50,14 +54,14 @@ fn no_rank_is_left_asleep(operations: u64) {
                 rung.lock().expect("no panic").extend(due);
             }
         });
-        let mut has_all = wait_for(&mut waits, operations, &bells);
+        let mut has_all = wait_for(&mut waits, (operations, sleep), &bells);
         thread.join().expect("no panic");
         if !has_all {
             assert!(
                 !bells.lock().expect("no panic").is_empty(),
                 "nobody rings for a rank that sleeps"
             );
-            has_all = wait_for(&mut waits, operations, &bells);
+            has_all = wait_for(&mut waits, (operations, sleep), &bells);
         }
         assert!(has_all, "a bell leads to what was shown before it");
     });
@@ -65,10 +69,15 @@ fn no_rank_is_left_asleep(operations: u64) {
 
 #[test]
 fn loom_a_rank_that_sleeps_is_rung_for() {
-    no_rank_is_left_asleep(1);
+    no_rank_is_left_asleep(1, Sleep::Deep);
 }
 
 #[test]
 fn loom_each_sleep_has_a_bell_of_its_own() {
-    no_rank_is_left_asleep(2);
+    no_rank_is_left_asleep(2, Sleep::Deep);
+}
+
+#[test]
+fn loom_a_rank_that_dozes_is_rung_for() {
+    no_rank_is_left_asleep(2, Sleep::Doze);
 }

@@ -33,7 +33,7 @@ fn each_rank_reads_what_the_others_show() {
 fn a_bell_is_rung_once_for_who_sleeps() {
     let [mut first, mut second]: [Boards; 2] = all(2).try_into().unwrap();
     let words = [0; DESCRIPTION_BYTES];
-    first.fall_asleep([1].into_iter());
+    first.fall_asleep(Sleep::Deep, [1].into_iter());
     assert_eq!(second.show(&words, &[])[..], [(0, 1)]);
     // The bell is on its way, so the same sleep brings no other.
     assert!(second.show(&words, &[]).is_empty());
@@ -41,8 +41,19 @@ fn a_bell_is_rung_once_for_who_sleeps() {
     first.wake_up();
     assert_eq!(first.rung_by(1), 2);
     assert!(second.show(&words, &[]).is_empty());
-    first.fall_asleep([1].into_iter());
+    first.fall_asleep(Sleep::Deep, [1].into_iter());
     assert_eq!(second.show(&words, &[])[..], [(0, 2)]);
+}
+
+#[test]
+fn a_rank_that_dozes_is_rung_for_unless_it_looks() {
+    let [mut first, mut second]: [Boards; 2] = all(2).try_into().unwrap();
+    first.fall_asleep(Sleep::Doze, [1].into_iter());
+    assert_eq!(second.show(&[0; DESCRIPTION_BYTES], &[])[..], [(0, 1)]);
+    first.rung_by(1);
+    first.fall_asleep(Sleep::Doze, [1].into_iter());
+    first.wake_up();
+    assert!(second.show(&[0; DESCRIPTION_BYTES], &[]).is_empty());
 }
 
 #[test]

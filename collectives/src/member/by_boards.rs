@@ -7,7 +7,8 @@ use grpcxx_rpc::Status;
 use grpcxx_runtime::step_aside;
 
 use super::lane::{Lane, Sight};
-use super::{Due, Member, State, advance, lock, succeed};
+use super::{Due, Member, State, advance, advance_and, lock, succeed};
+use crate::boards::Sleep;
 use crate::operation::{Looked, Looks};
 
 /// The operations of a tag, for a thread that waits for one of them.
@@ -31,10 +32,8 @@ impl Member {
     ) {
         let mut due = Due::default();
         let outcome = match state.lanes.get_mut(&tag) {
-            // Its caller looks on, or lets it rest.
-            Some(lane) if is_alone && lane.is_next_shown() => lane
-                .begin(None, &mut due.effects)
-                .map(|()| due.ended.extend(lane.take_done())),
+            // Its caller is likely to wait for it.
+            Some(lane) if is_alone => advance_and(Sleep::Doze, lane, None, &mut due),
             Some(lane) => advance(lane, None, &mut due),
             None => Ok(()),
         };
@@ -69,6 +68,9 @@ impl Member {
 
 impl Looks for Lookout {
     fn look(&self) -> Looked {
+        if self.member.client.inherited().is_some() {
+            return Looked::Elsewhere;
+        }
         let mut due = Due::default();
         let mut state = lock(&self.member.state);
         let Some(lane) = state.lanes.get_mut(&self.tag) else {
@@ -77,10 +79,12 @@ impl Looks for Lookout {
         if !lane.waits_for_boards() {
             return Looked::Elsewhere;
         }
+        lane.wake_up();
         let sight = lane.look(&mut due.effects);
         let looked = match sight {
             Ok(Sight::Steps | Sight::MoreSteps) => Looked::Steps,
-            _ => Looked::Waits,
+            Ok(Sight::Nothing | Sight::Elsewhere) => Looked::Waits,
+            Err(_) => Looked::Elsewhere,
         };
         let mut outcome = sight.map(|_| ());
         if let (Ok(()), Some(done)) = (&outcome, lane.take_done()) {
@@ -93,6 +97,9 @@ impl Looks for Lookout {
     }
 
     fn rest(&self) {
+        if self.member.client.inherited().is_some() {
+            return;
+        }
         let mut due = Due::default();
         let mut state = lock(&self.member.state);
         let Some(lane) = state.lanes.get_mut(&self.tag) else {

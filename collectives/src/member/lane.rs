@@ -9,10 +9,9 @@ use grpcxx_rpc::Status;
 use grpcxx_runtime::Time;
 
 use super::tokens::HELLO;
-use crate::boards::Boards;
+use crate::boards::{Boards, Sleep};
 use crate::machine::{Effect, Machine, Slot};
 use crate::operation::Ending;
-use crate::plan::Scheme;
 
 /// The operations of one tag.
 pub(super) struct Lane {
@@ -102,13 +101,6 @@ impl Lane {
 
     pub(super) fn is_running(&self) -> bool {
         self.running.is_some()
-    }
-
-    /// Whether the next operation takes no more than what partners show.
-    pub(super) fn is_next_shown(&self) -> bool {
-        let next = self.queue.front();
-        let goes_by_boards = |scheme| matches!(scheme, Scheme::Exchange | Scheme::Segments);
-        next.is_some_and(|entry| goes_by_boards(entry.machine.scheme()))
     }
 
     /// The number of the operation that is called next.
@@ -262,12 +254,12 @@ impl Lane {
             // A loss is asked for first: what a rank has shown before it went counts.
             let loss = boards.loss_of(from);
             if boards.has(from) {
-                *hello = Greeting::Taken;
                 running.moved_at = None;
                 if machine.waits_for_greetings() {
                     let shown = boards.read(from, machine.taken_from(from));
                     machine.greeted(from, shown, &mut more)?;
                 }
+                *hello = Greeting::Taken;
             } else if let Some(status) = loss {
                 return Err(status.clone());
             } else {
@@ -275,7 +267,7 @@ impl Lane {
             }
         }
         let mut has_next = false;
-        if are_all_here {
+        if are_all_here && !machine.waits_for_greetings() {
             boards.wake_up();
             let mut room = boards.take_room();
             let read = |from, at, into: &mut [u8]| boards.read_into(from, at, into);
@@ -286,38 +278,51 @@ impl Lane {
         Ok(has_next)
     }
 
-    /// Lets partners ring when they show what is still missing, since nobody looks for it any more.
+    /// Lets partners ring when they show what is still missing, unless somebody looks for it.
     /// Returns whether there are more steps to be taken now.
     ///
     /// # Errors
     /// As of [`Lane::look`].
-    pub(super) fn rest(&mut self, effects: &mut Vec<(u16, u64, Effect)>) -> Result<bool, Status> {
-        loop {
+    pub(super) fn rest(
+        &mut self,
+        sleep: Sleep,
+        effects: &mut Vec<(u16, u64, Effect)>,
+    ) -> Result<bool, Status> {
+        for _ in 0..LOOKS_PER_REST {
             if self.waits_for_boards()
                 && let Some(boards) = &mut self.boards
             {
                 let hellos = &self.hellos;
                 let is_missing = |from: &u32| !matches!(hellos[*from as usize], Greeting::Taken);
-                boards.fall_asleep(self.partners.iter().copied().filter(is_missing));
+                let missing = self.partners.iter().copied().filter(is_missing);
+                boards.fall_asleep(sleep, missing);
             }
             match self.look(effects)? {
                 Sight::Nothing | Sight::Elsewhere => return Ok(false),
                 // It sleeps until there is more than it has seen.
                 Sight::Steps => {}
-                Sight::MoreSteps => return Ok(true),
+                Sight::MoreSteps => break,
             }
         }
+        Ok(true)
     }
 
-    /// See [`Boards::shared_cpu`].
-    pub(super) fn shared_cpu(&mut self) -> Option<usize> {
-        self.boards.as_mut()?.shared_cpu()
+    /// Somebody looks for what partners show, who need not ring.
+    pub(super) fn wake_up(&mut self) {
+        if let Some(boards) = &mut self.boards {
+            boards.wake_up();
+        }
     }
 
     /// Whether an operation runs and waits for what partners show.
     pub(super) fn waits_for_boards(&self) -> bool {
         let running = self.running.as_ref();
         self.has_boards() && running.is_some_and(|running| running.entry.machine.waits_for_boards())
+    }
+
+    /// See [`Boards::shared_cpu`].
+    pub(super) fn shared_cpu(&mut self) -> Option<usize> {
+        self.boards.as_mut()?.shared_cpu()
     }
 
     /// Takes in a message.
@@ -392,9 +397,7 @@ impl Lane {
             .take_if(|running| running.entry.machine.is_done())?;
         self.number += 1;
         self.hellos.fill(Greeting::Unasked);
-        if let Some(boards) = &mut self.boards {
-            boards.wake_up();
-        }
+        self.wake_up();
         Some((running.entry.machine, running.entry.ending))
     }
 
@@ -464,6 +467,9 @@ impl Lane {
         effects.extend(more.map(|effect| (self.tag, self.number, effect)));
     }
 }
+
+/// Looks in a row before the shard goes on with something else.
+const LOOKS_PER_REST: usize = 4;
 
 /// Steps in a row that one look takes, some milliseconds at most.
 const STEPS_PER_LOOK: usize = 16;

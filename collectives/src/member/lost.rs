@@ -30,11 +30,7 @@ impl Lost {
     /// What was asked of a rank has failed. How groups fail has codes of its own: with one of them
     /// the rank says itself why the group is over.
     pub(super) fn of(name: &str, status: Status) -> Self {
-        let is_over = matches!(
-            status.code,
-            Code::Aborted | Code::InvalidArgument | Code::DeadlineExceeded | Code::DataLoss
-        );
-        if is_over && status.reason == Reason::Peer {
+        if !is_gone(&status) {
             let how = match *status.message == *left(name) {
                 true => How::Left,
                 false => How::Verdict,
@@ -61,6 +57,15 @@ impl Lost {
             How::Gone | How::Left => Ok(()),
         }
     }
+}
+
+/// Whether a rank that has failed so has died or stopped, and hears nothing any more.
+pub(super) fn is_gone(status: &Status) -> bool {
+    let is_over = matches!(
+        status.code,
+        Code::Aborted | Code::InvalidArgument | Code::DeadlineExceeded | Code::DataLoss
+    );
+    !is_over || status.reason != Reason::Peer
 }
 
 /// What a rank says that has left.

@@ -20,6 +20,14 @@ pub(super) fn rank_of_absence(token: u64) -> Option<u32> {
     is_absence.then_some(token as u32)
 }
 
+/// Of which rank a token asks what only fails when that rank is lost, as long as no operation of it
+/// needs more: its next description or bell, or that it is lost.
+pub(super) fn asked_ahead(token: u64) -> Option<u32> {
+    let is_hello = token != TIMER && token & FAREWELL == u64::from(HELLO);
+    let hello = is_hello.then_some(token as u32 & !HELLO);
+    hello.or_else(|| rank_of_absence(token))
+}
+
 /// Marks the ticket of a description; the rest of it is the rank.
 pub(super) const HELLO: u32 = 1 << 31;
 

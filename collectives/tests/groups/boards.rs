@@ -66,6 +66,43 @@ fn operations_that_nobody_waits_for_go_on() {
     );
 }
 
+/// While a rank waits for something else, or computes for longer than an operation may take.
+#[test]
+fn operations_that_are_held_go_on_meanwhile() {
+    let engines = engines(2, true);
+    let patience = Duration::from_millis(400);
+    together(
+        &engines,
+        |builder| builder.timeout(patience),
+        |group| {
+            let beside = group.with_tag(1);
+            for len in [16, 600_000] {
+                let held = sum(&group, len);
+                let found = match group.rank() {
+                    0 => {
+                        beside.barrier().wait().unwrap();
+                        thread::sleep(2 * patience);
+                        held.wait().unwrap()
+                    }
+                    _ => {
+                        let found = held.wait().unwrap();
+                        beside.barrier().wait().unwrap();
+                        found
+                    }
+                };
+                assert_eq!(floats(&found), sums(2, len));
+                // Nobody waits in an operation for longer than that may take.
+                thread::sleep(Duration::from_millis(if group.rank() == 0 {
+                    0
+                } else {
+                    800
+                }));
+            }
+            group.leave().unwrap();
+        },
+    );
+}
+
 #[test]
 fn any_operations_in_any_rhythm_give_all_ranks_their_results() {
     const SIZE: u32 = 3;

@@ -1,7 +1,7 @@
 //! Ranks that leave at once when they have done their part.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use grpcxx_collectives::{Group, ReduceOp};
 use grpcxx_rpc::Tensor;
@@ -63,17 +63,47 @@ fn a_root_does_not_wait_for_a_rank_that_died_before_it_took_all() {
         let mut engines = engines(2, has_shared_memory);
         let groups = together(&engines, |builder| builder, |group| group);
         let begin = |group: &Group| {
-            let mine = Tensor::vector(values(0, 6 * LONG));
+            let mine = Tensor::vector(values(0, 3 * LONG));
             group.broadcast(mine, 0)
         };
         let mut given = begin(&groups[0]);
         let taken = begin(&groups[1]);
-        thread::sleep(Duration::from_millis(15));
+        thread::sleep(Duration::from_millis(10));
         drop(engines.pop());
         drop(taken);
         let ended = given.wait_timeout(Duration::from_secs(20));
         assert!(ended.is_some(), "the root waits for a rank that is dead");
         let error = groups[0].barrier().wait().unwrap_err();
         assert!(error.message.contains("rank 1 ("), "{error}");
+    }
+}
+
+#[test]
+fn nobody_waits_for_the_dead_to_hear_why_the_group_is_over() {
+    for has_shared_memory in [true, false] {
+        let mut engines = engines(3, has_shared_memory);
+        let groups = together(
+            &engines,
+            |builder| builder,
+            |group| {
+                // By then all have a connection to each other.
+                group.barrier().wait().unwrap();
+                group
+            },
+        );
+        drop(engines.pop());
+        let leaving = groups.into_iter().take(2).map(|group| {
+            thread::spawn(move || {
+                let error = group.barrier().wait().unwrap_err();
+                assert!(error.message.contains("rank 2 ("), "{error}");
+                let started = Instant::now();
+                group.leave().unwrap();
+                started.elapsed()
+            })
+        });
+        for leaving in leaving.collect::<Vec<_>>() {
+            let taken = leaving.join().unwrap();
+            assert!(taken < Duration::from_secs(1), "{taken:?}");
+        }
     }
 }

@@ -12,6 +12,7 @@ use crate::latency::CallSide;
 use crate::policy::Identity;
 use crate::registry::right_of_function;
 use crate::shard::core::Core;
+use crate::shard::leaving::Why;
 use crate::shard::links::Owner;
 use crate::shard::servers::ServerLink;
 
@@ -48,7 +49,12 @@ impl<A> Core<A> {
             return self.leave_load();
         }
         let account = Account::of(peer.ip());
-        let Some(waits) = self.shared.accounts.join(account, &self.shares) else {
+        let waits = self.shared.accounts.join(account, &self.shares);
+        let waits = waits.or_else(|| {
+            self.close_silent(account, transport)
+                .then(|| self.shared.accounts.join(account, &self.shares))?
+        });
+        let Some(waits) = waits else {
             self.counters().connections_refused.add(1);
             tracing::warn!(
                 %peer,
@@ -89,7 +95,14 @@ impl<A> Core<A> {
         let counted = self.shared.counted_peers.join(CallSide::Server, &host);
         let place = self.call_table.place(&counted, LinkMedium::Tcp);
         let counted = (counted, place);
-        let server = ServerLink::new(adopted, peer, identity, connection, waits, counted);
+        let server = ServerLink::new(
+            (adopted, self.now),
+            peer,
+            identity,
+            connection,
+            waits,
+            counted,
+        );
         match self.incoming.servers.insert(server) {
             Ok(id) => self.links.set(adopted, Owner::Server(id)),
             Err(_) => {
@@ -97,6 +110,29 @@ impl<A> Core<A> {
                 transport.close(adopted, false);
             }
         }
+    }
+
+    /// Closes the connection of a peer that has been silent for longest since it began, so that
+    /// connections which ask for nothing keep no others of their address out. Returns whether
+    /// there was one on this shard.
+    #[cold]
+    fn close_silent<T: Transport<Accepted = A>>(
+        &mut self,
+        account: Account,
+        transport: &mut T,
+    ) -> bool {
+        let servers = self.incoming.servers.values();
+        let silent = servers
+            .filter(|server| server.waits.account == account && server.connection.frames() == 0);
+        let Some(link) = silent
+            .min_by_key(|server| server.since)
+            .map(|server| server.link)
+        else {
+            return false;
+        };
+        self.counters().unused_closed.add(1);
+        self.leave(link, Why::Asked, transport);
+        true
     }
 
     /// Gives those their rights who have turned out to be where a task of the cluster is now.

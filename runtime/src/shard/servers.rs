@@ -42,6 +42,8 @@ pub(super) struct Incoming<A> {
 #[derive(Debug)]
 pub(super) struct ServerLink {
     pub(super) link: LinkId,
+    /// When the connection began.
+    pub(super) since: Time,
     pub(super) peer: SocketAddr,
     /// Who the peer is, as far as it has been proven.
     identity: Identity,
@@ -116,7 +118,7 @@ impl<A> Incoming<A> {
 
 impl ServerLink {
     pub(super) fn new(
-        link: LinkId,
+        (link, since): (LinkId, Time),
         peer: SocketAddr,
         (identity, is_known): (Identity, bool),
         connection: ServerConnection,
@@ -125,6 +127,7 @@ impl ServerLink {
     ) -> Self {
         Self {
             link,
+            since,
             peer,
             identity,
             is_known,

@@ -145,6 +145,16 @@ def _failed(child: _Child, code: int) -> int:
 
 
 def _stop(children: list[_Child]) -> None:
+    """Ends all ranks and what they have started, whatever signals come meanwhile."""
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        _end(children)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _end(children: list[_Child]) -> None:
     for child in children:
         if child.process.poll() is None:
             child.signal(signal.SIGTERM)
@@ -155,6 +165,8 @@ def _stop(children: list[_Child]) -> None:
         except subprocess.TimeoutExpired:
             child.signal(signal.SIGKILL)
             child.process.wait()
+        # What a rank has started may have outlived it, and would be there when all begin again.
+        child.signal(signal.SIGKILL)
         child.heard()
         if child.log is not None:
             child.log.close()

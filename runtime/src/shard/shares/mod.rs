@@ -435,7 +435,8 @@ impl OpenStreams {
 #[inline]
 fn has_part(own: usize, all: usize, limit: usize) -> bool {
     let shared = limit - limit / 4;
-    own < 2 * shared.saturating_sub(all) || (all < limit && own < (limit / 1024).max(1))
+    own < shared.saturating_sub(all).saturating_mul(2)
+        || (all < limit && own < (limit / 1024).max(1))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
