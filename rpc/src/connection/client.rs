@@ -244,9 +244,8 @@ impl ClientConnection {
             self.begin_stream(id, timeout_ms, envelope);
             return CallId(id);
         }
-        match self.shape(id, timeout_ms, request) {
-            Some(request) => self.queue_alone(id, request, timeout_ms),
-            None => self.expect(id, Expected::Unary),
+        if let Some(request) = self.shape(id, timeout_ms, request) {
+            self.queue_alone(id, request, timeout_ms);
         }
         CallId(id)
     }
