@@ -22,7 +22,7 @@ use grpcxx::topology::Topology;
 use grpcxx::{ClusterSpec, Config, TaskId};
 use grpcxx_greeter::MyGreeter;
 use grpcxx_greeter::helloworld::{GreeterServer, HelloReply, HelloRequest};
-use grpcxx_greeter::probe::{Load, Order, ProbeServer, Span};
+use grpcxx_greeter::probe::{self, Load, Order, ProbeServer, Span};
 use ports::held_address;
 use prost::Message;
 use python::{grpcio_python, skip, text};
@@ -123,6 +123,17 @@ async fn metadata_that_a_method_cannot_be_told_end_the_call() {
             assert!(status.message().contains("change or leave it"), "{status}");
         }
     }
+    server.shutdown(Duration::ZERO);
+}
+
+#[tokio::test]
+async fn a_client_gets_the_details_of_a_failure() {
+    let (server, [grpc, _]) = start();
+    let request = Request::new(probe::Code { number: 5 });
+    let status = call::<_, Load>(grpc, "/probe.Probe/Fail", request).await;
+    let status = status.unwrap_err();
+    assert_eq!(status.code(), Code::NotFound);
+    assert_eq!(status.details(), support::DETAILS);
     server.shutdown(Duration::ZERO);
 }
 
@@ -229,6 +240,9 @@ async fn bad_input_ends_one_stream_with_one_status() {
             }
         };
         assert_eq!(status.code(), expected, "{status:?}");
+        if expected == Code::DataLoss {
+            assert_eq!(status.details(), support::DETAILS);
+        }
     }
     for (path, expected) in [
         ("/probe.Probe/Count", Code::InvalidArgument),

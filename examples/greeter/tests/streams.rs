@@ -202,6 +202,9 @@ fn a_stream_ends_with_the_status_of_the_method_behind_its_messages() {
                 false => Code::DataLoss,
             };
             assert_eq!(status.code, code, "{status}");
+            if !panics {
+                assert_eq!(status.details(), support::DETAILS);
+            }
             assert_eq!(loads.wait_message().unwrap(), None);
         }
         // All else goes on.
