@@ -86,14 +86,15 @@ impl ClientConnection {
     /// Sends the calls that waited until the peer said what it knows.
     pub(crate) fn release_waiting(&mut self) {
         for waiting in std::mem::take(&mut self.waiting) {
-            let Waiting {
-                id,
-                timeout_ms,
-                request,
-            } = waiting;
-            if self.calls.find(id).is_none() {
+            let Waiting { id, request, .. } = waiting;
+            let timeout_ms = match self.has(Features::DEADLINE) {
+                true => waiting.timeout_ms,
+                false => 0,
+            };
+            let Some(call) = self.calls.find_mut(id) else {
                 continue;
-            }
+            };
+            call.is_deadline_sent = timeout_ms != 0;
             if self.has_ended(id) {
                 self.finish(id, Err(gone()));
                 continue;

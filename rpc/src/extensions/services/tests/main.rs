@@ -3,10 +3,12 @@
 #[path = "../../../../tests/support/mod.rs"]
 mod support;
 
+use std::time::Duration;
+
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::wire::{HEADER_BYTES, RequestHeader, ResponseHeader, UNARY_METHOD};
 use grpcxx_rpc::{
-    Code, ConnectionLimits, Envelope, Features, Gate, Metadata, Method, REQUEST_FEED,
+    CallOptions, Code, ConnectionLimits, Envelope, Features, Gate, Metadata, Method, REQUEST_FEED,
     RESPONSE_FETCH, Reason, Request, Response, Right, Rights, Shape, Status,
 };
 use proptest::prelude::*;
@@ -202,6 +204,25 @@ fn a_call_that_waits_for_the_announcement_leaves_once_it_is_there_and_can_be_giv
     assert_eq!(pair.finished().result, answer(&metadata(), b"2"));
     assert_eq!(pair.server.end.poll_request(), None);
     assert_eq!(pair.client.end.outstanding_calls(), 0);
+}
+
+#[test]
+fn a_call_that_waits_for_the_announcement_says_its_deadline_to_who_understands() {
+    for (server, is_said) in [
+        (Features::ALL, true),
+        (Features::ALL.without(Features::DEADLINE), false),
+    ] {
+        let mut pair = Pair::new(Features::ALL, server);
+        let deadline = pair.client.now + Duration::from_secs(3);
+        let options = CallOptions {
+            deadline: Some(deadline),
+            ..CallOptions::default()
+        };
+        pair.call_with(request(&metadata(), b"one"), options);
+        answer_announcement(&mut pair);
+        pair.carry_requests();
+        assert_eq!(pair.request().deadline.is_some(), is_said);
+    }
 }
 
 #[test]
