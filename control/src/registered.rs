@@ -3,12 +3,13 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::{Buf, BufMut, Bytes};
 use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use grpcxx_memory::Buffer;
-use grpcxx_rpc::{Account, Code, Envelope, EnvelopeWriter, Metadata};
-use grpcxx_runtime::service::RawStream;
+use grpcxx_rpc::{Code, Envelope, EnvelopeWriter, Metadata};
+use grpcxx_runtime::service::{self, RawStream};
 use http::{Request, Response};
 use tonic::body::Body;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
@@ -21,6 +22,7 @@ use tower_service::Service;
 
 use crate::Backend;
 use crate::connections::Caller;
+use crate::dispatch::deadline;
 use crate::limits::{MESSAGE_BYTES_MAX, REQUEST_MESSAGE_BYTES_MAX};
 use crate::services::{DESCRIPTORS, INSPECT_DESCRIPTORS};
 use crate::status::{from_grpc, to_grpc};
@@ -32,7 +34,9 @@ pub(crate) async fn answer(backend: Arc<dyn Backend>, request: Request<Body>) ->
     let mut grpc = Grpc::new(Untouched)
         .max_decoding_message_size(REQUEST_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let caller = Caller::of(request.extensions()).account;
+    let caller = Caller::of(request.extensions());
+    let until = deadline(request.headers()).and_then(|left| Instant::now().checked_add(left));
+    let caller = service::Caller::at(caller.peer, caller.account).until(until);
     let method = Method {
         backend,
         path,
@@ -98,7 +102,7 @@ pub(crate) async fn set_health(
 struct Method {
     backend: Arc<dyn Backend>,
     path: String,
-    caller: Account,
+    caller: service::Caller,
 }
 
 impl Method {

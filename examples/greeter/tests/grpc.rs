@@ -4,8 +4,8 @@
 
 #[path = "interop/cpp.rs"]
 mod cpp;
-#[path = "../../../runtime/tests/support/ports.rs"]
-mod ports;
+#[path = "support/door.rs"]
+mod door;
 #[path = "../../../control/tests/interop/python.rs"]
 mod python;
 mod support;
@@ -17,13 +17,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use futures_util::stream;
-use grpcxx::server::{Server, ServerOptions};
-use grpcxx::topology::Topology;
-use grpcxx::{ClusterSpec, Config, TaskId};
+use grpcxx::server::Server;
 use grpcxx_greeter::MyGreeter;
 use grpcxx_greeter::helloworld::{GreeterServer, HelloReply, HelloRequest};
 use grpcxx_greeter::probe::{self, Load, Order, ProbeServer, Span};
-use ports::held_address;
 use prost::Message;
 use python::{grpcio_python, skip, text};
 use support::MyProbe;
@@ -39,25 +36,10 @@ fn start() -> (Server, [SocketAddr; 2]) {
 
 /// Starts a task with a variable that is set.
 fn start_with(variable: &str, value: &str) -> (Server, [SocketAddr; 2]) {
-    let [grpc, star, metrics] = [(); 3].map(|()| held_address());
-    let (config, _) =
-        Config::read(|name| (name == variable).then(|| value.to_owned()), [""; 0]).unwrap();
-    let cluster = ClusterSpec::parse(&format!("ps|{grpc}")).unwrap();
-    let topology = Topology::told(&cluster, &format!("{grpc}={star}\n")).unwrap();
-    let server = Server::start(ServerOptions {
-        config,
-        cluster,
-        task: TaskId::new("ps", 0),
-        protocol: "grpc++".parse().unwrap(),
-        topology: Some(topology),
-        metrics: Some(metrics),
-        model: None,
-    })
-    .unwrap();
+    let (server, [grpc, _, metrics]) = door::start_with(variable, value);
     server.add_service(GreeterServer::new(MyGreeter)).unwrap();
-    server
-        .add_service(ProbeServer::new(MyProbe::default()))
-        .unwrap();
+    let probe = ProbeServer::new(MyProbe::default());
+    server.add_service(probe).unwrap();
     (server, [grpc, metrics])
 }
 

@@ -433,13 +433,13 @@ fn calls_of_the_wrong_kind_are_unimplemented() {
         "/probe.Probe/Gone",
         "/gone.Service/Echo",
     ] {
-        let call = client.server_stream::<_, Load>(path, &request);
+        let call = client.server_stream::<_, Load>(path, request.clone());
         let status = call.wait().unwrap_err();
         assert_eq!(status.code, Code::Unimplemented, "{status}");
     }
     assert!(
         client
-            .server_stream::<_, Load>("no path", &request)
+            .server_stream::<_, Load>("no path", request)
             .wait()
             .is_err()
     );
