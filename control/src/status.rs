@@ -54,7 +54,7 @@ mod tests {
     #[test]
     fn every_code_keeps_its_number_both_ways() {
         for &code in Code::ALL {
-            let status = Status::with_details(code, "why", vec![1, 2]);
+            let status = Status::with_details(code, "why", vec![1, 2].into());
             let grpc = to_grpc(&status);
             assert_eq!(grpc.code() as i32, i32::from(code as u8));
             assert_eq!(from_grpc(&grpc), status.because(Reason::Peer));
@@ -65,7 +65,7 @@ mod tests {
     fn details_that_are_too_long_for_headers_are_named_in_the_text() {
         let text = "x".repeat(ERROR_TEXT_BYTES_MAX);
         let details = vec![7; DETAILS_BYTES_MAX + 1];
-        let grpc = to_grpc(&Status::with_details(Code::Aborted, text, details));
+        let grpc = to_grpc(&Status::with_details(Code::Aborted, text, details.into()));
         assert!(grpc.details().is_empty());
         assert!(grpc.message().len() <= ERROR_TEXT_BYTES_MAX);
         let end = "... (its details of 4097 bytes were left out, allowed are 4096)";

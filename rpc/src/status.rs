@@ -42,8 +42,8 @@ macro_rules! codes {
         impl Status {
             $(
                 #[doc = concat!("A failure with the code `", $name, "`.")]
-                pub fn $make(message: impl Into<Cow<'static, str>>) -> Self {
-                    Self::new(Code::$variant, message)
+                pub fn $make(message: impl Into<String>) -> Self {
+                    Self::new(Code::$variant, message.into())
                 }
             )*
         }
@@ -76,7 +76,7 @@ codes! {
 ///
 /// let status = Status::not_found("no model \"m\" here: push it first");
 /// assert_eq!(status.code(), Code::NotFound);
-/// let detailed = Status::with_details(Code::NotFound, "no model", vec![8, 5]);
+/// let detailed = Status::with_details(Code::NotFound, "no model", vec![8, 5].into());
 /// assert_eq!(detailed.details(), [8, 5]);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -109,16 +109,11 @@ impl Status {
     /// A failure with more about it for programs: bytes, by convention a serialized
     /// `google.rpc.Status`. They travel to clients of gRPC, and over star to peers that know the
     /// extension *status details*, as far as the limits there allow.
-    pub fn with_details(
-        code: Code,
-        message: impl Into<Cow<'static, str>>,
-        details: impl Into<Bytes>,
-    ) -> Self {
-        let details = details.into();
+    pub fn with_details(code: Code, message: impl Into<String>, details: Bytes) -> Self {
         let details = (!details.is_empty()).then(|| Box::new(details));
         Self {
             details,
-            ..Self::new(code, message)
+            ..Self::new(code, message.into())
         }
     }
 
@@ -189,7 +184,7 @@ mod tests {
         assert_eq!(longer.code, Code::Unavailable);
         assert_eq!(longer.reason, Reason::ConnectionLost);
         assert_eq!(longer.message(), "ps:0 is gone");
-        let detailed = Status::with_details(Code::Aborted, "why", vec![1]);
+        let detailed = Status::with_details(Code::Aborted, "why", vec![1].into());
         assert_eq!(detailed.with_message("because").details(), [1]);
     }
 
@@ -203,7 +198,7 @@ mod tests {
         assert_eq!(Status::unauthenticated("a").code(), Code::Unauthenticated);
         assert_eq!(Status::not_found("a"), Status::new(Code::NotFound, "a"));
         assert!(
-            Status::with_details(Code::Internal, "a", "")
+            Status::with_details(Code::Internal, "a", Bytes::new())
                 .details()
                 .is_empty()
         );

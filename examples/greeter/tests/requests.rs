@@ -182,7 +182,7 @@ fn a_call_of_this_process_comes_from_nowhere() {
 fn doorkeeper(mut request: Request<()>) -> Result<Request<()>, Status> {
     let who = request.metadata().get("who").map(str::to_owned);
     let who = who.ok_or_else(|| {
-        Status::with_details(Code::Unauthenticated, "say who you are", vec![4, 2])
+        Status::with_details(Code::Unauthenticated, "say who you are", vec![4, 2].into())
     })?;
     request.extensions_mut().insert(Who(who));
     Ok(request)

@@ -1,7 +1,7 @@
 //! A task with a star port and a gRPC port.
 
 #[path = "../../../../runtime/tests/support/ports.rs"]
-mod ports;
+pub(crate) mod ports;
 
 use std::net::SocketAddr;
 

@@ -64,7 +64,7 @@ impl Probe for MyProbe {
 
     async fn fail(&self, request: Request<probe::Code>) -> Result<Response<Load>, Status> {
         let code = Code::from_number(request.get_ref().number).unwrap_or(Code::Unknown);
-        Err(Status::with_details(code, "as it was told", DETAILS))
+        Err(Status::with_details(code, "as it was told", DETAILS.into()))
     }
 
     type EchoAllStream = Loads;
@@ -96,7 +96,7 @@ impl Probe for MyProbe {
             note: String::new(),
         };
         let end = Code::from_number(order.code)
-            .map(|code| Err(Status::with_details(code, "as told", DETAILS)));
+            .map(|code| Err(Status::with_details(code, "as told", DETAILS.into())));
         let trailers = Trailers::default();
         let told = trailers.clone();
         let loads = (0..order.messages)

@@ -135,7 +135,7 @@ impl Failure {
         let status = status_of(self.number, String::from_utf8_lossy(text).into_owned());
         match details {
             [] => status,
-            details => Status::with_details(status.code, status.message, details.to_vec())
+            details => Status::with_details(status.code, status.message, details.to_vec().into())
                 .because(status.reason),
         }
     }

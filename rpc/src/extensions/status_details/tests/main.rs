@@ -20,7 +20,11 @@ fn requests() -> [Request; 3] {
 }
 
 fn failure(details_bytes: usize) -> Status {
-    Status::with_details(Code::NotFound, "no such thing", vec![9; details_bytes])
+    Status::with_details(
+        Code::NotFound,
+        "no such thing",
+        vec![9; details_bytes].into(),
+    )
 }
 
 /// Two ends of which the server knows this.
@@ -74,7 +78,7 @@ fn a_peer_that_has_not_announced_them_gets_the_text_alone() {
 fn details_that_are_too_long_are_named_in_the_text() {
     let mut pair = Pair::announced();
     for text in ["short".to_owned(), "x".repeat(64 << 10)] {
-        let status = Status::with_details(Code::Aborted, text, vec![1; MAX + 1]);
+        let status = Status::with_details(Code::Aborted, text, vec![1; MAX + 1].into());
         let [request, ..] = requests();
         let arrived = ended(&mut pair, request, status);
         assert_eq!((arrived.code, arrived.details()), (Code::Aborted, &[][..]));
