@@ -280,11 +280,13 @@ fn write_modules(service: &Service, code: &mut String) {
         format_args!(
             "/// The trait and the server, where tonic has them.
 pub mod {module}_server {{
+    #[allow(unused_imports)]
     pub use super::{{{name}, {name}Server}};
 }}
 
 /// The client, where tonic has it.
 pub mod {module}_client {{
+    #[allow(unused_imports)]
     pub use super::{name}Client;
 }}
 "

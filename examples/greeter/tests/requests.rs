@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use futures_util::{Stream, TryStreamExt, stream};
 use grpcxx::server::Server;
 use grpcxx::service::{Code, Request, Response, Status, Streaming};
-use grpcxx::{Engine, Remote};
+use grpcxx::{Engine, GraphCall, Remote, Shape, Tensor};
 use grpcxx_greeter::helloworld::greeter_client::GreeterClient;
 use grpcxx_greeter::helloworld::greeter_server::{Greeter, GreeterServer};
 use grpcxx_greeter::helloworld::{HelloReply, HelloRequest, HellosRequest};
@@ -249,6 +249,19 @@ fn an_interceptor_of_a_client_may_bound_a_call_and_refuse_it() {
     let reports = task.method_reports();
     let calls = reports.iter().map(|report| report.calls.len());
     assert_eq!(calls.sum::<usize>(), 3, "each method was called, and well");
+}
+
+/// A graph call has no metadata, so who must say something cannot come in by one.
+#[test]
+fn an_interceptor_of_a_server_sees_calls_that_come_as_graph_calls() {
+    let task = Engine::builder().listen("127.0.0.1:0").start().unwrap();
+    task.add_service(GreeterServer::with_interceptor(Knowing, doorkeeper));
+    let (_engine, remote) = connected(task.local_addr().unwrap());
+    let message = Tensor::from_slice(Shape::vector(0), &[0u8; 0]).unwrap();
+    let call = GraphCall::new("/helloworld.Greeter/SayHello").with_feed("request", message);
+    let status = remote.run(call.with_fetch("response")).wait().unwrap_err();
+    assert_eq!(status.code, Code::Unauthenticated);
+    assert_eq!(status.details(), [4, 2]);
 }
 
 #[test]
