@@ -37,6 +37,21 @@ pub mod server;
 pub mod store;
 pub mod topology;
 
+/// Takes in what `grpcxx_build` has made of the .proto files of a package, as
+/// `tonic::include_proto!` does.
+///
+/// ```ignore
+/// pub mod helloworld {
+///     grpcxx::include_proto!("helloworld");
+/// }
+/// ```
+#[macro_export]
+macro_rules! include_proto {
+    ($package:literal) => {
+        include!(concat!(env!("OUT_DIR"), "/", $package, ".rs"));
+    };
+}
+
 pub use grpcxx_collectives as collectives;
 #[cfg(feature = "server")]
 pub use grpcxx_control as control;

@@ -32,6 +32,19 @@ impl Generator {
         }
     }
 
+    /// The type of the code of an interceptor.
+    fn code_of_interceptor(&self) -> String {
+        let runtime = &self.runtime;
+        let request = format!("{runtime}::Request<()>");
+        format!(
+            "impl ::core::ops::Fn({request})
+            -> ::core::result::Result<{request}, {runtime}::Status>
+            + ::core::marker::Send
+            + ::core::marker::Sync
+            + 'static"
+        )
+    }
+
     fn write_trait(&self, service: &Service, code: &mut String) {
         let (name, runtime, send) = (&service.name, &self.runtime, self.send());
         write_comments(&service.comments, "", code);
@@ -97,14 +110,12 @@ impl Generator {
         };
         let (on_shards, made) = match self.are_sent {
             true => (
-                format!("Self {{ inner, place: {runtime}::Place::Shard }}"),
-                "Methods::new(Self::NAME, descriptors, self.place)".to_owned(),
+                format!("place: {runtime}::Place::Shard, "),
+                "Methods::new(Self::NAME, descriptors, self.place)",
             ),
-            false => (
-                "Self { inner }".to_owned(),
-                "LocalMethods::new(Self::NAME, descriptors)".to_owned(),
-            ),
+            false => (String::new(), "LocalMethods::new(Self::NAME, descriptors)"),
         };
+        let code_of_interceptor = self.code_of_interceptor();
         let on_compute_pool = match self.are_sent {
             true => format!(
                 "
@@ -125,6 +136,7 @@ impl Generator {
 #[derive(Debug)]
 pub struct {name}Server<T> {{
     inner: ::std::sync::Arc<T>,
+    interceptor: {runtime}::Interceptor,
 {place}}}
 
 impl<T: {name}> {name}Server<T> {{
@@ -135,7 +147,17 @@ impl<T: {name}> {name}Server<T> {{
 
     /// Serves this implementation, which others share, on the shards.
     pub fn from_arc(inner: ::std::sync::Arc<T>) -> Self {{
-        {on_shards}
+        Self {{ inner, {on_shards}interceptor: {runtime}::Interceptor::default() }}
+    }}
+
+    /// Serves this implementation on the shards, and lets this code see each request before.
+    #[allow(dead_code)]
+    pub fn with_interceptor(
+        inner: T,
+        interceptor: {code_of_interceptor},
+    ) -> Self {{
+        let interceptor = {runtime}::Interceptor::new(interceptor);
+        Self {{ interceptor, ..Self::new(inner) }}
     }}
 {on_compute_pool}}}
 
@@ -144,7 +166,7 @@ impl<T: {name}> {runtime}::TypedService for {name}Server<T> {{
 
     fn into_methods(self) -> {runtime}::Methods {{
         let descriptors = include_bytes!(\"{descriptors}\");
-        let {mutable}methods = {runtime}::{made};"
+        let {mutable}methods = {runtime}::{made}.with_interceptor(self.interceptor);"
             ),
         );
         for method in &service.methods {
@@ -177,6 +199,7 @@ impl<T: {name}> {runtime}::TypedService for {name}Server<T> {{
     fn write_client(&self, service: &Service, code: &mut String) {
         let (name, runtime) = (&service.name, &self.runtime);
         let path = full_name(service);
+        let code_of_interceptor = self.code_of_interceptor();
         line(
             code,
             format_args!(
@@ -190,6 +213,16 @@ impl {name}Client {{
     /// Calls the service of this task.
     pub fn new(remote: {runtime}::Remote) -> Self {{
         Self {{ inner: {runtime}::ServiceClient::new(remote) }}
+    }}
+
+    /// Calls the service of this task, and lets this code see each request before it leaves.
+    #[allow(dead_code)]
+    pub fn with_interceptor(
+        remote: {runtime}::Remote,
+        interceptor: {code_of_interceptor},
+    ) -> Self {{
+        let interceptor = {runtime}::Interceptor::new(interceptor);
+        Self {{ inner: {runtime}::ServiceClient::new(remote).with_interceptor(interceptor) }}
     }}"
             ),
         );
@@ -209,10 +242,9 @@ impl {name}Client {{
                 (true, false) => ("IntoStreamingRequest", "ClientStreamCall", "client_stream"),
                 (true, true) => ("IntoStreamingRequest", "StreamCall", "two_streams"),
             };
-            let request = match (method.client_streaming, method.server_streaming) {
-                (false, false) => "request.into_request()",
-                (false, true) => "&request.into_request()",
-                (true, _) => "request.into_streaming_request()",
+            let request = match method.client_streaming {
+                false => "request.into_request()",
+                true => "request.into_streaming_request()",
             };
             line(
                 code,
@@ -235,7 +267,43 @@ impl ServiceGenerator for Generator {
         self.write_trait(&service, code);
         self.write_server(&service, code);
         self.write_client(&service, code);
+        write_modules(&service, code);
     }
+}
+
+/// Offers what was made under the paths that it has with tonic, so that `use` lines stay.
+fn write_modules(service: &Service, code: &mut String) {
+    let name = &service.name;
+    let module = snake_case(name);
+    line(
+        code,
+        format_args!(
+            "/// The trait and the server, where tonic has them.
+pub mod {module}_server {{
+    #[allow(unused_imports)]
+    pub use super::{{{name}, {name}Server}};
+}}
+
+/// The client, where tonic has it.
+pub mod {module}_client {{
+    #[allow(unused_imports)]
+    pub use super::{name}Client;
+}}
+"
+        ),
+    );
+}
+
+/// A name as tonic has it in names of modules.
+fn snake_case(name: &str) -> String {
+    let mut snake = String::new();
+    for letter in name.chars() {
+        if letter.is_uppercase() && !snake.is_empty() {
+            snake.push('_');
+        }
+        snake.push(letter.to_ascii_lowercase());
+    }
+    snake
 }
 
 /// The associated type of what a method answers with.

@@ -2,8 +2,8 @@ use std::future::Future;
 use std::pin::Pin;
 
 use grpcxx_rpc::proto::{DeviceAttributes, GetStatusResponse};
-use grpcxx_rpc::{Account, Envelope, Status, Tensor, Text};
-use grpcxx_runtime::service::{RawSink, RawStream, ServiceReport};
+use grpcxx_rpc::{Envelope, Status, Tensor, Text};
+use grpcxx_runtime::service::{Caller, RawSink, RawStream, ServiceReport};
 
 use crate::services::inspect::InspectReply;
 
@@ -40,14 +40,14 @@ pub trait Backend: Send + Sync + 'static {
     fn serves(&self, path: &str) -> bool;
 
     /// Calls the method that the envelope names. The call counts against the share of `caller`.
-    fn call(&self, caller: Account, envelope: Envelope) -> Answer<'_, Envelope>;
+    fn call(&self, caller: Caller, envelope: Envelope) -> Answer<'_, Envelope>;
 
     /// Whether the method at this path takes or answers with a stream.
     fn streams(&self, path: &str) -> bool;
 
     /// Calls the method that the envelope names and that streams. The call has begun when this
     /// returns, and ends when both are dropped. It is one of those that `caller` may have.
-    fn stream(&self, caller: Account, envelope: Envelope) -> Result<(RawSink, RawStream), Status>;
+    fn stream(&self, caller: Caller, envelope: Envelope) -> Result<(RawSink, RawStream), Status>;
 
     /// The services that are registered now.
     fn services(&self) -> Vec<ServiceReport>;

@@ -213,7 +213,7 @@ async fn expired(deadline: Option<Duration>) {
 /// ignored.
 ///
 /// The server below also keeps it, but answers CANCELLED; so this one ends a moment before.
-fn deadline(headers: &HeaderMap) -> Option<Duration> {
+pub(crate) fn deadline(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {

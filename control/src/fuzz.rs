@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use grpcxx_rpc::proto::{GetStatusResponse, RecvTensorResponse, TensorProto};
-use grpcxx_rpc::{Account, Code, Envelope, Status, Tensor, Text};
+use grpcxx_rpc::{Code, Envelope, Status, Tensor, Text};
 use grpcxx_runtime::policy::Authority;
-use grpcxx_runtime::service::{RawSink, RawStream, ServiceReport};
+use grpcxx_runtime::service::{Caller, RawSink, RawStream, ServiceReport};
 use http::Request;
 use http_body::{Body as _, Frame};
 use prost::Message;
@@ -207,7 +207,7 @@ impl Backend for Nothing {
         path == SERVED_PATH
     }
 
-    fn call(&self, _: Account, envelope: Envelope) -> Answer<'_, Envelope> {
+    fn call(&self, _: Caller, envelope: Envelope) -> Answer<'_, Envelope> {
         let mut writer = Envelope::answer(&envelope.request_metadata(), 0);
         writer.attach(envelope.message());
         Box::pin(async { Ok(writer.finish()) })
@@ -217,7 +217,7 @@ impl Backend for Nothing {
         false
     }
 
-    fn stream(&self, _: Account, _: Envelope) -> Result<(RawSink, RawStream), Status> {
+    fn stream(&self, _: Caller, _: Envelope) -> Result<(RawSink, RawStream), Status> {
         Err(Status::new(Code::Unimplemented, "no method streams"))
     }
 

@@ -3,12 +3,13 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::{Buf, BufMut, Bytes};
 use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use grpcxx_memory::Buffer;
-use grpcxx_rpc::{Account, Envelope, EnvelopeWriter, Metadata};
-use grpcxx_runtime::service::RawStream;
+use grpcxx_rpc::{Code, Envelope, EnvelopeWriter, Metadata};
+use grpcxx_runtime::service::{self, RawStream};
 use http::{Request, Response};
 use tonic::body::Body;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
@@ -21,6 +22,7 @@ use tower_service::Service;
 
 use crate::Backend;
 use crate::connections::Caller;
+use crate::dispatch::deadline;
 use crate::limits::{MESSAGE_BYTES_MAX, REQUEST_MESSAGE_BYTES_MAX};
 use crate::services::{DESCRIPTORS, INSPECT_DESCRIPTORS};
 use crate::status::{from_grpc, to_grpc};
@@ -32,7 +34,9 @@ pub(crate) async fn answer(backend: Arc<dyn Backend>, request: Request<Body>) ->
     let mut grpc = Grpc::new(Untouched)
         .max_decoding_message_size(REQUEST_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let caller = Caller::of(request.extensions()).account;
+    let caller = Caller::of(request.extensions());
+    let until = deadline(request.headers()).and_then(|left| Instant::now().checked_add(left));
+    let caller = service::Caller::at(caller.peer, caller.account).until(until);
     let method = Method {
         backend,
         path,
@@ -98,7 +102,14 @@ pub(crate) async fn set_health(
 struct Method {
     backend: Arc<dyn Backend>,
     path: String,
-    caller: Account,
+    caller: service::Caller,
+}
+
+impl Method {
+    /// Begins the request that the engine gets.
+    fn envelope(&self, map: &MetadataMap) -> Result<EnvelopeWriter, grpcxx_rpc::Status> {
+        Envelope::request(&self.path, &metadata_of(map)?, 0)
+    }
 }
 
 type Answered = Result<tonic::Response<Bytes>, Status>;
@@ -109,8 +120,7 @@ impl UnaryService<Bytes> for Method {
 
     fn call(&mut self, request: tonic::Request<Bytes>) -> Self::Future {
         let (backend, caller) = (Arc::clone(&self.backend), self.caller);
-        let metadata = metadata_of(request.metadata());
-        let envelope = Envelope::request(&self.path, &metadata, 0).map(|mut writer| {
+        let envelope = self.envelope(request.metadata()).map(|mut writer| {
             writer.attach(Buffer::from(request.into_inner()));
             writer.finish()
         });
@@ -134,8 +144,9 @@ impl StreamingService<Bytes> for Method {
     type Future = Pin<Box<dyn Future<Output = Result<tonic::Response<Messages>, Status>> + Send>>;
 
     fn call(&mut self, request: tonic::Request<Streaming<Bytes>>) -> Self::Future {
-        let metadata = metadata_of(request.metadata());
-        let envelope = Envelope::request(&self.path, &metadata, 0).map(EnvelopeWriter::finish);
+        let envelope = self
+            .envelope(request.metadata())
+            .map(EnvelopeWriter::finish);
         let begun = envelope.and_then(|envelope| self.backend.stream(self.caller, envelope));
         Box::pin(async move {
             let (sink, mut messages) = begun.map_err(|status| to_grpc(&status))?;
@@ -176,22 +187,34 @@ async fn next_message(
 type Messages = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
 
 /// What a caller says beside its message, without what gRPC itself has there.
-fn metadata_of(map: &MetadataMap) -> Metadata {
+///
+/// # Errors
+/// `FAILED_PRECONDITION` if a method cannot be told all of it: gRPC allows a little more than star.
+fn metadata_of(map: &MetadataMap) -> Result<Metadata, grpcxx_rpc::Status> {
     let mut metadata = Metadata::default();
     for pair in map.iter() {
-        // What star cannot carry is left out: gRPC allows a little more.
-        let _was_left_out = match pair {
-            KeyAndValueRef::Ascii(name, value) if !is_reserved(name.as_str()) => {
-                metadata.append(name.as_str(), value.as_bytes())
+        match pair {
+            KeyAndValueRef::Ascii(name, value) => {
+                if !is_reserved(name.as_str()) && !proves_token(name.as_str(), value.as_bytes()) {
+                    let appended = metadata.append(name.as_str(), value.as_bytes());
+                    appended.map_err(|status| not_carried(&status.message))?;
+                }
             }
-            KeyAndValueRef::Ascii(..) => continue,
-            KeyAndValueRef::Binary(name, value) => match value.to_bytes() {
-                Ok(value) => metadata.append(name.as_str(), value),
-                Err(_) => continue,
-            },
-        };
+            KeyAndValueRef::Binary(name, value) => {
+                let value = value.to_bytes().map_err(|_| {
+                    not_carried(&format!("the metadata {:?} is no base64", name.as_str()))
+                })?;
+                let appended = metadata.append(name.as_str(), value);
+                appended.map_err(|status| not_carried(&status.message))?;
+            }
+        }
     }
-    metadata
+    Ok(metadata)
+}
+
+fn not_carried(problem: &str) -> grpcxx_rpc::Status {
+    let text = format!("{problem}; this endpoint has no other way to a method: change or leave it");
+    grpcxx_rpc::Status::new(Code::FailedPrecondition, text)
 }
 
 fn write_metadata(metadata: &Metadata, map: &mut MetadataMap) {
@@ -212,7 +235,12 @@ fn write_metadata(metadata: &Metadata, map: &mut MetadataMap) {
 
 /// Whether a name belongs to gRPC or HTTP.
 fn is_reserved(name: &str) -> bool {
-    name.starts_with("grpc-") || matches!(name, "te" | "content-type" | "authorization")
+    name.starts_with("grpc-") || matches!(name, "te" | "content-type")
+}
+
+/// Whether metadata are the proof of the cluster's token, which is for this endpoint alone.
+fn proves_token(name: &str, value: &[u8]) -> bool {
+    name == "authorization" && value.starts_with(b"GRPCXX ")
 }
 
 /// Leaves messages as the bytes that they are.

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_channel::oneshot;
-use grpcxx_rpc::{Account, Code, Envelope, Reason, Request, Status, home_shard};
+use grpcxx_rpc::{Code, Envelope, Reason, Request, Status, home_shard};
 
 pub(crate) use self::mailboxes::{Lender, Mailbox, Mailboxes};
 pub(crate) use self::peer::Host;
@@ -21,6 +21,7 @@ pub use self::peer::{LinkMedium, Peer, PeerState};
 pub(crate) use self::resolver::{Found, Lookups};
 pub use self::resolver::{Resolve, SystemResolver};
 use crate::call::{Call, CallSpec, CompletionHandler, Take};
+use crate::caller::Caller;
 use crate::cancellation::Cancel;
 use crate::cluster::TaskId;
 use crate::command::{Bells, Command, NewCall};
@@ -133,7 +134,7 @@ impl Client {
             (address, host),
             shard.unwrap_or_else(next),
             peers.count as u64,
-            is_self.then_some(Account::OWN),
+            is_self.then_some(Caller::OWN),
             peers.tasks.get(address).cloned(),
         );
         peers.count += 1;

@@ -6,6 +6,7 @@
 mod alone;
 mod blame;
 mod call;
+mod caller;
 mod cancellation;
 mod client;
 pub mod cluster;

@@ -96,7 +96,7 @@ impl Functions {
         for (name, method) in &service.methods {
             let path = Text::from(format!("{prefix}{name}"));
             let (method, spawners) = (method.clone(), Arc::clone(spawners));
-            let method = Arc::new(Registered::new(path.clone(), method, spawners));
+            let method = Arc::new(Registered::new(path.clone(), method, service, spawners));
             self.insert(path.clone(), Arc::new(GraphDoor(Arc::clone(&method))));
             self.methods.insert(path, method);
         }

@@ -118,7 +118,7 @@ impl Linked {
             number,
             ..Numbered::default()
         });
-        let call = self.calls().server_stream("/links.Numbers/Tell", &request);
+        let call = self.calls().server_stream("/links.Numbers/Tell", request);
         call.wait().unwrap().into_inner()
     }
 

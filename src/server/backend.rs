@@ -8,11 +8,9 @@ use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto::{
     CleanupAllRequest, CleanupGraphRequest, DeviceAttributes, GetStatusResponse,
 };
-use grpcxx_rpc::{
-    Account, Code, Envelope, Method, Reason, Request, Response, Status, Tensor, Text,
-};
+use grpcxx_rpc::{Code, Envelope, Method, Reason, Request, Response, Status, Tensor, Text};
 use grpcxx_runtime::cluster::{ClusterSpec, TaskId};
-use grpcxx_runtime::service::{RawSink, RawStream, ServiceReport};
+use grpcxx_runtime::service::{Caller, RawSink, RawStream, ServiceReport};
 use grpcxx_runtime::{Call, Certificates, Client, Engine};
 use prost::Message;
 
@@ -238,7 +236,7 @@ impl Backend for EngineBackend {
         serves.unwrap_or_default()
     }
 
-    fn call(&self, caller: Account, envelope: Envelope) -> Answer<'_, Envelope> {
+    fn call(&self, caller: Caller, envelope: Envelope) -> Answer<'_, Envelope> {
         let call: Result<Call<Envelope>, Status> =
             self.engine.with(|engine| engine.call_own(caller, envelope));
         Box::pin(async move { call?.await })
@@ -249,7 +247,7 @@ impl Backend for EngineBackend {
         streams.unwrap_or_default()
     }
 
-    fn stream(&self, caller: Account, envelope: Envelope) -> Result<(RawSink, RawStream), Status> {
+    fn stream(&self, caller: Caller, envelope: Envelope) -> Result<(RawSink, RawStream), Status> {
         self.engine
             .with(|engine| engine.stream_own(caller, envelope))
     }

@@ -14,8 +14,8 @@ use grpcxx_control::{
     Answer, Backend, ClientOptions, Control, ControlClient, ControlOptions, TaskDevices,
 };
 use grpcxx_rpc::proto::{DeviceAttributes, GetStatusResponse};
-use grpcxx_rpc::{Account, Code, DType, Envelope, Shape, Status, Tensor, Text};
-use grpcxx_runtime::service::{RawSink, RawStream, ServiceReport};
+use grpcxx_rpc::{Code, DType, Envelope, Shape, Status, Tensor, Text};
+use grpcxx_runtime::service::{Caller, RawSink, RawStream, ServiceReport};
 use tokio::sync::watch;
 use tonic::transport::Channel;
 
@@ -73,7 +73,7 @@ impl Backend for Fake {
     }
 
     /// Answers with the metadata and the message of the request.
-    fn call(&self, _: Account, envelope: Envelope) -> Answer<'_, Envelope> {
+    fn call(&self, _: Caller, envelope: Envelope) -> Answer<'_, Envelope> {
         let mut writer = Envelope::answer(&envelope.request_metadata(), 0);
         writer.attach(envelope.message());
         Box::pin(async { Ok(writer.finish()) })
@@ -83,7 +83,7 @@ impl Backend for Fake {
         false
     }
 
-    fn stream(&self, _: Account, _: Envelope) -> Result<(RawSink, RawStream), Status> {
+    fn stream(&self, _: Caller, _: Envelope) -> Result<(RawSink, RawStream), Status> {
         unreachable!("no method streams")
     }
 

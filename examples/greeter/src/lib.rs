@@ -5,19 +5,19 @@
 /// What `helloworld.proto` describes.
 #[expect(missing_docs, reason = "the messages are made out of a .proto file")]
 pub mod helloworld {
-    include!(concat!(env!("OUT_DIR"), "/helloworld.rs"));
+    grpcxx::include_proto!("helloworld");
 }
 
 /// What `probe.proto` describes, for the tests.
 #[expect(missing_docs, reason = "the messages are made out of a .proto file")]
 pub mod probe {
-    include!(concat!(env!("OUT_DIR"), "/probe.rs"));
+    grpcxx::include_proto!("probe");
 }
 
 /// What `corner.proto` describes, for the tests: a service whose futures stay on their thread.
 #[expect(missing_docs, reason = "the messages are made out of a .proto file")]
 pub mod corner {
-    include!(concat!(env!("OUT_DIR"), "/corner.rs"));
+    grpcxx::include_proto!("corner");
 }
 
 use std::pin::Pin;

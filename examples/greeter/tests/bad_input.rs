@@ -157,7 +157,7 @@ fn what_goes_wrong_with_a_stream_stays_with_it() {
             |scene| {
                 let request = Request::new(load(7));
                 let path = "/probe.Probe/Flood";
-                let call = scene.raw.server_stream::<_, Load>(path, &request);
+                let call = scene.raw.server_stream::<_, Load>(path, request.clone());
                 call.wait().unwrap_err()
             },
         );

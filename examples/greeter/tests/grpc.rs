@@ -4,8 +4,8 @@
 
 #[path = "interop/cpp.rs"]
 mod cpp;
-#[path = "../../../runtime/tests/support/ports.rs"]
-mod ports;
+#[path = "support/door.rs"]
+mod door;
 #[path = "../../../control/tests/interop/python.rs"]
 mod python;
 mod support;
@@ -16,17 +16,16 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use grpcxx::server::{Server, ServerOptions};
-use grpcxx::topology::Topology;
-use grpcxx::{ClusterSpec, Config, TaskId};
+use futures_util::stream;
+use grpcxx::server::Server;
 use grpcxx_greeter::MyGreeter;
 use grpcxx_greeter::helloworld::{GreeterServer, HelloReply, HelloRequest};
-use grpcxx_greeter::probe::{Load, Order, ProbeServer, Span};
-use ports::held_address;
+use grpcxx_greeter::probe::{self, Load, Order, ProbeServer, Span};
 use prost::Message;
 use python::{grpcio_python, skip, text};
 use support::MyProbe;
 use tonic::client::Grpc;
+use tonic::metadata::{MetadataKey, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
 use tonic_prost::ProstCodec;
@@ -37,25 +36,10 @@ fn start() -> (Server, [SocketAddr; 2]) {
 
 /// Starts a task with a variable that is set.
 fn start_with(variable: &str, value: &str) -> (Server, [SocketAddr; 2]) {
-    let [grpc, star, metrics] = [(); 3].map(|()| held_address());
-    let (config, _) =
-        Config::read(|name| (name == variable).then(|| value.to_owned()), [""; 0]).unwrap();
-    let cluster = ClusterSpec::parse(&format!("ps|{grpc}")).unwrap();
-    let topology = Topology::told(&cluster, &format!("{grpc}={star}\n")).unwrap();
-    let server = Server::start(ServerOptions {
-        config,
-        cluster,
-        task: TaskId::new("ps", 0),
-        protocol: "grpc++".parse().unwrap(),
-        topology: Some(topology),
-        metrics: Some(metrics),
-        model: None,
-    })
-    .unwrap();
+    let (server, [grpc, _, metrics]) = door::start_with(variable, value);
     server.add_service(GreeterServer::new(MyGreeter)).unwrap();
-    server
-        .add_service(ProbeServer::new(MyProbe::default()))
-        .unwrap();
+    let probe = ProbeServer::new(MyProbe::default());
+    server.add_service(probe).unwrap();
     (server, [grpc, metrics])
 }
 
@@ -92,6 +76,58 @@ async fn a_client_of_tonic_calls_what_was_registered() {
     ] {
         assert!(page.contains(&line), "{line} is not in {page}");
     }
+    server.shutdown(Duration::ZERO);
+}
+
+/// What star cannot carry is refused, with its name, and not left out.
+#[tokio::test]
+async fn metadata_that_a_method_cannot_be_told_end_the_call() {
+    let (server, [grpc, _]) = start();
+    let channel = Channel::from_shared(format!("http://{grpc}")).unwrap();
+    let mut client = Grpc::new(channel.connect().await.unwrap());
+    let long = "x".repeat(300);
+    let not_ascii = MetadataValue::try_from(&b"caf\xc3\xa9"[..]).unwrap();
+    let fine = MetadataValue::from_static("fine");
+    for (name, value) in [(&long[..], fine), ("not-ascii", not_ascii)] {
+        let key = MetadataKey::from_bytes(name.as_bytes()).unwrap();
+        let mut request = Request::new(Load::default());
+        request.metadata_mut().insert(key.clone(), value.clone());
+        let refused = call::<_, Load>(grpc, "/probe.Probe/Echo", request).await;
+        let mut request = Request::new(stream::iter([Load::default()]));
+        request.metadata_mut().insert(key, value);
+        client.ready().await.unwrap();
+        let path = "/probe.Probe/Count".parse().unwrap();
+        let codec = ProstCodec::<Load, Span>::default();
+        let streamed = client.client_streaming(request, path, codec).await;
+        for status in [refused.unwrap_err(), streamed.unwrap_err()] {
+            assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+            assert!(status.message().contains(name), "{status}");
+            assert!(status.message().contains("change or leave it"), "{status}");
+        }
+    }
+    server.shutdown(Duration::ZERO);
+}
+
+#[tokio::test]
+async fn a_client_gets_the_details_of_a_failure() {
+    let (server, [grpc, _]) = start();
+    let request = Request::new(probe::Code { number: 5 });
+    let status = call::<_, Load>(grpc, "/probe.Probe/Fail", request).await;
+    let status = status.unwrap_err();
+    assert_eq!(status.code(), Code::NotFound);
+    assert_eq!(status.details(), support::DETAILS);
+    server.shutdown(Duration::ZERO);
+}
+
+#[tokio::test]
+async fn a_method_hears_what_its_caller_calls_itself() {
+    let (server, [grpc, _]) = start();
+    let mut request = Request::new(Load::default());
+    let said = MetadataValue::from_static("Bearer me");
+    request.metadata_mut().insert("authorization", said);
+    let answer = call::<_, Load>(grpc, "/probe.Probe/Echo", request).await;
+    let answer = answer.unwrap();
+    assert_eq!(answer.metadata().get("authorization").unwrap(), "Bearer me");
     server.shutdown(Duration::ZERO);
 }
 
@@ -186,6 +222,9 @@ async fn bad_input_ends_one_stream_with_one_status() {
             }
         };
         assert_eq!(status.code(), expected, "{status:?}");
+        if expected == Code::DataLoss {
+            assert_eq!(status.details(), support::DETAILS);
+        }
     }
     for (path, expected) in [
         ("/probe.Probe/Count", Code::InvalidArgument),
@@ -194,7 +233,7 @@ async fn bad_input_ends_one_stream_with_one_status() {
     ] {
         client.ready().await.unwrap();
         let codec = ProstCodec::<Order, Span>::default();
-        let orders = futures_util::stream::iter([Order {
+        let orders = stream::iter([Order {
             messages: 7,
             ..Order::default()
         }]);

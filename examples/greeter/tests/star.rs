@@ -110,6 +110,7 @@ fn a_failure_arrives_with_its_code_and_its_text() {
             let number = *code as i32;
             let status = both.client.fail(probe::Code { number }).wait().unwrap_err();
             assert_eq!((status.code, &*status.message), (*code, "as it was told"));
+            assert_eq!(status.details(), support::DETAILS);
             assert_eq!(status.reason, Reason::Peer);
         }
         both.echo();

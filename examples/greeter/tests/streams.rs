@@ -202,6 +202,9 @@ fn a_stream_ends_with_the_status_of_the_method_behind_its_messages() {
                 false => Code::DataLoss,
             };
             assert_eq!(status.code, code, "{status}");
+            if !panics {
+                assert_eq!(status.details(), support::DETAILS);
+            }
             assert_eq!(loads.wait_message().unwrap(), None);
         }
         // All else goes on.
@@ -430,13 +433,13 @@ fn calls_of_the_wrong_kind_are_unimplemented() {
         "/probe.Probe/Gone",
         "/gone.Service/Echo",
     ] {
-        let call = client.server_stream::<_, Load>(path, &request);
+        let call = client.server_stream::<_, Load>(path, request.clone());
         let status = call.wait().unwrap_err();
         assert_eq!(status.code, Code::Unimplemented, "{status}");
     }
     assert!(
         client
-            .server_stream::<_, Load>("no path", &request)
+            .server_stream::<_, Load>("no path", request)
             .wait()
             .is_err()
     );

@@ -173,7 +173,7 @@ impl ClientConnection {
         {
             return Ok(self.begin_receive(timeout_ms, *step_id, key, options));
         }
-        Ok(self.call_alone(request, options, timeout_ms, is_overdue))
+        Ok(self.call_alone(now, request, options, timeout_ms, is_overdue))
     }
 
     /// Whether [`ClientConnection::receive`] may be used: requests for one tensor each go into
@@ -218,13 +218,13 @@ impl ClientConnection {
         if !self.has(Features::DEADLINE) {
             return 0;
         }
-        let ms = deadline.since(now).as_nanos().div_ceil(1_000_000).max(1);
-        i32::try_from(ms).unwrap_or(i32::MAX)
+        left_ms(deadline, now)
     }
 
     /// Starts a call whose request has a frame of its own.
     fn call_alone(
         &mut self,
+        now: Time,
         request: Request,
         options: CallOptions,
         timeout_ms: i32,
@@ -240,13 +240,17 @@ impl ClientConnection {
             return CallId(id);
         }
         let id = self.begin_call(options, timeout_ms, false);
+        // What waits for the announcement says it once the peer is known to understand.
+        let said_later_ms = match self.peer {
+            Some(_) => timeout_ms,
+            None => (options.deadline).map_or(0, |deadline| left_ms(deadline, now)),
+        };
         if let Request::Stream(envelope) = request {
-            self.begin_stream(id, timeout_ms, envelope);
+            self.begin_stream(id, said_later_ms, envelope);
             return CallId(id);
         }
-        match self.shape(id, timeout_ms, request) {
-            Some(request) => self.queue_alone(id, request, timeout_ms),
-            None => self.expect(id, Expected::Unary),
+        if let Some(request) = self.shape(id, said_later_ms, request) {
+            self.queue_alone(id, request, timeout_ms);
         }
         CallId(id)
     }
@@ -538,6 +542,12 @@ impl ClientConnection {
             result,
         });
     }
+}
+
+/// The time left until a deadline as a request says it.
+fn left_ms(deadline: Time, now: Time) -> i32 {
+    let ms = deadline.since(now).as_nanos().div_ceil(1_000_000).max(1);
+    i32::try_from(ms).unwrap_or(i32::MAX)
 }
 
 fn deadline_exceeded() -> Status {

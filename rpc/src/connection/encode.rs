@@ -1,5 +1,6 @@
 //! Fills frames with requests and responses of star.
 
+use std::borrow::Cow;
 use std::slice;
 
 use grpcxx_memory::Buffer;
@@ -242,21 +243,41 @@ pub(crate) fn unary_response(
     finish_response(frame, tag, head_bytes, limits)
 }
 
-/// Fills an empty frame with a failure.
+/// Fills an empty frame with a failure. Details go behind the text if the peer knows them; the text
+/// says so of those that are too long for that.
 pub(crate) fn error_response(frame: &mut Frame, tag: u64, status: &Status, limits: &SendLimits) {
     let text = match status.message.as_ref() {
         // Originals take an empty text for the end of the connection.
         "" => status.code.name(),
         text => prefix(text, limits.error_text_bytes),
     };
+    let (details, remark) = match status.details() {
+        details if limits.details_bytes == 0 || details.len() <= limits.details_bytes => {
+            (&details[..details.len().min(limits.details_bytes)], None)
+        }
+        details => (&[][..], Some(too_long(details.len(), limits.details_bytes))),
+    };
+    let text = match &remark {
+        Some(remark) => {
+            let text = prefix(text, limits.error_text_bytes.saturating_sub(remark.len()));
+            Cow::Owned(format!("{text}{remark}"))
+        }
+        None => Cow::Borrowed(text),
+    };
     let header = ResponseHeader {
         tag,
         status: status.code as i32,
-        names_bytes: 0,
-        payload_bytes: text.len() as u64,
+        names_bytes: details.len() as i32,
+        payload_bytes: (text.len() + details.len()) as u64,
     };
     frame.bytes_mut().extend_from_slice(&header.encode());
     frame.bytes_mut().extend_from_slice(text.as_bytes());
+    frame.bytes_mut().extend_from_slice(details);
+}
+
+/// What is said of details that do not travel.
+fn too_long(found: usize, allowed: usize) -> String {
+    format!(" (its details of {found} bytes were left out, allowed are {allowed})")
 }
 
 /// Puts head and message behind a header. Returns the length of the head.

@@ -112,6 +112,10 @@ impl ConnectionLimits {
         SendLimits {
             limits,
             shapes: ShapeForms::of(common),
+            details_bytes: match common.contains(Features::STATUS_DETAILS) {
+                true => DETAILS_BYTES_MAX,
+                false => 0,
+            },
         }
     }
 
@@ -143,6 +147,8 @@ pub(crate) struct SendLimits {
     limits: ConnectionLimits,
     /// In which forms shapes may travel.
     pub(crate) shapes: ShapeForms,
+    /// Longest details of a failure; 0 if none may travel.
+    pub(crate) details_bytes: usize,
 }
 
 impl Deref for SendLimits {
@@ -152,6 +158,9 @@ impl Deref for SendLimits {
         &self.limits
     }
 }
+
+/// Longest details of a failure, in bytes: as long as all metadata of a message.
+pub(crate) const DETAILS_BYTES_MAX: usize = 32 << 10;
 
 /// Originals hold the length of a frame in 32 bits.
 pub(crate) const FRAME_BYTES_MAX: u64 = u32::MAX as u64;

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 use grpcxx_memory::Buffer;
-use grpcxx_rpc::{Account, Code, Features, OtherTask, Status, Text};
+use grpcxx_rpc::{Code, Features, OtherTask, Status, Text};
 use grpcxx_transport::{MediumKind, PeerName};
 
+use crate::caller::Caller;
 use crate::cluster::TaskId;
 
 /// A task that can be called, by the address of its star port. The connection is made at the first
@@ -22,7 +23,7 @@ struct PeerInner {
     shard: usize,
     number: u64,
     /// Whose calls they are, if this process serves them itself.
-    served_for: Option<Account>,
+    served_for: Option<Caller>,
     /// The task that the cluster has there, if that is known.
     task: ArcSwapOption<TaskId>,
 }
@@ -76,7 +77,7 @@ impl Peer {
         (address, host): (&str, Host),
         shard: usize,
         number: u64,
-        served_for: Option<Account>,
+        served_for: Option<Caller>,
         task: Option<Arc<TaskId>>,
     ) -> Self {
         Self {
@@ -93,11 +94,11 @@ impl Peer {
 
     /// This engine's own task, served by one of its shards without a connection.
     pub(crate) fn own(shard: usize) -> Self {
-        Self::own_for(Account::OWN, shard)
+        Self::own_for(Caller::OWN, shard)
     }
 
     /// The same, for somebody who came through another door than the star port.
-    pub(crate) fn own_for(caller: Account, shard: usize) -> Self {
+    pub(crate) fn own_for(caller: Caller, shard: usize) -> Self {
         let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
         Self::new(
             ("self", Host::Address(nowhere)),
@@ -135,9 +136,9 @@ impl Peer {
         self.inner.served_for.is_some()
     }
 
-    /// Against whose share calls count that this process serves itself.
-    pub(crate) fn served_for(&self) -> Account {
-        self.inner.served_for.unwrap_or(Account::OWN)
+    /// Who makes the calls that this process serves itself.
+    pub(crate) fn served_for(&self) -> Caller {
+        self.inner.served_for.unwrap_or(Caller::OWN)
     }
 
     /// Checks that the task that a certificate names may answer there.

@@ -17,8 +17,7 @@ use std::time::{Duration, Instant};
 
 use grpcxx_memory::OwnFd;
 use grpcxx_rpc::{
-    Account, Envelope, Fetched, GraphCall, RendezvousKey, Request, Status, Tensor, Text,
-    home_shard, proto,
+    Envelope, Fetched, GraphCall, RendezvousKey, Request, Status, Tensor, Text, home_shard, proto,
 };
 use grpcxx_tls::{LiveCounters, TlsCounters};
 
@@ -43,7 +42,7 @@ use crate::policy::Authority;
 use crate::registry;
 use crate::remote::Remote;
 use crate::service::{
-    MethodReport, Place, RawSink, RawStream, ServiceReport, StreamStart, TypedService,
+    Caller, MethodReport, Place, RawSink, RawStream, ServiceReport, StreamStart, TypedService,
     take_envelope,
 };
 use crate::shard::{ShardContext, SharedParts};
@@ -246,7 +245,7 @@ impl Engine {
 
     /// Calls a method of this task's own services, for other doors to them than the star port. It
     /// counts against the share of `caller`.
-    pub fn call_own(&self, caller: Account, envelope: Envelope) -> Call<Envelope> {
+    pub fn call_own(&self, caller: Caller, envelope: Envelope) -> Call<Envelope> {
         let peer = self.own_for(caller);
         let request = Request::Unary(Box::new(envelope));
         self.client
@@ -263,7 +262,7 @@ impl Engine {
 
     /// Calls a method of this task's own services that streams, for other doors to them than the
     /// star port. The messages are bytes, and the stream is one of those that `caller` may have.
-    pub fn stream_own(&self, caller: Account, envelope: Envelope) -> (RawSink, RawStream) {
+    pub fn stream_own(&self, caller: Caller, envelope: Envelope) -> (RawSink, RawStream) {
         let peer = self.own_for(caller);
         let begin =
             |envelope, timeout, ends| self.client.begin_stream(&peer, envelope, timeout, ends);
@@ -271,7 +270,7 @@ impl Engine {
     }
 
     /// This task as somebody calls it, on the shard whose turn it is.
-    fn own_for(&self, caller: Account) -> Peer {
+    fn own_for(&self, caller: Caller) -> Peer {
         let turn = self.turns.fetch_add(1, Ordering::Relaxed);
         Peer::own_for(caller, turn % self.shared.mailboxes.len())
     }

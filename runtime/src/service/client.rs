@@ -13,6 +13,7 @@ use prost::Message;
 
 use super::codec;
 use super::exchange::{Request, Response};
+use super::interceptor::Interceptor;
 use super::stream::{ClientStreamCall, StreamCall, StreamStart};
 use crate::call::Call;
 use crate::remote::Remote;
@@ -40,6 +41,7 @@ impl<T> IntoRequest<T> for Request<T> {
 #[derive(Clone, Debug)]
 pub struct ServiceClient {
     remote: Remote,
+    interceptor: Interceptor,
 }
 
 /// A call under way: a future of the answer. Dropping it cancels the call.
@@ -53,23 +55,38 @@ pub struct UnaryCall<R> {
 impl ServiceClient {
     /// Calls methods of this task.
     pub fn new(remote: Remote) -> Self {
-        Self { remote }
-    }
-
-    /// Calls the method at `path`, which is `/package.Service/Method`. The call begins at once.
-    pub fn unary<M: Message, R>(&self, path: &str, mut request: Request<M>) -> UnaryCall<R> {
-        let span = trace::of_method(path, self.remote.address(), request.metadata_mut());
-        let envelope = codec::request(path, request.metadata(), request.get_ref());
-        let call = self.remote.call_envelope(envelope, request.timeout());
-        UnaryCall {
-            call: call.in_span(span),
-            message: PhantomData,
+        let interceptor = Interceptor::default();
+        Self {
+            remote,
+            interceptor,
         }
     }
 
+    /// Lets this code see each request before it leaves.
+    #[must_use]
+    pub fn with_interceptor(self, interceptor: Interceptor) -> Self {
+        Self {
+            interceptor,
+            ..self
+        }
+    }
+
+    /// Calls the method at `path`, which is `/package.Service/Method`. The call begins at once.
+    pub fn unary<M: Message, R>(&self, path: &str, request: Request<M>) -> UnaryCall<R> {
+        let mut request = match self.interceptor.intercept_whole(request) {
+            Ok(request) => request,
+            Err(status) => return UnaryCall::new(self.remote.call_envelope(Err(status), None)),
+        };
+        let span = trace::of_method(path, self.remote.address(), request.metadata_mut());
+        let envelope = codec::request(path, request.metadata(), request.get_ref());
+        let call = self.remote.call_envelope(envelope, request.timeout());
+        UnaryCall::new(call.in_span(span))
+    }
+
     /// Calls a method that answers with a stream. The call begins at once.
-    pub fn server_stream<M: Message, R>(&self, path: &str, request: &Request<M>) -> StreamCall<R> {
-        StreamStart::of_remote(&self.remote, path, request).send_one(request.get_ref())
+    pub fn server_stream<M: Message, R>(&self, path: &str, request: Request<M>) -> StreamCall<R> {
+        let (request, message) = request.replace(());
+        self.start(path, request).send_one(&message)
     }
 
     /// Calls a method that takes a stream. The call begins at once; the messages are asked for on
@@ -79,8 +96,11 @@ impl ServiceClient {
         M: Message + 'static,
         S: Stream<Item = M> + Send + 'static,
     {
-        let start = StreamStart::of_remote(&self.remote, path, &request);
-        ClientStreamCall::new(start.send_stream(&self.remote, request.into_inner()))
+        let (request, messages) = request.replace(());
+        ClientStreamCall::new(
+            self.start(path, request)
+                .send_stream(&self.remote, messages),
+        )
     }
 
     /// Calls a method that takes a stream and answers with one, as
@@ -90,8 +110,24 @@ impl ServiceClient {
         M: Message + 'static,
         S: Stream<Item = M> + Send + 'static,
     {
-        let start = StreamStart::of_remote(&self.remote, path, &request);
-        StreamCall::new(start.send_stream(&self.remote, request.into_inner()))
+        let (request, messages) = request.replace(());
+        StreamCall::new(
+            self.start(path, request)
+                .send_stream(&self.remote, messages),
+        )
+    }
+
+    fn start(&self, path: &str, request: Request<()>) -> StreamStart {
+        StreamStart::of_remote(&self.remote, path, self.interceptor.intercept(request))
+    }
+}
+
+impl<R> UnaryCall<R> {
+    fn new(call: Call<Envelope>) -> Self {
+        Self {
+            call,
+            message: PhantomData,
+        }
     }
 }
 

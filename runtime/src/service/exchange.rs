@@ -1,16 +1,37 @@
 //! A message with what travels beside it, as methods take and return it.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use grpcxx_rpc::Metadata;
 
+use super::extensions::Extensions;
+use crate::caller::Caller;
+
 /// A message to a method.
+///
+/// ```
+/// use std::time::Duration;
+/// use grpcxx_runtime::service::Request;
+///
+/// let mut request = Request::new("message");
+/// request.metadata_mut().insert("user", "me")?;
+/// request.set_timeout(Duration::from_secs(1));
+/// request.extensions_mut().insert(7u32);
+/// assert_eq!(request.timeout(), Some(Duration::from_secs(1)));
+/// assert_eq!(request.extensions().get(), Some(&7u32));
+/// assert_eq!(request.remote_addr(), None, "nobody has sent it");
+/// # Ok::<(), grpcxx_rpc::Status>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Request<T> {
     message: T,
     metadata: Metadata,
     timeout: Option<Duration>,
+    deadline: Option<Instant>,
+    remote_addr: Option<SocketAddr>,
+    extensions: Extensions,
 }
 
 /// A message that a method answers with.
@@ -47,7 +68,38 @@ impl<T> Request<T> {
             message,
             metadata,
             timeout: None,
+            deadline: None,
+            remote_addr: None,
+            extensions: Extensions::default(),
         }
+    }
+
+    /// What `caller` says.
+    pub(crate) fn from_caller(message: T, metadata: Metadata, caller: &Caller) -> Self {
+        Self {
+            deadline: caller.deadline,
+            remote_addr: caller.address,
+            ..Self::with_metadata(message, metadata)
+        }
+    }
+
+    /// The same with another message, and the message.
+    pub(crate) fn replace<M>(self, message: M) -> (Request<M>, T) {
+        let request = Request {
+            message,
+            metadata: self.metadata,
+            timeout: self.timeout,
+            deadline: self.deadline,
+            remote_addr: self.remote_addr,
+            extensions: self.extensions,
+        };
+        (request, self.message)
+    }
+
+    /// The same with what `change` makes of the message.
+    pub fn map<M>(self, change: impl FnOnce(T) -> M) -> Request<M> {
+        let (request, message) = self.replace(());
+        request.replace(change(message)).0
     }
 
     /// Bounds the call, the wait for a connection included. The server hears of it.
@@ -55,8 +107,32 @@ impl<T> Request<T> {
         self.timeout = Some(timeout);
     }
 
-    pub(crate) fn timeout(&self) -> Option<Duration> {
-        self.timeout
+    /// How long the call may take: what [`set_timeout`](Self::set_timeout) was given, or else what
+    /// is left until the [`deadline`](Self::deadline).
+    pub fn timeout(&self) -> Option<Duration> {
+        let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
+        self.timeout.or_else(|| self.deadline.map(left))
+    }
+
+    /// In a method: when its client no longer wants the answer, if the client has bounded the call.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// In a method: the address of the client's end of the connection. `None` for a call from this
+    /// process, and for one that came as a graph call.
+    pub fn remote_addr(&self) -> Option<SocketAddr> {
+        self.remote_addr
+    }
+
+    /// Values by their types that stay in this process, for interceptors and methods.
+    pub fn extensions(&self) -> &Extensions {
+        &self.extensions
+    }
+
+    /// Those values, to be changed.
+    pub fn extensions_mut(&mut self) -> &mut Extensions {
+        &mut self.extensions
     }
 
     /// The message.

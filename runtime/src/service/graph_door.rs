@@ -8,6 +8,7 @@ use grpcxx_rpc::{
 };
 
 use super::method::{Begun, Registered};
+use crate::caller::Caller;
 use crate::function::{Function, Responder};
 
 /// A method as a function that takes its message as a vector of bytes, and answers with one.
@@ -15,7 +16,7 @@ pub(crate) struct GraphDoor(pub(crate) Arc<Registered>);
 
 impl Function for GraphDoor {
     fn call(&self, call: GraphCall) -> Result<NamedTensors, Status> {
-        let answer = match self.0.begin(self.envelope(call)?, 0) {
+        let answer = match self.0.begin(self.envelope(call)?, &Caller::OWN, 0) {
             Begun::Ended(answer) => answer,
             Begun::Waits(answer) => futures_executor::block_on(answer),
             Begun::ForPool(answer) => futures_executor::block_on(answer),
@@ -32,7 +33,7 @@ impl Function for GraphDoor {
             Err(status) => return answer(responder, Err(status)),
         };
         let shard = responder.shard().unwrap_or_default();
-        match self.0.begin(envelope, shard) {
+        match self.0.begin(envelope, &Caller::OWN, shard) {
             Begun::Ended(ended) => answer(responder, ended),
             Begun::Waits(waits) => {
                 let done = move |ended| answer(responder, ended);

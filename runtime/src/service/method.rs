@@ -17,9 +17,11 @@ use prost::Message;
 
 use super::codec;
 use super::exchange::{Request, Response};
-use super::methods::{Implementation, MethodCode};
+use super::interceptor::Interceptor;
+use super::methods::{Implementation, MethodCode, Methods};
 use super::stats::MethodStats;
 use super::stream::pipe::{Meter, PipeReceiver, PipeSender};
+use crate::caller::Caller;
 use crate::compute::{Compute, spawn_future};
 use crate::function::{RequestWatch, panicked};
 use crate::host::TaskSpawner;
@@ -28,8 +30,8 @@ use crate::trace::{self, CallSpan};
 
 /// A method whose messages are decoded and encoded.
 pub(crate) trait Unary<A>: Send + Sync {
-    /// Calls the method.
-    fn call(&self, envelope: &Envelope) -> Result<A, Status>;
+    /// Calls the method. `request` is what the envelope has beside the message.
+    fn call(&self, envelope: &Envelope, request: Request<()>) -> Result<A, Status>;
 }
 
 /// The answer of a method, to be polled on the thread that has called it.
@@ -59,8 +61,10 @@ where
     F: Fn(Request<M>) -> T + Send + Sync + 'static,
     T: Future<Output = Result<Response<R>, Status>> + 'static,
 {
-    fn call(&self, envelope: &Envelope) -> Result<LocalAnswer, Status> {
-        Ok(Box::pin(encoded((self.method)(request(envelope)?))))
+    fn call(&self, envelope: &Envelope, request: Request<()>) -> Result<LocalAnswer, Status> {
+        Ok(Box::pin(encoded((self.method)(decoded(
+            envelope, request,
+        )?))))
     }
 }
 
@@ -71,15 +75,20 @@ where
     F: Fn(Request<M>) -> T + Send + Sync + 'static,
     T: Future<Output = Result<Response<R>, Status>> + Send + 'static,
 {
-    fn call(&self, envelope: &Envelope) -> Result<PoolAnswer, Status> {
-        Ok(Box::pin(encoded((self.method)(request(envelope)?))))
+    fn call(&self, envelope: &Envelope, request: Request<()>) -> Result<PoolAnswer, Status> {
+        Ok(Box::pin(encoded((self.method)(decoded(
+            envelope, request,
+        )?))))
     }
 }
 
-fn request<M: Message + Default>(envelope: &Envelope) -> Result<Request<M>, Status> {
+fn decoded<M: Message + Default>(
+    envelope: &Envelope,
+    request: Request<()>,
+) -> Result<Request<M>, Status> {
     let message = codec::decode(envelope.message())
         .map_err(|error| Status::new(Code::InvalidArgument, format!("the message: {error}")))?;
-    Ok(Request::with_metadata(message, envelope.request_metadata()))
+    Ok(request.replace(message).0)
 }
 
 async fn encoded<R: Message>(
@@ -99,6 +108,7 @@ pub(crate) struct Registered {
     pub(crate) path: Text,
     pub(crate) stats: MethodStats,
     code: MethodCode,
+    interceptor: Interceptor,
     spawners: Arc<[TaskSpawner]>,
 }
 
@@ -113,11 +123,18 @@ pub(crate) enum Begun {
 }
 
 impl Registered {
-    pub(crate) fn new(path: Text, code: MethodCode, spawners: Arc<[TaskSpawner]>) -> Self {
+    /// A method of this service.
+    pub(crate) fn new(
+        path: Text,
+        code: MethodCode,
+        service: &Methods,
+        spawners: Arc<[TaskSpawner]>,
+    ) -> Self {
         Self {
             stats: MethodStats::new(spawners.len()),
             path,
             code,
+            interceptor: service.interceptor.clone(),
             spawners,
         }
     }
@@ -136,17 +153,26 @@ impl Registered {
     }
 
     /// Calls the method on this shard, as far as it comes without waiting.
-    pub(crate) fn begin(self: &Arc<Self>, envelope: Envelope, shard: usize) -> Begun {
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        envelope: Envelope,
+        caller: &Caller,
+        shard: usize,
+    ) -> Begun {
         let bytes = envelope.message_bytes();
         let span = trace::of_served_method(&envelope);
+        let request = Request::from_caller((), envelope.request_metadata(), caller);
         match &self.code {
             MethodCode::OnShard(Implementation::Unary(method)) => {
-                let method = Arc::clone(method);
-                self.begin_here(bytes, shard, span, move || method.call(&envelope))
+                self.begin_here(bytes, shard, span, || {
+                    method.call(&envelope, self.interceptor.intercept(request)?)
+                })
             }
             MethodCode::OnPool(Implementation::Unary(method)) => {
-                let method = Arc::clone(method);
-                self.begin_on_pool(bytes, shard, span, move || method.call(&envelope))
+                let (method, interceptor) = (Arc::clone(method), self.interceptor.clone());
+                self.begin_on_pool(bytes, shard, span, move || {
+                    method.call(&envelope, interceptor.intercept(request)?)
+                })
             }
             _ => Begun::Ended(Err(self.called_otherwise())),
         }
@@ -155,13 +181,13 @@ impl Registered {
     /// Begins a call of a method that streams. `share` is let go of when the method has ended.
     pub(crate) fn begin_stream(
         self: &Arc<Self>,
-        envelope: &Envelope,
+        (envelope, caller): (&Envelope, &Caller),
         input: PipeReceiver,
         output: PipeSender,
         shard: usize,
         share: Option<Arc<StreamShare>>,
     ) -> Begun {
-        let metadata = envelope.request_metadata();
+        let request = Request::from_caller((), envelope.request_metadata(), caller);
         let moved = Moved {
             method: Arc::clone(self),
             shard,
@@ -172,16 +198,17 @@ impl Registered {
         let span = trace::of_served_method(envelope);
         match &self.code {
             MethodCode::OnShard(Implementation::Streams(method)) => {
-                let method = Arc::clone(method);
-                self.begin_here(0, shard, span, move || {
-                    let answer = method.call(metadata, input, output);
+                self.begin_here(0, shard, span, || {
+                    let request = self.interceptor.intercept(request)?;
+                    let answer = method.call(request, input, output);
                     Ok(Box::pin(counted(moved, answer)) as LocalAnswer)
                 })
             }
             MethodCode::OnPool(Implementation::Streams(method)) => {
-                let method = Arc::clone(method);
+                let (method, interceptor) = (Arc::clone(method), self.interceptor.clone());
                 self.begin_on_pool(0, shard, span, move || {
-                    let answer = method.call(metadata, input, output);
+                    let request = interceptor.intercept(request)?;
+                    let answer = method.call(request, input, output);
                     Ok(Box::pin(counted(moved, answer)) as PoolAnswer)
                 })
             }

@@ -8,6 +8,7 @@ use grpcxx_rpc::Status;
 use prost::Message;
 
 use super::exchange::{Request, Response};
+use super::interceptor::Interceptor;
 use super::method::{LocalAnswer, PoolAnswer, Typed, Unary};
 use super::stream::{ClientStream, ServerStream, Streaming, Streams, TwoStreams};
 
@@ -37,6 +38,7 @@ pub struct Methods {
     pub(crate) service: &'static str,
     pub(crate) descriptors: &'static [u8],
     pub(crate) place: Place,
+    pub(crate) interceptor: Interceptor,
     pub(crate) methods: Vec<(&'static str, MethodCode)>,
 }
 
@@ -52,7 +54,17 @@ impl Methods {
             service,
             descriptors,
             place,
+            interceptor: Interceptor::default(),
             methods: Vec::new(),
+        }
+    }
+
+    /// Lets this code see each request before its method does.
+    #[must_use]
+    pub fn with_interceptor(self, interceptor: Interceptor) -> Self {
+        Self {
+            interceptor,
+            ..self
         }
     }
 
@@ -135,6 +147,12 @@ impl LocalMethods {
     /// No methods yet of the service with this name, as for [`Methods::new`].
     pub fn new(service: &'static str, descriptors: &'static [u8]) -> Self {
         Self(Methods::new(service, descriptors, Place::Shard))
+    }
+
+    /// Lets this code see each request before its method does.
+    #[must_use]
+    pub fn with_interceptor(self, interceptor: Interceptor) -> Self {
+        Self(self.0.with_interceptor(interceptor))
     }
 
     /// Adds a method that takes one message and answers with one.

@@ -7,20 +7,25 @@
 mod client;
 mod codec;
 mod exchange;
+mod extensions;
 mod graph_door;
+mod interceptor;
 mod method;
 mod methods;
 mod pieces;
 mod stats;
 mod stream;
 
+pub use crate::caller::Caller;
 pub use crate::latency::{LATENCY_BOUNDS_SECONDS, Latency};
 pub use crate::remote::Remote;
 pub(crate) use client::take_envelope;
 pub use client::{IntoRequest, ServiceClient, UnaryCall};
 pub use exchange::{Request, Response, Trailers};
+pub use extensions::Extensions;
 pub use futures_util::Stream;
 pub use grpcxx_rpc::{Code, Metadata, Status};
+pub use interceptor::Interceptor;
 pub use methods::{LocalMethods, Methods, Place, TypedService};
 pub use stats::{MethodReport, ServiceReport};
 pub use stream::{

@@ -187,7 +187,7 @@ impl<A> Core<A> {
             shard: self.index as u16,
             call,
         };
-        self.dispatch(origin, request);
+        self.dispatch(origin, request, deadline);
     }
 
     pub(super) fn withdraw_call(&mut self, call: SlotId, status: Status) {

@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use grpcxx_memory::BufferMut;
-use grpcxx_rpc::{Account, CallId, Status, TensorMeta};
+use grpcxx_rpc::{CallId, Status, TensorMeta};
 use grpcxx_transport::{SlotTable, VacantSlot};
 
 use crate::blame::survive;
+use crate::caller::Caller;
 use crate::command::SlotId;
 use crate::completion::{Completion, Recipient, Target};
 use crate::function::RequestWatch;
@@ -45,8 +46,8 @@ pub(super) struct Entry {
 pub(super) struct Details {
     pub(super) number: Option<NonZeroU64>,
     pub(super) stage: Stage,
-    /// Against whose share it counts, if this process serves it.
-    pub(super) caller: Account,
+    /// Who makes it, if this process serves it.
+    pub(super) caller: Caller,
     /// The service in this process that has the request.
     pub(super) watch: Option<Arc<dyn RequestWatch>>,
     /// What the shard has of its stream.
@@ -96,10 +97,10 @@ impl InFlight {
             .is_some_and(|details| matches!(details.stage, Stage::Local { .. }))
     }
 
-    /// Against whose share a call counts that this process serves itself.
-    pub(super) fn caller(&self, call: SlotId) -> Account {
+    /// Who makes a call that this process serves itself.
+    pub(super) fn caller(&self, call: SlotId) -> Caller {
         let details = self.details.get(call.slot as usize);
-        (details.and_then(Option::as_ref)).map_or(Account::OWN, |details| details.caller)
+        (details.and_then(Option::as_ref)).map_or(Caller::OWN, |details| details.caller)
     }
 
     /// The names of all calls.
@@ -304,7 +305,7 @@ mod tests {
         Details {
             number: NonZeroU64::new(number),
             stage: Stage::Local { home: None },
-            caller: Account::OWN,
+            caller: Caller::OWN,
             watch: None,
             stream: None,
         }

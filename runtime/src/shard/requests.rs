@@ -1,14 +1,17 @@
 //! Requests of peers and of this task itself: who serves each, and how.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{
     Account, Code, Envelope, GraphCall, Method, Request, RequestId, Response, ServerConnection,
     Status, home_shard,
 };
+use grpcxx_transport::Time;
 
 use crate::blame::{Blame, THE_SERVICE};
+use crate::caller::Caller;
 use crate::command::{Command, GraphDone, Keys, Origin, SlotId};
 use crate::function::{Function, Later, RequestWatch, Responder, Served, caught};
 use crate::latency::{CallKind, CallStart};
@@ -64,7 +67,7 @@ impl<A> Core<A> {
                 if let Request::FuseRecvTensor { keys, .. } = &incoming.request {
                     fused_keys += keys.len();
                 }
-                self.dispatch(origin, incoming.request);
+                self.dispatch(origin, incoming.request, incoming.deadline);
                 if fused_keys >= limits::FUSED_KEYS_PER_TURN {
                     return (events, true);
                 }
@@ -79,10 +82,16 @@ impl<A> Core<A> {
     }
 
     /// Serves a request, now or later; `origin` gets exactly one answer.
-    pub(super) fn dispatch(&mut self, origin: Origin, request: Request) {
+    pub(super) fn dispatch(&mut self, origin: Origin, request: Request, deadline: Option<Time>) {
         let request = match request {
-            Request::Unary(envelope) => return self.serve_unary(origin, envelope),
-            Request::Stream(envelope) => return self.serve_stream(origin, &envelope),
+            Request::Unary(envelope) => {
+                let caller = self.caller_of(origin, deadline);
+                return self.serve_unary(origin, &caller, envelope);
+            }
+            Request::Stream(envelope) => {
+                let caller = self.caller_of(origin, deadline);
+                return self.serve_stream(origin, &caller, &envelope);
+            }
             request => request,
         };
         if let Request::Message { method, body } = &request
@@ -106,8 +115,14 @@ impl<A> Core<A> {
             }
             Request::StarRunGraph(call) => self.serve_graph(origin, call),
             Request::Message { method, body } => self.serve_message(origin, method, &body),
-            Request::Unary(envelope) => self.serve_unary(origin, envelope),
-            Request::Stream(envelope) => self.serve_stream(origin, &envelope),
+            Request::Unary(envelope) => {
+                let caller = self.caller_of(origin, deadline);
+                self.serve_unary(origin, &caller, envelope);
+            }
+            Request::Stream(envelope) => {
+                let caller = self.caller_of(origin, deadline);
+                self.serve_stream(origin, &caller, &envelope);
+            }
         }
     }
 
@@ -327,7 +342,7 @@ impl<A> Core<A> {
         }
     }
 
-    fn serve_unary(&mut self, origin: Origin, mut boxed: Box<Envelope>) {
+    fn serve_unary(&mut self, origin: Origin, caller: &Caller, mut boxed: Box<Envelope>) {
         if self.is_stopping() {
             return self.answer(origin, Err(self.stopping()), None);
         }
@@ -342,7 +357,7 @@ impl<A> Core<A> {
             return self.answer(origin, Err(unknown), None);
         };
         envelope.expose();
-        let begun = method.begin(envelope, self.index);
+        let begun = method.begin(envelope, caller, self.index);
         self.carry_on(origin, method, begun, None);
     }
 
@@ -400,8 +415,22 @@ impl<A> Core<A> {
                 let server = self.server_of(origin);
                 server.map_or(Account::OWN, |server| server.waits.account)
             }
-            Origin::Local { call, .. } => self.outgoing.calls.caller(call),
+            Origin::Local { call, .. } => self.outgoing.calls.caller(call).account,
         }
+    }
+
+    /// Who calls a method, and until when.
+    fn caller_of(&self, origin: Origin, deadline: Option<Time>) -> Caller {
+        let caller = match origin {
+            Origin::Link { .. } => {
+                let server = self.server_of(origin);
+                server.map_or(Caller::OWN, |server| {
+                    Caller::at(server.peer, server.waits.account)
+                })
+            }
+            Origin::Local { call, .. } => self.outgoing.calls.caller(call),
+        };
+        caller.until(deadline.map(|deadline| Instant::now() + deadline.since(self.now)))
     }
 
     fn serve_message(&mut self, origin: Origin, method: Method, body: &Buffer) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use grpcxx_rpc::{Account, CallId, Credit, Envelope, RequestId, Status, StreamData, StreamNews};
 
+use crate::caller::Caller;
 use crate::command::{Bells, Origin, SlotId};
 use crate::service::{Chunk, Ending, StreamEnds, WINDOW, hang, pipe};
 use crate::shard::core::Core;
@@ -196,7 +197,7 @@ impl<A> Core<A> {
     }
 
     /// Lets a method serve a stream.
-    pub(super) fn serve_stream(&mut self, origin: Origin, envelope: &Envelope) {
+    pub(super) fn serve_stream(&mut self, origin: Origin, caller: &Caller, envelope: &Envelope) {
         if self.is_stopping() {
             return self.answer(origin, Err(self.stopping()), None);
         }
@@ -206,7 +207,7 @@ impl<A> Core<A> {
             let unknown = Status::new(grpcxx_rpc::Code::Unimplemented, text);
             return self.answer(origin, Err(unknown), None);
         };
-        let share = match self.share_of_stream(origin) {
+        let share = match self.share_of_stream(origin, caller.account) {
             Ok(share) => share,
             Err(status) => {
                 self.counters().streams_refused.add(1);
@@ -240,19 +241,23 @@ impl<A> Core<A> {
                 (outgoing, incoming)
             }
         };
-        let begun = method.begin_stream(envelope, input, output, self.index, share.clone());
+        let asked = (envelope, caller);
+        let begun = method.begin_stream(asked, input, output, self.index, share.clone());
         self.carry_on(origin, method, begun, share);
     }
 
     /// What a stream takes of the share of who has begun it: nothing if that is this process.
-    fn share_of_stream(&self, origin: Origin) -> Result<Option<Arc<StreamShare>>, Status> {
+    fn share_of_stream(
+        &self,
+        origin: Origin,
+        caller: Account,
+    ) -> Result<Option<Arc<StreamShare>>, Status> {
         let begun = match origin {
             Origin::Link { server, .. } => {
                 let link = self.incoming.servers.find(server);
                 link.map(|link| link.waits.begin_stream(&self.shares))
             }
-            Origin::Local { call, .. } => {
-                let caller = self.outgoing.calls.caller(call);
+            Origin::Local { .. } => {
                 let accounts = &self.shared.accounts;
                 (caller != Account::OWN).then(|| accounts.visit(caller, &self.shares))
             }

@@ -17,6 +17,9 @@ pub(crate) struct Waits {
     pub(crate) over: AtomicUsize,
 }
 
+/// What its failures have beside their texts.
+pub(crate) const DETAILS: &[u8] = &[0, 255, b'd'];
+
 /// The service of the tests.
 #[derive(Default)]
 pub(crate) struct MyProbe {
@@ -61,7 +64,7 @@ impl Probe for MyProbe {
 
     async fn fail(&self, request: Request<probe::Code>) -> Result<Response<Load>, Status> {
         let code = Code::from_number(request.get_ref().number).unwrap_or(Code::Unknown);
-        Err(Status::new(code, "as it was told"))
+        Err(Status::with_details(code, "as it was told", DETAILS.into()))
     }
 
     type EchoAllStream = Loads;
@@ -92,7 +95,8 @@ impl Probe for MyProbe {
             data: vec![7; order.bytes as usize].into(),
             note: String::new(),
         };
-        let end = Code::from_number(order.code).map(|code| Err(Status::new(code, "as told")));
+        let end = Code::from_number(order.code)
+            .map(|code| Err(Status::with_details(code, "as told", DETAILS.into())));
         let trailers = Trailers::default();
         let told = trailers.clone();
         let loads = (0..order.messages)

@@ -5,7 +5,7 @@ use std::mem;
 use grpcxx_memory::Buffer;
 use grpcxx_transport::{Landing, Next, Progress, SlotId, Time};
 
-use super::messages::{reason_lost, status_of};
+use super::messages::{Failure, reason_lost};
 use crate::connection::body::Body;
 use crate::connection::calls::Expected;
 use crate::connection::client::ClientConnection;
@@ -27,8 +27,8 @@ use crate::{Code, Reason, Response, Status, Text};
 pub(crate) enum ResponsePart {
     /// The body of a successful response.
     Message { id: SlotId },
-    /// The text of a failed one.
-    ErrorText { id: SlotId, status: i32 },
+    /// The text of a failed one, and its details.
+    Failure { id: SlotId, failure: Failure },
     /// The names of fetched tensors.
     Names { id: SlotId },
     /// What the tensors of a response are, all of them before their data.
@@ -199,9 +199,8 @@ impl Side for ClientConnection {
     ) -> Result<Option<Next>, PeerViolation> {
         match whole.what {
             ResponsePart::Message { id } => self.finish_message(id, bytes),
-            ResponsePart::ErrorText { id, status } => {
-                let text = String::from_utf8_lossy(&bytes).into_owned();
-                self.complete(id, Err(status_of(status, text)));
+            ResponsePart::Failure { id, failure } => {
+                self.complete(id, Err(failure.status(&bytes)));
             }
             ResponsePart::Names { id } => self.names_landed(id, bytes)?,
             ResponsePart::Heads { id } => self.heads_landed(id, whole.behind_bytes, &bytes)?,
@@ -218,7 +217,7 @@ impl Side for ClientConnection {
             | ResponsePart::Names { id }
             | ResponsePart::Heads { id }
             | ResponsePart::Unary { id, .. } => (id, status),
-            ResponsePart::ErrorText { id, status: number } => (id, reason_lost(number, &status)),
+            ResponsePart::Failure { id, failure } => (id, reason_lost(failure.number, &status)),
             ResponsePart::Stream { .. } | ResponsePart::Answers => {
                 unreachable!("frames of many calls have all of their memory")
             }

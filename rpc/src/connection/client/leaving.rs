@@ -53,7 +53,7 @@ impl ClientConnection {
             Part::Whole(Whole {
                 what:
                     what @ (ResponsePart::Message { .. }
-                    | ResponsePart::ErrorText { .. }
+                    | ResponsePart::Failure { .. }
                     | ResponsePart::Unary { .. }),
                 ..
             }) => self.drop_whole(what, gone()),

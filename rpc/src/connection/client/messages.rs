@@ -7,6 +7,7 @@ use super::inbound::{ResponsePart, gone};
 use crate::connection::calls::Expected;
 use crate::connection::client::ClientConnection;
 use crate::connection::cursor::Cursor;
+use crate::connection::limits::DETAILS_BYTES_MAX;
 use crate::connection::reader::{Whole, read_into, read_whole};
 use crate::connection::records::message_too_long;
 use crate::connection::{Landings, PeerViolation};
@@ -22,23 +23,34 @@ impl ClientConnection {
         landings: &mut dyn Landings,
     ) -> Result<Option<Next>, PeerViolation> {
         let len = self.checked_payload(&header, "the text of a failure")?;
-        let has_ended = self.has_ended(id);
-        if has_ended || len == 0 || len > self.reader.limits.error_text_bytes as u64 {
+        let details_bytes = match self.has(Features::STATUS_DETAILS) {
+            true => {
+                let place = "the details of a failure";
+                let allowed_max = len.min(DETAILS_BYTES_MAX as u64);
+                PeerViolation::checked_length(place, header.names_bytes, allowed_max)?
+            }
+            false => 0,
+        };
+        let failure = Failure {
+            number: header.status,
+            details_bytes,
+        };
+        let text_bytes = len - details_bytes as u64;
+        let is_too_long = text_bytes > self.reader.limits.error_text_bytes as u64;
+        if self.has_ended(id) || len == 0 || is_too_long {
             let text = match len {
                 0 => String::new(),
-                len => format!("the peer's reason has {len} bytes, which is too long to keep"),
+                _ => format!("the peer's reason has {text_bytes} bytes, which is too long to keep"),
             };
             self.complete(id, Err(status_of(header.status, text)));
             return Ok(cursor.skip(len, HEADER_BYTES));
         }
-        if let Some(text) = cursor.slice(len as usize) {
-            let text = String::from_utf8_lossy(text).into_owned();
-            self.complete(id, Err(status_of(header.status, text)));
+        if let Some(bytes) = cursor.slice(len as usize) {
+            self.complete(id, Err(failure.status(bytes)));
             return Ok(None);
         }
-        let status = header.status;
         let whole = Whole {
-            what: ResponsePart::ErrorText { id, status },
+            what: ResponsePart::Failure { id, failure },
             len_bytes: len as usize,
             behind_bytes: 0,
         };
@@ -104,6 +116,28 @@ impl ClientConnection {
             self.peer_status = Some(body.clone());
         }
         self.complete(id, Ok(Response::Message(body)));
+    }
+}
+
+/// What the header of a failure says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Failure {
+    pub(crate) number: i32,
+    /// How much of the payload, at its end, is details.
+    details_bytes: usize,
+}
+
+impl Failure {
+    /// The failure with this payload.
+    pub(crate) fn status(self, payload: &[u8]) -> Status {
+        let text_bytes = payload.len().saturating_sub(self.details_bytes);
+        let (text, details) = payload.split_at(text_bytes);
+        let status = status_of(self.number, String::from_utf8_lossy(text).into_owned());
+        match details {
+            [] => status,
+            details => Status::with_details(status.code, status.message, details.to_vec().into())
+                .because(status.reason),
+        }
     }
 }
 

@@ -47,6 +47,8 @@ impl Features {
     pub const MANY_TENSORS: Self = Self(1 << 14);
     /// Shapes that no form of star holds travel packed.
     pub const PACKED_SHAPES: Self = Self(1 << 15);
+    /// A failure may have bytes behind its text.
+    pub const STATUS_DETAILS: Self = Self(1 << 16);
     /// What lets a connection move to another medium.
     pub const MEDIA: Self = Self(Self::SHARED_MEMORY.0 | Self::RDMA.0);
     /// What lets a client keep keys at the server.
@@ -66,7 +68,8 @@ impl Features {
             | Self::TRACES.0
             | Self::ELEMENT_TYPES.0
             | Self::MANY_TENSORS.0
-            | Self::PACKED_SHAPES.0,
+            | Self::PACKED_SHAPES.0
+            | Self::STATUS_DETAILS.0,
     );
 
     /// The features with these bits, known or not.
@@ -140,6 +143,7 @@ impl fmt::Display for Features {
             (Self::ELEMENT_TYPES, "element types"),
             (Self::MANY_TENSORS, "many tensors"),
             (Self::PACKED_SHAPES, "packed shapes"),
+            (Self::STATUS_DETAILS, "status details"),
         ] {
             if self.contains(feature) {
                 write!(f, "{separator}{name}")?;
@@ -402,10 +406,10 @@ mod tests {
 
     #[test]
     fn later_versions_are_understood_as_far_as_known() {
-        let bytes = [0xea, 0xa4, 0x0b, 9, 8, 2, 0x10, 0x85, 0x80, 4, 0x1a, 1, 7];
+        let bytes = [0xea, 0xa4, 0x0b, 9, 8, 2, 0x10, 0x85, 0x80, 8, 0x1a, 1, 7];
         let found = Announcement::find(&bytes).unwrap().unwrap();
-        assert_eq!(found.features.bits(), 0x1_0005);
-        assert_eq!(found.features.to_string(), "cancel, shared memory, 0x10000");
+        assert_eq!(found.features.bits(), 0x2_0005);
+        assert_eq!(found.features.to_string(), "cancel, shared memory, 0x20000");
         assert!(Announcement::find(&bytes[..9]).is_err());
     }
 }

@@ -14,7 +14,9 @@ use crate::connection::reader::Whole;
 use crate::connection::{Landings, PeerViolation};
 use crate::extensions::element_types;
 use crate::wire::{Features, ResponseHeader, is_of_star};
-use crate::{Code, DType, GraphCall, Reason, Request, Response, Shape, Status, Tensor};
+use crate::{
+    Code, DType, GraphCall, Reason, Request, Response, Shape, Status, Tensor, TraceContext,
+};
 
 /// A call that waits until it is known what the peer takes.
 #[derive(Debug)]
@@ -36,7 +38,7 @@ impl Waiting {
 
 impl ClientConnection {
     /// Keeps a call that an extension carries until the peer has announced itself, or shapes it for
-    /// what the peer knows. `None` says that it waits.
+    /// what the peer knows. `None` says that it waits, or has ended since the peer cannot take it.
     pub(crate) fn shape(
         &mut self,
         id: SlotId,
@@ -57,34 +59,42 @@ impl ClientConnection {
                 timeout_ms,
                 request,
             });
+            self.expect(id, Expected::Unary);
             return None;
         }
-        Some(self.shaped(request))
+        match self.shaped(request) {
+            Ok(request) => Some(request),
+            Err(status) => {
+                self.finish(id, Err(status));
+                None
+            }
+        }
     }
 
     /// The request as the peer takes it.
-    fn shaped(&self, request: Request) -> Request {
+    fn shaped(&self, request: Request) -> Result<Request, Status> {
         match request {
             Request::Unary(envelope) if !self.has(Features::SERVICES) => as_graph_call(&envelope),
             Request::StarRunGraph(mut call) if !self.has(Features::TRACES) => {
                 call.trace = None;
-                Request::StarRunGraph(call)
+                Ok(Request::StarRunGraph(call))
             }
-            request => request,
+            request => Ok(request),
         }
     }
 
     /// Sends the calls that waited until the peer said what it knows.
     pub(crate) fn release_waiting(&mut self) {
         for waiting in std::mem::take(&mut self.waiting) {
-            let Waiting {
-                id,
-                timeout_ms,
-                request,
-            } = waiting;
-            if self.calls.find(id).is_none() {
+            let Waiting { id, request, .. } = waiting;
+            let timeout_ms = match self.has(Features::DEADLINE) {
+                true => waiting.timeout_ms,
+                false => 0,
+            };
+            let Some(call) = self.calls.find_mut(id) else {
                 continue;
-            }
+            };
+            call.is_deadline_sent = timeout_ms != 0;
             if self.has_ended(id) {
                 self.finish(id, Err(gone()));
                 continue;
@@ -93,7 +103,13 @@ impl ClientConnection {
                 self.release_stream(id, timeout_ms, envelope);
                 continue;
             }
-            let request = self.shaped(request);
+            let request = match self.shaped(request) {
+                Ok(request) => request,
+                Err(status) => {
+                    self.finish(id, Err(status));
+                    continue;
+                }
+            };
             let common = self.common();
             let limits = self.reader.limits.between(common);
             let mut frame = self.outgoing.empty_frame();
@@ -159,8 +175,16 @@ pub(crate) fn wanted_of_call(call: &GraphCall) -> Features {
 }
 
 /// What a peer without the extension is asked in place of a call by path: a function of that name,
-/// with the message as a vector of bytes. Metadata does not travel.
-fn as_graph_call(envelope: &Envelope) -> Request {
+/// with the message as a vector of bytes.
+///
+/// # Errors
+/// `FAILED_PRECONDITION` if the call has metadata other than hints: a graph call has no place for
+/// them, and the method may need them.
+fn as_graph_call(envelope: &Envelope) -> Result<Request, Status> {
+    let metadata = envelope.request_metadata();
+    if let Some((name, _)) = metadata.iter().find(|(name, _)| !HINTS.contains(name)) {
+        return Err(no_place_for(name, envelope.path()));
+    }
     let message = envelope.message();
     let tensor = Tensor {
         dtype: DType::UInt8,
@@ -171,8 +195,21 @@ fn as_graph_call(envelope: &Envelope) -> Request {
     let call = GraphCall::new(envelope.path())
         .with_feed(REQUEST_FEED, tensor)
         .with_fetch(RESPONSE_FETCH);
-    Request::StarRunGraph(Box::new(call))
+    Ok(Request::StarRunGraph(Box::new(call)))
 }
+
+fn no_place_for(name: &str, path: &str) -> Status {
+    let text = format!(
+        "the call of {path} has the metadata {name:?}, and the peer does not know the extension \
+         services, without which star carries none; call it without metadata or over gRPC, or let \
+         the peer run a version of grpcxx that announces services"
+    );
+    Status::new(Code::FailedPrecondition, text)
+}
+
+/// Metadata that say where a call was made and not what it asks for: the trace context of W3C. They
+/// are left out where they cannot travel.
+const HINTS: [&str; 2] = [TraceContext::METADATA, "tracestate"];
 
 /// The feed that has the message of a request, where a call by path travels as a graph call.
 pub const REQUEST_FEED: &str = "request";

@@ -93,12 +93,19 @@ impl StreamStart {
         }
     }
 
-    /// Begins a call of a method at this path.
-    pub(crate) fn of_remote<T>(remote: &Remote, path: &str, request: &Request<T>) -> Self {
-        let metadata = trace::with_current(request.metadata());
-        let envelope = Envelope::request(path, &metadata, 0).map(|writer| writer.finish());
+    /// Begins a call of a method at this path; one that was refused ends with its status.
+    pub(crate) fn of_remote(
+        remote: &Remote,
+        path: &str,
+        request: Result<Request<()>, Status>,
+    ) -> Self {
+        let timeout = request.as_ref().ok().and_then(Request::timeout);
+        let envelope = request.and_then(|request| {
+            let metadata = trace::with_current(request.metadata());
+            Ok(Envelope::request(path, &metadata, 0)?.finish())
+        });
         let begin = |envelope, timeout, ends| remote.call_stream(envelope, timeout, ends);
-        Self::new(&begin, envelope, request.timeout())
+        Self::new(&begin, envelope, timeout)
     }
 
     /// Sends one message and no more.

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use futures_util::Stream;
-use grpcxx_rpc::{Code, Envelope, Metadata, Status};
+use grpcxx_rpc::{Code, Envelope, Status};
 use prost::Message;
 
 use super::pipe::{PipeReceiver, PipeSender};
@@ -16,8 +16,9 @@ use crate::service::method::{LocalAnswer, PoolAnswer};
 
 /// A method whose messages go through pipes.
 pub(crate) trait Streams<A>: Send + Sync {
-    /// Calls the method. The answer ends with what comes behind all messages.
-    fn call(&self, metadata: Metadata, input: PipeReceiver, output: PipeSender) -> A;
+    /// Calls the method. `request` has what travels beside the messages. The answer ends with what
+    /// comes behind all messages.
+    fn call(&self, request: Request<()>, input: PipeReceiver, output: PipeSender) -> A;
 }
 
 /// A method that takes one message and answers with any number.
@@ -55,9 +56,9 @@ where
     T: Future<Output = Result<Response<S>, Status>> + 'static,
     S: Stream<Item = Result<R, Status>> + 'static,
 {
-    fn call(&self, metadata: Metadata, input: PipeReceiver, output: PipeSender) -> LocalAnswer {
+    fn call(&self, request: Request<()>, input: PipeReceiver, output: PipeSender) -> LocalAnswer {
         let method = Arc::clone(&self.0);
-        Box::pin(answer_one(method, metadata, input, output))
+        Box::pin(answer_one(method, request, input, output))
     }
 }
 
@@ -69,9 +70,9 @@ where
     T: Future<Output = Result<Response<S>, Status>> + Send + 'static,
     S: Stream<Item = Result<R, Status>> + Send + 'static,
 {
-    fn call(&self, metadata: Metadata, input: PipeReceiver, output: PipeSender) -> PoolAnswer {
+    fn call(&self, request: Request<()>, input: PipeReceiver, output: PipeSender) -> PoolAnswer {
         let method = Arc::clone(&self.0);
-        Box::pin(answer_one(method, metadata, input, output))
+        Box::pin(answer_one(method, request, input, output))
     }
 }
 
@@ -82,8 +83,8 @@ where
     F: Fn(Request<Streaming<M>>) -> T + Send + Sync + 'static,
     T: Future<Output = Result<Response<R>, Status>> + 'static,
 {
-    fn call(&self, metadata: Metadata, input: PipeReceiver, output: PipeSender) -> LocalAnswer {
-        let answer = (self.0)(request(metadata, input));
+    fn call(&self, request: Request<()>, input: PipeReceiver, output: PipeSender) -> LocalAnswer {
+        let answer = (self.0)(with_messages(request, input));
         Box::pin(respond_once(answer, output))
     }
 }
@@ -95,8 +96,8 @@ where
     F: Fn(Request<Streaming<M>>) -> T + Send + Sync + 'static,
     T: Future<Output = Result<Response<R>, Status>> + Send + 'static,
 {
-    fn call(&self, metadata: Metadata, input: PipeReceiver, output: PipeSender) -> PoolAnswer {
-        let answer = (self.0)(request(metadata, input));
+    fn call(&self, request: Request<()>, input: PipeReceiver, output: PipeSender) -> PoolAnswer {
+        let answer = (self.0)(with_messages(request, input));
         Box::pin(respond_once(answer, output))
     }
 }
@@ -109,8 +110,8 @@ where
     T: Future<Output = Result<Response<S>, Status>> + 'static,
     S: Stream<Item = Result<R, Status>> + 'static,
 {
-    fn call(&self, metadata: Metadata, input: PipeReceiver, output: PipeSender) -> LocalAnswer {
-        let answer = (self.0)(request(metadata, input));
+    fn call(&self, request: Request<()>, input: PipeReceiver, output: PipeSender) -> LocalAnswer {
+        let answer = (self.0)(with_messages(request, input));
         Box::pin(async move { respond(answer.await?, &output).await })
     }
 }
@@ -123,21 +124,23 @@ where
     T: Future<Output = Result<Response<S>, Status>> + Send + 'static,
     S: Stream<Item = Result<R, Status>> + Send + 'static,
 {
-    fn call(&self, metadata: Metadata, input: PipeReceiver, output: PipeSender) -> PoolAnswer {
-        let answer = (self.0)(request(metadata, input));
+    fn call(&self, request: Request<()>, input: PipeReceiver, output: PipeSender) -> PoolAnswer {
+        let answer = (self.0)(with_messages(request, input));
         Box::pin(async move { respond(answer.await?, &output).await })
     }
 }
 
-fn request<M: Message + Default>(metadata: Metadata, input: PipeReceiver) -> Request<Streaming<M>> {
-    let messages = Streaming::new(RawStreaming::of_client(input));
-    Request::with_metadata(messages, metadata)
+fn with_messages<M: Message + Default>(
+    request: Request<()>,
+    input: PipeReceiver,
+) -> Request<Streaming<M>> {
+    request.map(|()| Streaming::new(RawStreaming::of_client(input)))
 }
 
 /// Calls a method with the one message that is due.
 async fn answer_one<M, R, F, T, S>(
     method: Arc<F>,
-    metadata: Metadata,
+    request: Request<()>,
     input: PipeReceiver,
     output: PipeSender,
 ) -> Result<Envelope, Status>
@@ -151,7 +154,7 @@ where
     let mut messages = Streaming::new(RawStreaming::of_client(input));
     let message = messages.message().await?;
     let message = message.ok_or_else(|| no_message("the client"))?;
-    let response = method(Request::with_metadata(message, metadata)).await?;
+    let response = method(request.map(|()| message)).await?;
     respond(response, &output).await
 }
 

@@ -3,10 +3,12 @@
 #[path = "../../../../tests/support/mod.rs"]
 mod support;
 
+use std::time::Duration;
+
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::wire::{HEADER_BYTES, RequestHeader, ResponseHeader, UNARY_METHOD};
 use grpcxx_rpc::{
-    Code, ConnectionLimits, Envelope, Features, Gate, Metadata, Method, REQUEST_FEED,
+    CallOptions, Code, ConnectionLimits, Envelope, Features, Gate, Metadata, Method, REQUEST_FEED,
     RESPONSE_FETCH, Reason, Request, Response, Right, Rights, Shape, Status,
 };
 use proptest::prelude::*;
@@ -18,6 +20,25 @@ fn metadata() -> Metadata {
     let mut metadata = Metadata::default();
     metadata.insert("trace-bin", [7, 0, 255]).unwrap();
     metadata
+}
+
+/// Metadata that say where a call was made, and not what it asks for.
+fn hints() -> Metadata {
+    let mut metadata = Metadata::default();
+    metadata.insert("traceparent", "00-1-2-3").unwrap();
+    metadata.insert("tracestate", "a=b").unwrap();
+    metadata
+}
+
+/// Lets the server say what it knows.
+fn answer_announcement(pair: &mut Pair) {
+    pair.carry_requests();
+    let status = pair.request();
+    assert_eq!(status.request.method(), Some(Method::GetStatus));
+    assert_eq!(pair.server.end.poll_request(), None);
+    let body = Ok(Response::Message(vec![].into()));
+    assert!(pair.server.end.answer(status.id, body));
+    pair.carry_responses();
 }
 
 fn request(metadata: &Metadata, message: &[u8]) -> Request {
@@ -111,14 +132,8 @@ fn a_peer_that_has_not_announced_it_gets_a_graph_call() {
     for server in [Features::NONE, Features::ALL.without(Features::SERVICES)] {
         let mut pair = Pair::new(Features::ALL, server);
         // It waits for what the peer says of itself.
-        pair.call(request(&metadata(), b"hello"));
-        pair.carry_requests();
-        let status = pair.request();
-        assert_eq!(status.request.method(), Some(Method::GetStatus));
-        assert_eq!(pair.server.end.poll_request(), None);
-        let body = Ok(Response::Message(vec![].into()));
-        assert!(pair.server.end.answer(status.id, body));
-        pair.carry_responses();
+        pair.call(request(&hints(), b"hello"));
+        answer_announcement(&mut pair);
         pair.carry_requests();
         let incoming = pair.request();
         let Request::StarRunGraph(call) = &incoming.request else {
@@ -136,6 +151,34 @@ fn a_peer_that_has_not_announced_it_gets_a_graph_call() {
         pair.carry_responses();
         assert_eq!(pair.finished().result, Ok(fetched));
     }
+}
+
+/// Plain star has no place for metadata, and a method may need them.
+#[test]
+fn a_call_with_metadata_fails_towards_a_peer_that_has_not_announced_it() {
+    let check = |pair: &mut Pair| {
+        let status = pair.finished().result.unwrap_err();
+        assert_eq!(status.code, Code::FailedPrecondition, "{status}");
+        for part in ["\"trace-bin\"", PATH, "services", "over gRPC"] {
+            assert!(status.message.contains(part), "{status} lacks {part}");
+        }
+        pair.carry_requests();
+        assert_eq!(pair.server.end.poll_request(), None);
+    };
+    for server in [Features::NONE, Features::ALL.without(Features::SERVICES)] {
+        let mut pair = Pair::new(Features::ALL, server);
+        let mut both = hints();
+        both.insert("trace-bin", [1]).unwrap();
+        // Before it is known what the peer takes, and then.
+        pair.call(request(&both, b"hello"));
+        answer_announcement(&mut pair);
+        check(&mut pair);
+        pair.call(request(&metadata(), b"hello"));
+        check(&mut pair);
+    }
+    let mut silent = Pair::new(Features::NONE, Features::ALL);
+    silent.call(request(&metadata(), b"hello"));
+    check(&mut silent);
 }
 
 #[test]
@@ -161,6 +204,25 @@ fn a_call_that_waits_for_the_announcement_leaves_once_it_is_there_and_can_be_giv
     assert_eq!(pair.finished().result, answer(&metadata(), b"2"));
     assert_eq!(pair.server.end.poll_request(), None);
     assert_eq!(pair.client.end.outstanding_calls(), 0);
+}
+
+#[test]
+fn a_call_that_waits_for_the_announcement_says_its_deadline_to_who_understands() {
+    for (server, is_said) in [
+        (Features::ALL, true),
+        (Features::ALL.without(Features::DEADLINE), false),
+    ] {
+        let mut pair = Pair::new(Features::ALL, server);
+        let deadline = pair.client.now + Duration::from_secs(3);
+        let options = CallOptions {
+            deadline: Some(deadline),
+            ..CallOptions::default()
+        };
+        pair.call_with(request(&metadata(), b"one"), options);
+        answer_announcement(&mut pair);
+        pair.carry_requests();
+        assert_eq!(pair.request().deadline.is_some(), is_said);
+    }
 }
 
 #[test]
