@@ -95,7 +95,7 @@ config! {
         "index of this task, where neither flags nor `TF_CONFIG` give it";
     ps_graph_fusion: bool = parse::boolean,
         "TF_ENABLE_PS_GRAPH_FUSION", "true", "", "nobody",
-        "known and checked, but without effect: nothing here rewrites graphs";
+        "known and checked, but without effect: graphs are fused by `GRPCXX_GRAPH_FUSION`";
     flow_control_tensors: u32 = parse::count,
         "REMOTE_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE", "16", "tensors", "nobody",
         "known and checked, but without effect: it concerns TensorFlow's gRPC path only";
