@@ -10,6 +10,7 @@ mod lost;
 mod names;
 mod outbox;
 mod tokens;
+mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZero;
@@ -24,7 +25,7 @@ use grpcxx_runtime::{CallResult, Client, CompletionHandler, Peer, ShardContext, 
 
 pub(crate) use self::by_boards::Lookout;
 use self::lane::{Entry, Lane};
-use self::lost::{Lost, is_gone, left, silence};
+use self::lost::{Lost, is_gone, left};
 pub(crate) use self::names::{Names, Who};
 use self::outbox::{Kept, Outbox};
 use self::tokens::{
@@ -297,51 +298,6 @@ impl Member {
             _taken: taken,
             _unsent: unsent,
         })
-    }
-
-    /// Sees to it that somebody looks for ranks which do not answer.
-    fn watch(self: &Arc<Self>, shard: &mut ShardContext<'_>) {
-        {
-            let mut state = self.state();
-            let now = shard.now();
-            let noted = state.lanes.values_mut().filter_map(|lane| lane.note(now));
-            let is_busy = noted.count() > 0 || !state.outbox.is_even();
-            if state.is_watched || !is_busy || state.over.is_some() {
-                return;
-            }
-            state.is_watched = true;
-        }
-        let look = self.patience / LOOKS_PER_PATIENCE;
-        let key = self.names.timer();
-        shard.receive(
-            &self.own,
-            self.step_id,
-            &key,
-            Some(look),
-            Arc::clone(self),
-            TIMER,
-        );
-    }
-
-    fn look(self: &Arc<Self>, shard: &mut ShardContext<'_>) {
-        let silence = {
-            let mut state = self.state();
-            state.is_watched = false;
-            silence(&mut state, shard.now(), self.patience)
-        };
-        match silence {
-            None => self.watch(shard),
-            Some(silence) => {
-                for &rank in &silence.ranks {
-                    if let Some(peer) = &self.peers[rank as usize] {
-                        shard.disconnect(peer);
-                    }
-                }
-                let text = silence.text(&self.names.of_all(&silence.ranks), self.patience);
-                let status = Status::new(Code::DeadlineExceeded, text);
-                self.fail(status.because(Reason::Deadline), shard);
-            }
-        }
     }
 
     /// Ends the group, here and for all who ask this rank: each of them does the same. A program

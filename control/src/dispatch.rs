@@ -9,8 +9,9 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use grpcxx_rpc::Token;
 use grpcxx_runtime::policy::Authority;
-use http::{HeaderMap, Request, Response, header};
+use http::{HeaderMap, HeaderValue, Request, Response, header};
 use http_body::{Body as _, Frame, SizeHint};
 use tokio::sync::watch;
 use tonic::Status;
@@ -112,14 +113,27 @@ impl Dispatch {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
-        let said = request.headers().get(header::AUTHORIZATION);
-        let said = said.map(|value| value.to_str().unwrap_or_default());
+        let said = authorization(method, request);
         let path = request.uri().path();
         let identity = (self.authority).identify_call(peer, &caller.identity, path, said, now)?;
         caller.belong_to(&identity);
         caller.identity = identity;
         let rights = self.authority.rights(&caller.identity);
         (self.authority).check(peer, rights, right)
+    }
+}
+
+/// What a call says to prove a token. Methods of the program's services may be told other things by
+/// `authorization`, which prove nothing here.
+fn authorization<'a>(method: &Method, request: &'a Request<Body>) -> Option<&'a str> {
+    let headers = request.headers();
+    let said = |value: &'a HeaderValue| value.to_str().unwrap_or_default();
+    let mut all = headers.get_all(header::AUTHORIZATION).iter().map(said);
+    let proof = all.find(|said| Token::is_call_proof(said));
+    let first = headers.get(header::AUTHORIZATION).map(said);
+    match std::ptr::eq(method, &methods::REGISTERED) {
+        true => proof,
+        false => proof.or(first),
     }
 }
 

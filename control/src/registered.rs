@@ -8,7 +8,7 @@ use std::time::Instant;
 use bytes::{Buf, BufMut, Bytes};
 use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use grpcxx_memory::Buffer;
-use grpcxx_rpc::{Code, Envelope, EnvelopeWriter, Metadata};
+use grpcxx_rpc::{Code, Envelope, EnvelopeWriter, Metadata, Token};
 use grpcxx_runtime::service::{self, RawStream};
 use http::{Request, Response};
 use tonic::body::Body;
@@ -240,7 +240,7 @@ fn is_reserved(name: &str) -> bool {
 
 /// Whether metadata are the proof of the cluster's token, which is for this endpoint alone.
 fn proves_token(name: &str, value: &[u8]) -> bool {
-    name == "authorization" && value.starts_with(b"GRPCXX ")
+    name == "authorization" && std::str::from_utf8(value).is_ok_and(Token::is_call_proof)
 }
 
 /// Leaves messages as the bytes that they are.

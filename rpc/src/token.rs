@@ -110,6 +110,13 @@ impl Token {
         text
     }
 
+    /// Whether metadata `authorization` of a gRPC call claim to prove a token, and are no proof of
+    /// something else, such as a bearer's.
+    pub fn is_call_proof(authorization: &str) -> bool {
+        let scheme = authorization.split(' ').next().unwrap_or_default();
+        scheme.eq_ignore_ascii_case(CALL_SCHEME)
+    }
+
     /// Checks the metadata `authorization` of a gRPC call.
     ///
     /// # Errors

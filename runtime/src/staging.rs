@@ -6,7 +6,7 @@ mod client;
 mod tests;
 mod total;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -60,6 +60,9 @@ pub(crate) struct Staging {
     total: Arc<StagedTotal>,
     limits: StagingLimits,
     pushes: Mutex<HashMap<u64, Push, RandomState>>,
+    /// Why the last ones ended that ended with a call that was refused: calls of theirs that were
+    /// under way then fail for the same reason.
+    refused: Mutex<VecDeque<(u64, Status)>>,
     /// When the next push may have waited for too long, in nanoseconds: the shard's thread asks
     /// for it after each turn, and does not wait for the lock.
     next_end_ns: AtomicU64,
@@ -89,6 +92,7 @@ impl Staging {
             total: Arc::clone(total),
             limits,
             pushes: Mutex::default(),
+            refused: Mutex::default(),
             next_end_ns: AtomicU64::new(NEVER),
             seen_bytes: AtomicU64::new(0),
         }
@@ -142,6 +146,7 @@ impl Staging {
         };
         push.wait_from(now, self.limits.patience);
         pushes.insert(number, push);
+        self.refusals().retain(|(ended, _)| *ended != number);
         self.note_end(&pushes);
         Ok(())
     }
@@ -161,12 +166,22 @@ impl Staging {
             Ok(batch) => self.append(number, batch.into_private()),
             Err(status) => Err(status),
         };
-        if added.is_err() {
+        if let Err(status) = &added {
             // Much memory may go back with it.
-            let refused = self.lock().remove(&number);
-            drop(refused);
+            let ended = self.lock().remove(&number);
+            if ended.is_some() {
+                self.note_refusal(number, status.clone());
+            }
         }
         added
+    }
+
+    fn note_refusal(&self, number: u64, status: Status) {
+        let mut refused = self.refusals();
+        if refused.len() == REFUSALS_KEPT {
+            refused.pop_front();
+        }
+        refused.push_back((number, status));
     }
 
     /// Lets a push wait from now on.
@@ -225,6 +240,11 @@ impl Staging {
     }
 
     fn unknown(&self, number: u64) -> Status {
+        let refused = self.refusals();
+        if let Some((_, status)) = refused.iter().rev().find(|(ended, _)| *ended == number) {
+            return status.clone();
+        }
+        drop(refused);
         let StagingLimits { patience, life, .. } = self.limits;
         let text = format!(
             "no push {number} is staged on this connection: nobody has begun it here, or it has \
@@ -237,6 +257,10 @@ impl Staging {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Push, RandomState>> {
         self.pushes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refusals(&self) -> MutexGuard<'_, VecDeque<(u64, Status)>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -284,6 +308,9 @@ fn check_shape(act: Act, fetches: &[Text], feeds: &[(Text, Tensor)]) -> Result<(
     };
     Err(Status::new(Code::InvalidArgument, text))
 }
+
+/// Refusals that a connection remembers.
+const REFUSALS_KEPT: usize = 8;
 
 /// The end of a push that there is none of.
 const NEVER: u64 = u64::MAX;

@@ -90,6 +90,12 @@ impl Gate {
         }
     }
 
+    /// Notes which task the peer says that it is, which somebody may want to know.
+    pub(crate) fn note_claim(&mut self, claimed: Option<Text>) {
+        self.has_news |= claimed.is_some();
+        self.claimed = claimed;
+    }
+
     /// Takes all rights from a peer that claims to be this task, whose certificate names another.
     pub(crate) fn deny(&mut self, claimed: Text) {
         self.rights = Rights::NONE;

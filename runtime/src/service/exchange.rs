@@ -120,7 +120,7 @@ impl<T> Request<T> {
     }
 
     /// In a method: the address of the client's end of the connection. `None` for a call from this
-    /// process, and for one that came as a graph call.
+    /// process, and for one from anywhere that came as a graph call, so it proves nothing.
     pub fn remote_addr(&self) -> Option<SocketAddr> {
         self.remote_addr
     }

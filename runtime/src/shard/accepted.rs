@@ -12,7 +12,6 @@ use crate::latency::CallSide;
 use crate::policy::Identity;
 use crate::registry::right_of_function;
 use crate::shard::core::Core;
-use crate::shard::leaving::Why;
 use crate::shard::links::Owner;
 use crate::shard::servers::ServerLink;
 
@@ -121,17 +120,18 @@ impl<A> Core<A> {
         account: Account,
         transport: &mut T,
     ) -> bool {
-        let servers = self.incoming.servers.values();
-        let silent = servers
-            .filter(|server| server.waits.account == account && server.connection.frames() == 0);
-        let Some(link) = silent
-            .min_by_key(|server| server.since)
-            .map(|server| server.link)
-        else {
+        let servers = self.incoming.servers.values_mut();
+        let silent = servers.filter(|server| {
+            let is_silent = server.connection.frames() == 0;
+            is_silent && server.waits.account == account && !server.waits.has_given_way()
+        });
+        let Some(server) = silent.min_by_key(|server| server.since) else {
             return false;
         };
+        server.waits.give_way();
+        let link = server.link;
         self.counters().unused_closed.add(1);
-        self.leave(link, Why::Asked, transport);
+        transport.close(link, false);
         true
     }
 

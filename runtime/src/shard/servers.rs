@@ -206,6 +206,7 @@ impl ServerLink {
             Some(Proving::Failed) => authority.disproved(self.peer),
             None => {}
         }
+        self.count_for_identity(shares);
         if let Some(claimed) = self.connection.take_false_claim() {
             authority.misnamed(self.peer, &claimed, self.identity.task.as_ref());
         }
@@ -221,12 +222,18 @@ impl ServerLink {
         tracing::debug!(peer = %self.peer, %proof, "the peer belongs to the cluster");
         self.identity = self.identity.clone().proven(proof);
         self.is_known = true;
+        self.count_for_identity(shares);
+    }
+
+    /// Counts the connection for who its peer has proven to be, and says that it is.
+    fn count_for_identity(&mut self, shares: &PeerShares) {
         let certified = self.identity.task.as_ref().map(TaskId::in_certificates);
         let claimed = self.connection.claimed_task().map(Text::as_str);
         let task = certified.as_deref().or(claimed);
         let account = match self.identity.proof {
+            Proof::Nothing => return,
             Proof::SameUser => self.waits.account.of_same_user(task),
-            _ => self.waits.account.proven(task),
+            Proof::Token | Proof::Certificate => self.waits.account.proven(task),
         };
         self.waits.belong_to(account, shares);
         self.connection.belong_to(self.waits.holding());

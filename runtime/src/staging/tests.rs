@@ -96,13 +96,26 @@ fn a_call_that_is_refused_ends_its_push_and_no_other() {
     assert_eq!(full.code, Code::ResourceExhausted);
     assert!(full.message.contains("48 bytes"), "{full}");
     assert_eq!(staging.held(), (1, 8));
-    let gone = staging.stage(1, &[("f", 1)]).unwrap_err();
-    assert!(gone.message.contains("no push 1"), "{gone}");
+    assert_eq!(staging.stage(1, &[("f", 1)]).unwrap_err(), full);
     staging.stage(1, &[]).unwrap();
     let nameless = staging.stage(1, &[("", 1)]).unwrap_err();
     assert_eq!(nameless.code, Code::InvalidArgument);
     staging.end(Act::Commit, 2).unwrap();
     assert_eq!(staging.names(), ["kept"]);
+}
+
+#[test]
+fn calls_behind_one_that_is_refused_fail_for_its_reason() {
+    let staging = staging();
+    staging.stage(1, &[]).unwrap();
+    let refused = staging.stage(1, &[("", 1)]).unwrap_err();
+    assert!(refused.message.contains("name"), "{refused}");
+    assert_eq!(staging.stage(1, &[("a", 1)]).unwrap_err(), refused);
+    assert_eq!(staging.commit(1).unwrap_err(), refused);
+    assert_eq!(staging.commit(2).unwrap_err().code, Code::NotFound);
+    // Its number may be that of another push later.
+    staging.stage(1, &[]).unwrap();
+    staging.stage(1, &[("a", 1)]).unwrap();
 }
 
 #[test]

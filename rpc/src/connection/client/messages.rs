@@ -23,14 +23,7 @@ impl ClientConnection {
         landings: &mut dyn Landings,
     ) -> Result<Option<Next>, PeerViolation> {
         let len = self.checked_payload(&header, "the text of a failure")?;
-        let details_bytes = match self.has(Features::STATUS_DETAILS) {
-            true => {
-                let place = "the details of a failure";
-                let allowed_max = len.min(DETAILS_BYTES_MAX as u64);
-                PeerViolation::checked_length(place, header.names_bytes, allowed_max)?
-            }
-            false => 0,
-        };
+        let details_bytes = self.details_bytes(&header, len)?;
         let failure = Failure {
             number: header.status,
             details_bytes,
@@ -55,6 +48,20 @@ impl ClientConnection {
             behind_bytes: 0,
         };
         read_whole(self, whole, cursor, landings)
+    }
+
+    /// How many of the bytes of a failure are its details.
+    fn details_bytes(&self, header: &ResponseHeader, len: u64) -> Result<usize, PeerViolation> {
+        if !self.takes(Features::STATUS_DETAILS) {
+            return Ok(0);
+        }
+        let allowed_max = len.min(DETAILS_BYTES_MAX as u64);
+        let place = "the details of a failure";
+        match PeerViolation::checked_length(place, header.names_bytes, allowed_max) {
+            // What has not announced them may have anything there.
+            Err(_) if !self.has(Features::STATUS_DETAILS) => Ok(0),
+            checked => checked,
+        }
     }
 
     pub(crate) fn begin_message(

@@ -28,7 +28,7 @@ impl ServerConnection {
     /// # Errors
     /// Its certificate names another task.
     pub(crate) fn take_claim(&mut self, announcement: &Announcement) -> Result<(), Status> {
-        self.gate.claimed = announcement.task.clone();
+        self.gate.note_claim(announcement.task.clone());
         let (Some(claimed), Some(certified)) = (&announcement.task, &self.gate.certified) else {
             return Ok(());
         };

@@ -94,7 +94,9 @@ impl ClientConnection {
             let Some(call) = self.calls.find_mut(id) else {
                 continue;
             };
-            call.is_deadline_sent = timeout_ms != 0;
+            // The peer hears of a deadline that is too late by as long as this call has waited, so
+            // it is told when the time is over, too.
+            call.is_deadline_sent = false;
             if self.has_ended(id) {
                 self.finish(id, Err(gone()));
                 continue;

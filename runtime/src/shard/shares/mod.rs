@@ -173,6 +173,8 @@ pub(super) struct Waits {
     pub(super) account: Account,
     held: Arc<Held>,
     streams: Arc<Mutex<OpenStreams>>,
+    /// Whether the connection counts no more, though it has not ended yet.
+    has_given_way: bool,
 }
 
 impl Accounts {
@@ -186,6 +188,7 @@ impl Accounts {
             account,
             streams: OpenStreams::new(account, &held),
             held,
+            has_given_way: false,
         })
     }
 
@@ -279,7 +282,7 @@ impl Waits {
     /// Counts the connection, and all that waits on it, for who its peer has proven to be. It stays
     /// where it is if that peer has as many connections as it may.
     pub(super) fn belong_to(&mut self, account: Account, shares: &PeerShares) {
-        if account == self.account {
+        if account == self.account || self.has_given_way {
             return;
         }
         let Some(held) = self.accounts.welcome(account, shares) else {
@@ -294,6 +297,18 @@ impl Waits {
         self.accounts.leave(self.account);
         self.account = account;
         self.held = held;
+    }
+
+    /// Lets another connection of the peer have the place of this one, which ends.
+    pub(super) fn give_way(&mut self) {
+        if !std::mem::replace(&mut self.has_given_way, true) {
+            self.accounts.leave(self.account);
+        }
+    }
+
+    /// Whether it has given way.
+    pub(super) fn has_given_way(&self) -> bool {
+        self.has_given_way
     }
 
     /// What all connections of the peer hold.
@@ -459,7 +474,7 @@ impl RequestWatch for StreamShare {}
 impl Drop for Waits {
     fn drop(&mut self) {
         self.end_all();
-        self.accounts.leave(self.account);
+        self.give_way();
     }
 }
 

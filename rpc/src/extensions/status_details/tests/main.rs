@@ -64,6 +64,22 @@ fn details_arrive_with_the_text_however_the_bytes_are_cut() {
     }
 }
 
+/// A server knows what its client understands before that hears the same of it.
+#[test]
+fn details_may_come_before_the_announcement_of_who_sends_them() {
+    let mut pair = Pair::new(Features::ALL, Features::ALL);
+    pair.call(graph("f", vec![], &["x"]));
+    pair.carry_requests();
+    let announcement = pair.request();
+    let incoming = pair.request();
+    assert!(pair.server.end.answer(incoming.id, Err(failure(2000))));
+    pair.carry_responses();
+    let arrived = pair.finished().result.unwrap_err();
+    assert_eq!(arrived, failure(2000).because(Reason::Peer));
+    let body = Ok(Response::Message(vec![].into()));
+    assert!(pair.server.end.answer(announcement.id, body));
+}
+
 #[test]
 fn a_peer_that_has_not_announced_them_gets_the_text_alone() {
     let mut pair = met(Features::ALL.without(Features::STATUS_DETAILS));
