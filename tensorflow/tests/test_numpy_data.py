@@ -279,11 +279,11 @@ def test_batches_are_read_ahead_by_one_thread_and_not_further_than_asked():
             yield number
 
     for number in prefetch(batches(), ahead=3):
-        # What is taken has made no room yet.
-        limit = time.monotonic() + 10
-        while len(read) < min(20, number + 3) and time.monotonic() < limit:
+        # The one that is taken, and those ahead of it.
+        wanted, limit = min(20, number + 1 + 3), time.monotonic() + 10
+        while len(read) < wanted and time.monotonic() < limit:
             time.sleep(0.001)
-        assert len(read) == min(20, number + 3) and len(threads()) <= 1
+        assert len(read) == wanted and len(threads()) <= 1
         taken.append(number)
     assert taken == list(range(20)) and not threads()
 
