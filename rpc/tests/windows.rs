@@ -24,11 +24,7 @@ fn pair(features: Features) -> Pair {
 fn pair_within(limits: ConnectionLimits, features: Features) -> Pair {
     let mut pair = Pair::with_limits(limits, features, features);
     if !features.is_empty() {
-        pair.carry_requests();
-        let status = pair.request();
-        let body = Ok(Response::Message(vec![].into()));
-        pair.server.end.answer(status.id, body);
-        pair.carry_responses();
+        pair.answer_announcement();
     }
     pair
 }

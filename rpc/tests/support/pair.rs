@@ -32,16 +32,21 @@ impl Pair {
     /// Both sides have announced everything, within these limits.
     pub fn announced_with_limits(limits: ConnectionLimits) -> Self {
         let mut pair = Self::with_limits(limits, Features::ALL, Features::ALL);
-        pair.carry_requests();
-        let status = pair.request();
-        assert_eq!(status.request.method(), Some(Method::GetStatus));
-        pair.server
-            .end
-            .answer(status.id, Ok(Response::Message(vec![].into())));
-        pair.carry_responses();
+        pair.answer_announcement();
         assert_eq!(pair.client.end.peer_features(), Some(Features::ALL));
         assert_eq!(pair.client.end.poll_finished(), None);
         pair
+    }
+
+    /// Lets the server say what it knows. Nothing else was asked before it has.
+    pub fn answer_announcement(&mut self) {
+        self.carry_requests();
+        let status = self.request();
+        assert_eq!(status.request.method(), Some(Method::GetStatus));
+        assert_eq!(self.server.end.poll_request(), None);
+        let body = Ok(Response::Message(vec![].into()));
+        assert!(self.server.end.answer(status.id, body));
+        self.carry_responses();
     }
 
     pub fn with_limits(limits: ConnectionLimits, client: Features, server: Features) -> Self {

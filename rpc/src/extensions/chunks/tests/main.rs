@@ -30,11 +30,7 @@ fn pair() -> Pair {
 
 fn pair_with(limits: ConnectionLimits, features: Features) -> Pair {
     let mut pair = Pair::with_limits(limits, features, features);
-    pair.carry_requests();
-    let status = pair.request();
-    let body = Ok(Response::Message(vec![].into()));
-    pair.server.end.answer(status.id, body);
-    pair.carry_responses();
+    pair.answer_announcement();
     pair
 }
 

@@ -3,7 +3,7 @@
 #[path = "../../../../tests/support/mod.rs"]
 mod support;
 
-use grpcxx_rpc::{Code, DType, Features, Method, Request, Response, Shape, Tensor};
+use grpcxx_rpc::{Code, DType, Features, Request, Response, Shape, Tensor};
 use support::make::{fuse, graph, named, receive};
 use support::{Pair, tensors};
 
@@ -22,18 +22,8 @@ fn pushing(tensor: Tensor) -> Request {
 /// A pair whose client has read what the server announced.
 fn acquainted(server: Features) -> Pair {
     let mut pair = Pair::new(Features::ALL, server);
-    answer_status(&mut pair);
+    pair.answer_announcement();
     pair
-}
-
-fn answer_status(pair: &mut Pair) {
-    pair.carry_requests();
-    let status = pair.request();
-    assert_eq!(status.request.method(), Some(Method::GetStatus));
-    assert_eq!(pair.server.end.poll_request(), None);
-    let body = Ok(Response::Message(vec![].into()));
-    assert!(pair.server.end.answer(status.id, body));
-    pair.carry_responses();
 }
 
 fn others() -> [Features; 2] {
@@ -74,7 +64,7 @@ fn a_call_waits_until_its_peer_has_said_what_it_knows() {
     for tensor in newer() {
         let mut pair = Pair::new(Features::ALL, Features::ALL);
         pair.call(pushing(tensor.clone()));
-        answer_status(&mut pair);
+        pair.answer_announcement();
         pair.carry_requests();
         assert_eq!(pair.request().request, pushing(tensor));
     }
@@ -88,7 +78,7 @@ fn a_peer_that_does_not_know_them_gets_none() {
     {
         let mut pair = Pair::new(Features::ALL, server);
         pair.call(pushing(tensor.clone()));
-        answer_status(&mut pair);
+        pair.answer_announcement();
         let refused = pair.finished().result.unwrap_err();
         assert_eq!(refused.code, Code::Unimplemented);
         assert!(refused.message.contains(tensor.dtype.name()), "{refused}");

@@ -8,7 +8,7 @@ use std::time::Duration;
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::wire::{HEADER_BYTES, RequestHeader, ResponseHeader, UNARY_METHOD};
 use grpcxx_rpc::{
-    CallOptions, Code, ConnectionLimits, Envelope, Features, Gate, Metadata, Method, REQUEST_FEED,
+    CallOptions, Code, ConnectionLimits, Envelope, Features, Gate, Metadata, REQUEST_FEED,
     RESPONSE_FETCH, Reason, Request, Response, Right, Rights, Shape, Status,
 };
 use proptest::prelude::*;
@@ -28,17 +28,6 @@ fn hints() -> Metadata {
     metadata.insert("traceparent", "00-1-2-3").unwrap();
     metadata.insert("tracestate", "a=b").unwrap();
     metadata
-}
-
-/// Lets the server say what it knows.
-fn answer_announcement(pair: &mut Pair) {
-    pair.carry_requests();
-    let status = pair.request();
-    assert_eq!(status.request.method(), Some(Method::GetStatus));
-    assert_eq!(pair.server.end.poll_request(), None);
-    let body = Ok(Response::Message(vec![].into()));
-    assert!(pair.server.end.answer(status.id, body));
-    pair.carry_responses();
 }
 
 fn request(metadata: &Metadata, message: &[u8]) -> Request {
@@ -133,7 +122,7 @@ fn a_peer_that_has_not_announced_it_gets_a_graph_call() {
         let mut pair = Pair::new(Features::ALL, server);
         // It waits for what the peer says of itself.
         pair.call(request(&hints(), b"hello"));
-        answer_announcement(&mut pair);
+        pair.answer_announcement();
         pair.carry_requests();
         let incoming = pair.request();
         let Request::StarRunGraph(call) = &incoming.request else {
@@ -171,7 +160,7 @@ fn a_call_with_metadata_fails_towards_a_peer_that_has_not_announced_it() {
         both.insert("trace-bin", [1]).unwrap();
         // Before it is known what the peer takes, and then.
         pair.call(request(&both, b"hello"));
-        answer_announcement(&mut pair);
+        pair.answer_announcement();
         check(&mut pair);
         pair.call(request(&metadata(), b"hello"));
         check(&mut pair);
@@ -219,7 +208,7 @@ fn a_call_that_waits_for_the_announcement_says_its_deadline_to_who_understands()
             ..CallOptions::default()
         };
         pair.call_with(request(&metadata(), b"one"), options);
-        answer_announcement(&mut pair);
+        pair.answer_announcement();
         pair.carry_requests();
         assert_eq!(pair.request().deadline.is_some(), is_said);
     }

@@ -30,11 +30,7 @@ fn failure(details_bytes: usize) -> Status {
 /// Two ends of which the server knows this.
 fn met(server: Features) -> Pair {
     let mut pair = Pair::new(Features::ALL, server);
-    pair.carry_requests();
-    let status = pair.request();
-    let body = Ok(Response::Message(vec![].into()));
-    pair.server.end.answer(status.id, body);
-    pair.carry_responses();
+    pair.answer_announcement();
     pair
 }
 
