@@ -161,16 +161,18 @@ impl Registered {
     ) -> Begun {
         let bytes = envelope.message_bytes();
         let span = trace::of_served_method(&envelope);
-        let request = Request::from_caller((), envelope.request_metadata(), caller);
         match &self.code {
             MethodCode::OnShard(Implementation::Unary(method)) => {
                 self.begin_here(bytes, shard, span, || {
+                    let request = Request::from_caller((), envelope.request_metadata(), caller);
                     method.call(&envelope, self.interceptor.intercept(request)?)
                 })
             }
             MethodCode::OnPool(Implementation::Unary(method)) => {
                 let (method, interceptor) = (Arc::clone(method), self.interceptor.clone());
+                let caller = *caller;
                 self.begin_on_pool(bytes, shard, span, move || {
+                    let request = Request::from_caller((), envelope.request_metadata(), &caller);
                     method.call(&envelope, interceptor.intercept(request)?)
                 })
             }
