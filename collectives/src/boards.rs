@@ -42,8 +42,6 @@ pub(crate) struct Boards {
     steps: u64,
     /// Waits in a row that found another rank on the CPU of this one.
     meetings: u32,
-    /// Room for what is read, kept from step to step.
-    room: Vec<u8>,
     is_asleep: bool,
 }
 
@@ -102,7 +100,6 @@ impl Boards {
             neighbours: boards.into_iter().map(neighbour).collect(),
             steps: 0,
             meetings: 0,
-            room: Vec::new(),
             is_asleep: false,
         }
     }
@@ -179,16 +176,6 @@ impl Boards {
         }
         self.meetings = 0;
         Some(cpu)
-    }
-
-    /// Takes the room for what is read. Whoever is done with it gives it back.
-    pub(crate) fn take_room(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.room)
-    }
-
-    /// Gives the room back.
-    pub(crate) fn give_room_back(&mut self, room: Vec<u8>) {
-        self.room = room;
     }
 
     /// Asks others to ring when they show something. It must be looked at their boards once more

@@ -19,7 +19,7 @@ use crate::member::{AGREEMENT_TAG, Lookout, Member};
 use crate::operation::{Ending, Operation};
 use crate::operator::Operator;
 use crate::plan::{Plan, Scheme};
-use crate::way::{self, Told, Way};
+use crate::way::{self, Told};
 
 /// One rank of a group of tasks.
 ///
@@ -341,8 +341,9 @@ impl Group {
     /// Logs once for each way how arrays travel.
     fn explain(&self, kind: Kind, scheme: Scheme) {
         if self.tag != AGREEMENT_TAG {
-            let way = Way::of(scheme, self.member.goes_by_boards(self.tag));
-            self.told.tell((self.rank(), self.size()), kind, way);
+            let has_boards = self.member.goes_by_boards(self.tag);
+            let ranks = (self.rank(), self.size());
+            self.told.tell(ranks, kind, (scheme, has_boards));
         }
     }
 }

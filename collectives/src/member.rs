@@ -143,11 +143,17 @@ impl Member {
                 return self.call_by_boards(state, tag, is_alone);
             }
         }
+        self.on_shard(move |member, shard| member.pump(tag, shard));
+    }
+
+    /// Goes on with this on the shard.
+    fn on_shard(
+        self: &Arc<Self>,
+        code: impl FnOnce(&Arc<Self>, &mut ShardContext<'_>) + Send + 'static,
+    ) {
         let member = Arc::clone(self);
-        let pumped = self
-            .client
-            .run_anywhere(self.shard, move |shard| member.pump(tag, shard));
-        if let Err(status) = pumped {
+        let run = (self.client).run_anywhere(self.shard, move |shard| code(&member, shard));
+        if let Err(status) = run {
             // The others wait for what was not begun, so the group is over.
             self.close(status);
         }
@@ -239,7 +245,8 @@ impl Member {
             has_more_steps,
         } = due;
         if has_more_steps {
-            self.call_again();
+            // Only operations of tag 0 go by boards.
+            self.on_shard(|member, shard| member.pump(0, shard));
         }
         let mut has_begun = false;
         for (tag, number, effect) in effects {

@@ -1,6 +1,7 @@
 //! Operations that go by boards: the thread that calls one and waits for it carries it on itself,
 //! and leaves it to the shard when others take their time.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 
 use grpcxx_rpc::Status;
@@ -20,7 +21,7 @@ pub(crate) struct Lookout {
 impl Member {
     /// Whether operations of a tag go by boards.
     pub(crate) fn goes_by_boards(&self, tag: u16) -> bool {
-        tag == 0 && self.has_boards.load(std::sync::atomic::Ordering::Relaxed)
+        tag == 0 && self.has_boards.load(Ordering::Relaxed)
     }
 
     /// Begins what was just called, if nothing is before it.
@@ -41,28 +42,13 @@ impl Member {
         self.conclude_here(outcome, due);
     }
 
-    /// Goes on later with what boards show of the operations of tag 0.
-    pub(super) fn call_again(self: &Arc<Self>) {
-        let member = Arc::clone(self);
-        let again = (self.client).run_anywhere(self.shard, move |shard| member.pump(0, shard));
-        if let Err(status) = again {
-            self.close(status);
-        }
-    }
-
     /// Does what has come up on a thread that is none of a shard.
     fn conclude_here(self: &Arc<Self>, outcome: Result<(), Status>, mut due: Due) {
         succeed(std::mem::take(&mut due.ended));
         if outcome.is_ok() && due.effects.is_empty() && !due.has_more_steps {
             return;
         }
-        let member = Arc::clone(self);
-        let concluded = (self.client).run_anywhere(self.shard, move |shard| {
-            member.conclude(outcome, due, shard);
-        });
-        if let Err(status) = concluded {
-            self.close(status);
-        }
+        self.on_shard(move |member, shard| member.conclude(outcome, due, shard));
     }
 }
 
@@ -110,12 +96,7 @@ impl Looks for Lookout {
         drop(state);
         self.member.conclude_here(outcome, due);
         if is_busy {
-            let member = Arc::clone(&self.member);
-            let client = &self.member.client;
-            let watched = client.run_anywhere(self.member.shard, move |shard| member.watch(shard));
-            if let Err(status) = watched {
-                self.member.close(status);
-            }
+            self.member.on_shard(|member, shard| member.watch(shard));
         }
     }
 

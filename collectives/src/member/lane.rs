@@ -25,6 +25,8 @@ pub(super) struct Lane {
     hellos: Vec<Greeting>,
     /// Where the ranks show descriptions, if they send none.
     boards: Option<Boards>,
+    /// Room for what is read there, kept from step to step.
+    room: Vec<u8>,
 }
 
 /// An operation and its end.
@@ -83,6 +85,7 @@ impl Lane {
             partners,
             hellos: vec![Greeting::Unasked; size as usize],
             boards: None,
+            room: Vec::new(),
         }
     }
 
@@ -269,10 +272,8 @@ impl Lane {
         let mut has_next = false;
         if are_all_here && !machine.waits_for_greetings() {
             boards.wake_up();
-            let mut room = boards.take_room();
             let read = |from, at, into: &mut [u8]| boards.read_into(from, at, into);
-            has_next = machine.take_step(&mut room, read);
-            boards.give_room_back(room);
+            has_next = machine.take_step(&mut self.room, read);
         }
         self.extend(effects, more);
         Ok(has_next)
@@ -292,10 +293,7 @@ impl Lane {
             if self.waits_for_boards()
                 && let Some(boards) = &mut self.boards
             {
-                let hellos = &self.hellos;
-                let is_missing = |from: &u32| !matches!(hellos[*from as usize], Greeting::Taken);
-                let missing = self.partners.iter().copied().filter(is_missing);
-                boards.fall_asleep(sleep, missing);
+                boards.fall_asleep(sleep, missing(&self.partners, &self.hellos));
             }
             match self.look(effects)? {
                 Sight::Nothing | Sight::Elsewhere => return Ok(false),
@@ -397,7 +395,6 @@ impl Lane {
             .take_if(|running| running.entry.machine.is_done())?;
         self.number += 1;
         self.hellos.fill(Greeting::Unasked);
-        self.wake_up();
         Some((running.entry.machine, running.entry.ending))
     }
 
@@ -438,10 +435,8 @@ impl Lane {
         let running = self.running.as_ref()?;
         let machine = &running.entry.machine;
         if self.waits_for_boards() && now.since(moved_at) >= patience {
-            let hellos = &self.hellos;
-            let is_missing = |from: &u32| !matches!(hellos[*from as usize], Greeting::Taken);
             return Some(Silence {
-                ranks: self.partners.iter().copied().filter(is_missing).collect(),
+                ranks: missing(&self.partners, &self.hellos).collect(),
                 what: format!("take part in {}", machine.name()),
                 is_sure: machine.speaks_with_all(),
             });
@@ -491,6 +486,12 @@ impl Silence {
         };
         format!("{names}{or} did not {} within {patience:?}", self.what)
     }
+}
+
+/// The partners of which nothing has been taken yet.
+fn missing<'a>(partners: &'a [u32], hellos: &'a [Greeting]) -> impl Iterator<Item = u32> + 'a {
+    let is_missing = |from: &u32| !matches!(hellos[*from as usize], Greeting::Taken);
+    partners.iter().copied().filter(is_missing)
 }
 
 /// The receive of a bell, which has the number of the bell in place of that of an operation.
