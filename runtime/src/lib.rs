@@ -28,6 +28,7 @@ pub mod idle;
 mod inspection;
 mod latency;
 mod limits;
+mod listing;
 pub mod local;
 pub mod log;
 pub mod mesh;
@@ -72,7 +73,9 @@ pub use latency::{
     CallLatency, CallSide, LATENCY_BOUNDS_SECONDS, Latency, LinkTraffic, OTHER_PEERS,
     PEERS_COUNTED_MAX, ShardCalls,
 };
-pub use registry::{STORE_LIST, STORE_PULL, STORE_PUSH};
+
+pub use listing::STORE_LIST;
+pub use registry::{STORE_PULL, STORE_PUSH};
 pub use regular_file::open_regular_file;
 pub use remote::Remote;
 pub use shard::{DrainLimits, Patience, PeerShares, ShardContext};

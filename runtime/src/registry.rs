@@ -1,17 +1,18 @@
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto;
 use grpcxx_rpc::{
-    Code, GraphCall, NamedTensors, Response, Right, Shape, Status, Tensor, TensorStore, Text,
+    Code, GraphCall, NamedTensors, Response, Right, Status, Tensor, TensorStore, Text,
 };
 use prost::Message;
 
 use crate::command::Shared;
 use crate::function::Function;
 use crate::host::TaskSpawner;
+use crate::listing::{Lister, STORE_LIST};
 use crate::service::{GraphDoor, MethodReport, Methods, Registered, ServiceReport};
 use crate::staging::{Act, STORE_COMMIT, STORE_DISCARD, STORE_STAGE};
 
@@ -19,10 +20,6 @@ use crate::staging::{Act, STORE_COMMIT, STORE_DISCARD, STORE_STAGE};
 pub const STORE_PULL: &str = "grpcxx.store.pull";
 /// Name of the built-in function that puts tensors into the store: one feed for each name.
 pub const STORE_PUSH: &str = "grpcxx.store.push";
-/// Name of the built-in function that describes the store. Fetches, each with one element for each
-/// tensor in byte order of the names: `names` (string), `dtypes` (int32, TensorFlow's numbers),
-/// `shapes` (string, as in `[2, 3]`), `bytes` (int64).
-pub const STORE_LIST: &str = "grpcxx.store.list";
 
 /// The right that a call of the function with this name needs.
 pub(crate) fn right_of_function(name: &str) -> Right {
@@ -47,6 +44,8 @@ pub(crate) enum Entry {
     /// function.
     Pull(Arc<dyn Function>),
     Function(Arc<dyn Function>),
+    /// A function that counts what each peer has not read of its answers.
+    List(Arc<Lister>),
     /// A function over what the connection has staged.
     Staging(Act),
 }
@@ -61,14 +60,8 @@ impl Functions {
         functions
             .entries
             .insert(Text::from(STORE_PULL), Entry::Pull(pull));
-        let (list, listing) = (store.clone(), Mutex::new(Listing::default()));
-        functions.insert(
-            Text::from(STORE_LIST),
-            Arc::new(move |call: GraphCall| {
-                let mut listing = listing.lock().unwrap_or_else(PoisonError::into_inner);
-                listing.answer(&list.load_full(), &call)
-            }),
-        );
+        let lister = Arc::new(Lister::of(store));
+        (functions.entries).insert(Text::from(STORE_LIST), Entry::List(lister));
         let push = store.clone();
         functions.insert(
             Text::from(STORE_PUSH),
@@ -221,105 +214,4 @@ fn push_store(store: &Shared<TensorStore>, call: GraphCall) -> Result<NamedTenso
     }
     put_all(store, call.feeds.into_vec())?;
     Ok(NamedTensors::new())
-}
-
-/// The columns of the last store that was listed. All answers share them, so whoever asks often and
-/// reads nothing holds no more than one listing.
-#[derive(Default)]
-struct Listing {
-    store: Weak<TensorStore>,
-    columns: Vec<(Text, Tensor)>,
-}
-
-impl Listing {
-    fn answer(
-        &mut self,
-        store: &Arc<TensorStore>,
-        call: &GraphCall,
-    ) -> Result<NamedTensors, Status> {
-        if !std::ptr::eq(self.store.as_ptr(), Arc::as_ptr(store)) {
-            self.columns.clear();
-            self.store = Arc::downgrade(store);
-        }
-        let mut fetched = NamedTensors::with_capacity(call.fetches.len());
-        for fetch in &call.fetches {
-            let tensor = match self.columns.iter().find(|(name, _)| name == fetch) {
-                Some((_, known)) => known.clone(),
-                None => {
-                    let tensor = column(store, fetch)?;
-                    self.columns.push((fetch.clone(), tensor.clone()));
-                    tensor
-                }
-            };
-            fetched.push((fetch.clone(), tensor));
-        }
-        Ok(fetched)
-    }
-}
-
-fn column(store: &TensorStore, name: &Text) -> Result<Tensor, Status> {
-    let shape = Shape::new(&[store.len() as u64])
-        .map_err(|error| Status::new(Code::Internal, error.to_string()))?;
-    match name.as_str() {
-        "names" => Tensor::from_strings(shape, store.iter().map(|(name, _)| name.as_bytes())),
-        "shapes" => {
-            let texts: Vec<String> = store
-                .iter()
-                .map(|(_, tensor)| tensor.shape.to_string())
-                .collect();
-            Tensor::from_strings(shape, texts.iter().map(String::as_bytes))
-        }
-        "dtypes" => {
-            let numbers: Vec<i32> = store
-                .iter()
-                .map(|(_, tensor)| i32::from(tensor.dtype.number()))
-                .collect();
-            Tensor::from_slice(shape, &numbers)
-        }
-        "bytes" => {
-            let sizes: Vec<i64> = store
-                .iter()
-                .map(|(_, tensor)| tensor.data.len() as i64)
-                .collect();
-            Tensor::from_slice(shape, &sizes)
-        }
-        _ => Err(Status::new(
-            Code::InvalidArgument,
-            format!("{STORE_LIST} has no \"{name}\"; fetch names, dtypes, shapes or bytes"),
-        )),
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use grpcxx_rpc::StoreLimits;
-
-    use super::*;
-
-    #[test]
-    fn all_listings_of_a_store_are_the_same_memory() {
-        let mut store = TensorStore::new(StoreLimits::default());
-        let tensor = || Tensor::scalar(1.0_f32);
-        store.put(Text::from("a"), tensor()).unwrap();
-        let one = Arc::new(store.clone());
-        store.put(Text::from("b"), tensor()).unwrap();
-        let two = Arc::new(store);
-
-        let mut listing = Listing::default();
-        let mut names = |store: &Arc<TensorStore>| {
-            let call = GraphCall {
-                fetches: vec![Text::from("names"); 2].into(),
-                ..GraphCall::default()
-            };
-            let answer = listing.answer(store, &call).unwrap();
-            assert_eq!(answer[0].1.data.as_ptr(), answer[1].1.data.as_ptr());
-            answer[0].1.clone()
-        };
-        let (first, again, changed) = (names(&one), names(&one), names(&two));
-        assert_eq!(first.data.as_ptr(), again.data.as_ptr());
-        assert_eq!(
-            (first.shape.num_elements(), changed.shape.num_elements()),
-            (1, 2)
-        );
-    }
 }

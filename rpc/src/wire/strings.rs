@@ -18,33 +18,38 @@ impl Tensor {
         shape: Shape,
         elements: impl IntoIterator<Item = &'a [u8]>,
     ) -> Result<Self, Status> {
-        let (mut lengths, mut texts) = (Vec::new(), Vec::new());
-        let mut count = 0u64;
+        let (mut texts, mut content_bytes) = (Vec::new(), 0);
         for element in elements {
-            count += 1;
-            if lengths.len() + texts.len() + element.len() > CONTENT_BYTES_MAX {
+            texts.push(element);
+            content_bytes += encoded_len_varint(element.len() as u64) + element.len();
+            if content_bytes > CONTENT_BYTES_MAX {
+                let count = texts.len();
                 return Err(Status::new(
                     Code::ResourceExhausted,
                     format!(
                         "the first {count} strings have more than {CONTENT_BYTES_MAX} bytes, the \
-                         most a \
-                         string tensor can carry; split the tensor"
+                         most a string tensor can carry; split the tensor"
                     ),
                 ));
             }
-            encode_varint(element.len() as u64, &mut lengths);
-            texts.extend_from_slice(element);
         }
-        if count != shape.num_elements() {
+        if texts.len() as u64 != shape.num_elements() {
             return Err(Status::new(
                 Code::InvalidArgument,
                 format!(
-                    "a string tensor of shape {shape} needs {} elements, not {count}",
-                    shape.num_elements()
+                    "a string tensor of shape {shape} needs {} elements, not {}",
+                    shape.num_elements(),
+                    texts.len()
                 ),
             ));
         }
-        let data = encode(&shape, &lengths, &texts);
+        let mut data = encode(&shape, content_bytes);
+        for text in &texts {
+            encode_varint(text.len() as u64, &mut data);
+        }
+        for text in texts {
+            data.extend_from_slice(text);
+        }
         Ok(Self {
             dtype: DType::String,
             shape,
@@ -99,7 +104,8 @@ struct StringsProto {
     string_vals: Vec<Buffer>,
 }
 
-fn encode(shape: &Shape, lengths: &[u8], texts: &[u8]) -> Vec<u8> {
+/// A TensorProto up to the bytes of its content, and room for these.
+fn encode(shape: &Shape, content_bytes: usize) -> Vec<u8> {
     let mut dims = Vec::new();
     for &dim in shape.dims() {
         let mut body = Vec::new();
@@ -111,7 +117,6 @@ fn encode(shape: &Shape, lengths: &[u8], texts: &[u8]) -> Vec<u8> {
         encode_varint(body.len() as u64, &mut dims);
         dims.extend_from_slice(&body);
     }
-    let content_bytes = lengths.len() + texts.len();
     let mut proto = Vec::with_capacity(
         4 + encoded_len_varint(dims.len() as u64)
             + dims.len()
@@ -125,8 +130,6 @@ fn encode(shape: &Shape, lengths: &[u8], texts: &[u8]) -> Vec<u8> {
     if content_bytes > 0 {
         proto.push(key(TENSOR_CONTENT, WireType::LengthDelimited));
         encode_varint(content_bytes as u64, &mut proto);
-        proto.extend_from_slice(lengths);
-        proto.extend_from_slice(texts);
     }
     proto
 }

@@ -300,6 +300,10 @@ impl<A> Core<A> {
                 let function = function.clone();
                 self.start_function(origin, graph_done, function, call);
             }
+            Some(Entry::List(lister)) => {
+                let function = lister.for_peer(self.account_of(origin));
+                self.start_function(origin, graph_done, function, call);
+            }
             Some(&Entry::Staging(act)) => match self.staging_function(origin, act) {
                 Ok(function) => self.start_function(origin, graph_done, function, call),
                 Err(status) => self.answer_graph(origin, graph_done, Err(status)),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use grpcxx_rpc::{
-    Account, Code, PeerHolding, Reason, RendezvousLimits, RequestId, Status, WaitingSteps,
+    Account, Code, PeerHolding, Reason, RendezvousLimits, RequestId, Status, WaitingSteps, has_part,
 };
 
 use crate::function::RequestWatch;
@@ -439,19 +439,6 @@ impl OpenStreams {
         self.account = account;
         self.held = Arc::clone(held);
     }
-}
-
-/// Whether a connection that holds `own` of something, and its peer `all` of the `limit` allowed,
-/// may have one more.
-///
-/// Of three quarters, a connection gets at most twice what it leaves free, so the first ones cannot
-/// take what those need that come later. The last quarter is for connections that hold next to
-/// nothing.
-#[inline]
-fn has_part(own: usize, all: usize, limit: usize) -> bool {
-    let shared = limit - limit / 4;
-    own < shared.saturating_sub(all).saturating_mul(2)
-        || (all < limit && own < (limit / 1024).max(1))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
