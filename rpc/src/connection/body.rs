@@ -69,6 +69,15 @@ impl Body {
         }
     }
 
+    /// How much of that is there, at least.
+    pub(crate) fn arrived_bytes(&self) -> u64 {
+        match self {
+            Self::Records(records) => records.arrived_bytes(),
+            // Responses, which their receiver has asked for.
+            Self::HeadsFirst(_) => 0,
+        }
+    }
+
     /// Drops what lands, and all that follows. Returns how many bytes behind what lands are to be
     /// dropped, and what the link has to show then.
     pub(crate) fn give_up(&mut self, status: Status) -> (u64, usize) {

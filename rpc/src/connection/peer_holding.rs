@@ -1,28 +1,42 @@
-//! What the connections of one peer hold together: answers that have not left, and keys.
+//! What the connections of one peer hold together: answers that have not left, keys, and frames
+//! that are not complete.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::PeerViolation;
+use crate::{Code, Reason, Status, has_part};
 
 /// What one peer may hold over all its connections, and what it holds.
 ///
-/// Each connection tells what it holds in steps of 64 KiB, so that small answers and keys cost
-/// nothing; that much is its own, whatever the others hold.
+/// Each connection tells what it holds in steps of 64 KiB, so that small answers, keys and frames
+/// cost nothing; that much is its own, whatever the others hold.
 #[derive(Debug)]
 pub struct PeerHolding {
     unsent_bytes: AtomicU64,
     unsent_bytes_max: u64,
     key_bytes: AtomicU64,
     key_bytes_max: u64,
+    /// Memory of frames that are not complete, by the arena that they land in.
+    arriving_bytes: Box<[AtomicU64]>,
+    arriving_bytes_max: u64,
 }
 
 /// What one connection has told of what it holds. It is given back when this is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct HoldingPart {
     of: Option<Arc<PeerHolding>>,
+    /// The arena that its frames land in.
+    arena: usize,
+    told: Held,
+}
+
+/// What a connection holds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
     unsent_bytes: u64,
     key_bytes: u64,
+    arriving_bytes: u64,
 }
 
 impl PeerHolding {
@@ -33,7 +47,25 @@ impl PeerHolding {
             unsent_bytes_max,
             key_bytes: AtomicU64::new(0),
             key_bytes_max,
+            arriving_bytes: Box::new([AtomicU64::new(0)]),
+            arriving_bytes_max: u64::MAX,
         }
+    }
+
+    /// The same, whose frames that are not complete have so many bytes in each of so many arenas,
+    /// or more while there is but one connection that has any.
+    #[must_use]
+    pub fn with_arriving(self, bytes_max: u64, arenas: usize) -> Self {
+        Self {
+            arriving_bytes: (0..arenas.max(1)).map(|_| AtomicU64::new(0)).collect(),
+            arriving_bytes_max: bytes_max,
+            ..self
+        }
+    }
+
+    /// Memory of frames that land in this arena. All arenas are one if they take from the same.
+    fn arriving_in(&self, arena: usize) -> &AtomicU64 {
+        &self.arriving_bytes[arena % self.arriving_bytes.len()]
     }
 
     fn owes_much(&self) -> bool {
@@ -44,26 +76,79 @@ impl PeerHolding {
 impl HoldingPart {
     /// Counts what is held for another peer from now on.
     pub(crate) fn belong_to(&mut self, peer: Arc<PeerHolding>) {
-        let (unsent_bytes, key_bytes) = (self.unsent_bytes, self.key_bytes);
-        self.tell(0, 0);
+        let held = self.told;
+        self.tell(Held::default());
         self.of = Some(peer);
-        self.tell(unsent_bytes, key_bytes);
+        self.tell(held);
+    }
+
+    /// Says which arena the frames of the connection land in.
+    pub(crate) fn land_in(&mut self, arena: usize) {
+        self.arena = arena;
     }
 
     /// Notes how many bytes of answers have not left.
     #[inline]
     pub(crate) fn note_unsent(&mut self, bytes: u64) {
-        let is_drained = bytes == 0 && self.unsent_bytes != 0;
-        if is_drained || bytes.abs_diff(self.unsent_bytes) >= STEP_BYTES {
-            self.tell(bytes, self.key_bytes);
+        let told = self.told;
+        let is_drained = bytes == 0 && told.unsent_bytes != 0;
+        if is_drained || bytes.abs_diff(told.unsent_bytes) >= STEP_BYTES {
+            self.tell(Held {
+                unsent_bytes: bytes,
+                ..told
+            });
         }
+    }
+
+    /// Notes how much memory frames have that are not complete.
+    #[inline]
+    pub(crate) fn note_arriving(&mut self, bytes: u64) {
+        let told = self.told;
+        let is_over = bytes == 0 && told.arriving_bytes != 0;
+        if is_over || bytes.abs_diff(told.arriving_bytes) >= STEP_BYTES {
+            self.tell(Held {
+                arriving_bytes: bytes,
+                ..told
+            });
+        }
+    }
+
+    /// Whether frames that are not complete may have so many bytes of memory. All that is allowed
+    /// is theirs while no other connection of the peer has any.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED`: it is more than the part of the connection.
+    #[inline]
+    pub(crate) fn check_arriving(&self, bytes: u64) -> Result<(), Status> {
+        match &self.of {
+            Some(peer) if bytes >= STEP_BYTES => self.check_part(peer, bytes),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_part(&self, peer: &PeerHolding, bytes: u64) -> Result<(), Status> {
+        let all = peer.arriving_in(self.arena).load(Ordering::Relaxed);
+        let others = all.saturating_sub(self.told.arriving_bytes);
+        let limit = peer.arriving_bytes_max;
+        let whole = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let all = others.saturating_add(bytes);
+        if others == 0 || has_part(whole(bytes), whole(all), whole(limit)) {
+            return Ok(());
+        }
+        let text = format!(
+            "unfinished frames of this peer would have {all} bytes of memory, {bytes} of them on \
+             this connection, which has no larger part of the {limit} allowed (half of \
+             GRPCXX_ARENA_BYTES of the receiver, or of its machine's memory where that is not \
+             set); send less at once"
+        );
+        Err(Status::new(Code::ResourceExhausted, text).because(Reason::Memory))
     }
 
     /// Whether no other request is to be served before answers have left of this connection, which
     /// owes some.
     #[inline]
     pub(crate) fn owes_much(&self) -> bool {
-        self.unsent_bytes != 0 && self.of.as_deref().is_some_and(PeerHolding::owes_much)
+        self.told.unsent_bytes != 0 && self.of.as_deref().is_some_and(PeerHolding::owes_much)
     }
 
     /// Whether an answer of so many bytes may still be made. A small one always may.
@@ -75,9 +160,9 @@ impl HoldingPart {
     /// Notes how many bytes of keys are kept.
     #[inline]
     pub(crate) fn note_keys(&mut self, bytes: usize) {
-        let bytes = bytes as u64;
-        if bytes.abs_diff(self.key_bytes) >= STEP_BYTES {
-            self.tell(self.unsent_bytes, bytes);
+        let (told, key_bytes) = (self.told, bytes as u64);
+        if key_bytes.abs_diff(told.key_bytes) >= STEP_BYTES {
+            self.tell(Held { key_bytes, ..told });
         }
     }
 
@@ -89,7 +174,7 @@ impl HoldingPart {
     pub(crate) fn check_keys(&self) -> Result<(), PeerViolation> {
         let is_full =
             |peer: &PeerHolding| peer.key_bytes.load(Ordering::Relaxed) >= peer.key_bytes_max;
-        if self.key_bytes != 0 && self.of.as_deref().is_some_and(is_full) {
+        if self.told.key_bytes != 0 && self.of.as_deref().is_some_and(is_full) {
             return Err(PeerViolation::PeerKeys);
         }
         Ok(())
@@ -103,7 +188,7 @@ impl HoldingPart {
     }
 
     #[cold]
-    fn tell(&mut self, unsent_bytes: u64, key_bytes: u64) {
+    fn tell(&mut self, now: Held) {
         let Some(peer) = &self.of else {
             return;
         };
@@ -111,15 +196,17 @@ impl HoldingPart {
         let change = |sum: &AtomicU64, before: u64, now: u64| {
             sum.fetch_add(now.wrapping_sub(before), Ordering::Relaxed)
         };
-        change(&peer.unsent_bytes, self.unsent_bytes, unsent_bytes);
-        change(&peer.key_bytes, self.key_bytes, key_bytes);
-        (self.unsent_bytes, self.key_bytes) = (unsent_bytes, key_bytes);
+        let told = std::mem::replace(&mut self.told, now);
+        change(&peer.unsent_bytes, told.unsent_bytes, now.unsent_bytes);
+        change(&peer.key_bytes, told.key_bytes, now.key_bytes);
+        let arriving = peer.arriving_in(self.arena);
+        change(arriving, told.arriving_bytes, now.arriving_bytes);
     }
 }
 
 impl Drop for HoldingPart {
     fn drop(&mut self) {
-        self.tell(0, 0);
+        self.tell(Held::default());
     }
 }
 
@@ -171,6 +258,26 @@ mod tests {
         assert!(second.check_keys().is_err());
         first.note_keys(2 * STEP);
         assert!(second.check_keys().is_ok());
+    }
+
+    #[test]
+    fn connections_of_a_peer_have_memory_for_unfinished_frames_together() {
+        const LIMIT: u64 = 64 << 20;
+        let peer = Arc::new(PeerHolding::new(1, 1).with_arriving(LIMIT, 2));
+        let [mut first, mut second, mut third] = [(); 3].map(|()| part_of(&peer));
+        third.land_in(1);
+        let may_have = |part: &HoldingPart, bytes| part.check_arriving(bytes).is_ok();
+        assert!(may_have(&first, u64::MAX), "one alone has all");
+        first.note_arriving(LIMIT / 4);
+        assert!(may_have(&first, u64::MAX) && may_have(&second, LIMIT / 4));
+        assert!(!may_have(&second, LIMIT / 2));
+        second.note_arriving(LIMIT / 4);
+        assert!(!may_have(&first, LIMIT / 2) && may_have(&second, STEP_BYTES));
+        assert!(may_have(&third, u64::MAX), "the other arena is free");
+        first.note_arriving(LIMIT);
+        assert!(may_have(&second, STEP_BYTES - 1) && !may_have(&second, STEP_BYTES));
+        first.note_arriving(0);
+        assert!(may_have(&second, LIMIT));
     }
 
     #[test]

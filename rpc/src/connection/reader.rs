@@ -76,6 +76,17 @@ pub(crate) trait Side: Sized {
 
     /// Takes a landing for tensors that were set aside. Any other comes back.
     fn take_aside(&mut self, landing: Landing) -> Option<Landing>;
+
+    /// Notes how much memory frames have that are not complete, beyond what each has at first.
+    fn note_arriving(&mut self, _bytes: u64) {}
+
+    /// Whether frames that are not complete may have so many bytes of memory.
+    ///
+    /// # Errors
+    /// Why not; the frame that wants them fails.
+    fn check_arriving(&self, _bytes: u64) -> Result<(), Status> {
+        Ok(())
+    }
 }
 
 /// What an end reads next.
@@ -88,6 +99,8 @@ pub(crate) struct FrameReader<S: Side> {
     pub(crate) records: RecordCache,
     /// Frames that have begun.
     frames: u64,
+    /// Memory that has grown, of what lands of a frame that comes whole, and of one in chunks.
+    grown_bytes: [u64; 2],
 }
 
 /// What the next bytes from the peer are.
@@ -128,6 +141,7 @@ impl<S: Side> FrameReader<S> {
             chunks: ChunkReader::default(),
             records: RecordCache::default(),
             frames: 0,
+            grown_bytes: [0; 2],
         }
     }
 
@@ -135,6 +149,7 @@ impl<S: Side> FrameReader<S> {
     pub(crate) fn close(&mut self) {
         self.part = Part::Header;
         self.chunks = ChunkReader::default();
+        self.grown_bytes = [0; 2];
     }
 
     /// Frames of the peer that have begun.
@@ -158,6 +173,27 @@ impl<S: Side> FrameReader<S> {
             Some(Part::Tensors { body, .. }) => body.arena_bytes(),
             Some(Part::Header | Part::Whole(_)) | None => 0,
         }
+    }
+
+    /// How much memory frames have that are not complete, beyond what each landing has at first.
+    #[inline]
+    fn arriving_bytes(&self) -> u64 {
+        if !self.is_within_frame() {
+            return 0;
+        }
+        let arrived = |part: &Part<S>| match part {
+            Part::Tensors { body, .. } => body.arrived_bytes(),
+            Part::Header | Part::Whole(_) => 0,
+        };
+        let aside = self.chunks.aside().map_or(0, arrived);
+        let [whole, in_chunks] = self.grown_bytes;
+        arrived(&self.part) + aside + whole + in_chunks
+    }
+
+    /// The memory that has grown of what lands now.
+    #[inline]
+    fn grown_bytes(&mut self) -> &mut u64 {
+        &mut self.grown_bytes[usize::from(self.chunks.is_inside())]
     }
 
     /// Landings of the frame at hand that were ordered and are not back.
@@ -186,14 +222,32 @@ pub(crate) fn received<S: Side>(
         leave_tensors(side);
     }
     let next = chunks::read(side, now, &mut cursor, landings)?;
+    note_arriving(side);
     Ok(Progress {
         consumed_bytes: cursor.consumed_bytes(),
         next,
     })
 }
 
+#[inline]
+fn note_arriving<S: Side>(side: &mut S) {
+    let bytes = side.reader().arriving_bytes();
+    side.note_arriving(bytes);
+}
+
 /// Takes memory that the link has filled.
 pub(crate) fn landed<S: Side>(
+    side: &mut S,
+    now: Time,
+    landing: Landing,
+    landings: &mut dyn Landings,
+) -> Result<Next, PeerViolation> {
+    let next = take_landing(side, now, landing, landings);
+    note_arriving(side);
+    next
+}
+
+fn take_landing<S: Side>(
     side: &mut S,
     now: Time,
     landing: Landing,
@@ -269,10 +323,15 @@ fn read_tensors<S: Side>(
     landings: &mut dyn Landings,
 ) -> Result<Option<Next>, PeerViolation> {
     side.drop_unwanted();
+    let arriving_bytes = side.reader().arriving_bytes();
+    let refused = side.check_arriving(arriving_bytes).err();
     let FrameReader { part, limits, .. } = side.reader();
     let Part::Tensors { body, .. } = part else {
         unreachable!("the caller has looked");
     };
+    if let Some(status) = refused {
+        body.fail(status);
+    }
     let next = body.advance(cursor, limits, landings)?;
     // Those that are dropped are complete before the link has dropped them.
     if next.is_none() || body.is_complete() {
@@ -339,6 +398,7 @@ pub(crate) fn take<S: Side>(
     cursor: &mut Cursor<'_>,
     landings: &mut dyn Landings,
 ) -> Result<Option<Next>, PeerViolation> {
+    *side.reader().grown_bytes() = 0;
     match &mut side.reader().part {
         // The link is gone, and this was on its way.
         Part::Header => {}
@@ -360,7 +420,15 @@ pub(crate) fn grow<S: Side>(
 ) -> Result<Next, PeerViolation> {
     let there_bytes = landing.filled_bytes() as u64;
     let left_bytes = landing.missing_bytes() as u64;
-    match landing.grow(|memory, whole_len| grown(landings, memory, whole_len)) {
+    *side.reader().grown_bytes() = 0;
+    let others = side.reader().arriving_bytes();
+    let longer = landing.grow(|memory, whole_len| {
+        let longer = grown(landings, memory, whole_len)?;
+        side.check_arriving(others + longer.len() as u64)?;
+        *side.reader().grown_bytes() = longer.len() as u64;
+        Ok(longer)
+    });
+    match longer {
         Ok(landing) => Ok(Next::Land(landing)),
         Err(status) => give_up(side, there_bytes, left_bytes, status),
     }

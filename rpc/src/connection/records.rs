@@ -99,6 +99,8 @@ impl Records {
     /// Drops the rest; the first reason counts.
     pub(crate) fn fail(&mut self, status: Status) {
         self.failure.get_or_insert(Failure::Status(status));
+        self.arrived = SmallVec::new();
+        self.arena_bytes = self.beside_bytes;
     }
 
     /// Whether all bytes of all records are there, or ordered to be dropped.
@@ -125,6 +127,12 @@ impl Records {
     /// What the data takes of the arena.
     pub(crate) fn arena_bytes(&self) -> u64 {
         self.arena_bytes - self.beside_bytes
+    }
+
+    /// How much of that is there.
+    pub(crate) fn arrived_bytes(&self) -> u64 {
+        let landing = self.landing.iter().map(|(meta, _)| meta.data_bytes);
+        self.arena_bytes().saturating_sub(landing.sum())
     }
 
     /// Drops what lands, and all that follows.

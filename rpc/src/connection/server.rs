@@ -203,6 +203,11 @@ impl ServerConnection {
         self.holding.belong_to(peer);
     }
 
+    /// Says which of several arenas the payload of the connection lands in, before any does.
+    pub fn land_in(&mut self, arena: usize) {
+        self.holding.land_in(arena);
+    }
+
     /// Features that the peer has announced.
     pub fn peer_features(&self) -> Option<Features> {
         self.peer

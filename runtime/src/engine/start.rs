@@ -36,7 +36,7 @@ use crate::placement::{
 };
 use crate::policy::Authority;
 use crate::registry::Functions;
-use crate::shard::{CoreParts, DrivenShard, PeerShares, Shard, SharedParts};
+use crate::shard::{Accounts, CoreParts, DrivenShard, PeerShares, Shard, SharedParts};
 use crate::sharded::Shards;
 use crate::task::{Device, Task};
 use crate::tls::Certificates;
@@ -324,7 +324,7 @@ fn shared_parts(
             .collect(),
         loads: (0..options.shards).map(|_| AtomicUsize::new(0)).collect(),
         ended: Arc::new(AtomicUsize::new(0)),
-        accounts: Arc::default(),
+        accounts: Arc::new(Accounts::of_arenas(&plan.arena, options.shards)),
         counted_peers: Arc::default(),
     })
 }

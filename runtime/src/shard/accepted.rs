@@ -63,6 +63,7 @@ impl<A> Core<A> {
             return self.leave_load();
         };
         let mut connection = ServerConnection::new(self.limits, self.announce);
+        connection.land_in(self.index);
         connection.belong_to(waits.holding());
         let order = connection.first_order();
         let adopted = match transport.adopt(accepted, order) {

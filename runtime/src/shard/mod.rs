@@ -49,7 +49,6 @@ pub(crate) use self::core::{Core, CoreParts, SharedParts};
 pub(crate) use self::driven::DrivenShard;
 pub use self::leaving::DrainLimits;
 pub use self::pace::Patience;
-#[cfg(all(test, not(loom)))]
 pub(crate) use self::shares::Accounts;
 pub use self::shares::PeerShares;
 pub(crate) use self::shares::StreamShare;

@@ -275,6 +275,16 @@ impl Side for ServerConnection {
     fn take_aside(&mut self, landing: Landing) -> Option<Landing> {
         Some(landing)
     }
+
+    #[inline]
+    fn note_arriving(&mut self, bytes: u64) {
+        self.holding.note_arriving(bytes);
+    }
+
+    #[inline]
+    fn check_arriving(&self, bytes: u64) -> Result<(), Status> {
+        self.holding.check_arriving(bytes)
+    }
 }
 
 impl ServerConnection {

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
+use grpcxx_memory::ArenaOptions;
 use grpcxx_rpc::{
     Account, Code, PeerHolding, Reason, RendezvousLimits, RequestId, Status, WaitingSteps, has_part,
 };
@@ -106,9 +107,17 @@ fn half_of_memory() -> u64 {
 /// Locked only where a connection begins or ends, or the last stream of a peer.
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
+    arriving: Arriving,
     open: Mutex<HashMap<Account, Open, RandomState>>,
     /// Streams of all peers that have not ended.
     streams: AtomicUsize,
+}
+
+/// What frames of one peer that are not complete may have of memory.
+#[derive(Clone, Copy, Debug)]
+struct Arriving {
+    bytes_max: u64,
+    arenas: usize,
 }
 
 #[derive(Debug)]
@@ -131,9 +140,19 @@ struct Held {
     streams: AtomicUsize,
 }
 
+impl Default for Arriving {
+    fn default() -> Self {
+        Self {
+            bytes_max: u64::MAX,
+            arenas: 1,
+        }
+    }
+}
+
 impl Open {
-    fn new(shares: &PeerShares) -> Self {
-        let of_connections = PeerHolding::new(shares.unsent_bytes, shares.key_bytes);
+    fn new(shares: &PeerShares, arriving: Arriving) -> Self {
+        let of_connections = PeerHolding::new(shares.unsent_bytes, shares.key_bytes)
+            .with_arriving(arriving.bytes_max, arriving.arenas);
         Self {
             connections: 0,
             held: Arc::new(Held {
@@ -178,6 +197,26 @@ pub(super) struct Waits {
 }
 
 impl Accounts {
+    /// No peer yet, in a task whose shards have such an arena each. A peer has half of each, or of
+    /// the machine's memory where they take what is free of that.
+    pub(crate) fn of_arenas(arena: &ArenaOptions, shards: usize) -> Self {
+        let capacity_bytes = arena.capacity_bytes as u64;
+        let arriving = match &arena.headroom {
+            Some(headroom) => Arriving {
+                bytes_max: headroom.usable_bytes().max(capacity_bytes) / 2,
+                arenas: 1,
+            },
+            None => Arriving {
+                bytes_max: capacity_bytes / 2,
+                arenas: shards,
+            },
+        };
+        Self {
+            arriving,
+            ..Self::default()
+        }
+    }
+
     /// Counts a connection of a peer; `None` if it has as many as it may.
     pub(super) fn join(self: &Arc<Self>, account: Account, shares: &PeerShares) -> Option<Waits> {
         let held = self.welcome(account, shares)?;
@@ -195,7 +234,8 @@ impl Accounts {
     /// Counts a connection that moves to another account; `None` if that has as many as it may.
     fn welcome(&self, account: Account, shares: &PeerShares) -> Option<Arc<Held>> {
         let mut accounts = self.lock();
-        let open = (accounts.entry(account)).or_insert_with(|| Open::new(shares));
+        let open = accounts.entry(account);
+        let open = open.or_insert_with(|| Open::new(shares, self.arriving));
         if open.connections >= shares.connections {
             return None;
         }
@@ -220,7 +260,8 @@ impl Accounts {
     ) -> Result<Arc<StreamShare>, Status> {
         // Locked until the stream is counted: nothing else keeps the account.
         let mut accounts = self.lock();
-        let open = (accounts.entry(account)).or_insert_with(|| Open::new(shares));
+        let open = accounts.entry(account);
+        let open = open.or_insert_with(|| Open::new(shares, self.arriving));
         let held = Arc::clone(&open.held);
         let visits = (open.visits).get_or_insert_with(|| OpenStreams::new(account, &held));
         let visits = Arc::clone(visits);
