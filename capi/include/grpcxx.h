@@ -684,9 +684,10 @@ grpcxx_status *grpcxx_endpoint_map_star_address(const grpcxx_endpoint_map *map, 
 typedef void (*grpcxx_fact_fn)(void *user, const char *name, const char *value);
 /* Tells facts, before it returns: "version", "driver" (io_uring or epoll, with the settings of the environment),
  * "driver_why", "io_uring" ("yes", or why not), "host" and "host_why", "memlock_bytes" ("unlimited" or a number),
- * "cpus_allowed", "memory_bytes", "huge_pages", "shared_memory" (space of /dev/shm in bytes, or why not), "rdma"
- * (device and port that connections may move to, or "none") and "rdma_why" (why none), "rdma_devices" (those that the
- * kernel has, used or not, or "none"), "configuration" ("ok", or what is wrong with the environment, one line for each problem).
+ * "cpus_allowed", "cpu_time" (how many CPUs the process has the time of, such as 0.5), "memory_bytes", "huge_pages",
+ * "shared_memory" (bytes of the memory of the process, which it counts as, or why there is none), "rdma" (device and
+ * port that connections may move to, or "none") and "rdma_why" (why none), "rdma_devices" (those that the kernel has,
+ * used or not, or "none"), "configuration" ("ok", or what is wrong with the environment, one line for each problem).
  * More may come. BLOCKS for some milliseconds. */
 void grpcxx_facts(grpcxx_fact_fn fact, void *user);
 /* Takes one variable of the configuration. Texts end with NUL and live for ever. */
