@@ -657,6 +657,116 @@ typedef void (*grpcxx_function_fn)(void *user, grpcxx_request *request, grpcxx_r
 grpcxx_status *grpcxx_function_register(grpcxx_engine *engine, const char *name, size_t name_size,
                                         grpcxx_function_fn function, void *user, void (*free_user)(void *user));
 
+/* ---- Groups ---------------------------------------------------------------------------------------------------- */
+
+/* One rank of a group of tasks that combine tensors (docs/collectives.md). The ranks may be programs in C, Rust and
+ * Python. All ranks call the same operations under a tag, with the same types, shapes, operators and roots, in the same
+ * order; what differs is told by GRPCXX_INVALID_ARGUMENT on all ranks, with what two of them have called, before any
+ * value is used. When a rank dies, does not answer or leaves, the operations of all ranks fail with a status that names
+ * it (GRPCXX_ABORTED, GRPCXX_DEADLINE_EXCEEDED), and so do all later ones: free the group, and let those that are left
+ * join with the next generation. */
+typedef struct grpcxx_group grpcxx_group;
+
+/* How values of all ranks become one. Of float16, bfloat16, float32, float64 and integers of 8 to 64 bits;
+ * GRPCXX_MEAN not of integers; GRPCXX_SUM and GRPCXX_MEAN of complex numbers too. Sums and products of integers wrap,
+ * and a NaN wins over numbers. */
+typedef enum grpcxx_reduce_op {
+  GRPCXX_SUM = 1,
+  GRPCXX_MEAN = 2,
+  GRPCXX_MIN = 3,
+  GRPCXX_MAX = 4,
+  GRPCXX_PROD = 5
+} grpcxx_reduce_op;
+
+/* How to join. NULL, or all zeros but struct_size: the defaults. */
+typedef struct grpcxx_group_options {
+  size_t struct_size;
+  /* Tells groups apart that meet at the same task; empty: "default". */
+  grpcxx_text name;
+  /* Where the other ranks dial this one, "host:port"; empty: where its engine listens. Rank 0 they dial at
+   * rendezvous. */
+  grpcxx_text address;
+  /* Which forming of the group it is; the same on all ranks. */
+  uint64_t generation;
+  /* How long an operation may go on without a message of a rank that it waits for, in ms; 0: 60 s. */
+  uint64_t timeout_ms;
+  /* How long the ranks may take to meet, in ms; 0: 60 s. */
+  uint64_t join_timeout_ms;
+} grpcxx_group_options;
+
+/* Meets the other ranks as number rank (from 0) of size (1 to 4096). All give the same rendezvous, "host:port", at
+ * which the engine of rank 0 listens; the engines of the others listen where the others can dial them
+ * (grpcxx_options_set_listen; "127.0.0.1:0" serves on one host). Fails with GRPCXX_DEADLINE_EXCEEDED and the ranks
+ * that are missing, GRPCXX_ALREADY_EXISTS for a rank that has come before, GRPCXX_INVALID_ARGUMENT for what cannot be
+ * or differs between ranks. An engine may have several groups, and a group may be kept longer than its engine: its
+ * operations then fail. BLOCKS. */
+grpcxx_status *grpcxx_group_join(grpcxx_engine *engine, uint32_t rank, uint32_t size, const char *rendezvous,
+                                 size_t rendezvous_size, const grpcxx_group_options *options, grpcxx_group **group);
+/* Leaves, once the others have what this rank has sent; operations that begin later fail on all ranks. If the group
+ * has failed, waits until the others have heard why, for 2 s at most. A second call does nothing. BLOCKS. */
+grpcxx_status *grpcxx_group_leave(grpcxx_group *group);
+/* Leaves without waiting, unless that was done, and ends the handle. Not before all operations have returned. */
+void grpcxx_group_free(grpcxx_group *group);
+/* These return 0 for NULL. */
+uint32_t grpcxx_group_rank(const grpcxx_group *group);
+uint32_t grpcxx_group_size(const grpcxx_group *group);
+
+/* Memory of the caller for a result. */
+typedef struct grpcxx_output {
+  size_t struct_size;
+  /* size bytes, exactly as many as the result has; NULL and 0: take memory of the engine. May be the memory of the
+   * tensor that is brought. */
+  void *data;
+  size_t size;
+  /* Or NULL. With it, the result lands there without a copy, and the memory is the engine's until release is called: before a
+   * success is returned, and after a failure perhaps later, when nobody writes there any more. It is called exactly
+   * once, whatever happens, unless struct_size cannot be; SHARD rules hold. Without it, the result is copied there
+   * when it is complete, and the memory is the caller's again when the function returns. */
+  void (*release)(void *context);
+  void *context;
+} grpcxx_output;
+
+/* The operations. For all of them:
+ *   - They wait for the result. BLOCKS.
+ *   - Operations of one tag go one after the other, in the order in which they are called: calls of one tag by several
+ *     threads need an order of the program's own, the same on all ranks. Those of different tags go beside each other,
+ *     each on a thread of the caller. A group has up to 1,024 tags, of any number; most use 0 alone, by which short
+ *     tensors travel fastest.
+ *   - tensor is what this rank brings: numbers, whose memory must stay as it is until the function returns, and after
+ *     a failure until the tensor's release. Rows below are parts along the first dimension.
+ *   - result gets a tensor that the caller releases, or NULL where this rank gets nothing; it may be NULL. With memory
+ *     of output it points there and does not keep that alive. output may be NULL: the result then lies in memory of
+ *     the engine, which grpcxx_tensor_mutable_data may write.
+ *   - All ranks get the same bits. After a failure result is not written. */
+
+/* The tensors of all ranks, combined by op, a grpcxx_reduce_op. */
+grpcxx_status *grpcxx_group_all_reduce(grpcxx_group *group, uint16_t tag, grpcxx_tensor *tensor, int32_t op,
+                                       const grpcxx_output *output, grpcxx_tensor **result);
+/* The same, of which each rank gets its rows: rank r of n the part r of n equal ones. n must divide the first dimension. */
+grpcxx_status *grpcxx_group_reduce_scatter(grpcxx_group *group, uint16_t tag, grpcxx_tensor *tensor, int32_t op,
+                                           const grpcxx_output *output, grpcxx_tensor **result);
+/* The same, which rank root alone gets. */
+grpcxx_status *grpcxx_group_reduce(grpcxx_group *group, uint16_t tag, grpcxx_tensor *tensor, int32_t op, uint32_t root,
+                                   const grpcxx_output *output, grpcxx_tensor **result);
+/* The tensor of rank root. The others bring one of its type and shape, whose values do not count. */
+grpcxx_status *grpcxx_group_broadcast(grpcxx_group *group, uint16_t tag, grpcxx_tensor *tensor, uint32_t root,
+                                      const grpcxx_output *output, grpcxx_tensor **result);
+/* The tensors of all ranks, one behind the other; scalars become a vector. */
+grpcxx_status *grpcxx_group_all_gather(grpcxx_group *group, uint16_t tag, grpcxx_tensor *tensor,
+                                       const grpcxx_output *output, grpcxx_tensor **result);
+/* The same, which rank root alone gets. */
+grpcxx_status *grpcxx_group_gather(grpcxx_group *group, uint16_t tag, grpcxx_tensor *tensor, uint32_t root,
+                                   const grpcxx_output *output, grpcxx_tensor **result);
+/* The rows of this rank in the tensor of rank root, as of reduce_scatter. The others bring a tensor of the type and shape of
+ * such a part, whose values do not count. */
+grpcxx_status *grpcxx_group_scatter(grpcxx_group *group, uint16_t tag, grpcxx_tensor *tensor, uint32_t root,
+                                    const grpcxx_output *output, grpcxx_tensor **result);
+/* The rows for this rank in the tensors of all ranks, one behind the other. n must divide the first dimension. */
+grpcxx_status *grpcxx_group_all_to_all(grpcxx_group *group, uint16_t tag, grpcxx_tensor *tensor,
+                                       const grpcxx_output *output, grpcxx_tensor **result);
+/* Returns when all ranks have called it. BLOCKS. */
+grpcxx_status *grpcxx_group_barrier(grpcxx_group *group, uint16_t tag);
+
 /* ---- Endpoint map ---------------------------------------------------------------------------------------------- */
 
 /* .endpoint_map: which star address belongs to which gRPC address, read as DeepRec reads it. Immutable. */

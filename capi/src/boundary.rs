@@ -128,6 +128,15 @@ pub(crate) struct CText {
     pub(crate) size: usize,
 }
 
+impl Default for CText {
+    fn default() -> Self {
+        Self {
+            data: std::ptr::null(),
+            size: 0,
+        }
+    }
+}
+
 impl CText {
     pub(crate) fn of(bytes: &[u8]) -> Self {
         Self {

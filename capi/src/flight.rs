@@ -246,7 +246,7 @@ impl Flight {
 }
 
 /// Memory with a function of C that takes it back.
-struct Released(Owned);
+pub(crate) struct Released(pub(crate) Owned);
 
 impl Drop for Released {
     fn drop(&mut self) {

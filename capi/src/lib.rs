@@ -2,7 +2,7 @@
 //! what stands behind it.
 //!
 //! Programs in Rust find here what the other crates do not have: facts of the machine, the log of a
-//! process, and the start of an engine that tells that log of itself.
+//! process, the start of an engine that tells that log of itself, and groups as C holds them.
 //!
 //! Opaque handles, codes, ownership in the names, null checked, no unwinding across the boundary.
 #![deny(unsafe_code)]
@@ -15,6 +15,7 @@ mod endpoint_map;
 mod engine;
 pub mod facts;
 mod flight;
+pub mod group;
 mod layout;
 pub mod log;
 mod metrics;

@@ -96,6 +96,23 @@ fn the_header_has_the_types_of_the_engine_with_their_numbers() {
     assert_eq!(declared, known);
 }
 
+#[test]
+fn the_header_has_the_operators_of_groups_with_their_numbers() {
+    let header = read("include/grpcxx.h");
+    let (_, list) = header
+        .split_once("typedef enum grpcxx_reduce_op {")
+        .expect("the operators");
+    let (list, _) = list.split_once("} grpcxx_reduce_op;").expect("their end");
+    let declared: Vec<&str> = list
+        .lines()
+        .map(|line| line.trim().trim_end_matches(','))
+        .filter(|line| !line.is_empty())
+        .collect();
+    let known = grpcxx_collectives::ReduceOp::ALL;
+    let known = known.map(|op| format!("GRPCXX_{} = {}", op.name().to_uppercase(), op as i32));
+    assert_eq!(declared, known);
+}
+
 fn read(path: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect("readable")
 }

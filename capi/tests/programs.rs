@@ -5,8 +5,9 @@ mod certificates;
 #[path = "programs/tls.rs"]
 mod tls;
 
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use certificates::Authority;
 
@@ -74,6 +75,21 @@ fn services_under_the_thread_sanitizer() {
 }
 
 #[test]
+fn groups() {
+    run_program("groups", &PLAIN);
+}
+
+#[test]
+fn groups_under_the_address_sanitizer() {
+    run_program("groups", &ADDRESSES);
+}
+
+#[test]
+fn groups_under_the_thread_sanitizer() {
+    run_program("groups", &THREADS);
+}
+
+#[test]
 fn trust() {
     run_in_folder("trust", &PLAIN);
 }
@@ -99,6 +115,31 @@ fn the_example_runs() {
     if let Some(program) = compile(&source, &PLAIN, Library::Shared) {
         let output = run(&program, &PLAIN);
         assert!(output.contains("received 1 2 3 4"), "{output}");
+    }
+}
+
+/// The program of docs/c.md that combines arrays, as two processes.
+#[test]
+fn the_ranks_of_the_page_sum_their_arrays() {
+    let page = std::fs::read_to_string(root().join("../docs/c.md")).expect("readable");
+    let (_, rest) = page.split_once("```c\n").expect("a program");
+    let (program, _) = rest.split_once("```\n").expect("its end");
+    let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let meeting = free.local_addr().expect("an address").to_string();
+    drop(free);
+    let source = scratch().join("sum.c");
+    std::fs::write(&source, program.replace("127.0.0.1:7777", &meeting)).expect("writable");
+    let Some(program) = compile(&source, &PLAIN, Library::Shared) else {
+        return;
+    };
+    let ranks = ["0", "1"].map(|rank| {
+        let mut command = Command::new(&program);
+        let piped = command.arg(rank).stdout(Stdio::piped());
+        piped.spawn().expect("the program runs")
+    });
+    for rank in ranks {
+        let output = rank.wait_with_output().expect("the program ends");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "1 2\n");
     }
 }
 

@@ -54,6 +54,19 @@ impl ReduceOp {
         })
     }
 
+    /// The operator with this number, as C has it.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` with the numbers that there are.
+    pub fn from_number(number: i32) -> Result<Self, Status> {
+        let found = Self::ALL.into_iter().find(|op| *op as i32 == number);
+        found.ok_or_else(|| {
+            let known = Self::ALL.map(|op| format!("{} ({op})", op as i32));
+            let text = format!("there is no operator {number}; use {}", known.join(", "));
+            Status::new(Code::InvalidArgument, text)
+        })
+    }
+
     /// The name, as Python has it.
     pub const fn name(self) -> &'static str {
         match self {

@@ -124,6 +124,25 @@ impl Group {
         }
     }
 
+    /// The shape of what an output of [`Group::run`] gets, and how many bytes it must have; `None`
+    /// where this rank gets nothing, or its own tensor.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if the tensor cannot be cut as the operator demands.
+    pub fn output(
+        &self,
+        operator: Operator,
+        tensor: &Tensor,
+    ) -> Result<Option<(Shape, u64)>, Status> {
+        let is_own = matches!(operator, Operator::Broadcast { root } if root == self.rank());
+        let shape = operator.result_shape(self.rank(), self.size(), &tensor.shape)?;
+        let element_bytes = tensor.dtype.element_bytes().unwrap_or(0) as u64;
+        Ok(shape.filter(|_| !is_own).map(|shape| {
+            let bytes = shape.num_elements().saturating_mul(element_bytes);
+            (shape, bytes)
+        }))
+    }
+
     /// [`Operator::AllReduce`].
     pub fn all_reduce(&self, tensor: Tensor, op: ReduceOp) -> Operation<Tensor> {
         self.result(Operator::AllReduce(op), tensor)
@@ -224,6 +243,11 @@ impl Group {
                 Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
             }
         }
+    }
+
+    /// As [`Group::leave`], without waiting for the others.
+    pub fn leave_without_waiting(self) {
+        drop(self.member.leave());
     }
 
     /// An operation of which each rank gets a result.

@@ -141,6 +141,12 @@ impl Buffer {
         (end <= self.len).then(|| self.slice(first..end))
     }
 
+    /// Whether some of the `len` bytes from `start` on are bytes of this buffer.
+    pub fn overlaps(&self, start: *const u8, len: usize) -> bool {
+        let (own, other) = (self.start.addr().get(), start.addr());
+        len > 0 && own < other.saturating_add(len) && other < own + self.len
+    }
+
     /// The right to write, without a copy.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use grpcxx_capi::group::handle_of;
 use grpcxx_collectives::{Group as RuntimeGroup, Operation, Operator, ReduceOp};
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{Code, Status, Tensor};
@@ -161,6 +162,11 @@ impl Group {
             .collect()
     }
 
+    /// A handle of the C interface, which the plugin of TensorFlow takes over.
+    fn c_handle(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(handle_of(&self.open(py)?))
+    }
+
     /// Leaves the group, once the others have what this rank has sent.
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         let Some(group) = lock(&self.group).take() else {
@@ -295,13 +301,9 @@ fn output(
     tensor: &Tensor,
     out: Option<&Bound<'_, PyUntypedArray>>,
 ) -> PyResult<(Option<BufferMut>, bool)> {
-    let result = operator.result_shape(group.rank(), group.size(), &tensor.shape);
-    let is_own = matches!(operator, Operator::Broadcast { root } if root == group.rank());
-    let Some(shape) = checked(py, result)?.filter(|_| !is_own) else {
+    let Some((shape, bytes)) = checked(py, group.output(operator, tensor))? else {
         return Ok((None, false));
     };
-    let element_bytes = tensor.dtype.element_bytes().unwrap_or(0) as u64;
-    let bytes = shape.num_elements().saturating_mul(element_bytes);
     let Some(out) = out else {
         return Ok((for_array(bytes), false));
     };

@@ -254,8 +254,7 @@ pub(crate) fn bytes_of(array: &Bound<'_, PyUntypedArray>) -> usize {
 
 /// Whether the array has bytes of the buffer.
 pub(crate) fn overlaps(array: &Bound<'_, PyUntypedArray>, buffer: &Buffer) -> bool {
-    let (start, other) = (data_of(array).addr(), buffer.as_ptr().addr());
-    other < start + bytes_of(array) && start < other + buffer.len()
+    buffer.overlaps(data_of(array), bytes_of(array))
 }
 
 /// Whether elements of the array may be changed.

@@ -91,20 +91,31 @@ def endpoint_map(path: str | None) -> EndpointMap:
     return EndpointMap(found, dict(entries))
 
 
-def tensorflow_counters() -> dict[str, int]:
-    """What the plugin has done in this process since TensorFlow was imported; empty where it is not loaded."""
+def plugin() -> ctypes.CDLL | None:
+    """The plugin, if TensorFlow has loaded it."""
     for path in library_path().parent.glob("libgrpcxx_tensorflow_*.so"):
         try:
             # Only if TensorFlow has opened it: builds for other versions must not be.
-            plugin = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+            found = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         except OSError:
             continue
-        tell = plugin.GrpcxxTensorFlowCounters
+        tell = found.GrpcxxTensorFlowCounters
         tell.restype, tell.argtypes = ctypes.c_size_t, [ctypes.c_char_p, ctypes.c_size_t]
-        buffer = ctypes.create_string_buffer(tell(None, 0) + 256)
-        tell(buffer, len(buffer))
-        return json.loads(buffer.value)
-    return {}
+        found.GrpcxxTensorFlowPutGroup.restype = found.GrpcxxTensorFlowRemoveGroup.restype = None
+        found.GrpcxxTensorFlowPutGroup.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+        found.GrpcxxTensorFlowRemoveGroup.argtypes = [ctypes.c_char_p]
+        return found
+    return None
+
+
+def tensorflow_counters() -> dict[str, int]:
+    """What the plugin has done in this process since TensorFlow was imported; empty where it is not loaded."""
+    found = plugin()
+    if found is None:
+        return {}
+    buffer = ctypes.create_string_buffer(found.GrpcxxTensorFlowCounters(None, 0) + 256)
+    found.GrpcxxTensorFlowCounters(buffer, len(buffer))
+    return json.loads(buffer.value)
 
 
 def log_to(logger: logging.Logger | None, level: int = logging.INFO) -> None:

@@ -59,6 +59,7 @@ class Group:
         """
         self.rank = rank
         self.size = size
+        self.name = name
         listen = listen or _listen(rank, rendezvous, address)
         # Threads wait for operations, and turn the shard meanwhile.
         self._engine = Engine(("rank", rank), listen, {"GRPCXX_SHARDS": "1", **(settings or {})}, waits=True)
@@ -122,6 +123,10 @@ class Group:
             self._native.leave()
         finally:
             self._engine.close()
+
+    def c_handle(self) -> int:
+        """A handle of the C interface for this group, `grpcxx_group*`, which the caller ends by `grpcxx_group_free`."""
+        return self._native.c_handle()
 
     def __enter__(self) -> Group:
         return self

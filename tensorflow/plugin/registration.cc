@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 
+#include "collective_ops.h"
 #include "graph_fusion.h"
 #include "pack_ops.h"
 #include "server.h"
@@ -70,6 +71,7 @@ bool RegisterProtocol() {
   }
   for (Register register_in : Registries()) register_in("GRPCXX_SERVER", new Factory());
   RegisterPackOps();
+  RegisterCollectiveOps();
   RegisterGraphFusion();
   return true;
 }

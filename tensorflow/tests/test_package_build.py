@@ -66,7 +66,7 @@ def test_a_wheel_without_tensorflow_holds_the_engine_alone(tmp_path):
     assert built.name.startswith("grpcxx-0.1.0-cp39-abi3-manylinux_2_")
     files = names(built)
     assert {"grpcxx/__init__.py", "grpcxx/py.typed", "grpcxx/lib/libgrpcxx_capi.so"} <= files
-    assert not [name for name in files if "tensorflow" in name]
+    assert not [name for name in files if "tensorflow" in name and name != "grpcxx/tensorflow.py"]
     assert not [name for name in files if name.startswith("tests/")]
 
 

@@ -56,6 +56,18 @@ fn slices_share_memory_and_compare_by_content() {
 }
 
 #[test]
+fn memory_that_is_shared_is_known() {
+    for buffer in all_kinds(&mut arena()) {
+        let start = buffer.as_ptr();
+        let part = buffer.slice(2..5);
+        assert!(part.overlaps(start, 3) && part.overlaps(start, 10));
+        assert!(part.overlaps(buffer[4..].as_ptr(), 1));
+        assert!(!part.overlaps(start, 2) && !part.overlaps(buffer[5..].as_ptr(), 5));
+        assert!(!part.overlaps(part.as_ptr(), 0) && !Buffer::new().overlaps(start, 10));
+    }
+}
+
+#[test]
 fn parts_keep_the_memory_and_nothing_else_does() {
     for (kind, buffer) in all_kinds(&mut arena()).into_iter().enumerate() {
         let expected = buffer.clone();

@@ -1,0 +1,236 @@
+"""Operations on the tensors of all ranks of a group, as ops of TensorFlow; see docs/collectives.md.
+
+They run in eager code, in `tf.function`, in sessions and in Keras, have gradients, and block no thread of TensorFlow
+while they wait for other ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import op_def_pb2
+from tensorflow.python.framework import _pywrap_python_op_gen, op_def_registry
+
+from . import _library, parallel
+from ._status import Code, Error
+from .group import Group
+
+__all__ = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "reduce", "reduce_scatter"]
+
+
+def all_reduce(tensor: Any, op: str = "sum", *, group: Group | None = None, tag: int = 0, name: str | None = None):
+    """Combines the tensors of all ranks by `sum`, `mean`, `min`, `max` or `prod`; each gets the result.
+
+    The gradient, of `sum` and `mean`, is the same operation on the gradients of all ranks.
+    """
+    return _run("GrpcxxAllReduce", tensor, group, tag, name, op=op)
+
+
+def reduce_scatter(tensor: Any, op: str = "sum", *, group: Group | None = None, tag: int = 0, name: str | None = None):
+    """Combines the tensors of all ranks; each gets its part, cut along the first dimension."""
+    return _run("GrpcxxReduceScatter", tensor, group, tag, name, op=op, ranks=_size(group))
+
+
+def reduce(
+    tensor: Any,
+    op: str = "sum",
+    root: int = 0,
+    *,
+    group: Group | None = None,
+    tag: int = 0,
+    name: str | None = None,
+):
+    """Combines the tensors of all ranks; rank `root` gets the result, the others get zeros of its shape."""
+    return _run("GrpcxxReduce", tensor, group, tag, name, op=op, root=root, ranks=_size(group))
+
+
+def all_gather(tensor: Any, *, group: Group | None = None, tag: int = 0, name: str | None = None):
+    """Each rank gets the tensors of all ranks, put together along the first dimension."""
+    return _run("GrpcxxAllGather", tensor, group, tag, name, ranks=_size(group))
+
+
+def broadcast(tensor: Any, root: int = 0, *, group: Group | None = None, tag: int = 0, name: str | None = None):
+    """Each rank gets the tensor of rank `root`; the others give one of its type and shape."""
+    return _run("GrpcxxBroadcast", tensor, group, tag, name, root=root, ranks=_size(group))
+
+
+def all_to_all(tensor: Any, *, group: Group | None = None, tag: int = 0, name: str | None = None):
+    """Each rank sends a part of its tensor to each rank, cut along the first dimension, and gets one of each."""
+    return _run("GrpcxxAllToAll", tensor, group, tag, name)
+
+
+def barrier(*, group: Group | None = None, tag: int = 0, name: str | None = None):
+    """Ends when all ranks have come to it. Returns the op to run, in graphs of TensorFlow 1."""
+    return _apply("GrpcxxBarrier", group, tag, name)
+
+
+# ---- The group
+
+
+def _size(group: Group | None) -> int:
+    return (group or parallel.group()).size
+
+
+def _handle(group: Group, tag: int) -> tf.Tensor:
+    """The group as a resource, one for each tag, by which TensorFlow knows in which order its ops run."""
+    with _lock:
+        key = _keys.get(group)
+        if key is None:
+            key = _keys[group] = _put(group)
+        make = functools.partial(_generated()["GrpcxxGroup"], key=key)
+        if _is_for_session():
+            return make()
+        handles = _handles.setdefault(key, {})
+        if tag not in handles:
+            # Functions take it from outside, so that it is the same in all of them.
+            with tf.init_scope():
+                handles[tag] = make()
+        return handles[tag]
+
+
+def _put(group: Group) -> str:
+    """Gives the group to the plugin, which then has it until it is collected."""
+    global _count
+    plugin = _library.plugin()
+    if plugin is None:
+        raise Error(
+            Code.FAILED_PRECONDITION,
+            "the plugin of grpcxx for this TensorFlow is not loaded: `python -m grpcxx doctor` says why",
+        )
+    _count += 1
+    key = f"{group.name}/{_count}"
+    plugin.GrpcxxTensorFlowPutGroup(key.encode(), group.c_handle())
+    weakref.finalize(group, _remove, plugin, key)
+    return key
+
+
+def _remove(plugin: Any, key: str) -> None:
+    _handles.pop(key, None)
+    plugin.GrpcxxTensorFlowRemoveGroup(key.encode())
+
+
+_keys: weakref.WeakKeyDictionary[Group, str] = weakref.WeakKeyDictionary()
+_handles: dict[str, dict[int, tf.Tensor]] = {}
+_count = 0
+_lock = threading.Lock()
+
+
+# ---- Ops
+
+
+def _run(op_type: str, tensor: Any, group: Group | None, tag: int, name: str | None, **attributes: Any) -> Any:
+    return _apply(op_type, group, tag, name, tensor=tf.convert_to_tensor(tensor), **attributes)
+
+
+def _apply(op_type: str, group: Group | tf.Tensor | None, tag: int, name: str | None, **arguments: Any) -> Any:
+    handle = group if tf.is_tensor(group) else _handle(group or parallel.group(), tag)
+    make = functools.partial(_generated()[op_type], handle, **arguments, tag=tag, name=name)
+    if tf.executing_eagerly():
+        return make()
+    graph = tf.compat.v1.get_default_graph()
+    if graph._get_control_flow_context() is not None or (graph.building_function and _is_for_session()):
+        raise ValueError(
+            f"{op_type} lies in a condition, a loop or a function of a graph for a session, which has no order for it"
+            " there: put it outside, or use tf.function without a session"
+        )
+    # By the resource tf.function finds the order of calls, loops and conditions; but there is nothing of that in graphs
+    # for sessions, nor in functions that TensorFlow makes for gradients.
+    last = _last_names.setdefault(graph, {})
+    with tf.control_dependencies([graph.get_operation_by_name(last[tag])] if tag in last else []):
+        made = make()
+    last[tag] = made.name if isinstance(made, tf.Operation) else made.op.name
+    return made
+
+
+# The last op of each tag in a graph, by name: an op would keep its graph.
+_last_names: weakref.WeakKeyDictionary[tf.Graph, dict[int, str]] = weakref.WeakKeyDictionary()
+
+
+def _is_for_session() -> bool:
+    """Whether what is made is for a session of TensorFlow 1."""
+    with tf.init_scope():
+        return not tf.executing_eagerly()
+
+
+@functools.cache
+def _generated() -> dict[str, Any]:
+    """The functions that TensorFlow generates for the ops of the plugin, by the types of the ops."""
+    definitions = [op_def_registry.get(op_type) for op_type in _OP_TYPES]
+    text = _pywrap_python_op_gen.GetPythonWrappers(op_def_pb2.OpList(op=definitions).SerializeToString())
+    found: dict[str, Any] = {}
+    exec(text, found)
+    return {op_type: found[snake] for op_type, snake in _OP_TYPES.items()}
+
+
+_OP_TYPES = {
+    "GrpcxxGroup": "grpcxx_group",
+    "GrpcxxAllReduce": "grpcxx_all_reduce",
+    "GrpcxxReduceScatter": "grpcxx_reduce_scatter",
+    "GrpcxxReduce": "grpcxx_reduce",
+    "GrpcxxAllGather": "grpcxx_all_gather",
+    "GrpcxxBroadcast": "grpcxx_broadcast",
+    "GrpcxxAllToAll": "grpcxx_all_to_all",
+    "GrpcxxBarrier": "grpcxx_barrier",
+}
+
+
+# ---- Gradients: what a rank brings has changed the results of all ranks, whose losses count as one sum.
+
+
+def _text(op: tf.Operation, name: str) -> str:
+    value = op.get_attr(name)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _linear(op: tf.Operation) -> str:
+    """The operator of a reduction that has a gradient."""
+    operator = _text(op, "op")
+    if operator not in ("sum", "mean"):
+        raise ValueError(f"{op.type} by {operator} has no gradient; use sum or mean")
+    return operator
+
+
+def _gradient(op_type: str, of: tf.Operation, gradient: Any, **attributes: Any) -> list[Any]:
+    found = _apply(op_type, of.inputs[0], of.get_attr("tag"), None, tensor=tf.convert_to_tensor(gradient), **attributes)
+    return [None, found]
+
+
+@tf.RegisterGradient("GrpcxxAllReduce")
+def _all_reduce_gradient(op, gradient):
+    return _gradient("GrpcxxAllReduce", op, gradient, op=_linear(op))
+
+
+@tf.RegisterGradient("GrpcxxReduceScatter")
+def _reduce_scatter_gradient(op, gradient):
+    ranks = op.get_attr("ranks")
+    if _linear(op) == "mean":
+        gradient = tf.convert_to_tensor(gradient) / ranks
+    return _gradient("GrpcxxAllGather", op, gradient, ranks=ranks)
+
+
+@tf.RegisterGradient("GrpcxxReduce")
+def _reduce_gradient(op, gradient):
+    ranks = op.get_attr("ranks")
+    if _linear(op) == "mean":
+        gradient = tf.convert_to_tensor(gradient) / ranks
+    return _gradient("GrpcxxBroadcast", op, gradient, root=op.get_attr("root"), ranks=ranks)
+
+
+@tf.RegisterGradient("GrpcxxAllGather")
+def _all_gather_gradient(op, gradient):
+    none, found = _gradient("GrpcxxReduceScatter", op, gradient, op="sum", ranks=op.get_attr("ranks"))
+    return [none, tf.reshape(found, tf.shape(op.inputs[1]))]
+
+
+@tf.RegisterGradient("GrpcxxBroadcast")
+def _broadcast_gradient(op, gradient):
+    return _gradient("GrpcxxReduce", op, gradient, op="sum", root=op.get_attr("root"), ranks=op.get_attr("ranks"))
+
+
+@tf.RegisterGradient("GrpcxxAllToAll")
+def _all_to_all_gradient(op, gradient):
+    return _gradient("GrpcxxAllToAll", op, gradient)

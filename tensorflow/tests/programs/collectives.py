@@ -1,0 +1,223 @@
+"""A rank that runs the ops of a group: `collectives.py RANK SIZE RENDEZVOUS CASE`. Prints what it has found as JSON."""
+
+import hashlib
+import json
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+
+import grpcxx
+import grpcxx.tensorflow as ops
+
+RANK, SIZE = int(sys.argv[1]), int(sys.argv[2])
+GROUP = grpcxx.Group(RANK, SIZE, sys.argv[3], timeout=60.0)
+
+
+def mine():
+    """A row for each rank."""
+    return np.arange(2.0 * SIZE, dtype=np.float32).reshape(SIZE, 2) + 10 * RANK
+
+
+def each(tensor):
+    """The result of each op, which do not depend on each other."""
+    return {
+        "sum": ops.all_reduce(tensor, group=GROUP),
+        "max": ops.all_reduce(tensor, "max", group=GROUP),
+        "reduce": ops.reduce(tensor, "mean", root=SIZE - 1, group=GROUP),
+        "scatter": ops.reduce_scatter(tensor, group=GROUP),
+        "gather": ops.all_gather(tensor, group=GROUP),
+        "scalars": ops.all_gather(tf.reduce_sum(tensor), group=GROUP),
+        "broadcast": ops.broadcast(tensor, root=SIZE - 1, group=GROUP),
+        "exchanged": ops.all_to_all(tensor, group=GROUP),
+    }
+
+
+def lists(found):
+    return {name: value.numpy().tolist() for name, value in found.items()}
+
+
+def eager():
+    ops.barrier(group=GROUP)
+    return lists(each(mine()))
+
+
+def in_function():
+    found = tf.function(each)(tf.constant(mine()))
+    function = tf.function(each, input_signature=[tf.TensorSpec([None, 2], tf.float32)])
+    again = lists(function(mine()))
+    assert again == lists(found)
+    return again
+
+
+def in_session():
+    with tf.Graph().as_default():
+        found = each(mine())
+        barrier = ops.barrier(group=GROUP)
+        with tf.compat.v1.Session() as session:
+            session.run(barrier)
+            return {name: value.tolist() for name, value in session.run(found).items()}
+
+
+def late(tensor, seconds):
+    """The tensor, some time later."""
+
+    def sleep(value):
+        time.sleep(seconds)
+        return value
+
+    found = tf.numpy_function(sleep, [tensor], tensor.dtype)
+    found.set_shape(tensor.shape)
+    return found
+
+
+def order():
+    """Ops whose inputs come in another order on each rank, within conditions and loops too."""
+
+    @tf.function
+    def step(number):
+        # The first is late on rank 0, the second on the others.
+        first = ops.all_reduce(late(tf.ones(3), 0.03 if RANK == 0 else 0.0), group=GROUP)
+        second = ops.all_reduce(late(tf.ones(5), 0.0 if RANK == 0 else 0.03), group=GROUP)
+        third = tf.constant(0.0)
+        for _ in tf.range(3):
+            third += tf.reduce_sum(ops.all_reduce(tf.ones(2), group=GROUP))
+        if number % 2 == 0:
+            third += ops.all_reduce(1.0, group=GROUP)
+        last = ops.all_gather(tf.ones(7), group=GROUP)
+        return tf.reduce_sum(first) + tf.reduce_sum(second) + third + tf.reduce_sum(last)
+
+    return [float(step(tf.constant(number))) for number in range(4)]
+
+
+def backward():
+    """Gradients of a function, which come in another order on each rank and are ops of a function of their own."""
+
+    def slow_back(x, seconds):
+        return tf.custom_gradient(lambda x: (tf.identity(x), lambda gradient: late(gradient, seconds)))(x)
+
+    @tf.function
+    def function(x):
+        one = ops.all_reduce(x, group=GROUP)
+        other = ops.all_gather(x, group=GROUP)
+        times = (0.05, 0.0) if RANK == 0 else (0.0, 0.05)
+        return tf.reduce_sum(slow_back(one, times[0])) + tf.reduce_sum(slow_back(other, times[1]))
+
+    found = []
+    for _ in range(3):
+        x = tf.Variable(tf.ones(4))
+        with tf.GradientTape() as tape:
+            loss = function(x)
+        found.append(tape.gradient(loss, x).numpy().tolist())
+    return found
+
+
+def beside():
+    """Two tags, whose tensors come in another order on each rank, with one thread of TensorFlow."""
+    with tf.Graph().as_default():
+        slow, fast = (late(tf.ones(4), seconds) for seconds in (0.3, 0.0))
+        one, other = (slow, fast) if RANK == 0 else (fast, slow)
+        found = [ops.all_reduce(one, group=GROUP, tag=1), ops.all_reduce(other, group=GROUP, tag=2)]
+        config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
+        with tf.compat.v1.Session(config=config) as session:
+            return [value.tolist() for value in session.run(found)]
+
+
+def gradients():
+    """Of the sum of the losses of all ranks, where that of a rank is `weight` times the sum of its result."""
+    weight, factor = float(RANK + 1), tf.constant(np.arange(1.0, 3.0, dtype=np.float32))
+    cases = {
+        "sum": lambda x: ops.all_reduce(x, group=GROUP),
+        "mean": lambda x: ops.all_reduce(x, "mean", group=GROUP),
+        "reduce": lambda x: ops.reduce(x, "mean", root=SIZE - 1, group=GROUP),
+        "scatter": lambda x: ops.reduce_scatter(x, "mean", group=GROUP),
+        "gather": lambda x: ops.all_gather(x, group=GROUP),
+        "scalars": lambda x: ops.all_gather(tf.reduce_sum(x * factor), group=GROUP),
+        "broadcast": lambda x: ops.broadcast(x, root=SIZE - 1, group=GROUP),
+        "exchanged": lambda x: ops.all_to_all(x, group=GROUP),
+    }
+
+    def gradient(case, x):
+        x = tf.convert_to_tensor(x)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = case(x)
+            weights = weight if found.shape.rank == 1 else weight * factor
+            loss = tf.reduce_sum(weights * found)
+        return tape.gradient(loss, x)
+
+    result = {}
+    for name, case in cases.items():
+        found = gradient(case, mine())
+        np.testing.assert_array_equal(found, tf.function(gradient)(case, mine()), name)
+        result[name] = found.numpy().tolist()
+    try:
+        gradient(lambda x: ops.all_reduce(x, "max", group=GROUP), mine())
+    except (ValueError, LookupError) as error:
+        result["max"] = str(error)
+    return result
+
+
+def bits():
+    """Digests of long sums, whose rounding depends on the order."""
+    values = np.random.default_rng(RANK).standard_normal(300_001)
+    found = []
+    for dtype in (tf.float32, tf.bfloat16, tf.half, tf.float64, tf.complex64):
+        value = ops.all_reduce(tf.cast(values, dtype), group=GROUP)
+        found.append(hashlib.sha256(value.numpy().tobytes()).hexdigest())
+    flags = ops.broadcast(tf.constant([RANK == 0, True]), group=GROUP)
+    empty = ops.all_reduce(tf.zeros([0, 3]), group=GROUP)
+    return [*found, flags.numpy().tolist(), empty.shape.as_list()]
+
+
+def keras():
+    """Each rank has its half of the data; means of gradients make it training with all of it."""
+    tf.keras.utils.set_random_seed(7)
+
+    class Together(tf.keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            found = tape.gradient(loss, self.trainable_variables)
+            found = [ops.all_reduce(gradient, "mean", group=GROUP) for gradient in found]
+            self.optimizer.apply_gradients(zip(found, self.trainable_variables))
+            return {"loss": ops.all_reduce(loss, "mean", group=GROUP)}
+
+    model = Together([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(3, "tanh"), tf.keras.layers.Dense(1)])
+    model.compile("sgd", jit_compile=False)
+    x = np.random.default_rng(0).standard_normal((8 * 4, 4)).astype(np.float32)
+    y = np.sin(x.sum(1, keepdims=True))
+    whole = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).batch(SIZE)
+    data = whole.map(lambda x, y: (tf.reshape(x, [SIZE, -1, 4])[RANK], tf.reshape(y, [SIZE, -1, 1])[RANK]))
+    losses = model.fit(data, epochs=3, verbose=0).history["loss"]
+    weights = b"".join(np.ascontiguousarray(value).tobytes() for value in model.get_weights())
+    return [losses, hashlib.sha256(weights).hexdigest()]
+
+
+def closed():
+    GROUP.close()
+    return refused(lambda: ops.barrier(group=GROUP))
+
+
+def refused(code):
+    try:
+        code()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return None
+
+
+def differs():
+    found = [refused(lambda: tf.function(lambda: ops.all_reduce(tf.ones(3 + RANK), group=GROUP))())]
+    found.append(refused(lambda: ops.barrier(group=GROUP)))
+    return found
+
+
+def everything():
+    cases = (eager, in_function, in_session, order, backward, beside, gradients, bits, keras, closed)
+    return {case.__name__: case() for case in cases}
+
+
+print(json.dumps({"everything": everything, "differs": differs}[sys.argv[4]]()))
