@@ -66,6 +66,7 @@ impl Alone {
             staged: Arc::default(),
             service: start.service,
             compute: start.compute,
+            runs_short_calls: false,
             authority: Arc::new(lenient()),
             counters: [ShardCounters::default()].into(),
             loads: [AtomicUsize::new(0)].into(),

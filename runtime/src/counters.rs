@@ -84,6 +84,8 @@ counters! {
     requests,
     /// Requests answered with an error.
     requests_failed,
+    /// Calls of functions that were to run on the thread of their shard, since those were short.
+    short_calls,
     /// Calls begun.
     calls,
     /// Calls that ended with an error.

@@ -20,7 +20,9 @@ use crate::trace::CallSpan;
 /// Code that peers call by name with tensors in and tensors out.
 ///
 /// A call arrives as StarRunGraph whose graph handle is the function's name. It runs on a thread of
-/// the compute pool, so it may block, and several calls may run at once.
+/// the compute pool, or on that of a shard once the function proved to be short. There another
+/// thread takes the shard over if a call takes long. So it may block, and several calls may run at
+/// once.
 pub trait Function: Send + Sync {
     /// Runs the function. The answer must hold exactly the tensors named in `call.fetches`, in any
     /// order.

@@ -10,6 +10,7 @@ use grpcxx_rpc::{
 use prost::Message;
 
 use crate::command::Shared;
+use crate::compute::Pace;
 use crate::function::Function;
 use crate::host::TaskSpawner;
 use crate::listing::{Lister, STORE_LIST};
@@ -43,7 +44,7 @@ pub(crate) enum Entry {
     /// Answered on the shard, for it only looks up references; where those are many, by the
     /// function.
     Pull(Arc<dyn Function>),
-    Function(Arc<dyn Function>),
+    Function(Arc<dyn Function>, Arc<Pace>),
     /// A function that counts what each peer has not read of its answers.
     List(Arc<Lister>),
     /// A function over what the connection has staged.
@@ -78,7 +79,8 @@ impl Functions {
     }
 
     pub(crate) fn insert(&mut self, name: Text, function: Arc<dyn Function>) {
-        self.entries.insert(name, Entry::Function(function));
+        let pace = Arc::default();
+        self.entries.insert(name, Entry::Function(function, pace));
     }
 
     /// Takes in a service; one of that name is replaced, with the numbers of its methods.

@@ -2,7 +2,7 @@
 //! carries out any more.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_queue::SegQueue;
@@ -33,6 +33,8 @@ pub(crate) struct Mailboxes {
     doorbells: Vec<Doorbell>,
     /// Those of the shards that are lent.
     lenders: Vec<OnceLock<Arc<dyn Lender>>>,
+    /// The program has code on shards that may rely on their threads.
+    are_bound: AtomicBool,
     overflow: Vec<SegQueue<Command>>,
     fate: Fate,
     calls: AtomicU64,
@@ -56,6 +58,7 @@ impl Mailboxes {
             lenders: inboxes.iter().map(|_| OnceLock::new()).collect(),
             inboxes,
             doorbells,
+            are_bound: AtomicBool::new(false),
             overflow,
             fate: Fate::default(),
             calls: AtomicU64::new(0),
@@ -93,9 +96,18 @@ impl Mailboxes {
 
     /// Leaves a shard to its own thread from now on: what is handed over next has to run there.
     pub(crate) fn bind(&self, shard: usize) {
+        if !self.are_bound() {
+            self.are_bound.store(true, Ordering::Relaxed);
+        }
         if let Some(lender) = self.lender(shard) {
             lender.bind();
         }
+    }
+
+    /// Whether one of the shards is left to its own thread.
+    #[inline]
+    pub(crate) fn are_bound(&self) -> bool {
+        self.are_bound.load(Ordering::Relaxed)
     }
 
     /// Does so for all shards.

@@ -1,16 +1,19 @@
 //! Threads on which the code of functions and services runs that may take its time.
 
 mod lines;
+mod pace;
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::thread;
+use std::time::Instant;
 
 use async_task::Runnable;
 use grpcxx_rpc::Account;
 
 use self::lines::Lines;
+pub(crate) use self::pace::Pace;
 use crate::blame::panic_text;
 
 /// Runs the code of functions away from the shards.
@@ -20,6 +23,23 @@ pub(crate) trait Compute: Send + Sync {
 }
 
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
+
+/// A call of a function that was short so far. The thread of its shard may run it between two
+/// turns.
+pub struct ShortCall {
+    pub(crate) peer: Account,
+    pub(crate) pace: Arc<Pace>,
+    pub(crate) job: Job,
+}
+
+/// A job that notes how long it takes.
+pub(crate) fn timed(pace: Arc<Pace>, job: impl FnOnce() + Send + 'static) -> Job {
+    Box::new(move || {
+        let begin = Instant::now();
+        job();
+        pace.note(begin.elapsed());
+    })
+}
 
 /// Lets the pool run a future to its end. It is a job there each time that it can go on, and holds
 /// no thread between; if the pool is gone then, the future is dropped.
@@ -76,8 +96,9 @@ impl Compute for ComputePool {
     }
 }
 
-/// A panic leaves the thread to other jobs. The call has its answer: its responder was dropped.
-fn run(job: Job) {
+/// Runs a job. A panic leaves the thread to others. The call has its answer: its responder was
+/// dropped.
+pub(crate) fn run(job: Job) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(job)) {
         let message = panic_text(payload.as_ref());
         tracing::error!(message, "a function panicked");

@@ -127,7 +127,8 @@ config! {
     driver: DriverSetting = parse::driver,
         "GRPCXX_DRIVER", "auto", "", "engine",
         "`auto`, `io_uring` or `epoll`; `auto` takes io_uring where the system allows it, and epoll \
-         where threads that wait for calls turn the shards";
+         where shards go from thread to thread: where those that wait for calls turn them, or \
+         functions run on theirs";
     host: HostSetting = parse::host,
         "GRPCXX_HOST", "auto", "", "engine",
         "`auto`, `glommio` or `native`; `auto` takes glommio where it can start";

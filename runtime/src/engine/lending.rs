@@ -1,4 +1,5 @@
-//! Whether an engine lends its shards to threads that wait for calls, and how those hear of it.
+//! Whether the shards of an engine go from thread to thread: to those that wait for calls, or away
+//! from their own while that runs functions.
 
 use std::sync::Arc;
 
@@ -11,25 +12,35 @@ use crate::host::{Lend, Lent};
 
 /// What was chosen.
 pub(super) struct Lending {
+    /// Threads that wait for calls turn shards.
     pub(super) is_on: bool,
-    /// The driver follows from it.
-    decides_driver: bool,
+    /// Threads of shards run short functions, while another thread may turn the shard.
+    pub(super) runs_short_calls: bool,
+    /// Why the driver follows from it.
+    decides_driver: Option<&'static str>,
 }
 
-/// Shards are lent unless they never sleep, a service sees each request on a shard's thread, or
-/// a ring of io_uring was asked for, which is bound to the thread that has made it.
+/// Shards go from thread to thread unless a service sees each request on a shard's thread, or a
+/// ring of io_uring was asked for, which is bound to the thread that has made it. They are lent
+/// unless they never sleep. Whoever says how many threads run functions gets just those.
 pub(super) fn choose(options: EngineOptions) -> (EngineOptions, Lending) {
     let asked = options.tcp.driver;
-    let is_on = options.lends_shards
-        && !options.polling
-        && options.service.is_none()
-        && asked != DriverRequest::IoUring;
+    let may_move = options.service.is_none() && asked != DriverRequest::IoUring;
+    let is_on = options.lends_shards && may_move && !options.polling;
+    let runs_short_calls =
+        !is_on && may_move && options.listen.is_some() && options.compute_threads.is_none();
+    let why = match is_on {
+        true => "threads that wait for calls carry them on",
+        false => "threads of shards run short functions",
+    };
+    let moves = is_on || runs_short_calls;
     let lending = Lending {
         is_on,
-        decides_driver: is_on && asked == DriverRequest::Auto,
+        runs_short_calls,
+        decides_driver: (moves && asked == DriverRequest::Auto).then_some(why),
     };
     let options = options.with(|changed| {
-        if is_on {
+        if moves {
             changed.tcp.driver = DriverRequest::Epoll;
         }
     });
@@ -39,12 +50,12 @@ pub(super) fn choose(options: EngineOptions) -> (EngineOptions, Lending) {
 impl Lending {
     /// The driver, with the reason for it.
     pub(super) fn driver(&self, choice: DriverChoice) -> DriverChoice {
-        if !self.decides_driver {
-            return choice;
-        }
-        DriverChoice {
-            why: "threads that wait for calls carry them on".to_owned(),
-            ..choice
+        match self.decides_driver {
+            Some(why) => DriverChoice {
+                why: why.to_owned(),
+                ..choice
+            },
+            None => choice,
         }
     }
 }

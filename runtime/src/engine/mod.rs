@@ -179,8 +179,9 @@ impl Engine {
         });
     }
 
-    /// Lets peers call a closure by `name`, on a thread of the compute pool, where it may take its
-    /// time. It returns the tensors that the call fetches, by name.
+    /// Lets peers call a closure by `name`, which may take its time and block. It runs on a thread
+    /// of the compute pool; one that proves to be short, on that of a shard. It returns the tensors
+    /// that the call fetches, by name.
     pub fn register_fn<F, R>(&self, name: impl Into<Text>, function: F)
     where
         F: Fn(GraphCall) -> Result<R, Status> + Send + Sync + 'static,

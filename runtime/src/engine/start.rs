@@ -73,6 +73,8 @@ struct Plan {
     idle: IdlePolicy,
     /// Whether threads that wait may turn shards.
     lends: bool,
+    /// Whether threads of shards run functions that were short so far.
+    runs_short_calls: bool,
     arena: ArenaOptions,
     certificates: Option<Arc<Certificates>>,
 }
@@ -82,6 +84,7 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
     let (options, lends) = lending::choose(options);
     let plan = Plan {
         lends: lends.is_on,
+        runs_short_calls: lends.runs_short_calls,
         ..plan(&options)?
     };
     if let Some(warning) = options
@@ -243,6 +246,7 @@ fn plan(options: &EngineOptions) -> Result<Plan, EngineError> {
         allowed_cpus,
         certificates: certificates.map(Arc::new),
         lends: false,
+        runs_short_calls: false,
         idle: IdlePolicy::choose(options.polling, options.spin, options.shards, usable_cpus()),
         arena: (options
             .arena
@@ -319,6 +323,7 @@ fn shared_parts(
         compute: Arc::new(
             ComputePool::start(options.compute_threads).map_err(EngineError::Options)?,
         ),
+        runs_short_calls: plan.runs_short_calls,
         counters: (0..options.shards)
             .map(|_| ShardCounters::default())
             .collect(),

@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 use grpcxx_transport::Time;
 
 use super::shard_loop::Clock;
+use super::stand_in::is_away;
 use super::timers::Timers;
 use crate::blame::survive;
 use crate::mesh::Doorbell;
@@ -72,8 +73,11 @@ impl Beside {
         Stay
     }
 
-    /// That of the calling thread, if it is the thread of a shard.
+    /// That of the calling thread, if it is the thread of a shard and not away from that.
     pub(crate) fn here() -> Option<Rc<Self>> {
+        if is_away() {
+            return None;
+        }
         HERE.with(|here| here.borrow().clone())
     }
 
@@ -110,6 +114,13 @@ impl Beside {
             return Vec::new();
         }
         self.spawned.take()
+    }
+
+    /// Whether there are neither futures nor values.
+    pub(super) fn is_empty(&self) -> bool {
+        !self.has_spawned.get()
+            && self.running.borrow().is_empty()
+            && self.values.borrow().is_empty()
     }
 
     /// Whether futures wait to be taken.

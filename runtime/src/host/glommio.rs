@@ -17,34 +17,35 @@ use super::lent::{self, Kept, Lend};
 use super::native;
 use super::readable::Readable;
 use super::shard_loop::{Clock, Dead, Panic, ShardLoop, sleep_limit};
+use super::stand_in::Ended;
 use super::tasks::{FirstTasks, Jobs, TaskQueue};
 use crate::blame::panic_text;
 use crate::idle::{Idle, IdleStep};
 
 /// Turns `shard` in the native loop until it is given futures, then beside them in a glommio
 /// executor. That is made at once, so that a system that has none is told of at the start.
-pub(super) fn run<L: ShardLoop + 'static>(
+pub(super) fn run<L: ShardLoop + Send + 'static>(
     shard: L,
     clock: Clock,
     idle: Idle,
     (jobs, lend): (Jobs, Option<Lend<L>>),
     started: impl FnOnce(),
-) -> Result<Result<(), Dead<L>>, HostError> {
+    ended: Ended,
+) -> Result<Result<(), Dead<Box<L>>>, HostError> {
     let executor = executor().map_err(HostError::Glommio)?;
     let Kept {
-        mut shard,
-        mut idle,
+        shard,
+        idle,
         mut first,
     } = match lent::turn(shard, clock, idle, jobs, (lend, started)) {
         Ok(kept) => kept,
+        Err(dead) => return Ok(Err(dead.boxed())),
+    };
+    let shard = match native::turn(Box::new(shard), clock, &idle, &mut first, ended) {
+        Ok(Some(shard)) if !shard.is_finished() => shard,
+        Ok(_) => return Ok(Ok(())),
         Err(dead) => return Ok(Err(dead)),
     };
-    if let Err(panic) = native::turn(&mut shard, clock, &mut idle, &mut first) {
-        return Ok(Err(Dead::of(shard, panic)));
-    }
-    if shard.is_finished() {
-        return Ok(Ok(()));
-    }
     let FirstTasks {
         queue: tasks,
         tasks: first_tasks,
@@ -76,7 +77,7 @@ pub(super) fn executor() -> Result<LocalExecutor, String> {
 
 /// A shard and what runs beside it.
 struct Turning<L> {
-    shard: L,
+    shard: Box<L>,
     clock: Clock,
     idle: Idle,
     tasks: TaskQueue,
@@ -89,7 +90,7 @@ impl<L: ShardLoop + 'static> Turning<L> {
     /// before it would run them: on a busy machine that may be the very first time. The timer of
     /// its own queue is so long that this never happens there, and the queue for futures, whose
     /// timer has to be short, is guarded from its first moment on.
-    async fn until_finished(mut self, first_tasks: Vec<LocalTask>) -> Result<(), Dead<L>> {
+    async fn until_finished(mut self, first_tasks: Vec<LocalTask>) -> Result<(), Dead<Box<L>>> {
         let latency = Latency::Matters(PREEMPTION_INTERVAL);
         let queue = glommio::executor().create_task_queue(Shares::default(), latency, "futures");
         let beside = async move {
@@ -134,19 +135,19 @@ impl<L: ShardLoop + 'static> Turning<L> {
                 }
                 IdleStep::Park => {
                     let timer = self.tasks.next_timeout();
-                    let limit = sleep_limit(&mut self.shard, timer, self.clock);
+                    let limit = sleep_limit(&mut *self.shard, timer, self.clock);
                     if limit.is_some_and(|limit| limit.is_zero()) {
                         glommio::executor().yield_now().await;
                         continue;
                     }
-                    park(&mut self.shard, &mut self.tasks, limit).await;
+                    park(&mut *self.shard, &mut self.tasks, limit).await;
                 }
             }
         }
         Ok(())
     }
 
-    fn died(self, panic: Panic) -> Dead<L> {
+    fn died(self, panic: Panic) -> Dead<Box<L>> {
         let Self { shard, .. } = self;
         Dead::of(shard, panic)
     }

@@ -1,6 +1,7 @@
 //! A shard as those see it that turn it, and the time of its turns.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use grpcxx_transport::Time;
 
 use super::error::HostError;
 use crate::blame::blamed;
+use crate::compute::ShortCall;
 
 /// A shard as its host sees it.
 pub trait ShardLoop {
@@ -51,6 +53,31 @@ pub trait ShardLoop {
     /// Whether something waits for the shard's own thread.
     fn wants_owner(&self) -> bool {
         false
+    }
+
+    /// Lets the thread of the shard run calls of short functions, or says that it does so no more.
+    fn let_run_short_calls(&mut self, may: bool) {
+        let _ = may;
+    }
+
+    /// Whether there are calls for the thread to run before the next turn.
+    fn has_short_calls(&self) -> bool {
+        false
+    }
+
+    /// Hands these calls over.
+    fn take_short_calls(&mut self, calls: &mut VecDeque<ShortCall>) {
+        let _ = calls;
+    }
+
+    /// Lets the compute pool run calls that were short.
+    fn run_elsewhere(&mut self, calls: &mut VecDeque<ShortCall>) {
+        let _ = calls;
+    }
+
+    /// Whether nothing relies on the shard's own thread.
+    fn may_leave_owner(&self) -> bool {
+        true
     }
 
     /// Whether the shard wants no further turn.
@@ -151,6 +178,15 @@ impl<L> Dead<L> {
             shard,
             panic,
             code: blamed(),
+        }
+    }
+
+    /// The same death, of the shard on the heap.
+    pub(super) fn boxed(self) -> Dead<Box<L>> {
+        Dead {
+            shard: Box::new(self.shard),
+            panic: self.panic,
+            code: self.code,
         }
     }
 

@@ -3,7 +3,7 @@
 #[cfg(loom)]
 pub(super) use loom::{
     sync::{
-        Mutex, MutexGuard,
+        Condvar, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicUsize, Ordering, fence},
     },
     thread::{Thread, current, park},
@@ -11,7 +11,7 @@ pub(super) use loom::{
 #[cfg(not(loom))]
 pub(super) use std::{
     sync::{
-        Mutex, MutexGuard,
+        Condvar, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicUsize, Ordering, fence},
     },
     thread::{Thread, current, park, park_timeout},

@@ -175,6 +175,10 @@ impl Executor for FirstTasks {
         self.queue.take_panic()
     }
 
+    fn is_empty(&self) -> bool {
+        self.tasks.is_empty() && self.queue.beside.is_empty()
+    }
+
     fn may_sleep(&mut self) -> bool {
         self.queue.may_sleep()
     }
@@ -248,6 +252,10 @@ impl Executor for NativeTasks {
 
     fn take_panic(&mut self) -> Option<Panic> {
         self.queue.take_panic()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.futures.is_empty() && self.queue.beside.is_empty()
     }
 
     fn may_sleep(&mut self) -> bool {

@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
+use super::stand_in::note_wait;
 use super::sync::{AtomicBool, Mutex, MutexGuard, Ordering, Thread, current, park, park_timeout};
 
 /// What wakes a thread that waits, wherever it does.
@@ -104,6 +105,7 @@ impl Waiter {
         if self.is_woken() {
             return;
         }
+        note_wait();
         match limit {
             Some(limit) => park_timeout(limit),
             None => park(),

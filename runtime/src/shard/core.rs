@@ -30,6 +30,7 @@ use crate::shard::outgoing::Outgoing;
 use crate::shard::pace::{Looks, Patience};
 use crate::shard::servers::Incoming;
 use crate::shard::shares::{Accounts, PeerShares};
+use crate::shard::short_calls::ShortCalls;
 use crate::shard::steps::Steps;
 use crate::shard::timers::{Subject, Timers};
 use crate::staging::StagedTotal;
@@ -55,6 +56,7 @@ pub(crate) struct Core<A> {
     pub(super) shares: PeerShares,
     pub(super) call_table: CallTable,
     pub(super) failures: Failures,
+    pub(super) short_calls: ShortCalls,
     /// How often tasks of the cluster had moved when connections last got rights for that.
     pub(super) moves_of_tasks: u64,
     pub(super) stop_at: Option<Time>,
@@ -77,6 +79,8 @@ pub(crate) struct SharedParts {
     pub(crate) service: Option<Arc<dyn Service>>,
     pub(crate) authority: Arc<Authority>,
     pub(crate) compute: Arc<dyn Compute>,
+    /// Whether threads of shards run functions that were short so far.
+    pub(crate) runs_short_calls: bool,
     pub(crate) counters: Arc<[ShardCounters]>,
     /// Open connections from peers, by shard.
     pub(crate) loads: Arc<[AtomicUsize]>,
@@ -132,6 +136,7 @@ impl<A> Core<A> {
             shares: parts.shares,
             call_table: CallTable::new(Arc::clone(&parts.shared.counted_peers)),
             failures: Failures::default(),
+            short_calls: ShortCalls::default(),
             moves_of_tasks: 0,
             stop_at: None,
             has_ended: false,
@@ -155,6 +160,11 @@ impl<A> Core<A> {
         self.is_borrowed = is_borrowed;
     }
 
+    /// Whether another thread than the shard's own turns it.
+    pub(super) fn is_borrowed(&self) -> bool {
+        self.is_borrowed
+    }
+
     /// Whether a command waits for the shard's own thread.
     pub(crate) fn wants_owner(&self) -> bool {
         self.mail.wants_owner()
@@ -168,6 +178,7 @@ impl<A> Core<A> {
     pub(crate) fn has_work(&self) -> bool {
         self.mail.has_work()
             || self.incoming.has_work()
+            || !self.short_calls.is_empty()
             || !self.outgoing.dirty.is_empty()
             || self.hears_of_death()
     }

@@ -1,3 +1,4 @@
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::task::Waker;
 use std::thread;
@@ -7,10 +8,12 @@ use grpcxx_transport::{Park, Time};
 
 use crate::client::Lender;
 use crate::command::Command;
+use crate::compute::ShortCall;
 use crate::host::{HostError, Lent, ShardLoop};
 use crate::limits::FLUSH_TIME;
 use crate::mesh::Sleeper;
 use crate::shard::Shard;
+use crate::shard::short_calls::run_elsewhere;
 
 /// A shard that can sleep: the wake-ups of its links and of its queues come together here.
 pub(crate) struct DrivenShard<T: Park> {
@@ -110,6 +113,26 @@ impl<T: Park> ShardLoop for DrivenShard<T> {
 
     fn wants_owner(&self) -> bool {
         self.shard.core().wants_owner()
+    }
+
+    fn let_run_short_calls(&mut self, may: bool) {
+        self.shard.core_mut().short_calls.let_run(may);
+    }
+
+    fn has_short_calls(&self) -> bool {
+        !self.shard.core().short_calls.is_empty()
+    }
+
+    fn take_short_calls(&mut self, calls: &mut VecDeque<ShortCall>) {
+        self.shard.core_mut().short_calls.take(calls);
+    }
+
+    fn run_elsewhere(&mut self, calls: &mut VecDeque<ShortCall>) {
+        run_elsewhere(&*self.shard.core().shared.compute, calls);
+    }
+
+    fn may_leave_owner(&self) -> bool {
+        !self.shard.core().mailboxes().are_bound()
     }
 
     fn is_finished(&self) -> bool {

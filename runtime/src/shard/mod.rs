@@ -26,6 +26,7 @@ mod peers;
 mod requests;
 mod servers;
 mod shares;
+mod short_calls;
 mod staged;
 mod steps;
 mod streams;

@@ -13,6 +13,7 @@ use grpcxx_transport::Time;
 use crate::blame::{Blame, THE_SERVICE};
 use crate::caller::Caller;
 use crate::command::{Command, GraphDone, Keys, Origin, SlotId};
+use crate::compute::{Pace, ShortCall, timed};
 use crate::function::{Function, Later, RequestWatch, Responder, Served, caught};
 use crate::latency::{CallKind, CallStart};
 use crate::limits;
@@ -296,16 +297,20 @@ impl<A> Core<A> {
                 span.note_end(&result);
                 self.answer_graph(origin, graph_done, result);
             }
-            Some(Entry::Pull(function) | Entry::Function(function)) => {
-                let function = function.clone();
+            Some(Entry::Pull(function)) => {
+                let function = (function.clone(), None);
+                self.start_function(origin, graph_done, function, call);
+            }
+            Some(Entry::Function(function, pace)) => {
+                let function = (function.clone(), Some(pace.clone()));
                 self.start_function(origin, graph_done, function, call);
             }
             Some(Entry::List(lister)) => {
                 let function = lister.for_peer(self.account_of(origin));
-                self.start_function(origin, graph_done, function, call);
+                self.start_function(origin, graph_done, (function, None), call);
             }
             Some(&Entry::Staging(act)) => match self.staging_function(origin, act) {
-                Ok(function) => self.start_function(origin, graph_done, function, call),
+                Ok(function) => self.start_function(origin, graph_done, (function, None), call),
                 Err(status) => self.answer_graph(origin, graph_done, Err(status)),
             },
             None => {
@@ -316,12 +321,12 @@ impl<A> Core<A> {
         }
     }
 
-    /// Lets a function run, on the pool if it may block.
+    /// Lets a function run: at once, unless it may block.
     fn start_function(
         &mut self,
         origin: Origin,
         graph_done: Option<GraphDone>,
-        function: Arc<dyn Function>,
+        (function, pace): (Arc<dyn Function>, Option<Arc<Pace>>),
         call: Box<GraphCall>,
     ) {
         call.expose();
@@ -340,10 +345,35 @@ impl<A> Core<A> {
         let start = move || span.in_scope(|| function.start(*call, responder));
         if may_block {
             let peer = self.account_of(origin);
-            self.shared.compute.spawn(peer, Box::new(start));
+            self.run_job(peer, pace, start);
         } else {
             start();
         }
+    }
+
+    /// Runs code of a function: on the thread of the shard if it was short so far, else on the
+    /// pool.
+    fn run_job(
+        &mut self,
+        peer: Account,
+        pace: Option<Arc<Pace>>,
+        job: impl FnOnce() + Send + 'static,
+    ) {
+        let job = match pace.filter(|_| self.shared.runs_short_calls) {
+            Some(pace) if pace.is_short() && self.may_run_short_calls() => {
+                self.counters().short_calls.add(1);
+                let job = Box::new(job);
+                return self.short_calls.push(ShortCall { peer, pace, job });
+            }
+            Some(pace) => timed(pace, job),
+            None => Box::new(job),
+        };
+        self.shared.compute.spawn(peer, job);
+    }
+
+    /// Whether nothing relies on the shard's own thread, which turns the shard.
+    fn may_run_short_calls(&self) -> bool {
+        self.short_calls.are_run() && !self.is_borrowed() && !self.mailboxes().are_bound()
     }
 
     fn serve_unary(&mut self, origin: Origin, caller: &Caller, mut boxed: Box<Envelope>) {

@@ -13,7 +13,7 @@ use crate::blame::panic_text;
 use crate::client::Mailboxes;
 use crate::command::Command;
 use crate::compute::Compute;
-use crate::host::{Beside, TaskSpawner};
+use crate::host::{Beside, TaskSpawner, is_away};
 use crate::local::{JoinHandle, report};
 
 /// The shards of an engine, to run code on them from any thread; cheap to clone.
@@ -54,6 +54,9 @@ impl Shards {
 
     /// The number of the shard whose thread this is, if it is one of these.
     pub fn current(&self) -> Option<usize> {
+        if is_away() {
+            return None;
+        }
         HERE.with(|here| {
             let here = here.borrow();
             let (shards, index) = here.as_ref()?;

@@ -1,77 +1,12 @@
 //! Models of a shard that changes hands: an owner, a thread that waits, and what wakes them.
 
-use std::os::fd::{AsFd, BorrowedFd};
-use std::task::Wake;
-
 use loom::sync::atomic::AtomicUsize;
 use loom::thread;
 
 use super::super::bed::Line;
-use super::super::error::HostError;
+use super::super::model::{PREEMPTIONS_MAX, Toy};
 use super::*;
 use crate::idle::IdlePolicy;
-
-/// A shard whose events come over a line, and which wakes a thread that waits with each.
-struct Toy {
-    line: Arc<Line>,
-    waiter: Arc<Mutex<Option<Arc<Waiter>>>>,
-    /// Events that are still to come.
-    left: usize,
-}
-
-struct Ring(Arc<Line>);
-
-impl Wake for Ring {
-    fn wake(self: Arc<Self>) {
-        self.0.change(|state| state.is_rung = true);
-    }
-}
-
-impl ShardLoop for Toy {
-    fn turn(&mut self, _: Time) -> usize {
-        let events = std::mem::take(&mut self.line.state().events);
-        self.left -= events;
-        if events > 0 {
-            let waiter = self.waiter.lock().unwrap().clone();
-            waiter.expect("it waits from the beginning").wake_by_ref();
-        }
-        events
-    }
-
-    fn next_timeout(&self) -> Option<Time> {
-        None
-    }
-
-    fn park(&mut self, _: Option<Duration>) {
-        self.line
-            .sleep(|state| std::mem::take(&mut state.is_rung) || state.events > 0);
-    }
-
-    fn park_fd(&mut self) -> Option<BorrowedFd<'_>> {
-        let mut state = self.line.state();
-        let has_work = std::mem::take(&mut state.is_rung) || state.events > 0;
-        drop(state);
-        (!has_work).then(|| ANY.as_fd())
-    }
-
-    fn patience(&mut self) -> Option<Duration> {
-        None
-    }
-
-    fn unpark(&mut self) {
-        self.line.state().is_rung = false;
-    }
-
-    fn waker(&self) -> Waker {
-        Waker::from(Arc::new(Ring(Arc::clone(&self.line))))
-    }
-
-    fn is_finished(&self) -> bool {
-        self.left == 0
-    }
-
-    fn die(self, _: &HostError) {}
-}
 
 /// What runs beside the shard on its owner's thread: jobs, each of which brings an event.
 struct Jobs {
@@ -94,6 +29,10 @@ impl Executor for Jobs {
 
     fn take_panic(&mut self) -> Option<Panic> {
         None
+    }
+
+    fn is_empty(&self) -> bool {
+        false
     }
 
     fn may_sleep(&mut self) -> bool {
@@ -158,10 +97,3 @@ fn loom_a_job_of_the_owner_does_not_wait_for_a_thread_that_waits() {
     check(true, 0);
     check(true, VAIN_WAKES_MAX);
 }
-
-/// Any descriptor: the model looks at none.
-static ANY: std::sync::LazyLock<std::fs::File> =
-    std::sync::LazyLock::new(|| std::fs::File::open("/dev/null").expect("it is there"));
-
-/// Switches of threads that the model forces where none is due; more take hours.
-const PREEMPTIONS_MAX: usize = 3;
