@@ -22,7 +22,7 @@ def by_ops(tf: Any, group: Group, begin_step: Callable[[], None], guarded: Calla
 
     def means(flats: list[Any]) -> list[Any]:
         graph = flats[0].graph
-        # The first step shares variables, and must have used them before. The graph keeps the last one, and goes with it.
+        # The first step shares variables, and must have used them before. The graph keeps its last beginning.
         with tf.control_dependencies([flats[0], *getattr(graph, "_grpcxx_last", [])]):
             begun = tf.numpy_function(begin, [], tf.int64, name="grpcxx_step_begin")
         graph._grpcxx_last = [begun]
