@@ -29,6 +29,7 @@ pub(crate) struct COptions {
     devices: Vec<Device>,
     service: Option<Arc<CService>>,
     more_metrics: Option<MoreMetrics>,
+    lends_shards: bool,
 }
 
 impl Default for COptions {
@@ -42,6 +43,7 @@ impl Default for COptions {
             devices: Vec::new(),
             service: None,
             more_metrics: None,
+            lends_shards: false,
         }
     }
 }
@@ -69,6 +71,7 @@ impl COptions {
     pub(crate) fn engine_options(&self, config: &Config) -> EngineOptions {
         let mut options = EngineOptions::from_config(config, self.task.clone(), self.num_tasks);
         options.listen = self.listen;
+        options.lends_shards = self.lends_shards;
         options.policy.tasks.clone_from(&self.hosts);
         options.devices.clone_from(&self.devices);
         options.service = self
@@ -137,6 +140,20 @@ pub(crate) unsafe extern "C" fn grpcxx_options_set_num_tasks(
                 return Err(invalid("num_tasks is 0; a cluster has at least one task"));
             }
             options.num_tasks = num_tasks;
+            Ok(())
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_options_set_lends_shards(
+    options: *mut COptions,
+    lends: bool,
+) -> *mut CStatus {
+    // SAFETY: the header says what the pointer is.
+    unsafe {
+        change(options, |options| {
+            options.lends_shards = lends;
             Ok(())
         })
     }

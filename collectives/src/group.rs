@@ -76,6 +76,11 @@ impl Group {
         self.member.size
     }
 
+    /// Why the group is over, if it is.
+    pub fn failure(&self) -> Option<Status> {
+        self.member.failure()
+    }
+
     /// This group, for operations that go beside those of other tags.
     #[must_use]
     pub fn with_tag(&self, tag: u16) -> Self {

@@ -114,6 +114,11 @@ impl Member {
         }
     }
 
+    /// Why the group is over, if it is.
+    pub(crate) fn failure(&self) -> Option<Status> {
+        self.state().over.clone()
+    }
+
     /// Puts an operation behind those of its tag.
     pub(crate) fn call(self: &Arc<Self>, tag: u16, mut machine: Machine, ending: Arc<Ending>) {
         if let Some(status) = self.client.inherited() {

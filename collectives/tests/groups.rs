@@ -224,9 +224,11 @@ fn operations_that_differ_are_named_on_all_ranks() {
         |group| {
             let rank = group.rank();
             let mine = Tensor::vector(vec![1f32; if rank == 2 { 5 } else { 4 }]);
+            assert_eq!(group.failure(), None);
             let first = group.all_reduce(mine, ReduceOp::Sum).wait().unwrap_err();
             let next = group.barrier().wait().unwrap_err();
             assert_eq!(first, next);
+            assert_eq!(group.failure(), Some(next));
             first
         },
     );

@@ -21,7 +21,7 @@ use crate::memory::{self, Place};
 use crate::pool::for_array;
 use crate::request::timeout_of;
 use crate::shard::may_wait;
-use crate::status::{checked, invalid, refused};
+use crate::status::{checked, error, invalid, refused};
 use crate::waits::{WAIT_SLICE, run_elsewhere};
 
 /// One rank of a group.
@@ -160,6 +160,12 @@ impl Group {
         results
             .map(|tensor| array_of(py, tensor, Access::Writable))
             .collect()
+    }
+
+    /// Raises why the group is over, if it is.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        let failure = self.open(py)?.failure();
+        failure.map_or(Ok(()), |status| Err(error(py, &status)))
     }
 
     /// A handle of the C interface, which the plugin of TensorFlow takes over.

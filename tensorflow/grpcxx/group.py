@@ -115,6 +115,10 @@ class Group:
         """Ends when all ranks have called it."""
         return self._run("barrier", _NOTHING, "sum", 0, tag, None, async_)
 
+    def check(self) -> None:
+        """Raises `grpcxx.Error` if the group is over: what its next operation would raise."""
+        self._native.check()
+
     def close(self) -> None:
         """Leaves the group, once the others have what this rank has sent, and stops its engine."""
         if self._engine.closed.is_set():

@@ -82,7 +82,7 @@ def _handle(group: Group, tag: int) -> tf.Tensor:
         if key is None:
             key = _keys[group] = _put(group)
         make = functools.partial(_generated()["GrpcxxGroup"], key=key)
-        if _is_for_session():
+        if not tf.executing_eagerly() and _is_for_session():
             return make()
         handles = _handles.setdefault(key, {})
         if tag not in handles:

@@ -107,6 +107,11 @@ def test_what_differs_is_named_on_all_ranks_and_ends_the_group():
         assert second[0] == "InvalidArgumentError" and "called all_reduce" in second[1]
 
 
+def test_a_rank_that_dies_is_named_by_an_op_that_waits_for_it():
+    error, _ = found(2, "dies")
+    assert error[0] == "AbortedError" and "rank 1 (127.0.0.1:" in error[1]
+
+
 @pytest.mark.skipif(not PAGE.is_file(), reason=f"{PAGE} is not here: not a checkout")
 def test_the_program_of_the_page_prints_what_it_says():
     programs = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)

@@ -128,7 +128,13 @@ def test_a_forked_child_takes_no_part():
 
 def test_operations_that_differ_are_named_on_all_ranks():
     def code(group):
-        return group.all_reduce(np.zeros(4 + group.rank, np.float32))
+        group.check()
+        with pytest.raises(grpcxx.Error) as raised:
+            group.all_reduce(np.zeros(4 + group.rank, np.float32))
+        with pytest.raises(grpcxx.Error) as checked:
+            group.check()
+        assert str(checked.value) == str(raised.value)
+        return raised.value
 
     for error in together(2, code):
         assert error.code == Code.INVALID_ARGUMENT

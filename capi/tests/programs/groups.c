@@ -43,7 +43,9 @@ static void together(uint32_t size, void (*code)(rank *self)) {
   rank ranks[RANKS];
   pthread_t threads[RANKS];
   for (uint32_t index = 0; index < size; index++) {
-    ranks[index] = (rank){.number = index, .size = size, .engine = engine_of(small_options("rank")), .code = code};
+    grpcxx_options *options = small_options("rank");
+    OK(grpcxx_options_set_lends_shards(options, index % 2 == 0));
+    ranks[index] = (rank){.number = index, .size = size, .engine = engine_of(options), .code = code};
     ranks[index].rendezvous = grpcxx_engine_star_address(ranks[0].engine);
   }
   cross();

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
-import itertools
 import threading
 import weakref
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from .. import _library
+from ._combine import ByFunctions, by_ops
 from ._script import State
 
 
@@ -159,8 +160,9 @@ class Reducer:
 
     def __init__(self, tf: Any, state: State, variables: Variables):
         self._tf, self._state, self._variables = tf, state, variables
-        self._tickets = itertools.count(1)
-        self._pending: dict[int, Any] = {}
+        # Other versions of TensorFlow than the plugin was built for have no ops.
+        way = by_ops if _library.plugin() is not None else ByFunctions
+        self._graph_means = way(tf, state.group, self._begin_step, self.guarded)
 
     def mean(self, sources: Any, gradients: Any) -> Any:
         """The gradients with those of variables combined, in the structure of `sources`."""
@@ -195,35 +197,18 @@ class Reducer:
         return [self._tf.convert_to_tensor(array) for array in reversed(found)]
 
     def _in_graph(self, gradients: list[Any]) -> list[Any]:
-        """Two ops for each bucket: one begins as soon as its gradients are there, one waits for the result.
-
-        Those that begin are chained, so that all ranks begin the same operations in the same order; so are those that
-        wait, so that at most one thread of TensorFlow is blocked.
-        """
+        """One operation for each bucket, which begins as soon as its gradients are there."""
         tf = self._tf
-        graph = gradients[0].graph
-        # The graph keeps them, and goes with them.
-        begun, ended = getattr(graph, "_grpcxx_last", ([], []))
-        tickets = []
         buckets = self._buckets(gradients)
+        flats = []
         for bucket in buckets:
             parts = [tf.reshape(gradients[at], [-1]) for at in bucket]
-            flat = tf.concat(parts, 0) if len(parts) > 1 else parts[0]
-            with tf.control_dependencies(begun):
-                ticket = tf.numpy_function(self._begin, [flat], tf.int64, name="grpcxx_all_reduce_begin")
-            tickets.append(ticket)
-            begun = [ticket]
+            flats.append(tf.concat(parts, 0) if len(parts) > 1 else parts[0])
         combined = list(gradients)
-        for bucket, ticket in zip(buckets, tickets):
-            dtype = gradients[bucket[0]].dtype
+        for bucket, flat in zip(buckets, self._graph_means(flats)):
             sizes = [gradients[at].shape.num_elements() for at in bucket]
-            with tf.control_dependencies(ended):
-                flat = tf.numpy_function(self._end, [ticket], dtype, name="grpcxx_all_reduce_end")
-            flat.set_shape([sum(sizes)])
-            ended = [flat]
             for at, part in zip(bucket, tf.split(flat, sizes) if len(sizes) > 1 else [flat]):
                 combined[at] = tf.reshape(part, gradients[at].shape)
-        graph._grpcxx_last = begun, ended
         return combined
 
     def _buckets(self, gradients: list[Any]) -> list[list[int]]:
@@ -245,18 +230,6 @@ class Reducer:
         self._state.combined += 1
         if not self._variables.is_shared:
             self.guarded(self._variables.share)
-
-    def _begin(self, flat: np.ndarray) -> np.int64:
-        self._begin_step()
-        future = self.guarded(lambda: self._state.group.all_reduce(flat, "mean", async_=True))
-        ticket = next(self._tickets)
-        # The array belongs to TensorFlow, and stays as it is as long as it is kept here.
-        self._pending[ticket] = future, flat
-        return np.int64(ticket)
-
-    def _end(self, ticket: np.int64) -> np.ndarray:
-        future, _flat = self._pending.pop(int(ticket))
-        return self.guarded(future.result)
 
     def guarded(self, code: Any) -> Any:
         """What the code returns. Its error is kept: TensorFlow makes others of what its ops raise."""

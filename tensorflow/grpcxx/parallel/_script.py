@@ -84,7 +84,7 @@ def run(place: Place, options: argparse.Namespace) -> int:
             raise
     except BaseException as error:
         # TensorFlow makes errors of its own of what its ops raise.
-        failure = error if isinstance(error, Error) else state.failure
+        failure = error if isinstance(error, Error) else state.failure or _why_over(state)
         if failure is None:
             raise
         traceback.print_exc()
@@ -99,6 +99,17 @@ def run(place: Place, options: argparse.Namespace) -> int:
             # Why is told already, or does not matter any more.
             pass
     return code
+
+
+def _why_over(state: State) -> BaseException | None:
+    """Why the group has failed, if it has."""
+    from .._status import Error
+
+    try:
+        state.group.check()
+    except Error as error:
+        return error
+    return None
 
 
 def _verdict(state: State, script: str) -> int:

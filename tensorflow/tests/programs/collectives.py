@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import sys
 import time
 
@@ -55,6 +56,10 @@ def in_session():
     with tf.Graph().as_default():
         found = each(mine())
         barrier = ops.barrier(group=GROUP)
+        error, text = refused(
+            lambda: tf.cond(tf.constant(True), lambda: ops.all_reduce(1.0, group=GROUP), lambda: 0.0)
+        )
+        assert error == "ValueError" and "graph for a session, which has no order" in text, text
         with tf.compat.v1.Session() as session:
             session.run(barrier)
             return {name: value.tolist() for name, value in session.run(found).items()}
@@ -215,9 +220,18 @@ def differs():
     return found
 
 
+def dies():
+    """Rank 1 ends without a word."""
+    ops.barrier(group=GROUP)
+    if RANK == 1:
+        print("null", flush=True)
+        os._exit(0)
+    return refused(lambda: tf.function(lambda: ops.all_reduce(tf.ones(3), group=GROUP))())
+
+
 def everything():
     cases = (eager, in_function, in_session, order, backward, beside, gradients, bits, keras, closed)
     return {case.__name__: case() for case in cases}
 
 
-print(json.dumps({"everything": everything, "differs": differs}[sys.argv[4]]()))
+print(json.dumps({"everything": everything, "differs": differs, "dies": dies}[sys.argv[4]]()))

@@ -1,0 +1,69 @@
+"""Gradients in graphs are combined by ops of the plugin, and by functions of Python where it is not there."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("tensorflow")
+pytestmark = pytest.mark.processes
+
+WAYS = ["ops", "functions"]
+
+
+def run(folder, *arguments):
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    return subprocess.run(
+        [sys.executable, "-m", "grpcxx.parallel", "-n", "2", str(script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_means_gradients(way, tmp_path):
+    finished = run(tmp_path, way, "same")
+    assert finished.returncode == 0, finished.stderr
+    found = json.loads(finished.stdout.splitlines()[-1])
+    means = [number + 0.5 for number in range(3)]
+    assert found["means"] == [[[mean] * 3, [[mean] * 2] * 2, [mean] * 3] for mean in means]
+    assert found["ops"] == (2 if way == "ops" else 0), "one for each type"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_names_gradients_that_differ(way, tmp_path):
+    finished = run(tmp_path, way, "differ")
+    assert finished.returncode == os.EX_UNAVAILABLE, finished.stderr
+    for text in ("rank 0 called all_reduce(float32 [3], mean)", "rank 1 called all_reduce(float32 [4], mean)"):
+        (line,) = {line for line in finished.stderr.splitlines() if line.startswith("grpcxx.parallel: rank 0: ")}
+        assert text in line
+
+
+SCRIPT = """
+import json, sys
+if sys.argv[1] == "functions":
+    import grpcxx._library
+    grpcxx._library.plugin = lambda: None
+import tensorflow as tf
+import grpcxx.parallel
+
+rank = grpcxx.parallel.rank()
+weights = [tf.Variable(tf.zeros(3)), tf.Variable(tf.zeros((2, 2))), tf.Variable(tf.zeros(3, tf.float64))]
+chosen = weights if sys.argv[2] == "same" else weights[rank : rank + 1]
+
+@tf.function
+def step(factor):
+    with tf.GradientTape() as tape:
+        loss = sum(tf.cast(tf.reduce_sum(weight * tf.cast(factor, weight.dtype)), tf.float32) for weight in weights)
+    return tape.gradient(loss, chosen)
+
+means = [[gradient.numpy().tolist() for gradient in step(tf.constant(float(rank + number)))] for number in range(3)]
+ops = step.get_concrete_function(tf.constant(0.0)).graph.get_operations()
+print(json.dumps({"means": means, "ops": sum(op.type == "GrpcxxAllReduce" for op in ops)}))
+"""
