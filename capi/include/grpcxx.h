@@ -653,7 +653,8 @@ typedef void (*grpcxx_store_fn)(void *user, const char *name, size_t name_size, 
 void grpcxx_store_list(grpcxx_engine *engine, grpcxx_store_fn entry, void *user);
 
 /* A function that peers call by name (StarRunGraph with this handle). Owns the responder: it answers at once or
- * later, from any thread. Runs on a thread of the compute pool: it may block, and several calls run at once.
+ * later, from any thread. Runs on a thread of the compute pool, or of a shard once it proved to take microseconds:
+ * it may block, and several calls run at once.
  * request is borrowed. */
 typedef void (*grpcxx_function_fn)(void *user, grpcxx_request *request, grpcxx_responder *responder);
 /* Registers a function; one of that name is replaced. free_user is called once with user when it will not be called

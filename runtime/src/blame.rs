@@ -31,11 +31,6 @@ impl Drop for Blame {
     }
 }
 
-/// Says whose code panicked on another thread, for this one to tell.
-pub(crate) fn blame(code: &'static str) {
-    BLAMED.set(Some(code));
-}
-
 /// The code that panicked on this thread since the last question.
 pub(crate) fn blamed() -> &'static str {
     BLAMED

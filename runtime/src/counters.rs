@@ -84,8 +84,11 @@ counters! {
     requests,
     /// Requests answered with an error.
     requests_failed,
-    /// Calls of functions that were to run on the thread of their shard, since those were short.
+    /// Calls of functions that were left to the thread of their shard, since those were short so
+    /// far.
     short_calls,
+    /// Threads of shards that were replaced, because a function held them up after all.
+    owners_replaced,
     /// Calls begun.
     calls,
     /// Calls that ended with an error.

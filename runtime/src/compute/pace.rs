@@ -11,7 +11,7 @@ pub(crate) struct Pace {
     short_calls: AtomicU32,
     /// How many of them make a short function.
     needed: AtomicU32,
-    /// It has waited for a call of its own, or for a lock of the engine.
+    /// It has waited for a call of its own.
     waits: AtomicBool,
 }
 
@@ -51,6 +51,11 @@ impl Pace {
             self.needed
                 .store((needed * 2).min(NEEDED_MAX), Ordering::Relaxed);
         }
+    }
+
+    /// A call takes long, and has not ended yet.
+    pub(crate) fn note_late(&self) {
+        self.note(LONG_MIN);
     }
 
     /// A call has waited for another one. The function is never short again.

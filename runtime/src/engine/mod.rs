@@ -34,7 +34,7 @@ use crate::command::Command;
 use crate::counters::Counters;
 use crate::exposition::Exposition;
 use crate::function::{AsyncFunction, Function, ShortFunction};
-use crate::host::{HostError, HostHandle, TaskSpawner};
+use crate::host::{HostError, HostHandle, TaskSpawner, wait};
 use crate::local::would_block;
 use crate::metrics::Metrics;
 use crate::placement::CpuClaims;
@@ -456,7 +456,7 @@ impl Engine {
         if self.shards.current().is_some() {
             return Err(would_block());
         }
-        futures_executor::block_on(Sharded::start(&self.shards, make))
+        wait(Sharded::start(&self.shards, make))
     }
 
     /// Stops: no new connections and calls, what is in flight gets `grace` to finish, then all

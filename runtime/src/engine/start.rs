@@ -37,7 +37,7 @@ use crate::placement::{
 use crate::policy::Authority;
 use crate::registry::Functions;
 use crate::shard::{Accounts, CoreParts, DrivenShard, PeerShares, Shard, SharedParts};
-use crate::sharded::Shards;
+use crate::sharded::{ShardThread, Shards};
 use crate::task::{Device, Task};
 use crate::tls::Certificates;
 
@@ -357,8 +357,8 @@ fn start_shard(
     let shared = shared.clone();
     let shards = shards.clone();
     let Ends { queues, jobs } = ends;
+    let presence = ShardThread::new(shards, index);
     let make = move || {
-        shards.enter(index);
         make_shard(
             index,
             queues,
@@ -368,7 +368,7 @@ fn start_shard(
             starting,
         )
     };
-    Ok(host::spawn_with(host_options, jobs, make, lend)?)
+    Ok(host::spawn_with(host_options, jobs, make, lend, presence)?)
 }
 
 /// Makes a shard on the thread that will turn it.

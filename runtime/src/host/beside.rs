@@ -11,7 +11,6 @@ use std::task::{Context, Poll};
 use grpcxx_transport::Time;
 
 use super::shard_loop::Clock;
-use super::stand_in::is_away;
 use super::timers::Timers;
 use crate::blame::survive;
 use crate::mesh::Doorbell;
@@ -61,10 +60,16 @@ impl Beside {
         beside
     }
 
-    /// Makes the calling thread no shard's any more, until [`Beside::stay`].
-    pub(super) fn leave() {
-        let here = HERE.with(RefCell::take);
-        drop(here);
+    /// Makes the calling thread no shard's any more, until [`Beside::stay`] or
+    /// [`Beside::restore`].
+    pub(super) fn leave() -> Option<Rc<Self>> {
+        HERE.with(RefCell::take)
+    }
+
+    /// Ends what [`Beside::leave`] began.
+    pub(super) fn restore(here: Option<Rc<Self>>) {
+        let before = HERE.with(|place| place.replace(here));
+        drop(before);
     }
 
     /// Makes the calling thread that of this shard, until the result is dropped.
@@ -73,11 +78,8 @@ impl Beside {
         Stay
     }
 
-    /// That of the calling thread, if it is the thread of a shard and not away from that.
+    /// That of the calling thread, if it is the thread of a shard.
     pub(crate) fn here() -> Option<Rc<Self>> {
-        if is_away() {
-            return None;
-        }
         HERE.with(|here| here.borrow().clone())
     }
 
@@ -192,7 +194,7 @@ impl Beside {
         survive("what was held", || drop(self.held.take()));
         let is_here = Self::here().is_some_and(|here| std::ptr::eq(&*here, self));
         if is_here {
-            Self::leave();
+            drop(Self::leave());
         }
     }
 
@@ -205,7 +207,7 @@ impl Beside {
 
 impl Drop for Stay {
     fn drop(&mut self) {
-        Beside::leave();
+        drop(Beside::leave());
     }
 }
 

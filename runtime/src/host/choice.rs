@@ -4,7 +4,7 @@ use std::io;
 use io_uring::{IoUring, Probe, opcode};
 use rustix::process::{Resource, getrlimit};
 
-use super::glommio;
+use super::executor::executor;
 
 /// The hosts there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +97,7 @@ fn glommio_obstacle() -> Option<String> {
     }
     let trial = std::thread::Builder::new()
         .name("grpcxx-trial".to_owned())
-        .spawn(|| glommio::executor().map(drop));
+        .spawn(|| executor().map(drop));
     match trial.map(std::thread::JoinHandle::join) {
         Ok(Ok(Ok(()))) => None,
         Ok(Ok(Err(error))) => Some(error),

@@ -1,50 +1,45 @@
 //! The host that runs futures in a glommio executor, once there are any.
 
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use glommio::timer::Timer;
-use glommio::{Latency, LocalExecutor, LocalExecutorBuilder, Placement, Shares};
+use glommio::{Latency, LocalExecutor, Shares};
 use grpcxx_transport::Time;
 
 use super::beside::LocalTask;
-use super::error::HostError;
-use super::lent::{self, Kept, Lend};
+use super::executor::executor;
+use super::life::{Owner, Turned};
 use super::native;
 use super::readable::Readable;
 use super::shard_loop::{Clock, Dead, Panic, ShardLoop, sleep_limit};
-use super::stand_in::Ended;
-use super::tasks::{FirstTasks, Jobs, TaskQueue};
-use crate::blame::panic_text;
+use super::tasks::{FirstTasks, TaskQueue};
 use crate::idle::{Idle, IdleStep};
 
 /// Turns `shard` in the native loop until it is given futures, then beside them in a glommio
-/// executor. That is made at once, so that a system that has none is told of at the start.
-pub(super) fn run<L: ShardLoop + Send + 'static>(
-    shard: L,
-    clock: Clock,
-    idle: Idle,
-    (jobs, lend): (Jobs, Option<Lend<L>>),
-    started: impl FnOnce(),
-    ended: Ended,
-) -> Result<Result<(), Dead<Box<L>>>, HostError> {
-    let executor = executor().map_err(HostError::Glommio)?;
-    let Kept {
-        shard,
-        idle,
-        mut first,
-    } = match lent::turn(shard, clock, idle, jobs, (lend, started)) {
-        Ok(kept) => kept,
-        Err(dead) => return Ok(Err(dead.boxed())),
+/// executor. The first owner makes that at once, so that a system that has none is told of at the
+/// start. Where a later one gets none, futures run in the native loop.
+pub(super) fn own<L: ShardLoop + Send + 'static>(
+    shard: Box<L>,
+    idle: &Idle,
+    mut first: FirstTasks,
+    owner: &Owner<L>,
+    made: Option<LocalExecutor>,
+) -> Result<Turned<L>, Dead<Box<L>>> {
+    let shard = match native::turn(shard, idle, &mut first, owner)? {
+        Turned::Here(shard) if !shard.is_finished() => shard,
+        turned => return Ok(turned),
     };
-    let shard = match native::turn(Box::new(shard), clock, &idle, &mut first, ended) {
-        Ok(Some(shard)) if !shard.is_finished() => shard,
-        Ok(_) => return Ok(Ok(())),
-        Err(dead) => return Ok(Err(dead)),
+    let executor = match made.map_or_else(executor, Ok) {
+        Ok(executor) => executor,
+        Err(error) => {
+            tracing::warn!(error, "futures of a shard run without glommio from here on");
+            return native::own(shard, idle, first, owner);
+        }
     };
     let FirstTasks {
         queue: tasks,
@@ -52,27 +47,11 @@ pub(super) fn run<L: ShardLoop + Send + 'static>(
     } = first;
     let turning = Turning {
         shard,
-        clock,
-        idle,
+        clock: owner.life.options.clock,
+        idle: idle.clone(),
         tasks,
     };
-    Ok(executor.run(turning.until_finished(first_tasks)))
-}
-
-/// An executor for the calling thread, which may be pinned already.
-pub(super) fn executor() -> Result<LocalExecutor, String> {
-    let make = || {
-        LocalExecutorBuilder::new(Placement::Unbound)
-            .io_memory(IO_MEMORY_BYTES)
-            .ring_depth(RING_DEPTH)
-            .preempt_timer(NO_PREEMPTION)
-            .make()
-    };
-    match catch_unwind(make) {
-        Ok(Ok(executor)) => Ok(executor),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(payload) => Err(panic_text(payload.as_ref()).to_owned()),
-    }
+    executor.run(turning.until_finished(first_tasks))
 }
 
 /// A shard and what runs beside it.
@@ -90,7 +69,10 @@ impl<L: ShardLoop + 'static> Turning<L> {
     /// before it would run them: on a busy machine that may be the very first time. The timer of
     /// its own queue is so long that this never happens there, and the queue for futures, whose
     /// timer has to be short, is guarded from its first moment on.
-    async fn until_finished(mut self, first_tasks: Vec<LocalTask>) -> Result<(), Dead<Box<L>>> {
+    async fn until_finished(
+        mut self,
+        first_tasks: Vec<LocalTask>,
+    ) -> Result<Turned<L>, Dead<Box<L>>> {
         let latency = Latency::Matters(PREEMPTION_INTERVAL);
         let queue = glommio::executor().create_task_queue(Shares::default(), latency, "futures");
         let beside = async move {
@@ -106,7 +88,7 @@ impl<L: ShardLoop + 'static> Turning<L> {
             match beside.await.unwrap_or_else(Err) {
                 Ok(()) => {
                     self.tasks.end();
-                    Ok(())
+                    Ok(Turned::Here(self.shard))
                 }
                 Err(panic) => Err(self.died(panic)),
             }
@@ -233,8 +215,6 @@ async fn first_of(ready: Readable, timer: Option<Timer>) {
 const REACTOR_PASS_INTERVAL: Duration = Duration::from_micros(500);
 /// A pause longer than it takes to begin it.
 const MOMENT: Duration = Duration::from_micros(1);
-/// Longer than anything runs on, and far from where a timer would overflow.
-const NO_PREEMPTION: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// How long users' tasks run on before glommio asks them to give way. It is longer than
 /// [`REACTOR_PASS_INTERVAL`] because each time it is over, a wake-up can be lost.
 const PREEMPTION_INTERVAL: Duration = Duration::from_millis(10);
@@ -254,7 +234,3 @@ const GUARD_INTERVALS: [Duration; 7] = [
 ];
 /// Turns without events between two chances for other tasks.
 const EMPTY_TURNS_PER_YIELD: u32 = 16;
-/// Memory for glommio's own direct input and output; the shard's does not come from here.
-const IO_MEMORY_BYTES: usize = 64 << 10;
-/// Entries of each of glommio's three rings.
-const RING_DEPTH: usize = 128;

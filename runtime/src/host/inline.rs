@@ -32,8 +32,8 @@ pub(crate) struct Inline<L: ShardLoop> {
 impl<L: ShardLoop> Inline<L> {
     /// Futures arrive through `jobs`.
     pub(crate) fn new(name: String, shard: L, clock: Clock, idle: Idle, jobs: Jobs) -> Self {
-        let tasks = NativeTasks::new(jobs, clock, shard.waker());
-        Beside::leave();
+        let mut tasks = NativeTasks::new(jobs, clock, shard.waker());
+        drop(Beside::leave());
         let signal = tasks.signal();
         Self {
             name,

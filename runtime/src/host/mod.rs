@@ -10,10 +10,13 @@ mod bed;
 mod beside;
 mod choice;
 mod error;
+mod executor;
 mod glommio;
 mod inline;
 mod lent;
+mod life;
 mod native;
+mod options;
 mod readable;
 mod shard_loop;
 mod stand_in;
@@ -22,52 +25,34 @@ mod tasks;
 mod timers;
 mod waiter;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::fmt;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::thread::{self, JoinHandle};
 
 pub(crate) use beside::Beside;
 pub use choice::{HostChoice, HostKind, HostSetting};
 pub use error::{HostError, ShardError};
 pub(crate) use inline::Inline;
 pub(crate) use lent::{Lend, Lent};
+pub(crate) use life::Presence;
+pub use options::HostOptions;
 pub use shard_loop::{Clock, ShardLoop};
 pub use tasks::TaskSpawner;
 pub(crate) use tasks::{Jobs, jobs};
 pub use waiter::block_on;
-pub(crate) use waiter::{Turnable, wait_for};
+pub(crate) use waiter::{Turnable, wait, wait_for};
 
-use self::error::panicked;
-use self::stand_in::Ended;
-pub(crate) use self::stand_in::is_away;
-use crate::blame::blamed;
+use self::life::{Ended, Left, Life, Outcome, Owner};
+use self::tasks::FirstTasks;
 pub use crate::compute::ShortCall;
-use crate::idle::{Idle, IdlePolicy};
+use crate::idle::Idle;
 use crate::placement::pin_current_thread;
 
-/// How a shard's thread is run.
-#[derive(Clone, Debug)]
-pub struct HostOptions {
-    /// Name of the thread; the system shows its first 15 bytes.
-    pub name: String,
-    /// Which host.
-    pub kind: HostKind,
-    /// CPU to pin the thread to.
-    pub cpu: Option<usize>,
-    /// What it does while there is nothing to do.
-    pub idle: IdlePolicy,
-    /// The engine's clock.
-    pub clock: Clock,
-}
-
-/// A running shard thread.
-#[derive(Debug)]
+/// A running shard.
 pub struct HostHandle {
-    name: String,
     started: Receiver<Result<(), HostError>>,
-    /// Hears of a shard that ends while its thread runs a function, which may take its time.
-    ended_alone: Receiver<()>,
-    thread: JoinHandle<Result<(), HostError>>,
+    ended: Receiver<Ended>,
+    life: Arc<Life>,
 }
 
 /// Starts a thread that makes a shard and turns it until it is finished. The spawner runs futures
@@ -82,84 +67,92 @@ where
     F: FnOnce() -> Result<L, ShardError> + Send + 'static,
 {
     let (spawner, jobs) = jobs();
-    Ok((spawn_with(options, jobs, make, None)?, spawner))
+    Ok((spawn_with(options, jobs, make, None, ())?, spawner))
 }
 
 /// Does what [`spawn`] does for a spawner that there is already. The shard is lent to threads that
-/// wait, which hear of it by `lend`.
+/// wait, which hear of it by `lend`. `presence` hears which thread is that of the shard.
 pub(crate) fn spawn_with<L, F>(
     options: HostOptions,
     jobs: Jobs,
     make: F,
     lend: Option<Lend<L>>,
+    presence: impl Presence + 'static,
 ) -> Result<HostHandle, HostError>
 where
     L: ShardLoop + Send + 'static,
     F: FnOnce() -> Result<L, ShardError> + Send + 'static,
 {
     let (starting, started) = sync_channel(1);
-    let (ending, ended_alone) = sync_channel(1);
-    let name = options.name.clone();
-    let thread = thread::Builder::new()
-        .name(name.clone())
-        .spawn(move || {
-            let name = options.name.clone();
-            let report = starting.clone();
-            let run = move || {
-                if let Some(cpu) = options.cpu {
-                    pin_current_thread(cpu)?;
-                }
-                let shard = make().map_err(|reason| HostError::Shard {
-                    name: options.name.clone(),
-                    reason,
-                })?;
-                let started = move || {
-                    let _nobody_waits = starting.try_send(Ok(()));
-                };
-                let ended: Ended = Box::new(move || {
-                    let _nobody_waits = ending.try_send(());
-                });
-                let idle = Idle::new(options.idle);
-                match options.kind {
-                    HostKind::Native => Ok(native::run(
-                        shard,
-                        options.clock,
-                        idle,
-                        jobs,
-                        (lend, started),
-                        ended,
-                    )),
-                    HostKind::Glommio => {
-                        glommio::run(shard, options.clock, idle, (jobs, lend), started, ended)
-                    }
-                }
-            };
-            let result = match catch_unwind(AssertUnwindSafe(run)) {
-                Ok(Ok(Ok(()))) => Ok(()),
-                Ok(Ok(Err(dead))) => {
-                    let error = panicked(name, dead.code, dead.panic.as_ref());
-                    dead.shard.die(&error);
-                    Err(error)
-                }
-                Ok(Err(error)) => Err(error),
-                Err(payload) => Err(panicked(name, blamed(), payload.as_ref())),
-            };
-            // Behind the death: whoever waits for one of the futures shall hear why it ended.
-            Beside::end_here();
-            if let Err(error) = &result {
-                let _nobody_waits = report.try_send(Err(error.clone()));
-            }
-            result
-        })
-        .map_err(|error| HostError::Thread {
-            name: name.clone(),
-            message: error.to_string(),
-        })?;
+    let (life, ended) = Life::new(options, presence);
+    let owner = Owner {
+        life: Arc::clone(&life),
+        go_on,
+    };
+    life.spawn(move || {
+        let report = starting.clone();
+        let started = move || {
+            let _nobody_waits = starting.try_send(Ok(()));
+        };
+        if let Some(error) = owner.life.own(|| begin(&owner, jobs, make, lend, started)) {
+            let _nobody_waits = report.try_send(Err(error));
+        }
+    })?;
     Ok(HostHandle {
-        name,
         started,
-        ended_alone,
-        thread,
+        ended,
+        life,
+    })
+}
+
+/// Makes a shard on the calling thread, and owns it.
+fn begin<L: ShardLoop + Send + 'static>(
+    owner: &Owner<L>,
+    jobs: Jobs,
+    make: impl FnOnce() -> Result<L, ShardError>,
+    lend: Option<Lend<L>>,
+    started: impl FnOnce(),
+) -> Outcome<L> {
+    let options = &owner.life.options;
+    if let Some(cpu) = options.cpu {
+        pin_current_thread(cpu)?;
+    }
+    owner.life.enter_shard();
+    let shard = make().map_err(|reason| HostError::Shard {
+        name: options.name.clone(),
+        reason,
+    })?;
+    let executor = match options.kind {
+        HostKind::Native => None,
+        HostKind::Glommio => Some(executor::executor().map_err(HostError::Glommio)?),
+    };
+    let idle = Idle::new(options.idle);
+    let kept = match lent::turn(shard, options.clock, idle, jobs, (lend, started)) {
+        Ok(kept) => kept,
+        Err(dead) => return Ok(Err(dead.boxed())),
+    };
+    let shard = Box::new(kept.shard);
+    Ok(match options.kind {
+        HostKind::Native => native::own(shard, &kept.idle, kept.first, owner),
+        HostKind::Glommio => glommio::own(shard, &kept.idle, kept.first, owner, executor),
+    })
+}
+
+/// Owns a shard in place of a thread that runs a function.
+fn go_on<L: ShardLoop + Send + 'static>(owner: &Owner<L>, left: Left<L>) -> Outcome<L> {
+    let Left { mut shard, jobs } = left;
+    let options = &owner.life.options;
+    owner.life.enter_shard();
+    if let Some(cpu) = options.cpu {
+        // The CPU was there for the first owner.
+        let _ = pin_current_thread(cpu);
+    }
+    shard.note_new_owner();
+    let first = FirstTasks::new(jobs, options.clock, shard.waker());
+    let idle = Idle::new(options.idle);
+    Ok(match options.kind {
+        HostKind::Native => native::own(shard, &idle, first, owner),
+        HostKind::Glommio => glommio::own(shard, &idle, first, owner, None),
     })
 }
 
@@ -172,22 +165,32 @@ impl HostHandle {
         self.started.recv().unwrap_or(Ok(()))
     }
 
-    /// Whether the thread has ended.
+    /// Whether the threads of the shard have ended.
     pub fn is_finished(&self) -> bool {
-        self.thread.is_finished()
+        self.life.is_over()
     }
 
-    /// Waits for the shard to end, and for its thread, unless that runs a function of the program.
+    /// Waits for the shard to end, and for its thread. A former thread may still run a function of
+    /// the program, and ends with that.
     ///
     /// # Errors
     /// Why it ended before its shard was finished.
     pub fn join(self) -> Result<(), HostError> {
-        if self.ended_alone.recv().is_ok() {
-            return Ok(());
+        match self.ended.recv() {
+            Ok((last_owner, result)) => {
+                self.life.join(last_owner);
+                result
+            }
+            Err(_) => unreachable!("each owner but those that are replaced tells its end"),
         }
-        self.thread
-            .join()
-            .unwrap_or_else(|payload| Err(panicked(self.name, blamed(), payload.as_ref())))
+    }
+}
+
+impl fmt::Debug for HostHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostHandle")
+            .field("name", &self.life.options.name)
+            .finish_non_exhaustive()
     }
 }
 

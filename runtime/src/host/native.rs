@@ -4,10 +4,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use grpcxx_transport::Time;
 
-use super::lent::{self, Lend};
-use super::shard_loop::{Clock, Dead, Panic, ShardLoop, TurnTime, sleep_limit};
-use super::stand_in::{Ended, Errands, StandIn};
-use super::tasks::{Jobs, NativeTasks};
+use super::life::{Left, Owner, Turned};
+use super::shard_loop::{Dead, Panic, ShardLoop, TurnTime, sleep_limit};
+use super::stand_in::{Errands, run_elsewhere};
+use super::tasks::{FirstTasks, Jobs, NativeTasks};
 use crate::idle::{Idle, IdleStep};
 
 /// Turns what runs beside a shard in its loop.
@@ -24,6 +24,9 @@ pub(super) trait Executor {
     /// Whether there is nothing that relies on the thread.
     fn is_empty(&self) -> bool;
 
+    /// Where futures arrive, which another owner of the shard takes over.
+    fn jobs(&mut self) -> &mut Option<Jobs>;
+
     /// Whether nothing is due; what comes up from now on ends the sleep of the thread.
     fn may_sleep(&mut self) -> bool;
 
@@ -34,56 +37,53 @@ pub(super) trait Executor {
     fn ends_loop(&self) -> bool;
 }
 
-/// Turns `shard` until it is finished, with futures beside it. `ended` hears if it ends while the
-/// thread runs a function.
-pub(super) fn run<L: ShardLoop + Send + 'static>(
-    shard: L,
-    clock: Clock,
-    idle: Idle,
-    jobs: Jobs,
-    (lend, started): (Option<Lend<L>>, impl FnOnce()),
-    ended: Ended,
-) -> Result<(), Dead<Box<L>>> {
-    let kept = lent::turn(shard, clock, idle, jobs, (lend, started)).map_err(Dead::boxed)?;
-    let mut tasks = NativeTasks::after(kept.first);
-    turn(Box::new(kept.shard), clock, &kept.idle, &mut tasks, ended)?;
+/// Turns `shard` until it is finished, with futures beside it.
+pub(super) fn own<L: ShardLoop + Send + 'static>(
+    shard: Box<L>,
+    idle: &Idle,
+    first: FirstTasks,
+    owner: &Owner<L>,
+) -> Result<Turned<L>, Dead<Box<L>>> {
+    let mut tasks = NativeTasks::after(first);
+    let turned = turn(shard, idle, &mut tasks, owner)?;
     tasks.end();
-    Ok(())
+    Ok(turned)
 }
 
-/// Turns `shard` until it is finished, or what runs beside it ends the loop. Then it comes back,
-/// unless it has ended while the thread was away from it.
+/// Turns `shard` until it is finished, or what runs beside it ends the loop.
 pub(super) fn turn<L: ShardLoop + Send + 'static>(
     shard: Box<L>,
-    clock: Clock,
     idle: &Idle,
     beside: &mut impl Executor,
-    ended: Ended,
-) -> Result<Option<Box<L>>, Dead<Box<L>>> {
-    let mut away = Errands::new(StandIn::new(shard.waker(), clock, idle.clone(), ended));
+    owner: &Owner<L>,
+) -> Result<Turned<L>, Dead<Box<L>>> {
     let mut idle = idle.clone();
     let mut place = Some(shard);
-    let turn = || turn_unguarded(&mut place, clock, &mut idle, beside, &mut away);
-    match catch_unwind(AssertUnwindSafe(turn)).unwrap_or_else(Err) {
-        Ok(()) => Ok(place),
-        Err(panic) => match place {
-            Some(shard) => Err(Dead::of(shard, panic)),
-            None => resume_unwind(panic),
-        },
+    let turn = || turn_unguarded(&mut place, &mut idle, beside, owner);
+    match (
+        catch_unwind(AssertUnwindSafe(turn)).unwrap_or_else(Err),
+        place,
+    ) {
+        (Ok(()), Some(shard)) => Ok(Turned::Here(shard)),
+        (Ok(()), None) => Ok(Turned::Replaced),
+        (Err(panic), Some(shard)) => Err(Dead::of(shard, panic)),
+        (Err(panic), None) => resume_unwind(panic),
     }
 }
 
+/// `place` is empty afterwards if another thread owns the shard.
 fn turn_unguarded<L: ShardLoop + Send + 'static>(
     place: &mut Option<Box<L>>,
-    clock: Clock,
     idle: &mut Idle,
     beside: &mut impl Executor,
-    errands: &mut Errands<L>,
+    owner: &Owner<L>,
 ) -> Result<(), Panic> {
+    let clock = owner.life.options.clock;
+    let mut errands = Errands::new();
+    let mut time = TurnTime::new(clock);
     if let Some(shard) = place {
         shard.let_run_short_calls(true);
     }
-    let mut time = TurnTime::new(clock);
     while let Some(shard) = place
         && !shard.is_finished()
         && !beside.ends_loop()
@@ -94,10 +94,10 @@ fn turn_unguarded<L: ShardLoop + Send + 'static>(
             return Err(panic);
         }
         if shard.has_short_calls() {
-            errands.run(place, beside.is_empty())?;
+            run_short_calls(place, beside, &mut errands, owner);
         }
         let Some(shard) = place else {
-            break;
+            return Ok(());
         };
         match idle.after_turn(now, events) {
             IdleStep::Turn if events > 0 => time.forget(),
@@ -117,4 +117,25 @@ fn turn_unguarded<L: ShardLoop + Send + 'static>(
         shard.let_run_short_calls(false);
     }
     Ok(())
+}
+
+/// Runs the short calls of the shard, on this thread if nothing beside the shard relies on it.
+fn run_short_calls<L: ShardLoop + Send + 'static>(
+    place: &mut Option<Box<L>>,
+    beside: &mut impl Executor,
+    errands: &mut Errands<L>,
+    owner: &Owner<L>,
+) {
+    let Some(mut shard) = place.take() else {
+        return;
+    };
+    if !beside.is_empty() {
+        run_elsewhere(&mut *shard);
+        *place = Some(shard);
+    } else if let Some(jobs) = beside.jobs().take()
+        && let Some(left) = errands.run(owner, Left { shard, jobs })
+    {
+        *place = Some(left.shard);
+        *beside.jobs() = Some(left.jobs);
+    }
 }

@@ -75,10 +75,8 @@ pub trait ShardLoop {
         let _ = calls;
     }
 
-    /// Whether nothing relies on the shard's own thread.
-    fn may_leave_owner(&self) -> bool {
-        true
-    }
+    /// Another thread owns the shard from now on.
+    fn note_new_owner(&mut self) {}
 
     /// Whether the shard wants no further turn.
     fn is_finished(&self) -> bool;

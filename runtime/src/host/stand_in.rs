@@ -2,108 +2,80 @@
 //!
 //! Between two turns the owner runs calls of functions that were short so far. Meanwhile it leaves
 //! the shard on a seat. If the owner is still away at the second look of the stand-in, or a
-//! function waits for a call of its own, the stand-in takes the shard and turns it until the owner
-//! is back. So such a function may take its time after all, or hold up a lock that somebody needs
-//! for whom the shard works: the shard goes on.
+//! function begins to wait, the stand-in takes the shard and is its owner from then on. The former
+//! one ends with its function. So such a function may take its time after all, or hold a lock that
+//! somebody needs for whom the shard works: the shard goes on.
 
 mod away;
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::task::{Wake, Waker};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use self::away::Away;
-pub(crate) use self::away::{is_away, note_wait};
-use super::shard_loop::{Clock, Dead, Panic, ShardLoop, TurnTime, sleep_limit};
-use super::sync::{
-    AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, Thread, fence, park,
-    park_timeout,
-};
-use crate::blame::blame;
-use crate::compute::{ShortCall, run};
-use crate::idle::{Idle, IdleStep};
+use grpcxx_memory::forks;
 
-/// Where the owner of a shard leaves it, and the thread that takes it from there.
+use self::away::Away;
+pub(crate) use self::away::note_wait;
+use super::life::{Left, Owner};
+use super::shard_loop::ShardLoop;
+use super::sync::{
+    AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, Thread, fence, park, park_timeout,
+};
+use crate::compute::{Pace, ShortCall, run};
+
+/// Where the owner of a shard leaves it, and who takes it from there.
 pub(super) struct StandIn<L> {
     seat: Mutex<Seat<L>>,
-    /// The stand-in has put the shard back, or let go of it.
-    is_back: Condvar,
     /// Odd while the owner is away.
     absences: AtomicUsize,
-    /// The owner has come back, and waits for its shard.
-    owner_waits: AtomicBool,
     /// A function waits for something that the shard may have to bring.
     is_needed: AtomicBool,
     /// The stand-in looks no more until it is woken.
     is_asleep: AtomicBool,
     has_ended: AtomicBool,
     thread: OnceLock<Thread>,
-    clock: Clock,
-    waker: Waker,
-    /// Hears that the shard has ended while its owner was away.
-    ended: Ended,
+    /// Of the process that made it; a child of it must not touch the shard.
+    generation: u32,
 }
-
-/// Hears that a shard has ended.
-pub(super) type Ended = Box<dyn Fn() + Send + Sync>;
 
 /// What the lock guards.
 struct Seat<L> {
-    /// None while somebody turns the shard, or once it has ended.
-    shard: Option<Box<L>>,
+    /// None unless the owner is away, and once the stand-in has taken it.
+    left: Option<Left<L>>,
     /// What the owner has still to run.
     calls: VecDeque<ShortCall>,
-    idle: Idle,
-    /// What the turns of the stand-in ended in.
-    death: Option<Dead<()>>,
-    /// The shard has ended, and the stand-in has let go of it.
-    is_over: bool,
+    /// Of the function that it runs.
+    pace: Option<Arc<Pace>>,
 }
 
-/// The owner's side, and the thread that stands in for it.
+/// The owner's side.
 pub(super) struct Errands<L> {
     stand_in: Arc<StandIn<L>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-/// What the owner finds when it comes back.
-pub(super) enum Found<L> {
-    Shard(Box<L>),
-    Dead(Dead<Box<L>>),
-    /// The shard has ended meanwhile.
-    Nothing,
+    has_thread: bool,
 }
 
 impl<L: ShardLoop + Send + 'static> StandIn<L> {
-    pub(super) fn new(waker: Waker, clock: Clock, idle: Idle, ended: Ended) -> Self {
+    fn new() -> Self {
         Self {
             seat: Mutex::new(Seat {
-                shard: None,
+                left: None,
                 calls: VecDeque::new(),
-                idle,
-                death: None,
-                is_over: false,
+                pace: None,
             }),
-            is_back: Condvar::new(),
             absences: AtomicUsize::new(0),
-            owner_waits: AtomicBool::new(false),
             is_needed: AtomicBool::new(false),
             is_asleep: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             thread: OnceLock::new(),
-            clock,
-            waker,
-            ended,
+            generation: forks::generation(),
         }
     }
 
     /// Leaves the shard, runs its short calls for a bounded time, and comes back for it. Calls that
-    /// are left by then go to the compute pool.
-    pub(super) fn run(self: &Arc<Self>, shard: Box<L>) -> Found<L> {
-        self.leave(shard);
+    /// are left by then go to the compute pool. None if the shard has another owner now.
+    fn run(self: &Arc<Self>, left: Left<L>) -> Option<Left<L>> {
+        self.leave(left);
         let begin = Instant::now();
         let mut spent = Duration::ZERO;
         let away = Away::begin(Waker::from(Arc::clone(self)));
@@ -122,10 +94,10 @@ impl<L: ShardLoop + Send + 'static> StandIn<L> {
         self.come_back()
     }
 
-    fn leave(&self, mut shard: Box<L>) {
+    fn leave(&self, mut left: Left<L>) {
         let mut seat = self.lock();
-        shard.take_short_calls(&mut seat.calls);
-        seat.shard = Some(shard);
+        left.shard.take_short_calls(&mut seat.calls);
+        seat.left = Some(left);
         drop(seat);
         self.absences.fetch_add(1, Ordering::SeqCst);
         // Either the stand-in sees that before it sleeps, or it is woken.
@@ -136,44 +108,52 @@ impl<L: ShardLoop + Send + 'static> StandIn<L> {
     }
 
     fn next_call(&self) -> Option<ShortCall> {
-        self.lock().calls.pop_front()
-    }
-
-    fn come_back(&self) -> Found<L> {
-        self.absences.fetch_add(1, Ordering::SeqCst);
         let mut seat = self.lock();
-        if seat.shard.is_none() && !seat.is_over {
-            self.owner_waits.store(true, Ordering::Release);
-            self.waker.wake_by_ref();
-            while seat.shard.is_none() && !seat.is_over {
-                seat = (self.is_back.wait(seat)).unwrap_or_else(PoisonError::into_inner);
-            }
-            self.owner_waits.store(false, Ordering::Relaxed);
-        }
-        let Some(mut shard) = seat.shard.take() else {
-            return Found::Nothing;
-        };
-        if let Some(death) = seat.death.take() {
-            return Found::Dead(death.of_shard(shard));
-        }
-        if !seat.calls.is_empty() {
-            shard.run_elsewhere(&mut seat.calls);
-        }
-        Found::Shard(shard)
+        let call = seat.calls.pop_front();
+        seat.pace = call.as_ref().map(|call| Arc::clone(&call.pace));
+        call
     }
 
-    /// Looks after the shard until its owner ends.
-    fn watch(&self) {
+    fn come_back(&self) -> Option<Left<L>> {
+        if self.generation != forks::generation() {
+            return None;
+        }
+        self.absences.fetch_add(1, Ordering::SeqCst);
+        self.take()
+    }
+
+    /// Takes the shard, if it is there, and gives its calls that are left to the pool.
+    fn take(&self) -> Option<Left<L>> {
+        let mut seat = self.lock();
+        let mut left = seat.left.take()?;
+        if !seat.calls.is_empty() {
+            left.shard.run_elsewhere(&mut seat.calls);
+        }
+        Some(left)
+    }
+
+    /// The function that has the owner takes long: its next calls shall not get the next owner.
+    fn note_late(&self) {
+        if let Some(pace) = &self.lock().pace {
+            pace.note_late();
+        }
+    }
+
+    /// Looks after the shard until it is taken from its owner, or that ends.
+    pub(super) fn watch(&self) -> Option<Left<L>> {
         let mut seen = 0;
         let mut quiet_looks = 0;
         while !self.has_ended.load(Ordering::Acquire) {
+            // The owner may say so again in between, and wakes this thread for that.
             let is_needed = self.is_needed.load(Ordering::Acquire);
             if is_needed {
                 self.is_needed.store(false, Ordering::Relaxed);
             }
             let absences = self.absences.load(Ordering::SeqCst);
-            if !absences.is_multiple_of(2) && (absences == seen || is_needed) {
-                self.take();
+            let is_late = !absences.is_multiple_of(2) && (absences == seen || is_needed);
+            if let Some(left) = is_late.then(|| self.take()).flatten() {
+                self.note_late();
+                return Some(left);
             }
             quiet_looks = match absences == seen {
                 true => quiet_looks + 1,
@@ -182,6 +162,7 @@ impl<L: ShardLoop + Send + 'static> StandIn<L> {
             seen = absences;
             self.rest(seen, quiet_looks >= QUIET_LOOKS_MAX);
         }
+        None
     }
 
     /// Sleeps until the next look; if all was quiet, until the owner goes away again.
@@ -200,60 +181,6 @@ impl<L: ShardLoop + Send + 'static> StandIn<L> {
             false => park_timeout(LOOK_INTERVAL),
         }
         self.is_asleep.store(false, Ordering::Relaxed);
-    }
-
-    /// Turns the shard in place of its owner, if that has left it.
-    fn take(&self) {
-        let mut seat = self.lock();
-        let Some(mut shard) = seat.shard.take() else {
-            return;
-        };
-        let mut calls = std::mem::take(&mut seat.calls);
-        let mut idle = seat.idle.clone();
-        drop(seat);
-        let turned = catch_unwind(AssertUnwindSafe(|| {
-            shard.set_borrowed(true);
-            shard.run_elsewhere(&mut calls);
-            self.turn(&mut shard, &mut idle);
-            shard.set_borrowed(false);
-        }));
-        let is_over = turned.is_ok() && shard.is_finished();
-        let shard = (!is_over).then_some(shard);
-        if is_over {
-            (self.ended)();
-        }
-        let mut seat = self.lock();
-        seat.is_over = is_over;
-        seat.shard = shard;
-        seat.death = turned.err().map(|panic| Dead::of((), panic));
-        drop(seat);
-        self.is_back.notify_one();
-    }
-
-    fn turn(&self, shard: &mut L, idle: &mut Idle) {
-        let mut time = TurnTime::new(self.clock);
-        while !self.owner_waits.load(Ordering::Acquire)
-            && !shard.is_finished()
-            && shard.may_leave_owner()
-        {
-            let now = time.next();
-            let events = shard.turn(now);
-            match idle.after_turn(now, events) {
-                IdleStep::Turn if events > 0 => time.forget(),
-                IdleStep::Turn => std::hint::spin_loop(),
-                IdleStep::Park => {
-                    time.forget();
-                    let limit = sleep_limit(shard, None, self.clock);
-                    if !limit.is_some_and(|limit| limit.is_zero()) {
-                        shard.park(limit);
-                    }
-                }
-            }
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Seat<L>> {
-        self.seat.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -274,63 +201,9 @@ impl<L> StandIn<L> {
             thread.unpark();
         }
     }
-}
 
-impl<L: ShardLoop + Send + 'static> Errands<L> {
-    pub(super) fn new(stand_in: StandIn<L>) -> Self {
-        Self {
-            stand_in: Arc::new(stand_in),
-            thread: None,
-        }
-    }
-
-    /// Runs the short calls of the shard in `place`, if that may be left meanwhile; else the
-    /// compute pool does. The place is empty if the shard has ended.
-    pub(super) fn run(&mut self, place: &mut Option<Box<L>>, may_leave: bool) -> Result<(), Panic> {
-        let Some(mut shard) = place.take() else {
-            return Ok(());
-        };
-        if !may_leave || !self.has_thread() {
-            let mut calls = VecDeque::new();
-            shard.take_short_calls(&mut calls);
-            shard.run_elsewhere(&mut calls);
-            *place = Some(shard);
-            return Ok(());
-        }
-        match self.stand_in.run(shard) {
-            Found::Shard(shard) => *place = Some(shard),
-            Found::Dead(dead) => {
-                *place = Some(dead.shard);
-                blame(dead.code);
-                return Err(dead.panic);
-            }
-            Found::Nothing => {}
-        }
-        Ok(())
-    }
-
-    /// Whether there is a thread that stands in, which begins with the first calls.
-    fn has_thread(&mut self) -> bool {
-        if self.thread.is_none() {
-            let stand_in = Arc::clone(&self.stand_in);
-            let thread = thread::Builder::new().name("grpcxx-stand-in".to_owned());
-            self.thread = thread.spawn(move || stand_in.watch()).ok();
-            #[cfg(not(loom))]
-            if let Some(thread) = &self.thread {
-                self.stand_in.set_thread(thread.thread().clone());
-            }
-        }
-        self.thread.is_some()
-    }
-}
-
-impl<L> Drop for Errands<L> {
-    fn drop(&mut self) {
-        self.stand_in.end();
-        if let Some(thread) = self.thread.take() {
-            // What it may have panicked with, it has told the log.
-            let _ = thread.join();
-        }
+    fn lock(&self) -> MutexGuard<'_, Seat<L>> {
+        self.seat.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -346,12 +219,67 @@ impl<L: ShardLoop + Send + 'static> Wake for StandIn<L> {
     }
 }
 
+impl<L: ShardLoop + Send + 'static> Errands<L> {
+    pub(super) fn new() -> Self {
+        Self {
+            stand_in: Arc::new(StandIn::new()),
+            has_thread: false,
+        }
+    }
+
+    /// Runs the short calls of the shard. None if the shard has another owner now.
+    pub(super) fn run(&mut self, owner: &Owner<L>, left: Left<L>) -> Option<Left<L>> {
+        if !self.has_thread(owner) {
+            let mut left = left;
+            run_elsewhere(&mut *left.shard);
+            return Some(left);
+        }
+        let beside = owner.life.leave_shard();
+        let back = self.stand_in.run(left);
+        match &back {
+            Some(_) => owner.life.return_to_shard(beside),
+            None => self.has_thread = false,
+        }
+        back
+    }
+
+    /// Whether there is a thread that stands in, which begins with the first calls.
+    fn has_thread(&mut self, owner: &Owner<L>) -> bool {
+        if !self.has_thread {
+            let stand_in = Arc::clone(&self.stand_in);
+            if let Ok(thread) = owner.spawn_stand_in(move || stand_in.watch()) {
+                #[cfg(not(loom))]
+                self.stand_in.set_thread(thread);
+                #[cfg(loom)]
+                drop(thread);
+                self.has_thread = true;
+            }
+        }
+        self.has_thread
+    }
+}
+
+impl<L> Drop for Errands<L> {
+    fn drop(&mut self) {
+        if self.has_thread {
+            self.stand_in.end();
+        }
+    }
+}
+
+/// Lets the compute pool run the short calls of a shard.
+pub(super) fn run_elsewhere<L: ShardLoop>(shard: &mut L) {
+    let mut calls = VecDeque::new();
+    shard.take_short_calls(&mut calls);
+    shard.run_elsewhere(&mut calls);
+}
+
 /// How long the owner runs functions before it turns the shard again. A model has no time.
 const AWAY_MAX: Duration = Duration::from_micros(if cfg!(loom) { u64::MAX } else { 20 });
 /// How often the stand-in looks whether the owner is still away.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 /// Looks in a row that find nothing new, after which the stand-in sleeps.
-const QUIET_LOOKS_MAX: u32 = 20;
+const QUIET_LOOKS_MAX: u32 = if cfg!(loom) { 1 } else { 20 };
 
 #[cfg(all(test, loom))]
 mod model;

@@ -3,7 +3,7 @@
 #[cfg(loom)]
 pub(super) use loom::{
     sync::{
-        Condvar, Mutex, MutexGuard,
+        Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicUsize, Ordering, fence},
     },
     thread::{Thread, current, park},
@@ -11,7 +11,7 @@ pub(super) use loom::{
 #[cfg(not(loom))]
 pub(super) use std::{
     sync::{
-        Condvar, Mutex, MutexGuard,
+        Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicUsize, Ordering, fence},
     },
     thread::{Thread, current, park, park_timeout},

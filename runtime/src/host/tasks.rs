@@ -36,8 +36,8 @@ pub(crate) struct Jobs {
 
 /// Futures that arrive at a shard's thread.
 pub(super) struct TaskQueue {
-    inbox: Inbox<Job>,
-    sleeper: Sleeper,
+    /// None while the thread is away from its shard.
+    jobs: Option<Jobs>,
     panic: Rc<Cell<Option<Panic>>>,
     waker: Waker,
     beside: Rc<Beside>,
@@ -95,15 +95,17 @@ impl fmt::Debug for TaskSpawner {
     }
 }
 
+/// A queue is used by the thread that has the shard.
+const IS_HERE: &str = "the thread has its shard";
+
 impl TaskQueue {
     /// For the calling thread, whose sleep `waker` ends.
     pub(super) fn new(jobs: Jobs, clock: Clock, waker: Waker) -> Self {
-        let Jobs { inbox, mut sleeper } = jobs;
-        sleeper.install(waker.clone());
-        let beside = Beside::enter(clock, sleeper.doorbell());
+        let mut jobs = jobs;
+        jobs.sleeper.install(waker.clone());
+        let beside = Beside::enter(clock, jobs.sleeper.doorbell());
         Self {
-            inbox,
-            sleeper,
+            jobs: Some(jobs),
             panic: Rc::default(),
             waker,
             beside,
@@ -115,7 +117,8 @@ impl TaskQueue {
     pub(super) fn turn(&mut self, now: Time, mut start: impl FnMut(LocalTask)) -> usize {
         let (panic, waker, beside) = (&self.panic, &self.waker, &self.beside);
         let mut start = |task| start(guarded(task, beside, panic.clone(), waker.clone()));
-        let arrived = self.inbox.drain(TASKS_PER_TURN_MAX, |job| {
+        let inbox = &mut self.jobs.as_mut().expect(IS_HERE).inbox;
+        let arrived = inbox.drain(TASKS_PER_TURN_MAX, |job| {
             let blame = Blame::on(A_FUTURE);
             let task = job();
             blame.lift();
@@ -142,12 +145,17 @@ impl TaskQueue {
     }
 
     pub(super) fn may_sleep(&mut self) -> bool {
-        self.sleeper
-            .may_sleep(|| !self.inbox.is_empty() || self.beside.has_spawned())
+        let beside = &self.beside;
+        let Jobs { inbox, sleeper } = self.jobs.as_mut().expect(IS_HERE);
+        sleeper.may_sleep(|| !inbox.is_empty() || beside.has_spawned())
     }
 
     pub(super) fn awake(&mut self) {
-        self.sleeper.awake();
+        self.sleeper().awake();
+    }
+
+    fn sleeper(&mut self) -> &mut Sleeper {
+        &mut self.jobs.as_mut().expect(IS_HERE).sleeper
     }
 }
 
@@ -179,6 +187,10 @@ impl Executor for FirstTasks {
         self.tasks.is_empty() && self.queue.beside.is_empty()
     }
 
+    fn jobs(&mut self) -> &mut Option<Jobs> {
+        &mut self.queue.jobs
+    }
+
     fn may_sleep(&mut self) -> bool {
         self.queue.may_sleep()
     }
@@ -200,7 +212,8 @@ impl NativeTasks {
 
     /// Goes on with the first futures.
     pub(super) fn after(FirstTasks { queue, tasks }: FirstTasks) -> Self {
-        let signal = Signal::new(queue.sleeper.doorbell());
+        let mut queue = queue;
+        let signal = Signal::new(queue.sleeper().doorbell());
         signal.set();
         Self {
             queue,
@@ -211,8 +224,8 @@ impl NativeTasks {
     }
 
     /// Another signal that ends the sleep of the thread.
-    pub(super) fn signal(&self) -> Arc<Signal> {
-        Signal::new(self.queue.sleeper.doorbell())
+    pub(super) fn signal(&mut self) -> Arc<Signal> {
+        Signal::new(self.queue.sleeper().doorbell())
     }
 
     pub(super) fn beside(&self) -> Rc<Beside> {
@@ -258,14 +271,14 @@ impl Executor for NativeTasks {
         self.futures.is_empty() && self.queue.beside.is_empty()
     }
 
+    fn jobs(&mut self) -> &mut Option<Jobs> {
+        &mut self.queue.jobs
+    }
+
     fn may_sleep(&mut self) -> bool {
         let signal = &self.signal;
-        let TaskQueue {
-            inbox,
-            beside,
-            sleeper,
-            ..
-        } = &mut self.queue;
+        let beside = &self.queue.beside;
+        let Jobs { inbox, sleeper } = self.queue.jobs.as_mut().expect(IS_HERE);
         sleeper.may_sleep(|| !inbox.is_empty() || beside.has_spawned() || signal.is_set())
     }
 

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use futures_channel::oneshot;
@@ -16,6 +17,7 @@ use grpcxx_transport::Time;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::*;
+use crate::idle::IdlePolicy;
 use crate::mesh::{Inbox, InboxSender, Sleeper, doorbell, inbox};
 
 /// A shard whose work is numbers in an inbox and whose bed is an eventfd.
@@ -159,7 +161,7 @@ impl Running {
             })
         };
         let (spawner, jobs) = jobs();
-        let handle = spawn_with(options(kind, idle), jobs, make, lend).unwrap();
+        let handle = spawn_with(options(kind, idle), jobs, make, lend, ()).unwrap();
         handle.wait_started().unwrap();
         Self {
             handle,

@@ -38,6 +38,14 @@ pub fn block_on<F: Future>(future: F, limit: Option<Duration>) -> Option<F::Outp
     wait_for(None, future, limit)
 }
 
+/// Blocks the calling thread until a future is ready, which some shard brings.
+pub(crate) fn wait<F: Future>(future: F) -> F::Output {
+    match wait_for(None, future, None) {
+        Some(output) => output,
+        None => unreachable!("it waits without a limit"),
+    }
+}
+
 /// Blocks the calling thread until a future is ready or the time is over. The thread turns the
 /// shard meanwhile, if there is one and nobody else does.
 pub(crate) fn wait_for<F: Future>(

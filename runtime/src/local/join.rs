@@ -8,7 +8,7 @@ use futures_util::future::{AbortHandle, AbortRegistration, Abortable};
 use grpcxx_rpc::{Code, Reason, Status};
 
 use crate::fate::stopped;
-use crate::host::Beside;
+use crate::host::{Beside, wait};
 use crate::sharded::Shards;
 
 /// The result to come of code that runs on a shard or on the compute pool.
@@ -60,7 +60,7 @@ impl<T> JoinHandle<T> {
         if Beside::here().is_some() {
             return Err(would_block());
         }
-        futures_executor::block_on(self)
+        wait(self)
     }
 }
 

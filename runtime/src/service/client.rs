@@ -16,6 +16,7 @@ use super::exchange::{Request, Response};
 use super::interceptor::Interceptor;
 use super::stream::{ClientStreamCall, StreamCall, StreamStart};
 use crate::call::Call;
+use crate::host::wait;
 use crate::remote::Remote;
 use crate::trace;
 
@@ -137,7 +138,7 @@ impl<R: Message + Default> UnaryCall<R> {
     /// # Errors
     /// The status with which the call failed.
     pub fn wait(self) -> Result<Response<R>, Status> {
-        futures_executor::block_on(self)
+        wait(self)
     }
 }
 

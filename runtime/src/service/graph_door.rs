@@ -10,6 +10,7 @@ use grpcxx_rpc::{
 use super::method::{Begun, Registered};
 use crate::caller::Caller;
 use crate::function::{Function, Responder};
+use crate::host::wait;
 
 /// A method as a function that takes its message as a vector of bytes, and answers with one.
 pub(crate) struct GraphDoor(pub(crate) Arc<Registered>);
@@ -18,8 +19,8 @@ impl Function for GraphDoor {
     fn call(&self, call: GraphCall) -> Result<NamedTensors, Status> {
         let answer = match self.0.begin(self.envelope(call)?, &Caller::OWN, 0) {
             Begun::Ended(answer) => answer,
-            Begun::Waits(answer) => futures_executor::block_on(answer),
-            Begun::ForPool(answer) => futures_executor::block_on(answer),
+            Begun::Waits(answer) => wait(answer),
+            Begun::ForPool(answer) => wait(answer),
         };
         answer.map(|envelope| fetched(&envelope))
     }
@@ -41,7 +42,7 @@ impl Function for GraphDoor {
                 let _cannot_be_withdrawn = self.0.run(shard, waits, done);
             }
             // It is on a thread of the pool already, and waits for nothing that a client sends.
-            Begun::ForPool(runs) => answer(responder, futures_executor::block_on(runs)),
+            Begun::ForPool(runs) => answer(responder, wait(runs)),
         }
     }
 

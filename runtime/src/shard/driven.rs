@@ -131,8 +131,8 @@ impl<T: Park> ShardLoop for DrivenShard<T> {
         run_elsewhere(&*self.shard.core().shared.compute, calls);
     }
 
-    fn may_leave_owner(&self) -> bool {
-        !self.shard.core().mailboxes().are_bound()
+    fn note_new_owner(&mut self) {
+        self.shard.core().counters().owners_replaced.add(1);
     }
 
     fn is_finished(&self) -> bool {

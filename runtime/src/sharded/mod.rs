@@ -1,6 +1,7 @@
 //! One value a shard: made on the thread of its shard, used there without locks, ended with it.
 
 mod shards;
+mod thread;
 
 use std::fmt;
 use std::future::Future;
@@ -12,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use grpcxx_rpc::{Code, Status};
 
 pub use self::shards::Shards;
+pub(crate) use self::thread::ShardThread;
 use crate::host::Beside;
 use crate::local::JoinHandle;
 

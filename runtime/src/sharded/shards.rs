@@ -13,7 +13,7 @@ use crate::blame::panic_text;
 use crate::client::Mailboxes;
 use crate::command::Command;
 use crate::compute::Compute;
-use crate::host::{Beside, TaskSpawner, is_away};
+use crate::host::{Beside, TaskSpawner};
 use crate::local::{JoinHandle, report};
 
 /// The shards of an engine, to run code on them from any thread; cheap to clone.
@@ -54,9 +54,6 @@ impl Shards {
 
     /// The number of the shard whose thread this is, if it is one of these.
     pub fn current(&self) -> Option<usize> {
-        if is_away() {
-            return None;
-        }
         HERE.with(|here| {
             let here = here.borrow();
             let (shards, index) = here.as_ref()?;
@@ -149,7 +146,13 @@ impl Shards {
         HERE.with(|here| here.replace(Some((self.clone(), index))));
     }
 
-    /// Says the same until the result is dropped.
+    /// Says that the calling thread is that of no shard.
+    pub(crate) fn leave() {
+        let here = HERE.with(RefCell::take);
+        drop(here);
+    }
+
+    /// Says that it is that of shard `index` until the result is dropped.
     pub(crate) fn stay(&self, index: usize) -> Stay {
         self.enter(index);
         Stay
@@ -229,8 +232,7 @@ pub(crate) struct Stay;
 
 impl Drop for Stay {
     fn drop(&mut self) {
-        let here = HERE.with(RefCell::take);
-        drop(here);
+        Shards::leave();
     }
 }
 

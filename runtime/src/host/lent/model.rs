@@ -35,6 +35,10 @@ impl Executor for Jobs {
         false
     }
 
+    fn jobs(&mut self) -> &mut Option<super::super::tasks::Jobs> {
+        unreachable!("it is never away")
+    }
+
     fn may_sleep(&mut self) -> bool {
         self.waiting.load(loom::sync::atomic::Ordering::SeqCst) == 0
     }

@@ -20,6 +20,7 @@ use super::pipe::{PipeSender, pipe};
 use super::receiving::{Raw, RawStreaming, Streaming};
 use super::sending::{Batch, send_all, send_with};
 use crate::call::Call;
+use crate::host::wait;
 use crate::local;
 use crate::remote::Remote;
 use crate::service::codec;
@@ -163,7 +164,7 @@ impl<R: Message + Default> StreamCall<R> {
     /// # Errors
     /// The status with which the call failed.
     pub fn wait(self) -> Result<Response<Streaming<R>>, Status> {
-        futures_executor::block_on(self)
+        wait(self)
     }
 }
 
@@ -197,7 +198,7 @@ impl<R: Message + Default + Unpin> ClientStreamCall<R> {
     /// # Errors
     /// The status with which the call failed.
     pub fn wait(self) -> Result<Response<R>, Status> {
-        futures_executor::block_on(self)
+        wait(self)
     }
 }
 

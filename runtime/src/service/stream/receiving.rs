@@ -13,6 +13,7 @@ use prost::Message;
 
 use super::pipe::{Chunk, Ending, PipeReceiver};
 use crate::call::Call;
+use crate::host::wait;
 use crate::service::codec;
 
 /// Messages that come one after the other: a stream in the sense of `futures`, with
@@ -83,7 +84,7 @@ impl<M: Message + Default> Streaming<M> {
     /// # Errors
     /// As of [`message`](Self::message).
     pub fn wait_message(&mut self) -> Result<Option<M>, Status> {
-        futures_executor::block_on(self.message())
+        wait(self.message())
     }
 
     fn poll_message(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<M>, Status>> {
