@@ -10,6 +10,7 @@ mod authority;
 mod bad_input;
 mod bench;
 mod cluster;
+mod descriptors;
 mod launch;
 mod launch_told;
 mod leaving;

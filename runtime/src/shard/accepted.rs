@@ -14,6 +14,7 @@ use crate::registry::right_of_function;
 use crate::shard::core::Core;
 use crate::shard::links::Owner;
 use crate::shard::servers::ServerLink;
+use crate::shard::shares::{PeerShares, Waits};
 
 impl<A> Core<A> {
     pub(super) fn accepted(&mut self, peer: SocketAddr, accepted: A) {
@@ -48,19 +49,14 @@ impl<A> Core<A> {
             return self.leave_load();
         }
         let account = Account::of(peer.ip());
-        let waits = self.shared.accounts.join(account, &self.shares);
-        let waits = waits.or_else(|| {
-            self.close_silent(account, transport)
-                .then(|| self.shared.accounts.join(account, &self.shares))?
-        });
-        let Some(waits) = waits else {
-            self.counters().connections_refused.add(1);
-            tracing::warn!(
-                %peer,
-                most = self.shares.connections,
-                "closing a connection: its peer has as many as are allowed"
-            );
-            return self.leave_load();
+        let waits = self.join(account, transport);
+        let waits = match waits {
+            Ok(waits) => waits,
+            Err(why) => {
+                self.counters().connections_refused.add(1);
+                tracing::warn!(%peer, "closing a connection: {why}");
+                return self.leave_load();
+            }
         };
         let mut connection = ServerConnection::new(self.limits, self.announce);
         connection.land_in(self.index);
@@ -112,19 +108,50 @@ impl<A> Core<A> {
         }
     }
 
-    /// Closes the connection of a peer that has been silent for longest since it began, so that
-    /// connections which ask for nothing keep no others of their address out. Returns whether
-    /// there was one on this shard.
+    /// Counts a connection, for which one that has asked for nothing may have to give way.
+    fn join<T: Transport<Accepted = A>>(
+        &mut self,
+        account: Account,
+        transport: &mut T,
+    ) -> Result<Waits, String> {
+        let PeerShares {
+            connections,
+            all_connections,
+            ..
+        } = self.shares;
+        let loads = self.shared.loads.iter();
+        let open: usize = loads.map(|load| load.load(Ordering::Relaxed)).sum();
+        if open > all_connections && !self.close_silent(None, transport) {
+            return Err(format!(
+                "all peers together have {}, allowed are {all_connections}; raise the limit of \
+                 open files (`ulimit -n`)",
+                open - 1
+            ));
+        }
+        if let Some(waits) = self.shared.accounts.join(account, &self.shares) {
+            return Ok(waits);
+        }
+        let gave_way = self.close_silent(Some(account), transport);
+        let waits = gave_way.then(|| self.shared.accounts.join(account, &self.shares));
+        waits.flatten().ok_or_else(|| {
+            format!("its peer has as many as are allowed, {connections}, and uses all of them")
+        })
+    }
+
+    /// Closes the connection of a peer, or of any, that has been silent for longest since it began,
+    /// so that connections which ask for nothing keep no others out. Returns whether there was one
+    /// on this shard.
     #[cold]
     fn close_silent<T: Transport<Accepted = A>>(
         &mut self,
-        account: Account,
+        account: Option<Account>,
         transport: &mut T,
     ) -> bool {
         let servers = self.incoming.servers.values_mut();
         let silent = servers.filter(|server| {
             let is_silent = server.connection.frames() == 0;
-            is_silent && server.waits.account == account && !server.waits.has_given_way()
+            let may_give_way = account.is_none_or(|account| server.waits.account == account);
+            is_silent && may_give_way && !server.waits.has_given_way()
         });
         let Some(server) = silent.min_by_key(|server| server.since) else {
             return false;

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::mapped;
 use crate::memory::Memory;
 use crate::message::{Message, Token};
-use crate::options::{RING_BYTES_MAX, RING_BYTES_MIN};
+use crate::options::{RING_BYTES_MAX, RING_BYTES_MIN, ShmOptions};
 use crate::poller::{Poller, Subject};
 use crate::segment::{Segment, len_bytes};
 use crate::socket;
@@ -21,6 +21,7 @@ pub(crate) struct RendezvousSocket {
     listener: OwnFd,
     /// Connections that have not said what they want.
     silent: Vec<(Time, OwnFd)>,
+    silent_max: usize,
     mapped_bytes_max: u64,
 }
 
@@ -36,7 +37,7 @@ impl RendezvousSocket {
     pub(crate) fn open(
         name: Vec<u8>,
         poller: &Poller,
-        mapped_bytes_max: u64,
+        options: &ShmOptions,
     ) -> rustix::io::Result<Self> {
         let listener = socket::listen(&name)?;
         poller.watch(&listener, Subject::Other)?;
@@ -44,7 +45,8 @@ impl RendezvousSocket {
             name,
             listener,
             silent: Vec::new(),
-            mapped_bytes_max,
+            silent_max: options.silent_max.max(1),
+            mapped_bytes_max: options.mapped_bytes_max,
         })
     }
 
@@ -64,7 +66,7 @@ impl RendezvousSocket {
         for _ in 0..ACCEPTS_MAX {
             match socket::accept(&self.listener) {
                 Ok(socket) => {
-                    if self.silent.len() >= SILENT_MAX {
+                    if self.silent.len() >= self.silent_max {
                         self.silent.remove(0);
                         *refused += 1;
                     }
@@ -166,6 +168,3 @@ pub(crate) fn enter(
 
 /// Connections that are accepted at once.
 const ACCEPTS_MAX: usize = 64;
-
-/// Connections that have said nothing; the oldest goes when another comes.
-const SILENT_MAX: usize = 64;

@@ -22,6 +22,8 @@ use crate::function::RequestWatch;
 pub struct PeerShares {
     /// Most connections of one peer.
     pub connections: usize,
+    /// Most connections of all peers together, on all shards.
+    pub all_connections: usize,
     /// Most steps in which requests of one connection wait.
     pub connection_steps: usize,
     /// Most steps in which requests of one peer wait, each connection by itself. One connection has
@@ -64,6 +66,7 @@ impl PeerShares {
         let half = |limit: usize| (limit / 2).max(1);
         Self {
             connections: half(connections),
+            all_connections: usize::MAX,
             connection_steps: half(half(limits.steps)),
             steps: half(limits.steps),
             waiting: half(limits.waiters),
