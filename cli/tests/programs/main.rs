@@ -22,6 +22,7 @@ mod policy;
 #[path = "../../../runtime/tests/support/ports.rs"]
 mod ports;
 mod pushes;
+mod quota;
 mod supervised;
 mod tool;
 mod types;
