@@ -11,7 +11,10 @@ use grpcxx_rpc::Code;
 use grpcxx_runtime::{Engine, STORE_PUSH};
 use stranger::{Hostile, STRANGER};
 
-const ARENA_BYTES: u64 = 64 * MIB;
+const ARENA_BYTES: u64 = 256 * MIB;
+
+/// Connections of the greedy peer.
+const GREEDY: u64 = 40;
 
 /// A push of 12 MiB in one tensor.
 fn one_tensor() -> Vec<u8> {
@@ -58,17 +61,32 @@ fn a_peer_that_begins_frames_of_many_tensors_leaves_others_their_part() {
     leaves_others_their_part(&many_tensors());
 }
 
+#[test]
+fn connections_of_one_address_may_use_what_is_free() {
+    let server = Engine::start(options("ps", ARENA_BYTES)).unwrap();
+    let mut waiting = dial(&server);
+    let rest = vec![7; MIB as usize];
+    waiting.write_all(&push(100 * MIB)).unwrap();
+    waiting.write_all(&vec![7; 99 * MIB as usize]).unwrap();
+    settle(&server, 1);
+    for len in [2 * MIB, 64 * MIB] {
+        assert_eq!(push_whole(&mut dial(&server), len), 0, "{len} bytes");
+    }
+    waiting.write_all(&rest).unwrap();
+    assert_eq!(read_answer(&mut waiting).0, 0);
+}
+
 /// A peer sends two thirds of this push on each of many connections.
 fn leaves_others_their_part(greedy_push: &[u8]) {
     let (first, rest) = greedy_push.split_at(greedy_push.len() * 2 / 3);
     let server = Engine::start(options("ps", ARENA_BYTES)).unwrap();
-    let mut greedy: Vec<TcpStream> = (0..20).map(|_| dial(&server)).collect();
+    let mut greedy: Vec<TcpStream> = (0..GREEDY).map(|_| dial(&server)).collect();
     for stream in &mut greedy {
         stream.write_all(first).unwrap();
     }
-    settle(&server, 20);
+    settle(&server, GREEDY);
     let mut other = Hostile::at(STRANGER, &server).stream;
-    assert_eq!(push_whole(&mut other, 16 * MIB), 0);
+    assert_eq!(push_whole(&mut other, 8 * MIB), 0);
     assert_eq!(push_whole(&mut dial(&server), MIB / 4), 0);
     // Frames that were refused end as if they had been taken.
     let statuses: Vec<i32> = (greedy.iter_mut())
