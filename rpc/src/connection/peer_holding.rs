@@ -21,9 +21,14 @@ pub struct PeerHolding {
     key_bytes: AtomicU64,
     key_bytes_max: u64,
     /// Memory of frames that are not complete, by the arena that they land in.
-    arriving_bytes: Box<[AtomicU64]>,
+    arriving_bytes: Box<[OfArena]>,
     arriving_bytes_max: u64,
 }
+
+/// A sum that the shard of one arena changes, without the cache lines of others.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct OfArena(AtomicU64);
 
 /// What one connection has told of what it holds. It is given back when this is dropped.
 #[derive(Debug, Default)]
@@ -50,7 +55,7 @@ impl PeerHolding {
             unsent_bytes_max,
             key_bytes: AtomicU64::new(0),
             key_bytes_max,
-            arriving_bytes: Box::new([AtomicU64::new(0)]),
+            arriving_bytes: Box::new([OfArena::default()]),
             arriving_bytes_max: u64::MAX,
         }
     }
@@ -60,7 +65,7 @@ impl PeerHolding {
     #[must_use]
     pub fn with_arriving(self, bytes_max: u64, arenas: usize) -> Self {
         Self {
-            arriving_bytes: (0..arenas.max(1)).map(|_| AtomicU64::new(0)).collect(),
+            arriving_bytes: (0..arenas.max(1)).map(|_| OfArena::default()).collect(),
             arriving_bytes_max: bytes_max,
             ..self
         }
@@ -68,7 +73,7 @@ impl PeerHolding {
 
     /// Memory of frames that land in this arena. All arenas are one if they take from the same.
     fn arriving_in(&self, arena: usize) -> &AtomicU64 {
-        &self.arriving_bytes[arena % self.arriving_bytes.len()]
+        &self.arriving_bytes[arena % self.arriving_bytes.len()].0
     }
 
     fn owes_much(&self) -> bool {
@@ -218,7 +223,9 @@ impl HoldingPart {
         };
         // What was told before is part of the sums, so they wrap to what they are without it.
         let change = |sum: &AtomicU64, before: u64, now: u64| {
-            sum.fetch_add(now.wrapping_sub(before), Ordering::Relaxed)
+            if now != before {
+                sum.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+            }
         };
         let told = std::mem::replace(&mut self.told, now);
         change(&peer.unsent_bytes, told.unsent_bytes, now.unsent_bytes);

@@ -341,7 +341,12 @@ fn read_tensors<S: Side>(
 ) -> Result<Option<Next>, PeerViolation> {
     side.drop_unwanted();
     let arriving = side.reader().arriving_bytes();
-    let refused = side.check_arriving(arriving, landings).err();
+    let FrameReader { part, .. } = side.reader();
+    let takes_more = matches!(part, Part::Tensors { body, .. } if !body.are_begun());
+    let refused = match takes_more {
+        true => side.check_arriving(arriving, landings).err(),
+        false => None,
+    };
     let FrameReader { part, limits, .. } = side.reader();
     let Part::Tensors { body, .. } = part else {
         unreachable!("the caller has looked");
