@@ -246,6 +246,20 @@ impl Accounts {
         Some(Arc::clone(&open.held))
     }
 
+    /// Who of these has most connections, and no fewer than `newcomer`, who goes first among those
+    /// with as many.
+    pub(super) fn with_most(
+        &self,
+        of: impl Iterator<Item = Account>,
+        newcomer: Account,
+    ) -> Option<Account> {
+        let accounts = self.lock();
+        let connections =
+            |account: &Account| accounts.get(account).map_or(0, |open| open.connections);
+        let greediest = of.max_by_key(|account| (connections(account), *account == newcomer))?;
+        (connections(&greediest) >= connections(&newcomer)).then_some(greediest)
+    }
+
     /// Streams of all peers that have not ended.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn open_streams(&self) -> usize {
