@@ -542,7 +542,7 @@ fn share_memory(
         shm.bounce_arena_bytes = 0;
     }
     let meetings = DescriptorParts::of_process().meetings / options.shards;
-    shm.silent_max = shm.silent_max.min(meetings.max(1));
+    shm.silent_max = shm.silent_max.min(meetings.max(MEETINGS_MIN));
     // What is copied to be lent would else lie in the arena of the receiver.
     shm.bounce_arena_bytes = shm.bounce_arena_bytes.min(arena.capacity_bytes);
     match ShmMedium::open(shm).and_then(|medium| transport.enable(medium)) {
@@ -592,3 +592,6 @@ const SMALL_SHARE: usize = 64;
 
 /// ...and the most that is kept.
 const SMALL_BYTES_MAX: usize = 64 << 20;
+
+/// Processes of this host that may dial a shard and say nothing yet, whatever files there are.
+const MEETINGS_MIN: usize = 16;

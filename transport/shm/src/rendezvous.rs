@@ -63,22 +63,40 @@ impl RendezvousSocket {
         refused: &mut u64,
         mut each: impl FnMut(PendingPeer),
     ) {
-        for _ in 0..ACCEPTS_MAX {
+        // Few at a time where few files are to be had, since each is one until it is heard.
+        let at_once = ACCEPTS_MAX.min(self.silent_max);
+        for _ in 0..ACCEPTS_MAX.div_ceil(at_once) {
+            let are_all_accepted = self.accept(at_once, now, poller, refused);
+            self.greet_all(now, refused, &mut each);
+            // Only now it is known who has said nothing.
+            let beyond = self.silent.len().saturating_sub(self.silent_max);
+            self.silent.drain(..beyond);
+            *refused += beyond as u64;
+            if are_all_accepted {
+                return;
+            }
+        }
+    }
+
+    /// Accepts up to so many peers. Returns whether no other one waits.
+    fn accept(&mut self, count: usize, now: Time, poller: &Poller, refused: &mut u64) -> bool {
+        for _ in 0..count {
             match socket::accept(&self.listener) {
                 Ok(socket) => {
-                    if self.silent.len() >= self.silent_max {
-                        self.silent.remove(0);
-                        *refused += 1;
-                    }
                     if poller.watch(&socket, Subject::Other).is_ok() {
                         self.silent.push((now, socket));
                     }
                 }
                 Err(Errno::PERM) => *refused += 1,
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(_) => break,
+                Err(_) => return true,
             }
         }
+        false
+    }
+
+    /// Hears what those say that have said nothing before, and hands over those with their memory.
+    fn greet_all(&mut self, now: Time, refused: &mut u64, each: &mut impl FnMut(PendingPeer)) {
         let mut index = 0;
         while let Some((since, socket)) = self.silent.get(index) {
             match greet(socket, self.mapped_bytes_max) {
