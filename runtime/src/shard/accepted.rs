@@ -142,7 +142,7 @@ impl<A> Core<A> {
     }
 
     /// Closes a silent connection of who has most connections, for one more of this account. Nobody
-    /// gives way who has fewer than that, and no task of the cluster.
+    /// gives way who has fewer than that, and no task of the cluster to others.
     #[cold]
     fn make_room<T: Transport<Accepted = A>>(
         &mut self,
@@ -151,11 +151,14 @@ impl<A> Core<A> {
     ) -> bool {
         let authority = &self.shared.authority;
         let silent = self.incoming.servers.values_mut().filter_map(|server| {
-            let may_give_way = server.is_silent() && !server.is_task(authority);
-            may_give_way.then_some(server.waits.account)
+            let of = server.waits.account;
+            let may_give_way = of == account || !server.is_task(authority);
+            (server.is_silent() && may_give_way).then_some(of)
         });
-        let greediest = self.shared.accounts.with_most(silent, account);
-        greediest.is_some_and(|greediest| self.close_silent(greediest, false, transport))
+        match self.shared.accounts.with_most(silent, account) {
+            Some(greediest) => self.close_silent(greediest, greediest == account, transport),
+            None => false,
+        }
     }
 
     /// Closes the connection of a peer that has been silent for longest since it began, so that
