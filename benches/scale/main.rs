@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use grpcxx::EngineOptions;
 use grpcxx::memory::ArenaOptions;
+use grpcxx::options::PeerShares;
 use grpcxx_benches::{BenchClient, BenchServer, Op, RunOptions};
 use processes::{Calls, ClientProcess, ServerProcess};
 use report::{Crowd, Load, Rates, Round};
@@ -61,9 +62,11 @@ fn main() -> Result<(), Failure> {
 /// The server's process: says where it listens and waits for the end of its input.
 fn serve() -> Result<(), Failure> {
     grpcxx_benches::raise_open_files();
-    let server = BenchServer::start(
-        small_engine().with(|options| options.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)))),
-    )?;
+    let server = BenchServer::start(small_engine().with(|options| {
+        options.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        // All of the crowd are one peer, which has files for itself alone here.
+        options.shares = Some(PeerShares::of(&options.rendezvous_limits, 2 * CROWD));
+    }))?;
     println!("{}", server.address().ok_or("the server does not listen")?);
     let mut line = String::new();
     while std::io::stdin().read_line(&mut line)? > 0 {
@@ -118,7 +121,7 @@ fn compare(quick: bool, write: bool) -> Result<(), Failure> {
     let (connections, duration, rounds) = if quick {
         (400, Duration::from_millis(200), 1)
     } else {
-        (10_000, Duration::from_secs(3), ROUNDS)
+        (CROWD, Duration::from_secs(3), ROUNDS)
     };
     let server = ServerProcess::start(Calls::OfEngines)?;
     let deep = load(&server, FEW_CONNECTIONS, FEW_DEPTH, duration)?;
@@ -196,6 +199,8 @@ pub(crate) fn start(
 const ROUNDS: usize = 5;
 /// Processes that the connections are spread over.
 const CLIENTS: usize = 4;
+/// Connections of all clients.
+const CROWD: usize = 10_000;
 /// The baseline.
 pub(crate) const FEW_CONNECTIONS: usize = 16;
 pub(crate) const FEW_DEPTH: usize = 32;

@@ -254,6 +254,7 @@ impl Endpoint {
                 backend: self.backend.clone(),
                 authority: self.authority.clone(),
                 handshakes: handshakes(Spoken::Http1),
+                connections_max: self.limits.page_connections,
                 metrics: metrics.clone(),
                 stopping: stopping_seen.clone(),
                 failure: self.failure.clone(),

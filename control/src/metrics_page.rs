@@ -22,7 +22,7 @@ use crate::handshakes::Handshakes;
 use crate::incoming::concerns_one_peer;
 use crate::limits::{
     ACCEPT_RETRY_DELAY, METRICS_BACKEND_TIMEOUT, METRICS_CONNECTION_TIMEOUT,
-    METRICS_CONNECTIONS_MAX, METRICS_REQUEST_TIMEOUT, METRICS_SHARE_PERCENT,
+    METRICS_REQUEST_TIMEOUT, METRICS_SHARE_PERCENT,
 };
 use crate::link::Link;
 use crate::live_page::live_page;
@@ -35,6 +35,8 @@ pub(crate) struct MetricsPage {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) authority: Arc<Authority>,
     pub(crate) handshakes: Arc<Handshakes>,
+    /// Connections open at once; a further one closes the oldest.
+    pub(crate) connections_max: usize,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) stopping: watch::Receiver<bool>,
     pub(crate) failure: watch::Receiver<bool>,
@@ -45,7 +47,7 @@ impl MetricsPage {
     pub(crate) async fn serve(self, listener: TcpListener) {
         // Dropped before the listener, which is an argument.
         let _mark = Mark::of(&listener);
-        let places = Places::new(METRICS_CONNECTIONS_MAX, METRICS_SHARE_PERCENT);
+        let places = Places::new(self.connections_max, METRICS_SHARE_PERCENT);
         let places = Arc::new(Mutex::new(places));
         loop {
             let (stream, peer) = match listener.accept().await {

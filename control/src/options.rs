@@ -7,6 +7,8 @@ use std::time::Duration;
 use grpcxx_runtime::Certificates;
 use grpcxx_runtime::policy::Authority;
 
+use crate::limits::METRICS_CONNECTIONS_MAX;
+
 /// Where the endpoint listens, and whom it serves.
 #[derive(Clone, Debug)]
 pub struct ControlOptions {
@@ -28,6 +30,8 @@ pub struct ControlOptions {
 pub struct ControlLimits {
     /// Connections open at once. One that carries a call does not give way.
     pub connections: usize,
+    /// Connections to the metrics page open at once.
+    pub page_connections: usize,
     /// Sessions of each kind, those of masters and those of clients.
     pub sessions: usize,
     /// The part of connections, calls, request bytes and sessions that one address gets, in
@@ -45,6 +49,7 @@ impl Default for ControlLimits {
     fn default() -> Self {
         Self {
             connections: 1024,
+            page_connections: METRICS_CONNECTIONS_MAX,
             sessions: 16_384,
             share_percent: 50,
             connection_idle: Some(Duration::from_secs(3600)),

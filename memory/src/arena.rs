@@ -15,7 +15,7 @@ use crate::{BufferMut, Shortage, together};
 mod force;
 mod statistics;
 
-pub use statistics::{ArenaStatistics, OutOfMemory};
+pub use statistics::{ArenaRoom, ArenaStatistics, OutOfMemory};
 
 /// The memory of one shard.
 ///
@@ -282,6 +282,22 @@ impl Arena {
     /// Whether the memory is of this arena, not of what it has beyond its capacity.
     pub(crate) fn has(&self, memory: &BufferMut) -> bool {
         memory.block_in(&self.pool).is_some()
+    }
+
+    /// What is free, of the machine's memory too if the arena goes beyond its capacity. Takes home
+    /// what was given back.
+    pub fn room(&mut self) -> ArenaRoom {
+        self.reclaim();
+        let statistics = &self.statistics;
+        let capacity_bytes = statistics.capacity_bytes as u64;
+        let free_bytes = capacity_bytes - statistics.in_use_bytes as u64;
+        // Pages of the capacity that were never used are free memory of the machine, so the sum
+        // would count them twice.
+        let beyond = self.beyond.as_ref();
+        ArenaRoom {
+            free_bytes: free_bytes.max(beyond.map_or(0, |beyond| beyond.free_bytes())),
+            whole_bytes: capacity_bytes.max(beyond.map_or(0, |beyond| beyond.whole_bytes())),
+        }
     }
 
     /// The addresses that all buffers of this arena lie in.

@@ -96,6 +96,17 @@ impl Beyond {
         (self.made.as_ref()).map_or(0, |made| made.arena.statistics().in_use_bytes)
     }
 
+    /// What could be handed out now.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        let more_bytes = self.headroom.check(0, self.made.is_some()).unwrap_or(0);
+        more_bytes + self.lent_bytes().saturating_sub(self.used_bytes() as u64)
+    }
+
+    /// All memory of the machine.
+    pub(crate) fn whole_bytes(&self) -> u64 {
+        self.headroom.usable_bytes()
+    }
+
     /// Blocks of it that are handed out.
     pub(crate) fn blocks(&self) -> usize {
         (self.made.as_ref()).map_or(0, |made| made.arena.statistics().blocks)

@@ -86,7 +86,7 @@ mod sync;
 mod together;
 
 pub use ahead::prefetch;
-pub use arena::{Arena, ArenaStatistics, OutOfMemory};
+pub use arena::{Arena, ArenaRoom, ArenaStatistics, OutOfMemory};
 pub use board::{BOARD_WORDS, Board, BoardView};
 pub use buffer::{Buffer, Parts};
 pub use buffer_mut::BufferMut;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use grpcxx_capi::group::handle_of;
 use grpcxx_collectives::{Group as RuntimeGroup, Operation, Operator, ReduceOp};
 use grpcxx_memory::BufferMut;
-use grpcxx_rpc::{Code, Status, Tensor};
+use grpcxx_rpc::{Code, DType, Status, Tensor};
 use numpy::{PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 
@@ -19,7 +19,7 @@ use crate::engine::Core;
 use crate::lock::lock;
 use crate::memory::{self, Place};
 use crate::pool::for_array;
-use crate::request::timeout_of;
+use crate::request::{naming, timeout_of};
 use crate::shard::may_wait;
 use crate::status::{checked, error, invalid, refused};
 use crate::waits::{WAIT_SLICE, run_elsewhere};
@@ -152,8 +152,10 @@ impl Group {
         let group = self.open(py)?.with_tag(tag);
         checked(py, may_wait())?;
         let op = checked(py, ReduceOp::from_name(op))?;
-        let tensors: PyResult<Vec<Tensor>> =
-            arrays.iter().map(|array| tensor_of(array, false)).collect();
+        let numbered = arrays.iter().enumerate();
+        let tensors: PyResult<Vec<Tensor>> = numbered
+            .map(|(index, array)| numbers_of(&format!("arrays[{index}]"), array, false))
+            .collect();
         let tensors = tensors?;
         let results = py.detach(|| group.all_reduce_many(tensors, op)?.wait());
         let results = checked(py, results)?.into_iter();
@@ -291,12 +293,23 @@ fn ended<'py>(
 
 /// The array that this rank brings; a copy if the result overwrites it.
 fn brought(array: &Bound<'_, PyAny>, out: Option<&Bound<'_, PyUntypedArray>>) -> PyResult<Tensor> {
-    let tensor = tensor_of(array, false)?;
+    let tensor = numbers_of("array", array, false)?;
     let is_same = out.is_some_and(|out| memory::overlaps(out, &tensor.data));
     match is_same {
-        true => tensor_of(array, true),
+        true => numbers_of("array", array, true),
         false => Ok(tensor),
     }
+}
+
+/// The tensor of an array of numbers, whose name stands in the error if it is none.
+fn numbers_of(name: &str, array: &Bound<'_, PyAny>, must_copy: bool) -> PyResult<Tensor> {
+    let py = array.py();
+    let tensor = tensor_of(array, must_copy).map_err(|error| naming(py, name, error))?;
+    if tensor.dtype == DType::String {
+        let text = format!("{name}: groups take numbers, and this is an array of strings");
+        return Err(invalid(py, text));
+    }
+    Ok(tensor)
 }
 
 /// Memory for the result, and whether it is that of `out`.

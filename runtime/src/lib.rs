@@ -15,6 +15,7 @@ mod completion;
 mod compute;
 pub mod config;
 mod counters;
+mod descriptors;
 pub mod endpoint_map;
 mod engine;
 mod errors;
@@ -58,6 +59,7 @@ pub use call::{Call, CallResult, CallSpec, CompletionHandler};
 pub use cancellation::Cancellation;
 pub use client::{Client, LinkMedium, Peer, PeerState, RefusedCall, Resolve, SystemResolver};
 pub use counters::Counters;
+pub use descriptors::DescriptorParts;
 pub use engine::{
     CpuLatency, Engine, EngineBuilder, EngineError, EngineOptions, ListenAddress, LocalEngine,
     Rdma, SPIN_DEFAULT, SharedMemory, StartReport, outgoing_ports_warning,

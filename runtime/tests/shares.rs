@@ -1,14 +1,16 @@
 //! What a peer holds over all its connections: answers that it does not read, and keys.
 
 mod greedy;
+mod stranger;
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
 use greedy::*;
 use grpcxx_rpc::{Code, RendezvousLimits};
 use grpcxx_runtime::{Engine, PeerShares, STORE_PULL};
+use stranger::{Hostile, STRANGER};
 
 /// A server whose peers are owed 4 MiB, and keep 512 KiB of keys, over all their connections.
 fn sparing_of_peers() -> Engine {
@@ -109,4 +111,26 @@ fn a_peer_keeps_so_many_keys_on_all_its_connections() {
     }
     open[1].write_all(&keep_list(3)).unwrap();
     read_answer(&mut open[1]);
+}
+
+#[test]
+fn silent_connections_of_one_address_close_none_of_another() {
+    let shares = PeerShares::of(&RendezvousLimits::default(), 12).with(|shares| {
+        shares.all_connections = 8;
+    });
+    let server = options("ps", 64 * MIB).with(|options| options.shares = Some(shares));
+    let server = Engine::start(server).unwrap();
+    // Silent like originals that have nothing to ask yet.
+    let mut honest: Vec<Hostile> = (0..3)
+        .map(|_| Hostile::at(Ipv4Addr::new(127, 0, 0, 3), &server))
+        .collect();
+    settle(&server, 3);
+    let _greedy: Vec<Hostile> = (0..20).map(|_| Hostile::at(STRANGER, &server)).collect();
+    settle(&server, 23);
+    for connection in &mut honest {
+        assert_eq!(connection.ask(GET_STATUS, 0, &[]).0, 0);
+    }
+    // Who comes later has a place too.
+    let mut late = Hostile::at(Ipv4Addr::new(127, 0, 0, 4), &server);
+    assert_eq!(late.ask(GET_STATUS, 0, &[]).0, 0);
 }

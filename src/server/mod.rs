@@ -26,7 +26,7 @@ use grpcxx_runtime::config::Config;
 use grpcxx_runtime::host::HostError;
 use grpcxx_runtime::policy::Authority;
 use grpcxx_runtime::service::TypedService;
-use grpcxx_runtime::{Client, Engine, EngineOptions, Function, StartReport};
+use grpcxx_runtime::{Client, DescriptorParts, Engine, EngineOptions, Function, StartReport};
 
 use crate::model::Model;
 use crate::topology::Topology;
@@ -340,7 +340,9 @@ fn control_options(
 
 fn control_limits(config: &Config) -> ControlLimits {
     let mut limits = ControlLimits::default();
-    limits.connections = config.grpc_connections as usize;
+    let files = DescriptorParts::of_process();
+    limits.connections = (config.grpc_connections as usize).min(files.grpc);
+    limits.page_connections = limits.page_connections.min(files.metrics);
     limits.sessions = config.grpc_sessions as usize;
     limits.share_percent = config.grpc_share_percent;
     limits.connection_idle = config.grpc_idle;

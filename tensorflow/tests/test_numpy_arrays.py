@@ -141,8 +141,84 @@ def test_a_mask_is_not_overwritten(client):
         client.pull("w", out=np.ma.masked_array([0, 0, 0], [True, False, False]))
 
 
-def test_groups_refuse_too():
+# What groups refuse beside that.
+TEXTS = {
+    "str": np.array(["a", "bc"]),
+    "bytes": np.array([b"a", b"bc"]),
+    "str as objects": np.array(["a", "bc"], object),
+}
+with contextlib.suppress(AttributeError):
+    TEXTS["StringDType"] = np.array(["a", "bc"], np.dtypes.StringDType())
+
+
+@pytest.fixture(scope="module")
+def group():
     with grpcxx.Group(0, 1, "127.0.0.1:0") as group:
-        for reduce in (group.all_reduce, group.broadcast, group.all_gather):
-            with pytest.raises(grpcxx.Error, match="masked"):
-                reduce(MASKED)
+        yield group
+
+
+def ways_of_group(group):
+    """All operations that take arrays, each with the name that its error gives."""
+    names = "all_reduce reduce_scatter all_gather broadcast reduce gather scatter all_to_all"
+    for operation in (getattr(group, name) for name in names.split()):
+        yield "array", operation
+        yield "array", lambda value, operation=operation: operation(value, async_=True).result(30)
+    yield "arrays[1]", lambda value: group.all_reduce_many([np.zeros(2), value])
+
+
+def assert_group_refuses(group, value, texts):
+    for name, operation in ways_of_group(group):
+        with pytest.raises(grpcxx.Error) as refused:
+            operation(value)
+        assert refused.value.code == Code.INVALID_ARGUMENT
+        assert refused.value.message.startswith(f"{name}: "), refused.value.message
+        assert all(text in refused.value.message for text in texts), refused.value.message
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_groups_refuse_what_would_lose_its_meaning(group, kind):
+    assert_group_refuses(group, *REFUSED[kind])
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_groups_refuse_strings(group, kind):
+    assert_group_refuses(group, TEXTS[kind], ["numbers", "strings"])
+
+
+def test_groups_refuse_extension_arrays_that_are_no_numbers(group):
+    pandas = pytest.importorskip("pandas")
+    for value, texts in (
+        (pandas.array([1, None], dtype="Int64"), ["IntegerArray lacks 1"]),
+        (pandas.Series([True, None], dtype="boolean"), ["Series lacks 1"]),
+        (pandas.array(["a", "b"], dtype="string"), ["strings"]),
+        (pandas.Categorical(["a", "b"]), ["strings"]),
+        (pandas.period_range("2026", periods=2, freq="D"), ["pandas.Period"]),
+        (pandas.Series(["2026-01-01"], dtype="datetime64[ns]"), ["datetime64", "convert"]),
+        (pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]}), ["objects"]),
+    ):
+        assert_group_refuses(group, value, texts)
+
+
+def test_groups_take_what_is_its_elements(group):
+    values = [value for value in ELEMENTS.values() if value is not None]
+    with contextlib.suppress(ImportError):
+        import pandas
+
+        values += [pandas.array([1, 2], dtype="Int64"), pandas.Series([1.5, np.nan])]
+        values += [pandas.DataFrame({"a": [1, 2], "b": [1.5, 2]}), pandas.arrays.SparseArray([0, 0, 1])]
+    for value in values:
+        wanted = np.asarray(value)
+        found = [group.all_reduce(value), group.broadcast(value), group.all_reduce_many([value])[0]]
+        found += [group.all_gather(value).reshape(wanted.shape)]
+        for array in found:
+            assert type(array) is np.ndarray and array.shape == wanted.shape
+            np.testing.assert_array_equal(array, wanted)
+
+
+def test_groups_overwrite_no_mask(group):
+    for out in (np.ma.masked_array([0.0, 0.0], [True, False]), np.zeros(2).view(WithUnit)):
+        with pytest.raises(grpcxx.Error, match="out must be"):
+            group.all_reduce(np.ones(2), out=out)
+    matrix = np.zeros((1, 2)).view(np.matrix)
+    group.all_reduce(np.ones((1, 2)), out=matrix)
+    np.testing.assert_array_equal(matrix, [[1, 1]])

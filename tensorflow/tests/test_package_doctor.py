@@ -110,6 +110,9 @@ def test_small_limits_are_noted():
     assert finding.state == "note" and "64 MiB may be used" in finding.value and "--memory" in finding.advice
     (finding,) = doctor._shared_memory("cannot be had: no memfd_create")
     assert finding.state == "note"
+    finding = doctor._cpus("2", "0.5")
+    assert finding.state == "note" and finding.value.endswith("the time of 0.5") and "polling" in finding.advice
+    assert doctor._cpus("2", "2").state == "ok"
 
 
 @pytest.mark.parametrize("tasks", [["ps-0.train:2222"], {"3": "ps-0.train:2222"}])

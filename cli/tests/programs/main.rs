@@ -10,6 +10,7 @@ mod authority;
 mod bad_input;
 mod bench;
 mod cluster;
+mod descriptors;
 mod launch;
 mod launch_told;
 mod leaving;
@@ -21,6 +22,7 @@ mod policy;
 #[path = "../../../runtime/tests/support/ports.rs"]
 mod ports;
 mod pushes;
+mod quota;
 mod supervised;
 mod tool;
 mod types;

@@ -27,6 +27,15 @@ pub struct ArenaStatistics {
     pub failed_allocations: u64,
 }
 
+/// What is free of the memory that an arena can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArenaRoom {
+    /// Bytes that are free now.
+    pub free_bytes: u64,
+    /// Bytes in all: the capacity, or the machine's memory if the arena goes beyond it.
+    pub whole_bytes: u64,
+}
+
 /// An allocation that the arena could not serve.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(

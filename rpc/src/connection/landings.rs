@@ -1,6 +1,6 @@
 //! Where payload lands, and what its owner is asked for that memory.
 
-use grpcxx_memory::BufferMut;
+use grpcxx_memory::{ArenaRoom, BufferMut};
 
 use crate::{Code, HeldTensor, Status, Tensor, TensorMeta, Text};
 
@@ -55,6 +55,11 @@ pub trait Landings {
     /// # Errors
     /// As above.
     fn grow(&mut self, memory: BufferMut, whole_len: usize) -> Result<BufferMut, Status>;
+
+    /// What is free of the memory that payload lands in. `None` says that there is always enough.
+    fn room(&mut self) -> Option<ArenaRoom> {
+        None
+    }
 
     /// Memory of exactly `len` bytes, which is never 0, for several small tensors of a response at
     /// once, or of responses that come together, of which `token` is the first: each begins at a

@@ -4,7 +4,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use grpcxx_memory::ArenaRoom;
+
 use super::PeerViolation;
+use super::reader::ArrivingBytes;
 use crate::{Code, Reason, Status, has_part};
 
 /// What one peer may hold over all its connections, and what it holds.
@@ -18,9 +21,14 @@ pub struct PeerHolding {
     key_bytes: AtomicU64,
     key_bytes_max: u64,
     /// Memory of frames that are not complete, by the arena that they land in.
-    arriving_bytes: Box<[AtomicU64]>,
+    arriving_bytes: Box<[OfArena]>,
     arriving_bytes_max: u64,
 }
+
+/// A sum that the shard of one arena changes, without the cache lines of others.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct OfArena(AtomicU64);
 
 /// What one connection has told of what it holds. It is given back when this is dropped.
 #[derive(Debug, Default)]
@@ -47,17 +55,17 @@ impl PeerHolding {
             unsent_bytes_max,
             key_bytes: AtomicU64::new(0),
             key_bytes_max,
-            arriving_bytes: Box::new([AtomicU64::new(0)]),
+            arriving_bytes: Box::new([OfArena::default()]),
             arriving_bytes_max: u64::MAX,
         }
     }
 
-    /// The same, whose frames that are not complete have so many bytes in each of so many arenas,
-    /// or more while there is but one connection that has any.
+    /// The same, whose frames that are not complete have so many bytes in each of so many arenas
+    /// while memory is short, or more while there is but one connection that has any.
     #[must_use]
     pub fn with_arriving(self, bytes_max: u64, arenas: usize) -> Self {
         Self {
-            arriving_bytes: (0..arenas.max(1)).map(|_| AtomicU64::new(0)).collect(),
+            arriving_bytes: (0..arenas.max(1)).map(|_| OfArena::default()).collect(),
             arriving_bytes_max: bytes_max,
             ..self
         }
@@ -65,7 +73,7 @@ impl PeerHolding {
 
     /// Memory of frames that land in this arena. All arenas are one if they take from the same.
     fn arriving_in(&self, arena: usize) -> &AtomicU64 {
-        &self.arriving_bytes[arena % self.arriving_bytes.len()]
+        &self.arriving_bytes[arena % self.arriving_bytes.len()].0
     }
 
     fn owes_much(&self) -> bool {
@@ -113,33 +121,54 @@ impl HoldingPart {
         }
     }
 
-    /// Whether frames that are not complete may have so many bytes of memory. All that is allowed
-    /// is theirs while no other connection of the peer has any.
+    /// Whether frames that are not complete may have so much memory. While others of the peer have
+    /// none, or enough is left for those that come later, they may.
     ///
     /// # Errors
-    /// `RESOURCE_EXHAUSTED`: it is more than the part of the connection.
+    /// `RESOURCE_EXHAUSTED`: memory is short, and it is more than the part of the connection.
     #[inline]
-    pub(crate) fn check_arriving(&self, bytes: u64) -> Result<(), Status> {
+    pub(crate) fn check_arriving(
+        &self,
+        wanted: ArrivingBytes,
+        room: impl FnOnce() -> Option<ArenaRoom>,
+    ) -> Result<(), Status> {
         match &self.of {
-            Some(peer) if bytes >= STEP_BYTES => self.check_part(peer, bytes),
+            Some(peer) if wanted.frame >= STEP_BYTES => self.check_part(peer, wanted, room),
             _ => Ok(()),
         }
     }
 
-    fn check_part(&self, peer: &PeerHolding, bytes: u64) -> Result<(), Status> {
+    fn check_part(
+        &self,
+        peer: &PeerHolding,
+        wanted: ArrivingBytes,
+        room: impl FnOnce() -> Option<ArenaRoom>,
+    ) -> Result<(), Status> {
         let all = peer.arriving_in(self.arena).load(Ordering::Relaxed);
         let others = all.saturating_sub(self.told.arriving_bytes);
-        let limit = peer.arriving_bytes_max;
+        let (own, limit) = (wanted.all, peer.arriving_bytes_max);
+        let all = others.saturating_add(own);
         let whole = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-        let all = others.saturating_add(bytes);
-        if others == 0 || has_part(whole(bytes), whole(all), whole(limit)) {
+        if others == 0 || has_part(whole(own), whole(all), whole(limit)) {
+            return Ok(());
+        }
+        let Some(room) = room() else {
+            return Ok(());
+        };
+        let kept = kept_for_newcomers(room.whole_bytes);
+        let kept = match wanted.frame <= limit / SMALL_PART {
+            true => kept / 4,
+            false => kept,
+        };
+        if room.free_bytes >= kept {
             return Ok(());
         }
         let text = format!(
-            "unfinished frames of this peer would have {all} bytes of memory, {bytes} of them on \
-             this connection, which has no larger part of the {limit} allowed (half of \
-             GRPCXX_ARENA_BYTES of the receiver, or of its machine's memory where that is not \
-             set); send less at once"
+            "memory is short ({} of {} bytes are free), and unfinished frames of this peer would \
+             have {all} bytes of it, {own} of them on this connection, which has no larger part of \
+             the {limit} allowed then; send less at once, or raise GRPCXX_ARENA_BYTES of the \
+             receiver",
+            room.free_bytes, room.whole_bytes
         );
         Err(Status::new(Code::ResourceExhausted, text).because(Reason::Memory))
     }
@@ -194,7 +223,9 @@ impl HoldingPart {
         };
         // What was told before is part of the sums, so they wrap to what they are without it.
         let change = |sum: &AtomicU64, before: u64, now: u64| {
-            sum.fetch_add(now.wrapping_sub(before), Ordering::Relaxed)
+            if now != before {
+                sum.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+            }
         };
         let told = std::mem::replace(&mut self.told, now);
         change(&peer.unsent_bytes, told.unsent_bytes, now.unsent_bytes);
@@ -210,8 +241,18 @@ impl Drop for HoldingPart {
     }
 }
 
+/// What of the memory for payload peers leave free that have more than their part: a quarter, and
+/// what blocks are rounded up by, an eighth of it.
+fn kept_for_newcomers(whole_bytes: u64) -> u64 {
+    whole_bytes / 4 + whole_bytes / 32
+}
+
 /// What a connection may hold before others of its peer count.
 const STEP_BYTES: u64 = 64 << 10;
+
+/// Frames of up to this part of what the peer may have take of what is kept, down to a quarter of
+/// it: who sends much keeps out none of its host that sends little.
+const SMALL_PART: u64 = 64;
 
 #[cfg(test)]
 mod tests {
@@ -260,13 +301,29 @@ mod tests {
         assert!(second.check_keys().is_ok());
     }
 
+    /// Whether a connection may have so many bytes of frames if so many are free of an arena.
+    fn may_have(part: &HoldingPart, bytes: u64, free_bytes: u64) -> bool {
+        let wanted = ArrivingBytes {
+            frame: bytes,
+            all: bytes,
+        };
+        let room = || {
+            Some(ArenaRoom {
+                free_bytes,
+                whole_bytes: 2 * LIMIT,
+            })
+        };
+        part.check_arriving(wanted, room).is_ok()
+    }
+
+    const LIMIT: u64 = 64 << 20;
+
     #[test]
-    fn connections_of_a_peer_have_memory_for_unfinished_frames_together() {
-        const LIMIT: u64 = 64 << 20;
+    fn connections_of_a_peer_share_memory_for_unfinished_frames_that_is_short() {
         let peer = Arc::new(PeerHolding::new(1, 1).with_arriving(LIMIT, 2));
         let [mut first, mut second, mut third] = [(); 3].map(|()| part_of(&peer));
         third.land_in(1);
-        let may_have = |part: &HoldingPart, bytes| part.check_arriving(bytes).is_ok();
+        let may_have = |part: &HoldingPart, bytes| may_have(part, bytes, 0);
         assert!(may_have(&first, u64::MAX), "one alone has all");
         first.note_arriving(LIMIT / 4);
         assert!(may_have(&first, u64::MAX) && may_have(&second, LIMIT / 4));
@@ -278,6 +335,17 @@ mod tests {
         assert!(may_have(&second, STEP_BYTES - 1) && !may_have(&second, STEP_BYTES));
         first.note_arriving(0);
         assert!(may_have(&second, LIMIT));
+    }
+
+    #[test]
+    fn connections_of_a_peer_have_what_is_free_beside_what_newcomers_need() {
+        let peer = Arc::new(PeerHolding::new(1, 1).with_arriving(LIMIT, 1));
+        let [mut first, second] = [(); 2].map(|()| part_of(&peer));
+        first.note_arriving(2 * LIMIT);
+        let kept = kept_for_newcomers(2 * LIMIT);
+        assert!(may_have(&second, LIMIT, kept) && !may_have(&second, LIMIT, kept - 1));
+        let small = LIMIT / SMALL_PART;
+        assert!(may_have(&second, small, kept / 4) && !may_have(&second, small, kept / 4 - 1));
     }
 
     #[test]

@@ -80,13 +80,26 @@ pub(crate) trait Side: Sized {
     /// Notes how much memory frames have that are not complete, beyond what each has at first.
     fn note_arriving(&mut self, _bytes: u64) {}
 
-    /// Whether frames that are not complete may have so many bytes of memory.
+    /// Whether frames that are not complete may have so much memory.
     ///
     /// # Errors
-    /// Why not; the frame that wants them fails.
-    fn check_arriving(&self, _bytes: u64) -> Result<(), Status> {
+    /// Why not; the frame at hand fails.
+    fn check_arriving(
+        &self,
+        _wanted: ArrivingBytes,
+        _landings: &mut dyn Landings,
+    ) -> Result<(), Status> {
         Ok(())
     }
+}
+
+/// Memory of frames that are not complete, beyond what each landing has at first.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ArrivingBytes {
+    /// Of the frame at hand.
+    pub(crate) frame: u64,
+    /// Of all frames of the connection.
+    pub(crate) all: u64,
 }
 
 /// What an end reads next.
@@ -175,19 +188,23 @@ impl<S: Side> FrameReader<S> {
         }
     }
 
-    /// How much memory frames have that are not complete, beyond what each landing has at first.
+    /// How much memory frames have that are not complete.
     #[inline]
-    fn arriving_bytes(&self) -> u64 {
+    fn arriving_bytes(&self) -> ArrivingBytes {
         if !self.is_within_frame() {
-            return 0;
+            return ArrivingBytes::default();
         }
         let arrived = |part: &Part<S>| match part {
             Part::Tensors { body, .. } => body.arrived_bytes(),
             Part::Header | Part::Whole(_) => 0,
         };
+        let is_inside = usize::from(self.chunks.is_inside());
+        let frame = arrived(&self.part) + self.grown_bytes[is_inside];
         let aside = self.chunks.aside().map_or(0, arrived);
-        let [whole, in_chunks] = self.grown_bytes;
-        arrived(&self.part) + aside + whole + in_chunks
+        ArrivingBytes {
+            frame,
+            all: frame + aside + self.grown_bytes[1 - is_inside],
+        }
     }
 
     /// The memory that has grown of what lands now.
@@ -231,7 +248,7 @@ pub(crate) fn received<S: Side>(
 
 #[inline]
 fn note_arriving<S: Side>(side: &mut S) {
-    let bytes = side.reader().arriving_bytes();
+    let bytes = side.reader().arriving_bytes().all;
     side.note_arriving(bytes);
 }
 
@@ -323,8 +340,13 @@ fn read_tensors<S: Side>(
     landings: &mut dyn Landings,
 ) -> Result<Option<Next>, PeerViolation> {
     side.drop_unwanted();
-    let arriving_bytes = side.reader().arriving_bytes();
-    let refused = side.check_arriving(arriving_bytes).err();
+    let arriving = side.reader().arriving_bytes();
+    let FrameReader { part, .. } = side.reader();
+    let takes_more = matches!(part, Part::Tensors { body, .. } if !body.are_begun());
+    let refused = match takes_more {
+        true => side.check_arriving(arriving, landings).err(),
+        false => None,
+    };
     let FrameReader { part, limits, .. } = side.reader();
     let Part::Tensors { body, .. } = part else {
         unreachable!("the caller has looked");
@@ -424,7 +446,11 @@ pub(crate) fn grow<S: Side>(
     let others = side.reader().arriving_bytes();
     let longer = landing.grow(|memory, whole_len| {
         let longer = grown(landings, memory, whole_len)?;
-        side.check_arriving(others + longer.len() as u64)?;
+        let wanted = ArrivingBytes {
+            frame: others.frame + longer.len() as u64,
+            all: others.all + longer.len() as u64,
+        };
+        side.check_arriving(wanted, landings)?;
         *side.reader().grown_bytes() = longer.len() as u64;
         Ok(longer)
     });

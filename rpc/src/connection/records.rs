@@ -159,7 +159,12 @@ impl Records {
 
     /// Takes the memory that was ordered to be filled first.
     pub(crate) fn landed(&mut self, buffer: Buffer) {
-        let (_, landed) = (self.landing.first_mut()).expect("a landing belongs to a record");
+        let (meta, landed) = (self.landing.first_mut()).expect("a landing belongs to a record");
+        if buffer.is_borrowed() {
+            // The peer lends it, in place of memory of the arena.
+            let arena_bytes = self.arena_bytes.saturating_sub(meta.data_bytes);
+            self.arena_bytes = arena_bytes.max(self.beside_bytes);
+        }
         *landed = Some(buffer);
         let there = self.landing.iter().take_while(|(_, data)| data.is_some());
         for _ in 0..there.count() {

@@ -271,11 +271,12 @@ config! {
          TensorFlow star ports are free ones unless it is set";
     connections: u32 = parse::positive_count,
         "GRPCXX_CONNECTIONS_MAX", "65536", "connections", "engine",
-        "most connections of a shard";
+        "most connections of a shard; those from peers are on all shards together no more than \
+         five eighths of the files that the process may open";
     peer_connections: Option<u32> = parse::optional_count,
         "GRPCXX_PEER_CONNECTIONS_MAX", "", "connections", "engine",
-        "most connections from one peer; unset: half of `GRPCXX_CONNECTIONS_MAX`, or of the files \
-         that the process may open if these are fewer";
+        "most connections from one peer; unset: half of `GRPCXX_CONNECTIONS_MAX`, or three eighths \
+         of the files that the process may open if these are fewer";
     keepalive: Option<Duration> = parse::time_limit,
         "GRPCXX_KEEPALIVE_MS", "60000", "ms", "engine",
         "idle time after which the system probes whether the peer of a star connection lives, in \
@@ -390,8 +391,8 @@ config! {
          free, up to 16TiB; 0: none";
     grpc_connections: u32 = parse::positive_count,
         "GRPCXX_GRPC_CONNECTIONS_MAX", "1024", "connections", "grpcxx-server",
-        "most connections of the gRPC port; beyond them the one that carried no call for longest \
-         is closed";
+        "most connections of the gRPC port, and no more than an eighth of the files that the \
+         process may open; beyond them the one that carried no call for longest is closed";
     grpc_sessions: u32 = parse::positive_count,
         "GRPCXX_GRPC_SESSIONS_MAX", "16384", "sessions", "grpcxx-server",
         "most sessions of masters, and of clients; beyond them the one that was not used for \

@@ -11,12 +11,12 @@ use grpcxx_shm::ShmOptions;
 use grpcxx_tcp::{DriverRequest, TcpOptions};
 use grpcxx_tls::{TlsMode, TlsOptions};
 use grpcxx_transport::LinkLimits;
-use rustix::process::{Resource, getrlimit};
 
 use super::fresh_incarnation;
 use crate::client::{Resolve, SystemResolver};
 use crate::cluster::TaskId;
 use crate::config::{Config, DriverSetting, JobKind, RdmaSetting, ShmSetting};
+use crate::descriptors::DescriptorParts;
 use crate::function::Service;
 use crate::host::{HostError, HostSetting, ShardError};
 use crate::placement::{CpuList, PlacementError, usable_cpus};
@@ -333,8 +333,7 @@ fn shards(config: &Config, job: JobKind, total_tasks: usize) -> usize {
 }
 
 fn shares(config: &Config) -> PeerShares {
-    let connections = (config.connections as usize).min(open_files());
-    let parts = PeerShares::of(&rendezvous_limits(config), connections);
+    let parts = default_shares(&rendezvous_limits(config), config.connections as usize);
     let or = |set: Option<u32>, part: usize| set.map_or(part, |count| count as usize);
     PeerShares {
         connections: or(config.peer_connections, parts.connections),
@@ -350,10 +349,14 @@ fn shares(config: &Config) -> PeerShares {
     }
 }
 
-/// How many files this process may open, and so connections too.
-fn open_files() -> usize {
-    let files = getrlimit(Resource::Nofile).current;
-    files.map_or(usize::MAX, |files| files as usize)
+/// The shares of peers where shards have so many links each: no more connections than there are
+/// files for.
+pub(super) fn default_shares(limits: &RendezvousLimits, links: usize) -> PeerShares {
+    let files = DescriptorParts::of_process();
+    PeerShares::of(limits, links).with(|shares| {
+        shares.connections = shares.connections.min(files.peer);
+        shares.all_connections = files.star;
+    })
 }
 
 fn tls_settings(config: &Config) -> Option<TlsSettings> {

@@ -12,7 +12,7 @@ use grpcxx_tcp::{Accepted, DriverChoice, TcpOptions, TcpTransport};
 use grpcxx_tls::{LiveCounters, Tls};
 use grpcxx_transport::Migrating;
 
-use super::options::default_arena;
+use super::options::{default_arena, default_shares};
 use super::report::{Rdma, SharedMemory};
 use super::{
     Engine, EngineError, EngineOptions, LocalEngine, StartReport, fresh_incarnation,
@@ -23,6 +23,7 @@ use crate::client::{Client, Lookups, Mailboxes};
 use crate::command::{Command, MeshMessage};
 use crate::compute::ComputePool;
 use crate::counters::ShardCounters;
+use crate::descriptors::DescriptorParts;
 use crate::host::{
     self, Clock, HostChoice, HostError, HostHandle, HostOptions, Inline, Jobs, ShardError,
     TaskSpawner,
@@ -36,7 +37,7 @@ use crate::placement::{
 };
 use crate::policy::Authority;
 use crate::registry::Functions;
-use crate::shard::{Accounts, CoreParts, DrivenShard, PeerShares, Shard, SharedParts};
+use crate::shard::{Accounts, CoreParts, DrivenShard, Shard, SharedParts};
 use crate::sharded::{ShardThread, Shards};
 use crate::task::{Device, Task};
 use crate::tls::Certificates;
@@ -411,7 +412,7 @@ fn make_shard(
         connection_limits: connection_limits(&options, capacity_bytes, goes_beyond),
         patience: options.patience,
         shares: options.shares.unwrap_or_else(|| {
-            PeerShares::of(&options.rendezvous_limits, options.tcp.limits.links)
+            default_shares(&options.rendezvous_limits, options.tcp.limits.links)
         }),
         announce: features,
         channel_options: options.channel,
@@ -545,6 +546,8 @@ fn share_memory(
     if !options.lends_arenas {
         shm.bounce_arena_bytes = 0;
     }
+    let meetings = DescriptorParts::of_process().meetings / options.shards;
+    shm.silent_max = shm.silent_max.min(meetings.max(MEETINGS_MIN));
     // What is copied to be lent would else lie in the arena of the receiver.
     shm.bounce_arena_bytes = shm.bounce_arena_bytes.min(arena.capacity_bytes);
     match ShmMedium::open(shm).and_then(|medium| transport.enable(medium)) {
@@ -594,3 +597,6 @@ const SMALL_SHARE: usize = 64;
 
 /// ...and the most that is kept.
 const SMALL_BYTES_MAX: usize = 64 << 20;
+
+/// Processes of this host that may dial a shard and say nothing yet, whatever files there are.
+const MEETINGS_MIN: usize = 16;

@@ -154,6 +154,11 @@ impl Authority {
             || self.has_member_at(identity.address)
     }
 
+    /// Whether a peer has proven to belong to the cluster, or is where a task of it is.
+    pub(crate) fn knows_task(&self, identity: &Identity) -> bool {
+        identity.proof != Proof::Nothing || self.tasks.contain(identity.address)
+    }
+
     fn has_member_at(&self, address: IpAddr) -> bool {
         self.members.contain(address) || self.tasks.contain(address)
     }

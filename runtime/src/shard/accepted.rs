@@ -14,6 +14,7 @@ use crate::registry::right_of_function;
 use crate::shard::core::Core;
 use crate::shard::links::Owner;
 use crate::shard::servers::ServerLink;
+use crate::shard::shares::{PeerShares, Waits};
 
 impl<A> Core<A> {
     pub(super) fn accepted(&mut self, peer: SocketAddr, accepted: A) {
@@ -48,19 +49,14 @@ impl<A> Core<A> {
             return self.leave_load();
         }
         let account = Account::of(peer.ip());
-        let waits = self.shared.accounts.join(account, &self.shares);
-        let waits = waits.or_else(|| {
-            self.close_silent(account, transport)
-                .then(|| self.shared.accounts.join(account, &self.shares))?
-        });
-        let Some(waits) = waits else {
-            self.counters().connections_refused.add(1);
-            tracing::warn!(
-                %peer,
-                most = self.shares.connections,
-                "closing a connection: its peer has as many as are allowed"
-            );
-            return self.leave_load();
+        let waits = self.join(account, transport);
+        let waits = match waits {
+            Ok(waits) => waits,
+            Err(why) => {
+                self.counters().connections_refused.add(1);
+                tracing::warn!(%peer, "closing a connection: {why}");
+                return self.leave_load();
+            }
         };
         let mut connection = ServerConnection::new(self.limits, self.announce);
         connection.land_in(self.index);
@@ -112,26 +108,86 @@ impl<A> Core<A> {
         }
     }
 
-    /// Closes the connection of a peer that has been silent for longest since it began, so that
-    /// connections which ask for nothing keep no others of their address out. Returns whether
-    /// there was one on this shard.
+    /// Counts a connection, for which one that has asked for nothing may have to give way: one of
+    /// its peer if that has as many as it may, else one of whoever has most.
+    fn join<T: Transport<Accepted = A>>(
+        &mut self,
+        account: Account,
+        transport: &mut T,
+    ) -> Result<Waits, String> {
+        let PeerShares {
+            connections,
+            all_connections,
+            ..
+        } = self.shares;
+        let Some(waits) = self.shared.accounts.join(account, &self.shares) else {
+            let gave_way = self.close_silent(account, true, transport);
+            let waits = gave_way.then(|| self.shared.accounts.join(account, &self.shares));
+            return waits.flatten().ok_or_else(|| {
+                format!(
+                    "its peer has as many as are allowed, {connections}, and uses all of them; \
+                     {MORE_OF_PEER}"
+                )
+            });
+        };
+        let loads = self.shared.loads.iter();
+        let open: usize = loads.map(|load| load.load(Ordering::Relaxed)).sum();
+        if open > all_connections && !self.make_room(account, transport) {
+            return Err(format!(
+                "all peers together have {}, allowed are {all_connections}; {MORE_FILES}",
+                open - 1
+            ));
+        }
+        Ok(waits)
+    }
+
+    /// Closes a silent connection of who has most connections, for one more of this account. Nobody
+    /// gives way who has fewer than that, and no task of the cluster to others.
     #[cold]
-    fn close_silent<T: Transport<Accepted = A>>(
+    fn make_room<T: Transport<Accepted = A>>(
         &mut self,
         account: Account,
         transport: &mut T,
     ) -> bool {
+        let authority = &self.shared.authority;
+        let silent = self.incoming.servers.values_mut().filter_map(|server| {
+            let of = server.waits.account;
+            let may_give_way = of == account || !server.is_task(authority);
+            (server.is_silent() && may_give_way).then_some(of)
+        });
+        match self.shared.accounts.with_most(silent, account) {
+            Some(greediest) => self.close_silent(greediest, greediest == account, transport),
+            None => false,
+        }
+    }
+
+    /// Closes the connection of a peer that has been silent for longest since it began, so that
+    /// connections which ask for nothing keep no others out; one of a task of the cluster only if
+    /// there is no other, and if it may be. Returns whether there was one on this shard.
+    #[cold]
+    fn close_silent<T: Transport<Accepted = A>>(
+        &mut self,
+        account: Account,
+        may_be_task: bool,
+        transport: &mut T,
+    ) -> bool {
+        let authority = &self.shared.authority;
         let servers = self.incoming.servers.values_mut();
         let silent = servers.filter(|server| {
-            let is_silent = server.connection.frames() == 0;
-            is_silent && server.waits.account == account && !server.waits.has_given_way()
+            let may_give_way = may_be_task || !server.is_task(authority);
+            server.is_silent() && may_give_way && server.waits.account == account
         });
-        let Some(server) = silent.min_by_key(|server| server.since) else {
+        let Some(server) = silent.min_by_key(|server| (server.is_task(authority), server.since))
+        else {
             return false;
         };
         server.waits.give_way();
-        let link = server.link;
+        let (link, peer) = (server.link, server.peer);
         self.counters().unused_closed.add(1);
+        tracing::warn!(
+            %peer,
+            "closing a connection that has asked for nothing, for another one; {MORE_OF_PEER}"
+        );
         transport.close(link, false);
         true
     }
@@ -150,3 +206,10 @@ impl<A> Core<A> {
         self.shared.loads[self.index].fetch_sub(1, Ordering::Relaxed);
     }
 }
+
+/// What to do where connections of one peer are too many.
+const MORE_OF_PEER: &str =
+    "to have more, raise GRPCXX_PEER_CONNECTIONS_MAX and the limit of open files (`ulimit -n`)";
+
+/// What to do where connections of all peers are too many.
+const MORE_FILES: &str = "raise the limit of open files (`ulimit -n`)";

@@ -1,6 +1,6 @@
 //! Where payload lands that connections of a shard receive.
 
-use grpcxx_memory::{Arena, BufferMut};
+use grpcxx_memory::{Arena, ArenaRoom, BufferMut};
 use grpcxx_rpc::{HeldTensor, ImmediateHit, Landings, Status, TensorMeta, Text, home_shard};
 use grpcxx_transport::SlotTable;
 
@@ -71,6 +71,10 @@ impl Landings for ArenaLandings<'_> {
 
     fn grow(&mut self, memory: BufferMut, whole_len: usize) -> Result<BufferMut, Status> {
         windows::grow(self.arena, memory, whole_len)
+    }
+
+    fn room(&mut self) -> Option<ArenaRoom> {
+        Some(self.arena.room())
     }
 
     fn block(&mut self, _: u64, _: usize) -> Option<BufferMut> {

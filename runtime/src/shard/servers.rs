@@ -117,6 +117,16 @@ impl<A> Incoming<A> {
 }
 
 impl ServerLink {
+    /// Whether its peer has asked for nothing yet, and it has not given way to another one.
+    pub(super) fn is_silent(&self) -> bool {
+        self.connection.frames() == 0 && !self.waits.has_given_way()
+    }
+
+    /// Whether its peer has proven to belong to the cluster, or is where a task of it is.
+    pub(super) fn is_task(&self, authority: &Authority) -> bool {
+        authority.knows_task(&self.identity)
+    }
+
     pub(super) fn new(
         (link, since): (LinkId, Time),
         peer: SocketAddr,

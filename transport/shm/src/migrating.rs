@@ -61,10 +61,8 @@ impl ShmMedium {
             std::process::id(),
             offer::secret()
         );
-        let mapped_bytes_max = driver.options.mapped_bytes_max;
-        let rendezvous =
-            RendezvousSocket::open(name.into_bytes(), &driver.poller, mapped_bytes_max)
-                .map_err(|errno| failure("listen on an abstract UNIX socket", errno))?;
+        let rendezvous = RendezvousSocket::open(name.into_bytes(), &driver.poller, &driver.options)
+            .map_err(|errno| failure("listen on an abstract UNIX socket", errno))?;
         Ok(Self {
             driver,
             host,

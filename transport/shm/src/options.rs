@@ -26,6 +26,8 @@ pub struct ShmOptions {
     /// transports. Beyond that links stay where they are, and what is lent of arenas that found no
     /// room is copied out of their files.
     pub mapped_bytes_max: u64,
+    /// Processes that have dialled and said nothing; the oldest goes when another comes.
+    pub silent_max: usize,
 }
 
 impl ShmOptions {
@@ -61,6 +63,7 @@ impl Default for ShmOptions {
             show_bytes_min: 4 << 20,
             bounce_arena_bytes: BOUNCE_ARENA_BYTES_DEFAULT,
             mapped_bytes_max: MAPPED_BYTES_MAX_DEFAULT,
+            silent_max: 64,
         }
     }
 }

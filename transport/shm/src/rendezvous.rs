@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::mapped;
 use crate::memory::Memory;
 use crate::message::{Message, Token};
-use crate::options::{RING_BYTES_MAX, RING_BYTES_MIN};
+use crate::options::{RING_BYTES_MAX, RING_BYTES_MIN, ShmOptions};
 use crate::poller::{Poller, Subject};
 use crate::segment::{Segment, len_bytes};
 use crate::socket;
@@ -21,6 +21,7 @@ pub(crate) struct RendezvousSocket {
     listener: OwnFd,
     /// Connections that have not said what they want.
     silent: Vec<(Time, OwnFd)>,
+    silent_max: usize,
     mapped_bytes_max: u64,
 }
 
@@ -36,7 +37,7 @@ impl RendezvousSocket {
     pub(crate) fn open(
         name: Vec<u8>,
         poller: &Poller,
-        mapped_bytes_max: u64,
+        options: &ShmOptions,
     ) -> rustix::io::Result<Self> {
         let listener = socket::listen(&name)?;
         poller.watch(&listener, Subject::Other)?;
@@ -44,7 +45,8 @@ impl RendezvousSocket {
             name,
             listener,
             silent: Vec::new(),
-            mapped_bytes_max,
+            silent_max: options.silent_max.max(1),
+            mapped_bytes_max: options.mapped_bytes_max,
         })
     }
 
@@ -61,22 +63,40 @@ impl RendezvousSocket {
         refused: &mut u64,
         mut each: impl FnMut(PendingPeer),
     ) {
-        for _ in 0..ACCEPTS_MAX {
+        // Few at a time where few files are to be had, since each is one until it is heard.
+        let at_once = ACCEPTS_MAX.min(self.silent_max);
+        for _ in 0..ACCEPTS_MAX.div_ceil(at_once) {
+            let are_all_accepted = self.accept(at_once, now, poller, refused);
+            self.greet_all(now, refused, &mut each);
+            // Only now it is known who has said nothing.
+            let beyond = self.silent.len().saturating_sub(self.silent_max);
+            self.silent.drain(..beyond);
+            *refused += beyond as u64;
+            if are_all_accepted {
+                return;
+            }
+        }
+    }
+
+    /// Accepts up to so many peers. Returns whether no other one waits.
+    fn accept(&mut self, count: usize, now: Time, poller: &Poller, refused: &mut u64) -> bool {
+        for _ in 0..count {
             match socket::accept(&self.listener) {
                 Ok(socket) => {
-                    if self.silent.len() >= SILENT_MAX {
-                        self.silent.remove(0);
-                        *refused += 1;
-                    }
                     if poller.watch(&socket, Subject::Other).is_ok() {
                         self.silent.push((now, socket));
                     }
                 }
                 Err(Errno::PERM) => *refused += 1,
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(_) => break,
+                Err(_) => return true,
             }
         }
+        false
+    }
+
+    /// Hears what those say that have said nothing before, and hands over those with their memory.
+    fn greet_all(&mut self, now: Time, refused: &mut u64, each: &mut impl FnMut(PendingPeer)) {
         let mut index = 0;
         while let Some((since, socket)) = self.silent.get(index) {
             match greet(socket, self.mapped_bytes_max) {
@@ -166,6 +186,3 @@ pub(crate) fn enter(
 
 /// Connections that are accepted at once.
 const ACCEPTS_MAX: usize = 64;
-
-/// Connections that have said nothing; the oldest goes when another comes.
-const SILENT_MAX: usize = 64;

@@ -278,9 +278,8 @@ fn open_rendezvous(
     address: SocketAddr,
     driver: &LinkDriver,
 ) -> rustix::io::Result<(SocketAddr, RendezvousSocket)> {
-    let mapped_bytes_max = driver.options.mapped_bytes_max;
     let open = |address| {
-        RendezvousSocket::open(name_of(address), &driver.poller, mapped_bytes_max)
+        RendezvousSocket::open(name_of(address), &driver.poller, &driver.options)
             .map(|rendezvous| (address, rendezvous))
     };
     if address.port() != 0 {

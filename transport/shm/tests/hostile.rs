@@ -317,6 +317,20 @@ fn silence_at_the_door_keeps_nobody_out() {
     let _ = HEAD;
 }
 
+#[test]
+fn who_has_said_what_it_wants_does_not_give_way() {
+    let mut side = Side::new(ShmOptions::default().with(|options| options.silent_max = 2));
+    let address = side.listen();
+    // All of them have sent their memory before the first one is looked at.
+    let mut others: Vec<Side> = (0..10).map(|_| Side::new(ShmOptions::default())).collect();
+    for other in &mut others {
+        other.transport.connect(address).unwrap();
+    }
+    for _ in 0..others.len() {
+        side.accept();
+    }
+}
+
 /// Random scripts; the seed is printed by a failure and taken from `GRPCXX_SEED`.
 #[test]
 fn any_script_of_a_peer_ends_as_every_link_does() {

@@ -11,7 +11,7 @@ use super::answers::Expected;
 use super::messages::refusal;
 use crate::connection::body::Body;
 use crate::connection::cursor::Cursor;
-use crate::connection::reader::{self, FrameReader, Part, Side, Whole};
+use crate::connection::reader::{self, ArrivingBytes, FrameReader, Part, Side, Whole};
 use crate::connection::server::{Incoming, RequestId, Served, ServerConnection, State};
 use crate::connection::{Landings, PeerViolation};
 use crate::extensions::streams::table::End;
@@ -282,8 +282,12 @@ impl Side for ServerConnection {
     }
 
     #[inline]
-    fn check_arriving(&self, bytes: u64) -> Result<(), Status> {
-        self.holding.check_arriving(bytes)
+    fn check_arriving(
+        &self,
+        wanted: ArrivingBytes,
+        landings: &mut dyn Landings,
+    ) -> Result<(), Status> {
+        self.holding.check_arriving(wanted, || landings.room())
     }
 }
 

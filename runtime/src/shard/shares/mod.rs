@@ -22,6 +22,8 @@ use crate::function::RequestWatch;
 pub struct PeerShares {
     /// Most connections of one peer.
     pub connections: usize,
+    /// Most connections of all peers together, on all shards.
+    pub all_connections: usize,
     /// Most steps in which requests of one connection wait.
     pub connection_steps: usize,
     /// Most steps in which requests of one peer wait, each connection by itself. One connection has
@@ -64,6 +66,7 @@ impl PeerShares {
         let half = |limit: usize| (limit / 2).max(1);
         Self {
             connections: half(connections),
+            all_connections: usize::MAX,
             connection_steps: half(half(limits.steps)),
             steps: half(limits.steps),
             waiting: half(limits.waiters),
@@ -241,6 +244,20 @@ impl Accounts {
         }
         open.connections += 1;
         Some(Arc::clone(&open.held))
+    }
+
+    /// Who of these has most connections, and no fewer than `newcomer`, who goes first among those
+    /// with as many.
+    pub(super) fn with_most(
+        &self,
+        of: impl Iterator<Item = Account>,
+        newcomer: Account,
+    ) -> Option<Account> {
+        let accounts = self.lock();
+        let connections =
+            |account: &Account| accounts.get(account).map_or(0, |open| open.connections);
+        let greediest = of.max_by_key(|account| (connections(account), *account == newcomer))?;
+        (connections(&greediest) >= connections(&newcomer)).then_some(greediest)
     }
 
     /// Streams of all peers that have not ended.

@@ -4,6 +4,7 @@ use super::*;
 
 const SHARES: PeerShares = PeerShares {
     connections: 3,
+    all_connections: 100,
     connection_steps: 2,
     steps: 3,
     waiting: 8,
