@@ -1,7 +1,8 @@
 """Operations on the tensors of all ranks of a group, as ops of TensorFlow; see docs/collectives.md.
 
 They run in eager code, in `tf.function`, in sessions and in Keras, have gradients, and block no thread of TensorFlow
-while they wait for other ranks.
+while they wait for other ranks. A gradient is an operation on all ranks too: all ranks use the result in their loss, or
+none does.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ __all__ = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "re
 def all_reduce(tensor: Any, op: str = "sum", *, group: Group | None = None, tag: int = 0, name: str | None = None):
     """Combines the tensors of all ranks by `sum`, `mean`, `min`, `max` or `prod`; each gets the result.
 
-    The gradient, of `sum` and `mean`, is the same operation on the gradients of all ranks.
+    The gradient, of `sum` and `mean`, is the same operation on the gradients of all ranks, all of which must use the
+    result in their loss. In conditions and functions, take it in the `tf.function` that holds them.
     """
     return _run("GrpcxxAllReduce", tensor, group, tag, name, op=op)
 
