@@ -735,8 +735,8 @@ typedef struct grpcxx_output {
  *   - They wait for the result. BLOCKS.
  *   - Operations of one tag go one after the other, in the order in which they are called: calls of one tag by several
  *     threads need an order of the program's own, the same on all ranks. Those of different tags go beside each other,
- *     each on a thread of the caller. A group has up to 1,024 tags, of any number; most use 0 alone, by which short
- *     tensors travel fastest.
+ *     each on a thread of the caller. A group has up to 1,024 tags, of numbers up to 65,534; most use 0 alone, by
+ *     which short tensors travel fastest.
  *   - tensor is what this rank brings: numbers, whose memory must stay as it is until the function returns, and after
  *     a failure until the tensor's release. Rows below are parts along the first dimension.
  *   - result gets a tensor that the caller releases, or NULL where this rank gets nothing; it may be NULL. With memory

@@ -97,6 +97,14 @@ impl CGroup {
             Status::new(Code::FailedPrecondition, text)
         })
     }
+
+    /// The group for operations under a tag. The ranks use the last one before the group begins.
+    fn tagged(&self, tag: u16) -> Result<Group, Status> {
+        if tag == u16::MAX {
+            return Err(invalid("the tag is 65535; tags go from 0 to 65534"));
+        }
+        Ok(self.open()?.with_tag(tag))
+    }
 }
 
 impl Drop for CGroup {
@@ -209,7 +217,7 @@ unsafe fn collective(
         may_block(function)?;
         // SAFETY: as above.
         let (group, tensor) = unsafe { (handle("group", group)?, handle("tensor", tensor)?) };
-        let group = group.open()?.with_tag(tag);
+        let group = group.tagged(tag)?;
         let found = run(&group, operator?, tensor.to_tensor()?, place)?;
         if !result.is_null() {
             match found {
@@ -421,7 +429,7 @@ pub(crate) unsafe extern "C" fn grpcxx_group_barrier(
     reporting(|| {
         may_block("grpcxx_group_barrier")?;
         // SAFETY: NULL or alive.
-        let group = unsafe { handle("group", group) }?.open()?;
-        group.with_tag(tag).barrier().wait()
+        let group = unsafe { handle("group", group) }?.tagged(tag)?;
+        group.barrier().wait()
     })
 }

@@ -77,6 +77,7 @@ class Group:
 
     def all_reduce_many(self, arrays: Sequence[Any], op: str = "sum", *, tag: int = 0) -> list[np.ndarray]:
         """Combines several arrays one by one. Small ones of the same type travel together."""
+        _check_tag(tag)
         return self._native.all_reduce_many(list(arrays), op, tag)
 
     def reduce_scatter(
@@ -139,12 +140,19 @@ class Group:
         self.close()
 
     def _run(self, kind: str, array: Any, op: str, root: int, tag: int, out: Any, is_async: bool) -> Any:
+        _check_tag(tag)
         if not is_async:
             return self._native.run(kind, array, op, root, tag, out, None)
         future: Future[Any] = self._engine.submit(
             lambda future: self._native.run(kind, array, op, root, tag, out, future)
         )
         return future
+
+
+def _check_tag(tag: int) -> None:
+    # The ranks use the last one before the group begins.
+    if not 0 <= tag < 65535:
+        raise ValueError(f"the tag is {tag}; tags go from 0 to 65534")
 
 
 def _listen(rank: int, rendezvous: str, address: str | None) -> str:

@@ -1,7 +1,8 @@
 """Operations on the tensors of all ranks of a group, as ops of TensorFlow; see docs/collectives.md.
 
 They run in eager code, in `tf.function`, in sessions and in Keras, have gradients, and block no thread of TensorFlow
-while they wait for other ranks.
+while they wait for other ranks. A gradient is an operation on all ranks too: all ranks use the result in their loss, or
+none does.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import op_def_pb2
-from tensorflow.python.framework import _pywrap_python_op_gen, op_def_registry
+from tensorflow.python.eager.polymorphic_function import concrete_function
+from tensorflow.python.framework import _pywrap_python_op_gen, func_graph, op_def_registry
+from tensorflow.python.ops import cond_v2, while_v2
 
 from . import _library, parallel
 from ._status import Code, Error
@@ -25,7 +29,8 @@ __all__ = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "re
 def all_reduce(tensor: Any, op: str = "sum", *, group: Group | None = None, tag: int = 0, name: str | None = None):
     """Combines the tensors of all ranks by `sum`, `mean`, `min`, `max` or `prod`; each gets the result.
 
-    The gradient, of `sum` and `mean`, is the same operation on the gradients of all ranks.
+    The gradient, of `sum` and `mean`, is the same operation on the gradients of all ranks, all of which must use the
+    result in their loss. In conditions and functions, take it in the `tf.function` that holds them.
     """
     return _run("GrpcxxAllReduce", tensor, group, tag, name, op=op)
 
@@ -65,7 +70,7 @@ def all_to_all(tensor: Any, *, group: Group | None = None, tag: int = 0, name: s
 
 def barrier(*, group: Group | None = None, tag: int = 0, name: str | None = None):
     """Ends when all ranks have come to it. Returns the op to run, in graphs of TensorFlow 1."""
-    return _apply("GrpcxxBarrier", group, tag, name)
+    return _apply("GrpcxxBarrier", _key(group or parallel.group()), tag, name)
 
 
 # ---- The group
@@ -75,21 +80,28 @@ def _size(group: Group | None) -> int:
     return (group or parallel.group()).size
 
 
-def _handle(group: Group, tag: int) -> tf.Tensor:
-    """The group as a resource, one for each tag, by which TensorFlow knows in which order its ops run."""
+def _key(group: Group) -> str:
+    """The name under which the plugin has the group."""
     with _lock:
         key = _keys.get(group)
         if key is None:
             key = _keys[group] = _put(group)
-        make = functools.partial(_generated()["GrpcxxGroup"], key=key)
-        if not tf.executing_eagerly() and _is_for_session():
-            return make()
+        return key
+
+
+def _handle(key: str, tag: int) -> tf.Tensor:
+    """The group as a resource, one for each tag, by which TensorFlow knows in which order its ops run."""
+    make = functools.partial(_generated()["GrpcxxGroup"], key=key)
+    if not tf.executing_eagerly() and _is_for_session():
+        return make()
+    with _lock:
         handles = _handles.setdefault(key, {})
         if tag not in handles:
             # Functions take it from outside, so that it is the same in all of them.
             with tf.init_scope():
                 handles[tag] = make()
-        return handles[tag]
+        handle = handles[tag]
+    return _captured(tf.compat.v1.get_default_graph(), handle)
 
 
 def _put(group: Group) -> str:
@@ -123,31 +135,107 @@ _lock = threading.Lock()
 
 
 def _run(op_type: str, tensor: Any, group: Group | None, tag: int, name: str | None, **attributes: Any) -> Any:
-    return _apply(op_type, group, tag, name, tensor=tf.convert_to_tensor(tensor), **attributes)
+    key = _key(group or parallel.group())
+    return _apply(op_type, key, tag, name, tensor=tf.convert_to_tensor(tensor), **attributes)
 
 
-def _apply(op_type: str, group: Group | tf.Tensor | None, tag: int, name: str | None, **arguments: Any) -> Any:
-    handle = group if tf.is_tensor(group) else _handle(group or parallel.group(), tag)
-    make = functools.partial(_generated()[op_type], handle, **arguments, tag=tag, name=name)
+def _apply(op_type: str, key: str, tag: int, name: str | None, **arguments: Any) -> Any:
+    if not 0 <= tag <= _LAST_TAG:
+        raise ValueError(f"the tag of {op_type} is {tag}; tags go from 0 to {_LAST_TAG}")
+    make = functools.partial(_generated()[op_type], **arguments, tag=tag, key=key, name=name)
     if tf.executing_eagerly():
-        return make()
+        return make(group=_handle(key, tag))
     graph = tf.compat.v1.get_default_graph()
     if graph._get_control_flow_context() is not None or (graph.building_function and _is_for_session()):
         raise ValueError(
             f"{op_type} lies in a condition, a loop or a function of a graph for a session, which has no order for it"
             " there: put it outside, or use tf.function without a session"
         )
+    _check_order(op_type, graph, is_call=False)
     # By the resource tf.function finds the order of calls, loops and conditions; but there is nothing of that in graphs
     # for sessions, nor in functions that TensorFlow makes for gradients.
     last = _last_names.setdefault(graph, {})
     with tf.control_dependencies([graph.get_operation_by_name(last[tag])] if tag in last else []):
-        made = make()
+        made = make(group=_handle(key, tag))
     last[tag] = made.name if isinstance(made, tf.Operation) else made.op.name
     return made
 
 
+_LAST_TAG = 65534
+"""The ranks use the one behind it before the group begins."""
+
 # The last op of each tag in a graph, by name: an op would keep its graph.
 _last_names: weakref.WeakKeyDictionary[tf.Graph, dict[int, str]] = weakref.WeakKeyDictionary()
+
+
+def _captured(graph: tf.Graph, handle: tf.Tensor) -> tf.Tensor:
+    """The resource for a graph. Gradients of conditions take only what the function around them has."""
+    if not isinstance(graph, cond_v2._CondGradFuncGraph):
+        return handle
+    outer = graph.outer_graph
+    handle = _captured(outer, handle)
+    return outer.capture(handle) if isinstance(outer, func_graph.FuncGraph) else handle
+
+
+# ---- Graphs in which TensorFlow has no order for ops
+
+
+def _check_order(what: str, graph: tf.Graph, *, is_call: bool) -> None:
+    """Refuses what would run in another order on each rank, and so combine tensors that do not belong together."""
+    for within in _functions(graph):
+        _users.add(within)
+        if isinstance(within, while_v2._WhileBodyGradFuncGraph):
+            raise ValueError(
+                f"{what} is needed for the gradient of a loop, in which TensorFlow has no order for it: take the"
+                " gradient inside of the loop, write the loop in Python (`range`, not `tf.range`), or put the"
+                " operation outside of the loop"
+            )
+        # One after the other in the innermost function; calls and conditions in it would not be.
+        is_ordered = within._add_control_dependencies or (within is graph and not is_call)
+        if not is_ordered and not within.name.endswith(_NEVER_RUN):
+            raise ValueError(
+                f"{what} lies in a condition or a function that is called, and {within.name}, which TensorFlow makes"
+                " for a gradient, has no order for those: take the gradient inside of the tf.function that holds the"
+                " condition or the call (`with tf.GradientTape()` and `tape.gradient` both there)"
+            )
+
+
+def _functions(graph: Any) -> Iterator[Any]:
+    """The function that a graph is, and those around it."""
+    while isinstance(graph, func_graph.FuncGraph):
+        yield graph
+        graph = graph.outer_graph
+
+
+def _check_calls() -> None:
+    """Lets calls of functions with ops be checked: TensorFlow keeps functions for gradients, and calls them again."""
+    call = concrete_function.ConcreteFunction._call_flat
+
+    @functools.wraps(call)
+    def checked(function, tensor_inputs, captured_inputs):
+        if not tf.executing_eagerly() and function.graph in _users:
+            graph = tf.compat.v1.get_default_graph()
+            _check_order(f"an operation on all ranks in {function.graph.name}", graph, is_call=True)
+            captured_inputs = [_captured(graph, one) if _is_handle(one) else one for one in captured_inputs]
+        return call(function, tensor_inputs, captured_inputs)
+
+    concrete_function.ConcreteFunction._call_flat = checked
+
+
+def _is_handle(tensor: Any) -> bool:
+    with _lock:
+        return any(tensor is handle for handles in _handles.values() for handle in handles.values())
+
+
+_users: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
+"""Functions that hold ops, or call such functions."""
+_NEVER_RUN = ("keras_graph", "scratch_graph")
+"""Keras 2 makes these for the shapes alone."""
+
+_check_calls()
+
+
+# ---- What TensorFlow knows
 
 
 def _is_for_session() -> bool:
@@ -195,8 +283,9 @@ def _linear(op: tf.Operation) -> str:
 
 
 def _gradient(op_type: str, of: tf.Operation, gradient: Any, **attributes: Any) -> list[Any]:
-    found = _apply(op_type, of.inputs[0], of.get_attr("tag"), None, tensor=tf.convert_to_tensor(gradient), **attributes)
-    return [None, found]
+    # Not the resource of the op: behind a call of a function that is another tensor, and TensorFlow would see two.
+    tensor = tf.convert_to_tensor(gradient)
+    return [None, _apply(op_type, _text(of, "key"), of.get_attr("tag"), None, tensor=tensor, **attributes)]
 
 
 @tf.RegisterGradient("GrpcxxAllReduce")

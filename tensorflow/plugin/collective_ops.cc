@@ -89,9 +89,10 @@ class CollectiveOp : public AsyncOpKernel {
   explicit CollectiveOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
     int tag = 0;
     OP_REQUIRES_OK(context, context->GetAttr("tag", &tag));
-    OP_REQUIRES(context, tag <= UINT16_MAX,
+    // The ranks use the last one before the group begins.
+    OP_REQUIRES(context, tag < UINT16_MAX,
                 absl::InvalidArgumentError(absl::StrCat("the tag of ", name(), " is ", tag, "; tags go from 0 to ",
-                                                        UINT16_MAX)));
+                                                        UINT16_MAX - 1)));
     tag_ = static_cast<uint16_t>(tag);
   }
 
@@ -105,11 +106,12 @@ class CollectiveOp : public AsyncOpKernel {
       OP_REQUIRES_OK_ASYNC(context, ToResult(*group, &shape), done);
       OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, shape, &result), done);
     }
-    group->Run(tag_, [this, context, result, done = std::move(done), group = group.get()] {
+    const absl::Status started = group->Run(tag_, [this, context, result, done, group = group.get()] {
       const absl::Status status = Combine(*group, context, result);
       if (!status.ok()) context->SetStatus(status);
       done();
     });
+    OP_REQUIRES_OK_ASYNC(context, started, done);
   }
 
  protected:
@@ -293,6 +295,8 @@ absl::Status MultipliedShape(InferenceContext* context) { return ScaledShape(con
 absl::Status DividedShape(InferenceContext* context) { return ScaledShape(context, true); }
 
 constexpr char kTagAttr[] = "tag: int >= 0 = 0";
+// The name of the group again: gradients ask their op for it.
+constexpr char kKeyAttr[] = "key: string = ''";
 constexpr char kRanksAttr[] = "ranks: int >= 1";
 constexpr char kRootAttr[] = "root: int >= 0 = 0";
 constexpr char kReducedAttr[] =
@@ -318,6 +322,7 @@ void RegisterCollectiveOps() {
       .Attr(kReducedAttr)
       .Attr(kReduceOpsAttr)
       .Attr(kTagAttr)
+      .Attr(kKeyAttr)
       .SetIsStateful()
       .SetShapeFn(SameShape);
   REGISTER_OP("GrpcxxReduceScatter")
@@ -328,6 +333,7 @@ void RegisterCollectiveOps() {
       .Attr(kReduceOpsAttr)
       .Attr(kRanksAttr)
       .Attr(kTagAttr)
+      .Attr(kKeyAttr)
       .SetIsStateful()
       .SetShapeFn(DividedShape);
   REGISTER_OP("GrpcxxReduce")
@@ -339,6 +345,7 @@ void RegisterCollectiveOps() {
       .Attr(kRootAttr)
       .Attr(kRanksAttr)
       .Attr(kTagAttr)
+      .Attr(kKeyAttr)
       .SetIsStateful()
       .SetShapeFn(SameShape);
   REGISTER_OP("GrpcxxBroadcast")
@@ -349,6 +356,7 @@ void RegisterCollectiveOps() {
       .Attr(kRootAttr)
       .Attr(kRanksAttr)
       .Attr(kTagAttr)
+      .Attr(kKeyAttr)
       .SetIsStateful()
       .SetShapeFn(SameShape);
   REGISTER_OP("GrpcxxAllGather")
@@ -358,6 +366,7 @@ void RegisterCollectiveOps() {
       .Attr(kMovedAttr)
       .Attr(kRanksAttr)
       .Attr(kTagAttr)
+      .Attr(kKeyAttr)
       .SetIsStateful()
       .SetShapeFn(MultipliedShape);
   REGISTER_OP("GrpcxxAllToAll")
@@ -366,11 +375,13 @@ void RegisterCollectiveOps() {
       .Output("result: T")
       .Attr(kMovedAttr)
       .Attr(kTagAttr)
+      .Attr(kKeyAttr)
       .SetIsStateful()
       .SetShapeFn(SameShape);
   REGISTER_OP("GrpcxxBarrier")
       .Input("group: resource")
       .Attr(kTagAttr)
+      .Attr(kKeyAttr)
       .SetIsStateful()
       .SetShapeFn(tensorflow::shape_inference::NoOutputs);
   REGISTER_KERNEL_BUILDER(Name("GrpcxxGroup").Device(tensorflow::DEVICE_CPU), GroupOp);

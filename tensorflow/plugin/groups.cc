@@ -4,6 +4,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -12,6 +13,9 @@
 
 namespace grpcxx_tensorflow {
 namespace {
+
+// As many as a group of the engine has.
+constexpr size_t kMostTags = 1024;
 
 using Named = std::map<std::string, std::shared_ptr<Group>>;
 
@@ -105,11 +109,28 @@ Group::~Group() {
   grpcxx_group_free(handle_);
 }
 
-void Group::Run(uint16_t tag, std::function<void()> code) {
+absl::Status Group::Run(uint16_t tag, std::function<void()> code) {
+  if (getpid() != process_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("process ", getpid(), " was forked from ", process_, ", which has joined the group: a forked"
+                     " process has no threads that run its ops. Join a group there, or start processes by spawn"));
+  }
   std::lock_guard<std::mutex> lock(mutex_);
-  std::shared_ptr<Lane>& lane = lanes_[tag];
-  if (lane == nullptr) lane = Lane::Start();
-  lane->Push([group = shared_from_this(), code = std::move(code)] { code(); });
+  auto found = lanes_.find(tag);
+  if (found == lanes_.end()) {
+    if (lanes_.size() >= kMostTags) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the ops of this group use ", kMostTags, " tags, which is the most: use one of them again"));
+    }
+    try {
+      found = lanes_.emplace(tag, Lane::Start()).first;
+    } catch (const std::system_error& error) {
+      return absl::ResourceExhaustedError(absl::StrCat("no thread can be started for the ops of tag ", tag, ": ",
+                                                       error.what(), ". Raise the limit, or use fewer tags"));
+    }
+  }
+  found->second->Push([group = shared_from_this(), code = std::move(code)] { code(); });
+  return absl::OkStatus();
 }
 
 }  // namespace grpcxx_tensorflow

@@ -1,6 +1,9 @@
 #ifndef GRPCXX_TENSORFLOW_GROUPS_H_
 #define GRPCXX_TENSORFLOW_GROUPS_H_
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -8,6 +11,7 @@
 #include <mutex>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "grpcxx.h"
 
@@ -30,8 +34,8 @@ class Group : public std::enable_shared_from_this<Group> {
   uint32_t rank() const { return grpcxx_group_rank(handle_); }
   uint32_t size() const { return grpcxx_group_size(handle_); }
 
-  // Runs code that may block, behind what was given under this tag before.
-  void Run(uint16_t tag, std::function<void()> code);
+  // Runs code that may block, behind what was given under this tag before. Runs nothing if there is no thread for it.
+  absl::Status Run(uint16_t tag, std::function<void()> code);
 
  private:
   class Lane;
@@ -40,6 +44,8 @@ class Group : public std::enable_shared_from_this<Group> {
   Group& operator=(const Group&) = delete;
 
   grpcxx_group* const handle_;
+  // A forked process has none of the threads.
+  const pid_t process_ = getpid();
   std::mutex mutex_;
   std::map<uint16_t, std::shared_ptr<Lane>> lanes_;
 };

@@ -73,12 +73,29 @@ def test_ops_of_all_ranks_give_what_they_should(size):
                 np.testing.assert_array_equal(result[way][name], values, f"{name} {way}")
         assert result["order"] == steps
         assert result["backward"] == [[2 * size] * 4] * 3
+        check_order_of_gradients(size, result["order_of_gradients"])
         assert result["beside"] == [[size] * 4] * 2
         check_gradients(rank, size, result["gradients"])
+        for error, text in result["tags"]:
+            assert error == "ValueError" and "tags go from 0 to 65534" in text
         assert result["closed"][0] == "AbortedError" and "has left the group" in result["closed"][1]
     for case in ("bits", "keras"):
         assert all(result[case] == results[0][case] for result in results), case
     assert results[0]["bits"][-2:] == [[True, True], [0, 3]]
+
+
+def check_order_of_gradients(size, found):
+    right = [1001.0 * size]
+    for case in ("nested", "mixed", "recomputed", "conditions", "condition", "direct"):
+        assert found[case][0] == right, case
+    assert found["direct"][1] == found["recomputed"][1] == right
+    for case in ("nested", "mixed", "conditions", "condition"):
+        error, text = found[case][1]
+        assert error == "ValueError" and "take the gradient inside of the tf.function that holds" in text, case
+    for error, text in found["loops"]:
+        assert error == "ValueError" and "gradient of a loop" in text
+    assert found["in_loop"] == [2 * right[0]]
+    assert found["unlike"] == [right] * 30
 
 
 def check_gradients(rank, size, gradients):
@@ -105,6 +122,11 @@ def test_what_differs_is_named_on_all_ranks_and_ends_the_group():
         assert first[0] == "InvalidArgumentError"
         assert "rank 1 called all_reduce(float32 [4], sum)" in first[1]
         assert second[0] == "InvalidArgumentError" and "called all_reduce" in second[1]
+
+
+def test_a_forked_process_is_refused():
+    for error, text in found(2, "forked"):
+        assert error == "FailedPreconditionError" and "was forked from" in text
 
 
 def test_a_rank_that_dies_is_named_by_an_op_that_waits_for_it():

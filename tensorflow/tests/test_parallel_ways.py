@@ -13,9 +13,9 @@ pytestmark = pytest.mark.processes
 WAYS = ["ops", "functions"]
 
 
-def run(folder, *arguments):
+def run(folder, *arguments, text=None):
     script = folder / "script.py"
-    script.write_text(SCRIPT)
+    script.write_text(text or SCRIPT)
     return subprocess.run(
         [sys.executable, "-m", "grpcxx.parallel", "-n", "2", str(script), *arguments],
         capture_output=True,
@@ -44,6 +44,44 @@ def test_each_way_names_gradients_that_differ(way, tmp_path):
         (line,) = {line for line in finished.stderr.splitlines() if line.startswith("grpcxx.parallel: rank 0: ")}
         assert text in line
 
+
+def test_ops_of_the_script_go_beside_those_of_gradients(tmp_path):
+    finished = run(tmp_path, text=BESIDE)
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout.splitlines()[-1]) == [4.5, 0.0, -4.5]
+
+
+BESIDE = """
+import json, time
+import tensorflow as tf
+import grpcxx.parallel, grpcxx.tensorflow
+
+rank = grpcxx.parallel.rank()
+weights = tf.Variable(tf.ones(3))
+
+def late(tensor, seconds):
+    if seconds == 0:
+        return tf.identity(tensor)
+    found = tf.numpy_function(lambda value: (time.sleep(seconds), value)[1], [tensor], tensor.dtype)
+    found.set_shape(tensor.shape)
+    return found
+
+def slow_back(x, seconds):
+    return tf.custom_gradient(lambda x: (tf.identity(x), lambda gradient: late(gradient, seconds)))(x)
+
+# The gradients are late on rank 1, the loss on rank 0. The first step shares the variables too.
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(slow_back(weights, 0.1 * rank) * x)
+    mean = grpcxx.tensorflow.all_reduce(late(loss, 0.1 * (1 - rank)), "mean")
+    weights.assign_sub(tape.gradient(loss, weights) * 2 / 3)
+    return mean
+
+found = [float(step(tf.ones(3) * (rank + 1))) for _ in range(3)]
+if rank == 0:
+    print(json.dumps(found))
+"""
 
 SCRIPT = """
 import json, sys

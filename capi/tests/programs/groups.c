@@ -131,6 +131,7 @@ static void each_operation_gives_each_rank_its_part(rank *self) {
     expect(at_root, rows * rows, all);
   }
   OK(grpcxx_group_barrier(self->group, 7));
+  FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_group_barrier(self->group, 65535));
   OK(grpcxx_group_all_reduce(self->group, 0, mine, GRPCXX_SUM, NULL, NULL));
   grpcxx_tensor_release(mine);
   grpcxx_tensor_release(part);

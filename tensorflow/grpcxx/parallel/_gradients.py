@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import _library
 from ._combine import ByFunctions, by_ops
-from ._script import State
+from ._script import OWN_TAG, State
 
 
 def install(tf: Any, state: State) -> None:
@@ -63,7 +63,7 @@ class Variables:
         for made in self._made:
             made.is_shared = False
         found = self._found()
-        counts = self._state.group.all_gather(np.array([len(found)], np.int64))
+        counts = self._state.group.all_gather(np.array([len(found)], np.int64), tag=OWN_TAG)
         common = found[: counts.min()]
         digests = self._digests(common)
         if (digests == digests[0]).all():
@@ -95,14 +95,16 @@ class Variables:
         """How many variables each rank has, and a digest of their types and shapes."""
         told = "\n".join(f"{variable.dtype.name}{variable.shape}" for _, variable in found)
         digest = np.frombuffer(hashlib.blake2b(told.encode(), digest_size=8).digest(), np.int64)
-        return self._state.group.all_gather(np.array([len(found), digest[0]], np.int64)[np.newaxis])
+        own = np.array([len(found), digest[0]], np.int64)[np.newaxis]
+        return self._state.group.all_gather(own, tag=OWN_TAG)
 
     def _broadcast(self, found: list[tuple[_Made, Any]]) -> None:
         for made, variable in found:
             made.is_shared = True
             with self._tf.init_scope():
                 value = variable.numpy()
-                got = self._state.group.broadcast(np.ascontiguousarray(value).reshape(value.shape))
+                own = np.ascontiguousarray(value).reshape(value.shape)
+                got = self._state.group.broadcast(own, tag=OWN_TAG)
                 if self._state.rank != 0:
                     variable.assign(got)
 

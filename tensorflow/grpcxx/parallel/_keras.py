@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ._data import divided, is_whole, keras_iterates, whole_steps
-from ._script import State
+from ._script import OWN_TAG, State
 from ._writes import leave_out
 
 
@@ -102,7 +102,7 @@ def _begin_as_rank_0(state: State, model: Any) -> None:
     """Begins with the epoch that rank 0 has restored. Keras 2 keeps it in a variable."""
     if hasattr(model, "_initial_epoch"):
         restored = np.array([model._initial_epoch or 0], np.int64)
-        model._initial_epoch = int(state.group.broadcast(restored)[0]) or None
+        model._initial_epoch = int(state.group.broadcast(restored, tag=OWN_TAG)[0]) or None
 
 
 def _mean_logs(state: State, logs: dict[str, Any] | None) -> None:
@@ -110,7 +110,7 @@ def _mean_logs(state: State, logs: dict[str, Any] | None) -> None:
     names = sorted(name for name, value in (logs or {}).items() if np.ndim(value) == 0)
     if names:
         values = np.array([float(logs[name]) for name in names])
-        logs.update(zip(names, state.group.all_reduce(values, "mean").tolist()))
+        logs.update(zip(names, state.group.all_reduce(values, "mean", tag=OWN_TAG).tolist()))
 
 
 def _never_compile(owner: Any, state: State) -> None:

@@ -22,6 +22,9 @@ import numpy as np
 from .. import parallel
 from ._ranks import Place
 
+# Of what is called beside the gradients: a script may use ops of the group just then, by default under tag 0.
+OWN_TAG = 65534
+
 # Exit codes: another rank has failed; nothing was combined.
 OTHER_FAILED, NOTHING_COMBINED = os.EX_UNAVAILABLE, os.EX_DATAERR
 
@@ -131,7 +134,7 @@ def _verdict(state: State, script: str) -> int:
 def _same_seed(state: State) -> int:
     """Random numbers that the script does not seed are the same on all ranks, which divide what they shuffle."""
     drawn = np.array([random.SystemRandom().randrange(1 << 31)], np.int64)
-    seed = int(state.group.broadcast(drawn)[0])
+    seed = int(state.group.broadcast(drawn, tag=OWN_TAG)[0])
     random.seed(seed)
     np.random.seed(seed)
     _seed_generators(seed)

@@ -1,8 +1,10 @@
 """A rank that runs the ops of a group: `collectives.py RANK SIZE RENDEZVOUS CASE`. Prints what it has found as JSON."""
 
+import functools
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
 
@@ -66,7 +68,9 @@ def in_session():
 
 
 def late(tensor, seconds):
-    """The tensor, some time later."""
+    """The tensor, some time later. tf.function runs functions of Python one after the other: so only where it waits."""
+    if seconds == 0:
+        return tf.identity(tensor)
 
     def sleep(value):
         time.sleep(seconds)
@@ -96,11 +100,125 @@ def order():
     return [float(step(tf.constant(number))) for number in range(4)]
 
 
+def slow_back(x, seconds):
+    return tf.custom_gradient(lambda x: (tf.identity(x), lambda gradient: late(gradient, seconds)))(x)
+
+
+@tf.function
+def total(x):
+    return ops.all_reduce(x, group=GROUP)
+
+
+def weighed(one, other):
+    """The loss of two results, whose gradients come in another order on each rank, and differ."""
+    times = (0.05, 0.0) if RANK == 0 else (0.0, 0.05)
+    return tf.reduce_sum(slow_back(one, times[0])) + 100 * tf.reduce_sum(slow_back(other, times[1]))
+
+
+def direct(x):
+    return weighed(ops.all_reduce(x, group=GROUP), ops.all_reduce(10 * x, group=GROUP))
+
+
+def nested(x):
+    return weighed(total(x), total(10 * x))
+
+
+def mixed(x):
+    return weighed(total(x), ops.all_reduce(10 * x, group=GROUP))
+
+
+def recomputed(x):
+    again = tf.recompute_grad(lambda x: ops.all_reduce(x, group=GROUP))
+    return weighed(again(x), again(10 * x))
+
+
+def conditions(x):
+    def one(factor):
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: ops.all_reduce(factor * x, group=GROUP), lambda: x)
+
+    return weighed(one(1.0), one(10.0))
+
+
+def condition(x):
+    return tf.cond(tf.reduce_sum(x) > 0, lambda: nested(x), lambda: 0.0)
+
+
+def loops(x):
+    def one(factor):
+        body = lambda at, sum: (at + 1, sum + ops.all_reduce(factor * x, group=GROUP))
+        return tf.while_loop(lambda at, _: at < 2, body, (0, tf.zeros_like(x)))[1]
+
+    return weighed(one(1.0), one(10.0))
+
+
+def in_loop(x):
+    """The gradient, taken within a loop."""
+    return tf.while_loop(lambda at, _: at < 2, lambda at, sum: (at + 1, sum + gradient_of(nested, x)), (0, 0 * x))[1]
+
+
+def gradient_of(loss, x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        found = loss(x)
+    return tape.gradient(found, x)
+
+
+def order_of_gradients():
+    """Of losses in a tf.function: the gradients are taken inside of it, then outside."""
+    x = tf.ones(1)
+    found = {}
+    for loss in (direct, nested, mixed, recomputed, conditions, condition, loops):
+        inside = tf.function(functools.partial(gradient_of, loss), autograph=False)
+        outside = functools.partial(gradient_of, tf.function(loss, autograph=False))
+        found[loss.__name__] = [kept(lambda: step(x).numpy().tolist()) for step in (inside, outside)]
+    found["in_loop"] = tf.function(in_loop, autograph=False)(x).numpy().tolist()
+    # Without delays too: ranks have unlike amounts of work.
+    step = tf.function(functools.partial(gradient_of, unlike), autograph=False)
+    found["unlike"] = [step(x).numpy().tolist() for _ in range(30)]
+    return found
+
+
+def unlike(x):
+    rows = (600, 10) if RANK == 0 else (10, 600)
+    found = []
+    for result, count in zip((total(x), total(10 * x)), rows):
+        work = tf.tanh(tf.matmul(tf.ones([count, 300]), tf.ones([300, 300]) * tf.reduce_mean(result)))
+        found.append(tf.reduce_sum(result) + 0 * tf.reduce_sum(work))
+    return found[0] + 100 * found[1]
+
+
+def kept(code):
+    """What the code returns, or its error."""
+    try:
+        return code()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+
+
+def tags():
+    found = [kept(lambda: ops.barrier(group=GROUP, tag=65535)), kept(lambda: GROUP.barrier(tag=65535))]
+    return [*found, kept(lambda: GROUP.all_reduce_many([np.ones(1)], tag=-1))]
+
+
+def forked():
+    """A child of a process of a group."""
+    ops.barrier(group=GROUP)
+    here, there = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os.write(there, json.dumps(refused(lambda: ops.barrier(group=GROUP))).encode())
+        os._exit(0)
+    os.close(there)
+    with os.fdopen(here) as said:
+        found = json.load(said)
+    os.waitpid(child, 0)
+    ops.barrier(group=GROUP)
+    return found
+
+
 def backward():
     """Gradients of a function, which come in another order on each rank and are ops of a function of their own."""
-
-    def slow_back(x, seconds):
-        return tf.custom_gradient(lambda x: (tf.identity(x), lambda gradient: late(gradient, seconds)))(x)
 
     @tf.function
     def function(x):
@@ -230,8 +348,9 @@ def dies():
 
 
 def everything():
-    cases = (eager, in_function, in_session, order, backward, beside, gradients, bits, keras, closed)
+    cases = (eager, in_function, in_session, order, order_of_gradients, backward, beside, gradients, bits, keras)
+    cases = (*cases, tags, closed)
     return {case.__name__: case() for case in cases}
 
 
-print(json.dumps({"everything": everything, "differs": differs, "dies": dies}[sys.argv[4]]()))
+print(json.dumps({"everything": everything, "differs": differs, "dies": dies, "forked": forked}[sys.argv[4]]()))
