@@ -1,5 +1,6 @@
 //! The engine: all shards of one task, and the handle that a program holds.
 
+mod arena_parts;
 mod builder;
 mod cpu_latency;
 mod lending;

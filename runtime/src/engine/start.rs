@@ -12,6 +12,7 @@ use grpcxx_tcp::{Accepted, DriverChoice, TcpOptions, TcpTransport};
 use grpcxx_tls::{LiveCounters, Tls};
 use grpcxx_transport::Migrating;
 
+use super::arena_parts::{connection_limits, small_bytes};
 use super::options::{default_arena, default_shares};
 use super::report::{Rdma, SharedMemory};
 use super::{
@@ -450,29 +451,6 @@ fn authority(options: &EngineOptions) -> Result<Authority, EngineError> {
     Ok(authority)
 }
 
-/// What one connection may have, of an arena of so many bytes. A limit that was set is one, also
-/// where the arena itself goes beyond its bytes.
-fn connection_limits(
-    options: &EngineOptions,
-    capacity_bytes: usize,
-    goes_beyond: bool,
-) -> ConnectionLimits {
-    let limits = options.connection_limits;
-    if limits.arena_bytes != u64::MAX {
-        return limits;
-    }
-    limits.with(|changed| {
-        changed.arena_bytes = capacity_bytes as u64 / CONNECTION_SHARE;
-        changed.goes_beyond = goes_beyond;
-    })
-}
-
-/// What large requests leave to small ones, of an arena of so many bytes.
-fn small_bytes(options: &EngineOptions, capacity_bytes: usize) -> usize {
-    let default_bytes = (capacity_bytes / SMALL_SHARE).min(SMALL_BYTES_MAX);
-    options.small_arena_bytes.unwrap_or(default_bytes)
-}
-
 /// What this side can announce.
 fn features(options: &EngineOptions, shared_memory: &SharedMemory, rdma: &Rdma) -> Features {
     if !options.extensions {
@@ -588,15 +566,6 @@ const RDMA_IS_CLEAR: &str = "TLS is on, and RDMA carries bytes in the clear; a t
 
 /// Most shards of an engine: shard numbers travel in 16 bits, and no machine has more CPUs.
 const SHARDS_MAX: usize = 1024;
-
-/// Part of an arena that the unfinished frames of one connection may take, if nothing else is said.
-const CONNECTION_SHARE: u64 = 2;
-
-/// Part of an arena that is kept for small requests, if nothing else is said...
-const SMALL_SHARE: usize = 64;
-
-/// ...and the most that is kept.
-const SMALL_BYTES_MAX: usize = 64 << 20;
 
 /// Processes of this host that may dial a shard and say nothing yet, whatever files there are.
 const MEETINGS_MIN: usize = 16;
