@@ -6,7 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use arc_swap::ArcSwap;
 use grpcxx_memory::{Arena, ArenaOptions};
 use grpcxx_rdma::{NearPeers, RdmaLinks, RdmaMedium, VerbsAdapter};
-use grpcxx_rpc::{ConnectionLimits, Features, TensorStore};
+use grpcxx_rpc::{Features, TensorStore};
 use grpcxx_shm::ShmMedium;
 use grpcxx_tcp::{Accepted, DriverChoice, TcpOptions, TcpTransport};
 use grpcxx_tls::{LiveCounters, Tls};
