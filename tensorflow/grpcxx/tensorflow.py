@@ -216,6 +216,13 @@ def _check_calls() -> None:
         if not tf.executing_eagerly() and function.graph in _users:
             graph = tf.compat.v1.get_default_graph()
             _check_order(f"an operation on all ranks in {function.graph.name}", graph, is_call=True)
+            if not function.graph._add_control_dependencies:
+                # The order of calls is lost when they are replaced by what is in them.
+                raise ValueError(
+                    f"an operation on all ranks in {function.graph.name} is needed for a gradient that several tapes"
+                    " record, for which TensorFlow has no order: call it outside of functions that a tf.function"
+                    " calls, or take that gradient with one tape, which is not persistent"
+                )
             captured_inputs = [_captured(graph, one) if _is_handle(one) else one for one in captured_inputs]
         return call(function, tensor_inputs, captured_inputs)
 
