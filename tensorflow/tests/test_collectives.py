@@ -97,6 +97,8 @@ def check_order_of_gradients(size, found):
     assert found["twice_direct"] == [2 * right[0]]
     error, text = found["twice_nested"]
     assert error == "ValueError" and "a gradient that several tapes record" in text
+    error, text = found["twice_outside"]
+    assert error == "ValueError" and "several tapes or a persistent one" in text
     assert found["in_loop"] == [2 * right[0]]
     assert found["unlike"] == [right] * 30
 

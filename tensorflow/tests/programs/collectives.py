@@ -179,6 +179,8 @@ def order_of_gradients():
     for loss in (direct, nested):
         second = tf.function(functools.partial(gradient_of, functools.partial(twice, loss)), autograph=False)
         found[f"twice_{loss.__name__}"] = kept(lambda: second(x).numpy().tolist())
+    function = tf.function(direct, autograph=False)
+    found["twice_outside"] = kept(lambda: gradient_of(functools.partial(twice, function), x).numpy().tolist())
     found["in_loop"] = tf.function(in_loop, autograph=False)(x).numpy().tolist()
     # Without delays too: ranks have unlike amounts of work.
     step = tf.function(functools.partial(gradient_of, unlike), autograph=False)
