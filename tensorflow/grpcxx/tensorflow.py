@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.eager.polymorphic_function import concrete_function
 from tensorflow.python.framework import _pywrap_python_op_gen, func_graph, op_def_registry
-from tensorflow.python.ops import cond_v2, while_v2
+from tensorflow.python.ops import cond_v2, gradients_util, while_v2
 
 from . import _library, parallel
 from ._status import Code, Error
@@ -213,9 +213,23 @@ def _check_calls() -> None:
 
     @functools.wraps(call)
     def checked(function, tensor_inputs, captured_inputs):
-        if not tf.executing_eagerly() and function.graph in _users:
+        if tf.executing_eagerly() and function.graph in _users:
+            inputs = [*tensor_inputs, *captured_inputs]
+            if gradients_util.PossibleTapeGradientTypes(inputs) == gradients_util.POSSIBLE_GRADIENT_TYPES_HIGHER_ORDER:
+                raise ValueError(
+                    f"{function.graph.name} holds an operation on all ranks, and several tapes or a persistent one"
+                    " record its call, for which TensorFlow has no order: take the gradients inside of the tf.function"
+                )
+        elif function.graph in _users:
             graph = tf.compat.v1.get_default_graph()
             _check_order(f"an operation on all ranks in {function.graph.name}", graph, is_call=True)
+            if not function.graph._add_control_dependencies:
+                # The order of calls is lost when they are replaced by what is in them.
+                raise ValueError(
+                    f"an operation on all ranks in {function.graph.name} is needed for a gradient that several tapes"
+                    " record, for which TensorFlow has no order: call it outside of functions that a tf.function"
+                    " calls, or take that gradient with one tape, which is not persistent"
+                )
             captured_inputs = [_captured(graph, one) if _is_handle(one) else one for one in captured_inputs]
         return call(function, tensor_inputs, captured_inputs)
 

@@ -94,6 +94,11 @@ def check_order_of_gradients(size, found):
         assert error == "ValueError" and "take the gradient inside of the tf.function that holds" in text, case
     for error, text in found["loops"]:
         assert error == "ValueError" and "gradient of a loop" in text
+    assert found["twice_direct"] == [2 * right[0]]
+    error, text = found["twice_nested"]
+    assert error == "ValueError" and "a gradient that several tapes record" in text
+    error, text = found["twice_outside"]
+    assert error == "ValueError" and "several tapes or a persistent one" in text
     assert found["in_loop"] == [2 * right[0]]
     assert found["unlike"] == [right] * 30
 

@@ -156,6 +156,11 @@ def in_loop(x):
     return tf.while_loop(lambda at, _: at < 2, lambda at, sum: (at + 1, sum + gradient_of(nested, x)), (0, 0 * x))[1]
 
 
+def twice(loss, x):
+    """The gradient of a gradient."""
+    return tf.reduce_sum(gradient_of(lambda x: loss(x * x), x))
+
+
 def gradient_of(loss, x):
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -171,6 +176,11 @@ def order_of_gradients():
         inside = tf.function(functools.partial(gradient_of, loss), autograph=False)
         outside = functools.partial(gradient_of, tf.function(loss, autograph=False))
         found[loss.__name__] = [kept(lambda: step(x).numpy().tolist()) for step in (inside, outside)]
+    for loss in (direct, nested):
+        second = tf.function(functools.partial(gradient_of, functools.partial(twice, loss)), autograph=False)
+        found[f"twice_{loss.__name__}"] = kept(lambda: second(x).numpy().tolist())
+    function = tf.function(direct, autograph=False)
+    found["twice_outside"] = kept(lambda: gradient_of(functools.partial(twice, function), x).numpy().tolist())
     found["in_loop"] = tf.function(in_loop, autograph=False)(x).numpy().tolist()
     # Without delays too: ranks have unlike amounts of work.
     step = tf.function(functools.partial(gradient_of, unlike), autograph=False)
