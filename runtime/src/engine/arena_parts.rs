@@ -2,7 +2,7 @@
 
 use grpcxx_rpc::ConnectionLimits;
 
-use super::EngineOptions;
+use super::options::EngineOptions;
 
 /// What one connection may have, of an arena of so many bytes. A limit that was set is one, also
 /// where the arena itself goes beyond its bytes.
