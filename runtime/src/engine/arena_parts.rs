@@ -2,16 +2,13 @@
 
 use grpcxx_rpc::ConnectionLimits;
 
-use super::options::EngineOptions;
-
 /// What one connection may have, of an arena of so many bytes. A limit that was set is one, also
 /// where the arena itself goes beyond its bytes.
 pub(super) fn connection_limits(
-    options: &EngineOptions,
+    limits: ConnectionLimits,
     capacity_bytes: usize,
     goes_beyond: bool,
 ) -> ConnectionLimits {
-    let limits = options.connection_limits;
     if limits.arena_bytes != u64::MAX {
         return limits;
     }
@@ -22,9 +19,9 @@ pub(super) fn connection_limits(
 }
 
 /// What large requests leave to small ones, of an arena of so many bytes.
-pub(super) fn small_bytes(options: &EngineOptions, capacity_bytes: usize) -> usize {
+pub(super) fn small_bytes(set: Option<usize>, capacity_bytes: usize) -> usize {
     let default_bytes = (capacity_bytes / SMALL_SHARE).min(SMALL_BYTES_MAX);
-    options.small_arena_bytes.unwrap_or(default_bytes)
+    set.unwrap_or(default_bytes)
 }
 
 /// Part of an arena that the unfinished frames of one connection may take, if nothing else is said.

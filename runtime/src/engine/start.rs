@@ -406,11 +406,15 @@ fn make_shard(
     };
     let features = features(&options, &shared_memory, &rdma);
     let capacity_bytes = arena.statistics().capacity_bytes;
-    arena.keep_for_small(small_bytes(&options, capacity_bytes));
+    arena.keep_for_small(small_bytes(options.small_arena_bytes, capacity_bytes));
     let parts = CoreParts {
         index,
         shared,
-        connection_limits: connection_limits(&options, capacity_bytes, goes_beyond),
+        connection_limits: connection_limits(
+            options.connection_limits,
+            capacity_bytes,
+            goes_beyond,
+        ),
         patience: options.patience,
         shares: options.shares.unwrap_or_else(|| {
             default_shares(&options.rendezvous_limits, options.tcp.limits.links)
