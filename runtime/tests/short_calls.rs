@@ -28,22 +28,27 @@ impl Scene {
         let client = Engine::builder().start().unwrap();
         let address = server.start_report().star_address.unwrap().to_string();
         let remote = client.connect(address.as_str()).unwrap();
-        let errand: Arc<Mutex<Option<Errand>>> = Arc::default();
-        let taken = Arc::clone(&errand);
-        server.register_fn("thread", move |_| {
+        let scene = Self {
+            server,
+            _client: client,
+            remote: remote.with_timeout(PATIENCE),
+            errand: Arc::default(),
+        };
+        scene.register();
+        scene
+    }
+
+    /// Registers the function, of which nothing is known then.
+    fn register(&self) {
+        let errand = Arc::clone(&self.errand);
+        self.server.register_fn("thread", move |_| {
             let is_on_shard = thread_name() == SHARD;
-            let errand = is_on_shard.then(|| taken.lock().unwrap().take());
+            let errand = is_on_shard.then(|| errand.lock().unwrap().take());
             if let Some(errand) = errand.flatten() {
                 errand();
             }
             named_thread()
         });
-        Self {
-            server,
-            _client: client,
-            remote: remote.with_timeout(PATIENCE),
-            errand,
-        }
     }
 
     /// The thread that runs the next call.
@@ -138,6 +143,34 @@ fn a_shard_goes_on_while_a_function_blocks_its_thread() {
     assert_eq!(blocked.join().unwrap().unwrap(), SHARD);
     scene.prove_short();
     assert!(scene.server.counters().owners_replaced >= 1);
+}
+
+#[test]
+fn threads_that_were_replaced_leave_nothing_behind() {
+    let scene = Scene::start();
+    let replace = || {
+        scene.register();
+        let replaced = || scene.server.counters().owners_replaced;
+        let before = replaced();
+        let (blocked, go) = scene.block();
+        let until = Instant::now() + PATIENCE;
+        while replaced() == before && Instant::now() < until {
+            thread::yield_now();
+        }
+        drop(go);
+        blocked.join().unwrap().unwrap();
+    };
+    let mappings = || {
+        std::fs::read_to_string("/proc/self/maps")
+            .unwrap()
+            .lines()
+            .count()
+    };
+    (0..5).for_each(|_| replace());
+    let before = mappings();
+    (0..40).for_each(|_| replace());
+    let after = mappings();
+    assert!(after < before + 40, "{before} mappings became {after}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use grpcxx_rpc::Account;
 
 use self::lines::Lines;
 pub(crate) use self::pace::Pace;
-use crate::blame::panic_text;
+use crate::blame::{panic_text, survive};
 
 /// Runs the code of functions away from the shards.
 pub(crate) trait Compute: Send + Sync {
@@ -100,7 +100,11 @@ impl Compute for ComputePool {
 /// dropped.
 pub(crate) fn run(job: Job) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(job)) {
-        let message = panic_text(payload.as_ref());
-        tracing::error!(message, "a function panicked");
+        // What it panicked with may panic too.
+        survive("the log of a panic", || {
+            let message = panic_text(payload.as_ref());
+            tracing::error!(message, "a function panicked");
+            drop(payload);
+        });
     }
 }

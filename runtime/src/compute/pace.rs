@@ -39,11 +39,13 @@ impl Pace {
         let short_calls = self.short_calls.load(Ordering::Relaxed);
         let needed = self.needed.load(Ordering::Relaxed);
         if took <= SHORT_MAX {
-            let short_calls = short_calls.saturating_add(1);
-            self.short_calls.store(short_calls, Ordering::Relaxed);
-            if needed > NEEDED_MIN && short_calls >= needed.saturating_mul(TRUST) {
+            let mut short_calls = short_calls.saturating_add(1);
+            if needed > NEEDED_MIN && short_calls >= needed * TRUST {
                 self.needed.store(needed / 2, Ordering::Relaxed);
+                // The next step back takes as long.
+                short_calls = needed / 2;
             }
+            self.short_calls.store(short_calls, Ordering::Relaxed);
             return;
         }
         self.short_calls.store(0, Ordering::Relaxed);
@@ -107,10 +109,12 @@ mod tests {
             note(&pace, LONG, 3);
             assert!(!pace.is_short(), "{needed}");
         }
-        note(&pace, SHORT, NEEDED_MAX * TRUST);
+        note(&pace, SHORT, NEEDED_MAX * TRUST + 8);
         note(&pace, LONG, 1);
-        note(&pace, SHORT, NEEDED_MAX);
-        assert!(pace.is_short(), "2,048 were forgiven, and doubled");
+        note(&pace, SHORT, NEEDED_MAX - 1);
+        assert!(!pace.is_short(), "2,048 were forgiven, and doubled");
+        note(&pace, SHORT, 1);
+        assert!(pace.is_short());
     }
 
     #[test]

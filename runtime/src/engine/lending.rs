@@ -27,8 +27,13 @@ pub(super) fn choose(options: EngineOptions) -> (EngineOptions, Lending) {
     let asked = options.tcp.driver;
     let may_move = options.service.is_none() && asked != DriverRequest::IoUring;
     let is_on = options.lends_shards && may_move && !options.polling;
-    let runs_short_calls =
-        !is_on && may_move && options.listen.is_some() && options.compute_threads.is_none();
+    // A function that takes long after all would share its CPU with the next owner.
+    let is_pinned = options.pin || options.cpus.is_some();
+    let runs_short_calls = !is_on
+        && may_move
+        && !is_pinned
+        && options.listen.is_some()
+        && options.compute_threads.is_none();
     let why = match is_on {
         true => "threads that wait for calls carry them on",
         false => "threads of shards run short functions",

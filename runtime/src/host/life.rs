@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread, ThreadId};
 
@@ -11,7 +11,7 @@ use super::error::{HostError, panicked};
 use super::options::HostOptions;
 use super::shard_loop::{Dead, ShardLoop};
 use super::tasks::Jobs;
-use crate::blame::blamed;
+use crate::blame::{blamed, survive};
 
 /// Hears which thread is that of a shard.
 pub(crate) trait Presence: Send + Sync {
@@ -28,12 +28,13 @@ pub(super) struct Life {
     presence: Box<dyn Presence>,
     /// Owners and stand-ins, in the order in which they began.
     threads: Mutex<Vec<JoinHandle<()>>>,
-    ended: SyncSender<Ended>,
 }
 
 /// What an owner of a shard knows.
 pub(super) struct Owner<L> {
     pub(super) life: Arc<Life>,
+    /// Hears of the end of the last one.
+    pub(super) ended: SyncSender<Ended>,
     /// Owns the shard on another thread.
     pub(super) go_on: fn(&Owner<L>, Left<L>) -> Outcome<L>,
 }
@@ -59,55 +60,29 @@ pub(super) type Ended = (ThreadId, Result<(), HostError>);
 pub(super) type Outcome<L> = Result<Result<Turned<L>, Dead<Box<L>>>, HostError>;
 
 impl Life {
-    pub(super) fn new(
-        options: HostOptions,
-        presence: impl Presence + 'static,
-    ) -> (Arc<Self>, Receiver<Ended>) {
-        let (ending, ended) = sync_channel(1);
-        let life = Self {
+    pub(super) fn new(options: HostOptions, presence: impl Presence + 'static) -> Arc<Self> {
+        Arc::new(Self {
             options,
             presence: Box::new(presence),
             threads: Mutex::default(),
-            ended: ending,
-        };
-        (Arc::new(life), ended)
+        })
     }
 
     /// Starts a thread, which belongs to the shard.
     pub(super) fn spawn(&self, run: impl FnOnce() + Send + 'static) -> Result<Thread, HostError> {
         let name = self.options.name.clone();
+        // Locked before it begins, since it may start the next one.
+        let mut threads = self.threads();
+        // Each that has ended, and is not joined, keeps its stack.
+        threads.retain(|thread| !thread.is_finished());
         let thread = thread::Builder::new().name(name.clone()).spawn(run);
         let thread = thread.map_err(|error| HostError::Thread {
             name,
             message: error.to_string(),
         })?;
         let started = thread.thread().clone();
-        self.threads().push(thread);
+        threads.push(thread);
         Ok(started)
-    }
-
-    /// Runs an owner to its end. The error is that of the shard, which has ended with it.
-    pub(super) fn own<L: ShardLoop>(&self, run: impl FnOnce() -> Outcome<L>) -> Option<HostError> {
-        let name = self.options.name.clone();
-        let result = match catch_unwind(AssertUnwindSafe(run)) {
-            Ok(Ok(Ok(Turned::Replaced))) => {
-                Beside::end_here();
-                return None;
-            }
-            Ok(Ok(Ok(Turned::Here(_)))) => Ok(()),
-            Ok(Ok(Err(dead))) => {
-                let error = panicked(name, dead.code, dead.panic.as_ref());
-                dead.shard.die(&error);
-                Err(error)
-            }
-            Ok(Err(error)) => Err(error),
-            Err(payload) => Err(panicked(name, blamed(), payload.as_ref())),
-        };
-        // Behind the death: whoever waits for one of the futures shall hear why it ended.
-        Beside::end_here();
-        let error = result.clone().err();
-        let _nobody_waits = self.ended.try_send((thread::current().id(), result));
-        error
     }
 
     /// Waits for the last owner's thread, and for that which stood in for it.
@@ -150,6 +125,33 @@ impl Life {
 }
 
 impl<L: ShardLoop + Send + 'static> Owner<L> {
+    /// Runs an owner to its end. The error is that of the shard, which has ended with it.
+    pub(super) fn own(&self, run: impl FnOnce() -> Outcome<L>) -> Option<HostError> {
+        let name = self.life.options.name.clone();
+        let result = match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(Ok(Ok(Turned::Replaced))) => {
+                Beside::end_here();
+                return None;
+            }
+            Ok(Ok(Ok(Turned::Here(shard)))) => {
+                survive("a shard", || drop(shard));
+                Ok(())
+            }
+            Ok(Ok(Err(dead))) => {
+                let error = panicked(name, dead.code, dead.panic.as_ref());
+                survive("the death of a shard", || dead.shard.die(&error));
+                Err(error)
+            }
+            Ok(Err(error)) => Err(error),
+            Err(payload) => Err(panicked(name, blamed(), payload.as_ref())),
+        };
+        // Behind the death: whoever waits for one of the futures shall hear why it ended.
+        Beside::end_here();
+        let error = result.clone().err();
+        let _nobody_waits = self.ended.try_send((thread::current().id(), result));
+        error
+    }
+
     /// Starts a thread that owns the shard once `watch` has got it.
     pub(super) fn spawn_stand_in(
         &self,
@@ -157,11 +159,12 @@ impl<L: ShardLoop + Send + 'static> Owner<L> {
     ) -> Result<Thread, HostError> {
         let next = Self {
             life: Arc::clone(&self.life),
+            ended: self.ended.clone(),
             go_on: self.go_on,
         };
         self.life.spawn(move || {
             if let Some(left) = watch() {
-                next.life.own(|| (next.go_on)(&next, left));
+                next.own(|| (next.go_on)(&next, left));
             }
         })
     }

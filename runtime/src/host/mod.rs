@@ -44,6 +44,7 @@ pub(crate) use waiter::{Turnable, wait, wait_for};
 
 use self::life::{Ended, Left, Life, Outcome, Owner};
 use self::tasks::FirstTasks;
+use crate::blame::blamed;
 pub use crate::compute::ShortCall;
 use crate::idle::Idle;
 use crate::placement::pin_current_thread;
@@ -84,9 +85,11 @@ where
     F: FnOnce() -> Result<L, ShardError> + Send + 'static,
 {
     let (starting, started) = sync_channel(1);
-    let (life, ended) = Life::new(options, presence);
+    let (ending, ended) = sync_channel(1);
+    let life = Life::new(options, presence);
     let owner = Owner {
         life: Arc::clone(&life),
+        ended: ending,
         go_on,
     };
     life.spawn(move || {
@@ -94,7 +97,7 @@ where
         let started = move || {
             let _nobody_waits = starting.try_send(Ok(()));
         };
-        if let Some(error) = owner.life.own(|| begin(&owner, jobs, make, lend, started)) {
+        if let Some(error) = owner.own(|| begin(&owner, jobs, make, lend, started)) {
             let _nobody_waits = report.try_send(Err(error));
         }
     })?;
@@ -143,10 +146,6 @@ fn go_on<L: ShardLoop + Send + 'static>(owner: &Owner<L>, left: Left<L>) -> Outc
     let Left { mut shard, jobs } = left;
     let options = &owner.life.options;
     owner.life.enter_shard();
-    if let Some(cpu) = options.cpu {
-        // The CPU was there for the first owner.
-        let _ = pin_current_thread(cpu);
-    }
     shard.note_new_owner();
     let first = FirstTasks::new(jobs, options.clock, shard.waker());
     let idle = Idle::new(options.idle);
@@ -181,7 +180,11 @@ impl HostHandle {
                 self.life.join(last_owner);
                 result
             }
-            Err(_) => unreachable!("each owner but those that are replaced tells its end"),
+            Err(_) => Err(HostError::Panicked {
+                name: self.life.options.name.clone(),
+                code: blamed(),
+                message: "its thread ended without a word".to_owned(),
+            }),
         }
     }
 }

@@ -129,7 +129,7 @@ fn run_short_calls<L: ShardLoop + Send + 'static>(
     let Some(mut shard) = place.take() else {
         return;
     };
-    if !beside.is_empty() {
+    if !beside.is_empty() || shard.relies_on_thread() {
         run_elsewhere(&mut *shard);
         *place = Some(shard);
     } else if let Some(jobs) = beside.jobs().take()

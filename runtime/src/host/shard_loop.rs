@@ -75,6 +75,11 @@ pub trait ShardLoop {
         let _ = calls;
     }
 
+    /// Whether code of the program relies on the shard's own thread.
+    fn relies_on_thread(&self) -> bool {
+        false
+    }
+
     /// Another thread owns the shard from now on.
     fn note_new_owner(&mut self) {}
 

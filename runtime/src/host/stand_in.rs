@@ -29,8 +29,9 @@ pub(super) struct StandIn<L> {
     seat: Mutex<Seat<L>>,
     /// Odd while the owner is away.
     absences: AtomicUsize,
-    /// A function waits for something that the shard may have to bring.
-    is_needed: AtomicBool,
+    /// The absence in which a function waits for something that the shard may have to bring; 0 is
+    /// none.
+    needed_in: AtomicUsize,
     /// The stand-in looks no more until it is woken.
     is_asleep: AtomicBool,
     has_ended: AtomicBool,
@@ -53,6 +54,8 @@ struct Seat<L> {
 pub(super) struct Errands<L> {
     stand_in: Arc<StandIn<L>>,
     has_thread: bool,
+    /// The system gave none.
+    has_failed: bool,
 }
 
 impl<L: ShardLoop + Send + 'static> StandIn<L> {
@@ -64,7 +67,7 @@ impl<L: ShardLoop + Send + 'static> StandIn<L> {
                 pace: None,
             }),
             absences: AtomicUsize::new(0),
-            is_needed: AtomicBool::new(false),
+            needed_in: AtomicUsize::new(0),
             is_asleep: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             thread: OnceLock::new(),
@@ -80,6 +83,7 @@ impl<L: ShardLoop + Send + 'static> StandIn<L> {
         let mut spent = Duration::ZERO;
         let away = Away::begin(Waker::from(Arc::clone(self)));
         while spent < AWAY_MAX
+            && !self.is_inherited()
             && let Some(call) = self.next_call()
         {
             run(call.job);
@@ -97,6 +101,7 @@ impl<L: ShardLoop + Send + 'static> StandIn<L> {
     fn leave(&self, mut left: Left<L>) {
         let mut seat = self.lock();
         left.shard.take_short_calls(&mut seat.calls);
+        seat.pace = None;
         seat.left = Some(left);
         drop(seat);
         self.absences.fetch_add(1, Ordering::SeqCst);
@@ -115,11 +120,16 @@ impl<L: ShardLoop + Send + 'static> StandIn<L> {
     }
 
     fn come_back(&self) -> Option<Left<L>> {
-        if self.generation != forks::generation() {
+        if self.is_inherited() {
             return None;
         }
         self.absences.fetch_add(1, Ordering::SeqCst);
         self.take()
+    }
+
+    /// Whether this process is a child of that of the shard.
+    fn is_inherited(&self) -> bool {
+        self.generation != forks::generation()
     }
 
     /// Takes the shard, if it is there, and gives its calls that are left to the pool.
@@ -142,24 +152,25 @@ impl<L: ShardLoop + Send + 'static> StandIn<L> {
     /// Looks after the shard until it is taken from its owner, or that ends.
     pub(super) fn watch(&self) -> Option<Left<L>> {
         let mut seen = 0;
+        let mut seen_at = Instant::now();
         let mut quiet_looks = 0;
         while !self.has_ended.load(Ordering::Acquire) {
-            // The owner may say so again in between, and wakes this thread for that.
-            let is_needed = self.is_needed.load(Ordering::Acquire);
-            if is_needed {
-                self.is_needed.store(false, Ordering::Relaxed);
-            }
             let absences = self.absences.load(Ordering::SeqCst);
-            let is_late = !absences.is_multiple_of(2) && (absences == seen || is_needed);
-            if let Some(left) = is_late.then(|| self.take()).flatten() {
+            let is_away = !absences.is_multiple_of(2);
+            let is_needed = is_away && self.needed_in.load(Ordering::Acquire) == absences;
+            // A thread can wake before its time is over.
+            let is_late = is_away && absences == seen && seen_at.elapsed() >= LOOK_INTERVAL;
+            if (is_late || is_needed)
+                && let Some(left) = self.take()
+            {
                 self.note_late();
                 return Some(left);
             }
-            quiet_looks = match absences == seen {
-                true => quiet_looks + 1,
-                false => 0,
-            };
-            seen = absences;
+            if absences == seen {
+                quiet_looks += 1;
+            } else {
+                (seen, seen_at, quiet_looks) = (absences, Instant::now(), 0);
+            }
             self.rest(seen, quiet_looks >= QUIET_LOOKS_MAX);
         }
         None
@@ -172,7 +183,7 @@ impl<L: ShardLoop + Send + 'static> StandIn<L> {
             // See `leave`.
             fence(Ordering::SeqCst);
         }
-        let is_called = self.is_needed.load(Ordering::Relaxed)
+        let is_called = self.needed_in.load(Ordering::Relaxed) == seen | 1
             || self.has_ended.load(Ordering::Relaxed)
             || is_quiet && self.absences.load(Ordering::Relaxed) != seen;
         match is_called {
@@ -214,7 +225,9 @@ impl<L: ShardLoop + Send + 'static> Wake for StandIn<L> {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.is_needed.store(true, Ordering::Release);
+        // Its thread is that of the owner, which alone counts.
+        let absence = self.absences.load(Ordering::Relaxed);
+        self.needed_in.store(absence, Ordering::Release);
         self.wake_thread();
     }
 }
@@ -224,6 +237,7 @@ impl<L: ShardLoop + Send + 'static> Errands<L> {
         Self {
             stand_in: Arc::new(StandIn::new()),
             has_thread: false,
+            has_failed: false,
         }
     }
 
@@ -245,15 +259,16 @@ impl<L: ShardLoop + Send + 'static> Errands<L> {
 
     /// Whether there is a thread that stands in, which begins with the first calls.
     fn has_thread(&mut self, owner: &Owner<L>) -> bool {
-        if !self.has_thread {
+        if !self.has_thread && !self.has_failed {
             let stand_in = Arc::clone(&self.stand_in);
-            if let Ok(thread) = owner.spawn_stand_in(move || stand_in.watch()) {
+            match owner.spawn_stand_in(move || stand_in.watch()) {
                 #[cfg(not(loom))]
-                self.stand_in.set_thread(thread);
+                Ok(thread) => self.stand_in.set_thread(thread),
                 #[cfg(loom)]
-                drop(thread);
-                self.has_thread = true;
+                Ok(thread) => drop(thread),
+                Err(_) => self.has_failed = true,
             }
+            self.has_thread = !self.has_failed;
         }
         self.has_thread
     }
@@ -276,10 +291,10 @@ pub(super) fn run_elsewhere<L: ShardLoop>(shard: &mut L) {
 
 /// How long the owner runs functions before it turns the shard again. A model has no time.
 const AWAY_MAX: Duration = Duration::from_micros(if cfg!(loom) { u64::MAX } else { 20 });
-/// How often the stand-in looks whether the owner is still away.
-const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+/// How often the stand-in looks whether the owner is still away. A model has no time.
+const LOOK_INTERVAL: Duration = Duration::from_millis(if cfg!(loom) { u64::MAX } else { 1 });
 /// Looks in a row that find nothing new, after which the stand-in sleeps.
-const QUIET_LOOKS_MAX: u32 = if cfg!(loom) { 1 } else { 20 };
+const QUIET_LOOKS_MAX: u32 = if cfg!(loom) { 1 } else { 4 };
 
 #[cfg(all(test, loom))]
 mod model;

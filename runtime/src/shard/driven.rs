@@ -131,6 +131,10 @@ impl<T: Park> ShardLoop for DrivenShard<T> {
         run_elsewhere(&*self.shard.core().shared.compute, calls);
     }
 
+    fn relies_on_thread(&self) -> bool {
+        self.shard.core().mailboxes().are_bound()
+    }
+
     fn note_new_owner(&mut self) {
         self.shard.core().counters().owners_replaced.add(1);
     }
