@@ -38,7 +38,8 @@ impl Lost {
             return Self { status, how };
         }
         let text = match status.reason {
-            Reason::Peer => format!("{name} takes no part any more: {status}"),
+            // It answers, and so stops in order; what it said of that may come later than this.
+            Reason::Peer => format!("{}: {status}", left(name)),
             _ => format!("{name} has died, or left without a word: {status}"),
         };
         Self {
