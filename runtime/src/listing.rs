@@ -248,13 +248,19 @@ mod tests {
         );
     }
 
+    /// A store whose names take 25 MB.
+    fn store_of_long_names() -> TensorStore {
+        let mut store = TensorStore::new(StoreLimits::default());
+        for index in 0..500 {
+            let name = Text::from(format!("{index:0>50000}").as_str());
+            store.put(name, Tensor::scalar(1.0_f32)).unwrap();
+        }
+        store
+    }
+
     #[test]
     fn who_reads_nothing_has_a_part_and_others_go_on() {
-        let mut store = TensorStore::new(StoreLimits::default());
-        let name = |index| Text::from(format!("{index:0>50000}").as_str());
-        for index in 0..500 {
-            store.put(name(index), Tensor::scalar(1.0_f32)).unwrap();
-        }
+        let store = store_of_long_names();
         let mut states = (0..20).map(|_| Arc::new(store.clone()));
         let mut listings = Listings::default();
         let mut unread = Vec::new();
@@ -281,13 +287,10 @@ mod tests {
         assert!(names(&mut listings, &states.next().unwrap(), peer(1)).is_ok());
         assert!(listings.former.is_empty());
     }
+
     #[test]
     fn who_holds_nothing_is_listed_whatever_others_hold() {
-        let mut store = TensorStore::new(StoreLimits::default());
-        for index in 0..500 {
-            let name = Text::from(format!("{index:0>50000}").as_str());
-            store.put(name, Tensor::scalar(1.0_f32)).unwrap();
-        }
+        let store = store_of_long_names();
         let mut listings = Listings::default();
         let mut unread = Vec::new();
         for last in 10..18 {

@@ -238,7 +238,8 @@ def _check_calls() -> None:
 
 def _is_handle(tensor: Any) -> bool:
     with _lock:
-        return any(tensor is handle for handles in _handles.values() for handle in handles.values())
+        # Copied, for a group that is collected meanwhile takes its own away.
+        return any(tensor is handle for handles in list(_handles.values()) for handle in handles.values())
 
 
 _users: weakref.WeakSet[tf.Graph] = weakref.WeakSet()

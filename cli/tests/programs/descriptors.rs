@@ -106,7 +106,7 @@ fn silent(host: u8, door: &str, count: usize) -> Vec<TcpStream> {
     (0..count).map(|_| dial()).collect()
 }
 
-/// The same at the rendezvous socket.
+/// Connections to the rendezvous socket that say nothing.
 fn silent_meetings(name: &str) -> Vec<UnixStream> {
     let address = std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap();
     let (sender, receiver) = channel();
