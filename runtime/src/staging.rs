@@ -44,8 +44,10 @@ pub(crate) enum Act {
 pub(crate) struct StagingLimits {
     /// Most pushes of one connection at once.
     pub(crate) pushes_max: usize,
-    /// Most bytes of one peer.
+    /// Most bytes of one peer while others stage something too.
     pub(crate) bytes_max: u64,
+    /// Most bytes of one peer while no other stages anything.
+    pub(crate) bytes_alone_max: u64,
     /// How long a push waits for its next call.
     pub(crate) patience: Duration,
     /// How long a push lasts in all, and a second more for each MiB of it: one that gets a little
@@ -159,8 +161,13 @@ impl Staging {
         (account, now): (Account, Time),
     ) -> Result<(), Status> {
         self.extend(number, now)?;
-        let bytes_max = self.limits.bytes_max;
-        let admitted = Batch::admit(&self.store.load(), &self.total, account, feeds, bytes_max);
+        let admitted = Batch::admit(
+            &self.store.load(),
+            &self.total,
+            account,
+            feeds,
+            &self.limits,
+        );
         let added = match admitted {
             // What is copied is copied without the lock.
             Ok(batch) => self.append(number, batch.into_private()),

@@ -345,8 +345,8 @@ config! {
          keeps more is closed; from half of them on new connections keep none";
     peer_staged_bytes: Option<u64> = parse::arena_bytes,
         "GRPCXX_PEER_STAGED_BYTES_MAX", "", "bytes", "engine",
-        "most bytes of pushes of one peer that are not complete, 1MiB to 16TiB; unset: half of the \
-         memory that the process may use";
+        "most bytes of pushes of one peer that are not complete, 1MiB to 16TiB; unset: seven \
+         eighths of the memory that the process may use, and half of it while other peers push";
     streams: u32 = parse::positive_count,
         "GRPCXX_STREAMS_MAX", "1024", "streams", "engine",
         "most streams from all peers together that have not ended";

@@ -345,6 +345,7 @@ fn shares(config: &Config) -> PeerShares {
         streams: or(config.peer_streams, (config.streams as usize / 2).max(1)),
         all_streams: config.streams as usize,
         staged_bytes: config.peer_staged_bytes.unwrap_or(parts.staged_bytes),
+        staged_bytes_alone: config.peer_staged_bytes.unwrap_or(parts.staged_bytes_alone),
         ..parts
     }
 }

@@ -32,6 +32,7 @@ impl<A> Core<A> {
             let limits = StagingLimits {
                 pushes_max: shares.staged_pushes,
                 bytes_max: shares.staged_bytes,
+                bytes_alone_max: shares.staged_bytes_alone,
                 patience: shares.staged_patience,
                 life: shares.staged_life,
             };

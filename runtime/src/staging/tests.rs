@@ -10,6 +10,7 @@ const LIFE: Duration = Duration::from_secs(3600);
 const LIMITS: StagingLimits = StagingLimits {
     pushes_max: 2,
     bytes_max: u64::MAX,
+    bytes_alone_max: u64::MAX,
     patience: PATIENCE,
     life: LIFE,
 };
@@ -87,7 +88,7 @@ fn what_is_staged_becomes_visible_at_once() {
 
 #[test]
 fn a_call_that_is_refused_ends_its_push_and_no_other() {
-    let staging = limited(StoreLimits::default().with(|limits| limits.stored_bytes = 80));
+    let staging = limited(StoreLimits::default().with(|limits| limits.stored_bytes = 48));
     staging.stage(1, &[]).unwrap();
     staging.stage(2, &[]).unwrap();
     staging.stage(2, &[("kept", 1)]).unwrap();
@@ -187,10 +188,13 @@ fn one_peer_leaves_others_a_part_of_what_may_be_staged() {
     other.stage_as(2, 1, &[("b", 1)]).unwrap();
     let refused = refused.unwrap().unwrap_err();
     assert_eq!(refused.code, Code::ResourceExhausted);
-    assert!(refused.message.contains("408 bytes"), "{refused}");
+    assert!(refused.message.contains("704 bytes"), "{refused}");
     // What was staged on one connection counts for the peer's others, until it goes.
     let full = other.stage_as(1, 1, &[("c", 1)]).unwrap_err();
-    assert!(full.message.contains("half of what"), "{full}");
+    assert!(
+        full.message.contains("396 bytes in all are its part"),
+        "{full}"
+    );
     drop(hog);
     other.stage_as(2, 2, &[]).unwrap();
     other.stage_as(2, 2, &[("c", 1)]).unwrap();
@@ -200,9 +204,27 @@ fn one_peer_leaves_others_a_part_of_what_may_be_staged() {
 }
 
 #[test]
-fn a_peer_stages_half_of_the_tensors_and_no_more_bytes_than_are_set() {
-    let store_limits = StoreLimits::default().with(|limits| limits.tensors = 5);
+fn a_peer_stages_what_fits_while_it_is_alone_and_leaves_something() {
+    let limits = StoreLimits::default().with(|limits| limits.stored_bytes = 800);
+    let (first, second) = pair(limits);
+    first.stage(1, &[]).unwrap();
+    for _ in 0..80 {
+        first.stage(1, &[("a", 1)]).unwrap();
+    }
+    second.stage_as(2, 1, &[]).unwrap();
+    for _ in 0..10 {
+        second.stage_as(2, 1, &[("b", 1)]).unwrap();
+    }
+    second.stage_as(2, 1, &[("b", 1)]).unwrap_err();
+    first.end(Act::Commit, 1).unwrap();
+}
+
+#[test]
+fn while_others_stage_a_peer_stages_half_of_the_tensors_and_no_more_bytes_than_are_set() {
+    let store_limits = StoreLimits::default().with(|limits| limits.tensors = 6);
     let mut staging = limited(store_limits);
+    staging.stage_as(2, 2, &[]).unwrap();
+    staging.stage_as(2, 2, &[("other", 1)]).unwrap();
     staging.stage(1, &[]).unwrap();
     staging.stage(1, &[("a", 1), ("b", 1), ("c", 1)]).unwrap();
     let many = staging.stage(1, &[("d", 1)]).unwrap_err();

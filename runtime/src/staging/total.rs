@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use foldhash::fast::RandomState;
 use grpcxx_rpc::{Account, Code, Reason, Status, Tensor, TensorStore, Text};
 
-use super::STORE_STAGE;
+use super::{STORE_STAGE, StagingLimits};
 
 /// What all connections of an engine have staged together.
 #[derive(Debug, Default)]
@@ -47,23 +47,23 @@ impl StagedTotal {
         self.lock().all.bytes
     }
 
-    /// Counts what a peer stages. It may have `bytes_max`, and half of what the store and other
-    /// peers leave: so another peer always finds something left.
+    /// Counts what a peer stages. It may have a part of what the store and other peers leave, so
+    /// another peer always finds something left.
     fn admit(
         &self,
         store: &TensorStore,
         account: Account,
         amount: Amount,
-        bytes_max: u64,
+        limits: &StagingLimits,
     ) -> Result<(), Status> {
         let mut ledger = self.lock();
         let before = ledger.of(account);
         let all = ledger.all.plus(amount);
         store.check_staged(all.tensors, all.bytes)?;
         let others = ledger.all.minus(before);
-        let room = Room::of(store, others, bytes_max);
+        let room = Room::of(store, others, limits);
         let wanted = before.plus(amount);
-        if wanted.tensors > room.half.tensors || wanted.bytes > room.half.bytes.min(bytes_max) {
+        if !room.has(wanted) {
             let text = format!("{STORE_STAGE}: {wanted} would be staged by this peer; {room}");
             return Err(Status::new(Code::ResourceExhausted, text).because(Reason::Limit));
         }
@@ -125,14 +125,21 @@ impl Amount {
 
 /// What one peer may stage now.
 struct Room {
-    half: Amount,
+    /// Its part of what is left.
+    part: Amount,
     bytes_max: u64,
     stored_bytes: u64,
     others: Amount,
 }
 
 impl Room {
-    fn of(store: &TensorStore, others: Amount, bytes_max: u64) -> Self {
+    /// Half of what is left while others stage too; a peer that is alone has most of it, since a
+    /// model that fits is to be taken.
+    fn of(store: &TensorStore, others: Amount, allowed: &StagingLimits) -> Self {
+        let (kept_part, bytes_max) = match others.tensors {
+            0 => (8, allowed.bytes_alone_max),
+            _ => (2, allowed.bytes_max),
+        };
         let limits = store.limits();
         let stored_bytes = store.stored_bytes();
         let left_bytes = limits.stored_bytes.saturating_sub(stored_bytes);
@@ -140,20 +147,25 @@ impl Room {
         let left_tensors = limits.tensors.saturating_sub(others.tensors);
         Self {
             // The last tensor may be taken by anybody.
-            half: Amount {
-                tensors: left_tensors.div_ceil(2),
-                bytes: left_bytes.div_ceil(2),
+            part: Amount {
+                tensors: left_tensors - left_tensors / kept_part,
+                bytes: left_bytes - left_bytes / kept_part as u64,
             },
             bytes_max,
             stored_bytes,
             others,
         }
     }
+
+    fn has(&self, wanted: Amount) -> bool {
+        let bytes_max = self.part.bytes.min(self.bytes_max);
+        wanted.tensors <= self.part.tensors && wanted.bytes <= bytes_max
+    }
 }
 
 impl fmt::Display for Room {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.bytes_max < self.half.bytes {
+        if self.bytes_max < self.part.bytes {
             write!(
                 f,
                 "one peer may stage {} bytes (GRPCXX_PEER_STAGED_BYTES_MAX), ",
@@ -162,9 +174,10 @@ impl fmt::Display for Room {
         }
         write!(
             f,
-            "{} are half of what the {} bytes of the store and {} of other peers leave of its \
-             limits; commit or discard what is staged first, or push fewer at once",
-            self.half, self.stored_bytes, self.others
+            "{} are its part of what the {} bytes of the store and {} of other peers leave of the \
+             store's limits; remove what is stored or commit what is staged first, or push fewer at \
+             once",
+            self.part, self.stored_bytes, self.others
         )
     }
 }
@@ -182,13 +195,13 @@ impl Batch {
         total: &Arc<StagedTotal>,
         account: Account,
         feeds: Vec<(Text, Tensor)>,
-        bytes_max: u64,
+        limits: &StagingLimits,
     ) -> Result<Self, Status> {
         for (name, tensor) in &feeds {
             store.check(name, tensor)?;
         }
         let amount = Amount::of(&feeds);
-        total.admit(store, account, amount, bytes_max)?;
+        total.admit(store, account, amount, limits)?;
         Ok(Self {
             tensors: feeds,
             amount,

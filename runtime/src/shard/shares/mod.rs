@@ -47,9 +47,12 @@ pub struct PeerShares {
     pub staged_patience: Duration,
     /// How long a push may be staged in all, and a second more for each MiB of it.
     pub staged_life: Duration,
-    /// Most bytes that one peer stages. Of what the store and other peers leave of the store's
-    /// limits, a peer stages half in any case.
+    /// Most bytes that one peer stages while others stage something too. Of what the store and
+    /// these leave of the store's limits, it stages half in any case.
     pub staged_bytes: u64,
+    /// Most bytes that one peer stages while no other does, and seven eighths of what the store
+    /// leaves of its limits in any case.
+    pub staged_bytes_alone: u64,
 }
 
 impl PeerShares {
@@ -77,7 +80,9 @@ impl PeerShares {
             staged_pushes: STAGED_PUSHES,
             staged_patience: STAGED_PATIENCE,
             staged_life: STAGED_LIFE,
-            staged_bytes: half_of_memory(),
+            staged_bytes: of_memory(|usable_bytes| usable_bytes / 2),
+            // A model that fits is taken, and whoever comes meanwhile finds something left.
+            staged_bytes_alone: of_memory(|usable_bytes| usable_bytes / 8 * 7),
         }
     }
 }
@@ -98,11 +103,11 @@ const STAGED_PATIENCE: Duration = Duration::from_secs(120);
 /// than a client that works needs.
 const STAGED_LIFE: Duration = Duration::from_secs(3600);
 
-/// Half of the memory that this process may use; all, if the system does not tell.
-fn half_of_memory() -> u64 {
+/// A part of the memory that this process may use; all, if the system does not tell.
+fn of_memory(part: impl FnOnce(u64) -> u64) -> u64 {
     match grpcxx_memory::usable_memory_bytes() {
         0 => u64::MAX,
-        usable_bytes => usable_bytes / 2,
+        usable_bytes => part(usable_bytes),
     }
 }
 

@@ -16,6 +16,7 @@ const SHARES: PeerShares = PeerShares {
     staged_patience: Duration::from_secs(1),
     staged_life: Duration::from_secs(1),
     staged_bytes: 1,
+    staged_bytes_alone: 1,
 };
 
 fn request(slot: u32) -> RequestId {
