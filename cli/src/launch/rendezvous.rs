@@ -99,8 +99,9 @@ fn collect(listener: &TcpListener, rendezvous: &Rendezvous) -> Option<Vec<TcpStr
         return None;
     }
     let strangers = Arc::new(AtomicUsize::new(0));
-    while peers.len() < rendezvous.size as usize {
+    while !are_all_here(&mut peers, rendezvous.size) {
         if Instant::now() >= deadline {
+            forget_who_left(&mut peers);
             let reason = missing(rendezvous, &peers).to_string();
             tracing::error!("{reason}");
             for peer in peers.values() {
@@ -120,6 +121,26 @@ fn collect(listener: &TcpListener, rendezvous: &Rendezvous) -> Option<Vec<TcpStr
         answer(&peer.stream, &welcome);
     }
     Some(peers.into_values().map(|peer| peer.stream).collect())
+}
+
+/// Whether each rank is there still, once all have come.
+fn are_all_here(peers: &mut BTreeMap<u32, PendingPeer>, size: u32) -> bool {
+    if peers.len() == size as usize {
+        forget_who_left(peers);
+    }
+    peers.len() == size as usize
+}
+
+/// Drops the ranks that have hung up, such as those of a container that starts again: they may come
+/// once more.
+fn forget_who_left(peers: &mut BTreeMap<u32, PendingPeer>) {
+    peers.retain(|rank, peer| {
+        let has_left = peer.has_left();
+        if has_left {
+            tracing::warn!(peer = %peer.ip, "rank {rank} left before all were there");
+        }
+        !has_left
+    });
 }
 
 /// Takes in those who wait at the door, as many as may be heard at a time. The others keep their
@@ -170,6 +191,22 @@ fn listen_to(stream: TcpStream) -> io::Result<PendingPeer> {
     })
 }
 
+impl PendingPeer {
+    /// Whether it has hung up. It says nothing until all are there, so a byte of it is no end.
+    fn has_left(&self) -> bool {
+        let peek = || {
+            self.stream.set_nonblocking(true)?;
+            let peeked = self.stream.peek(&mut [0]);
+            self.stream.set_nonblocking(false)?;
+            peeked
+        };
+        match peek() {
+            Ok(count) => count == 0,
+            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+        }
+    }
+}
+
 fn admit(peer: PendingPeer, rendezvous: &Rendezvous, peers: &mut BTreeMap<u32, PendingPeer>) {
     let Hello {
         rank, size, job, ..
@@ -181,7 +218,7 @@ fn admit(peer: PendingPeer, rendezvous: &Rendezvous, peers: &mut BTreeMap<u32, P
             "rank 0 waits for {} ranks, but rank {rank} was told of {size}",
             rendezvous.size
         ))
-    } else if *rank >= rendezvous.size || peers.contains_key(rank) {
+    } else if *rank >= rendezvous.size || peers.get(rank).is_some_and(|known| !known.has_left()) {
         Some(format!(
             "rank {rank} is here already, or there is none; each rank comes once"
         ))

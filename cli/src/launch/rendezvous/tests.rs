@@ -3,6 +3,7 @@ mod ports;
 
 use std::io::{Read, Write};
 
+use super::super::message::ORDER_BYTES_MAX;
 use super::super::{End, Member, Roles};
 use super::*;
 use ports::held_address;
@@ -132,6 +133,57 @@ fn a_rendezvous_on_another_host_is_an_error_at_once() {
         text.contains("192.0.2.200:10300") && text.contains("rank 0"),
         "{text}"
     );
+}
+
+/// Comes as a rank whose process ends before all are there.
+fn come_and_leave(place: &Rendezvous, rank: u32) {
+    let stream = TcpStream::connect(&place.address).unwrap();
+    let hello = Hello {
+        job: place.job.clone(),
+        rank,
+        size: place.size,
+        grpc_port: 1,
+        star_port: 2,
+    };
+    message::write(&stream, &hello).unwrap();
+    let mut reader = BufReader::new(&stream);
+    let welcome: Welcome = message::read(&mut reader, ORDER_BYTES_MAX).unwrap();
+    assert!(matches!(welcome, Welcome::Heard));
+}
+
+#[test]
+fn a_rank_that_ended_before_all_were_there_may_come_again() {
+    let place = rendezvous(2, 20_000);
+    let _leader = lead(&place, None).unwrap();
+    come_and_leave(&place, 1);
+    for member in join_all(&place) {
+        assert_eq!(member.addresses()[1].star, 201);
+    }
+}
+
+#[test]
+fn a_rank_that_ended_is_missing_when_the_last_one_comes() {
+    let place = rendezvous(2, 300);
+    let _leader = lead(&place, None).unwrap();
+    come_and_leave(&place, 1);
+    let text = Member::join(&place, 0, [1, 2]).unwrap_err().to_string();
+    assert!(text.contains("rank 1 of 2"), "{text}");
+}
+
+#[test]
+fn a_rank_that_lives_is_not_replaced() {
+    let place = rendezvous(2, 20_000);
+    let _leader = lead(&place, None).unwrap();
+    let (sender, ends) = channel();
+    for ports in [[1, 2], [3, 4]] {
+        let (place, sender) = (place.clone(), sender.clone());
+        thread::spawn(move || sender.send(Member::join(&place, 1, ports)));
+    }
+    // One of them is refused, and the other waits on.
+    let error = ends.recv().unwrap().unwrap_err();
+    assert!(error.to_string().contains("here already"), "{error}");
+    Member::join(&place, 0, [5, 6]).unwrap();
+    ends.recv().unwrap().unwrap();
 }
 
 #[test]
