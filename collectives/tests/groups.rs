@@ -385,6 +385,32 @@ fn a_rank_that_comes_twice_or_expects_another_size_is_refused() {
 }
 
 #[test]
+fn a_rank_that_ended_before_all_were_there_may_come_again() {
+    let mut engines = engines(4, false);
+    let first = address(&engines[0]);
+    let begin = |rank: u32, engine: &Engine| {
+        let builder = Group::builder(rank, 3, first.clone());
+        let builder = builder.join_timeout(Duration::from_secs(60));
+        builder.begin(engine).unwrap()
+    };
+    let spawn = |joining: JoiningGroup| thread::spawn(move || joining.wait().map(|_| ()));
+    let here = spawn(begin(0, &engines[0]));
+    let ended = engines.pop().unwrap();
+    let before = spawn(begin(1, &ended));
+    let asked = |engine: &Engine| engine.counters().requests;
+    while asked(&engines[0]) == 0 {
+        thread::sleep(Duration::from_millis(5));
+    }
+    ended.shutdown(Duration::ZERO).unwrap();
+    before.join().unwrap().unwrap_err();
+    let again = spawn(begin(1, &engines[1]));
+    let last = spawn(begin(2, &engines[2]));
+    for rank in [here, again, last] {
+        rank.join().unwrap().unwrap();
+    }
+}
+
+#[test]
 fn a_rank_is_its_task_by_its_certificate_wherever_it_says_that_it_is() {
     let authority = Authority::new();
     let variables = [("GRPCXX_TLS", "require"), ("GRPCXX_SHM", "off")];

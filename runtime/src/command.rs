@@ -14,6 +14,7 @@ use crate::call::{CallResult, CallSpec};
 use crate::client::{Found, Peer, PeerState};
 use crate::completion::Completion;
 use crate::fate::Fate;
+use crate::function::RequestWatch;
 use crate::inspection::ShardInspection;
 use crate::latency::ShardCalls;
 use crate::service::StreamEnds;
@@ -49,6 +50,11 @@ pub(crate) enum Command {
         origin: Origin,
         result: CallResult,
         taken: Option<Taken>,
+    },
+    /// Let somebody hear what becomes of a request, on the shard where it came from.
+    Watch {
+        origin: Origin,
+        watch: Arc<dyn RequestWatch>,
     },
     /// Receive from a step, on its home shard.
     Receive {
@@ -267,6 +273,7 @@ impl std::fmt::Debug for Command {
             Self::Cancel { .. } => "Cancel",
             Self::Answer { .. } => "Answer",
             Self::Receive { .. } => "Receive",
+            Self::Watch { .. } => "Watch",
             Self::Forget { .. } => "Forget",
             Self::Send { .. } => "Send",
             Self::Restore { .. } => "Restore",

@@ -250,6 +250,15 @@ impl Responder {
         self.origin.map(Origin::shard)
     }
 
+    /// Lets `watch` hear what becomes of the request, in place of who watched it before. It hears of
+    /// a request that is over by now that it was withdrawn.
+    pub fn watch(&self, watch: Arc<dyn RequestWatch>) {
+        if let Some(origin) = self.origin {
+            let command = Command::Watch { origin, watch };
+            self.mailboxes.deliver(origin.shard(), command);
+        }
+    }
+
     /// Lets go of a request that its service declines after all, or has answered in another way.
     pub fn abandon(mut self) {
         self.origin = None;

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use grpcxx_rpc::{
@@ -10,7 +11,8 @@ use grpcxx_rpc::{
 };
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::{
-    Engine, EngineOptions, Later, STORE_LIST, STORE_PULL, STORE_PUSH, Served, Service,
+    Engine, EngineOptions, Function, Later, RequestWatch, Responder, STORE_LIST, STORE_PULL,
+    STORE_PUSH, Served, Service,
 };
 
 fn options(job: &str, shards: usize) -> EngineOptions {
@@ -271,6 +273,77 @@ fn deadlines_cancels_and_shutdown_end_waiting_calls() {
     server.shutdown(grace).unwrap();
     assert!(started.elapsed() < grace);
     assert_eq!(waiting.wait().unwrap_err().code, Code::Unavailable);
+}
+
+/// A function that hands its responders to the test.
+struct Keeping(Sender<Responder>);
+
+impl Function for Keeping {
+    fn call(&self, _call: GraphCall) -> Result<NamedTensors, Status> {
+        unreachable!("it is started")
+    }
+
+    fn start(&self, _call: GraphCall, responder: Responder) {
+        self.0.send(responder).unwrap();
+    }
+
+    fn may_block(&self) -> bool {
+        false
+    }
+}
+
+/// Tells the test that nobody wants an answer any more.
+struct Telling(Sender<()>);
+
+impl RequestWatch for Telling {
+    fn withdrawn(&self) {
+        self.0.send(()).unwrap();
+    }
+}
+
+#[test]
+fn who_keeps_a_responder_hears_when_nobody_waits_for_it_any_more() {
+    let (server, worker) = pair(1);
+    let (keep, kept) = channel();
+    server.register("keep", Arc::new(Keeping(keep)));
+    let client = worker.client();
+    let peer = client.peer(&address(&server)).unwrap();
+    let call = |function| {
+        let call = GraphCall::new(Text::from(function));
+        client.call(&peer, Request::StarRunGraph(Box::new(call)), None)
+    };
+    let watch = |responder: &Responder| {
+        let (tell, told) = channel();
+        responder.watch(Arc::new(Telling(tell)));
+        told
+    };
+    let given_up = call("keep");
+    let responder = kept.recv().unwrap();
+    let told = watch(&responder);
+    drop(given_up);
+    told.recv().unwrap();
+
+    let given_up = call("keep");
+    let responder = kept.recv().unwrap();
+    drop(given_up);
+    // Behind its answer the server knows that the call before was given up.
+    call("none").wait().unwrap_err();
+    watch(&responder).recv().unwrap();
+
+    let answered = call("keep");
+    let responder = kept.recv().unwrap();
+    let told = watch(&responder);
+    responder.answer(Ok(Response::Fetched(NamedTensors::new())));
+    answered.wait().unwrap();
+    call("none").wait().unwrap_err();
+    told.recv().unwrap_err();
+
+    let lost = call("keep");
+    let responder = kept.recv().unwrap();
+    let told = watch(&responder);
+    worker.shutdown(Duration::ZERO).unwrap();
+    told.recv().unwrap();
+    lost.wait().unwrap_err();
 }
 
 #[test]

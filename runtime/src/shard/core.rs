@@ -354,6 +354,7 @@ impl<A> Core<A> {
                 result,
                 taken,
             } => self.answer(origin, result, taken),
+            Command::Watch { origin, watch } => self.watch_if_waiting(origin, watch),
             Command::Receive {
                 origin,
                 step_id,

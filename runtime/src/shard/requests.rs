@@ -205,6 +205,24 @@ impl<A> Core<A> {
         }
     }
 
+    /// Lets somebody hear what becomes of a request that came some time ago.
+    pub(super) fn watch_if_waiting(&mut self, origin: Origin, watch: Arc<dyn RequestWatch>) {
+        let is_waiting = match origin {
+            Origin::Link {
+                server, request, ..
+            } => {
+                let server = self.incoming.servers.find(server);
+                server.is_some_and(|server| server.connection.is_outstanding(request))
+            }
+            Origin::Local { call, .. } => self.outgoing.calls.has(call),
+        };
+        if is_waiting {
+            self.watch(origin, watch);
+        } else {
+            watch.withdrawn();
+        }
+    }
+
     fn watch(&mut self, origin: Origin, watch: Arc<dyn RequestWatch>) {
         match origin {
             Origin::Link {
