@@ -15,6 +15,7 @@ mod completion;
 mod compute;
 pub mod config;
 mod counters;
+mod cpu_time;
 mod descriptors;
 pub mod endpoint_map;
 mod engine;

@@ -17,7 +17,7 @@ pub(super) fn write(
         text,
         name,
         "counter",
-        "CPU time of the thread of each shard.",
+        "CPU time of the threads that each shard has had.",
     )?;
     for (shard, time) in cpu {
         writeln!(text, "{name}{{shard=\"{shard}\"}} {}", time.as_secs_f64())?;
@@ -95,57 +95,9 @@ pub(super) fn write(
     Ok(())
 }
 
-/// The CPU time of each shard's thread, which the system counts. Nothing where it does not tell.
-pub(super) fn cpu_times() -> Vec<(usize, Duration)> {
-    let Ok(threads) = std::fs::read_dir("/proc/self/task") else {
-        return Vec::new();
-    };
-    let mut times: Vec<_> = threads
-        .take(THREADS_MAX)
-        .filter_map(|thread| {
-            let folder = thread.ok()?.path();
-            let name = std::fs::read_to_string(folder.join("comm")).ok()?;
-            let shard = name.trim_end().strip_prefix("grpcxx-")?.parse().ok()?;
-            let told = std::fs::read_to_string(folder.join("schedstat")).ok()?;
-            let ran_ns = told.split_whitespace().next()?.parse().ok()?;
-            Some((shard, Duration::from_nanos(ran_ns)))
-        })
-        .collect();
-    times.sort_unstable();
-    // A process may have several engines; the shards of one index are told as one.
-    times.dedup_by(|next, first| {
-        let is_same = next.0 == first.0;
-        if is_same {
-            first.1 += next.1;
-        }
-        is_same
-    });
-    times
-}
-
-/// Most threads that are looked at.
-const THREADS_MAX: usize = 1 << 14;
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-
-    #[test]
-    fn threads_of_shards_are_told_by_their_names() {
-        let (stop, stopped) = std::sync::mpsc::channel::<()>();
-        let (started, starts) = std::sync::mpsc::channel();
-        let body = move || {
-            started.send(()).unwrap();
-            // Ends when the other end is dropped.
-            let _ = stopped.recv();
-        };
-        let thread = std::thread::Builder::new().name("grpcxx-7".to_owned());
-        let thread = thread.spawn(body).unwrap();
-        starts.recv().unwrap();
-        assert!(cpu_times().iter().any(|(shard, _)| *shard == 7));
-        drop(stop);
-        thread.join().unwrap();
-    }
 
     #[test]
     fn a_task_of_which_no_shard_tells_has_its_families() {

@@ -3,6 +3,7 @@
 use std::fmt::{self, Write};
 
 use super::{calls, shards};
+use crate::cpu_time;
 use crate::inspection::ShardInspection;
 use crate::latency::{LATENCY_BOUNDS_SECONDS, Latency, ShardCalls};
 use crate::service::{Code, MethodReport};
@@ -59,7 +60,7 @@ impl MetricsText {
 
     /// Adds what shards do now, and the CPU time of each.
     pub(super) fn add_shards(&mut self, shards: &[ShardInspection]) {
-        shards::write(shards, &shards::cpu_times(), &mut self.0).expect(TAKES_ALL);
+        shards::write(shards, &cpu_time::of_shards(), &mut self.0).expect(TAKES_ALL);
     }
 
     /// The text.

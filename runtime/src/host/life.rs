@@ -12,6 +12,7 @@ use super::options::HostOptions;
 use super::shard_loop::{Dead, ShardLoop};
 use super::tasks::Jobs;
 use crate::blame::{blamed, survive};
+use crate::cpu_time::EndingThread;
 
 /// Hears which thread is that of a shard.
 pub(crate) trait Presence: Send + Sync {
@@ -75,7 +76,11 @@ impl Life {
         let mut threads = self.threads();
         // Each that has ended, and is not joined, keeps its stack.
         threads.retain(|thread| !thread.is_finished());
-        let thread = thread::Builder::new().name(name.clone()).spawn(run);
+        let counted = || {
+            let _until_it_ends = EndingThread;
+            run();
+        };
+        let thread = thread::Builder::new().name(name.clone()).spawn(counted);
         let thread = thread.map_err(|error| HostError::Thread {
             name,
             message: error.to_string(),
