@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
 use greedy::*;
-use grpcxx_rpc::{Code, RendezvousLimits};
+use grpcxx_rpc::{Code, DType, RendezvousKey, RendezvousLimits, Shape, Tensor};
 use grpcxx_runtime::{Engine, PeerShares, STORE_PULL};
 use stranger::{Hostile, STRANGER};
 
@@ -133,4 +133,50 @@ fn silent_connections_of_one_address_close_none_of_another() {
     // Who comes later has a place too.
     let mut late = Hostile::at(Ipv4Addr::new(127, 0, 0, 4), &server);
     assert_eq!(late.ask(GET_STATUS, 0, &[]).0, 0);
+}
+
+#[test]
+fn idle_connections_that_asked_once_give_way_to_the_next_one() {
+    let shares = PeerShares::of(&RendezvousLimits::default(), 12).with(|shares| {
+        shares.all_connections = 7;
+    });
+    let server = options("ps", 64 * MIB).with(|options| {
+        options.shares = Some(shares);
+        options.patience.progress = Some(Duration::from_millis(200));
+    });
+    let server = Engine::start(server).unwrap();
+    let mut greedy: Vec<Hostile> = (0..6).map(|_| Hostile::at(STRANGER, &server)).collect();
+    for connection in &mut greedy {
+        assert_eq!(connection.ask(GET_STATUS, 0, &[]).0, 0);
+    }
+    let mut other = Hostile::at(Ipv4Addr::new(127, 0, 0, 3), &server);
+    assert_eq!(other.ask(GET_STATUS, 0, &[]).0, 0);
+    // In use as long as its request waits for a tensor.
+    let task = &server.device_attributes().name;
+    let key = RendezvousKey::new(task, server.incarnation(), task, "late");
+    let key = key.unwrap().to_text();
+    greedy[0].begin_receive(1, &key);
+    // As soon as the server has seen that the others are idle.
+    let late = Ipv4Addr::new(127, 0, 0, 4);
+    let until = Instant::now() + PATIENCE;
+    let is_served = |mut late: Hostile| {
+        let asked = late.stream.write_all(&message(GET_STATUS, 0));
+        asked.is_ok() && late.stream.read(&mut [0; 64]).is_ok_and(|count| count > 0)
+    };
+    while !is_served(Hostile::at(late, &server)) {
+        assert!(Instant::now() < until, "nobody gives way");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // One of those that wait for nothing suffices.
+    assert_eq!(server.counters().unused_closed, 1);
+    let has_ended = |connection: &&mut Hostile| {
+        connection.stream.set_nonblocking(true).unwrap();
+        (&connection.stream)
+            .read(&mut [0])
+            .is_ok_and(|count| count == 0)
+    };
+    assert_eq!(greedy[1..].iter_mut().filter(has_ended).count(), 1);
+    let tensor = Tensor::new(DType::UInt8, Shape::new(&[1]).unwrap(), vec![1]).unwrap();
+    server.send(1, key, tensor).unwrap();
+    assert_eq!(greedy[0].read_answer().0, 0);
 }

@@ -12,8 +12,9 @@ use crate::latency::CallSide;
 use crate::policy::Identity;
 use crate::registry::right_of_function;
 use crate::shard::core::Core;
+use crate::shard::leaving::Why;
 use crate::shard::links::Owner;
-use crate::shard::servers::ServerLink;
+use crate::shard::servers::{ServerLink, Unused};
 use crate::shard::shares::{PeerShares, Waits};
 
 impl<A> Core<A> {
@@ -108,8 +109,8 @@ impl<A> Core<A> {
         }
     }
 
-    /// Counts a connection, for which one that has asked for nothing may have to give way: one of
-    /// its peer if that has as many as it may, else one of whoever has most.
+    /// Counts a connection, for which one that nobody uses may have to give way: one of its peer if
+    /// that has as many as it may, else one of whoever has most.
     fn join<T: Transport<Accepted = A>>(
         &mut self,
         account: Account,
@@ -121,7 +122,7 @@ impl<A> Core<A> {
             ..
         } = self.shares;
         let Some(waits) = self.shared.accounts.join(account, &self.shares) else {
-            let gave_way = self.close_silent(account, true, transport);
+            let gave_way = self.close_unused(account, true, transport);
             let waits = gave_way.then(|| self.shared.accounts.join(account, &self.shares));
             return waits.flatten().ok_or_else(|| {
                 format!(
@@ -141,7 +142,7 @@ impl<A> Core<A> {
         Ok(waits)
     }
 
-    /// Closes a silent connection of who has most connections, for one more of this account. Nobody
+    /// Closes an unused connection of who has most connections, for one more of this account. Nobody
     /// gives way who has fewer than that, and no task of the cluster to others.
     #[cold]
     fn make_room<T: Transport<Accepted = A>>(
@@ -150,22 +151,23 @@ impl<A> Core<A> {
         transport: &mut T,
     ) -> bool {
         let authority = &self.shared.authority;
-        let silent = self.incoming.servers.values_mut().filter_map(|server| {
+        let unused = self.incoming.servers.values_mut().filter_map(|server| {
             let of = server.waits.account;
             let may_give_way = of == account || !server.is_task(authority);
-            (server.is_silent() && may_give_way).then_some(of)
+            (server.unused().is_some() && may_give_way).then_some(of)
         });
-        match self.shared.accounts.with_most(silent, account) {
-            Some(greediest) => self.close_silent(greediest, greediest == account, transport),
+        match self.shared.accounts.with_most(unused, account) {
+            Some(greediest) => self.close_unused(greediest, greediest == account, transport),
             None => false,
         }
     }
 
-    /// Closes the connection of a peer that has been silent for longest since it began, so that
-    /// connections which ask for nothing keep no others out; one of a task of the cluster only if
-    /// there is no other, and if it may be. Returns whether there was one on this shard.
+    /// Closes a connection of a peer, so that those which nobody uses keep no others out: first one
+    /// on which nothing was ever asked, then the one that has been idle for longest; one of a task
+    /// of the cluster only if there is no other, and if it may be. Returns whether there was one on
+    /// this shard.
     #[cold]
-    fn close_silent<T: Transport<Accepted = A>>(
+    fn close_unused<T: Transport<Accepted = A>>(
         &mut self,
         account: Account,
         may_be_task: bool,
@@ -173,12 +175,14 @@ impl<A> Core<A> {
     ) -> bool {
         let authority = &self.shared.authority;
         let servers = self.incoming.servers.values_mut();
-        let silent = servers.filter(|server| {
-            let may_give_way = may_be_task || !server.is_task(authority);
-            server.is_silent() && may_give_way && server.waits.account == account
+        let unused = servers.filter_map(|server| {
+            let is_task = server.is_task(authority);
+            let may_give_way = may_be_task || !is_task;
+            let unused = server.unused()?;
+            let order = (is_task, unused, server.since);
+            (may_give_way && server.waits.account == account).then_some((order, server))
         });
-        let Some(server) = silent.min_by_key(|server| (server.is_task(authority), server.since))
-        else {
+        let Some(((_, unused, _), server)) = unused.min_by_key(|(order, _)| *order) else {
             return false;
         };
         server.waits.give_way();
@@ -186,9 +190,13 @@ impl<A> Core<A> {
         self.counters().unused_closed.add(1);
         tracing::warn!(
             %peer,
-            "closing a connection that has asked for nothing, for another one; {MORE_OF_PEER}"
+            "closing a connection on which nothing is asked, for another one; {MORE_OF_PEER}"
         );
-        transport.close(link, false);
+        match unused {
+            Unused::Ever(_) => transport.close(link, false),
+            // What its peer sends meanwhile is not lost: it hears that the connection ends.
+            Unused::Since(_) => self.depart(link, Why::Asked),
+        }
         true
     }
 

@@ -63,6 +63,7 @@ pub(super) struct Looks {
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     first_look: Option<Time>,
+    last_look: Time,
     used_at: Time,
     frames: u64,
     taken_bytes: u64,
@@ -142,8 +143,15 @@ impl Looks {
 }
 
 impl Pace {
+    /// Since when a connection on which so many frames have begun is not in use, if the last look
+    /// saw nothing of it, and nothing has begun since.
+    pub(super) fn idle_since(&self, frames: u64) -> Option<Time> {
+        (self.last_look > self.used_at && frames == self.frames).then_some(self.used_at)
+    }
+
     fn look(&mut self, sight: Sight, looks: &Looks, now: Time) -> Option<Verdict> {
         let first_look = *self.first_look.get_or_insert(now);
+        self.last_look = now;
         let Sight {
             reading, frames, ..
         } = sight;

@@ -75,6 +75,15 @@ pub(super) struct ServerLink {
     pub(super) pace: Pace,
 }
 
+/// How long a peer has asked for nothing on a connection; the least is that which gives way first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Unused {
+    /// Since the connection began.
+    Ever(Time),
+    /// Since it was last in use.
+    Since(Time),
+}
+
 impl<A> Incoming<A> {
     /// Nobody yet, over at most so many links.
     pub(super) fn new(links: usize) -> Self {
@@ -117,9 +126,22 @@ impl<A> Incoming<A> {
 }
 
 impl ServerLink {
-    /// Whether its peer has asked for nothing yet, and it has not given way to another one.
-    pub(super) fn is_silent(&self) -> bool {
-        self.connection.frames() == 0 && !self.waits.has_given_way()
+    /// Since when its peer has asked for nothing. `None` if it is in use, or has given way.
+    pub(super) fn unused(&self) -> Option<Unused> {
+        if self.waits.has_given_way() {
+            return None;
+        }
+        let frames = self.connection.frames();
+        if frames == 0 {
+            return Some(Unused::Ever(self.since));
+        }
+        let stages = |staging: &Arc<Staging>| staging.next_end().is_some();
+        let is_in_use = !self.connection.is_unused()
+            || self.is_held_back
+            || !self.streams.is_empty()
+            || self.staging.as_ref().is_some_and(stages);
+        let idle_since = self.pace.idle_since(frames)?;
+        (!is_in_use).then_some(Unused::Since(idle_since))
     }
 
     /// Whether its peer has proven to belong to the cluster, or is where a task of it is.

@@ -105,6 +105,11 @@ impl Hostile {
 
     /// Sends a request, and returns the status and the payload of its answer.
     pub(crate) fn ask(&mut self, method: i32, metadata: i32, payload: &[u8]) -> (i32, Vec<u8>) {
+        self.send(method, metadata, payload);
+        self.read_answer()
+    }
+
+    fn send(&mut self, method: i32, metadata: i32, payload: &[u8]) {
         self.tag += 1;
         let mut bytes = b"AAAA".to_vec();
         bytes.extend(method.to_le_bytes());
@@ -114,6 +119,10 @@ impl Hostile {
         bytes.extend((payload.len() as u64).to_le_bytes());
         bytes.extend(payload);
         self.stream.write_all(&bytes).unwrap();
+    }
+
+    /// The status and the payload of the answer to the last request.
+    pub(crate) fn read_answer(&mut self) -> (i32, Vec<u8>) {
         let mut head = [0; 32];
         self.stream.read_exact(&mut head).unwrap();
         assert_eq!(&head[..4], b"BBBB");
@@ -166,12 +175,18 @@ impl Hostile {
     }
 
     pub(crate) fn receive(&mut self, step: u8, key: &Text) -> (i32, Vec<u8>) {
+        self.begin_receive(step, key);
+        self.read_answer()
+    }
+
+    /// Asks for a tensor, whose answer comes once it is there.
+    pub(crate) fn begin_receive(&mut self, step: u8, key: &Text) {
         let mut payload = vec![0x08, step, 0x12, key.len() as u8];
         if key.len() > 127 {
             payload = vec![0x08, step, 0x12, key.len() as u8 | 0x80, 1];
         }
         payload.extend(key.as_bytes());
-        self.ask(RECV_TENSOR, 0, &payload)
+        self.send(RECV_TENSOR, 0, &payload);
     }
 
     /// Waits until the engine ends the connection, which it does without a word.
