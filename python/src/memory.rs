@@ -19,6 +19,10 @@ use numpy::npyffi::{
 use numpy::{
     PY_ARRAY_API, PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods,
 };
+use pyo3::ffi::{
+    PyGILState_Ensure, PyGILState_GetThisThreadState, PyGILState_Release, PyGILState_STATE,
+    PyThreadState,
+};
 use pyo3::prelude::*;
 use smallvec::SmallVec;
 
@@ -97,11 +101,7 @@ extern "C" fn release(_: *mut c_void) -> c_int {
 /// Runs code with the interpreter on a thread of the engine; `None` if the interpreter has ended.
 pub(crate) fn attached<R>(code: impl FnOnce(Python<'_>) -> R) -> Option<R> {
     Python::try_attach(|py| {
-        if !HAS_STATE.replace(true) {
-            // SAFETY: the thread has the interpreter. The reference on its state that this adds is
-            // never given back, so that Python does not make another state for each call.
-            unsafe { pyo3::ffi::PyGILState_Ensure() };
-        }
+        KEPT_STATE.with(|kept| kept.keep(py));
         code(py)
     })
 }
@@ -300,9 +300,39 @@ fn new_array<'py>(
 /// Copies of this many bytes take longer than to let go of the interpreter and to take it again.
 const DETACHED_BYTES_MIN: usize = 1 << 18;
 
+/// The state of the interpreter that a thread of the engine keeps until it ends, so that Python
+/// does not make another one for each call.
+struct KeptState(Cell<*mut PyThreadState>);
+
+impl KeptState {
+    fn keep(&self, _: Python<'_>) {
+        if self.0.get().is_null() {
+            // SAFETY: the thread has the interpreter, and gives the reference back at its end.
+            self.0.set(unsafe {
+                PyGILState_Ensure();
+                PyGILState_GetThisThreadState()
+            });
+        }
+    }
+}
+
+impl Drop for KeptState {
+    fn drop(&mut self) {
+        let kept = self.0.get();
+        // SAFETY: it may be called on any thread, at any time. A thread of Python's own has no state
+        // any more by now.
+        let is_here = !kept.is_null() && unsafe { PyGILState_GetThisThreadState() } == kept;
+        if is_here {
+            // SAFETY: the thread has the interpreter, and the reference is the one that it kept.
+            Python::try_attach(|_| unsafe {
+                PyGILState_Release(PyGILState_STATE::PyGILState_LOCKED)
+            });
+        }
+    }
+}
+
 thread_local! {
-    /// Whether this thread of the engine keeps its state of the interpreter.
-    static HAS_STATE: Cell<bool> = const { Cell::new(false) };
+    static KEPT_STATE: KeptState = const { KeptState(Cell::new(ptr::null_mut())) };
 }
 
 /// Whether the main thread was asked to let go of what was dropped.

@@ -107,3 +107,39 @@ def test_a_short_function_may_not_wait():
             with pytest.raises(grpcxx.Error, match="must not wait") as caught:
                 client.call(name)
             assert caught.value.code is Code.FAILED_PRECONDITION
+
+
+COUNTS_STATES = """
+import ctypes, grpcxx, numpy as np
+api = ctypes.pythonapi
+for name, argument in (("PyInterpreterState_Get", []), ("PyInterpreterState_ThreadHead", [ctypes.c_void_p]),
+                       ("PyThreadState_Next", [ctypes.c_void_p])):
+    function = getattr(api, name)
+    function.argtypes, function.restype = argument, ctypes.c_void_p
+
+def states():
+    state, count = api.PyInterpreterState_ThreadHead(api.PyInterpreterState_Get()), 0
+    while state:
+        state, count = api.PyThreadState_Next(state), count + 1
+    return count
+
+def serve():
+    with grpcxx.Server() as server:
+        for short in (True, False):
+            server.register(lambda x: x * 2, name=f"double_{short}", short=short)
+        with grpcxx.Client(server.address) as client:
+            for short in (True, False):
+                assert client.call(f"double_{short}", {"x": np.arange(4)})[3] == 6
+
+before = states()
+for _ in range(8):
+    serve()
+print(before, states())
+"""
+
+
+def test_threads_of_the_engine_leave_no_state_in_the_interpreter():
+    told = subprocess.run([sys.executable, "-c", COUNTS_STATES], capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0, told.stderr
+    before, after = map(int, told.stdout.split())
+    assert after == before, f"{after - before} states are left"
