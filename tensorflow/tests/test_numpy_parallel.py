@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
 
@@ -192,6 +193,36 @@ def test_each_rank_has_its_log(tmp_path):
     program = "from grpcxx import parallel\nprint('I am', parallel.rank(), 'of', parallel.size())\n"
     parallel("-n", 2, "--output", tmp_path / "logs", script(tmp_path, program))
     assert (tmp_path / "logs/rank-1.log").read_text() == "I am 1 of 2\n"
+
+
+def test_a_progress_bar_stays_on_its_line(tmp_path):
+    program = """
+import sys
+from grpcxx import parallel
+
+parallel.group()
+for step in range(3):
+    sys.stderr.write(f"\\r{step}/2")
+    sys.stderr.flush()
+print("\\r\\nlast words", file=sys.stderr)
+sys.exit(3 * parallel.rank())
+"""
+    command = [sys.executable, "-m", "grpcxx.parallel", "-n", "2", "--output", str(tmp_path)]
+    finished = subprocess.run([*command, str(script(tmp_path, program))], capture_output=True, timeout=120, check=False)
+    assert b"\r0/2\r1/2\r2/2\r\nlast words\n" in finished.stderr
+    assert (tmp_path / "rank-0.log").read_bytes().endswith(b"\r0/2\r1/2\r2/2\r\nlast words\n")
+    assert b"of rank 1:\n  2/2\n  last words\n" in finished.stderr, "what the bar has overwritten is not said again"
+
+
+def test_what_has_no_end_of_line_is_shown_as_it_comes(tmp_path):
+    program = "import sys\nprint('go on? ', end='', file=sys.stderr, flush=True)\nsys.stdin.readline()\nsys.exit(3)\n"
+    command = [sys.executable, "-m", "grpcxx.parallel", "-n", "1", str(script(tmp_path, program))]
+    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    with subprocess.Popen(command, **pipes) as launcher:
+        assert select.select([launcher.stderr], [], [], 60)[0]
+        assert launcher.stderr.read1(7) == b"go on? "
+        launcher.communicate(b"yes\n", timeout=60)
+    assert launcher.returncode == 3
 
 
 def test_processes_of_a_launcher_meet_by_its_variables(tmp_path):

@@ -70,13 +70,13 @@ class _Child:
         command += ["--", options.script, *options.arguments]
         # Sets of strings have the same order in all ranks.
         environment = {"PYTHONHASHSEED": "0", **os.environ}
-        self.log: IO[str] | None = None
+        self.log: IO[bytes] | None = None
         output = None if rank == 0 else subprocess.DEVNULL
         if options.output:
             Path(options.output).mkdir(parents=True, exist_ok=True)
             # What was said before a restart stays.
-            path, mode = Path(options.output) / f"rank-{rank}.log", "a" if restart else "w"
-            self.log = open(path, mode, encoding="utf-8", errors="replace")
+            path, mode = Path(options.output) / f"rank-{rank}.log", "ab" if restart else "wb"
+            self.log = open(path, mode)
             output = None if rank == 0 else self.log
         self.process = subprocess.Popen(
             command,
@@ -84,8 +84,6 @@ class _Child:
             stdin=None if rank == 0 else subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
             start_new_session=True,
         )
         cpus = _share(rank, options.processes)
@@ -95,12 +93,27 @@ class _Child:
         self._reader.start()
 
     def _read(self) -> None:
-        for line in iter(lambda: self.process.stderr.readline(LINE_BYTES_MAX), ""):
-            self.last.append(line)
-            for target in (sys.stderr if self.rank == 0 else None, self.log):
-                if target is not None:
-                    target.write(line)
-                    target.flush()
+        """Passes on what comes as it comes: a progress bar has no end of line for a long time."""
+        targets = [target for target in (_own_stderr() if self.rank == 0 else None, self.log) if target is not None]
+        rest = b""
+        for piece in iter(lambda: self.process.stderr.read1(LINE_BYTES_MAX), b""):
+            for target in targets:
+                target.write(piece)
+                target.flush()
+            rest = self._keep(rest + piece)
+        self._keep(rest + b"\n" if rest else b"")
+
+    def _keep(self, text: bytes) -> bytes:
+        """Keeps the lines of a text that others have not overwritten, and returns the last one while it has no end."""
+        lines = text.splitlines(keepends=True)
+        # The end of a line may be `\r\n`, of which a part has come.
+        open_line = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
+        if len(open_line) > LINE_BYTES_MAX:
+            lines.append(open_line)
+            open_line = b""
+        shown = [line.rstrip(b"\r\n") for line in lines if not line.endswith(b"\r")]
+        self.last.extend(line[:LINE_BYTES_MAX].decode(errors="replace") for line in shown)
+        return open_line
 
     def heard(self) -> None:
         """Waits for the last lines, which a process that the rank has started may hold open."""
@@ -140,7 +153,7 @@ def _failed(child: _Child, code: int) -> int:
     print(f"grpcxx.parallel: rank {child.rank} ended with {how}, so the others are stopped", file=sys.stderr)
     if child.rank != 0 and child.last:
         print(f"grpcxx.parallel: the last lines of rank {child.rank}:", file=sys.stderr)
-        print("".join(f"  {line}" for line in child.last).rstrip("\n"), file=sys.stderr)
+        print("\n".join(f"  {line}" for line in child.last), file=sys.stderr)
     return code if code > 0 else 128 - code
 
 
@@ -170,6 +183,10 @@ def _end(children: list[_Child]) -> None:
         child.heard()
         if child.log is not None:
             child.log.close()
+
+
+def _own_stderr() -> IO[bytes] | None:
+    return None if sys.stderr is None else sys.stderr.buffer
 
 
 def _share(rank: int, size: int) -> set[int]:
