@@ -1,10 +1,14 @@
 """Starting a script as several ranks, without TensorFlow."""
 
+import fcntl
 import json
 import os
+import pty
 import select
+import signal
 import subprocess
 import sys
+import termios
 
 import pytest
 from ports import free_port
@@ -223,6 +227,56 @@ def test_what_has_no_end_of_line_is_shown_as_it_comes(tmp_path):
         assert launcher.stderr.read1(7) == b"go on? "
         launcher.communicate(b"yes\n", timeout=60)
     assert launcher.returncode == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_job_that_is_stopped_ends_as_a_shell_says(tmp_path, number):
+    path = script(tmp_path, "import time\nprint('here', flush=True)\ntime.sleep(100)\n")
+    command = [sys.executable, "-m", "grpcxx.parallel", "-n", "1", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout.readline() == "here\n"
+        launcher.send_signal(number)
+        assert launcher.wait(60) == 128 + number
+
+
+def test_a_job_that_is_stopped_while_it_ends_does_not_begin_again(tmp_path, monkeypatch):
+    program = """
+import os, signal
+from grpcxx import parallel
+
+def stop(*_):
+    os.kill(os.getppid(), signal.SIGTERM)
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, stop)
+print("waits", flush=True)
+# Either waits here for the other.
+open("begun", "r" if parallel.rank() == 0 else "w").close()
+if parallel.rank() == 1:
+    os._exit(3)
+signal.pause()
+"""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("begun")
+    finished = parallel("-n", 2, "--restarts", 1, script(tmp_path, program))
+    assert finished.returncode == 128 + signal.SIGTERM, finished.stderr
+    assert finished.stdout == "waits\n"
+
+
+def test_rank_0_is_asked_at_the_terminal(tmp_path):
+    path = script(
+        tmp_path, "from grpcxx import parallel\nif parallel.rank() == 0:\n    print(f'hello {input()}')\nparallel.group()\n"
+    )
+    command = [sys.executable, "-m", "grpcxx.parallel", "-n", "2", str(path)]
+    ours, theirs = pty.openpty()
+    # The terminal is that of the launcher, as under a shell.
+    own = {"start_new_session": True, "preexec_fn": lambda: fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)}
+    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, text=True, **own) as launcher:
+        os.write(ours, b"Ann\n")
+        assert launcher.communicate(timeout=60)[0] == "hello Ann\n"
+    assert launcher.returncode == 0
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_processes_of_a_launcher_meet_by_its_variables(tmp_path):

@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     """Runs the script as `-n` ranks; returns the exit code of the job."""
     held = _held_port()
     rendezvous = options.rendezvous or f"127.0.0.1:{held.getsockname()[1]}"
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         for restart in range(options.restarts + 1):
             code = _attempt(options, rendezvous, restart)
@@ -41,6 +41,8 @@ def run(options: argparse.Namespace) -> int:
         return code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except _Terminated:
+        return 128 + signal.SIGTERM
     finally:
         held.close()
 
@@ -158,13 +160,17 @@ def _failed(child: _Child, code: int) -> int:
 
 
 def _stop(children: list[_Child]) -> None:
-    """Ends all ranks and what they have started, whatever signals come meanwhile."""
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Ends all ranks and what they have started. Signals that come meanwhile are heard after it."""
+    came: list[int] = []
+    numbers = signal.SIGINT, signal.SIGTERM
+    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
     try:
         _end(children)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+    for number in came:
+        signal.raise_signal(number)
 
 
 def _end(children: list[_Child]) -> None:
@@ -208,5 +214,9 @@ def _held_port() -> socket.socket:
     return held
 
 
-def _interrupt(*_) -> None:
-    raise KeyboardInterrupt
+class _Terminated(BaseException):
+    """SIGTERM has come."""
+
+
+def _terminate(*_) -> None:
+    raise _Terminated
