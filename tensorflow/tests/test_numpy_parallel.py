@@ -264,9 +264,8 @@ signal.pause()
 
 
 def test_rank_0_is_asked_at_the_terminal(tmp_path):
-    path = script(
-        tmp_path, "from grpcxx import parallel\nif parallel.rank() == 0:\n    print(f'hello {input()}')\nparallel.group()\n"
-    )
+    program = "from grpcxx import parallel\nparallel.group()\nprint(parallel.rank() or f'hello {input()}')\n"
+    path = script(tmp_path, program)
     command = [sys.executable, "-m", "grpcxx.parallel", "-n", "2", str(path)]
     ours, theirs = pty.openpty()
     # The terminal is that of the launcher, as under a shell.
