@@ -13,6 +13,7 @@ import termios
 import pytest
 from ports import free_port
 
+from grpcxx.parallel import _devices
 from grpcxx.parallel._ranks import RankError, from_environment, of_indexed_job
 
 
@@ -96,6 +97,81 @@ def test_ranks_are_found_in_the_variables_of_launchers(environment, place):
 def test_variables_that_cannot_be_are_named(environment, text):
     with pytest.raises(RankError, match=text):
         from_environment(environment)
+
+
+TASKS = {"cluster": {"worker": ["a:1", "b:2", "a:3", "a:4"]}, "task": {"type": "worker", "index": 3}}
+GIVEN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "7"}
+
+
+@pytest.mark.parametrize(
+    "environment, local_rank",
+    [
+        ({**TORCHRUN, "LOCAL_RANK": "1"}, 1),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, 0),
+        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "2", "LOCAL_RANK": "7"}, 2),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}, 1),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4", "LOCAL_RANK": "2"}, 2),
+        ({"TF_CONFIG": json.dumps(TASKS)}, 2),
+        (GIVEN, None),
+    ],
+)
+def test_launchers_tell_which_rank_of_its_host_one_is(environment, local_rank):
+    assert from_environment(environment).local_rank == local_rank
+
+
+def test_a_script_asks_which_rank_of_its_host_it_is(tmp_path):
+    program = "from grpcxx import parallel\nprint(parallel.local_rank())\n"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "0\n"
+    found = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **GIVEN}, capture_output=True, text=True, check=False
+    )
+    assert "RANK does not tell which rank of its host this is: set LOCAL_RANK" in found.stderr
+    parallel("-n", 2, "--output", tmp_path / "logs", script(tmp_path, program))
+    assert (tmp_path / "logs/rank-1.log").read_text() == "1\n"
+
+
+SEES = """
+import os
+import numpy as np
+from grpcxx import parallel
+
+names = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+mine = " ".join(f"{name[0]}={os.environ[name]}" for name in names if name in os.environ)
+print(*parallel.group().all_gather(np.frombuffer(f"{mine:20}".encode(), np.uint8)[None]).tobytes().decode().split())
+"""
+
+
+@pytest.mark.parametrize(
+    "ranks, told, seen",
+    [
+        (2, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, "C=4,5 C=6,7"),
+        (2, {"CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b"}, "C=GPU-a C=GPU-b"),
+        (3, {"CUDA_VISIBLE_DEVICES": "1,0"}, "C=1 C=1 C=0"),
+        (2, {"CUDA_VISIBLE_DEVICES": "3"}, "C=3 C=3"),
+        (2, {"CUDA_VISIBLE_DEVICES": ""}, "C= C="),
+        (2, {"CUDA_VISIBLE_DEVICES": "0,1,-1,2"}, "C=0 C=1"),
+        (2, {"ROCR_VISIBLE_DEVICES": "2,3"}, "R=2 R=3"),
+        # The first counts devices of the second.
+        (2, {"HIP_VISIBLE_DEVICES": "0,1", "ROCR_VISIBLE_DEVICES": "2,3"}, "H=0 R=2,3 H=1 R=2,3"),
+    ],
+)
+def test_ranks_divide_the_gpus_of_their_host(tmp_path, monkeypatch, ranks, told, seen):
+    for name in _devices.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    finished = parallel("-n", ranks, script(tmp_path, SEES), **told)
+    assert finished.stdout == f"{seen}\n", finished.stderr
+    devices = len(_devices.visible(told)[1])
+    assert (f"{ranks} ranks share {devices} GPU" in finished.stderr) == (0 < devices < ranks)
+
+
+def test_gpus_may_stay_undivided(tmp_path):
+    finished = parallel("-n", 2, "--gpus", "all", script(tmp_path, SEES), CUDA_VISIBLE_DEVICES="0,1")
+    assert "C=0,1 C=0,1" in finished.stdout, finished.stderr
+
+
+def test_without_a_variable_gpus_are_those_of_the_driver(monkeypatch):
+    monkeypatch.setattr(_devices, "_counted", lambda: 3)
+    assert _devices.visible({}) == ("CUDA_VISIBLE_DEVICES", ["0", "1", "2"])
 
 
 def test_ranks_of_prrte_are_told_how_many_they_are():

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+from . import _devices
 from ._script import NOTHING_COMBINED, OTHER_FAILED
 
 # How many last lines of a rank are kept, and how long one may be.
@@ -32,8 +33,9 @@ def run(options: argparse.Namespace) -> int:
     rendezvous = options.rendezvous or f"127.0.0.1:{held.getsockname()[1]}"
     signal.signal(signal.SIGTERM, _terminate)
     try:
+        gpus = _gpus(options)
         for restart in range(options.restarts + 1):
-            code = _attempt(options, rendezvous, restart)
+            code = _attempt(options, rendezvous, restart, gpus)
             if code == 0 or code in FINAL or restart == options.restarts:
                 break
             told = f"restart {restart + 1} of {options.restarts}"
@@ -47,12 +49,12 @@ def run(options: argparse.Namespace) -> int:
         held.close()
 
 
-def _attempt(options: argparse.Namespace, rendezvous: str, restart: int) -> int:
+def _attempt(options: argparse.Namespace, rendezvous: str, restart: int, gpus: list[dict[str, str]]) -> int:
     """Runs the script once, until all ranks have ended or are stopped."""
     children: list[_Child] = []
     try:
         for rank in range(options.processes):
-            children.append(_Child(rank, options, rendezvous, restart))
+            children.append(_Child(rank, options, rendezvous, restart, gpus[rank]))
         return _watch(children)
     finally:
         _stop(children)
@@ -61,7 +63,9 @@ def _attempt(options: argparse.Namespace, rendezvous: str, restart: int) -> int:
 class _Child:
     """One rank. What it says on standard error goes on for rank 0, and is kept for the others."""
 
-    def __init__(self, rank: int, options: argparse.Namespace, rendezvous: str, restart: int):
+    def __init__(
+        self, rank: int, options: argparse.Namespace, rendezvous: str, restart: int, variables: dict[str, str]
+    ):
         self.rank = rank
         self.last: collections.deque[str] = collections.deque(maxlen=LINES_MAX)
         command = [sys.executable, "-m", "grpcxx.parallel", "--child"]
@@ -71,7 +75,7 @@ class _Child:
         command += ["--output", options.output] if options.output else []
         command += ["--", options.script, *options.arguments]
         # Sets of strings have the same order in all ranks.
-        environment = {"PYTHONHASHSEED": "0", **os.environ}
+        environment = {"PYTHONHASHSEED": "0", **os.environ, **variables}
         self.log: IO[bytes] | None = None
         output = None if rank == 0 else subprocess.DEVNULL
         if options.output:
@@ -201,6 +205,21 @@ def _share(rank: int, size: int) -> set[int]:
     if len(cpus) < size:
         return set()
     return set(cpus[rank * len(cpus) // size : (rank + 1) * len(cpus) // size])
+
+
+def _gpus(options: argparse.Namespace) -> list[dict[str, str]]:
+    """What tells each rank its GPUs, unless there is nothing to divide."""
+    size = options.processes
+    if options.gpus == "all":
+        return [{}] * size
+    variable, devices = _devices.visible(os.environ)
+    if 0 < len(devices) < size:
+        count = f"{len(devices)} GPU{'s' * (len(devices) > 1)}"
+        advice = "TF_FORCE_GPU_ALLOW_GROWTH=true keeps TensorFlow from taking all memory of one for one rank"
+        print(f"grpcxx.parallel: {size} ranks share {count}; {advice}", file=sys.stderr)
+    if len(devices) < 2:
+        return [{}] * size
+    return [{variable: ",".join(_devices.share(rank, size, devices))} for rank in range(size)]
 
 
 def _held_port() -> socket.socket:
