@@ -5,10 +5,12 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 from ports import free_port
@@ -261,6 +263,26 @@ def test_a_job_ends_when_its_restarts_are_used_up(tmp_path, monkeypatch):
     assert finished.stderr.count("rank 1 ended with signal SIGKILL") == 3
     assert "(restart 2 of 2)" in finished.stderr
     assert finished.stdout == "from step 0\n" + 2 * "from step 3\n"
+
+
+TARGET = Path(__file__).resolve().parents[2] / "target"
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_ranks_of_grpcxx_launch_train_and_begin_again(tmp_path, monkeypatch, dies):
+    built = [path for path in TARGET.glob("*/grpcxx") if os.access(path, os.X_OK)]
+    program = max(built, key=lambda path: path.stat().st_mtime, default=None) or shutil.which("grpcxx")
+    if program is None:
+        pytest.skip("the program grpcxx is neither built nor installed")
+    monkeypatch.chdir(tmp_path)
+    path = script(tmp_path, RESUMES.replace("DIES", f"{dies} and not os.path.exists('deaths')"))
+    command = [program, "launch", "-n", "2", "--restarts", "3", "--", sys.executable, "-m", "grpcxx.parallel", path]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert finished.returncode == 0, finished.stderr
+    steps = ["from step 0", "from step 3", "sum 36.0"] if dies else ["from step 0", "sum 36.0"]
+    assert finished.stdout.splitlines() == [f"worker:0 | {step}" for step in steps]
+    assert ("rank 1 (worker:1) ended (signal: 9 (SIGKILL))" in finished.stderr) == dies
+    assert finished.stderr.count("rank 1 begins") >= 1 + dies
 
 
 def test_what_would_end_the_same_again_is_not_started_again(tmp_path):
