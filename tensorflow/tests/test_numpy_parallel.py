@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import termios
+import types
 from pathlib import Path
 
 import pytest
@@ -172,8 +173,15 @@ def test_gpus_may_stay_undivided(tmp_path):
 
 
 def test_without_a_variable_gpus_are_those_of_the_driver(monkeypatch):
-    monkeypatch.setattr(_devices, "_counted", lambda: 3)
+    def count(pointer):
+        pointer._obj.value = 3
+        return 0
+
+    driver = types.SimpleNamespace(cuInit=lambda flags: 0, cuDeviceGetCount=count)
+    monkeypatch.setattr(_devices.ctypes, "CDLL", {"libcuda.so.1": driver}.__getitem__)
     assert _devices.visible({}) == ("CUDA_VISIBLE_DEVICES", ["0", "1", "2"])
+    driver.cuInit = lambda flags: 100
+    assert _devices.visible({})[1] == [], "there is a driver, and no device"
 
 
 def test_ranks_of_prrte_are_told_how_many_they_are():
