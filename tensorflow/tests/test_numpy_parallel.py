@@ -335,6 +335,18 @@ def test_what_has_no_end_of_line_is_shown_as_it_comes(tmp_path):
     assert launcher.returncode == 3
 
 
+def test_training_goes_on_when_nobody_reads_what_it_says(tmp_path):
+    program = "import sys, grpcxx.parallel as p\np.group()\nsys.stderr.write(10**6 * 'x')\nprint('done')\n"
+    command = [sys.executable, "-m", "grpcxx.parallel", "-n", "1", str(script(tmp_path, program))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
+        launcher.stderr.close()
+        try:
+            assert launcher.communicate(timeout=60)[0] == "done\n"
+        finally:
+            launcher.terminate()
+    assert launcher.returncode == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_job_that_is_stopped_ends_as_a_shell_says(tmp_path, number):
     path = script(tmp_path, "import time\nprint('here', flush=True)\ntime.sleep(100)\n")

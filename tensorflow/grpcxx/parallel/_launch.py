@@ -82,7 +82,7 @@ class _Child:
             Path(options.output).mkdir(parents=True, exist_ok=True)
             # What was said before a restart stays.
             path, mode = Path(options.output) / f"rank-{rank}.log", "ab" if restart else "wb"
-            self.log = open(path, mode)
+            self.log = open(path, mode, buffering=0)
             output = None if rank == 0 else self.log
         self.process = subprocess.Popen(
             command,
@@ -103,9 +103,8 @@ class _Child:
         targets = [target for target in (_own_stderr() if self.rank == 0 else None, self.log) if target is not None]
         rest = b""
         for piece in iter(lambda: self.process.stderr.read1(LINE_BYTES_MAX), b""):
-            for target in targets:
-                target.write(piece)
-                target.flush()
+            # The rank waits for its words to be taken, so they are even where nobody reads them any more.
+            targets = [target for target in targets if _is_written(target, piece)]
             rest = self._keep(rest + piece)
         self._keep(rest + b"\n" if rest else b"")
 
@@ -196,7 +195,18 @@ def _end(children: list[_Child]) -> None:
 
 
 def _own_stderr() -> IO[bytes] | None:
-    return None if sys.stderr is None else sys.stderr.buffer
+    """Standard error without a buffer, which would keep what cannot be written until the end."""
+    return None if sys.stderr is None else open(sys.stderr.fileno(), "wb", buffering=0, closefd=False)
+
+
+def _is_written(target: IO[bytes], piece: bytes) -> bool:
+    """Whether the target takes a piece, or does not any more."""
+    try:
+        while piece:
+            piece = piece[target.write(piece) :]
+    except OSError:
+        return False
+    return True
 
 
 def _share(rank: int, size: int) -> set[int]:
