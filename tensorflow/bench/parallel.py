@@ -9,7 +9,7 @@ Dense layers of Keras are trained by one loop within `tf.function`. Each side ha
 
 * `apart`: nobody combines gradients. What a step takes longer on the other sides is their communication.
 * `grpcxx`: `python -m grpcxx.parallel`.
-* `strategy`: MultiWorkerMirroredStrategy of TensorFlow, over gRPC.
+* `strategy`: MultiWorkerMirroredStrategy of TensorFlow with its defaults, over gRPC.
 * `mpi`: one all-reduce of mpi4py over Open MPI for all gradients in one buffer, as Horovod fuses them.
 
 All ranks are on this host; each has its share of the CPUs, if there is one for each. Each round measures every side
