@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from ranks import together
 
 import grpcxx
 from grpcxx import Code
@@ -74,6 +75,21 @@ def test_jax_arrays_go_and_come(client, jax, dtype):
     assert lent_bytes(lambda: client.push("x", array)) == (size, 0)
     returned = jax.numpy.asarray(client.pull("x"))
     assert returned.dtype == array.dtype and bool((returned == array).all())
+
+
+def test_jax_arrays_are_combined_and_come_back(jax):
+    mine = jax.numpy.arange(6.0, dtype="bfloat16").reshape(2, 3)
+
+    def code(group):
+        total = group.all_reduce(mine * (group.rank + 1))
+        many = group.all_reduce_many([mine[group.rank], jax.numpy.float32(group.rank)], "max")
+        # What one call returns, the next takes.
+        return [jax.numpy.asarray(array) for array in (total, group.broadcast(jax.numpy.asarray(total)), *many)]
+
+    expected = [3 * mine, 3 * mine, mine[1], jax.numpy.float32(1)]
+    for found in together(2, code):
+        assert [array.dtype for array in found] == [array.dtype for array in expected]
+        assert all(bool((one == other).all()) for one, other in zip(found, expected))
 
 
 class OnDevice:

@@ -1,13 +1,22 @@
 """Starting a script as several ranks, without TensorFlow."""
 
+import fcntl
 import json
 import os
+import pty
+import select
+import shutil
+import signal
 import subprocess
 import sys
+import termios
+import types
+from pathlib import Path
 
 import pytest
 from ports import free_port
 
+from grpcxx.parallel import _devices
 from grpcxx.parallel._ranks import RankError, from_environment, of_indexed_job
 
 
@@ -91,6 +100,88 @@ def test_ranks_are_found_in_the_variables_of_launchers(environment, place):
 def test_variables_that_cannot_be_are_named(environment, text):
     with pytest.raises(RankError, match=text):
         from_environment(environment)
+
+
+TASKS = {"cluster": {"worker": ["a:1", "b:2", "a:3", "a:4"]}, "task": {"type": "worker", "index": 3}}
+GIVEN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "7"}
+
+
+@pytest.mark.parametrize(
+    "environment, local_rank",
+    [
+        ({**TORCHRUN, "LOCAL_RANK": "1"}, 1),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, 0),
+        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "2", "LOCAL_RANK": "7"}, 2),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}, 1),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4", "LOCAL_RANK": "2"}, 2),
+        ({"TF_CONFIG": json.dumps(TASKS)}, 2),
+        (GIVEN, None),
+    ],
+)
+def test_launchers_tell_which_rank_of_its_host_one_is(environment, local_rank):
+    assert from_environment(environment).local_rank == local_rank
+
+
+def test_a_script_asks_which_rank_of_its_host_it_is(tmp_path):
+    program = "from grpcxx import parallel\nprint(parallel.local_rank())\n"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "0\n"
+    found = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **GIVEN}, capture_output=True, text=True, check=False
+    )
+    assert "RANK does not tell which rank of its host this is: set LOCAL_RANK" in found.stderr
+    parallel("-n", 2, "--output", tmp_path / "logs", script(tmp_path, program))
+    assert (tmp_path / "logs/rank-1.log").read_text() == "1\n"
+
+
+SEES = """
+import os
+import numpy as np
+from grpcxx import parallel
+
+names = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+mine = " ".join(f"{name[0]}={os.environ[name]}" for name in names if name in os.environ)
+print(*parallel.group().all_gather(np.frombuffer(f"{mine:20}".encode(), np.uint8)[None]).tobytes().decode().split())
+"""
+
+
+@pytest.mark.parametrize(
+    "ranks, told, seen",
+    [
+        (2, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, "C=4,5 C=6,7"),
+        (2, {"CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b"}, "C=GPU-a C=GPU-b"),
+        (3, {"CUDA_VISIBLE_DEVICES": "1,0"}, "C=1 C=1 C=0"),
+        (2, {"CUDA_VISIBLE_DEVICES": "3"}, "C=3 C=3"),
+        (2, {"CUDA_VISIBLE_DEVICES": ""}, "C= C="),
+        (2, {"CUDA_VISIBLE_DEVICES": "0,1,-1,2"}, "C=0 C=1"),
+        (2, {"ROCR_VISIBLE_DEVICES": "2,3"}, "R=2 R=3"),
+        # The first counts devices of the second.
+        (2, {"HIP_VISIBLE_DEVICES": "0,1", "ROCR_VISIBLE_DEVICES": "2,3"}, "H=0 R=2,3 H=1 R=2,3"),
+    ],
+)
+def test_ranks_divide_the_gpus_of_their_host(tmp_path, monkeypatch, ranks, told, seen):
+    for name in _devices.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    finished = parallel("-n", ranks, script(tmp_path, SEES), **told)
+    assert finished.stdout == f"{seen}\n", finished.stderr
+    devices = len(_devices.visible(told)[1])
+    assert (f"{ranks} ranks share {devices} GPU" in finished.stderr) == (0 < devices < ranks)
+
+
+def test_gpus_may_stay_undivided(tmp_path):
+    finished = parallel("-n", 2, "--gpus", "all", script(tmp_path, SEES), CUDA_VISIBLE_DEVICES="0,1")
+    assert "C=0,1 C=0,1" in finished.stdout, finished.stderr
+
+
+def test_without_a_variable_gpus_are_those_of_the_driver(monkeypatch):
+    def count(pointer):
+        pointer._obj.value = 3
+        return 0
+
+    driver = types.SimpleNamespace(cuInit=lambda flags: 0, cuDeviceGetCount=count)
+    monkeypatch.setattr(_devices.ctypes, "CDLL", {"libcuda.so.1": driver}.__getitem__)
+    assert _devices.visible({}) == ("CUDA_VISIBLE_DEVICES", ["0", "1", "2"])
+    driver.cuInit = lambda flags: 100
+    assert _devices.visible({})[1] == [], "there is a driver, and no device"
 
 
 def test_ranks_of_prrte_are_told_how_many_they_are():
@@ -182,6 +273,26 @@ def test_a_job_ends_when_its_restarts_are_used_up(tmp_path, monkeypatch):
     assert finished.stdout == "from step 0\n" + 2 * "from step 3\n"
 
 
+TARGET = Path(__file__).resolve().parents[2] / "target"
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_ranks_of_grpcxx_launch_train_and_begin_again(tmp_path, monkeypatch, dies):
+    built = [path for path in TARGET.glob("*/grpcxx") if os.access(path, os.X_OK)]
+    program = max(built, key=lambda path: path.stat().st_mtime, default=None) or shutil.which("grpcxx")
+    if program is None:
+        pytest.skip("the program grpcxx is neither built nor installed")
+    monkeypatch.chdir(tmp_path)
+    path = script(tmp_path, RESUMES.replace("DIES", f"{dies} and not os.path.exists('deaths')"))
+    command = [program, "launch", "-n", "2", "--restarts", "3", "--", sys.executable, "-m", "grpcxx.parallel", path]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert finished.returncode == 0, finished.stderr
+    steps = ["from step 0", "from step 3", "sum 36.0"] if dies else ["from step 0", "sum 36.0"]
+    assert finished.stdout.splitlines() == [f"worker:0 | {step}" for step in steps]
+    assert ("rank 1 (worker:1) ended (signal: 9 (SIGKILL))" in finished.stderr) == dies
+    assert finished.stderr.count("rank 1 begins") >= 1 + dies
+
+
 def test_what_would_end_the_same_again_is_not_started_again(tmp_path):
     finished = parallel("-n", 2, "--restarts", 2, script(tmp_path, "print('alone')"))
     assert finished.returncode == 65
@@ -192,6 +303,97 @@ def test_each_rank_has_its_log(tmp_path):
     program = "from grpcxx import parallel\nprint('I am', parallel.rank(), 'of', parallel.size())\n"
     parallel("-n", 2, "--output", tmp_path / "logs", script(tmp_path, program))
     assert (tmp_path / "logs/rank-1.log").read_text() == "I am 1 of 2\n"
+
+
+def test_a_progress_bar_stays_on_its_line(tmp_path):
+    program = """
+import sys
+from grpcxx import parallel
+
+parallel.group()
+for step in range(3):
+    sys.stderr.write(f"\\r{step}/2")
+    sys.stderr.flush()
+print("\\r\\nlast words", file=sys.stderr)
+sys.exit(3 * parallel.rank())
+"""
+    command = [sys.executable, "-m", "grpcxx.parallel", "-n", "2", "--output", str(tmp_path)]
+    finished = subprocess.run([*command, str(script(tmp_path, program))], capture_output=True, timeout=120, check=False)
+    assert b"\r0/2\r1/2\r2/2\r\nlast words\n" in finished.stderr
+    assert (tmp_path / "rank-0.log").read_bytes().endswith(b"\r0/2\r1/2\r2/2\r\nlast words\n")
+    assert b"of rank 1:\n  2/2\n  last words\n" in finished.stderr, "what the bar has overwritten is not said again"
+
+
+def test_what_has_no_end_of_line_is_shown_as_it_comes(tmp_path):
+    program = "import sys\nprint('go on? ', end='', file=sys.stderr, flush=True)\nsys.stdin.readline()\nsys.exit(3)\n"
+    command = [sys.executable, "-m", "grpcxx.parallel", "-n", "1", str(script(tmp_path, program))]
+    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    with subprocess.Popen(command, **pipes) as launcher:
+        assert select.select([launcher.stderr], [], [], 60)[0]
+        assert launcher.stderr.read1(7) == b"go on? "
+        launcher.communicate(b"yes\n", timeout=60)
+    assert launcher.returncode == 3
+
+
+def test_training_goes_on_when_nobody_reads_what_it_says(tmp_path):
+    program = "import sys, grpcxx.parallel as p\np.group()\nsys.stderr.write(10**6 * 'x')\nprint('done')\n"
+    command = [sys.executable, "-m", "grpcxx.parallel", "-n", "1", str(script(tmp_path, program))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
+        launcher.stderr.close()
+        try:
+            assert launcher.communicate(timeout=60)[0] == "done\n"
+        finally:
+            launcher.terminate()
+    assert launcher.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_job_that_is_stopped_ends_as_a_shell_says(tmp_path, number):
+    path = script(tmp_path, "import time\nprint('here', flush=True)\ntime.sleep(100)\n")
+    command = [sys.executable, "-m", "grpcxx.parallel", "-n", "1", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout.readline() == "here\n"
+        launcher.send_signal(number)
+        assert launcher.wait(60) == 128 + number
+
+
+def test_a_job_that_is_stopped_while_it_ends_does_not_begin_again(tmp_path, monkeypatch):
+    program = """
+import os, signal
+from grpcxx import parallel
+
+def stop(*_):
+    os.kill(os.getppid(), signal.SIGTERM)
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, stop)
+print("waits", flush=True)
+# Either waits here for the other.
+open("begun", "r" if parallel.rank() == 0 else "w").close()
+if parallel.rank() == 1:
+    os._exit(3)
+signal.pause()
+"""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("begun")
+    finished = parallel("-n", 2, "--restarts", 1, script(tmp_path, program))
+    assert finished.returncode == 128 + signal.SIGTERM, finished.stderr
+    assert finished.stdout == "waits\n"
+
+
+def test_rank_0_is_asked_at_the_terminal(tmp_path):
+    program = "from grpcxx import parallel\nparallel.group()\nprint(parallel.rank() or f'hello {input()}')\n"
+    path = script(tmp_path, program)
+    command = [sys.executable, "-m", "grpcxx.parallel", "-n", "2", str(path)]
+    ours, theirs = pty.openpty()
+    # The terminal is that of the launcher, as under a shell.
+    own = {"start_new_session": True, "preexec_fn": lambda: fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)}
+    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, text=True, **own) as launcher:
+        os.write(ours, b"Ann\n")
+        assert launcher.communicate(timeout=60)[0] == "hello Ann\n"
+    assert launcher.returncode == 0
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_processes_of_a_launcher_meet_by_its_variables(tmp_path):

@@ -38,6 +38,24 @@ def test_ranks_train_as_one_process_with_the_batch_of_all(ranks, device):
         np.testing.assert_allclose(found["found"][name], values, rtol=2e-4, atol=1e-6, err_msg=name)
 
 
+def test_what_the_script_does_not_seed_is_split_alike_on_all_ranks(tmp_path):
+    script = tmp_path / "split.py"
+    script.write_text(
+        """
+import json
+import torch
+from grpcxx import parallel
+
+training, _validation = torch.utils.data.random_split(range(1000), [800, 200])
+found = parallel.group().all_gather(torch.tensor(training.indices).reshape(1, -1))
+print(json.dumps(found.tolist()))
+"""
+    )
+    first, second = trained("-m", "grpcxx.parallel", "-n", 2, script)
+    assert first == second, "no rank trains with what another validates with"
+    assert first != trained("-m", "grpcxx.parallel", "-n", 2, script)[0], "each job draws its own"
+
+
 @needs_cuda
 def test_tensors_of_a_gpu_are_refused_by_one_clear_line_and_pinned_ones_are_sent():
     import grpcxx

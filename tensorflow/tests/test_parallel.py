@@ -283,6 +283,19 @@ def test_a_callback_that_restores_on_rank_0_alone_restores_for_all(keras, tmp_pa
     assert found == [[8.0], [8.0]]
 
 
+@pytest.mark.parametrize("keras", KERAS)
+def test_statistics_of_batches_are_means_over_all_ranks_when_they_are_used(keras, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(STATISTICS)
+    found, _ = trained(parallel(2, script, tmp_path, **keras_environment(keras)))
+    own, validated, kept, saved = (np.array(found[name]) for name in ("own", "validated", "kept", "saved"))
+    assert (own[0] != own[1]).all(), "each rank has seen batches of its own"
+    for name, values in {"in validation": validated, "after fit": kept}.items():
+        np.testing.assert_allclose(values[0], own.mean(0), rtol=1e-6, err_msg=name)
+        np.testing.assert_array_equal(values[0], values[1], err_msg=name)
+    np.testing.assert_array_equal(saved, kept[0])
+
+
 @pytest.mark.parametrize("kind", ["eager", "function"])
 def test_a_loop_begins_with_what_rank_0_has_restored(kind, tmp_path):
     script = tmp_path / "script.py"
@@ -354,6 +367,40 @@ backup = tf.keras.callbacks.BackupAndRestore(f"{folder}/{rank}")
 model.fit(x, y, batch_size=8, epochs=5, shuffle=False, callbacks=[Count(), backup], verbose=0)
 mine = model.get_weights()[0].reshape(1, -1)
 print(json.dumps({"epochs": epochs, "weights": grpcxx.parallel.group().all_gather(mine).tolist()}))
+"""
+
+STATISTICS = """
+import json, sys
+import numpy as np
+import tensorflow as tf
+import grpcxx.parallel
+
+folder, group = sys.argv[1], grpcxx.parallel.group()
+random = np.random.RandomState(1)
+x, y = random.randn(64, 3).astype(np.float32), random.randn(64, 1).astype(np.float32)
+normalization = tf.keras.layers.BatchNormalization()
+frozen = tf.keras.layers.BatchNormalization(trainable=False)
+inner = tf.keras.Sequential([normalization, frozen])
+model = tf.keras.Sequential([tf.keras.layers.Input((3,)), inner, tf.keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+found = {}
+
+def all_kept():
+    values = [variable.numpy() for variable in (normalization.moving_mean, normalization.moving_variance)]
+    return group.all_gather(np.concatenate(values)[None], tag=1).tolist()
+
+class Keep(tf.keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        found["own"] = all_kept()
+    def on_test_begin(self, logs=None):
+        found["validated"] = all_kept()
+
+saves = tf.keras.callbacks.ModelCheckpoint(folder + "/model.weights.h5", save_weights_only=True)
+model.fit(x, y, batch_size=8, epochs=2, validation_data=(x, y), callbacks=[Keep(), saves], verbose=0)
+found["kept"] = all_kept()
+model.load_weights(folder + "/model.weights.h5")
+found["saved"] = np.concatenate([normalization.moving_mean.numpy(), normalization.moving_variance.numpy()]).tolist()
+print(json.dumps(found))
 """
 
 RESTORES = """

@@ -1,8 +1,8 @@
 """Data-parallel training: one script, run as several ranks.
 
 `python -m grpcxx.parallel -n 4 train.py` runs a script of TensorFlow that knows nothing of it; see docs/parallel.md.
-A script that wants to know asks `rank()` and `size()`, which are 0 and 1 where it runs alone, and may use `group()`
-for operations of its own.
+A script that wants to know asks `rank()`, `size()` and `local_rank()`, which are 0, 1 and 0 where it runs alone, and
+may use `group()` for operations of its own.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from ._ranks import Place, from_environment
+from ._ranks import Place, RankError, from_environment
 
 if TYPE_CHECKING:
     from ..group import Group
 
-__all__ = ["group", "rank", "size"]
+__all__ = ["group", "local_rank", "rank", "size"]
 
 
 def rank() -> int:
@@ -28,6 +28,17 @@ def rank() -> int:
 def size() -> int:
     """How many processes the job has."""
     return _place().size
+
+
+def local_rank() -> int:
+    """The number of this process among those of the job on its host, from 0; it chooses a GPU.
+
+    Raises an error where the launcher does not tell it, and `LOCAL_RANK` is not set.
+    """
+    place = _place()
+    if place.local_rank is None:
+        raise RankError(f"{place.launcher} does not tell which rank of its host this is: set LOCAL_RANK")
+    return place.local_rank
 
 
 def group() -> Group:
@@ -47,7 +58,7 @@ def _join(place: Place) -> Group:
 def _place() -> Place:
     global _current
     if _current is None:
-        _current = from_environment() or Place(0, 1, "127.0.0.1:0")
+        _current = from_environment() or Place(0, 1, "127.0.0.1:0", 0)
     return _current
 
 

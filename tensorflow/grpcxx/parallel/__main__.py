@@ -39,7 +39,9 @@ def _place(options: argparse.Namespace) -> _ranks.Place | None:
     if options.rank is not None:
         if not 0 <= options.rank < options.size:
             raise _ranks.RankError(f"--rank is {options.rank} of {options.size}; ranks begin with 0")
-        found = _ranks.Place(options.rank, options.size, "", launcher="--rank")
+        # All that -n starts are here.
+        local_rank = options.rank if options.child else _ranks.local_rank(os.environ)
+        found = _ranks.Place(options.rank, options.size, "", local_rank, launcher="--rank")
     elif options.local:
         return None
     else:
@@ -96,6 +98,12 @@ def _options() -> argparse.ArgumentParser:
         type=_count,
         default=0,
         help="when a rank has failed, start all of them again, so many times (default: 0)",
+    )
+    parser.add_argument(
+        "--gpus",
+        choices=["share", "all"],
+        default="share",
+        help="which GPUs of this host each rank of -n sees: an equal share of them (default), or all",
     )
     parser.add_argument("--output", metavar="DIR", help="write what rank N says to DIR/rank-N.log")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)

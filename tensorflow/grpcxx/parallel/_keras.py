@@ -1,4 +1,4 @@
-"""Keras 2 and 3: `Model.fit` divides its data, means its logs, and begins with the variables of rank 0."""
+"""Keras 2 and 3: `Model.fit` divides its data, means its logs and statistics, and begins as rank 0 does."""
 
 from __future__ import annotations
 
@@ -45,8 +45,23 @@ def _fit(tf: Any, keras: Any, owner: Any, state: State) -> None:
     class Together(keras.callbacks.Callback):
         """Comes before all other callbacks, which therefore see the same on all ranks."""
 
+        has_trained = False
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.has_trained = True
+
+        def on_test_begin(self, logs=None):
+            # Validation comes before the end of an epoch.
+            self.mean_statistics()
+
         def on_epoch_end(self, epoch, logs=None):
+            self.mean_statistics()
             _mean_logs(state, logs)
+
+        def mean_statistics(self):
+            if self.has_trained:
+                _mean_statistics(state, keras, self.model)
+            self.has_trained = False
 
     class Restored(keras.callbacks.Callback):
         """Comes behind all other callbacks, of which some restore what rank 0 has written."""
@@ -103,6 +118,16 @@ def _begin_as_rank_0(state: State, model: Any) -> None:
     if hasattr(model, "_initial_epoch"):
         restored = np.array([model._initial_epoch or 0], np.int64)
         model._initial_epoch = int(state.group.broadcast(restored, tag=OWN_TAG)[0]) or None
+
+
+def _mean_statistics(state: State, keras: Any, model: Any) -> None:
+    """Gives layers of normalization the means over all ranks of what they keep, as each rank has seen other batches."""
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+    kept = [variable for layer in layers if layer.trainable for variable in layer.non_trainable_variables]
+    if kept:
+        means = state.group.all_reduce_many([variable.numpy() for variable in kept], "mean", tag=OWN_TAG)
+        for variable, mean in zip(kept, means):
+            variable.assign(mean)
 
 
 def _mean_logs(state: State, logs: dict[str, Any] | None) -> None:

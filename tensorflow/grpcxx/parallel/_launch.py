@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+from . import _devices
 from ._script import NOTHING_COMBINED, OTHER_FAILED
 
 # How many last lines of a rank are kept, and how long one may be.
@@ -30,10 +31,11 @@ def run(options: argparse.Namespace) -> int:
     """Runs the script as `-n` ranks; returns the exit code of the job."""
     held = _held_port()
     rendezvous = options.rendezvous or f"127.0.0.1:{held.getsockname()[1]}"
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, _terminate)
     try:
+        gpus = _gpus(options)
         for restart in range(options.restarts + 1):
-            code = _attempt(options, rendezvous, restart)
+            code = _attempt(options, rendezvous, restart, gpus)
             if code == 0 or code in FINAL or restart == options.restarts:
                 break
             told = f"restart {restart + 1} of {options.restarts}"
@@ -41,16 +43,18 @@ def run(options: argparse.Namespace) -> int:
         return code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except _Terminated:
+        return 128 + signal.SIGTERM
     finally:
         held.close()
 
 
-def _attempt(options: argparse.Namespace, rendezvous: str, restart: int) -> int:
+def _attempt(options: argparse.Namespace, rendezvous: str, restart: int, gpus: list[dict[str, str]]) -> int:
     """Runs the script once, until all ranks have ended or are stopped."""
     children: list[_Child] = []
     try:
         for rank in range(options.processes):
-            children.append(_Child(rank, options, rendezvous, restart))
+            children.append(_Child(rank, options, rendezvous, restart, gpus[rank]))
         return _watch(children)
     finally:
         _stop(children)
@@ -59,7 +63,9 @@ def _attempt(options: argparse.Namespace, rendezvous: str, restart: int) -> int:
 class _Child:
     """One rank. What it says on standard error goes on for rank 0, and is kept for the others."""
 
-    def __init__(self, rank: int, options: argparse.Namespace, rendezvous: str, restart: int):
+    def __init__(
+        self, rank: int, options: argparse.Namespace, rendezvous: str, restart: int, variables: dict[str, str]
+    ):
         self.rank = rank
         self.last: collections.deque[str] = collections.deque(maxlen=LINES_MAX)
         command = [sys.executable, "-m", "grpcxx.parallel", "--child"]
@@ -69,14 +75,14 @@ class _Child:
         command += ["--output", options.output] if options.output else []
         command += ["--", options.script, *options.arguments]
         # Sets of strings have the same order in all ranks.
-        environment = {"PYTHONHASHSEED": "0", **os.environ}
-        self.log: IO[str] | None = None
+        environment = {"PYTHONHASHSEED": "0", **os.environ, **variables}
+        self.log: IO[bytes] | None = None
         output = None if rank == 0 else subprocess.DEVNULL
         if options.output:
             Path(options.output).mkdir(parents=True, exist_ok=True)
             # What was said before a restart stays.
-            path, mode = Path(options.output) / f"rank-{rank}.log", "a" if restart else "w"
-            self.log = open(path, mode, encoding="utf-8", errors="replace")
+            path, mode = Path(options.output) / f"rank-{rank}.log", "ab" if restart else "wb"
+            self.log = open(path, mode, buffering=0)
             output = None if rank == 0 else self.log
         self.process = subprocess.Popen(
             command,
@@ -84,8 +90,6 @@ class _Child:
             stdin=None if rank == 0 else subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
             start_new_session=True,
         )
         cpus = _share(rank, options.processes)
@@ -95,12 +99,26 @@ class _Child:
         self._reader.start()
 
     def _read(self) -> None:
-        for line in iter(lambda: self.process.stderr.readline(LINE_BYTES_MAX), ""):
-            self.last.append(line)
-            for target in (sys.stderr if self.rank == 0 else None, self.log):
-                if target is not None:
-                    target.write(line)
-                    target.flush()
+        """Passes on what comes as it comes: a progress bar has no end of line for a long time."""
+        targets = [target for target in (_own_stderr() if self.rank == 0 else None, self.log) if target is not None]
+        rest = b""
+        for piece in iter(lambda: self.process.stderr.read1(LINE_BYTES_MAX), b""):
+            # The rank waits for its words to be taken, so they are even where nobody reads them any more.
+            targets = [target for target in targets if _is_written(target, piece)]
+            rest = self._keep(rest + piece)
+        self._keep(rest + b"\n" if rest else b"")
+
+    def _keep(self, text: bytes) -> bytes:
+        """Keeps the lines of a text that others have not overwritten, and returns the last one while it has no end."""
+        lines = text.splitlines(keepends=True)
+        # The end of a line may be `\r\n`, of which a part has come.
+        open_line = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
+        if len(open_line) > LINE_BYTES_MAX:
+            lines.append(open_line)
+            open_line = b""
+        shown = [line.rstrip(b"\r\n") for line in lines if not line.endswith(b"\r")]
+        self.last.extend(line[:LINE_BYTES_MAX].decode(errors="replace") for line in shown)
+        return open_line
 
     def heard(self) -> None:
         """Waits for the last lines, which a process that the rank has started may hold open."""
@@ -140,18 +158,22 @@ def _failed(child: _Child, code: int) -> int:
     print(f"grpcxx.parallel: rank {child.rank} ended with {how}, so the others are stopped", file=sys.stderr)
     if child.rank != 0 and child.last:
         print(f"grpcxx.parallel: the last lines of rank {child.rank}:", file=sys.stderr)
-        print("".join(f"  {line}" for line in child.last).rstrip("\n"), file=sys.stderr)
+        print("\n".join(f"  {line}" for line in child.last), file=sys.stderr)
     return code if code > 0 else 128 - code
 
 
 def _stop(children: list[_Child]) -> None:
-    """Ends all ranks and what they have started, whatever signals come meanwhile."""
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Ends all ranks and what they have started. Signals that come meanwhile are heard after it."""
+    came: list[int] = []
+    numbers = signal.SIGINT, signal.SIGTERM
+    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
     try:
         _end(children)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+    for number in came:
+        signal.raise_signal(number)
 
 
 def _end(children: list[_Child]) -> None:
@@ -172,12 +194,42 @@ def _end(children: list[_Child]) -> None:
             child.log.close()
 
 
+def _own_stderr() -> IO[bytes] | None:
+    """Standard error without a buffer, which would keep what cannot be written until the end."""
+    return None if sys.stderr is None else open(sys.stderr.fileno(), "wb", buffering=0, closefd=False)
+
+
+def _is_written(target: IO[bytes], piece: bytes) -> bool:
+    """Whether the target takes a piece, or does not any more."""
+    try:
+        while piece:
+            piece = piece[target.write(piece) :]
+    except OSError:
+        return False
+    return True
+
+
 def _share(rank: int, size: int) -> set[int]:
     """The CPUs of a rank: an equal share of those that this process may use, if there is one for each."""
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < size:
         return set()
     return set(cpus[rank * len(cpus) // size : (rank + 1) * len(cpus) // size])
+
+
+def _gpus(options: argparse.Namespace) -> list[dict[str, str]]:
+    """What tells each rank its GPUs, unless there is nothing to divide."""
+    size = options.processes
+    if options.gpus == "all":
+        return [{}] * size
+    variable, devices = _devices.visible(os.environ)
+    if 0 < len(devices) < size:
+        count = f"{len(devices)} GPU{'s' * (len(devices) > 1)}"
+        advice = "TF_FORCE_GPU_ALLOW_GROWTH=true keeps TensorFlow from taking all memory of one for one rank"
+        print(f"grpcxx.parallel: {size} ranks share {count}; {advice}", file=sys.stderr)
+    if len(devices) < 2:
+        return [{}] * size
+    return [{variable: ",".join(_devices.share(rank, size, devices))} for rank in range(size)]
 
 
 def _held_port() -> socket.socket:
@@ -191,5 +243,9 @@ def _held_port() -> socket.socket:
     return held
 
 
-def _interrupt(*_) -> None:
-    raise KeyboardInterrupt
+class _Terminated(BaseException):
+    """SIGTERM has come."""
+
+
+def _terminate(*_) -> None:
+    raise _Terminated

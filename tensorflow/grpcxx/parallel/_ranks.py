@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 
@@ -21,6 +21,8 @@ class Place:
     size: int
     rendezvous: str
     """`host:port` at which rank 0 listens; empty where a launcher does not tell it."""
+    local_rank: int | None = None
+    """The number among the ranks of this host, if a launcher tells it."""
     timeout: float = 600.0
     """How many seconds a rank may keep the others waiting, such as by writing a checkpoint."""
     join_timeout: float = 300.0
@@ -43,8 +45,13 @@ def from_environment(environment: Mapping[str, str] = os.environ, size: int | No
         if place is not None:
             if not 0 <= place.rank < place.size:
                 raise RankError(f"{place.launcher} tells rank {place.rank} of {place.size}, which cannot be")
-            return place
+            return place if place.local_rank is not None else replace(place, local_rank=local_rank(environment))
     return None
+
+
+def local_rank(environment: Mapping[str, str]) -> int | None:
+    """What torchrun tells, and users where a launcher tells nothing."""
+    return _number(environment, "LOCAL_RANK")
 
 
 def of_indexed_job(
@@ -56,7 +63,7 @@ def of_indexed_job(
         return None
     if rank >= size:
         raise RankError(f"JOB_COMPLETION_INDEX is {rank}, and -n is {size}; give the completions of the Job")
-    return Place(rank, size, rendezvous, launcher="Kubernetes")
+    return Place(rank, size, rendezvous, 0, launcher="Kubernetes")
 
 
 def _tf_config(environment: Mapping[str, str]) -> Place | None:
@@ -78,7 +85,10 @@ def _tf_config(environment: Mapping[str, str]) -> Place | None:
         if task["type"] not in cluster:
             raise RankError(f"TF_CONFIG says that this is a {task['type']}, of which the cluster has none")
         addresses = [*chiefs, *workers]
-        return Place(rank, len(addresses), addresses[0], launcher="TF_CONFIG")
+        hosts = [address.rpartition(":")[0] for address in addresses]
+        own = hosts[rank : rank + 1]
+        before_on_host = sum([host] == own for host in hosts[:rank])
+        return Place(rank, len(addresses), addresses[0], before_on_host, launcher="TF_CONFIG")
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise RankError(f"TF_CONFIG cannot be read ({type(error).__name__}: {error}): {text[:200]!r}") from error
 
@@ -120,10 +130,10 @@ def _torch_run(environment: Mapping[str, str]) -> Place | None:
 
 def _numbered(environment: Mapping[str, str]) -> Place | None:
     """Launchers that tell ranks; where rank 0 is, `grpcxx launch` finds out."""
-    for launcher, rank, size in _NUMBERED:
+    for launcher, rank, size, local in _NUMBERED:
         pair = _pair(environment, rank, size)
         if pair is not None:
-            return Place(*pair, "", launcher=launcher)
+            return Place(*pair, "", _number(environment, local), launcher=launcher)
     return None
 
 
@@ -148,7 +158,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 _NUMBERED = (
-    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    ("PMI", "PMI_RANK", "PMI_SIZE"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    ("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
 )

@@ -176,7 +176,11 @@ def _hook(state: State) -> None:
 
         _keras.install(module, state)
 
-    sys.meta_path.insert(0, _Finder({"tensorflow": tensorflow, "keras": keras, "tf_keras": keras}))
+    def torch(module: ModuleType) -> None:
+        module.manual_seed(state.seed)
+
+    hooks = {"tensorflow": tensorflow, "keras": keras, "tf_keras": keras, "torch": torch}
+    sys.meta_path.insert(0, _Finder(hooks))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
