@@ -79,7 +79,33 @@ impl InFlight {
         self.entries.is_empty()
     }
 
-    #[cfg(all(any(test, fuzzing), not(loom)))]
+    /// How far each call has come that has details.
+    #[cfg(debug_assertions)]
+    pub(super) fn stages(&self) -> impl Iterator<Item = (SlotId, Stage)> {
+        self.entries.keys().filter_map(|call| {
+            let details = self.details.get(call.slot as usize)?.as_ref()?;
+            Some((call, details.stage))
+        })
+    }
+
+    /// Panics where details or numbers are left of a call that has ended.
+    #[cfg(debug_assertions)]
+    pub(super) fn check(&self) {
+        let details = || self.details.iter().flatten();
+        assert_eq!(
+            details().count(),
+            self.stages().count(),
+            "details without a call"
+        );
+        let numbered = details().filter(|details| details.number.is_some());
+        assert_eq!(
+            numbered.count(),
+            self.numbers.len(),
+            "numbers without a call"
+        );
+    }
+
+    #[cfg(any(debug_assertions, all(any(test, fuzzing), not(loom))))]
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }

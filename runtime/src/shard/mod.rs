@@ -5,6 +5,8 @@ mod answers;
 #[cfg(all(any(test, fuzzing), not(loom)))]
 mod audit;
 mod calls;
+#[cfg(debug_assertions)]
+mod check;
 mod context;
 mod core;
 mod departures;
@@ -93,6 +95,8 @@ impl<T: Transport> Shard<T> {
             self.stop_listening();
             self.core.wind_down(&mut self.transport);
         }
+        #[cfg(debug_assertions)]
+        self.core.check();
         events
     }
 
@@ -104,6 +108,8 @@ impl<T: Transport> Shard<T> {
         self.core.settle_own();
         self.core.flush(&mut self.transport);
         self.transport.submit();
+        #[cfg(debug_assertions)]
+        self.core.check();
     }
 
     /// When the shard wants its next turn even if nothing happens.

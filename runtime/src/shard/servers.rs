@@ -180,6 +180,18 @@ impl ServerLink {
         }
     }
 
+    /// Whether it says that it has something to do before the turn ends.
+    #[cfg(debug_assertions)]
+    pub(super) fn is_marked(&self) -> bool {
+        self.is_dirty
+    }
+
+    /// When it is looked at next, as far as it knows.
+    #[cfg(debug_assertions)]
+    pub(super) fn armed(&self) -> Option<Time> {
+        self.armed
+    }
+
     /// What carries the connection.
     pub(super) fn medium(&self) -> LinkMedium {
         self.medium

@@ -62,6 +62,12 @@ impl<S: Ord + Copy> Timers<S> {
         self.heap.pop().map(|Reverse((at, subject))| (subject, at))
     }
 
+    /// All times noted, stale ones included.
+    #[cfg(debug_assertions)]
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Time, S)> {
+        self.heap.iter().map(|Reverse(entry)| *entry)
+    }
+
     /// The earliest time noted, stale ones included.
     pub(crate) fn next(&self) -> Option<Time> {
         self.heap.peek().map(|Reverse((at, _))| *at)

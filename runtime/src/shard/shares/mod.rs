@@ -436,6 +436,12 @@ impl Waits {
         (self.accounts).share_of(Arc::clone(&self.streams), counts, shares)
     }
 
+    /// The requests that wait.
+    #[cfg(debug_assertions)]
+    pub(super) fn requests(&self) -> impl Iterator<Item = RequestId> {
+        self.by_request.keys().copied()
+    }
+
     pub(super) fn begin(&mut self, request: RequestId, step_id: i64) {
         self.by_request.insert(request, step_id);
         self.held.waiting.fetch_add(1, Ordering::Relaxed);
