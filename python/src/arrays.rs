@@ -56,7 +56,7 @@ fn plain_tensor(
     was_copied: bool,
 ) -> PyResult<Tensor> {
     let bytes = memory::bytes_of(array);
-    let is_copied = must_copy || bytes < COPY_BELOW_BYTES;
+    let is_copied = must_copy || bytes < LENT_BYTES_MIN;
     let way = match is_copied || was_copied {
         true => Way::Copied,
         false => Way::Lent,
@@ -101,7 +101,7 @@ pub(crate) fn array_of(
     check_size(py, &tensor, descr.itemsize())?;
     let bytes = tensor.data.len();
     let is_ours = tensor.data.is_unique();
-    if bytes < COPY_BELOW_BYTES || access == Access::Writable && !is_ours {
+    if bytes < LENT_BYTES_MIN || access == Access::Writable && !is_ours {
         if bytes > 0 {
             count(Way::Copied, bytes);
         }
@@ -247,4 +247,4 @@ static PREPARED: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static STRINGS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// Below this many bytes a copy costs less than keeping memory for the other side.
-const COPY_BELOW_BYTES: usize = 4096;
+pub(crate) const LENT_BYTES_MIN: usize = 4096;

@@ -50,9 +50,18 @@ impl Pending {
         lock(&self.future).take()
     }
 
-    /// Withdraws the call.
-    fn cancel(&self) {
+    /// Withdraws the call, and waits until nothing uses its arrays.
+    fn cancel(&self, py: Python<'_>) {
         self.cancellation.cancel();
+        if may_wait().is_ok() {
+            py.detach(|| self.ending.await_withdrawn());
+        }
+    }
+
+    /// Whether it can be withdrawn.
+    #[getter]
+    fn is_withdrawable(&self) -> bool {
+        true
     }
 
     /// The result of the call, once, when it has ended.
@@ -76,7 +85,8 @@ pub(crate) trait Begin: Send {
     fn road(&self) -> (&Client, &Peer);
 }
 
-/// Makes a call and waits for its end, without the interpreter. Ctrl-C withdraws the call.
+/// Makes a call and waits for its end, without the interpreter. Ctrl-C withdraws the call; a second
+/// one leaves it while its arrays may still be in use.
 pub(crate) fn wait(py: Python<'_>, departure: impl Begin) -> PyResult<Outcome> {
     checked(py, may_wait())?;
     let ending = Ending::new(None);
@@ -94,6 +104,9 @@ pub(crate) fn wait(py: Python<'_>, departure: impl Begin) -> PyResult<Outcome> {
         }
         if let Err(interrupt) = py.check_signals() {
             cancellation.cancel();
+            while py.detach(wait).is_none() {
+                py.check_signals()?;
+            }
             return Err(interrupt);
         }
         outcome = py.detach(wait);

@@ -1,6 +1,7 @@
 //! What a call asks for, and how what comes becomes its result.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use grpcxx_rpc::{Code, Response, Status, Tensor, Text};
 use numpy::PyUntypedArray;
@@ -97,18 +98,24 @@ impl Wanted {
             return Err(invalid(out.py(), text));
         };
         let mut outs: Vec<_> = self.names.iter().map(|_| None).collect();
+        let mut ranges = Vec::new();
         for pair in named.items()?.iter() {
             let (name, array): (Bound<'_, PyString>, Bound<'_, PyAny>) = pair.extract()?;
             let text = text_of(&name)?;
             let place = self.names.iter().position(|known| known.text == text);
             match place {
-                Some(place) => outs[place] = Some(check_out(&array)?.unbind()),
+                Some(place) => {
+                    let array = check_out(&array)?;
+                    ranges.push((memory::range_of(&array), name.clone()));
+                    outs[place] = Some(array.unbind());
+                }
                 None => {
                     let text = format!("out has memory for {text}, which is not asked for");
                     return Err(invalid(out.py(), text));
                 }
             }
         }
+        check_apart(out.py(), ranges)?;
         Ok(outs)
     }
 
@@ -198,6 +205,23 @@ impl Wanted {
         };
         names().map(take).collect()
     }
+}
+
+/// Refuses arrays that share bytes: each would have some of what came for the other.
+fn check_apart(
+    py: Python<'_>,
+    mut ranges: Vec<(Range<usize>, Bound<'_, PyString>)>,
+) -> PyResult<()> {
+    ranges.retain(|(range, _)| !range.is_empty());
+    ranges.sort_unstable_by_key(|(range, _)| range.start);
+    let overlapping = ranges
+        .windows(2)
+        .find(|pair| pair[1].0.start < pair[0].0.end);
+    let Some([(_, first), (_, second)]) = overlapping else {
+        return Ok(());
+    };
+    let text = format!("out has the same memory for {first} and {second}; give each its own array");
+    Err(invalid(py, text))
 }
 
 impl Name {

@@ -1,7 +1,7 @@
 //! A call under way: where its payload lands, and who hears of its end.
 
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use grpcxx_runtime::{
 };
 use smallvec::SmallVec;
 
-use crate::arrays::without_data;
+use crate::arrays::{LENT_BYTES_MIN, without_data};
 use crate::call::Begin;
 use crate::completions::Report;
 use crate::lock::lock;
-use crate::memory::{Brought, Place};
+use crate::memory::{Brought, Place, copy_of, with_user};
 use crate::pool::for_array;
 
 /// Places for the tensors of a response, by their index; all that is missing has none.
@@ -34,18 +34,21 @@ pub(crate) type Outcome = Result<Arrived, Status>;
 /// Tells who waits for a call, or collects calls, that it has ended.
 pub(crate) struct Ending {
     state: Mutex<State>,
+    over: Condvar,
     report: Option<Report>,
 }
 
 #[derive(Default)]
 struct State {
     outcome: Option<Outcome>,
+    /// Whether the call has ended, though its outcome may have been taken.
+    is_over: bool,
     /// Of the thread that waits.
     waker: Option<Waker>,
 }
 
-/// Whoever may still write to memory of Python holds an ownership, and so does the engine until the
-/// call has its result: the call ends when the last one is gone.
+/// Whoever may still read or write memory of Python holds an ownership, and so does the engine until
+/// the call has its result: the call ends when the last one is gone.
 struct Flight {
     this: Weak<Self>,
     ending: Arc<Ending>,
@@ -56,6 +59,11 @@ struct Flight {
     landed: Mutex<SmallVec<[usize; 1]>>,
     road: (Client, Peer),
 }
+
+/// The ownership of a flight that the arrays hold which are sent. It has none before the flight
+/// begins.
+#[derive(Clone, Default)]
+struct Loan(Arc<Mutex<Option<Arc<Flight>>>>);
 
 /// A call that is ready to begin.
 pub(crate) struct Departure {
@@ -73,11 +81,13 @@ impl Begin for Departure {
         let Self {
             client,
             peer,
-            request,
+            mut request,
             timeout,
             places,
             brings_memory,
         } = self;
+        let loan = Loan::default();
+        let is_lent = loan.lend(&mut request, peer.is_self());
         let flight = Arc::new_cyclic(|this| Flight {
             this: this.clone(),
             ending: Arc::clone(ending),
@@ -89,6 +99,10 @@ impl Begin for Departure {
             road: (client.clone(), peer.clone()),
         });
         let noted = Arc::downgrade(&flight);
+        if is_lent {
+            *lock(&loan.0) = Some(Arc::clone(&flight));
+        }
+        drop(loan);
         let spec = CallSpec::new(&peer, request)
             .with_timeout(timeout)
             .with_cancellation(cancellation);
@@ -104,13 +118,48 @@ impl Begin for Departure {
     }
 }
 
+impl Loan {
+    /// Lets the arrays of a request hold this until they are used no more. A task that is called by
+    /// itself gets copies: it may keep what it gets. Returns whether there are such arrays.
+    fn lend(&self, request: &mut Request, is_self: bool) -> bool {
+        let Request::StarRunGraph(call) = request else {
+            return false;
+        };
+        let mut is_lent = false;
+        for (_, tensor) in call.feeds.iter_mut() {
+            if tensor.data.len() < LENT_BYTES_MIN {
+                continue;
+            }
+            if is_self {
+                tensor.data = copy_of(&tensor.data);
+                continue;
+            }
+            let data = std::mem::take(&mut tensor.data);
+            tensor.data = with_user(data, self.clone());
+            is_lent = true;
+        }
+        is_lent
+    }
+}
+
 impl Ending {
     /// The end of one call, which `report` hears of too.
     pub(crate) fn new(report: Option<Report>) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::default(),
+            over: Condvar::new(),
             report,
         })
+    }
+
+    /// Waits for the end of a call that was withdrawn: until then its arrays are in use.
+    pub(crate) fn await_withdrawn(&self) {
+        let state = lock(&self.state);
+        let is_under_way = |state: &mut State| !state.is_over;
+        let waited = self
+            .over
+            .wait_timeout_while(state, WITHDRAWN_TIME_MAX, is_under_way);
+        drop(waited);
     }
 
     /// What the call ended in, if it has ended and nobody has asked before.
@@ -141,8 +190,10 @@ impl Ending {
         let waker = {
             let mut state = lock(&self.state);
             state.outcome = Some(outcome);
+            state.is_over = true;
             state.waker.take()
         };
+        self.over.notify_all();
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -177,8 +228,8 @@ impl Flight {
         Arrived { response, landed }
     }
 
-    /// Sees to it that a peer which stops in the middle of a payload does not keep the memory of
-    /// Python.
+    /// Sees to it that a peer which stops in the middle of a payload, at either end, does not keep
+    /// the memory of Python.
     fn take_memory_back(&self) {
         let waiting = self.this.clone();
         let wait = move || {
@@ -187,7 +238,7 @@ impl Flight {
                 let (client, peer) = &flight.road;
                 tracing::warn!(
                     peer = peer.address(),
-                    "closing the connection, on which the payload of a call that has failed does not arrive"
+                    "closing the connection, on which the payload of a call that has failed does not move"
                 );
                 client.disconnect(peer);
             }
@@ -272,3 +323,6 @@ fn tensor_at(response: &mut Response, index: usize) -> Option<&mut Tensor> {
 
 /// How long the payload of a call that has failed may take to arrive while its memory is Python's.
 const STUCK_TIME: Duration = Duration::from_secs(2);
+
+/// How long the end of a call that was withdrawn is awaited: longer than its arrays can be in use.
+const WITHDRAWN_TIME_MAX: Duration = Duration::from_secs(4);

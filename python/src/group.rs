@@ -193,8 +193,11 @@ impl PendingOperation {
         lock(&self.future).take()
     }
 
-    /// The group goes on: the other ranks wait for this one.
-    fn cancel(&self) {}
+    /// Whether it can be withdrawn: it goes on, for the other ranks wait for this one.
+    #[getter]
+    fn is_withdrawable(&self) -> bool {
+        false
+    }
 
     /// The result of the operation, once, when it has ended.
     fn result<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {

@@ -7,6 +7,7 @@
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -118,6 +119,21 @@ pub(crate) fn lent(array: &Bound<'_, PyUntypedArray>, bytes: usize) -> Buffer {
     unsafe { Buffer::from_foreign(start, bytes, Box::new(held)) }
 }
 
+/// The same memory, which keeps `user` too until nobody uses it any more.
+pub(crate) fn with_user(buffer: Buffer, user: impl Send + 'static) -> Buffer {
+    let Some(start) = NonNull::new(buffer.as_ptr().cast_mut()) else {
+        return buffer;
+    };
+    let len = buffer.len();
+    // SAFETY: the buffer keeps its bytes as they are until it is dropped, with the user.
+    unsafe { Buffer::from_foreign(start, len, Box::new((user, buffer))) }
+}
+
+/// Bytes that somebody else may change later, as they are now.
+pub(crate) fn copy_of(data: &[u8]) -> Buffer {
+    pool::lendable_copy(data).unwrap_or_else(|| Buffer::from(data.to_vec()))
+}
+
 /// The bytes of a contiguous array as they are now.
 pub(crate) fn copied(array: &Bound<'_, PyUntypedArray>, bytes: usize) -> Buffer {
     assert!(array.is_c_contiguous(), "the array has gaps");
@@ -125,8 +141,13 @@ pub(crate) fn copied(array: &Bound<'_, PyUntypedArray>, bytes: usize) -> Buffer 
         return Buffer::new();
     }
     // SAFETY: a contiguous array has so many bytes there, and this thread has the interpreter.
-    let data = unsafe { std::slice::from_raw_parts(data_of(array), bytes) };
-    pool::lendable_copy(data).unwrap_or_else(|| Buffer::from(data.to_vec()))
+    copy_of(unsafe { std::slice::from_raw_parts(data_of(array), bytes) })
+}
+
+/// The addresses of the bytes of a contiguous array.
+pub(crate) fn range_of(array: &Bound<'_, PyUntypedArray>) -> Range<usize> {
+    let start = data_of(array).addr();
+    start..start + bytes_of(array)
 }
 
 impl Place {

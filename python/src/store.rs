@@ -115,7 +115,8 @@ impl Engine {
         future: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.core().check_open(py)?;
-        let wanted = Wanted::one(out, Access::Shared)?;
+        // Its sender may go on with the memory of what it sent.
+        let wanted = Wanted::one(out, Access::Writable)?;
         let key = rendezvous_key(py, self.core().device(), key)?;
         let timeout = timeout_of(py, timeout)?;
         let peer = checked(py, self.core().with(|engine| Ok(engine.own_peer(step))))?;

@@ -31,6 +31,8 @@ def as_array(value: Any) -> np.ndarray:
     """An array over the memory of `value`, if it has any: arrays, DLPack, the buffer protocol, numbers, lists."""
     if isinstance(value, np.ndarray):
         return _plain(value)
+    if isinstance(value, (str, bytes)):
+        return strings([value], ())
     if hasattr(value, "__dlpack_device__"):
         _check_device(value)
     torch = sys.modules.get("torch")
@@ -40,7 +42,11 @@ def as_array(value: Any) -> np.ndarray:
             return _torch_array(torch, value)
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
             return np.from_dlpack(value)
-        return _plain(np.asanyarray(value))
+        array = np.asanyarray(value)
+        if array.dtype.kind in "SU" and isinstance(value, (list, tuple)):
+            # NumPy's own strings end before their last NULs.
+            array = np.array(value, object)
+        return _plain(array)
     except (Error, MemoryError):
         raise
     except Exception as error:
@@ -149,8 +155,8 @@ def _type_name(value: Any) -> str:
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
-def strings(elements: list[bytes], shape: tuple[int, ...]) -> np.ndarray:
-    """An array of `bytes` objects."""
+def strings(elements: list[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """An array of objects, which are `str` or `bytes`."""
     array = np.empty(len(elements), object)
     array[:] = elements
     return array.reshape(shape)
@@ -160,7 +166,7 @@ def _elements(array: np.ndarray) -> Strings:
     elements = []
     for element in array.ravel().tolist():
         if isinstance(element, str):
-            element = element.encode()
+            element = _utf8(element)
         if not isinstance(element, bytes):
             raise Error(
                 Code.INVALID_ARGUMENT,
@@ -169,6 +175,13 @@ def _elements(array: np.ndarray) -> Strings:
             )
         elements.append(element)
     return array.shape, elements
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise Error(Code.INVALID_ARGUMENT, f"{text!r} is no text, and cannot be sent: {error.reason}") from error
 
 
 def _dtype_name(array: np.ndarray) -> str:

@@ -84,6 +84,8 @@ def _check_threads() -> None:
 
 def _end(call: Any) -> None:
     future = call.take_future()
+    if future.is_withdrawn:
+        Future.cancel(future)
     if not future.set_running_or_notify_cancel():
         return
     try:
@@ -95,17 +97,24 @@ def _end(call: Any) -> None:
 
 
 class CallFuture(Future):
-    """The result of a call that goes on. `cancel` withdraws the call; `asyncio.wrap_future` makes it awaitable."""
+    """The result of a call that goes on; `asyncio.wrap_future` makes it awaitable.
+
+    `cancel` withdraws the call, and returns once nothing uses its arrays any more: within milliseconds, or two seconds
+    if the peer stands still. An operation of a group goes on, since the other ranks wait for it: `cancel` returns False.
+    """
 
     def __init__(self):
         super().__init__()
         self.call: Any = None
+        self.is_withdrawn = False
 
     def cancel(self) -> bool:
-        is_cancelled = super().cancel()
-        if is_cancelled and self.call is not None:
+        if self.call is not None and not self.done():
+            if not self.call.is_withdrawable:
+                return False
+            self.is_withdrawn = True
             self.call.cancel()
-        return is_cancelled
+        return super().cancel()
 
 
 def shared() -> Engine:
