@@ -5,6 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64::{Engine as _, alphabet};
 use bytes::{Buf, BufMut, Bytes};
 use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use grpcxx_memory::Buffer;
@@ -200,12 +202,15 @@ fn metadata_of(map: &MetadataMap) -> Result<Metadata, grpcxx_rpc::Status> {
                     appended.map_err(|status| not_carried(&status.message))?;
                 }
             }
-            KeyAndValueRef::Binary(name, value) => {
-                let value = value.to_bytes().map_err(|_| {
-                    not_carried(&format!("the metadata {:?} is no base64", name.as_str()))
-                })?;
-                let appended = metadata.append(name.as_str(), value);
-                appended.map_err(|status| not_carried(&status.message))?;
+            KeyAndValueRef::Binary(name, joined) => {
+                // Proxies may join the values of one name.
+                for value in joined.as_encoded_bytes().split(|byte| *byte == b',') {
+                    let value = BASE64.decode(value.trim_ascii()).map_err(|_| {
+                        not_carried(&format!("the metadata {:?} is no base64", name.as_str()))
+                    })?;
+                    let appended = metadata.append(name.as_str(), value);
+                    appended.map_err(|status| not_carried(&status.message))?;
+                }
             }
         }
     }
@@ -242,6 +247,12 @@ fn is_reserved(name: &str) -> bool {
 fn proves_token(name: &str, value: &[u8]) -> bool {
     name == "authorization" && std::str::from_utf8(value).is_ok_and(Token::is_call_proof)
 }
+
+/// How values of names with `-bin` are written, with padding or without.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
 
 /// Leaves messages as the bytes that they are.
 struct Untouched;
