@@ -24,20 +24,23 @@ use tower_service::Service;
 
 use crate::Backend;
 use crate::connections::Caller;
-use crate::dispatch::deadline;
 use crate::limits::{MESSAGE_BYTES_MAX, REQUEST_MESSAGE_BYTES_MAX};
 use crate::services::{DESCRIPTORS, INSPECT_DESCRIPTORS};
 use crate::status::{from_grpc, to_grpc};
 
 /// Answers a call of a registered service: its message goes through as it is.
-pub(crate) async fn answer(backend: Arc<dyn Backend>, request: Request<Body>) -> Response<Body> {
+/// `until` is when its caller gives it up.
+pub(crate) async fn answer(
+    backend: Arc<dyn Backend>,
+    request: Request<Body>,
+    until: Option<Instant>,
+) -> Response<Body> {
     let path = request.uri().path().to_owned();
     let streams = backend.streams(&path);
     let mut grpc = Grpc::new(Untouched)
         .max_decoding_message_size(REQUEST_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     let caller = Caller::of(request.extensions());
-    let until = deadline(request.headers()).and_then(|left| Instant::now().checked_add(left));
     let caller = service::Caller::at(caller.peer, caller.account).until(until);
     let method = Method {
         backend,
