@@ -88,16 +88,7 @@ impl ClientConnection {
 
     /// Why a stream cannot be opened towards this peer.
     fn no_streams(&self, path: &str) -> Status {
-        match &self.announcement_failed {
-            Some(status) => {
-                let text = format!(
-                    "{path} streams, and the peer did not say whether it knows streams: {}",
-                    status.message
-                );
-                Status::new(status.code, text).because(status.reason)
-            }
-            None => unknown_to_peer(path),
-        }
+        self.lacking(&format!("{path} streams"), "streams", unknown_to_peer(path))
     }
 
     /// Queues the request that opens a stream.
