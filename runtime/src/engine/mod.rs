@@ -209,8 +209,9 @@ impl Engine {
     }
 
     /// Lets peers call an asynchronous closure by `name`. Its future runs on a shard, beside the
-    /// shard's own work, so many calls wait at once without a thread for each; it must not block. The log names one
-    /// that holds the shard for longer than [`EngineOptions::shard_held_max`].
+    /// shard's own work, so many calls wait at once without a thread for each; it must not block.
+    /// The log names one that holds the shard for longer than
+    /// [`EngineOptions::shard_held_max`].
     pub fn register_async<F, T, R>(&self, name: impl Into<Text>, function: F)
     where
         F: Fn(GraphCall) -> T + Send + Sync + 'static,
