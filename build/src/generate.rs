@@ -156,8 +156,18 @@ impl<T: {name}> {name}Server<T> {{
         inner: T,
         interceptor: {code_of_interceptor},
     ) -> Self {{
-        let interceptor = {runtime}::Interceptor::new(interceptor);
-        Self {{ interceptor, ..Self::new(inner) }}
+        Self::new(inner).intercepted_by(interceptor)
+    }}
+
+    /// Lets this code see each request before the methods do, behind what was given before.
+    #[allow(dead_code)]
+    #[must_use]
+    pub fn intercepted_by(
+        self,
+        interceptor: {code_of_interceptor},
+    ) -> Self {{
+        let interceptor = self.interceptor.then(interceptor);
+        Self {{ interceptor, ..self }}
     }}
 {on_compute_pool}}}
 
@@ -221,8 +231,17 @@ impl {name}Client {{
         remote: {runtime}::Remote,
         interceptor: {code_of_interceptor},
     ) -> Self {{
-        let interceptor = {runtime}::Interceptor::new(interceptor);
-        Self {{ inner: {runtime}::ServiceClient::new(remote).with_interceptor(interceptor) }}
+        Self::new(remote).intercepted_by(interceptor)
+    }}
+
+    /// Lets this code see each request before it leaves, behind what was given before.
+    #[allow(dead_code)]
+    #[must_use]
+    pub fn intercepted_by(
+        self,
+        interceptor: {code_of_interceptor},
+    ) -> Self {{
+        Self {{ inner: self.inner.intercepted_by(interceptor) }}
     }}"
             ),
         );

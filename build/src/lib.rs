@@ -38,8 +38,10 @@ pub fn compile_protos(proto: impl AsRef<Path>) -> io::Result<()> {
 
 /// How services are made, to be changed and carried out.
 pub fn configure() -> Builder {
+    let mut config = Config::new();
+    config.bytes(["."]);
     Builder {
-        config: Config::new(),
+        config,
         runtime_path: "::grpcxx::service".to_owned(),
         out_dir: None,
         are_sent: true,
@@ -79,6 +81,15 @@ impl Builder {
         self
     }
 
+    /// Makes fields of the type `bytes` as `Vec<u8>`, as tonic does. Each is copied out of the
+    /// memory that its message landed in, which `bytes::Bytes` share.
+    #[must_use]
+    pub fn bytes_as_vec(self) -> Self {
+        self.with_config(|config| {
+            config.bytes::<_, &str>([]);
+        })
+    }
+
     /// Changes how prost makes the messages.
     #[must_use]
     pub fn with_config(mut self, change: impl FnOnce(&mut Config)) -> Self {
@@ -113,7 +124,6 @@ impl Builder {
         fs::write(out_dir.join(name), files.encode_to_vec())?;
         self.config
             .out_dir(&out_dir)
-            .bytes(["."])
             .enable_type_names()
             .service_generator(Box::new(generator))
             .compile_fds(files)

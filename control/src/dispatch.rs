@@ -6,7 +6,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use grpcxx_rpc::Token;
@@ -74,11 +74,16 @@ impl Dispatch {
         }
     }
 
-    /// Hands a request to what answers its method.
-    fn route(&mut self, method: &'static Method, request: Request<Body>) -> Routed {
+    /// Hands a request to what answers its method until then.
+    fn route(
+        &mut self,
+        method: &'static Method,
+        request: Request<Body>,
+        until: Option<Instant>,
+    ) -> Routed {
         let backend = Arc::clone(&self.backend);
         if std::ptr::eq(method, &methods::REGISTERED) {
-            return Box::pin(registered::answer(backend, request));
+            return Box::pin(registered::answer(backend, request, until));
         }
         if let Some(is_v1) = method.reflects() {
             return Box::pin(registered::reflect(backend, is_v1, request));
@@ -162,20 +167,21 @@ impl Service<Request<Body>> for Dispatch {
                 return Box::pin(async { Ok(answer.await) });
             }
         };
-        let deadline = deadline(request.headers());
+        let left = deadline(request.headers());
+        let until = left.and_then(|left| Instant::now().checked_add(left));
         let mut stopped = self.stopped.clone();
         let must_end = call.must_end();
         let request = match call.arrival() {
             Some(arrival) => request.map(|body| Body::new(RequestBody::new(body, arrival))),
             None => request,
         };
-        let answer = self.route(method, request);
+        let answer = self.route(method, request, until);
         Box::pin(async move {
             let mut must_end = Box::pin(must_end);
             let response = tokio::select! {
                 biased;
                 response = answer => response,
-                () = expired(deadline) => Status::deadline_exceeded(
+                () = expired(until) => Status::deadline_exceeded(
                     "the deadline of the call has passed",
                 ).into_http(),
                 _ = stopped.wait_for(|&stopped| stopped) => Status::unavailable(
@@ -216,9 +222,9 @@ fn code(headers: &HeaderMap) -> Option<i32> {
     headers.get(GRPC_STATUS)?.to_str().ok()?.parse().ok()
 }
 
-async fn expired(deadline: Option<Duration>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep(deadline).await,
+async fn expired(until: Option<Instant>) {
+    match until {
+        Some(until) => tokio::time::sleep_until(until.into()).await,
         None => std::future::pending().await,
     }
 }
@@ -227,7 +233,7 @@ async fn expired(deadline: Option<Duration>) {
 /// ignored.
 ///
 /// The server below also keeps it, but answers CANCELLED; so this one ends a moment before.
-pub(crate) fn deadline(headers: &HeaderMap) -> Option<Duration> {
+fn deadline(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {

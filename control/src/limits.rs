@@ -56,14 +56,15 @@ pub const FUSED_KEYS_MAX: usize = 16_384;
 /// Length of a session handle.
 pub const SESSION_HANDLE_BYTES_MAX: usize = 1024;
 
-/// Length of an error text: other implementations drop answers with more than 8 KiB of headers.
+/// Length of an error text as headers carry it, percent-encoded: other implementations drop answers
+/// with more than 8 KiB of headers.
 pub const ERROR_TEXT_BYTES_MAX: usize = 4096;
 
 /// Length of the details of a failure: as base64 they share those headers with the text.
 pub const DETAILS_BYTES_MAX: usize = 4096;
 
-/// Length of an error text beside details.
-pub const DETAILED_TEXT_BYTES_MAX: usize = 1024;
+/// Length of an error text beside details, as headers carry it.
+pub const DETAILED_TEXT_BYTES_MAX: usize = 2048;
 
 /// Length of all remarks about unreachable tasks in one answer, for the same reason.
 pub const UNREACHABLE_TEXT_BYTES_MAX: usize = 4096;

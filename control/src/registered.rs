@@ -5,6 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64::{Engine as _, alphabet};
 use bytes::{Buf, BufMut, Bytes};
 use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use grpcxx_memory::Buffer;
@@ -22,20 +24,23 @@ use tower_service::Service;
 
 use crate::Backend;
 use crate::connections::Caller;
-use crate::dispatch::deadline;
 use crate::limits::{MESSAGE_BYTES_MAX, REQUEST_MESSAGE_BYTES_MAX};
 use crate::services::{DESCRIPTORS, INSPECT_DESCRIPTORS};
 use crate::status::{from_grpc, to_grpc};
 
 /// Answers a call of a registered service: its message goes through as it is.
-pub(crate) async fn answer(backend: Arc<dyn Backend>, request: Request<Body>) -> Response<Body> {
+/// `until` is when its caller gives it up.
+pub(crate) async fn answer(
+    backend: Arc<dyn Backend>,
+    request: Request<Body>,
+    until: Option<Instant>,
+) -> Response<Body> {
     let path = request.uri().path().to_owned();
     let streams = backend.streams(&path);
     let mut grpc = Grpc::new(Untouched)
         .max_decoding_message_size(REQUEST_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     let caller = Caller::of(request.extensions());
-    let until = deadline(request.headers()).and_then(|left| Instant::now().checked_add(left));
     let caller = service::Caller::at(caller.peer, caller.account).until(until);
     let method = Method {
         backend,
@@ -200,12 +205,15 @@ fn metadata_of(map: &MetadataMap) -> Result<Metadata, grpcxx_rpc::Status> {
                     appended.map_err(|status| not_carried(&status.message))?;
                 }
             }
-            KeyAndValueRef::Binary(name, value) => {
-                let value = value.to_bytes().map_err(|_| {
-                    not_carried(&format!("the metadata {:?} is no base64", name.as_str()))
-                })?;
-                let appended = metadata.append(name.as_str(), value);
-                appended.map_err(|status| not_carried(&status.message))?;
+            KeyAndValueRef::Binary(name, joined) => {
+                // Proxies may join the values of one name.
+                for value in joined.as_encoded_bytes().split(|byte| *byte == b',') {
+                    let value = BASE64.decode(value.trim_ascii()).map_err(|_| {
+                        not_carried(&format!("the metadata {:?} is no base64", name.as_str()))
+                    })?;
+                    let appended = metadata.append(name.as_str(), value);
+                    appended.map_err(|status| not_carried(&status.message))?;
+                }
             }
         }
     }
@@ -242,6 +250,12 @@ fn is_reserved(name: &str) -> bool {
 fn proves_token(name: &str, value: &[u8]) -> bool {
     name == "authorization" && std::str::from_utf8(value).is_ok_and(Token::is_call_proof)
 }
+
+/// How values of names with `-bin` are written, with padding or without.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
 
 /// Leaves messages as the bytes that they are.
 struct Untouched;

@@ -20,7 +20,7 @@ pub(crate) fn to_grpc(status: &Status) -> tonic::Status {
                 " (its details of {} bytes were left out, allowed are {DETAILS_BYTES_MAX})",
                 details.len()
             );
-            let text = shortened(&status.message, ERROR_TEXT_BYTES_MAX - remark.len());
+            let text = shortened(&status.message, ERROR_TEXT_BYTES_MAX - sent_bytes(&remark));
             tonic::Status::new(code, format!("{text}{remark}"))
         }
     }
@@ -33,16 +33,35 @@ pub(crate) fn from_grpc(status: &tonic::Status) -> Status {
     Status::with_details(code, status.message().to_owned(), details).because(Reason::Peer)
 }
 
-/// `text`, cut at a character boundary to at most `bytes_max` bytes.
+/// `text`, cut between characters so that a header carries it in at most `bytes_max` bytes.
 pub(crate) fn shortened(text: &str, bytes_max: usize) -> Cow<'_, str> {
-    if text.len() <= bytes_max {
+    if sent_bytes(text) <= bytes_max {
         return Cow::Borrowed(text);
     }
-    let mut end = bytes_max.saturating_sub(ELLIPSIS.len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
+    let mut left = bytes_max.saturating_sub(ELLIPSIS.len());
+    let end = text.char_indices().find(|(_, character)| {
+        let fits = left.checked_sub(sent_bytes_of(*character));
+        left = fits.unwrap_or_default();
+        fits.is_none()
+    });
+    let end = end.map_or(text.len(), |(at, _)| at);
     Cow::Owned(format!("{}{ELLIPSIS}", &text[..end]))
+}
+
+/// How long a text is in a header, at most.
+fn sent_bytes(text: &str) -> usize {
+    text.chars().map(sent_bytes_of).sum()
+}
+
+/// Headers have letters and some signs of ASCII as they are, and three bytes for each other byte.
+fn sent_bytes_of(character: char) -> usize {
+    let is_plain =
+        character.is_ascii_alphanumeric() || "-_.,:;!()/'=+&*@[]|~$^".contains(character);
+    if is_plain {
+        1
+    } else {
+        3 * character.len_utf8()
+    }
 }
 
 const ELLIPSIS: &str = "...";
@@ -70,6 +89,30 @@ mod tests {
         assert!(grpc.message().len() <= ERROR_TEXT_BYTES_MAX);
         let end = "... (its details of 4097 bytes were left out, allowed are 4096)";
         assert!(grpc.message().ends_with(end), "{grpc}");
+    }
+
+    /// What a header counts for in HTTP/2.
+    fn header_bytes(status: &Status) -> usize {
+        let response = to_grpc(status).into_http::<()>();
+        let headers = response.headers().iter();
+        headers
+            .map(|(name, value)| name.as_str().len() + value.len() + 32)
+            .sum()
+    }
+
+    #[test]
+    fn texts_and_details_of_any_length_fit_into_the_headers_that_others_take() {
+        for unit in ["x", " ", "ä", "%", "\n", "\u{1f980}"] {
+            let text = unit.repeat(40_000);
+            for details_bytes in [0, 1, DETAILS_BYTES_MAX, DETAILS_BYTES_MAX + 1] {
+                let details = vec![0xff; details_bytes];
+                let status = Status::with_details(Code::Aborted, text.clone(), details.into());
+                let bytes = header_bytes(&status);
+                assert!(bytes <= 8192, "{unit:?}, {details_bytes}: {bytes}");
+                // Much of the text is there all the same.
+                assert!(to_grpc(&status).message().len() > 600, "{unit:?}");
+            }
+        }
     }
 
     #[test]

@@ -9,7 +9,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     grpcxx_build::configure()
         .on_shards_only()
         .compile_protos(&["proto/corner.proto"], &["proto"])?;
-    grpcxx_build::compile_protos("proto/route_guide.proto")?;
+    grpcxx_build::configure()
+        .bytes_as_vec()
+        .compile_protos(&["proto/route_guide.proto"], &["proto"])?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
     make_for_tonic(&out.join("tonic"))?;
     let moved = moved("tests/route_guide/tonic.rs", "../../docs/services.md")?;

@@ -55,6 +55,7 @@ pub use extensions::services::wire::{Envelope, EnvelopeWriter};
 pub use extensions::streams::stream::{
     SHARED_MESSAGE_BYTES_MAX, StreamData, StreamError, StreamEvent, StreamNews,
 };
+pub use extensions::streams::table::StreamCount;
 pub use extensions::streams::wire::{Credit, split_first_message};
 pub use extensions::token::claim::{Provable, Proving};
 pub use extensions::token::proving::{Credentials, OtherTask, Unproven};

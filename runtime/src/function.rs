@@ -1,6 +1,7 @@
 //! What a program does for its peers: functions by name, and services that see each request.
 
 mod asynchronous;
+mod held;
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use grpcxx_rpc::{
 use tracing::Span;
 
 pub(crate) use self::asynchronous::AsyncFunction;
+pub(crate) use self::held::HoldWatch;
 use crate::blame::panic_text;
 use crate::call::CallResult;
 use crate::client::Mailboxes;
@@ -66,14 +68,17 @@ where
 }
 
 /// A function that is started on the shard, and ends there.
-pub(crate) struct ShortFunction<F>(pub(crate) F);
+pub(crate) struct ShortFunction<F> {
+    pub(crate) code: F,
+    pub(crate) watch: HoldWatch,
+}
 
 impl<F> Function for ShortFunction<F>
 where
     F: Fn(GraphCall) -> Result<NamedTensors, Status> + Send + Sync,
 {
     fn call(&self, call: GraphCall) -> Result<NamedTensors, Status> {
-        (self.0)(call)
+        self.watch.run(|| (self.code)(call))
     }
 
     fn may_block(&self) -> bool {

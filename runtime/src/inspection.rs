@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use grpcxx_memory::ArenaStatistics;
-use grpcxx_rpc::{Code, Reason, Text};
+use grpcxx_rpc::{Code, Reason, StreamCount, Text};
 
 use crate::client::LinkMedium;
 use crate::latency::CallSide;
@@ -82,7 +82,7 @@ pub struct InspectedConnection {
     pub is_connected: bool,
     /// What carries it.
     pub medium: LinkMedium,
-    /// Why it has not moved on from TCP though it should have, as far as this end knows.
+    /// Why it has not moved on from TCP, as far as this end knows.
     pub stays: Option<String>,
     /// Why there is no connection, if the last attempt failed.
     pub failure: Option<String>,
@@ -92,6 +92,8 @@ pub struct InspectedConnection {
     pub under_way: usize,
     /// Bytes of answers that have not left.
     pub unsent_bytes: u64,
+    /// Streams, and those whose messages wait for the peer to read.
+    pub streams: StreamCount,
     /// How long the oldest of the requests has been under way, on connections of callers.
     pub oldest: Option<Duration>,
     pub(crate) name: ConnectionName,

@@ -1,5 +1,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use grpcxx_memory::Buffer;
@@ -11,7 +12,7 @@ use prost::Message;
 
 use crate::command::Shared;
 use crate::compute::Pace;
-use crate::function::Function;
+use crate::function::{Function, HoldWatch};
 use crate::host::TaskSpawner;
 use crate::listing::{Lister, STORE_LIST};
 use crate::service::{GraphDoor, MethodReport, Methods, Registered, ServiceReport};
@@ -84,14 +85,21 @@ impl Functions {
     }
 
     /// Takes in a service; one of that name is replaced, with the numbers of its methods.
-    pub(crate) fn insert_service(&mut self, service: &Methods, spawners: &Arc<[TaskSpawner]>) {
+    /// Methods may hold a shard for `held_max` before the log names them.
+    pub(crate) fn insert_service(
+        &mut self,
+        service: &Methods,
+        spawners: &Arc<[TaskSpawner]>,
+        held_max: Option<Duration>,
+    ) {
         let prefix = format!("/{}/", service.service);
         self.methods.retain(|path, _| !path.starts_with(&prefix));
         self.entries.retain(|name, _| !name.starts_with(&prefix));
         for (name, method) in &service.methods {
             let path = Text::from(format!("{prefix}{name}"));
             let (method, spawners) = (method.clone(), Arc::clone(spawners));
-            let method = Arc::new(Registered::new(path.clone(), method, service, spawners));
+            let watch = HoldWatch::new(path.clone(), held_max);
+            let method = Arc::new(Registered::new(watch, method, service, spawners));
             self.insert(path.clone(), Arc::new(GraphDoor(Arc::clone(&method))));
             self.methods.insert(path, method);
         }

@@ -77,6 +77,11 @@ impl Remote {
         }
     }
 
+    /// How long each call may take that says nothing else.
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+
     /// The address as it was given, `host:port`.
     pub fn address(&self) -> &str {
         self.peer.address()
@@ -181,7 +186,6 @@ impl Remote {
             Ok(envelope) => Request::Unary(Box::new(envelope)),
             Err(status) => return Call::failed(status, take_envelope),
         };
-        let timeout = timeout.or(self.timeout);
         let spec = CallSpec::new(&self.peer, request).with_timeout(timeout);
         self.client.begin(spec, take_envelope)
     }
@@ -193,7 +197,6 @@ impl Remote {
         timeout: Option<Duration>,
         ends: StreamEnds,
     ) -> Call<Envelope> {
-        let timeout = timeout.or(self.timeout);
         (self.client).begin_stream(&self.peer, envelope, timeout, ends)
     }
 

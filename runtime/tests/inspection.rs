@@ -52,6 +52,43 @@ fn key(engine: &Engine, edge: &str) -> Text {
 }
 
 #[test]
+fn an_incoming_connection_tells_why_it_stays_on_tcp() {
+    let start = |job, change: fn(&mut EngineOptions)| {
+        let options = EngineOptions::default().with(|options| {
+            options.task = TaskId::new(job, 0);
+            options.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+            options.shards = SHARDS;
+            options.rdma = None;
+        });
+        Engine::start(options.with(change)).unwrap()
+    };
+    let as_it_is: fn(&mut EngineOptions) = |_| {};
+    let off: fn(&mut EngineOptions) = |options| options.shm = None;
+    let plain: fn(&mut EngineOptions) = |options| options.extensions = false;
+    for (server, worker, reason) in [
+        (off, as_it_is, "this task has no other medium"),
+        (
+            as_it_is,
+            off,
+            "the peer knows no other medium that this task has",
+        ),
+        (
+            as_it_is,
+            plain,
+            "the peer has not said that it knows another medium",
+        ),
+    ] {
+        let (server, worker) = (start("ps", server), start("worker", worker));
+        let remote = worker.connect(&server.local_addr().unwrap().to_string());
+        remote.unwrap().status().wait().unwrap();
+        let told = inspect(&server);
+        let stays = told.iter().flat_map(|shard| &shard.connections);
+        let stays: Vec<_> = stays.filter_map(|found| found.stays.as_deref()).collect();
+        assert_eq!(stays, [reason]);
+    }
+}
+
+#[test]
 fn a_receive_that_waits_is_told_with_its_step_its_missing_key_and_who_asks() {
     let (server, worker) = (start("ps"), start("worker"));
     let client = worker.client();

@@ -67,13 +67,16 @@ pub fn describe(told: &InspectReply, rows: usize) -> Vec<String> {
     }
     for connection in told.connections.iter().take(rows) {
         let mut line = format!(
-            "{} of {} over {}: {} under way, {} wait for a connection, {} bytes unsent",
+            "{} of {} over {}: {} under way, {} wait for a connection, {} bytes unsent, {} streams \
+             ({} wait for their reader)",
             connection.side,
             known(&connection.peer),
             connection.medium,
             connection.under_way,
             connection.waiting,
             connection.unsent_bytes,
+            connection.streams,
+            connection.streams_without_credit,
         );
         for (what, text) in [
             ("stays on tcp", &connection.stays),
@@ -150,6 +153,8 @@ fn add_rows(reply: &mut InspectReply, told: ShardInspection) {
         under_way: connection.under_way as u64,
         unsent_bytes: connection.unsent_bytes,
         oldest_ms: connection.oldest.map(milliseconds),
+        streams: connection.streams.open as u32,
+        streams_without_credit: connection.streams.without_credit as u32,
         shard,
     });
     reply.connections.extend(connections);

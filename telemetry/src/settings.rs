@@ -32,42 +32,49 @@ impl Settings {
     }
 
     /// The settings in OpenTelemetry's own variables, of which `lookup` knows the values.
-    /// `None` if no endpoint is named, or `OTEL_SDK_DISABLED` is true: then nobody traces.
+    /// `None` if no endpoint is named, `OTEL_SDK_DISABLED` is true or `OTEL_TRACES_EXPORTER` is
+    /// none: then nobody traces.
     ///
     /// # Errors
-    /// A variable has a value that cannot be followed.
+    /// A variable has a value that cannot be followed. It may be meant for another program, so it
+    /// is no reason for this one not to run.
     pub fn from_lookup(
         lookup: impl Fn(&str) -> Option<String>,
         default_name: &str,
     ) -> Result<Option<Self>, BadSetting> {
         let told = |name: &str| lookup(name).filter(|value| !value.is_empty());
-        let endpoint = [TRACES_ENDPOINT, ENDPOINT]
-            .into_iter()
-            .find_map(|name| Some((name, told(name)?)));
+        let first = |names: [&'static str; 2]| {
+            let mut names = names.into_iter();
+            names.find_map(|name| Some((name, told(name)?)))
+        };
         let is_disabled = told(DISABLED).is_some_and(|value| value.eq_ignore_ascii_case("true"));
-        let Some((name, endpoint)) = endpoint.filter(|_| !is_disabled) else {
+        let exporter = told(EXPORTER).unwrap_or_else(|| "otlp".to_owned());
+        let Some((name, endpoint)) = first([TRACES_ENDPOINT, ENDPOINT])
+            .filter(|_| !is_disabled && exporter.trim() != "none")
+        else {
             return Ok(None);
         };
+        let refused = |name, found, allowed| BadSetting {
+            name,
+            found,
+            allowed,
+        };
+        if !exporter
+            .split(',')
+            .any(|exporter| exporter.trim() == "otlp")
+        {
+            return Err(refused(EXPORTER, exporter, "allowed are otlp and none"));
+        }
         if !endpoint.starts_with("http://") {
             let allowed = "write http://HOST:PORT; spans go over gRPC without TLS, to a collector \
                            on this host or in a trusted network";
-            return Err(BadSetting {
-                name,
-                found: endpoint,
-                allowed,
-            });
+            return Err(refused(name, endpoint, allowed));
         }
-        if let Some((name, found)) = [TRACES_PROTOCOL, PROTOCOL]
-            .into_iter()
-            .find_map(|name| Some((name, told(name)?)))
+        if let Some((name, found)) = first([TRACES_PROTOCOL, PROTOCOL])
             && found != "grpc"
         {
             let allowed = "allowed is grpc, at port 4317 of most collectors";
-            return Err(BadSetting {
-                name,
-                found,
-                allowed,
-            });
+            return Err(refused(name, found, allowed));
         }
         let service_name = told(SERVICE_NAME).unwrap_or_else(|| default_name.to_owned());
         Ok(Some(Self::new(endpoint, service_name)))
@@ -79,6 +86,7 @@ const TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 const PROTOCOL: &str = "OTEL_EXPORTER_OTLP_PROTOCOL";
 const TRACES_PROTOCOL: &str = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL";
 const SERVICE_NAME: &str = "OTEL_SERVICE_NAME";
+const EXPORTER: &str = "OTEL_TRACES_EXPORTER";
 const DISABLED: &str = "OTEL_SDK_DISABLED";
 
 #[cfg(test)]
@@ -99,6 +107,10 @@ mod tests {
         assert_eq!(read(&[(ENDPOINT, "")]), Ok(None));
         assert_eq!(
             read(&[(ENDPOINT, "http://a:1"), (DISABLED, "true")]),
+            Ok(None)
+        );
+        assert_eq!(
+            read(&[(ENDPOINT, "https://a:1"), (EXPORTER, "none")]),
             Ok(None)
         );
     }
@@ -123,5 +135,9 @@ mod tests {
         );
         let error = read(&[(ENDPOINT, "http://a:1"), (PROTOCOL, "http/json")]).unwrap_err();
         assert_eq!(error.name, PROTOCOL);
+        let error = read(&[(ENDPOINT, "http://a:1"), (EXPORTER, "zipkin")]).unwrap_err();
+        assert_eq!(error.name, EXPORTER);
+        let both = read(&[(ENDPOINT, "http://a:1"), (EXPORTER, "console, otlp")]);
+        assert!(both.unwrap().is_some());
     }
 }

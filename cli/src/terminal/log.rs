@@ -36,12 +36,13 @@ pub(crate) struct Line<'a> {
 }
 
 /// Sends log lines that pass `filter` to standard error, on a thread of its own: whoever logs never
-/// waits, and never fails. Spans of calls go to `telemetry`, and are no part of the log.
+/// waits, and never fails. Spans of calls go to `telemetry`, and are no part of the log. It comes
+/// back as the second of the two, to be dropped first: the log says if the last spans are lost.
 pub(crate) fn start_log(
     filter: &str,
     format: LogFormat,
-    telemetry: Option<&Telemetry>,
-) -> Outcome<Log> {
+    telemetry: Option<Telemetry>,
+) -> Outcome<(Log, Option<Telemetry>)> {
     let mut filter = EnvFilter::try_new(filter).map_err(|error| {
         Failure::new(
             Exit::Config,
@@ -64,7 +65,7 @@ pub(crate) fn start_log(
     let registry = tracing_subscriber::registry()
         .with(filter)
         .with(Limit)
-        .with(telemetry.map(Telemetry::layer));
+        .with(telemetry.as_ref().map(Telemetry::layer));
     let started = match format {
         LogFormat::Text => {
             let is_terminal = io::stderr().is_terminal();
@@ -82,7 +83,7 @@ pub(crate) fn start_log(
     let ignored = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGXFSZ, ignored)
         .or_exit_at(Exit::System, || "cannot catch SIGXFSZ".to_owned())?;
-    Ok(log)
+    Ok((log, telemetry))
 }
 
 impl Log {

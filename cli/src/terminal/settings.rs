@@ -16,13 +16,18 @@ pub(crate) fn read_config() -> Outcome<(Config, Vec<String>)> {
 }
 
 /// Begins to export the spans of this program's calls, if OpenTelemetry's variables name a
-/// collector.
-pub(crate) fn start_telemetry(program: &str) -> Outcome<Option<Telemetry>> {
+/// collector. Those variables are often set for other programs, or for those that this one starts,
+/// so what is not supported of them stops nothing: it is one more of the `warnings`.
+pub(crate) fn start_telemetry(program: &str, warnings: &mut Vec<String>) -> Option<Telemetry> {
     let lookup = |name: &str| std::env::var(name).ok();
-    let settings = TelemetrySettings::from_lookup(lookup, program).or_exit(Exit::Config)?;
-    settings
-        .map(|settings| Telemetry::start(&settings).or_exit(Exit::Config))
-        .transpose()
+    let started = match TelemetrySettings::from_lookup(lookup, program) {
+        Ok(None) => return None,
+        Ok(Some(settings)) => Telemetry::start(&settings).map_err(|error| error.to_string()),
+        Err(bad) => Err(bad.to_string()),
+    };
+    started
+        .map_err(|problem| warnings.push(format!("no spans are sent: {problem}")))
+        .ok()
 }
 
 /// Reads a cluster: TensorFlow's syntax if there is a `|` in it, else the name of a JSON file.

@@ -23,6 +23,7 @@ mod policy;
 mod ports;
 mod pushes;
 mod quota;
+mod spans;
 mod supervised;
 mod tool;
 mod types;

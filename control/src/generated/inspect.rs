@@ -67,7 +67,7 @@ pub struct Connection {
     pub is_connected: bool,
     #[prost(string, tag = "4")]
     pub medium: ::prost::alloc::string::String,
-    /// Why it has not moved on from TCP though it should have.
+    /// Why it has not moved on from TCP, as far as the task knows.
     #[prost(string, tag = "5")]
     pub stays: ::prost::alloc::string::String,
     /// Why there is no connection, if the last attempt failed.
@@ -86,6 +86,12 @@ pub struct Connection {
     pub oldest_ms: ::core::option::Option<u64>,
     #[prost(uint32, tag = "11")]
     pub shard: u32,
+    /// Streams that have not ended.
+    #[prost(uint32, tag = "12")]
+    pub streams: u32,
+    /// Those of them on which the task has messages that the peer has given no credit for.
+    #[prost(uint32, tag = "13")]
+    pub streams_without_credit: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Failure {

@@ -25,9 +25,10 @@ use prost::Message;
 use python::{grpcio_python, skip, text};
 use support::MyProbe;
 use tonic::client::Grpc;
-use tonic::metadata::{MetadataKey, MetadataValue};
+use tonic::codegen::http::{HeaderMap, HeaderValue};
+use tonic::metadata::{MetadataKey, MetadataMap, MetadataValue};
 use tonic::transport::Channel;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Extensions, Request, Response, Status};
 use tonic_prost::ProstCodec;
 
 fn start() -> (Server, [SocketAddr; 2]) {
@@ -105,6 +106,32 @@ async fn metadata_that_a_method_cannot_be_told_end_the_call() {
             assert!(status.message().contains("change or leave it"), "{status}");
         }
     }
+    server.shutdown(Duration::ZERO);
+}
+
+/// Proxies may join the values of one name, with padding and without.
+#[tokio::test]
+async fn bytes_that_a_proxy_has_joined_come_apart() {
+    let (server, [grpc, _]) = start();
+    let mut joined = HeaderMap::new();
+    joined.insert("key-bin", HeaderValue::from_static("AP8=,YQ, Yg==,,Y2Q"));
+    joined.insert("text", HeaderValue::from_static("a,b"));
+    let metadata = MetadataMap::from_headers(joined);
+    let request = Request::from_parts(metadata, Extensions::new(), Load::default());
+    let answer = call::<_, Load>(grpc, "/probe.Probe/Echo", request).await;
+    let answer = answer.unwrap();
+    let values = answer.metadata().get_all_bin("key-bin").iter();
+    let values: Vec<_> = values.map(|value| value.to_bytes().unwrap()).collect();
+    assert_eq!(values, [&[0, 255][..], b"a", b"b", b"", b"cd"]);
+    assert_eq!(answer.metadata().get("text").unwrap(), "a,b");
+    let mut broken = HeaderMap::new();
+    broken.insert("key-bin", HeaderValue::from_static("YQ,Y"));
+    let metadata = MetadataMap::from_headers(broken);
+    let request = Request::from_parts(metadata, Extensions::new(), Load::default());
+    let refused = call::<_, Load>(grpc, "/probe.Probe/Echo", request).await;
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    assert!(refused.message().contains("key-bin"), "{refused}");
     server.shutdown(Duration::ZERO);
 }
 

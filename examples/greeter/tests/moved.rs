@@ -8,7 +8,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use door::ports::held_address;
-use futures_util::{Stream, stream};
+use futures_channel::oneshot;
+use futures_util::{FutureExt, Stream, stream};
 use grpcxx::service::Streaming;
 use grpcxx::{Engine, service};
 use over_grpcxx::routeguide as grpcxx_made;
@@ -201,23 +202,36 @@ async fn seen_with_star(address: SocketAddr) -> Seen {
     }
 }
 
+/// What ends when the other one is dropped.
+fn stop() -> (oneshot::Sender<()>, impl Future<Output = ()>) {
+    let (stop, stopped) = oneshot::channel();
+    (stop, stopped.map(|_was_dropped| ()))
+}
+
 #[tokio::test]
 async fn a_moved_service_answers_as_it_did() {
     let address = held_address();
-    let tonic = tokio::spawn(async move { over_tonic::service::serve(address).await.is_ok() });
+    let (stop, stopped) = stop();
+    let tonic =
+        tokio::spawn(async move { over_tonic::service::serve(address, stopped).await.is_ok() });
     let seen = seen_with_tonic(address).await;
-    tonic.abort();
+    drop(stop);
+    assert!(tonic.await.unwrap());
     assert_eq!(seen.listed.len(), 2);
     assert_eq!(seen.answers.len(), 3);
     assert_eq!((seen.summary.point_count, seen.summary.distance), (3, 13));
+    assert_eq!(seen.found.picture, [5, 5, 5]);
     let (text, details) = &seen.not_found;
     assert_eq!(text, "NotFound: ann at 127.0.0.1 finds nothing at 3, 3");
     assert_eq!(*details, point(3, 3).encode_to_vec());
 
     let address = held_address();
-    let star = tokio::spawn(async move { over_grpcxx::service::serve(address).await.is_ok() });
+    let (stop, stopped) = self::stop();
+    let star =
+        tokio::spawn(async move { over_grpcxx::service::serve(address, stopped).await.is_ok() });
     assert_eq!(seen_with_star(address).await, seen);
-    star.abort();
+    drop(stop);
+    assert!(star.await.unwrap());
 
     use over_grpcxx::routeguide::route_guide_server::RouteGuideServer;
     use over_grpcxx::service::{Guide, check};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use futures_util::{Stream, TryStreamExt, stream};
+use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use grpcxx::server::Server;
 use grpcxx::service::{Code, Request, Response, Status, Streaming};
 use grpcxx::{Engine, GraphCall, Remote, Shape, Tensor};
@@ -218,6 +218,74 @@ async fn an_interceptor_of_a_server_sees_each_request_before_its_method() {
             assert_eq!(told.unwrap(), expected(LOOPBACK, None, Some("bob")));
         }
         server.shutdown(Duration::ZERO);
+    }
+}
+
+/// Answers with what another task knows of the request, which it sends on as it is.
+struct Forwarding(GreeterClient);
+
+impl Greeter for Forwarding {
+    async fn say_hello(&self, request: Request<HelloRequest>) -> Answer<HelloReply> {
+        self.0.say_hello(request).await
+    }
+
+    type SayHellosStream = Streaming<HelloReply>;
+
+    async fn say_hellos(&self, request: Request<HellosRequest>) -> Answer<Streaming<HelloReply>> {
+        self.0.say_hellos(request).await
+    }
+
+    type ChatStream = Streaming<HelloReply>;
+
+    async fn chat(
+        &self,
+        request: Request<Streaming<HelloRequest>>,
+    ) -> Answer<Streaming<HelloReply>> {
+        let request = request.map(|hellos| hellos.filter_map(async |hello| hello.ok()));
+        self.0.chat(request).await
+    }
+}
+
+#[test]
+fn a_request_that_is_sent_on_takes_no_longer_than_others_and_no_longer_than_the_first() {
+    let minutes = |minutes: u64| Duration::from_secs(60 * minutes - 1);
+    let back = Engine::builder().listen("127.0.0.1:0").start().unwrap();
+    back.add_service(GreeterServer::new(Knowing));
+    for (usual, first, told) in [(2, 60, 1), (60, 2, 1), (60, 61, 59)] {
+        let front = Engine::builder().listen("127.0.0.1:0").start().unwrap();
+        let to_back = front.connect(&back.local_addr().unwrap().to_string());
+        let to_back = to_back.unwrap().with_timeout(minutes(usual));
+        front.add_service(GreeterServer::new(Forwarding(GreeterClient::new(to_back))));
+        let (_engine, remote) = connected(front.local_addr().unwrap());
+        for reply in told_to_star(&GreeterClient::new(remote), Some(minutes(first))) {
+            assert_eq!(reply.unwrap(), expected(LOOPBACK, Some(told), None));
+        }
+    }
+}
+
+#[test]
+fn interceptors_see_a_request_one_behind_the_other() {
+    let task = Engine::builder().listen("127.0.0.1:0").start().unwrap();
+    let greeter = Arc::new(Knowing);
+    let service = GreeterServer::from_arc(Arc::clone(&greeter)).intercepted_by(doorkeeper);
+    task.add_service(service.intercepted_by(|mut request| {
+        let who = request.extensions().get::<Who>().cloned();
+        let Who(name) = who.ok_or_else(|| Status::internal("the doorkeeper was not asked"))?;
+        request.extensions_mut().insert(Who(format!("{name}!")));
+        Ok(request)
+    }));
+    let (_engine, remote) = connected(task.local_addr().unwrap());
+    let client = GreeterClient::new(remote).intercepted_by(|mut request| {
+        request.metadata_mut().insert("who", "an")?;
+        Ok(request)
+    });
+    let client = client.intercepted_by(|mut request| {
+        let who = format!("{}n", request.metadata().get("who").unwrap_or_default());
+        request.metadata_mut().insert("who", who)?;
+        Ok(request)
+    });
+    for told in told_to_star(&client, None) {
+        assert_eq!(told.unwrap(), expected(LOOPBACK, None, Some("ann!")));
     }
 }
 

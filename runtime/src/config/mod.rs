@@ -359,6 +359,10 @@ config! {
     compute_threads: Option<u16> = parse::threads,
         "GRPCXX_COMPUTE_THREADS", "", "threads", "engine",
         "threads that run registered functions, 1 to 1024; unset: one for each allowed CPU";
+    shard_held: Option<Duration> = parse::time_limit,
+        "GRPCXX_SHARD_HELD_MS", "1", "ms", "engine",
+        "how long a function or method may hold its shard before the log names it, which is once, \
+         up to 3600000; 0: as long as it likes";
     redial_delay: Duration = parse::redial,
         "GRPCXX_REDIAL_MS", "1000", "ms", "engine",
         "time from a failed dial to the next, 1 to 3600000";

@@ -34,7 +34,7 @@ use crate::cluster::{TaskId, reachable};
 use crate::command::Command;
 use crate::counters::Counters;
 use crate::exposition::Exposition;
-use crate::function::{AsyncFunction, Function, ShortFunction};
+use crate::function::{AsyncFunction, Function, HoldWatch, ShortFunction};
 use crate::host::{HostError, HostHandle, TaskSpawner, wait};
 use crate::local::would_block;
 use crate::metrics::Metrics;
@@ -63,6 +63,8 @@ pub struct Engine {
     metrics: Metrics,
     /// Calls of own methods so far, which take the shards in turn.
     turns: AtomicUsize,
+    /// How long code of the program may hold its shard before the log names it.
+    shard_held_max: Option<Duration>,
     /// What connections prove themselves with, if some are TLS.
     certificates: Option<Arc<Certificates>>,
     /// Those of each shard, if some connections are TLS.
@@ -193,25 +195,32 @@ impl Engine {
 
     /// Lets peers call a closure by `name` that takes a few microseconds and never blocks: it runs
     /// on the shard that took the call in, without a hop to the compute pool and back, and holds up
-    /// that shard meanwhile.
+    /// that shard meanwhile. The log names one that holds it for longer than
+    /// [`EngineOptions::shard_held_max`].
     pub fn register_short<F, R>(&self, name: impl Into<Text>, function: F)
     where
         F: Fn(GraphCall) -> Result<R, Status> + Send + Sync + 'static,
         R: Into<Fetched>,
     {
-        let function = move |call| function(call).map(|results| results.into().into());
-        self.register(name, Arc::new(ShortFunction(function)));
+        let name = name.into();
+        let watch = HoldWatch::new(name.clone(), self.shard_held_max);
+        let code = move |call| function(call).map(|results| results.into().into());
+        self.register(name, Arc::new(ShortFunction { code, watch }));
     }
 
     /// Lets peers call an asynchronous closure by `name`. Its future runs on a shard, beside the
     /// shard's own work, so many calls wait at once without a thread for each; it must not block.
+    /// The log names one that holds the shard for longer than
+    /// [`EngineOptions::shard_held_max`].
     pub fn register_async<F, T, R>(&self, name: impl Into<Text>, function: F)
     where
         F: Fn(GraphCall) -> T + Send + Sync + 'static,
         T: Future<Output = Result<R, Status>> + 'static,
         R: Into<Fetched>,
     {
-        let function = AsyncFunction::new(self.shards.clone(), function);
+        let name = name.into();
+        let watch = HoldWatch::new(name.clone(), self.shard_held_max);
+        let function = AsyncFunction::new(self.shards.clone(), watch, function);
         self.register(name, Arc::new(function));
     }
 
@@ -230,7 +239,7 @@ impl Engine {
         self.shared.mailboxes.bind_all();
         self.shared.functions.rcu(|functions| {
             let mut functions = registry::Functions::clone(functions);
-            functions.insert_service(&methods, &spawners);
+            functions.insert_service(&methods, &spawners, self.shard_held_max);
             functions
         });
     }

@@ -88,6 +88,9 @@ pub struct EngineOptions {
     pub rendezvous_limits: RendezvousLimits,
     /// Limits of the store.
     pub store_limits: StoreLimits,
+    /// How long a function or method may hold its shard before the log names it, which is once;
+    /// `None`: as long as it likes.
+    pub shard_held_max: Option<Duration>,
     /// Threads that run functions; `None`: one for each CPU.
     pub compute_threads: Option<usize>,
     /// Who may do what.
@@ -176,6 +179,7 @@ impl EngineOptions {
             },
             rendezvous_limits: rendezvous_limits(config),
             store_limits: StoreLimits::default(),
+            shard_held_max: config.shard_held,
             compute_threads: config.compute_threads.map(usize::from),
             policy: policy(config),
             extensions: config.extensions,
@@ -224,6 +228,7 @@ impl Default for EngineOptions {
             drain: DrainLimits::default(),
             rendezvous_limits: RendezvousLimits::default(),
             store_limits: StoreLimits::default(),
+            shard_held_max: Some(SHARD_HELD_DEFAULT),
             compute_threads: None,
             policy: Policy::default(),
             extensions: true,
@@ -442,6 +447,9 @@ const RDMA_LINKS_DEFAULT: usize = 1024;
 
 /// Connections of a shard that may be in shared memory, if nothing else is said.
 const SHM_LINKS_DEFAULT: usize = 256;
+
+/// Many times what a short function takes.
+const SHARD_HELD_DEFAULT: Duration = Duration::from_millis(1);
 
 /// How long an idle shard spins before it parks, if nothing else is said.
 pub const SPIN_DEFAULT: Duration = Duration::from_micros(30);

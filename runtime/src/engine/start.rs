@@ -159,6 +159,7 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
         metrics: Metrics::new(shards.clone()),
         shards,
         turns: AtomicUsize::new(0),
+        shard_held_max: options.shard_held_max,
         certificates: plan.certificates,
         tls_counters,
         _cpu_latency: cpu_latency_file,

@@ -9,13 +9,14 @@ use futures_util::FutureExt;
 use grpcxx_rpc::{Code, Fetched, GraphCall, NamedTensors, Status};
 use tracing::Instrument;
 
-use super::{Function, Responder, panicked};
+use super::{Function, HoldWatch, Responder, panicked};
 use crate::sharded::Shards;
 
 /// A closure that returns a future of its results.
 pub(crate) struct AsyncFunction {
     shards: Shards,
     begin: Arc<Begin>,
+    watch: Arc<HoldWatch>,
 }
 
 type Results = Result<NamedTensors, Status>;
@@ -23,7 +24,7 @@ type Begin = dyn Fn(GraphCall) -> Pin<Box<dyn Future<Output = Results>>> + Send 
 
 impl AsyncFunction {
     /// `shards` are those of the engine that serves the calls.
-    pub(crate) fn new<F, T, R>(shards: Shards, function: F) -> Self
+    pub(crate) fn new<F, T, R>(shards: Shards, watch: HoldWatch, function: F) -> Self
     where
         F: Fn(GraphCall) -> T + Send + Sync + 'static,
         T: Future<Output = Result<R, Status>> + 'static,
@@ -37,6 +38,7 @@ impl AsyncFunction {
         Self {
             shards,
             begin: Arc::new(begin),
+            watch: Arc::new(watch),
         }
     }
 }
@@ -51,7 +53,7 @@ impl Function for AsyncFunction {
         let Some(spawner) = shard.and_then(|shard| self.shards.spawners().get(shard)) else {
             return responder.answer(Err(refused()));
         };
-        let begin = Arc::clone(&self.begin);
+        let (begin, watch) = (Arc::clone(&self.begin), Arc::clone(&self.watch));
         let span = responder.span();
         // A refused job is dropped, and the call needs its answer then too.
         let responder = Arc::new(Mutex::new(Some(responder)));
@@ -60,8 +62,8 @@ impl Function for AsyncFunction {
             // The closure runs inside the guard as well, since it may panic before there is a
             // future.
             let results = AssertUnwindSafe(async { begin(call).await }).catch_unwind();
-            let results = results
-                .instrument(span)
+            let results = watch
+                .poll(results.instrument(span))
                 .await
                 .unwrap_or_else(|panic| Err(panicked(&*panic)));
             answer(&taken, results);

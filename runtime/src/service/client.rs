@@ -63,9 +63,13 @@ impl ServiceClient {
         }
     }
 
-    /// Lets this code see each request before it leaves.
+    /// Lets this code see each request before it leaves, behind the code that was given before.
     #[must_use]
-    pub fn with_interceptor(self, interceptor: Interceptor) -> Self {
+    pub fn intercepted_by(
+        self,
+        code: impl Fn(Request<()>) -> Result<Request<()>, Status> + Send + Sync + 'static,
+    ) -> Self {
+        let interceptor = self.interceptor.then(code);
         Self {
             interceptor,
             ..self
@@ -80,7 +84,8 @@ impl ServiceClient {
         };
         let span = trace::of_method(path, self.remote.address(), request.metadata_mut());
         let envelope = codec::request(path, request.metadata(), request.get_ref());
-        let call = self.remote.call_envelope(envelope, request.timeout());
+        let bound = request.bound(self.remote.timeout());
+        let call = self.remote.call_envelope(envelope, bound);
         UnaryCall::new(call.in_span(span))
     }
 

@@ -114,6 +114,15 @@ impl<T> Request<T> {
         self.timeout.or_else(|| self.deadline.map(left))
     }
 
+    /// How long a call with it may take to a task whose calls may take `usual`. What is left for
+    /// who sends a request on is no reason to wait longer than for requests of its own.
+    pub(super) fn bound(&self, usual: Option<Duration>) -> Option<Duration> {
+        if self.timeout.is_some() {
+            return self.timeout;
+        }
+        [self.timeout(), usual].into_iter().flatten().min()
+    }
+
     /// In a method: when its client no longer wants the answer, if the client has bounded the call.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline

@@ -53,7 +53,7 @@ impl Function for GraphDoor {
 
 impl GraphDoor {
     fn envelope(&self, mut call: GraphCall) -> Result<Envelope, Status> {
-        let path = self.0.path.as_str();
+        let path = self.0.path().as_str();
         let tensor = call.take_feed(REQUEST_FEED)?;
         let fetches_answer = matches!(&call.fetches[..], [name] if name.as_str() == RESPONSE_FETCH);
         if tensor.dtype != DType::UInt8 || tensor.shape.rank() != 1 || !fetches_answer {

@@ -36,6 +36,18 @@ impl Interceptor {
         Self(Some(Arc::new(code)))
     }
 
+    /// Calls this code with what the code before has let through.
+    #[must_use]
+    pub fn then(
+        self,
+        code: impl Fn(Request<()>) -> Result<Request<()>, Status> + Send + Sync + 'static,
+    ) -> Self {
+        match self.0 {
+            Some(first) => Self::new(move |request| code(first(request)?)),
+            None => Self::new(code),
+        }
+    }
+
     /// Lets the code see a request.
     ///
     /// # Errors

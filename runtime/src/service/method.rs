@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures_util::FutureExt;
 use futures_util::future::{AbortHandle, Abortable};
@@ -23,7 +23,7 @@ use super::stats::MethodStats;
 use super::stream::pipe::{Meter, PipeReceiver, PipeSender};
 use crate::caller::Caller;
 use crate::compute::{Compute, spawn_future};
-use crate::function::{RequestWatch, panicked};
+use crate::function::{HoldWatch, RequestWatch, panicked};
 use crate::host::TaskSpawner;
 use crate::shard::StreamShare;
 use crate::trace::{self, CallSpan};
@@ -105,7 +105,7 @@ async fn encoded<R: Message>(
 
 /// A method that an engine serves.
 pub(crate) struct Registered {
-    pub(crate) path: Text,
+    watch: HoldWatch,
     pub(crate) stats: MethodStats,
     code: MethodCode,
     interceptor: Interceptor,
@@ -123,20 +123,25 @@ pub(crate) enum Begun {
 }
 
 impl Registered {
-    /// A method of this service.
+    /// A method of this service, which `watch` looks at.
     pub(crate) fn new(
-        path: Text,
+        watch: HoldWatch,
         code: MethodCode,
         service: &Methods,
         spawners: Arc<[TaskSpawner]>,
     ) -> Self {
         Self {
             stats: MethodStats::new(spawners.len()),
-            path,
+            watch,
             code,
             interceptor: service.interceptor.clone(),
             spawners,
         }
+    }
+
+    /// Where it is called.
+    pub(crate) fn path(&self) -> &Text {
+        self.watch.name()
     }
 
     pub(crate) fn may_block(&self) -> bool {
@@ -220,7 +225,7 @@ impl Registered {
 
     /// Why a call of the wrong kind is refused.
     fn called_otherwise(&self) -> Status {
-        let path = self.path.as_str();
+        let path = self.path().as_str();
         let text = match self.streams() {
             false => format!("{path} takes one message and answers with one"),
             true => format!("{path} streams; call it from a peer that knows streams, or over gRPC"),
@@ -260,7 +265,6 @@ impl Registered {
         call: impl FnOnce() -> Result<LocalAnswer, Status>,
     ) -> Begun {
         let begun = self.stats.begin(shard, message_bytes);
-        let mut polled = Instant::now();
         let mut answer = match caught(|| span.in_scope(call)) {
             Ok(answer) => span.instrument(answer),
             Err(status) => {
@@ -272,7 +276,7 @@ impl Registered {
         };
         // A future that has to wait is polled again by an executor, with a waker that counts.
         let mut context = Context::from_waker(Waker::noop());
-        match self.poll(&mut answer, &mut context, &mut polled) {
+        match self.poll(&mut answer, &mut context, begun) {
             Poll::Ready(answer) => {
                 self.stats.end(shard, begun, &answer);
                 Begun::Ended(answer)
@@ -285,8 +289,8 @@ impl Registered {
                     begun: Some(begun),
                 };
                 Begun::Waits(Box::pin(std::future::poll_fn(move |context| {
-                    let mut polled = Instant::now();
-                    let polled = ending.method.poll(&mut answer, context, &mut polled);
+                    let since = Instant::now();
+                    let polled = ending.method.poll(&mut answer, context, since);
                     if let Poll::Ready(answer) = &polled {
                         ending.end(answer);
                     }
@@ -296,22 +300,15 @@ impl Registered {
         }
     }
 
-    /// Polls the answer of the method, and warns if that has held the shard.
+    /// Polls the answer of the method, which has held the shard `since` then.
     fn poll(
         &self,
         answer: &mut LocalAnswer,
         context: &mut Context<'_>,
-        since: &mut Instant,
+        since: Instant,
     ) -> Poll<Result<Envelope, Status>> {
         let polled = catch_unwind(AssertUnwindSafe(|| answer.as_mut().poll(context)));
-        let held = since.elapsed();
-        if held > SHARD_HELD_MAX {
-            tracing::warn!(
-                method = self.path.as_str(),
-                held_ms = held.as_millis() as u64,
-                "a method held its shard; run its service on the compute pool"
-            );
-        }
+        self.watch.note(since.elapsed());
         polled.unwrap_or_else(|panic| Poll::Ready(Err(panicked(&*panic))))
     }
 
@@ -452,6 +449,3 @@ thread_local! {
 fn caught<T>(code: impl FnOnce() -> Result<T, Status>) -> Result<T, Status> {
     catch_unwind(AssertUnwindSafe(code)).unwrap_or_else(|panic| Err(panicked(&*panic)))
 }
-
-/// How long a method may hold its shard before the log names it.
-const SHARD_HELD_MAX: Duration = Duration::from_millis(1);

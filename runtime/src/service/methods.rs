@@ -25,7 +25,8 @@ pub trait TypedService {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Place {
     /// On the shard that took the call in, which costs no hop to another thread. The code must not
-    /// block; one that holds the shard for longer than a millisecond is named in the log.
+    /// block; the log names one that holds the shard for longer than
+    /// [`EngineOptions::shard_held_max`](crate::EngineOptions::shard_held_max).
     #[default]
     Shard,
     /// On threads of the compute pool, where it may take its time. It holds one of them while it

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use grpcxx_rpc::{ClientConnection, RequestId};
+use grpcxx_rpc::{ClientConnection, Features, RequestId, StreamCount};
 use grpcxx_transport::Time;
 
 use crate::client::LinkMedium;
@@ -106,11 +106,12 @@ impl<A> Core<A> {
             peer: server.peer.to_string(),
             is_connected: true,
             medium: server.medium(),
-            stays: None,
+            stays: server.stays(self.announce),
             failure: None,
             waiting: 0,
             under_way: work,
             unsent_bytes: server.connection.unsent_bytes(),
+            streams: server.connection.stream_count(),
             oldest: begun.map(|begun| self.now.since(begun)),
             name: Some((self.index, id.raw())),
         }
@@ -174,12 +175,33 @@ fn inspect_peer(peer: &PeerLink) -> InspectedConnection {
         waiting: peer.channel.waiting_calls(),
         under_way: connection.map_or(0, ClientConnection::outstanding_calls),
         unsent_bytes: 0,
+        streams: connection.map_or_else(StreamCount::default, ClientConnection::stream_count),
         oldest: None::<Duration>,
         name: None,
     }
 }
 
 impl ServerLink {
+    /// Why the connection is on TCP, as far as a task knows that has announced these features.
+    fn stays(&self, announced: Features) -> Option<String> {
+        if self.medium() != LinkMedium::Tcp {
+            return None;
+        }
+        if let Some(reason) = &self.declined {
+            return Some(reason.clone());
+        }
+        let media = announced & Features::MEDIA;
+        let reason = match self.connection.peer_features() {
+            _ if media.is_empty() => "this task has no other medium",
+            None => "the peer has not said that it knows another medium",
+            Some(known) if !known.intersects(media) => {
+                "the peer knows no other medium that this task has"
+            }
+            Some(_) => "the peer has not moved it; ask the peer for its reason",
+        };
+        Some(reason.to_owned())
+    }
+
     /// When a request has come that was handed out.
     fn begun_at(&self, request: RequestId) -> Option<Time> {
         self.begun.get(request.slot()).map(|begun| begun.at())

@@ -119,6 +119,11 @@ impl<A> LinkHandler<A> for Core<A> {
                             reason,
                             "the connection of a peer stays on TCP"
                         );
+                        if let Some(Owner::Server(id)) = owner
+                            && let Some(server) = self.incoming.servers.find_mut(id)
+                        {
+                            server.declined = Some(reason.to_owned());
+                        }
                     }
                 }
             }

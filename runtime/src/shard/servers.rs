@@ -52,6 +52,8 @@ pub(super) struct ServerLink {
     pub(super) connection: ServerConnection,
     /// What carries the connection.
     medium: LinkMedium,
+    /// Why it could not move on from TCP.
+    pub(super) declined: Option<String>,
     /// For whom the connection counts.
     counted: CountedPeer,
     /// Where its requests are counted.
@@ -165,6 +167,7 @@ impl ServerLink {
             is_known,
             connection,
             medium: LinkMedium::Tcp,
+            declined: None,
             counted,
             place,
             traffic: Traffic::default(),

@@ -21,9 +21,9 @@ use crate::terminal::{
 /// Runs the task until it is asked to stop, or one of its shards dies. `prepare` sees it before it
 /// is announced.
 pub(crate) fn run(arguments: &Arguments, prepare: impl FnOnce(&Server)) -> Outcome {
-    let (config, warnings) = read_config()?;
-    let telemetry = start_telemetry("grpcxx-server")?;
-    let log = start_log(&config.log, config.log_format, telemetry.as_ref())?;
+    let (config, mut warnings) = read_config()?;
+    let telemetry = start_telemetry("grpcxx-server", &mut warnings);
+    let (log, _telemetry) = start_log(&config.log, config.log_format, telemetry)?;
     for warning in warnings {
         tracing::warn!("{warning}");
     }

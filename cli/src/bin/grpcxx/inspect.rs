@@ -64,7 +64,8 @@ fn json(task: &str, told: &InspectReply) -> Value {
             "stays": given(&connection.stays), "failure": given(&connection.failure),
             "waiting": connection.waiting, "under_way": connection.under_way,
             "unsent_bytes": connection.unsent_bytes, "oldest_ms": connection.oldest_ms,
-            "shard": connection.shard,
+            "streams": connection.streams,
+            "streams_without_credit": connection.streams_without_credit, "shard": connection.shard,
         })
     });
     let failures = told.failures.iter().map(|failure| {
@@ -122,6 +123,8 @@ fn text(task: &str, told: &InspectReply) -> String {
         "under way#",
         "waiting#",
         "unsent#",
+        "streams#",
+        "unread#",
         "oldest#",
         "why",
     ]);
@@ -138,6 +141,8 @@ fn text(task: &str, told: &InspectReply) -> String {
             connection.under_way.to_string(),
             connection.waiting.to_string(),
             size(connection.unsent_bytes),
+            connection.streams.to_string(),
+            connection.streams_without_credit.to_string(),
             connection.oldest_ms.map_or_else(|| shown(""), time),
             shown(why.map_or("", String::as_str)),
         ]);

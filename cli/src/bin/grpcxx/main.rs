@@ -49,14 +49,14 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> Outcome {
-    let (config, warnings) = read_config()?;
+    let (config, mut warnings) = read_config()?;
     // A tool at a terminal is silent unless something is wrong, or the log was asked for.
     let filter = match std::env::var_os("GRPCXX_LOG") {
         Some(_) => config.log.as_str(),
         None => "warn",
     };
-    let telemetry = start_telemetry("grpcxx")?;
-    let _log = start_log(filter, config.log_format, telemetry.as_ref())?;
+    let telemetry = start_telemetry("grpcxx", &mut warnings);
+    let (_log, _telemetry) = start_log(filter, config.log_format, telemetry)?;
     for warning in warnings {
         tracing::warn!("{warning}");
     }

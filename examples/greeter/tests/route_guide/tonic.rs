@@ -125,6 +125,7 @@ impl Default for Guide {
                 latitude,
                 longitude,
             }),
+            picture: vec![latitude as u8; 3],
         };
         let features = vec![feature("a mill", 1, 1), feature("a bridge", 5, 9)];
         Self {
@@ -146,11 +147,15 @@ pub(crate) fn check(mut request: Request<()>) -> Result<Request<()>, Status> {
     Ok(request)
 }
 
-pub(crate) async fn serve(address: SocketAddr) -> Result<(), Box<dyn Error>> {
+/// Serves until `stop` has ended, and then until all calls have their answers.
+pub(crate) async fn serve(
+    address: SocketAddr,
+    stop: impl Future<Output = ()>,
+) -> Result<(), Box<dyn Error>> {
     let service = RouteGuideServer::with_interceptor(Guide::default(), check);
     Server::builder()
         .add_service(service)
-        .serve(address)
+        .serve_with_shutdown(address, stop)
         .await?;
     Ok(())
 }

@@ -1,5 +1,6 @@
 use grpcxx_memory::Buffer;
 
+use crate::Status;
 use crate::connection::calls::{Call, CallState, Expected};
 use crate::connection::client::ClientConnection;
 use crate::connection::encode;
@@ -92,6 +93,19 @@ impl ClientConnection {
         } else {
             ShapeForms::Star
         }
+    }
+
+    /// Why a call cannot be made that needs what the peer has not announced: it may have failed to
+    /// say so, which is another matter. `call` is what needs it, `unknown` the reason otherwise.
+    pub(crate) fn lacking(&self, call: &str, feature: &str, unknown: Status) -> Status {
+        let Some(failed) = &self.announcement_failed else {
+            return unknown;
+        };
+        let text = format!(
+            "{call}, and the peer did not say whether it knows {feature}: {}",
+            failed.message
+        );
+        Status::new(failed.code, text).because(failed.reason)
     }
 
     /// What both ends have announced.

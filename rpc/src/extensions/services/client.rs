@@ -74,13 +74,42 @@ impl ClientConnection {
     /// The request as the peer takes it.
     fn shaped(&self, request: Request) -> Result<Request, Status> {
         match request {
-            Request::Unary(envelope) if !self.has(Features::SERVICES) => as_graph_call(&envelope),
+            Request::Unary(envelope) if !self.has(Features::SERVICES) => {
+                self.as_graph_call(&envelope)
+            }
             Request::StarRunGraph(mut call) if !self.has(Features::TRACES) => {
                 call.trace = None;
                 Ok(Request::StarRunGraph(call))
             }
             request => Ok(request),
         }
+    }
+
+    /// What a peer without the extension is asked in place of a call by path: a function of that
+    /// name, with the message as a vector of bytes.
+    ///
+    /// # Errors
+    /// `FAILED_PRECONDITION` if the call has metadata other than hints: a graph call has no place
+    /// for them, and the method may need them. If the peer's announcement has failed, the status of
+    /// that.
+    fn as_graph_call(&self, envelope: &Envelope) -> Result<Request, Status> {
+        let (path, metadata) = (envelope.path(), envelope.request_metadata());
+        if let Some((name, _)) = metadata.iter().find(|(name, _)| !HINTS.contains(name)) {
+            let call = format!("the call of {path} has the metadata {name:?}");
+            let unknown = no_place_for_metadata(&call);
+            return Err(self.lacking(&call, "the extension services", unknown));
+        }
+        let message = envelope.message();
+        let tensor = Tensor {
+            dtype: DType::UInt8,
+            shape: Shape::vector(message.len()),
+            is_dead: false,
+            data: message,
+        };
+        let call = GraphCall::new(path)
+            .with_feed(REQUEST_FEED, tensor)
+            .with_fetch(RESPONSE_FETCH);
+        Ok(Request::StarRunGraph(Box::new(call)))
     }
 
     /// Sends the calls that waited until the peer said what it knows.
@@ -176,35 +205,11 @@ pub(crate) fn wanted_of_call(call: &GraphCall) -> Features {
         | if_so(!are_of_star, Features::PACKED_SHAPES)
 }
 
-/// What a peer without the extension is asked in place of a call by path: a function of that name,
-/// with the message as a vector of bytes.
-///
-/// # Errors
-/// `FAILED_PRECONDITION` if the call has metadata other than hints: a graph call has no place for
-/// them, and the method may need them.
-fn as_graph_call(envelope: &Envelope) -> Result<Request, Status> {
-    let metadata = envelope.request_metadata();
-    if let Some((name, _)) = metadata.iter().find(|(name, _)| !HINTS.contains(name)) {
-        return Err(no_place_for(name, envelope.path()));
-    }
-    let message = envelope.message();
-    let tensor = Tensor {
-        dtype: DType::UInt8,
-        shape: Shape::vector(message.len()),
-        is_dead: false,
-        data: message,
-    };
-    let call = GraphCall::new(envelope.path())
-        .with_feed(REQUEST_FEED, tensor)
-        .with_fetch(RESPONSE_FETCH);
-    Ok(Request::StarRunGraph(Box::new(call)))
-}
-
-fn no_place_for(name: &str, path: &str) -> Status {
+fn no_place_for_metadata(call: &str) -> Status {
     let text = format!(
-        "the call of {path} has the metadata {name:?}, and the peer does not know the extension \
-         services, without which star carries none; call it without metadata or over gRPC, or let \
-         the peer run a version of grpcxx that announces services"
+        "{call}, and the peer does not know the extension services, without which star carries \
+         none; call it without metadata or over gRPC, or let the peer run a version of grpcxx that \
+         announces services"
     );
     Status::new(Code::FailedPrecondition, text)
 }

@@ -3,6 +3,7 @@
 use grpcxx_transport::{Frame, Next, SlotId};
 
 use super::stream::{StreamData, StreamNews};
+use super::table::StreamCount;
 use super::wire::{Credit, Form, STREAM_METHOD};
 use crate::connection::calls::{Call, Expected};
 use crate::connection::client::ClientConnection;
@@ -36,6 +37,11 @@ impl ClientConnection {
         if let Some(number) = self.stream_of(call.0) {
             self.streams.give(number, credit);
         }
+    }
+
+    /// The streams that have not ended.
+    pub fn stream_count(&self) -> StreamCount {
+        self.streams.count()
     }
 
     /// Whether [`ClientConnection::poll_stream`] has something.
@@ -88,16 +94,7 @@ impl ClientConnection {
 
     /// Why a stream cannot be opened towards this peer.
     fn no_streams(&self, path: &str) -> Status {
-        match &self.announcement_failed {
-            Some(status) => {
-                let text = format!(
-                    "{path} streams, and the peer did not say whether it knows streams: {}",
-                    status.message
-                );
-                Status::new(status.code, text).because(status.reason)
-            }
-            None => unknown_to_peer(path),
-        }
+        self.lacking(&format!("{path} streams"), "streams", unknown_to_peer(path))
     }
 
     /// Queues the request that opens a stream.

@@ -4,7 +4,7 @@ use grpcxx_memory::Buffer;
 use grpcxx_transport::{Frame, Next, SlotId};
 
 use super::stream::{StreamData, StreamNews};
-use super::table::Ending;
+use super::table::{Ending, StreamCount};
 use super::wire::{Credit, Form, NUMBER_BYTES, STREAM_TAG};
 use crate::connection::cursor::Cursor;
 use crate::connection::landings::message_in_any_case;
@@ -38,6 +38,11 @@ impl ServerConnection {
         if let Some(number) = self.open_stream(request) {
             self.streams.give(number, credit);
         }
+    }
+
+    /// The streams that have not ended.
+    pub fn stream_count(&self) -> StreamCount {
+        self.streams.count()
     }
 
     /// Whether [`ServerConnection::poll_stream`] has something.

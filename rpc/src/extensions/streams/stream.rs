@@ -252,6 +252,11 @@ impl Stream {
         self.may_send.messages > 0 && self.may_send.bytes as usize >= wanted_bytes
     }
 
+    /// Whether messages wait for the peer's leave.
+    pub(super) fn waits_for_credit(&self) -> bool {
+        !self.outbox.is_empty() && !self.can_send_data()
+    }
+
     /// Whether what is next has a frame of its own.
     pub(super) fn has_part(&self) -> bool {
         self.can_send_data() && matches!(self.outbox.front(), Some(Outgoing::Message { .. }))

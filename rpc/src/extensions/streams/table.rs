@@ -35,6 +35,15 @@ pub(crate) struct Streams {
     passed: u32,
 }
 
+/// How many streams a connection has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamCount {
+    /// Those that have not ended.
+    pub open: usize,
+    /// Those of them on which this end has messages that the peer has given no credit for.
+    pub without_credit: usize,
+}
+
 /// The answer of a stream that waits for the messages before it.
 #[derive(Debug)]
 pub(crate) struct Ending {
@@ -54,6 +63,15 @@ impl Streams {
     /// Streams that have not ended.
     pub(crate) fn len(&self) -> usize {
         self.by_number.len()
+    }
+
+    /// How many there are, and how many of them wait for their readers.
+    pub(crate) fn count(&self) -> StreamCount {
+        let streams = self.by_number.values();
+        StreamCount {
+            open: self.by_number.len(),
+            without_credit: streams.filter(|stream| stream.waits_for_credit()).count(),
+        }
     }
 
     /// Opens a stream with the next number.

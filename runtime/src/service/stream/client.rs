@@ -100,7 +100,7 @@ impl StreamStart {
         path: &str,
         request: Result<Request<()>, Status>,
     ) -> Self {
-        let timeout = request.as_ref().ok().and_then(Request::timeout);
+        let timeout = (request.as_ref().ok()).and_then(|request| request.bound(remote.timeout()));
         let envelope = request.and_then(|request| {
             let metadata = trace::with_current(request.metadata());
             Ok(Envelope::request(path, &metadata, 0)?.finish())

@@ -80,7 +80,7 @@ impl Server {
 /// Lets peers call the methods.
 pub(in crate::simulation) fn register(functions: &mut Functions, watcher: &Watcher) {
     let none: Arc<[TaskSpawner]> = Arc::from([]);
-    functions.insert_service(&methods(watcher), &none);
+    functions.insert_service(&methods(watcher), &none, None);
 }
 
 fn methods(watcher: &Watcher) -> Methods {

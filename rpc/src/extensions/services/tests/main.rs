@@ -170,6 +170,27 @@ fn a_call_with_metadata_fails_towards_a_peer_that_has_not_announced_it() {
     check(&mut silent);
 }
 
+/// A peer that could not say what it knows may know services: what went wrong is the reason.
+#[test]
+fn a_call_with_metadata_ends_as_the_announcement_did_that_failed() {
+    let mut pair = Pair::new(Features::ALL, Features::ALL);
+    pair.call(request(&metadata(), b"one"));
+    pair.carry_requests();
+    let announcement = pair.request();
+    let full = Status::new(Code::ResourceExhausted, "no memory is left");
+    pair.server.end.answer(announcement.id, Err(full));
+    pair.carry_responses();
+    let check = |status: Status| {
+        assert_eq!(status.code, Code::ResourceExhausted, "{status}");
+        for part in ["\"trace-bin\"", PATH, "did not say", "no memory is left"] {
+            assert!(status.message.contains(part), "{status} lacks {part}");
+        }
+    };
+    check(pair.finished().result.unwrap_err());
+    pair.call(request(&metadata(), b"two"));
+    check(pair.finished().result.unwrap_err());
+}
+
 #[test]
 fn a_call_that_waits_for_the_announcement_leaves_once_it_is_there_and_can_be_given_up() {
     let mut pair = Pair::new(Features::ALL, Features::ALL);

@@ -11,7 +11,8 @@ use grpcxx_memory::Buffer;
 use grpcxx_rpc::wire::{HEADER_BYTES, RequestHeader, STREAM_METHOD, STREAM_OPEN_METHOD};
 use grpcxx_rpc::{
     CallId, CallOptions, Code, ConnectionLimits, Credit, Envelope, Features, Metadata, Reason,
-    Request, RequestId, Response, Status, StreamData, StreamEvent, StreamNews, split_first_message,
+    Request, RequestId, Response, Status, StreamCount, StreamData, StreamEvent, StreamNews,
+    split_first_message,
 };
 use grpcxx_transport::Time;
 use proptest::prelude::*;
@@ -268,6 +269,12 @@ fn a_reader_that_never_reads_gets_no_more_than_its_credits() {
     }
     let events = open.at_client();
     assert_eq!(events.len(), 64);
+    let count = |without_credit| StreamCount {
+        open: 1,
+        without_credit,
+    };
+    assert_eq!(open.pair.server.end.stream_count(), count(1));
+    assert_eq!(open.pair.client.end.stream_count(), count(0));
     open.answer(trailers("end"));
     open.carry();
     assert_eq!(open.pair.client.end.poll_finished(), None);
@@ -293,6 +300,7 @@ fn a_reader_that_never_reads_gets_no_more_than_its_credits() {
     open.carry();
     assert_eq!(open.at_client().len(), 36, "the rest shares a record");
     assert_eq!(open.pair.finished().result, trailers("end"));
+    assert_eq!(open.pair.server.end.stream_count(), StreamCount::default());
 }
 
 #[test]
