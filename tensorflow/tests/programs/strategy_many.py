@@ -1,5 +1,7 @@
 """The coordinator of a ParameterServerStrategy whose step reads and updates many small variables.
 
+In the end all workers read them at once.
+
     strategy_many.py STEPS VARIABLES
 """
 
@@ -24,6 +26,8 @@ strategy = tf.distribute.ParameterServerStrategy(resolver)
 coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 with strategy.scope():
     variables = [tf.Variable(np.full([256], 1.0 + i, np.float32), name=f"v{i}") for i in range(number)]
+    arrived = tf.Variable(0, name="arrived")
+workers = len(task["cluster"]["worker"])
 
 
 @tf.function
@@ -39,6 +43,18 @@ def step():
     return strategy.run(replica)
 
 
+@tf.function
+def look():
+    """What the variables hold, once all workers have come here: so each of them runs this."""
+
+    def replica():
+        arrived.assign_add(1)
+        tf.while_loop(lambda _: arrived.read_value() < workers, lambda looked: [looked + 1], [0])
+        return tf.reduce_sum(tf.stack([variable.read_value() for variable in variables]))
+
+    return strategy.run(replica)
+
+
 found = []
 for _ in range(3):
     found.append(float(coordinator.fetch(coordinator.schedule(step))))
@@ -47,5 +63,15 @@ for _ in range(steps):
     found.append(float(coordinator.fetch(coordinator.schedule(step))))
 seconds = time.perf_counter() - begin
 last = [variable.numpy().tolist()[:2] for variable in variables]
-common.result({"found": found, "last": last, "steps_per_s": steps / seconds, "counters": common.counters()})
+looks = [coordinator.schedule(look) for _ in range(workers)]
+coordinator.join()
+common.result(
+    {
+        "found": found,
+        "last": last,
+        "looks": [float(coordinator.fetch(one)) for one in looks],
+        "steps_per_s": steps / seconds,
+        "counters": common.counters(),
+    }
+)
 common.leave()
