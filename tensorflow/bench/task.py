@@ -1,4 +1,5 @@
-"""One process of the benchmark: a server, and for the first worker the session that runs the steps.
+"""One process of the benchmark: a server, and for the first worker the session that runs the steps; or the coordinator
+of a strategy, which is the chief.
 
 Reads commands from standard input: `run SECONDS` runs steps that long and answers with their number;
 `case NAME NUMBER BYTES` makes other steps; `cpu` answers with the CPU time of this process; `counters`
@@ -15,6 +16,7 @@ import numpy as np
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../tests/programs"))
 
 import common
+import many_variables
 import tensorflow as tf
 
 v1 = tf.compat.v1
@@ -103,12 +105,29 @@ def step_of(server, case, number, size_bytes):
     return run
 
 
+def step_of_strategy(number, size_bytes):
+    """Runs a step that reads and updates variables under ParameterServerStrategy."""
+    strategy, coordinator = many_variables.connect()
+    _, step = many_variables.make(strategy, number, size_bytes // 4)
+
+    def run():
+        coordinator.fetch(coordinator.schedule(step))
+
+    for _ in range(3):
+        run()
+    return run
+
+
 def main():
-    step = None
-    server = common.start_server(with_leader())
-    v1.disable_eager_execution()
-    if len(sys.argv) > 1:
-        step = step_of(server, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    step = server = None
+    arguments = [int(text) if text.isdigit() else text for text in sys.argv[1:]]
+    if common.TASK["job"] == "chief":
+        step = step_of_strategy(*arguments)
+    else:
+        server = common.start_server(with_leader())
+        v1.disable_eager_execution()
+        if arguments:
+            step = step_of(server, *arguments)
     print("READY", flush=True)
     for line in sys.stdin:
         command, *arguments = line.split()

@@ -10,8 +10,11 @@ pytestmark = pytest.mark.processes
 
 # Fusion is on by default.
 ON, OFF = {}, {"GRPCXX_GRAPH_FUSION": "off"}
-# A range of seeds of its own: `TEST_GRAPH_SEEDS=1000,200` runs 200 graphs from 1000 on.
+# Other seeds than the usual ones: `TEST_GRAPH_SEEDS=1000,200` runs 200 graphs from 1000 on.
 SEEDS = [int(part) for part in os.environ.get("TEST_GRAPH_SEEDS", "1,40").split(",")]
+# So many graphs at most share a cluster, whose processes keep something of each.
+GRAPHS_MAX = 100
+RANGES = [(SEEDS[0] + at, min(GRAPHS_MAX, SEEDS[1] - at)) for at in range(0, SEEDS[1], GRAPHS_MAX)]
 
 
 def run(program, *arguments, environment=ON, timeout_s=300, **jobs):
@@ -37,11 +40,29 @@ def with_and_without(program, *arguments, **jobs):
     return fused, plain, counters
 
 
-def test_random_graphs_compute_the_same_bits():
-    fused, plain, counters = with_and_without("random_graphs.py", *SEEDS, ps=2, worker=2)
+def compare_random_graphs(first, number, **jobs):
+    fused, plain, counters = with_and_without("random_graphs.py", first, number, **jobs)
     assert fused == plain
-    assert counters["graph_packs"] > SEEDS[1] / 4
-    assert counters["graph_packed_variables"] > SEEDS[1] / 4
+    assert counters["graph_packs"] > number / 4
+    assert counters["graph_packed_variables"] > number / 4
+
+
+@pytest.mark.smoke
+def test_a_few_random_graphs_of_two_tasks_compute_the_same_bits():
+    compare_random_graphs(1, 8, ps=1, worker=1)
+
+
+@pytest.mark.parametrize("first, number", RANGES)
+def test_random_graphs_compute_the_same_bits(first, number):
+    compare_random_graphs(first, number, ps=2, worker=2)
+
+
+def test_sessions_that_are_extended_after_a_run_compute_the_same_bits():
+    fused, plain, _ = with_and_without("extended.py", ps=1, worker=1)
+    packs = fused.pop("packs")
+    plain.pop("packs")
+    assert fused == plain
+    assert packs == sorted(set(packs)), "each extension adds packs"
 
 
 @pytest.mark.smoke
@@ -67,6 +88,23 @@ def test_parameter_server_strategy_reads_variables_in_packs():
     assert fused["found"] == plain["found"]
     assert fused["last"] == plain["last"]
     assert counters["graph_packed_variables"] >= 30
+
+
+def test_each_worker_of_a_strategy_reads_variables_in_packs():
+    found = []
+    for environment in (ON, OFF):
+        with Cluster("grpc++", environment, ps=2, worker=3, chief=1) as cluster:
+            cluster.serve("ps")
+            workers = cluster.serve("worker")
+            result = cluster.start("chief", 0, "strategy_many.py", 5, 30).result()
+            found.append([result["found"], result["last"], result["looks"]])
+            for counters in [worker.ask("counters") for worker in workers]:
+                if environment is ON:
+                    assert counters["graph_packed_variables"] >= 30
+                    assert counters["unpacked_tensors"] >= 30
+                else:
+                    assert counters["received_tensors"] >= 30
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("without", ["worker", "ps"])

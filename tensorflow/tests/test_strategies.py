@@ -48,7 +48,12 @@ def test_connect_to_cluster():
         result = cluster.start_extra("chief", "connect.py").result()
         assert max(result["differences"]) < 1e-3
         assert result["text"].endswith("done")
-        assert sum(server.ask("counters")["received_tensors"] for server in servers) > 0
+        counted = [result["counters"], *[server.ask("counters") for server in servers]]
+        assert sum(counters["received_tensors"] for counters in counted) > 0
+        # 20 variables of one worker are read by the other, which sends eight tensors back.
+        assert sum(counters["graph_packs"] for counters in counted) >= 2
+        assert sum(counters["graph_packed_variables"] for counters in counted) >= 20
+        assert sum(counters["unpacked_tensors"] for counters in counted) >= 5 * 28
 
 
 @pytest.mark.smoke

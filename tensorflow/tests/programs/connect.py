@@ -19,6 +19,7 @@ with tf.device("/job:worker/task:0"):
 with tf.device("/job:worker/task:1"):
     second = tf.Variable(tf.ones([200, 100]))
     copied = tf.identity(first)
+    small = [tf.Variable(tf.fill([16], float(i))) for i in range(20)]
 found.append(float(tf.reduce_sum(tf.abs(copied.numpy() - value))))
 
 
@@ -31,7 +32,17 @@ def product():
         return tf.identity(out) + 1.0, tf.strings.join([text, "done"])
 
 
+@tf.function
+def small_sums():
+    with tf.device("/job:worker/task:0"):
+        total = tf.add_n([tf.raw_ops.Identity(input=one.read_value()) for one in small])
+        parts = [total * float(i) for i in range(8)]
+    with tf.device("/job:worker/task:1"):
+        return tf.add_n([tf.raw_ops.Identity(input=part) for part in parts])
+
+
 for _ in range(5):
+    found.append(float(tf.reduce_max(tf.abs(small_sums() - 28.0 * 190.0))))
     out, text = product()
     found.append(float(tf.reduce_max(tf.abs(out.numpy() - (value @ np.ones([200, 100], np.float32) + 1.0)))))
 common.result({"differences": found, "text": text.numpy().decode(), "counters": common.counters()})
