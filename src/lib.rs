@@ -67,6 +67,7 @@ pub use grpcxx_runtime::cluster::{ClusterSpec, Protocol, TaskId};
 pub use grpcxx_runtime::config::Config;
 pub use grpcxx_runtime::endpoint_map::EndpointMap;
 /// Runs the futures of a shard where it can start; its files and sockets are at hand there.
+#[cfg(not(target_env = "musl"))]
 pub use grpcxx_runtime::glommio;
 pub use grpcxx_runtime::{
     AtOnce, Call, CallResult, CallSpec, Cancellation, Client, CompletionHandler, Counters,

@@ -52,6 +52,7 @@ mod task;
 mod tls;
 pub mod trace;
 
+#[cfg(not(target_env = "musl"))]
 pub use glommio;
 /// Runs the futures of a shard on the glommio host, where its files and sockets can be used.
 pub use grpcxx_tcp::{own_cpu, step_aside};

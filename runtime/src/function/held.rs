@@ -2,7 +2,7 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use grpcxx_rpc::Text;
@@ -15,17 +15,17 @@ pub(crate) struct HoldWatch {
     name: Text,
     /// `None`: it may hold it as long as it likes.
     held_max: Option<Duration>,
-    /// Calls so far; [`TOLD`] once it was named.
     calls: AtomicU32,
+    is_told: AtomicBool,
 }
 
 impl HoldWatch {
     pub(crate) fn new(name: Text, held_max: Option<Duration>) -> Self {
-        let calls = AtomicU32::new(if held_max.is_some() { 0 } else { TOLD });
         Self {
             name,
             held_max,
-            calls,
+            calls: AtomicU32::new(0),
+            is_told: AtomicBool::new(false),
         }
     }
 
@@ -63,17 +63,19 @@ impl HoldWatch {
     /// Whether the next call is looked at. Shards that count at the same time may lose some.
     #[inline]
     fn looks(&self) -> bool {
-        let calls = self.calls.load(Ordering::Relaxed);
-        if calls == TOLD {
+        if self.held_max.is_none() || self.is_told.load(Ordering::Relaxed) {
             return false;
         }
-        self.calls.store((calls + 1) % TOLD, Ordering::Relaxed);
+        let calls = self.calls.load(Ordering::Relaxed);
+        // From where it would begin anew it goes on as behind the first calls.
+        let next = calls.checked_add(1).unwrap_or(ALL_OF);
+        self.calls.store(next, Ordering::Relaxed);
         calls < ALL_OF || calls.is_multiple_of(ONE_IN)
     }
 
     #[cold]
     fn tell(&self, held: Duration) {
-        if self.calls.swap(TOLD, Ordering::Relaxed) != TOLD {
+        if !self.is_told.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 name = self.name.as_str(),
                 held_ms = held.as_millis() as u64,
@@ -84,7 +86,6 @@ impl HoldWatch {
     }
 }
 
-const TOLD: u32 = u32::MAX;
 /// Calls that are all looked at.
 const ALL_OF: u32 = 64;
 /// Of how many calls one is looked at then.

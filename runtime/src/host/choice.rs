@@ -4,7 +4,7 @@ use std::io;
 use io_uring::{IoUring, Probe, opcode};
 use rustix::process::{Resource, getrlimit};
 
-use super::executor::executor;
+use super::glommio::executor;
 
 /// The hosts there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

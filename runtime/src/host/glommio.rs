@@ -12,7 +12,7 @@ use glommio::{Latency, LocalExecutor, Shares};
 use grpcxx_transport::Time;
 
 use super::beside::LocalTask;
-use super::executor::executor;
+pub(super) use super::executor::executor;
 use super::life::{Owner, Turned};
 use super::native;
 use super::readable::Readable;

@@ -10,13 +10,16 @@ mod bed;
 mod beside;
 mod choice;
 mod error;
+#[cfg(not(target_env = "musl"))]
 mod executor;
+#[cfg_attr(target_env = "musl", path = "without_glommio.rs")]
 mod glommio;
 mod inline;
 mod lent;
 mod life;
 mod native;
 mod options;
+#[cfg(not(target_env = "musl"))]
 mod readable;
 mod shard_loop;
 mod stand_in;
@@ -127,7 +130,7 @@ fn begin<L: ShardLoop + Send + 'static>(
     })?;
     let executor = match options.kind {
         HostKind::Native => None,
-        HostKind::Glommio => Some(executor::executor().map_err(HostError::Glommio)?),
+        HostKind::Glommio => Some(glommio::executor().map_err(HostError::Glommio)?),
     };
     let idle = Idle::new(options.idle);
     let kept = match lent::turn(shard, options.clock, idle, jobs, (lend, started)) {

@@ -313,6 +313,7 @@ fn futures_run_on_the_thread_of_their_shard() {
     }
 }
 
+#[cfg(not(target_env = "musl"))]
 #[test]
 fn glommio_timers_run_beside_a_shard_that_spins_and_one_that_sleeps() {
     if !hosts().contains(&HostKind::Glommio) {
