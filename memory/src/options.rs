@@ -1,5 +1,7 @@
 use std::path::Path;
 
+use rustix::process::{Resource, getrlimit};
+
 use crate::{Headroom, control_group};
 
 /// How much memory an [`Arena`](crate::Arena) may hand out, and how it is obtained.
@@ -74,13 +76,17 @@ fn share_bytes(usable_bytes: u64, shards: usize) -> usize {
         .clamp(SHARE_BYTES_MIN, ARENA_BYTES_MAX)
 }
 
-/// The memory that this process may use: that of the machine, or what its control groups allow,
-/// nested ones too, if that is less. 0 if the system does not tell.
+/// The memory that this process may use: that of the machine, what its control groups allow, nested
+/// ones too, or half of the addresses that it may have (`ulimit -v`), whatever is least. 0 if the
+/// system does not tell.
 pub fn usable_memory_bytes() -> u64 {
     let system = rustix::system::sysinfo();
     let physical_bytes = (system.totalram as u64).saturating_mul(u64::from(system.mem_unit.max(1)));
     let limit_bytes = control_group::memory_limit_bytes(Path::new("/"));
-    limit_bytes.map_or(physical_bytes, |limit| limit.min(physical_bytes))
+    // The other half is for code, stacks, and what is reserved and not used.
+    let addresses_bytes = getrlimit(Resource::As).current.map(|bytes| bytes / 2);
+    let limits = [limit_bytes, addresses_bytes].into_iter().flatten();
+    limits.fold(physical_bytes, u64::min)
 }
 
 /// Capacity of an arena if nothing else is said: address space only, until it is used.

@@ -324,5 +324,6 @@ fn tensor_at(response: &mut Response, index: usize) -> Option<&mut Tensor> {
 /// How long the payload of a call that has failed may take to arrive while its memory is Python's.
 const STUCK_TIME: Duration = Duration::from_secs(2);
 
-/// How long the end of a call that was withdrawn is awaited: longer than its arrays can be in use.
-const WITHDRAWN_TIME_MAX: Duration = Duration::from_secs(4);
+/// How long the end of a call that was withdrawn is awaited: longer than its arrays can be in use,
+/// for a link that is closed may wait for its peer as long again.
+const WITHDRAWN_TIME_MAX: Duration = Duration::from_secs(10);

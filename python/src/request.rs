@@ -133,7 +133,13 @@ pub(crate) fn key_text(device: &str, incarnation: u64, name: &str) -> String {
 }
 
 pub(crate) fn text_of(text: &Bound<'_, PyString>) -> PyResult<Text> {
-    Ok(Text::from(text.to_cow()?.as_ref()))
+    match text.to_cow() {
+        Ok(text) => Ok(Text::from(text.as_ref())),
+        Err(_) => {
+            let why = format!("{} is no text that has an encoding", text.repr()?);
+            Err(invalid(text.py(), why))
+        }
+    }
 }
 
 /// Shorter ones are as good as none.

@@ -4,7 +4,7 @@ use std::path::Path;
 use grpcxx_rpc::{DType, Tensor};
 
 use super::output::Output;
-use super::{FileAction, ModelError};
+use super::{FileAction, ModelError, format};
 
 /// Writes one tensor as a NumPy file of version 1.0 (or 2.0 for headers beyond 64 KiB); the file
 /// appears when it is complete. Types of ml_dtypes become raw bytes, as `numpy.save` has them:
@@ -17,10 +17,13 @@ pub fn write_npy(path: &Path, name: &str, tensor: &Tensor) -> Result<(), ModelEr
         return Err(ModelError::Tensor {
             path: path.to_owned(),
             tensor: name.to_owned(),
-            problem: format!(
-                "NumPy has no type for {}; write a .safetensors file instead",
-                tensor.dtype
-            ),
+            problem: match format::dtype_name(tensor.dtype) {
+                Some(_) => format!(
+                    "NumPy has no type for {}; write a .safetensors file instead",
+                    tensor.dtype
+                ),
+                None => format!("no file has a type for {}", tensor.dtype),
+            },
         });
     };
     let header = header(descr, tensor.shape.dims());
@@ -30,6 +33,11 @@ pub fn write_npy(path: &Path, name: &str, tensor: &Tensor) -> Result<(), ModelEr
         .and_then(|()| file.write_all(&tensor.data))
         .map_err(ModelError::io(FileAction::Write, path))?;
     output.finish()
+}
+
+/// Whether NumPy has a type for such elements.
+pub(super) fn has_type(dtype: DType) -> bool {
+    descr(dtype).is_some()
 }
 
 fn header(descr: &str, dims: &[u64]) -> Vec<u8> {

@@ -22,11 +22,20 @@ impl Output {
     /// system allows, the file has no name at first: then nothing is left behind even if the
     /// process is killed.
     pub(super) fn create(path: &Path) -> Result<Self, ModelError> {
+        // The file that a link leads to is replaced, and not the link.
+        let target = path.canonicalize();
+        let path = target.as_deref().unwrap_or(path);
+        let refused = |problem: &str| ModelError::Malformed {
+            path: path.to_owned(),
+            problem: problem.to_owned(),
+        };
         if path.is_dir() {
-            return Err(ModelError::Malformed {
-                path: path.to_owned(),
-                problem: "this is a folder; name a file in it".to_owned(),
-            });
+            return Err(refused("this is a folder; name a file in it"));
+        }
+        if path.exists() && !path.is_file() {
+            return Err(refused(
+                "this is a device or a pipe, which no file can replace; name a file",
+            ));
         }
         let nameless = open(
             folder(path),
@@ -100,3 +109,26 @@ fn folder(path: &Path) -> &Path {
 
 /// Read and write for all, less the process's mask.
 const MODE: u32 = 0o666;
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_link_keeps_its_place_and_a_pipe_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::write(path("target"), "before").unwrap();
+        std::os::unix::fs::symlink("target", path("link")).unwrap();
+        let output = Output::create(&path("link")).unwrap();
+        output.file().write_all(b"after").unwrap();
+        output.finish().unwrap();
+        assert_eq!(std::fs::read(path("target")).unwrap(), b"after");
+        assert!(path("link").is_symlink());
+        rustix::fs::mkfifoat(CWD, path("pipe"), Mode::from_raw_mode(MODE)).unwrap();
+        let error = Output::create(&path("pipe")).unwrap_err().to_string();
+        assert!(error.contains("a device or a pipe"), "{error}");
+    }
+}

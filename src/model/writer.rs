@@ -6,7 +6,7 @@ use grpcxx_rpc::{Tensor, TensorMeta};
 
 use super::format::{self, METADATA_KEY, Record};
 use super::output::Output;
-use super::{FileAction, ModelError};
+use super::{FileAction, ModelError, npy};
 
 /// Writes a safetensors file whose tensors may come in any order; nothing appears at its path
 /// before [`SafetensorsWriter::finish`].
@@ -118,8 +118,12 @@ fn record(path: &Path, name: &str, meta: &TensorMeta) -> Result<Record, ModelErr
             path,
             name,
             &format!(
-                "safetensors has no type for {}; leave this tensor out, or pull it into a .npy file",
-                meta.dtype
+                "safetensors has no type for {}; leave this tensor out{}",
+                meta.dtype,
+                match npy::has_type(meta.dtype) {
+                    true => ", or pull it into a .npy file",
+                    false => "",
+                }
             ),
         ));
     }

@@ -99,8 +99,8 @@ def _end(call: Any) -> None:
 class CallFuture(Future):
     """The result of a call that goes on; `asyncio.wrap_future` makes it awaitable.
 
-    `cancel` withdraws the call, and returns once nothing uses its arrays any more: within milliseconds, or two seconds
-    if the peer stands still. An operation of a group goes on, since the other ranks wait for it: `cancel` returns False.
+    `cancel` withdraws the call, and returns once nothing uses its arrays any more: within milliseconds, or some
+    seconds if the peer stands still. An operation of a group goes on, since the other ranks wait for it: `cancel` returns False.
     """
 
     def __init__(self):

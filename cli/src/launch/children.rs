@@ -1,8 +1,8 @@
 //! The processes that this launcher runs: started, watched and ended together.
 
 use std::ffi::OsString;
-use std::io;
-use std::process::Command;
+use std::io::{self, IsTerminal};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -145,10 +145,19 @@ impl Child {
         command
             .args(arguments)
             .envs(self.environment.iter().map(|(name, value)| (name, value)));
-        let mut start = || Process::start(&mut command, &self.name, log);
+        let mut start = || Process::start(&mut command, self.input(), &self.name, log);
         match &self.cpus {
             Some(cpus) => cpus.apply(start),
             None => start(),
+        }
+    }
+
+    /// What rank 0 reads is what this launcher was given; others find the end at once, and so does
+    /// rank 0 at a terminal, from which a group in the background may not read.
+    fn input(&self) -> Stdio {
+        match self.rank == 0 && !io::stdin().is_terminal() {
+            true => Stdio::inherit(),
+            false => Stdio::null(),
         }
     }
 }

@@ -34,7 +34,12 @@ pub(super) fn read(environment: &Environment) -> Result<Option<Allocation>, Laun
         None => None,
         Some(port) => Some(port_beside(port)?),
     };
-    let (leader, address) = match environment.text("MASTER_ADDR") {
+    let address = environment.text("MASTER_ADDR");
+    if size == 1 && address.is_none() {
+        // It meets nobody.
+        return Ok(None);
+    }
+    let (leader, address) = match address {
         Some(host) => (Leader::Host(host.to_owned(), port), host),
         None => (Leader::Unknown(": MASTER_ADDR is not set"), ""),
     };
@@ -96,6 +101,8 @@ mod tests {
         let half = Environment::from([("MASTER_ADDR", "a"), ("RANK", "1")]);
         let text = read(&half).unwrap_err().to_string();
         assert!(text.contains("WORLD_SIZE"), "{text}");
+        let alone = Environment::from([("RANK", "0"), ("WORLD_SIZE", "1")]);
+        assert_eq!(read(&alone).unwrap(), None);
         let port =
             Environment::from([("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_PORT", "65535")]);
         let text = read(&port).unwrap_err().to_string();

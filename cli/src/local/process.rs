@@ -41,12 +41,17 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts `command` with its own process group, so that the terminal's Ctrl-C reaches only us,
-    /// and with a standard input that ends when we do.
-    pub(crate) fn start(command: &mut Command, task: &str, log: &LogSink) -> io::Result<Self> {
+    /// Starts `command` with its own process group, so that the terminal's Ctrl-C reaches only us.
+    /// An input that is piped ends when we do.
+    pub(crate) fn start(
+        command: &mut Command,
+        input: Stdio,
+        task: &str,
+        log: &LogSink,
+    ) -> io::Result<Self> {
         use std::os::unix::process::CommandExt;
         let mut child = command
-            .stdin(Stdio::piped())
+            .stdin(input)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0)

@@ -1,6 +1,6 @@
 //! `grpcxx launch` on one host, and as two ranks that find each other.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -53,6 +53,29 @@ fn each_process_is_told_its_task_and_ends_with_the_others() {
     );
     assert!(!out.contains("ps:0"), "{out}");
     assert!(started.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn rank_0_reads_what_the_launcher_is_given_and_the_others_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = launch(
+        folder.path(),
+        &["-n", "2", "--", "sh", "-c", "cat; echo end"],
+    );
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut launcher = command.spawn().unwrap();
+    launcher
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(b"a line\n")
+        .unwrap();
+    let output = launcher.wait_with_output().unwrap();
+    let out = text(&output.stdout);
+    let mut lines: Vec<&str> = out.lines().collect();
+    lines.sort_unstable();
+    let expected = ["worker:0 | a line", "worker:0 | end", "worker:1 | end"];
+    assert_eq!(lines, expected);
 }
 
 #[test]

@@ -1,4 +1,5 @@
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use grpcxx::model::{Fingerprint, Model};
@@ -257,6 +258,38 @@ fn maps_are_generated_and_checked() {
             .status
             .success()
     );
+
+    // What is there, and is no file, stays what it is.
+    let path = |name: &str| folder.path().join(name);
+    std::os::unix::fs::symlink("target", path("link")).unwrap();
+    std::fs::write(path("target"), "before").unwrap();
+    assert!(
+        Command::new("mkfifo")
+            .arg(path("pipe"))
+            .status()
+            .unwrap()
+            .success()
+    );
+    let pipe = path("pipe");
+    let reader = std::thread::spawn(move || std::fs::read_to_string(pipe).unwrap());
+    for name in ["link", "pipe"] {
+        let generate = [
+            "endpoint-map",
+            "generate",
+            "--cluster-spec",
+            spec,
+            "-o",
+            name,
+        ];
+        assert!(run(&generate).status.success());
+        assert!(!path(name).symlink_metadata().unwrap().is_file(), "{name}");
+    }
+    for map in [
+        std::fs::read_to_string(path("target")).unwrap(),
+        reader.join().unwrap(),
+    ] {
+        assert!(map.starts_with("a:2000=a:12000\n"), "{map}");
+    }
 
     let larger = format!("{spec};c:2001");
     let checked = run(&["endpoint-map", "check", "--cluster-spec", &larger]);

@@ -556,7 +556,13 @@ fn reserve(options: &ArenaOptions) -> Result<Arena, String> {
         }
     }
     let private = options.clone().with(|changed| changed.shared = false);
-    Arena::new(private).map_err(|error| format!("reserve the arena: {error}"))
+    Arena::new(private).map_err(|error| {
+        format!(
+            "reserve {} bytes of address space for the arena of a shard: {error}; set a smaller \
+             GRPCXX_ARENA_BYTES, or raise the limit (`ulimit -v`)",
+            options.capacity_bytes
+        )
+    })
 }
 
 fn unknown_driver(options: &TcpOptions) -> DriverChoice {

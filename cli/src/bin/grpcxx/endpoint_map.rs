@@ -1,5 +1,6 @@
 use std::collections::HashMap;
-use std::fs;
+use std::path::Path;
+use std::{fs, io};
 
 use grpcxx_runtime::config::Config;
 use grpcxx_runtime::endpoint_map::{EndpointMap, EndpointMapError, Problem, search, star_port};
@@ -55,18 +56,28 @@ pub(crate) fn generate(arguments: &GenerateArguments, config: &Config, output: O
     let Some(path) = &arguments.output else {
         return output.print(&entries, || map.to_string());
     };
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
     let attempt = || format!("cannot write {}", path.display());
-    let file = tempfile::NamedTempFile::new_in(folder.unwrap_or_else(|| ".".as_ref()))
-        .or_exit_at(Exit::CannotCreate, attempt)?;
-    fs::write(file.path(), map.to_string()).or_exit_at(Exit::CannotCreate, attempt)?;
-    readable_by_all(&file).or_exit_at(Exit::CannotCreate, attempt)?;
-    file.persist(path).or_exit_at(Exit::CannotCreate, attempt)?;
+    write(path, &map.to_string()).or_exit_at(Exit::CannotCreate, attempt)?;
     output.print(&entries, || {
         format!("wrote {} entries to {}", entries.len(), path.display())
     })
+}
+
+/// Replaces a file, or that which a link leads to, at once; a device or a pipe gets the text.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    let target = path.canonicalize();
+    let path = target.as_deref().unwrap_or(path);
+    if path.exists() && !path.is_file() {
+        return fs::write(path, text);
+    }
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let file = tempfile::NamedTempFile::new_in(folder.unwrap_or_else(|| ".".as_ref()))?;
+    fs::write(file.path(), text)?;
+    readable_by_all(&file)?;
+    file.persist(path)?;
+    Ok(())
 }
 
 /// Holds a map against a cluster.

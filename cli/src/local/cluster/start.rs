@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -110,10 +110,12 @@ impl LocalCluster {
         for file in &self.options.load {
             command.arg("--load").arg(file);
         }
-        let process = Process::start(&mut command, &name, &self.log).map_err(system(format!(
-            "start {}, which runs task {name}",
-            self.options.server.display()
-        )))?;
+        let process = Process::start(&mut command, Stdio::piped(), &name, &self.log).map_err(
+            system(format!(
+                "start {}, which runs task {name}",
+                self.options.server.display()
+            )),
+        )?;
         self.tasks[index].process = Some(process);
         Ok(())
     }
