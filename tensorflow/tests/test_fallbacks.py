@@ -57,16 +57,3 @@ def test_a_task_that_does_not_answer():
     assert counters["fallback_tensors_no_answer"] + counters["fallback_step_calls_no_answer"] > 0
     (line,) = told(worker, "come over gRPC, because it does not answer when it is asked for its star port")
     assert "/job:ps/replica:0/task:0" in line
-
-
-@pytest.mark.long
-def test_a_step_that_is_fed_more_than_a_message_holds():
-    """1.1 GiB, of which some ten copies are made."""
-    with Cluster("grpc++", ps=1, worker=1) as cluster:
-        cluster.serve("ps")
-        worker = cluster.start("worker", 0, "large_feed.py", 1 << 30)
-        result = worker.result(timeout_s=300)
-    assert result["sum"] == (1 << 30) + 1
-    assert result["counters"]["fallback_step_calls_size"] > 0
-    (line,) = told(worker, "over gRPC, because the request of a step, with what is fed, is larger than 1 GiB")
-    assert "/job:ps/replica:0/task:0" in line and "fallback_step_calls_size" in line
