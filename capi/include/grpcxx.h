@@ -334,6 +334,18 @@ typedef void (*grpcxx_metrics_fn)(void *user, grpcxx_metric_fn metric, void *int
 grpcxx_status *grpcxx_options_set_metrics(grpcxx_options *options, grpcxx_metrics_fn metrics, void *user,
                                           void (*free_user)(void *user));
 
+/* Adds a tensor that the program waits for to a page: of which peer and step, under which key, since when. Texts are
+ * copied. into is what the function that calls this was given. */
+typedef void (*grpcxx_awaited_fn)(void *into, const char *peer, size_t peer_size, int64_t step_id, const char *key,
+                                  size_t key_size, uint64_t age_ms);
+/* Tells what the program waits for: calls awaited for each tensor before it returns. On a thread of the metrics page,
+ * several at once. */
+typedef void (*grpcxx_awaiting_fn)(void *user, grpcxx_awaited_fn awaited, void *into);
+/* What /inspect on the metrics page shows beside what the engine waits for, or NULL. free_user(user), or NULL, is called
+ * once, when neither the options nor an engine will call awaiting any more. */
+grpcxx_status *grpcxx_options_set_awaiting(grpcxx_options *options, grpcxx_awaiting_fn awaiting, void *user,
+                                           void (*free_user)(void *user));
+
 /* Starts an engine: its threads, its listener. Several engines in one process are independent. options may be NULL (see
  * grpcxx_options_new) and stay the caller's. BLOCKS. */
 grpcxx_status *grpcxx_engine_start(const grpcxx_options *options, grpcxx_engine **engine);
@@ -410,6 +422,8 @@ typedef struct grpcxx_peer_state {
   /* The peer's GetStatusResponse, serialized; NULL if not known. Borrowed. */
   const void *status;
   size_t status_size;
+  /* What carries the connection, or begins to carry the next one: "tcp", "shm" or "rdma". Never goes away. */
+  const char *medium;
 } grpcxx_peer_state;
 
 /* SHARD. */

@@ -43,7 +43,7 @@ impl CEngine {
             tracing::warn!("{warning}");
         }
         let engine = start(options.engine_options(&config))?;
-        let page = Page::start(&engine, config.metrics_address, options.more_metrics())?;
+        let page = Page::start(&engine, config.metrics_address, options.program_page())?;
         Ok(Self::new(engine, page))
     }
 

@@ -20,7 +20,7 @@ macro_rules! layout {
 
 layout! {
     CText, 16 { data: 0, size: 8 }
-    CPeerState, 40 { struct_size: 0, is_connected: 8, is_announced: 9, features: 16, status: 24, status_size: 32 }
+    CPeerState, 48 { struct_size: 0, is_connected: 8, is_announced: 9, features: 16, status: 24, status_size: 32, medium: 40 }
     CCallOptions, 16 { struct_size: 0, timeout_ms: 8 }
     CMeta, 40 { struct_size: 0, dtype: 8, is_dead: 12, rank: 16, dims: 24, data_size: 32 }
     CMemory, 32 { struct_size: 0, data: 8, release: 16, context: 24 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use grpcxx_rpc::{Code, Status};
 use grpcxx_runtime::cluster::{TaskId, host_of};
 use grpcxx_runtime::config::{Config, Warning};
-use grpcxx_runtime::exposition::MoreMetrics;
+use grpcxx_runtime::exposition::{MoreAwaited, MoreMetrics, ProgramPage};
 use grpcxx_runtime::{Device, EngineOptions, Service};
 
 use crate::boundary::{Owned, free, guarded, invalid, text};
@@ -28,7 +28,7 @@ pub(crate) struct COptions {
     variables: BTreeMap<String, String>,
     devices: Vec<Device>,
     service: Option<Arc<CService>>,
-    more_metrics: Option<MoreMetrics>,
+    program_page: ProgramPage,
     lends_shards: bool,
 }
 
@@ -42,7 +42,7 @@ impl Default for COptions {
             variables: BTreeMap::new(),
             devices: Vec::new(),
             service: None,
-            more_metrics: None,
+            program_page: ProgramPage::default(),
             lends_shards: false,
         }
     }
@@ -60,12 +60,16 @@ impl COptions {
     }
 
     pub(crate) fn set_metrics(&mut self, more: Option<MoreMetrics>) {
-        self.more_metrics = more;
+        self.program_page.metrics = more;
+    }
+
+    pub(crate) fn set_awaited(&mut self, more: Option<MoreAwaited>) {
+        self.program_page.awaited = more;
     }
 
     /// What C adds to the metrics page.
-    pub(crate) fn more_metrics(&self) -> Option<MoreMetrics> {
-        self.more_metrics.clone()
+    pub(crate) fn program_page(&self) -> ProgramPage {
+        self.program_page.clone()
     }
 
     pub(crate) fn engine_options(&self, config: &Config) -> EngineOptions {

@@ -1,13 +1,13 @@
 #![expect(unsafe_code, reason = "exported functions over pointers")]
 //! `grpcxx_peer`.
 
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr;
 use std::sync::Arc;
 
 use grpcxx_rpc::{Code, Features, Reason, Status};
 use grpcxx_runtime::cluster::TaskId;
-use grpcxx_runtime::{Client, Peer, PeerState};
+use grpcxx_runtime::{Client, LinkMedium, Peer, PeerState};
 
 use crate::boundary::{Context, guarded, handle, invalid, not_null, release, retain, text};
 use crate::engine::CEngine;
@@ -32,6 +32,7 @@ pub(crate) struct CPeerState {
     pub(crate) features: u64,
     pub(crate) status: *const c_void,
     pub(crate) status_size: usize,
+    pub(crate) medium: *const c_char,
 }
 
 type PeerStateFn = extern "C" fn(*mut c_void, *const CStatus, *const CPeerState);
@@ -96,6 +97,14 @@ impl Drop for Telling {
     }
 }
 
+fn medium_name(medium: LinkMedium) -> &'static CStr {
+    match medium {
+        LinkMedium::SharedMemory => c"shm",
+        LinkMedium::Rdma => c"rdma",
+        _ => c"tcp",
+    }
+}
+
 fn tell(done: PeerStateFn, user: Context, outcome: &Result<PeerState, Status>) {
     match outcome {
         Ok(state) => {
@@ -109,6 +118,7 @@ fn tell(done: PeerStateFn, user: Context, outcome: &Result<PeerState, Status>) {
                     .as_ref()
                     .map_or(ptr::null(), |status| status.as_ptr().cast()),
                 status_size: state.status.as_ref().map_or(0, |status| status.len()),
+                medium: medium_name(state.medium).as_ptr(),
             };
             calling_back(|| done(user.0, ptr::null(), &raw const shown));
         }

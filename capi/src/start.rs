@@ -6,7 +6,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use grpcxx_rpc::{Code, Status};
-use grpcxx_runtime::exposition::{MetricsPage, MoreMetrics};
+use grpcxx_runtime::exposition::{MetricsPage, ProgramPage};
 use grpcxx_runtime::{Engine, EngineOptions, proxies};
 
 use crate::boundary::invalid;
@@ -76,7 +76,7 @@ impl Page {
     pub fn start(
         engine: &Engine,
         address: Option<SocketAddr>,
-        more: Option<MoreMetrics>,
+        program: ProgramPage,
     ) -> Result<Option<Self>, Status> {
         let (Some(wanted), Some(_)) = (address, engine.local_addr()) else {
             return Ok(None);
@@ -89,7 +89,7 @@ impl Page {
             );
             return Ok(None);
         }
-        let page = MetricsPage::start(wanted, engine.exposition(), engine.certificates(), more);
+        let page = MetricsPage::start(wanted, engine.exposition(), engine.certificates(), program);
         let page = page.map_err(|error| {
             log::flush();
             let text = format!(

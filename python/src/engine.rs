@@ -9,6 +9,7 @@ use grpcxx_capi::start::{Page, listen_address};
 use grpcxx_rpc::{Code, Reason, Status};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::config::Config;
+use grpcxx_runtime::exposition::ProgramPage;
 use grpcxx_runtime::{Client, Engine as RuntimeEngine, EngineOptions, log as runtime_log};
 use pyo3::prelude::*;
 
@@ -320,7 +321,7 @@ fn start(
     options.listen = listen.map(listen_address).transpose()?;
     options.lends_shards = waits;
     let engine = grpcxx_capi::start::start(options)?;
-    let page = Page::start(&engine, config.metrics_address, None)?;
+    let page = Page::start(&engine, config.metrics_address, ProgramPage::default())?;
     Ok((engine, page))
 }
 

@@ -14,7 +14,7 @@ use greedy::*;
 use grpcxx_memory::Headroom;
 use grpcxx_rpc::{Code, DType, GraphCall, Request, Response, Shape, Status, Tensor};
 use grpcxx_runtime::config::Config;
-use grpcxx_runtime::exposition::MetricsPage;
+use grpcxx_runtime::exposition::{MetricsPage, ProgramPage};
 use grpcxx_runtime::{Engine, EngineOptions, STORE_PULL, STORE_PUSH};
 
 /// A task with an arena of 16 MiB, on a machine of 1 GiB of which so much is free.
@@ -98,8 +98,13 @@ fn a_push_of_any_size_is_taken_while_the_machine_has_memory() {
     assert!(push_all(&worker, &server, &[5 * MIB; 20]).is_ok());
     let (_, beyond) = used(&server);
     assert!(beyond >= 84 << 20, "{beyond}");
-    let metrics =
-        MetricsPage::start(([127, 0, 0, 1], 0).into(), server.exposition(), None, None).unwrap();
+    let metrics = MetricsPage::start(
+        ([127, 0, 0, 1], 0).into(),
+        server.exposition(),
+        None,
+        ProgramPage::default(),
+    )
+    .unwrap();
     let mut page = TcpStream::connect(metrics.address()).unwrap();
     let request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
     page.write_all(request).unwrap();

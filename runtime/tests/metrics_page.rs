@@ -5,7 +5,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use grpcxx_runtime::exposition::{MetricKind, MetricsPage};
+use grpcxx_rpc::{RendezvousKey, Request};
+use grpcxx_runtime::exposition::{AwaitedTensor, MetricKind, MetricsPage, ProgramPage};
 use grpcxx_runtime::{Engine, EngineOptions};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
@@ -18,7 +19,7 @@ fn engine() -> Engine {
 }
 
 fn page(engine: &Engine) -> MetricsPage {
-    MetricsPage::start(ANY, engine.exposition(), None, None).unwrap()
+    MetricsPage::start(ANY, engine.exposition(), None, ProgramPage::default()).unwrap()
 }
 
 fn connect(page: &MetricsPage) -> TcpStream {
@@ -45,7 +46,11 @@ fn the_page_shows_the_engine_and_the_program() {
     let more = |text: &mut grpcxx_runtime::exposition::MetricsText| {
         text.add("program_tensors", MetricKind::Counter, "Tensors.", 7);
     };
-    let page = MetricsPage::start(ANY, engine.exposition(), None, Some(Arc::new(more))).unwrap();
+    let program = ProgramPage {
+        metrics: Some(Arc::new(more)),
+        ..ProgramPage::default()
+    };
+    let page = MetricsPage::start(ANY, engine.exposition(), None, program).unwrap();
     let text = get(&page, "/metrics?name=x");
     assert!(text.starts_with("HTTP/1.1 200 OK\r\n"), "{text}");
     for part in [
@@ -60,6 +65,60 @@ fn the_page_shows_the_engine_and_the_program() {
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
+}
+
+#[test]
+fn the_page_shows_what_engine_and_program_wait_for() {
+    let engine = engine();
+    let awaited = |tensors: &mut Vec<AwaitedTensor>| {
+        for (key, seconds) in [("b", 2), ("a", 7)] {
+            tensors.push(AwaitedTensor {
+                peer: "/job:ps/replica:0/task:0".to_owned(),
+                step_id: 5,
+                key: key.to_owned(),
+                age: Duration::from_secs(seconds),
+            });
+        }
+    };
+    let program = ProgramPage {
+        awaited: Some(Arc::new(awaited)),
+        ..ProgramPage::default()
+    };
+    let page = MetricsPage::start(ANY, engine.exposition(), None, program).unwrap();
+    let caller = Engine::start(EngineOptions::default()).unwrap();
+    let peer = caller
+        .client()
+        .peer(&engine.local_addr().unwrap().to_string())
+        .unwrap();
+    // Nobody makes this tensor.
+    let target = "/job:worker/replica:0/task:0/device:CPU:0";
+    let source = engine.device_attributes().name.clone();
+    let key = RendezvousKey::new(&source, engine.incarnation(), target, "never").unwrap();
+    let request = Request::RecvTensor {
+        step_id: 9,
+        key: key.to_text(),
+    };
+    let receive = caller.client().call(&peer, request, None);
+    let end = Instant::now() + PATIENCE;
+    let told = loop {
+        let text = get(&page, "/inspect");
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+        let told: serde_json::Value = serde_json::from_str(body).unwrap();
+        if told["receives_total"] == 1 {
+            break told;
+        }
+        assert!(Instant::now() < end, "the request does not wait: {told:#}");
+    };
+    assert_eq!(told["receives"][0]["key"], key.to_text().as_str());
+    assert_eq!(told["receives"][0]["step"], 9);
+    assert_eq!(told["connections"][0]["side"], "server");
+    assert_eq!(told["connections"][0]["is_connected"], true);
+    assert_eq!(told["awaits_total"], 2);
+    assert_eq!(told["awaits"][0]["key"], "a");
+    assert_eq!(told["awaits"][0]["age_ms"], 7_000);
+    assert_eq!(told["shards_silent"], 0);
+    drop(receive);
 }
 
 #[test]

@@ -26,7 +26,10 @@ grpcxx_status* SizeDiffers(uint64_t size, uint64_t wanted) {
 BufferReceive::BufferReceive(std::shared_ptr<RemoteWorker> worker, tensorflow::CallOptions* options,
                              const tensorflow::RecvBufRequest* request, tensorflow::RecvBufResponse* response,
                              tensorflow::StatusCallback done)
-    : Operation(std::move(worker), options, std::move(done)), request_(request), response_(response) {}
+    : Operation(std::move(worker), options, std::move(done)),
+      request_(request),
+      response_(response),
+      open_(this->worker().target(), request->step_id(), request->buf_rendezvous_key()) {}
 
 bool BufferReceive::IsOnHost(const tensorflow::RecvBufRequest& request) {
   return absl::StrContains(request.dst_device(), "/device:CPU:") && (request.buf_ptr() != 0 || request.num_bytes() == 0);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "counters.h"
+#include "open_receives.h"
 #include "receive.h"
 
 namespace grpcxx_tensorflow {

@@ -12,10 +12,16 @@ const char* FallbackName(Fallback reason) {
       return "no_plugin";
     case Fallback::kUnreachable:
       return "unreachable";
+    case Fallback::kNoAnswer:
+      return "no_answer";
     case Fallback::kDevice:
       return "device";
     case Fallback::kCalls:
       return "too_many_calls";
+    case Fallback::kSize:
+      return "size";
+    case Fallback::kNotAsked:
+      return "not_asked";
     case Fallback::kCount:
       break;
   }
@@ -57,7 +63,6 @@ void Counters::ForEach(Tell tell) const {
       {"served_errors", &served_errors, false, "Requests of peers answered with an error."},
       {"step_calls", &step_calls, false, "Calls over star that run or clean up graphs of other tasks."},
       {"served_step_calls", &served_step_calls, false, "Such calls of other tasks that were served here."},
-      {"fallback_step_calls", &fallback_step_calls, false, "Such calls that took gRPC."},
       {"refused_plain", &refused_plain, false,
        "Calls that failed because TLS forbids to make them, or to answer them, over gRPC."},
       {"pool_hits", &pool_hits, false, "Large tensors whose memory came from the pool."},
@@ -67,10 +72,16 @@ void Counters::ForEach(Tell tell) const {
       {"receives_open", &receives_open, true, "Receives under way."},
   };
   for (const auto& row : rows) tell(row.name, row.meaning, row.is_gauge, row.counter->load());
+  uint64_t steps = 0;
   for (int reason = 0; reason < static_cast<int>(Fallback::kCount); ++reason) {
-    const std::string name = absl::StrCat("fallback_tensors_", FallbackName(static_cast<Fallback>(reason)));
-    tell(name.c_str(), "Tensors that took gRPC for this reason.", false, fallback_tensors[reason].load());
+    const char* const name = FallbackName(static_cast<Fallback>(reason));
+    tell(absl::StrCat("fallback_tensors_", name).c_str(), "Tensors that took gRPC for this reason.", false,
+         fallback_tensors[reason].load());
+    tell(absl::StrCat("fallback_step_calls_", name).c_str(),
+         "Calls that run or clean up graphs and took gRPC for this reason.", false, fallback_step_calls[reason].load());
+    steps += fallback_step_calls[reason].load();
   }
+  tell("fallback_step_calls", "Calls that run or clean up graphs of other tasks and took gRPC.", false, steps);
 }
 
 std::string Counters::Json() const {

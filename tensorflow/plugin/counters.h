@@ -9,12 +9,15 @@
 
 namespace grpcxx_tensorflow {
 
-// Why a tensor, or all tensors of a peer, take the way through gRPC.
+// Why a call, or all calls to a peer, take the way through gRPC.
 enum class Fallback {
   kNoPlugin,     // the peer does not know grpc++
   kUnreachable,  // the peer's star port does not answer
+  kNoAnswer,     // the peer does not answer when it is asked for its star port
   kDevice,       // the destination is not memory of the CPU
   kCalls,        // too many calls to this peer are under way
+  kSize,         // the request of the step is too large
+  kNotAsked,     // the peer has not been asked for its star port yet, for which a step does not wait
   kCount,
 };
 
@@ -48,7 +51,6 @@ struct Counters {
   std::atomic<uint64_t> served_errors{0};
   std::atomic<uint64_t> step_calls{0};
   std::atomic<uint64_t> served_step_calls{0};
-  std::atomic<uint64_t> fallback_step_calls{0};
   std::atomic<uint64_t> refused_plain{0};
   std::atomic<uint64_t> pool_hits{0};
   std::atomic<uint64_t> pool_misses{0};
@@ -56,13 +58,20 @@ struct Counters {
   std::atomic<uint64_t> tensors_lent{0};
   std::atomic<uint64_t> receives_open{0};
   std::atomic<uint64_t> fallback_tensors[static_cast<int>(Fallback::kCount)] = {};
+  std::atomic<uint64_t> fallback_step_calls[static_cast<int>(Fallback::kCount)] = {};
 
-  void Fell(Fallback reason) { fallback_tensors[static_cast<int>(reason)].fetch_add(1, std::memory_order_relaxed); }
+  void TensorFell(Fallback reason) { Fell(fallback_tensors, reason); }
+  void StepFell(Fallback reason) { Fell(fallback_step_calls, reason); }
 
   // Calls `tell` with the name, the meaning, whether it is a gauge, and the value of each.
   template <typename Tell>
   void ForEach(Tell tell) const;
   std::string Json() const;
+
+ private:
+  static void Fell(std::atomic<uint64_t>* counters, Fallback reason) {
+    counters[static_cast<int>(reason)].fetch_add(1, std::memory_order_relaxed);
+  }
 };
 
 // Tells those of this process to a metrics page: a grpcxx_metrics_fn.
@@ -77,14 +86,6 @@ inline void Add(std::atomic<uint64_t>& counter, uint64_t amount = 1) {
 inline void Subtract(std::atomic<uint64_t>& counter, uint64_t amount = 1) {
   counter.fetch_sub(amount, std::memory_order_relaxed);
 }
-
-// Counts a receive as open while it lives.
-struct OpenReceive {
-  OpenReceive() { Add(Count().receives_open); }
-  ~OpenReceive() { Subtract(Count().receives_open); }
-  OpenReceive(const OpenReceive&) = delete;
-  OpenReceive& operator=(const OpenReceive&) = delete;
-};
 
 }  // namespace grpcxx_tensorflow
 

@@ -20,6 +20,7 @@
 #include "absl/strings/strip.h"
 #include "counters.h"
 #include "graph_fusion.h"
+#include "open_receives.h"
 #include "pool.h"
 #include "status.h"
 #include "tensorflow/core/platform/logging.h"
@@ -380,6 +381,7 @@ absl::Status Engine::Configure(const tensorflow::ServerDef& server_def, size_t n
   }
   if (status.ok()) status = TakeFromEngine(grpcxx_options_set_service(options, &Engine::Serve, this, nullptr));
   if (status.ok()) status = TakeFromEngine(grpcxx_options_set_metrics(options, &TellMetrics, nullptr, nullptr));
+  if (status.ok()) status = TakeFromEngine(grpcxx_options_set_awaiting(options, &TellAwaited, nullptr, nullptr));
   return status;
 }
 

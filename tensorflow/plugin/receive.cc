@@ -157,6 +157,7 @@ TensorReceive::TensorReceive(std::shared_ptr<RemoteWorker> worker, tensorflow::C
     : Operation(std::move(worker), options, std::move(done)),
       request_(request),
       response_(response),
+      open_(this->worker().target(), request->step_id(), request->rendezvous_key()),
       landing_(response, this->worker().has_plain_memory()),
       trace_(TraceReceive(this->worker().target(), request->rendezvous_key())) {
   if (Fuser* fuser = this->worker().fuser()) history_ = fuser->History(request->rendezvous_key());
@@ -165,6 +166,11 @@ TensorReceive::TensorReceive(std::shared_ptr<RemoteWorker> worker, tensorflow::C
 TensorReceive::~TensorReceive() = default;
 
 void TensorReceive::OverStar(const std::shared_ptr<Peer>& peer) {
+  if (Trace::Active()) {
+    traced_ = peer;
+    // Told before what is asked now arrives: the shard of the peer does both.
+    Peer::LearnMedium(peer);
+  }
   if (history_ != nullptr && peer->FusesPartly() && worker().fuser()->Offer(this, peer)) return;
   SendAlone(peer);
 }
@@ -212,7 +218,7 @@ void TensorReceive::Arrived(const grpcxx_tensor* tensor, bool with_others) {
 void TensorReceive::Finish() {
   const absl::Status status = landing_.Finish();
   if (status.ok()) {
-    AddBytes(&trace_, landing_.size());
+    if (traced_ != nullptr) AddArrival(&trace_, landing_.size(), traced_->medium());
     Add(Count().received_tensors);
     Add(Count().received_bytes, landing_.size());
     Add(Count().received_in_place_bytes, landing_.size_in_place());

@@ -8,6 +8,7 @@
 #include "counters.h"
 #include "fuser.h"
 #include "grpcxx.h"
+#include "open_receives.h"
 #include "remote_worker.h"
 #include "route.h"
 #include "tensor.h"
@@ -36,7 +37,7 @@ class Operation {
   // Makes the call over gRPC instead.
   virtual void OverGrpc(tensorflow::StatusCallback done) = 0;
   // Counts a call that takes gRPC.
-  virtual void CountFallback(Fallback reason) { Count().Fell(reason); }
+  virtual void CountFallback(Fallback reason) { Count().TensorFell(reason); }
   // What the peer is asked, for texts.
   virtual const char* Method() const = 0;
 
@@ -106,6 +107,8 @@ class TensorReceive : public Operation {
   const OpenReceive open_;
   Landing landing_;
   Trace trace_;
+  // Whom it was asked of, while somebody profiles.
+  std::shared_ptr<Peer> traced_;
   // What is known of the key; nullptr if receives do not share requests.
   KeyHistory* history_ = nullptr;
 };

@@ -33,23 +33,27 @@ void RemoteWorker::TellFallback(Fallback reason, const std::string& why) {
   // A call that fails instead says so itself.
   if (!route_->CheckPlain().ok()) return;
   if (is_told_[static_cast<int>(reason)].exchange(true, std::memory_order_relaxed)) return;
-  LOG(WARNING) << "grpc++: tensors of " << target_ << " come over gRPC, because " << why
-               << " (told once; the counter fallback_tensors_" << FallbackName(reason) << " goes on)";
+  const bool is_step = reason == Fallback::kSize;
+  LOG(WARNING) << "grpc++: " << (is_step ? "steps go to " : "tensors of ") << target_
+               << (is_step ? " over gRPC, because " : " come over gRPC, because ") << why << " (told once; the counter "
+               << (is_step ? "fallback_step_calls_" : "fallback_tensors_") << FallbackName(reason) << " goes on)";
 }
 
 absl::Status RemoteWorker::FallForDevice(const char* method, const std::string& device) {
   const std::string why = absl::StrCat("what it sends is for memory of ", device, ", which the CPU must not write to");
   const absl::Status allowed = route_->MayFall(method, {Fallback::kDevice, absl::FailedPreconditionError(why)});
   if (!allowed.ok()) return allowed;
-  Count().Fell(Fallback::kDevice);
+  Count().TensorFell(Fallback::kDevice);
   TellFallback(Fallback::kDevice, why);
   return allowed;
 }
 
 absl::Status RemoteWorker::FallForSize(const char* method) {
-  const absl::Status why = absl::ResourceExhaustedError("the request of the step is larger than 1 GiB");
-  const absl::Status allowed = route_->MayFall(method, {Fallback::kCalls, why});
-  if (allowed.ok()) Add(Count().fallback_step_calls);
+  const std::string why = "the request of a step, with what is fed, is larger than 1 GiB";
+  const absl::Status allowed = route_->MayFall(method, {Fallback::kSize, absl::ResourceExhaustedError(why)});
+  if (!allowed.ok()) return allowed;
+  Count().StepFell(Fallback::kSize);
+  TellFallback(Fallback::kSize, why);
   return allowed;
 }
 
@@ -123,7 +127,7 @@ bool RemoteWorker::StepsGoOverStar() {
   if (peer != nullptr && peer->RunsSteps()) return true;
   if (!route_->CheckPlain().ok()) return true;
   if (!is_known) route_->WhenKnown([](const std::shared_ptr<Peer>&, const NoStar&) {});
-  Add(Count().fallback_step_calls);
+  Count().StepFell(!is_known ? Fallback::kNotAsked : peer != nullptr ? Fallback::kNoPlugin : no_star.reason);
   return false;
 }
 

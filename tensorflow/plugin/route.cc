@@ -39,6 +39,14 @@ bool FindAnnouncement(const tensorflow::GetStatusResponse& response, Announcemen
 
 }  // namespace
 
+void Peer::LearnMedium(const std::shared_ptr<Peer>& peer) {
+  const auto told = [](void* user, const grpcxx_status* status, const grpcxx_peer_state* state) {
+    const std::unique_ptr<std::shared_ptr<Peer>> owner(static_cast<std::shared_ptr<Peer>*>(user));
+    if (status == nullptr) (*owner)->medium_.store(state->medium, std::memory_order_relaxed);
+  };
+  grpcxx_peer_inspect(peer->handle, told, new std::shared_ptr<Peer>(peer));
+}
+
 // What is asked of a task, and by whom.
 struct Route::Question {
   std::shared_ptr<Route> route;
@@ -139,9 +147,11 @@ void Route::Answered(const absl::Status& status, std::shared_ptr<Question> quest
   }
   // A name may have got another address.
   RefreshPlain();
-  // Not told: the call itself will, over gRPC or by its failure.
   if (!status.ok()) {
-    return UseGrpc({Fallback::kUnreachable, InVain(status, "it does not answer: ")}, kSilentFor);
+    const absl::Status why = InVain(status, "it does not answer: ");
+    // Without gRPC's words, which differ each time: the calls themselves tell them, by their failures.
+    Tell({Fallback::kNoAnswer, absl::Status(why.code(), "it does not answer when it is asked for its star port")});
+    return UseGrpc({Fallback::kNoAnswer, why}, kSilentFor);
   }
   Announcement announcement;
   if (!FindAnnouncement(question->response, &announcement)) {

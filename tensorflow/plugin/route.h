@@ -1,6 +1,7 @@
 #ifndef GRPCXX_TENSORFLOW_ROUTE_H_
 #define GRPCXX_TENSORFLOW_ROUTE_H_
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -30,8 +31,15 @@ struct Peer {
   bool RunsSteps() const { return (features & Announcement::kSteps) != 0; }
   bool ServesBuffers() const { return (features & Announcement::kRecvBuf) != 0; }
 
+  // What carried its connection when that was asked last: "tcp", "shm" or "rdma".
+  const char* medium() const { return medium_.load(std::memory_order_relaxed); }
+  static void LearnMedium(const std::shared_ptr<Peer>& peer);
+
   grpcxx_peer* const handle;
   const uint32_t features;
+
+ private:
+  std::atomic<const char*> medium_{"tcp"};
 };
 
 // Why calls to a task do not go over star.

@@ -37,7 +37,7 @@ void StepCall::OverStar(const std::shared_ptr<Peer>& peer) {
                       &StepCall::Done, this);
 }
 
-void StepCall::CountFallback(Fallback) { Add(Count().fallback_step_calls); }
+void StepCall::CountFallback(Fallback reason) { Count().StepFell(reason); }
 
 void StepCall::Done(void* user, const grpcxx_status* status, const void* data, size_t size) {
   auto* call = static_cast<StepCall*>(user);

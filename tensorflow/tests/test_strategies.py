@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +42,24 @@ def test_multi_worker_mirrored_strategy_ring():
         assert star["counters"]["served_buffers"] > 0
         assert star["counters"]["receives_failed"] == 0
     assert results["grpc++"][0]["digests"] == results["grpc++"][1]["digests"]
+
+
+@pytest.mark.long
+def test_a_variable_beyond_protobuf_s_limit_is_reduced_in_a_ring():
+    """Two workers with 2.2 GiB, of which each makes some four copies."""
+    size_bytes = int(os.environ.get("TEST_RING_BYTES", str(11 * (1 << 30) // 5)))
+    meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    needed = 9 * size_bytes
+    if int(meminfo["MemAvailable"].split()[0]) * 1024 < needed:
+        pytest.skip(f"{needed >> 30} GiB of memory are not free")
+    with Cluster("grpc++", worker=2) as cluster:
+        workers = [cluster.start("worker", index, "large_ring.py", size_bytes) for index in range(2)]
+        for result in [worker.result(timeout_s=500) for worker in workers]:
+            assert result["ends"] == [-1.5] * 3
+            assert result["sum"] == -1.5
+            counters = result["counters"]
+            assert counters["received_buffer_bytes"] >= size_bytes / 2
+            assert not any(count for name, count in counters.items() if name.startswith("fallback_tensors")), counters
 
 
 def test_connect_to_cluster():

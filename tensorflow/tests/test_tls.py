@@ -1,6 +1,8 @@
 """TLS and a token between tasks of TensorFlow, by their variables alone."""
 
 import contextlib
+import os
+import signal
 
 import pytest
 
@@ -154,3 +156,43 @@ def test_strategies_train_over_tls(authority):
     for counters in counted:
         assert counters["received_tensors"] + counters["received_buffers"] > 0
         assert counters["refused_plain"] == counters["fallback_tensors_unreachable"] == 0
+
+
+def renew(authority, *tasks):
+    """Replaces the authority and the certificates of these tasks, which see all of it at once, and take them."""
+    for task in tasks:
+        os.kill(task.process.pid, signal.SIGSTOP)
+    authority.renew()
+    for task in tasks:
+        authority.sign(task.name.replace(" ", "/"))
+    seen = [len(task.lines) for task in tasks]
+    for task in tasks:
+        os.kill(task.process.pid, signal.SIGCONT)
+    for task, begin in zip(tasks, seen):
+        task.wait_for("new certificates are in use", begin=begin)
+
+
+def test_certificates_are_renewed_while_a_job_trains(authority):
+    # The engine tells there that it has taken new certificates.
+    environment = {"TEST_PAUSE_S": "0.02", "TF_CPP_VMODULE": "engine=1", **COMMON}
+    with Cluster("grpc++", environment, ps=1, worker=2) as cluster:
+        server = cluster.start("ps", 0, environment=authority.sign("ps/0"))
+        server.wait_for("READY")
+        # A session waits for all tasks that it knows, so the first worker does not know the second.
+        tasks = cluster.spec
+        cluster.spec = {**tasks, "worker": tasks["worker"][:1]}
+        worker = cluster.start("worker", 0, "train.py", 1_000_000, environment=authority.sign("worker/0"))
+        cluster.spec = tasks
+        worker.wait_for("STEP 20 ")
+        former = authority.sign("worker/1", "former")
+        renew(authority, server, worker)
+        # Who has a certificate of the former authority is not let in any more.
+        stranger = cluster.start("worker", 1, "sealed.py", environment=former).result()
+        refused(stranger["ends"], stranger["counters"], "UnauthenticatedError", "certificate")
+        cluster.tasks["worker", 1].kill()
+        # Who has one of the new authority trains, beside those that were there.
+        joined = cluster.start("worker", 1, "train.py", 30, environment=authority.sign("worker/1")).result()
+        assert joined["ran"] == 30
+        assert joined["counters"]["received_tensors"] > 30
+        assert not any(count for name, count in joined["counters"].items() if name.startswith("fallback")), joined
+        worker.wait_for("STEP ", begin=len(worker.lines))

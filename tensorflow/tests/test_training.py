@@ -42,12 +42,23 @@ def test_one_worker_trains_to_the_same_bits_as_over_grpc():
     assert losses["grpc"] == losses["grpc++"]
 
 
-def test_the_profiler_shows_what_is_received(tmp_path):
-    with Cluster("grpc++", ps=1, worker=1) as cluster:
+@pytest.mark.parametrize("shm, medium", [("auto", "shm"), ("off", "tcp")])
+def test_the_profiler_shows_what_is_received_and_sent(tmp_path, shm, medium):
+    # Two large tensors, each of which travels alone.
+    ps, worker = "/job:ps/replica:0/task:0", "/job:worker/replica:0/task:0"
+    with Cluster("grpc++", {"GRPCXX_SHM": shm}, ps=1, worker=1) as cluster:
         cluster.serve("ps")
-        found = cluster.start("worker", 0, "profiled.py", tmp_path).result()["found"]
-    assert "grpc++ receive" in found
-    assert "/job:ps/replica:0/task:0" in found
+        events = cluster.start("worker", 0, "profiled.py", tmp_path).result()["events"]
+    received = [event for event in events if event["name"] == "grpc++ receive" and event.get("bytes") == 400000]
+    assert len(received) == 6, events
+    for event in received:
+        assert event["peer"] == ps and event["medium"] == medium, event
+        assert event["key"].startswith(f"{ps}/device:CPU:0;") and f";{worker}/device:CPU:0;" in event["key"], event
+    sent = [event for event in events if event["name"] == "grpc++ send" and event["bytes"] == 400000]
+    assert len(sent) == 3, events
+    for event in sent:
+        assert event["peer"] == ps, event
+        assert event["key"].startswith(f"{worker}/device:CPU:0;") and f";{ps}/device:CPU:0;" in event["key"], event
 
 
 def check_star(counters):
@@ -58,5 +69,5 @@ def check_star(counters):
     assert counters["receives_failed"] == 0
     # The first of them do not wait for the star port to be known.
     assert counters["step_calls"] > 10 * counters["fallback_step_calls"]
-    assert [value for name, value in counters.items() if name.startswith("fallback_tensors")] == [0, 0, 0, 0]
+    assert [value for name, value in counters.items() if name.startswith("fallback_tensors")] == [0] * 7
     assert counters["receives_open"] == 0

@@ -106,6 +106,7 @@ static void state_seen(void *user, const grpcxx_status *status, const grpcxx_pee
     self->features = state->features;
     self->status_size = state->status_size;
     CHECK((state->status != NULL) == (state->status_size > 0));
+    CHECK(strcmp(state->medium, "tcp") == 0 || strcmp(state->medium, "shm") == 0 || strcmp(state->medium, "rdma") == 0);
   }
   self->times++;
   pthread_mutex_unlock(&self->lock);

@@ -8,12 +8,13 @@
 
 SIZE(grpcxx_text, 16);
 AT(grpcxx_text, size, 8);
-SIZE(grpcxx_peer_state, 40);
+SIZE(grpcxx_peer_state, 48);
 AT(grpcxx_peer_state, is_connected, 8);
 AT(grpcxx_peer_state, is_announced, 9);
 AT(grpcxx_peer_state, features, 16);
 AT(grpcxx_peer_state, status, 24);
 AT(grpcxx_peer_state, status_size, 32);
+AT(grpcxx_peer_state, medium, 40);
 SIZE(grpcxx_call_options, 16);
 AT(grpcxx_call_options, timeout_ms, 8);
 SIZE(grpcxx_tensor_meta, 40);

@@ -113,9 +113,6 @@ pub struct DeviceAttributes {
     pub incarnation: u64,
     #[prost(string, tag = "7")]
     pub physical_device_desc: ::prost::alloc::string::String,
-    /// DeepRec only.
-    #[prost(string, tag = "8")]
-    pub physical_name: ::prost::alloc::string::String,
 }
 /// The tasks of one job.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -4,6 +4,7 @@ mod calls;
 mod page;
 mod shards;
 mod text;
+mod waiting;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -12,8 +13,9 @@ use std::time::{Duration, Instant};
 use grpcxx_rpc::{Reason, TensorStore};
 use grpcxx_tls::{LiveCounters, TlsCounters};
 
-pub use self::page::{MetricsPage, MoreMetrics};
+pub use self::page::{MetricsPage, MoreMetrics, ProgramPage};
 pub use self::text::{MetricKind, MetricsText};
+pub use self::waiting::{AwaitedTensor, MoreAwaited};
 use crate::client::Client;
 use crate::command::Shared;
 use crate::counters::{Counters, ShardCounters};
@@ -119,6 +121,18 @@ impl Exposition {
         inspected.sort_by_key(|inspection| inspection.shard);
         text.add_shards(&inspected);
         text
+    }
+
+    /// What the engine waits for, and what its program does, as JSON. Waits up to half a second for
+    /// shards that are busy.
+    pub(crate) fn waiting(&self, awaited: Vec<AwaitedTensor>) -> serde_json::Value {
+        let (tell, told) = channel();
+        let shards = self.client.inspect_shards(move |inspection| {
+            // Who asked may have given up.
+            let _ = tell.send(inspection);
+        });
+        let told = received_until(&told, Instant::now() + SHARD_TIMEOUT);
+        waiting::to_json(told, shards, awaited)
     }
 
     /// Whether the engine does its work.

@@ -1,4 +1,5 @@
-//! A page over HTTP for processes without a gRPC endpoint: `/metrics` for Prometheus, `/healthz`.
+//! A page over HTTP for processes without a gRPC endpoint: `/metrics` for Prometheus, `/inspect`
+//! with what waits, `/healthz`.
 //!
 //! Scrapes are rare, so each connection has a thread for its one request. Who connects and asks
 //! nothing gives way to others, and nobody has a connection for longer than
@@ -16,6 +17,7 @@ use grpcxx_rpc::{Account, Places};
 use rustls::{ServerConnection, StreamOwned};
 
 use super::text::MetricsText;
+use super::waiting::MoreAwaited;
 use super::{Exposition, Health};
 use crate::limits::{
     METRICS_CONNECTION_TIME, METRICS_CONNECTIONS, METRICS_HEADERS, METRICS_LEFT_BYTES,
@@ -25,6 +27,15 @@ use crate::tls::Certificates;
 
 /// Adds numbers of the program to those of the engine, on a thread of the page.
 pub type MoreMetrics = Arc<dyn Fn(&mut MetricsText) + Send + Sync>;
+
+/// What a program adds to the page of its engine.
+#[derive(Clone, Default)]
+pub struct ProgramPage {
+    /// Numbers.
+    pub metrics: Option<MoreMetrics>,
+    /// Tensors that it waits for.
+    pub awaited: Option<MoreAwaited>,
+}
 
 /// A page that shows what an engine has counted, until it is dropped.
 pub struct MetricsPage {
@@ -41,7 +52,7 @@ struct Shared {
     _mark: Mark,
     listener: TcpListener,
     metrics: Exposition,
-    more: Option<MoreMetrics>,
+    program: ProgramPage,
     certificates: Option<Arc<Certificates>>,
     is_stopping: AtomicBool,
     threads: AtomicUsize,
@@ -70,7 +81,7 @@ impl MetricsPage {
         address: SocketAddr,
         metrics: Exposition,
         certificates: Option<Arc<Certificates>>,
-        more: Option<MoreMetrics>,
+        program: ProgramPage,
     ) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         let address = listener.local_addr()?;
@@ -78,7 +89,7 @@ impl MetricsPage {
             _mark: Mark::of(&listener),
             listener,
             metrics,
-            more,
+            program,
             certificates,
             is_stopping: AtomicBool::new(false),
             threads: AtomicUsize::new(0),
@@ -230,6 +241,7 @@ impl Shared {
         };
         let (code, text) = match path.as_str() {
             "/metrics" => (OK, self.text()),
+            "/inspect" => (OK, self.waiting()),
             "/healthz" => match self.metrics.health() {
                 Health::Serving => (OK, "serving\n".to_owned()),
                 Health::Stopping => (UNAVAILABLE, "stopping\n".to_owned()),
@@ -237,7 +249,7 @@ impl Shared {
             },
             _ => (
                 NOT_FOUND,
-                "here are /metrics (Prometheus) and /healthz\n".to_owned(),
+                "here are /metrics (Prometheus), /inspect (JSON) and /healthz\n".to_owned(),
             ),
         };
         (code, text, is_head)
@@ -245,10 +257,18 @@ impl Shared {
 
     fn text(&self) -> String {
         let mut text = self.metrics.text();
-        if let Some(more) = &self.more {
+        if let Some(more) = &self.program.metrics {
             more(&mut text);
         }
         text.into_string()
+    }
+
+    fn waiting(&self) -> String {
+        let mut awaited = Vec::new();
+        if let Some(more) = &self.program.awaited {
+            more(&mut awaited);
+        }
+        format!("{:#}\n", self.metrics.waiting(awaited))
     }
 
     fn close_all(&self) {

@@ -267,7 +267,8 @@ for number in range(int(sys.argv[1]), int(sys.argv[1]) + int(sys.argv[2])):
     try:
         graphs[number] = run(number, tasks, server.target)
     except Exception as error:  # noqa: BLE001 - the comparison shows it
-        graphs[number] = f"ERROR {type(error).__name__}: {str(error)[-600:]}"
+        graphs[number] = f"ERROR {type(error).__name__}"
+        print("TEXT", number, repr(str(error)[:1000]), flush=True)
     print("SEED", number, graphs[number], flush=True)
 common.result({"graphs": graphs, "counters": common.counters()})
 sys.stdin.readline()

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use grpcxx::server::{CallSummary, ServerInfo, server_info, server_latencies, settled_link};
 use grpcxx::store::list;
-use grpcxx_control::{BlockingControlClient, ClientOptions, Health};
+use grpcxx_control::{BlockingControlClient, ClientError, ClientOptions, Health};
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto::{DeviceAttributes, GetStatusResponse};
 use grpcxx_rpc::{Code, Method, Request, Response, Status};
@@ -190,6 +190,11 @@ fn grpc_health(address: &str, options: ClientOptions) -> Result<(), String> {
         Ok(Health::Serving) => Ok(()),
         Ok(Health::NotServing) => Err("it is stopping".to_owned()),
         Ok(Health::Unknown) => Err("it does not say whether it serves".to_owned()),
+        // TensorFlow's own server has no health service. Whether it serves it tells by its status.
+        Err(ClientError::Call { status, .. }) if status.code == Code::Unimplemented => {
+            let told = client.get_status();
+            told.map(drop).map_err(|error| error.to_string())
+        }
         Err(error) => Err(error.to_string()),
     }
 }
