@@ -27,8 +27,8 @@
 //!
 //! Inside, `plan` says who sends what to whom, `machine` is one operation of one rank without I/O,
 //! `member` carries its messages over an engine, `boards` is what ranks of one host have in place
-//! of short ones, `way` tells which of these arrays take, `join` is how ranks find each other, by the
-//! `meeting` at rank 0, and `roll` is what they tell each other there.
+//! of short ones, `way` tells which of these arrays take, `join` is how ranks find each other, by
+//! the `meeting` at rank 0, and `roll` is what they tell each other there.
 #![forbid(unsafe_code)]
 
 mod boards;

@@ -47,8 +47,8 @@ struct State {
     waker: Option<Waker>,
 }
 
-/// Whoever may still read or write memory of Python holds an ownership, and so does the engine until
-/// the call has its result: the call ends when the last one is gone.
+/// Whoever may still read or write memory of Python holds an ownership, and so does the engine
+/// until the call has its result: the call ends when the last one is gone.
 struct Flight {
     this: Weak<Self>,
     ending: Arc<Ending>,

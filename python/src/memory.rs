@@ -340,8 +340,8 @@ impl KeptState {
 impl Drop for KeptState {
     fn drop(&mut self) {
         let kept = self.0.get();
-        // SAFETY: it may be called on any thread, at any time. A thread of Python's own has no state
-        // any more by now.
+        // SAFETY: it may be called on any thread, at any time. A thread of Python's own has no
+        // state any more by now.
         let is_here = !kept.is_null() && unsafe { PyGILState_GetThisThreadState() } == kept;
         if is_here {
             // SAFETY: the thread has the interpreter, and the reference is the one that it kept.

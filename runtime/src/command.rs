@@ -14,11 +14,11 @@ use crate::call::{CallResult, CallSpec};
 use crate::client::{Found, Peer, PeerState};
 use crate::completion::Completion;
 use crate::fate::Fate;
-use crate::function::RequestWatch;
 use crate::inspection::ShardInspection;
 use crate::latency::ShardCalls;
 use crate::service::StreamEnds;
 use crate::shard::ShardContext;
+use crate::watch::RequestWatch;
 
 /// The keys of one receive.
 #[derive(Clone, Debug)]

@@ -1,5 +1,5 @@
-//! CPU time of the threads of shards, which the system counts: of those that live, and of those that
-//! have ended.
+//! CPU time of the threads of shards, which the system counts: of those that live, and of those
+//! that have ended.
 
 use std::collections::BTreeMap;
 use std::path::Path;

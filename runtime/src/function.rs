@@ -18,6 +18,7 @@ use crate::call::CallResult;
 use crate::client::Mailboxes;
 use crate::command::{Command, GraphDone, Origin};
 use crate::trace::CallSpan;
+use crate::watch::RequestWatch;
 
 /// Code that peers call by name with tensors in and tensors out.
 ///
@@ -88,19 +89,6 @@ where
     fn answers_at_once(&self) -> bool {
         true
     }
-}
-
-/// Hears what becomes of a request that a service has taken. The engine lets go of it once the
-/// request is over.
-///
-/// Runs on the shard's thread and must not block.
-pub trait RequestWatch: Send + Sync {
-    /// Nobody wants the answer any more: the peer gave the request up, its deadline is over, or the
-    /// connection is gone. Comes at most once, and not behind the answer.
-    fn withdrawn(&self) {}
-
-    /// The answer has left to its last byte. Never comes for an answer that was lost.
-    fn delivered(&self) {}
 }
 
 /// Sees each request from a peer before the built-in services do.
@@ -255,8 +243,8 @@ impl Responder {
         self.origin.map(Origin::shard)
     }
 
-    /// Lets `watch` hear what becomes of the request, in place of who watched it before. It hears of
-    /// a request that is over by now that it was withdrawn.
+    /// Lets `watch` hear what becomes of the request, in place of who watched it before. Of a
+    /// request that is over by now it hears that it was withdrawn.
     pub fn watch(&self, watch: Arc<dyn RequestWatch>) {
         if let Some(origin) = self.origin {
             let command = Command::Watch { origin, watch };

@@ -51,6 +51,7 @@ mod staging;
 mod task;
 mod tls;
 pub mod trace;
+mod watch;
 
 #[cfg(not(target_env = "musl"))]
 pub use glommio;
@@ -66,7 +67,7 @@ pub use engine::{
     CpuLatency, Engine, EngineBuilder, EngineError, EngineOptions, ListenAddress, LocalEngine,
     Rdma, SPIN_DEFAULT, SharedMemory, StartReport, outgoing_ports_warning,
 };
-pub use function::{AtOnce, Function, Later, Promise, RequestWatch, Responder, Served, Service};
+pub use function::{AtOnce, Function, Later, Promise, Responder, Served, Service};
 pub use grpcxx_transport::Time;
 pub use host::block_on;
 pub use inspection::{
@@ -87,3 +88,4 @@ pub use sharded::{Sharded, Shards};
 pub use staging::{STORE_COMMIT, STORE_DISCARD, STORE_STAGE, StagedPush};
 pub use task::Device;
 pub use tls::{Certificates, PlainForbidden, TlsError, TlsSettings};
+pub use watch::RequestWatch;

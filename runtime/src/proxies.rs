@@ -77,9 +77,9 @@ fn joined(list: String, more: &[String]) -> String {
     all.join(",")
 }
 
-/// Whether an entry of the list is the end of the host's name. Ranges of addresses, and entries with
-/// blanks, count for none: the gRPC of older TensorFlow knows neither, and a host that is listed
-/// twice does no harm.
+/// Whether an entry of the list is the end of the host's name. Ranges of addresses, and entries
+/// with blanks, count for none: the gRPC of older TensorFlow knows neither, and a host that is
+/// listed twice does no harm.
 fn is_exempt(host: &str, exempt: &str) -> bool {
     let name = host.to_ascii_lowercase();
     exempt

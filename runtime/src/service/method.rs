@@ -23,10 +23,11 @@ use super::stats::MethodStats;
 use super::stream::pipe::{Meter, PipeReceiver, PipeSender};
 use crate::caller::Caller;
 use crate::compute::{Compute, spawn_future};
-use crate::function::{HoldWatch, RequestWatch, panicked};
+use crate::function::{HoldWatch, panicked};
 use crate::host::TaskSpawner;
 use crate::shard::StreamShare;
 use crate::trace::{self, CallSpan};
+use crate::watch::RequestWatch;
 
 /// A method whose messages are decoded and encoded.
 pub(crate) trait Unary<A>: Send + Sync {

@@ -142,8 +142,8 @@ impl<A> Core<A> {
         Ok(waits)
     }
 
-    /// Closes an unused connection of who has most connections, for one more of this account. Nobody
-    /// gives way who has fewer than that, and no task of the cluster to others.
+    /// Closes an unused connection of who has most connections, for one more of this account.
+    /// Nobody gives way who has fewer than that, and no task of the cluster to others.
     #[cold]
     fn make_room<T: Transport<Accepted = A>>(
         &mut self,

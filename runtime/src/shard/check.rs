@@ -1,8 +1,8 @@
 //! What holds between the parts of a shard behind each turn, as builds for tests check it.
 //!
 //! A part that is wrong about another one loses a wake-up or an answer much later and somewhere
-//! else; here it is told at the turn that made it so. Nothing is allocated for it, since tests count
-//! what turns allocate.
+//! else; here it is told at the turn that made it so. Nothing is allocated for it, since tests
+//! count what turns allocate.
 
 use grpcxx_transport::Time;
 

@@ -13,10 +13,10 @@ use crate::blame::survive;
 use crate::caller::Caller;
 use crate::command::SlotId;
 use crate::completion::{Completion, Recipient, Target};
-use crate::function::RequestWatch;
 use crate::latency::CallStart;
 use crate::limits;
 use crate::service::StreamEnds;
+use crate::watch::RequestWatch;
 
 /// The calls that this shard has accepted and not yet finished.
 ///

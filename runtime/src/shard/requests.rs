@@ -14,7 +14,7 @@ use crate::blame::{Blame, THE_SERVICE};
 use crate::caller::Caller;
 use crate::command::{Command, GraphDone, Keys, Origin, SlotId};
 use crate::compute::{Pace, ShortCall, timed};
-use crate::function::{Function, Later, RequestWatch, Responder, Served, caught};
+use crate::function::{Function, Later, Responder, Served, caught};
 use crate::latency::{CallKind, CallStart};
 use crate::limits;
 use crate::registry::{Entry, PULL_ON_SHARD_MAX};
@@ -23,6 +23,7 @@ use crate::shard::core::Core;
 use crate::shard::servers::ServerLink;
 use crate::shard::shares::StreamShare;
 use crate::trace;
+use crate::watch::RequestWatch;
 
 impl<A> Core<A> {
     /// Serves what the marked connections have read. Returns how much that was, and whether the

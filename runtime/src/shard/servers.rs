@@ -17,7 +17,6 @@ use grpcxx_transport::{
 use crate::client::LinkMedium;
 use crate::cluster::TaskId;
 use crate::command::{AcceptedConnection, SlotId};
-use crate::function::RequestWatch;
 use crate::latency::{CallKind, CallPlace, CallSide, CallStart, CallTable, CountedPeer, Traffic};
 use crate::policy::{Authority, Identity, Proof};
 use crate::service::StreamEnds;
@@ -28,6 +27,7 @@ use crate::shard::shares::{PeerShares, Waits};
 use crate::shard::timers::Subject;
 use crate::shard::watches::Watches;
 use crate::staging::Staging;
+use crate::watch::RequestWatch;
 
 /// The incoming side of a shard.
 pub(super) struct Incoming<A> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 
 use crate::blame::survive;
-use crate::function::RequestWatch;
+use crate::watch::RequestWatch;
 
 /// Who wants to hear what becomes of a request, by its token. Nearly always nobody.
 pub(super) struct Watches(HashMap<u64, Arc<dyn RequestWatch>, RandomState>);

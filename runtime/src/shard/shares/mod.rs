@@ -14,7 +14,7 @@ use grpcxx_rpc::{
     Account, Code, PeerHolding, Reason, RendezvousLimits, RequestId, Status, WaitingSteps, has_part,
 };
 
-use crate::function::RequestWatch;
+use crate::watch::RequestWatch;
 
 /// What one peer may hold, so that others get their part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
