@@ -19,7 +19,7 @@ pub mod group;
 mod layout;
 pub mod log;
 mod metrics;
-mod notices;
+pub mod notices;
 mod options;
 mod peer;
 mod rendezvous;

@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use grpcxx_memory::forks;
 use grpcxx_rpc::{Code, Status};
 
 use crate::boundary::guarded;
@@ -61,7 +62,7 @@ pub(crate) fn later(code: impl FnOnce() + Send + 'static) {
 }
 
 /// The same when some time has passed.
-pub(crate) fn after(delay: Duration, code: impl FnOnce() + Send + 'static) {
+pub fn after(delay: Duration, code: impl FnOnce() + Send + 'static) {
     send(Notice {
         at: Instant::now().checked_add(delay),
         job: Box::new(code),
@@ -75,24 +76,28 @@ struct Notice {
     job: Job,
 }
 
-fn send(mut notice: Notice) {
-    if let Some(sender) = THREAD.get_or_init(start) {
-        match sender.send(notice) {
-            Ok(()) => return,
-            Err(refused) => notice = refused.0,
-        }
+fn send(notice: Notice) {
+    let here = THREAD.get_or_init(start).as_ref();
+    let here = here.filter(|(generation, _)| *generation == forks::generation());
+    // In a forked child, where that thread is not, each has one of its own.
+    let sender = here.cloned().or_else(start).map(|(_, sender)| sender);
+    let refused = match sender {
+        Some(sender) => sender.send(notice).err().map(|refused| refused.0),
+        None => Some(notice),
+    };
+    if let Some(notice) = refused {
+        // Without a thread it is better to tell at once than never.
+        (notice.job)();
     }
-    // Without a thread it is better to tell at once than never.
-    (notice.job)();
 }
 
-fn start() -> Option<Sender<Notice>> {
+fn start() -> Option<(u32, Sender<Notice>)> {
     let (sender, receiver) = channel();
     thread::Builder::new()
         .name("grpcxx-notices".to_owned())
         .spawn(move || run(&receiver))
         .ok()
-        .map(|_| sender)
+        .map(|_| (forks::generation(), sender))
 }
 
 fn run(notices: &Receiver<Notice>) {
@@ -115,12 +120,16 @@ fn run(notices: &Receiver<Notice>) {
                     guarded((), job);
                 }
             }
-            Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Disconnected) => break,
         }
+    }
+    for ((at, _), job) in delayed {
+        thread::sleep(at.saturating_duration_since(Instant::now()));
+        guarded((), job);
     }
 }
 
-static THREAD: OnceLock<Option<Sender<Notice>>> = OnceLock::new();
+static THREAD: OnceLock<Option<(u32, Sender<Notice>)>> = OnceLock::new();
 
 thread_local! {
     static BEGINNING: Cell<bool> = const { Cell::new(false) };

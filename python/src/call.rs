@@ -52,6 +52,7 @@ impl Pending {
 
     /// Withdraws the call, and waits until nothing uses its arrays.
     fn cancel(&self, py: Python<'_>) {
+        self.ending.note_withdrawn();
         self.cancellation.cancel();
         if may_wait().is_ok() {
             py.detach(|| self.ending.await_withdrawn());
@@ -103,6 +104,7 @@ pub(crate) fn wait(py: Python<'_>, departure: impl Begin) -> PyResult<Outcome> {
             return Ok(outcome);
         }
         if let Err(interrupt) = py.check_signals() {
+            ending.note_withdrawn();
             cancellation.cancel();
             while py.detach(wait).is_none() {
                 py.check_signals()?;

@@ -3,9 +3,9 @@
 use std::future::poll_fn;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
-use std::thread;
 use std::time::Duration;
 
+use grpcxx_capi::notices::after;
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::{Code, Reason, Request, Response, Status, Tensor, TensorMeta};
 use grpcxx_runtime::{
@@ -43,6 +43,7 @@ struct State {
     outcome: Option<Outcome>,
     /// Whether the call has ended, though its outcome may have been taken.
     is_over: bool,
+    is_withdrawn: bool,
     /// Of the thread that waits.
     waker: Option<Waker>,
 }
@@ -152,6 +153,15 @@ impl Ending {
         })
     }
 
+    /// Notes that the call is being withdrawn by somebody who waits for its arrays.
+    pub(crate) fn note_withdrawn(&self) {
+        lock(&self.state).is_withdrawn = true;
+    }
+
+    fn is_withdrawn(&self) -> bool {
+        lock(&self.state).is_withdrawn
+    }
+
     /// Waits for the end of a call that was withdrawn: until then its arrays are in use.
     pub(crate) fn await_withdrawn(&self) {
         let state = lock(&self.state);
@@ -182,6 +192,14 @@ impl Ending {
                 state.waker = Some(context.waker().clone());
                 Poll::Pending
             }
+        }
+    }
+
+    /// Ends it, if it has not ended.
+    fn set_unless_over(&self, outcome: Outcome) {
+        let is_over = lock(&self.state).is_over;
+        if !is_over {
+            self.set(outcome);
         }
     }
 
@@ -228,26 +246,50 @@ impl Flight {
         Arrived { response, landed }
     }
 
-    /// Sees to it that a peer which stops in the middle of a payload, at either end, does not keep
-    /// the memory of Python.
-    fn take_memory_back(&self) {
-        let waiting = self.this.clone();
-        let wait = move || {
-            thread::sleep(STUCK_TIME);
-            if let Some(flight) = waiting.upgrade() {
+    /// Waits for a link that still uses memory of Python though the call has failed. One that
+    /// writes there, and does not end in time, is closed; then the call ends, whatever the link
+    /// does.
+    fn await_link(&self) {
+        let flight = self.this.clone();
+        after(STUCK_TIME, move || {
+            let Some(flight) = flight.upgrade() else {
+                return;
+            };
+            if flight.is_written_to() {
                 let (client, peer) = &flight.road;
                 tracing::warn!(
                     peer = peer.address(),
-                    "closing the connection, on which the payload of a call that has failed does not move"
+                    "closing the connection, on which the payload of a call that has failed does not arrive"
                 );
                 client.disconnect(peer);
             }
-        };
-        let watcher = thread::Builder::new().name("grpcxx-stuck".to_owned());
-        if watcher.spawn(wait).is_err() {
-            // Without a thread nobody would come back to it.
-            let (client, peer) = &self.road;
-            client.disconnect(peer);
+            let patience = match flight.ending.is_withdrawn() {
+                true => WITHDRAWN_TIME,
+                false => STUCK_TIME,
+            };
+            let flight = flight.this.clone();
+            after(patience, move || {
+                if let Some(flight) = flight.upgrade() {
+                    flight.end_with_link();
+                }
+            });
+        });
+    }
+
+    /// Whether something is received into memory of Python.
+    fn is_written_to(&self) -> bool {
+        !lock(&self.landed).is_empty()
+    }
+
+    /// Ends the call though its link has not let go of its arrays.
+    fn end_with_link(&self) {
+        if let Some(outcome) = lock(&self.outcome).take() {
+            tracing::warn!(
+                peer = self.road.1.address(),
+                "a call has failed, and its arrays are still being sent; what the peer gets of them \
+                 is what they hold by then"
+            );
+            self.ending.set(outcome);
         }
     }
 }
@@ -269,7 +311,7 @@ impl CompletionHandler for Flight {
         }
         self.set(result.map(|response| self.arrived(response)));
         if is_failure && Arc::strong_count(&self) > 1 {
-            self.take_memory_back();
+            self.await_link();
         }
     }
 
@@ -309,7 +351,7 @@ impl Drop for Flight {
             let text = "the engine stopped before the call ended";
             Err(Status::new(Code::Unavailable, text).because(Reason::Stopping))
         });
-        self.ending.set(outcome);
+        self.ending.set_unless_over(outcome);
     }
 }
 
@@ -321,9 +363,12 @@ fn tensor_at(response: &mut Response, index: usize) -> Option<&mut Tensor> {
     }
 }
 
-/// How long the payload of a call that has failed may take to arrive while its memory is Python's.
+/// How long the payload of a call that has failed may take to arrive, or to leave, while its memory
+/// is Python's.
 const STUCK_TIME: Duration = Duration::from_secs(2);
 
-/// How long the end of a call that was withdrawn is awaited: longer than its arrays can be in use,
-/// for a link that is closed may wait for its peer as long again.
-const WITHDRAWN_TIME_MAX: Duration = Duration::from_secs(10);
+/// How much longer that is for one that was withdrawn by somebody who will use the memory.
+const WITHDRAWN_TIME: Duration = Duration::from_secs(8);
+
+/// How long the end of a call that was withdrawn is awaited: longer than all of that.
+const WITHDRAWN_TIME_MAX: Duration = Duration::from_secs(12);

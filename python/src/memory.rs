@@ -10,7 +10,7 @@ use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use grpcxx_memory::{Buffer, BufferMut};
 use numpy::npyffi::{
@@ -344,13 +344,32 @@ impl Drop for KeptState {
         // state any more by now.
         let is_here = !kept.is_null() && unsafe { PyGILState_GetThisThreadState() } == kept;
         if is_here {
-            // SAFETY: the thread has the interpreter, and the reference is the one that it kept.
-            Python::try_attach(|_| unsafe {
-                PyGILState_Release(PyGILState_STATE::PyGILState_LOCKED)
-            });
+            LEAVING.fetch_add(1, Ordering::SeqCst);
+            // Who asks for the interpreter while it ends is ended by it.
+            if !IS_ENDING.load(Ordering::SeqCst) {
+                // SAFETY: the thread has the interpreter, and the reference is the one that it
+                // kept.
+                Python::try_attach(|_| unsafe {
+                    PyGILState_Release(PyGILState_STATE::PyGILState_LOCKED)
+                });
+            }
+            LEAVING.fetch_sub(1, Ordering::SeqCst);
         }
     }
 }
+
+/// Lets threads end from now on without the interpreter, and says whether one that ends still needs
+/// it.
+pub(crate) fn let_interpreter_end() -> bool {
+    IS_ENDING.store(true, Ordering::SeqCst);
+    LEAVING.load(Ordering::SeqCst) > 0
+}
+
+/// Whether the interpreter is about to end.
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
+
+/// Threads that end, and give back their state of the interpreter.
+static LEAVING: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static KEPT_STATE: KeptState = const { KeptState(Cell::new(ptr::null_mut())) };

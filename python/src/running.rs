@@ -3,12 +3,14 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use grpcxx_memory::forks;
 use pyo3::prelude::*;
 
 use crate::lock::lock;
+use crate::memory::let_interpreter_end;
 use crate::waits::WAIT_SLICE;
 
 /// One function that runs.
@@ -49,7 +51,8 @@ impl Drop for Run {
     }
 }
 
-/// Waits until no function of Python runs on a thread of an engine, at most for so many seconds.
+/// Waits until no function of Python runs on a thread of an engine, at most for so many seconds, at
+/// the end of the interpreter.
 /// Returns the names of those that do. Signals are heard meanwhile.
 #[pyfunction]
 pub(crate) fn until_idle(py: Python<'_>, seconds: f64) -> PyResult<Vec<String>> {
@@ -58,11 +61,21 @@ pub(crate) fn until_idle(py: Python<'_>, seconds: f64) -> PyResult<Vec<String>> 
     loop {
         let left = limit.saturating_sub(begin.elapsed());
         let running = py.detach(|| running(left.min(WAIT_SLICE)));
-        if running.is_empty() || left.is_zero() {
+        let is_left = running.is_empty() && !py.detach(is_thread_leaving);
+        if is_left || left.is_zero() {
             return Ok(running);
         }
         py.check_signals()?;
     }
+}
+
+/// Whether a thread that ends still needs the interpreter, after it had time for that.
+fn is_thread_leaving() -> bool {
+    let is_leaving = let_interpreter_end();
+    if is_leaving {
+        thread::sleep(LEAVE_INTERVAL);
+    }
+    is_leaving
 }
 
 /// The names of those that still run after so long.
@@ -76,6 +89,9 @@ fn running(wait: Duration) -> Vec<String> {
     let (names, _) = waited.unwrap_or_else(PoisonError::into_inner);
     names.iter().map(|name| name.to_string()).collect()
 }
+
+/// How long a thread that ends gets between two looks.
+const LEAVE_INTERVAL: Duration = Duration::from_millis(1);
 
 static RUNNING: Running = Running {
     names: Mutex::new(Vec::new()),
