@@ -63,14 +63,11 @@ impl State {
         is_full(self)
     }
 
-    /// The end of a meeting whose time is over, or that is full.
-    fn end(&mut self, meeting: &Meeting, waited: Duration) -> Result<Roll, Status> {
+    /// Who is missing at the end of the time.
+    fn missing(&mut self, meeting: &Meeting, waited: Duration) -> Status {
         self.arrivals.retain(|_, arrival| arrival.is_here());
         let missing = (0..meeting.size).filter(|rank| !self.arrivals.contains_key(rank));
         let missing: Vec<u32> = missing.collect();
-        if missing.is_empty() {
-            return Roll::new(self.arrivals.values().map(|arrival| arrival.who.clone()));
-        }
         let shown = missing.iter().take(MISSING_SHOWN_MAX);
         let shown: Vec<String> = shown.map(u32::to_string).collect();
         let text = format!(
@@ -85,7 +82,7 @@ impl State {
                 ""
             },
         );
-        Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
+        Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline)
     }
 }
 
@@ -122,7 +119,10 @@ impl Meeting {
             let waited = self.came.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        let end = state.end(self, timeout);
+        let end = match state.arrivals.len() == self.size as usize {
+            true => Roll::new(state.arrivals.values().map(|arrival| arrival.who.clone())),
+            false => Err(state.missing(self, timeout)),
+        };
         state.end = Some(end.clone());
         let responders = state.arrivals.values_mut();
         let responders: Vec<Responder> = responders

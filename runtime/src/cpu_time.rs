@@ -45,15 +45,17 @@ impl Ended {
 /// The CPU time of all threads that each shard has had. A process may have several engines; their
 /// shards of one index are told as one. Nothing where the system does not tell.
 pub(crate) fn of_shards() -> Vec<(usize, Duration)> {
+    // Locked first: a thread that would end meanwhile is one that lives.
+    let mut ended = ended();
     let living = living();
-    // Looked at last: a thread that ends meanwhile counts here, and not as one that lives.
-    let ended = ended();
     let mut times = ended.by_shard.clone();
     for (thread, shard, time) in living {
         if !ended.listed.contains(&thread) {
             *times.entry(shard).or_default() += time;
         }
     }
+    // The system may give a number again.
+    ended.forget_unlisted();
     times.into_iter().collect()
 }
 

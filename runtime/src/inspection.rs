@@ -115,6 +115,14 @@ pub struct RecentFailure {
     pub message: String,
 }
 
+/// The beginning of a text that somebody else has made.
+pub fn shown(text: &str) -> String {
+    text.chars().take(TEXT_CHARS_MAX).collect()
+}
+
+/// Most letters of such a text that are shown.
+const TEXT_CHARS_MAX: usize = 300;
+
 /// Names the peers of requests that wait on other shards than their connections.
 pub fn name_peers(shards: &mut [ShardInspection]) {
     let connections = shards.iter().flat_map(|shard| &shard.connections);
@@ -130,3 +138,13 @@ pub fn name_peers(shards: &mut [ShardInspection]) {
 
 /// Most rows of each kind that one shard tells.
 pub const INSPECTED_ROWS_MAX: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_are_cut() {
+        assert_eq!(shown(&"ä".repeat(1_000)).chars().count(), TEXT_CHARS_MAX);
+    }
+}

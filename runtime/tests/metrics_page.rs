@@ -104,6 +104,10 @@ fn the_page_shows_what_engine_and_program_wait_for() {
         let text = get(&page, "/inspect");
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+        assert!(
+            head.contains("Content-Type: application/json\r\n"),
+            "{head}"
+        );
         let told: serde_json::Value = serde_json::from_str(body).unwrap();
         if told["receives_total"] == 1 {
             break told;
@@ -119,6 +123,22 @@ fn the_page_shows_what_engine_and_program_wait_for() {
     assert_eq!(told["awaits"][0]["age_ms"], 7_000);
     assert_eq!(told["shards_silent"], 0);
     drop(receive);
+}
+
+#[test]
+fn what_a_task_waits_for_is_told_to_admins_alone() {
+    let engine = Engine::start(EngineOptions::default().with(|options| {
+        options.listen = Some(ANY);
+        options.policy.admin = Some("none".parse().unwrap());
+    }));
+    let page = page(&engine.unwrap());
+    let refused = get(&page, "/inspect");
+    assert!(
+        refused.starts_with("HTTP/1.1 403 Forbidden\r\n"),
+        "{refused}"
+    );
+    assert!(refused.contains("GRPCXX_ADMIN"), "{refused}");
+    assert!(get(&page, "/metrics").starts_with("HTTP/1.1 200 OK\r\n"));
 }
 
 #[test]

@@ -13,7 +13,7 @@ use grpcxx_runtime::{Engine, EngineOptions};
 use log::Log;
 
 /// Long enough to be told.
-const HELD: Duration = Duration::from_millis(30);
+const HELD: Duration = Duration::from_millis(600);
 
 fn start(change: impl FnOnce(&mut EngineOptions)) -> Engine {
     let options = EngineOptions::default().with(|options| {

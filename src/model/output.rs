@@ -22,7 +22,7 @@ impl Output {
     /// system allows, the file has no name at first: then nothing is left behind even if the
     /// process is killed.
     pub(super) fn create(path: &Path) -> Result<Self, ModelError> {
-        // The file that a link leads to is replaced, and not the link.
+        // The file that a link leads to is replaced, and not the link, unless it leads nowhere.
         let target = path.canonicalize();
         let path = target.as_deref().unwrap_or(path);
         let refused = |problem: &str| ModelError::Malformed {

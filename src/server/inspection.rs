@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use grpcxx_control::services::inspect::{
     Connection, Failure, InspectReply, ParkedTensor, PendingReceive,
 };
-use grpcxx_runtime::{Client, ShardInspection, name_peers};
+use grpcxx_runtime::{Client, ShardInspection, name_peers, shown};
 
 /// Asks the shards of a running task what they wait for, from any thread.
 #[derive(Clone, Debug)]
@@ -128,7 +128,7 @@ fn add_rows(reply: &mut InspectReply, told: ShardInspection) {
     let shard = told.shard as u32;
     let receives = told.receives.into_iter().map(|receive| PendingReceive {
         step_id: receive.step_id,
-        key: cut(&receive.key),
+        key: shown(&receive.key),
         keys: receive.keys as u64,
         age_ms: milliseconds(receive.age),
         peer: receive.peer.unwrap_or_default(),
@@ -137,18 +137,18 @@ fn add_rows(reply: &mut InspectReply, told: ShardInspection) {
     reply.receives.extend(receives);
     let parked = told.parked.into_iter().map(|tensor| ParkedTensor {
         step_id: tensor.step_id,
-        key: cut(&tensor.key),
+        key: shown(&tensor.key),
         bytes: tensor.bytes,
         shard,
     });
     reply.parked.extend(parked);
     let connections = told.connections.into_iter().map(|connection| Connection {
         side: connection.side.name().to_owned(),
-        peer: cut(&connection.peer),
+        peer: shown(&connection.peer),
         is_connected: connection.is_connected,
         medium: connection.medium.name().to_owned(),
-        stays: cut(&connection.stays.unwrap_or_default()),
-        failure: cut(&connection.failure.unwrap_or_default()),
+        stays: shown(&connection.stays.unwrap_or_default()),
+        failure: shown(&connection.failure.unwrap_or_default()),
         waiting: connection.waiting as u64,
         under_way: connection.under_way as u64,
         unsent_bytes: connection.unsent_bytes,
@@ -169,11 +169,6 @@ fn add_rows(reply: &mut InspectReply, told: ShardInspection) {
     reply.failures.extend(failures);
 }
 
-/// The beginning of a text that somebody else has made.
-fn cut(text: &str) -> String {
-    text.chars().take(TEXT_CHARS_MAX).collect()
-}
-
 fn known(peer: &str) -> &str {
     match peer {
         "" => "somebody",
@@ -187,9 +182,6 @@ fn milliseconds(time: Duration) -> u64 {
 
 /// How long a shard may take to tell what it waits for.
 pub(super) const SHARD_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// Most letters of a key or a reason that are told.
-const TEXT_CHARS_MAX: usize = 300;
 
 #[cfg(test)]
 mod tests {
@@ -214,10 +206,5 @@ mod tests {
         assert!(lines[1].contains(r#""a\n\u{1b}[2J""#), "{}", lines[1]);
         assert!(lines[2].contains(r#""b\r\u{202e}c""#), "{}", lines[2]);
         assert!(lines[1].contains("asked by somebody"), "{}", lines[1]);
-    }
-
-    #[test]
-    fn long_texts_are_cut() {
-        assert_eq!(cut(&"ä".repeat(1_000)).chars().count(), TEXT_CHARS_MAX);
     }
 }

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <functional>
 #include <mutex>
+#include <vector>
 
 #include "counters.h"
 
@@ -15,6 +16,7 @@ struct OpenReceives {
   OpenReceive* first = nullptr;
 
   static constexpr size_t kParts = 16;
+  static constexpr size_t kShown = 1000;
   static OpenReceives& Part(size_t part) {
     // Receives may end while the process does.
     static OpenReceives* const parts = new OpenReceives[kParts];
@@ -37,12 +39,29 @@ struct OpenReceives {
     if (receive->behind_ != nullptr) receive->behind_->before_ = receive->before_;
   }
 
+  // What a page shows of a receive.
+  struct Seen {
+    std::string peer;
+    std::string key;
+    int64_t step_id;
+    std::chrono::steady_clock::time_point begin;
+  };
+
+  // Copies, since who is told may take its time, and receives that end would wait for it.
+  std::vector<Seen> See() {
+    std::vector<Seen> seen;
+    std::lock_guard<std::mutex> lock(mutex);
+    for (const OpenReceive* one = first; one != nullptr && seen.size() < kShown; one = one->behind_) {
+      seen.push_back({one->peer_, one->key_, one->step_id_, one->begin_});
+    }
+    return seen;
+  }
+
   void Tell(grpcxx_awaited_fn awaited, void* into) {
     const auto now = std::chrono::steady_clock::now();
-    std::lock_guard<std::mutex> lock(mutex);
-    for (const OpenReceive* one = first; one != nullptr; one = one->behind_) {
-      const auto age = std::chrono::duration_cast<std::chrono::milliseconds>(now - one->begin_);
-      awaited(into, one->peer_.data(), one->peer_.size(), one->step_id_, one->key_.data(), one->key_.size(),
+    for (const Seen& one : See()) {
+      const auto age = std::chrono::duration_cast<std::chrono::milliseconds>(now - one.begin);
+      awaited(into, one.peer.data(), one.peer.size(), one.step_id, one.key.data(), one.key.size(),
               age.count() < 0 ? 0 : static_cast<uint64_t>(age.count()));
     }
   }

@@ -13,7 +13,7 @@ use std::thread::{self, JoinHandle, Scope};
 use std::time::{Duration, Instant};
 
 use grpcxx_memory::forks::{self, Mark};
-use grpcxx_rpc::{Account, Places};
+use grpcxx_rpc::{Account, Places, Right};
 use rustls::{ServerConnection, StreamOwned};
 
 use super::text::MetricsText;
@@ -23,6 +23,7 @@ use crate::limits::{
     METRICS_CONNECTION_TIME, METRICS_CONNECTIONS, METRICS_HEADERS, METRICS_LEFT_BYTES,
     METRICS_REQUEST_BYTES, METRICS_REQUEST_TIME, METRICS_SHARE_PERCENT, METRICS_THREADS,
 };
+use crate::policy::{Identity, Proof};
 use crate::tls::Certificates;
 
 /// Adds numbers of the program to those of the engine, on a thread of the page.
@@ -68,6 +69,14 @@ struct Timed {
 /// What is asked of the page.
 struct Asked {
     path: String,
+    is_head: bool,
+}
+
+struct Answer {
+    code: &'static str,
+    content_type: &'static str,
+    body: String,
+    /// Whether the body is left out.
     is_head: bool,
 }
 
@@ -218,30 +227,43 @@ impl Shared {
             Some(_) | None => None,
         };
         let Some(certificates) = by_tls else {
-            let (code, body, is_head) = self.answer(read_request(&mut timed)?);
+            let answer = self.answer(read_request(&mut timed)?, &Identity::at(peer));
             timed.end = end;
-            write_answer(&mut timed, code, &body, is_head)?;
+            answer.write(&mut timed)?;
             return timed.leave();
         };
         let tls = ServerConnection::new(certificates.server_config(&[b"http/1.1"]));
         let mut sealed = StreamOwned::new(tls.map_err(io::Error::other)?, timed);
-        let (code, body, is_head) = self.answer(read_request(&mut sealed)?);
+        let asked = read_request(&mut sealed)?;
+        let mut identity = Identity::at(peer);
+        if sealed.conn.peer_certificates().is_some() {
+            identity = identity.proven(Proof::Certificate);
+        }
+        let answer = self.answer(asked, &identity);
         sealed.sock.end = end;
-        write_answer(&mut sealed, code, &body, is_head)?;
+        answer.write(&mut sealed)?;
         sealed.conn.send_close_notify();
         sealed.flush()?;
         sealed.sock.leave()
     }
 
-    /// Code, text, and whether the text is left out.
-    fn answer(&self, asked: Result<Asked, &'static str>) -> (&'static str, String, bool) {
+    fn answer(&self, asked: Result<Asked, &'static str>, from: &Identity) -> Answer {
         let Asked { path, is_head } = match asked {
             Ok(asked) => asked,
-            Err(code) => return (code, format!("{code}\n"), false),
+            Err(code) => return Answer::text(code, format!("{code}\n"), false),
         };
         let (code, text) = match path.as_str() {
             "/metrics" => (OK, self.text()),
-            "/inspect" => (OK, self.waiting()),
+            // Keys of tensors open the steps of others.
+            "/inspect" if !self.metrics.authority.rights(from).has(Right::Admin) => {
+                (FORBIDDEN, NOT_ADMIN.to_owned())
+            }
+            "/inspect" => {
+                return Answer {
+                    content_type: "application/json",
+                    ..Answer::text(OK, self.waiting(), is_head)
+                };
+            }
             "/healthz" => match self.metrics.health() {
                 Health::Serving => (OK, "serving\n".to_owned()),
                 Health::Stopping => (UNAVAILABLE, "stopping\n".to_owned()),
@@ -252,7 +274,7 @@ impl Shared {
                 "here are /metrics (Prometheus), /inspect (JSON) and /healthz\n".to_owned(),
             ),
         };
-        (code, text, is_head)
+        Answer::text(code, text, is_head)
     }
 
     fn text(&self) -> String {
@@ -374,25 +396,42 @@ fn parse(bytes: &[u8]) -> Option<Result<Asked, &'static str>> {
     }
 }
 
-fn write_answer(stream: &mut impl Write, code: &str, body: &str, is_head: bool) -> io::Result<()> {
-    let mut answer = format!(
-        "HTTP/1.1 {code}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n\
-         Content-Length: {}\r\nConnection: close\r\n\r\n",
-        body.len()
-    );
-    if !is_head {
-        answer.push_str(body);
+impl Answer {
+    /// One in the format of Prometheus, or plain text.
+    fn text(code: &'static str, body: String, is_head: bool) -> Self {
+        Self {
+            code,
+            content_type: "text/plain; version=0.0.4; charset=utf-8",
+            body,
+            is_head,
+        }
     }
-    stream.write_all(answer.as_bytes())?;
-    stream.flush()
+
+    fn write(&self, stream: &mut impl Write) -> io::Result<()> {
+        let head = format!(
+            "HTTP/1.1 {}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+            self.code,
+            self.content_type,
+            self.body.len()
+        );
+        stream.write_all(head.as_bytes())?;
+        if !self.is_head {
+            stream.write_all(self.body.as_bytes())?;
+        }
+        stream.flush()
+    }
 }
 
 const OK: &str = "200 OK";
+const FORBIDDEN: &str = "403 Forbidden";
 const NOT_FOUND: &str = "404 Not Found";
 const UNAVAILABLE: &str = "503 Service Unavailable";
 
 /// The kind of the first record of TLS; HTTP begins with a letter.
 const FIRST_BYTE_OF_TLS: u8 = 0x16;
+
+const NOT_ADMIN: &str = "what a task waits for is told to those with the right admin: see \
+                         GRPCXX_ADMIN and docs/security.md\n";
 
 const PLAIN: &str = "it came without TLS, which GRPCXX_TLS=require asks for";
 

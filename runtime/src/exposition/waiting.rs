@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::client::LinkMedium;
-use crate::inspection::{InspectedConnection, ShardInspection, name_peers};
+use crate::inspection::{InspectedConnection, ShardInspection, name_peers, shown};
 
 /// A tensor that the program has asked a peer for, and that has not come.
 #[derive(Clone, Debug)]
@@ -25,7 +25,8 @@ pub struct AwaitedTensor {
 pub type MoreAwaited = Arc<dyn Fn(&mut Vec<AwaitedTensor>) + Send + Sync>;
 
 /// The names and units are those of `grpcxx inspect --json`, which has no `awaits`. At most
-/// [`ROWS_MAX`] rows of each kind, those first that have waited longest.
+/// [`ROWS_MAX`] rows of each kind; of tensors that are awaited those first that have waited
+/// longest. Texts of others are cut.
 pub(super) fn to_json(
     mut told: Vec<ShardInspection>,
     shards: usize,
@@ -36,14 +37,14 @@ pub(super) fn to_json(
     awaited.sort_by_key(|tensor| std::cmp::Reverse(tensor.age));
     json!({
         "awaits": rows(awaited.iter().map(|tensor| json!({
-            "step": tensor.step_id, "key": tensor.key, "peer": tensor.peer,
+            "step": tensor.step_id, "key": shown(&tensor.key), "peer": shown(&tensor.peer),
             "age_ms": milliseconds(tensor.age),
         }))),
         "awaits_total": awaited.len(),
         "receives": receives(&told),
         "receives_total": sum(&told, |shard| shard.receives_total as u64),
         "parked": rows(told.iter().flat_map(|shard| shard.parked.iter().map(|tensor| json!({
-            "step": tensor.step_id, "key": tensor.key.as_str(), "bytes": tensor.bytes,
+            "step": tensor.step_id, "key": shown(tensor.key.as_str()), "bytes": tensor.bytes,
             "shard": shard.shard,
         })))),
         "keys_total": sum(&told, |shard| shard.keys_total as u64),
@@ -55,7 +56,7 @@ pub(super) fn to_json(
         "failures": rows(told.iter().flat_map(|shard| shard.failures.iter().map(|failure| json!({
             "side": failure.side.name(), "age_ms": milliseconds(failure.age),
             "code": failure.code.name(), "reason": format!("{:?}", failure.reason),
-            "message": failure.message, "shard": shard.shard,
+            "message": shown(&failure.message), "shard": shard.shard,
         })))),
         "shards": shards,
         "shards_silent": shards.saturating_sub(told.len()),
@@ -70,7 +71,7 @@ fn receives(told: &[ShardInspection]) -> Vec<Value> {
     all.sort_by_key(|(_, receive)| std::cmp::Reverse(receive.age));
     rows(all.into_iter().map(|(shard, receive)| {
         json!({
-            "step": receive.step_id, "key": receive.key.as_str(), "keys": receive.keys,
+            "step": receive.step_id, "key": shown(receive.key.as_str()), "keys": receive.keys,
             "age_ms": milliseconds(receive.age), "peer": receive.peer, "shard": shard,
         })
     }))
@@ -79,8 +80,11 @@ fn receives(told: &[ShardInspection]) -> Vec<Value> {
 fn connection(found: &InspectedConnection, shard: usize) -> Value {
     json!({
         "side": found.side.name(), "peer": found.peer, "is_connected": found.is_connected,
-        "medium": LinkMedium::name(found.medium), "stays": found.stays, "failure": found.failure,
+        "medium": LinkMedium::name(found.medium),
+        "stays": found.stays.as_deref().map(shown),
+        "failure": found.failure.as_deref().map(shown),
         "waiting": found.waiting, "under_way": found.under_way,
+        "streams": found.streams.open, "streams_without_credit": found.streams.without_credit,
         "unsent_bytes": found.unsent_bytes, "oldest_ms": found.oldest.map(milliseconds),
         "shard": shard,
     })

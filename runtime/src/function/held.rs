@@ -1,5 +1,6 @@
 //! Code of the program that holds its shard for too long: the log names it, once.
 
+use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -9,13 +10,15 @@ use grpcxx_rpc::Text;
 
 /// Looks at how long a function or method holds its shard. Until it has held it for too long once,
 /// its first calls are looked at, and one of many that follow: reading the clock for each would
-/// cost some hundredths of a short call.
+/// cost some hundredths of a short call. Each thread counts those for itself, so that shards do not
+/// wait for each other's line of memory.
 #[derive(Debug)]
 pub(crate) struct HoldWatch {
     name: Text,
     /// `None`: it may hold it as long as it likes.
     held_max: Option<Duration>,
-    calls: AtomicU32,
+    /// Calls so far, up to [`ALL_OF`].
+    first_calls: AtomicU32,
     is_told: AtomicBool,
 }
 
@@ -24,7 +27,7 @@ impl HoldWatch {
         Self {
             name,
             held_max,
-            calls: AtomicU32::new(0),
+            first_calls: AtomicU32::new(0),
             is_told: AtomicBool::new(false),
         }
     }
@@ -66,11 +69,14 @@ impl HoldWatch {
         if self.held_max.is_none() || self.is_told.load(Ordering::Relaxed) {
             return false;
         }
-        let calls = self.calls.load(Ordering::Relaxed);
-        // From where it would begin anew it goes on as behind the first calls.
-        let next = calls.checked_add(1).unwrap_or(ALL_OF);
-        self.calls.store(next, Ordering::Relaxed);
-        calls < ALL_OF || calls.is_multiple_of(ONE_IN)
+        let calls = self.first_calls.load(Ordering::Relaxed);
+        if calls < ALL_OF {
+            self.first_calls.store(calls + 1, Ordering::Relaxed);
+            return true;
+        }
+        let calls = CALLS.get().wrapping_add(1);
+        CALLS.set(calls);
+        calls.is_multiple_of(ONE_IN)
     }
 
     #[cold]
@@ -88,8 +94,14 @@ impl HoldWatch {
 
 /// Calls that are all looked at.
 const ALL_OF: u32 = 64;
-/// Of how many calls one is looked at then.
-const ONE_IN: u32 = 64;
+/// Of how many calls one is looked at then: a prime, so that each of several polls of a future has
+/// its turn.
+const ONE_IN: u32 = 61;
+
+thread_local! {
+    /// Calls behind the first ones that this thread has made.
+    static CALLS: Cell<u32> = const { Cell::new(0) };
+}
 
 #[cfg(all(test, not(loom)))]
 mod tests {

@@ -194,7 +194,7 @@ impl<A> Core<A> {
         );
         match unused {
             Unused::Ever(_) => transport.close(link, false),
-            // What its peer sends meanwhile is not lost: it hears that the connection ends.
+            // An original may finish what it sends; ours dials again at its next call.
             Unused::Since(_) => self.depart(link, Why::Asked),
         }
         true

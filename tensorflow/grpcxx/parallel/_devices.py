@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Mapping
 
 # What frameworks read, the one that counts first. ROCm numbers the devices of the first two within those of the last.
@@ -26,8 +27,11 @@ def share(rank: int, size: int, devices: list[str]) -> list[str]:
 def _listed(text: str) -> list[str]:
     """As CUDA reads a list: it ends before the first entry that names nothing."""
     names = [name.strip() for name in text.split(",")]
-    ends = [at for at, name in enumerate(names) if name in ("", "-1")]
-    return names[: ends[0]] if ends else names
+    return list(itertools.takewhile(_is_device, names))
+
+
+def _is_device(name: str) -> bool:
+    return name.isdecimal() or name.startswith(("GPU-", "MIG-"))
 
 
 def _counted() -> int:

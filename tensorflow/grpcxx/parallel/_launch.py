@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -203,7 +204,12 @@ def _is_written(target: IO[bytes], piece: bytes) -> bool:
     """Whether the target takes a piece, or does not any more."""
     try:
         while piece:
-            piece = piece[target.write(piece) :]
+            written = target.write(piece)
+            if written is None:
+                # Whoever shares the terminal has made it one that does not block.
+                select.select([], [target], [])
+            else:
+                piece = piece[written:]
     except OSError:
         return False
     return True

@@ -63,7 +63,8 @@ pub(crate) fn generate(arguments: &GenerateArguments, config: &Config, output: O
     })
 }
 
-/// Replaces a file, or that which a link leads to, at once; a device or a pipe gets the text.
+/// Replaces a file, or that which a link leads to, if there is one, at once; a device or a pipe
+/// gets the text.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     let target = path.canonicalize();
     let path = target.as_deref().unwrap_or(path);

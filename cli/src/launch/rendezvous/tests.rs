@@ -163,7 +163,7 @@ fn a_rank_that_ended_before_all_were_there_may_come_again() {
 
 #[test]
 fn a_rank_that_ended_is_missing_when_the_last_one_comes() {
-    let place = rendezvous(2, 300);
+    let place = rendezvous(2, 3_000);
     let _leader = lead(&place, None).unwrap();
     come_and_leave(&place, 1);
     let text = Member::join(&place, 0, [1, 2]).unwrap_err().to_string();
