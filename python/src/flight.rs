@@ -246,16 +246,16 @@ impl Flight {
         Arrived { response, landed }
     }
 
-    /// Waits for a link that still uses memory of Python though the call has failed. One that
-    /// writes there, and does not end in time, is closed; then the call ends, whatever the link
-    /// does.
-    fn await_link(&self) {
+    /// Waits for a link that still uses memory of Python though the call has its result. One that
+    /// writes there though the call has failed is closed in the end; then the call ends, whatever
+    /// the link does.
+    fn await_link(&self, has_failed: bool) {
         let flight = self.this.clone();
         after(STUCK_TIME, move || {
             let Some(flight) = flight.upgrade() else {
                 return;
             };
-            if flight.is_written_to() {
+            if has_failed && flight.is_written_to() {
                 let (client, peer) = &flight.road;
                 tracing::warn!(
                     peer = peer.address(),
@@ -263,9 +263,10 @@ impl Flight {
                 );
                 client.disconnect(peer);
             }
-            let patience = match flight.ending.is_withdrawn() {
-                true => WITHDRAWN_TIME,
-                false => STUCK_TIME,
+            let patience = match (has_failed, flight.ending.is_withdrawn()) {
+                (true, true) => WITHDRAWN_TIME,
+                (true, false) => STUCK_TIME,
+                (false, _) => return flight.end_with_link(),
             };
             let flight = flight.this.clone();
             after(patience, move || {
@@ -286,8 +287,8 @@ impl Flight {
         if let Some(outcome) = lock(&self.outcome).take() {
             tracing::warn!(
                 peer = self.road.1.address(),
-                "a call has failed, and its arrays are still being sent; what the peer gets of them \
-                 is what they hold by then"
+                "a call has ended, and its arrays are still in use; what the peer gets of them is \
+                 what they hold by then"
             );
             self.ending.set(outcome);
         }
@@ -310,8 +311,8 @@ impl CompletionHandler for Flight {
             response.expose();
         }
         self.set(result.map(|response| self.arrived(response)));
-        if is_failure && Arc::strong_count(&self) > 1 {
-            self.await_link();
+        if Arc::strong_count(&self) > 1 {
+            self.await_link(is_failure);
         }
     }
 
