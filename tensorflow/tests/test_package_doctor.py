@@ -123,7 +123,12 @@ def test_a_proxy_that_hides_tasks_is_wrong(monkeypatch, tasks):
     (finding,) = doctor._proxy()
     assert finding.state == "wrong" and "does not cover ps-0.train,2001:db8::1" in finding.value
     assert finding.advice == "export no_proxy=localhost,ps-0.train,2001:db8::1"
+    # gRPC of older TensorFlow knows no ranges.
     monkeypatch.setenv("no_proxy", "localhost,.train,2001:db8::/32")
+    assert [finding.advice for finding in doctor._proxy()] == [
+        "export no_proxy=localhost,.train,2001:db8::/32,2001:db8::1"
+    ]
+    monkeypatch.setenv("no_proxy", "localhost,.train,2001:db8::1")
     assert list(doctor._proxy()) == []
     monkeypatch.setenv("TF_CONFIG", "{")
     assert list(doctor._proxy()) == []
