@@ -87,8 +87,7 @@ impl Begin for Departure {
             places,
             brings_memory,
         } = self;
-        let loan = Loan::default();
-        let is_lent = loan.lend(&mut request, peer.is_self());
+        let loan = Loan::of(&mut request, peer.is_self());
         let flight = Arc::new_cyclic(|this| Flight {
             this: this.clone(),
             ending: Arc::clone(ending),
@@ -100,10 +99,9 @@ impl Begin for Departure {
             road: (client.clone(), peer.clone()),
         });
         let noted = Arc::downgrade(&flight);
-        if is_lent {
+        if let Some(loan) = loan {
             *lock(&loan.0) = Some(Arc::clone(&flight));
         }
-        drop(loan);
         let spec = CallSpec::new(&peer, request)
             .with_timeout(timeout)
             .with_cancellation(cancellation);
@@ -120,13 +118,13 @@ impl Begin for Departure {
 }
 
 impl Loan {
-    /// Lets the arrays of a request hold this until they are used no more. A task that is called by
-    /// itself gets copies: it may keep what it gets. Returns whether there are such arrays.
-    fn lend(&self, request: &mut Request, is_self: bool) -> bool {
+    /// What the arrays of a request hold from now on until they are used no more; `None` if there
+    /// are no such arrays. A task that is called by itself gets copies: it may keep what it gets.
+    fn of(request: &mut Request, is_self: bool) -> Option<Self> {
         let Request::StarRunGraph(call) = request else {
-            return false;
+            return None;
         };
-        let mut is_lent = false;
+        let mut loan: Option<Self> = None;
         for (_, tensor) in call.feeds.iter_mut() {
             if tensor.data.len() < LENT_BYTES_MIN {
                 continue;
@@ -136,10 +134,9 @@ impl Loan {
                 continue;
             }
             let data = std::mem::take(&mut tensor.data);
-            tensor.data = with_user(data, self.clone());
-            is_lent = true;
+            tensor.data = with_user(data, loan.get_or_insert_default().clone());
         }
-        is_lent
+        loan
     }
 }
 
