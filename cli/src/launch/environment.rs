@@ -88,6 +88,6 @@ impl<const N: usize> From<[(&str, &str); N]> for Environment {
 }
 
 /// Most processes that find each other.
-pub(super) const RANKS_MAX: u32 = 4096;
+pub const RANKS_MAX: u32 = 4096;
 /// Most letters of a wrong value that an error shows.
 const VALUE_CHARS_MAX: usize = 80;

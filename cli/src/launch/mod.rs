@@ -29,7 +29,7 @@ mod world;
 pub use allocation::{Allocation, Launcher, Leader};
 pub use children::{Child, Children};
 pub use cpus::CpuShare;
-pub use environment::Environment;
+pub use environment::{Environment, RANKS_MAX};
 pub use error::LaunchError;
 pub use found::{Found, Place, Told};
 pub use gang::{Decision, End, Gang};

@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum, value_parser};
+use grpcxx_cli::launch::RANKS_MAX;
 
 use crate::arguments::seconds;
 
@@ -12,7 +13,7 @@ pub(crate) struct LaunchArguments {
     /// How many processes: started here, or, under a launcher that does not say it, how many it has
     /// started
     #[arg(short = 'n', long = "processes", value_name = "N")]
-    #[arg(value_parser = value_parser!(u32).range(..=4096))]
+    #[arg(value_parser = value_parser!(u32).range(..=i64::from(RANKS_MAX)))]
     pub(crate) size: Option<u32>,
 
     /// How many of them are parameter servers, which come first; the others are workers
