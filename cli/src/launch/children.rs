@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::reaper::Reaper;
-use super::{CpuShare, End, LaunchError};
+use super::{CpuShare, End, EndKind, LaunchError};
 use crate::local::{LogLine, LogSink, Process};
 
 /// What one process is started with.
@@ -84,7 +84,7 @@ impl Children {
                 ends.push((
                     child.rank,
                     End {
-                        is_success: status.success(),
+                        kind: EndKind::of(status),
                         how: status.to_string(),
                         last_lines: process.last_errors(),
                     },

@@ -1,5 +1,7 @@
 //! When a job is over: decides from the ends of its processes, and does nothing itself.
 
+use std::time::{Duration, Instant};
+
 use serde::{Deserialize, Serialize};
 
 use super::Roles;
@@ -7,18 +9,34 @@ use super::Roles;
 /// How the process of a rank ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
-    /// Whether it ended with exit code 0.
-    pub is_success: bool,
+    /// What the end says of its cause.
+    pub kind: EndKind,
     /// How, in words.
     pub how: String,
     /// Its last lines on standard error.
     pub last_lines: Vec<String>,
 }
 
+/// What an end says of its cause; of several ends, the least of these is what the others follow
+/// from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EndKind {
+    /// A signal ended it which nobody raises because another process is gone.
+    Killed,
+    /// It failed: by itself, or because another is gone.
+    Failed,
+    /// It says that another is gone: exit code 69, `EX_UNAVAILABLE`.
+    MissesAnother,
+    /// It ended with exit code 0.
+    Success,
+}
+
 /// The processes of a job: they run together, are started again together, and end together.
 #[derive(Debug)]
 pub struct Gang {
     ranks: Vec<Rank>,
+    failures: Vec<Failure>,
     restarts_left: u32,
     restart: u32,
 }
@@ -30,7 +48,15 @@ struct Rank {
     has_ended: bool,
 }
 
-/// What follows from an end.
+/// The end of a process that may be the cause of others.
+#[derive(Debug)]
+struct Failure {
+    kind: EndKind,
+    reason: String,
+    decide_at: Instant,
+}
+
+/// What follows from the ends so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// The others go on.
@@ -53,6 +79,7 @@ impl Gang {
         };
         Self {
             ranks: (0..roles.size()).map(rank).collect(),
+            failures: Vec::new(),
             restarts_left: restarts,
             restart: 0,
         }
@@ -66,6 +93,7 @@ impl Gang {
                 is_awaited: true,
                 has_ended: false,
             }],
+            failures: Vec::new(),
             restarts_left: restarts,
             restart: 0,
         }
@@ -73,30 +101,47 @@ impl Gang {
 
     /// The process of `rank` ended, which had been started again `restart` times. Ends of processes
     /// that were replaced meanwhile mean nothing.
-    pub fn ended(&mut self, rank: u32, restart: u32, end: &End) -> Decision {
+    pub fn ended(&mut self, rank: u32, restart: u32, end: &End, now: Instant) {
         let Some(ending) = self.ranks.get_mut(rank as usize) else {
-            return Decision::Continue;
+            return;
         };
         if restart != self.restart || std::mem::replace(&mut ending.has_ended, true) {
-            return Decision::Continue;
+            return;
         }
-        if !end.is_success {
-            let reason = describe(&ending.name, end);
-            return self.failed(reason);
-        }
-        if self
-            .ranks
-            .iter()
-            .all(|rank| rank.has_ended || !rank.is_awaited)
-        {
-            Decision::Finish
-        } else {
-            Decision::Continue
+        if end.kind != EndKind::Success {
+            self.failures.push(Failure {
+                kind: end.kind,
+                reason: describe(&ending.name, end),
+                decide_at: now + end.kind.patience(),
+            });
         }
     }
 
+    /// When [`Gang::decide`] has something to say even if nobody else ends until then.
+    pub fn decides_at(&self) -> Option<Instant> {
+        let times = self.failures.iter().map(|failure| failure.decide_at);
+        times.min()
+    }
+
+    /// What follows from the ends so far. Who misses another often ends before that other one, so
+    /// a failure waits for what may be its cause.
+    pub fn decide(&mut self, now: Instant) -> Decision {
+        let have_all_ended = self.ranks.iter().all(|rank| rank.has_ended);
+        if self
+            .decides_at()
+            .is_some_and(|time| time <= now || have_all_ended)
+        {
+            return self.failed();
+        }
+        let mut awaited = self.ranks.iter().filter(|rank| rank.is_awaited);
+        if self.failures.is_empty() && awaited.all(|rank| rank.has_ended) {
+            return Decision::Finish;
+        }
+        Decision::Continue
+    }
+
     /// The launcher of `rank` is gone.
-    pub fn lost(&mut self, rank: u32) -> Decision {
+    pub fn lost(&self, rank: u32) -> Decision {
         let name = self
             .ranks
             .get(rank as usize)
@@ -104,7 +149,10 @@ impl Gang {
         Decision::Fail(format!("{name} is lost: its launcher hung up"))
     }
 
-    fn failed(&mut self, reason: String) -> Decision {
+    fn failed(&mut self) -> Decision {
+        // Of several of a kind, the first.
+        let cause = self.failures.drain(..).min_by_key(|failure| failure.kind);
+        let reason = cause.map_or_else(String::new, |failure| failure.reason);
         if self.restarts_left == 0 {
             return Decision::Fail(reason);
         }
@@ -117,6 +165,29 @@ impl Gang {
     }
 }
 
+impl EndKind {
+    /// The kind of an exit status.
+    pub fn of(status: std::process::ExitStatus) -> Self {
+        use std::os::unix::process::ExitStatusExt;
+        match (status.code(), status.signal()) {
+            (Some(0), _) => Self::Success,
+            (Some(EXIT_UNAVAILABLE), _) => Self::MissesAnother,
+            // TensorFlow aborts where a task that it needs is gone.
+            (_, Some(signal)) if signal != rustix::process::Signal::ABORT.as_raw() => Self::Killed,
+            _ => Self::Failed,
+        }
+    }
+
+    /// How long a job waits for another end that would explain this one.
+    fn patience(self) -> Duration {
+        match self {
+            Self::Killed | Self::Success => Duration::ZERO,
+            Self::Failed => Duration::from_millis(200),
+            Self::MissesAnother => Duration::from_secs(3),
+        }
+    }
+}
+
 fn describe(name: &str, end: &End) -> String {
     let mut text = format!("{name} ended ({})", end.how);
     if !end.last_lines.is_empty() {
@@ -126,31 +197,45 @@ fn describe(name: &str, end: &End) -> String {
     text
 }
 
+/// `EX_UNAVAILABLE` of `sysexits.h`.
+const EXIT_UNAVAILABLE: i32 = 69;
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn end(is_success: bool) -> End {
+    fn end(kind: EndKind) -> End {
         End {
-            is_success,
+            kind,
             how: "exit status: 3".to_owned(),
             last_lines: vec!["no luck".to_owned()],
         }
     }
 
+    fn two_workers(restarts: u32) -> Gang {
+        Gang::new(Roles::new(2, 0, false).unwrap(), restarts)
+    }
+
     #[test]
     fn a_job_is_over_when_all_but_the_servers_are_done() {
+        let now = Instant::now();
         let mut gang = Gang::new(Roles::new(3, 1, false).unwrap(), 0);
-        assert_eq!(gang.ended(2, 0, &end(true)), Decision::Continue);
-        assert_eq!(gang.ended(2, 0, &end(true)), Decision::Continue);
-        assert_eq!(gang.ended(9, 0, &end(true)), Decision::Continue);
-        assert_eq!(gang.ended(1, 0, &end(true)), Decision::Finish);
+        for rank in [2, 2, 9] {
+            gang.ended(rank, 0, &end(EndKind::Success), now);
+            assert_eq!(gang.decide(now), Decision::Continue);
+        }
+        gang.ended(1, 0, &end(EndKind::Success), now);
+        assert_eq!(gang.decide(now), Decision::Finish);
     }
 
     #[test]
     fn the_first_that_fails_is_named_with_its_last_lines() {
+        let now = Instant::now();
         let mut gang = Gang::new(Roles::new(3, 1, false).unwrap(), 0);
-        let Decision::Fail(reason) = gang.ended(1, 0, &end(false)) else {
+        gang.ended(1, 0, &end(EndKind::Failed), now);
+        assert_eq!(gang.decide(now), Decision::Continue);
+        gang.ended(2, 0, &end(EndKind::Failed), now);
+        let Decision::Fail(reason) = gang.decide(gang.decides_at().unwrap()) else {
             panic!("a failure ends the job");
         };
         assert!(reason.contains("rank 1 (worker:0)"), "{reason}");
@@ -162,16 +247,53 @@ mod tests {
     }
 
     #[test]
+    fn an_end_that_explains_another_is_the_reason_also_where_it_comes_later() {
+        let now = Instant::now();
+        let kinds = [EndKind::Killed, EndKind::Failed, EndKind::MissesAnother];
+        for (cause, consequence) in [(0, 1), (0, 2), (1, 2)] {
+            let mut gang = Gang::new(Roles::new(3, 0, false).unwrap(), 0);
+            gang.ended(0, 0, &end(kinds[consequence]), now);
+            assert_eq!(gang.decide(now), Decision::Continue);
+            gang.ended(1, 0, &end(kinds[cause]), now);
+            let decided = gang.decide(now + kinds[cause].patience());
+            assert!(matches!(decided, Decision::Fail(reason) if reason.starts_with("rank 1 ")));
+        }
+        // Nobody is left who could explain it.
+        let mut gang = two_workers(0);
+        gang.ended(0, 0, &end(EndKind::MissesAnother), now);
+        gang.ended(1, 0, &end(EndKind::Success), now);
+        assert!(
+            matches!(gang.decide(now), Decision::Fail(reason) if reason.starts_with("rank 0 "))
+        );
+    }
+
+    #[test]
     fn restarts_are_counted_and_ends_of_replaced_processes_mean_nothing() {
-        let mut gang = Gang::new(Roles::new(2, 0, false).unwrap(), 1);
-        assert_eq!(gang.ended(0, 0, &end(true)), Decision::Continue);
-        assert!(matches!(
-            gang.ended(1, 0, &end(false)),
-            Decision::Restart(1, _)
-        ));
+        let now = Instant::now();
+        let mut gang = two_workers(1);
+        gang.ended(0, 0, &end(EndKind::Success), now);
+        assert_eq!(gang.decide(now), Decision::Continue);
+        gang.ended(1, 0, &end(EndKind::Killed), now);
+        assert!(matches!(gang.decide(now), Decision::Restart(1, _)));
         // Rank 0 is ended for the restart, and says so late.
-        assert_eq!(gang.ended(0, 0, &end(false)), Decision::Continue);
-        assert_eq!(gang.ended(0, 1, &end(true)), Decision::Continue);
-        assert!(matches!(gang.ended(1, 1, &end(false)), Decision::Fail(_)));
+        gang.ended(0, 0, &end(EndKind::Failed), now);
+        assert_eq!(gang.decide(now), Decision::Continue);
+        gang.ended(0, 1, &end(EndKind::Success), now);
+        assert_eq!(gang.decide(now), Decision::Continue);
+        gang.ended(1, 1, &end(EndKind::Failed), now);
+        assert!(matches!(gang.decide(now), Decision::Fail(_)));
+    }
+
+    #[test]
+    fn exit_statuses_tell_their_kind() {
+        use std::os::unix::process::ExitStatusExt;
+        let kind = |wait_status| EndKind::of(std::process::ExitStatus::from_raw(wait_status));
+        let [kill, segmentation_fault, abort] = [9, 11, 6];
+        assert_eq!(kind(0), EndKind::Success);
+        assert_eq!(kind(1 << 8), EndKind::Failed);
+        assert_eq!(kind(69 << 8), EndKind::MissesAnother);
+        assert_eq!(kind(kill), EndKind::Killed);
+        assert_eq!(kind(segmentation_fault), EndKind::Killed);
+        assert_eq!(kind(abort), EndKind::Failed);
     }
 }

@@ -32,7 +32,7 @@ pub use cpus::CpuShare;
 pub use environment::{Environment, RANKS_MAX};
 pub use error::LaunchError;
 pub use found::{Found, Place, Told};
-pub use gang::{Decision, End, Gang};
+pub use gang::{Decision, End, EndKind, Gang};
 pub use launchers::find;
 pub use meeting::{Meeting, MeetingOptions};
 pub use member::Member;

@@ -5,7 +5,7 @@ use std::io::{self, BufReader};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -303,10 +303,19 @@ fn supervise(members: Vec<TcpStream>, mut gang: Gang) {
             return;
         }
     };
-    while let Ok((rank, report)) = reports.recv() {
-        let decision = match report {
-            Some(Report { restart, end }) => gang.ended(rank, restart, &end),
-            None => gang.lost(rank),
+    loop {
+        let heard = match gang.decides_at() {
+            Some(time) => reports.recv_timeout(time.saturating_duration_since(Instant::now())),
+            None => reports.recv().map_err(RecvTimeoutError::from),
+        };
+        let decision = match heard {
+            Ok((rank, Some(Report { restart, end }))) => {
+                gang.ended(rank, restart, &end, Instant::now());
+                gang.decide(Instant::now())
+            }
+            Ok((rank, None)) => gang.lost(rank),
+            Err(RecvTimeoutError::Timeout) => gang.decide(Instant::now()),
+            Err(RecvTimeoutError::Disconnected) => return,
         };
         match decision {
             Decision::Continue => {}

@@ -4,7 +4,7 @@ mod ports;
 use std::io::{Read, Write};
 
 use super::super::message::ORDER_BYTES_MAX;
-use super::super::{End, Member, Roles};
+use super::super::{End, EndKind, Member, Roles};
 use super::*;
 use ports::held_address;
 
@@ -28,9 +28,9 @@ fn join_all(place: &Rendezvous) -> Vec<Member> {
     joins.into_iter().map(|join| join.join().unwrap()).collect()
 }
 
-fn end(is_success: bool) -> End {
+fn end(kind: EndKind) -> End {
     End {
-        is_success,
+        kind,
         how: "exit status: 3".to_owned(),
         last_lines: vec!["no luck".to_owned()],
     }
@@ -56,12 +56,12 @@ fn ranks_learn_of_each_other_and_end_together() {
         .iter()
         .map(|member| member.orders().unwrap())
         .collect();
-    members[2].report(0, end(false)).unwrap();
+    members[2].report(0, end(EndKind::Failed)).unwrap();
     for orders in &orders {
         assert_eq!(orders.recv().unwrap(), Order::Restart(1));
     }
-    members[1].report(1, end(true)).unwrap();
-    members[2].report(1, end(false)).unwrap();
+    members[1].report(1, end(EndKind::Success)).unwrap();
+    members[2].report(1, end(EndKind::Failed)).unwrap();
     for orders in &orders {
         let Order::Fail(reason) = orders.recv().unwrap() else {
             panic!("the second failure is the last");

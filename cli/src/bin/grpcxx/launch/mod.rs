@@ -6,7 +6,7 @@ mod lines;
 
 use std::ffi::OsString;
 use std::sync::mpsc::TryRecvError;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use grpcxx_cli::launch::{
     self, Address, Allocation, Child, Children, CpuShare, Decision, Environment, Gang, Meeting,
@@ -114,21 +114,22 @@ fn watch(
             signal.ends_program();
             return Ok(children.stop(GRACE)?);
         }
+        let now = Instant::now();
         for (rank, end) in children.ended()? {
-            match gang.ended(rank, restart, &end) {
-                Decision::Continue => {}
-                Decision::Restart(number, reason) => {
-                    tracing::warn!(restart = number, "{reason}");
-                    restart = number;
-                    children.stop(GRACE)?;
-                    children.start_again()?;
-                    break;
-                }
-                Decision::Finish => return Ok(children.stop(GRACE)?),
-                Decision::Fail(reason) => {
-                    children.stop(GRACE)?;
-                    return Err(Failure::new(Exit::Software, reason));
-                }
+            gang.ended(rank, restart, &end, now);
+        }
+        match gang.decide(now) {
+            Decision::Continue => {}
+            Decision::Restart(number, reason) => {
+                tracing::warn!(restart = number, "{reason}");
+                restart = number;
+                children.stop(GRACE)?;
+                children.start_again()?;
+            }
+            Decision::Finish => return Ok(children.stop(GRACE)?),
+            Decision::Fail(reason) => {
+                children.stop(GRACE)?;
+                return Err(Failure::new(Exit::Software, reason));
             }
         }
     }
