@@ -126,18 +126,21 @@ impl Gang {
     /// What follows from the ends so far. Who misses another often ends before that other one, so
     /// a failure waits for what may be its cause.
     pub fn decide(&mut self, now: Instant) -> Decision {
-        let have_all_ended = self.ranks.iter().all(|rank| rank.has_ended);
-        if self
-            .decides_at()
-            .is_some_and(|time| time <= now || have_all_ended)
-        {
-            return self.failed();
+        let Some(decides_at) = self.decides_at() else {
+            let mut awaited = self.ranks.iter().filter(|rank| rank.is_awaited);
+            return match awaited.all(|rank| rank.has_ended) {
+                true => Decision::Finish,
+                false => Decision::Continue,
+            };
+        };
+        if now < decides_at && !self.ranks.iter().all(|rank| rank.has_ended) {
+            return Decision::Continue;
         }
-        let mut awaited = self.ranks.iter().filter(|rank| rank.is_awaited);
-        if self.failures.is_empty() && awaited.all(|rank| rank.has_ended) {
-            return Decision::Finish;
+        // Of several of a kind, the first.
+        match self.failures.drain(..).min_by_key(|failure| failure.kind) {
+            Some(cause) => self.failed(cause.reason),
+            None => Decision::Continue,
         }
-        Decision::Continue
     }
 
     /// The launcher of `rank` is gone.
@@ -149,10 +152,7 @@ impl Gang {
         Decision::Fail(format!("{name} is lost: its launcher hung up"))
     }
 
-    fn failed(&mut self) -> Decision {
-        // Of several of a kind, the first.
-        let cause = self.failures.drain(..).min_by_key(|failure| failure.kind);
-        let reason = cause.map_or_else(String::new, |failure| failure.reason);
+    fn failed(&mut self, reason: String) -> Decision {
         if self.restarts_left == 0 {
             return Decision::Fail(reason);
         }

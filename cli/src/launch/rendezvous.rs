@@ -308,13 +308,14 @@ fn supervise(members: Vec<TcpStream>, mut gang: Gang) {
             Some(time) => reports.recv_timeout(time.saturating_duration_since(Instant::now())),
             None => reports.recv().map_err(RecvTimeoutError::from),
         };
+        let now = Instant::now();
         let decision = match heard {
             Ok((rank, Some(Report { restart, end }))) => {
-                gang.ended(rank, restart, &end, Instant::now());
-                gang.decide(Instant::now())
+                gang.ended(rank, restart, &end, now);
+                gang.decide(now)
             }
             Ok((rank, None)) => gang.lost(rank),
-            Err(RecvTimeoutError::Timeout) => gang.decide(Instant::now()),
+            Err(RecvTimeoutError::Timeout) => gang.decide(now),
             Err(RecvTimeoutError::Disconnected) => return,
         };
         match decision {

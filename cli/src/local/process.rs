@@ -148,18 +148,20 @@ impl Process {
 
     /// Asks the process, and those it has started, to stop; it is no error if it has ended already.
     pub(crate) fn terminate(&mut self) {
+        self.signal(Signal::TERM);
+    }
+
+    /// Sends a signal to the process and to those it has started, unless it has ended.
+    fn signal(&mut self, signal: Signal) {
         if !matches!(self.child.try_wait(), Ok(Some(_))) {
             // The process has not been waited for, so its id cannot belong to another one.
-            let _ = kill_process_group(Pid::from_child(&self.child), Signal::TERM);
+            let _ = kill_process_group(Pid::from_child(&self.child), signal);
         }
     }
 
-    /// Ends the process at once and collects it.
+    /// Ends the process at once, with those it has started, and collects it.
     pub(crate) fn kill(&mut self) -> io::Result<ExitStatus> {
-        if !matches!(self.child.try_wait(), Ok(Some(_))) {
-            // As above. What it has started may not outlive it.
-            let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
-        }
+        self.signal(Signal::KILL);
         let status = self.child.wait()?;
         self.join_readers();
         Ok(status)
