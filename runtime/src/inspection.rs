@@ -116,7 +116,7 @@ pub struct RecentFailure {
 }
 
 /// The beginning of a text that somebody else has made.
-pub fn shown(text: &str) -> String {
+pub fn excerpt(text: &str) -> String {
     text.chars().take(TEXT_CHARS_MAX).collect()
 }
 
@@ -145,6 +145,6 @@ mod tests {
 
     #[test]
     fn long_texts_are_cut() {
-        assert_eq!(shown(&"ä".repeat(1_000)).chars().count(), TEXT_CHARS_MAX);
+        assert_eq!(excerpt(&"ä".repeat(1_000)).chars().count(), TEXT_CHARS_MAX);
     }
 }

@@ -72,7 +72,7 @@ pub use grpcxx_transport::Time;
 pub use host::block_on;
 pub use inspection::{
     INSPECTED_ROWS_MAX, InspectedConnection, ParkedTensor, PendingReceive, RecentFailure,
-    ShardInspection, name_peers, shown,
+    ShardInspection, excerpt, name_peers,
 };
 pub use latency::{
     CallLatency, CallSide, LATENCY_BOUNDS_SECONDS, Latency, LinkTraffic, OTHER_PEERS,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use grpcxx_control::services::inspect::{
     Connection, Failure, InspectReply, ParkedTensor, PendingReceive,
 };
-use grpcxx_runtime::{Client, ShardInspection, name_peers, shown};
+use grpcxx_runtime::{Client, ShardInspection, excerpt, name_peers};
 
 /// Asks the shards of a running task what they wait for, from any thread.
 #[derive(Clone, Debug)]
@@ -128,7 +128,7 @@ fn add_rows(reply: &mut InspectReply, told: ShardInspection) {
     let shard = told.shard as u32;
     let receives = told.receives.into_iter().map(|receive| PendingReceive {
         step_id: receive.step_id,
-        key: shown(&receive.key),
+        key: excerpt(&receive.key),
         keys: receive.keys as u64,
         age_ms: milliseconds(receive.age),
         peer: receive.peer.unwrap_or_default(),
@@ -137,18 +137,18 @@ fn add_rows(reply: &mut InspectReply, told: ShardInspection) {
     reply.receives.extend(receives);
     let parked = told.parked.into_iter().map(|tensor| ParkedTensor {
         step_id: tensor.step_id,
-        key: shown(&tensor.key),
+        key: excerpt(&tensor.key),
         bytes: tensor.bytes,
         shard,
     });
     reply.parked.extend(parked);
     let connections = told.connections.into_iter().map(|connection| Connection {
         side: connection.side.name().to_owned(),
-        peer: shown(&connection.peer),
+        peer: excerpt(&connection.peer),
         is_connected: connection.is_connected,
         medium: connection.medium.name().to_owned(),
-        stays: shown(&connection.stays.unwrap_or_default()),
-        failure: shown(&connection.failure.unwrap_or_default()),
+        stays: excerpt(&connection.stays.unwrap_or_default()),
+        failure: excerpt(&connection.failure.unwrap_or_default()),
         waiting: connection.waiting as u64,
         under_way: connection.under_way as u64,
         unsent_bytes: connection.unsent_bytes,

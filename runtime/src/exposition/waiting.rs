@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::client::LinkMedium;
-use crate::inspection::{InspectedConnection, ShardInspection, name_peers, shown};
+use crate::inspection::{InspectedConnection, ShardInspection, excerpt, name_peers};
 
 /// A tensor that the program has asked a peer for, and that has not come.
 #[derive(Clone, Debug)]
@@ -37,14 +37,14 @@ pub(super) fn to_json(
     awaited.sort_by_key(|tensor| std::cmp::Reverse(tensor.age));
     json!({
         "awaits": rows(awaited.iter().map(|tensor| json!({
-            "step": tensor.step_id, "key": shown(&tensor.key), "peer": shown(&tensor.peer),
+            "step": tensor.step_id, "key": excerpt(&tensor.key), "peer": excerpt(&tensor.peer),
             "age_ms": milliseconds(tensor.age),
         }))),
         "awaits_total": awaited.len(),
         "receives": receives(&told),
         "receives_total": sum(&told, |shard| shard.receives_total as u64),
         "parked": rows(told.iter().flat_map(|shard| shard.parked.iter().map(|tensor| json!({
-            "step": tensor.step_id, "key": shown(tensor.key.as_str()), "bytes": tensor.bytes,
+            "step": tensor.step_id, "key": excerpt(tensor.key.as_str()), "bytes": tensor.bytes,
             "shard": shard.shard,
         })))),
         "keys_total": sum(&told, |shard| shard.keys_total as u64),
@@ -56,7 +56,7 @@ pub(super) fn to_json(
         "failures": rows(told.iter().flat_map(|shard| shard.failures.iter().map(|failure| json!({
             "side": failure.side.name(), "age_ms": milliseconds(failure.age),
             "code": failure.code.name(), "reason": format!("{:?}", failure.reason),
-            "message": shown(&failure.message), "shard": shard.shard,
+            "message": excerpt(&failure.message), "shard": shard.shard,
         })))),
         "shards": shards,
         "shards_silent": shards.saturating_sub(told.len()),
@@ -71,7 +71,7 @@ fn receives(told: &[ShardInspection]) -> Vec<Value> {
     all.sort_by_key(|(_, receive)| std::cmp::Reverse(receive.age));
     rows(all.into_iter().map(|(shard, receive)| {
         json!({
-            "step": receive.step_id, "key": shown(receive.key.as_str()), "keys": receive.keys,
+            "step": receive.step_id, "key": excerpt(receive.key.as_str()), "keys": receive.keys,
             "age_ms": milliseconds(receive.age), "peer": receive.peer, "shard": shard,
         })
     }))
@@ -81,8 +81,8 @@ fn connection(found: &InspectedConnection, shard: usize) -> Value {
     json!({
         "side": found.side.name(), "peer": found.peer, "is_connected": found.is_connected,
         "medium": LinkMedium::name(found.medium),
-        "stays": found.stays.as_deref().map(shown),
-        "failure": found.failure.as_deref().map(shown),
+        "stays": found.stays.as_deref().map(excerpt),
+        "failure": found.failure.as_deref().map(excerpt),
         "waiting": found.waiting, "under_way": found.under_way,
         "streams": found.streams.open, "streams_without_credit": found.streams.without_credit,
         "unsent_bytes": found.unsent_bytes, "oldest_ms": found.oldest.map(milliseconds),
