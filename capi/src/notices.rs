@@ -61,7 +61,7 @@ pub(crate) fn later(code: impl FnOnce() + Send + 'static) {
     });
 }
 
-/// The same when some time has passed.
+/// Runs code on a thread for such things, one after the other, once `delay` has passed.
 pub fn after(delay: Duration, code: impl FnOnce() + Send + 'static) {
     send(Notice {
         at: Instant::now().checked_add(delay),

@@ -179,7 +179,7 @@ pub(crate) fn message_response(
 /// Fills an empty frame with a response that is tensors alone.
 ///
 /// # Errors
-/// As above.
+/// The response cannot be sent; the frame has to be cleared.
 pub(crate) fn tensors_response(
     frame: &mut Frame,
     tag: u64,
@@ -197,7 +197,8 @@ pub(crate) fn tensors_response(
 /// Fills an empty frame with the response to a graph call that asked for `asked`.
 ///
 /// # Errors
-/// As above, or the tensors are not exactly those asked for.
+/// The response cannot be sent, or the tensors are not exactly those asked for; the frame has to be
+/// cleared.
 pub(crate) fn fetched_response(
     frame: &mut Frame,
     tag: u64,
@@ -231,7 +232,7 @@ pub(crate) fn fetched_response(
 /// Fills an empty frame with the answer to a call by path.
 ///
 /// # Errors
-/// As above.
+/// The response cannot be sent; the frame has to be cleared.
 pub(crate) fn unary_response(
     frame: &mut Frame,
     tag: u64,

@@ -31,7 +31,7 @@ pub trait Landings {
     /// has a share of.
     ///
     /// # Errors
-    /// As above.
+    /// The call fails with this status; its payload is taken off the link and dropped.
     fn tensor_beyond(
         &mut self,
         token: u64,
@@ -46,14 +46,14 @@ pub trait Landings {
     /// have come. As long as that of a tensor is.
     ///
     /// # Errors
-    /// As above.
+    /// The call fails with this status; its payload is taken off the link and dropped.
     fn message(&mut self, len: usize, there_bytes: usize) -> Result<BufferMut, Status>;
 
     /// Longer memory for what `whole_len` bytes are announced for, with the same bytes at its
     /// start. `memory` was given for it before and is full.
     ///
     /// # Errors
-    /// As above.
+    /// The call fails with this status; its payload is taken off the link and dropped.
     fn grow(&mut self, memory: BufferMut, whole_len: usize) -> Result<BufferMut, Status>;
 
     /// What is free of the memory that payload lands in. `None` says that there is always enough.

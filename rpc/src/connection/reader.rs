@@ -288,7 +288,7 @@ fn take_landing<S: Side>(
     let cursor = &mut Cursor::new(&[]);
     match take(side, landing.into_shared(), cursor, landings)? {
         Some(next) => Ok(next),
-        // As above.
+        // The link has gone on: some memory that it fills is not back yet.
         None if side.reader().landings_out() > 0 => Ok(Next::Pause),
         None => chunks::read(side, now, cursor, landings),
     }

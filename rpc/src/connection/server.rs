@@ -317,7 +317,7 @@ impl ServerConnection {
     /// any; that should be of a shared arena.
     ///
     /// # Errors
-    /// As there.
+    /// The answer comes back: nobody waits for it any more.
     #[expect(
         clippy::result_large_err,
         reason = "the result comes back whole, without an allocation"

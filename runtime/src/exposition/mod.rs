@@ -110,7 +110,7 @@ impl Exposition {
         // Both questions are under way before the first answer is awaited.
         let (tell, inspected) = channel();
         self.client.inspect_shards(move |inspection| {
-            // As above.
+            // Who asked may have given up.
             let _ = tell.send(inspection);
         });
         let end = Instant::now() + SHARD_TIMEOUT;

@@ -72,7 +72,7 @@ pub(crate) enum Phase {
     },
     /// The peer's stream has ended; it waits for the word that its last offers were read.
     Parting {
-        /// As above.
+        /// When patience ends; set in the next turn.
         until: Option<Time>,
     },
     /// Over.
