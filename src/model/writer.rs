@@ -68,6 +68,29 @@ impl SafetensorsWriter {
         })
     }
 
+    /// Why no safetensors file holds a tensor of this name and type, and what helps; `None` if one
+    /// can.
+    pub fn refusal(name: &str, meta: &TensorMeta) -> Option<String> {
+        if format::dtype_name(meta.dtype).is_none() {
+            let npy = match npy::has_type(meta.dtype) {
+                true => ", or pull it into a .npy file",
+                false => "",
+            };
+            return Some(format!(
+                "safetensors has no type for {}; leave this tensor out{npy}",
+                meta.dtype
+            ));
+        }
+        if format::whole_bytes(meta.dtype, &meta.shape) != Some(meta.data_bytes.into()) {
+            return Some(
+                "its last byte is not full, as no safetensors file has it; leave this tensor out"
+                    .to_owned(),
+            );
+        }
+        (name == METADATA_KEY)
+            .then(|| "this name is reserved in safetensors files; rename the tensor".to_owned())
+    }
+
     /// Writes the data of one of the announced tensors to its place.
     ///
     /// # Errors
@@ -113,33 +136,8 @@ impl SafetensorsWriter {
 }
 
 fn record(path: &Path, name: &str, meta: &TensorMeta) -> Result<Record, ModelError> {
-    if format::dtype_name(meta.dtype).is_none() {
-        return Err(refuse(
-            path,
-            name,
-            &format!(
-                "safetensors has no type for {}; leave this tensor out{}",
-                meta.dtype,
-                match npy::has_type(meta.dtype) {
-                    true => ", or pull it into a .npy file",
-                    false => "",
-                }
-            ),
-        ));
-    }
-    if format::whole_bytes(meta.dtype, &meta.shape) != Some(meta.data_bytes.into()) {
-        return Err(refuse(
-            path,
-            name,
-            "its last byte is not full, as no safetensors file has it; leave this tensor out",
-        ));
-    }
-    if name == METADATA_KEY {
-        return Err(refuse(
-            path,
-            name,
-            "this name is reserved in safetensors files; rename the tensor",
-        ));
+    if let Some(problem) = SafetensorsWriter::refusal(name, meta) {
+        return Err(refuse(path, name, &problem));
     }
     Ok(Record {
         name: name.to_owned(),

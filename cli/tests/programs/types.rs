@@ -130,3 +130,31 @@ fn a_type_of_a_later_version_is_listed_by_its_number() {
     assert_eq!(rows[0]["dtype"], "type 4999");
     assert_eq!(rows[0]["bytes"], 24);
 }
+
+#[test]
+fn what_a_file_has_no_type_for_is_left_out_unless_it_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Engine::builder().listen("127.0.0.1:0").start().unwrap();
+    let words = Tensor::from_strings(Shape::SCALAR, [b"word".as_slice()]).unwrap();
+    let tensors = [("words", words), ("w", Tensor::scalar(1.5f32))];
+    let tensors = tensors.map(|(name, tensor)| (name.into(), tensor));
+    server.store_put(tensors.into()).unwrap();
+    let star = server.local_addr().unwrap().to_string();
+    let pull = |what: &str| {
+        let output = ["-o", "m.safetensors", "--star", &star];
+        grpcxx(folder.path(), &[&["pull", what][..], &output].concat())
+    };
+    for what in ["--all", "w*"] {
+        let pulled = pull(what);
+        let told = text(&pulled.stderr);
+        assert!(pulled.status.success(), "{told}");
+        assert!(
+            told.contains("\"words\" is left out") && told.contains("no type for string"),
+            "{told}"
+        );
+        let model = Model::open(&[folder.path().join("m.safetensors")]).unwrap();
+        assert_eq!(model.entries().len(), 1);
+    }
+    let refused = pull("words");
+    assert_eq!(refused.status.code(), Some(65), "{}", text(&refused.stderr));
+}

@@ -45,8 +45,13 @@ pub(crate) fn run(arguments: &PullArguments, config: &Config, output: Output) ->
     let reference = open_model(&arguments.verify)?;
     let cluster = Cluster::connect(&arguments.target, config)?;
     let patterns = Patterns::new(&arguments.patterns);
-    let found = cluster.find(&patterns, arguments.task.as_deref())?;
+    let mut found = cluster.find(&patterns, arguments.task.as_deref())?;
     check_names(&cluster, &found, &patterns)?;
+    if let Some(path) = &arguments.output
+        && check_ending(path)? == Ending::Safetensors
+    {
+        found.retain(|found| is_held(path, found, &patterns));
+    }
     let described = found
         .iter()
         .map(|found| (found.stored.name.as_str(), &found.stored.meta));
@@ -181,6 +186,20 @@ fn check_ending(path: &Path) -> Outcome<Ending> {
                 path.display()
             ),
         )),
+    }
+}
+
+/// Whether the file has a place for a tensor. What a pattern has found is left out otherwise; what
+/// is spelt out is left to who refuses it.
+fn is_held(path: &Path, found: &Found, patterns: &Patterns) -> bool {
+    let name = &found.stored.name;
+    let refusal = SafetensorsWriter::refusal(name, &found.stored.meta);
+    match refusal.filter(|_| !patterns.spell_out(name)) {
+        Some(why) => {
+            tracing::warn!("tensor {name:?} is left out of {}: {why}", path.display());
+            false
+        }
+        None => true,
     }
 }
 

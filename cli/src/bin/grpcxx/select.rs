@@ -16,11 +16,15 @@ impl Patterns {
         }
     }
 
+    /// Whether this name is spelt out, which may itself hold a `*`.
+    pub(crate) fn spell_out(&self, name: &str) -> bool {
+        self.texts.iter().any(|text| text == name)
+    }
+
     /// Whether a tensor of this name is meant.
     pub(crate) fn matches(&self, name: &str) -> bool {
-        // A name that is spelt out may itself hold a `*`.
         self.patterns.is_empty()
-            || self.texts.iter().any(|text| text == name)
+            || self.spell_out(name)
             || self.patterns.iter().any(|pattern| pattern.matches(name))
     }
 
