@@ -326,11 +326,12 @@ grpcxx_status *grpcxx_options_set_service(grpcxx_options *options, grpcxx_servic
 /* Adds a number to a metrics page as grpcxx_NAME, or as grpcxx_NAME_total unless it is a gauge, which may also fall.
  * Texts end with NUL and are copied. into is what the function that calls this was given. */
 typedef void (*grpcxx_metric_fn)(void *into, const char *name, const char *meaning, bool is_gauge, uint64_t value);
-/* Tells numbers of the program: calls metric for each of them before it returns. On a thread of the metrics page,
- * several at once. */
+/* Tells numbers of the program: calls metric for each of them before it returns. On a thread of the metrics page or of
+ * the engine, several at once. */
 typedef void (*grpcxx_metrics_fn)(void *user, grpcxx_metric_fn metric, void *into);
-/* What the metrics page of an engine that listens (GRPCXX_METRICS_ADDRESS) shows beside the numbers of the engine, or
- * NULL. free_user(user), or NULL, is called once, when neither the options nor an engine will call metrics any more. */
+/* What the metrics page of an engine that listens (GRPCXX_METRICS_ADDRESS), and `grpcxx top`, show beside the numbers
+ * of the engine, or NULL. free_user(user), or NULL, is called once, when neither the options nor an engine will call
+ * metrics any more. */
 grpcxx_status *grpcxx_options_set_metrics(grpcxx_options *options, grpcxx_metrics_fn metrics, void *user,
                                           void (*free_user)(void *user));
 
@@ -338,11 +339,11 @@ grpcxx_status *grpcxx_options_set_metrics(grpcxx_options *options, grpcxx_metric
  * copied. into is what the function that calls this was given. */
 typedef void (*grpcxx_awaited_fn)(void *into, const char *peer, size_t peer_size, int64_t step_id, const char *key,
                                   size_t key_size, uint64_t age_ms);
-/* Tells what the program waits for: calls awaited for each tensor before it returns. On a thread of the metrics page,
- * several at once. */
+/* Tells what the program waits for: calls awaited for each tensor before it returns. On a thread of the metrics page or
+ * of the engine, several at once. */
 typedef void (*grpcxx_awaiting_fn)(void *user, grpcxx_awaited_fn awaited, void *into);
-/* What /inspect on the metrics page shows beside what the engine waits for, or NULL. free_user(user), or NULL, is called
- * once, when neither the options nor an engine will call awaiting any more. */
+/* What /inspect on the metrics page and `grpcxx inspect` show beside what the engine waits for, or NULL.
+ * free_user(user), or NULL, is called once, when neither the options nor an engine will call awaiting any more. */
 grpcxx_status *grpcxx_options_set_awaiting(grpcxx_options *options, grpcxx_awaiting_fn awaiting, void *user,
                                            void (*free_user)(void *user));
 

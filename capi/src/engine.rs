@@ -47,9 +47,9 @@ impl CEngine {
         Ok(Self::new(engine, page))
     }
 
-    fn new(engine: Engine, page: Option<Page>) -> Self {
+    fn new(engine: Engine, page: Page) -> Self {
         let address = engine.local_addr();
-        let metrics_address = page.as_ref().map(Page::address);
+        let metrics_address = page.address();
         Self {
             certificates: engine.certificates(),
             client: engine.client(),
@@ -63,7 +63,7 @@ impl CEngine {
                 .map(|(name, incarnation)| (c_string(name), incarnation))
                 .collect(),
             engine: RwLock::new(Some(engine)),
-            page: Mutex::new(page),
+            page: Mutex::new(Some(page)),
             metrics_address: metrics_address.map(|address| c_string(&address.to_string())),
         }
     }

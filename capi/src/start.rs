@@ -6,7 +6,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use grpcxx_rpc::{Code, Status};
-use grpcxx_runtime::exposition::{MetricsPage, ProgramPage};
+use grpcxx_runtime::exposition::{MetricsPage, ProgramPage, ToldMore};
 use grpcxx_runtime::{Engine, EngineOptions, proxies};
 
 use crate::boundary::invalid;
@@ -60,16 +60,17 @@ pub fn start(options: EngineOptions) -> Result<Engine, Status> {
     Ok(engine)
 }
 
-/// The metrics page of a program in another language.
+/// What a program in another language tells of its engine: to peers that ask, and on a page.
 pub struct Page {
-    page: MetricsPage,
+    page: Option<MetricsPage>,
     /// The address that the configuration names, until the page is gone.
-    wanted: SocketAddr,
+    wanted: Option<SocketAddr>,
+    _told: ToldMore,
 }
 
 impl Page {
-    /// Serves the numbers of an engine that listens, if the configuration names an address. One
-    /// page of a process serves an address: engines that start later go without.
+    /// Tells peers, and serves the numbers of an engine that listens, if the configuration names an
+    /// address. One page of a process serves an address: engines that start later go without.
     ///
     /// # Errors
     /// `FAILED_PRECONDITION` if something else listens there.
@@ -77,9 +78,14 @@ impl Page {
         engine: &Engine,
         address: Option<SocketAddr>,
         program: ProgramPage,
-    ) -> Result<Option<Self>, Status> {
+    ) -> Result<Self, Status> {
+        let mut this = Self {
+            page: None,
+            wanted: None,
+            _told: engine.tell_more(program.clone()),
+        };
         let (Some(wanted), Some(_)) = (address, engine.local_addr()) else {
-            return Ok(None);
+            return Ok(this);
         };
         let mut served = served();
         if served.contains(&wanted) {
@@ -87,7 +93,7 @@ impl Page {
                 address = %wanted,
                 "another engine of this process serves metrics there: this one has no metrics page"
             );
-            return Ok(None);
+            return Ok(this);
         }
         let page = MetricsPage::start(wanted, engine.exposition(), engine.certificates(), program);
         let page = page.map_err(|error| {
@@ -102,18 +108,21 @@ impl Page {
             served.insert(wanted);
         }
         tracing::info!("metrics on http://{}/metrics", page.address());
-        Ok(Some(Self { page, wanted }))
+        (this.page, this.wanted) = (Some(page), Some(wanted));
+        Ok(this)
     }
 
-    /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.page.address()
+    /// Where the page listens, if there is one.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.page.as_ref().map(MetricsPage::address)
     }
 }
 
 impl Drop for Page {
     fn drop(&mut self) {
-        served().remove(&self.wanted);
+        if let Some(wanted) = &self.wanted {
+            served().remove(wanted);
+        }
     }
 }
 

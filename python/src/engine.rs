@@ -43,7 +43,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    fn new(engine: RuntimeEngine, page: Option<Page>) -> Self {
+    fn new(engine: RuntimeEngine, page: Page) -> Self {
         let attributes = engine.device_attributes();
         Self {
             client: engine.client(),
@@ -54,8 +54,8 @@ impl Core {
             report: engine.start_report().to_string(),
             device: (attributes.name.clone(), engine.incarnation()),
             engine: Mutex::new(Some(engine)),
-            metrics_address: page.as_ref().map(|page| page.address().to_string()),
-            page: Mutex::new(page),
+            metrics_address: page.address().map(|address| address.to_string()),
+            page: Mutex::new(Some(page)),
         }
     }
 
@@ -312,7 +312,7 @@ fn start(
     listen: Option<&str>,
     settings: &BTreeMap<String, String>,
     waits: bool,
-) -> Result<(RuntimeEngine, Option<Page>), Status> {
+) -> Result<(RuntimeEngine, Page), Status> {
     let (config, warnings) = Config::from_env_with(settings)?;
     for warning in warnings {
         tracing::warn!("{warning}");

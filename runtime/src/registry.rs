@@ -23,11 +23,17 @@ pub const STORE_PULL: &str = "grpcxx.store.pull";
 /// Name of the built-in function that puts tensors into the store: one feed for each name.
 pub const STORE_PUSH: &str = "grpcxx.store.push";
 
+/// Name of the function by which a task that listens tells what it waits for, which needs the right
+/// *admin*. Fetches `json` (a scalar string), as the page `/inspect` shows it. Peers that are not
+/// grpcxx do not have it.
+pub const SERVER_INSPECT: &str = "grpcxx.server.inspect";
+
 /// The right that a call of the function with this name needs.
 pub(crate) fn right_of_function(name: &str) -> Right {
     match name {
         STORE_PULL | STORE_LIST => Right::Pull,
         STORE_PUSH | STORE_STAGE | STORE_COMMIT | STORE_DISCARD => Right::Push,
+        SERVER_INSPECT => Right::Admin,
         _ => Right::Call,
     }
 }

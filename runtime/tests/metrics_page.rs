@@ -5,8 +5,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use grpcxx_rpc::{RendezvousKey, Request};
-use grpcxx_runtime::exposition::{AwaitedTensor, MetricKind, MetricsPage, ProgramPage};
+use grpcxx_rpc::{Code, GraphCall, RendezvousKey, Request, Tensor};
+use grpcxx_runtime::exposition::{
+    AwaitedTensor, MetricKind, MetricsPage, ProgramPage, SERVER_METRICS,
+};
 use grpcxx_runtime::{Engine, EngineOptions};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
@@ -64,6 +66,46 @@ fn the_page_shows_the_engine_and_the_program() {
         "\ngrpcxx_program_tensors_total 7\n",
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+}
+
+#[test]
+fn peers_are_told_what_an_engine_and_its_program_count() {
+    let engine = engine();
+    let reads = engine.metrics().counter("reads_total", "Reads.", &[]);
+    reads.unwrap().add(3);
+    let kept = Arc::new(());
+    let held = Arc::clone(&kept);
+    engine.register_fn("holds", move |_: GraphCall| {
+        let _held = &held;
+        Ok([("y", Tensor::scalar(1.0f32))])
+    });
+    let caller = Engine::start(EngineOptions::default()).unwrap();
+    let remote = caller.connect(&engine.local_addr().unwrap().to_string());
+    let remote = remote.unwrap();
+    let ask = |fetch: &str| {
+        remote
+            .run(GraphCall::new(SERVER_METRICS).with_fetch(fetch))
+            .wait()
+    };
+    let told = ask("text").unwrap();
+    let text = told.get("text").unwrap().strings().unwrap();
+    let text = std::str::from_utf8(&text[0]).unwrap();
+    for part in [
+        "\n# TYPE grpcxx_calls_total counter\n",
+        "\ngrpcxx_shards_silent 0\n",
+        "\nreads_total 3\n",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    let refused = ask("numbers").unwrap_err();
+    assert_eq!(refused.code, Code::InvalidArgument, "{refused}");
+    // Functions of an engine end with it, also those that know it.
+    engine.shutdown(Duration::ZERO).unwrap();
+    let end = Instant::now() + PATIENCE;
+    while Arc::strong_count(&kept) > 1 {
+        assert!(Instant::now() < end, "the functions are kept");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -16,7 +16,6 @@ use prost::Message;
 
 use super::engine_slot::EngineSlot;
 use super::inspection;
-use super::metrics::metrics_text;
 use super::scrapes::Scrapes;
 use crate::topology::Topology;
 
@@ -274,7 +273,10 @@ impl Backend for EngineBackend {
 
     fn metrics_text(&self) -> Answer<'_, String> {
         let engine = Arc::clone(&self.engine);
-        Box::pin(self.scrapes.write(move || metrics_text(&engine)))
+        Box::pin(self.scrapes.write(move || {
+            let exposition = engine.with(Engine::exposition)?;
+            Ok(exposition.text().into_string())
+        }))
     }
 }
 

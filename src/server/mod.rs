@@ -10,7 +10,6 @@ mod latencies;
 mod link;
 mod metrics;
 mod model_pull;
-mod program_metrics;
 mod scrapes;
 
 use std::fmt;
@@ -38,7 +37,7 @@ pub use info::{SERVER_INFO, ServerInfo, server_info};
 pub use inspection::{Inspector, describe};
 pub use latencies::{CallSummary, SERVER_LATENCIES, server_latencies};
 pub use link::settled_link;
-pub use metrics::{SERVER_METRICS, server_metrics};
+pub use metrics::{SERVER_INSPECT, SERVER_METRICS, server_inspect, server_metrics};
 pub use model_pull::{MODEL_PULL, PullReport, pull_model};
 
 /// Which task to run, in which cluster, and how.
@@ -154,11 +153,6 @@ impl Server {
         let latencies = latencies::ServerLatencies::new(client.clone());
         engine.register(SERVER_LATENCIES, Arc::new(latencies));
         let engine = Arc::new(EngineSlot::new(engine));
-        let told = metrics::ServerMetrics::new(&engine);
-        // What a slot holds from the start is there.
-        engine
-            .with(|engine| engine.register(SERVER_METRICS, Arc::new(told)))
-            .expect("nobody has taken the engine");
         let backend = EngineBackend::new(
             Arc::clone(&engine),
             client.clone(),

@@ -67,7 +67,7 @@ def test_a_task_shows_what_it_waits_for():
         assert json.loads(get(worker, "/inspect"))["awaits"] == []
 
 
-def test_grpcxx_status_shows_tasks_of_tensorflow(tmp_path):
+def test_the_program_shows_tasks_of_tensorflow(tmp_path):
     target = Path(__file__).parents[2] / "target"
     built = [path for path in target.glob("*/grpcxx") if os.access(path, os.X_OK)]
     program = max(built, key=lambda path: path.stat().st_mtime, default=None) or shutil.which("grpcxx")
@@ -81,15 +81,27 @@ def test_grpcxx_status_shows_tasks_of_tensorflow(tmp_path):
         worker = cluster.start("worker", 0, "train.py", 10)
         worker.result()
         spec = ",".join(f"{job}|{addresses[0]}" for job, addresses in cluster.spec.items())
-        command = [program, "status", "--cluster-spec", spec, "--endpoint-map", tmp_path / ".endpoint_map", "--json"]
-        status = lambda: subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: E731
-        shown = status()
+        cluster_options = ["--cluster-spec", spec, "--endpoint-map", tmp_path / ".endpoint_map", "--json"]
+
+        def show(*command):
+            command = [program, *command, *cluster_options]
+            return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+        shown = show("status")
         assert shown.returncode == 0, shown.stdout + shown.stderr
         tasks = json.loads(shown.stdout)["tasks"]
         assert [task["task"] for task in tasks] == ["ps:0", "worker:0"]
         for task in tasks:
             assert task["grpc"]["is_serving"] and task["star"]["is_serving"], task
             assert task["devices"][0]["device_type"] == "CPU", task
+        shown = show("top", "--once")
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+        rows = json.loads(shown.stdout)
+        assert [(row["task"], row["is_up"]) for row in rows] == [("ps:0", True), ("worker:0", True)]
+        shown = show("inspect", "ps:0")
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+        told = json.loads(shown.stdout)
+        assert told["task"] == "ps:0" and told["connections"] and told["shards_silent"] == 0, told
         worker.kill()
-        shown = status()
+        shown = show("status")
         assert shown.returncode != 0 and "not serving: worker:0\n" in shown.stderr, shown

@@ -33,6 +33,12 @@ def test_a_server_shows_what_it_has_counted():
         get(server.metrics_address)
 
 
+def test_a_server_tells_its_numbers_to_peers_that_ask():
+    with grpcxx.Server() as server, grpcxx.Client(server.address) as client:
+        text = client.call("grpcxx.server.metrics", fetch="text").item().decode()
+        assert "\ngrpcxx_shards_silent 0\n" in text, "what `grpcxx top` shows"
+
+
 def test_without_an_address_there_is_no_page():
     with grpcxx.Server() as server:
         assert server.metrics_address is None

@@ -224,8 +224,10 @@ fn a_task_tells_what_it_waits_for() {
         "{shown}"
     );
     let star = cluster.star_address("ps:0").unwrap();
-    let refused = grpcxx(folder.path(), &["inspect", star, "--star", star]);
-    assert_eq!(refused.status.code(), Some(64), "{}", text(&refused.stderr));
+    let over_star = grpcxx(folder.path(), &["--json", "inspect", star, "--star", star]);
+    let told: Value = serde_json::from_slice(&over_star.stdout).unwrap();
+    assert_eq!(told["task"], star, "{}", text(&over_star.stderr));
+    assert_eq!(told["receives"][0]["key"], key.as_str(), "{told}");
 }
 
 #[test]

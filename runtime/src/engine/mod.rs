@@ -33,7 +33,7 @@ use crate::client::{Client, Peer};
 use crate::cluster::{TaskId, reachable};
 use crate::command::Command;
 use crate::counters::Counters;
-use crate::exposition::Exposition;
+use crate::exposition::{Exposition, ProgramPage, Telling, ToldMore};
 use crate::function::{AsyncFunction, Function, HoldWatch, ShortFunction};
 use crate::host::{HostError, HostHandle, TaskSpawner, wait};
 use crate::local::would_block;
@@ -428,6 +428,7 @@ impl Engine {
             staged: Arc::clone(&self.shared.staged),
             arena_extends: self.report.arena_goes_beyond,
             tls_counters: self.tls_counters.clone(),
+            program: self.metrics.clone(),
         }
     }
 
@@ -435,6 +436,18 @@ impl Engine {
     /// of connections in shared memory, of all engines.
     pub fn mapped_peer_bytes(&self) -> u64 {
         grpcxx_shm::mapped_bytes()
+    }
+
+    /// Adds to what peers are told that ask for the numbers of a task that listens and for what it
+    /// waits for, as `grpcxx top` and `grpcxx inspect` do, until what this returns is dropped.
+    pub fn tell_more(&self, program: ProgramPage) -> ToldMore {
+        let more = ToldMore::new(program);
+        if self.local_addr().is_some() {
+            for (name, function) in Telling::all(&self.exposition(), &more) {
+                self.register(name, function);
+            }
+        }
+        more
     }
 
     /// Runs futures of the program on a shard's thread, beside the shard.

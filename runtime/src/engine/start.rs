@@ -25,6 +25,7 @@ use crate::command::{Command, MeshMessage};
 use crate::compute::ComputePool;
 use crate::counters::ShardCounters;
 use crate::descriptors::DescriptorParts;
+use crate::exposition::ProgramPage;
 use crate::host::{
     self, Clock, HostChoice, HostError, HostHandle, HostOptions, Inline, Jobs, ShardError,
     TaskSpawner,
@@ -170,6 +171,7 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
         let _ = engine.stop(std::time::Duration::ZERO);
         return Err(error.into());
     }
+    drop(engine.tell_more(ProgramPage::default()));
     Ok(engine)
 }
 

@@ -1,7 +1,9 @@
 //! What an engine has counted, in Prometheus' text format, and a page that shows it over HTTP.
 
 mod calls;
+mod function;
 mod page;
+mod program;
 mod shards;
 mod text;
 mod waiting;
@@ -13,14 +15,18 @@ use std::time::{Duration, Instant};
 use grpcxx_rpc::{Reason, TensorStore};
 use grpcxx_tls::{LiveCounters, TlsCounters};
 
+pub(crate) use self::function::Telling;
+pub use self::function::{SERVER_METRICS, ToldMore};
 pub use self::page::{MetricsPage, MoreMetrics, ProgramPage};
 pub use self::text::{MetricKind, MetricsText};
 pub use self::waiting::{AwaitedTensor, MoreAwaited};
 use crate::client::Client;
 use crate::command::Shared;
 use crate::counters::{Counters, ShardCounters};
+use crate::metrics::Metrics;
 use crate::policy::Authority;
 use crate::registry::Functions;
+pub use crate::registry::SERVER_INSPECT;
 use crate::staging::StagedTotal;
 
 /// Reads what an engine has counted, from any thread, and after the engine has ended too.
@@ -35,6 +41,8 @@ pub struct Exposition {
     /// Whether arenas take free memory of the machine.
     pub(crate) arena_extends: bool,
     pub(crate) tls_counters: Vec<Arc<LiveCounters>>,
+    /// What the program counts.
+    pub(crate) program: Metrics,
 }
 
 /// Whether an engine does its work.
@@ -99,7 +107,8 @@ impl Exposition {
         text
     }
 
-    /// All numbers. Waits up to half a second for shards that are busy.
+    /// All numbers of the engine and of its program. Waits up to half a second for shards that are
+    /// busy.
     pub fn text(&self) -> MetricsText {
         let mut text = self.counted();
         let (tell, told) = channel();
@@ -120,12 +129,26 @@ impl Exposition {
         let mut inspected = received_until(&inspected, end);
         inspected.sort_by_key(|inspection| inspection.shard);
         text.add_shards(&inspected);
+        text.add_program(&self.program.reports());
         text
+    }
+
+    /// All numbers, and those that the program adds.
+    pub(crate) fn text_with(&self, program: &ProgramPage) -> String {
+        let mut text = self.text();
+        if let Some(more) = &program.metrics {
+            more(&mut text);
+        }
+        text.into_string()
     }
 
     /// What the engine waits for, and what its program does, as JSON. Waits up to half a second for
     /// shards that are busy.
-    pub(crate) fn waiting(&self, awaited: Vec<AwaitedTensor>) -> serde_json::Value {
+    pub(crate) fn waiting(&self, program: &ProgramPage) -> serde_json::Value {
+        let mut awaited = Vec::new();
+        if let Some(more) = &program.awaited {
+            more(&mut awaited);
+        }
         let (tell, told) = channel();
         let shards = self.client.inspect_shards(move |inspection| {
             // Who asked may have given up.

@@ -29,7 +29,7 @@ use crate::tls::Certificates;
 /// Adds numbers of the program to those of the engine, on a thread of the page.
 pub type MoreMetrics = Arc<dyn Fn(&mut MetricsText) + Send + Sync>;
 
-/// What a program adds to the page of its engine.
+/// What a program adds to what its engine tells.
 #[derive(Clone, Default)]
 pub struct ProgramPage {
     /// Numbers.
@@ -252,8 +252,9 @@ impl Shared {
             Ok(asked) => asked,
             Err(code) => return Answer::text(code, format!("{code}\n"), false),
         };
+        let waiting = || format!("{:#}\n", self.metrics.waiting(&self.program));
         let (code, text) = match path.as_str() {
-            "/metrics" => (OK, self.text()),
+            "/metrics" => (OK, self.metrics.text_with(&self.program)),
             // Keys of tensors open the steps of others.
             "/inspect" if !self.metrics.authority.rights(from).has(Right::Admin) => {
                 (FORBIDDEN, NOT_ADMIN.to_owned())
@@ -261,7 +262,7 @@ impl Shared {
             "/inspect" => {
                 return Answer {
                     content_type: "application/json",
-                    ..Answer::text(OK, self.waiting(), is_head)
+                    ..Answer::text(OK, waiting(), is_head)
                 };
             }
             "/healthz" => match self.metrics.health() {
@@ -275,22 +276,6 @@ impl Shared {
             ),
         };
         Answer::text(code, text, is_head)
-    }
-
-    fn text(&self) -> String {
-        let mut text = self.metrics.text();
-        if let Some(more) = &self.program.metrics {
-            more(&mut text);
-        }
-        text.into_string()
-    }
-
-    fn waiting(&self) -> String {
-        let mut awaited = Vec::new();
-        if let Some(more) = &self.program.awaited {
-            more(&mut awaited);
-        }
-        format!("{:#}\n", self.metrics.waiting(awaited))
     }
 
     fn close_all(&self) {

@@ -2,10 +2,11 @@
 
 use std::fmt::{self, Write};
 
-use super::{calls, shards};
+use super::{calls, program, shards};
 use crate::cpu_time;
 use crate::inspection::ShardInspection;
 use crate::latency::{LATENCY_BOUNDS_SECONDS, Latency, ShardCalls};
+use crate::metrics::MetricReport;
 use crate::service::{Code, MethodReport};
 
 /// Numbers in Prometheus' text format.
@@ -61,6 +62,11 @@ impl MetricsText {
     /// Adds what shards do now, and the CPU time of each.
     pub(super) fn add_shards(&mut self, shards: &[ShardInspection]) {
         shards::write(shards, &cpu_time::of_shards(), &mut self.0).expect(TAKES_ALL);
+    }
+
+    /// Adds what the program counts. Reports of one name follow each other.
+    pub(super) fn add_program(&mut self, reports: &[MetricReport]) {
+        program::write(reports, &mut self.0).expect(TAKES_ALL);
     }
 
     /// The text.

@@ -1,34 +1,131 @@
+use grpcxx::server::server_inspect;
 use grpcxx_control::services::inspect::InspectReply;
 use grpcxx_control::{BlockingControlClient, ClientError, ClientOptions};
 use grpcxx_rpc::Code;
 use grpcxx_runtime::config::Config;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::arguments::InspectArguments;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Task};
 use crate::output::{Output, Table, size};
-use crate::terminal::{Exit, Failure, Outcome};
+use crate::terminal::{Exit, Failure, OrExit, Outcome};
 
-/// Asks a task what it waits for, over gRPC: its shards may be busy.
+/// What a task tells.
+#[derive(Deserialize)]
+struct Told {
+    #[serde(default)]
+    awaits: Vec<Awaited>,
+    receives: Vec<Receive>,
+    receives_total: u64,
+    parked: Vec<Parked>,
+    keys_total: u64,
+    parked_bytes: u64,
+    connections: Vec<Connection>,
+    connections_total: u64,
+    failures: Vec<LastFailure>,
+    shards: u64,
+    shards_silent: u64,
+}
+
+/// What the program waits for.
+#[derive(Deserialize)]
+struct Awaited {
+    step: i64,
+    key: String,
+    age_ms: u64,
+    peer: String,
+}
+
+#[derive(Deserialize)]
+struct Receive {
+    step: i64,
+    key: String,
+    keys: u64,
+    age_ms: u64,
+    peer: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Parked {
+    step: i64,
+    key: String,
+    bytes: u64,
+}
+
+#[derive(Deserialize)]
+struct Connection {
+    side: String,
+    peer: String,
+    is_connected: bool,
+    medium: String,
+    stays: Option<String>,
+    failure: Option<String>,
+    waiting: u64,
+    under_way: u64,
+    unsent_bytes: u64,
+    oldest_ms: Option<u64>,
+    streams: u64,
+    streams_without_credit: u64,
+}
+
+#[derive(Deserialize)]
+struct LastFailure {
+    side: String,
+    age_ms: u64,
+    code: String,
+    reason: String,
+    message: String,
+}
+
+/// Asks a task what it waits for: over gRPC, since its shards may be busy, or over star where the
+/// task has no gRPC endpoint of grpcxx's, as in TensorFlow, Python and C.
 pub(crate) fn run(arguments: &InspectArguments, config: &Config, output: Output) -> Outcome {
     let cluster = Cluster::connect(&arguments.target, config)?;
     let task = &cluster.tasks()[cluster.task(&arguments.task)?];
-    let Some(address) = &task.grpc else {
-        let text = "inspect asks over gRPC, and --star tells no gRPC address; give --cluster-spec";
-        return Err(Failure::new(Exit::Usage, text));
+    let mut json = match &task.grpc {
+        Some(address) => over_grpc(&cluster, task, address).or_else(|error| {
+            let told = over_star(&cluster, task);
+            // Who has no such service can be asked over star alone.
+            told.map_err(|failed| {
+                if is_unknown(&error) {
+                    failed
+                } else {
+                    failure(error)
+                }
+            })
+        })?,
+        None => over_star(&cluster, task)?,
     };
+    json["task"] = Value::from(task.name.as_str());
+    let told: Told = serde_json::from_value(json.clone()).or_exit_at(Exit::Data, || {
+        format!("{} tells what makes no sense", task.name)
+    })?;
+    output.print(&json, || text(&task.name, &told))
+}
+
+fn over_grpc(cluster: &Cluster, task: &Task, address: &str) -> Result<Value, ClientError> {
+    let timeout = cluster.timeout().unwrap_or_default();
     let options = ClientOptions {
-        connect_timeout: arguments.target.timeout,
-        call_timeout: arguments.target.timeout,
+        connect_timeout: timeout,
+        call_timeout: timeout,
         certificates: cluster.certificates(),
         task: task.id(),
     };
-    let client = BlockingControlClient::connect(address, options).map_err(failure)?;
-    let told = client
-        .proving(cluster.authority())
-        .inspect()
-        .map_err(failure)?;
-    output.print(&json(&task.name, &told), || text(&task.name, &told))
+    let client = BlockingControlClient::connect(address, options)?;
+    let told = client.proving(cluster.authority()).inspect()?;
+    Ok(json(&told))
+}
+
+fn is_unknown(error: &ClientError) -> bool {
+    matches!(error, ClientError::Call { status, .. } if status.code == Code::Unimplemented)
+}
+
+fn over_star(cluster: &Cluster, task: &Task) -> Outcome<Value> {
+    let told = server_inspect(&cluster.client(), &cluster.peer(task)?, cluster.timeout())?;
+    serde_json::from_str(&told).or_exit_at(Exit::Data, || {
+        format!("{} tells what is no JSON", task.name)
+    })
 }
 
 fn failure(error: ClientError) -> Failure {
@@ -44,7 +141,7 @@ fn failure(error: ClientError) -> Failure {
     Failure::new(exit, error.to_string())
 }
 
-fn json(task: &str, told: &InspectReply) -> Value {
+fn json(told: &InspectReply) -> Value {
     let receives = told.receives.iter().map(|receive| {
         json!({
             "step": receive.step_id, "key": receive.key, "keys": receive.keys,
@@ -75,7 +172,6 @@ fn json(task: &str, told: &InspectReply) -> Value {
         })
     });
     json!({
-        "task": task,
         "receives": receives.collect::<Vec<_>>(), "receives_total": told.receives_total,
         "parked": parked.collect::<Vec<_>>(), "keys_total": told.keys_total,
         "parked_bytes": told.parked_bytes,
@@ -86,7 +182,7 @@ fn json(task: &str, told: &InspectReply) -> Value {
     })
 }
 
-fn text(task: &str, told: &InspectReply) -> String {
+fn text(task: &str, told: &Told) -> String {
     let mut text = format!(
         "{task}: {} receives wait, {} keys, {} parked, {} connections\n",
         told.receives_total,
@@ -98,13 +194,22 @@ fn text(task: &str, told: &InspectReply) -> String {
         let (silent, shards) = (told.shards_silent, told.shards);
         text.push_str(&format!("{silent} of {shards} shards did not answer\n"));
     }
+    let mut awaits = Table::new(&["awaits#", "step#", "from", "key"]);
+    for tensor in &told.awaits {
+        awaits.row([
+            time(tensor.age_ms),
+            tensor.step.to_string(),
+            tensor.peer.clone(),
+            tensor.key.clone(),
+        ]);
+    }
     let mut receives = Table::new(&["waits#", "step#", "keys#", "peer", "missing key"]);
     for receive in &told.receives {
         receives.row([
             time(receive.age_ms),
-            receive.step_id.to_string(),
+            receive.step.to_string(),
             receive.keys.to_string(),
-            shown(&receive.peer),
+            shown(receive.peer.as_deref()),
             receive.key.clone(),
         ]);
     }
@@ -112,7 +217,7 @@ fn text(task: &str, told: &InspectReply) -> String {
     for tensor in &told.parked {
         parked.row([
             size(tensor.bytes),
-            tensor.step_id.to_string(),
+            tensor.step.to_string(),
             tensor.key.clone(),
         ]);
     }
@@ -129,8 +234,10 @@ fn text(task: &str, told: &InspectReply) -> String {
         "why",
     ]);
     for connection in &told.connections {
-        let whys = [&connection.stays, &connection.failure];
-        let why = whys.into_iter().find(|why| !why.is_empty());
+        let why = connection
+            .stays
+            .as_deref()
+            .or(connection.failure.as_deref());
         connections.row([
             connection.side.clone(),
             connection.peer.clone(),
@@ -143,8 +250,8 @@ fn text(task: &str, told: &InspectReply) -> String {
             size(connection.unsent_bytes),
             connection.streams.to_string(),
             connection.streams_without_credit.to_string(),
-            connection.oldest_ms.map_or_else(|| shown(""), time),
-            shown(why.map_or("", String::as_str)),
+            connection.oldest_ms.map_or_else(|| shown(None), time),
+            shown(why),
         ]);
     }
     let mut failures = Table::new(&["ago#", "side", "code", "reason", "failure"]);
@@ -158,6 +265,7 @@ fn text(task: &str, told: &InspectReply) -> String {
         ]);
     }
     for (table, is_empty) in [
+        (awaits, told.awaits.is_empty()),
         (receives, told.receives.is_empty()),
         (parked, told.parked.is_empty()),
         (connections, told.connections.is_empty()),
@@ -174,8 +282,8 @@ fn given(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
 
-fn shown(text: &str) -> String {
-    given(text).unwrap_or("-").to_owned()
+fn shown(text: Option<&str>) -> String {
+    text.unwrap_or("-").to_owned()
 }
 
 fn time(ms: u64) -> String {
