@@ -50,7 +50,7 @@ pub(crate) fn run(arguments: &PullArguments, config: &Config, output: Output) ->
     if let Some(path) = &arguments.output
         && check_ending(path)? == Ending::Safetensors
     {
-        found.retain(|found| is_held(path, found, &patterns));
+        keep_held(path, &mut found, &patterns)?;
     }
     let described = found
         .iter()
@@ -187,6 +187,17 @@ fn check_ending(path: &Path) -> Outcome<Ending> {
             ),
         )),
     }
+}
+
+/// Leaves out what the file has no place for.
+fn keep_held(path: &Path, found: &mut Vec<Found>, patterns: &Patterns) -> Outcome {
+    let before = found.len();
+    found.retain(|found| is_held(path, found, patterns));
+    if found.is_empty() && before > 0 {
+        let text = format!("{}: nothing is left to write", path.display());
+        return Err(Failure::new(Exit::Data, text));
+    }
+    Ok(())
 }
 
 /// Whether the file has a place for a tensor. What a pattern has found is left out otherwise; what
