@@ -14,6 +14,7 @@
 //! does, the bell wakes the shard. So who shows something gives a rank that dozes a moment to look
 //! by itself.
 
+mod cpus;
 mod offer;
 
 #[cfg(loom)]

@@ -13,10 +13,8 @@ mod tokens;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::thread::available_parallelism;
 use std::time::Duration;
 
 use grpcxx_memory::{Buffer, BufferMut};
@@ -53,8 +51,8 @@ pub(crate) struct Member {
     pub(crate) patience: Duration,
     /// Whether operations of tag 0 go by boards.
     has_boards: AtomicBool,
-    /// Whether there are more ranks than CPUs here, if all are on this host.
-    is_crowded: bool,
+    /// Whether there are more ranks than CPUs for them, if all are on this host.
+    is_crowded: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -109,7 +107,7 @@ impl Member {
             names,
             patience,
             has_boards: AtomicBool::new(false),
-            is_crowded: available_parallelism().map_or(1, NonZero::get) < size as usize,
+            is_crowded: AtomicBool::new(false),
             state: Mutex::default(),
         }
     }
@@ -177,6 +175,8 @@ impl Member {
             let mut state = self.state();
             let lane = state.lanes.entry(0).or_insert_with(|| self.lane(0));
             if let Some(boards) = boards {
+                let is_crowded = boards.are_crowded();
+                self.is_crowded.store(is_crowded, Ordering::Relaxed);
                 lane.show_on(boards);
                 self.has_boards.store(true, Ordering::Relaxed);
             }

@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 
 use grpcxx_memory::{Board, BoardView};
 
+use super::cpus::show_cpus;
 use super::{Boards, DATA_BYTES, NONCE};
 
 /// The board of this rank, and what it tells the others of it.
@@ -41,6 +42,7 @@ impl Offer {
             getrandom::fill(bytes).map_err(|error| refused("no random number", &error))?;
             board.set_word(word, u64::from_le_bytes(*bytes));
         }
+        show_cpus(&board);
         let descriptor = board.descriptor().map(|descriptor| descriptor.as_raw_fd());
         let descriptor = descriptor.ok_or_else(|| Refused("no descriptor".to_owned()))?;
         let (boot, processes) = here().map_err(|error| refused("no name of this host", &error))?;

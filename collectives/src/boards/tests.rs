@@ -1,3 +1,5 @@
+use grpcxx_runtime::placement;
+
 use super::*;
 use crate::plan::DIRECT_RANKS_MAX;
 
@@ -85,4 +87,32 @@ fn what_others_tell_is_checked() {
 #[test]
 fn each_rank_has_a_word_for_each_other() {
     assert!(SLEEPS + DIRECT_RANKS_MAX as usize <= grpcxx_memory::BOARD_WORDS);
+}
+
+#[test]
+fn ranks_are_crowded_where_they_share_their_cpus() {
+    let allowed = placement::allowed_cpus();
+    let &[first, second, ..] = allowed.as_slice() else {
+        // Here all share one.
+        assert!(all(2).iter().all(Boards::are_crowded));
+        return;
+    };
+    let crowded = |cpus: [usize; 2]| {
+        let offers = cpus.map(|cpu| pinned(cpu, || Offer::new().unwrap()));
+        let told = [0, 1].map(|rank: usize| offers[rank].told().to_owned());
+        let [offer, _other] = offers;
+        let open = move || offer.open(0, &[&told[0], &told[1]]).unwrap().are_crowded();
+        pinned(cpus[0], open)
+    };
+    assert!(crowded([first, first]));
+    assert!(!crowded([first, second]), "each may run on one alone");
+}
+
+/// What code on a thread of its own returns that may run on one CPU.
+fn pinned<R: Send>(cpu: usize, code: impl FnOnce() -> R + Send) -> R {
+    let run = || {
+        placement::pin_current_thread(cpu).unwrap();
+        code()
+    };
+    std::thread::scope(|scope| scope.spawn(run).join().unwrap())
 }

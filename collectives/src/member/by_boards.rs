@@ -101,7 +101,7 @@ impl Looks for Lookout {
     }
 
     fn pause(&self, looks: u32) {
-        if self.member.is_crowded {
+        if self.member.is_crowded.load(Ordering::Relaxed) {
             // The one that is waited for needs this CPU.
             return std::thread::yield_now();
         }
