@@ -32,7 +32,7 @@ use self::tokens::{
 };
 use crate::boards::{Boards, Sleep};
 use crate::machine::{Effect, Machine, Slot};
-use crate::operation::Ending;
+use crate::operation::{Ending, LOOK_TIME};
 use crate::plan::Plan;
 
 /// A rank of a group, with what it needs to reach the others.
@@ -62,6 +62,8 @@ struct State {
     lanes: BTreeMap<u16, Lane>,
     /// Whether a timer runs that looks for ranks which do not answer.
     is_watched: bool,
+    /// Whether the shard is about to look at boards.
+    is_looked_for: bool,
     /// What has not left yet, and no operation waits for, holds it too.
     unsent: Option<Arc<Unsent>>,
     /// Partners that may not have heard yet why the group is over.
@@ -83,8 +85,8 @@ struct Unsent(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 struct Due {
     effects: Vec<(u16, u64, Effect)>,
     ended: Vec<(Machine, Arc<Ending>)>,
-    /// Boards show more than was taken at a time.
-    has_more_steps: bool,
+    /// The shard is to look at boards again: more was there than it took, or may be soon.
+    looks_again: bool,
 }
 
 impl Member {
@@ -177,7 +179,13 @@ impl Member {
             if let Some(boards) = boards {
                 let is_crowded = boards.are_crowded();
                 self.is_crowded.store(is_crowded, Ordering::Relaxed);
-                lane.show_on(boards);
+                // The others need the CPU of a shard that looks.
+                let look_time = if is_crowded {
+                    Duration::ZERO
+                } else {
+                    LOOK_TIME
+                };
+                lane.show_on(boards, look_time);
                 self.has_boards.store(true, Ordering::Relaxed);
             }
             lane.prepare(&mut due.effects);
@@ -247,11 +255,15 @@ impl Member {
         let Due {
             effects,
             ended,
-            has_more_steps,
+            looks_again,
         } = due;
-        if has_more_steps {
-            // Only operations of tag 0 go by boards.
-            self.on_shard(|member, shard| member.pump(0, shard));
+        if looks_again && !std::mem::replace(&mut self.state().is_looked_for, true) {
+            let member = Arc::clone(self);
+            shard.run_next_turn(move |shard| {
+                member.state().is_looked_for = false;
+                // Only operations of tag 0 go by boards.
+                member.pump(0, shard);
+            });
         }
         let mut has_begun = false;
         for (tag, number, effect) in effects {
@@ -534,7 +546,7 @@ fn advance_and(
 ) -> Result<(), Status> {
     loop {
         lane.begin(now, &mut due.effects)?;
-        due.has_more_steps |= lane.rest(sleep, &mut due.effects)?;
+        due.looks_again |= lane.rest(sleep, now, &mut due.effects)?;
         match lane.take_done() {
             Some(done) => due.ended.push(done),
             None => return Ok(()),

@@ -285,4 +285,4 @@ fn stopped() -> Status {
 
 /// How long a thread looks for what others show before it sleeps: about as long as it takes to be
 /// woken.
-const LOOK_TIME: Duration = Duration::from_micros(100);
+pub(crate) const LOOK_TIME: Duration = Duration::from_micros(100);

@@ -45,7 +45,7 @@ impl Member {
     /// Does what has come up on a thread that is none of a shard.
     fn conclude_here(self: &Arc<Self>, outcome: Result<(), Status>, mut due: Due) {
         succeed(std::mem::take(&mut due.ended));
-        if outcome.is_ok() && due.effects.is_empty() && !due.has_more_steps {
+        if outcome.is_ok() && due.effects.is_empty() && !due.looks_again {
             return;
         }
         self.on_shard(move |member, shard| member.conclude(outcome, due, shard));

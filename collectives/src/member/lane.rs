@@ -27,6 +27,10 @@ pub(super) struct Lane {
     boards: Option<Boards>,
     /// Room for what is read there, kept from step to step.
     room: Vec<u8>,
+    /// How long the shard looks at boards before partners are to ring.
+    look_time: Duration,
+    /// Since when it has found nothing new there.
+    looks_since: Option<Time>,
 }
 
 /// An operation and its end.
@@ -86,12 +90,16 @@ impl Lane {
             hellos: vec![Greeting::Unasked; size as usize],
             boards: None,
             room: Vec::new(),
+            look_time: Duration::ZERO,
+            looks_since: None,
         }
     }
 
-    /// From now on the ranks show each other what they call, and ring for who sleeps.
-    pub(super) fn show_on(&mut self, boards: Boards) {
+    /// From now on the ranks show each other what they call, and ring for who sleeps. A shard looks
+    /// by itself for `look_time` before.
+    pub(super) fn show_on(&mut self, boards: Boards, look_time: Duration) {
         self.boards = Some(boards);
+        self.look_time = look_time;
     }
 
     pub(super) fn has_boards(&self) -> bool {
@@ -233,6 +241,7 @@ impl Lane {
                     (_, true) => Sight::Steps,
                 });
             }
+            self.looks_since = None;
             self.hellos.fill(Greeting::Unasked);
             self.show(effects);
         }
@@ -279,16 +288,25 @@ impl Lane {
         Ok(has_next)
     }
 
-    /// Lets partners ring when they show what is still missing, unless somebody looks for it.
-    /// Returns whether there are more steps to be taken now.
+    /// Lets partners ring when they show what is still missing, unless somebody looks for it, as a
+    /// shard does, who knows the time, for a moment. Returns whether the shard is to look again.
     ///
     /// # Errors
     /// As of [`Lane::look`].
     pub(super) fn rest(
         &mut self,
         sleep: Sleep,
+        now: Option<Time>,
         effects: &mut Vec<(u16, u64, Effect)>,
     ) -> Result<bool, Status> {
+        if let Some(now) = now
+            && self.waits_for_boards()
+            && now.since(*self.looks_since.get_or_insert(now)) < self.look_time
+        {
+            self.wake_up();
+            self.look(effects)?;
+            return Ok(self.waits_for_boards());
+        }
         for _ in 0..LOOKS_PER_REST {
             if self.waits_for_boards()
                 && let Some(boards) = &mut self.boards
@@ -336,6 +354,7 @@ impl Lane {
             && ticket & HELLO != 0
         {
             let from = ticket & !HELLO;
+            self.looks_since = None;
             let bell = boards.rung_by(from);
             effects.push(awaited_bell(self.tag, from, bell));
             return Ok(());
@@ -394,6 +413,7 @@ impl Lane {
             .running
             .take_if(|running| running.entry.machine.is_done())?;
         self.number += 1;
+        self.looks_since = None;
         self.hellos.fill(Greeting::Unasked);
         Some((running.entry.machine, running.entry.ending))
     }
@@ -468,6 +488,7 @@ const LOOKS_PER_REST: usize = 4;
 
 /// Steps in a row that one look takes, some milliseconds at most.
 const STEPS_PER_LOOK: usize = 16;
+
 impl Silence {
     /// Ranks that do not take what this one has sent, if there are any.
     pub(super) fn of_slow(ranks: Vec<u32>) -> Option<Self> {

@@ -13,6 +13,7 @@
 //! speak with all. In larger ones a rank that keeps others waiting may wait itself, for one that
 //! they do not speak with; the error then says that it may be so, and the model holds that it does.
 
+mod looks;
 mod world;
 
 use world::{Loss, World};

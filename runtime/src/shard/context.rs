@@ -71,6 +71,9 @@ pub(crate) trait Commands {
 
     /// Carries a command out once the code has returned.
     fn defer(&mut self, command: Command);
+
+    /// Carries a command out in the next turn.
+    fn defer_to_next_turn(&mut self, command: Command);
 }
 
 impl<'a> ShardContext<'a> {
@@ -187,6 +190,13 @@ impl ShardContext<'_> {
         self.shard.defer(Command::Disconnect { peer: peer.clone() });
     }
 
+    /// Runs code in the next turn, when what this one has sent is on its way. The shard does not
+    /// sleep before. Any thread may turn it then.
+    pub fn run_next_turn(&mut self, code: impl FnOnce(&mut ShardContext<'_>) + Send + 'static) {
+        let command = Command::RunAnywhere(Box::new(code));
+        self.shard.defer_to_next_turn(command);
+    }
+
     /// Number of shards of the engine.
     pub fn shards(&self) -> usize {
         self.shard.shards()
@@ -229,5 +239,9 @@ impl Commands for VecDeque<Command> {
 
     fn defer(&mut self, command: Command) {
         self.push_back(command);
+    }
+
+    fn defer_to_next_turn(&mut self, command: Command) {
+        self.defer(command);
     }
 }

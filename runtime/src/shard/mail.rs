@@ -20,6 +20,8 @@ pub(super) struct Mail<A> {
     mailbox: Mailbox,
     /// Commands to be carried out in this turn or the next.
     deferred: VecDeque<Command>,
+    /// Commands to be carried out in the next turn.
+    for_next_turn: VecDeque<Command>,
     /// Commands for the thread of the shard, while another one turns it.
     for_owner: VecDeque<Command>,
     /// Connections that other shards have accepted for this one.
@@ -39,6 +41,7 @@ impl<A> Mail<A> {
             unsent: (0..shards).map(|_| VecDeque::new()).collect(),
             mailbox,
             deferred: VecDeque::new(),
+            for_next_turn: VecDeque::new(),
             for_owner: VecDeque::new(),
             accepted: VecDeque::new(),
         }
@@ -47,6 +50,7 @@ impl<A> Mail<A> {
     /// Whether something waits that no event of a link will announce.
     pub(super) fn has_work(&self) -> bool {
         !self.deferred.is_empty()
+            || !self.for_next_turn.is_empty()
             || !self.for_owner.is_empty()
             || !self.accepted.is_empty()
             || !self.mailbox.is_empty()
@@ -87,6 +91,11 @@ impl<A> Mail<A> {
         self.deferred.push_back(command);
     }
 
+    /// Has this shard carry a command out in its next turn.
+    pub(super) fn defer_to_next_turn(&mut self, command: Command) {
+        self.for_next_turn.push_back(command);
+    }
+
     /// Hands a command to the shard it belongs to.
     pub(super) fn route(&mut self, shard: usize, command: Command) {
         if shard == self.shard {
@@ -118,8 +127,9 @@ impl<A> Mail<A> {
     /// full. Returns how much that was.
     pub(super) fn take(&mut self) -> usize {
         self.ship_unsent();
+        let mut events = self.for_next_turn.len();
+        self.deferred.append(&mut self.for_next_turn);
         let limit = self.commands_max();
-        let mut events = 0;
         while events < limit
             && let Some(command) = self.mailbox.overflow()
         {
@@ -165,7 +175,12 @@ impl<A> Mail<A> {
             .iter_mut()
             .flat_map(|queue| queue.drain(..))
             .for_each(keep);
-        for command in self.deferred.drain(..).chain(self.for_owner.drain(..)) {
+        let queues = [
+            &mut self.deferred,
+            &mut self.for_next_turn,
+            &mut self.for_owner,
+        ];
+        for command in queues.into_iter().flat_map(|queue| queue.drain(..)) {
             survive("the end of a command", || command.end(fate));
         }
     }

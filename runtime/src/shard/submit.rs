@@ -100,6 +100,10 @@ impl<A> Commands for Core<A> {
     fn defer(&mut self, command: Command) {
         self.mail.defer(command);
     }
+
+    fn defer_to_next_turn(&mut self, command: Command) {
+        self.mail.defer_to_next_turn(command);
+    }
 }
 
 impl<A> Core<A> {

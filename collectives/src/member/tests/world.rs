@@ -295,7 +295,7 @@ impl World {
             _ if called == self.program.len() => return self.leave(rank),
             _ => {}
         }
-        let (mut machine, ending, operation) = operation(self.program[called], rank, size);
+        let (mut machine, ending, operation) = operation(self.program[called], (rank, size), false);
         let now = Time::from_nanos(self.now);
         let node = self.node(rank);
         machine.set_number(node.lane().next_number());
@@ -512,10 +512,10 @@ impl Node {
     }
 }
 
-fn operation(
+pub(super) fn operation(
     (operator, len): (Operator, usize),
-    rank: u32,
-    size: u32,
+    (rank, size): (u32, u32),
+    has_boards: bool,
 ) -> (Machine, std::sync::Arc<Ending>, Operation<Option<Vec<u8>>>) {
     let (operation, ending) =
         Operation::new(|result: Option<BufferMut>| Ok(result.map(|bytes| bytes.to_vec())));
@@ -526,7 +526,7 @@ fn operation(
         root: operator.root(),
         bytes: len * 4,
         element_bytes: 4,
-        has_boards: false,
+        has_boards,
     };
     let description = Description {
         kind: plan.kind,
