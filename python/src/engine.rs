@@ -13,11 +13,13 @@ use grpcxx_runtime::exposition::ProgramPage;
 use grpcxx_runtime::{Client, Engine as RuntimeEngine, EngineOptions, log as runtime_log};
 use pyo3::prelude::*;
 
+use crate::argument::{self, Word};
 use crate::completions::Completions;
 use crate::function::{PythonFunction, SEND_FUNCTION, SendFunction};
 use crate::group::{Group, Wanted};
 use crate::lock::lock;
 use crate::peer::Peer;
+use crate::request::timeout_of;
 use crate::shard::may_wait;
 use crate::status::{checked, error, invalid, refused};
 use crate::waits::run_elsewhere;
@@ -157,17 +159,19 @@ impl Engine {
     #[pyo3(signature = (job, index, listen, settings, waits=false))]
     fn start(
         py: Python<'_>,
-        job: &str,
-        index: u32,
-        listen: Option<&str>,
+        job: Word,
+        #[pyo3(from_py_with = argument::index)] index: u32,
+        listen: Option<Word>,
         settings: BTreeMap<String, String>,
         waits: bool,
     ) -> PyResult<Self> {
+        let Word(job) = job;
+        let listen = listen.as_ref().map(|listen| listen.0.as_str());
         if job.is_empty() {
             let text = "job is empty; give the name of the task's job";
             return Err(invalid(py, text));
         }
-        let task = TaskId::new(job, index);
+        let task = TaskId::new(job.as_str(), index);
         let started = py.detach(|| start(task, listen, &settings, waits));
         let (engine, page) = checked(py, started)?;
         let core = Arc::new(Core::new(engine, page));
@@ -224,13 +228,21 @@ impl Engine {
         Ok(all.collect())
     }
 
-    /// The task at an address, by job and index if a certificate shall prove them.
-    #[pyo3(signature = (address, task=None))]
-    fn peer(&self, py: Python<'_>, address: &str, task: Option<(String, u32)>) -> PyResult<Peer> {
+    /// The task at an address, by job and index if a certificate shall prove them. Refuses a
+    /// `timeout` that its calls could not have.
+    fn peer(
+        &self,
+        py: Python<'_>,
+        address: Word,
+        #[pyo3(from_py_with = argument::task)] task: Option<(Word, u32)>,
+        timeout: Option<f64>,
+    ) -> PyResult<Peer> {
         self.core.check_open(py)?;
+        timeout_of(py, timeout)?;
+        let address = address.0.as_str();
         let client = self.core.client().clone();
-        if let Some((job, index)) = task {
-            client.expect_task(address, TaskId::new(job, index));
+        if let Some((Word(job), index)) = task {
+            client.expect_task(address, TaskId::new(job.as_str(), index));
         }
         let peer = checked(py, client.peer(address))?;
         Ok(Peer::new(Arc::clone(&self.core), client, peer))
@@ -244,12 +256,12 @@ impl Engine {
     fn group(
         &self,
         py: Python<'_>,
-        rank: u32,
-        size: u32,
-        rendezvous: &str,
-        name: &str,
-        address: Option<String>,
-        generation: u64,
+        #[pyo3(from_py_with = argument::rank)] rank: u32,
+        #[pyo3(from_py_with = argument::size)] size: u32,
+        rendezvous: Word,
+        name: Word,
+        address: Option<Word>,
+        #[pyo3(from_py_with = argument::generation)] generation: u64,
         timeout: f64,
         join_timeout: f64,
     ) -> PyResult<Group> {
@@ -257,9 +269,9 @@ impl Engine {
         let wanted = Wanted {
             rank,
             size,
-            rendezvous,
-            name,
-            address,
+            rendezvous: &rendezvous.0,
+            name: &name.0,
+            address: address.map(|address| address.0.as_str().to_owned()),
             generation,
             timeout,
             join_timeout,
@@ -276,7 +288,7 @@ impl Engine {
     fn register(
         &self,
         py: Python<'_>,
-        name: &str,
+        name: Word,
         function: Py<PyAny>,
         accepted: Option<Vec<Py<pyo3::types::PyString>>>,
         required: Vec<String>,
@@ -286,7 +298,7 @@ impl Engine {
         self.core.check_open(py)?;
         let function = PythonFunction::new(py, function, accepted, required, bind, is_short)?;
         let registered = self.core.with(|engine| {
-            engine.register(name, Arc::new(function));
+            engine.register(name.0, Arc::new(function));
             Ok(())
         });
         checked(py, registered)

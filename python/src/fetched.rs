@@ -11,7 +11,7 @@ use pyo3::types::{PyDict, PyMapping, PyString};
 use crate::arrays::{Access, array_of, check_out, put};
 use crate::flight::{Arrived, Places};
 use crate::memory::{self, Place};
-use crate::request::text_of;
+use crate::request::{name_of, text_of};
 use crate::status::{checked, invalid};
 
 /// The tensors that a call asks for, and what its result looks like.
@@ -71,9 +71,7 @@ impl Wanted {
         let (form, names) = match names.cast::<PyString>() {
             Ok(name) => (Form::One, vec![Name::of(name)?]),
             Err(_) => {
-                let names = names
-                    .try_iter()?
-                    .map(|name| Name::of(name?.cast::<PyString>()?));
+                let names = names.try_iter()?.map(|name| Name::of(name_of(&name?)?));
                 (Form::Named, names.collect::<PyResult<Vec<_>>>()?)
             }
         };

@@ -13,6 +13,7 @@ use grpcxx_rpc::{Code, DType, Status, Tensor};
 use numpy::{PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 
+use crate::argument;
 use crate::arrays::{Access, array_of, check_out, put, tensor_of, without_data};
 use crate::completions::Report;
 use crate::engine::Core;
@@ -116,7 +117,7 @@ impl Group {
         kind: &str,
         array: &Bound<'py, PyAny>,
         op: &str,
-        root: u32,
+        #[pyo3(from_py_with = argument::root)] root: u32,
         tag: u16,
         out: Option<&Bound<'py, PyAny>>,
         future: Option<Py<PyAny>>,

@@ -9,6 +9,7 @@
 // The symbols of the C interface are part of this library.
 extern crate grpcxx_capi;
 
+mod argument;
 mod arrays;
 mod call;
 mod completions;

@@ -10,6 +10,7 @@ use grpcxx_runtime::{Client, Peer as RuntimePeer, STORE_PULL, STORE_PUSH};
 use prost::Message;
 use pyo3::prelude::*;
 
+use crate::argument::{self, Word};
 use crate::arrays::{Access, tensor_of};
 use crate::call::{self, Begin, KnownDevice, Pending};
 use crate::engine::Core;
@@ -133,7 +134,7 @@ impl Peer {
     fn call<'py>(
         &self,
         py: Python<'py>,
-        function: &str,
+        function: Word,
         feeds: Option<&Bound<'py, PyAny>>,
         fetch: &Bound<'py, PyAny>,
         timeout: Option<f64>,
@@ -144,7 +145,7 @@ impl Peer {
         self.check_open(py)?;
         let wanted = Wanted::named(fetch, out, access_of(access))?;
         let feeds = feeds.map_or_else(|| Ok(Vec::new()), |feeds| tensors_of(feeds, false))?;
-        let call = graph_call(py, function, feeds, wanted.texts())?;
+        let call = graph_call(py, &function.0, feeds, wanted.texts())?;
         let ready = self.graph(py, call, wanted, timeout)?;
         self.go(py, ready, future)
     }
@@ -160,7 +161,16 @@ impl Peer {
         access: bool,
         future: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        self.call(py, STORE_PULL, None, names, timeout, out, access, future)
+        self.call(
+            py,
+            Word(STORE_PULL.into()),
+            None,
+            names,
+            timeout,
+            out,
+            access,
+            future,
+        )
     }
 
     /// Puts tensors into the store of the task.
@@ -200,15 +210,15 @@ impl Peer {
     fn send<'py>(
         &self,
         py: Python<'py>,
-        key: &str,
+        key: Word,
         value: &Bound<'py, PyAny>,
-        step: i64,
+        #[pyo3(from_py_with = argument::step)] step: i64,
         timeout: Option<f64>,
         future: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.check_open(py)?;
-        let tensor = tensor_of(value, false).map_err(|error| naming(py, key, error))?;
-        let feeds = vec![(key.into(), tensor)];
+        let tensor = tensor_of(value, false).map_err(|error| naming(py, &key.0, error))?;
+        let feeds = vec![(key.0, tensor)];
         let wanted = Wanted::nothing();
         let mut call = graph_call(py, SEND_FUNCTION, feeds, Vec::new())?;
         call.step_id = step.cast_unsigned();
@@ -221,8 +231,8 @@ impl Peer {
     fn recv<'py>(
         &self,
         py: Python<'py>,
-        key: &str,
-        step: i64,
+        key: Word,
+        #[pyo3(from_py_with = argument::step)] step: i64,
         timeout: Option<f64>,
         out: Option<&Bound<'py, PyAny>>,
         future: Option<Py<PyAny>>,
@@ -231,7 +241,7 @@ impl Peer {
         let wanted = Wanted::one(out, Access::Writable)?;
         let limit = timeout_of(py, timeout)?;
         let (device, incarnation) = self.first_device(py, timeout)?;
-        let key = rendezvous_key(py, (&device, incarnation), key)?;
+        let key = rendezvous_key(py, (&device, incarnation), &key.0)?;
         let request = Request::RecvTensor { step_id: step, key };
         let ready = Ready {
             departure: self.departure(py, request, limit, &wanted),

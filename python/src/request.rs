@@ -60,15 +60,20 @@ fn named_tensor(
     must_copy: bool,
 ) -> PyResult<(Text, Tensor)> {
     let py = name.py();
-    let Ok(name) = name.cast::<PyString>() else {
-        let text = format!("names of arrays are str, and {} is not", name.repr()?);
-        return Err(invalid(py, text));
-    };
-    let name = text_of(name)?;
+    let name = text_of(name_of(name)?)?;
     match tensor_of(value, must_copy) {
         Ok(tensor) => Ok((name, tensor)),
         Err(error) => Err(naming(py, &name, error)),
     }
+}
+
+/// What stands where a name of an array must stand.
+pub(crate) fn name_of<'a, 'py>(name: &'a Bound<'py, PyAny>) -> PyResult<&'a Bound<'py, PyString>> {
+    let Ok(name) = name.cast::<PyString>() else {
+        let text = format!("names of arrays are str, and {} is not", name.repr()?);
+        return Err(invalid(name.py(), text));
+    };
+    Ok(name)
 }
 
 /// The error of an array with its name in front.

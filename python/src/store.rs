@@ -4,13 +4,14 @@ use grpcxx_rpc::{Request, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
+use crate::argument::{self, Word};
 use crate::arrays::{Access, array_of, tensor_of};
 use crate::call;
 use crate::dtypes::dtype_name;
 use crate::engine::Engine;
 use crate::fetched::Wanted;
 use crate::flight::Departure;
-use crate::request::{named_tensors, naming, rendezvous_key, text_of, timeout_of};
+use crate::request::{name_of, named_tensors, naming, rendezvous_key, text_of, timeout_of};
 use crate::status::checked;
 
 #[pymethods]
@@ -37,7 +38,7 @@ impl Engine {
     ) -> PyResult<Bound<'py, PyAny>> {
         self.core().check_open(py)?;
         let fetch = |name: &Bound<'py, PyString>| -> PyResult<Bound<'py, PyAny>> {
-            let name = name.to_cow()?;
+            let name = text_of(name)?;
             let tensor = self.core().with(|engine| engine.store_fetch(&name));
             array_of(py, checked(py, tensor)?, Access::Shared)
         };
@@ -47,7 +48,7 @@ impl Engine {
         let arrays = PyDict::new(py);
         for name in names.try_iter()? {
             let name = name?;
-            let name = name.cast::<PyString>()?;
+            let name = name_of(&name)?;
             arrays.set_item(name, fetch(name)?)?;
         }
         Ok(arrays.into_any())
@@ -89,14 +90,14 @@ impl Engine {
     fn send(
         &self,
         py: Python<'_>,
-        key: &str,
+        key: Word,
         value: &Bound<'_, PyAny>,
-        step: i64,
+        #[pyo3(from_py_with = argument::step)] step: i64,
         copy: bool,
     ) -> PyResult<()> {
         self.core().check_open(py)?;
-        let tensor = tensor_of(value, copy).map_err(|error| naming(py, key, error))?;
-        let key = rendezvous_key(py, self.core().device(), key)?;
+        let tensor = tensor_of(value, copy).map_err(|error| naming(py, &key.0, error))?;
+        let key = rendezvous_key(py, self.core().device(), &key.0)?;
         checked(
             py,
             self.core().with(|engine| engine.send(step, key, tensor)),
@@ -108,8 +109,8 @@ impl Engine {
     fn recv<'py>(
         &self,
         py: Python<'py>,
-        key: &str,
-        step: i64,
+        key: Word,
+        #[pyo3(from_py_with = argument::step)] step: i64,
         timeout: Option<f64>,
         out: Option<&Bound<'py, PyAny>>,
         future: Option<Py<PyAny>>,
@@ -117,7 +118,7 @@ impl Engine {
         self.core().check_open(py)?;
         // Its sender may go on with the memory of what it sent.
         let wanted = Wanted::one(out, Access::Writable)?;
-        let key = rendezvous_key(py, self.core().device(), key)?;
+        let key = rendezvous_key(py, self.core().device(), &key.0)?;
         let timeout = timeout_of(py, timeout)?;
         let peer = checked(py, self.core().with(|engine| Ok(engine.own_peer(step))))?;
         let departure = Departure {

@@ -165,6 +165,8 @@ def strings(elements: list[Any], shape: tuple[int, ...]) -> np.ndarray:
 def _elements(array: np.ndarray) -> Strings:
     elements = []
     for element in array.ravel().tolist():
+        if isinstance(element, np.ndarray) and element.ndim == 0:
+            element = element.item()
         if isinstance(element, str):
             element = _utf8(element)
         if not isinstance(element, bytes):

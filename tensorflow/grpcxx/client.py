@@ -72,7 +72,7 @@ class Client:
         self._engine = engine
         self._timeout = timeout
         self._task = task
-        self._peer = engine.native.peer(address, task)
+        self._peer = engine.native.peer(address, task, timeout)
 
     @classmethod
     def _over(cls, engine: Engine, address: str, timeout: float | None, task: tuple[str, int] | None) -> Client:
