@@ -155,6 +155,7 @@ fn what_a_file_has_no_type_for_is_left_out_unless_it_is_asked_for() {
         let model = Model::open(&[folder.path().join("m.safetensors")]).unwrap();
         assert_eq!(model.entries().len(), 1);
     }
+    assert!(text(&pull("--all").stdout).contains(", without 1 for which it has no type"));
     for nothing in ["words", "wor*"] {
         let refused = pull(nothing);
         assert_eq!(refused.status.code(), Some(65), "{}", text(&refused.stderr));

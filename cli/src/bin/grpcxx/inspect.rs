@@ -84,23 +84,16 @@ pub(crate) fn run(arguments: &InspectArguments, config: &Config, output: Output)
     let cluster = Cluster::connect(&arguments.target, config)?;
     let task = &cluster.tasks()[cluster.task(&arguments.task)?];
     let mut json = match &task.grpc {
-        Some(address) => over_grpc(&cluster, task, address).or_else(|error| {
-            let told = over_star(&cluster, task);
-            // Who has no such service can be asked over star alone.
-            told.map_err(|failed| {
-                if is_unknown(&error) {
-                    failed
-                } else {
-                    failure(error)
-                }
-            })
-        })?,
+        Some(address) => match over_grpc(&cluster, task, address) {
+            Err(error) if has_no_service(&error) => over_star(&cluster, task)?,
+            told => told.map_err(failure)?,
+        },
         None => over_star(&cluster, task)?,
     };
-    json["task"] = Value::from(task.name.as_str());
     let told: Told = serde_json::from_value(json.clone()).or_exit_at(Exit::Data, || {
         format!("{} tells what makes no sense", task.name)
     })?;
+    json["task"] = Value::from(task.name.as_str());
     output.print(&json, || text(&task.name, &told))
 }
 
@@ -117,8 +110,13 @@ fn over_grpc(cluster: &Cluster, task: &Task, address: &str) -> Result<Value, Cli
     Ok(json(&told))
 }
 
-fn is_unknown(error: &ClientError) -> bool {
-    matches!(error, ClientError::Call { status, .. } if status.code == Code::Unimplemented)
+/// Whether nothing of grpcxx's answers there.
+fn has_no_service(error: &ClientError) -> bool {
+    match error {
+        ClientError::Connect { .. } => true,
+        ClientError::Call { status, .. } => status.code == Code::Unimplemented,
+        _ => false,
+    }
 }
 
 fn over_star(cluster: &Cluster, task: &Task) -> Outcome<Value> {

@@ -23,6 +23,8 @@ struct Report {
     driver: String,
     fingerprint: String,
     output: Option<String>,
+    /// What was found and has no place in the file.
+    left_out: Vec<String>,
     /// Absent if nothing was compared; else the names of what differs.
     different: Option<Vec<String>>,
 }
@@ -47,11 +49,12 @@ pub(crate) fn run(arguments: &PullArguments, config: &Config, output: Output) ->
     let patterns = Patterns::new(&arguments.patterns);
     let mut found = cluster.find(&patterns, arguments.task.as_deref())?;
     check_names(&cluster, &found, &patterns)?;
-    if let Some(path) = &arguments.output
-        && check_ending(path)? == Ending::Safetensors
-    {
-        keep_held(path, &mut found, &patterns)?;
-    }
+    let left_out = match &arguments.output {
+        Some(path) if check_ending(path)? == Ending::Safetensors => {
+            leave_out(path, &mut found, &patterns)?
+        }
+        _ => Vec::new(),
+    };
     let described = found
         .iter()
         .map(|found| (found.stored.name.as_str(), &found.stored.meta));
@@ -79,6 +82,7 @@ pub(crate) fn run(arguments: &PullArguments, config: &Config, output: Output) ->
             .output
             .as_ref()
             .map(|path| path.display().to_string()),
+        left_out,
         different,
     };
     output.print(&report, || text(&report))?;
@@ -189,15 +193,24 @@ fn check_ending(path: &Path) -> Outcome<Ending> {
     }
 }
 
-/// Leaves out what the file has no place for.
-fn keep_held(path: &Path, found: &mut Vec<Found>, patterns: &Patterns) -> Outcome {
-    let before = found.len();
-    found.retain(|found| is_held(path, found, patterns));
-    if found.is_empty() && before > 0 {
-        let text = format!("{}: nothing is left to write", path.display());
+/// Leaves out what the file has no place for, and names it. Something must be left of each pattern.
+fn leave_out(path: &Path, found: &mut Vec<Found>, patterns: &Patterns) -> Outcome<Vec<String>> {
+    let left_out = found.extract_if(.., |found| !is_held(path, found, patterns));
+    let left_out: Vec<String> = left_out.map(|found| found.stored.name).collect();
+    let names: Vec<&str> = found
+        .iter()
+        .map(|found| found.stored.name.as_str())
+        .collect();
+    let empty = patterns.without_match(&names);
+    if !left_out.is_empty() && (names.is_empty() || !empty.is_empty()) {
+        let of = match empty.is_empty() {
+            true => String::new(),
+            false => format!(" of {}", empty.join(", ")),
+        };
+        let text = format!("{}: nothing{of} is left to write", path.display());
         return Err(Failure::new(Exit::Data, text));
     }
-    Ok(())
+    Ok(left_out)
 }
 
 /// Whether the file has a place for a tensor. What a pattern has found is left out otherwise; what
@@ -276,13 +289,17 @@ fn text(report: &Report) -> String {
         Some(path) => format!(" into {path}"),
         None => String::new(),
     };
+    let left_out = match report.left_out.len() {
+        0 => String::new(),
+        count => format!(", without {count} for which it has no type"),
+    };
     let verdict = match &report.different {
         Some(different) if different.is_empty() => ", equal to the files",
         Some(_) => ", NOT equal to the files",
         None => "",
     };
     format!(
-        "pulled {} tensors, {}, in {:.3} s ({:.2} GB/s, {} calls, {}){target}{verdict}\nfingerprint {}",
+        "pulled {} tensors, {}, in {:.3} s ({:.2} GB/s, {} calls, {}){target}{left_out}{verdict}\nfingerprint {}",
         report.tensors,
         size(report.bytes),
         report.seconds,
