@@ -327,7 +327,8 @@ grpcxx_status *grpcxx_options_set_service(grpcxx_options *options, grpcxx_servic
  * Texts end with NUL and are copied. into is what the function that calls this was given. */
 typedef void (*grpcxx_metric_fn)(void *into, const char *name, const char *meaning, bool is_gauge, uint64_t value);
 /* Tells numbers of the program: calls metric for each of them before it returns. On a thread of the metrics page or of
- * the engine, several at once. */
+ * the engine, several at once. The end of the engine waits for it, so it must not end the engine, nor take a lock that
+ * is held meanwhile. */
 typedef void (*grpcxx_metrics_fn)(void *user, grpcxx_metric_fn metric, void *into);
 /* What the metrics page of an engine that listens (GRPCXX_METRICS_ADDRESS), and `grpcxx top`, show beside the numbers
  * of the engine, or NULL. free_user(user), or NULL, is called once, when neither the options nor an engine will call
@@ -339,8 +340,7 @@ grpcxx_status *grpcxx_options_set_metrics(grpcxx_options *options, grpcxx_metric
  * copied. into is what the function that calls this was given. */
 typedef void (*grpcxx_awaited_fn)(void *into, const char *peer, size_t peer_size, int64_t step_id, const char *key,
                                   size_t key_size, uint64_t age_ms);
-/* Tells what the program waits for: calls awaited for each tensor before it returns. On a thread of the metrics page or
- * of the engine, several at once. */
+/* Tells what the program waits for: calls awaited for each tensor before it returns, as grpcxx_metrics_fn does. */
 typedef void (*grpcxx_awaiting_fn)(void *user, grpcxx_awaited_fn awaited, void *into);
 /* What /inspect on the metrics page and `grpcxx inspect` show beside what the engine waits for, or NULL.
  * free_user(user), or NULL, is called once, when neither the options nor an engine will call awaiting any more. */

@@ -438,8 +438,9 @@ impl Engine {
         grpcxx_shm::mapped_bytes()
     }
 
-    /// Adds to what peers are told that ask for the numbers of a task that listens and for what it
-    /// waits for, as `grpcxx top` and `grpcxx inspect` do, until what this returns is dropped.
+    /// Adds to what the engine tells peers that ask for the numbers of a task that listens and for
+    /// what it waits for, as `grpcxx top` and `grpcxx inspect` do, until what this returns is
+    /// dropped. What was added before is not told any more.
     pub fn tell_more(&self, program: ProgramPage) -> ToldMore {
         let more = ToldMore::new(program);
         if self.local_addr().is_some() {

@@ -3,6 +3,7 @@
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 use arc_swap::ArcSwap;
+use grpcxx_memory::forks;
 use grpcxx_rpc::{Code, GraphCall, NamedTensors, Reason, Shape, Status, Tensor, Text};
 
 use super::{Exposition, ProgramPage};
@@ -25,7 +26,11 @@ pub(crate) struct Telling {
 /// What a program adds to what its engine tells peers. Dropping it takes that away, and waits for
 /// who tells it just now.
 #[must_use]
-pub struct ToldMore(Arc<RwLock<ProgramPage>>);
+pub struct ToldMore {
+    program: Arc<RwLock<ProgramPage>>,
+    /// In which process it was made.
+    generation: u32,
+}
 
 struct What {
     function: &'static str,
@@ -57,7 +62,7 @@ impl Telling {
                     functions: Arc::default(),
                     ..exposition.clone()
                 },
-                program: Arc::clone(&more.0),
+                program: Arc::clone(&more.program),
                 what,
             };
             (name, Arc::new(telling) as Arc<dyn Function>)
@@ -93,13 +98,20 @@ impl Function for Telling {
 
 impl ToldMore {
     pub(crate) fn new(program: ProgramPage) -> Self {
-        Self(Arc::new(RwLock::new(program)))
+        Self {
+            program: Arc::new(RwLock::new(program)),
+            generation: forks::generation(),
+        }
     }
 }
 
 impl Drop for ToldMore {
     fn drop(&mut self) {
-        let mut program = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if self.generation != forks::generation() {
+            // In a forked child, which has no thread that could end what another one has begun.
+            return;
+        }
+        let mut program = self.program.write().unwrap_or_else(PoisonError::into_inner);
         *program = ProgramPage::default();
     }
 }

@@ -24,7 +24,7 @@ pub struct AwaitedTensor {
 /// Tells what the program waits for, on a thread of the page.
 pub type MoreAwaited = Arc<dyn Fn(&mut Vec<AwaitedTensor>) + Send + Sync>;
 
-/// The names and units are those of `grpcxx inspect --json`, which has no `awaits`. At most
+/// The names and units are those of `grpcxx inspect --json`. At most
 /// [`ROWS_MAX`] rows of each kind; of tensors that are awaited those first that have waited
 /// longest. Texts of others are cut.
 pub(super) fn to_json(
