@@ -48,7 +48,7 @@ pub(crate) fn generation(value: &Bound<'_, PyAny>) -> PyResult<u64> {
 
 /// The number of a task in its job.
 pub(crate) fn index(value: &Bound<'_, PyAny>) -> PyResult<u32> {
-    number("the index of a task", value, 0, u32::MAX)
+    number("a rank, or the index of a task,", value, 0, u32::MAX)
 }
 
 /// Job and index of a task, if one is named.
