@@ -515,5 +515,6 @@ const SHOWN_ARRAYS_BYTES_MAX: usize = 512 << 10;
 /// Most that a rank shows without steps: the root of a scatter has a part for each rank.
 pub(crate) const SHOWN_BYTES_MAX: usize = SHOWN_ARRAY_BYTES_MAX + SHOWN_ARRAYS_BYTES_MAX;
 
-/// Shortest chunk for which a ring of many ranks is worth its turns.
-const RING_CHUNK_BYTES_MIN: usize = 4 << 10;
+/// Shortest chunk for which a ring of many ranks is worth its turns, each of which is a message of
+/// every rank: `tensorflow/bench/all_reduce_model.py` says what these cost, and what bytes do.
+const RING_CHUNK_BYTES_MIN: usize = 12 << 10;

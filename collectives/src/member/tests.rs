@@ -39,7 +39,7 @@ const PROGRAM: [(Operator, usize); 5] = [
 
 /// The longest arrays go round in a ring, in as many turns as there are ranks.
 fn program_of_rings(size: u32) -> Vec<(Operator, usize)> {
-    let len = size as usize * 1100;
+    let len = size as usize * 3100;
     vec![
         (Operator::AllReduce(ReduceOp::Sum), len),
         (Operator::AllGather, 7),

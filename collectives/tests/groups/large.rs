@@ -12,8 +12,8 @@ use super::{sums, values};
 /// More than the 32 ranks that all speak with each other, and no power of two.
 const SIZE: u32 = 35;
 
-/// Short ones go by a tree, those of 4 KiB for each rank and more by a ring.
-const LENGTHS: [usize; 4] = [0, 3, 1000, SIZE as usize * 1024 + 77];
+/// Short ones go by a tree, those of 12 KiB for each rank and more by a ring.
+const LENGTHS: [usize; 4] = [0, 3, 1000, SIZE as usize * 3 * 1024 + 77];
 
 pub(super) fn engines(has_shared_memory: bool) -> Vec<Engine> {
     let engine = |index| {
