@@ -296,7 +296,11 @@ impl Engine {
         is_short: bool,
     ) -> PyResult<()> {
         self.core.check_open(py)?;
-        let function = PythonFunction::new(py, function, accepted, required, bind, is_short)?;
+        let watch = self
+            .core
+            .with(|engine| Ok(engine.hold_watch(name.0.clone())));
+        let short = is_short.then_some(checked(py, watch)?);
+        let function = PythonFunction::new(py, function, accepted, required, bind, short)?;
         let registered = self.core.with(|engine| {
             engine.register(name.0, Arc::new(function));
             Ok(())

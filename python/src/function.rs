@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use grpcxx_rpc::{Code, GraphCall, NamedTensors, Reason, Response, Status, Tensor, Text};
-use grpcxx_runtime::{CallResult, Function, Responder};
+use grpcxx_runtime::{CallResult, Function, HoldWatch, Responder};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMapping, PyString};
 
@@ -30,8 +30,8 @@ pub(crate) struct PythonFunction {
     required: Vec<Text>,
     /// Says what is wrong with the names of a call.
     bind: Option<Py<PyAny>>,
-    /// Whether it runs on the shard itself.
-    is_short: bool,
+    /// What looks how long it holds the shard, if it runs there.
+    short: Option<HoldWatch>,
 }
 
 /// Takes what clients send into the step that they name.
@@ -46,7 +46,7 @@ impl PythonFunction {
         accepted: Option<Vec<Py<PyString>>>,
         required: Vec<String>,
         bind: Option<Py<PyAny>>,
-        is_short: bool,
+        short: Option<HoldWatch>,
     ) -> PyResult<Self> {
         let named = |name: Py<PyString>| {
             let text = Text::from(name.bind(py).to_cow()?.as_ref());
@@ -61,7 +61,7 @@ impl PythonFunction {
             accepted: accepted.transpose()?,
             required: required.into_iter().map(Text::from).collect(),
             bind,
-            is_short,
+            short,
         })
     }
 
@@ -146,9 +146,9 @@ impl Function for PythonFunction {
                 }
             })
         };
-        match self.is_short {
-            true => on_shard(answer),
-            false => answer(),
+        match &self.short {
+            Some(watch) => watch.run(|| on_shard(answer)),
+            None => answer(),
         };
         if let Some((_, responder)) = request {
             let status = Status::new(Code::Unavailable, "Python has ended");
@@ -157,7 +157,7 @@ impl Function for PythonFunction {
     }
 
     fn may_block(&self) -> bool {
-        !self.is_short
+        self.short.is_none()
     }
 }
 

@@ -12,7 +12,7 @@ use grpcxx_rpc::{
 use tracing::Span;
 
 pub(crate) use self::asynchronous::AsyncFunction;
-pub(crate) use self::held::HoldWatch;
+pub use self::held::HoldWatch;
 use crate::blame::panic_text;
 use crate::call::CallResult;
 use crate::client::Mailboxes;

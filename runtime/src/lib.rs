@@ -67,7 +67,7 @@ pub use engine::{
     CpuLatency, Engine, EngineBuilder, EngineError, EngineOptions, ListenAddress, LocalEngine,
     Rdma, SPIN_DEFAULT, SharedMemory, StartReport, outgoing_ports_warning,
 };
-pub use function::{AtOnce, Function, Later, Promise, Responder, Served, Service};
+pub use function::{AtOnce, Function, HoldWatch, Later, Promise, Responder, Served, Service};
 pub use grpcxx_transport::Time;
 pub use host::block_on;
 pub use inspection::{

@@ -64,7 +64,7 @@ class Server:
 
         `short` runs the function on the thread that has received the call, without a way to another one and back.
         All else that this thread does waits meanwhile, for the GIL too: only for functions of some microseconds, in
-        a process whose other threads do not compute.
+        a process whose other threads do not compute. The log names one that holds the thread for too long.
 
         If it raises, the caller gets `grpcxx.Error` as it was raised, and `UNKNOWN` for everything else.
         """

@@ -553,6 +553,25 @@ def run_python(program, **options):
     )
 
 
+def test_the_log_names_a_short_function_that_holds_its_shard():
+    program = """
+import logging
+import time
+import grpcxx
+
+logging.basicConfig()
+grpcxx.log_to(logging.getLogger())
+with grpcxx.Server() as server, grpcxx.Client(server.address) as client:
+    @server.register(short=True)
+    def dozes():
+        time.sleep(0.2)
+
+    client.call("dozes", fetch=[])
+"""
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "held its shard" in finished.stderr and "dozes" in finished.stderr, finished.stderr
+
+
 def test_a_program_that_closes_nothing_ends(server):
     program = f"""
 import grpcxx, numpy

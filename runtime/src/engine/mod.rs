@@ -203,9 +203,15 @@ impl Engine {
         R: Into<Fetched>,
     {
         let name = name.into();
-        let watch = HoldWatch::new(name.clone(), self.shard_held_max);
+        let watch = self.hold_watch(name.clone());
         let code = move |call| function(call).map(|results| results.into().into());
         self.register(name, Arc::new(ShortFunction { code, watch }));
+    }
+
+    /// What looks how long a [`Function`] that never blocks holds its shard: the log names one that
+    /// holds it for longer than [`EngineOptions::shard_held_max`].
+    pub fn hold_watch(&self, name: impl Into<Text>) -> HoldWatch {
+        HoldWatch::new(name.into(), self.shard_held_max)
     }
 
     /// Lets peers call an asynchronous closure by `name`. Its future runs on a shard, beside the
@@ -219,7 +225,7 @@ impl Engine {
         R: Into<Fetched>,
     {
         let name = name.into();
-        let watch = HoldWatch::new(name.clone(), self.shard_held_max);
+        let watch = self.hold_watch(name.clone());
         let function = AsyncFunction::new(self.shards.clone(), watch, function);
         self.register(name, Arc::new(function));
     }

@@ -13,7 +13,7 @@ use grpcxx_rpc::Text;
 /// cost some hundredths of a short call. Each thread counts those for itself, so that shards do not
 /// wait for each other's line of memory.
 #[derive(Debug)]
-pub(crate) struct HoldWatch {
+pub struct HoldWatch {
     name: Text,
     /// `None`: it may hold it as long as it likes.
     held_max: Option<Duration>,
@@ -37,9 +37,9 @@ impl HoldWatch {
         &self.name
     }
 
-    /// Runs a call, or a part of one.
+    /// Runs a call, or a part of one, on the thread of a shard.
     #[inline]
-    pub(crate) fn run<T>(&self, code: impl FnOnce() -> T) -> T {
+    pub fn run<T>(&self, code: impl FnOnce() -> T) -> T {
         if !self.looks() {
             return code();
         }
