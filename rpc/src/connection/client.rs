@@ -169,6 +169,7 @@ impl ClientConnection {
         let is_overdue = options.deadline.is_some_and(|deadline| deadline <= now);
         if let Request::RecvTensor { step_id, key } = &request
             && self.has(Features::BUNDLES)
+            && key.len() <= SHARED_KEY_BYTES_MAX
             && !is_overdue
         {
             return Ok(self.begin_receive(timeout_ms, *step_id, key, options));
@@ -176,12 +177,15 @@ impl ClientConnection {
         Ok(self.call_alone(now, request, options, timeout_ms, is_overdue))
     }
 
-    /// Whether [`ClientConnection::receive`] may be used: requests for one tensor each go into
-    /// shared frames, and fewer calls than the limit allows are outstanding or ended.
+    /// Whether [`ClientConnection::receive`] may be used for a key: requests for one tensor each go
+    /// into shared frames, this one has room there, and fewer calls than the limit allows are
+    /// outstanding or ended.
     #[inline]
-    pub fn takes_receives(&self) -> bool {
+    pub fn takes_receives(&self, key: &Text) -> bool {
         let calls = self.calls.len() + self.finished.len() + self.answers.len();
-        self.bundles && calls < self.reader.limits.outstanding_calls
+        self.bundles
+            && calls < self.reader.limits.outstanding_calls
+            && key.len() <= SHARED_KEY_BYTES_MAX
     }
 
     /// Starts a call for one tensor, as [`ClientConnection::call`] does, in the few steps of which
@@ -191,7 +195,7 @@ impl ClientConnection {
     /// Inlined, so that options of which the caller knows that there are none take no steps either.
     #[inline(always)]
     pub fn receive(&mut self, now: Time, step_id: i64, key: &Text, options: CallOptions) -> CallId {
-        debug_assert!(self.takes_receives());
+        debug_assert!(self.takes_receives(key));
         let deadline = options.deadline;
         let timeout_ms = deadline.map_or(0, |deadline| self.timeout_ms(deadline, now));
         self.begin_receive(timeout_ms, step_id, key, options)
@@ -560,3 +564,7 @@ fn deadline_exceeded() -> Status {
 
 /// Mark of frames that belong to no call, or to many.
 pub(crate) const NO_CALL: u64 = u64::MAX;
+
+/// Longest key of a request that shares a frame. What a frame holds before it leaves it room for
+/// such a one.
+const SHARED_KEY_BYTES_MAX: usize = 32 << 10;

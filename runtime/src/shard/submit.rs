@@ -154,7 +154,7 @@ impl<A> Core<A> {
         if let Some(slot) = self.ready_peer(peer)
             && let link = &mut self.outgoing.peers[slot]
             && let Some(connection) = link.open_connection()
-            && connection.takes_receives()
+            && connection.takes_receives(key)
             && timeout.is_none_or(|timeout| !timeout.is_zero())
             && let Some(entry) = self.outgoing.calls.vacant()
         {

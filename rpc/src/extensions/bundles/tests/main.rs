@@ -77,12 +77,12 @@ fn a_receive_is_a_call() {
             deadline,
             ..CallOptions::default()
         };
-        assert!(other.client.end.takes_receives());
+        assert!(other.client.end.takes_receives(&"k".into()));
         let now = other.client.now;
         let call = (other.client.end).receive(now, make::STEP_ID, &key.into(), options);
         assert_eq!(call, one.call_with(receive(key), options));
     }
-    assert!(!other.client.end.takes_receives());
+    assert!(!other.client.end.takes_receives(&"k".into()));
     let requests = one.client.drain();
     assert_eq!(other.client.drain(), requests);
     other.server.offer(&requests);
@@ -91,16 +91,16 @@ fn a_receive_is_a_call() {
     assert!(other.server.end.answer(incoming.id, answer));
     other.carry_responses();
     assert!(
-        !other.client.end.takes_receives(),
+        !other.client.end.takes_receives(&"k".into()),
         "an answer counts until it is taken"
     );
     other.finished();
-    assert!(other.client.end.takes_receives());
+    assert!(other.client.end.takes_receives(&"k".into()));
     let gone = Status::new(Code::Unavailable, "the link is gone");
     other.client.end.handle_closed(&gone);
     while other.client.end.poll_finished().is_some() {}
-    assert!(!other.client.end.takes_receives());
-    assert!(!Pair::plain().client.end.takes_receives());
+    assert!(!other.client.end.takes_receives(&"k".into()));
+    assert!(!Pair::plain().client.end.takes_receives(&"k".into()));
 }
 
 /// Where memory is shared, what is kept of it is short.
@@ -263,6 +263,28 @@ fn long_bundles_are_cut() {
     }
     for _ in 0..calls {
         pair.finished().result.unwrap();
+    }
+}
+
+#[test]
+fn a_request_that_no_frame_could_share_has_one_of_its_own() {
+    let mut pair = Pair::announced();
+    for len in [32 << 10, (32 << 10) + 1, 64 << 10, 100_000] {
+        let key = "k".repeat(len);
+        assert_eq!(
+            pair.client.end.takes_receives(&key.as_str().into()),
+            len <= 32 << 10
+        );
+        pair.call(receive(&key));
+        pair.call(receive("short"));
+        pair.carry_requests();
+        for asked in [&key[..], "short"] {
+            let incoming = pair.request();
+            assert_eq!(incoming.request, receive(asked));
+            (pair.server.end).answer(incoming.id, tensors([make::bytes_tensor(8, 1)]));
+        }
+        pair.carry_responses();
+        assert!(pair.finished().result.is_ok() && pair.finished().result.is_ok());
     }
 }
 
