@@ -4,7 +4,7 @@ mod asynchronous;
 mod held;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use grpcxx_rpc::{
     Fetched, GraphCall, NamedTensors, Reason, Request, Response, Status, Tensor, Text, home_shard,
@@ -308,6 +308,16 @@ pub(crate) fn caught(code: impl FnOnce() -> Result<NamedTensors, Status>) -> Cal
     match outcome {
         Ok(result) => result.map(Response::Fetched),
         Err(panic) => Err(panicked(&*panic)),
+    }
+}
+
+/// Answers a call, unless that was done before: what may be dropped before it runs shares its
+/// responder with who hands it over.
+pub(crate) fn answer_once(responder: &Mutex<Option<Responder>>, result: CallResult) {
+    let mut place = responder.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(responder) = place.take() {
+        drop(place);
+        responder.answer(result);
     }
 }
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 
@@ -37,6 +38,20 @@ def test_a_server_tells_its_numbers_to_peers_that_ask():
     with grpcxx.Server() as server, grpcxx.Client(server.address) as client:
         text = client.call("grpcxx.server.metrics", fetch="text").item().decode()
         assert "\ngrpcxx_shards_silent 0\n" in text, "what `grpcxx top` shows"
+
+
+def test_a_server_whose_functions_block_tells_what_it_does():
+    is_over = threading.Event()
+    with grpcxx.Server() as server, grpcxx.Client(server.address) as client:
+        server.register(lambda: is_over.wait(60), name="waits")
+        calls = [client.call_async("waits", fetch=[]) for _ in range(64)]
+        try:
+            for what, fetch in (("metrics", "text"), ("inspect", "json")):
+                assert client.call(f"grpcxx.server.{what}", fetch=fetch, timeout=20).item()
+        finally:
+            is_over.set()
+        for call in calls:
+            call.result(timeout=60)
 
 
 def test_without_an_address_there_is_no_page():

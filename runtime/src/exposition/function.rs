@@ -1,26 +1,32 @@
 //! The functions by which a task that listens tells its peers what it counts and waits for.
 
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use arc_swap::ArcSwap;
 use grpcxx_memory::forks;
 use grpcxx_rpc::{Code, GraphCall, NamedTensors, Reason, Shape, Status, Tensor, Text};
 
 use super::{Exposition, ProgramPage};
-use crate::function::Function;
+use crate::function::{Function, Responder, answer_once, caught};
 use crate::registry::{Functions, SERVER_INSPECT};
 
 /// Name of the function by which a task that listens tells its numbers. Fetches `text` (a scalar
 /// string), which is in Prometheus' text format. Peers that are not grpcxx do not have it.
 pub const SERVER_METRICS: &str = "grpcxx.server.metrics";
 
-/// Tells something of the engine that has this function.
-pub(crate) struct Telling {
+/// Tells something of the engine that has this function, on a thread of its own: functions of the
+/// program may hold all threads of the compute pool.
+pub(crate) struct Telling(Arc<Source>);
+
+struct Source {
     /// It has none of the functions, which hold this one.
     exposition: Exposition,
     functions: Weak<ArcSwap<Functions>>,
     program: Arc<RwLock<ProgramPage>>,
     what: What,
+    /// Threads that tell.
+    threads: AtomicUsize,
 }
 
 /// What a program adds to what its engine tells peers. Dropping it takes that away, and waits for
@@ -56,7 +62,7 @@ impl Telling {
         };
         [metrics, inspect].map(|what| {
             let name = what.function;
-            let telling = Self {
+            let source = Source {
                 functions: Arc::downgrade(&exposition.functions),
                 exposition: Exposition {
                     functions: Arc::default(),
@@ -64,7 +70,9 @@ impl Telling {
                 },
                 program: Arc::clone(&more.program),
                 what,
+                threads: AtomicUsize::new(0),
             };
+            let telling = Self(Arc::new(source));
             (name, Arc::new(telling) as Arc<dyn Function>)
         })
     }
@@ -72,6 +80,44 @@ impl Telling {
 
 impl Function for Telling {
     fn call(&self, call: GraphCall) -> Result<NamedTensors, Status> {
+        self.0.tell(&call)
+    }
+
+    fn start(&self, call: GraphCall, responder: Responder) {
+        let source = Arc::clone(&self.0);
+        if source.threads.fetch_add(1, Ordering::Relaxed) >= THREADS_MAX {
+            source.threads.fetch_sub(1, Ordering::Relaxed);
+            let text = format!("{THREADS_MAX} others ask for this just now; try again");
+            let status = Status::new(Code::ResourceExhausted, text);
+            return responder.answer(Err(status.because(Reason::QueueFull)));
+        }
+        // A thread that does not begin drops what it was to run, and the call needs an answer.
+        let responder = Arc::new(Mutex::new(Some(responder)));
+        let (taken, teller) = (Arc::clone(&responder), Arc::clone(&source));
+        let thread = std::thread::Builder::new().name("grpcxx-told".to_owned());
+        let begun = thread.spawn(move || {
+            let result = caught(|| teller.tell(&call));
+            teller.threads.fetch_sub(1, Ordering::Relaxed);
+            answer_once(&taken, result);
+        });
+        if let Err(error) = begun {
+            source.threads.fetch_sub(1, Ordering::Relaxed);
+            let text = format!("no thread can begin: {error}");
+            answer_once(&responder, Err(Status::new(Code::ResourceExhausted, text)));
+        }
+    }
+
+    fn may_block(&self) -> bool {
+        false
+    }
+
+    fn runs_anywhere(&self) -> bool {
+        true
+    }
+}
+
+impl Source {
+    fn tell(&self, call: &GraphCall) -> Result<NamedTensors, Status> {
         let What {
             function,
             fetch,
@@ -115,3 +161,6 @@ impl Drop for ToldMore {
         *program = ProgramPage::default();
     }
 }
+
+/// Most threads that tell one thing at once.
+const THREADS_MAX: usize = 4;

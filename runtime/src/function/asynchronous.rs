@@ -3,13 +3,13 @@
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use futures_util::FutureExt;
-use grpcxx_rpc::{Code, Fetched, GraphCall, NamedTensors, Status};
+use grpcxx_rpc::{Code, Fetched, GraphCall, NamedTensors, Response, Status};
 use tracing::Instrument;
 
-use super::{Function, HoldWatch, Responder, panicked};
+use super::{Function, HoldWatch, Responder, answer_once, panicked};
 use crate::sharded::Shards;
 
 /// A closure that returns a future of its results.
@@ -66,23 +66,15 @@ impl Function for AsyncFunction {
                 .poll(results.instrument(span))
                 .await
                 .unwrap_or_else(|panic| Err(panicked(&*panic)));
-            answer(&taken, results);
+            answer_once(&taken, results.map(Response::Fetched));
         };
         if spawner.spawn_local(job).is_err() {
-            answer(&responder, Err(refused()));
+            answer_once(&responder, Err(refused()));
         }
     }
 
     fn may_block(&self) -> bool {
         false
-    }
-}
-
-fn answer(responder: &Mutex<Option<Responder>>, results: Results) {
-    let mut place = responder.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(responder) = place.take() {
-        drop(place);
-        responder.answer(results.map(grpcxx_rpc::Response::Fetched));
     }
 }
 
