@@ -37,19 +37,17 @@ impl Engine {
         names: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.core().check_open(py)?;
-        let fetch = |name: &Bound<'py, PyString>| -> PyResult<Bound<'py, PyAny>> {
+        if let Ok(name) = names.cast::<PyString>() {
             let name = text_of(name)?;
             let tensor = self.core().with(|engine| engine.store_fetch(&name));
-            array_of(py, checked(py, tensor)?, Access::Shared)
-        };
-        if let Ok(name) = names.cast::<PyString>() {
-            return fetch(name);
+            return array_of(py, checked(py, tensor)?, Access::Shared);
         }
+        let names = names.try_iter()?.map(|name| text_of(name_of(&name?)?));
+        let names = names.collect::<PyResult<Vec<_>>>()?;
+        let tensors = self.core().with(|engine| engine.store_fetch_all(&names));
         let arrays = PyDict::new(py);
-        for name in names.try_iter()? {
-            let name = name?;
-            let name = name_of(&name)?;
-            arrays.set_item(name, fetch(name)?)?;
+        for (name, tensor) in names.iter().zip(checked(py, tensors)?) {
+            arrays.set_item(name.as_str(), array_of(py, tensor, Access::Shared)?)?;
         }
         Ok(arrays.into_any())
     }

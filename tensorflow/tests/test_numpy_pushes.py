@@ -143,3 +143,26 @@ def test_several_arrays_of_more_than_a_gibibyte_are_staged(server, client):
     assert staged(server) == (2, 2 * len(big) - 1) and not server.stored()
     go_on.set()
     pushing.result(60)
+
+
+def test_a_server_sees_all_of_a_push_or_nothing():
+    names = [f"w{at}" for at in range(100)]
+    is_over = threading.Event()
+    with grpcxx.Server() as server, grpcxx.Client(server.address) as client:
+
+        def push():
+            number = 0
+            while not is_over.is_set():
+                client.push({name: np.full(10, number) for name in names})
+                number += 1
+
+        client.push({name: np.full(10, 0) for name in names})
+        pusher = threading.Thread(target=push)
+        pusher.start()
+        try:
+            for _ in range(400):
+                numbers = {array[0] for array in server.pull(names).values()}
+                assert len(numbers) == 1
+        finally:
+            is_over.set()
+            pusher.join()

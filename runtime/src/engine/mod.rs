@@ -408,6 +408,15 @@ impl Engine {
         self.shared.store.load().fetch(name)
     }
 
+    /// The tensors of these names, as they are in the store at one time.
+    ///
+    /// # Errors
+    /// As of [`Engine::store_fetch`].
+    pub fn store_fetch_all(&self, names: &[Text]) -> Result<Vec<Tensor>, Status> {
+        let store = self.shared.store.load();
+        names.iter().map(|name| store.fetch(name)).collect()
+    }
+
     /// Removes the tensors of these names from the store; names that are not there are left out.
     pub fn store_remove(&self, names: &[Text]) {
         registry::remove_all(&self.shared.store, names);
