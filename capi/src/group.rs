@@ -191,7 +191,8 @@ fn run(
         let found = group.run(operator, tensor, None).wait()?;
         return Ok(found.map(CTensor::new));
     };
-    let memory = match place.takes(group, operator, &tensor)? {
+    let takes = place.takes(group, operator, &tensor);
+    let memory = match takes.inspect_err(|_| group.refuse())? {
         true => place.memory(&mut tensor),
         false => None,
     };
@@ -218,7 +219,9 @@ unsafe fn collective(
         // SAFETY: as above.
         let (group, tensor) = unsafe { (handle("group", group)?, handle("tensor", tensor)?) };
         let group = group.tagged(tag)?;
-        let found = run(&group, operator?, tensor.to_tensor()?, place)?;
+        let brought = operator.and_then(|operator| Ok((operator, tensor.to_tensor()?)));
+        let (operator, tensor) = brought.inspect_err(|_| group.refuse())?;
+        let found = run(&group, operator, tensor, place)?;
         if !result.is_null() {
             match found {
                 // SAFETY: writable.

@@ -88,6 +88,18 @@ impl Kind {
 }
 
 impl Description {
+    /// That of a rank which has refused what was called.
+    pub(crate) fn of_nothing() -> Self {
+        Self {
+            kind: Kind::Barrier,
+            op: None,
+            dtype: DType::UInt8,
+            root: ROOT_OF_NOTHING,
+            number: 0,
+            shape: Shape::vector(0),
+        }
+    }
+
     pub(crate) fn to_bytes(&self) -> [u8; DESCRIPTION_BYTES] {
         let read = self.as_read();
         let mut bytes = [0; DESCRIPTION_BYTES];
@@ -185,6 +197,9 @@ impl Read {
 
 impl fmt::Display for Read {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.kind == Kind::Barrier && self.root == ROOT_OF_NOTHING {
+            return f.write_str("what it refused");
+        }
         f.write_str(self.kind.name())?;
         if self.kind == Kind::Barrier {
             return Ok(());
@@ -216,6 +231,9 @@ fn digest(dims: &[u64]) -> u64 {
 
 /// Length of a description. What follows it keeps the alignment of 64 bytes.
 pub(crate) const DESCRIPTION_BYTES: usize = 64;
+
+/// In place of the root of a barrier, which has none: the rank has refused what was called.
+const ROOT_OF_NOTHING: u32 = u32::MAX;
 
 /// Dimensions that a description holds in full.
 const DIMS_SHOWN: usize = 4;

@@ -117,7 +117,10 @@ impl Group {
                 self.explain(operator.kind(), machine.scheme());
                 self.member.call(self.tag, machine, ending);
             }
-            Err(status) => ending.fail(status),
+            Err(status) => {
+                ending.fail(status);
+                self.refuse();
+            }
         }
         let operation = operation.on(&self.member.client, self.member.shard);
         match self.member.goes_by_boards(self.tag) {
@@ -127,6 +130,30 @@ impl Group {
             }),
             false => operation,
         }
+    }
+
+    /// Takes the place of an operation that was called here and cannot be, as the methods do that
+    /// begin one: else the next one would meet what other ranks have called for this one. Where
+    /// they have called another operation, the group ends; where all have refused, it goes on.
+    pub fn refuse(&self) {
+        let (_, ending) = Operation::<()>::new(|_| Ok(()));
+        let plan = Plan {
+            kind: Kind::Barrier,
+            rank: self.rank(),
+            size: self.size(),
+            root: 0,
+            bytes: 0,
+            element_bytes: 1,
+            has_boards: self.member.goes_by_boards(self.tag),
+        };
+        let task = Task {
+            plan,
+            description: Description::of_nothing(),
+            arithmetic: None,
+            input: Buffer::new(),
+        };
+        let machine = Machine::new(task, |_| Vec::new());
+        self.member.call(self.tag, machine, ending);
     }
 
     /// The shape of what an output of [`Group::run`] gets, and how many bytes it must have; `None`
@@ -174,9 +201,11 @@ impl Group {
         tensors: Vec<Tensor>,
         op: ReduceOp,
     ) -> Result<Operations, Status> {
-        for tensor in &tensors {
-            self.check(Operator::AllReduce(op), tensor)?;
-        }
+        let check = |tensor| self.check(Operator::AllReduce(op), tensor);
+        tensors
+            .iter()
+            .try_for_each(check)
+            .inspect_err(|_| self.refuse())?;
         let buckets = Buckets::of(&tensors);
         let begin = |bucket: &[usize]| Ok(self.all_reduce(packed(&tensors, bucket)?, op));
         let operations = buckets.iter().map(begin);
@@ -233,14 +262,19 @@ impl Group {
         operation.and_then(|_| Ok(()))
     }
 
-    /// Leaves the group, once the others have what this rank has sent. Operations that begin later
-    /// fail on all ranks, and name this one. If the group has failed, this waits until the others
+    /// Leaves the group, once the others have what this rank has sent; a forked child lets go of it.
+    /// Operations that begin later fail on all ranks, and name this one. If the group has failed, this waits until the others
     /// have heard why, for 2 seconds at most.
     ///
     /// # Errors
     /// `DEADLINE_EXCEEDED` if a rank does not take what was sent within the time of an operation;
     /// this one has left all the same.
     pub fn leave(self) -> Result<(), Status> {
+        if self.member.client.inherited().is_some() {
+            // In a forked child, which has no thread that could give back what this one needs.
+            std::mem::forget(self);
+            return Ok(());
+        }
         match self.member.leave().recv_timeout(self.member.patience) {
             Ok(()) | Err(RecvTimeoutError::Disconnected) => Ok(()),
             Err(RecvTimeoutError::Timeout) => {
@@ -252,6 +286,9 @@ impl Group {
 
     /// As [`Group::leave`], without waiting for the others.
     pub fn leave_without_waiting(self) {
+        if self.member.client.inherited().is_some() {
+            return std::mem::forget(self);
+        }
         drop(self.member.leave());
     }
 

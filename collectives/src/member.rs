@@ -5,6 +5,7 @@
 //! there is one, so that it comes in one way and not in two.
 
 mod by_boards;
+mod due;
 mod lane;
 mod lost;
 mod names;
@@ -19,9 +20,10 @@ use std::time::Duration;
 
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_rpc::{Code, DType, Reason, Response, Shape, Status, Tensor, TensorMeta, Text};
-use grpcxx_runtime::{CallResult, Client, CompletionHandler, Peer, ShardContext, Time};
+use grpcxx_runtime::{CallResult, Client, CompletionHandler, Peer, ShardContext};
 
 pub(crate) use self::by_boards::Lookout;
+use self::due::{Due, advance, advance_and, succeed};
 use self::lane::{Entry, Lane};
 use self::lost::{Lost, is_gone, left};
 pub(crate) use self::names::{Names, Who};
@@ -30,7 +32,7 @@ use self::tokens::{
     ABSENCE, FAREWELL, HELLO, TIMER, asked_ahead, partner_of_farewell, parts_of, rank_of_absence,
     token,
 };
-use crate::boards::{Boards, Sleep};
+use crate::boards::Boards;
 use crate::machine::{Effect, Machine, Slot};
 use crate::operation::{Ending, LOOK_TIME};
 use crate::plan::Plan;
@@ -80,15 +82,6 @@ struct State {
 #[derive(Default)]
 struct Unsent(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
-/// What begins or ends once the state is not locked any more.
-#[derive(Default)]
-struct Due {
-    effects: Vec<(u16, u64, Effect)>,
-    ended: Vec<(Machine, Arc<Ending>)>,
-    /// The shard is to look at boards again: more was there than it took, or may be soon.
-    looks_again: bool,
-}
-
 impl Member {
     pub(crate) fn new(
         (rank, size): (u32, u32),
@@ -137,9 +130,15 @@ impl Member {
             }
             let lane = state.lanes.entry(tag).or_insert_with(|| self.lane(tag));
             if lane.waiting() >= OPERATIONS_MAX {
-                let text = format!("{OPERATIONS_MAX} operations wait under tag {tag}");
+                drop(state);
+                let text = format!(
+                    "{OPERATIONS_MAX} operations wait under tag {tag}: wait for some of them \
+                     before the next; the group is over, since other ranks may have begun this one"
+                );
                 let status = Status::new(Code::ResourceExhausted, text);
-                return ending.fail(status.because(Reason::QueueFull));
+                let status = status.because(Reason::QueueFull);
+                ending.fail(status.clone());
+                return self.on_shard(move |member, shard| member.fail(status, shard));
             }
             machine.set_number(lane.next_number());
             let is_alone = !lane.is_running() && lane.waiting() == 0;
@@ -529,36 +528,6 @@ impl Drop for Unsent {
         if let Some(close) = close.take() {
             close();
         }
-    }
-}
-
-/// Begins operations of a lane and ends those that are done, as long as there are any.
-fn advance(lane: &mut Lane, now: Option<Time>, due: &mut Due) -> Result<(), Status> {
-    advance_and(Sleep::Deep, lane, now, due)
-}
-
-/// [`advance`], which leaves the lane to doze if somebody is about to look at it.
-fn advance_and(
-    sleep: Sleep,
-    lane: &mut Lane,
-    now: Option<Time>,
-    due: &mut Due,
-) -> Result<(), Status> {
-    loop {
-        lane.begin(now, &mut due.effects)?;
-        due.looks_again |= lane.rest(sleep, now, &mut due.effects)?;
-        match lane.take_done() {
-            Some(done) => due.ended.push(done),
-            None => return Ok(()),
-        }
-        lane.ask(&mut due.effects);
-    }
-}
-
-fn succeed(ended: Vec<(Machine, Arc<Ending>)>) {
-    for (machine, ending) in ended {
-        ending.succeed();
-        drop(machine);
     }
 }
 

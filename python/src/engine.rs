@@ -115,7 +115,7 @@ impl Core {
     }
 
     /// Whether another process has started it, of which this one is a child.
-    fn is_inherited(&self) -> bool {
+    pub(crate) fn is_inherited(&self) -> bool {
         self.client.inherited().is_some()
     }
 
@@ -214,7 +214,7 @@ impl Engine {
     }
 
     /// Whether another process has started it.
-    fn is_inherited(&self) -> bool {
+    pub(crate) fn is_inherited(&self) -> bool {
         self.core.is_inherited()
     }
 

@@ -15,6 +15,7 @@ use pyo3::prelude::*;
 
 use crate::argument;
 use crate::arrays::{Access, array_of, check_out, put, tensor_of, without_data};
+use crate::claims::{Claim, Claims};
 use crate::completions::Report;
 use crate::engine::Core;
 use crate::lock::lock;
@@ -30,6 +31,7 @@ use crate::waits::{WAIT_SLICE, run_elsewhere};
 pub(crate) struct Group {
     core: Arc<Core>,
     group: Mutex<Option<RuntimeGroup>>,
+    claims: Claims,
 }
 
 /// An operation that goes on. The thread that ends futures asks for its result.
@@ -49,6 +51,7 @@ struct Running {
     operation: Operation<Option<Tensor>>,
     out: Option<Py<PyUntypedArray>>,
     has_place: bool,
+    _claim: Claim,
 }
 
 /// What a group is made of.
@@ -91,7 +94,22 @@ impl Group {
         Ok(Self {
             core: Arc::clone(core),
             group: Mutex::new(Some(group)),
+            claims: Claims::default(),
         })
+    }
+
+    /// Claims what an operation reads and writes.
+    fn claim(
+        &self,
+        array: &Bound<'_, PyAny>,
+        tensor: &Tensor,
+        out: Option<&Bound<'_, PyUntypedArray>>,
+    ) -> Result<Claim, Status> {
+        let array = array.cast().map_or(0..0, memory::extent_of);
+        let read = tensor.data.as_ptr_range();
+        let read = read.start.addr()..read.end.addr();
+        self.claims
+            .claim(&array, read, out.map_or(0..0, memory::range_of))
     }
 
     fn open(&self, py: Python<'_>) -> PyResult<RuntimeGroup> {
@@ -123,18 +141,27 @@ impl Group {
         future: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let group = self.open(py)?.with_tag(tag);
-        let operator = checked(py, operator(kind, op, root))?;
-        let out = out.map(check_out).transpose()?;
-        let tensor = brought(array, out.as_ref())?;
-        let (output, has_place) = output(py, &group, operator, &tensor, out.as_ref())?;
         if future.is_none() {
             checked(py, may_wait())?;
         }
+        let prepared = || {
+            let operator = checked(py, operator(kind, op, root))?;
+            let out = out.map(check_out).transpose()?;
+            let tensor = numbers_of("array", array, false)?;
+            let claim = checked(py, self.claim(array, &tensor, out.as_ref()))?;
+            let tensor = brought(tensor, array, out.as_ref())?;
+            let (output, has_place) = output(py, &group, operator, &tensor, out.as_ref())?;
+            Ok((operator, tensor, (out, claim), output, has_place))
+        };
+        let prepared: PyResult<_> = prepared();
+        let (operator, tensor, (out, claim), output, has_place) =
+            prepared.inspect_err(|_| py.detach(|| group.refuse()))?;
         let operation = py.detach(|| group.run(operator, tensor, output));
         let running = Running {
             operation,
             out: out.map(Bound::unbind),
             has_place,
+            _claim: claim,
         };
         match future {
             None => wait(py, running),
@@ -152,12 +179,16 @@ impl Group {
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let group = self.open(py)?.with_tag(tag);
         checked(py, may_wait())?;
-        let op = checked(py, ReduceOp::from_name(op))?;
-        let numbered = arrays.iter().enumerate();
-        let tensors: PyResult<Vec<Tensor>> = numbered
-            .map(|(index, array)| numbers_of(&format!("arrays[{index}]"), array, false))
-            .collect();
-        let tensors = tensors?;
+        let prepared = || {
+            let op = checked(py, ReduceOp::from_name(op))?;
+            let numbered = arrays.iter().enumerate();
+            let tensors: PyResult<Vec<Tensor>> = numbered
+                .map(|(index, array)| numbers_of(&format!("arrays[{index}]"), array, false))
+                .collect();
+            Ok((op, tensors?))
+        };
+        let prepared: PyResult<_> = prepared();
+        let (op, tensors) = prepared.inspect_err(|_| py.detach(|| group.refuse()))?;
         let results = py.detach(|| group.all_reduce_many(tensors, op)?.wait());
         let results = checked(py, results)?.into_iter();
         results
@@ -178,6 +209,9 @@ impl Group {
 
     /// Leaves the group, once the others have what this rank has sent.
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
+        if self.core.is_inherited() {
+            return Ok(());
+        }
         let Some(group) = lock(&self.group).take() else {
             return Ok(());
         };
@@ -228,6 +262,7 @@ fn wait(py: Python<'_>, running: Running) -> PyResult<Bound<'_, PyAny>> {
         mut operation,
         out,
         has_place,
+        _claim,
     } = running;
     loop {
         match py.detach(|| operation.wait_timeout(WAIT_SLICE)) {
@@ -296,8 +331,11 @@ fn ended<'py>(
 }
 
 /// The array that this rank brings; a copy if the result overwrites it.
-fn brought(array: &Bound<'_, PyAny>, out: Option<&Bound<'_, PyUntypedArray>>) -> PyResult<Tensor> {
-    let tensor = numbers_of("array", array, false)?;
+fn brought(
+    tensor: Tensor,
+    array: &Bound<'_, PyAny>,
+    out: Option<&Bound<'_, PyUntypedArray>>,
+) -> PyResult<Tensor> {
     let is_same = out.is_some_and(|out| memory::overlaps(out, &tensor.data));
     match is_same {
         true => numbers_of("array", array, true),

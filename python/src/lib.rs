@@ -12,6 +12,7 @@ extern crate grpcxx_capi;
 mod argument;
 mod arrays;
 mod call;
+mod claims;
 mod completions;
 mod counts;
 mod dtypes;

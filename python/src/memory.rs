@@ -150,6 +150,23 @@ pub(crate) fn range_of(array: &Bound<'_, PyUntypedArray>) -> Range<usize> {
     start..start + bytes_of(array)
 }
 
+/// The addresses between the first and the last byte of an array, whatever its strides.
+pub(crate) fn extent_of(array: &Bound<'_, PyUntypedArray>) -> Range<usize> {
+    let start = data_of(array).addr();
+    if array.is_empty() {
+        return start..start;
+    }
+    let (mut low, mut high) = (start, start);
+    for (&size, &stride) in array.shape().iter().zip(array.strides()) {
+        let reach = stride.unsigned_abs() * (size - 1);
+        match stride < 0 {
+            true => low = low.saturating_sub(reach),
+            false => high = high.saturating_add(reach),
+        }
+    }
+    low..high.saturating_add(array.dtype().itemsize())
+}
+
 impl Place {
     /// The memory of a contiguous and writable array; `None` if it has no bytes.
     pub(crate) fn of(array: &Bound<'_, PyUntypedArray>, bytes: usize) -> Option<Self> {

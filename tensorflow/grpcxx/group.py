@@ -24,7 +24,8 @@ class Group:
 
     Arrays that are given may be anything that NumPy can see without a copy (arrays, DLPack, the buffer protocol). They
     must stay as they are until the operation has ended. A result lies in `out`, if that is given, which must have its
-    type and shape and may be the array that is given.
+    type and shape and may be the array that is given. Other operations take neither until this one has ended, and are
+    refused; several may send the same array.
 
     When a rank dies, hangs, leaves or calls something else than the others, the operations of all ranks raise
     `grpcxx.Error` with its name, and so do all later ones. Those that are left can make a new group with the next

@@ -75,6 +75,109 @@ def test_results_land_in_out_and_in_the_array_itself():
         assert (out == 3).all() and (array == 3).all()
 
 
+@pytest.mark.parametrize("shm", ["on", "off"])
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda group: group.all_reduce(np.full(3, 100.0), out=np.zeros(4)),
+        lambda group: group.all_reduce(np.array(["a", "b"])),
+        lambda group: group.all_reduce(np.ones(3, np.bool_)),
+        lambda group: group.all_reduce_many([np.ones(3), np.array(["a"])]),
+        lambda group: group.reduce_scatter(np.ones(3)),
+        lambda group: group.broadcast(np.ones(3), root=7),
+        lambda group: group.all_reduce(np.ones(3), op="most"),
+    ],
+    ids=["out", "strings", "bool", "many", "parts", "root", "op"],
+)
+def test_what_one_rank_alone_refuses_is_not_taken_for_its_next_operation(refused, shm):
+    def code(group):
+        found = [group.all_reduce(np.full(3, 1.0))[0]]
+        # All refuse it, and go on.
+        with pytest.raises(grpcxx.Error):
+            refused(group)
+        found.append(group.all_reduce(np.full(3, 10.0))[0])
+        if group.rank == 1:
+            with pytest.raises(grpcxx.Error):
+                refused(group)
+        else:
+            with pytest.raises(grpcxx.Error, match="rank 1 called what it refused"):
+                group.all_reduce(np.full(3, 100.0))
+        with pytest.raises(grpcxx.Error, match="rank 1 called what it refused"):
+            group.all_reduce(np.full(3, 1000.0))
+        return found
+
+    assert together(2, code, settings={"GRPCXX_SHM": shm}) == [[2, 20]] * 2
+
+
+def test_more_operations_than_a_group_keeps_end_it():
+    def code(group):
+        if group.rank == 1:
+            time.sleep(0.3)
+        futures = [group.all_reduce(np.full(3, float(at)), async_=True) for at in range(4200)]
+        errors = [future.exception(timeout=60) for future in futures]
+        values = [(at, future.result()[0]) for at, future in enumerate(futures) if errors[at] is None]
+        assert all(value == 2 * at for at, value in values)
+        return str(group_error(group)), len(values)
+
+    def group_error(group):
+        with pytest.raises(grpcxx.Error) as caught:
+            group.check()
+        return caught.value
+
+    told = together(2, code)
+    assert all("4096 operations wait under tag 0" in text for text, _ in told), told
+
+
+def test_memory_that_an_operation_writes_is_used_by_no_other_one_until_it_ends():
+    has_tried = threading.Event()
+
+    def code(group):
+        array, out, other = np.ones(100_000), np.empty(100_000), np.empty(100_000)
+        if group.rank == 0:
+            future = group.all_reduce(array, out=out, async_=True)
+            for text, brought, place in (
+                ("array is the result", out, other),
+                # What is short is copied, or strided: also then it is not read now.
+                ("array is the result", out[3:5], other[:2]),
+                ("array is the result", out[::-50_000], other[:2]),
+                ("out is the result", other, out[:2]),
+                ("out is the array", other, array),
+            ):
+                with pytest.raises(grpcxx.Error, match=f"{text} of an operation .* wait for that first"):
+                    group.all_reduce(brought, out=place, async_=True)
+            has_tried.set()
+        else:
+            assert has_tried.wait(60)
+            future = group.all_reduce(array, out=out, async_=True)
+            for _ in range(5):
+                with pytest.raises(grpcxx.Error, match="strings"):
+                    group.all_reduce(np.array(["what rank 0 refuses too"]))
+        assert (future.result(60) == 2).all()
+        both = [group.all_reduce(array, async_=True) for _ in range(2)]
+        assert all((end.result(60) == 2).all() for end in both), "an array may be sent twice"
+        return (group.all_reduce(out, out=out) == 4).all()
+
+    assert together(2, code) == [True, True]
+
+
+def test_a_child_leaves_a_group_whatever_its_parent_did_at_the_fork():
+    def code(group):
+        group.barrier()
+        for _ in range(20):
+            futures = [group.all_reduce(np.ones(50_000), tag=1, async_=True) for _ in range(5)]
+            if group.rank == 0:
+                child = os.fork()
+                if child == 0:
+                    signal.alarm(20)
+                    group.close()
+                    os._exit(7)
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            assert all((future.result(60) == 2).all() for future in futures)
+        return True
+
+    assert together(2, code) == [True, True]
+
+
 def test_futures_go_on_beside_each_other():
     def code(group):
         futures = [group.all_reduce(np.full(1000, tag), tag=tag, async_=True) for tag in range(20)]
