@@ -430,8 +430,9 @@ mod tests {
     }
 
     extern "C" fn told(user: *mut c_void, status: *const CStatus, _: *const CPeerState) {
-        // SAFETY: the test gives a sender, and waits for what it sends.
-        let ends = unsafe { &*user.cast::<Sender<i32>>() };
+        // SAFETY: the test gives a sender, and waits for what it sends. From then on the test may
+        // end, with its own.
+        let ends = unsafe { &*user.cast::<Sender<i32>>() }.clone();
         // SAFETY: NULL or alive.
         let _listens = ends.send(unsafe { grpcxx_status_reason(status) });
     }

@@ -37,6 +37,20 @@ def script(folder, text):
     return path
 
 
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["--timeout", "nan"], "give more than 0 seconds"),
+        (["--join-timeout", "0"], "give more than 0 seconds"),
+        (["--rendezvous", "foo"], "give HOST:PORT"),
+        (["--rendezvous", "foo:70000"], "give HOST:PORT"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_anything_starts(arguments, text):
+    finished = parallel("-n", 2, *arguments, "script.py")
+    assert finished.returncode == 2 and text in finished.stderr, finished.stderr
+
+
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "7", "TORCHELASTIC_RUN_ID": "none"}
 
 

@@ -224,6 +224,11 @@ fn a_task_tells_what_it_waits_for() {
         "{shown}"
     );
     let star = cluster.star_address("ps:0").unwrap();
+    for (address, code) in [(star, Some(0)), ("127.0.0.1:1", Some(69))] {
+        let shown = grpcxx(folder.path(), &["top", "--once", "--star", address]);
+        assert_eq!(shown.status.code(), code, "{}", text(&shown.stderr));
+        assert_eq!(text(&shown.stderr).contains("not up: "), code != Some(0));
+    }
     let over_star = grpcxx(folder.path(), &["--json", "inspect", star, "--star", star]);
     let told: Value = serde_json::from_slice(&over_star.stdout).unwrap();
     assert_eq!(told["task"], star, "{}", text(&over_star.stderr));

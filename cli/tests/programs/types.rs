@@ -156,6 +156,18 @@ fn what_a_file_has_no_type_for_is_left_out_unless_it_is_asked_for() {
         assert_eq!(model.entries().len(), 1);
     }
     assert!(text(&pull("--all").stdout).contains(", without 1 for which it has no type"));
+    let verified = grpcxx(
+        folder.path(),
+        &[
+            "pull",
+            "--all",
+            "--verify",
+            "m.safetensors",
+            "--star",
+            &star,
+        ],
+    );
+    assert!(verified.status.success(), "{}", text(&verified.stderr));
     for nothing in ["words", "wor*"] {
         let refused = pull(nothing);
         assert_eq!(refused.status.code(), Some(65), "{}", text(&refused.stderr));

@@ -76,7 +76,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--local", action="store_true", help="start them here, whatever a launcher has set")
     parser.add_argument("--rank", type=int, help="be this rank")
     parser.add_argument("--size", type=_positive, help="of so many")
-    parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where rank 0 listens")
+    parser.add_argument("--rendezvous", type=_address, metavar="HOST:PORT", help="where rank 0 listens")
     parser.add_argument(
         "--shard",
         choices=["auto", "all", "none"],
@@ -87,10 +87,16 @@ def _options() -> argparse.ArgumentParser:
         "--bucket-mib", type=_positive, default=16, help="gradients travel together up to this size (default: 16)"
     )
     parser.add_argument(
-        "--timeout", type=float, default=600.0, help="seconds that a rank may keep the others waiting (default: 600)"
+        "--timeout",
+        type=_seconds,
+        default=600.0,
+        help="seconds that a rank may keep the others waiting (default: 600)",
     )
     parser.add_argument(
-        "--join-timeout", type=float, default=300.0, help="seconds that the ranks may take to meet (default: 300)"
+        "--join-timeout",
+        type=_seconds,
+        default=300.0,
+        help="seconds that the ranks may take to meet (default: 300)",
     )
     parser.add_argument(
         "--restarts",
@@ -117,6 +123,20 @@ def _positive(text: str) -> int:
     if not 1 <= number <= 4096:
         raise argparse.ArgumentTypeError("give a number from 1 to 4096")
     return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError("give more than 0 seconds")
+    return number
+
+
+def _address(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isdecimal() and int(port) < 1 << 16):
+        raise argparse.ArgumentTypeError("give HOST:PORT, such as 10.0.0.1:29500")
+    return text
 
 
 def _count(text: str) -> int:

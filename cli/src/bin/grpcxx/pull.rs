@@ -49,8 +49,10 @@ pub(crate) fn run(arguments: &PullArguments, config: &Config, output: Output) ->
     let patterns = Patterns::new(&arguments.patterns);
     let mut found = cluster.find(&patterns, arguments.task.as_deref())?;
     check_names(&cluster, &found, &patterns)?;
-    let left_out = match &arguments.output {
-        Some(path) if check_ending(path)? == Ending::Safetensors => {
+    // The files to compare with have no place for them either.
+    let file = arguments.output.as_ref().or(arguments.verify.first());
+    let left_out = match file {
+        Some(path) if matches!(check_ending(path), Ok(Ending::Safetensors)) => {
             leave_out(path, &mut found, &patterns)?
         }
         _ => Vec::new(),

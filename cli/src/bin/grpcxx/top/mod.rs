@@ -19,7 +19,7 @@ use serde::Serialize;
 use crate::arguments::TopArguments;
 use crate::cluster::{Cluster, Task};
 use crate::output::{Output, Table};
-use crate::terminal::{Exit, OrExit, Outcome, Signals};
+use crate::terminal::{Exit, Failure, OrExit, Outcome, Signals};
 use app::{App, COLUMNS, State};
 use sample::{Rates, Sample};
 
@@ -130,7 +130,17 @@ fn once(app: &mut App, told: &Receiver<Told>, output: Output) -> Outcome {
         }
         format!("{table}{errors}")
     };
-    output.print(&rows.collect::<Vec<_>>(), text)
+    output.print(&rows.collect::<Vec<_>>(), text)?;
+    let mut away = tasks
+        .iter()
+        .filter(|task| task.state != State::Up)
+        .peekable();
+    if away.peek().is_none() {
+        return Ok(());
+    }
+    let names: Vec<&str> = away.map(|task| task.name.as_str()).collect();
+    let text = format!("not up: {}", names.join(", "));
+    Err(Failure::new(Exit::Unavailable, text))
 }
 
 /// Refreshes the terminal, and leaves it as it was: at the end, and after a panic by the hook that
