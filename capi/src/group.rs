@@ -214,13 +214,14 @@ unsafe fn collective(
 ) -> *mut CStatus {
     reporting(|| {
         // SAFETY: stated by the caller. Memory with a function is given back whatever fails.
-        let place = unsafe { Place::of(output) }?;
+        let place = unsafe { Place::of(output) };
         may_block(function)?;
         // SAFETY: as above.
         let (group, tensor) = unsafe { (handle("group", group)?, handle("tensor", tensor)?) };
         let group = group.tagged(tag)?;
-        let brought = operator.and_then(|operator| Ok((operator, tensor.to_tensor()?)));
-        let (operator, tensor) = brought.inspect_err(|_| group.refuse())?;
+        let brought = || Ok((operator?, tensor.to_tensor()?, place?));
+        let brought: Result<_, Status> = brought();
+        let (operator, tensor, place) = brought.inspect_err(|_| group.refuse())?;
         let found = run(&group, operator, tensor, place)?;
         if !result.is_null() {
             match found {

@@ -61,6 +61,8 @@ pub(crate) struct Member {
 #[derive(Default)]
 struct State {
     over: Option<Status>,
+    /// Why it is over as soon as the shard comes to that.
+    doom: Option<Status>,
     lanes: BTreeMap<u16, Lane>,
     /// Whether a timer runs that looks for ranks which do not answer.
     is_watched: bool,
@@ -119,7 +121,7 @@ impl Member {
         }
         {
             let mut state = self.state();
-            if let Some(status) = &state.over {
+            if let Some(status) = state.over.as_ref().or(state.doom.as_ref()) {
                 return ending.fail(status.clone());
             }
             // That of the agreement comes on top.
@@ -130,7 +132,6 @@ impl Member {
             }
             let lane = state.lanes.entry(tag).or_insert_with(|| self.lane(tag));
             if lane.waiting() >= OPERATIONS_MAX {
-                drop(state);
                 let text = format!(
                     "{OPERATIONS_MAX} operations wait under tag {tag}: wait for some of them \
                      before the next; the group is over, since other ranks may have begun this one"
@@ -138,6 +139,8 @@ impl Member {
                 let status = Status::new(Code::ResourceExhausted, text);
                 let status = status.because(Reason::QueueFull);
                 ending.fail(status.clone());
+                state.doom = Some(status.clone());
+                drop(state);
                 return self.on_shard(move |member, shard| member.fail(status, shard));
             }
             machine.set_number(lane.next_number());

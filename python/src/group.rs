@@ -51,7 +51,8 @@ struct Running {
     operation: Operation<Option<Tensor>>,
     out: Option<Py<PyUntypedArray>>,
     has_place: bool,
-    _claim: Claim,
+    /// Of a future.
+    claim: Option<Claim>,
 }
 
 /// What a group is made of.
@@ -98,18 +99,30 @@ impl Group {
         })
     }
 
-    /// Claims what an operation reads and writes.
-    fn claim(
+    /// Refuses arrays that an operation under way still writes.
+    fn check_claims(
         &self,
-        array: &Bound<'_, PyAny>,
-        tensor: &Tensor,
+        tag: u16,
+        (array, tensor): (&Bound<'_, PyAny>, &Tensor),
         out: Option<&Bound<'_, PyUntypedArray>>,
-    ) -> Result<Claim, Status> {
-        let array = array.cast().map_or(0..0, memory::extent_of);
-        let read = tensor.data.as_ptr_range();
-        let read = read.start.addr()..read.end.addr();
-        self.claims
-            .claim(&array, read, out.map_or(0..0, memory::range_of))
+    ) -> PyResult<()> {
+        let refuse = |what: &str| {
+            let text = format!(
+                "{what} is the result of an operation that has not ended: wait for that first"
+            );
+            Err(invalid(array.py(), text))
+        };
+        if let Ok(read) = array.cast::<PyUntypedArray>() {
+            let is_copied = !memory::overlaps(read, &tensor.data)
+                || out.is_some_and(|out| memory::overlaps(out, &tensor.data));
+            if self.claims.is_written(tag, read, is_copied)? {
+                return refuse("array");
+            }
+        }
+        match out {
+            Some(out) if self.claims.is_written(tag, out, false)? => refuse("out"),
+            _ => Ok(()),
+        }
     }
 
     fn open(&self, py: Python<'_>) -> PyResult<RuntimeGroup> {
@@ -148,20 +161,26 @@ impl Group {
             let operator = checked(py, operator(kind, op, root))?;
             let out = out.map(check_out).transpose()?;
             let tensor = numbers_of("array", array, false)?;
-            let claim = checked(py, self.claim(array, &tensor, out.as_ref()))?;
+            self.check_claims(tag, (array, &tensor), out.as_ref())?;
             let tensor = brought(tensor, array, out.as_ref())?;
             let (output, has_place) = output(py, &group, operator, &tensor, out.as_ref())?;
-            Ok((operator, tensor, (out, claim), output, has_place))
+            Ok((operator, tensor, out, output, has_place))
         };
         let prepared: PyResult<_> = prepared();
-        let (operator, tensor, (out, claim), output, has_place) =
+        let (operator, tensor, out, output, has_place) =
             prepared.inspect_err(|_| py.detach(|| group.refuse()))?;
+        let is_own = matches!(operator, Operator::Broadcast { root } if root == group.rank());
+        let writes = future.is_some() && (has_place || is_own);
+        let claim = out
+            .as_ref()
+            .filter(|_| writes)
+            .map(|out| self.claims.claim(tag, out));
         let operation = py.detach(|| group.run(operator, tensor, output));
         let running = Running {
             operation,
             out: out.map(Bound::unbind),
             has_place,
-            _claim: claim,
+            claim,
         };
         match future {
             None => wait(py, running),
@@ -194,6 +213,13 @@ impl Group {
         results
             .map(|tensor| array_of(py, tensor, Access::Writable))
             .collect()
+    }
+
+    /// Takes the place of an operation that cannot begin here.
+    fn refuse(&self, py: Python<'_>) -> PyResult<()> {
+        let group = self.open(py)?;
+        py.detach(|| group.refuse());
+        Ok(())
     }
 
     /// Raises why the group is over, if it is.
@@ -262,7 +288,7 @@ fn wait(py: Python<'_>, running: Running) -> PyResult<Bound<'_, PyAny>> {
         mut operation,
         out,
         has_place,
-        _claim,
+        claim: _,
     } = running;
     loop {
         match py.detach(|| operation.wait_timeout(WAIT_SLICE)) {
@@ -276,12 +302,18 @@ fn wait(py: Python<'_>, running: Running) -> PyResult<Bound<'_, PyAny>> {
 fn submit<'py>(
     py: Python<'py>,
     core: &Core,
-    running: Running,
+    mut running: Running,
     future: Py<PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let report = core.completions().report();
     let number = report.number();
     let waker = Waker::from(Arc::new(report));
+    // Else the thread that ends futures writes the result, when it comes to that.
+    let lands = running.claim.take_if(|_| running.has_place);
+    let waker = match lands {
+        Some(claim) => claim.until_woken(waker),
+        None => waker,
+    };
     let pending = PendingOperation {
         future: Mutex::new(Some(future)),
         waker,

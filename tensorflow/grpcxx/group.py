@@ -24,8 +24,8 @@ class Group:
 
     Arrays that are given may be anything that NumPy can see without a copy (arrays, DLPack, the buffer protocol). They
     must stay as they are until the operation has ended. A result lies in `out`, if that is given, which must have its
-    type and shape and may be the array that is given. Other operations take neither until this one has ended, and are
-    refused; several may send the same array.
+    type and shape and may be the array that is given. What an operation still writes is refused where another one would read it too
+    early: copied (less than 4 KiB, strides, in place), or under another tag.
 
     When a rank dies, hangs, leaves or calls something else than the others, the operations of all ranks raise
     `grpcxx.Error` with its name, and so do all later ones. Those that are left can make a new group with the next
@@ -116,6 +116,10 @@ class Group:
     def barrier(self, *, tag: int = 0, async_=False):
         """Ends when all ranks have called it."""
         return self._run("barrier", _NOTHING, "sum", 0, tag, None, async_)
+
+    def _refuse(self) -> None:
+        """Takes the place of an operation that this rank cannot begin, though others may."""
+        self._native.refuse()
 
     def check(self) -> None:
         """Raises `grpcxx.Error` if the group is over: what its next operation would raise."""

@@ -92,6 +92,9 @@ class DataParallel(torch.nn.Module):
         """Lets go of a backward pass that an exception has ended: nobody has called `_finish`."""
         for bucket in self._buckets[: self._next]:
             bucket.forget()
+        # Other ranks may have begun those that are missing: what comes next here must not meet them.
+        for _ in self._buckets[self._next :]:
+            self._group._refuse()
         self._reset()
 
     def _reset(self) -> None:
@@ -102,12 +105,15 @@ class DataParallel(torch.nn.Module):
     def _finish(self) -> None:
         """Ends a backward pass."""
         try:
-            for bucket in self._buckets[self._next :]:
-                bucket.begin(self._group)
+            while self._next < len(self._buckets):
+                self._buckets[self._next].begin(self._group)
+                self._next += 1
             for bucket in self._buckets:
                 bucket.end()
-        finally:
-            self._reset()
+        except BaseException:
+            self._abandon()
+            raise
+        self._reset()
 
 
 class _Bucket:

@@ -128,34 +128,55 @@ def test_more_operations_than_a_group_keeps_end_it():
     assert all("4096 operations wait under tag 0" in text for text, _ in told), told
 
 
-def test_memory_that_an_operation_writes_is_used_by_no_other_one_until_it_ends():
+def test_what_an_operation_writes_is_not_read_before_it_ends():
     has_tried = threading.Event()
 
     def code(group):
-        array, out, other = np.ones(100_000), np.empty(100_000), np.empty(100_000)
+        array, out, matrix = np.ones(100_000), np.empty(100_000), np.ones((4, 50_000))
         if group.rank == 0:
-            future = group.all_reduce(array, out=out, async_=True)
-            for text, brought, place in (
-                ("array is the result", out, other),
-                # What is short is copied, or strided: also then it is not read now.
-                ("array is the result", out[3:5], other[:2]),
-                ("array is the result", out[::-50_000], other[:2]),
-                ("out is the result", other, out[:2]),
-                ("out is the array", other, array),
+            futures = [group.all_reduce(array, out=out, async_=True)]
+            futures.append(group.all_reduce(array[:50_000], out=matrix[1], async_=True))
+            for text, brought, options in (
+                # Short, strided and written by itself: copied now.
+                ("array", out[3:5], {}),
+                ("array", out[::-50_000], {}),
+                ("array", out, {"out": out}),
+                ("array", matrix[:, 7], {}),
+                # Beside it.
+                ("array", out, {"tag": 1}),
+                ("out", array, {"out": out, "tag": 1}),
             ):
-                with pytest.raises(grpcxx.Error, match=f"{text} of an operation .* wait for that first"):
-                    group.all_reduce(brought, out=place, async_=True)
+                with pytest.raises(grpcxx.Error, match=f"{text} is the result of .* wait for that first"):
+                    group.all_reduce(brought, async_=True, **options)
             has_tried.set()
         else:
             assert has_tried.wait(60)
-            future = group.all_reduce(array, out=out, async_=True)
-            for _ in range(5):
+            futures = [group.all_reduce(array, out=out, async_=True)]
+            futures.append(group.all_reduce(array[:50_000], out=matrix[1], async_=True))
+            for tag in (0, 0, 0, 0, 1, 1):
                 with pytest.raises(grpcxx.Error, match="strings"):
-                    group.all_reduce(np.array(["what rank 0 refuses too"]))
-        assert (future.result(60) == 2).all()
-        both = [group.all_reduce(array, async_=True) for _ in range(2)]
-        assert all((end.result(60) == 2).all() for end in both), "an array may be sent twice"
-        return (group.all_reduce(out, out=out) == 4).all()
+                    group.all_reduce(np.array(["what rank 0 refuses too"]), tag=tag)
+        assert all((future.result(60) == 2).all() for future in futures)
+        return (group.all_reduce(out, out=out) == 4).all() and (group.all_reduce(matrix[::2]) == 2).all()
+
+    assert together(2, code) == [True, True]
+
+
+def test_operations_of_one_tag_follow_each_other_also_through_their_arrays():
+    def code(group):
+        for _ in range(20):
+            first, second, third = np.ones(100_000), np.empty(100_000), np.empty(100_000)
+            futures = [group.all_reduce(first, out=second, async_=True)]
+            # It is lent, and not read before the first one has ended; so is what this one writes.
+            futures.append(group.all_reduce(second, out=third, async_=True))
+            futures.append(group.all_reduce(third, out=first, async_=True))
+            found = [future.result(60) for future in futures]
+            assert (found[1] == 4).all() and (found[2] == 8).all()
+            mine = np.empty(3)
+            futures = [group.reduce(np.full(3, float(at)), root=at, out=mine, async_=True) for at in range(group.size)]
+            assert [future.result(60) is mine for future in futures].count(True) == 1
+            assert (mine == group.size * group.rank).all()
+        return True
 
     assert together(2, code) == [True, True]
 

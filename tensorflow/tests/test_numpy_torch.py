@@ -105,3 +105,33 @@ def test_a_backward_pass_that_fails_is_forgotten(monkeypatch):
             combined.clear()
             model(torch.ones(4, 3)).sum().backward()
             assert combined == [1], "gradients are combined again"
+
+
+def test_a_rank_whose_backward_pass_failed_is_not_taken_for_the_next_one():
+    from ranks import together
+
+    import grpcxx
+    import grpcxx.torch
+
+    def code(group):
+        torch.manual_seed(0)
+        layers = torch.nn.Sequential(torch.nn.Linear(600, 600), torch.nn.Linear(600, 600))
+        model = grpcxx.torch.DataParallel(layers, group=group, bucket_mib=1)
+        output = model(torch.ones(1, 600))
+        if group.rank == 1:
+
+            def fail(gradient):
+                raise RuntimeError("no gradient here")
+
+            layers[0].weight.register_hook(fail)
+            with pytest.raises(RuntimeError, match="no gradient here"):
+                output.sum().backward()
+            model(torch.ones(1, 600))
+        else:
+            with pytest.raises(grpcxx.Error, match="rank 1 called what it refused"):
+                output.sum().backward()
+        with pytest.raises(grpcxx.Error, match="rank 1 called what it refused"):
+            group.all_reduce([1.0])
+        return True
+
+    assert together(2, code) == [True, True]
