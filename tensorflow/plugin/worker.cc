@@ -24,6 +24,9 @@
 namespace grpcxx_tensorflow {
 namespace {
 
+// How the names of functions begin by which the engine tells of itself.
+constexpr absl::string_view kServerFunctions = "grpcxx.server.";
+
 // Brings a tensor of another device into memory that can be sent from.
 void CopyToHost(tensorflow::Device* device, tensorflow::DeviceContext* context, const tensorflow::Tensor& value,
                 const TensorCallback& done) {
@@ -74,7 +77,9 @@ bool Worker::Serve(grpcxx_request* request, grpcxx_responder* responder) {
     case GRPCXX_STAR_RUN_GRAPH: {
       size_t size = 0;
       const char* handle = grpcxx_request_handle(request, &size);
-      if (absl::string_view(handle, size) != kRecvBufHandle) break;
+      const absl::string_view name(handle, size);
+      if (name.substr(0, kServerFunctions.size()) == kServerFunctions) return false;
+      if (name != kRecvBufHandle) break;
       ServeBuffer(env_, request, responder);
       return true;
     }

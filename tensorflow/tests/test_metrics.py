@@ -69,7 +69,7 @@ def test_a_task_shows_what_it_waits_for():
 
 def test_the_program_shows_tasks_of_tensorflow(tmp_path):
     target = Path(__file__).parents[2] / "target"
-    built = [path for path in target.glob("*/grpcxx") if os.access(path, os.X_OK)]
+    built = [path for path in target.glob("*/grpcxx") if path.is_file() and os.access(path, os.X_OK)]
     program = max(built, key=lambda path: path.stat().st_mtime, default=None) or shutil.which("grpcxx")
     if program is None:
         pytest.skip("the program grpcxx is neither built nor installed")

@@ -292,7 +292,7 @@ TARGET = Path(__file__).resolve().parents[2] / "target"
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_ranks_of_grpcxx_launch_train_and_begin_again(tmp_path, monkeypatch, dies):
-    built = [path for path in TARGET.glob("*/grpcxx") if os.access(path, os.X_OK)]
+    built = [path for path in TARGET.glob("*/grpcxx") if path.is_file() and os.access(path, os.X_OK)]
     program = max(built, key=lambda path: path.stat().st_mtime, default=None) or shutil.which("grpcxx")
     if program is None:
         pytest.skip("the program grpcxx is neither built nor installed")
