@@ -80,8 +80,10 @@ impl PythonFunction {
                     Status::new(
                         Code::NotFound,
                         format!(
-                            "{function} returns {known}, and not {}",
-                            missing(&results, &fetches)
+                            "{} returns {}, and not {}",
+                            function.escape_debug(),
+                            known.escape_debug(),
+                            missing(&results, &fetches).escape_debug()
                         ),
                     )
                 })?;

@@ -248,17 +248,16 @@ impl TensorStore {
     }
 
     fn not_found(&self, name: &str) -> Status {
-        let shown: String = name.chars().take(SHOWN_CHARS_MAX).collect();
         let after = self
             .tensors
             .range::<str, _>((Bound::Included(name), Bound::Unbounded))
             .next()
-            .map(|(near, _)| near);
+            .map(|(near, _)| shown(near));
         let before = self
             .tensors
             .range::<str, _>((Bound::Unbounded, Bound::Excluded(name)))
             .next_back()
-            .map(|(near, _)| near);
+            .map(|(near, _)| shown(near));
         let near = match (before, after) {
             (None, None) => "the store is empty".to_owned(),
             (Some(near), None) | (None, Some(near)) => format!("the nearest name is {near}"),
@@ -266,7 +265,7 @@ impl TensorStore {
         };
         Status::new(
             Code::NotFound,
-            format!("no tensor is named {shown}; {near}"),
+            format!("no tensor is named {}; {near}", shown(name)),
         )
     }
 }
@@ -277,7 +276,13 @@ impl Default for TensorStore {
     }
 }
 
-/// So much of an unknown name is repeated in the error text.
+/// The beginning of a name for an error, on one line.
+fn shown(name: &str) -> String {
+    let letters = name.chars().take(SHOWN_CHARS_MAX);
+    letters.flat_map(char::escape_debug).collect()
+}
+
+/// So much of a name is repeated in the error text.
 const SHOWN_CHARS_MAX: usize = 256;
 
 #[cfg(test)]

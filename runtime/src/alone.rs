@@ -65,6 +65,7 @@ impl Alone {
             store,
             staged: Arc::default(),
             service: start.service,
+            chores: Arc::clone(&start.compute),
             compute: start.compute,
             runs_short_calls: false,
             authority: Arc::new(lenient()),

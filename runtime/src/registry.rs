@@ -146,11 +146,13 @@ impl Functions {
 
     /// The text for a caller who asks for a function that is not there.
     pub(crate) fn unknown(&self, name: &Text) -> String {
-        let names: Vec<&str> = self.entries.keys().map(Text::as_str).collect();
-        format!(
-            "no function \"{name}\" is registered here; there are: {}",
-            names.join(", ")
-        )
+        let names = self
+            .entries
+            .keys()
+            .map(|name| name.escape_debug().to_string());
+        let names = names.collect::<Vec<_>>().join(", ");
+        let name = name.as_str();
+        format!("no function {name:?} is registered here; there are: {names}")
     }
 }
 

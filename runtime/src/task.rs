@@ -52,9 +52,23 @@ impl Device {
     }
 }
 
+/// Whether a job can be in the names of devices, by which peers name tensors.
+fn check_job(job: &str) -> Result<(), String> {
+    let is_name = job.starts_with(|first: char| first.is_ascii_alphabetic())
+        && (job.bytes()).all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    if is_name {
+        return Ok(());
+    }
+    Err(format!(
+        "{job:?} is no name of a job: one begins with a letter, and has letters, digits and \
+         underscores"
+    ))
+}
+
 impl Task {
     /// A task with these devices, at least one.
     pub(crate) fn new(id: TaskId, list: &[Device]) -> Result<Self, String> {
+        check_job(&id.job)?;
         let name = id.to_string();
         let first = list.first().ok_or("a task has at least one device")?;
         let (incarnation, attributes) = (first.incarnation, first.attributes());

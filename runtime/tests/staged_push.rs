@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use grpcxx_rpc::{Code, GraphCall, RendezvousLimits, Request, Status, Text};
 use grpcxx_runtime::policy::Policy;
 use grpcxx_runtime::{
-    Engine, PeerShares, Remote, STORE_COMMIT, STORE_DISCARD, STORE_STAGE, StagedPush,
+    Engine, PeerShares, Remote, STORE_COMMIT, STORE_DISCARD, STORE_LIST, STORE_STAGE, StagedPush,
 };
 use stranger::{Hostile, PERMISSION_DENIED, STRANGER, bytes_tensor, engine, members_only, options};
 
@@ -76,6 +76,35 @@ fn batches_become_visible_with_their_commit_and_only_who_staged_may_commit() {
     second.call(push.commit()).wait().unwrap();
     assert_eq!(server.store_fetch("w0").unwrap().data.len(), 7);
     assert_eq!(staged_bytes(&server), 0);
+}
+
+#[test]
+fn functions_that_hold_the_compute_pool_leave_the_store_to_others() {
+    let server = engine("ps", Policy::default());
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = std::sync::Mutex::new(held);
+    server.register_fn("holds", move |_: GraphCall| {
+        // Ends once the sender is gone.
+        let _ = held.lock().unwrap().recv();
+        Ok(Vec::new())
+    });
+    let caller = engine("worker", Policy::default());
+    let remote = remote(&caller, &server, 0);
+    let holding: Vec<_> = (0..64)
+        .map(|_| remote.run(GraphCall::new("holds")))
+        .collect();
+    let push = StagedPush::new();
+    remote.call(push.begin()).wait().unwrap();
+    remote.call(push.stage(weights(2, 10))).wait().unwrap();
+    remote.call(push.commit()).wait().unwrap();
+    let mut list = GraphCall::new(STORE_LIST);
+    list.fetches = [Text::from("names")].into();
+    let listed = remote.run(list).wait().unwrap();
+    assert_eq!(listed.get("names").unwrap().strings().unwrap().len(), 2);
+    drop(release);
+    for call in holding {
+        call.wait().unwrap();
+    }
 }
 
 #[test]

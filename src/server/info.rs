@@ -1,13 +1,8 @@
 use std::time::Duration;
 
-use grpcxx_rpc::{Code, GraphCall, NamedTensors, Request, Response, Shape, Status, Tensor, Text};
-use grpcxx_runtime::{Client, Function, Peer, StartReport};
-
-/// Name of the function by which a task tells about itself. Fetches, all scalar strings: `version`
-/// of the program, `driver` (what moves its bytes, and why), `host` (what turns its shards, and
-/// why), `report` (the line of its log), `policy` (who may do what). Peers that are not grpcxx do
-/// not have it.
-pub const SERVER_INFO: &str = "grpcxx.server.info";
+use grpcxx_rpc::{Code, GraphCall, Request, Response, Status, Text};
+pub use grpcxx_runtime::exposition::SERVER_INFO;
+use grpcxx_runtime::{Client, Peer};
 
 /// What a task tells about itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,49 +53,6 @@ pub fn server_info(
         report: text("report")?,
         policy: text("policy")?,
     })
-}
-
-impl ServerInfo {
-    pub(super) fn of(report: &StartReport) -> Self {
-        Self {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            driver: format!(
-                "{}, shm {}, rdma {}",
-                report.driver, report.shared_memory, report.rdma
-            ),
-            host: report.host.to_string(),
-            report: report.to_string(),
-            policy: report.policy.clone(),
-        }
-    }
-}
-
-impl Function for ServerInfo {
-    fn call(&self, call: GraphCall) -> Result<NamedTensors, Status> {
-        call.fetches
-            .into_iter()
-            .map(|fetch| {
-                let text = match fetch.as_str() {
-                    "version" => &self.version,
-                    "driver" => &self.driver,
-                    "host" => &self.host,
-                    "report" => &self.report,
-                    "policy" => &self.policy,
-                    unknown => {
-                        return Err(Status::new(
-                            Code::InvalidArgument,
-                            format!(
-                                "{SERVER_INFO} has no \"{unknown}\"; fetch {}",
-                                FETCHES.join(", ")
-                            ),
-                        ));
-                    }
-                };
-                let value = Tensor::from_strings(Shape::SCALAR, [text.as_bytes()])?;
-                Ok((fetch, value))
-            })
-            .collect()
-    }
 }
 
 fn senseless() -> Status {

@@ -1,16 +1,10 @@
-//! How long the calls of a task took, over all of its shards, as a function that peers call.
+//! Asks a task how long its calls took, over all of its shards.
 
-use std::collections::BTreeMap;
-use std::sync::mpsc::channel;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use grpcxx_rpc::{Code, GraphCall, NamedTensors, Request, Response, Shape, Status, Tensor, Text};
-use grpcxx_runtime::{Client, Function, Latency, Peer};
-
-/// Name of the function by which a task tells how long calls took at both ends. Fetches, vectors
-/// of one length: `side` (`client` or `server`), `method`, `medium` (strings), `count`, `p50_ns`
-/// and `p99_ns` (i64). Peers that are not grpcxx do not have it.
-pub const SERVER_LATENCIES: &str = "grpcxx.server.latencies";
+use grpcxx_rpc::{Code, GraphCall, Request, Response, Status, Text};
+pub use grpcxx_runtime::exposition::SERVER_LATENCIES;
+use grpcxx_runtime::{Client, Peer};
 
 /// How long the calls of one method took over one medium, on all shards together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,78 +82,6 @@ pub fn server_latencies(
     Ok(labels.zip(figures).map(summary).collect())
 }
 
-/// The function that tells.
-pub(super) struct ServerLatencies {
-    client: Client,
-}
-
-impl ServerLatencies {
-    pub(super) fn new(client: Client) -> Self {
-        Self { client }
-    }
-
-    /// What the shards tell that answer in time, summed.
-    fn summaries(&self) -> Vec<CallSummary> {
-        let (tell, told) = channel();
-        self.client.shard_calls(move |calls| {
-            // Who asked may have given up.
-            let _ = tell.send(calls.latencies);
-        });
-        let end = Instant::now() + SHARD_TIMEOUT;
-        let mut sums = BTreeMap::<_, Latency>::new();
-        while let Ok(latencies) = told.recv_timeout(end.saturating_duration_since(Instant::now())) {
-            for call in latencies {
-                let key = (call.side.name(), call.method, call.medium);
-                sums.entry(key).or_default().add(&call.latency);
-            }
-        }
-        let summary =
-            |((side, method, medium), latency): ((&str, &str, &str), Latency)| CallSummary {
-                side: side.to_owned(),
-                method: method.to_owned(),
-                medium: medium.to_owned(),
-                count: latency.count(),
-                p50_ns: latency.quantile_ns(0.5),
-                p99_ns: latency.quantile_ns(0.99),
-            };
-        sums.into_iter().map(summary).collect()
-    }
-}
-
-impl Function for ServerLatencies {
-    fn call(&self, call: GraphCall) -> Result<NamedTensors, Status> {
-        let rows = self.summaries();
-        let shape = Shape::vector(rows.len());
-        let texts = |text: fn(&CallSummary) -> &str| {
-            Tensor::from_strings(shape.clone(), rows.iter().map(|row| text(row).as_bytes()))
-        };
-        let numbers = |number: fn(&CallSummary) -> u64| {
-            let numbers = rows
-                .iter()
-                .map(|row| number(row).min(i64::MAX as u64) as i64);
-            Tensor::from_slice(shape.clone(), &numbers.collect::<Vec<i64>>())
-        };
-        let mut fetched = NamedTensors::with_capacity(call.fetches.len());
-        for fetch in call.fetches {
-            let tensor = match fetch.as_str() {
-                "side" => texts(|row| &row.side),
-                "method" => texts(|row| &row.method),
-                "medium" => texts(|row| &row.medium),
-                "count" => numbers(|row| row.count),
-                "p50_ns" => numbers(|row| row.p50_ns),
-                "p99_ns" => numbers(|row| row.p99_ns),
-                unknown => {
-                    let known = FETCHES.join(", ");
-                    let text = format!("{SERVER_LATENCIES} has no \"{unknown}\"; fetch {known}");
-                    return Err(Status::new(Code::InvalidArgument, text));
-                }
-            };
-            fetched.push((fetch, tensor?));
-        }
-        Ok(fetched)
-    }
-}
-
 fn senseless() -> Status {
     let text =
         format!("the answer to {SERVER_LATENCIES} makes no sense; is the peer of another version?");
@@ -167,6 +89,3 @@ fn senseless() -> Status {
 }
 
 const FETCHES: [&str; 6] = ["side", "method", "medium", "count", "p50_ns", "p99_ns"];
-
-/// How long a shard may take to tell what it has counted.
-const SHARD_TIMEOUT: Duration = Duration::from_millis(500);

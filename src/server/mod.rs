@@ -149,9 +149,6 @@ impl Server {
                 model_pull::ModelPull::new(client.clone(), sources, report.driver.to_string());
             engine.register(MODEL_PULL, Arc::new(function));
         }
-        engine.register(SERVER_INFO, Arc::new(ServerInfo::of(&report)));
-        let latencies = latencies::ServerLatencies::new(client.clone());
-        engine.register(SERVER_LATENCIES, Arc::new(latencies));
         let engine = Arc::new(EngineSlot::new(engine));
         let backend = EngineBackend::new(
             Arc::clone(&engine),

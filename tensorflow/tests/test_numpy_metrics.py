@@ -46,8 +46,11 @@ def test_a_server_whose_functions_block_tells_what_it_does():
         server.register(lambda: is_over.wait(60), name="waits")
         calls = [client.call_async("waits", fetch=[]) for _ in range(64)]
         try:
-            for what, fetch in (("metrics", "text"), ("inspect", "json")):
+            for what, fetch in (("metrics", "text"), ("inspect", "json"), ("info", "version")):
                 assert client.call(f"grpcxx.server.{what}", fetch=fetch, timeout=20).item()
+            assert list(client.call("grpcxx.server.latencies", fetch="side", timeout=20))
+            assert not len(client.call("grpcxx.store.list", fetch="names", timeout=20))
+            client.push({"x": np.ones(3)}, timeout=20)
         finally:
             is_over.set()
         for call in calls:

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use grpcxx::model::{FileAction, ModelError};
 use grpcxx_cli::launch::LaunchError;
 use grpcxx_rpc::{Code, Reason, Status};
+use grpcxx_runtime::{EngineError, TlsError};
 
 use super::plain::plain_lines;
 use super::write_in_time;
@@ -47,6 +48,23 @@ impl Exit {
             io::ErrorKind::AddrInUse => Some(Self::AddressInUse),
             io::ErrorKind::PermissionDenied => Some(Self::NoPermission),
             _ => None,
+        }
+    }
+
+    /// What it stands for that an engine did not start. All options of a program's engine come from
+    /// variables and arguments.
+    pub(crate) fn of_engine(error: &EngineError) -> Self {
+        let listen = error.listen_error();
+        let system = error.system_error().or(listen.as_ref());
+        if let Some(exit) = system.and_then(Self::of_system) {
+            return exit;
+        }
+        match error {
+            EngineError::Host(_) | EngineError::Tls(TlsError::Thread(_)) => Self::System,
+            EngineError::Options(_)
+            | EngineError::Placement(_)
+            | EngineError::Policy(_)
+            | EngineError::Tls(_) => Self::Config,
         }
     }
 }
@@ -120,6 +138,15 @@ impl Failure {
             format!("{program}: {}\n", plain_lines(&self.message())),
         );
         ExitCode::from(self.exit as u8)
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Self {
+        Self {
+            exit: Exit::of_engine(&error),
+            error: error.into(),
+        }
     }
 }
 

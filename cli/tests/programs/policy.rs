@@ -7,7 +7,7 @@ use grpcxx_cli::local::LocalCluster;
 use serde_json::Value;
 
 use super::authority::Authority;
-use super::{TOOL, options, run, start, text, write_model};
+use super::{SERVER, TOOL, options, run, start, text, write_model};
 
 /// Runs `grpcxx --json` against `cluster` with these variables.
 fn ask(
@@ -120,5 +120,26 @@ fn the_tool_works_with_the_certificate_of_a_task() {
             "{arguments:?}: {}",
             text(&done.stderr)
         );
+    }
+}
+
+#[test]
+fn variables_that_say_nothing_sensible_are_told_apart_from_a_system_that_refuses() {
+    let folder = tempfile::tempdir().unwrap();
+    let wrong = [
+        ("GRPCXX_TOKEN_FILE", "/nowhere/token"),
+        ("GRPCXX_TOKEN", "short"),
+        ("GRPCXX_TLS", "require"),
+    ];
+    for variable in wrong {
+        let list = ["list", "--star", "127.0.0.1:1"];
+        let serve = ["--cluster-spec", "ps|127.0.0.1:1", "--protocol", "grpc"];
+        let serve = [&serve[..], &["--job-name", "ps", "--task-index", "0"]].concat();
+        for (program, arguments) in [(TOOL, &list[..]), (SERVER, &serve[..])] {
+            let ended = run(program, folder.path(), arguments, &[variable]);
+            let said = text(&ended.stderr);
+            assert_eq!(ended.status.code(), Some(78), "{variable:?}: {said}");
+            assert!(said.contains(variable.0), "{said}");
+        }
     }
 }

@@ -67,18 +67,18 @@ pub(crate) fn spawn_future(
 pub(crate) struct ComputePool(Arc<Lines<Job>>);
 
 impl ComputePool {
-    /// Starts `threads` threads, or one for each CPU. They end with the pool, once all jobs are
-    /// done.
-    pub(crate) fn start(threads: Option<usize>) -> Result<Self, String> {
+    /// Starts `threads` threads, or one for each CPU, whose names begin with `name`. They end with
+    /// the pool, once all jobs are done.
+    pub(crate) fn start(name: &str, threads: Option<usize>) -> Result<Self, String> {
         let threads =
             threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
         let pool = Self(Arc::new(Lines::new()));
         for index in 0..threads {
             let lines = Arc::clone(&pool.0);
             thread::Builder::new()
-                .name(format!("compute-{index}"))
+                .name(format!("{name}-{index}"))
                 .spawn(move || std::iter::from_fn(|| lines.take()).for_each(run))
-                .map_err(|error| format!("cannot start the compute pool: {error}"))?;
+                .map_err(|error| format!("cannot start a {name} thread: {error}"))?;
         }
         Ok(pool)
     }

@@ -459,7 +459,7 @@ impl Engine {
     pub fn tell_more(&self, program: ProgramPage) -> ToldMore {
         let more = ToldMore::new(program);
         if self.local_addr().is_some() {
-            for (name, function) in Telling::all(&self.exposition(), &more) {
+            for (name, function) in Telling::all(&self.exposition(), &self.report, &more) {
                 self.register(name, function);
             }
         }

@@ -325,9 +325,8 @@ fn shared_parts(
         staged: Arc::default(),
         service: options.service.clone(),
         authority: Arc::new(authority),
-        compute: Arc::new(
-            ComputePool::start(options.compute_threads).map_err(EngineError::Options)?,
-        ),
+        compute: pool("compute", options.compute_threads)?,
+        chores: pool("chores", Some(CHORE_THREADS))?,
         runs_short_calls: plan.runs_short_calls,
         counters: (0..options.shards)
             .map(|_| ShardCounters::default())
@@ -337,6 +336,11 @@ fn shared_parts(
         accounts: Arc::new(Accounts::of_arenas(&plan.arena, options.shards)),
         counted_peers: Arc::default(),
     })
+}
+
+fn pool(name: &str, threads: Option<usize>) -> Result<Arc<ComputePool>, EngineError> {
+    let pool = ComputePool::start(name, threads).map_err(EngineError::Options)?;
+    Ok(Arc::new(pool))
 }
 
 fn start_shard(
@@ -576,6 +580,10 @@ fn unknown_driver(options: &TcpOptions) -> DriverChoice {
 
 /// Why connections that are TLS stay off RDMA.
 const RDMA_IS_CLEAR: &str = "TLS is on, and RDMA carries bytes in the clear; a token allows it, and so does GRPCXX_TLS_RDMA=true on a fabric that is trusted";
+
+/// Threads for what the engine itself has to do that takes its time. With two, the memory of many
+/// tensors that is let go of holds no listing up.
+const CHORE_THREADS: usize = 2;
 
 /// Most shards of an engine: shard numbers travel in 16 bits, and no machine has more CPUs.
 const SHARDS_MAX: usize = 1024;

@@ -1,4 +1,4 @@
-//! The functions by which a task that listens tells its peers what it counts and waits for.
+//! The functions by which a task that listens tells its peers what it is, counts and waits for.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
@@ -7,7 +7,8 @@ use arc_swap::ArcSwap;
 use grpcxx_memory::forks;
 use grpcxx_rpc::{Code, GraphCall, NamedTensors, Reason, Shape, Status, Tensor, Text};
 
-use super::{Exposition, ProgramPage};
+use super::{Exposition, ProgramPage, info, latencies};
+use crate::engine::StartReport;
 use crate::function::{Function, Responder, answer_once, caught};
 use crate::registry::{Functions, SERVER_INSPECT};
 
@@ -40,27 +41,50 @@ pub struct ToldMore {
 
 struct What {
     function: &'static str,
-    fetch: &'static str,
-    tell: fn(&Exposition, &ProgramPage) -> String,
+    fetches: &'static [&'static str],
+    tell: Tell,
 }
+
+/// Makes a tensor for each fetch, in their order.
+type Tell = Box<dyn Fn(&Exposition, &ProgramPage) -> Result<Vec<Tensor>, Status> + Send + Sync>;
 
 impl Telling {
     /// All that an engine tells, by the names of the functions.
     pub(crate) fn all(
         exposition: &Exposition,
+        report: &StartReport,
         more: &ToldMore,
-    ) -> [(&'static str, Arc<dyn Function>); 2] {
+    ) -> [(&'static str, Arc<dyn Function>); 4] {
+        let text = |text: String| {
+            Ok(vec![Tensor::from_strings(
+                Shape::SCALAR,
+                [text.as_bytes()],
+            )?])
+        };
+        let report = report.clone();
+        let info = What {
+            function: info::SERVER_INFO,
+            fetches: info::FETCHES,
+            tell: Box::new(move |_, _| info::tensors(&report)),
+        };
+        let latencies = What {
+            function: latencies::SERVER_LATENCIES,
+            fetches: latencies::FETCHES,
+            tell: Box::new(|exposition, _| latencies::tensors(&exposition.client)),
+        };
         let metrics = What {
             function: SERVER_METRICS,
-            fetch: "text",
-            tell: Exposition::text_with,
+            fetches: &["text"],
+            tell: Box::new(move |exposition, program| text(exposition.text_with(program))),
         };
         let inspect = What {
             function: SERVER_INSPECT,
-            fetch: "json",
-            tell: |exposition, program| exposition.waiting(program).to_string(),
+            fetches: &["json"],
+            tell: Box::new(move |exposition, program| {
+                text(exposition.waiting(program).to_string())
+            }),
         };
-        [metrics, inspect].map(|what| {
+        [info, latencies, metrics, inspect].map(|what| {
             let name = what.function;
             let source = Source {
                 functions: Arc::downgrade(&exposition.functions),
@@ -119,14 +143,18 @@ impl Function for Telling {
 impl Source {
     fn tell(&self, call: &GraphCall) -> Result<NamedTensors, Status> {
         let What {
-            function,
-            fetch,
-            tell,
+            function, fetches, ..
         } = self.what;
-        if let Some(unknown) = call.fetches.iter().find(|asked| asked.as_str() != fetch) {
-            let text = format!("{function} has no \"{unknown}\"; fetch {fetch}");
-            return Err(Status::new(Code::InvalidArgument, text));
-        }
+        let place = |asked: &Text| {
+            let place = fetches.iter().position(|fetch| *fetch == asked.as_str());
+            place.ok_or_else(|| {
+                let known = fetches.join(", ");
+                let text = format!("{function} has no \"{asked}\"; fetch {known}");
+                Status::new(Code::InvalidArgument, text)
+            })
+        };
+        let places = call.fetches.iter().map(place);
+        let places = places.collect::<Result<Vec<_>, _>>()?;
         let stopping =
             || Status::new(Code::Unavailable, "this task is stopping").because(Reason::Stopping);
         let exposition = Exposition {
@@ -135,10 +163,12 @@ impl Source {
         };
         let told = {
             let program = self.program.read().unwrap_or_else(PoisonError::into_inner);
-            tell(&exposition, &program)
+            (self.what.tell)(&exposition, &program)?
         };
-        let tensor = Tensor::from_strings(Shape::SCALAR, [told.as_bytes()])?;
-        Ok(NamedTensors::from_buf([(Text::from(fetch), tensor)]))
+        let fetched = call.fetches.iter().zip(places);
+        Ok(fetched
+            .map(|(fetch, place)| (fetch.clone(), told[place].clone()))
+            .collect())
     }
 }
 

@@ -2,6 +2,8 @@
 
 mod calls;
 mod function;
+mod info;
+mod latencies;
 mod page;
 mod program;
 mod shards;
@@ -17,6 +19,8 @@ use grpcxx_tls::{LiveCounters, TlsCounters};
 
 pub(crate) use self::function::Telling;
 pub use self::function::{SERVER_METRICS, ToldMore};
+pub use self::info::SERVER_INFO;
+pub use self::latencies::SERVER_LATENCIES;
 pub use self::page::{MetricsPage, MoreMetrics, ProgramPage};
 pub use self::text::{MetricKind, MetricsText};
 pub use self::waiting::{AwaitedTensor, MoreAwaited};

@@ -79,6 +79,8 @@ pub(crate) struct SharedParts {
     pub(crate) service: Option<Arc<dyn Service>>,
     pub(crate) authority: Arc<Authority>,
     pub(crate) compute: Arc<dyn Compute>,
+    /// Runs what takes its time of the engine itself: the program's functions may hold `compute`.
+    pub(crate) chores: Arc<dyn Compute>,
     /// Whether threads of shards run functions that were short so far.
     pub(crate) runs_short_calls: bool,
     pub(crate) counters: Arc<[ShardCounters]>,

@@ -371,21 +371,26 @@ impl<A> Core<A> {
     }
 
     /// Runs code of a function: on the thread of the shard if it was short so far, else on the
-    /// pool.
+    /// pool. Those of the engine have no pace, and threads of their own.
     fn run_job(
         &mut self,
         peer: Account,
         pace: Option<Arc<Pace>>,
         job: impl FnOnce() + Send + 'static,
     ) {
-        let job = match pace.filter(|_| self.shared.runs_short_calls) {
-            Some(pace) if pace.is_short() && self.may_run_short_calls() => {
-                self.counters().short_calls.add(1);
-                let job = Box::new(job);
-                return self.short_calls.push(ShortCall { peer, pace, job });
-            }
-            Some(pace) => timed(pace, job),
-            None => Box::new(job),
+        let Some(pace) = pace else {
+            return self.shared.chores.spawn(peer, Box::new(job));
+        };
+        let adapts = self.shared.runs_short_calls;
+        if adapts && pace.is_short() && self.may_run_short_calls() {
+            self.counters().short_calls.add(1);
+            let job = Box::new(job);
+            return self.short_calls.push(ShortCall { peer, pace, job });
+        }
+        let job = if adapts {
+            timed(pace, job)
+        } else {
+            Box::new(job)
         };
         self.shared.compute.spawn(peer, job);
     }

@@ -522,7 +522,7 @@ impl<A> Core<A> {
             }
             if let Some(expired) = server.expire_staged(self.now, transport) {
                 let free = Box::new(move || drop(expired));
-                self.shared.compute.spawn(server.waits.account, free);
+                self.shared.chores.spawn(server.waits.account, free);
             }
             let timeout = server.next_timeout();
             self.timers

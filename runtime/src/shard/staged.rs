@@ -49,7 +49,7 @@ impl<A> Core<A> {
     pub(super) fn free_staging(&self, server: &mut ServerLink) {
         if let Some(staging) = server.staging.take() {
             let free = Box::new(move || drop(staging));
-            self.shared.compute.spawn(server.waits.account, free);
+            self.shared.chores.spawn(server.waits.account, free);
         }
     }
 }

@@ -115,6 +115,7 @@ impl SimTask {
             staged: Arc::default(),
             service: Some(Arc::clone(&late) as Arc<dyn crate::Service>),
             compute: Arc::clone(&jobs) as Arc<dyn crate::compute::Compute>,
+            chores: Arc::clone(&jobs) as Arc<dyn crate::compute::Compute>,
             runs_short_calls: false,
             authority: Arc::new(lenient()),
             counters: (0..start.shards)

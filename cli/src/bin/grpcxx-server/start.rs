@@ -267,9 +267,8 @@ fn failure(error: ServerError) -> Failure {
             | ServerError::Address(_)
             | ServerError::Contradiction(_) => Exit::Config,
             ServerError::Model(_) | ServerError::Store(_) => Exit::Data,
-            ServerError::StarPort { .. } | ServerError::Engine(_) | ServerError::Control(_) => {
-                Exit::System
-            }
+            ServerError::Engine(error) => Exit::of_engine(error),
+            ServerError::StarPort { .. } | ServerError::Control(_) => Exit::System,
         });
     Err::<(), _>(error)
         .or_exit(exit)

@@ -116,8 +116,8 @@ impl Cluster {
         let mut options = EngineOptions::from_config(config, TaskId::new(TOOL_JOB, 0), 1);
         // A person waits: a task that is up answers a dial within a few tries.
         options.channel.connection_timeout_max = CONNECTION_TIMEOUT_MAX;
-        let engine = Engine::start(options).or_exit_at(Exit::System, || {
-            "cannot start the engine that makes the calls".to_owned()
+        let engine = Engine::start(options).map_err(|error| {
+            Failure::from(error).at("cannot start the engine that makes the calls")
         })?;
         let (client, driver) = (engine.client(), engine.start_report().driver.to_string());
         for task in &tasks {

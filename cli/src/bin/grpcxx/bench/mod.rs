@@ -7,11 +7,11 @@ mod serve;
 
 use grpcxx_runtime::cluster::{TOOL_JOB, TaskId};
 use grpcxx_runtime::config::{Config, DriverSetting, RdmaSetting, ShmSetting};
-use grpcxx_runtime::{EngineError, EngineOptions, Rdma, SharedMemory, StartReport};
+use grpcxx_runtime::{EngineOptions, Rdma, SharedMemory, StartReport};
 
 use self::arguments::{BenchCommand, DriverName, EngineArguments, TransportName};
 use crate::output::Output;
-use crate::terminal::{Exit, Failure, OrExit, Outcome};
+use crate::terminal::{Exit, Failure, Outcome};
 
 /// Runs one side of a bench.
 pub(crate) fn run(command: &BenchCommand, config: &Config, output: Output) -> Outcome {
@@ -68,14 +68,6 @@ fn check_transport(transport: TransportName, report: &StartReport) -> Outcome {
         Exit::Unavailable,
         format!("--transport {name}: it cannot be used here: {why}"),
     ))
-}
-
-fn engine_failure(error: EngineError) -> Failure {
-    let system = error.listen_error();
-    let exit = system.and_then(|error| Exit::of_system(&error));
-    Err::<(), _>(error)
-        .or_exit(exit.unwrap_or(Exit::System))
-        .expect_err("an error stays one")
 }
 
 /// As many as the deepest bench has on one connection.

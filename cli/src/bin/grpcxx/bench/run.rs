@@ -7,7 +7,7 @@ use grpcxx_runtime::config::Config;
 
 use super::arguments::RunArguments;
 use super::plot::{self, Curve};
-use super::{check_transport, engine_failure, engine_options};
+use super::{check_transport, engine_options};
 use crate::output::{Output, Table};
 use crate::terminal::{Exit, Failure, Outcome};
 
@@ -18,7 +18,7 @@ pub(super) fn run(arguments: &RunArguments, config: &Config, output: Output) -> 
         .check()
         .map_err(|text| Failure::new(Exit::Usage, text))?;
     let engine = engine_options(&arguments.engine, config, "worker")?;
-    let client = BenchClient::start(engine, arguments.connect.clone()).map_err(engine_failure)?;
+    let client = BenchClient::start(engine, arguments.connect.clone()).map_err(Failure::from)?;
     check_transport(arguments.engine.transport, client.start_report())?;
     if let Some(medium) = arguments.engine.transport.medium() {
         client

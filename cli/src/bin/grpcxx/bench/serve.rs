@@ -5,9 +5,9 @@ use grpcxx_runtime::config::Config;
 use serde::Serialize;
 
 use super::arguments::ServeArguments;
-use super::{check_transport, engine_failure, engine_options};
+use super::{check_transport, engine_options};
 use crate::output::Output;
-use crate::terminal::{Outcome, Signals};
+use crate::terminal::{Failure, Outcome, Signals};
 
 #[derive(Serialize)]
 struct Ready {
@@ -25,7 +25,7 @@ pub(super) fn run(arguments: &ServeArguments, config: &Config, output: Output) -
     raise_open_files();
     let mut options = engine_options(&arguments.engine, config, "ps")?;
     options.listen = Some(arguments.listen);
-    let server = BenchServer::start(options).map_err(engine_failure)?;
+    let server = BenchServer::start(options).map_err(Failure::from)?;
     let report = server.start_report();
     tracing::info!("{report}");
     check_transport(arguments.engine.transport, report)?;
