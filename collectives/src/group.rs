@@ -1,5 +1,6 @@
 //! A group of tasks, as one of its ranks holds it.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
@@ -209,12 +210,13 @@ impl Group {
         let buckets = Buckets::of(&tensors);
         let begin = |bucket: &[usize]| Ok(self.all_reduce(packed(&tensors, bucket)?, op));
         let operations = buckets.iter().map(begin);
-        let operations = operations.collect::<Result<_, Status>>()?;
+        let operations = operations.collect::<Result<VecDeque<_>, Status>>()?;
         let metas = tensors
             .iter()
             .map(|tensor| (tensor.dtype, tensor.shape.clone()));
         Ok(Operations {
             operations,
+            ended: Vec::new(),
             metas: metas.collect(),
             buckets,
         })
@@ -418,7 +420,9 @@ impl Group {
 #[derive(Debug)]
 #[must_use = "an operation may fail"]
 pub struct Operations {
-    operations: Vec<Operation<Tensor>>,
+    /// One for each bucket, in their order.
+    operations: VecDeque<Operation<Tensor>>,
+    ended: Vec<Tensor>,
     buckets: Buckets,
     metas: Vec<(DType, Shape)>,
 }
@@ -428,21 +432,45 @@ impl Operations {
     ///
     /// # Errors
     /// Why the group failed.
-    pub fn wait(self) -> Result<Vec<Tensor>, Status> {
-        let mut results: Vec<Option<Tensor>> = self.metas.iter().map(|_| None).collect();
-        for (operation, bucket) in self.operations.into_iter().zip(self.buckets.iter()) {
-            let data = operation.wait()?.data;
-            let mut start = 0;
-            for &index in bucket {
-                let (dtype, shape) = self.metas[index].clone();
-                let bytes = dtype.element_bytes().unwrap_or(0) * shape.num_elements() as usize;
-                let part = data.slice(start..start + bytes);
-                results[index] = Some(Tensor::new(dtype, shape, part)?);
-                start += bytes;
-            }
+    pub fn wait(mut self) -> Result<Vec<Tensor>, Status> {
+        for operation in self.operations {
+            self.ended.push(operation.wait()?);
         }
-        Ok(results.into_iter().flatten().collect())
+        parted(&self.ended, &self.buckets, &self.metas)
     }
+
+    /// Blocks the calling thread until all have ended, at most for `limit` while none ends. Not for
+    /// use again when it has given the results.
+    pub fn wait_timeout(&mut self, limit: Duration) -> Option<Result<Vec<Tensor>, Status>> {
+        while let Some(operation) = self.operations.front_mut() {
+            match operation.wait_timeout(limit)? {
+                Ok(tensor) => self.ended.push(tensor),
+                Err(status) => return Some(Err(status)),
+            }
+            self.operations.pop_front();
+        }
+        Some(parted(&self.ended, &self.buckets, &self.metas))
+    }
+}
+
+/// The tensors that are parts of the results of buckets.
+fn parted(
+    ended: &[Tensor],
+    buckets: &Buckets,
+    metas: &[(DType, Shape)],
+) -> Result<Vec<Tensor>, Status> {
+    let mut results: Vec<Option<Tensor>> = metas.iter().map(|_| None).collect();
+    for (tensor, bucket) in ended.iter().zip(buckets.iter()) {
+        let mut start = 0;
+        for &index in bucket {
+            let (dtype, shape) = metas[index].clone();
+            let bytes = dtype.element_bytes().unwrap_or(0) * shape.num_elements() as usize;
+            let part = tensor.data.slice(start..start + bytes);
+            results[index] = Some(Tensor::new(dtype, shape, part)?);
+            start += bytes;
+        }
+    }
+    Ok(results.into_iter().flatten().collect())
 }
 
 impl GroupBuilder {

@@ -53,7 +53,11 @@ impl Completions {
                 let calls = ended
                     .iter()
                     .filter_map(|number| state.pending.remove(number));
-                return calls.collect();
+                let calls: Vec<_> = calls.collect();
+                // A call may be told twice, and was taken the first time then.
+                if !calls.is_empty() {
+                    return calls;
+                }
             }
             if state.is_closing && state.pending.is_empty() {
                 return Vec::new();

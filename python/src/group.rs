@@ -208,7 +208,9 @@ impl Group {
         };
         let prepared: PyResult<_> = prepared();
         let (op, tensors) = prepared.inspect_err(|_| py.detach(|| group.refuse()))?;
-        let results = py.detach(|| group.all_reduce_many(tensors, op)?.wait());
+        let begun = py.detach(|| group.all_reduce_many(tensors, op));
+        let mut begun = checked(py, begun)?;
+        let results = in_slices(py, |slice| begun.wait_timeout(slice))?;
         let results = checked(py, results)?.into_iter();
         results
             .map(|tensor| array_of(py, tensor, Access::Writable))
@@ -290,9 +292,18 @@ fn wait(py: Python<'_>, running: Running) -> PyResult<Bound<'_, PyAny>> {
         has_place,
         claim: _,
     } = running;
+    let result = in_slices(py, |slice| operation.wait_timeout(slice))?;
+    ended(py, result, out, has_place)
+}
+
+/// Waits without the interpreter until `wait` has something, and hears signals meanwhile.
+fn in_slices<T: Send>(
+    py: Python<'_>,
+    mut wait: impl FnMut(Duration) -> Option<T> + Send,
+) -> PyResult<T> {
     loop {
-        match py.detach(|| operation.wait_timeout(WAIT_SLICE)) {
-            Some(result) => return ended(py, result, out, has_place),
+        match py.detach(|| wait(WAIT_SLICE)) {
+            Some(result) => return Ok(result),
             None => py.check_signals()?,
         }
     }

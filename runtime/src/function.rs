@@ -2,6 +2,7 @@
 
 mod asynchronous;
 mod held;
+mod waiting;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,6 +14,7 @@ use tracing::Span;
 
 pub(crate) use self::asynchronous::AsyncFunction;
 pub use self::held::HoldWatch;
+pub(crate) use self::waiting::WaitingCall;
 use crate::blame::panic_text;
 use crate::call::CallResult;
 use crate::client::Mailboxes;
@@ -236,11 +238,6 @@ impl Responder {
     /// The span in which the request is served.
     pub(crate) fn span(&self) -> Span {
         self.span.to_span()
-    }
-
-    /// The shard that the request came to. There is none once it was answered.
-    pub(crate) fn shard(&self) -> Option<usize> {
-        self.origin.map(Origin::shard)
     }
 
     /// Lets `watch` hear what becomes of the request, in place of who watched it before. Of a

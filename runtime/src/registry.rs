@@ -13,9 +13,8 @@ use prost::Message;
 use crate::command::Shared;
 use crate::compute::Pace;
 use crate::function::{Function, HoldWatch};
-use crate::host::TaskSpawner;
 use crate::listing::{Lister, STORE_LIST};
-use crate::service::{GraphDoor, MethodReport, Methods, Registered, ServiceReport};
+use crate::service::{MethodReport, Methods, Registered, ServiceReport};
 use crate::staging::{Act, STORE_COMMIT, STORE_DISCARD, STORE_STAGE};
 
 /// Name of the built-in function that returns tensors of the store: one fetch for each name.
@@ -51,6 +50,10 @@ pub(crate) enum Entry {
     /// Answered on the shard, for it only looks up references; where those are many, by the
     /// function.
     Pull(Arc<dyn Function>),
+    /// Run as those of the program are, on threads of the engine.
+    Push(Arc<dyn Function>, Arc<Pace>),
+    /// A method of a service, by its path.
+    Method(Arc<Registered>),
     Function(Arc<dyn Function>, Arc<Pace>),
     /// A function that counts what each peer has not read of its answers.
     List(Arc<Lister>),
@@ -71,10 +74,8 @@ impl Functions {
         let lister = Arc::new(Lister::of(store));
         (functions.entries).insert(Text::from(STORE_LIST), Entry::List(lister));
         let push = store.clone();
-        functions.insert(
-            Text::from(STORE_PUSH),
-            Arc::new(move |call: GraphCall| push_store(&push, call)),
-        );
+        let push = Arc::new(move |call: GraphCall| push_store(&push, call));
+        (functions.entries).insert(Text::from(STORE_PUSH), Entry::Push(push, Arc::default()));
         for (name, act) in [
             (STORE_STAGE, Act::Stage),
             (STORE_COMMIT, Act::Commit),
@@ -95,7 +96,7 @@ impl Functions {
     pub(crate) fn insert_service(
         &mut self,
         service: &Methods,
-        spawners: &Arc<[TaskSpawner]>,
+        shards: usize,
         held_max: Option<Duration>,
     ) {
         let prefix = format!("/{}/", service.service);
@@ -103,10 +104,10 @@ impl Functions {
         self.entries.retain(|name, _| !name.starts_with(&prefix));
         for (name, method) in &service.methods {
             let path = Text::from(format!("{prefix}{name}"));
-            let (method, spawners) = (method.clone(), Arc::clone(spawners));
+            let method = method.clone();
             let watch = HoldWatch::new(path.clone(), held_max);
-            let method = Arc::new(Registered::new(watch, method, service, spawners));
-            self.insert(path.clone(), Arc::new(GraphDoor(Arc::clone(&method))));
+            let method = Arc::new(Registered::new(watch, method, service, shards));
+            (self.entries).insert(path.clone(), Entry::Method(Arc::clone(&method)));
             self.methods.insert(path, method);
         }
         let report = ServiceReport::new(service.service, service.descriptors);

@@ -215,6 +215,43 @@ def test_many_arrays_are_combined_one_by_one():
         assert one == 1 and (two == [0, 2, 4]).all() and (three == 2).all() and three.shape == (2, 2)
 
 
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import numpy as np
+import grpcxx
+
+# Who starts tests in the background may have had it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+groups = {{}}
+
+def join(rank):
+    groups[rank] = grpcxx.Group(rank, 2, sys.argv[1], timeout=600)
+
+other = threading.Thread(target=join, args=(1,), daemon=True)
+other.start()
+join(0)
+other.join()
+
+def interrupt():
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    groups[0].{call}
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("call", ["all_reduce(np.ones(3))", "all_reduce_many([np.ones(3), np.ones(2)])"])
+def test_a_rank_that_waits_hears_ctrl_c(call):
+    program = [sys.executable, "-c", INTERRUPTED.format(call=call), f"127.0.0.1:{free_port()}"]
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "interrupted\n", ran.stderr
+
+
 def test_a_rank_that_waits_for_long_sleeps():
     def code(group):
         group.barrier()

@@ -273,6 +273,30 @@ fn every_peer_of_star_can_call_a_method_as_a_function() {
 }
 
 #[test]
+fn methods_called_as_functions_hold_no_thread_and_end_with_their_callers() {
+    const CALLS: usize = 50;
+    for both in Both::both_places() {
+        let remote = both
+            .engine
+            .connect(&both.server.local_addr().unwrap().to_string())
+            .unwrap();
+        // A `Span` of some hours.
+        let hours = [0x08_u8, 0x80, 0x80, 0x80, 0x08];
+        let calls: Vec<_> = (0..CALLS)
+            .map(|_| {
+                let feed = Tensor::from_slice(Shape::vector(hours.len()), &hours).unwrap();
+                let call = GraphCall::new("/probe.Probe/Wait").with_feed("request", feed);
+                remote.run(call.with_fetch("response"))
+            })
+            .collect();
+        until(|| both.waits.begun.load(Ordering::SeqCst) == CALLS);
+        assert_eq!(both.waits.over.load(Ordering::SeqCst), 0);
+        drop(calls);
+        until(|| both.waits.over.load(Ordering::SeqCst) == CALLS);
+    }
+}
+
+#[test]
 fn a_peer_that_announces_nothing_is_called_all_the_same() {
     let server = Engine::builder()
         .extensions(false)

@@ -11,11 +11,12 @@ use grpcxx_rpc::Account;
 pub(super) struct Lines<J> {
     state: Mutex<State<J>>,
     changed: Condvar,
+    is_over: fn(&J) -> bool,
 }
 
 struct State<J> {
     /// None of them is empty.
-    by_peer: HashMap<Account, VecDeque<J>, RandomState>,
+    by_peer: HashMap<Account, Line<J>, RandomState>,
     /// Each peer with a line, once.
     turns: VecDeque<Account>,
     /// Threads that wait for a job.
@@ -23,9 +24,18 @@ struct State<J> {
     is_closed: bool,
 }
 
+struct Line<J> {
+    jobs: VecDeque<J>,
+    /// With so many jobs it is looked for those that are over.
+    looked_at: usize,
+}
+
 impl<J> Lines<J> {
-    pub(super) fn new() -> Self {
+    /// `is_over` tells which jobs need not be done any more. A line has no more of them than others,
+    /// or some few.
+    pub(super) fn new(is_over: fn(&J) -> bool) -> Self {
         Self {
+            is_over,
             state: Mutex::new(State {
                 by_peer: HashMap::default(),
                 turns: VecDeque::new(),
@@ -39,9 +49,11 @@ impl<J> Lines<J> {
     /// Puts a job at the end of the line of a peer.
     pub(super) fn push(&self, peer: Account, job: J) {
         let mut state = self.lock();
-        state.push(peer, job);
+        let over = state.push(peer, job, self.is_over);
         let is_awaited = state.idle_threads > 0;
         drop(state);
+        // Not under the lock: what a job holds may be anything.
+        drop(over);
         // Costs a system call even if nobody waits.
         if is_awaited {
             self.changed.notify_one();
@@ -76,12 +88,17 @@ impl<J> Lines<J> {
 }
 
 impl<J> State<J> {
-    fn push(&mut self, peer: Account, job: J) {
+    /// Returns jobs of the line that are over.
+    fn push(&mut self, peer: Account, job: J, is_over: fn(&J) -> bool) -> Vec<J> {
         match self.by_peer.entry(peer) {
-            Entry::Occupied(mut line) => line.get_mut().push_back(job),
+            Entry::Occupied(mut line) => line.get_mut().push(job, is_over),
             Entry::Vacant(line) => {
-                line.insert(VecDeque::from([job]));
+                line.insert(Line {
+                    jobs: VecDeque::from([job]),
+                    looked_at: LOOKED_AT_MIN,
+                });
                 self.turns.push_back(peer);
+                Vec::new()
             }
         }
     }
@@ -91,8 +108,8 @@ impl<J> State<J> {
         let Entry::Occupied(mut line) = self.by_peer.entry(peer) else {
             return None;
         };
-        let job = line.get_mut().pop_front();
-        if line.get().is_empty() {
+        let job = line.get_mut().jobs.pop_front();
+        if line.get().jobs.is_empty() {
             line.remove();
         } else {
             self.turns.push_back(peer);
@@ -101,9 +118,48 @@ impl<J> State<J> {
     }
 }
 
+impl<J> Line<J> {
+    fn push(&mut self, job: J, is_over: fn(&J) -> bool) -> Vec<J> {
+        let mut over = Vec::new();
+        if self.jobs.len() >= self.looked_at {
+            for job in std::mem::take(&mut self.jobs) {
+                match is_over(&job) {
+                    true => over.push(job),
+                    false => self.jobs.push_back(job),
+                }
+            }
+            self.looked_at = LOOKED_AT_MIN.max(2 * self.jobs.len());
+        }
+        self.jobs.push_back(job);
+        over
+    }
+}
+
+/// A line with fewer jobs is not looked through.
+const LOOKED_AT_MIN: usize = 16;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn jobs_that_are_over_leave_a_line_that_grows() {
+        let lines = Lines::<u32>::new(|job| job % 10 != 0);
+        let most = (0..10_000_u32).map(|job| {
+            lines.push(peer(1), job);
+            let state = lines.lock();
+            let jobs = &state.by_peer[&peer(1)].jobs;
+            jobs.len()
+                .saturating_sub(2 * jobs.iter().filter(|job| *job % 10 == 0).count())
+        });
+        assert!(most.max().unwrap() <= LOOKED_AT_MIN);
+        lines.close();
+        let taken = std::iter::from_fn(|| lines.take()).filter(|job| job % 10 == 0);
+        assert!(
+            taken.eq((0..10_000).step_by(10)),
+            "the others keep their order"
+        );
+    }
 
     fn peer(last: u8) -> Account {
         Account::of([10, 0, 0, last].into())
@@ -111,7 +167,7 @@ mod tests {
 
     #[test]
     fn peers_take_turns_and_each_line_keeps_its_order() {
-        let lines = Lines::new();
+        let lines = Lines::new(|_| false);
         for number in 0..1000 {
             lines.push(peer(1), (1, number));
         }
@@ -130,7 +186,7 @@ mod tests {
     #[test]
     fn every_job_is_taken_by_one_of_the_threads() {
         const JOBS: u32 = 3000;
-        let lines = Lines::new();
+        let lines = Lines::new(|_| false);
         let taken = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..3)
                 .map(|_| scope.spawn(|| std::iter::from_fn(|| lines.take()).collect::<Vec<_>>()))

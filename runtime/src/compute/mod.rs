@@ -5,6 +5,7 @@ mod pace;
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Instant;
@@ -22,7 +23,37 @@ pub(crate) trait Compute: Send + Sync {
     fn spawn(&self, peer: Account, job: Job);
 }
 
-pub(crate) type Job = Box<dyn FnOnce() + Send>;
+/// Code that a pool runs, unless it is over before.
+pub(crate) struct Job {
+    code: Box<dyn FnOnce() + Send>,
+    over: Option<Arc<AtomicBool>>,
+}
+
+impl Job {
+    pub(crate) fn new(code: impl FnOnce() + Send + 'static) -> Self {
+        Self {
+            code: Box::new(code),
+            over: None,
+        }
+    }
+
+    /// The same, which need not run any more once `over` is set.
+    pub(crate) fn until(self, over: Arc<AtomicBool>) -> Self {
+        Self {
+            over: Some(over),
+            ..self
+        }
+    }
+
+    pub(crate) fn run(self) {
+        (self.code)();
+    }
+
+    fn is_over(&self) -> bool {
+        let over = self.over.as_ref();
+        over.is_some_and(|over| over.load(Ordering::Relaxed))
+    }
+}
 
 /// A call of a function that was short so far. The thread of its shard may run it between two
 /// turns.
@@ -33,28 +64,33 @@ pub struct ShortCall {
 }
 
 /// A job that notes how long it takes.
-pub(crate) fn timed(pace: Arc<Pace>, job: impl FnOnce() + Send + 'static) -> Job {
-    Box::new(move || {
-        let begin = Instant::now();
-        job();
-        pace.note(begin.elapsed());
-    })
+pub(crate) fn timed(pace: Arc<Pace>, job: Job) -> Job {
+    let Job { code, over } = job;
+    Job {
+        code: Box::new(move || {
+            let begin = Instant::now();
+            code();
+            pace.note(begin.elapsed());
+        }),
+        over,
+    }
 }
 
 /// Lets the pool run a future to its end. It is a job there each time that it can go on, and holds
-/// no thread between; if the pool is gone then, the future is dropped.
+/// no thread between; if the pool is gone then, or `over` is set, the future may be dropped.
 pub(crate) fn spawn_future(
     compute: &Arc<dyn Compute>,
     peer: Account,
     future: impl Future<Output = ()> + Send + 'static,
+    over: Arc<AtomicBool>,
 ) {
     let pool: Weak<dyn Compute> = Arc::downgrade(compute);
     let schedule = move |runnable: Runnable| {
         if let Some(pool) = pool.upgrade() {
-            let job = Box::new(move || {
+            let job = Job::new(move || {
                 runnable.run();
             });
-            pool.spawn(peer, job);
+            pool.spawn(peer, job.until(Arc::clone(&over)));
         }
     };
     let (runnable, task) = async_task::spawn(future, schedule);
@@ -72,7 +108,7 @@ impl ComputePool {
     pub(crate) fn start(name: &str, threads: Option<usize>) -> Result<Self, String> {
         let threads =
             threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
-        let pool = Self(Arc::new(Lines::new()));
+        let pool = Self(Arc::new(Lines::new(Job::is_over)));
         for index in 0..threads {
             let lines = Arc::clone(&pool.0);
             thread::Builder::new()
@@ -99,7 +135,7 @@ impl Compute for ComputePool {
 /// Runs a job. A panic leaves the thread to others. The call has its answer: its responder was
 /// dropped.
 pub(crate) fn run(job: Job) {
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(job)) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job.run())) {
         // What it panicked with may panic too.
         survive("the log of a panic", || {
             let message = panic_text(payload.as_ref());

@@ -226,7 +226,7 @@ impl Engine {
     {
         let name = name.into();
         let watch = self.hold_watch(name.clone());
-        let function = AsyncFunction::new(self.shards.clone(), watch, function);
+        let function = AsyncFunction::new(watch, function);
         self.register(name, Arc::new(function));
     }
 
@@ -234,9 +234,8 @@ impl Engine {
     /// methods by their paths, over star and, if the task has one, at its gRPC endpoint.
     pub fn add_service<S: TypedService>(&self, service: S) {
         let methods = service.into_methods();
-        let spawners: Arc<[TaskSpawner]> = self.shards.spawners().to_vec().into();
         if methods.place == Place::Shard {
-            for spawner in &*spawners {
+            for spawner in self.shards.spawners() {
                 // The first future of a shard brings its executor, on which methods rely. A shard
                 // that has ended has no use for it.
                 let _has_ended = spawner.spawn_local(|| async {});
@@ -245,7 +244,7 @@ impl Engine {
         self.shared.mailboxes.bind_all();
         self.shared.functions.rcu(|functions| {
             let mut functions = registry::Functions::clone(functions);
-            functions.insert_service(&methods, &spawners, self.shard_held_max);
+            functions.insert_service(&methods, self.shards.len(), self.shard_held_max);
             functions
         });
     }

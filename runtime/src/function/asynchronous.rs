@@ -3,18 +3,17 @@
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use futures_util::FutureExt;
 use grpcxx_rpc::{Code, Fetched, GraphCall, NamedTensors, Response, Status};
 use tracing::Instrument;
 
-use super::{Function, HoldWatch, Responder, answer_once, panicked};
-use crate::sharded::Shards;
+use super::{Function, HoldWatch, Responder, panicked};
+use crate::host::Beside;
 
 /// A closure that returns a future of its results.
 pub(crate) struct AsyncFunction {
-    shards: Shards,
     begin: Arc<Begin>,
     watch: Arc<HoldWatch>,
 }
@@ -23,8 +22,7 @@ type Results = Result<NamedTensors, Status>;
 type Begin = dyn Fn(GraphCall) -> Pin<Box<dyn Future<Output = Results>>> + Send + Sync;
 
 impl AsyncFunction {
-    /// `shards` are those of the engine that serves the calls.
-    pub(crate) fn new<F, T, R>(shards: Shards, watch: HoldWatch, function: F) -> Self
+    pub(crate) fn new<F, T, R>(watch: HoldWatch, function: F) -> Self
     where
         F: Fn(GraphCall) -> T + Send + Sync + 'static,
         T: Future<Output = Result<R, Status>> + 'static,
@@ -36,7 +34,6 @@ impl AsyncFunction {
             Box::pin(results) as Pin<Box<dyn Future<Output = Results>>>
         };
         Self {
-            shards,
             begin: Arc::new(begin),
             watch: Arc::new(watch),
         }
@@ -49,16 +46,14 @@ impl Function for AsyncFunction {
     }
 
     fn start(&self, call: GraphCall, responder: Responder) {
-        let shard = responder.shard();
-        let Some(spawner) = shard.and_then(|shard| self.shards.spawners().get(shard)) else {
-            return responder.answer(Err(refused()));
+        // The function binds the shards to their threads, and each call has a request's place.
+        let Some(beside) = Beside::here() else {
+            let text = "asynchronous functions run on the thread of a shard";
+            return responder.answer(Err(Status::new(Code::Internal, text)));
         };
         let (begin, watch) = (Arc::clone(&self.begin), Arc::clone(&self.watch));
         let span = responder.span();
-        // A refused job is dropped, and the call needs its answer then too.
-        let responder = Arc::new(Mutex::new(Some(responder)));
-        let taken = Arc::clone(&responder);
-        let job = move || async move {
+        beside.spawn(Box::pin(async move {
             // The closure runs inside the guard as well, since it may panic before there is a
             // future.
             let results = AssertUnwindSafe(async { begin(call).await }).catch_unwind();
@@ -66,21 +61,11 @@ impl Function for AsyncFunction {
                 .poll(results.instrument(span))
                 .await
                 .unwrap_or_else(|panic| Err(panicked(&*panic)));
-            answer_once(&taken, results.map(Response::Fetched));
-        };
-        if spawner.spawn_local(job).is_err() {
-            answer_once(&responder, Err(refused()));
-        }
+            responder.answer(results.map(Response::Fetched));
+        }));
     }
 
     fn may_block(&self) -> bool {
         false
     }
-}
-
-fn refused() -> Status {
-    Status::new(
-        Code::ResourceExhausted,
-        "the shard takes no more asynchronous functions now; try again later",
-    )
 }

@@ -25,7 +25,7 @@ use crate::call::Call;
 use crate::client::Peer;
 use crate::cluster::TaskId;
 use crate::command::Command;
-use crate::compute::Compute;
+use crate::compute::{Compute, Job};
 use crate::shard::Audit;
 
 /// Runs the operations that the bytes stand for: two to four clients and a stranger who sends any
@@ -436,7 +436,7 @@ fn text(key: u8) -> Text {
 
 /// Jobs of functions, which run between turns.
 #[derive(Default)]
-struct Jobs(Mutex<Vec<Box<dyn FnOnce() + Send>>>);
+struct Jobs(Mutex<Vec<Job>>);
 
 impl Jobs {
     /// Runs all jobs and returns their number.
@@ -444,14 +444,14 @@ impl Jobs {
         let jobs = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         let count = jobs.len();
         for job in jobs {
-            job();
+            job.run();
         }
         count
     }
 }
 
 impl Compute for Jobs {
-    fn spawn(&self, _peer: Account, job: Box<dyn FnOnce() + Send>) {
+    fn spawn(&self, _peer: Account, job: Job) {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -1,12 +1,11 @@
 //! Methods of services as shards serve them: decoding, running, encoding, counting.
 
-use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
@@ -24,7 +23,7 @@ use super::stream::pipe::{Meter, PipeReceiver, PipeSender};
 use crate::caller::Caller;
 use crate::compute::{Compute, spawn_future};
 use crate::function::{HoldWatch, panicked};
-use crate::host::TaskSpawner;
+use crate::host::Beside;
 use crate::shard::StreamShare;
 use crate::trace::{self, CallSpan};
 use crate::watch::RequestWatch;
@@ -110,7 +109,6 @@ pub(crate) struct Registered {
     pub(crate) stats: MethodStats,
     code: MethodCode,
     interceptor: Interceptor,
-    spawners: Arc<[TaskSpawner]>,
 }
 
 /// What became of a call that a method was given.
@@ -129,24 +127,19 @@ impl Registered {
         watch: HoldWatch,
         code: MethodCode,
         service: &Methods,
-        spawners: Arc<[TaskSpawner]>,
+        shards: usize,
     ) -> Self {
         Self {
-            stats: MethodStats::new(spawners.len()),
+            stats: MethodStats::new(shards),
             watch,
             code,
             interceptor: service.interceptor.clone(),
-            spawners,
         }
     }
 
     /// Where it is called.
     pub(crate) fn path(&self) -> &Text {
         self.watch.name()
-    }
-
-    pub(crate) fn may_block(&self) -> bool {
-        matches!(self.code, MethodCode::OnPool(_))
     }
 
     /// Whether it is called with a stream.
@@ -201,8 +194,9 @@ impl Registered {
             shard,
             input: input.meter(),
             output: output.meter(),
-            _share: share,
+            _share: share.clone(),
         };
+        let input = input.counted(share.as_ref());
         let span = trace::of_served_method(envelope);
         match &self.code {
             MethodCode::OnShard(Implementation::Streams(method)) => {
@@ -315,13 +309,15 @@ impl Registered {
 
     /// Runs what a method has begun to its end, on this shard's thread, and hands over its answer.
     pub(crate) fn run(
-        &self,
-        shard: usize,
         answer: LocalAnswer,
         done: impl FnOnce(Result<Envelope, Status>) + 'static,
     ) -> Withdrawal {
         let (withdrawal, task) = withdrawable(async move { done(answer.await) });
-        spawn_local(self.spawners.get(shard), task);
+        // Methods bind the shards to their threads. One that has ended drops the future, and with
+        // it whoever waits for the answer.
+        if let Some(beside) = Beside::here() {
+            beside.spawn(Box::pin(task));
+        }
         withdrawal
     }
 }
@@ -335,7 +331,7 @@ pub(crate) fn run_on_pool(
     done: impl FnOnce(Result<Envelope, Status>) + Send + 'static,
 ) -> Withdrawal {
     let (withdrawal, task) = withdrawable(async move { done(answer.await) });
-    spawn_future(compute, peer, task);
+    spawn_future(compute, peer, task, Arc::clone(&withdrawal.is_over));
     withdrawal
 }
 
@@ -348,6 +344,7 @@ fn withdrawable<F: Future<Output = ()>>(
     let future = Abortable::new(future, registration);
     let withdrawal = Withdrawal {
         handle,
+        is_over: Arc::default(),
         _share: None,
     };
     (withdrawal, async move {
@@ -358,6 +355,7 @@ fn withdrawable<F: Future<Output = ()>>(
 /// Drops the future of a call that nobody waits for any more.
 pub(crate) struct Withdrawal {
     handle: AbortHandle,
+    is_over: Arc<AtomicBool>,
     /// What the stream holds of its peer's share, until its last message and its answer have left.
     _share: Option<Arc<StreamShare>>,
 }
@@ -373,6 +371,7 @@ impl Withdrawal {
 
 impl RequestWatch for Withdrawal {
     fn withdrawn(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
         self.handle.abort();
     }
 }
@@ -420,31 +419,6 @@ impl Drop for Moved {
         let (input, output) = (self.input.passed_bytes(), self.output.passed_bytes());
         self.method.stats.add_bytes(self.shard, input, output);
     }
-}
-
-/// Runs a future of this thread beside its shard. If the shard takes no more, the future is
-/// dropped.
-fn spawn_local(spawner: Option<&TaskSpawner>, future: impl Future<Output = ()> + 'static) {
-    let Some(spawner) = spawner else {
-        return;
-    };
-    // Only what may go to other threads passes the spawner, so the future waits here for its turn.
-    WAITING.with_borrow_mut(|waiting| waiting.push_back(Box::pin(future)));
-    let job = || async {
-        if let Some(future) = WAITING.with_borrow_mut(VecDeque::pop_front) {
-            future.await;
-        }
-    };
-    if spawner.spawn_local(job).is_err() {
-        let refused = WAITING.with_borrow_mut(VecDeque::pop_back);
-        // Not while the queue is borrowed: what it holds may be anything.
-        drop(refused);
-    }
-}
-
-thread_local! {
-    static WAITING: RefCell<VecDeque<Pin<Box<dyn Future<Output = ()>>>>> =
-        const { RefCell::new(VecDeque::new()) };
 }
 
 fn caught<T>(code: impl FnOnce() -> Result<T, Status>) -> Result<T, Status> {

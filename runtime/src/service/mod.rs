@@ -8,7 +8,7 @@ mod client;
 mod codec;
 mod exchange;
 mod extensions;
-mod graph_door;
+pub(crate) mod graph_door;
 mod interceptor;
 mod method;
 mod methods;
@@ -32,7 +32,6 @@ pub use stream::{
     ClientStreamCall, IntoStreamingRequest, RawSink, RawStream, StreamCall, Streaming,
 };
 
-pub(crate) use graph_door::GraphDoor;
 pub(crate) use method::{Begun, Registered, run_on_pool};
 #[cfg(all(test, not(loom)))]
 pub(crate) use stream::pipe::PipeSender;

@@ -13,6 +13,7 @@ mod departures;
 mod dialling;
 mod driven;
 mod failures;
+mod functions;
 mod give_back;
 mod in_flight;
 mod inspecting;

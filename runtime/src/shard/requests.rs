@@ -5,24 +5,18 @@ use std::time::Instant;
 
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{
-    Account, Code, Envelope, GraphCall, Method, Request, RequestId, Response, ServerConnection,
-    Status, home_shard,
+    Account, GraphCall, Method, Request, RequestId, ServerConnection, Status, home_shard,
 };
 use grpcxx_transport::Time;
 
 use crate::blame::{Blame, THE_SERVICE};
 use crate::caller::Caller;
-use crate::command::{Command, GraphDone, Keys, Origin, SlotId};
-use crate::compute::{Pace, ShortCall, timed};
-use crate::function::{Function, Later, Responder, Served, caught};
+use crate::command::{Command, Keys, Origin, SlotId};
+use crate::function::{Later, Served};
 use crate::latency::{CallKind, CallStart};
 use crate::limits;
-use crate::registry::{Entry, PULL_ON_SHARD_MAX};
-use crate::service::{Begun, Registered, run_on_pool};
 use crate::shard::core::Core;
 use crate::shard::servers::ServerLink;
-use crate::shard::shares::StreamShare;
-use crate::trace;
 use crate::watch::RequestWatch;
 
 impl<A> Core<A> {
@@ -162,7 +156,7 @@ impl<A> Core<A> {
 
     /// Notes who makes a step. Returns whether the graph call counts towards the end of it: not if
     /// its peer is a stranger to a step of another.
-    fn counts_down(&self, origin: Origin, step_id: i64) -> bool {
+    pub(super) fn counts_down(&self, origin: Origin, step_id: i64) -> bool {
         let server = self.server_of(origin);
         let is_own = (self.shared.authority).note_step(maker_of_step(server), step_id);
         is_own || server.is_none_or(|server| server.is_known)
@@ -224,7 +218,7 @@ impl<A> Core<A> {
         }
     }
 
-    fn watch(&mut self, origin: Origin, watch: Arc<dyn RequestWatch>) {
+    pub(super) fn watch(&mut self, origin: Origin, watch: Arc<dyn RequestWatch>) {
         match origin {
             Origin::Link {
                 server, request, ..
@@ -281,7 +275,7 @@ impl<A> Core<A> {
     }
 
     /// Takes a call out of its box, which goes back to the connection that it came on.
-    fn unboxed(&mut self, origin: Origin, mut boxed: Box<GraphCall>) -> GraphCall {
+    pub(super) fn unboxed(&mut self, origin: Origin, mut boxed: Box<GraphCall>) -> GraphCall {
         let call = std::mem::take(&mut *boxed);
         if let Some(connection) = self.connection_of(origin) {
             connection.reuse_call(boxed);
@@ -290,7 +284,7 @@ impl<A> Core<A> {
     }
 
     /// The connection on which a request has come, if it has come on one that is still there.
-    fn connection_of(&mut self, origin: Origin) -> Option<&mut ServerConnection> {
+    pub(super) fn connection_of(&mut self, origin: Origin) -> Option<&mut ServerConnection> {
         let Origin::Link { server, .. } = origin else {
             return None;
         };
@@ -298,176 +292,8 @@ impl<A> Core<A> {
         Some(&mut server.connection)
     }
 
-    fn serve_graph(&mut self, origin: Origin, call: Box<GraphCall>) {
-        if call.ps_graph_count < 0 {
-            let text = format!(
-                "ps_graph_count is {}; send the number of graph calls of the step on this task, or 0",
-                call.ps_graph_count
-            );
-            return self.answer(origin, Err(Status::new(Code::InvalidArgument, text)), None);
-        }
-        let functions = self.shared.functions.load();
-        let graph_done = GraphDone::of(&call, self.account_of(origin))
-            .filter(|done| self.counts_down(origin, done.step_id));
-        match functions.find(&call.graph_handle) {
-            Some(Entry::Pull(_)) if call.fetches.len() <= PULL_ON_SHARD_MAX => {
-                let span = trace::of_served(&call.graph_handle, call.trace);
-                let result = crate::registry::pull(&self.shared.store.load(), &call.fetches);
-                span.note_end(&result);
-                self.answer_graph(origin, graph_done, result);
-            }
-            Some(Entry::Pull(function)) => {
-                let function = (function.clone(), None);
-                self.start_function(origin, graph_done, function, call);
-            }
-            Some(Entry::Function(function, pace)) => {
-                let function = (function.clone(), Some(pace.clone()));
-                self.start_function(origin, graph_done, function, call);
-            }
-            Some(Entry::List(lister)) => {
-                let function = lister.for_peer(self.account_of(origin));
-                self.start_function(origin, graph_done, (function, None), call);
-            }
-            Some(&Entry::Staging(act)) => match self.staging_function(origin, act) {
-                Ok(function) => self.start_function(origin, graph_done, (function, None), call),
-                Err(status) => self.answer_graph(origin, graph_done, Err(status)),
-            },
-            None => {
-                let text = functions.unknown(&call.graph_handle);
-                let unknown = Err(Status::new(Code::NotFound, text));
-                self.answer_graph(origin, graph_done, unknown);
-            }
-        }
-    }
-
-    /// Lets a function run: at once, unless it may block.
-    fn start_function(
-        &mut self,
-        origin: Origin,
-        graph_done: Option<GraphDone>,
-        (function, pace): (Arc<dyn Function>, Option<Arc<Pace>>),
-        call: Box<GraphCall>,
-    ) {
-        call.expose();
-        if function.answers_at_once() {
-            let span = trace::of_served(&call.graph_handle, call.trace);
-            let call = self.unboxed(origin, call);
-            let result = span.in_scope(|| caught(|| function.call(call)));
-            span.note_end(&result);
-            return self.answer_graph(origin, graph_done, result);
-        }
-        let may_block = function.may_block();
-        let mailboxes = self.shared.mailboxes.clone();
-        let span = trace::of_served(&call.graph_handle, call.trace);
-        let responder = Responder::of_graph(mailboxes, origin, graph_done);
-        let responder = responder.in_span(span.clone());
-        let start = move || span.in_scope(|| function.start(*call, responder));
-        if may_block {
-            let peer = self.account_of(origin);
-            self.run_job(peer, pace, start);
-        } else {
-            start();
-        }
-    }
-
-    /// Runs code of a function: on the thread of the shard if it was short so far, else on the
-    /// pool. Those of the engine have no pace, and threads of their own.
-    fn run_job(
-        &mut self,
-        peer: Account,
-        pace: Option<Arc<Pace>>,
-        job: impl FnOnce() + Send + 'static,
-    ) {
-        let Some(pace) = pace else {
-            return self.shared.chores.spawn(peer, Box::new(job));
-        };
-        let adapts = self.shared.runs_short_calls;
-        if adapts && pace.is_short() && self.may_run_short_calls() {
-            self.counters().short_calls.add(1);
-            let job = Box::new(job);
-            return self.short_calls.push(ShortCall { peer, pace, job });
-        }
-        let job = if adapts {
-            timed(pace, job)
-        } else {
-            Box::new(job)
-        };
-        self.shared.compute.spawn(peer, job);
-    }
-
-    /// Whether nothing relies on the shard's own thread, which turns the shard.
-    fn may_run_short_calls(&self) -> bool {
-        self.short_calls.are_run() && !self.is_borrowed() && !self.mailboxes().are_bound()
-    }
-
-    fn serve_unary(&mut self, origin: Origin, caller: &Caller, mut boxed: Box<Envelope>) {
-        if self.is_stopping() {
-            return self.answer(origin, Err(self.stopping()), None);
-        }
-        let functions = self.shared.functions.load();
-        let envelope = std::mem::take(&mut *boxed);
-        if let Some(connection) = self.connection_of(origin) {
-            connection.reuse_envelope(boxed);
-        }
-        let Some(method) = functions.method(envelope.path()) else {
-            let text = functions.unknown_path(envelope.path());
-            let unknown = Status::new(Code::Unimplemented, text);
-            return self.answer(origin, Err(unknown), None);
-        };
-        envelope.expose();
-        let begun = method.begin(envelope, caller, self.index);
-        self.carry_on(origin, method, begun, None);
-    }
-
-    /// Answers a call of a method, or lets it go on. `share` is let go of when the call has ended,
-    /// and all that it has sent has left.
-    pub(super) fn carry_on(
-        &mut self,
-        origin: Origin,
-        method: &Registered,
-        begun: Begun,
-        share: Option<Arc<StreamShare>>,
-    ) {
-        let responder = || Responder::new(self.shared.mailboxes.clone(), origin);
-        let withdrawal = match begun {
-            Begun::Ended(answer) => {
-                if let Some(share) = share {
-                    self.watch(origin, share);
-                }
-                return self.answer(origin, answer.map(Response::Unary), None);
-            }
-            Begun::Waits(waits) => {
-                let responder = responder();
-                let done =
-                    move |answer: Result<_, _>| responder.answer(answer.map(Response::Unary));
-                method.run(self.index, waits, done)
-            }
-            Begun::ForPool(runs) => {
-                let responder = responder();
-                let done =
-                    move |answer: Result<_, _>| responder.answer(answer.map(Response::Unary));
-                let peer = self.account_of(origin);
-                run_on_pool(&self.shared.compute, peer, runs, done)
-            }
-        };
-        self.watch(origin, Arc::new(withdrawal.with(share)));
-    }
-
-    fn answer_graph(
-        &mut self,
-        origin: Origin,
-        graph_done: Option<GraphDone>,
-        result: Result<Response, Status>,
-    ) {
-        self.answer(origin, result, None);
-        if let Some(graph_done) = graph_done {
-            let home = home_shard(graph_done.step_id, self.shared.loads.len());
-            self.route(home, Command::GraphDone(graph_done));
-        }
-    }
-
     /// Whose share a request counts against.
-    fn account_of(&self, origin: Origin) -> Account {
+    pub(super) fn account_of(&self, origin: Origin) -> Account {
         match origin {
             Origin::Link { .. } => {
                 let server = self.server_of(origin);
@@ -478,7 +304,7 @@ impl<A> Core<A> {
     }
 
     /// Who calls a method, and until when.
-    fn caller_of(&self, origin: Origin, deadline: Option<Time>) -> Caller {
+    pub(super) fn caller_of(&self, origin: Origin, deadline: Option<Time>) -> Caller {
         let caller = match origin {
             Origin::Link { .. } => {
                 let server = self.server_of(origin);

@@ -17,6 +17,7 @@ use grpcxx_transport::{
 use crate::client::LinkMedium;
 use crate::cluster::TaskId;
 use crate::command::{AcceptedConnection, SlotId};
+use crate::compute::Job;
 use crate::latency::{CallKind, CallPlace, CallSide, CallStart, CallTable, CountedPeer, Traffic};
 use crate::policy::{Authority, Identity, Proof};
 use crate::service::StreamEnds;
@@ -521,7 +522,7 @@ impl<A> Core<A> {
                 let _ = transport.resume(server.link, next);
             }
             if let Some(expired) = server.expire_staged(self.now, transport) {
-                let free = Box::new(move || drop(expired));
+                let free = Job::new(move || drop(expired));
                 self.shared.chores.spawn(server.waits.account, free);
             }
             let timeout = server.next_timeout();

@@ -6,6 +6,7 @@ use grpcxx_rpc::{Code, GraphCall, Status};
 use grpcxx_transport::{Time, Transport};
 
 use crate::command::Origin;
+use crate::compute::Job;
 use crate::function::Function;
 use crate::shard::core::Core;
 use crate::shard::servers::ServerLink;
@@ -48,7 +49,7 @@ impl<A> Core<A> {
     /// tensors.
     pub(super) fn free_staging(&self, server: &mut ServerLink) {
         if let Some(staging) = server.staging.take() {
-            let free = Box::new(move || drop(staging));
+            let free = Job::new(move || drop(staging));
             self.shared.chores.spawn(server.waits.account, free);
         }
     }

@@ -9,6 +9,7 @@ use crate::caller::Caller;
 use crate::command::{Bells, Origin, SlotId};
 use crate::service::{Chunk, Ending, StreamEnds, WINDOW, hang, pipe};
 use crate::shard::core::Core;
+use crate::shard::functions::Door;
 use crate::shard::in_flight::{Details, Stage, from_token};
 use crate::shard::shares::StreamShare;
 
@@ -88,6 +89,8 @@ fn pump(ends: &mut StreamEnds, carrier: &mut impl Carrier, is_last: bool) {
         return;
     }
     while let Some(chunk) = ends.outgoing.take() {
+        // A head that was given since goes before what was given behind it.
+        carrier.begin(ends);
         carrier.send(match chunk {
             Chunk::Messages(run, _) => StreamData::Messages(run),
             Chunk::Message(pieces) => StreamData::Message(pieces),
@@ -243,7 +246,7 @@ impl<A> Core<A> {
         };
         let asked = (envelope, caller);
         let begun = method.begin_stream(asked, input, output, self.index, share.clone());
-        self.carry_on(origin, method, begun, share);
+        self.carry_on(origin, begun, share, Door::service());
     }
 
     /// What a stream takes of the share of who has begun it: nothing if that is this process.
@@ -269,4 +272,60 @@ impl<A> Core<A> {
 fn cut() -> Status {
     let text = "the messages of the stream were dropped before their end";
     Status::new(grpcxx_rpc::Code::Cancelled, text).because(grpcxx_rpc::Reason::Cancelled)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::cell::RefCell;
+
+    use grpcxx_memory::Buffer;
+    use grpcxx_rpc::Metadata;
+
+    use super::*;
+    use crate::service::PipeSender;
+
+    /// A connection whose method says something while it is asked whether it is drained.
+    struct Interrupted {
+        method: RefCell<Option<PipeSender>>,
+        said: Vec<&'static str>,
+    }
+
+    impl Carrier for Interrupted {
+        fn is_drained(&self) -> bool {
+            if let Some(method) = self.method.take() {
+                method.set_head(Metadata::default());
+                method.push(Chunk::Message(vec![Buffer::from(vec![7])]));
+            }
+            true
+        }
+
+        fn send(&mut self, _: StreamData) {
+            self.said.push("message");
+        }
+
+        fn give(&mut self, _: Credit) {}
+
+        fn begin(&mut self, ends: &StreamEnds) {
+            if ends.outgoing.take_head().is_some() {
+                self.said.push("head");
+            }
+        }
+
+        fn end(&mut self) {}
+    }
+
+    #[test]
+    fn a_head_leaves_first_whenever_the_method_gives_it() {
+        let ((sender, outgoing), (incoming, _input)) = (pipe(), pipe());
+        let mut carrier = Interrupted {
+            method: RefCell::new(Some(sender)),
+            said: Vec::new(),
+        };
+        pump(
+            &mut StreamEnds::new(outgoing, incoming),
+            &mut carrier,
+            false,
+        );
+        assert_eq!(carrier.said, ["head", "message"]);
+    }
 }

@@ -12,7 +12,7 @@ use grpcxx_transport::Refusal;
 use crate::blame::panic_text;
 use crate::client::Mailboxes;
 use crate::command::Command;
-use crate::compute::Compute;
+use crate::compute::{Compute, Job};
 use crate::host::{Beside, TaskSpawner};
 use crate::local::{JoinHandle, report};
 
@@ -127,7 +127,7 @@ impl Shards {
         R: Send + 'static,
     {
         let (sender, receiver) = oneshot::channel();
-        let job = Box::new(move || {
+        let job = Job::new(move || {
             let result = catch_unwind(AssertUnwindSafe(code));
             let result = result.map_err(|panic| panicked(panic_text(panic.as_ref())));
             let _nobody_waits = sender.send(result);

@@ -261,7 +261,7 @@ impl Cluster {
         for task in self.tasks.iter().flatten() {
             while task.jobs.len() > 0 && self.random.bool() {
                 let job = task.jobs.take(self.random.usize(..task.jobs.len()));
-                job();
+                job.run();
             }
             if self.random.u32(..8) == 0
                 && let Some(late) = task.late.take()

@@ -11,13 +11,13 @@ use super::service_tensors::ServiceTensors;
 use super::tensors::tensor;
 use crate::call::{CallResult, CallSpec, CompletionHandler};
 use crate::client::Peer;
-use crate::compute::Compute;
+use crate::compute::{Compute, Job};
 use crate::function::{AtOnce, Later, Responder, Served, Service};
 use crate::shard::ShardContext;
 
 /// Jobs that wait until the simulation runs them, in any order.
 #[derive(Default)]
-pub(super) struct Jobs(Mutex<Vec<Box<dyn FnOnce() + Send>>>);
+pub(super) struct Jobs(Mutex<Vec<Job>>);
 
 /// Answers the calls of [`LATE`], when the simulation says so, and receives of what it keeps.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl Jobs {
         locked(&self.0).len()
     }
 
-    pub(super) fn take(&self, index: usize) -> Box<dyn FnOnce() + Send> {
+    pub(super) fn take(&self, index: usize) -> Job {
         locked(&self.0).swap_remove(index)
     }
 
@@ -70,7 +70,7 @@ impl Jobs {
 }
 
 impl Compute for Jobs {
-    fn spawn(&self, _peer: Account, job: Box<dyn FnOnce() + Send>) {
+    fn spawn(&self, _peer: Account, job: Job) {
         locked(&self.0).push(job);
     }
 }

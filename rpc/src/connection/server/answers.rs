@@ -68,9 +68,7 @@ impl ServerConnection {
             return;
         };
         let result = match result {
-            Ok(Response::Fetched(_) | Response::Message(_) | Response::Unary(_))
-                if self.owes_much() =>
-            {
+            Ok(Response::Fetched(_) | Response::Message(_)) if self.owes_much() => {
                 Err(self.too_much_unsent())
             }
             result => result,

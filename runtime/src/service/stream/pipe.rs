@@ -9,6 +9,8 @@ use std::task::{Context, Poll, Waker};
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{Credit, Metadata, Status};
 
+use crate::shard::StreamShare;
+
 /// A part of what goes through a pipe.
 #[derive(Debug)]
 pub(crate) enum Chunk {
@@ -24,9 +26,10 @@ pub(crate) enum Chunk {
 #[derive(Debug)]
 pub(crate) struct PipeSender(Arc<Pipe>);
 
-/// The end of a pipe that messages come out of.
+/// The end of a pipe that messages come out of, and the share of the peer that sends them, if one
+/// is counted.
 #[derive(Debug)]
-pub(crate) struct PipeReceiver(Arc<Pipe>);
+pub(crate) struct PipeReceiver(Arc<Pipe>, Option<Arc<StreamShare>>);
 
 /// Counts what goes through a pipe.
 pub(crate) struct Meter(Arc<Pipe>);
@@ -89,7 +92,7 @@ enum Wakes {
 /// Two ends of a pipe.
 pub(crate) fn pipe() -> (PipeSender, PipeReceiver) {
     let pipe = Arc::<Pipe>::default();
-    (PipeSender(Arc::clone(&pipe)), PipeReceiver(pipe))
+    (PipeSender(Arc::clone(&pipe)), PipeReceiver(pipe, None))
 }
 
 impl Pipe {
@@ -109,8 +112,7 @@ impl State {
         let size = chunk.size();
         self.held.messages -= size.messages;
         self.held.bytes -= size.bytes;
-        self.released.messages += size.messages;
-        self.released.bytes += size.bytes;
+        self.released.add(size);
         let wakes = match self.sender {
             Some(Wakes::Always(_)) => !self.released.is_within(RELEASED),
             Some(Wakes::Once(_)) => self.is_full && self.held.is_within(LOW),
@@ -123,6 +125,11 @@ impl State {
 }
 
 impl Held {
+    fn add(&mut self, more: Self) {
+        self.messages += more.messages;
+        self.bytes += more.bytes;
+    }
+
     fn is_within(self, limit: Credit) -> bool {
         self.messages < u64::from(limit.messages) && self.bytes < u64::from(limit.bytes)
     }
@@ -167,15 +174,18 @@ impl PipeSender {
     pub(crate) fn push(&self, chunk: Chunk) {
         let waker = {
             let mut state = self.0.state();
-            if state.is_closed {
-                return;
-            }
             let size = chunk.size();
-            state.held.messages += size.messages;
-            state.held.bytes += size.bytes;
-            state.passed_bytes += size.bytes;
-            state.chunks.push_back(chunk);
-            take_waker(&mut state.receiver)
+            if state.is_closed {
+                // Nobody will take it, and its sender may send more.
+                state.released.add(size);
+                let is_much = !state.released.is_within(RELEASED);
+                is_much.then(|| take_waker(&mut state.sender)).flatten()
+            } else {
+                state.held.add(size);
+                state.passed_bytes += size.bytes;
+                state.chunks.push_back(chunk);
+                take_waker(&mut state.receiver)
+            }
         };
         wake(waker);
     }
@@ -239,6 +249,18 @@ impl PipeSender {
 }
 
 impl PipeReceiver {
+    /// What is taken out is of a stream with this share.
+    pub(crate) fn counted(self, share: Option<&Arc<StreamShare>>) -> Self {
+        let mut counted = self;
+        counted.1 = share.cloned();
+        counted
+    }
+
+    /// The share of who sends.
+    pub(crate) fn share(&self) -> Option<&Arc<StreamShare>> {
+        self.1.as_ref()
+    }
+
     /// What comes first; `None` at the end.
     pub(crate) fn poll_take(&self, context: &mut Context<'_>) -> Poll<Option<Chunk>> {
         let (chunk, waker) = {
@@ -321,7 +343,8 @@ impl Drop for PipeReceiver {
         let (chunks, waker) = {
             let mut state = self.0.state();
             state.is_closed = true;
-            state.held = Held::default();
+            let dropped = mem::take(&mut state.held);
+            state.released.add(dropped);
             (mem::take(&mut state.chunks), take_waker(&mut state.sender))
         };
         drop(chunks);
@@ -370,3 +393,23 @@ const LOW: Credit = Credit {
     messages: HIGH.messages / 2,
     bytes: HIGH.bytes / 2,
 };
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_takes_any_more_gives_its_credits_back() {
+        let (sender, receiver) = pipe();
+        let push = || sender.push(Chunk::Messages(Buffer::from(vec![0; 600]), 100));
+        (0..10).for_each(|_| push());
+        drop(receiver);
+        let (mut sent, mut given) = (1000, 0);
+        for _ in 0..1000 {
+            push();
+            sent += 100;
+            given += sender.take_released().messages;
+            assert!(sent - given < WINDOW.messages, "the peer can send");
+        }
+    }
+}

@@ -4,6 +4,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::marker::PhantomData;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures_util::Stream;
@@ -15,6 +16,7 @@ use super::pipe::{Chunk, Ending, PipeReceiver};
 use crate::call::Call;
 use crate::host::wait;
 use crate::service::codec;
+use crate::shard::StreamShare;
 
 /// Messages that come one after the other: a stream in the sense of `futures`, with
 /// [`message`](Self::message) for those who want no more than that.
@@ -32,11 +34,17 @@ pub(crate) struct RawStreaming {
     /// Messages that came together, and how far they were taken.
     run: Buffer,
     at_byte: usize,
-    /// The beginning of a message.
-    parts: Vec<Buffer>,
-    parts_bytes: usize,
+    parts: Parts,
     end: End,
     trailers: Option<Metadata>,
+}
+
+/// The beginning of a message. Its credits have gone back, so it counts against the share of who
+/// sends it.
+struct Parts {
+    buffers: Vec<Buffer>,
+    bytes: usize,
+    share: Option<Arc<StreamShare>>,
 }
 
 /// What tells how a stream ends.
@@ -94,7 +102,7 @@ impl<M: Message + Default> Streaming<M> {
             Raw::Whole(buffer) => codec::decode(buffer),
         }))?;
         let message = decoded.transpose().map_err(|error| {
-            self.raw.end = End::Over;
+            self.raw.give_up();
             let code = match is_client {
                 true => Code::DataLoss,
                 false => Code::InvalidArgument,
@@ -118,14 +126,20 @@ impl RawStreaming {
 
     fn new(receiver: PipeReceiver, end: End) -> Self {
         Self {
-            receiver,
             run: Buffer::new(),
             at_byte: 0,
-            parts: Vec::new(),
-            parts_bytes: 0,
+            parts: Parts::of(receiver.share().cloned()),
+            receiver,
             end,
             trailers: None,
         }
+    }
+
+    /// Ends the stream for who takes its messages.
+    fn give_up(&mut self) {
+        self.end = End::Over;
+        (self.run, self.at_byte) = (Buffer::new(), 0);
+        self.parts.take();
     }
 
     /// Waits until the peer has said something. Returns what it says before its messages, or with
@@ -169,20 +183,19 @@ impl RawStreaming {
                     return Poll::Ready(Ok(Some(take(Raw::Whole(joined(pieces))))));
                 }
                 Some(Chunk::Part { bytes, is_last }) => {
-                    self.parts_bytes += bytes.len();
-                    if self.parts_bytes > MESSAGE_BYTES_MAX {
-                        return Poll::Ready(Err(self.too_long()));
+                    if let Err(status) = self.parts.push(bytes) {
+                        self.give_up();
+                        return Poll::Ready(Err(status));
                     }
-                    self.parts.push(bytes);
                     if is_last {
-                        self.parts_bytes = 0;
-                        let whole = joined(std::mem::take(&mut self.parts));
+                        let whole = joined(self.parts.take());
                         return Poll::Ready(Ok(Some(take(Raw::Whole(whole)))));
                     }
                 }
                 None => {
                     ready!(self.poll_end(context))?;
-                    return Poll::Ready(Ok(None));
+                    let is_cut = !self.parts.take().is_empty();
+                    return Poll::Ready(if is_cut { Err(cut()) } else { Ok(None) });
                 }
             }
         }
@@ -205,16 +218,62 @@ impl RawStreaming {
         self.end = End::Over;
         Poll::Ready(ended)
     }
+}
 
-    #[cold]
-    fn too_long(&mut self) -> Status {
-        self.end = End::Over;
-        self.parts.clear();
-        let text = format!(
-            "a message of the stream has more than {MESSAGE_BYTES_MAX} bytes, as many as are allowed"
-        );
-        Status::new(Code::ResourceExhausted, text).because(Reason::Limit)
+impl Parts {
+    fn of(share: Option<Arc<StreamShare>>) -> Self {
+        Self {
+            buffers: Vec::new(),
+            bytes: 0,
+            share,
+        }
     }
+
+    /// Takes one more.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED`: the message is too long, or its peer has too many of them.
+    fn push(&mut self, part: Buffer) -> Result<(), Status> {
+        let (before, more) = (self.bytes, part.len());
+        if before + more > MESSAGE_BYTES_MAX {
+            return Err(too_long());
+        }
+        if let Some(share) = &self.share {
+            share.hold_parts(before as u64, more as u64)?;
+        }
+        self.bytes += more;
+        self.buffers.push(part);
+        Ok(())
+    }
+
+    /// All of them. They are the message's own business from then on.
+    fn take(&mut self) -> Vec<Buffer> {
+        if let Some(share) = &self.share {
+            share.release_parts(self.bytes as u64);
+        }
+        self.bytes = 0;
+        std::mem::take(&mut self.buffers)
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        self.take();
+    }
+}
+
+#[cold]
+fn too_long() -> Status {
+    let text = format!(
+        "a message of the stream has more than {MESSAGE_BYTES_MAX} bytes, as many as are allowed"
+    );
+    Status::new(Code::ResourceExhausted, text).because(Reason::Limit)
+}
+
+#[cold]
+fn cut() -> Status {
+    let text = "the stream ended in the middle of a message";
+    Status::new(Code::DataLoss, text)
 }
 
 /// Pieces one behind the other.
@@ -247,3 +306,45 @@ impl<M> fmt::Debug for Streaming<M> {
 
 /// Longest message, in bytes.
 pub(super) const MESSAGE_BYTES_MAX: usize = 64 << 20;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use grpcxx_rpc::proto::GetStatusRequest;
+
+    use super::super::pipe::pipe;
+    use super::*;
+
+    #[test]
+    fn nothing_follows_a_message_that_cannot_be_read() {
+        let (sender, receiver) = pipe();
+        let messages: [&[u8]; 3] = [&[], &[0x0a, 9], &[]];
+        let mut run = Vec::new();
+        for message in messages {
+            run.extend_from_slice(&(message.len() as u32).to_le_bytes());
+            run.extend_from_slice(message);
+        }
+        let run = Buffer::from(run);
+        sender.push(Chunk::Messages(run, 3));
+        sender.end();
+        let mut messages = Streaming::<GetStatusRequest>::new(RawStreaming::of_client(receiver));
+        assert!(messages.wait_message().unwrap().is_some());
+        assert_eq!(
+            messages.wait_message().unwrap_err().code,
+            Code::InvalidArgument
+        );
+        assert!(messages.wait_message().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_stream_that_ends_in_the_middle_of_a_message_has_failed() {
+        let (sender, receiver) = pipe();
+        sender.push(Chunk::Part {
+            bytes: Buffer::from(vec![0x0a]),
+            is_last: false,
+        });
+        sender.end();
+        let mut messages = Streaming::<GetStatusRequest>::new(RawStreaming::of_client(receiver));
+        assert_eq!(messages.wait_message().unwrap_err().code, Code::DataLoss);
+        assert!(messages.wait_message().unwrap().is_none());
+    }
+}

@@ -4,7 +4,7 @@
 mod tests;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -146,6 +146,8 @@ struct Held {
     /// Streams that have not ended. They may outlive the connections that they came on, and may
     /// have come through another door than the star port.
     streams: AtomicUsize,
+    /// Messages of streams that are not complete.
+    parts_bytes: AtomicU64,
 }
 
 impl Default for Arriving {
@@ -168,6 +170,7 @@ impl Open {
                 waiting: AtomicUsize::new(0),
                 of_connections: Arc::new(of_connections),
                 streams: AtomicUsize::new(0),
+                parts_bytes: AtomicU64::new(0),
             }),
             visits: None,
         }
@@ -186,6 +189,7 @@ pub(crate) struct StreamShare {
 #[derive(Debug)]
 struct OpenStreams {
     count: usize,
+    parts_bytes: u64,
     account: Account,
     held: Arc<Held>,
 }
@@ -478,10 +482,28 @@ impl Waits {
     }
 }
 
+impl StreamShare {
+    /// Counts `more` bytes of a message that is not complete, of which the stream has `before`.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED`: such messages of this peer have a quarter of the memory, and not all
+    /// of them are of this stream.
+    pub(crate) fn hold_parts(&self, before: u64, more: u64) -> Result<(), Status> {
+        let limit = self.accounts.arriving.bytes_max / 2;
+        lock(&self.connection).hold_parts(before, more, limit)
+    }
+
+    /// Counts bytes no more that [`StreamShare::hold_parts`] has counted.
+    pub(crate) fn release_parts(&self, bytes: u64) {
+        lock(&self.connection).release_parts(bytes);
+    }
+}
+
 impl OpenStreams {
     fn new(account: Account, held: &Arc<Held>) -> Arc<Mutex<Self>> {
         Arc::new(Mutex::new(Self {
             count: 0,
+            parts_bytes: 0,
             account,
             held: Arc::clone(held),
         }))
@@ -505,8 +527,30 @@ impl OpenStreams {
     fn belong_to(&mut self, account: Account, held: &Arc<Held>) {
         self.held.streams.fetch_sub(self.count, Ordering::Relaxed);
         held.streams.fetch_add(self.count, Ordering::Relaxed);
+        let parts_bytes = self.parts_bytes;
+        (self.held.parts_bytes).fetch_sub(parts_bytes, Ordering::Relaxed);
+        held.parts_bytes.fetch_add(parts_bytes, Ordering::Relaxed);
         self.account = account;
         self.held = Arc::clone(held);
+    }
+
+    fn hold_parts(&mut self, before: u64, more: u64, limit: u64) -> Result<(), Status> {
+        self.parts_bytes += more;
+        let all = self.held.parts_bytes.fetch_add(more, Ordering::Relaxed) + more;
+        if all == before + more || all <= limit {
+            return Ok(());
+        }
+        self.release_parts(more);
+        let text = format!(
+            "messages of this peer's streams that are not complete would have {all} bytes, of \
+             {limit} allowed; complete some first"
+        );
+        Err(Status::new(Code::ResourceExhausted, text).because(Reason::Memory))
+    }
+
+    fn release_parts(&mut self, bytes: u64) {
+        self.parts_bytes -= bytes;
+        self.held.parts_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 

@@ -170,3 +170,31 @@ fn a_peer_has_a_share_of_the_connections() {
     drop(open);
     assert!(accounts.lock().is_empty());
 }
+
+#[test]
+fn a_peer_has_a_part_of_memory_for_messages_that_are_not_complete() {
+    let accounts = Arc::new(Accounts {
+        arriving: Arriving {
+            bytes_max: 200,
+            arenas: 1,
+        },
+        ..Accounts::default()
+    });
+    let join = |last| accounts.join(account(last), &SHARES).unwrap();
+    let (mut one, stranger) = (join(1), join(2));
+    let begin = |waits: &Waits| waits.begin_stream(&SHARES).unwrap();
+    let (first, second) = (begin(&one), begin(&one));
+    assert_eq!(first.hold_parts(0, 90), Ok(()));
+    assert_eq!(first.hold_parts(90, 400), Ok(()), "one alone may be long");
+    let refused = second.hold_parts(0, 10).unwrap_err();
+    assert_eq!(refused.code, Code::ResourceExhausted);
+    let other = begin(&stranger);
+    assert_eq!(other.hold_parts(0, 60), Ok(()));
+    first.release_parts(490);
+    assert_eq!(second.hold_parts(0, 100), Ok(()));
+    // They go with their connection when that turns out to be of another peer.
+    one.belong_to(account(2), &SHARES);
+    assert!(other.hold_parts(60, 10).is_err());
+    second.release_parts(100);
+    assert_eq!(other.hold_parts(60, 10), Ok(()));
+}

@@ -1,13 +1,10 @@
 //! The methods that stream, as servers of the simulation run them.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use futures_util::{Stream, stream};
 use grpcxx_rpc::{Code, Metadata, Status};
 
 use super::{ANSWER, Numbered, REQUEST, STREAM, StreamPlan, message};
-use crate::host::TaskSpawner;
 use crate::registry::Functions;
 use crate::service::{Methods, Place, Request, Response, Streaming};
 use crate::simulation::calls::Kind;
@@ -79,8 +76,7 @@ impl Server {
 
 /// Lets peers call the methods.
 pub(in crate::simulation) fn register(functions: &mut Functions, watcher: &Watcher) {
-    let none: Arc<[TaskSpawner]> = Arc::from([]);
-    functions.insert_service(&methods(watcher), &none, None);
+    functions.insert_service(&methods(watcher), 0, None);
 }
 
 fn methods(watcher: &Watcher) -> Methods {

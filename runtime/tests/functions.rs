@@ -1,0 +1,99 @@
+//! Functions that wait: for a thread, or for what they await.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Barrier, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use grpcxx_rpc::{GraphCall, Shape, Tensor, Text};
+use grpcxx_runtime::{Engine, Remote, local};
+
+const MIB: usize = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn both() -> (Engine, Engine, Remote) {
+    let server = Engine::builder()
+        .listen("127.0.0.1:0")
+        .shards(1)
+        .compute_threads(1)
+        .arena_bytes(64 * MIB)
+        .start()
+        .unwrap();
+    let caller = Engine::builder().shards(1).start().unwrap();
+    let client = caller.client();
+    let peer = client.peer(&server.local_addr().unwrap().to_string());
+    let remote = Remote::new(client, peer.unwrap());
+    (server, caller, remote)
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn arena_used_bytes(server: &Engine) -> usize {
+    let page = server.exposition().text().into_string();
+    let used = page
+        .lines()
+        .find(|line| line.starts_with("grpcxx_arena_used_bytes{"));
+    used.unwrap().split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_call_that_is_withdrawn_before_it_has_a_thread_lets_go_of_its_tensors_and_never_runs() {
+    let (server, _caller, remote) = both();
+    let (release, held) = channel::<()>();
+    let held = Mutex::new(held);
+    let runs = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&runs);
+    server.register_fn("holds", move |_: GraphCall| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        // Ends once the sender is gone.
+        let _ = held.lock().unwrap().recv();
+        Ok(Vec::new())
+    });
+    let holding = remote.run(GraphCall::new("holds"));
+    until("the thread is held", || runs.load(Ordering::SeqCst) == 1);
+    for _ in 0..100 {
+        let feed = Tensor::from_slice(Shape::vector(MIB), &vec![7_u8; MIB]).unwrap();
+        let call = remote.run(GraphCall::new("holds").with_feed("x", feed));
+        until("it waits there", || arena_used_bytes(&server) >= MIB);
+        drop(call);
+        until("its tensor is gone", || arena_used_bytes(&server) < MIB);
+    }
+    drop(release);
+    holding.wait().unwrap();
+    // Behind all others of this peer.
+    remote.run(GraphCall::new("holds")).wait().unwrap();
+    assert_eq!(runs.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn as_many_asynchronous_functions_begin_at_once_as_a_turn_finds() {
+    const CALLS: usize = 3000;
+    let (server, _caller, remote) = both();
+    server.register_async("rests", |_: GraphCall| async {
+        local::sleep(Duration::from_millis(1)).await;
+        Ok(Vec::<(Text, Tensor)>::new())
+    });
+    // The shard is held until all calls are on their way.
+    let sent = Arc::new(Barrier::new(2));
+    let seen = Arc::clone(&sent);
+    let held = server.shards().invoke_on(0, move || {
+        seen.wait();
+        thread::sleep(Duration::from_millis(50));
+    });
+    let calls: Vec<_> = (0..CALLS)
+        .map(|_| remote.run(GraphCall::new("rests")))
+        .collect();
+    sent.wait();
+    for call in calls {
+        call.wait().unwrap();
+    }
+    held.wait().unwrap();
+}
