@@ -116,6 +116,8 @@ impl Cluster {
         let mut options = EngineOptions::from_config(config, TaskId::new(TOOL_JOB, 0), 1);
         // A person waits: a task that is up answers a dial within a few tries.
         options.channel.connection_timeout_max = CONNECTION_TIMEOUT_MAX;
+        // Nor does leaving a task that stands still take longer than its calls.
+        options.drain = (options.drain).with(|limits| limits.time = limits.time.min(timeout));
         let engine = Engine::start(options).map_err(|error| {
             Failure::from(error).at("cannot start the engine that makes the calls")
         })?;
