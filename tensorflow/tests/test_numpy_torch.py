@@ -1,5 +1,6 @@
 """`grpcxx.torch`: a model on several ranks trains as on one. Left out where PyTorch is not installed."""
 
+import copy
 import json
 import os
 import subprocess
@@ -54,6 +55,92 @@ print(json.dumps(found.tolist()))
     first, second = trained("-m", "grpcxx.parallel", "-n", 2, script)
     assert first == second, "no rank trains with what another validates with"
     assert first != trained("-m", "grpcxx.parallel", "-n", 2, script)[0], "each job draws its own"
+
+
+def of_ranks(code):
+    """What two ranks return, of which each runs in a thread."""
+    from ranks import together
+
+    failures = []
+
+    def run(group):
+        try:
+            return code(group)
+        except BaseException as failure:
+            failures.append(failure)
+
+    results = together(2, run)
+    if failures:
+        raise failures[0]
+    return results
+
+
+def gradients(model):
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_a_model_that_is_thawed_after_it_was_wrapped_has_the_gradients_of_all():
+    import grpcxx.torch
+
+    def code(group):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+        model[0].requires_grad_(False)
+        wrapped = grpcxx.torch.DataParallel(model, group=group)
+        wrapped(torch.full((1, 3), group.rank + 1.0)).sum().backward()
+        assert model[0].weight.grad is None
+        model[0].requires_grad_(True)
+        model.zero_grad(set_to_none=True)
+        wrapped(torch.full((1, 3), group.rank + 1.0)).sum().backward()
+        return gradients(model), model
+
+    (first, model), (second, _) = of_ranks(code)
+    model = copy.deepcopy(model)
+    model.zero_grad(set_to_none=True)
+    ((model(torch.ones(1, 3)) + model(torch.full((1, 3), 2.0))).sum() / 2).backward()
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(first[name], gradient)
+        assert torch.equal(first[name], second[name]), name
+
+
+def test_a_layer_that_is_added_after_the_model_was_wrapped_is_that_of_rank_0():
+    import grpcxx.torch
+
+    def code(group):
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+        wrapped = grpcxx.torch.DataParallel(model, group=group)
+        model.add_module("head", torch.nn.Linear(2, 1))
+        wrapped(torch.full((1, 3), group.rank + 1.0)).sum().backward()
+        return [*model.parameters(), *gradients(model).values()]
+
+    for first, second in zip(*of_ranks(code)):
+        assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("how", ["frozen", "unused"])
+def test_what_no_rank_has_used_is_not_moved_by_an_optimizer(how):
+    import grpcxx.torch
+
+    def code(group):
+        model = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
+        model.forward = lambda x: model[0](x) if how == "unused" else model[1](model[0](x))
+        wrapped = grpcxx.torch.DataParallel(model, group=group)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.1)
+        if how == "frozen":
+            model[1].requires_grad_(False)
+        before = model[1].weight.detach().clone()
+        for _ in range(2):
+            output = wrapped(torch.ones(1, 2)).sum()
+            if group.rank == 1:
+                output = output + model[2](torch.ones(1, 2)).sum()
+            output.backward()
+            optimizer.step()
+        assert model[1].weight.grad is None
+        assert torch.equal(model[1].weight, before)
+        return model[2].weight.grad
+
+    first, second = of_ranks(code)
+    assert torch.equal(first, second) and first.abs().sum() > 0, "one rank has used it"
 
 
 @needs_cuda
