@@ -107,10 +107,22 @@ class DataParallel(torch.nn.Module):
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
             bucket = self._bucket_of.get(parameter)
             if bucket is not None:
+                if bucket.has_begun:
+                    raise self._late(parameter)
                 bucket.missing.discard(parameter)
                 self._begin_whole()
 
         return ready
+
+    def _late(self, late: torch.nn.Parameter) -> Error:
+        """Some ranks might have more to send of a bucket that is under way, and others not."""
+        name = next((name for name, parameter in self.module.named_parameters() if parameter is late), "a parameter")
+        return Error(
+            Code.FAILED_PRECONDITION,
+            f"{name} gets another part of its gradient in one backward pass, and the first is on its way to the other"
+            " ranks: it is used several times, under checkpoints that are reentrant. Make them with"
+            " use_reentrant=False",
+        )
 
     def _begin_whole(self) -> None:
         """Begins buckets that have all of their gradients, on all ranks in the same order."""
@@ -130,7 +142,7 @@ class DataParallel(torch.nn.Module):
     def _reset(self) -> None:
         self._is_backward, self._next = False, 0
         for bucket in self._buckets:
-            bucket.missing = set(bucket.parameters)
+            bucket.missing, bucket.has_begun = set(bucket.parameters), False
 
     def _finish(self) -> None:
         """Ends a backward pass."""
@@ -153,6 +165,8 @@ class _Bucket:
         self.parameters = parameters
         self.missing = set(parameters)
         """Those whose gradients are not there yet, in this backward pass."""
+        self.has_begun = False
+        """Whether its gradients are on their way, in this backward pass."""
         self.forget()
 
     def forget(self) -> None:
@@ -167,6 +181,7 @@ class _Bucket:
         self._future: Future[Any] | None = None
 
     def begin(self, group: Group) -> None:
+        self.has_begun = True
         parts, marks = self._parts(self._sent)
         for parameter, part, mark in zip(self.parameters, parts, marks):
             mark.fill_(parameter.grad is not None)

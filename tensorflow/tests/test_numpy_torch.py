@@ -143,6 +143,53 @@ def test_what_no_rank_has_used_is_not_moved_by_an_optimizer(how):
     assert torch.equal(first, second) and first.abs().sum() > 0, "one rank has used it"
 
 
+# A layer that fills more than a bucket of 1 MiB.
+WIDE = 600
+
+
+class Shared(torch.nn.Module):
+    """A block that is used twice, each time under a checkpoint, and layers before and behind."""
+
+    def __init__(self, is_reentrant):
+        super().__init__()
+        self.first, self.block, self.head = (torch.nn.Linear(WIDE, WIDE) for _ in range(3))
+        self.is_reentrant = is_reentrant
+
+    def forward(self, x):
+        from torch.utils.checkpoint import checkpoint
+
+        x = self.first(x)
+        for _ in range(2):
+            x = checkpoint(self.block, x, use_reentrant=self.is_reentrant)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("is_reentrant, bucket_mib", [(False, 1), (True, 16)])
+def test_a_block_that_is_used_twice_has_the_gradient_of_both(is_reentrant, bucket_mib):
+    import grpcxx
+    import grpcxx.torch
+
+    torch.manual_seed(0)
+    model = Shared(is_reentrant)
+    alone = copy.deepcopy(model)
+    alone(torch.ones(1, WIDE)).sum().backward()
+    with grpcxx.Group(0, 1, "127.0.0.1:0") as group:
+        grpcxx.torch.DataParallel(model, group=group, bucket_mib=bucket_mib)(torch.ones(1, WIDE)).sum().backward()
+    for name, gradient in gradients(alone).items():
+        torch.testing.assert_close(gradients(model)[name], gradient)
+
+
+def test_a_gradient_that_comes_when_its_bucket_is_gone_is_refused_by_name():
+    import grpcxx
+    import grpcxx.torch
+
+    with grpcxx.Group(0, 1, "127.0.0.1:0") as group:
+        wrapped = grpcxx.torch.DataParallel(Shared(True), group=group, bucket_mib=1)
+        with pytest.raises(grpcxx.Error, match=r"block\.(weight|bias) .*use_reentrant=False") as caught:
+            wrapped(torch.ones(1, WIDE)).sum().backward()
+        assert caught.value.code is grpcxx.Code.FAILED_PRECONDITION
+
+
 @needs_cuda
 def test_tensors_of_a_gpu_are_refused_by_one_clear_line_and_pinned_ones_are_sent():
     import grpcxx
