@@ -171,8 +171,8 @@ class _Bucket:
 
     def forget(self) -> None:
         """Takes memory of its own, which what may still be under way does not use."""
-        # Behind the gradients, a mark for each parameter says whether this rank has one.
-        elements = sum(parameter.numel() + 1 for parameter in self.parameters)
+        # Behind the gradients, two marks for each parameter say whether this rank has one, and whether it is dense.
+        elements = sum(parameter.numel() + 2 for parameter in self.parameters)
         # A GPU copies to and from pinned memory at the speed of its bus.
         is_pinned = any(parameter.is_cuda for parameter in self.parameters)
         self._sent, self._received = (
@@ -183,27 +183,36 @@ class _Bucket:
     def begin(self, group: Group) -> None:
         self.has_begun = True
         parts, marks = self._parts(self._sent)
-        for parameter, part, mark in zip(self.parameters, parts, marks):
-            mark.fill_(parameter.grad is not None)
-            part.zero_() if parameter.grad is None else part.copy_(parameter.grad.detach())
+        found = []
+        for parameter, part in zip(self.parameters, parts):
+            gradient = None if parameter.grad is None else parameter.grad.detach()
+            found.append((gradient is not None, gradient is not None and not gradient.is_sparse))
+            if gradient is None:
+                part.zero_()
+            else:
+                part.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+        marks.copy_(torch.tensor(found))
         self._future = group.all_reduce(as_array(self._sent), "mean", out=as_array(self._received), async_=True)
 
     def end(self) -> None:
         self._future.result()
         parts, marks = self._parts(self._received)
-        for parameter, part, mark in zip(self.parameters, parts, marks.tolist()):
+        for parameter, part, (is_there, is_dense) in zip(self.parameters, parts, marks.tolist()):
             # An optimizer would move a parameter that no rank has used by a gradient of zero: by decay and momentum.
-            if mark == 0:
+            if not is_there:
                 continue
-            if parameter.grad is None:
+            if not is_dense:
+                # Rows of an embedding, which some optimizers want so: those that are not zero.
+                parameter.grad = part.to_sparse(1).to(parameter.device)
+            elif parameter.grad is None or parameter.grad.is_sparse:
                 parameter.grad = part.to(parameter.device, copy=True)
             else:
                 with torch.no_grad():
                     parameter.grad.copy_(part)
 
     def _parts(self, flat: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-        *parts, marks = flat.split([*(parameter.numel() for parameter in self.parameters), len(self.parameters)])
-        return [part.view(parameter.shape) for parameter, part in zip(self.parameters, parts)], marks
+        *parts, marks = flat.split([*(parameter.numel() for parameter in self.parameters), 2 * len(self.parameters)])
+        return [part.view(parameter.shape) for parameter, part in zip(self.parameters, parts)], marks.view(-1, 2)
 
 
 def _buckets(parameters: list[torch.nn.Parameter], limit_bytes: int) -> list[_Bucket]:

@@ -143,6 +143,65 @@ def test_what_no_rank_has_used_is_not_moved_by_an_optimizer(how):
     assert torch.equal(first, second) and first.abs().sum() > 0, "one rank has used it"
 
 
+def test_sparse_gradients_of_embeddings_are_means_and_stay_sparse():
+    import grpcxx.torch
+
+    # One rank has looked up what the other has, and more; at last one alone has looked anything up.
+    looked_up = [[[1, 2, 2], [1, 3, 1]], [[0, 1, 1], None]]
+
+    def step(model, optimizer, rows):
+        optimizer.zero_grad(set_to_none=True)
+        model(rows).backward()
+        optimizer.step()
+
+    def code(group):
+        torch.manual_seed(0)
+        model = Words()
+        alone, wrapped = copy.deepcopy(model), grpcxx.torch.DataParallel(model, group=group)
+        for rows in looked_up:
+            step(wrapped, torch.optim.SparseAdam(list(model.words.parameters())), rows[group.rank])
+            step(lambda rows: sum(map(alone, rows)) / 2, torch.optim.SparseAdam(list(alone.words.parameters())), rows)
+            for name, gradient in gradients(alone).items():
+                found = gradients(model)[name]
+                assert found.layout == gradient.layout
+                torch.testing.assert_close(found.to_dense(), gradient.to_dense())
+            torch.testing.assert_close(model.words.weight, alone.words.weight)
+        return model.words.weight
+
+    first, second = of_ranks(code)
+    assert torch.equal(first, second)
+
+
+class Words(torch.nn.Module):
+    """An embedding whose gradient is sparse, and a layer behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = torch.nn.Embedding(5, 2, sparse=True), torch.nn.Linear(2, 1)
+
+    def forward(self, rows):
+        found = torch.zeros(1, 2) if rows is None else self.words(torch.tensor(rows))
+        return self.head(found).square().sum()
+
+
+def test_a_gradient_that_is_sparse_on_some_ranks_alone_is_dense():
+    import grpcxx.torch
+
+    def code(group):
+        torch.manual_seed(0)
+        model = Words()
+        wrapped = grpcxx.torch.DataParallel(model, group=group)
+        loss = wrapped([1, 2])
+        if group.rank == 1:
+            loss = loss + model.words.weight.sum()
+        loss.backward()
+        assert model.words.weight.grad.layout == torch.strided
+        return model.words.weight.grad
+
+    first, second = of_ranks(code)
+    assert torch.equal(first, second)
+
+
 # A layer that fills more than a bucket of 1 MiB.
 WIDE = 600
 
