@@ -22,8 +22,9 @@ class DataParallel(torch.nn.Module):
 
     All ranks begin with the parameters and buffers of rank 0, and each forward pass in training begins with its
     buffers. Gradients travel in buckets, the last layers first, beside the rest of the backward pass. A parameter that
-    a rank has not used counts as zero there. The model may lie on a GPU: its gradients go through pinned memory of the
-    CPU. Move it there before, since its parameters stay where they are found here.
+    a rank has not used counts as zero there, and one that no rank has used keeps the gradient it has, or none.
+    Parameters may be frozen and thawed, and added, on all ranks alike. The model may lie on a GPU: its gradients go
+    through pinned memory of the CPU. Move it there before, since its parameters stay where they are found here.
     """
 
     def __init__(
@@ -39,26 +40,27 @@ class DataParallel(torch.nn.Module):
         _check_devices(module)
         self.module = module
         self._group = group or parallel.group()
+        self._bucket_bytes = bucket_mib << 20
         self._broadcast_buffers = broadcast_buffers
         self._is_synchronous = True
         self._is_backward = False
         self._next = 0
-        for tensor in [*module.parameters(), *module.buffers()]:
-            _broadcast(self._group, tensor)
-        wanted = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._buckets = _buckets(wanted, bucket_mib << 20)
+        self._shared: set[torch.nn.Parameter] = set()
+        self._wanted: list[torch.nn.Parameter] = []
+        self._buckets: list[_Bucket] = []
+        self._bucket_of: dict[torch.nn.Parameter, _Bucket] = {}
         # What adds to a gradient lives only as long as somebody keeps it.
-        self._accumulators = []
-        for bucket in self._buckets:
-            for parameter in bucket.parameters:
-                accumulator = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-                accumulator.register_hook(self._hook(bucket))
-                self._accumulators.append(accumulator)
+        self._accumulators: dict[torch.nn.Parameter, Any] = {}
+        self._follow()
+        for buffer in module.buffers():
+            _broadcast(self._group, buffer)
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """The forward pass of the model."""
         if self._is_backward:
             self._abandon()
+        if torch.is_grad_enabled():
+            self._follow()
         if self.training and self._broadcast_buffers and self._is_synchronous and torch.is_grad_enabled():
             for buffer in self.module.buffers():
                 _broadcast(self._group, buffer)
@@ -73,20 +75,60 @@ class DataParallel(torch.nn.Module):
         finally:
             self._is_synchronous = before
 
-    def _hook(self, bucket: _Bucket):
+    def _follow(self) -> None:
+        """Comes up to the parameters of the model: the script adds some, and freezes and thaws others."""
+        for parameter in self.module.parameters():
+            if parameter not in self._shared:
+                _broadcast(self._group, parameter)
+                self._shared.add(parameter)
+        for parameter in self._arrange():
+            if parameter not in self._accumulators:
+                accumulator = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+                accumulator.register_hook(self._hook(parameter))
+                self._accumulators[parameter] = accumulator
+
+    def _arrange(self) -> list[torch.nn.Parameter]:
+        """Puts the parameters that require gradients now into buckets, and returns them."""
+        wanted = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        if [*map(id, wanted)] != [*map(id, self._wanted)]:
+            self._wanted = wanted
+            self._buckets = _buckets(wanted, self._bucket_bytes)
+            self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
+        return wanted
+
+    def _hook(self, parameter: torch.nn.Parameter):
         def ready(*_):
             if not self._is_synchronous:
                 return
             if not self._is_backward:
+                # It may have been frozen or thawed since the forward pass.
+                self._arrange()
                 self._is_backward = True
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-            bucket.missing -= 1
-            # All ranks begin the buckets in the same order.
-            while self._next < len(self._buckets) and self._buckets[self._next].missing <= 0:
-                self._buckets[self._next].begin(self._group)
-                self._next += 1
+            bucket = self._bucket_of.get(parameter)
+            if bucket is not None:
+                if bucket.has_begun:
+                    raise self._late(parameter)
+                bucket.missing.discard(parameter)
+                self._begin_whole()
 
         return ready
+
+    def _late(self, late: torch.nn.Parameter) -> Error:
+        """Some ranks might have more to send of a bucket that is under way, and others not."""
+        name = next((name for name, parameter in self.module.named_parameters() if parameter is late), "a parameter")
+        return Error(
+            Code.FAILED_PRECONDITION,
+            f"{name} gets another part of its gradient in one backward pass, and the first is on its way to the other"
+            " ranks: it is used several times, under checkpoints that are reentrant. Make them with"
+            " use_reentrant=False",
+        )
+
+    def _begin_whole(self) -> None:
+        """Begins buckets that have all of their gradients, on all ranks in the same order."""
+        while self._next < len(self._buckets) and not self._buckets[self._next].missing:
+            self._buckets[self._next].begin(self._group)
+            self._next += 1
 
     def _abandon(self) -> None:
         """Lets go of a backward pass that an exception has ended: nobody has called `_finish`."""
@@ -100,7 +142,7 @@ class DataParallel(torch.nn.Module):
     def _reset(self) -> None:
         self._is_backward, self._next = False, 0
         for bucket in self._buckets:
-            bucket.missing = len(bucket.parameters)
+            bucket.missing, bucket.has_begun = set(bucket.parameters), False
 
     def _finish(self) -> None:
         """Ends a backward pass."""
@@ -121,13 +163,16 @@ class _Bucket:
 
     def __init__(self, parameters: list[torch.nn.Parameter]):
         self.parameters = parameters
-        self.missing = len(parameters)
-        """How many gradients are not there yet, in this backward pass."""
+        self.missing = set(parameters)
+        """Those whose gradients are not there yet, in this backward pass."""
+        self.has_begun = False
+        """Whether its gradients are on their way, in this backward pass."""
         self.forget()
 
     def forget(self) -> None:
         """Takes memory of its own, which what may still be under way does not use."""
-        elements = sum(parameter.numel() for parameter in self.parameters)
+        # Behind the gradients, two marks for each parameter say whether this rank has one, and whether it is dense.
+        elements = sum(parameter.numel() + 2 for parameter in self.parameters)
         # A GPU copies to and from pinned memory at the speed of its bus.
         is_pinned = any(parameter.is_cuda for parameter in self.parameters)
         self._sent, self._received = (
@@ -136,22 +181,38 @@ class _Bucket:
         self._future: Future[Any] | None = None
 
     def begin(self, group: Group) -> None:
-        for parameter, part in zip(self.parameters, self._parts(self._sent)):
-            part.zero_() if parameter.grad is None else part.copy_(parameter.grad)
+        self.has_begun = True
+        parts, marks = self._parts(self._sent)
+        found = []
+        for parameter, part in zip(self.parameters, parts):
+            gradient = None if parameter.grad is None else parameter.grad.detach()
+            found.append((gradient is not None, gradient is not None and not gradient.is_sparse))
+            if gradient is None:
+                part.zero_()
+            else:
+                part.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+        marks.copy_(torch.tensor(found))
         self._future = group.all_reduce(as_array(self._sent), "mean", out=as_array(self._received), async_=True)
 
     def end(self) -> None:
         self._future.result()
-        for parameter, part in zip(self.parameters, self._parts(self._received)):
-            if parameter.grad is None:
+        parts, marks = self._parts(self._received)
+        for parameter, part, (is_there, is_dense) in zip(self.parameters, parts, marks.tolist()):
+            # An optimizer would move a parameter that no rank has used by a gradient of zero: by decay and momentum.
+            if not is_there:
+                continue
+            if not is_dense:
+                # Rows of an embedding, which some optimizers want so: those that are not zero.
+                parameter.grad = part.to_sparse(1).to(parameter.device)
+            elif parameter.grad is None or parameter.grad.is_sparse:
                 parameter.grad = part.to(parameter.device, copy=True)
             else:
                 with torch.no_grad():
                     parameter.grad.copy_(part)
 
-    def _parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        parts = flat.split([parameter.numel() for parameter in self.parameters])
-        return [part.view(parameter.shape) for parameter, part in zip(self.parameters, parts)]
+    def _parts(self, flat: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+        *parts, marks = flat.split([*(parameter.numel() for parameter in self.parameters), 2 * len(self.parameters)])
+        return [part.view(parameter.shape) for parameter, part in zip(self.parameters, parts)], marks.view(-1, 2)
 
 
 def _buckets(parameters: list[torch.nn.Parameter], limit_bytes: int) -> list[_Bucket]:

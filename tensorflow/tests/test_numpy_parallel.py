@@ -410,16 +410,45 @@ def test_rank_0_is_asked_at_the_terminal(tmp_path):
     os.close(theirs)
 
 
-def test_processes_of_a_launcher_meet_by_its_variables(tmp_path):
-    port = free_port()
-    path = script(tmp_path, "from grpcxx import parallel\nprint(parallel.group().all_reduce([1.0])[0])\n")
-    command = [sys.executable, "-m", "grpcxx.parallel", str(path)]
-    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 1)}
+def ranks_of_a_launcher(path, environment):
+    """What two ranks print that find each other by what a launcher has set."""
+    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port() - 1)}
     ranks = [
-        subprocess.Popen(command, env={**os.environ, **told, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-O", "-m", "grpcxx.parallel", str(path), "an argument"],
+            env={**environment, **told, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for rank in range(2)
     ]
-    assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["2.0\n", ""]
+    return [rank.communicate(timeout=60)[0] for rank in ranks]
+
+
+def test_processes_of_a_launcher_meet_by_its_variables(tmp_path):
+    path = script(tmp_path, "from grpcxx import parallel\nprint(parallel.group().all_reduce([1.0])[0])\n")
+    assert ranks_of_a_launcher(path, os.environ) == ["2.0\n", ""]
+
+
+@pytest.mark.parametrize("told", [None, "7"])
+def test_sets_of_strings_have_one_order_on_all_ranks_of_a_launcher(tmp_path, told):
+    path = script(
+        tmp_path,
+        """
+import os, sys
+import numpy as np
+from grpcxx import parallel
+
+found = parallel.group().all_gather(np.array([hash("a word")]))
+print(found[0] == found[1], sys.argv[1:], sys.flags.optimize, os.environ.get("PYTHONHASHSEED"))
+""",
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    if told is not None:
+        environment["PYTHONHASHSEED"] = told
+    # What Python 3.9 was started with is not known where it has to start again.
+    optimizes = int(told is not None or sys.version_info >= (3, 10))
+    assert ranks_of_a_launcher(path, environment) == [f"True ['an argument'] {optimizes} {told or 0}\n", ""]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`grpcxx.torch`: a model on several ranks trains as on one. Left out where PyTorch is not installed."""
 
+import copy
 import json
 import os
 import subprocess
@@ -54,6 +55,198 @@ print(json.dumps(found.tolist()))
     first, second = trained("-m", "grpcxx.parallel", "-n", 2, script)
     assert first == second, "no rank trains with what another validates with"
     assert first != trained("-m", "grpcxx.parallel", "-n", 2, script)[0], "each job draws its own"
+
+
+def of_ranks(code):
+    """What two ranks return, of which each runs in a thread."""
+    from ranks import together
+
+    failures = []
+
+    def run(group):
+        try:
+            return code(group)
+        except BaseException as failure:
+            failures.append(failure)
+
+    results = together(2, run)
+    if failures:
+        raise failures[0]
+    return results
+
+
+def gradients(model):
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_a_model_that_is_thawed_after_it_was_wrapped_has_the_gradients_of_all():
+    import grpcxx.torch
+
+    def code(group):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+        model[0].requires_grad_(False)
+        wrapped = grpcxx.torch.DataParallel(model, group=group)
+        wrapped(torch.full((1, 3), group.rank + 1.0)).sum().backward()
+        assert model[0].weight.grad is None
+        model[0].requires_grad_(True)
+        model.zero_grad(set_to_none=True)
+        wrapped(torch.full((1, 3), group.rank + 1.0)).sum().backward()
+        return gradients(model), model
+
+    (first, model), (second, _) = of_ranks(code)
+    model = copy.deepcopy(model)
+    model.zero_grad(set_to_none=True)
+    ((model(torch.ones(1, 3)) + model(torch.full((1, 3), 2.0))).sum() / 2).backward()
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(first[name], gradient)
+        assert torch.equal(first[name], second[name]), name
+
+
+def test_a_layer_that_is_added_after_the_model_was_wrapped_is_that_of_rank_0():
+    import grpcxx.torch
+
+    def code(group):
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+        wrapped = grpcxx.torch.DataParallel(model, group=group)
+        model.add_module("head", torch.nn.Linear(2, 1))
+        wrapped(torch.full((1, 3), group.rank + 1.0)).sum().backward()
+        return [*model.parameters(), *gradients(model).values()]
+
+    for first, second in zip(*of_ranks(code)):
+        assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("how", ["frozen", "unused"])
+def test_what_no_rank_has_used_is_not_moved_by_an_optimizer(how):
+    import grpcxx.torch
+
+    def code(group):
+        model = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
+        model.forward = lambda x: model[0](x) if how == "unused" else model[1](model[0](x))
+        wrapped = grpcxx.torch.DataParallel(model, group=group)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.1)
+        if how == "frozen":
+            model[1].requires_grad_(False)
+        before = model[1].weight.detach().clone()
+        for _ in range(2):
+            output = wrapped(torch.ones(1, 2)).sum()
+            if group.rank == 1:
+                output = output + model[2](torch.ones(1, 2)).sum()
+            output.backward()
+            optimizer.step()
+        assert model[1].weight.grad is None
+        assert torch.equal(model[1].weight, before)
+        return model[2].weight.grad
+
+    first, second = of_ranks(code)
+    assert torch.equal(first, second) and first.abs().sum() > 0, "one rank has used it"
+
+
+def test_sparse_gradients_of_embeddings_are_means_and_stay_sparse():
+    import grpcxx.torch
+
+    # One rank has looked up what the other has, and more; at last one alone has looked anything up.
+    looked_up = [[[1, 2, 2], [1, 3, 1]], [[0, 1, 1], None]]
+
+    def step(model, optimizer, rows):
+        optimizer.zero_grad(set_to_none=True)
+        model(rows).backward()
+        optimizer.step()
+
+    def code(group):
+        torch.manual_seed(0)
+        model = Words()
+        alone, wrapped = copy.deepcopy(model), grpcxx.torch.DataParallel(model, group=group)
+        for rows in looked_up:
+            step(wrapped, torch.optim.SparseAdam(list(model.words.parameters())), rows[group.rank])
+            step(lambda rows: sum(map(alone, rows)) / 2, torch.optim.SparseAdam(list(alone.words.parameters())), rows)
+            for name, gradient in gradients(alone).items():
+                found = gradients(model)[name]
+                assert found.layout == gradient.layout
+                torch.testing.assert_close(found.to_dense(), gradient.to_dense())
+            torch.testing.assert_close(model.words.weight, alone.words.weight)
+        return model.words.weight
+
+    first, second = of_ranks(code)
+    assert torch.equal(first, second)
+
+
+class Words(torch.nn.Module):
+    """An embedding whose gradient is sparse, and a layer behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = torch.nn.Embedding(5, 2, sparse=True), torch.nn.Linear(2, 1)
+
+    def forward(self, rows):
+        found = torch.zeros(1, 2) if rows is None else self.words(torch.tensor(rows))
+        return self.head(found).square().sum()
+
+
+def test_a_gradient_that_is_sparse_on_some_ranks_alone_is_dense():
+    import grpcxx.torch
+
+    def code(group):
+        torch.manual_seed(0)
+        model = Words()
+        wrapped = grpcxx.torch.DataParallel(model, group=group)
+        loss = wrapped([1, 2])
+        if group.rank == 1:
+            loss = loss + model.words.weight.sum()
+        loss.backward()
+        assert model.words.weight.grad.layout == torch.strided
+        return model.words.weight.grad
+
+    first, second = of_ranks(code)
+    assert torch.equal(first, second)
+
+
+# A layer that fills more than a bucket of 1 MiB.
+WIDE = 600
+
+
+class Shared(torch.nn.Module):
+    """A block that is used twice, each time under a checkpoint, and layers before and behind."""
+
+    def __init__(self, is_reentrant):
+        super().__init__()
+        self.first, self.block, self.head = (torch.nn.Linear(WIDE, WIDE) for _ in range(3))
+        self.is_reentrant = is_reentrant
+
+    def forward(self, x):
+        from torch.utils.checkpoint import checkpoint
+
+        x = self.first(x)
+        for _ in range(2):
+            x = checkpoint(self.block, x, use_reentrant=self.is_reentrant)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("is_reentrant, bucket_mib", [(False, 1), (True, 16)])
+def test_a_block_that_is_used_twice_has_the_gradient_of_both(is_reentrant, bucket_mib):
+    import grpcxx
+    import grpcxx.torch
+
+    torch.manual_seed(0)
+    model = Shared(is_reentrant)
+    alone = copy.deepcopy(model)
+    alone(torch.ones(1, WIDE)).sum().backward()
+    with grpcxx.Group(0, 1, "127.0.0.1:0") as group:
+        grpcxx.torch.DataParallel(model, group=group, bucket_mib=bucket_mib)(torch.ones(1, WIDE)).sum().backward()
+    for name, gradient in gradients(alone).items():
+        torch.testing.assert_close(gradients(model)[name], gradient)
+
+
+def test_a_gradient_that_comes_when_its_bucket_is_gone_is_refused_by_name():
+    import grpcxx
+    import grpcxx.torch
+
+    with grpcxx.Group(0, 1, "127.0.0.1:0") as group:
+        wrapped = grpcxx.torch.DataParallel(Shared(True), group=group, bucket_mib=1)
+        with pytest.raises(grpcxx.Error, match=r"block\.(weight|bias) .*use_reentrant=False") as caught:
+            wrapped(torch.ones(1, WIDE)).sum().backward()
+        assert caught.value.code is grpcxx.Code.FAILED_PRECONDITION
 
 
 @needs_cuda

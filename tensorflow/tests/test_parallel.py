@@ -1,6 +1,5 @@
 """Scripts of TensorFlow that know of one process, run as several ranks."""
 
-import json
 import os
 import re
 import subprocess
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jobs import parallel, run, trained
 
 pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.processes
@@ -16,29 +16,6 @@ pytestmark = pytest.mark.processes
 PROGRAMS = Path(__file__).parent / "programs"
 PAGE = Path(__file__).resolve().parents[2] / "docs/parallel.md"
 BATCH = 32
-
-
-def run(arguments, **environment):
-    """What a command says, and its exit code."""
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **environment},
-    )
-
-
-def parallel(ranks, script, *arguments, **environment):
-    return run(["-m", "grpcxx.parallel", "-n", ranks, script, *arguments], **environment)
-
-
-def trained(finished):
-    """What the training script has found, and the lines before it."""
-    assert finished.returncode == 0, finished.stderr
-    *lines, last = finished.stdout.splitlines()
-    return json.loads(last), lines
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ def main() -> int:
         )
     if options.processes not in (None, place.size):
         return _refuse(f"-n is {options.processes}, but {place.launcher} tells {place.size} ranks")
+    _hash_alike()
     if not place.rendezvous:
         return _found_by_launch(options, place)
     return _script.run(place, options)
@@ -52,6 +53,16 @@ def _place(options: argparse.Namespace) -> _ranks.Place | None:
         return None
     rendezvous = options.rendezvous or found.rendezvous
     return replace(found, rendezvous=rendezvous, timeout=options.timeout, join_timeout=options.join_timeout)
+
+
+def _hash_alike() -> None:
+    """Sets of strings have the same order on all ranks, and so has what a script makes of them. Python must be told
+    before it begins, so this process begins once more."""
+    if "PYTHONHASHSEED" not in os.environ:
+        os.environ["PYTHONHASHSEED"] = "0"
+        # Python 3.9 does not tell how it was started.
+        arguments = getattr(sys, "orig_argv", ["", "-m", "grpcxx.parallel", *sys.argv[1:]])[1:]
+        os.execv(sys.executable, [sys.executable, *arguments])
 
 
 def _found_by_launch(options: argparse.Namespace, place: _ranks.Place) -> int:

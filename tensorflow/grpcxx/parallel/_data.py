@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from . import _order
 from ._script import State
 
 
@@ -20,6 +21,7 @@ def install(tf: Any, state: State) -> None:
     """Loops of the script over datasets take what belongs to this rank."""
     if state.shard == "none" or state.size == 1:
         return
+    _order.install()
     original = tf.data.Dataset.__iter__
 
     @functools.wraps(original)
@@ -32,7 +34,7 @@ def install(tf: Any, state: State) -> None:
         if state.shard == "all":
             state.sharded += 1
             return original(divided(tf, dataset, state, None))
-        return _Elements(tf, original(dataset), state)
+        return _Elements(tf, original(_order.in_order(tf, dataset)), state)
 
     tf.data.Dataset.__iter__ = iterate
 
@@ -59,6 +61,7 @@ def divided(tf: Any, dataset: Any, state: State, pass_length: int | None) -> Any
     rank, size = state.rank, state.size
     if size == 1 or is_whole(tf, dataset):
         return dataset
+    dataset = _order.in_order(tf, dataset)
     length = int(dataset.cardinality())
     if length == tf.data.INFINITE_CARDINALITY and pass_length is None:
         return dataset.shard(size, rank)

@@ -3,6 +3,7 @@
     parallel_torch.py BATCH [DEVICE]
 """
 
+import contextlib
 import json
 import sys
 
@@ -24,10 +25,11 @@ unused = torch.nn.Linear(2, 2)
 model.add_module("unused", unused)
 model.register_buffer("seen", torch.full((2,), float(parallel.rank())))
 model.to(device)
-together = grpcxx.torch.DataParallel(model, bucket_mib=1)
+# What trains alone knows nothing of it.
+together = grpcxx.torch.DataParallel(model, bucket_mib=1) if parallel.size() > 1 else model
 network = torch.nn.Sequential(*list(model)[:3])
 model.forward = network.forward
-optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=0.1)
 sampler = DistributedSampler(data, parallel.size(), parallel.rank(), shuffle=False)
 loader = DataLoader(data, int(sys.argv[1]), sampler=sampler)
 
@@ -36,12 +38,14 @@ def loss_of(x, y):
     return torch.nn.functional.mse_loss(together(x.to(device)), y.to(device))
 
 
-for _ in range(3):
+for epoch in range(3):
+    # It is frozen, and thawed, after the model is wrapped.
+    model[0].requires_grad_(epoch != 1)
     for x, y in loader:
         optimizer.zero_grad()
         half = len(x) // 2
         # Two halves, of which the first waits for the second.
-        with together.no_sync():
+        with together.no_sync() if together is not model else contextlib.nullcontext():
             (loss_of(x[:half], y[:half]) / 2).backward()
         (loss_of(x[half:], y[half:]) / 2).backward()
         optimizer.step()
