@@ -25,18 +25,19 @@ use tower_service::Service;
 use crate::Backend;
 use crate::connections::Caller;
 use crate::limits::{MESSAGE_BYTES_MAX, REQUEST_MESSAGE_BYTES_MAX};
+use crate::methods;
 use crate::services::{DESCRIPTORS, INSPECT_DESCRIPTORS};
 use crate::status::{from_grpc, to_grpc};
 
-/// Answers a call of a registered service: its message goes through as it is.
-/// `until` is when its caller gives it up.
+/// Answers a call of a registered service, whose method `kind` stands for: its message goes through
+/// as it is. `until` is when its caller gives it up.
 pub(crate) async fn answer(
     backend: Arc<dyn Backend>,
+    kind: &'static methods::Method,
     request: Request<Body>,
     until: Option<Instant>,
 ) -> Response<Body> {
     let path = request.uri().path().to_owned();
-    let streams = backend.streams(&path);
     let mut grpc = Grpc::new(Untouched)
         .max_decoding_message_size(REQUEST_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
@@ -47,7 +48,7 @@ pub(crate) async fn answer(
         path,
         caller,
     };
-    match streams {
+    match kind.is_stream {
         // Which direction streams is nothing that travels.
         true => grpc.streaming(method, request).await,
         false => grpc.unary(method, request).await,

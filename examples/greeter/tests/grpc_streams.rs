@@ -1,0 +1,96 @@
+//! Requests that stream to methods through the gRPC endpoint of a task.
+
+#[path = "support/door.rs"]
+mod door;
+mod support;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures_channel::mpsc;
+use futures_util::{Stream, StreamExt, stream};
+use grpcxx::server::Server;
+use grpcxx_greeter::MyGreeter;
+use grpcxx_greeter::helloworld::{GreeterServer, HelloReply, HelloRequest};
+use grpcxx_greeter::probe::{Load, ProbeServer, Span};
+use support::MyProbe;
+use tonic::client::Grpc;
+use tonic::transport::Channel;
+use tonic::{Request, Status};
+use tonic_prost::ProstCodec;
+
+/// Starts a task with a variable that is set, and connects to its gRPC port.
+async fn start_with(variable: &str, value: &str) -> (Server, Grpc<Channel>) {
+    let (server, [grpc, _, _]) = door::start_with(variable, value);
+    server.add_service(GreeterServer::new(MyGreeter)).unwrap();
+    let probe = ProbeServer::new(MyProbe::default());
+    server.add_service(probe).unwrap();
+    (server, connect(grpc).await)
+}
+
+async fn connect(grpc: SocketAddr) -> Grpc<Channel> {
+    let channel = Channel::from_shared(format!("http://{grpc}")).unwrap();
+    let mut client = Grpc::new(channel.connect().await.unwrap());
+    client.ready().await.unwrap();
+    client
+}
+
+/// How many bytes the method has counted.
+async fn count(
+    client: &mut Grpc<Channel>,
+    loads: impl Stream<Item = Load> + Send + 'static,
+) -> Result<u64, Status> {
+    let path = "/probe.Probe/Count".parse().unwrap();
+    let codec = ProstCodec::<Load, Span>::default();
+    let counted = client.client_streaming(Request::new(loads), path, codec);
+    Ok(counted.await?.into_inner().milliseconds)
+}
+
+fn load(bytes: usize) -> Load {
+    Load {
+        data: vec![7; bytes].into(),
+        note: String::new(),
+    }
+}
+
+#[tokio::test]
+async fn each_message_is_answered_before_the_next_is_sent() {
+    let (server, mut client) = start_with("", "").await;
+    let (names, sent) = mpsc::unbounded();
+    let path = "/helloworld.Greeter/Chat".parse().unwrap();
+    let codec = ProstCodec::<HelloRequest, HelloReply>::default();
+    let begun = client.streaming(Request::new(sent), path, codec);
+    let mut replies = begun.await.unwrap().into_inner();
+    for number in 0..10 {
+        let name = number.to_string();
+        names.unbounded_send(HelloRequest { name }).unwrap();
+        let reply = tokio::time::timeout(PATIENCE, replies.message()).await;
+        let reply = reply.expect("an answer comes").unwrap().unwrap();
+        assert_eq!(reply.message, format!("Hello {number}!"));
+    }
+    drop(names);
+    assert_eq!(replies.message().await.unwrap(), None);
+    server.shutdown(Duration::ZERO);
+}
+
+#[tokio::test]
+async fn a_stream_may_be_longer_than_all_requests_together() {
+    let (server, mut client) = start_with("", "").await;
+    let loads = stream::iter(vec![load(4 << 20); 80]);
+    assert_eq!(count(&mut client, loads).await.unwrap(), 320 << 20);
+    server.shutdown(Duration::ZERO);
+}
+
+#[tokio::test]
+async fn a_stream_may_take_longer_than_a_request() {
+    let (server, mut client) = start_with("GRPCXX_GRPC_REQUEST_MS", "1").await;
+    let loads = stream::iter(vec![load(1); 3]).then(|load| async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        load
+    });
+    assert_eq!(count(&mut client, loads).await.unwrap(), 3);
+    server.shutdown(Duration::ZERO);
+}
+
+/// How long a test waits for what has to come.
+const PATIENCE: Duration = Duration::from_secs(30);
