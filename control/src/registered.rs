@@ -26,8 +26,9 @@ use crate::Backend;
 use crate::connections::Caller;
 use crate::limits::{MESSAGE_BYTES_MAX, REQUEST_MESSAGE_BYTES_MAX};
 use crate::methods;
+use crate::request_body;
 use crate::services::{DESCRIPTORS, INSPECT_DESCRIPTORS};
-use crate::status::{from_grpc, to_grpc};
+use crate::status::to_grpc;
 
 /// Answers a call of a registered service, whose method `kind` stands for: its message goes through
 /// as it is. `until` is when its caller gives it up.
@@ -158,7 +159,7 @@ impl StreamingService<Bytes> for Method {
             let (sink, mut messages) = begun.map_err(|status| to_grpc(&status))?;
             let requests = request.into_inner();
             // It ends with the messages, or with the call.
-            tokio::spawn(sink.send_all(requests.map_err(|status| from_grpc(&status))));
+            tokio::spawn(sink.send_all(requests.map_err(|status| request_body::failure(&status))));
             let head = messages.head().await.map_err(|status| to_grpc(&status))?;
             let messages = stream::unfold(Some(messages), next_message);
             let mut response = tonic::Response::new(Box::pin(messages) as Messages);
@@ -259,7 +260,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 );
 
 /// Leaves messages as the bytes that they are.
-struct Untouched;
+pub(crate) struct Untouched;
 
 impl Codec for Untouched {
     type Encode = Bytes;

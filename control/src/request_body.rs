@@ -1,18 +1,21 @@
 //! Requests on their way to what reads them.
 
 use std::collections::VecDeque;
+use std::error::Error as _;
 use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use grpcxx_rpc::Code;
 use http_body::{Body as _, Frame};
+use thiserror::Error;
 use tonic::Status;
 use tonic::body::Body;
 
 use crate::calls::Arrival;
-use crate::status::to_grpc;
+use crate::status::{from_grpc, to_grpc};
 use crate::tensors::MESSAGE_PREFIX_BYTES;
 
 /// A request of which a message goes on once all of it has come, or all messages at once where the
@@ -62,7 +65,11 @@ impl RequestBody {
 
     /// Waits for more of the request. Returns whether that was all.
     fn poll_more(&mut self, context: &mut Context<'_>) -> Poll<Result<bool, Status>> {
-        let frame = ready!(Pin::new(&mut self.inner).poll_frame(context)).transpose()?;
+        let frame = match ready!(Pin::new(&mut self.inner).poll_frame(context)) {
+            Some(Ok(frame)) => Some(frame),
+            None if self.inner.is_end_stream() => None,
+            Some(Err(_)) | None => return Poll::Ready(Err(CutOff.into())),
+        };
         // What is no data is behind all data.
         let more = frame.and_then(|frame| frame.into_data().ok());
         let is_last = more.is_none() || self.inner.is_end_stream();
@@ -132,6 +139,26 @@ impl http_body::Body for RequestBody {
     }
 }
 
+/// The client has withdrawn its call, or is gone, before the end of its request.
+#[derive(Debug, Error)]
+#[error("the client has gone in mid-stream")]
+struct CutOff;
+
+impl From<CutOff> for Status {
+    /// Its code is not CANCELLED, which tonic takes for the regular end of a request.
+    fn from(cut_off: CutOff) -> Self {
+        Self::from_error(Box::new(cut_off))
+    }
+}
+
+/// Why a method gets no more of the messages of a request.
+pub(crate) fn failure(status: &Status) -> grpcxx_rpc::Status {
+    match status.source().and_then(|source| source.downcast_ref()) {
+        Some(cut_off @ CutOff) => grpcxx_rpc::Status::new(Code::Cancelled, cut_off.to_string()),
+        None => from_grpc(status),
+    }
+}
+
 /// Where the messages of a request end.
 #[derive(Debug, Default)]
 struct Framing {
@@ -186,16 +213,30 @@ mod tests {
     use std::future::poll_fn;
     use std::time::Duration;
 
+    use tonic::Streaming;
+
     use super::*;
     use crate::calls::{Call, Calls};
     use crate::connections::Caller;
     use crate::methods::{self, Method};
     use crate::metrics::Metrics;
+    use crate::registered::Untouched;
 
-    /// Frames that have come, and the end behind them if it has.
+    /// Frames that have come, and what is behind them.
     struct Came {
         frames: VecDeque<Result<Frame<Bytes>, Status>>,
-        has_ended: bool,
+        end: End,
+    }
+
+    #[derive(Clone, Copy, PartialEq)]
+    enum End {
+        /// Nothing yet.
+        ToCome,
+        Regular,
+        /// The client has reset the stream.
+        Reset(tonic::Code),
+        /// It has reset the stream with NO_ERROR, which hyper passes over.
+        Silent,
     }
 
     impl http_body::Body for Came {
@@ -206,14 +247,15 @@ mod tests {
             mut self: Pin<&mut Self>,
             _: &mut Context<'_>,
         ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-            match self.frames.pop_front() {
-                None if !self.has_ended => Poll::Pending,
-                frame => Poll::Ready(frame),
+            match (self.frames.pop_front(), self.end) {
+                (None, End::ToCome) => Poll::Pending,
+                (None, End::Reset(code)) => Poll::Ready(Some(Err(Status::new(code, "reset")))),
+                (frame, _) => Poll::Ready(frame),
             }
         }
 
         fn is_end_stream(&self) -> bool {
-            self.has_ended && self.frames.is_empty()
+            self.end == End::Regular && self.frames.is_empty()
         }
     }
 
@@ -223,11 +265,13 @@ mod tests {
     }
 
     /// What has come in pieces, and the end behind it.
-    fn came<'a>(pieces: impl Iterator<Item = &'a [u8]>, has_ended: bool) -> Came {
-        let frames = pieces.map(|piece| Ok(Frame::data(Bytes::copy_from_slice(piece))));
+    fn came<'a>(pieces: impl IntoIterator<Item = &'a [u8]>, end: End) -> Came {
+        let frames = pieces
+            .into_iter()
+            .map(|piece| Ok(Frame::data(Bytes::copy_from_slice(piece))));
         Came {
             frames: frames.collect(),
-            has_ended,
+            end,
         }
     }
 
@@ -259,7 +303,7 @@ mod tests {
         let sent = [message(300), message(0), message(70_000), message(9)].concat();
         for piece_bytes in [1, 4, 5, 6, 304, 4096, sent.len()] {
             for cut in [0, 4, 305, 310, 315, 70_314, 70_315, 70_328] {
-                let came = came(sent[..cut].chunks(piece_bytes), false);
+                let came = came(sent[..cut].chunks(piece_bytes), End::ToCome);
                 let (_, _call, mut body) = request(&methods::REGISTERED_STREAM, came);
                 let whole = [0, 305, 310, 70_315, 70_329];
                 let whole = *whole.iter().rfind(|end| **end <= cut).unwrap();
@@ -268,13 +312,13 @@ mod tests {
                 assert!(gone_on == sent[..whole] && ended.is_none());
             }
             for method in [&methods::REGISTERED_STREAM, &methods::REGISTERED] {
-                let came = came(sent.chunks(piece_bytes), true);
+                let came = came(sent.chunks(piece_bytes), End::Regular);
                 let (_, _call, mut body) = request(method, came);
                 let (gone_on, ended) = taken(&mut body).await;
                 assert!(gone_on == sent && ended.unwrap().is_ok() && body.is_end_stream());
             }
         }
-        let came = came([&sent[..]].into_iter(), false);
+        let came = came([&sent[..]], End::ToCome);
         let (_, _call, mut body) = request(&methods::REGISTERED, came);
         let (gone_on, ended) = taken(&mut body).await;
         assert!(gone_on.is_empty() && ended.is_none());
@@ -282,7 +326,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_stream_has_read_does_not_count() {
-        let mut came = came([&message(1 << 20)[..]; 3].into_iter(), false);
+        let mut came = came([&message(1 << 20)[..]; 3], End::ToCome);
         let half = Bytes::from(message(1 << 20)).slice(..1 << 19);
         came.frames.push_back(Ok(Frame::data(half)));
         let (calls, call, mut body) = request(&methods::REGISTERED_STREAM, came);
@@ -304,7 +348,7 @@ mod tests {
     async fn a_request_that_ends_within_a_message_does_not_go_on() {
         let sent = [message(3), message(60 << 20)[..9].to_vec()].concat();
         for method in [&methods::REGISTERED_STREAM, &methods::REGISTERED] {
-            let (_, _call, mut body) = request(method, came([&sent[..]].into_iter(), true));
+            let (_, _call, mut body) = request(method, came([&sent[..]], End::Regular));
             let (gone_on, ended) = taken(&mut body).await;
             assert_eq!(gone_on.len(), if method.is_stream { 8 } else { 0 });
             assert_eq!(ended.unwrap().unwrap_err().code(), tonic::Code::Internal);
@@ -314,8 +358,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_request_that_is_cut_off_does_not_end() {
+        let resets = [tonic::Code::Cancelled, tonic::Code::Unknown].map(End::Reset);
+        for end in resets.into_iter().chain([End::Silent]) {
+            let sent = message(3);
+            let (_, _call, body) = request(&methods::REGISTERED_STREAM, came([&sent[..]], end));
+            let mut messages = Streaming::new_request(Untouched, body, None, None);
+            assert_eq!(messages.message().await.unwrap().unwrap().len(), 3);
+            let status = failure(&messages.message().await.unwrap_err());
+            assert_eq!(status.code, Code::Cancelled);
+            assert_eq!(status.message, "the client has gone in mid-stream");
+        }
+    }
+
+    #[tokio::test]
     async fn a_request_without_bytes_has_come_when_it_is_read() {
-        let (_, call, body) = request(&methods::REGISTERED, came([].into_iter(), true));
+        let (_, call, body) = request(&methods::REGISTERED, came([], End::Regular));
         // It is not taken for one that was read.
         let mut body = Body::new(body);
         let end = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;

@@ -5,6 +5,9 @@ mod door;
 mod support;
 
 use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_channel::mpsc;
@@ -30,9 +33,7 @@ async fn start_with(variable: &str, value: &str) -> (Server, Grpc<Channel>) {
 
 async fn connect(grpc: SocketAddr) -> Grpc<Channel> {
     let channel = Channel::from_shared(format!("http://{grpc}")).unwrap();
-    let mut client = Grpc::new(channel.connect().await.unwrap());
-    client.ready().await.unwrap();
-    client
+    Grpc::new(channel.connect().await.unwrap())
 }
 
 /// How many bytes the method has counted.
@@ -40,6 +41,7 @@ async fn count(
     client: &mut Grpc<Channel>,
     loads: impl Stream<Item = Load> + Send + 'static,
 ) -> Result<u64, Status> {
+    client.ready().await.unwrap();
     let path = "/probe.Probe/Count".parse().unwrap();
     let codec = ProstCodec::<Load, Span>::default();
     let counted = client.client_streaming(Request::new(loads), path, codec);
@@ -56,6 +58,7 @@ fn load(bytes: usize) -> Load {
 #[tokio::test]
 async fn each_message_is_answered_before_the_next_is_sent() {
     let (server, mut client) = start_with("", "").await;
+    client.ready().await.unwrap();
     let (names, sent) = mpsc::unbounded();
     let path = "/helloworld.Greeter/Chat".parse().unwrap();
     let codec = ProstCodec::<HelloRequest, HelloReply>::default();
@@ -90,6 +93,40 @@ async fn a_stream_may_take_longer_than_a_request() {
     });
     assert_eq!(count(&mut client, loads).await.unwrap(), 3);
     server.shutdown(Duration::ZERO);
+}
+
+/// Half an upload is not taken for a whole one: not by a method on the compute pool either, which
+/// runs while its shard hears that the call is withdrawn.
+#[tokio::test]
+async fn a_client_that_cancels_has_not_sent_all() {
+    let (server, mut client) = start_with("", "").await;
+    let probe = MyProbe::default();
+    let waits = Arc::clone(&probe.waits);
+    let probe = ProbeServer::new(probe).on_compute_pool();
+    server.add_service(probe).unwrap();
+    for number in 1..=200 {
+        let loads = stream::iter([load(1)]).chain(stream::pending());
+        let mut counting = pin!(count(&mut client, loads));
+        let has_begun = until(&waits.begun, number);
+        tokio::select! {
+            counted = &mut counting => panic!("{counted:?}"),
+            () = has_begun => {}
+        }
+    }
+    until(&waits.over, 200).await;
+    assert_eq!(waits.counted.load(Ordering::SeqCst), 0);
+    server.shutdown(Duration::ZERO);
+}
+
+/// Waits until so many were counted.
+async fn until(counter: &AtomicUsize, count: usize) {
+    let counted = async {
+        while counter.load(Ordering::SeqCst) != count {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let counted = tokio::time::timeout(PATIENCE, counted).await;
+    counted.expect("it comes to be");
 }
 
 /// How long a test waits for what has to come.
