@@ -215,6 +215,18 @@ impl Call {
         self.arrival.clone()
     }
 
+    /// Lets a request that may have several messages count as there: it comes for as long as its
+    /// caller likes, and each message counts by itself.
+    ///
+    /// # Errors
+    /// As of [`Arrival::complete`].
+    pub(crate) fn begin_stream(&self) -> Result<(), Status> {
+        match &self.arrival {
+            Some(arrival) if arrival.is_stream() => arrival.complete(),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns, with the reason, when the call has to end: its request does not come, or its place
     /// was given to another.
     pub(crate) fn must_end(&self) -> impl Future<Output = Status> + Send + use<> {
@@ -252,6 +264,12 @@ impl Call {
         self.method.class == Class::Observer
     }
 
+    #[cfg(test)]
+    pub(crate) fn has_arrived(&self) -> bool {
+        let arrival = self.arrival.as_ref();
+        arrival.is_some_and(|arrival| lock(&arrival.held).has_arrived)
+    }
+
     pub(crate) fn count_tensor_bytes(&self, bytes: u64) {
         self.calls.metrics.tensor_bytes.inc_by(bytes);
     }
@@ -273,7 +291,7 @@ impl Drop for Call {
 impl Arrival {
     /// Whether the caller may send more than one message.
     pub(crate) fn is_stream(&self) -> bool {
-        self.method.is_stream()
+        self.method.is_stream
     }
 
     /// Hears how long the message is going to be.
@@ -319,6 +337,16 @@ impl Arrival {
         Ok(())
     }
 
+    /// Gives back the room of bytes that are no longer held.
+    pub(crate) fn left(&self, bytes: usize) {
+        let mut held = lock(&self.held);
+        held.bytes = held.bytes.saturating_sub(bytes);
+        let wanted = held.bytes.saturating_sub(FREE_REQUEST_BYTES);
+        let too_much = held.budget_bytes.saturating_sub(wanted);
+        held.budget_bytes -= too_much;
+        lock(&self.calls.request_bytes).give_back(self.caller.account, too_much);
+    }
+
     /// The request is there: it gets a place among the calls of its class.
     ///
     /// # Errors
@@ -358,14 +386,15 @@ impl Drop for Arrival {
         } else {
             lock(&self.calls.arriving).release(held.place);
         }
-        if held.budget_bytes > 0 {
-            lock(&self.calls.request_bytes).give_back(self.caller.account, held.budget_bytes);
-        }
+        lock(&self.calls.request_bytes).give_back(self.caller.account, held.budget_bytes);
     }
 }
 
 impl RequestBytes {
     fn give_back(&mut self, account: Account, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
         self.all -= bytes;
         if let Some(of_account) = self.by_account.get_mut(&account) {
             *of_account -= bytes;

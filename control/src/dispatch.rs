@@ -1,6 +1,5 @@
 //! What every gRPC call passes: limits, deadline, the end of the grace, and counting.
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
@@ -12,7 +11,7 @@ use bytes::Bytes;
 use grpcxx_rpc::Token;
 use grpcxx_runtime::policy::Authority;
 use http::{HeaderMap, HeaderValue, Request, Response, header};
-use http_body::{Body as _, Frame, SizeHint};
+use http_body::{Frame, SizeHint};
 use tokio::sync::watch;
 use tonic::Status;
 use tonic::body::Body;
@@ -22,13 +21,14 @@ use tonic_health::server::HealthReporter;
 use tower_service::Service;
 
 use crate::Backend;
-use crate::calls::{Arrival, Call, Calls};
+use crate::calls::{Call, Calls};
 use crate::connections::Caller;
 use crate::methods::{self, Method};
 use crate::refusals::Refusals;
 use crate::registered;
+use crate::request_body::RequestBody;
 use crate::status::to_grpc;
-use crate::tensors::{GRPC_STATUS, MESSAGE_PREFIX_BYTES, TensorFrames};
+use crate::tensors::{GRPC_STATUS, TensorFrames};
 
 /// Every gRPC call passes here: limits, deadline, the end of the grace, and counting.
 #[derive(Clone)]
@@ -68,9 +68,12 @@ impl Dispatch {
     /// The method that a request names.
     fn method(&self, path: &str) -> &'static Method {
         let method = methods::find(path);
-        match methods::is_unknown(method) && self.backend.serves(path) {
-            true => &methods::REGISTERED,
-            false => method,
+        if !methods::is_unknown(method) || !self.backend.serves(path) {
+            return method;
+        }
+        match self.backend.streams(path) {
+            true => &methods::REGISTERED_STREAM,
+            false => &methods::REGISTERED,
         }
     }
 
@@ -82,8 +85,8 @@ impl Dispatch {
         until: Option<Instant>,
     ) -> Routed {
         let backend = Arc::clone(&self.backend);
-        if std::ptr::eq(method, &methods::REGISTERED) {
-            return Box::pin(registered::answer(backend, request, until));
+        if method.is_registered() {
+            return Box::pin(registered::answer(backend, method, request, until));
         }
         if let Some(is_v1) = method.reflects() {
             return Box::pin(registered::reflect(backend, is_v1, request));
@@ -136,7 +139,7 @@ fn authorization<'a>(method: &Method, request: &'a Request<Body>) -> Option<&'a 
     let mut all = headers.get_all(header::AUTHORIZATION).iter().map(said);
     let proof = all.find(|said| Token::is_call_proof(said));
     let first = headers.get(header::AUTHORIZATION).map(said);
-    match std::ptr::eq(method, &methods::REGISTERED) {
+    match method.is_registered() {
         true => proof,
         false => proof.or(first),
     }
@@ -157,8 +160,9 @@ impl Service<Request<Body>> for Dispatch {
         let authorized = self.authorize(method, &mut caller, &request);
         request.extensions_mut().insert(caller.clone());
         let begun = self.calls.begin(method, caller).and_then(|mut call| {
-            let refused = authorized.inspect_err(|refused| call.ended_with(refused.code as i32));
-            refused.map(|()| call)
+            let passed = authorized.and_then(|()| call.begin_stream());
+            let passed = passed.inspect_err(|refused| call.ended_with(refused.code as i32));
+            passed.map(|()| call)
         });
         let mut call = match begun {
             Ok(call) => call,
@@ -250,95 +254,6 @@ fn deadline(headers: &HeaderMap) -> Option<Duration> {
         _ => return None,
     };
     Some(deadline.saturating_sub(DEADLINE_LEAD))
-}
-
-/// A request that is kept back until all of it has come, or all of its first message if the caller
-/// may send several. What reads it takes memory for the whole message at once, which shall not be
-/// more than has come.
-struct RequestBody {
-    inner: Body,
-    arrival: Arc<Arrival>,
-    prefix: [u8; MESSAGE_PREFIX_BYTES],
-    came_bytes: usize,
-    kept_back: VecDeque<Bytes>,
-    has_arrived: bool,
-}
-
-impl RequestBody {
-    fn new(inner: Body, arrival: Arc<Arrival>) -> Self {
-        Self {
-            inner,
-            arrival,
-            prefix: [0; MESSAGE_PREFIX_BYTES],
-            came_bytes: 0,
-            kept_back: VecDeque::new(),
-            has_arrived: false,
-        }
-    }
-
-    /// Keeps bytes that have come. Returns whether they end the first message.
-    fn keep(&mut self, data: Bytes) -> Result<bool, grpcxx_rpc::Status> {
-        self.arrival.came(data.len())?;
-        if let Some(prefix) = self.prefix.get_mut(self.came_bytes..) {
-            let part = &data[..prefix.len().min(data.len())];
-            prefix[..part.len()].copy_from_slice(part);
-        }
-        self.came_bytes += data.len();
-        self.kept_back.push_back(data);
-        if self.came_bytes < MESSAGE_PREFIX_BYTES {
-            return Ok(false);
-        }
-        let [_, length @ ..] = self.prefix;
-        let message_bytes = u32::from_be_bytes(length) as usize;
-        self.arrival.announced(message_bytes)?;
-        Ok(self.came_bytes - MESSAGE_PREFIX_BYTES >= message_bytes)
-    }
-
-    fn poll_arrival(&mut self, context: &mut Context<'_>) -> Poll<Result<(), grpcxx_rpc::Status>> {
-        while !self.has_arrived {
-            let frame = ready!(Pin::new(&mut self.inner).poll_frame(context));
-            let data = match frame {
-                Some(Ok(frame)) => frame.into_data().ok(),
-                // The call ends with its connection.
-                Some(Err(_)) | None => None,
-            };
-            self.has_arrived = match data {
-                Some(data) => {
-                    let is_message = self.keep(data)?;
-                    (is_message && self.arrival.is_stream()) || self.inner.is_end_stream()
-                }
-                // Nothing follows the last bytes, or what follows is no data.
-                None => true,
-            };
-        }
-        Poll::Ready(self.arrival.complete())
-    }
-}
-
-impl http_body::Body for RequestBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        if let Err(refused) = ready!(self.poll_arrival(context)) {
-            return Poll::Ready(Some(Err(to_grpc(&refused))));
-        }
-        match self.kept_back.pop_front() {
-            Some(data) => Poll::Ready(Some(Ok(Frame::data(data)))),
-            None => Pin::new(&mut self.inner).poll_frame(context),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.kept_back.is_empty() && self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
-    }
 }
 
 /// An answer on its way out; the call ends with it.

@@ -173,6 +173,10 @@ impl http_body::Body for Pieces {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         Poll::Ready(self.0.pop_front().map(|piece| Ok(Frame::data(piece))))
     }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_empty()
+    }
 }
 
 /// An engine that has nothing, and echoes the messages of one method.

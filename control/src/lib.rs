@@ -34,6 +34,7 @@ mod metrics_page;
 mod options;
 mod refusals;
 mod registered;
+mod request_body;
 pub mod services;
 mod sessions;
 mod status;

@@ -13,6 +13,8 @@ pub(crate) struct Method {
     pub(crate) class: Class,
     /// The right that its caller needs, if it needs any.
     pub(crate) right: Option<Right>,
+    /// Whether a caller may send several messages, or gets several.
+    pub(crate) is_stream: bool,
 }
 
 /// What happens to the calls of a method.
@@ -31,9 +33,9 @@ pub(crate) enum Class {
 use Class::{Observer, Service, Tensor, Unserved};
 
 impl Method {
-    /// Whether a caller may send several messages.
-    pub(crate) fn is_stream(&self) -> bool {
-        self.name == REFLECTION
+    /// Whether it is a method of a service that the task's program has registered.
+    pub(crate) fn is_registered(&self) -> bool {
+        self.service == REGISTERED.service
     }
 
     /// Whether it is a method of gRPC's reflection, of version 1 or of the one before.
@@ -105,12 +107,13 @@ pub(crate) const METHODS: &[Method] = &[
     method("grpcxx.v1.Inspector", "Inspect", Service).for_right(Right::Admin),
     method(HEALTH, "Check", Observer),
     method(HEALTH, "Watch", Observer),
-    method("grpc.reflection.v1.ServerReflection", REFLECTION, Observer),
+    method("grpc.reflection.v1.ServerReflection", REFLECTION, Observer).that_streams(),
     method(
         "grpc.reflection.v1alpha.ServerReflection",
         REFLECTION,
         Observer,
-    ),
+    )
+    .that_streams(),
     method("tensorflow.eager.EagerService", ANY, Unserved(NO_EAGER)),
 ];
 
@@ -121,6 +124,7 @@ const fn method(service: &'static str, name: &'static str, class: Class) -> Meth
         name,
         class,
         right: None,
+        is_stream: false,
     }
 }
 
@@ -132,10 +136,24 @@ impl Method {
             ..self
         }
     }
+
+    /// The method, which takes or answers with a stream.
+    const fn that_streams(self) -> Self {
+        Self {
+            is_stream: true,
+            ..self
+        }
+    }
 }
 
-/// Stands for every method of the services that the task's program has registered.
+/// Stands for every method of the services that the task's program has registered, but for those
+/// that stream.
 pub(crate) static REGISTERED: Method = method("registered", ANY, Service).for_right(Right::Call);
+
+/// Stands for those that stream.
+pub(crate) static REGISTERED_STREAM: Method = method("registered", ANY, Service)
+    .for_right(Right::Call)
+    .that_streams();
 
 static UNKNOWN: Method = method("unknown", "unknown", Unserved(NO_SUCH_METHOD));
 

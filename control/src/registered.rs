@@ -25,18 +25,20 @@ use tower_service::Service;
 use crate::Backend;
 use crate::connections::Caller;
 use crate::limits::{MESSAGE_BYTES_MAX, REQUEST_MESSAGE_BYTES_MAX};
+use crate::methods;
+use crate::request_body;
 use crate::services::{DESCRIPTORS, INSPECT_DESCRIPTORS};
-use crate::status::{from_grpc, to_grpc};
+use crate::status::to_grpc;
 
-/// Answers a call of a registered service: its message goes through as it is.
-/// `until` is when its caller gives it up.
+/// Answers a call of a registered service, whose method `kind` stands for: its message goes through
+/// as it is. `until` is when its caller gives it up.
 pub(crate) async fn answer(
     backend: Arc<dyn Backend>,
+    kind: &'static methods::Method,
     request: Request<Body>,
     until: Option<Instant>,
 ) -> Response<Body> {
     let path = request.uri().path().to_owned();
-    let streams = backend.streams(&path);
     let mut grpc = Grpc::new(Untouched)
         .max_decoding_message_size(REQUEST_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
@@ -47,7 +49,7 @@ pub(crate) async fn answer(
         path,
         caller,
     };
-    match streams {
+    match kind.is_stream {
         // Which direction streams is nothing that travels.
         true => grpc.streaming(method, request).await,
         false => grpc.unary(method, request).await,
@@ -157,7 +159,7 @@ impl StreamingService<Bytes> for Method {
             let (sink, mut messages) = begun.map_err(|status| to_grpc(&status))?;
             let requests = request.into_inner();
             // It ends with the messages, or with the call.
-            tokio::spawn(sink.send_all(requests.map_err(|status| from_grpc(&status))));
+            tokio::spawn(sink.send_all(requests.map_err(|status| request_body::failure(&status))));
             let head = messages.head().await.map_err(|status| to_grpc(&status))?;
             let messages = stream::unfold(Some(messages), next_message);
             let mut response = tonic::Response::new(Box::pin(messages) as Messages);
@@ -258,7 +260,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 );
 
 /// Leaves messages as the bytes that they are.
-struct Untouched;
+pub(crate) struct Untouched;
 
 impl Codec for Untouched {
     type Encode = Bytes;

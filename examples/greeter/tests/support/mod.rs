@@ -15,6 +15,8 @@ use grpcxx_greeter::probe::{self, Load, Order, Probe, Span};
 pub(crate) struct Waits {
     pub(crate) begun: AtomicUsize,
     pub(crate) over: AtomicUsize,
+    /// Those that have counted all that their client had to send.
+    pub(crate) counted: AtomicUsize,
 }
 
 /// What its failures have beside their texts.
@@ -77,11 +79,14 @@ impl Probe for MyProbe {
     }
 
     async fn count(&self, request: Request<Streaming<Load>>) -> Result<Response<Span>, Status> {
+        self.waits.begun.fetch_add(1, Ordering::SeqCst);
+        let _over = Over(Arc::clone(&self.waits));
         let mut loads = request.into_inner();
         let mut milliseconds = 0;
         while let Some(load) = loads.message().await? {
             milliseconds += load.data.len() as u64;
         }
+        self.waits.counted.fetch_add(1, Ordering::SeqCst);
         Ok(Response::new(Span { milliseconds }))
     }
 
