@@ -30,6 +30,22 @@ finish() {
     [ "${#failed[@]}" -eq 0 ] || { echo "failed: ${failed[*]}"; exit 1; }
 }
 
+# Runs a command beside the steps that follow, until `joined`.
+beside() {
+    beside_log="$(mktemp)"
+    "$@" >"$beside_log" 2>&1 &
+    beside_job=$!
+}
+
+# Waits for it, and prints what it said.
+joined() {
+    local status=0
+    wait "$beside_job" || status=$?
+    cat "$beside_log"
+    rm -f "$beside_log"
+    return "$status"
+}
+
 # So that variables of a command do not reach the steps after it.
 in_subshell() { ("$@"); }
 
