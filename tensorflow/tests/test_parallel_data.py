@@ -1,7 +1,7 @@
 """Which elements of datasets the ranks get, whatever the script does with them."""
 
 import pytest
-from jobs import parallel, trained
+from jobs import parallel, run, trained
 
 pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.processes
@@ -72,4 +72,102 @@ else:
         tape.gradient(loss, weight)
         seen.append(int(x[0, 0]))
 print(json.dumps(grpcxx.parallel.group().all_gather(np.array([seen])).tolist()))
+"""
+
+
+def trains(text):
+    """A script that trains by `train(element)`, and tells what the ranks have trained with."""
+    return TRAIN + text + "\nprint(json.dumps(group.all_gather(np.array([seen])).tolist()))\n"
+
+
+TRAIN = """
+import json, sys, threading
+import numpy as np
+import tensorflow as tf
+import grpcxx.parallel
+
+group, rank = grpcxx.parallel.group(), grpcxx.parallel.rank()
+weight = tf.Variable(1.0)
+data = tf.data.Dataset.range(8)
+seen = []
+
+def train(element):
+    with tf.GradientTape() as tape:
+        loss = weight * weight
+    tape.gradient(loss, weight)
+    seen.append(int(element))
+"""
+
+
+def test_batches_of_a_dataset_that_are_read_ahead_are_divided(tmp_path):
+    found = found_by(tmp_path, trains(READ_AHEAD))
+    assert found == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+# A loop that evaluates gets all, and reading ahead changes nothing in that.
+READ_AHEAD = """
+from grpcxx.data import prefetch
+
+for element in prefetch(data, ahead=3):
+    train(element)
+assert sorted(map(int, prefetch(data))) == list(range(8))
+assert threading.active_count() == 1
+"""
+
+
+@pytest.mark.parametrize("way", ["skipped", "one_ahead"])
+def test_loops_that_train_without_being_divided_are_told_once(way, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(trains(UNSEEN))
+    finished = parallel(2, script, way)
+    found, _ = trained(finished)
+    assert sorted(found[0]) == sorted(found[1]), "each rank takes all"
+    assert finished.stderr.count("start with --shard all") == 1, finished.stderr
+    divided = run(["-m", "grpcxx.parallel", "-n", 2, "--shard", "all", script, way])
+    begin = 4 if way == "skipped" else 0
+    assert trained(divided)[0] == [list(range(begin, 8, 2)), list(range(begin + 1, 8, 2))]
+    assert "--shard all" not in divided.stderr
+
+
+# Neither takes a gradient between the first element and the second.
+UNSEEN = """
+def one_ahead(elements):
+    elements = iter(elements)
+    before = next(elements)
+    for element in elements:
+        yield before
+        before = element
+    yield before
+
+skips = sys.argv[1] == "skipped"
+for at, element in enumerate(data if skips else one_ahead(data)):
+    if not skips or at >= 2:
+        train(element)
+"""
+
+
+@pytest.mark.parametrize("loop", ["own", "fit"])
+def test_a_dataset_within_a_generator_is_divided_once(loop, tmp_path):
+    found = found_by(tmp_path, trains(WITHIN), loop)
+    assert found == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+WITHIN = """
+def generate():
+    for element in data:
+        yield element.numpy()
+
+generated = tf.data.Dataset.from_generator(generate, output_signature=tf.TensorSpec((), tf.int64))
+if sys.argv[1] == "own":
+    for element in generated:
+        train(element)
+else:
+    class Seeing(tf.keras.Model):
+        def train_step(self, element):
+            train(element[0][0, 0])
+            return {"loss": tf.constant(0.0)}
+
+    model = Seeing()
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.fit(generated.map(lambda at: (tf.reshape(at, (1, 1)), tf.zeros((1, 1)))), verbose=0)
 """

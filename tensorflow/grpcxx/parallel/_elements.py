@@ -1,0 +1,79 @@
+"""Loops of the script over datasets: each finds out whether it trains."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from ._script import State
+
+
+class Elements(Iterator):
+    """A loop of the script. It is divided if gradients are combined after its first element.
+
+    A loop that only evaluates gets all elements, on each rank; rank 0, which prints, in the order of the dataset.
+    """
+
+    def __init__(self, tf: Any, elements: Iterator[Any], element_spec: Any, state: State):
+        self._tf, self._elements, self._element_spec, self._state = tf, elements, element_spec, state
+        self._kept: list[Any] = []
+        self._combined_before: int | None = None
+        self._is_divided: bool | None = None
+
+    @property
+    def element_spec(self) -> Any:
+        """What the elements look like."""
+        return self._element_spec
+
+    def get_next(self) -> Any:
+        """The next element."""
+        try:
+            return next(self)
+        except StopIteration:
+            raise self._tf.errors.OutOfRangeError(None, None, "End of sequence") from None
+
+    def __next__(self) -> Any:
+        if not self._tf.executing_eagerly():
+            raise ValueError(
+                "an iterator over a dataset is used inside of tf.function, where its elements cannot be divided among"
+                " the ranks as they come: start with --shard all, which divides all datasets that are iterated, or"
+                " with --shard none"
+            )
+        if self._is_divided is None:
+            return self._undecided()
+        if self._is_divided:
+            return self._mine()
+        self._tell_if_it_trains()
+        return self._kept.pop(0) if self._kept else next(self._elements)
+
+    def _undecided(self) -> Any:
+        if self._combined_before is None:
+            self._combined_before = self._state.combined
+            self._kept = self._group()
+            if len(self._kept) < self._state.size:
+                self._is_divided = False
+                return next(self)
+            return self._kept.pop(self._state.rank)
+        self._is_divided = self._state.combined > self._combined_before
+        if self._is_divided:
+            self._state.sharded += 1
+            self._kept = []
+        return next(self)
+
+    def _mine(self) -> Any:
+        group = self._group()
+        if len(group) < self._state.size:
+            raise StopIteration
+        return group[self._state.rank]
+
+    def _group(self) -> list[Any]:
+        return list(itertools.islice(self._elements, self._state.size))
+
+    def _tell_if_it_trains(self) -> None:
+        if self._state.combined > self._combined_before:
+            self._state.say_once(
+                "a loop over a dataset trains, and each rank takes all of its elements, as it took no gradient between"
+                " the first and the second: where a script reads ahead or skips elements, start with --shard all, which"
+                " divides every dataset that is iterated"
+            )
