@@ -171,3 +171,55 @@ else:
     model.compile("sgd", "mse", run_eagerly=True)
     model.fit(generated.map(lambda at: (tf.reshape(at, (1, 1)), tf.zeros((1, 1)))), verbose=0)
 """
+
+
+@pytest.mark.parametrize("loop", ["trains", "evaluates"])
+def test_iterators_of_the_script_are_those_of_tensorflow(loop, tmp_path):
+    found = found_by(tmp_path, trains(CHECKPOINT), loop, tmp_path)
+    assert found == ([[0, 2, 4, 6], [1, 3, 5, 7]] if loop == "trains" else [[0], [0]])
+
+
+# As in the guide on training checkpoints: the iterator is saved, and goes on where it was.
+CHECKPOINT = """
+loop, folder = sys.argv[1:]
+iterator = iter(data)
+assert isinstance(iterator, tf.data.Iterator)
+assert iterator.element_spec == data.element_spec
+checkpoint = tf.train.Checkpoint(step=tf.Variable(1), weight=weight, iterator=iterator)
+manager = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=3)
+if loop == "trains":
+    for _ in range(2):
+        train(next(iterator))
+    manager.save()
+    # Rank 0 alone writes.
+    group.barrier()
+    checkpoint = tf.train.Checkpoint(step=tf.Variable(1), weight=weight, iterator=iter(data))
+    checkpoint.restore(manager.latest_checkpoint or tf.train.latest_checkpoint(folder)).assert_consumed()
+    for _ in range(2):
+        train(checkpoint.iterator.get_next())
+    end = checkpoint.iterator.get_next_as_optional()
+    assert not end.has_value() and end.element_spec == data.element_spec
+else:
+    elements = [iterator.get_next_as_optional() for _ in range(9)]
+    assert [bool(element.has_value()) for element in elements] == [True] * 8 + [False]
+    assert sorted(int(element.get_value()) for element in elements[:8]) == list(range(8))
+    train(0)
+"""
+
+
+def test_iterators_that_functions_of_tensorflow_take_are_refused_by_one_clear_line(tmp_path):
+    found_by(tmp_path, trains(IN_FUNCTION))
+
+
+IN_FUNCTION = """
+iterator = iter(data)
+taken, inside = tf.function(lambda iterator: next(iterator)), tf.function(lambda: next(iterator))
+for function, arguments in ((taken, [iterator]), (inside, [])):
+    try:
+        function(*arguments)
+    except ValueError as error:
+        assert "start with --shard all" in str(error)
+    else:
+        raise AssertionError("it is divided by nobody")
+train(0)
+"""

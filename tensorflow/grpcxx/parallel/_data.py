@@ -35,7 +35,7 @@ def install(tf: Any, state: State) -> None:
         if state.shard == "all":
             state.sharded += 1
             return read(divided(tf, dataset, state, None), 1)
-        return Elements(tf, read(_order.in_order(tf, dataset), state.size), dataset.element_spec, state)
+        return Elements(read(_order.in_order(tf, dataset), state.size), dataset.element_spec, state)
 
     @functools.wraps(original)
     def iterate(dataset):
