@@ -223,3 +223,23 @@ for function, arguments in ((taken, [iterator]), (inside, [])):
         raise AssertionError("it is divided by nobody")
 train(0)
 """
+
+
+@pytest.mark.parametrize("path", ["a name", "a tensor"])
+def test_each_rank_has_a_cache_of_its_own(path, tmp_path):
+    found = found_by(tmp_path, trains(CACHE), path, tmp_path / "cache")
+    assert found == [[0, 2, 4, 6] * 2, [1, 3, 5, 7] * 2]
+    assert sorted(entry.name for entry in tmp_path.glob("cache*.index")) == ["cache.index", "cache.rank1.index"]
+
+
+CACHE = """
+how, path = sys.argv[1:]
+# Both ranks are in the middle of it at once.
+cached = data.cache(tf.constant(path) if how == "a tensor" else path)
+assert list(map(int, data.cache())) and list(map(int, data.cache(filename="")))
+for _ in range(2):
+    for at, element in enumerate(cached):
+        train(element)
+        if at == 1:
+            group.barrier()
+"""
