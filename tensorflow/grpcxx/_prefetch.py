@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Callable, TypeVar
 
 T = TypeVar("T")
 
@@ -14,11 +14,21 @@ def prefetch(batches: Iterable[T], ahead: int = 2) -> Iterator[T]:
     """The same batches, read by one thread that is up to `ahead` batches ahead of who takes them.
 
     The thread begins with the first batch that is taken, and has ended when the iteration has, also where that is left
-    early. What reading raises, the iteration raises in its place.
+    early. What reading raises, the iteration raises in its place. Under `grpcxx.parallel` a dataset of TensorFlow is
+    divided among the ranks as in a loop without this, and each reads ahead what `ahead` steps of all of them take.
     """
     if ahead < 1:
         raise ValueError(f"ahead is {ahead}; give 1 or more")
-    return _Reader(batches, ahead).taken()
+    return _taken(batches, ahead)
+
+
+def _taken(batches: Iterable[Any], ahead: int) -> Iterator[Any]:
+    yield from shared(batches, lambda whole, step: _Reader(whole, ahead * step).taken())
+
+
+def shared(batches: Iterable[Any], read: Callable[[Iterable[Any], int], Iterator[Any]]) -> Iterator[Any]:
+    """What this rank takes of batches that `read` reads, so many for each step. `grpcxx.parallel` has another one."""
+    return read(batches, 1)
 
 
 class _Reader:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,13 +30,13 @@ def shards(
 
     A batch maps names to arrays with `batch_rows` rows. All files together are one table; of its batches rank `r` of
     `n` takes those numbered `r`, `n + r`, `2 n + r` and so on, and what is left at the end is divided once more. So all
-    ranks get as many batches, with as many rows, and at most `n - 1` rows are left out. `rank` and `size` are by
-    default those of `grpcxx.parallel`.
+    ranks get as many batches, with as many rows, and at most `n - 1` rows are left out; fewer rows than ranks are an
+    error on each. `rank` and `size` are by default those of `grpcxx.parallel`.
 
     The end of the name tells the kind of a file: .csv, .parquet, .arrow and .feather (by pyarrow), .npy (whose only
     column is `array`), .safetensors, .h5 and .hdf5 (by h5py), .nc (by h5netcdf). No more is read at
     once than a batch, a row group of Parquet, or a batch of all ranks of CSV. Columns are all that the files have,
-    or those that are named.
+    or those that are named; one that a file does not have is an error.
     """
     rank, size = _place(rank, size, batch_rows)
     files = sorted(glob.glob(os.fspath(path))) if glob.has_magic(os.fspath(path)) else [os.fspath(path)]
@@ -158,6 +158,7 @@ def _indexed(files: list[str], rank: int, size: int, batch_rows: int, columns: S
 
 def _ranges(rows: int, rank: int, size: int, batch_rows: int) -> Iterator[tuple[int, int]]:
     """From which row to which the batches of a rank go."""
+    _check_rows(rows, size)
     steps = rows // (batch_rows * size)
     for step in range(steps):
         start = (step * size + rank) * batch_rows
@@ -168,12 +169,17 @@ def _ranges(rows: int, rank: int, size: int, batch_rows: int) -> Iterator[tuple[
         yield start, start + left
 
 
+def _check_rows(rows: int, size: int) -> None:
+    if 0 < rows < size:
+        raise ValueError(f"{rows} rows or images cannot be divided among {size} ranks: some would have none")
+
+
 def _streamed(
     files: list[str], rank: int, size: int, batch_rows: int, columns: Sequence[str] | None
 ) -> Iterator[Batch]:
     """Batches of files that must be read from the beginning."""
     kept: list[Batch] = []
-    rows = 0
+    rows, has_given = 0, False
     for file in files:
         for part in _Csv(file, columns).parts():
             kept.append(part)
@@ -186,6 +192,9 @@ def _streamed(
                 yield {name: array[mine : mine + batch_rows] for name, array in whole.items()}
             done = rows // (batch_rows * size) * batch_rows * size
             kept, rows = [{name: array[done:] for name, array in whole.items()}], rows - done
+            has_given = True
+    if not has_given:
+        _check_rows(rows, size)
     if rows >= size:
         whole, left = _joined(kept), rows // size
         yield {name: array[rank * left : (rank + 1) * left] for name, array in whole.items()}
@@ -199,6 +208,11 @@ def _joined(parts: list[Batch]) -> Batch:
 
 def _rows(batch: Batch) -> int:
     return len(next(iter(batch.values())))
+
+
+def _check_columns(path: str, missing: Sequence[str], found: Iterable[str]) -> None:
+    if missing:
+        raise KeyError(f"{path} has no {missing[0]!r}; it has {', '.join(sorted(found)[:20])}")
 
 
 class _Table:
@@ -223,9 +237,7 @@ class _Arrays(_Table):
         self._file: Any = None
         found = self._open(path)
         if columns is not None:
-            missing = [name for name in columns if name not in found]
-            if missing:
-                raise KeyError(f"{path} has no {missing[0]!r}; it has {', '.join(sorted(found)[:20])}")
+            _check_columns(path, [name for name in columns if name not in found], found)
             found = {name: found[name] for name in columns}
         lengths = {name: shape[0] for name, (_, shape) in found.items() if shape}
         if len(set(lengths.values())) != 1:
@@ -317,10 +329,17 @@ class _Parquet(_Parts):
     def _open(self, path):
         self._file = _library("pyarrow.parquet", path).ParquetFile(path)
         metadata = self._file.metadata
+        # It would leave out what it does not find. A name may be the beginning of others: of a list, or of a structure.
+        paths = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
+        _check_columns(path, [name for name in self._columns or () if not _begins(name, paths)], paths)
         return [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)]
 
     def _part(self, at):
         return self._file.read_row_group(at, columns=self._columns)
+
+
+def _begins(name: str, paths: list[str]) -> bool:
+    return any(f"{path}.".startswith(f"{name}.") for path in paths)
 
 
 class _Arrow(_Parts):

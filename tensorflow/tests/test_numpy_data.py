@@ -96,6 +96,32 @@ def test_columns_can_be_chosen_and_must_belong_together(tmp_path):
         next(shards(tmp_path / "a.h5", 0, 1, columns=["middle"]))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_that_a_file_does_not_have_are_refused(tmp_path, kind):
+    KINDS[kind](tmp_path / f"a.{kind}", columns(0, 4))
+    with pytest.raises(KeyError, match="'?typo'?"):
+        next(shards(tmp_path / f"a.{kind}", 0, 1, columns=["array" if kind == "npy" else "x", "typo"]))
+
+
+def test_columns_of_parquet_are_named_by_their_beginning_too(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table({"pair": [{"a": 1, "b": 2}] * 4, "y": [1] * 4})
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "a.parquet")
+    for names in (["pair"], ["pair.b"]):
+        (batch,) = shards(tmp_path / "a.parquet", 0, 1, columns=names)
+        assert list(batch) == ["pair"] and batch["pair"][0]["b"] == 2
+    with pytest.raises(KeyError, match="no 'pair.c'; it has pair.a, pair.b, y"):
+        next(shards(tmp_path / "a.parquet", 0, 1, columns=["y", "pair.c"]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rank", range(3))
+def test_fewer_rows_than_ranks_are_refused_on_each(tmp_path, kind, rank):
+    KINDS[kind](tmp_path / f"a.{kind}", columns(0, 2))
+    with pytest.raises(ValueError, match="2 rows .* 3 ranks"):
+        list(shards(tmp_path / f"a.{kind}", rank, 3, batch_rows=3))
+
+
 def safetensors_file(path, tensors):
     header, data = {}, b""
     for name, (kind, shape, content) in tensors.items():

@@ -235,6 +235,14 @@ def test_layers_adapt_to_all_data_on_each_rank(keras, tmp_path):
 
 
 @pytest.mark.parametrize("keras", KERAS)
+def test_what_follows_a_fit_that_has_failed_sees_all_data(keras, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(FAILED_FIT)
+    found, _ = trained(parallel(2, script, **keras_environment(keras)))
+    assert found == [8, 8]
+
+
+@pytest.mark.parametrize("keras", KERAS)
 def test_training_goes_on_where_the_backup_of_rank_0_ended(keras, tmp_path):
     # Each rank has a folder of its own, as on hosts of their own, and rank 0 alone writes.
     environment = keras_environment(keras)
@@ -317,6 +325,30 @@ model = tf.keras.Sequential([tf.keras.layers.Input((3,)), layer, tf.keras.layers
 model.compile(tf.keras.optimizers.SGD(0.0), "mse")
 model.fit(x[:64], np.zeros((64, 1), np.float32), batch_size=8, verbose=0)
 print(json.dumps([layer(x).numpy().tolist(), arrays(x).numpy().tolist(), words.get_vocabulary()]))
+"""
+
+FAILED_FIT = """
+import json
+import numpy as np
+import tensorflow as tf
+
+x, y = np.zeros((8, 1), np.float32), np.zeros((8, 1), np.float32)
+data = tf.data.Dataset.from_tensor_slices((x, y)).batch(1)
+model = tf.keras.Sequential([tf.keras.layers.Input((1,)), tf.keras.layers.Dense(1)])
+found = []
+# Both fail before they ask for data: the second one is not compiled.
+try:
+    model.compile("sgd", "mse")
+    model.fit(data, validation_split=0.5, verbose=0)
+except ValueError:
+    found.append(len(model.predict(x, batch_size=1, verbose=0)))
+other = tf.keras.Sequential([tf.keras.layers.Input((1,)), tf.keras.layers.Dense(1)])
+try:
+    other.fit(data, verbose=0)
+except (ValueError, RuntimeError):
+    found.append(len(model.predict(x, batch_size=1, verbose=0)))
+model.fit(data, verbose=0)
+print(json.dumps(found))
 """
 
 BACKUP = """

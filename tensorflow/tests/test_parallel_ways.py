@@ -105,3 +105,38 @@ means = [[gradient.numpy().tolist() for gradient in step(tf.constant(float(rank 
 ops = step.get_concrete_function(tf.constant(0.0)).graph.get_operations()
 print(json.dumps({"means": means, "ops": sum(op.type == "GrpcxxAllReduce" for op in ops)}))
 """
+
+
+@pytest.mark.parametrize("how", ["applied", "stopped", "differentiated"])
+def test_gradients_that_a_tape_takes_within_another_are_told_of_once(how, tmp_path):
+    finished = run(tmp_path, how, text=WITHIN)
+    assert finished.returncode == 0, finished.stderr
+    first, second = json.loads(finished.stdout.splitlines()[-1])
+    told = finished.stderr.count("with outer.stop_recording():")
+    # What one rank has applied alone is not that of the others: the line says so.
+    assert (first == second, told) == {"applied": (False, 1), "stopped": (True, 0), "differentiated": (True, 1)}[how]
+
+
+# A step of two networks, whose second tape ends within the first.
+WITHIN = """
+import contextlib, json, sys
+import numpy as np
+import tensorflow as tf
+import grpcxx.parallel
+
+group = grpcxx.parallel.group()
+one, other = tf.Variable(1.0), tf.Variable(1.0)
+for _ in range(2):
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as inner:
+            loss = other * other * (group.rank + 1.0)
+        with outer.stop_recording() if sys.argv[1] == "stopped" else contextlib.nullcontext():
+            gradient = inner.gradient(loss, other)
+            if sys.argv[1] == "differentiated":
+                moved = other - 0.1 * gradient
+            else:
+                moved = other.assign_sub(0.1 * gradient)
+        last = one * moved
+    one.assign_sub(outer.gradient(last, one))
+print(json.dumps(group.all_gather(np.array([[float(one), float(other)]])).tolist()))
+"""

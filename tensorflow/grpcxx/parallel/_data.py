@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Callable
 
+from .. import _prefetch
 from . import _order
+from ._elements import Elements
 from ._script import State
 
 
@@ -24,19 +25,35 @@ def install(tf: Any, state: State) -> None:
     _order.install()
     original = tf.data.Dataset.__iter__
 
-    @functools.wraps(original)
-    def iterate(dataset):
-        if _inside.keras or not tf.executing_eagerly():
-            return original(dataset)
+    def shared(dataset: Any, read: Callable[[Any, int], Iterator[Any]]) -> Iterator[Any]:
+        """What this rank takes of a dataset, of which `read` gives all and expects to give so many in each step."""
+        if _inside.keras or not tf.executing_eagerly() or _is_thread_of_tensorflow():
+            return read(dataset, 1)
         if is_whole(tf, dataset):
             state.sharded += 1
-            return original(dataset)
+            return read(dataset, 1)
         if state.shard == "all":
             state.sharded += 1
-            return original(divided(tf, dataset, state, None))
-        return _Elements(tf, original(_order.in_order(tf, dataset)), state)
+            return read(divided(tf, dataset, state, None), 1)
+        return Elements(read(_order.in_order(tf, dataset), state.size), dataset.element_spec, state)
+
+    @functools.wraps(original)
+    def iterate(dataset):
+        return shared(dataset, lambda elements, _: original(elements))
+
+    def read_ahead(batches, read):
+        if not isinstance(batches, tf.data.Dataset):
+            return read(batches, 1)
+        # Whether a loop trains is seen by what it takes, not by what is read ahead for it.
+        return shared(batches, lambda elements, step: read(original(elements), step))
 
     tf.data.Dataset.__iter__ = iterate
+    _prefetch.shared = read_ahead
+
+
+def _is_thread_of_tensorflow() -> bool:
+    """Whether this is a thread on which TensorFlow runs the generator of another dataset, which is divided itself."""
+    return isinstance(threading.current_thread(), threading._DummyThread)
 
 
 @contextlib.contextmanager
@@ -101,64 +118,3 @@ def is_whole(tf: Any, dataset: Any) -> bool:
     """Whether the script has said that this dataset is not to be divided, in the words of tf.distribute."""
     policy = dataset.options().experimental_distribute.auto_shard_policy
     return policy == tf.data.experimental.AutoShardPolicy.OFF
-
-
-class _Elements(Iterator):
-    """A loop of the script. It is divided if gradients are combined after its first element.
-
-    A loop that only evaluates gets all elements, on each rank; rank 0, which prints, in the order of the dataset.
-    """
-
-    def __init__(self, tf: Any, elements: Any, state: State):
-        self._tf, self._elements, self._state = tf, elements, state
-        self._kept: list[Any] = []
-        self._combined_before: int | None = None
-        self._is_divided: bool | None = None
-
-    @property
-    def element_spec(self) -> Any:
-        """What the elements look like."""
-        return self._elements.element_spec
-
-    def get_next(self) -> Any:
-        """The next element."""
-        try:
-            return next(self)
-        except StopIteration:
-            raise self._tf.errors.OutOfRangeError(None, None, "End of sequence") from None
-
-    def __next__(self) -> Any:
-        if not self._tf.executing_eagerly():
-            raise ValueError(
-                "an iterator over a dataset is used inside of tf.function, where its elements cannot be divided among"
-                " the ranks as they come: start with --shard all, which divides all datasets that are iterated, or"
-                " with --shard none"
-            )
-        if self._is_divided is None:
-            return self._undecided()
-        if self._is_divided:
-            return self._mine()
-        return self._kept.pop(0) if self._kept else next(self._elements)
-
-    def _undecided(self) -> Any:
-        if self._combined_before is None:
-            self._kept = self._group()
-            if len(self._kept) < self._state.size:
-                self._is_divided = False
-                return next(self)
-            self._combined_before = self._state.combined
-            return self._kept.pop(self._state.rank)
-        self._is_divided = self._state.combined > self._combined_before
-        if self._is_divided:
-            self._state.sharded += 1
-            self._kept = []
-        return next(self)
-
-    def _mine(self) -> Any:
-        group = self._group()
-        if len(group) < self._state.size:
-            raise StopIteration
-        return group[self._state.rank]
-
-    def _group(self) -> list[Any]:
-        return list(itertools.islice(self._elements, self._state.size))

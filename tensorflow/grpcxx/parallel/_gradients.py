@@ -141,6 +141,12 @@ def _combine_gradients(tf: Any, state: State, variables: Variables) -> None:
         found = original(tape, target, sources, *arguments, **named)
         # A tape around this one differentiates again, and its gradients are combined.
         if record.could_possibly_record() and not tape._recording:
+            if state.size > 1 and _of_variables(tf, sources, found):
+                state.say_once(
+                    "a tf.GradientTape takes gradients of variables within another one, and each rank keeps its own,"
+                    " which the outer one may differentiate: where the script applies them the ranks diverge, so take"
+                    " them `with outer.stop_recording():`, or behind the outer one"
+                )
             return found
         return reduced.mean(sources, found)
 
@@ -157,6 +163,12 @@ def _combine_gradients(tf: Any, state: State, variables: Variables) -> None:
     tf.GradientTape.__enter__ = share_and_enter
 
 
+def _of_variables(tf: Any, sources: Any, gradients: Any) -> list[int]:
+    """Which of the gradients there are, and are those of variables, in the order of the structure."""
+    pairs = enumerate(zip(tf.nest.flatten(sources), tf.nest.flatten(gradients)))
+    return [at for at, (source, gradient) in pairs if gradient is not None and hasattr(source, "handle")]
+
+
 class Reducer:
     """Takes the mean of gradients over all ranks."""
 
@@ -170,8 +182,7 @@ class Reducer:
         """The gradients with those of variables combined, in the structure of `sources`."""
         tf = self._tf
         flat_sources, flat = tf.nest.flatten(sources), tf.nest.flatten(gradients)
-        pairs = enumerate(zip(flat_sources, flat))
-        chosen = [at for at, (source, gradient) in pairs if gradient is not None and hasattr(source, "handle")]
+        chosen = _of_variables(tf, sources, gradients)
         if not chosen:
             return gradients
         strategy = tf.distribute.get_strategy()

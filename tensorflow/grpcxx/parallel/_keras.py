@@ -99,8 +99,12 @@ def _fit(tf: Any, keras: Any, owner: Any, state: State) -> None:
             state.divide_next = True
             if given.get("steps_per_epoch"):
                 given["steps_per_epoch"] = max(1, given["steps_per_epoch"] // state.size)
-        with keras_iterates():
-            return original(*bound.args, **bound.kwargs)
+        try:
+            with keras_iterates():
+                return original(*bound.args, **bound.kwargs)
+        finally:
+            # It may have failed before it has asked for data.
+            state.divide_next = False
 
     owner.fit = fit
 

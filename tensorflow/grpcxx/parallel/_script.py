@@ -49,10 +49,18 @@ class State:
         self.divide_next = False
         """Whether the next data that Keras asks for is that for training."""
 
+        self._told: set[str] = set()
+
     def say(self, text: str) -> None:
         """Tells the user, once for all ranks."""
         if self.rank == 0:
             print(f"grpcxx.parallel: {text}", file=sys.stderr, flush=True)
+
+    def say_once(self, text: str) -> None:
+        """The same, the first time that there is reason for it."""
+        if text not in self._told:
+            self._told.add(text)
+            self.say(text)
 
 
 def run(place: Place, options: argparse.Namespace) -> int:
