@@ -1,7 +1,7 @@
 //! Who calls a method.
 
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use grpcxx_rpc::Account;
 
@@ -42,5 +42,11 @@ impl Caller {
             (one, other) => one.or(other),
         };
         Self { deadline, ..self }
+    }
+
+    /// What is left of the time in which it wants the answer.
+    pub(crate) fn timeout(self) -> Option<Duration> {
+        let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
+        self.deadline.map(left)
     }
 }

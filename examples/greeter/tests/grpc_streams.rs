@@ -19,7 +19,7 @@ use grpcxx_greeter::probe::{Load, ProbeServer, Span};
 use support::MyProbe;
 use tonic::client::Grpc;
 use tonic::transport::Channel;
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
 /// Starts a task with a variable that is set, and connects to its gRPC port.
@@ -115,6 +115,30 @@ async fn a_client_that_cancels_has_not_sent_all() {
     }
     until(&waits.over, 200).await;
     assert_eq!(waits.counted.load(Ordering::SeqCst), 0);
+    server.shutdown(Duration::ZERO);
+}
+
+/// A client that says when it has waited long enough, and does not end its call then.
+#[tokio::test]
+async fn a_deadline_ends_a_stream_that_has_begun() {
+    let (server, mut client) = start_with("", "").await;
+    let mut timeout_ms = 100;
+    let mut answers = loop {
+        client.ready().await.unwrap();
+        let mut request = Request::new(stream::pending::<Load>());
+        let timeout = format!("{timeout_ms}m").parse().unwrap();
+        request.metadata_mut().insert("grpc-timeout", timeout);
+        let path = "/probe.Probe/EchoAll".parse().unwrap();
+        let codec = ProstCodec::<Load, Load>::default();
+        match client.streaming(request, path, codec).await {
+            Ok(begun) => break begun.into_inner(),
+            // This machine is slower than that.
+            Err(_) => timeout_ms *= 2,
+        }
+    };
+    let ended = tokio::time::timeout(PATIENCE, answers.message()).await;
+    let status = ended.expect("it ends").unwrap_err();
+    assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
     server.shutdown(Duration::ZERO);
 }
 

@@ -261,12 +261,12 @@ impl Engine {
     }
 
     /// Calls a method of this task's own services, for other doors to them than the star port. It
-    /// counts against the share of `caller`.
+    /// counts against the share of `caller`, whose deadline ends it.
     pub fn call_own(&self, caller: Caller, envelope: Envelope) -> Call<Envelope> {
         let peer = self.own_for(caller);
         let request = Request::Unary(Box::new(envelope));
-        self.client
-            .begin(CallSpec::new(&peer, request), take_envelope)
+        let spec = CallSpec::new(&peer, request).with_timeout(caller.timeout());
+        self.client.begin(spec, take_envelope)
     }
 
     /// Whether the method at this path takes or answers with a stream.
@@ -278,12 +278,13 @@ impl Engine {
     }
 
     /// Calls a method of this task's own services that streams, for other doors to them than the
-    /// star port. The messages are bytes, and the stream is one of those that `caller` may have.
+    /// star port. The messages are bytes, and the stream is one of those that `caller` may have,
+    /// whose deadline bounds all of it.
     pub fn stream_own(&self, caller: Caller, envelope: Envelope) -> (RawSink, RawStream) {
         let peer = self.own_for(caller);
         let begin =
             |envelope, timeout, ends| self.client.begin_stream(&peer, envelope, timeout, ends);
-        RawStream::begin(StreamStart::new(&begin, Ok(envelope), None))
+        RawStream::begin(StreamStart::new(&begin, Ok(envelope), caller.timeout()))
     }
 
     /// This task as somebody calls it, on the shard whose turn it is.
