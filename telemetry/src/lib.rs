@@ -31,9 +31,12 @@ pub use settings::{BadSetting, Settings};
 #[must_use = "the last spans are sent when this is dropped"]
 pub struct Telemetry {
     provider: SdkTracerProvider,
-    /// Where the connection to the collector lives.
-    _runtime: Runtime,
+    _background: Background,
 }
+
+/// Where the connection to the collector lives.
+#[derive(Debug)]
+struct Background(Option<Runtime>);
 
 /// Why spans cannot be exported.
 #[derive(Debug, Error)]
@@ -64,7 +67,9 @@ impl Telemetry {
             .enable_all()
             .build()
             .map_err(TelemetryError::Thread)?;
-        let entered = runtime.enter();
+        let handle = runtime.handle().clone();
+        let background = Background(Some(runtime));
+        let entered = handle.enter();
         let exporter = SpanExporter::builder()
             .with_tonic()
             .with_endpoint(&settings.endpoint)
@@ -82,7 +87,7 @@ impl Telemetry {
         set_propagator(OpenTelemetry)?;
         Ok(Self {
             provider,
-            _runtime: runtime,
+            _background: background,
         })
     }
 
@@ -103,6 +108,15 @@ impl Drop for Telemetry {
     fn drop(&mut self) {
         // The log has said why, if it fails.
         let _ = self.provider.shutdown_with_timeout(SHUTDOWN_TIMEOUT);
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            // An asynchronous program must not wait here, and what was to be sent is sent.
+            runtime.shutdown_background();
+        }
     }
 }
 

@@ -277,8 +277,8 @@ impl Engine {
     }
 
     /// Calls a method of this task's own services that streams, for other doors to them than the
-    /// star port. The messages are bytes, and the stream is one of those that `caller` may have. Its
-    /// deadline bounds all of the stream.
+    /// star port. The messages are bytes, and the stream is one of those that `caller` may have,
+    /// whose deadline bounds all of it.
     pub fn stream_own(&self, caller: Caller, envelope: Envelope) -> (RawSink, RawStream) {
         let peer = self.own_for(caller);
         let begin =
