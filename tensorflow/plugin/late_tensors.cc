@@ -1,5 +1,6 @@
 #include "late_tensors.h"
 
+#include <iterator>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -8,8 +9,27 @@
 
 namespace grpcxx_tensorflow {
 
+namespace {
+
+constexpr std::chrono::minutes kForgottenAfter(30);
+constexpr std::chrono::minutes kLookedThroughEvery(1);
+
+}  // namespace
+
+void LateTensors::DropForgotten() {
+  const Clock::time_point now = Clock::now();
+  if (now - looked_through_ < kLookedThroughEvery) return;
+  looked_through_ = now;
+  for (auto entry = entries_.begin(); entry != entries_.end();) {
+    const bool is_forgotten = entry->second.has_arrived && now - entry->second.arrived > kForgottenAfter;
+    entry = is_forgotten ? entries_.erase(entry) : std::next(entry);
+  }
+  size_.store(entries_.size(), std::memory_order_release);
+}
+
 void LateTensors::Expect(int64_t step_id, const std::string& key) {
   std::lock_guard<std::mutex> lock(mutex_);
+  DropForgotten();
   entries_.try_emplace(Name(step_id, key));
   size_.store(entries_.size(), std::memory_order_release);
 }
@@ -29,6 +49,7 @@ void LateTensors::Arrived(int64_t step_id, const std::string& key, const absl::S
       entry.status = status;
       entry.value = value;
       entry.is_dead = is_dead;
+      entry.arrived = Clock::now();
       return;
     }
     entries_.erase(found);
@@ -42,6 +63,7 @@ bool LateTensors::Serve(int64_t step_id, absl::string_view key, grpcxx_responder
   Entry entry;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    DropForgotten();
     const auto found = entries_.find(Name(step_id, std::string(key)));
     if (found == entries_.end() || found->second.responder != nullptr) return false;
     if (!found->second.has_arrived) {

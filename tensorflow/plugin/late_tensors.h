@@ -2,6 +2,7 @@
 #define GRPCXX_TENSORFLOW_LATE_TENSORS_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -17,7 +18,8 @@
 namespace grpcxx_tensorflow {
 
 // Tensors that were taken out of a step for a fused answer but came after it had left: they wait here until they are
-// asked for alone, since the step hands each tensor out once.
+// asked for alone, since the step hands each tensor out once. Who got the answer asks at once, so one that nobody has
+// asked for in half an hour is dropped: its receiver has died, and nothing tells of the end of its step.
 class LateTensors {
  public:
   explicit LateTensors(tensorflow::WorkerEnv* env) : env_(env) {}
@@ -37,6 +39,7 @@ class LateTensors {
   void Cleanup(int64_t step_id);
 
  private:
+  using Clock = std::chrono::steady_clock;
   using Name = std::pair<int64_t, std::string>;
   struct Entry {
     grpcxx_responder* responder = nullptr;
@@ -44,13 +47,18 @@ class LateTensors {
     absl::Status status;
     tensorflow::Tensor value;
     bool is_dead = false;
+    Clock::time_point arrived;
   };
+
+  // Drops what nobody will ask for any more, now and then. With the lock held.
+  void DropForgotten();
 
   tensorflow::WorkerEnv* const env_;
   std::mutex mutex_;
   std::map<Name, Entry> entries_;
   // Number of entries, so that receives need no lock where there are none.
   std::atomic<size_t> size_{0};
+  Clock::time_point looked_through_ = Clock::now();
 };
 
 }  // namespace grpcxx_tensorflow
