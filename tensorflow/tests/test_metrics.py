@@ -67,6 +67,7 @@ def test_a_task_shows_what_it_waits_for():
         assert json.loads(get(worker, "/inspect"))["awaits"] == []
 
 
+@pytest.mark.smoke
 def test_the_program_shows_tasks_of_tensorflow(tmp_path):
     target = Path(__file__).parents[2] / "target"
     built = [path for path in target.glob("*/grpcxx") if path.is_file() and os.access(path, os.X_OK)]
@@ -94,6 +95,7 @@ def test_the_program_shows_tasks_of_tensorflow(tmp_path):
         for task in tasks:
             assert task["grpc"]["is_serving"] and task["star"]["is_serving"], task
             assert task["devices"][0]["device_type"] == "CPU", task
+            assert task["version"] and task["report"] and task["calls"], "what each task tells"
         shown = show("top", "--once")
         assert shown.returncode == 0, shown.stdout + shown.stderr
         rows = json.loads(shown.stdout)

@@ -99,6 +99,7 @@ def train(element):
 """
 
 
+@pytest.mark.smoke
 def test_batches_of_a_dataset_that_are_read_ahead_are_divided(tmp_path):
     found = found_by(tmp_path, trains(READ_AHEAD))
     assert found == [[0, 2, 4, 6], [1, 3, 5, 7]]

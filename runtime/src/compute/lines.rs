@@ -26,13 +26,13 @@ struct State<J> {
 
 struct Line<J> {
     jobs: VecDeque<J>,
-    /// With so many jobs it is looked for those that are over.
+    /// With so many jobs it is looked through for those that are over.
     looked_at: usize,
 }
 
 impl<J> Lines<J> {
-    /// `is_over` tells which jobs need not be done any more. A line has no more of them than others,
-    /// or some few.
+    /// `is_over` tells which jobs need not be done any more. A line has no more of them than
+    /// others, or some few.
     pub(super) fn new(is_over: fn(&J) -> bool) -> Self {
         Self {
             is_over,
