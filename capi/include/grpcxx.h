@@ -786,6 +786,10 @@ grpcxx_status *grpcxx_group_all_to_all(grpcxx_group *group, uint16_t tag, grpcxx
                                        const grpcxx_output *output, grpcxx_tensor **result);
 /* Returns when all ranks have called it. BLOCKS. */
 grpcxx_status *grpcxx_group_barrier(grpcxx_group *group, uint16_t tag);
+/* Takes the place of an operation that the program was to call and cannot, for want of memory for example: else this
+ * rank's next one would meet what other ranks have called for this one. Where they have called another operation, the
+ * group ends, and its text names this rank; where all have refused, it goes on. Does not block. */
+grpcxx_status *grpcxx_group_refuse(grpcxx_group *group, uint16_t tag);
 
 /* ---- Endpoint map ---------------------------------------------------------------------------------------------- */
 

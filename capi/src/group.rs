@@ -437,3 +437,15 @@ pub(crate) unsafe extern "C" fn grpcxx_group_barrier(
         group.barrier().wait()
     })
 }
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_group_refuse(
+    group: *const CGroup,
+    tag: u16,
+) -> *mut CStatus {
+    reporting(|| {
+        // SAFETY: NULL or alive.
+        unsafe { handle("group", group) }?.tagged(tag)?.refuse();
+        Ok(())
+    })
+}

@@ -19,6 +19,7 @@
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/platform/errors.h"
+#include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/util/overflow.h"
 
 namespace grpcxx_tensorflow {
@@ -101,13 +102,9 @@ class CollectiveOp : public AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(context, found.status(), done);
     const std::shared_ptr<Group>& group = *found;
     Tensor* result = nullptr;
-    if (num_outputs() > 0) {
-      TensorShape shape = context->input(1).shape();
-      OP_REQUIRES_OK_ASYNC(context, ToResult(*group, &shape), done);
-      OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, shape, &result), done);
-    }
-    const absl::Status started = group->Run(tag_, [this, context, result, done, group = group.get()] {
-      const absl::Status status = Combine(*group, context, result);
+    const absl::Status prepared = Prepare(*group, context, &result);
+    const absl::Status started = group->Run(tag_, [this, context, prepared, result, done, group = group.get()] {
+      const absl::Status status = prepared.ok() ? Combine(*group, context, result) : Refuse(*group, prepared);
       if (!status.ok()) context->SetStatus(status);
       done();
     });
@@ -127,10 +124,26 @@ class CollectiveOp : public AsyncOpKernel {
   virtual bool IsAddressed(const Group&) const { return true; }
 
  private:
+  // Memory for the result, if there is one.
+  absl::Status Prepare(const Group& group, OpKernelContext* context, Tensor** result) const {
+    if (num_outputs() == 0) return absl::OkStatus();
+    TensorShape shape = context->input(1).shape();
+    const absl::Status status = ToResult(group, &shape);
+    return status.ok() ? context->allocate_output(0, shape, result) : status;
+  }
+
+  // Takes the place of the operation: else this rank's next one would meet what the others have called for this one.
+  // Returns why it cannot be.
+  absl::Status Refuse(const Group& group, const absl::Status& why) const {
+    const absl::Status refused = TakeFromEngine(grpcxx_group_refuse(group.handle(), tag_));
+    if (!refused.ok()) LOG(WARNING) << "grpc++: " << refused;
+    return why;
+  }
+
   absl::Status Combine(const Group& group, OpKernelContext* context, Tensor* result) const {
     grpcxx_tensor* tensor = nullptr;
     if (result != nullptr) {
-      if (absl::Status lent = Lend(context->input(1), &tensor); !lent.ok()) return lent;
+      if (absl::Status lent = Lend(context->input(1), &tensor); !lent.ok()) return Refuse(group, lent);
     }
     grpcxx_output output = {};
     output.struct_size = sizeof(output);

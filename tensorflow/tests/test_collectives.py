@@ -129,6 +129,13 @@ def test_what_differs_is_named_on_all_ranks_and_ends_the_group():
         assert second[0] == "InvalidArgumentError" and "called all_reduce" in second[1]
 
 
+def test_what_a_rank_cannot_begin_is_not_taken_for_its_next_op():
+    results = found(2, "cannot_begin")
+    for error, text in results[0]:
+        assert error == "InvalidArgumentError" and "rank 1 called what it refused" in text
+    assert "rank 1 called what it refused" in results[1][1][1]
+
+
 def test_a_forked_process_is_refused():
     for error, text in found(2, "forked"):
         assert error == "FailedPreconditionError" and "was forked from" in text

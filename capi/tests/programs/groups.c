@@ -266,6 +266,16 @@ static void what_differs_is_named_on_all_ranks(rank *self) {
   OK(grpcxx_group_leave(self->group));
 }
 
+static void what_a_rank_cannot_call_takes_its_place(rank *self) {
+  OK(grpcxx_group_refuse(self->group, 0));
+  OK(grpcxx_group_barrier(self->group, 0));
+  /* All have refused, so the group has gone on. */
+  if (self->number == 1) OK(grpcxx_group_refuse(self->group, 0));
+  fails_with(grpcxx_group_barrier(self->group, 0), GRPCXX_INVALID_ARGUMENT, "rank 1 called what it refused");
+  FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_group_refuse(self->group, 65535));
+  OK(grpcxx_group_leave(self->group));
+}
+
 static void a_rank_that_leaves_is_named(rank *self) {
   OK(grpcxx_group_barrier(self->group, 0));
   if (self->number == 1) {
@@ -384,6 +394,7 @@ int main(void) {
   together(2, results_land_in_memory_of_the_caller);
   together(3, tags_go_beside_each_other);
   together(3, what_differs_is_named_on_all_ranks);
+  together(2, what_a_rank_cannot_call_takes_its_place);
   together(2, a_rank_that_leaves_is_named);
   who_cannot_join_hears_why();
   callbacks_do_not_block();
