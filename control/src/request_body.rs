@@ -258,11 +258,10 @@ impl Framing {
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
-    use std::time::Duration;
-
     use tonic::Streaming;
 
     use super::*;
+    use crate::ControlLimits;
     use crate::calls::{Call, Calls};
     use crate::connections::Caller;
     use crate::methods::{self, Method};
@@ -324,7 +323,7 @@ mod tests {
 
     /// The request of a call, as the method reads it.
     fn request(method: &'static Method, came: Came) -> (Arc<Calls>, Call, RequestBody) {
-        let calls = Calls::new(Metrics::new(), 100, Duration::from_secs(30));
+        let calls = Calls::new(Metrics::new(), &ControlLimits::default());
         let call = calls.begin(method, Caller::unknown()).unwrap();
         call.begin_stream().unwrap();
         let arrival = call.arrival().unwrap();
