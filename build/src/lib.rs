@@ -17,6 +17,7 @@
 
 mod generate;
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
@@ -97,7 +98,8 @@ impl Builder {
         self
     }
 
-    /// Compiles .proto files; what they import is found in these folders.
+    /// Compiles .proto files; what they import is found in these folders. Cargo runs the build
+    /// script again when one of all these files has changed.
     ///
     /// # Errors
     /// The text of the failure names the file and the place in it.
@@ -106,13 +108,11 @@ impl Builder {
         protos: &[impl AsRef<Path>],
         includes: &[impl AsRef<Path>],
     ) -> io::Result<()> {
-        for proto in protos {
-            announce(proto.as_ref());
-        }
         let files = protox::compile(protos, includes).map_err(|error| {
             // Shown with the line that it is about.
             io::Error::new(io::ErrorKind::InvalidInput, format!("{error:?}"))
         })?;
+        announce(&files, includes);
         let out_dir = match &self.out_dir {
             Some(folder) => folder.clone(),
             None => env::var_os("OUT_DIR")
@@ -130,17 +130,32 @@ impl Builder {
     }
 }
 
-/// Lets cargo run the build script again when a file has changed.
+/// Lets cargo run the build script again when one of the files has changed, also one that others
+/// import.
 #[expect(clippy::print_stdout, reason = "cargo reads this")]
-fn announce(proto: &Path) {
-    if env::var_os("CARGO").is_some() && env::var_os("OUT_DIR").is_some() {
-        println!("cargo:rerun-if-changed={}", proto.display());
+fn announce(files: &FileDescriptorSet, includes: &[impl AsRef<Path>]) {
+    if env::var_os("CARGO").is_none() || env::var_os("OUT_DIR").is_none() {
+        return;
+    }
+    for file in &files.file {
+        let mut found = includes
+            .iter()
+            .map(|folder| folder.as_ref().join(file.name()));
+        // Files of protobuf itself lie nowhere.
+        if let Some(path) = found.find(|path| path.is_file()) {
+            println!("cargo:rerun-if-changed={}", path.display());
+        }
     }
 }
 
-/// The file of the descriptors, which has the name of the last package that was compiled.
+/// The file of the descriptors, which has the name of the last package that was compiled, and a
+/// number that tells it from others of that package.
 fn descriptor_name(files: &FileDescriptorSet) -> String {
+    let mut hasher = DefaultHasher::new();
+    for file in &files.file {
+        file.name().hash(&mut hasher);
+    }
     let last = files.file.last();
     let package = last.map_or("", |file| file.package());
-    format!("{package}.descriptors")
+    format!("{package}-{:016x}.descriptors", hasher.finish())
 }

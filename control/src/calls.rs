@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use grpcxx_rpc::{Account, Code, Places, Status};
 use tokio::sync::watch;
 
+use crate::ControlLimits;
 use crate::connections::Caller;
 use crate::limits::{
     ARRIVING_CALLS_MAX, FREE_REQUEST_BYTES, OBSERVER_CALLS_MAX, REQUEST_BYTES_MAX,
@@ -15,6 +17,7 @@ use crate::limits::{
 use crate::lock::lock;
 use crate::methods::{Class, Method};
 use crate::metrics::{GaveWay, Metrics};
+use crate::unsent::Unsent;
 
 /// The calls under way. A call has a place among those that arrive until its request is there, and
 /// then one among those of its class, so that half requests keep nobody from being served.
@@ -26,6 +29,7 @@ pub(crate) struct Calls {
     observer: CallPlaces,
     request_bytes: Mutex<RequestBytes>,
     request_time: Duration,
+    unsent: Arc<Unsent>,
     /// Calls under way that end by themselves; observers may stay as long as they like.
     unanswered: watch::Sender<usize>,
     metrics: Arc<Metrics>,
@@ -82,11 +86,8 @@ struct RequestBytes {
 }
 
 impl Calls {
-    pub(crate) fn new(
-        metrics: Arc<Metrics>,
-        share_percent: u8,
-        request_time: Duration,
-    ) -> Arc<Self> {
+    pub(crate) fn new(metrics: Arc<Metrics>, limits: &ControlLimits) -> Arc<Self> {
+        let share_percent = limits.share_percent;
         let places = |places_max| Mutex::new(Places::new(places_max, share_percent));
         Arc::new(Self {
             arriving: places(ARRIVING_CALLS_MAX),
@@ -97,7 +98,8 @@ impl Calls {
                 share_max: REQUEST_BYTES_MAX / 100 * usize::from(share_percent),
                 ..RequestBytes::default()
             }),
-            request_time,
+            request_time: limits.request_time,
+            unsent: Unsent::new(limits.peer_unsent_bytes),
             unanswered: watch::Sender::new(0),
             metrics,
         })
@@ -259,6 +261,19 @@ impl Call {
         }
     }
 
+    /// Counts a part of the answer until it has left. The tensors of a step are there in any case.
+    ///
+    /// # Errors
+    /// As of [`Unsent::owe`].
+    pub(crate) fn owe(&self, data: Bytes) -> Result<Bytes, Status> {
+        match &self.arrival {
+            Some(arrival) if self.method.class != Class::Tensor => {
+                self.calls.unsent.owe(arrival.caller.account, data)
+            }
+            _ => Ok(data),
+        }
+    }
+
     /// Whether its place can be given to another while it is answered.
     pub(crate) fn is_observer(&self) -> bool {
         self.method.class == Class::Observer
@@ -410,10 +425,12 @@ mod tests {
     use super::*;
     use crate::methods;
 
-    const SHARE_PERCENT: u8 = 100;
-
     fn calls() -> Arc<Calls> {
-        Calls::new(Metrics::new(), SHARE_PERCENT, Duration::from_secs(30))
+        let limits = ControlLimits {
+            share_percent: 100,
+            ..ControlLimits::default()
+        };
+        Calls::new(Metrics::new(), &limits)
     }
 
     fn begin(calls: &Arc<Calls>, path: &str) -> Call {

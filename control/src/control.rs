@@ -235,7 +235,7 @@ impl Endpoint {
     async fn serve(mut self, listeners: Listeners<tokio::net::TcpListener>) -> usize {
         let metrics = Metrics::new();
         let share_percent = self.limits.share_percent;
-        let calls = Calls::new(metrics.clone(), share_percent, self.limits.request_time);
+        let calls = Calls::new(metrics.clone(), &self.limits);
         let places = Places::new(self.limits.connections, share_percent);
         let idle_max = self.limits.connection_idle;
         let connections = Connections::new(places, idle_max, metrics.clone());

@@ -268,12 +268,27 @@ struct AnswerBody {
 type MustEnd = Pin<Box<dyn Future<Output = grpcxx_rpc::Status> + Send>>;
 
 impl AnswerBody {
+    /// Counts what is about to leave, or ends the answer where the caller has too much of that.
+    fn owe(&mut self, frame: Frame<Bytes>) -> Frame<Bytes> {
+        match frame.into_data().map(|data| self.call.owe(data)) {
+            Ok(Ok(data)) => Frame::data(data),
+            Ok(Err(refused)) => self.cut_short(&refused),
+            Err(trailers) => trailers,
+        }
+    }
+
     /// The end of an answer that is cut short.
     fn poll_must_end(&mut self, context: &mut Context<'_>) -> Poll<Frame<Bytes>> {
         let Some(must_end) = &mut self.must_end else {
             return Poll::Pending;
         };
-        let status = to_grpc(&ready!(must_end.as_mut().poll(context)));
+        let status = ready!(must_end.as_mut().poll(context));
+        Poll::Ready(self.cut_short(&status))
+    }
+
+    /// Ends the answer, with a reason.
+    fn cut_short(&mut self, status: &grpcxx_rpc::Status) -> Frame<Bytes> {
+        let status = to_grpc(status);
         self.must_end = None;
         self.inner = Body::empty();
         self.call.ended_with(status.code() as i32);
@@ -281,7 +296,7 @@ impl AnswerBody {
         if status.add_header(&mut trailers).is_err() {
             trailers.clear();
         }
-        Poll::Ready(Frame::trailers(trailers))
+        Frame::trailers(trailers)
     }
 }
 
@@ -304,7 +319,7 @@ impl http_body::Body for AnswerBody {
             Poll::Ready(None) => {}
             Poll::Pending => return self.poll_must_end(context).map(|end| Some(Ok(end))),
         }
-        polled
+        polled.map_ok(|frame| self.owe(frame))
     }
 
     fn is_end_stream(&self) -> bool {

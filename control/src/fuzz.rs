@@ -7,7 +7,6 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
 use grpcxx_rpc::proto::{GetStatusResponse, RecvTensorResponse, TensorProto};
@@ -96,7 +95,7 @@ const SERVED_PATH: &str = "/fuzz.Service/Echo";
 
 /// Makes a call and reads its answer as far as there is one.
 async fn call(path: &str, pieces: Pieces) {
-    let calls = Calls::new(Metrics::new(), 100, Duration::from_secs(30));
+    let calls = Calls::new(Metrics::new(), &ControlLimits::default());
     let (_stopping, stopping_seen) = watch::channel(false);
     let (_stopped, stopped_seen) = watch::channel(false);
     let mut dispatch = dispatch(calls.clone(), (stopping_seen, stopped_seen));

@@ -40,6 +40,7 @@ mod sessions;
 mod status;
 mod tensor_proto;
 mod tensors;
+mod unsent;
 mod waiting;
 mod worker;
 

@@ -50,6 +50,9 @@ pub const REQUEST_BYTES_MAX: usize = 256 << 20;
 /// What of each request does not count, so that short requests are taken whatever others hold.
 pub const FREE_REQUEST_BYTES: usize = 64 << 10;
 
+/// Parts of answers that are no longer do not count among those that have not left.
+pub const FREE_ANSWER_BYTES: usize = 64 << 10;
+
 /// Keys of one `FuseRecvTensor` call.
 pub const FUSED_KEYS_MAX: usize = 16_384;
 

@@ -43,6 +43,8 @@ pub struct ControlLimits {
     pub session_idle: Option<Duration>,
     /// How long a request may take to come.
     pub request_time: Duration,
+    /// Bytes of answers to one address that have not left, but for tensors of steps.
+    pub peer_unsent_bytes: u64,
 }
 
 impl Default for ControlLimits {
@@ -55,6 +57,7 @@ impl Default for ControlLimits {
             connection_idle: Some(Duration::from_secs(3600)),
             session_idle: Some(Duration::from_secs(24 * 3600)),
             request_time: Duration::from_secs(30),
+            peer_unsent_bytes: 8 << 30,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use grpcxx_rpc::Code;
 use http_body::{Body as _, Frame};
 use thiserror::Error;
@@ -25,7 +25,7 @@ pub(crate) struct RequestBody {
     inner: Body,
     arrival: Arc<Arrival>,
     framing: Framing,
-    kept_back: VecDeque<Bytes>,
+    kept_back: Pieces,
     /// What of `kept_back` may go on.
     whole_bytes: usize,
     /// The rest of it.
@@ -42,7 +42,7 @@ impl RequestBody {
             inner,
             arrival,
             framing: Framing::default(),
-            kept_back: VecDeque::new(),
+            kept_back: Pieces::default(),
             whole_bytes: 0,
             partial_bytes: 0,
             unread_bytes: 0,
@@ -52,12 +52,7 @@ impl RequestBody {
 
     /// Takes what may go on.
     fn take_whole(&mut self) -> Option<Bytes> {
-        let first = self.kept_back.front_mut()?;
-        let data = match first.len() <= self.whole_bytes {
-            true => self.kept_back.pop_front()?,
-            false if self.whole_bytes == 0 => return None,
-            false => first.split_to(self.whole_bytes),
-        };
+        let data = self.kept_back.pop(self.whole_bytes)?;
         self.whole_bytes -= data.len();
         self.unread_bytes += data.len();
         Some(data)
@@ -87,7 +82,7 @@ impl RequestBody {
         self.partial_bytes += data.len();
         let announced = |bytes| self.arrival.announced(bytes);
         let rest_bytes = self.framing.pass(&data, announced)?;
-        self.kept_back.push_back(data);
+        self.kept_back.push(data);
         if let Some(rest_bytes) = rest_bytes
             && self.arrival.is_stream()
         {
@@ -138,6 +133,58 @@ impl http_body::Body for RequestBody {
         matches!(self.ended, Some(Ok(()))) && self.whole_bytes == 0
     }
 }
+
+/// Bytes in pieces, of which those that are short lie together: each costs the same beside what it
+/// holds.
+#[derive(Debug, Default)]
+struct Pieces {
+    whole: VecDeque<Bytes>,
+    /// What is behind those, in short pieces.
+    short: BytesMut,
+}
+
+impl Pieces {
+    fn push(&mut self, data: Bytes) {
+        if self.is_empty() || data.len() >= SHORT_BYTES {
+            self.close();
+            self.whole.push_back(data);
+            return;
+        }
+        self.short.extend_from_slice(&data);
+        if self.short.len() >= SHORT_BYTES {
+            self.close();
+        }
+    }
+
+    /// Makes one piece of the short ones.
+    fn close(&mut self) {
+        if !self.short.is_empty() {
+            self.whole.push_back(self.short.split().freeze());
+        }
+    }
+
+    /// Takes the first piece, or what of it is among the first `bytes_max` bytes.
+    fn pop(&mut self, bytes_max: usize) -> Option<Bytes> {
+        if bytes_max == 0 {
+            return None;
+        }
+        if self.whole.is_empty() {
+            self.close();
+        }
+        let first = self.whole.front_mut()?;
+        match first.len() <= bytes_max {
+            true => self.whole.pop_front(),
+            false => Some(first.split_to(bytes_max)),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.whole.is_empty() && self.short.is_empty()
+    }
+}
+
+/// Pieces that are shorter lie together.
+const SHORT_BYTES: usize = 1024;
 
 /// The client has withdrawn its call, or is gone, before the end of its request.
 #[derive(Debug, Error)]
@@ -211,11 +258,10 @@ impl Framing {
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
-    use std::time::Duration;
-
     use tonic::Streaming;
 
     use super::*;
+    use crate::ControlLimits;
     use crate::calls::{Call, Calls};
     use crate::connections::Caller;
     use crate::methods::{self, Method};
@@ -277,7 +323,7 @@ mod tests {
 
     /// The request of a call, as the method reads it.
     fn request(method: &'static Method, came: Came) -> (Arc<Calls>, Call, RequestBody) {
-        let calls = Calls::new(Metrics::new(), 100, Duration::from_secs(30));
+        let calls = Calls::new(Metrics::new(), &ControlLimits::default());
         let call = calls.begin(method, Caller::unknown()).unwrap();
         call.begin_stream().unwrap();
         let arrival = call.arrival().unwrap();
@@ -342,6 +388,18 @@ mod tests {
         assert!(calls.request_bytes() <= 1 << 19);
         drop((call, body));
         assert_eq!(calls.request_bytes(), 0);
+    }
+
+    #[tokio::test]
+    async fn short_pieces_are_kept_together() {
+        let sent = message(100_000);
+        let unfinished = &sent[..100_000];
+        for method in [&methods::REGISTERED_STREAM, &methods::REGISTERED] {
+            let came = came(unfinished.chunks(1), End::ToCome);
+            let (_, _call, mut body) = request(method, came);
+            assert!(taken(&mut body).await.1.is_none());
+            assert!(body.kept_back.whole.len() < 200);
+        }
     }
 
     #[tokio::test]

@@ -339,6 +339,7 @@ fn control_limits(config: &Config) -> ControlLimits {
     limits.connection_idle = config.grpc_idle;
     limits.session_idle = config.grpc_session_idle;
     limits.request_time = config.grpc_request_time;
+    limits.peer_unsent_bytes = config.peer_unsent_bytes;
     limits
 }
 

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_channel::mpsc;
 use futures_util::{Stream, StreamExt, stream};
@@ -19,7 +19,7 @@ use grpcxx_greeter::probe::{Load, ProbeServer, Span};
 use support::MyProbe;
 use tonic::client::Grpc;
 use tonic::transport::Channel;
-use tonic::{Code, Request, Status};
+use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 /// Starts a task with a variable that is set, and connects to its gRPC port.
@@ -140,6 +140,42 @@ async fn a_deadline_ends_a_stream_that_has_begun() {
     let status = ended.expect("it ends").unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
     server.shutdown(Duration::ZERO);
+}
+
+/// Whoever does not read long answers gets no more of them, and short ones all the same.
+#[tokio::test]
+async fn answers_that_nobody_reads_have_a_limit() {
+    let variable = "GRPCXX_PEER_UNSENT_BYTES_MAX";
+    let (server, [grpc, _, _]) = door::start_with(variable, "1MiB");
+    let probe = ProbeServer::new(MyProbe::default());
+    server.add_service(probe).unwrap();
+    let channel = Channel::from_shared(format!("http://{grpc}")).unwrap();
+    let channel = channel.initial_stream_window_size(65_535);
+    let mut client = Grpc::new(channel.connect().await.unwrap());
+    let mut unread = echo(&mut client, 2 << 20).await;
+    let refused = echo(&mut client, 1 << 20).await.message().await;
+    let refused = refused.map(drop).unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    assert!(refused.message().contains("read them first"), "{refused}");
+    let short = echo(&mut client, 1 << 10).await.message().await;
+    assert!(short.unwrap().is_some());
+    let read = unread.message().await.unwrap().unwrap();
+    assert_eq!(read.data.len(), 2 << 20);
+    // Its last bytes may be about to be forgotten.
+    let begun = Instant::now();
+    while let Err(status) = echo(&mut client, 1 << 20).await.message().await {
+        assert!(begun.elapsed() < PATIENCE, "{status}");
+    }
+    server.shutdown(Duration::ZERO);
+}
+
+/// An answer of so many bytes, which is not read yet.
+async fn echo(client: &mut Grpc<Channel>, bytes: usize) -> Streaming<Load> {
+    client.ready().await.unwrap();
+    let path = "/probe.Probe/Echo".parse().unwrap();
+    let codec = ProstCodec::<Load, Load>::default();
+    let answer = client.server_streaming(Request::new(load(bytes)), path, codec);
+    answer.await.unwrap().into_inner()
 }
 
 /// Waits until so many were counted.

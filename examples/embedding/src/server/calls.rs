@@ -3,8 +3,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use grpcxx::{Code, GraphCall, Shape, Status, Tensor};
+use futures_util::future::try_join_all;
+use grpcxx::{Code, GraphCall, Shape, Status, Tensor, local};
+use tokio::sync::OwnedRwLockReadGuard;
 
 use super::batch::Batch;
 use super::{OnShard, Table, Tables};
@@ -56,67 +59,114 @@ pub(super) async fn lookup(tables: Arc<Tables>, place: usize, call: GraphCall) -
 /// `updated` out. Either all rows are changed or none.
 pub(super) async fn update(tables: Arc<Tables>, place: usize, mut call: GraphCall) -> Results {
     let table = &tables.tables[place];
-    if tables.is_stopping.load(Ordering::SeqCst) {
-        let text = "the server is stopping and takes no updates";
-        return Err(Status::new(Code::Unavailable, text));
-    }
     let batch = Arc::new(Batch::of(&tables, table, &call)?);
     let rate: f32 = call.feed("rate")?.value()?;
     let gradients = call.take_feed("gradients")?;
     check_gradients(table, &batch, &gradients, rate)?;
-    let dim = table.spec.dim;
-    let _uncut = table.cut.read().await;
+    let uncut = Arc::clone(&table.cut).read_owned().await;
+    // Behind the cut of the last snapshot it would be lost.
+    if tables.is_stopping.load(Ordering::SeqCst) {
+        let text = "the server is stopping and takes no updates";
+        return Err(Status::new(Code::Unavailable, text));
+    }
+    // All rows are there before one is changed, so that nothing can fail in between.
+    let rows = find_all(&tables, place, &batch).await?;
+    let updated = Tensor::scalar(batch.ids.len() as i64);
+    let change = Change {
+        tables,
+        place,
+        batch,
+        gradients,
+        rate,
+        _uncut: uncut,
+    };
+    // It goes on by itself, whatever becomes of the call.
+    local::spawn_local(Arc::new(change).carry_out(rows)).await??;
+    Ok([("updated", updated)])
+}
 
+/// The rows of the ids of each shard, found or made.
+async fn find_all(tables: &Tables, place: usize, batch: &Arc<Batch>) -> Result<Rows, Status> {
+    let table = &tables.tables[place];
     let here = tables.shards.shards().current();
     let own = tables.shards.local().ok_or_else(not_on_a_shard)?;
-    // All rows are there before one is changed, so that nothing can fail in between.
-    let found: Vec<_> = others(&batch, here)
+    let found: Vec<_> = others(batch, here)
         .map(|shard| {
-            let of_shard = Arc::clone(&batch);
+            let of_shard = Arc::clone(batch);
             let find = move |own: &OnShard| own.parts.borrow_mut()[place].find(of_shard.ids(shard));
             (shard, tables.shards.invoke_on(shard, find))
         })
         .collect();
-    let own_rows = match here {
-        Some(here) => find(
-            &tables,
-            table,
-            &mut own.parts.borrow_mut()[place],
-            &batch,
-            here,
-        )?,
-        None => Vec::new(),
+    let found_here = match here {
+        Some(here) => {
+            let part = &mut own.parts.borrow_mut()[place];
+            Some((here, find(tables, table, part, batch, here)?.into()))
+        }
+        None => None,
     };
-    let mut rows = Vec::with_capacity(found.len());
+    let mut rows = Vec::with_capacity(found.len() + 1);
     for (shard, found) in found {
         let found = found.await?.map_err(|full| tables.full(table, full))?;
-        rows.push((shard, found));
+        rows.push((shard, found.into()));
     }
-    let updated: Vec<_> = rows
-        .into_iter()
-        .map(|(shard, rows)| {
-            let (batch, gradients) = (Arc::clone(&batch), gradients.clone());
-            tables.shards.invoke_on(shard, move |own: &OnShard| {
-                let part = &mut own.parts.borrow_mut()[place];
-                change(part, (batch.places(shard), &rows), (&gradients, dim), rate)
-            })
-        })
-        .collect();
-    if let Some(here) = here {
-        let part = &mut own.parts.borrow_mut()[place];
-        change(
-            part,
-            (batch.places(here), &own_rows),
-            (&gradients, dim),
-            rate,
-        )?;
-    }
-    for updated in updated {
-        updated.await??;
-    }
-    table.updates.fetch_add(1, Ordering::Relaxed);
-    Ok([("updated", Tensor::scalar(batch.ids.len() as i64))])
+    // Last, so that the others are asked before.
+    rows.extend(found_here);
+    Ok(rows)
 }
+
+/// Rows by their shards.
+type Rows = Vec<(usize, Arc<[u32]>)>;
+
+/// An update whose rows are there. No snapshot cuts the table before it is done.
+struct Change {
+    tables: Arc<Tables>,
+    place: usize,
+    batch: Arc<Batch>,
+    gradients: Tensor,
+    rate: f32,
+    _uncut: OwnedRwLockReadGuard<()>,
+}
+
+impl Change {
+    async fn carry_out(self: Arc<Self>, rows: Rows) -> Result<(), Status> {
+        let of_shards = rows.into_iter();
+        let changed = of_shards.map(|(shard, rows)| Arc::clone(&self).carry_out_on(shard, rows));
+        try_join_all(changed).await?;
+        let table = &self.tables.tables[self.place];
+        table.updates.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Changes the rows of a shard, as soon as that has room in its inbox: others are changed.
+    async fn carry_out_on(self: Arc<Self>, shard: usize, rows: Arc<[u32]>) -> Result<(), Status> {
+        let shards = &self.tables.shards;
+        if Some(shard) == shards.shards().current() {
+            let own = shards.local().ok_or_else(not_on_a_shard)?;
+            return self.apply(&own, shard, &rows);
+        }
+        loop {
+            let (change, rows) = (Arc::clone(&self), Arc::clone(&rows));
+            let apply = move |own: &OnShard| change.apply(own, shard, &rows);
+            match shards.invoke_on(shard, apply).await {
+                Err(full) if full.code == Code::ResourceExhausted => local::sleep(ROOM_PAUSE).await,
+                changed => return changed?,
+            }
+        }
+    }
+
+    fn apply(&self, own: &OnShard, shard: usize, rows: &[u32]) -> Result<(), Status> {
+        let dim = self.tables.tables[self.place].spec.dim;
+        let all = self.gradients.elements::<f32>()?;
+        let places = self.batch.places(shard).iter();
+        let of_shard = places.map(|place| &all[*place as usize * dim..][..dim]);
+        let part = &mut own.parts.borrow_mut()[self.place];
+        part.update(rows.iter().copied().zip(of_shard), self.rate);
+        Ok(())
+    }
+}
+
+/// How long to wait before a shard whose inbox was full is asked again.
+const ROOM_PAUSE: Duration = Duration::from_millis(1);
 
 fn others(batch: &Batch, here: Option<usize>) -> impl Iterator<Item = usize> {
     batch.shards().filter(move |shard| Some(*shard) != here)
@@ -141,20 +191,6 @@ fn gather(own: &OnShard, place: usize, batch: &Batch, shard: usize) -> Result<Ve
         rows.extend_from_slice(part.row(row));
     }
     Ok(rows)
-}
-
-fn change(
-    part: &mut Part,
-    (places, rows): (&[u32], &[u32]),
-    (gradients, dim): (&Tensor, usize),
-    rate: f32,
-) -> Result<(), Status> {
-    let all = gradients.elements::<f32>()?;
-    let of_shard = places
-        .iter()
-        .map(|place| &all[*place as usize * dim..][..dim]);
-    part.update(rows.iter().copied().zip(of_shard), rate);
-    Ok(())
 }
 
 fn check_gradients(
@@ -191,4 +227,87 @@ fn matrix(rows: usize, dim: usize, data: grpcxx::Buffer) -> Result<Tensor, Statu
 
 fn not_on_a_shard() -> Status {
     Status::new(Code::FailedPrecondition, "the tables were stopped")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::sync::mpsc;
+
+    use futures_executor::block_on;
+    use futures_util::FutureExt;
+    use futures_util::future::join;
+    use grpcxx::Engine;
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::spec::{ServerSpec, TableSpec};
+
+    /// An engine with a table of rows of one float, which SGD changes.
+    fn start(shards: usize) -> (Engine, Arc<Tables>) {
+        let engine = Engine::builder().shards(shards).pin(false);
+        let engine = engine.start().unwrap();
+        let table: TableSpec = "t:1".parse().unwrap();
+        let tables = Tables::start(&engine, ServerSpec::new(vec![table]), None);
+        (engine, Arc::new(tables.unwrap()))
+    }
+
+    const IDS: [i64; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
+
+    /// Takes 1 from each row.
+    fn an_update() -> GraphCall {
+        let shape = Shape::new(&[IDS.len() as u64, 1]).unwrap();
+        let gradients = Tensor::from_vec(shape, vec![1.0_f32; IDS.len()]);
+        GraphCall::new("update")
+            .with_feed("ids", Tensor::vector(IDS.to_vec()))
+            .with_feed("gradients", gradients.unwrap())
+            .with_feed("rate", Tensor::scalar(1.0_f32))
+    }
+
+    async fn rows(tables: &Arc<Tables>) -> Vec<f32> {
+        let call = GraphCall::new("lookup").with_feed("ids", Tensor::vector(IDS.to_vec()));
+        let [(_, rows)] = lookup(Arc::clone(tables), 0, call).await.unwrap();
+        rows.elements().unwrap().to_vec()
+    }
+
+    #[test]
+    fn an_update_that_waits_for_the_last_snapshot_is_refused() {
+        let (_engine, tables) = start(1);
+        let cut = block_on(tables.tables[0].cut.write());
+        let mut update = pin!(update(Arc::clone(&tables), 0, an_update()));
+        assert!(update.as_mut().now_or_never().is_none());
+        tables.is_stopping.store(true, Ordering::SeqCst);
+        drop(cut);
+        let refused = block_on(update).unwrap_err();
+        assert_eq!(refused.code, Code::Unavailable, "{refused}");
+    }
+
+    #[test]
+    fn an_update_that_has_begun_waits_for_room_in_the_inbox_of_a_shard() {
+        let (engine, tables) = start(2);
+        let test = move || async move {
+            let before = rows(&tables).await;
+            let (let_go, first) = mpsc::channel::<()>();
+            let _held = tables.shards.invoke_on(1, move |_| first.recv().is_ok());
+            let mut update = pin!(update(Arc::clone(&tables), 0, an_update()));
+            // It asks for rows of the other shard, which is held again behind that.
+            assert!(update.as_mut().now_or_never().is_none());
+            let (let_go_again, second) = mpsc::channel::<()>();
+            let (tell, is_held) = oneshot::channel();
+            let hold = move |_: &OnShard| tell.send(()).is_ok() && second.recv().is_ok();
+            let _held_again = tables.shards.invoke_on(1, hold);
+            let_go.send(()).unwrap();
+            is_held.await.unwrap();
+            while tables.shards.invoke_on(1, |_| ()).now_or_never().is_none() {}
+            let let_go_later = async {
+                local::sleep(Duration::from_millis(10)).await;
+                let_go_again.send(()).unwrap();
+            };
+            let (updated, ()) = join(update, let_go_later).await;
+            let changed: Vec<f32> = before.iter().map(|element| element - 1.0).collect();
+            (updated.map(drop), rows(&tables).await == changed)
+        };
+        let test = engine.shards().submit_to(0, test);
+        assert_eq!(test.wait().unwrap(), (Ok(()), true));
+    }
 }

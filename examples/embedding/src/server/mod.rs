@@ -62,7 +62,7 @@ struct Table {
     layout: Layout,
     rows: Arc<Budget>,
     /// Updates share it; a snapshot has it alone while it takes its references.
-    cut: RwLock<()>,
+    cut: Arc<RwLock<()>>,
     lookups: AtomicU64,
     updates: AtomicU64,
 }
@@ -198,7 +198,7 @@ impl Tables {
                 spec: table.clone(),
                 layout: spec.layout(table),
                 rows: Arc::new(Budget::new(spec.rows_max)),
-                cut: RwLock::default(),
+                cut: Arc::default(),
                 lookups: AtomicU64::new(0),
                 updates: AtomicU64::new(0),
             })
