@@ -58,10 +58,8 @@ impl Incoming {
         if !self.authority.admits(peer) {
             return None;
         }
-        let mut place = self.connections.open(peer);
-        if let Some(place) = &mut place {
-            place.identify(self.authority.identity_at(peer));
-        } else {
+        let place = self.connections.open(peer);
+        if place.is_none() {
             tracing::warn!(
                 %peer,
                 "a gRPC connection was closed at once: as many as are allowed carry calls"

@@ -221,8 +221,8 @@ config! {
          `loopback`, with commas between them; unset: all";
     admin: Option<AddressRanges> = parse::ranges,
         "GRPCXX_ADMIN", "", "", "engine, grpcxx-server",
-        "addresses that may do all without a token, CleanupAll and Reset too; unset: those of this \
-         machine, or `none` where a token is set";
+        "addresses that may do all without a token, CleanupAll and Reset too; unset: `loopback`, \
+         or `none` where a token is set";
     members: Option<AddressRanges> = parse::ranges,
         "GRPCXX_MEMBERS", "", "", "engine, grpcxx-server",
         "addresses of the tasks of the cluster, which need no token; unset: none, but where no \

@@ -227,10 +227,7 @@ impl Shared {
             Some(_) | None => None,
         };
         let Some(certificates) = by_tls else {
-            let answer = self.answer(
-                read_request(&mut timed)?,
-                &self.metrics.authority.identity_at(peer),
-            );
+            let answer = self.answer(read_request(&mut timed)?, &Identity::at(peer));
             timed.end = end;
             answer.write(&mut timed)?;
             return timed.leave();
@@ -238,7 +235,7 @@ impl Shared {
         let tls = ServerConnection::new(certificates.server_config(&[b"http/1.1"]));
         let mut sealed = StreamOwned::new(tls.map_err(io::Error::other)?, timed);
         let asked = read_request(&mut sealed)?;
-        let mut identity = self.metrics.authority.identity_at(peer);
+        let mut identity = Identity::at(peer);
         if sealed.conn.peer_certificates().is_some() {
             identity = identity.proven(Proof::Certificate);
         }

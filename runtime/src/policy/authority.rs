@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,8 +24,6 @@ use crate::cluster::TaskId;
 pub struct Authority {
     allow: Option<AddressRanges>,
     admin: AddressRanges,
-    /// Whether whoever dials from an address of this machine may do all.
-    trusts_this_machine: bool,
     members: AddressRanges,
     /// Where tasks are in a cluster of which nothing else says who belongs to it.
     tasks: Arc<TaskHosts>,
@@ -98,10 +96,9 @@ impl Authority {
             .map(|token| token.read())
             .transpose()?;
         let is_open = policy.is_open();
-        let trusts_this_machine = policy.admin.is_none() && token.is_none();
-        let loopback = || match trusts_this_machine {
-            true => AddressRanges::loopback(),
-            false => AddressRanges::default(),
+        let on_this_machine = || match token {
+            Some(_) => AddressRanges::default(),
+            None => AddressRanges::loopback(),
         };
         let unsaid = if is_open {
             StoreAccess::ReadOnly
@@ -111,8 +108,7 @@ impl Authority {
         let store = policy.store.unwrap_or(unsaid).rights();
         Ok(Self {
             allow: policy.allow.clone(),
-            admin: policy.admin.clone().unwrap_or_else(loopback),
-            trusts_this_machine,
+            admin: policy.admin.clone().unwrap_or_else(on_this_machine),
             members: policy.members.clone().unwrap_or_default(),
             tasks: Arc::new(TaskHosts::new(if is_open { &policy.tasks } else { &[] })),
             strangers: if is_open { store.or(OF_STEPS) } else { store },
@@ -141,21 +137,11 @@ impl Authority {
         is_allowed
     }
 
-    /// A peer of which only the address is known.
-    pub fn identity_at(&self, peer: SocketAddr) -> Identity {
-        let identity = Identity::at(peer);
-        let is_admin = self.admin.contain(identity.address);
-        Identity {
-            is_on_this_machine: self.trusts_this_machine && (is_admin || is_own(peer)),
-            ..identity
-        }
-    }
-
     /// What a peer may do.
     pub fn rights(&self, identity: &Identity) -> Rights {
         match identity.proof {
             Proof::Token | Proof::Certificate | Proof::SameUser => Rights::ALL,
-            Proof::Nothing if self.may_administer(identity) => Rights::ALL,
+            Proof::Nothing if self.admin.contain(identity.address) => Rights::ALL,
             Proof::Nothing if self.has_member_at(identity.address) => OF_TASKS.or(self.strangers),
             Proof::Nothing => self.strangers,
         }
@@ -164,17 +150,13 @@ impl Authority {
     /// Whether a peer is known to belong to the cluster, by a proof or by its address.
     pub fn knows(&self, identity: &Identity) -> bool {
         identity.proof != Proof::Nothing
-            || self.may_administer(identity)
+            || self.admin.contain(identity.address)
             || self.has_member_at(identity.address)
     }
 
     /// Whether a peer has proven to belong to the cluster, or is where a task of it is.
     pub(crate) fn knows_task(&self, identity: &Identity) -> bool {
         identity.proof != Proof::Nothing || self.tasks.contain(identity.address)
-    }
-
-    fn may_administer(&self, identity: &Identity) -> bool {
-        identity.is_on_this_machine || self.admin.contain(identity.address)
     }
 
     fn has_member_at(&self, address: IpAddr) -> bool {
@@ -444,12 +426,7 @@ impl fmt::Display for Authority {
             None => f.write_str("allow=all")?,
         }
         let token = if self.has_token() { "set" } else { "none" };
-        write!(f, " token={token} admin=")?;
-        match self.trusts_this_machine {
-            true => f.write_str("this-machine")?,
-            false => write!(f, "{}", self.admin)?,
-        }
-        f.write_str(" members=")?;
+        write!(f, " token={token} admin={} members=", self.admin)?;
         if self.tasks.is_empty() {
             write!(f, "{}", self.members)?;
         } else {
@@ -476,25 +453,6 @@ fn not_its_step(step_id: i64) -> Status {
         Right::Step.setting()
     );
     Status::new(Code::PermissionDenied, text).because(Reason::Forbidden)
-}
-
-/// Whether an address is one of this machine. The kernel takes no packet from outside that claims
-/// to come from such an address, and dials one of them from itself. Nothing is sent.
-fn is_own(peer: SocketAddr) -> bool {
-    let peer = match peer.ip().to_canonical() {
-        IpAddr::V4(ip) => SocketAddr::new(ip.into(), peer.port()),
-        // With its scope.
-        IpAddr::V6(_) => peer,
-    };
-    let any: IpAddr = match peer {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let dialled = UdpSocket::bind((any, 0)).and_then(|socket| {
-        socket.connect(peer)?;
-        socket.local_addr()
-    });
-    dialled.is_ok_and(|own| own.ip() == peer.ip())
 }
 
 fn count(counter: &AtomicU64, more: u64) {

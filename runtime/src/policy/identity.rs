@@ -10,9 +10,6 @@ use crate::cluster::TaskId;
 pub struct Identity {
     /// Where it is. An IPv4 address is one, also if it came to an IPv6 socket.
     pub address: IpAddr,
-    /// Whether it dialled from an address of this machine. An [`Authority`](super::Authority) looks
-    /// where that counts; else this is false.
-    pub is_on_this_machine: bool,
     /// How it has shown that it belongs to the cluster.
     pub proof: Proof,
     /// Which task it is, if that is proven.
@@ -40,7 +37,6 @@ impl Identity {
     pub fn at(address: SocketAddr) -> Self {
         Self {
             address: address.ip().to_canonical(),
-            is_on_this_machine: false,
             proof: Proof::Nothing,
             task: None,
         }

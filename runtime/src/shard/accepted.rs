@@ -9,6 +9,7 @@ use grpcxx_transport::Transport;
 use crate::client::LinkMedium;
 use crate::command::{AcceptedConnection, MeshMessage};
 use crate::latency::CallSide;
+use crate::policy::Identity;
 use crate::registry::right_of_function;
 use crate::shard::core::Core;
 use crate::shard::leaving::Why;
@@ -75,7 +76,7 @@ impl<A> Core<A> {
         {
             connection.set_offer(offer);
         }
-        let identity = self.shared.authority.identity_at(peer);
+        let identity = Identity::at(peer);
         let incarnation = self.shared.task.incarnation();
         connection.guard(
             self.shared
