@@ -35,6 +35,8 @@ beside() {
     beside_log="$(mktemp)"
     "$@" >"$beside_log" 2>&1 &
     beside_job=$!
+    # A run that is cut off takes it along.
+    trap 'kill "$beside_job" 2>/dev/null' EXIT
 }
 
 # Waits for it, and prints what it said.

@@ -309,6 +309,11 @@ impl Arrival {
         self.method.is_stream
     }
 
+    /// How long a request, or a message of a stream, may take to come.
+    pub(crate) fn request_time(&self) -> Duration {
+        self.calls.request_time
+    }
+
     /// Hears how long the message is going to be.
     ///
     /// # Errors

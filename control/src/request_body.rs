@@ -11,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 use grpcxx_rpc::Code;
 use http_body::{Body as _, Frame};
 use thiserror::Error;
+use tokio::time::Sleep;
 use tonic::Status;
 use tonic::body::Body;
 
@@ -30,6 +31,9 @@ pub(crate) struct RequestBody {
     whole_bytes: usize,
     /// The rest of it.
     partial_bytes: usize,
+    /// When a message of a stream that has begun must be there. A request with one message has its
+    /// time as a whole.
+    late: Option<Pin<Box<Sleep>>>,
     /// What has gone on and still counts, because it may lie where it went.
     unread_bytes: usize,
     /// That it has ended, and how unless that was said.
@@ -45,6 +49,7 @@ impl RequestBody {
             kept_back: Pieces::default(),
             whole_bytes: 0,
             partial_bytes: 0,
+            late: None,
             unread_bytes: 0,
             ended: None,
         }
@@ -76,6 +81,18 @@ impl RequestBody {
         Poll::Ready(Ok(is_last))
     }
 
+    /// Waits until a message of a stream has taken too long.
+    fn poll_late(&mut self, context: &mut Context<'_>) -> Poll<Status> {
+        if self.partial_bytes == 0 || !self.arrival.is_stream() {
+            return Poll::Pending;
+        }
+        let time = self.arrival.request_time();
+        let late = (self.late).get_or_insert_with(|| Box::pin(tokio::time::sleep(time)));
+        ready!(late.as_mut().poll(context));
+        let text = format!("a message had not come after {} ms", time.as_millis());
+        Poll::Ready(Status::deadline_exceeded(text))
+    }
+
     /// Keeps bytes that have come.
     fn keep(&mut self, data: Bytes) -> Result<(), grpcxx_rpc::Status> {
         self.arrival.came(data.len())?;
@@ -86,6 +103,7 @@ impl RequestBody {
         if let Some(rest_bytes) = rest_bytes
             && self.arrival.is_stream()
         {
+            self.late = None;
             self.whole_bytes += self.partial_bytes - rest_bytes;
             self.partial_bytes = rest_bytes;
         }
@@ -121,10 +139,11 @@ impl http_body::Body for RequestBody {
             // Who asks for more has done with the messages of before.
             let read_bytes = mem::take(&mut self.unread_bytes);
             self.arrival.left(read_bytes);
-            self.ended = match ready!(self.poll_more(context)) {
-                Ok(false) => None,
-                Ok(true) => Some(Ok(())),
-                Err(status) => Some(Err(status)),
+            self.ended = match self.poll_more(context) {
+                Poll::Ready(Ok(false)) => None,
+                Poll::Ready(Ok(true)) => Some(Ok(())),
+                Poll::Ready(Err(status)) => Some(Err(status)),
+                Poll::Pending => Some(Err(ready!(self.poll_late(context)))),
             };
         }
     }
@@ -388,6 +407,30 @@ mod tests {
         assert!(calls.request_bytes() <= 1 << 19);
         drop((call, body));
         assert_eq!(calls.request_bytes(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_of_a_stream_that_has_begun_must_come_in_time() {
+        let sent = [message(3), message(1 << 20)[..100].to_vec()].concat();
+        let (calls, _call, mut body) =
+            request(&methods::REGISTERED_STREAM, came([&sent[..]], End::ToCome));
+        let (gone_on, ended) = taken(&mut body).await;
+        assert!(gone_on.len() == 8 && ended.is_none());
+        tokio::time::sleep(ControlLimits::default().request_time).await;
+        let (_, ended) = taken(&mut body).await;
+        assert_eq!(
+            ended.unwrap().unwrap_err().code(),
+            tonic::Code::DeadlineExceeded
+        );
+        drop(body);
+        assert_eq!(calls.request_bytes(), 0);
+        // What waits for the begin of a message waits for as long as it likes.
+        let whole = message(3);
+        let (_, _call, mut body) =
+            request(&methods::REGISTERED_STREAM, came([&whole[..]], End::ToCome));
+        assert!(taken(&mut body).await.1.is_none());
+        tokio::time::sleep(10 * ControlLimits::default().request_time).await;
+        assert!(taken(&mut body).await.1.is_none());
     }
 
     #[tokio::test]

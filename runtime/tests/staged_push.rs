@@ -97,6 +97,10 @@ fn functions_that_hold_the_compute_pool_leave_the_store_to_others() {
     remote.call(push.begin()).wait().unwrap();
     remote.call(push.stage(weights(2, 10))).wait().unwrap();
     remote.call(push.commit()).wait().unwrap();
+    // More than it takes for them to count as short.
+    for _ in 0..100 {
+        remote.push(weights(2, 10)).wait().unwrap();
+    }
     let mut list = GraphCall::new(STORE_LIST);
     list.fetches = [Text::from("names")].into();
     let listed = remote.run(list).wait().unwrap();

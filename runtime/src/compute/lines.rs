@@ -46,18 +46,18 @@ impl<J> Lines<J> {
         }
     }
 
-    /// Puts a job at the end of the line of a peer.
-    pub(super) fn push(&self, peer: Account, job: J) {
+    /// Puts a job at the end of the line of a peer. Returns jobs that are over.
+    #[must_use]
+    pub(super) fn push(&self, peer: Account, job: J) -> Vec<J> {
         let mut state = self.lock();
         let over = state.push(peer, job, self.is_over);
         let is_awaited = state.idle_threads > 0;
         drop(state);
-        // Not under the lock: what a job holds may be anything.
-        drop(over);
         // Costs a system call even if nobody waits.
         if is_awaited {
             self.changed.notify_one();
         }
+        over
     }
 
     /// The next job, once there is one. `None` once the lines are closed and empty.
@@ -146,7 +146,7 @@ mod tests {
     fn jobs_that_are_over_leave_a_line_that_grows() {
         let lines = Lines::<u32>::new(|job| job % 10 != 0);
         let most = (0..10_000_u32).map(|job| {
-            lines.push(peer(1), job);
+            let _over = lines.push(peer(1), job);
             let state = lines.lock();
             let jobs = &state.by_peer[&peer(1)].jobs;
             jobs.len()
@@ -169,11 +169,11 @@ mod tests {
     fn peers_take_turns_and_each_line_keeps_its_order() {
         let lines = Lines::new(|_| false);
         for number in 0..1000 {
-            lines.push(peer(1), (1, number));
+            let _none = lines.push(peer(1), (1, number));
         }
         for number in 0..2 {
-            lines.push(peer(2), (2, number));
-            lines.push(peer(3), (3, number));
+            let _none = lines.push(peer(2), (2, number));
+            let _none = lines.push(peer(3), (3, number));
         }
         let first: Vec<_> = std::iter::from_fn(|| lines.take()).take(7).collect();
         let expected = [(1, 0), (2, 0), (3, 0), (1, 1), (2, 1), (3, 1), (1, 2)];
@@ -192,7 +192,7 @@ mod tests {
                 .map(|_| scope.spawn(|| std::iter::from_fn(|| lines.take()).collect::<Vec<_>>()))
                 .collect();
             for job in 0..JOBS {
-                lines.push(peer(job as u8 % 5), job);
+                let _none = lines.push(peer(job as u8 % 5), job);
             }
             lines.close();
             let taken = threads

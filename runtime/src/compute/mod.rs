@@ -51,7 +51,7 @@ impl Job {
 
     fn is_over(&self) -> bool {
         let over = self.over.as_ref();
-        over.is_some_and(|over| over.load(Ordering::Relaxed))
+        over.is_some_and(|over| over.load(Ordering::Acquire))
     }
 }
 
@@ -60,6 +60,8 @@ impl Job {
 pub struct ShortCall {
     pub(crate) peer: Account,
     pub(crate) pace: Arc<Pace>,
+    /// Whether it is of a function of the engine itself.
+    pub(crate) is_own: bool,
     pub(crate) job: Job,
 }
 
@@ -128,7 +130,8 @@ impl Drop for ComputePool {
 
 impl Compute for ComputePool {
     fn spawn(&self, peer: Account, job: Job) {
-        self.0.push(peer, job);
+        // What is over only lets go of what it holds, which may panic as all code of a program.
+        self.0.push(peer, job).into_iter().for_each(run);
     }
 }
 

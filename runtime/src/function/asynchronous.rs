@@ -48,8 +48,8 @@ impl Function for AsyncFunction {
     fn start(&self, call: GraphCall, responder: Responder) {
         // The function binds the shards to their threads, and each call has a request's place.
         let Some(beside) = Beside::here() else {
-            let text = "asynchronous functions run on the thread of a shard";
-            return responder.answer(Err(Status::new(Code::Internal, text)));
+            let text = "the shard is on its way to its thread; try again";
+            return responder.answer(Err(Status::new(Code::Unavailable, text)));
         };
         let (begin, watch) = (Arc::clone(&self.begin), Arc::clone(&self.watch));
         let span = responder.span();

@@ -47,7 +47,7 @@ impl WaitingCall {
 impl RequestWatch for WaitingCall {
     fn withdrawn(&self) {
         if let Some((call, responder)) = self.take() {
-            self.is_over.store(true, Ordering::Relaxed);
+            self.is_over.store(true, Ordering::Release);
             drop(call);
             // The step that it counts in goes on to its end.
             let status = Status::new(Code::Cancelled, "the call was withdrawn");

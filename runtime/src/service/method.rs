@@ -371,8 +371,9 @@ impl Withdrawal {
 
 impl RequestWatch for Withdrawal {
     fn withdrawn(&self) {
-        self.is_over.store(true, Ordering::Relaxed);
         self.handle.abort();
+        // Who sees it may poll the future, which is over by then.
+        self.is_over.store(true, Ordering::Release);
     }
 }
 

@@ -93,6 +93,14 @@ pub(crate) struct SharedParts {
 }
 
 impl SharedParts {
+    /// What runs functions of the engine itself, or those of the program.
+    pub(super) fn pool(&self, is_own: bool) -> &dyn Compute {
+        match is_own {
+            true => &*self.chores,
+            false => &*self.compute,
+        }
+    }
+
     /// Looks up where the tasks of the cluster are: one of them may have moved.
     pub(super) fn find_tasks_again(&self) {
         self.authority.find_tasks_again(&self.lookups);

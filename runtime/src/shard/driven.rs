@@ -128,7 +128,8 @@ impl<T: Park> ShardLoop for DrivenShard<T> {
     }
 
     fn run_elsewhere(&mut self, calls: &mut VecDeque<ShortCall>) {
-        run_elsewhere(&*self.shard.core().shared.compute, calls);
+        let shared = &self.shard.core().shared;
+        run_elsewhere(|is_own| shared.pool(is_own), calls);
     }
 
     fn relies_on_thread(&self) -> bool {

@@ -167,8 +167,12 @@ impl<A> Core<A> {
             && self.may_run_short_calls()
         {
             self.counters().short_calls.add(1);
-            let (pace, job) = (pace.clone(), Job::new(move || start(call, responder)));
-            return self.short_calls.push(ShortCall { peer, pace, job });
+            return self.short_calls.push(ShortCall {
+                peer,
+                pace: pace.clone(),
+                is_own,
+                job: Job::new(move || start(call, responder)),
+            });
         }
         let waiting = WaitingCall::new(call, responder);
         let job = waiting.job(move |call, responder| {
@@ -179,11 +183,7 @@ impl<A> Core<A> {
             }
         });
         self.watch(origin, waiting);
-        let pool = match is_own {
-            true => &self.shared.chores,
-            false => &self.shared.compute,
-        };
-        pool.spawn(peer, job);
+        self.shared.pool(is_own).spawn(peer, job);
     }
 
     /// Whether nothing relies on the shard's own thread, which turns the shard.

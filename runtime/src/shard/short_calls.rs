@@ -36,9 +36,12 @@ impl ShortCalls {
     }
 }
 
-/// Lets the pool run calls that were short.
-pub(super) fn run_elsewhere(compute: &dyn Compute, calls: &mut VecDeque<ShortCall>) {
-    for ShortCall { peer, pace, job } in calls.drain(..) {
-        compute.spawn(peer, timed(pace, job));
+/// Lets the pools run calls that were short: `pool` is that of the engine's own, or of others.
+pub(super) fn run_elsewhere<'a>(
+    pool: impl Fn(bool) -> &'a dyn Compute,
+    calls: &mut VecDeque<ShortCall>,
+) {
+    for call in calls.drain(..) {
+        pool(call.is_own).spawn(call.peer, timed(call.pace, call.job));
     }
 }

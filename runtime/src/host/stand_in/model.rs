@@ -61,7 +61,8 @@ fn call(waiter: Option<Arc<Waiter>>) -> ShortCall {
     ShortCall {
         peer: grpcxx_rpc::Account::OWN,
         pace: Arc::default(),
-        job: Box::new(move || match waiter {
+        is_own: false,
+        job: Job::new(move || match waiter {
             Some(waiter) => assert!(waiter.wait(None, None)),
             None => note_wait(),
         }),

@@ -193,8 +193,9 @@ impl RawStreaming {
                     }
                 }
                 None => {
-                    ready!(self.poll_end(context))?;
+                    let ended = ready!(self.poll_end(context));
                     let is_cut = !self.parts.take().is_empty();
+                    ended?;
                     return Poll::Ready(if is_cut { Err(cut()) } else { Ok(None) });
                 }
             }
