@@ -102,22 +102,26 @@ impl Credits {
     }
 
     /// A message was taken and its memory is posted again.
-    pub(crate) fn message_taken(&mut self) {
+    ///
+    /// # Errors
+    /// The peer sends more messages than it had credits for.
+    pub(crate) fn message_taken(&mut self) -> Result<(), Malformed> {
+        if self.owed.messages == self.limits.messages {
+            return Err(Malformed("more messages than it had credits for"));
+        }
         self.owed.messages += 1;
-        assert!(
-            self.owed.messages <= self.limits.messages,
-            "each posted receive is taken once"
-        );
+        Ok(())
     }
 
     /// An immediate was taken and its memory is posted again.
     pub(crate) fn immediate_taken(&mut self) {
-        self.owed.immediates += 1;
+        // A peer that goes on without credits ends its own queue.
+        self.owed.immediates = self.owed.immediates.saturating_add(1);
     }
 
     /// The oldest offer was read to its end.
     pub(crate) fn offer_taken(&mut self) {
-        self.owed.releases += 1;
+        self.owed.releases = self.owed.releases.saturating_add(1);
     }
 
     fn take_owed(&mut self) -> Grants {
@@ -276,12 +280,24 @@ mod tests {
     fn read(side: &mut Side) {
         if side.unread > 0 {
             side.unread -= 1;
-            side.credits.message_taken();
+            side.credits.message_taken().unwrap();
             if side.unread.is_multiple_of(3) {
                 side.credits.offer_taken();
                 side.offers_read += 1;
             }
         }
+    }
+
+    #[test]
+    fn messages_without_credits_are_a_violation() {
+        let limits = CreditLimits {
+            messages: 2,
+            immediates: 4,
+        };
+        let mut credits = Credits::new(limits, limits, false);
+        assert_eq!(credits.message_taken(), Ok(()));
+        assert_eq!(credits.message_taken(), Ok(()));
+        assert!(credits.message_taken().is_err());
     }
 
     #[test]

@@ -111,8 +111,9 @@ impl<A: Adapter> RdmaLinks<A> {
                 Ok(None) => {
                     link.incoming.pop(HEADER_BYTES);
                     context.repost(message.index);
-                    if let Some(peer) = &mut link.peer {
-                        peer.credits.message_taken();
+                    let taken = (link.peer.as_mut()).map(|peer| peer.credits.message_taken());
+                    if let Some(Err(malformed)) = taken {
+                        link.violate(malformed);
                     }
                 }
                 Err(malformed) => link.violate(malformed),
